@@ -1,0 +1,56 @@
+# make demo   build a real Horovod environment on this machine and prove that it works
+# make test   what CI runs: ruff, mypy --strict, pytest
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint pure install bench clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+HVDENV := $(BIN)/hvdenv
+# Set to 1, a skipped test is a failure (CI).
+NO_SKIP ?=
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+# The first line that is printed says what is missing and how to get it.
+need = command -v $(1) >/dev/null 2>&1 || { echo "missing: $(1). $(2)"; exit 1; }
+
+$(BIN)/python:
+	@$(call need,python3,Install Python 3.10 to 3.12 (Debian and Ubuntu: apt install python3 python3-venv python3-dev))
+	@$(call need,gcc,Install a C compiler (Debian and Ubuntu: apt install gcc))
+	@$(call need,g++,Install a C++ compiler (Debian and Ubuntu: apt install g++))
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "missing: Python 3.10 or newer, python3 is $$(python3 -V). Install one, or load a module that has it"; exit 1; }
+	@python3 -c 'import ensurepip, venv' 2>/dev/null || { echo "missing: Python's venv. Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	python3 -m venv $(VENV)
+
+$(VENV)/.installed: $(BIN)/python pyproject.toml
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+install: $(VENV)/.installed
+
+demo: install
+	$(HVDENV) build local
+	$(HVDENV) verify local
+
+test: lint
+	$(BIN)/python -m pytest $(if $(NO_SKIP),--no-skip) tests/pure tests/real
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+pure: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest tests/pure
+
+bench: install
+	$(BIN)/python benchmarks/compile.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

@@ -1,0 +1,158 @@
+"""Telling a person how it goes: plain lines, or a live view on a terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from hvdenv.build import compiled_objects
+from hvdenv.plan import Step
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+# On plain lines, the compile says how far it is this often.
+COMPILE_LINE_SECONDS = 20.0
+
+
+class Silent:
+    """Says nothing but notes of what needs attention."""
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+    def step_started(self, number: int, step: Step) -> None: ...
+
+    def step_line(self, line: str) -> None: ...
+
+    def step_done(self, number: int, step: Step, note: str, seconds: float) -> None: ...
+
+    def note(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+class Lines(Silent):
+    """A line for each step, on standard error.
+
+    Args:
+        steps: how many steps there are.
+        verbose: show every line that commands print.
+    """
+
+    def __init__(self, steps: int, *, verbose: bool = False) -> None:
+        self.steps = steps
+        self.verbose = verbose
+        self.clock = ObjectClock()
+        self._said = 0.0
+
+    def step_started(self, number: int, step: Step) -> None:
+        self.clock = ObjectClock()
+        self._said = time.monotonic()
+        if step.commands:
+            self.note(f"[{number:2}/{self.steps}] {step.name}: {step.reason}")
+
+    def step_line(self, line: str) -> None:
+        if self.verbose or line.startswith("hvdenv: "):
+            self.note(f"        {line}")
+            return
+        said = self.clock.tell(line)
+        if said and time.monotonic() - self._said > COMPILE_LINE_SECONDS:
+            self._said = time.monotonic()
+            self.note(f"        {said}")
+
+    def step_done(self, number: int, step: Step, note: str, seconds: float) -> None:
+        self.note(f"[{number:2}/{self.steps}] {step.name}: {note or 'done'} ({seconds:.1f} s)")
+
+
+class Live(Lines):
+    """A live line for the step that runs, finished steps above it."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__(steps)
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        self._progress: RichProgress = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"),
+            TimeElapsedColumn(), transient=True,
+        )  # fmt: skip
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Live:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def step_started(self, number: int, step: Step) -> None:
+        self.clock = ObjectClock()
+        description = f"[{number:2}/{self.steps}] {step.name}".replace("[", "\\[")
+        self._task = self._progress.add_task(description, total=None, said="")
+
+    def step_line(self, line: str) -> None:
+        if self._task is None:
+            return
+        said = self.clock.tell(line)
+        if line.startswith("hvdenv: "):
+            self.note(line)
+        elif said:
+            self._progress.update(
+                self._task, total=self.clock.total, completed=self.clock.done, said=said
+            )
+
+    def step_done(self, number: int, step: Step, note: str, seconds: float) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+            self._task = None
+        super().step_done(number, step, note, seconds)
+
+    def note(self, text: str) -> None:
+        self._progress.console.print(text, markup=False, highlight=False)
+
+
+class ObjectClock:
+    """Estimates the rest of a compile from the objects that are done."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.total = 0
+        self._first: tuple[float, int] | None = None
+
+    def tell(self, line: str) -> str:
+        """``compiled 12 of 78 objects, about 90 s left``; empty if the line says nothing."""
+        counted = compiled_objects(line)
+        if counted is None:
+            return ""
+        self.done, self.total = counted
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (now, self.done)
+        since, at_first = self._first
+        text = f"compiled {self.done} of {self.total} objects"
+        if self.done - at_first >= 5:
+            left = (now - since) / (self.done - at_first) * (self.total - self.done)
+            text += f", about {left:.0f} s left"
+        return text
+
+
+def choose(steps: int, *, quiet: bool, verbose: bool) -> Silent:
+    """What fits the options and the terminal."""
+    if quiet:
+        return Silent()
+    return Live(steps) if sys.stderr.isatty() and not verbose else Lines(steps, verbose=verbose)

@@ -1,0 +1,95 @@
+"""Show a recipe as it results from its layers, each value with the layer that set it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from hvdenv.cli.options import add_json, add_recipe, print_json, resolved_of
+from hvdenv.recipe import Recipe
+from hvdenv.schema import encode, json_schema
+
+EXAMPLES = """\
+examples:
+  hvdenv show local
+  hvdenv show local --variant torch
+  hvdenv show local --set mpi.version=5.0.11 --json
+  hvdenv show --schema > recipe.schema.json
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_recipe(parser, optional=True)
+    add_json(parser)
+    parser.add_argument("--schema", action="store_true", help="print the JSON Schema of recipe files")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.schema:
+        print_json(recipe_schema())
+        return 0
+    if not arguments.recipe:
+        from hvdenv.errors import UsageError
+
+        raise UsageError("show needs a recipe", remedy="`hvdenv recipes` lists them")
+    resolved = resolved_of(arguments)
+    values = encode(resolved.recipe)
+    if arguments.json:
+        print_json({"recipe": values, "variants": resolved.variants, "origins": resolved.origins})
+        return 0
+    deviations = values.pop("deviations", [])
+    rows = [(key, _toml(value), _origin(key, resolved.origins)) for key, value in _leaves(values)]
+    width = max(len(f"{key} = {value}") for key, value, _ in rows if len(value) < 60)
+    for key, value, origin in rows:
+        print(f"{f'{key} = {value}':{width}}  # {origin}")
+    for deviation in deviations:
+        print(f"\ndeviation from: {deviation['document']}")
+        print(f"  instead: {deviation['recipe']}\n  because: {deviation['reason']}")
+    return 0
+
+
+def recipe_schema() -> dict[str, Any]:
+    """The JSON Schema of recipe files: values may come from the default layer or a variant."""
+
+    def relax(schema: dict[str, Any]) -> dict[str, Any]:
+        relaxed = {key: value for key, value in schema.items() if key != "required"}
+        if "properties" in relaxed:
+            relaxed["properties"] = {key: relax(each) for key, each in relaxed["properties"].items()}
+        return relaxed
+
+    schema = relax(json_schema(Recipe))
+    schema["properties"]["variants"] = {
+        "type": "object",
+        "additionalProperties": relax(json_schema(Recipe)),
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "hvdenv recipe",
+        **schema,
+        "required": ["format", "name", "summary", "status"],
+    }
+
+
+def _leaves(value: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, each in value.items():
+        where = f"{path}.{key}" if path else key
+        if isinstance(each, dict):
+            yield from _leaves(each, where)
+        else:
+            yield where, each
+
+
+def _toml(value: Any) -> str:
+    """A value as it would stand in a recipe."""
+    import json
+
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + " }"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _origin(key: str, origins: dict[str, str]) -> str:
+    return origins.get(key, "default")

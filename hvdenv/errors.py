@@ -1,0 +1,74 @@
+"""Errors that a user can do something about, one exit code each.
+
+Nothing else in hvdenv decides an exit code; ``docs/exit-codes.md`` is the table
+that users see.
+"""
+
+from __future__ import annotations
+
+
+class HvdenvError(Exception):
+    """What is wrong, where, and what to do about it.
+
+    Args:
+        message: one sentence that says what is wrong.
+        where: file and line, key, step, host or rank that it is about.
+        remedy: what to do next.
+        detail: text to show as it is, such as the last lines of a log.
+    """
+
+    exit_code = 70
+
+    def __init__(
+        self, message: str, *, where: str = "", remedy: str = "", detail: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.remedy = remedy
+        self.detail = detail
+
+    def __str__(self) -> str:
+        head = f"{self.where}: {self.message}" if self.where else self.message
+        parts = [head]
+        if self.detail:
+            parts.append(self.detail.rstrip("\n"))
+        if self.remedy:
+            parts.append(f"what to do: {self.remedy}")
+        return "\n".join(parts)
+
+
+class UsageError(HvdenvError):
+    """The command line asks for something that cannot be done."""
+
+    exit_code = 2
+
+
+class RecipeError(HvdenvError):
+    """A recipe, site file, patch or other input file is malformed."""
+
+    exit_code = 2
+
+
+class CheckBuildError(HvdenvError):
+    """A text is not the whole output of ``horovodrun --check-build``."""
+
+    exit_code = 2
+
+
+class IncompatibleError(HvdenvError):
+    """A known incompatibility: building would fail or give a broken environment."""
+
+    exit_code = 3
+
+
+class StepError(HvdenvError):
+    """A step of a build failed, or something on the machine stands in its way."""
+
+    exit_code = 5
+
+
+class BusyError(HvdenvError):
+    """Another build holds the prefix, or something still uses it."""
+
+    exit_code = 6

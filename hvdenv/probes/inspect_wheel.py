@@ -1,0 +1,92 @@
+"""Judge a Horovod wheel before it is installed.
+
+Stand-alone: imports nothing of hvdenv and runs on Python 3.8 and newer, inside the
+environment that the wheel is for. Prints one JSON document; exit status 1 when the
+wheel is not what was asked for.
+
+    inspect_wheel.py WHEEL FRAMEWORK...
+"""
+
+import importlib.metadata as metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import zipfile
+
+# Framework: distributions that provide it, its key in metadata.json, its extension.
+FRAMEWORKS = {
+    "torch": (("torch",), "pytorch", "horovod/torch/mpi_lib_v2"),
+    "tensorflow": (
+        ("tensorflow", "tensorflow-cpu", "tensorflow-gpu"),
+        "tensorflow",
+        "horovod/tensorflow/mpi_lib",
+    ),
+}
+
+
+def installed_version(names):
+    for name in names:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def library_folders():
+    """Where libraries lie that are found at run time through the process that imports them."""
+    folders = [os.path.join(sys.prefix, "lib")]
+    for name, below in (("torch", ("lib",)), ("tensorflow", ("", "python"))):
+        spec = importlib.util.find_spec(name)
+        if spec and spec.submodule_search_locations:
+            folders += [os.path.join(spec.submodule_search_locations[0], each) for each in below]
+    return folders
+
+
+def missing_libraries(path):
+    environment = dict(os.environ)
+    inherited = environment.get("LD_LIBRARY_PATH")
+    environment["LD_LIBRARY_PATH"] = ":".join(library_folders() + ([inherited] if inherited else []))
+    listing = subprocess.run(
+        ["ldd", path], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        universal_newlines=True,
+    ).stdout  # fmt: skip
+    return [line.split()[0] for line in listing.split("\n") if "not found" in line]
+
+
+def inspect(wheel, framework, folder):
+    """Problems with one framework's extension, and what is known of it."""
+    names, key, stem = FRAMEWORKS[framework]
+    member = stem + sysconfig.get_config_var("EXT_SUFFIX")
+    if member not in wheel.namelist():
+        return ["%s: the wheel has no %s: no extension was compiled" % (framework, member)], {}
+    problems = []
+    built_with = json.loads(wheel.read("horovod/metadata.json").decode()).get(key)
+    installed = installed_version(names)
+    if built_with != installed:
+        problems.append("%s: compiled with %s, installed is %s" % (framework, built_with, installed))
+    missing = missing_libraries(wheel.extract(member, folder))
+    if missing:
+        problems.append("%s: libraries not found: %s" % (framework, ", ".join(missing)))
+    size = wheel.getinfo(member).file_size
+    return problems, {"built_with": built_with, "extension": member, "bytes": size}
+
+
+def main(path, frameworks):
+    problems, found = [], {}
+    with zipfile.ZipFile(path) as wheel, tempfile.TemporaryDirectory() as folder:
+        for framework in frameworks:
+            wrong, found[framework] = inspect(wheel, framework, folder)
+            problems += wrong
+    print(
+        json.dumps({"bytes": os.path.getsize(path), "frameworks": found, "problems": problems}, sort_keys=True)
+    )
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

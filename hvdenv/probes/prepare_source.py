@@ -1,0 +1,90 @@
+"""Unpack a source archive and apply text edits to it.
+
+Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer, so the
+script that ``hvdenv plan --format bash`` prints can carry it along.
+
+    prepare_source.py ARCHIVE SHA256 DEST PATCHES.json
+
+PATCHES.json holds ``[{"name", "edits": [{"file", "find", "replace"}]}]``. Each
+``find`` has to occur exactly once: a patch that no longer fits stops the build
+instead of being applied somewhere else.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tarfile
+
+
+def fail(message):
+    sys.exit("prepare_source: " + message)
+
+
+def sha256_of(path):
+    digest = hashlib.sha256()
+    with open(path, "rb") as stream:
+        for block in iter(lambda: stream.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def unpack(archive, dest):
+    """Unpack ARCHIVE so that its single top folder becomes DEST."""
+    unpacked = dest + ".unpacking"
+    shutil.rmtree(unpacked, ignore_errors=True)
+    root = os.path.realpath(unpacked)
+    with tarfile.open(archive) as tar:
+        for member in tar.getmembers():
+            target = os.path.realpath(os.path.join(root, member.name))
+            if not (member.isfile() or member.isdir()):
+                fail("%s holds %s, which is neither a file nor a folder" % (archive, member.name))
+            if os.path.commonpath([root, target]) != root:
+                fail("%s holds %s, which lies outside the archive" % (archive, member.name))
+        # Checked above; the filter= argument exists only since Python 3.12.
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)
+        tar.extractall(root)
+    folders = os.listdir(root)
+    if len(folders) != 1:
+        fail("%s should hold one top folder, it holds %s" % (archive, ", ".join(sorted(folders))))
+    shutil.rmtree(dest, ignore_errors=True)
+    os.rename(os.path.join(root, folders[0]), dest)
+    os.rmdir(root)
+
+
+def apply_patch(dest, patch):
+    for number, edit in enumerate(patch["edits"], 1):
+        path = os.path.join(dest, edit["file"])
+        where = "patch %s, edit %d, %s" % (patch["name"], number, edit["file"])
+        try:
+            with open(path, encoding="utf-8", newline="") as stream:
+                text = stream.read()
+        except OSError as error:
+            fail("%s: %s" % (where, error.strerror))
+        count = text.count(edit["find"])
+        if count != 1:
+            fail(
+                "%s: the text to replace occurs %d times instead of once; "
+                "this patch does not fit this source:\n%s" % (where, count, edit["find"])
+            )
+        with open(path, "w", encoding="utf-8", newline="") as stream:
+            stream.write(text.replace(edit["find"], edit["replace"]))
+
+
+def main(archive, sha256, dest, patches_json):
+    found = sha256_of(archive)
+    if found != sha256:
+        fail("%s has sha256 %s, expected %s" % (archive, found, sha256))
+    with open(patches_json, encoding="utf-8") as stream:
+        patches = json.load(stream)
+    unpack(archive, dest)
+    for patch in patches:
+        apply_patch(dest, patch)
+        print("applied " + patch["name"])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 5:
+        fail("usage: prepare_source.py ARCHIVE SHA256 DEST PATCHES.json")
+    main(*sys.argv[1:])

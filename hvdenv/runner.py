@@ -1,0 +1,266 @@
+"""The one door to other processes and to the environment variables of this one.
+
+Ruff forbids ``subprocess`` and ``os.environ`` everywhere else. Every process gets
+an explicit environment, its own session, a log, and a token by which everything
+that it started can be found and ended.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from hvdenv.command import Command, Outcome
+from hvdenv.errors import StepError
+from hvdenv.masking import mask, plain
+
+TOKEN_VARIABLE = "HVDENV_TOKEN"
+GRACE_SECONDS = 5.0
+OUTPUT_LIMIT = 4 << 20
+
+# What a user's shell may carry and a step must not see: it changes what is built or
+# found, and nobody wrote it down. Modules are loaded after this cleaning.
+# An extended regular expression, since the script of `plan --format bash` uses it too.
+CLEANED_PATTERN = (
+    "PYTHON[A-Z0-9_]*|_PYTHON_[A-Z0-9_]+|HOROVOD_[A-Z0-9_]+|HVDENV_(TOKEN|INSTALL_RPATH)"
+    "|C_INCLUDE_PATH|CPLUS_INCLUDE_PATH|CPATH|LIBRARY_PATH|LD_PRELOAD"
+    "|C(PP|XX|UDA)?FLAGS|LDFLAGS|CC|CXX|CPP|LD|AR|ARFLAGS|CUDAHOSTCXX|CUDACXX|NVCC_[A-Z_]+"
+    "|CMAKE_[A-Za-z0-9_]+|MAKEFLAGS|MFLAGS|GNUMAKEFLAGS|NINJA_STATUS|DESTDIR"
+    "|CCL_ROOT|CCL_CONFIGURATION|CUDA_HOME|CUDA_PATH|CUDA_ROOT|CUDNN_[A-Z_]+|NCCL_(HOME|ROOT)[A-Z_]*"
+    "|OMPI_[A-Za-z0-9_]+|PMIX_[A-Za-z0-9_]+|PRTE_[A-Za-z0-9_]+|PMI_[A-Z_]+|MPI_HOME|MPICH_[A-Z_]+"
+    "|I_MPI_[A-Z_]+|OPAL_PREFIX|VIRTUAL_ENV[A-Z_]*|CONDA_[A-Z_0-9]+"
+    "|PIP_(USER|TARGET|PREFIX|ROOT|REQUIRE_VIRTUALENV|NO_BUILD_ISOLATION|NO_DEPS|NO_BINARY"
+    "|ONLY_BINARY|CONSTRAINT|REQUIREMENT|PRE|BUILD_CONSTRAINT|DRY_RUN|REPORT|QUIET|VERBOSE|LOG|PYTHON)"
+    "|SETUPTOOLS_[A-Z_]+|DISTUTILS_[A-Z_]+|TF_[A-Z_0-9]+|TORCH_[A-Z_0-9]+"
+)
+# And what every step gets instead.
+ALWAYS_SET = (("PYTHONNOUSERSITE", "1"), ("PIP_USER", "0"), ("LC_ALL", "C.UTF-8"))
+
+_CLEANED = re.compile(CLEANED_PATTERN)
+
+
+def clean(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what must not leak into a step."""
+    kept = {name: value for name, value in environ.items() if not _CLEANED.fullmatch(name)}
+    return {**kept, **dict(ALWAYS_SET)}
+
+
+def cleaned_names(environ: Mapping[str, str]) -> list[str]:
+    """Names that clean() takes away, for plan to show."""
+    return sorted(name for name in environ if _CLEANED.fullmatch(name))
+
+
+def environment() -> Mapping[str, str]:
+    """The environment variables of this process, to read."""
+    return os.environ
+
+
+class Interrupted(Exception):
+    """A process was ended because the user asked hvdenv to stop."""
+
+
+class Runner:
+    """Starts processes.
+
+    Args:
+        environ: what processes start from; cleaned before use.
+        token: marks every process that this runner starts, directly or not.
+    """
+
+    def __init__(self, environ: Mapping[str, str] | None = None, token: str = "") -> None:
+        self.token = token or uuid.uuid4().hex
+        self._base = clean(os.environ if environ is None else environ)
+        self._stopped = threading.Event()
+
+    def environment(self, command: Command) -> dict[str, str]:
+        """What the process of this command sees."""
+        return {**self._base, **dict(command.env), TOKEN_VARIABLE: self.token}
+
+    def branch(self, keep: re.Pattern[str] | None = None) -> Runner:
+        """A runner that stops with this one and ends only what it started itself.
+
+        Args:
+            keep: names of the variables that its processes see; all if not given.
+        """
+        other = Runner({}, f"{self.token}.{uuid.uuid4().hex[:8]}")
+        other._base = {n: v for n, v in self._base.items() if keep is None or keep.fullmatch(n)}
+        other._stopped = self._stopped
+        return other
+
+    def stop(self) -> None:
+        """End everything that runs now, from any thread; later runs refuse."""
+        self._stopped.set()
+
+    def run(
+        self,
+        command: Command,
+        *,
+        log: Path | None = None,
+        on_line: Callable[[str], None] | None = None,
+    ) -> Outcome:
+        """Run a command to its end.
+
+        Args:
+            command: what to run.
+            log: file that the masked output is appended to, line by line.
+            on_line: called with every line (masked, without control sequences).
+
+        Raises:
+            StepError: the program does not exist or cannot be started.
+            Interrupted: stop() was called.
+        """
+        started = time.monotonic()
+        deadline = None if command.timeout is None else started + command.timeout
+        with _log_lines(log, on_line) as (take_line, lines), self._process(command) as process:
+            timed_out = False
+            for line in _lines(process):
+                if line is not None:
+                    take_line(line)
+                if self._stopped.is_set():
+                    raise Interrupted
+                if deadline is not None and time.monotonic() > deadline:
+                    timed_out = True
+                    break
+            if not timed_out:
+                process.wait()
+            else:
+                self._end(process)
+        return Outcome(
+            command,
+            -signal.SIGKILL if timed_out else process.returncode,
+            "\n".join(lines),
+            time.monotonic() - started,
+            timed_out,
+        )
+
+    @contextmanager
+    def _process(self, command: Command) -> Iterator[subprocess.Popen[bytes]]:
+        if self._stopped.is_set():
+            raise Interrupted
+        try:
+            process = subprocess.Popen(
+                command.argv,
+                env=self.environment(command),
+                cwd=command.cwd or None,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise StepError(
+                f"cannot start {command.argv[0]}: {error.strerror}",
+                where=command.cwd,
+                remedy=f"look whether {error.filename or command.argv[0]} exists and may be run",
+            ) from error
+        try:
+            yield process
+        except BaseException:
+            self._end(process)
+            raise
+        finally:
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """End a process, its session and whatever else carries the token."""
+        for number, grace in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, 1.0)):
+            try:
+                os.killpg(process.pid, number)
+            except ProcessLookupError:
+                break
+            try:
+                process.wait(grace)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        end_marked(self.token)
+        process.wait()
+
+
+def end_marked(token: str) -> list[int]:
+    """Kill every process on this host that carries a runner's token or a branch's of it.
+
+    Returns:
+        The process ids that were ended.
+    """
+    import psutil
+
+    ended = []
+    for process in psutil.process_iter():
+        try:
+            seen = process.environ().get(TOKEN_VARIABLE, "")
+            if process.pid != os.getpid() and (seen == token or seen.startswith(token + ".")):
+                process.kill()
+                ended.append(process.pid)
+        except (psutil.Error, OSError):
+            continue
+    return ended
+
+
+def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
+    """Lines of a process as they come; None about ten times a second while waiting.
+
+    Ends when the process has ended and nothing more is to be read, even if an
+    orphan of it keeps the pipe open.
+    """
+    assert process.stdout is not None
+    descriptor = process.stdout.fileno()
+    os.set_blocking(descriptor, False)
+    rest = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        while True:
+            ready = selector.select(0.1)
+            block = os.read(descriptor, 1 << 16) if ready else b""
+            if block:
+                *whole, rest = re.split(rb"\r?\n|\r", rest + block)
+                for line in whole:
+                    yield line.decode("utf-8", "replace")
+            elif ready or process.poll() is not None:
+                break
+            else:
+                yield None
+    if rest:
+        yield rest.decode("utf-8", "replace")
+    while process.poll() is None:
+        yield None
+        time.sleep(0.05)
+
+
+@contextmanager
+def _log_lines(
+    log: Path | None, on_line: Callable[[str], None] | None
+) -> Iterator[tuple[Callable[[str], None], list[str]]]:
+    """A function that takes each line to the log, the caller and a bounded list."""
+    lines: list[str] = []
+    size = 0
+    stream = log.open("a", encoding="utf-8") if log else None
+
+    def take(line: str) -> None:
+        nonlocal size
+        line = mask(plain(line))
+        lines.append(line)
+        size += len(line) + 1
+        while size > OUTPUT_LIMIT and len(lines) > 1:
+            size -= len(lines.pop(0)) + 1
+        if stream:
+            stream.write(line + "\n")
+            stream.flush()
+        if on_line:
+            on_line(line)
+
+    try:
+        yield take, lines
+    finally:
+        if stream:
+            stream.close()

@@ -1,0 +1,285 @@
+"""Strict reading of TOML and JSON into typed data, and the JSON Schema of it.
+
+Types are NamedTuples. Supported annotations: str, int, bool, Literal, X | None,
+tuple[X, ...], dict[str, X], NamedTuples, unions of str with one of these, and
+Annotated[str, Pattern(...)]. docs/decisions.md says why this is not a library.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import PurePath
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class Pattern(NamedTuple):
+    """A constraint on a string: a regular expression and what to call it."""
+
+    regex: str
+    meaning: str
+
+
+class Problem(Exception):
+    """A value does not fit its type.
+
+    Attributes:
+        path: keys and indexes that lead to the value.
+        message: what is wrong with it.
+    """
+
+    def __init__(self, path: tuple[str | int, ...], message: str) -> None:
+        super().__init__(f"{dotted(path)}: {message}")
+        self.path = path
+        self.message = message
+
+
+def dotted(path: tuple[str | int, ...]) -> str:
+    """The path as users write it: ``frameworks.torch.version[1]``."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def decode(kind: type[T], value: object, path: tuple[str | int, ...] = ()) -> T:
+    """Turn a parsed document into typed data.
+
+    Args:
+        kind: a type as described above.
+        value: what a TOML or JSON parser returned.
+        path: where the value stands, for messages.
+
+    Raises:
+        Problem: the value does not fit; unknown keys name the nearest known one.
+    """
+    return typing.cast(T, _decode(kind, value, path))
+
+
+def _decode(kind: Any, value: object, path: tuple[str | int, ...]) -> object:
+    origin = typing.get_origin(kind)
+    if origin is typing.Annotated:
+        base, pattern = typing.get_args(kind)
+        return _matching(_decode(base, value, path), pattern, path)
+    if origin is typing.Literal:
+        choices = typing.get_args(kind)
+        if value not in choices:
+            raise Problem(path, f"expected one of {_quoted(choices)}, found {_shown(value)}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        return _decode_union(typing.get_args(kind), value, path)
+    if origin is tuple:
+        (item, _) = typing.get_args(kind)
+        return tuple(
+            _decode(item, each, (*path, index))
+            for index, each in enumerate(_expect(list, value, path))
+        )
+    if origin is dict:
+        key_kind, item = typing.get_args(kind)
+        return {
+            _decode(key_kind, key, (*path, key)): _decode(item, each, (*path, key))
+            for key, each in _expect(dict, value, path).items()
+        }
+    if hasattr(kind, "_fields"):
+        return _decode_record(kind, _expect(dict, value, path), path)
+    if kind is str:
+        return _text(_expect(str, value, path), path)
+    return _expect(kind, value, path)
+
+
+def _decode_union(kinds: tuple[Any, ...], value: object, path: tuple[str | int, ...]) -> object:
+    if value is None and type(None) in kinds:
+        return None
+    others = [kind for kind in kinds if kind is not type(None)]
+    if len(others) > 1:
+        strings = [kind for kind in others if _is_string(kind)]
+        others = strings if isinstance(value, str) else [k for k in others if k not in strings]
+    return _decode(others[0], value, path)
+
+
+def _decode_record(kind: Any, table: dict[str, object], path: tuple[str | int, ...]) -> object:
+    hints = fields(kind)
+    for key in table:
+        if key not in hints:
+            raise Problem((*path, key), f"unknown key{_nearest(key, hints)}")
+    for key in hints:
+        if key not in table and key not in kind._field_defaults:
+            raise Problem((*path, key), "this key is required and missing")
+    return kind(**{key: _decode(hints[key], each, (*path, key)) for key, each in table.items()})
+
+
+@lru_cache(maxsize=None)
+def fields(kind: Any) -> Mapping[str, Any]:
+    """Field names and types of a NamedTuple."""
+    return typing.get_type_hints(kind, include_extras=True)
+
+
+def _is_string(kind: Any) -> bool:
+    return kind is str or (
+        typing.get_origin(kind) is typing.Annotated and typing.get_args(kind)[0] is str
+    )
+
+
+def _expect(kind: type, value: object, path: tuple[str | int, ...]) -> Any:
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        hint = " (put it in quotes)" if kind is str and isinstance(value, (int, float)) else ""
+        raise Problem(path, f"expected {_NAMES[kind]}, found {_shown(value)}{hint}")
+    return value
+
+
+_NAMES: dict[type, str] = {
+    str: "a string", int: "a whole number", bool: "true or false", list: "a list", dict: "a table",
+}  # fmt: skip
+
+
+def _text(value: str, path: tuple[str | int, ...]) -> str:
+    """No string may hold control characters: a newline can add a batch directive."""
+    if re.search(r"[\x00-\x1f\x7f]", value):
+        raise Problem(path, f"control characters are not allowed, found {_shown(value)}")
+    return value
+
+
+def _matching(value: object, pattern: Pattern, path: tuple[str | int, ...]) -> object:
+    if not re.fullmatch(pattern.regex, str(value)):
+        raise Problem(path, f"expected {pattern.meaning}, found {_shown(value)}")
+    return value
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _quoted(choices: tuple[object, ...]) -> str:
+    return ", ".join(f'"{choice}"' for choice in choices)
+
+
+def _nearest(key: str, known: Mapping[str, Any]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(key, known, 1)
+    return f'; did you mean "{close[0]}"?' if close else f"; known are {', '.join(sorted(known))}"
+
+
+def encode(value: object) -> Any:
+    """Typed data as plain tables and lists; paths become text, fields that are None are left out."""
+    if hasattr(value, "_fields"):
+        table = typing.cast(Any, value)._asdict()
+        return {key: encode(each) for key, each in table.items() if each is not None}
+    if isinstance(value, Mapping):
+        return {key: encode(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [encode(each) for each in value]
+    return str(value) if isinstance(value, PurePath) else value
+
+
+def json_schema(kind: Any) -> dict[str, Any]:
+    """The JSON Schema (2020-12) of a type, for editors and other programs."""
+    origin = typing.get_origin(kind)
+    arguments = typing.get_args(kind)
+    if origin is typing.Annotated:
+        base, pattern = arguments
+        return {
+            **json_schema(base),
+            "pattern": f"^(?:{pattern.regex})$",
+            "description": pattern.meaning,
+        }
+    if origin is typing.Literal:
+        return {"enum": list(arguments)}
+    if origin in (typing.Union, types.UnionType):
+        kinds = [json_schema(each) for each in arguments if each is not type(None)]
+        return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+    if origin is tuple:
+        return {"type": "array", "items": json_schema(arguments[0])}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": json_schema(arguments[1])}
+    if hasattr(kind, "_fields"):
+        required = [name for name in kind._fields if name not in kind._field_defaults]
+        return {
+            "type": "object",
+            "properties": {name: json_schema(each) for name, each in fields(kind).items()},
+            "required": required,
+            "additionalProperties": False,
+        }
+    return {str: {"type": "string"}, int: {"type": "integer"}, bool: {"type": "boolean"}}[kind]
+
+
+def line_of(text: str, path: tuple[str | int, ...]) -> int:
+    """The line of a TOML document in which a key, or its nearest parent, is set.
+
+    Args:
+        text: a valid TOML document.
+        path: keys and indexes, as in Problem.
+
+    Returns:
+        A line number from 1; 1 when nothing on the path is in the document.
+    """
+    best, best_length = 1, 0
+    for line, where in _statements(text):
+        length = 0
+        while length < min(len(path), len(where)) and path[length] == where[length]:
+            length += 1
+        if length == len(where) and length > best_length:
+            best, best_length = line, length
+    return best
+
+
+def _statements(text: str) -> Iterator[tuple[int, tuple[str | int, ...]]]:
+    """Each statement's first line and the path that it sets.
+
+    A statement is the fewest lines that parse on their own, so strings and lists
+    over several lines need no grammar of ours.
+    """
+    table: tuple[str | int, ...] = ()
+    counts: dict[tuple[str | int, ...], int] = {}
+    pending, start = "", 0
+    for number, line in enumerate(text.splitlines(keepends=True), 1):
+        pending, start = (pending + line, start) if pending else (line, number)
+        try:
+            parsed = parse_toml(pending)
+        except ValueError:
+            continue
+        stripped, pending = pending.strip(), ""
+        if not stripped or stripped.startswith("#"):
+            continue
+        keys = _leading_keys(parsed, table=stripped.startswith("["))
+        if stripped.startswith("[["):
+            counts[keys] = counts.get(keys, -1) + 1
+            table = (*keys, counts[keys])
+            yield start, table
+        elif stripped.startswith("["):
+            table = keys
+            yield start, table
+        else:
+            yield start, (*table, *keys)
+
+
+def _leading_keys(parsed: object, *, table: bool) -> tuple[str | int, ...]:
+    """Keys of a document of one statement, down to its value."""
+    keys: list[str | int] = []
+    while isinstance(parsed, dict) and len(parsed) == 1:
+        ((key, parsed),) = parsed.items()
+        keys.append(key)
+        if not table and not isinstance(parsed, dict):
+            break
+    return tuple(keys)
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML.
+
+    Raises:
+        ValueError: the text is not TOML; the message names line and column.
+    """
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10
+        import tomli as tomllib  # type: ignore[no-redef,unused-ignore]
+    return tomllib.loads(text)

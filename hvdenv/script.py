@@ -1,0 +1,91 @@
+"""A plan as a stand-alone bash script that makes an equivalent environment without hvdenv."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from hvdenv.command import Command
+from hvdenv.generations import UNFIT_IN_PREFIX
+from hvdenv.plan import Plan, Step, TextFile
+from hvdenv.runner import ALWAYS_SET, CLEANED_PATTERN
+
+_WITHOUT_HVDENV = {
+    "manifest": "hvdenv lists every file here; this script does not",
+    "record": "hvdenv marks the environment as complete here; this script does not",
+}
+
+_CLEANING = """\
+# What a shell may carry and a build must not see.
+for name in $(compgen -e); do
+    if [[ $name =~ ^({pattern})$ ]]; then unset "$name"; fi
+done
+"""
+
+
+def render_bash(plan: Plan, folder: Path) -> str:
+    """The script.
+
+    Args:
+        plan: what to render.
+        folder: where the script makes the environment unless told otherwise.
+    """
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# Makes the Horovod environment {'+'.join((plan.recipe, *plan.variants))} without hvdenv.",
+        f"# Plan {plan.digest[:12]}. Usage: bash SCRIPT [FOLDER]",
+        "set -euo pipefail",
+        f"folder=$(realpath -m -- \"${{1:-{_in_double_quotes(str(folder))}}}\")",
+        'if [[ -e $folder ]]; then echo "$folder exists already" >&2; exit 2; fi',
+        f"if [[ $folder =~ {UNFIT_IN_PREFIX} ]]; then",
+        '    echo "$folder: name a folder without spaces and special characters" >&2; exit 2',
+        "fi",
+        'mkdir -p -- "$folder/build/wheel"',
+        "",
+        _CLEANING.format(pattern=CLEANED_PATTERN).rstrip(),
+        *(f"export {name}={shlex.quote(value)}" for name, value in ALWAYS_SET),
+    ]
+    for number, step in enumerate(plan.steps, 1):
+        lines += ["", f"# {number}. {step.name}: {step.reason}", *_step(plan, step)]
+    lines += ["", 'echo "done: . $folder/activate.sh"', ""]
+    return "\n".join(lines)
+
+
+def _step(plan: Plan, step: Step) -> list[str]:
+    if step.effect in _WITHOUT_HVDENV:
+        return [f"# ({_WITHOUT_HVDENV[step.effect]})"]
+    if step.effect == "tidy":
+        return ['rm -rf -- "$folder/build"']
+    return [
+        f"echo {shlex.quote(f'== {step.name}')}",
+        *(line for file in step.files for line in _file(plan, file)),
+        *(_command(plan, command) for command in step.commands),
+    ]
+
+
+def _file(plan: Plan, file: TextFile) -> list[str]:
+    """A here-document; where the text names the folder, the shell puts it in."""
+    path = _argument(plan, str(file.path))
+    if str(plan.generation) not in file.text:
+        return [f"cat > {path} <<'END_OF_FILE'", file.text.rstrip("\n"), "END_OF_FILE"]
+    text = file.text.rstrip("\n").replace(str(plan.generation), "\0")
+    text = text.replace("\\", "\\\\").replace("$", "\\$").replace("`", "\\`")
+    return [f"cat > {path} <<END_OF_FILE", text.replace("\0", "$folder"), "END_OF_FILE"]
+
+
+def _command(plan: Plan, command: Command) -> str:
+    variables = " ".join(f"{name}={_argument(plan, value)}" for name, value in command.env)
+    words = " ".join(_argument(plan, word) for word in command.argv)
+    return f"{variables} \\\n    {words}" if variables else words
+
+
+def _argument(plan: Plan, text: str) -> str:
+    """A word for the shell, with the generation's folder as a variable."""
+    parts = text.split(str(plan.generation))
+    return '"$folder"'.join(shlex.quote(part) if part else "" for part in parts) or "''"
+
+
+def _in_double_quotes(text: str) -> str:
+    for character in '\\"$`':
+        text = text.replace(character, "\\" + character)
+    return text
