@@ -50,7 +50,10 @@ pure: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/pure
 
 bench: install
-	$(BIN)/python benchmarks/compile.py
+	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/verify.py
+	$(BIN)/python benchmarks/compile.py --frameworks torch
+	$(BIN)/python benchmarks/compile.py --frameworks both
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

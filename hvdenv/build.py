@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from hvdenv import __version__, buildlock, generations, journal, manifest, wheelcache
-from hvdenv.command import Command, Outcome
+from hvdenv import __version__, buildlock, generations, journal, manifest, registry, wheelcache
+from hvdenv.command import Command, Outcome, spelled_out
 from hvdenv.errors import StepError
 from hvdenv.facts import Facts
 from hvdenv.failures import explain
@@ -80,7 +80,7 @@ def already_built(environment: Environment, digest: str) -> Path | None:
     if not active:
         return None
     record = generations.read_record(environment.record(active))
-    return environment.generation(active) if record["plan_digest"] == digest else None
+    return environment.generation(active) if record.get("plan_digest") == digest else None
 
 
 def build(
@@ -99,7 +99,7 @@ def build(
         environment: where.
         places: where caches lie.
         progress: who is told.
-        rebuild: make a new generation even if there is one of this plan.
+        rebuild: make a new generation even if there is one of this plan, whole or begun.
         break_lock: take the lock from whoever holds it.
 
     Raises:
@@ -122,10 +122,13 @@ def build(
         if identity:
             generations.switch(environment, identity)
             record = generations.read_record(environment.record(identity))
-            generations.register(places, environment, record["recipe"], record["variants"])
+            registry.register(places, environment, record["recipe"], record["variants"])
             progress.note(f"generation {identity} is of this plan: the prefix points to it again")
         else:
             identity = generations.new_identity(environment, request.digest)
+            left = generations.discard(environment, identity) if rebuild else ""
+            if left:
+                progress.note(left)
             generation = generations.create(environment, identity)
             _Run(request, environment, generation, places, progress, held).run()
     return Built(
@@ -139,7 +142,7 @@ def _earlier(environment: Environment, digest: str) -> str:
         (
             identity
             for identity, record in environment.records().items()
-            if record["plan_digest"] == digest
+            if record.get("plan_digest") == digest
         ),
         "",
     )
@@ -190,6 +193,8 @@ class _Run:
         self._reset(step, key)
         self.journal.append(journal.STARTED, step.name, key, data=self._baseline(step))
         log = self.generation / LOGS / f"{number:02}-{step.name}.log"
+        note: str
+        data: dict[str, Any]
         try:
             if step.spared_by_cache and self.recorded["stack"].get("wheel"):
                 note, data = "not needed: the wheel is in the cache", {}
@@ -242,13 +247,14 @@ class _Run:
 
     def _remove_what_came_after(self, key: str) -> None:
         """Remove what a killed attempt at a step has installed."""
-        attempts = [
-            event.data["installed"]
-            for event in self.journal.events
-            if event.event == journal.STARTED and event.key == key and event.data
-        ]
-        for folder, names in attempts[-1].items() if attempts else ():
-            for entry in set((self.generation / folder).iterdir()):
+        # What was tried before another step finished is no more.
+        since = takewhile(
+            lambda event: event.event != journal.FINISHED, reversed(self.journal.events)
+        )
+        started = (event for event in since if event.event == journal.STARTED)
+        before = next((event.data for event in started if event.key == key and event.data), None)
+        for folder, names in before["installed"].items() if before else ():
+            for entry in list((self.generation / folder).glob("*")):
                 if entry.name not in names:
                     _delete(entry)
 
@@ -300,16 +306,23 @@ class _Run:
             self.generation, (LOGS, JOURNAL, generations.RECORD, generations.MARKER), site_packages
         )
         if written.problems:
+            self._begin_anew()
             raise StepError(
                 "packages in the environment are not whole",
                 where=str(site_packages),
                 detail="\n".join(written.problems[:20]),
-                remedy="build again with --rebuild",
+                remedy="build again: every package is installed anew, with --rebuild in a new "
+                "generation\na package that is broken again is so where pip has it from",
             )
         return (
             f"{written.files} files, {written.bytes / 1e9:.1f} GB",
             {"digest": written.digest, "files": written.files, "bytes": written.bytes},
         )
+
+    def _begin_anew(self) -> None:
+        """Have the next build repeat every step: nobody knows which one went wrong."""
+        first = self.plan.steps[0]
+        self.journal.append(journal.FAILED, first.name, journal.chain("", step_identity(first)))
 
     def _record(self, _: str) -> tuple[str, dict[str, Any]]:
         plan, listed = self.plan, self.recorded["manifest"]
@@ -340,14 +353,8 @@ class _Run:
             },
         )
         generations.switch(self.environment, self.generation.name)
-        generations.register(self.places, self.environment, plan.recipe, plan.variants)
+        registry.register(self.places, self.environment, plan.recipe, plan.variants)
         return str(self.environment.prefix), {}
-
-
-def spelled_out(command: Command) -> str:
-    """A command as one could type it."""
-    words = [f"{name}={shlex.quote(value)}" for name, value in command.env]
-    return " ".join(["env", *words, shlex.join(command.argv)] if words else [shlex.join(command.argv)])
 
 
 def _failed(step: Step, outcome: Outcome, log: Path) -> StepError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,23 +70,20 @@ def find_recipe(name: str) -> Path:
     """The file of a recipe, by name or by path.
 
     A path has a slash or ends in .toml, so that nothing in the current folder
-    shadows a shipped name.
+    shadows a shipped name. Whether there is a file is seen when it is read.
 
     Raises:
-        UsageError: there is no such recipe.
+        UsageError: there is no recipe of this name.
     """
     if "/" in name or name.endswith(".toml"):
-        path = Path(name)
-        if not path.is_file():
-            raise UsageError(f"there is no recipe file {name}")
-        return path
+        return Path(name)
     shipped = shipped_recipes()
     if name not in shipped:
         import difflib
 
         close = difflib.get_close_matches(name, shipped, 1)
         hint = f'did you mean "{close[0]}"? ' if close else ""
-        here = f"; for the file {name}.toml write ./{name}.toml" if Path(f"{name}.toml").is_file() else ""
+        here = f"; for the file {name}.toml write ./{name}.toml" if os.path.isfile(f"{name}.toml") else ""
         raise UsageError(
             f'there is no recipe named "{name}"',
             remedy=f"{hint}`hvdenv recipes` lists them{here}",
@@ -102,7 +101,11 @@ def read_layer(name: str, path: Path) -> Layer:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise RecipeError(f"cannot read this file: {reason}", where=str(path)) from error
+        raise RecipeError(
+            f"cannot read this file: {reason}",
+            where=str(path),
+            remedy="look at its path and permissions; `hvdenv recipes` lists the recipes that need no path",
+        ) from error
     try:
         return Layer(name, str(path), text, parse_toml(text))
     except ValueError as error:
@@ -178,9 +181,13 @@ def _variant(base: Layer, variant: str) -> Layer:
             f'recipe "{base.values.get("name")}" has no variant "{variant}"',
             remedy=f"its variants are: {known}",
         )
-    return Layer(
-        f"variant {variant}", base.file, base.text, offered[variant], ("variants", variant)
-    )
+    prefix = ("variants", variant)
+    values, where = offered[variant], f"{base.file}:{line_of(base.text, prefix)}: {dotted(prefix)}"
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,63}", variant):
+        raise RecipeError("the name of a variant has a-z, 0-9, _ and - only", where=where)
+    if not isinstance(values, dict):
+        raise RecipeError(f"expected a table, found {values!r}", where=where)
+    return Layer(f"variant {variant}", base.file, base.text, values, prefix)
 
 
 def _site_layer(path: Path) -> Layer:
@@ -246,6 +253,8 @@ def _merge(
             _merge(into.setdefault(key, {}), value, layer, origins, where)
         else:
             into[key] = value
+            for below in [origin for origin in origins if origin.startswith(f"{dotted(where)}.")]:
+                del origins[below]
             origins[dotted(where)] = layer
 
 
@@ -254,9 +263,10 @@ def _explain(problem: Problem, base: Layer, origins: Mapping[str, Layer]) -> Rec
     layer = base
     for length in range(len(problem.path), 0, -1):
         key = dotted(problem.path[:length])
-        found = next((origins[o] for o in origins if o == key or o.startswith(f"{key}.")), None)
-        if found:
-            layer = found
+        inside = [origins[o] for o in origins if o.startswith(f"{key}.")]
+        found = origins.get(key) or next((o for o in inside if o.name != "default"), None)
+        if found or inside:
+            layer = found or base
             break
     where = f"{layer.file}:{line_of(layer.text, layer.prefix + problem.path)}: " if layer.file else "--set: "
     return RecipeError(problem.message, where=where + dotted(problem.path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import NamedTuple
 
 
@@ -44,3 +45,9 @@ class Outcome(NamedTuple):
     def tail(self, lines: int = 20) -> str:
         """The last lines of the output."""
         return "\n".join(self.output.splitlines()[-lines:])
+
+
+def spelled_out(command: Command) -> str:
+    """A command as one could type it."""
+    words = [f"{name}={shlex.quote(value)}" for name, value in command.env]
+    return " ".join(["env", *words, shlex.join(command.argv)] if words else [shlex.join(command.argv)])

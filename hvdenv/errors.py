@@ -72,3 +72,12 @@ class BusyError(HvdenvError):
     """Another build holds the prefix, or something still uses it."""
 
     exit_code = 6
+
+
+class InterruptedRunError(HvdenvError):
+    """The user asked hvdenv to stop; everything that it had started has been ended."""
+
+    exit_code = 130
+
+    def __init__(self) -> None:
+        super().__init__("interrupted; what was started has been ended")

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+from hvdenv.recipe import Version
+from hvdenv.schema import Pattern
+
+Number = Annotated[str, Pattern(r"([0-9]+(\.[0-9]+)*)?", "a version such as 12.2.0, or nothing")]
 
 
 class Interpreter(NamedTuple):
@@ -16,7 +21,7 @@ class Interpreter(NamedTuple):
     """
 
     path: str
-    version: str
+    version: Version
     complete: bool = True
 
 
@@ -24,7 +29,7 @@ class Tool(NamedTuple):
     """A program on PATH; an empty version was not asked for or not understood."""
 
     path: str
-    version: str = ""
+    version: Number = ""
 
 
 class Facts(NamedTuple):
@@ -47,7 +52,7 @@ class Facts(NamedTuple):
     host: str
     system: str
     machine: str
-    glibc: str
+    glibc: Number
     cpu: str
     cpu_flags: tuple[str, ...]
     cores: int
@@ -97,8 +102,8 @@ def parse_quota(text: str) -> int | None:
     Columns are blocks of 1 KiB: used, soft limit, hard limit; 0 is no limit.
     """
     left = [
-        (int(hard or soft) - int(used)) * 1024
+        ((int(hard) or int(soft)) - int(used)) * 1024
         for used, soft, hard in re.findall(r"^\s*/\S*\s+(\d+)\*?\s+(\d+)\s+(\d+)\s", text, re.MULTILINE)
-        if int(hard or soft)
+        if int(hard) or int(soft)
     ]
     return max(0, min(left)) if left else None

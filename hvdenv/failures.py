@@ -6,6 +6,9 @@ import re
 from typing import NamedTuple
 
 
+LINE_LIMIT = 2000
+
+
 class Signature(NamedTuple):
     """A text by which a failure is known.
 
@@ -74,7 +77,8 @@ SIGNATURES = (
 
 def explain(output: str) -> Signature | None:
     """The first signature that a line of the output shows, with its texts filled in."""
-    lines = output.splitlines()
+    # A pattern's time can grow with the square of a line's length.
+    lines = [line[:LINE_LIMIT] for line in output.splitlines()]
     for signature in SIGNATURES:
         pattern = re.compile(signature.pattern)
         for line in lines:

@@ -78,7 +78,7 @@ def declared(path: Path) -> Facts:
         )
     except OSError as error:
         raise RecipeError(f"cannot read this file: {error.strerror}", where=str(path)) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecipeError(f"not valid JSON: {error}", where=str(path)) from error
     except Problem as problem:
         raise RecipeError(str(problem), where=str(path)) from problem

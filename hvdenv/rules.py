@@ -70,10 +70,10 @@ def observables(
         python: the interpreter chosen; None when none fits the recipe.
         versions: framework versions for that Python.
     """
-    wanted: frozenset[str] = frozenset(recipe.target.arch_flags.get(facts.machine, "").split())
-    lacking = sorted(
-        flag for flag in wanted if facts.cpu_flags and flag.removeprefix("-m") not in facts.cpu_flags
-    )
+    wanted = recipe.target.arch_flags.get(facts.machine, "").split()
+    lacking = [
+        flag for flag in wanted if facts.cpu_flags and not _instructions(flag) <= {*facts.cpu_flags}
+    ]
     seen: dict[str, str | int | frozenset[str]] = {
         "horovod": recipe.horovod.version,
         "frameworks": frozenset(recipe.horovod.frameworks),
@@ -101,6 +101,18 @@ def observables(
     if facts.inodes_free is not None:
         seen["inodes_free"] = facts.inodes_free
     return seen
+
+
+# What /proc/cpuinfo calls the instructions of these compiler flags.
+_IN_CPUINFO = {"lzcnt": "abm", "pclmul": "pclmulqdq", "rdrnd": "rdrand", "sse3": "pni"}
+
+
+def _instructions(flag: str) -> frozenset[str]:
+    """Instructions that code compiled with a flag may use, where the flag names them: -mavx does."""
+    name = flag.removeprefix("-m").replace(".", "_")
+    if not flag.startswith("-m") or "=" in name or name.startswith("no-") or name.isdecimal():
+        return frozenset()
+    return frozenset({_IN_CPUINFO.get(name, name)})
 
 
 def applies(rule: Rule, seen: Observables) -> bool:

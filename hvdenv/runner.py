@@ -9,23 +9,28 @@ from __future__ import annotations
 
 import os
 import re
-import selectors
 import signal
-import subprocess
-import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hvdenv.command import Command, Outcome
-from hvdenv.errors import StepError
+from hvdenv.errors import InterruptedRunError, StepError
 from hvdenv.masking import mask, plain
+
+# Commands that start nothing read the environment through this module too: what only
+# processes need is imported when one is started.
+if TYPE_CHECKING:
+    import subprocess
 
 TOKEN_VARIABLE = "HVDENV_TOKEN"
 GRACE_SECONDS = 5.0
 OUTPUT_LIMIT = 4 << 20
+LINE_LIMIT = 1 << 16
+ORPHAN_SECONDS = 1.0
 
 # What a user's shell may carry and a step must not see: it changes what is built or
 # found, and nobody wrote it down. Modules are loaded after this cleaning.
@@ -64,10 +69,6 @@ def environment() -> Mapping[str, str]:
     return os.environ
 
 
-class Interrupted(Exception):
-    """A process was ended because the user asked hvdenv to stop."""
-
-
 class Runner:
     """Starts processes.
 
@@ -77,9 +78,11 @@ class Runner:
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None, token: str = "") -> None:
-        self.token = token or uuid.uuid4().hex
+        from threading import Event
+
+        self.token = token or os.urandom(16).hex()
         self._base = clean(os.environ if environ is None else environ)
-        self._stopped = threading.Event()
+        self._stopped = Event()
 
     def environment(self, command: Command) -> dict[str, str]:
         """What the process of this command sees."""
@@ -91,7 +94,7 @@ class Runner:
         Args:
             keep: names of the variables that its processes see; all if not given.
         """
-        other = Runner({}, f"{self.token}.{uuid.uuid4().hex[:8]}")
+        other = Runner({}, f"{self.token}.{os.urandom(4).hex()}")
         other._base = {n: v for n, v in self._base.items() if keep is None or keep.fullmatch(n)}
         other._stopped = self._stopped
         return other
@@ -116,7 +119,7 @@ class Runner:
 
         Raises:
             StepError: the program does not exist or cannot be started.
-            Interrupted: stop() was called.
+            InterruptedRunError: stop() was called.
         """
         started = time.monotonic()
         deadline = None if command.timeout is None else started + command.timeout
@@ -126,7 +129,7 @@ class Runner:
                 if line is not None:
                     take_line(line)
                 if self._stopped.is_set():
-                    raise Interrupted
+                    raise InterruptedRunError
                 if deadline is not None and time.monotonic() > deadline:
                     timed_out = True
                     break
@@ -144,8 +147,10 @@ class Runner:
 
     @contextmanager
     def _process(self, command: Command) -> Iterator[subprocess.Popen[bytes]]:
+        import subprocess
+
         if self._stopped.is_set():
-            raise Interrupted
+            raise InterruptedRunError
         try:
             process = subprocess.Popen(
                 command.argv,
@@ -173,6 +178,8 @@ class Runner:
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         """End a process, its session and whatever else carries the token."""
+        import subprocess
+
         for number, grace in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, 1.0)):
             try:
                 os.killpg(process.pid, number)
@@ -211,12 +218,17 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
     """Lines of a process as they come; None about ten times a second while waiting.
 
     Ends when the process has ended and nothing more is to be read, even if an
-    orphan of it keeps the pipe open.
+    orphan of it keeps the pipe open, or a second later if the orphan keeps writing.
+    A line that is longer than LINE_LIMIT comes in pieces.
     """
+    import selectors
+    import subprocess
+
     assert process.stdout is not None
     descriptor = process.stdout.fileno()
     os.set_blocking(descriptor, False)
     rest = b""
+    ended = 0.0
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         while True:
@@ -224,25 +236,33 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
             block = os.read(descriptor, 1 << 16) if ready else b""
             if block:
                 *whole, rest = re.split(rb"\r?\n|\r", rest + block)
+                if len(rest) > LINE_LIMIT:
+                    whole, rest = [*whole, rest], b""
                 for line in whole:
                     yield line.decode("utf-8", "replace")
+                ended = ended or (time.monotonic() if process.poll() is not None else 0.0)
+                if ended and time.monotonic() - ended > ORPHAN_SECONDS:
+                    break
             elif ready or process.poll() is not None:
                 break
             else:
                 yield None
     if rest:
         yield rest.decode("utf-8", "replace")
-    while process.poll() is None:
-        yield None
-        time.sleep(0.05)
+    while True:
+        try:
+            process.wait(0.1)
+            return
+        except subprocess.TimeoutExpired:
+            yield None
 
 
 @contextmanager
 def _log_lines(
     log: Path | None, on_line: Callable[[str], None] | None
-) -> Iterator[tuple[Callable[[str], None], list[str]]]:
+) -> Iterator[tuple[Callable[[str], None], Iterable[str]]]:
     """A function that takes each line to the log, the caller and a bounded list."""
-    lines: list[str] = []
+    lines: deque[str] = deque()
     size = 0
     stream = log.open("a", encoding="utf-8") if log else None
 
@@ -252,7 +272,7 @@ def _log_lines(
         lines.append(line)
         size += len(line) + 1
         while size > OUTPUT_LIMIT and len(lines) > 1:
-            size -= len(lines.pop(0)) + 1
+            size -= len(lines.popleft()) + 1
         if stream:
             stream.write(line + "\n")
             stream.flush()

@@ -8,6 +8,7 @@ Annotated[str, Pattern(...)]. docs/decisions.md says why this is not a library.
 from __future__ import annotations
 
 import re
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -34,7 +35,7 @@ class Problem(Exception):
     """
 
     def __init__(self, path: tuple[str | int, ...], message: str) -> None:
-        super().__init__(f"{dotted(path)}: {message}")
+        super().__init__(f"{dotted(path)}: {message}" if path else message)
         self.path = path
         self.message = message
 
@@ -68,7 +69,8 @@ def _decode(kind: Any, value: object, path: tuple[str | int, ...]) -> object:
         return _matching(_decode(base, value, path), pattern, path)
     if origin is typing.Literal:
         choices = typing.get_args(kind)
-        if value not in choices:
+        # By type as well: to Python, true and 1.0 are equal to 1.
+        if not any(value == each and type(value) is type(each) for each in choices):
             raise Problem(path, f"expected one of {_quoted(choices)}, found {_shown(value)}")
         return value
     if origin in (typing.Union, types.UnionType):
@@ -98,7 +100,8 @@ def _decode_union(kinds: tuple[Any, ...], value: object, path: tuple[str | int, 
     others = [kind for kind in kinds if kind is not type(None)]
     if len(others) > 1:
         strings = [kind for kind in others if _is_string(kind)]
-        others = strings if isinstance(value, str) else [k for k in others if k not in strings]
+        wants_string = not isinstance(value, (list, dict))
+        others = strings if wants_string else [k for k in others if k not in strings]
     return _decode(others[0], value, path)
 
 
@@ -221,13 +224,14 @@ def line_of(text: str, path: tuple[str | int, ...]) -> int:
     Returns:
         A line number from 1; 1 when nothing on the path is in the document.
     """
-    best, best_length = 1, 0
+    best, best_score = 1, (0, False)
     for line, where in _statements(text):
         length = 0
         while length < min(len(path), len(where)) and path[length] == where[length]:
             length += 1
-        if length == len(where) and length > best_length:
-            best, best_length = line, length
+        score = (length, length == len(where))
+        if length and score > best_score:
+            best, best_score = line, score
     return best
 
 
@@ -240,7 +244,8 @@ def _statements(text: str) -> Iterator[tuple[int, tuple[str | int, ...]]]:
     table: tuple[str | int, ...] = ()
     counts: dict[tuple[str | int, ...], int] = {}
     pending, start = "", 0
-    for number, line in enumerate(text.splitlines(keepends=True), 1):
+    # Not splitlines(): to TOML, a form feed or U+2028 does not end a line.
+    for number, line in enumerate(re.findall(r"[^\n]*\n|[^\n]+", text), 1):
         pending, start = (pending + line, start) if pending else (line, number)
         try:
             parsed = parse_toml(pending)
@@ -250,6 +255,8 @@ def _statements(text: str) -> Iterator[tuple[int, tuple[str | int, ...]]]:
         if not stripped or stripped.startswith("#"):
             continue
         keys = _leading_keys(parsed, table=stripped.startswith("["))
+        if stripped.startswith("["):
+            keys = _indexed(keys, counts)
         if stripped.startswith("[["):
             counts[keys] = counts.get(keys, -1) + 1
             table = (*keys, counts[keys])
@@ -259,6 +266,17 @@ def _statements(text: str) -> Iterator[tuple[int, tuple[str | int, ...]]]:
             yield start, table
         else:
             yield start, (*table, *keys)
+
+
+def _indexed(
+    keys: tuple[str | int, ...], counts: Mapping[tuple[str | int, ...], int]
+) -> tuple[str | int, ...]:
+    """The path of a table, with the indexes of the lists of tables that it lies in."""
+    path: tuple[str | int, ...] = ()
+    for key in keys[:-1]:
+        path = (*path, key)
+        path = (*path, counts[path]) if path in counts else path
+    return (*path, *keys[-1:])
 
 
 def _leading_keys(parsed: object, *, table: bool) -> tuple[str | int, ...]:
@@ -278,8 +296,12 @@ def parse_toml(text: str) -> dict[str, Any]:
     Raises:
         ValueError: the text is not TOML; the message names line and column.
     """
-    try:
+    if sys.version_info >= (3, 11):
         import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib  # type: ignore[no-redef,unused-ignore]
-    return tomllib.loads(text)
+    else:
+        import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+    try:
+        document: dict[str, Any] = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    return document

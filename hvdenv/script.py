@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 
 from hvdenv.command import Command
-from hvdenv.generations import UNFIT_IN_PREFIX
 from hvdenv.plan import Plan, Step, TextFile
+from hvdenv.prefixes import UNFIT_IN_BASH
 from hvdenv.runner import ALWAYS_SET, CLEANED_PATTERN
 
 _WITHOUT_HVDENV = {
@@ -35,9 +35,11 @@ def render_bash(plan: Plan, folder: Path) -> str:
         f"# Makes the Horovod environment {'+'.join((plan.recipe, *plan.variants))} without hvdenv.",
         f"# Plan {plan.digest[:12]}. Usage: bash SCRIPT [FOLDER]",
         "set -euo pipefail",
-        f"folder=$(realpath -m -- \"${{1:-{_in_double_quotes(str(folder))}}}\")",
+        f"folder={shlex.quote(str(folder))}",
+        'folder=$(realpath -m -- "${1:-$folder}")',
         'if [[ -e $folder ]]; then echo "$folder exists already" >&2; exit 2; fi',
-        f"if [[ $folder =~ {UNFIT_IN_PREFIX} ]]; then",
+        f"unfit={shlex.quote(UNFIT_IN_BASH)}",
+        "if [[ $folder =~ $unfit ]]; then",
         '    echo "$folder: name a folder without spaces and special characters" >&2; exit 2',
         "fi",
         'mkdir -p -- "$folder/build/wheel"',
@@ -46,7 +48,9 @@ def render_bash(plan: Plan, folder: Path) -> str:
         *(f"export {name}={shlex.quote(value)}" for name, value in ALWAYS_SET),
     ]
     for number, step in enumerate(plan.steps, 1):
-        lines += ["", f"# {number}. {step.name}: {step.reason}", *_step(plan, step)]
+        # A reason names paths of the machine: a line break would end the comment.
+        reason = " ".join(step.reason.splitlines())
+        lines += ["", f"# {number}. {step.name}: {reason}", *_step(plan, step)]
     lines += ["", 'echo "done: . $folder/activate.sh"', ""]
     return "\n".join(lines)
 
@@ -83,9 +87,3 @@ def _argument(plan: Plan, text: str) -> str:
     """A word for the shell, with the generation's folder as a variable."""
     parts = text.split(str(plan.generation))
     return '"$folder"'.join(shlex.quote(part) if part else "" for part in parts) or "''"
-
-
-def _in_double_quotes(text: str) -> str:
-    for character in '\\"$`':
-        text = text.replace(character, "\\" + character)
-    return text

@@ -13,7 +13,9 @@ from hvdenv.cli.options import add_json, print_json
 from hvdenv.errors import UsageError
 
 if TYPE_CHECKING:
-    from hvdenv.generations import Cleared, Environment, Listed
+    from hvdenv.generations import Environment
+    from hvdenv.registry import Listed
+    from hvdenv.upkeep import Cleared
 
 EXAMPLES = """\
 examples:
@@ -40,18 +42,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from hvdenv import generations
+    from hvdenv import generations, registry, upkeep
     from hvdenv.places import find_places
 
     places = find_places()
-    known = generations.list_environments(places)
+    known = registry.list_environments(places)
     if arguments.action == "rollback":
         target = _find(known, arguments.environment)
-        print(f"{target.prefix} -> {generations.rollback(target, arguments.to)}")
+        print(f"{target.prefix} -> {upkeep.rollback(target, arguments.to)}")
     elif arguments.action == "remove":
         target = _find(known, arguments.environment)
-        _tell(target, generations.remove(target, force=arguments.force))
-        generations.forget(places, target)
+        _tell(target, upkeep.remove(target, force=arguments.force))
+        registry.forget(places, target)
     elif arguments.action == "prune":
         if arguments.keep < 1:
             raise UsageError("--keep has to be 1 or more", remedy="`envs remove` removes everything")
@@ -59,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
             generations.at(Path(each.prefix)) for each in known
         ]  # fmt: skip
         for target in chosen:
-            _tell(target, generations.prune(target, keep=arguments.keep))
+            _tell(target, upkeep.prune(target, keep=arguments.keep))
     elif arguments.json:
         print_json([each._asdict() for each in known])
     else:

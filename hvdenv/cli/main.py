@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
 
 from hvdenv import __version__
-from hvdenv.errors import HvdenvError
+from hvdenv.errors import HvdenvError, InterruptedRunError
 
 # Command: one line for `hvdenv --help`. Each has a module of its name here, with
 # `configure(parser)` and `run(arguments) -> exit code`; only the one that is used is
@@ -74,22 +75,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code, as docs/exit-codes.md lists them.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = make_parser(words[0] if words and words[0] in COMMANDS else "")
+    parser = make_parser(next((word for word in words if not word.startswith("-")), ""))
     arguments = parser.parse_args(words)
     if arguments.command is None:
         parser.print_help()
         return 2
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        return int(arguments.run(arguments))
+        code = int(arguments.run(arguments))
+        sys.stdout.flush()
+        return code
     except HvdenvError as error:
         return _say(error)
     except KeyboardInterrupt:
-        print("\ninterrupted; what was started has been ended", file=sys.stderr)
-        return 130
+        return _say(InterruptedRunError())
     except BrokenPipeError:
         # The reader of our output has gone (`hvdenv plan | head`): not an error.
-        sys.stderr.close()
+        # Nothing is left to be written when Python flushes once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception:
         return _bug()

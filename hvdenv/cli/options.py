@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvdenv.cascade import Resolved, resolve
-from hvdenv.runner import environment
 
 if TYPE_CHECKING:
     from hvdenv.facts import Facts, Interpreter
@@ -60,6 +59,8 @@ def add_loudness(parser: argparse.ArgumentParser) -> None:
 
 def resolved_of(arguments: argparse.Namespace) -> Resolved:
     """The recipe that the options name."""
+    from hvdenv.runner import environment
+
     overrides = list(arguments.overrides)
     if arguments.python:
         overrides.append(f'python.version="=={arguments.python}.*"')
@@ -142,12 +143,15 @@ def choose_python(resolved: Resolved, facts: Facts, runner: Runner) -> Interpret
     from hvdenv.observe import ask_interpreter
     from hvdenv.plan import candidates
 
+    incomplete = None
     for found in candidates(resolved.recipe, facts):
-        if facts.origin == "declared" or found.version.count(".") == 2:
-            return found
-        asked = ask_interpreter(found.path, runner)
+        known = facts.origin == "declared" or found.version.count(".") == 2
+        asked = found if known else ask_interpreter(found.path, runner)
         if asked and asked.complete:
             return asked
+        incomplete = incomplete or asked
+    if incomplete:  # the rule "python-incomplete" says what it lacks
+        return incomplete
     wanted = resolved.recipe.python.version
     there = ", ".join(sorted({each.version for each in facts.interpreters}))
     remedy = f"install a Python {wanted} (for example `uv python install 3.11`) or load a module that has one"

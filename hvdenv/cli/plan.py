@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvdenv.cli.options import add_facts, add_json, add_prefix, add_recipe, prepare, print_json
+from hvdenv.command import spelled_out
 from hvdenv.runner import ALWAYS_SET, cleaned_names, environment
 
 if TYPE_CHECKING:
@@ -48,8 +49,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _text(plan: Plan, facts: Facts, prefix: Path) -> str:
-    from hvdenv.build import spelled_out
-
     lines = [
         f"plan {plan.digest[:12]} of {'+'.join((plan.recipe, *plan.variants))}",
         f"facts {facts.origin} on {facts.host}: {facts.machine}, glibc {facts.glibc or 'unknown'}, "

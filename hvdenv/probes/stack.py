@@ -37,11 +37,16 @@ def framework(names):
             found = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue
-        files = found.read_text("RECORD") or ""
+        # Scripts name the environment's folder, and compiled files its time.
+        files = [
+            line
+            for line in (found.read_text("RECORD") or "").split("\n")
+            if not line.startswith("../") and ".pyc," not in line and "dist-info/" not in line
+        ]
         return {
             "package": name,
             "version": found.version,
-            "files": hashlib.sha256(files.encode()).hexdigest(),
+            "files": hashlib.sha256("\n".join(sorted(files)).encode()).hexdigest(),
         }
     return None
 

@@ -1,0 +1,162 @@
+"""What a build has done so far: one line of JSON for each event, never rewritten."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hvdenv.places import blocked
+
+STARTED, FINISHED, FAILED = "step-started", "step-finished", "step-failed"
+_EVENTS = frozenset({STARTED, FINISHED, FAILED})
+
+
+class Event(NamedTuple):
+    """Something that happened to a step.
+
+    Attributes:
+        event: STARTED, FINISHED or FAILED.
+        step: the step's name.
+        key: what the step and all before it are made of, from chain().
+        time: when, in UTC.
+        seconds: how long the step took, where it ended.
+        data: what the step recorded.
+    """
+
+    event: str
+    step: str
+    key: str
+    time: str
+    seconds: float | None = None
+    data: Mapping[str, Any] | None = None
+
+
+def chain(previous: str, rendered: str) -> str:
+    """The key of a step: it changes when the step or anything before it does.
+
+    Args:
+        previous: the key of the step before; empty for the first.
+        rendered: the step as text.
+    """
+    return hashlib.sha256(f"{previous}\n{rendered}".encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class Journal:
+    """The events of one generation. Use read() to make one.
+
+    Attributes:
+        path: the file.
+        events: what it says, up to the first line that cannot be right.
+        damage: what is wrong with the file, for the user; empty if nothing is. A
+            last line without its end is no damage: the build was killed in it.
+    """
+
+    def __init__(self, path: Path, events: list[Event], size: int, damage: str) -> None:
+        self.path = path
+        self.events = events
+        self.damage = damage
+        self._size = size
+        self._finished: dict[str, Event] = {}
+        for event in events:
+            self._apply(event)
+
+    @classmethod
+    def read(cls, path: Path) -> Journal:
+        """Read a journal; a file that is not there is an empty one.
+
+        Raises:
+            StepError: the file cannot be read.
+        """
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            content = b""
+        except OSError as error:
+            raise blocked(path, error, "read") from error
+        events: list[Event] = []
+        size = 0
+        for number, line in enumerate(content.split(b"\n")[:-1], 1):
+            event = _parse(line)
+            if event is None:
+                damage = (
+                    f"{path}, line {number}: not an event of a build; "
+                    "the steps recorded from there on are done again"
+                )
+                return cls(path, events, size, damage)
+            events.append(event)
+            size += len(line) + 1
+        return cls(path, events, size, "")
+
+    def finished(self, key: str) -> Event | None:
+        """The event by which the step with this key finished, if it is still done."""
+        return self._finished.get(key)
+
+    def append(
+        self,
+        event: str,
+        step: str,
+        key: str,
+        *,
+        seconds: float | None = None,
+        data: Mapping[str, Any] | None = None,
+    ) -> Event:
+        """Write an event; it is on the disk when this returns.
+
+        Raises:
+            StepError: the file cannot be written.
+        """
+        time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        entry = Event(event, step, key, time, seconds, data)
+        fields = {name: value for name, value in entry._asdict().items() if value is not None}
+        line = json.dumps(fields, allow_nan=False).encode() + b"\n"
+        try:
+            self._write(line)
+        except OSError as error:
+            raise blocked(self.path, error) from error
+        self.events.append(entry)
+        self._apply(entry)
+        return entry
+
+    def _write(self, line: bytes) -> None:
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o666)
+        try:
+            # What cannot be read any more would swallow the line that follows it.
+            os.ftruncate(descriptor, self._size)
+            written = os.pwrite(descriptor, line, self._size)
+            if written != len(line):
+                os.pwrite(descriptor, line[written:], self._size + written)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        self._size += len(line)
+
+    def _apply(self, event: Event) -> None:
+        """Starting a step again undoes it and every step that was built upon it."""
+        if event.key in self._finished:
+            keys = list(self._finished)
+            for key in keys[keys.index(event.key) :]:
+                del self._finished[key]
+        if event.event == FINISHED:
+            self._finished[event.key] = event
+
+
+def _parse(line: bytes) -> Event | None:
+    """An event, or None if the line is none."""
+    try:
+        fields = json.loads(line)
+        event = Event(**fields)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    texts = (event.event, event.step, event.key, event.time)
+    right = (
+        all(isinstance(text, str) for text in texts)
+        and event.event in _EVENTS
+        and isinstance(event.seconds, (int, float, type(None)))
+        and isinstance(event.data, (dict, type(None)))
+    )
+    return event if right else None

@@ -1,0 +1,153 @@
+"""Where hvdenv keeps things, and how a small file is written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hvdenv.errors import StepError, UsageError
+from hvdenv.runner import environment
+
+HOME_VARIABLE = "HVDENV_HOME"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class Places(NamedTuple):
+    """The folders under HVDENV_HOME.
+
+    Attributes:
+        home: the folder that holds all others.
+    """
+
+    home: Path
+
+    @property
+    def envs(self) -> Path:
+        """Environments for which no prefix was named."""
+        return self.home / "envs"
+
+    @property
+    def cache(self) -> Path:
+        return self.home / "cache"
+
+    @property
+    def wheels(self) -> Path:
+        """Wheels that were compiled here, by what went into them."""
+        return self.cache / "wheels"
+
+    @property
+    def reports(self) -> Path:
+        return self.home / "reports"
+
+    @property
+    def registry(self) -> Path:
+        """One small file for each environment, wherever its prefix lies."""
+        return self.home / "registry"
+
+    def prefix(self, recipe: str, variants: Iterable[str]) -> Path:
+        """The prefix of an environment for which none was named."""
+        return self.envs / environment_name(recipe, variants)
+
+
+def find_places(environ: Mapping[str, str] | None = None) -> Places:
+    """HVDENV_HOME, or the user's data folder where that is not set.
+
+    Args:
+        environ: environment variables; those of this process if not given.
+    """
+    named = (environment() if environ is None else environ).get(HOME_VARIABLE, "")
+    if named:
+        return Places(Path(os.path.abspath(os.path.expanduser(named))))
+    import platformdirs
+
+    return Places(platformdirs.user_data_path("hvdenv"))
+
+
+def environment_name(recipe: str, variants: Iterable[str]) -> str:
+    """The name of the environment of a recipe with variants.
+
+    Args:
+        recipe: the recipe's name, such as ``local``.
+        variants: names of variants; neither order nor repetition matters.
+
+    Returns:
+        ``local`` or, for instance, ``local+torch+x``.
+
+    Raises:
+        UsageError: a name has characters that do not belong in a folder's name.
+    """
+    names = [recipe, *sorted(set(variants))]
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise UsageError(
+                f"{name!r} cannot be the name of a recipe or variant",
+                remedy="use up to 64 letters, digits, dots, underscores and hyphens, "
+                "beginning with a letter or digit",
+            )
+    return "+".join(names)
+
+
+def make_folder(folder: Path) -> Path:
+    """Create a folder and its parents under HVDENV_HOME.
+
+    Raises:
+        StepError: it cannot be created or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise blocked(folder, error) from error
+    return folder
+
+
+def blocked(path: Path, error: OSError, doing: str = "write") -> StepError:
+    """The error for something that could not be read or written."""
+    return StepError(
+        f"cannot {doing}: {error.strerror or error}",
+        where=str(path),
+        remedy="look at the permissions, the free space and the quota there, "
+        f"or name another place with {HOME_VARIABLE} or --prefix",
+    )
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk, where its file system can do that."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, data: Mapping[str, Any], mode: int = 0o666) -> None:
+    """Write a JSON file so that a kill at any moment leaves the old or the new one.
+
+    Args:
+        path: the file.
+        data: JSON values.
+        mode: permissions before the umask is taken off.
+
+    Raises:
+        StepError: the folder cannot be written to.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    text = json.dumps(data, indent=1, allow_nan=False) + "\n"
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(descriptor, "wb") as stream:
+            stream.write(text.encode())
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise blocked(path, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,81 @@
+"""A report for people: what was expected, built and proven, then what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from hvdenv.masking import mask, plain
+from hvdenv.report import Finding, Report, Row, Status, Verdict
+
+_COLOURS: dict[str, str] = {"pass": "32", "fail": "31", "error": "31", "unproven": "33"}
+_VERDICTS: dict[Verdict, str] = {
+    "pass": "everything that is expected was built and was seen to work",
+    "fail": "something that is expected is missing or does not work",
+    "error": "a check could not run, so nothing is proven",
+    "unproven": "nothing failed, but something could not be proven on this host",
+}
+_EVIDENCE_LINES = 60
+
+
+def render(report: Report, *, colour: bool = False) -> str:
+    """The report as text; without colour it is plain ASCII apart from what programs said."""
+    lines = [
+        *_table(report.table),
+        *(line for finding in _shown(report) for line in _finding(finding, colour)),
+        _verdict(report, colour),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: tuple[Row, ...]) -> Iterator[str]:
+    width = max((len(f"Available {row.section}:") for row in rows), default=0)
+    for section, group in groupby(rows, key=lambda row: row.section):
+        yield f"{f'Available {section}:':{width}}  expected  built  proven"
+        for row in group:
+            marks = (_mark(row.expected), _mark(row.built), _mark(row.proven))
+            yield f"    {row.name:{width - 4}}  {marks[0]:^8}  {marks[1]:^5}  {marks[2]:^6}".rstrip()
+        yield ""
+
+
+def _mark(value: bool | None) -> str:
+    return "-" if value is None else "[X]" if value else "[ ]"
+
+
+def _shown(report: Report) -> list[Finding]:
+    """What did not pass; what was skipped only if something was seen there."""
+    return [f for f in report.findings if f.status != "pass" and (f.status != "skip" or f.evidence)]
+
+
+def _finding(finding: Finding, colour: bool) -> Iterator[str]:
+    status = _coloured(finding.status, finding.status, colour)
+    yield f"{status}: {finding.check}: {_clean(finding.subject)}: {_clean(finding.message)}"
+    evidence = _clean(finding.evidence).splitlines()
+    if len(evidence) > _EVIDENCE_LINES:
+        left_out = len(evidence) - _EVIDENCE_LINES
+        evidence = [f"({left_out} lines before this are in --json)", *evidence[left_out:]]
+    yield from (f"    {line}".rstrip() for line in evidence)
+    if finding.remedy:
+        yield f"  what to do: {_clean(finding.remedy)}"
+    yield ""
+
+
+def _verdict(report: Report, colour: bool) -> str:
+    counts = [
+        f"{sum(f.status == status for f in report.findings)} {status}"
+        for status in ("pass", "fail", "error", "unproven", "skip")
+        if any(f.status == status for f in report.findings)
+    ]
+    verdict = _coloured(report.verdict, report.verdict, colour)
+    return (
+        f"verdict: {verdict}: {_VERDICTS[report.verdict]}"
+        f" ({', '.join(counts)}; {report.seconds:.1f} s; {_clean(report.prefix)})"
+    )
+
+
+def _coloured(text: str, status: Status | Verdict, colour: bool) -> str:
+    return f"\x1b[{_COLOURS[status]}m{text}\x1b[0m" if colour and status in _COLOURS else text
+
+
+def _clean(text: str) -> str:
+    return mask(plain(text))

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hvdenv.cascade import resolve
+from hvdenv.facts import Facts, Interpreter
+from hvdenv.observe import declared
+from hvdenv.recipe import Recipe
+
+CASES = Path(__file__).parents[1] / "cases"
+
+
+
+
+@pytest.fixture
+def cases() -> Path:
+    """The folder of the cases that are data."""
+    return CASES
+
+
+@pytest.fixture
+def facts() -> Facts:
+    """Facts of a machine that is not this one."""
+    return declared(CASES / "facts.json")
+
+
+@pytest.fixture
+def python(facts: Facts) -> Interpreter:
+    return facts.interpreters[0]
+
+
+@pytest.fixture
+def recipe() -> Recipe:
+    """The shipped recipe `local`."""
+    return resolve("local").recipe
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees, or leaves anything in, the environments of who runs it."""
+    monkeypatch.setenv("HVDENV_HOME", str(tmp_path_factory.mktemp("home")))
+    monkeypatch.delenv("HVDENV_SITE", raising=False)

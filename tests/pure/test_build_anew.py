@@ -1,0 +1,169 @@
+"""Builds of a plan that installs nothing real: what is done again, and when.
+
+Python itself stands for pip: the first step makes an environment with one package in it,
+the second adds another. The files `broken` and `stopped` beside the prefix say how well.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from hvdenv.build import Built, Request, build
+from hvdenv.command import Command
+from hvdenv.errors import StepError
+from hvdenv.facts import Facts, Interpreter
+from hvdenv.generations import Environment, at
+from hvdenv.places import Places
+from hvdenv.plan import Plan, Step
+
+DIGEST = "1" * 64
+
+INSTALL = """
+import os, sys
+name, folder, switches = sys.argv[1:]
+content = "12345" if name == "second" or not os.path.exists(switches + "/broken") else "1"
+os.makedirs(folder, exist_ok=True)
+version = len([each for each in os.listdir(switches) if each.startswith(name)]) + 1
+open(f"{switches}/{name}-{version}", "w").close()
+os.mkdir(f"{folder}/{name}-{version}.dist-info")
+files = {f"{name}.py": content, f"{name}-{version}.dist-info/METADATA": "",
+         f"{name}-{version}.dist-info/RECORD": f"{name}.py,,5"}
+for path, text in files.items():
+    with open(f"{folder}/{path}", "w") as stream:
+        stream.write(text)
+if os.path.exists(f"{switches}/stopped") and name == "second":
+    sys.exit(1)
+"""
+
+
+class Recorder:
+    """Keeps what a person would be told."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def step_started(self, number: int, step: Step) -> None: ...
+
+    def step_line(self, line: str) -> None: ...
+
+    def step_done(self, number: int, step: Step, note: str, seconds: float) -> None:
+        if note != "already done":
+            self.done.append(step.name)
+
+    def note(self, text: str) -> None: ...
+
+
+class Site(NamedTuple):
+    """Where the builds of a test take place."""
+
+    environment: Environment
+    switches: Path
+    facts: Facts
+
+    def plan(self, generation: Path) -> Plan:
+        venv = generation / "venv"
+        folder = venv / "lib/python3.11/site-packages"
+
+        def install(name: str) -> tuple[Command]:
+            return (
+                Command((sys.executable, "-c", INSTALL, name, str(folder), str(self.switches))),
+            )
+
+        steps = (
+            Step("environment", "", install("first"), resets=(venv,)),
+            Step("frameworks", "", install("second"), installs=True),
+            Step("stack", "", (Command(("echo", "{}")),), effect="lookup"),
+            Step("inspection", ""),
+            Step("tidy", "", effect="tidy"),
+            Step("manifest", "", effect="manifest"),
+            Step("record", "", effect="record"),
+        )
+        python = Interpreter(sys.executable, "3.11.0")
+        wheel = generation / "build/x.whl"
+        return Plan("local", (), python, {}, generation, venv, wheel, steps, {}, DIGEST)
+
+    def build(self, *, rebuild: bool = False) -> tuple[Built, list[str]]:
+        """Build; what it came to, and the steps that were not done already."""
+        recorder = Recorder()
+        request = Request(self.plan, DIGEST, {}, self.facts, ())
+        places = Places(self.environment.prefix.parent / "home")
+        built = build(request, self.environment, places, recorder, rebuild=rebuild)
+        return built, recorder.done
+
+    def switch(self, name: str, on: bool) -> None:
+        if on:
+            (self.switches / name).touch()
+        else:
+            (self.switches / name).unlink()
+
+    def installed(self) -> set[str]:
+        """Names of the packages in the environment, with their versions."""
+        folder = self.environment.prefix / "venv/lib/python3.11/site-packages"
+        return {path.stem for path in folder.glob("*.dist-info")}
+
+
+@pytest.fixture
+def site(tmp_path: Path, facts: Facts) -> Site:
+    (tmp_path / "switches").mkdir()
+    return Site(at(tmp_path / "env"), tmp_path / "switches", facts)
+
+
+STEPS = ["environment", "frameworks", "stack", "inspection", "tidy", "manifest", "record"]
+
+
+def test_a_failed_build_goes_on_where_it_failed(site: Site) -> None:
+    site.switch("stopped", on=True)
+    with pytest.raises(StepError, match="step frameworks failed"):
+        site.build()
+    site.switch("stopped", on=False)
+    built, done = site.build()
+    assert done == STEPS[1:]
+    assert built.changed
+    assert site.installed() == {"first-1", "second-2"}
+    again, done = site.build()
+    assert (again.changed, again.generation, done) == (False, built.generation, [])
+
+
+def test_a_rebuild_begins_anew_where_a_build_was_begun(site: Site) -> None:
+    site.switch("stopped", on=True)
+    with pytest.raises(StepError):
+        site.build()
+    leftover = site.environment.generation(DIGEST[:12]) / "leftover"
+    leftover.touch()
+    site.switch("stopped", on=False)
+    built, done = site.build(rebuild=True)
+    assert done == STEPS
+    assert built.generation == leftover.parent
+    assert not leftover.exists()
+    assert site.installed() == {"first-2", "second-2"}
+
+
+def test_a_rebuild_leaves_what_is_complete(site: Site) -> None:
+    first, _ = site.build()
+    (site.environment.generation(DIGEST[:12]) / "used").touch()
+    second, done = site.build(rebuild=True)
+    assert done == STEPS
+    assert second.generation.name == f"{first.generation.name}-2"
+    assert (first.generation / "used").exists()
+    assert site.environment.active() == second.generation.name
+
+
+@pytest.mark.parametrize("rebuild", [False, True])
+def test_packages_that_are_not_whole_are_all_installed_again(site: Site, rebuild: bool) -> None:
+    site.switch("broken", on=True)
+    with pytest.raises(StepError, match="not whole") as caught:
+        site.build()
+    assert "first.py has 1 bytes instead of 5" in caught.value.detail
+    assert "--rebuild" in caught.value.remedy
+    assert not os.path.lexists(site.environment.prefix)
+    with pytest.raises(StepError, match="not whole"):
+        site.build(rebuild=rebuild)
+    site.switch("broken", on=False)
+    _, done = site.build(rebuild=rebuild)
+    assert done == STEPS
+    assert site.installed() == {"first-3", "second-3"}

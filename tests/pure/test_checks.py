@@ -1,0 +1,332 @@
+"""Every check in a case in which it passes and in those in which it must not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hvdenv.checkbuild import parse
+from hvdenv.checks import CHECKS, table
+from hvdenv.command import Command, Outcome
+from hvdenv.errors import IncompatibleError
+from hvdenv.evidence import ROWS, BuildTable, Extension, missing_rows
+from hvdenv.installation import Expectation, Installation
+from hvdenv.launchers import Mpi
+from hvdenv.ranks import Rank, RankRun
+from hvdenv.report import Finding, Row
+from hvdenv.verify import Failed, Key, _ask
+
+LOCAL = Expectation(("torch", "tensorflow"), ("MPI", "Gloo"), ("MPI", "Gloo"))
+ANYTHING = Expectation()
+LAUNCHERS = ("mpirun", "horovodrun-gloo")
+MPI = (Mpi("Open MPI", "5.0.11"), "/env/bin/mpirun (Open MPI 5.0.11)")
+
+
+def outcome(output: str = "", returncode: int = 0, *, timed_out: bool = False) -> Outcome:
+    return Outcome(Command(("x",), timeout=60.0), returncode, output, 1.0, timed_out)
+
+
+def extension(framework: str, **changed: Any) -> Extension:
+    built = {"MPI": 1, "Gloo": 1, "NCCL": 0, "DDL": 0, "CCL": 0, "MLSL": None, "CUDA": 0, "ROCm": 0}
+    facts = {
+        "python": "/env/bin/python", "horovod": "/env/horovod", "path": f"/env/horovod/{framework}.so",
+        "size": 2_000_000, "built_with": "2.1", "installed": "2.1", "version": "0.28.1",
+        "built": {**built, **changed.pop("built", {})}, "gpus": 0,
+    }  # fmt: skip
+    return Extension(framework, changed.pop("outcome", outcome()), {**facts, **changed})
+
+
+def absent(framework: str) -> Extension:
+    facts = {"horovod": "/env/horovod", "path": f"/env/horovod/{framework}.so", "size": 0}
+    return Extension(framework, outcome(), {**facts, "built_with": ""})
+
+
+def all_three(**changed: Extension) -> dict[str, Extension]:
+    found = {"torch": extension("torch"), "tensorflow": extension("tensorflow")}
+    return {**found, "mxnet": absent("mxnet"), **changed}
+
+
+def text(*marked: str, version: str = "0.28.1") -> str:
+    """What horovodrun prints with these rows marked, as `section/row`."""
+    sections = {
+        "Frameworks": ("TensorFlow", "PyTorch", "MXNet"),
+        "Controllers": ("MPI", "Gloo"),
+        "Tensor Operations": ("NCCL", "DDL", "CCL", "MPI", "Gloo"),
+    }
+    lines = [f"Horovod v{version}:"]
+    for section, rows in sections.items():
+        lines.append(f"Available {section}:")
+        lines += [f"    [{'X' if f'{section[0]}/{r}' in marked else ' '}] {r}" for r in rows]
+    return "\n".join(lines)
+
+
+ALL_ROWS = ("F/TensorFlow", "F/PyTorch", "C/MPI", "C/Gloo", "T/MPI", "T/Gloo")
+
+
+def build_table(printed: str, *, verbose: str = "") -> BuildTable:
+    return BuildTable(parse(printed), "", outcome(printed), verbose)
+
+
+def rank_run(controller: str = "MPI", **changed: Any) -> RankRun:
+    result = {
+        "said": {"controller": controller.upper(), "cpu": controller.upper()}, "rank": 0, "size": 1,
+        "local_rank": 0, "local_size": 1, "tests": 30, "failed": 0, "wrong": [], **changed,
+    }  # fmt: skip
+    ended = {"code": 0, "signal": "", "ended_by": ""}
+    ranks = (Rank("n1", 1, {}, result, None, ended),)
+    return RankRun("mpirun", controller, ("mpirun",), 1, ranks)
+
+
+def ask(check: str, **arguments: Any) -> list[Finding]:
+    return list(CHECKS[check](**arguments))
+
+
+def check_build(found: BuildTable, expectation: Expectation = LOCAL, **changed: Any) -> Finding:
+    arguments = {"extensions": all_three(**changed), "expectation": expectation}
+    (finding,) = ask("check-build", build_table=found, **arguments)
+    return finding
+
+
+def judge_extension(found: Extension, expectation: Expectation = LOCAL) -> list[Finding]:
+    return ask("extension", extension=found, expectation=expectation, framework=found.framework)
+
+
+def judge_allreduce(found: Extension, run: RankRun | None, **changed: Any) -> list[Finding]:
+    arguments = {
+        "extension": found, "rank_run": run, "expectation": LOCAL, "mpi": MPI,
+        "launchers": LAUNCHERS, "framework": found.framework, "controller": "MPI",
+    }  # fmt: skip
+    return ask("allreduce", **{**arguments, **changed})
+
+
+def test_check_build_passes_and_names_what_else_is_there() -> None:
+    finding = check_build(build_table(text(*ALL_ROWS)))
+    assert (finding.status, finding.message) == ("pass", "Horovod 0.28.1")
+    extra = check_build(build_table(text(*ALL_ROWS)), Expectation(("torch",)))
+    assert (extra.status, extra.message) == (
+        "pass", "Horovod 0.28.1; TensorFlow is there though nothing asks for it",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("row", "name"), [("F/PyTorch", "PyTorch"), ("C/MPI", "MPI"), ("T/Gloo", "Gloo")]
+)
+def test_check_build_misses_a_row(row: str, name: str) -> None:
+    printed = text(*(other for other in ALL_ROWS if other != row))
+    finding = check_build(build_table(printed, verbose="undefined symbol"))
+    assert finding.status == "fail"
+    assert finding.message == f"expected, but not marked: {name}"
+    assert finding.evidence == "undefined symbol"
+
+
+def test_check_build_says_where_the_table_is_wrong() -> None:
+    finding = check_build(build_table(text(*ALL_ROWS)), ANYTHING, torch=absent("torch"))
+    assert finding.status == "pass"
+    assert "it marks PyTorch, which has no extension" in finding.message
+
+
+def test_check_build_of_another_installation() -> None:
+    finding = check_build(build_table(text(*ALL_ROWS, version="0.27.0")))
+    assert finding.status == "fail"
+    assert finding.message == "horovodrun is of 0.27.0, the package of 0.28.1"
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "message"),
+    [
+        (outcome("Traceback ...", 1), "fail", "ended with exit code 1"),
+        (outcome("Horovod v0.28.1:"), "fail", "no table could be read: 0 sections"),
+        (outcome("", -11), "fail", "was ended by SIGSEGV"),
+        (outcome("", -9, timed_out=True), "fail", "did not end within 60 s"),
+        (outcome("unrecognized arguments: -cb", 2), "skip", "too old"),
+    ],
+)
+def test_check_build_without_a_table(found: Outcome, status: str, message: str) -> None:
+    finding = check_build(BuildTable(None, "0 sections", found))
+    assert finding.status == status
+    assert message in finding.message
+
+
+def test_missing_rows() -> None:
+    printed = parse(text("F/PyTorch", "C/MPI", "T/MPI"))
+    assert missing_rows(printed, ANYTHING) == []
+    assert missing_rows(printed, LOCAL) == ["TensorFlow", "Gloo", "Gloo"]
+    assert missing_rows(printed, Expectation(operations=("MLSL",))) == ["MLSL"]
+
+
+def test_some_framework_has_to_be_there() -> None:
+    nothing = {name: absent(name) for name in ROWS}
+    assert not ask("frameworks", extensions=all_three(), expectation=ANYTHING)
+    assert not ask("frameworks", extensions=nothing, expectation=LOCAL)
+    (finding,) = ask("frameworks", extensions=nothing, expectation=ANYTHING)
+    assert finding.status == "fail"
+    assert "/env/horovod/torch.so" in finding.evidence
+
+
+def test_extension_passes() -> None:
+    (finding,) = judge_extension(extension("torch"))
+    assert (finding.status, finding.message) == ("pass", "torch 2.1, Horovod 0.28.1: MPI, Gloo")
+    (old,) = judge_extension(extension("torch", built_with=None))
+    assert old.status == "pass"
+    assert "does not record what it was built with" in old.message
+
+
+BROKEN: dict[str, tuple[Extension, str]] = {
+    "missing": (absent("torch"), "the extension is missing: /env/horovod/torch.so"),
+    "no package": (
+        Extension("torch", outcome(), {"horovod": "", "path": "", "size": 0, "built_with": None}),
+        "there is no package horovod",
+    ),
+    "crash": (Extension("torch", outcome("Fatal", -11), {}), "was ended by SIGSEGV"),
+    "hang": (
+        Extension("torch", outcome("", -9, timed_out=True), {}), "did not end within 60 s",
+    ),
+    "no answer": (Extension("torch", outcome("bye"), {}), "gave no answer"),
+    "import": (
+        extension("torch", error="ImportError: GLIBCXX_3.4.30 not found\nmore", traceback="File x"),
+        "horovod.torch does not import: ImportError: GLIBCXX_3.4.30 not found",
+    ),
+    "other version": (
+        extension("torch", installed="2.2"), "built with torch 2.1, but 2.2 is installed",
+    ),
+    "other version that does not import": (
+        extension("torch", installed="2.2", error="ImportError: undefined symbol"),
+        "built with torch 2.1, but 2.2 is installed",
+    ),
+    "not recorded": (
+        extension("torch", built_with=""), "built with torch (not recorded), but 2.1",
+    ),
+    "cannot be asked": (
+        extension("torch", built={"MPI": None}), "does not say what was built into it",
+    ),
+    "controller": (extension("torch", built={"Gloo": 0}), "was built without Gloo"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_extension_fails_and_what_nobody_asked_for_does_not(name: str) -> None:
+    found, message = BROKEN[name]
+    (finding,) = judge_extension(found)
+    assert finding.status == "fail"
+    assert message in finding.message
+    assert finding.remedy
+    other = judge_extension(found, Expectation(("tensorflow",), ("MPI", "Gloo")))
+    assert {finding.status for finding in other} <= {"skip"}
+
+
+def test_extension_lacks_an_operation() -> None:
+    (finding,) = judge_extension(extension("torch"), Expectation(operations=("NCCL",)))
+    assert finding.message == "horovod.torch was built without NCCL"
+
+
+def test_extension_that_is_not_there_and_not_expected() -> None:
+    assert not judge_extension(absent("mxnet"))
+    assert not judge_extension(absent("mxnet"), ANYTHING)
+
+
+def test_allreduce() -> None:
+    (good,) = judge_allreduce(extension("torch"), rank_run())
+    assert (good.status, good.subject) == ("pass", "torch over MPI")
+    (bad,) = judge_allreduce(extension("torch"), rank_run(failed=1))
+    assert bad.status == "fail"
+    only_gloo = Expectation(("torch",), ("Gloo",))
+    (extra,) = judge_allreduce(extension("torch"), rank_run(failed=1), expectation=only_gloo)
+    assert extra.status == "skip"
+    assert extra.message.startswith("not asked for: allreduce gives wrong values")
+
+
+@pytest.mark.parametrize(
+    ("found", "changed", "status", "message"),
+    [
+        (extension("torch", error="x"), {}, "skip", "horovod.torch does not load"),
+        (extension("torch", built={"MPI": 0}), {}, "skip", "horovod.torch was built without MPI"),
+        (extension("torch"), {"mpi": (Mpi("unknown"), "")}, "unproven", "there is no mpirun"),
+        (extension("torch"), {"launchers": ("horovodrun-gloo",)}, "unproven", "over MPI"),
+        (extension("mxnet"), {"expectation": ANYTHING}, "unproven", "no rank program for mxnet"),
+        (extension("mxnet"), {}, "skip", "not asked for: hvdenv has no rank program for mxnet"),
+    ],
+)
+def test_allreduce_that_was_not_run(
+    found: Extension, changed: dict[str, Any], status: str, message: str
+) -> None:
+    (finding,) = judge_allreduce(found, None, **changed)
+    assert finding.status == status
+    assert message in finding.message
+
+
+def test_allreduce_without_an_extension_is_for_the_extension_check() -> None:
+    assert not judge_allreduce(absent("torch"), None)
+
+
+def operations(found: Extension, run: RankRun, expectation: Expectation) -> dict[str, str]:
+    runs = {("torch", "MPI"): run, ("torch", "Gloo"): None}
+    arguments = {"extensions": {"torch": found}, "expectation": expectation}
+    return {f.subject: f.status for f in ask("operation", rank_runs=runs, **arguments)}
+
+
+def test_operations() -> None:
+    expected = Expectation(("torch",), None, ("NCCL", "MPI"))
+    with_nccl = extension("torch", built={"NCCL": 21602})
+    assert operations(with_nccl, rank_run(), expected) == {
+        "NCCL in torch": "unproven", "MPI in torch": "pass",
+    }  # fmt: skip
+    assert operations(with_nccl, rank_run(failed=1), expected)["MPI in torch"] == "unproven"
+    assert operations(extension("torch"), rank_run(), ANYTHING) == {
+        "MPI in torch": "pass", "Gloo in torch": "unproven",
+    }  # fmt: skip
+    assert not operations(extension("torch"), rank_run(), Expectation(("tensorflow",)))
+
+
+def test_nccl_on_a_host_with_gpus_is_not_proven_either() -> None:
+    found = extension("torch", built={"NCCL": 21602}, gpus=4)
+    arguments = {"rank_runs": {}, "expectation": Expectation(operations=("NCCL",))}
+    (finding,) = ask("operation", extensions={"torch": found}, **arguments)
+    assert finding.status == "unproven"
+    assert "there are GPUs" in finding.message
+
+
+def test_table() -> None:
+    passed = [
+        Finding("allreduce", "torch over MPI", "pass", ""),
+        Finding("allreduce", "torch over Gloo", "fail", ""),
+        Finding("operation", "MPI in torch", "pass", ""),
+    ]
+    expectation = Expectation(("torch",), None, ("MPI",))
+    rows = table(expectation, all_three(tensorflow=absent("tensorflow")), passed)
+    assert list(rows) == [
+        Row("Frameworks", "TensorFlow", False, False, False),
+        Row("Frameworks", "PyTorch", True, True, False),
+        Row("Frameworks", "MXNet", False, False, False),
+        Row("Controllers", "MPI", None, True, True),
+        Row("Controllers", "Gloo", None, True, False),
+        Row("Tensor Operations", "NCCL", False, False, False),
+        Row("Tensor Operations", "DDL", False, False, False),
+        Row("Tensor Operations", "CCL", False, False, False),
+        Row("Tensor Operations", "MPI", True, True, True),
+        Row("Tensor Operations", "Gloo", False, True, False),
+    ]
+
+
+def test_a_check_that_raises_is_an_error_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(installation: Installation) -> list[Finding]:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setitem(CHECKS, "broken", check)
+    (finding,) = _ask(Key("broken"), {"installation": Installation("/env", "", ())}, {})
+    assert (finding.check, finding.status) == ("broken", "error")
+    assert finding.message == "the check could not run: ZeroDivisionError: by zero"
+    assert "raise ZeroDivisionError" in finding.evidence
+
+
+def test_a_fact_that_fails_is_an_error_of_every_check_that_needs_it() -> None:
+    error = IncompatibleError("no such launcher", where="mpirun", remedy="use another")
+    given = {"expectation": LOCAL, "mpi": MPI, "launchers": LAUNCHERS}
+    facts = {
+        Key("extension", "torch"): extension("torch"),
+        Key("rank_run", "torch", "MPI"): Failed(error),
+    }
+    (finding,) = _ask(Key("allreduce", "torch", "MPI"), given, facts)
+    assert finding == Finding(
+        "allreduce", "torch over MPI", "error", "mpirun: no such launcher", "", "use another"
+    )

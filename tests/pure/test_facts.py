@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdenv.errors import RecipeError
+from hvdenv.facts import Facts, Interpreter, parse_cpuinfo, parse_quota, parse_version
+from hvdenv.observe import ask_interpreter, declared, observe, own_interpreter
+from hvdenv.runner import Runner
+from hvdenv.schema import encode
+
+
+@pytest.mark.parametrize(
+    ("fact", "output", "version"),
+    [
+        ("cc", "12.2.0\n", "12.2.0"),
+        ("cxx", "8\n", "8"),
+        ("cc", "gcc: error: unrecognized option\n", ""),
+        ("cmake", "cmake version 3.25.1\n\nCMake suite maintained\n", "3.25.1"),
+        ("cmake", "cmake3 version 3.17.5\n", "3.17.5"),
+        ("mpirun", "mpirun (Open MPI) 4.1.4\n\nReport bugs to http://www.open-mpi.org\n", "4.1.4"),
+        ("mpirun", "Intel(R) MPI Library for Linux* OS, Version 2021.9 Build 20230307\n", "2021.9"),
+        ("nvcc", "nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release 12.4, V12.4.99\n", "12.4"),
+        ("nvcc", "", ""),
+    ],
+)  # fmt: skip
+def test_versions_in_the_answers_of_programs(fact: str, output: str, version: str) -> None:
+    assert parse_version(fact, output) == version
+
+
+def test_cpuinfo() -> None:
+    x86 = "processor\t: 0\nmodel name\t: Some CPU @ 2GHz\nflags\t\t: fpu avx2 avx\n\nprocessor\t: 1\nflags\t\t: fpu\n"
+    assert parse_cpuinfo(x86) == ("Some CPU @ 2GHz", ("avx", "avx2", "fpu"))
+    arm = "processor\t: 0\nFeatures\t: fp asimd\n"
+    assert parse_cpuinfo(arm) == ("", ("asimd", "fp"))
+    power = "processor\t: 0\ncpu\t\t: POWER9, altivec supported\n"
+    assert parse_cpuinfo(power) == ("POWER9, altivec supported", ())
+    assert parse_cpuinfo("") == ("", ())
+
+
+QUOTA = """\
+Disk quotas for user u (uid 1000):
+     Filesystem  space   quota   limit   grace   files   quota   limit   grace
+       {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [
+        ("/home  1000  4000  5000  0  10  0  0  0", 4_096_000),
+        ("/home  1000  4000  0  0  10  0  0  0", 3_072_000),
+        ("/home  1000  0  0  0  10  0  0  0", None),
+        ("/home  6000*  4000  5000  0  10  0  0  0", 0),
+        ("/home  1000  0  5000  0  10  0  0  0\n       /scratch  1000  0  2000  0  10  0  0  0", 1_024_000),
+        ("none", None),
+    ],
+)
+def test_quota(line: str, left: int | None) -> None:
+    assert parse_quota(QUOTA.format(line)) == left
+
+
+def test_declared_facts_survive_a_round_trip(facts: Facts, tmp_path: Path) -> None:
+    path = tmp_path / "facts.json"
+    path.write_text(json.dumps(encode(facts._replace(origin="observed"))))
+    assert declared(path) == facts
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"cores": "8"}, "cores: expected a whole number, found '8'"),
+        ({"root": 1}, "root: expected true or false, found 1"),
+        ({"coers": 8}, 'coers: unknown key; did you mean "cores"?'),
+        ({"host": None}, "host: expected a string, found None"),
+        ({"interpreters": [{"path": "/p"}]}, "interpreters[0].version: this key is required and missing"),
+        ({"interpreters": [{"path": "/p", "version": "3.x"}]}, "interpreters[0].version: expected a version"),
+        ({"cxx": {"path": "/usr/bin/g++\n", "version": ""}}, "cxx.path: control characters"),
+        ({"cxx": {"path": "/usr/bin/g++", "version": "twelve"}}, "cxx.version: expected a version"),
+    ],
+)
+def test_declared_facts_that_are_wrong(
+    cases: Path, tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    path = tmp_path / "facts.json"
+    path.write_text(json.dumps({**json.loads((cases / "facts.json").read_text()), **change}))
+    with pytest.raises(RecipeError) as caught:
+        declared(path)
+    assert str(caught.value).startswith(f"{path}: {said}")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"{", "not valid JSON: "),
+        (b"\xff", "not valid JSON: "),
+        (b"[" * 100_000, "not valid JSON: "),
+        (b"[]", "expected a table, found []"),
+    ],
+)
+def test_a_file_that_holds_no_facts(tmp_path: Path, text: bytes, said: str) -> None:
+    path = tmp_path / "facts.json"
+    path.write_bytes(text)
+    with pytest.raises(RecipeError) as caught:
+        declared(path)
+    assert str(caught.value).startswith(f"{path}: {said}")
+
+
+def test_facts_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="cannot read this file: No such file"):
+        declared(tmp_path / "none.json")
+
+
+def test_an_interpreter_answers_for_itself() -> None:
+    own = own_interpreter()
+    asked = ask_interpreter(own.path, Runner())
+    assert asked == own
+
+
+@pytest.mark.parametrize("program", ["/none", "/bin/false", "/bin/echo"])
+def test_what_is_no_interpreter(program: str) -> None:
+    assert ask_interpreter(program, Runner()) is None
+
+
+def test_this_machine_is_observed(tmp_path: Path) -> None:
+    seen = observe(tmp_path / "not" / "yet" / "there", Runner(), thorough=False)
+    assert seen.origin == "observed"
+    assert seen.cores >= 1
+    assert seen.disk_free is not None
+    assert seen.interpreters[0] == own_interpreter()
+    assert all(isinstance(each, Interpreter) for each in seen.interpreters)
+    # What is seen here can be declared elsewhere.
+    path = tmp_path / "facts.json"
+    path.write_text(json.dumps(encode(seen)))
+    assert declared(path) == seen._replace(origin="declared")

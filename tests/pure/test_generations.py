@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hvdenv import generations, upkeep
+from hvdenv.errors import StepError, UsageError
+from hvdenv.generations import Environment, at
+from tests.environments import ONE, TWO, build
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Environment:
+    one = at(tmp_path / "env")
+    generations.claim(one)
+    return one
+
+
+def test_the_store_lies_beside_the_prefix(tmp_path: Path) -> None:
+    assert at(tmp_path / "x/../env/").prefix == tmp_path / "env"
+    assert at(tmp_path / "env").store == tmp_path / ".env.hvdenv"
+    with pytest.raises(UsageError, match="cannot be a prefix"):
+        at(Path("/"))
+
+
+def test_a_new_environment_has_nothing(environment: Environment) -> None:
+    assert environment.active() == environment.pointed() == ""
+    assert environment.identities() == []
+    assert environment.records() == {}
+    assert not environment.complete(ONE)
+
+
+def test_the_prefix_points_to_what_was_switched_to(environment: Environment) -> None:
+    build(environment, ONE)
+    build(environment, TWO)
+    for identity in (ONE, TWO):
+        generations.switch(environment, identity)
+        assert environment.active() == identity
+        assert (environment.prefix / "bin/python").exists()
+    assert os.readlink(environment.prefix) == f".env.hvdenv/{TWO}"
+    assert list(environment.records()) == [TWO, ONE]
+    assert set(os.listdir(environment.store)) == {ONE, TWO}
+
+
+def test_an_environment_may_be_moved_as_a_whole(environment: Environment, tmp_path: Path) -> None:
+    build(environment, ONE)
+    generations.switch(environment, ONE)
+    (tmp_path / "new").mkdir()
+    environment.prefix.rename(tmp_path / "new/env")
+    environment.store.rename(tmp_path / "new/.env.hvdenv")
+    assert at(tmp_path / "new/env").active() == ONE
+
+
+def test_an_absolute_link_through_another_path_is_understood(
+    environment: Environment, tmp_path: Path
+) -> None:
+    build(environment, ONE)
+    (tmp_path / "alias").symlink_to(tmp_path)
+    environment.prefix.symlink_to(tmp_path / "alias/.env.hvdenv" / ONE)
+    assert environment.active() == at(tmp_path / "alias/env").active() == ONE
+
+
+def test_never_switched_to_what_is_incomplete(environment: Environment) -> None:
+    build(environment, ONE)
+    generations.switch(environment, ONE)
+    generations.create(environment, TWO)
+    with pytest.raises(StepError, match="never finished"):
+        generations.switch(environment, TWO)
+    assert environment.active() == ONE
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the record is damaged"),
+        (b'{"format": 1, "created": "20', "the record is damaged"),
+        (b"\xff\xff", "the record is damaged"),
+        (b"[" * 100_000, "the record is damaged"),
+        (b"[1]", "no format number"),
+        (b"{}", "no format number"),
+        (b'{"format": 2}', "has format 2; this hvdenv knows format 1"),
+        (b'{"format": true}', "has format True"),
+        (b'{"format": "1"}', "has format '1'"),
+        (b'{"format": 1, "created": 5}', "created is 5"),
+        (b'{"format": 1, "variants": "x"}', "variants is 'x'"),
+    ],
+)
+def test_a_damaged_record_is_no_complete_generation(
+    environment: Environment, content: bytes, message: str
+) -> None:
+    build(environment, ONE)
+    generations.switch(environment, ONE)
+    environment.record(ONE).write_bytes(content)
+    assert environment.active() == ""
+    assert environment.pointed() == ONE
+    assert environment.records() == {}
+    with pytest.raises(StepError, match=message) as caught:
+        generations.read_record(environment.record(ONE))
+    assert caught.value.where == str(environment.record(ONE))
+    assert caught.value.remedy
+
+
+def test_a_record_comes_back_with_keys_that_nobody_knows(environment: Environment) -> None:
+    build(environment, ONE, future={"x": [1]}, recipe="local")
+    record = generations.read_record(environment.record(ONE))
+    assert record["future"] == {"x": [1]}
+    assert record["format"] == 1
+
+
+def test_a_begun_generation_is_gone_on_with_a_finished_one_is_not(
+    environment: Environment,
+) -> None:
+    digest = "1" * 64
+    assert generations.new_identity(environment, digest) == ONE
+    folder = generations.create(environment, ONE)
+    (folder / "journal.jsonl").touch()
+    assert generations.new_identity(environment, digest) == ONE
+    assert generations.create(environment, ONE) == folder
+    assert (folder / "journal.jsonl").exists()
+    generations.write_record(environment.record(ONE), {})
+    assert generations.new_identity(environment, digest) == f"{ONE}-2"
+    build(environment, f"{ONE}-2")
+    assert generations.new_identity(environment, digest) == f"{ONE}-3"
+
+
+def test_what_may_be_in_use_is_not_built_into(environment: Environment) -> None:
+    build(environment, ONE)
+    environment.record(ONE).write_text("damaged")
+    environment.generation(f"{ONE}-2").mkdir()  # without a marker: not hvdenv's
+    assert generations.new_identity(environment, "1" * 64) == f"{ONE}-3"
+
+
+def test_a_lost_record_does_not_make_a_generation_unfinished(environment: Environment) -> None:
+    build(environment, ONE)
+    generations.switch(environment, ONE)
+    environment.record(ONE).unlink()
+    assert not environment.begun(ONE)
+    assert generations.new_identity(environment, "1" * 64) == f"{ONE}-2"
+
+
+def test_a_begun_generation_can_be_discarded(environment: Environment, tmp_path: Path) -> None:
+    (tmp_path / "precious").touch()
+    folder = generations.create(environment, ONE)
+    (folder / "journal.jsonl").touch()
+    (folder / "link").symlink_to(tmp_path)
+    assert environment.begun(ONE)
+    assert generations.discard(environment, ONE) == ""
+    assert os.listdir(environment.store) == []
+    assert (tmp_path / "precious").exists()
+    assert generations.discard(environment, ONE) == ""
+    assert os.listdir(generations.create(environment, ONE)) == [generations.MARKER]
+
+
+def complete(environment: Environment) -> None:
+    build(environment, ONE)
+
+
+def damaged(environment: Environment) -> None:
+    build(environment, ONE)
+    environment.record(ONE).write_text("{")
+
+
+def active_without_record(environment: Environment) -> None:
+    build(environment, ONE)
+    generations.switch(environment, ONE)
+    environment.record(ONE).unlink()
+
+
+def without_marker(environment: Environment) -> None:
+    environment.generation(ONE).mkdir()
+    (environment.generation(ONE) / "data").touch()
+
+
+def linked(environment: Environment) -> None:
+    environment.generation(ONE).symlink_to(generations.create(environment, TWO))
+
+
+@pytest.mark.parametrize("make", [complete, damaged, active_without_record, without_marker, linked])
+def test_nothing_but_a_begun_generation_is_discarded(
+    environment: Environment, make: Callable[[Environment], None]
+) -> None:
+    make(environment)
+    before = sorted(environment.store.rglob("*"))
+    with pytest.raises(UsageError, match="no unfinished generation") as caught:
+        generations.discard(environment, ONE)
+    assert caught.value.where == str(environment.generation(ONE))
+    assert sorted(environment.store.rglob("*")) == before
+
+
+@pytest.mark.parametrize("inside", ["env/x", f".env.hvdenv/{ONE}/bin/x", ".env.hvdenv/x"])
+def test_no_environment_inside_another(environment: Environment, inside: str) -> None:
+    build(environment, ONE)
+    generations.switch(environment, ONE)
+    with pytest.raises(UsageError, match="inside another environment"):
+        generations.claim(at(environment.prefix.parent / inside))
+
+
+def test_a_missing_parent_and_a_file_as_parent_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for parent in ("no", "file"):
+        with pytest.raises(UsageError, match="folder for the prefix does not exist"):
+            generations.claim(at(tmp_path / parent / "env"))
+
+
+def test_a_place_that_nobody_may_write_to_is_said_before_any_work() -> None:
+    with pytest.raises(StepError, match="cannot write") as caught:
+        generations.claim(at(Path("/proc/env")))
+    assert caught.value.exit_code == 5
+    assert "--prefix" in caught.value.remedy
+
+
+def test_a_marker_is_there_from_the_first_moment(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        """Stands for a kill -9."""
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(generations, "write_json", killed)
+    with pytest.raises(Killed):
+        generations.create(environment, ONE)
+    monkeypatch.undo()
+    assert environment.identities() == []
+    assert generations.new_identity(environment, "1" * 64) == ONE
+    upkeep.prune(environment, keep=0)
+    assert os.listdir(environment.store) == []

@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvdenv.errors import StepError
+from hvdenv.manifest import NAME, compare, read, verify_records, write
+
+ODD = st.binary(min_size=1, max_size=20).filter(
+    lambda name: b"/" not in name and b"\0" not in name and name not in (b".", b"..")
+)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    root = tmp_path / "tree"
+    (root / "lib/pkg/__pycache__").mkdir(parents=True)
+    (root / "logs").mkdir()
+    (root / "lib/pkg/a.py").write_text("a = 1\n")
+    (root / "lib/pkg/b.so").write_bytes(bytes(3 << 20))
+    (root / "lib/pkg/__pycache__/a.cpython-311.pyc").write_bytes(b"pyc")
+    (root / "logs/step.log").write_text("log")
+    (root / "lib64").symlink_to("lib")
+    (root / "empty").touch()
+    return root
+
+
+def test_one_line_for_each_file_in_order(tree: Path) -> None:
+    written = write(tree, ["logs"])
+    content = (tree / NAME).read_bytes()
+    assert written.digest == hashlib.sha256(content).hexdigest()
+    assert (written.files, written.bytes) == (5, 3 * 2**20 + 9)
+    header, *lines = content.decode().splitlines()
+    assert header == "hvdenv.manifest/1"
+    assert lines[:2] == ["exclude\tlogs", f"exclude\t{NAME}"]
+    paths = [line.split("\t")[2] for line in lines[2:]]
+    assert paths == sorted(paths)
+    assert f"{hashlib.sha256(b'').hexdigest()}\t0\tempty" in lines
+    assert "link\tlib\tlib64" in lines
+
+
+def test_the_same_tree_has_the_same_digest(tree: Path) -> None:
+    one = write(tree, ["logs"])
+    (tree / "logs/more.log").touch()
+    os.utime(tree / "empty", (0, 0))
+    assert write(tree, ["logs"]) == one
+
+
+@settings(deadline=None, max_examples=40)
+@given(files=st.dictionaries(ODD, st.binary(max_size=50), max_size=5), target=ODD)
+def test_odd_names_come_back(
+    tmp_path_factory: pytest.TempPathFactory, files: dict[bytes, bytes], target: bytes
+) -> None:
+    root = tmp_path_factory.mktemp("odd")
+    (root / "sub").mkdir()
+    for name, content in files.items():
+        with open(os.path.join(os.fsencode(root), b"sub", name), "wb") as stream:
+            stream.write(content)
+    os.symlink(target, os.fsencode(root / "link"))
+
+    written = write(root)
+    manifest = read(root / NAME, written.digest)
+
+    expected = {f"sub/{os.fsdecode(name)}": len(content) for name, content in files.items()}
+    assert {path: entry.size for path, entry in manifest.entries.items()} == {**expected, "link": 0}
+    assert manifest.entries["link"].target == os.fsdecode(target)
+    assert compare(root, manifest, "hash") == []
+    shutil.rmtree(root)
+
+
+def grow(root: Path) -> None:
+    (root / "empty").write_text("x")
+
+
+def replace(root: Path) -> None:
+    (root / "lib/pkg/a.py").write_text("a = 2\n")
+
+
+def lose(root: Path) -> None:
+    shutil.rmtree(root / "lib/pkg")
+
+
+def relink(root: Path) -> None:
+    (root / "lib64").unlink()
+    (root / "lib64").symlink_to("/lib")
+
+
+def unlink_and_copy(root: Path) -> None:
+    (root / "lib64").unlink()
+    (root / "lib64").write_text("lib")
+
+
+def add(root: Path) -> None:
+    (root / "lib/pkg/c.py").touch()
+
+
+def harmless(root: Path) -> None:
+    (root / "lib/pkg/__pycache__/c.cpython-311.pyc").write_text("new")
+    (root / "lib/pkg/__pycache__/a.cpython-311.pyc").write_text("written anew")
+    (root / "logs/new.log").touch()
+    os.utime(root / "empty", (0, 0))
+    (root / "folder").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("change", "by_size", "by_hash"),
+    [
+        (harmless, [], []),
+        (grow, ["changed empty"], ["changed empty"]),
+        (replace, [], ["changed lib/pkg/a.py"]),
+        (lose, ["missing lib/pkg/a.py", "missing lib/pkg/b.so"], None),
+        (relink, ["changed lib64"], ["changed lib64"]),
+        (unlink_and_copy, ["changed lib64"], ["changed lib64"]),
+        (add, ["extra lib/pkg/c.py"], None),
+    ],
+)
+def test_what_changed_is_told(
+    tree: Path,
+    change: Callable[[Path], None],
+    by_size: list[str],
+    by_hash: list[str] | None,
+) -> None:
+    manifest = read(tree / NAME, write(tree, ["logs"]).digest)
+    change(tree)
+    shown = [f"{one.kind} {one.path}" for one in compare(tree, manifest)]
+    assert shown == by_size
+    shown = [f"{one.kind} {one.path}" for one in compare(tree, manifest, "hash")]
+    assert shown == (by_size if by_hash is None else by_hash)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "hvdenv.manifest/1",
+        "hvdenv.manifest/2\n",
+        "hvdenv.manifest/1\nabc\t1\tfile",
+        "hvdenv.manifest/1\nabc\t1\n",
+        "hvdenv.manifest/1\nabc\tx\tfile\n",
+        "hvdenv.manifest/1\nabc\n",
+        "hvdenv.manifest/1\nabc\t1\tbad\\xescape\n",
+    ],
+)
+def test_a_damaged_manifest_is_an_error(tmp_path: Path, content: str) -> None:
+    path = tmp_path / NAME
+    path.write_text(content)
+    with pytest.raises(StepError, match="damaged manifest") as caught:
+        read(path)
+    assert caught.value.where == str(path)
+    assert "build it again" in caught.value.remedy
+
+
+def test_a_manifest_other_than_the_recorded_one_is_an_error(tree: Path) -> None:
+    digest = write(tree).digest
+    (tree / NAME).write_bytes((tree / NAME).read_bytes().replace(b"a.py", b"b.py"))
+    with pytest.raises(StepError, match=f"recorded was {digest}"):
+        read(tree / NAME, digest)
+    with pytest.raises(StepError, match="No such file"):
+        read(tree / "no.txt")
+
+
+def test_a_tree_that_is_not_there_is_an_error(tree: Path) -> None:
+    manifest = read(tree / NAME, write(tree).digest)
+    shutil.rmtree(tree)
+    with pytest.raises(StepError, match="No such file"):
+        compare(tree, manifest)
+    with pytest.raises(StepError, match="No such file"):
+        write(tree)
+    with pytest.raises(StepError, match="No such file"):
+        verify_records(tree)
+
+
+def install(site: Path, name: str, files: dict[str, bytes]) -> None:
+    """A distribution as pip lays it out."""
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Name: {name}\n")
+    rows = [f"{info.name}/RECORD,,", f"{name}/__pycache__/never.cpython-311.pyc,,"]
+    for path, content in files.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_bytes(content)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        rows.append(f'"{path}",sha256={digest},{len(content)}')
+    (info / "RECORD").write_text("\n".join(rows) + "\n")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    site = tmp_path / "venv/lib/site-packages"
+    install(
+        site,
+        "one",
+        {"one/a.py": b"a", "one/b,c.py": b"bc", "../../bin/one": b"#!", "shared.py": b"1"},
+    )
+    install(site, "two", {"two.py": b"two", "shared.py": b"22"})
+    return site
+
+
+def test_whole_packages_pass_shared_files_too(site: Path, tmp_path: Path) -> None:
+    assert verify_records(site) == []
+    assert write(tmp_path / "venv", site_packages=site).problems == ()
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        (lambda site: (site / "two.py").unlink(), "two-1.0: two.py is missing"),
+        (
+            lambda site: (site / "../../bin/one").write_bytes(b"#"),
+            "one-1.0: ../../bin/one has 1 bytes instead of 2",
+        ),
+        (
+            lambda site: (site / "two-1.0.dist-info/RECORD").unlink(),
+            "two-1.0: two-1.0.dist-info/RECORD is missing",
+        ),
+        (
+            lambda site: (site / "one-1.0.dist-info/METADATA").unlink(),
+            "one-1.0: one-1.0.dist-info/METADATA is missing",
+        ),
+        (
+            lambda site: (site / "two-1.0.dist-info/RECORD").write_text("two.py\n"),
+            "two-1.0: two-1.0.dist-info/RECORD is damaged",
+        ),
+        (lambda site: (site / "~wo").mkdir(), "~wo: left behind by an interrupted pip"),
+    ],
+)
+def test_half_installed_packages_are_named(
+    site: Path, damage: Callable[[Path], object], problem: str
+) -> None:
+    damage(site)
+    assert verify_records(site)[0].startswith(problem)
+
+
+def test_other_content_of_the_same_size_is_seen_while_hashing(site: Path, tmp_path: Path) -> None:
+    (site / "two.py").write_bytes(b"tow")
+    assert verify_records(site) == []
+    assert write(tmp_path / "venv", site_packages=site).problems == (
+        "two-1.0: two.py has other content than its RECORD says",
+    )

