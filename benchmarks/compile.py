@@ -117,7 +117,9 @@ def archive(python: Path, plan: Plan) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--frameworks", choices=("torch", "both"), default="both")
     parser.add_argument("--rounds", type=int, default=1)
     arguments = parser.parse_args()

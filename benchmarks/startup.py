@@ -23,7 +23,9 @@ def seconds_of(*words: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=21)
     arguments = parser.parse_args()
     seconds_of("-m", "hvdenv", "build", "local", "--quiet")

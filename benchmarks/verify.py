@@ -56,7 +56,9 @@ def seconds_of(command: list[str], prefix: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     hvdenv = [sys.executable, "-m", "hvdenv"]

@@ -112,9 +112,7 @@ def build(
     if present:
         return Built(environment.prefix, present, False, time.monotonic() - started)
     generations.claim(environment)
-    with buildlock.hold(
-        environment.store, wait=LOCK_WAIT_SECONDS, break_lock=break_lock
-    ) as held:
+    with buildlock.hold(environment.store, wait=LOCK_WAIT_SECONDS, break_lock=break_lock) as held:
         if held.replaced:
             ended = len(end_marked(held.replaced.token))
             progress.note(f"going on after a build that was killed ({ended} left processes ended)")
@@ -171,6 +169,7 @@ class _Run:
         self.journal = journal.Journal.read(generation / JOURNAL)
         # What steps recorded, by step name: in this run or in one before it.
         self.recorded: dict[str, Mapping[str, Any]] = {}
+        self.keys: dict[str, str] = {}
 
     def run(self) -> None:
         if self.journal.damage:
@@ -178,7 +177,7 @@ class _Run:
         make_folder(self.generation / LOGS)
         key = ""
         for number, step in enumerate(self.plan.steps, 1):
-            key = journal.chain(key, step_identity(step))
+            key = self.keys[step.name] = journal.chain(key, step_identity(step))
             done = self.journal.finished(key)
             if done:
                 self.recorded[step.name] = done.data or {}
@@ -188,25 +187,31 @@ class _Run:
             self._do(number, step, key)
 
     def _do(self, number: int, step: Step, key: str) -> None:
+        if step.spared_by_cache and self.recorded["stack"].get("wheel"):
+            self._finish(number, step, key, "not needed: the wheel is in the cache", {}, 0.0)
+            return
         started = time.monotonic()
         self.progress.step_started(number, step)
         self._reset(step, key)
         self.journal.append(journal.STARTED, step.name, key, data=self._baseline(step))
         log = self.generation / LOGS / f"{number:02}-{step.name}.log"
-        note: str
-        data: dict[str, Any]
         try:
-            if step.spared_by_cache and self.recorded["stack"].get("wheel"):
-                note, data = "not needed: the wheel is in the cache", {}
-            else:
-                note, data = self._perform(step, log)
+            note, data = self._perform(step, log)
         except StepError as error:
             self.journal.append(journal.FAILED, step.name, key, data={"error": error.message})
+            if step.undoes:
+                self.journal.append(journal.FAILED, step.undoes, self.keys[step.undoes])
             raise
-        seconds = round(time.monotonic() - started, 3)
+        self._finish(number, step, key, note, data, time.monotonic() - started)
+
+    def _finish(
+        self, number: int, step: Step, key: str, note: str, data: dict[str, Any], seconds: float
+    ) -> None:
         self.recorded[step.name] = data
         if step.effect != "record":  # the record is the last thing written into a generation
-            self.journal.append(journal.FINISHED, step.name, key, seconds=seconds, data=data)
+            self.journal.append(
+                journal.FINISHED, step.name, key, seconds=round(seconds, 3), data=data
+            )
         self.progress.step_done(number, step, note, seconds)
 
     def _perform(self, step: Step, log: Path) -> tuple[str, dict[str, Any]]:
@@ -269,7 +274,9 @@ class _Run:
         ]
         return {
             "installed": {
-                str(folder.relative_to(self.generation)): sorted(each.name for each in folder.iterdir())
+                str(folder.relative_to(self.generation)): sorted(
+                    each.name for each in folder.iterdir()
+                )
                 for folder in folders
                 if folder.is_dir()
             }
@@ -285,7 +292,10 @@ class _Run:
             return "no such wheel in the cache", {"inputs": inputs}
         make_folder(self.plan.wheel.parent)
         shutil.copyfile(found.wheel, self.plan.wheel)
-        return "a wheel of this stack is in the cache", {"inputs": inputs, "wheel": str(found.wheel)}
+        return "a wheel of this stack is in the cache", {
+            "inputs": inputs,
+            "wheel": str(found.wheel),
+        }
 
     def _keep(self, output: str) -> tuple[str, dict[str, Any]]:
         inspected = json.loads(output.strip().splitlines()[-1])
@@ -306,7 +316,6 @@ class _Run:
             self.generation, (LOGS, JOURNAL, generations.RECORD, generations.MARKER), site_packages
         )
         if written.problems:
-            self._begin_anew()
             raise StepError(
                 "packages in the environment are not whole",
                 where=str(site_packages),
@@ -318,11 +327,6 @@ class _Run:
             f"{written.files} files, {written.bytes / 1e9:.1f} GB",
             {"digest": written.digest, "files": written.files, "bytes": written.bytes},
         )
-
-    def _begin_anew(self) -> None:
-        """Have the next build repeat every step: nobody knows which one went wrong."""
-        first = self.plan.steps[0]
-        self.journal.append(journal.FAILED, first.name, journal.chain("", step_identity(first)))
 
     def _record(self, _: str) -> tuple[str, dict[str, Any]]:
         plan, listed = self.plan, self.recorded["manifest"]
@@ -380,7 +384,10 @@ def _installed(report: Path) -> list[dict[str, str]]:
             "name": each["metadata"]["name"],
             "version": each["metadata"]["version"],
             "url": mask(each["download_info"]["url"]),
-            "sha256": each["download_info"].get("archive_info", {}).get("hashes", {}).get("sha256", ""),
+            "sha256": each["download_info"]
+            .get("archive_info", {})
+            .get("hashes", {})
+            .get("sha256", ""),
         }
         for each in found["install"]
     ]

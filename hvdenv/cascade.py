@@ -83,7 +83,11 @@ def find_recipe(name: str) -> Path:
 
         close = difflib.get_close_matches(name, shipped, 1)
         hint = f'did you mean "{close[0]}"? ' if close else ""
-        here = f"; for the file {name}.toml write ./{name}.toml" if os.path.isfile(f"{name}.toml") else ""
+        here = (
+            f"; for the file {name}.toml write ./{name}.toml"
+            if os.path.isfile(f"{name}.toml")
+            else ""
+        )
         raise UsageError(
             f'there is no recipe named "{name}"',
             remedy=f"{hint}`hvdenv recipes` lists them{here}",
@@ -220,7 +224,9 @@ def _override(text: str) -> Layer:
     return Layer("command line", "", f"{key} = {value}", values)
 
 
-def _leaves(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _leaves(
+    values: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Dotted keys and values below a table; lists are values."""
     for key, value in values.items():
         if isinstance(value, dict) and value:
@@ -245,7 +251,11 @@ def _refuse_clashes(layers: Sequence[Layer]) -> None:
 
 
 def _merge(
-    into: Document, values: Document, layer: Layer, origins: dict[str, Layer], path: tuple[str, ...] = ()
+    into: Document,
+    values: Document,
+    layer: Layer,
+    origins: dict[str, Layer],
+    path: tuple[str, ...] = (),
 ) -> None:
     for key, value in values.items():
         where = (*path, key)
@@ -268,7 +278,11 @@ def _explain(problem: Problem, base: Layer, origins: Mapping[str, Layer]) -> Rec
         if found or inside:
             layer = found or base
             break
-    where = f"{layer.file}:{line_of(layer.text, layer.prefix + problem.path)}: " if layer.file else "--set: "
+    where = (
+        f"{layer.file}:{line_of(layer.text, layer.prefix + problem.path)}: "
+        if layer.file
+        else "--set: "
+    )
     return RecipeError(problem.message, where=where + dotted(problem.path))
 
 

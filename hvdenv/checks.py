@@ -16,6 +16,7 @@ from hvdenv.command import Outcome
 from hvdenv.evidence import CONTROLLERS, ROWS, BuildTable, Extension, missing_rows
 from hvdenv.installation import Expectation
 from hvdenv.launchers import LAUNCHERS, Mpi
+from hvdenv.manifest import Difference
 from hvdenv.ranks import RankRun
 from hvdenv.report import Finding, Row
 
@@ -83,6 +84,35 @@ def _notes(
         elif frameworks[row] and framework not in (expectation.frameworks or (framework,)):
             notes.append(f"{row} is there though nothing asks for it")
     return notes
+
+
+@check("files")
+def files(changed_files: Sequence[Difference] | None) -> Iterator[Finding]:
+    """Whether what was built is still all there: scratch file systems are purged.
+
+    What was added or changed outside of Horovod is said, and not judged: the other
+    checks tell whether it does harm.
+    """
+    if changed_files is None:
+        return
+    kinds = {
+        kind: [d for d in changed_files if d.kind == kind]
+        for kind in ("missing", "changed", "extra")
+    }
+    evidence = "\n".join(f"{d.kind}: {d.path} {d.detail}".rstrip() for d in changed_files[:40])
+    broken = kinds["missing"] + [d for d in kinds["changed"] if "/site-packages/horovod/" in d.path]
+    if broken:
+        message = f"{len(kinds['missing'])} files are missing and {len(kinds['changed'])} changed since the build"
+        remedy = "build it again with `hvdenv build RECIPE --rebuild`, where nothing is purged"
+        yield Finding("files", "manifest", "fail", message, evidence, remedy)
+        return
+    others = [
+        f"{len(kinds[kind])} {word}"
+        for kind, word in (("changed", "changed"), ("extra", "added"))
+        if kinds[kind]
+    ]
+    message = "all files of the build are there"
+    yield Finding("files", "manifest", "pass", "; ".join([message, *others]), evidence)
 
 
 @check("frameworks")

@@ -50,4 +50,6 @@ class Outcome(NamedTuple):
 def spelled_out(command: Command) -> str:
     """A command as one could type it."""
     words = [f"{name}={shlex.quote(value)}" for name, value in command.env]
-    return " ".join(["env", *words, shlex.join(command.argv)] if words else [shlex.join(command.argv)])
+    return " ".join(
+        ["env", *words, shlex.join(command.argv)] if words else [shlex.join(command.argv)]
+    )

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hvdenv import generations, manifest
 from hvdenv.checkbuild import CheckBuild, parse
 from hvdenv.command import Command, Outcome
 from hvdenv.errors import CheckBuildError
@@ -180,6 +181,15 @@ def mpi(installation: Installation, runner: Runner, timeout: float) -> tuple[Mpi
     outcome = runner.branch().run(_command(installation, runner, argv, min(timeout, 60.0)))
     found = parse_mpi_version(outcome.output)
     return found, f"{path} ({found.kind} {found.version})"
+
+
+@fact("files against the manifest", lambda installation: bool(installation.generation))
+def changed_files(installation: Installation) -> list[manifest.Difference]:
+    """What is no longer as it was when the build was finished."""
+    folder = Path(installation.generation)
+    record = generations.read_record(folder / generations.RECORD)
+    listed = manifest.read(folder / manifest.NAME, record["manifest_digest"])
+    return manifest.compare(folder, listed)
 
 
 def _can_run(

@@ -103,7 +103,9 @@ def parse_quota(text: str) -> int | None:
     """
     left = [
         ((int(hard) or int(soft)) - int(used)) * 1024
-        for used, soft, hard in re.findall(r"^\s*/\S*\s+(\d+)\*?\s+(\d+)\s+(\d+)\s", text, re.MULTILINE)
+        for used, soft, hard in re.findall(
+            r"^\s*/\S*\s+(\d+)\*?\s+(\d+)\s+(\d+)\s", text, re.MULTILINE
+        )
         if int(hard) or int(soft)
     ]
     return max(0, min(left)) if left else None

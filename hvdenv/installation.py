@@ -17,6 +17,7 @@ class Installation(NamedTuple):
         path: folders in front of PATH.
         env: further variables for everything that runs in it.
         recipe: what it was built from; empty if nobody knows.
+        generation: folder of the generation that hvdenv built; empty if it did not.
     """
 
     prefix: str
@@ -24,6 +25,7 @@ class Installation(NamedTuple):
     path: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
     recipe: str = ""
+    generation: str = ""
 
     def program(self, name: str) -> str:
         """The path of a program in the environment's own folders; empty if it has none."""

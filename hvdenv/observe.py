@@ -93,7 +93,7 @@ def own_interpreter() -> Interpreter:
     executable = Path(os.path.realpath(base))
     headers = Path(sysconfig.get_path("include"), "Python.h").exists()
     complete = headers and importlib.util.find_spec("ensurepip") is not None
-    return Interpreter(str(executable), "%d.%d.%d" % sys.version_info[:3], complete)
+    return Interpreter(str(executable), ".".join(map(str, sys.version_info[:3])), complete)
 
 
 def ask_interpreter(path: str, runner: Runner) -> Interpreter | None:
@@ -128,7 +128,12 @@ def _candidates() -> Iterator[Interpreter]:
         for path in sorted(folder.glob("python3.[0-9]*")):
             found = re.fullmatch(r"python(3\.\d+)", path.name)
             real = os.path.realpath(path)
-            if found and real not in seen and os.access(path, os.X_OK) and "shims" not in path.parts:
+            if (
+                found
+                and real not in seen
+                and os.access(path, os.X_OK)
+                and "shims" not in path.parts
+            ):
                 seen.add(real)
                 yield Interpreter(str(path), found.group(1))
 
@@ -176,7 +181,9 @@ def _quota(place: Path, runner: Runner) -> int | None:
         return None
     try:
         outcome = runner.run(
-            Command((path, "-w", "-p", "--show-mntpoint", "--hide-device"), timeout=QUESTION_SECONDS)
+            Command(
+                (path, "-w", "-p", "--show-mntpoint", "--hide-device"), timeout=QUESTION_SECONDS
+            )
         )
     except StepError:
         return None

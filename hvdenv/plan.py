@@ -54,6 +54,7 @@ class Step(NamedTuple):
         spared_by_cache: whether a fitting wheel in the cache makes the step needless.
         installs: whether the commands add packages to the environment.
         report: what pip writes down of what it installed.
+        undoes: the step that the next build goes back to when this one fails.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Step(NamedTuple):
     spared_by_cache: bool = False
     installs: bool = False
     report: Path | None = None
+    undoes: str = ""
 
 
 class Plan(NamedTuple):
@@ -230,9 +232,20 @@ class _Steps(NamedTuple):
             self.inspection(),
             self.installation(),
             self.activation(),
-            Step("tidy", "the source and the objects are not part of the environment", effect="tidy"),
-            Step("manifest", "list every file, so that a purge or a change is noticed", effect="manifest"),
-            Step("record", "mark the generation as complete and point the prefix at it", effect="record"),
+            Step(
+                "tidy", "the source and the objects are not part of the environment", effect="tidy"
+            ),
+            Step(
+                "manifest",
+                "list every file, so that a purge or a change is noticed",
+                effect="manifest",
+                undoes="environment",
+            ),
+            Step(
+                "record",
+                "mark the generation as complete and point the prefix at it",
+                effect="record",
+            ),
         )
 
     def environment(self) -> Step:
@@ -246,7 +259,9 @@ class _Steps(NamedTuple):
     def tools(self) -> Step:
         recipe = self.recipe
         packages = [f"{name}{spec}" for name, spec in sorted(recipe.build_tools.items())]
-        packages += [f"{name}{spec}" for name, spec in sorted(recipe.packages.items()) if name != "numpy"]
+        packages += [
+            f"{name}{spec}" for name, spec in sorted(recipe.packages.items()) if name != "numpy"
+        ]
         if recipe.mpi and "mpi" in recipe.horovod.controllers:
             packages.append(f"{recipe.mpi.package}=={recipe.mpi.version}")
         return Step(
@@ -359,11 +374,15 @@ class _Steps(NamedTuple):
             "a wheel without extensions installs just as well: pip says success, so look",
             (
                 self._command(
-                    self.env_python, str(probe.path), str(self.wheel_path), *self.recipe.horovod.frameworks
+                    self.env_python,
+                    str(probe.path),
+                    str(self.wheel_path),
+                    *self.recipe.horovod.frameworks,
                 ),
             ),
             (probe,),
             effect="keep",
+            undoes="stack",
         )
 
     def installation(self) -> Step:

@@ -12,7 +12,9 @@ _RELEASE = r"([0-9]+!)?[0-9]+(\.[0-9]+)*"
 _SUFFIX = r"((a|b|rc)[0-9]+)?(\.post[0-9]+)?(\.dev[0-9]+)?"
 _LOCAL = r"(\+[a-z0-9]+(\.[a-z0-9]+)*)?"
 # ~= wants two numbers, only == and != take .* and a local version.
-_CLAUSE = rf"((==|!=){_RELEASE}(\.\*|{_SUFFIX}{_LOCAL})|(~=(?=[0-9!]+\.[0-9])|[<>]=?){_RELEASE}{_SUFFIX})"
+_CLAUSE = (
+    rf"((==|!=){_RELEASE}(\.\*|{_SUFFIX}{_LOCAL})|(~=(?=[0-9!]+\.[0-9])|[<>]=?){_RELEASE}{_SUFFIX})"
+)
 
 Name = Annotated[str, Pattern(r"[a-z0-9][a-z0-9_-]{0,63}", "a name of a-z, 0-9, _ and -")]
 PackageName = Annotated[str, Pattern(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?", "a package name")]
@@ -21,7 +23,9 @@ Version = Annotated[
 ]
 Specifier = Annotated[
     str,
-    Pattern(rf"({_CLAUSE}(, ?(?=[~=!<>])|$))+", "a version specifier such as >=3.10,<3.13 (PEP 440)"),
+    Pattern(
+        rf"({_CLAUSE}(, ?(?=[~=!<>])|$))+", "a version specifier such as >=3.10,<3.13 (PEP 440)"
+    ),
 ]
 Sha256 = Annotated[str, Pattern(r"[0-9a-f]{64}", "a sha256 of 64 hexadecimal digits")]
 # No credentials: they would stand in plans and on command lines. pip's own

@@ -50,18 +50,18 @@ CLEANED_PATTERN = (
 # And what every step gets instead.
 ALWAYS_SET = (("PYTHONNOUSERSITE", "1"), ("PIP_USER", "0"), ("LC_ALL", "C.UTF-8"))
 
-_CLEANED = re.compile(CLEANED_PATTERN)
-
 
 def clean(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without what must not leak into a step."""
-    kept = {name: value for name, value in environ.items() if not _CLEANED.fullmatch(name)}
+    kept = {
+        name: value for name, value in environ.items() if not re.fullmatch(CLEANED_PATTERN, name)
+    }
     return {**kept, **dict(ALWAYS_SET)}
 
 
 def cleaned_names(environ: Mapping[str, str]) -> list[str]:
     """Names that clean() takes away, for plan to show."""
-    return sorted(name for name in environ if _CLEANED.fullmatch(name))
+    return sorted(name for name in environ if re.fullmatch(CLEANED_PATTERN, name))
 
 
 def environment() -> Mapping[str, str]:

@@ -12,7 +12,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cache
 from pathlib import PurePath
 from typing import Any, NamedTuple, TypeVar
 
@@ -116,7 +116,7 @@ def _decode_record(kind: Any, table: dict[str, object], path: tuple[str | int, .
     return kind(**{key: _decode(hints[key], each, (*path, key)) for key, each in table.items()})
 
 
-@lru_cache(maxsize=None)
+@cache
 def fields(kind: Any) -> Mapping[str, Any]:
     """Field names and types of a NamedTuple."""
     return typing.get_type_hints(kind, include_extras=True)

@@ -29,7 +29,7 @@ _PLURALS = {"extensions": "extension", "rank_runs": "rank_run"}
 _CHOICES = {"framework": FRAMEWORKS, "controller": CONTROLLERS}
 # The order in which facts start when several could: others wait for the first, and
 # --check-build is the longest of the rest.
-_FIRST = ("mpi", "build_table", "extension", "rank_run")
+_FIRST = ("mpi", "build_table", "extension", "rank_run", "changed_files")
 
 Progress = Callable[[str, str, float], None]
 

@@ -6,9 +6,7 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--no-skip", action="store_true", help="a skipped test is a failure (for CI)"
-    )
+    parser.addoption("--no-skip", action="store_true", help="a skipped test is a failure (for CI)")
     parser.addoption(
         "--regenerate", action="store_true", help="write golden files anew instead of comparing"
     )

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-
 from typing import TYPE_CHECKING
 
 from hvdenv.cli.options import (
@@ -42,7 +41,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     add_loudness(parser)
     parser.add_argument(
-        "--allow", metavar="RULE", action="append", default=[], help="build although this rule blocks"
+        "--allow",
+        metavar="RULE",
+        action="append",
+        default=[],
+        help="build although this rule blocks",
     )
     parser.add_argument(
         "--rebuild", action="store_true", help="make a new generation even if nothing changed"

@@ -6,7 +6,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from hvdenv.cli.options import Prepared, add_facts, add_json, add_prefix, add_recipe, prepare, print_json
+from hvdenv.cli.options import (
+    Prepared,
+    add_facts,
+    add_json,
+    add_prefix,
+    add_recipe,
+    prepare,
+    print_json,
+)
 from hvdenv.errors import IncompatibleError
 from hvdenv.plan import choose_versions
 from hvdenv.rules import Rule, judge, observables

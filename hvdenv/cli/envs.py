@@ -38,7 +38,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     remove.add_argument("--force", action="store_true", help="although processes use it")
     prune = actions.add_parser("prune", help="drop generations that are neither active nor in use")
     prune.add_argument("environment", metavar="NAME_OR_PREFIX", nargs="?")
-    prune.add_argument("--keep", type=int, default=1, metavar="N", help="generations to keep (default 1)")
+    prune.add_argument(
+        "--keep", type=int, default=1, metavar="N", help="generations to keep (default 1)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,7 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
         registry.forget(places, target)
     elif arguments.action == "prune":
         if arguments.keep < 1:
-            raise UsageError("--keep has to be 1 or more", remedy="`envs remove` removes everything")
+            raise UsageError(
+                "--keep has to be 1 or more", remedy="`envs remove` removes everything"
+            )
         chosen = [_find(known, arguments.environment)] if arguments.environment else [
             generations.at(Path(each.prefix)) for each in known
         ]  # fmt: skip
@@ -93,7 +97,9 @@ def _tell(target: Environment, cleared: Cleared) -> None:
     for identity, reason in cleared.kept:
         print(f"kept {target.prefix}: {identity}: {reason}", file=sys.stderr)
     if cleared.unseen:
-        print(f"{cleared.unseen} processes of other users could not be looked into", file=sys.stderr)
+        print(
+            f"{cleared.unseen} processes of other users could not be looked into", file=sys.stderr
+        )
 
 
 def _table(known: Sequence[Listed]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import signal
 import sys
@@ -74,6 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code, as docs/exit-codes.md lists them.
     """
+    # A path may hold bytes that the terminal's encoding has no characters for.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if argv is None else argv)
     parser = make_parser(next((word for word in words if not word.startswith("-")), ""))
     arguments = parser.parse_args(words)

@@ -25,7 +25,11 @@ def add_recipe(parser: argparse.ArgumentParser, *, optional: bool = False) -> No
         help="name of a shipped recipe, or path to a TOML file (with a slash or ending in .toml)",
     )  # fmt: skip
     parser.add_argument(
-        "--variant", metavar="V", action="append", default=[], help="take a variant; may be repeated"
+        "--variant",
+        metavar="V",
+        action="append",
+        default=[],
+        help="take a variant; may be repeated",
     )
     parser.add_argument("--python", metavar="X.Y", help="Python version to use, such as 3.11")
     parser.add_argument(
@@ -39,13 +43,18 @@ def add_recipe(parser: argparse.ArgumentParser, *, optional: bool = False) -> No
 
 def add_prefix(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--prefix", metavar="P", type=Path, help="where the environment lies (a link that hvdenv makes)"
+        "--prefix",
+        metavar="P",
+        type=Path,
+        help="where the environment lies (a link that hvdenv makes)",
     )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--json", action="store_true", help="the result as JSON on standard output, and nothing else there"
+        "--json",
+        action="store_true",
+        help="the result as JSON on standard output, and nothing else there",
     )
 
 
@@ -53,7 +62,9 @@ def add_loudness(parser: argparse.ArgumentParser) -> None:
     """--quiet, --verbose and --color."""
     loudness = parser.add_mutually_exclusive_group()
     loudness.add_argument("-q", "--quiet", action="store_true", help="say only what went wrong")
-    loudness.add_argument("-v", "--verbose", action="store_true", help="show the output of every command")
+    loudness.add_argument(
+        "-v", "--verbose", action="store_true", help="show the output of every command"
+    )
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
 
 
@@ -129,7 +140,10 @@ def prepare(arguments: argparse.Namespace, *, thorough: bool) -> Prepared:
 
 def add_facts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--facts", metavar="FILE", type=Path, help="facts of another machine (JSON), instead of this one's"
+        "--facts",
+        metavar="FILE",
+        type=Path,
+        help="facts of another machine (JSON), instead of this one's",
     )
 
 

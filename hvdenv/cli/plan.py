@@ -65,4 +65,3 @@ def _text(plan: Plan, facts: Facts, prefix: Path) -> str:
         lines += [f"   write {file.path}" for file in step.files]
         lines += [f"   $ {spelled_out(command)}" for command in step.commands]
     return "\n".join(lines)
-

@@ -22,7 +22,9 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser, optional=True)
     add_json(parser)
-    parser.add_argument("--schema", action="store_true", help="print the JSON Schema of recipe files")
+    parser.add_argument(
+        "--schema", action="store_true", help="print the JSON Schema of recipe files"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -55,7 +57,9 @@ def recipe_schema() -> dict[str, Any]:
     def relax(schema: dict[str, Any]) -> dict[str, Any]:
         relaxed = {key: value for key, value in schema.items() if key != "required"}
         if "properties" in relaxed:
-            relaxed["properties"] = {key: relax(each) for key, each in relaxed["properties"].items()}
+            relaxed["properties"] = {
+                key: relax(each) for key, each in relaxed["properties"].items()
+            }
         return relaxed
 
     schema = relax(json_schema(Recipe))

@@ -47,7 +47,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_loudness(parser)
     parser.add_argument("-n", "--ranks", type=int, default=2, metavar="N", help="ranks (default 2)")
     parser.add_argument(
-        "--timeout", type=float, default=300.0, metavar="SECONDS", help="for each process (default 300)"
+        "--timeout",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="for each process (default 300)",
     )
     parser.add_argument(
         "--launcher", action="append", metavar="L",
@@ -56,7 +60,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     stated = parser.add_argument_group("what is expected, for an environment without a recipe")
     stated.add_argument("--framework", action="append", choices=("torch", "tensorflow", "mxnet"))
     stated.add_argument("--controller", action="append", choices=("MPI", "Gloo"))
-    stated.add_argument("--operation", action="append", choices=("NCCL", "DDL", "CCL", "MPI", "Gloo"))
+    stated.add_argument(
+        "--operation", action="append", choices=("NCCL", "DDL", "CCL", "MPI", "Gloo")
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -68,7 +74,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     launchers = tuple(arguments.launcher or DEFAULT_LAUNCHERS)
     if unknown := [name for name in launchers if name not in LAUNCHERS]:
-        raise UsageError(f"unknown launcher {unknown[0]}", remedy=f"known are {', '.join(LAUNCHERS)}")
+        raise UsageError(
+            f"unknown launcher {unknown[0]}", remedy=f"known are {', '.join(LAUNCHERS)}"
+        )
     if arguments.ranks < 1 or arguments.timeout <= 0:
         raise UsageError("--ranks and --timeout have to be above zero")
     places = find_places()
@@ -123,7 +131,9 @@ def _chosen(arguments: argparse.Namespace, places: Places) -> tuple[Installation
     environment = generations.at(prefix)
     active = environment.active()
     folder = environment.generation(active) if active else Path(prefix)
-    installation = inspect_prefix(str(folder))._replace(prefix=str(prefix), recipe=name)
+    installation = inspect_prefix(str(folder))._replace(
+        prefix=str(prefix), recipe=name, generation=str(folder) if active else ""
+    )
     if recipe is None and active:
         record = generations.read_record(environment.record(active))
         return installation._replace(recipe=_name(record)), _recorded(arguments, record["resolved"])

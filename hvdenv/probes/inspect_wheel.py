@@ -50,7 +50,9 @@ def library_folders():
 def missing_libraries(path):
     environment = dict(os.environ)
     inherited = environment.get("LD_LIBRARY_PATH")
-    environment["LD_LIBRARY_PATH"] = ":".join(library_folders() + ([inherited] if inherited else []))
+    environment["LD_LIBRARY_PATH"] = ":".join(
+        library_folders() + ([inherited] if inherited else [])
+    )
     listing = subprocess.run(
         ["ldd", path], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         universal_newlines=True,
@@ -68,7 +70,9 @@ def inspect(wheel, framework, folder):
     built_with = json.loads(wheel.read("horovod/metadata.json").decode()).get(key)
     installed = installed_version(names)
     if built_with != installed:
-        problems.append("%s: compiled with %s, installed is %s" % (framework, built_with, installed))
+        problems.append(
+            "%s: compiled with %s, installed is %s" % (framework, built_with, installed)
+        )
     missing = missing_libraries(wheel.extract(member, folder))
     if missing:
         problems.append("%s: libraries not found: %s" % (framework, ", ".join(missing)))
@@ -83,7 +87,10 @@ def main(path, frameworks):
             wrong, found[framework] = inspect(wheel, framework, folder)
             problems += wrong
     print(
-        json.dumps({"bytes": os.path.getsize(path), "frameworks": found, "problems": problems}, sort_keys=True)
+        json.dumps(
+            {"bytes": os.path.getsize(path), "frameworks": found, "problems": problems},
+            sort_keys=True,
+        )
     )
     sys.exit(1 if problems else 0)
 

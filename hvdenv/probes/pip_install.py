@@ -33,7 +33,9 @@ def index_arguments(urls):
         if reason is None:
             arguments += ["--extra-index-url", url]
         else:
-            print("hvdenv: no answer from %s (%s); pip goes by its own configuration" % (url, reason))
+            print(
+                "hvdenv: no answer from %s (%s); pip goes by its own configuration" % (url, reason)
+            )
     return arguments
 
 

@@ -12,8 +12,6 @@ from hvdenv.recipe import Recipe
 CASES = Path(__file__).parents[1] / "cases"
 
 
-
-
 @pytest.fixture
 def cases() -> Path:
     """The folder of the cases that are data."""

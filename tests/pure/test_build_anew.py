@@ -41,6 +41,24 @@ if os.path.exists(f"{switches}/stopped") and name == "second":
 """
 
 
+# Stands for pip: "compiles" a wheel, an empty one where it is told to.
+COMPILE = """
+import os, sys
+wheel, switches = sys.argv[1:]
+os.makedirs(os.path.dirname(wheel))
+with open(wheel, "w") as stream:
+    stream.write("" if os.path.exists(f"{switches}/empty") else "extension")
+"""
+
+# Stands for hvdenv/probes/inspect_wheel.py.
+INSPECT = """
+import sys
+content = open(sys.argv[1]).read()
+print('{"frameworks": {}, "bytes": %d}' % len(content))
+sys.exit(not content)
+"""
+
+
 class Recorder:
     """Keeps what a person would be told."""
 
@@ -68,6 +86,7 @@ class Site(NamedTuple):
     def plan(self, generation: Path) -> Plan:
         venv = generation / "venv"
         folder = venv / "lib/python3.11/site-packages"
+        wheel = generation / "build" / "wheel" / "x.whl"
 
         def install(name: str) -> tuple[Command]:
             return (
@@ -78,13 +97,25 @@ class Site(NamedTuple):
             Step("environment", "", install("first"), resets=(venv,)),
             Step("frameworks", "", install("second"), installs=True),
             Step("stack", "", (Command(("echo", "{}")),), effect="lookup"),
-            Step("inspection", ""),
+            Step(
+                "wheel",
+                "",
+                (Command((sys.executable, "-c", COMPILE, str(wheel), str(self.switches))),),
+                resets=(wheel.parent,),
+                spared_by_cache=True,
+            ),
+            Step(
+                "inspection",
+                "",
+                (Command((sys.executable, "-c", INSPECT, str(wheel))),),
+                effect="keep",
+                undoes="stack",
+            ),
             Step("tidy", "", effect="tidy"),
-            Step("manifest", "", effect="manifest"),
+            Step("manifest", "", effect="manifest", undoes="environment"),
             Step("record", "", effect="record"),
         )
         python = Interpreter(sys.executable, "3.11.0")
-        wheel = generation / "build/x.whl"
         return Plan("local", (), python, {}, generation, venv, wheel, steps, {}, DIGEST)
 
     def build(self, *, rebuild: bool = False) -> tuple[Built, list[str]]:
@@ -113,7 +144,9 @@ def site(tmp_path: Path, facts: Facts) -> Site:
     return Site(at(tmp_path / "env"), tmp_path / "switches", facts)
 
 
-STEPS = ["environment", "frameworks", "stack", "inspection", "tidy", "manifest", "record"]
+STEPS = [
+    *("environment", "frameworks", "stack", "wheel", "inspection", "tidy", "manifest", "record"),
+]
 
 
 def test_a_failed_build_goes_on_where_it_failed(site: Site) -> None:
@@ -127,6 +160,31 @@ def test_a_failed_build_goes_on_where_it_failed(site: Site) -> None:
     assert site.installed() == {"first-1", "second-2"}
     again, done = site.build()
     assert (again.changed, again.generation, done) == (False, built.generation, [])
+
+
+def test_a_cached_wheel_spares_the_compile(site: Site) -> None:
+    recorded: dict[str, str] = {}
+
+    class Notes(Recorder):
+        def step_done(self, number: int, step: Step, note: str, seconds: float) -> None:
+            recorded[step.name] = note
+
+    site.build()
+    request = Request(site.plan, DIGEST, {}, site.facts, ())
+    places = Places(site.environment.prefix.parent / "home")
+    build(request, at(site.environment.prefix.with_name("second")), places, Notes())
+    assert recorded["wheel"] == "not needed: the wheel is in the cache"
+    assert recorded["inspection"] == "extensions for ; 0.0 MB"
+
+
+def test_a_wheel_that_is_not_what_was_asked_for_is_compiled_again(site: Site) -> None:
+    site.switch("empty", on=True)
+    for _ in range(2):
+        with pytest.raises(StepError, match="step inspection failed"):
+            site.build()
+    site.switch("empty", on=False)
+    _, done = site.build()
+    assert done == STEPS[2:]
 
 
 def test_a_rebuild_begins_anew_where_a_build_was_begun(site: Site) -> None:

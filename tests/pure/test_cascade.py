@@ -71,7 +71,10 @@ def site(tmp_path: Path) -> Path:
 
 def test_each_value_has_the_layer_that_set_it(path: Path, site: Path) -> None:
     found = resolve(
-        str(path), variants=["five"], site=site, overrides=['packages.numpy="<2"', "python.version=>=3.11"]
+        str(path),
+        variants=["five"],
+        site=site,
+        overrides=['packages.numpy="<2"', "python.version=>=3.11"],
     )
     assert found.recipe.mpi is not None
     assert found.recipe.mpi.version == "5.0.11"
@@ -126,7 +129,9 @@ def test_variants_that_clash_are_refused(path: Path) -> None:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 def test_the_order_of_variants_does_not_matter(path: Path, order: list[str], count: int) -> None:
     chosen = order[:count]
-    assert resolve(str(path), variants=chosen) == resolve(str(path), variants=sorted(chosen) + chosen)
+    assert resolve(str(path), variants=chosen) == resolve(
+        str(path), variants=sorted(chosen) + chosen
+    )
 
 
 def test_a_variant_that_there_is_not(path: Path) -> None:
@@ -159,9 +164,12 @@ def test_a_name_that_is_nearly_right() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['name = "x"', 'horovod.version = "0.28.1"', "format = 1", "[variants.x]", "sources = []"]
+    "text",
+    ['name = "x"', 'horovod.version = "0.28.1"', "format = 1", "[variants.x]", "sources = []"],
 )
-def test_a_site_file_cannot_set_what_makes_the_recipe(path: Path, tmp_path: Path, text: str) -> None:
+def test_a_site_file_cannot_set_what_makes_the_recipe(
+    path: Path, tmp_path: Path, text: str
+) -> None:
     site = tmp_path / "site.toml"
     site.write_text(f"# a site\n{text}\n")
     with pytest.raises(RecipeError, match=r"site\.toml:2: \w+: a site file cannot set this"):
@@ -206,7 +214,11 @@ def test_the_site_file_of_the_environment_is_used(
         ("a b=5", UsageError, "write KEY=VALUE"),
         ("mpi.version=5.x", RecipeError, "--set: mpi.version: expected a version"),
         ("mpi.version=5.0", RecipeError, "--set: mpi.version: expected a string, found 5.0"),
-        ("mpi.versoin=5.0.11", RecipeError, '--set: mpi.versoin: unknown key; did you mean "version"'),
+        (
+            "mpi.versoin=5.0.11",
+            RecipeError,
+            '--set: mpi.versoin: unknown key; did you mean "version"',
+        ),
         ("mpi=5", RecipeError, "--set: mpi: expected a table, found 5"),
         ("horovod.frameworks=torch", RecipeError, "--set: horovod.frameworks: expected a list"),
         ("name=a;b", RecipeError, "--set: name: expected a name"),
@@ -223,7 +235,12 @@ def test_a_bad_override(path: Path, override: str, error: type[Exception], said:
 
 def test_overrides_are_toml_or_text(path: Path) -> None:
     recipe = resolve(
-        str(path), overrides=["mpi.version=5.0.11", 'horovod.controllers=["gloo"]', "python.version='==3.11.*'"]
+        str(path),
+        overrides=[
+            "mpi.version=5.0.11",
+            'horovod.controllers=["gloo"]',
+            "python.version='==3.11.*'",
+        ],
     ).recipe
     assert recipe.mpi is not None
     assert recipe.mpi.version == "5.0.11"
@@ -240,8 +257,12 @@ def test_show_names_the_layer_of_each_value(path: Path, capsys: pytest.CaptureFi
     assert shown["origins"]["mpi.version"] == "variant five"
     assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.split() == ["mpi.version", "=", '"5.0.11"', "#", "variant", "five"] for line in lines)
-    assert any(line.split() == ["packages.numpy", "=", '"<2"', "#", "command", "line"] for line in lines)
+    assert any(
+        line.split() == ["mpi.version", "=", '"5.0.11"', "#", "variant", "five"] for line in lines
+    )
+    assert any(
+        line.split() == ["packages.numpy", "=", '"<2"', "#", "command", "line"] for line in lines
+    )
     assert any(line.endswith("# default") for line in lines)
 
 

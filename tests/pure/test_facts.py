@@ -55,7 +55,10 @@ Disk quotas for user u (uid 1000):
         ("/home  1000  4000  0  0  10  0  0  0", 3_072_000),
         ("/home  1000  0  0  0  10  0  0  0", None),
         ("/home  6000*  4000  5000  0  10  0  0  0", 0),
-        ("/home  1000  0  5000  0  10  0  0  0\n       /scratch  1000  0  2000  0  10  0  0  0", 1_024_000),
+        (
+            "/home  1000  0  5000  0  10  0  0  0\n       /scratch  1000  0  2000  0  10  0  0  0",
+            1_024_000,
+        ),
         ("none", None),
     ],
 )
@@ -76,8 +79,14 @@ def test_declared_facts_survive_a_round_trip(facts: Facts, tmp_path: Path) -> No
         ({"root": 1}, "root: expected true or false, found 1"),
         ({"coers": 8}, 'coers: unknown key; did you mean "cores"?'),
         ({"host": None}, "host: expected a string, found None"),
-        ({"interpreters": [{"path": "/p"}]}, "interpreters[0].version: this key is required and missing"),
-        ({"interpreters": [{"path": "/p", "version": "3.x"}]}, "interpreters[0].version: expected a version"),
+        (
+            {"interpreters": [{"path": "/p"}]},
+            "interpreters[0].version: this key is required and missing",
+        ),
+        (
+            {"interpreters": [{"path": "/p", "version": "3.x"}]},
+            "interpreters[0].version: expected a version",
+        ),
         ({"cxx": {"path": "/usr/bin/g++\n", "version": ""}}, "cxx.path: control characters"),
         ({"cxx": {"path": "/usr/bin/g++", "version": "twelve"}}, "cxx.version: expected a version"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -23,7 +24,10 @@ import pytest
 from hvdenv.plan import PROBES
 
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
-EXTENSIONS = {"torch": f"horovod/torch/mpi_lib_v2{SUFFIX}", "tensorflow": f"horovod/tensorflow/mpi_lib{SUFFIX}"}
+EXTENSIONS = {
+    "torch": f"horovod/torch/mpi_lib_v2{SUFFIX}",
+    "tensorflow": f"horovod/tensorflow/mpi_lib{SUFFIX}",
+}
 # Some program stands for an extension: it is linked against libraries, too.
 LIBRARY = Path("/bin/true").read_bytes()
 
@@ -47,12 +51,16 @@ def installed(tmp_path: Path) -> Path:
     for name, version in (("torch", "2.13.0+cpu"), ("tensorflow_cpu", "2.15.1")):
         folder = site / f"{name}-{version}.dist-info"
         folder.mkdir(parents=True)
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
         (folder / "RECORD").write_text(f"{name}/__init__.py,,\n")
     return site
 
 
-def wheel(folder: Path, metadata: dict[str, str], *frameworks: str, library: bytes = LIBRARY) -> Path:
+def wheel(
+    folder: Path, metadata: dict[str, str], *frameworks: str, library: bytes = LIBRARY
+) -> Path:
     path = folder / "horovod-0.28.1-x.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("horovod/metadata.json", json.dumps({"dummy": "none", **metadata}))
@@ -100,7 +108,9 @@ def test_a_wheel_compiled_with_another_version(tmp_path: Path, installed: Path) 
     assert found["problems"] == ["torch: compiled with 2.12.0, installed is 2.13.0+cpu"]
 
 
-def test_a_wheel_that_does_not_say_what_it_was_compiled_with(tmp_path: Path, installed: Path) -> None:
+def test_a_wheel_that_does_not_say_what_it_was_compiled_with(
+    tmp_path: Path, installed: Path
+) -> None:
     code, found = inspect(wheel(tmp_path, {}, "torch"), installed, "torch")
     assert code == 1
     assert found["problems"] == ["torch: compiled with None, installed is 2.13.0+cpu"]
@@ -118,7 +128,7 @@ def test_the_stack_that_horovod_is_compiled_against(installed: Path) -> None:
     code, output = probe("stack.py", "/none/g++", path=installed)
     found = json.loads(output)
     assert code == 0
-    assert found["python"] == "%d.%d.%d" % sys.version_info[:3]
+    assert found["python"] == platform.python_version()
     assert found["soabi"] == SUFFIX
     assert found["compiler"] == ""
     torch = found["frameworks"]["torch"]
@@ -135,7 +145,9 @@ def test_two_builds_of_one_version_are_two_stacks(installed: Path) -> None:
     before = stack()
     assert before["compiler"].startswith("Python 3")
     # What differs from one environment to the next is not of the stack.
-    record.write_text(record.read_text() + "../../../bin/torchrun,sha256=x,1\ntorch/__init__.cpython-311.pyc,,\n")
+    record.write_text(
+        record.read_text() + "../../../bin/torchrun,sha256=x,1\ntorch/__init__.cpython-311.pyc,,\n"
+    )
     assert stack() == before
     record.write_text("torch/cuda.so,,\n")
     assert stack() != before
@@ -147,9 +159,16 @@ def package(folder: Path, name: str) -> None:
     about = f"{name}-1.0.dist-info"
     with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
         archive.writestr(f"{name}.py", "")
-        archive.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        archive.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{about}/RECORD", f"{name}.py,,\n{about}/METADATA,,\n{about}/WHEEL,,\n{about}/RECORD,,\n")
+        archive.writestr(
+            f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(
+            f"{about}/RECORD",
+            f"{name}.py,,\n{about}/METADATA,,\n{about}/WHEEL,,\n{about}/RECORD,,\n",
+        )
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -185,11 +204,22 @@ def closed_port() -> str:
 def test_a_cpu_index_that_does_not_answer_costs_seconds_and_pip_goes_on(tmp_path: Path) -> None:
     package(tmp_path / "wheels", "tiny")
     with silent_port() as silent:
-        arguments = ["--no-index", "--find-links", str(tmp_path / "wheels"), "--target", str(tmp_path / "t"), "tiny"]
+        arguments = [
+            "--no-index",
+            "--find-links",
+            str(tmp_path / "wheels"),
+            "--target",
+            str(tmp_path / "t"),
+            "tiny",
+        ]
         started = time.monotonic()
-        without, _ = probe("pip_install.py", "--", *arguments[:-3], "--target", str(tmp_path / "u"), "tiny")
+        without, _ = probe(
+            "pip_install.py", "--", *arguments[:-3], "--target", str(tmp_path / "u"), "tiny"
+        )
         plain = time.monotonic() - started
-        code, said = probe("pip_install.py", "--cpu-index", silent, "--cpu-index", closed_port(), "--", *arguments)
+        code, said = probe(
+            "pip_install.py", "--cpu-index", silent, "--cpu-index", closed_port(), "--", *arguments
+        )
         both = time.monotonic() - started - plain
     assert (code, without) == (0, 0)
     assert f"hvdenv: no answer from {silent} (timed out); pip goes by its own configuration" in said
@@ -208,13 +238,17 @@ def test_a_cpu_index_that_answers_is_used_and_gpu_packages_are_announced(tmp_pat
         )  # fmt: skip
     assert code == 0, said
     lines = said.splitlines()
-    (notice,) = (n for n, line in enumerate(lines) if line.startswith("hvdenv: pip found no CPU build"))
+    (notice,) = (
+        n for n, line in enumerate(lines) if line.startswith("hvdenv: pip found no CPU build")
+    )
     assert lines[notice + 1].startswith("Collecting nvidia-tiny-cu12")
     assert "no answer from" not in said
 
 
 def test_the_exit_code_is_that_of_pip(tmp_path: Path) -> None:
-    code, said = probe("pip_install.py", "--", "--no-index", "--target", str(tmp_path), "no-such-package")
+    code, said = probe(
+        "pip_install.py", "--", "--no-index", "--target", str(tmp_path), "no-such-package"
+    )
     assert code == 1
     assert "No matching distribution found" in said
     assert "hvdenv:" not in said

@@ -78,7 +78,9 @@ def test_credentials_in_a_url_never_stay(credentials: str, around: str) -> None:
     assert f"{credentials}@host" not in mask(f"{around} https://{credentials}@host/simple")
 
 
-@pytest.mark.parametrize("word", ["a", "a-", "token", "a://", "://a", "x:1:1:", "\x1b]", "C+", "error: "])
+@pytest.mark.parametrize(
+    "word", ["a", "a-", "token", "a://", "://a", "x:1:1:", "\x1b]", "C+", "error: "]
+)
 def test_long_lines_take_no_time(word: str) -> None:
     """A line of a megabyte without a space: base64, a progress bar, a minified file."""
     line = word * (1_000_000 // len(word))

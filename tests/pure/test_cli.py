@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hvdenv import __version__, errors
+from hvdenv.cli import progress
+from hvdenv.cli.build import refuse_untrusted
+from hvdenv.cli.main import COMMANDS, main
+from hvdenv.cli.progress import Lines, ObjectClock, Silent, choose
+from hvdenv.errors import HvdenvError, RecipeError, UsageError
+from hvdenv.plan import Step
+
+Captured = pytest.CaptureFixture[str]
+
+
+def call(*words: str) -> int:
+    """What main() comes to, however it ends."""
+    try:
+        return main(words)
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command_has_an_example(command: str, capsys: Captured) -> None:
+    assert call(command, "--help") == 0
+    said = capsys.readouterr()
+    assert "examples:" in said.out
+    assert f"hvdenv {command}" in said.out
+    assert said.err == ""
+
+
+def test_help(capsys: Captured) -> None:
+    assert call("--help") == 0
+    said = capsys.readouterr().out
+    assert all(
+        f"\n    {command}" in said and summary in " ".join(said.split())
+        for command, summary in COMMANDS.items()
+    )
+    assert "exit codes:" in said
+
+
+def test_version(capsys: Captured) -> None:
+    assert call("--version") == 0
+    assert capsys.readouterr().out == f"hvdenv {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (), ("biuld",), ("--no-such-option",), ("show", "local", "--no-such-option"), ("build",),
+        ("plan", "local", "--format", "zsh"), ("completion", "fish"), ("show", "local", "--variant"),
+        ("build", "local", "--quiet", "--verbose"), ("envs", "rollback"), ("show",), ("--", "show"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_wrong_usage_exits_2(words: tuple[str, ...], capsys: Captured) -> None:
+    assert call(*words) == 2
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    assert "bug" not in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("show", "lokal"), 2, 'did you mean "local"'),
+        (("show", "./none.toml"), 2, "error: none.toml: cannot read this file: No such file"),
+        (("show", "local", "--variant", "conda"), 2, 'has no variant "conda"'),
+        (("show", "local", "--variant", "torch", "--variant", "tensorflow"), 2, "both set horovod.frameworks"),
+        (("show", "local", "--set", "x"), 2, "write KEY=VALUE"),
+        (("show", "local", "--python", "3.x"), 2, "python.version: expected a version specifier"),
+        (("show", "local", "--site", "none.toml"), 2, "none.toml: cannot read this file"),
+        (("plan", "local", "--facts", "/none.json"), 2, "/none.json: cannot read this file"),
+        (("plan", "local", "--python", "2.7"), 3, "the recipe needs Python ==2.7.*"),
+        (("plan", "local", "--prefix", "/"), 2, "cannot be a prefix"),
+        (("envs", "rollback", "none"), 2, "there is no environment named none"),
+        (("envs", "prune", "--keep", "0"), 2, "--keep has to be 1 or more"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_users_are_said_on_standard_error(
+    words: tuple[str, ...], code: int, said: str, capsys: Captured, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    assert call(*words) == code
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("error: ")
+    assert said in shown.err
+    assert "Traceback" not in shown.err
+
+
+WORDS = st.sampled_from(
+    ["recipes", "show", "plan", "check", "envs", "completion", "local", "--json", "--variant", "torch",
+     "--set", "mpi.version=5", "--python", "3.11", "--prefix", "p q", "--", "-h", "--format", "bash",
+     "--site", "/", "./x.toml", "prune", "rollback", "remove", "--keep", "-1", "", "=", "--facts", "/dev/null"]
+)  # fmt: skip
+
+
+@given(words=st.lists(WORDS | st.text(max_size=5), max_size=6))
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_no_words_show_a_bug(words: list[str], capsys: Captured) -> None:
+    """`verify` and `build` are left out: they would do what they are told."""
+    if {"verify", "build"} & {*words}:
+        return
+    code = call(*words)
+    said = capsys.readouterr()
+    assert code in (0, 2, 3, 5), (words, said.err)
+    assert "Traceback" not in said.err
+
+
+def all_errors(kind: type[HvdenvError] = HvdenvError) -> list[type[HvdenvError]]:
+    return [kind, *(each for below in kind.__subclasses__() for each in all_errors(below))]
+
+
+def test_exit_codes_are_those_of_the_contract() -> None:
+    codes = {
+        kind.__name__: kind.exit_code for kind in all_errors() if kind.__module__ == errors.__name__
+    }
+    malformed = {name for name, code in codes.items() if code == 2}
+    assert malformed == {"UsageError", "RecipeError", "CheckBuildError"}
+    others = sorted(code for code in codes.values() if code != 2)
+    assert len(others) == len(set(others))
+    assert {*others} <= {1, 3, 4, 5, 6, 7, 70, 130}
+
+
+def test_an_error_says_what_where_and_what_to_do() -> None:
+    error = UsageError(
+        "it is wrong", where="f.toml:3: key", detail="line one\nline two\n", remedy="mend it"
+    )
+    assert str(error) == "f.toml:3: key: it is wrong\nline one\nline two\nwhat to do: mend it"
+    assert str(UsageError("it is wrong")) == "it is wrong"
+
+
+def with_command(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
+    """A command that does what a test needs, in the place of `recipes`."""
+    module = ModuleType("hvdenv.cli.recipes")
+    vars(module).update(EXAMPLES="examples:", configure=lambda parser: None, run=run)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+def fail(error: BaseException) -> Any:
+    def run(arguments: argparse.Namespace) -> int:
+        raise error
+
+    return run
+
+
+def test_a_bug_gives_70_and_a_text_to_paste(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    with_command(monkeypatch, fail(ValueError("https://u:secret@host")))
+    assert main(["recipes"]) == 70
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"this is a bug in hvdenv {__version__} (Python 3.")
+    assert "Traceback (most recent call last)" in said.err
+    assert "ValueError: https://***@host" in said.err
+
+
+def test_an_interruption_gives_130(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    with_command(monkeypatch, fail(KeyboardInterrupt()))
+    assert main(["recipes"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_errors_are_masked_and_plain(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    with_command(monkeypatch, fail(RecipeError("\x1b[31mbad https://u:p@h", remedy="TOKEN=x")))
+    assert main(["recipes"]) == 2
+    assert capsys.readouterr().err == "error: bad https://***@h\nwhat to do: TOKEN=***\n"
+
+
+@pytest.mark.parametrize(
+    "words", [("recipes",), ("show", "local"), ("plan", "local"), ("check", "local"), ("envs",)]
+)
+def test_json_is_all_that_is_on_standard_output(
+    words: tuple[str, ...], cases: Path, capsys: Captured
+) -> None:
+    facts = ("--facts", str(cases / "facts.json")) if words[0] in ("plan", "check") else ()
+    assert main([*words, *facts, "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out) is not None
+    assert said.err == ""
+
+
+def test_recipes(capsys: Captured) -> None:
+    assert main(["recipes"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("local  One plain Linux machine")
+    assert "variants: openmpi5, tensorflow, torch" in said
+    assert main(["recipes", "--json"]) == 0
+    (local,) = (each for each in json.loads(capsys.readouterr().out) if each["name"] == "local")
+    assert local["variants"] == ["openmpi5", "tensorflow", "torch"]
+    assert local["status"] == "tested"
+
+
+def test_no_environments_yet(capsys: Captured) -> None:
+    assert main(["envs"]) == 0
+    assert "hvdenv build local" in capsys.readouterr().out
+    assert main(["envs", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion(shell: str, capsys: Captured) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(command in script for command in COMMANDS)
+    if shell == "bash":
+        assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+def module(*words: str, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "hvdenv", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )  # fmt: skip
+
+
+def test_as_a_module(tmp_path: Path) -> None:
+    process = module("show", "lokal", cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()})
+    out, err = process.communicate()
+    assert (process.returncode, out) == (2, "")
+    assert err.startswith('error: there is no recipe named "lokal"')
+
+
+@pytest.mark.parametrize(
+    "words", [("plan", "local"), ("show", "local"), ("recipes",)], ids=" ".join
+)
+def test_a_reader_that_goes_away_is_no_error(words: tuple[str, ...], cases: Path) -> None:
+    facts = ("--facts", str(cases / "facts.json")) if words[0] == "plan" else ()
+    process = module(*words, *facts)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    said = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(), said) == (141, "")
+
+
+def test_what_the_terminal_has_no_characters_for(cases: Path) -> None:
+    facts = str(cases / "facts.json")
+    prefix = os.fsdecode(b"/tmp/\xc3\xbc\xff")
+    words = ("plan", "local", "--facts", facts, "--prefix", prefix)
+    process = module(*words, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    out, err = process.communicate()
+    assert (process.returncode, err) == (0, "")
+    assert "\n/tmp/\\xfc\\udcff -> /tmp/" in out
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"), [(0o620, "can be written by others"), (0o602, "can be written by others")]
+)
+def test_a_recipe_that_others_can_write_is_not_built(tmp_path: Path, mode: int, said: str) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text("")
+    path.chmod(0o600)
+    refuse_untrusted(path)
+    path.chmod(mode)
+    with pytest.raises(RecipeError, match=said) as caught:
+        refuse_untrusted(path)
+    assert "--trust" in caught.value.remedy
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give a file to another user")
+def test_a_recipe_of_another_user_is_not_built(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text("")
+    os.chown(path, 12345, 12345)
+    with pytest.raises(RecipeError, match="belongs to another user"):
+        refuse_untrusted(path)
+
+
+def test_the_rest_of_a_compile_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, now = ObjectClock(), [100.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert clock.tell("-- Configuring done") == ""
+    assert clock.tell("[1/78] Building CXX object a.o") == "compiled 1 of 78 objects"
+    now[0] += 20
+    assert (
+        clock.tell("  [11/78] Building CXX object b.o")
+        == "compiled 11 of 78 objects, about 134 s left"
+    )
+    assert (clock.done, clock.total) == (11, 78)
+
+
+def test_plain_lines_for_each_step(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hvdenv.command import Command
+
+    now = [0.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    lines = Lines(12)
+    lines.step_started(6, Step("wheel", "compile", (Command(("x",)),)))
+    lines.step_line("[1/78] Building")
+    lines.step_line("noise")
+    lines.step_line("hvdenv: said by a probe")
+    now[0] = 30.0
+    lines.step_line("[7/78] Building")
+    lines.step_line("[8/78] Building")
+    lines.step_done(6, Step("wheel", "compile"), "", 31.25)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines() == [
+        "[ 6/12] wheel: compile",
+        "        hvdenv: said by a probe",
+        "        compiled 7 of 78 objects, about 355 s left",
+        "[ 6/12] wheel: done (31.2 s)",
+    ]
+
+
+def test_verbose_shows_every_line_and_quiet_none(capsys: Captured) -> None:
+    step = Step("wheel", "compile")
+    with choose(12, quiet=False, verbose=True) as verbose:
+        verbose.step_line("noise")
+    with choose(12, quiet=True, verbose=False) as quiet:
+        assert type(quiet) is Silent
+        quiet.step_started(1, step)
+        quiet.step_line("noise")
+        quiet.step_done(1, step, "", 0.0)
+    assert capsys.readouterr().err == "        noise\n"
+
+
+def test_time_is_not_asked_of_a_terminal() -> None:
+    """Without a terminal there are plain lines."""
+    started = time.monotonic()
+    with choose(12, quiet=False, verbose=False) as lines:
+        assert type(lines) is Lines
+    assert time.monotonic() - started < 1
