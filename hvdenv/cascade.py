@@ -44,7 +44,7 @@ class Resolved(NamedTuple):
         offered: names of all variants of the recipe.
         origins: for each dotted key, the layer that set it.
         file: path of the recipe's file.
-        shipped: whether it is one of hvdenv's own.
+        foreign_files: files that do not come with hvdenv: the recipe, the site file.
     """
 
     recipe: Recipe
@@ -52,7 +52,7 @@ class Resolved(NamedTuple):
     offered: tuple[str, ...]
     origins: dict[str, str]
     file: str
-    shipped: bool
+    foreign_files: tuple[str, ...]
 
 
 def recipe_folder() -> Path:
@@ -162,7 +162,11 @@ def resolve(
         tuple(variants_of(base.values)),
         {key: layer.name for key, layer in origins.items()},
         str(path),
-        path.parent == recipe_folder(),
+        tuple(
+            file
+            for file in dict.fromkeys(layer.file for layer in layers)
+            if file and Path(file).parent not in (PACKAGE, recipe_folder())
+        ),
     )
 
 

@@ -7,7 +7,7 @@ import re
 # Both take time in proportion to the text, whatever it is: logs hold very long words.
 _URL_CREDENTIALS = re.compile(r"://[^/\s'\"]+@")
 _NAMED_SECRET = re.compile(
-    r"(?i)(?P<name>(?:token|password|passwd|secret|api[_-]?key)[\w-]{0,64}['\"]?(?:=|: )['\"]?)[^\s&'\"]+"
+    r"(?i)(?P<name>(?<!/)(?:token|password|passwd|secret|api[_-]?key)[\w-]{0,64}['\"]?(?:=|: )['\"]?)[^\s&'\"]+"
 )
 _CONTROL = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]"

@@ -31,7 +31,10 @@ Sha256 = Annotated[str, Pattern(r"[0-9a-f]{64}", "a sha256 of 64 hexadecimal dig
 # No credentials: they would stand in plans and on command lines. pip's own
 # configuration or ~/.netrc is the place for them.
 Url = Annotated[
-    str, Pattern(r"(https?|file)://[^\s@'\"`$\\]+", "a URL without spaces, quotes or credentials")
+    str,
+    Pattern(
+        r"(https?|file)://[^\s@?'\"`$\\]+", "a URL without spaces, quotes, credentials or a query"
+    ),
 ]
 Flags = Annotated[
     str, Pattern(r"(-[A-Za-z0-9][A-Za-z0-9=+.,_-]*( +|$))*", "compiler flags such as -mavx -mfma")

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+from hypothesis import settings
+
+# Shared machines stall for seconds. CI looks at the same cases each time, so that what
+# is red there is red because of the change.
+settings.register_profile("any", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "any")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

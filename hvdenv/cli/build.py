@@ -13,6 +13,7 @@ from hvdenv.cli.options import (
     add_json,
     add_loudness,
     add_prefix,
+    add_python,
     add_recipe,
     prepare,
     print_json,
@@ -37,6 +38,7 @@ The environment lies under $HVDENV_HOME (default: ~/.local/share/hvdenv) unless
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
+    add_python(parser)
     add_prefix(parser)
     add_json(parser)
     add_loudness(parser)
@@ -63,8 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     prepared = prepare(arguments, thorough=False)
     resolved, target = prepared.resolved, prepared.target
-    if not resolved.shipped and not arguments.trust:
-        refuse_untrusted(Path(resolved.file))
+    if not arguments.trust:
+        for file in resolved.foreign_files:
+            refuse_untrusted(Path(file))
     present = None if arguments.rebuild else already_built(target, prepared.digest())
     built = Built(target.prefix, present, False, 0.0) if present else _build(arguments)
     if arguments.json:
@@ -111,7 +114,7 @@ def _request(prepared: Prepared, rules: Sequence[Rule]) -> Request:
 
 
 def refuse_untrusted(path: Path) -> None:
-    """Building runs what a recipe names: it must come from the user or the system.
+    """Building runs what recipe and site file name: they must be the user's or the system's.
 
     Raises:
         RecipeError: somebody else owns the file or can write it.
@@ -127,7 +130,7 @@ def refuse_untrusted(path: Path) -> None:
         problem = "can be written by others"
     if problem:
         raise RecipeError(
-            f"this recipe {problem}, and building it runs what it names",
+            f"this file {problem}, and a build runs what it names",
             where=str(path),
             remedy="read it, then `chmod go-w` it or copy it; or build with --trust",
         )

@@ -11,6 +11,7 @@ from hvdenv.cli.options import (
     add_facts,
     add_json,
     add_prefix,
+    add_python,
     add_recipe,
     prepare,
     print_json,
@@ -29,6 +30,7 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
+    add_python(parser)
     add_prefix(parser)
     add_json(parser)
     add_facts(parser)

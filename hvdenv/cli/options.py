@@ -31,7 +31,6 @@ def add_recipe(parser: argparse.ArgumentParser, *, optional: bool = False) -> No
         default=[],
         help="take a variant; may be repeated",
     )
-    parser.add_argument("--python", metavar="X.Y", help="Python version to use, such as 3.11")
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides",
         help="set a value of the recipe, such as mpi.version=5.0.11; may be repeated",
@@ -48,6 +47,10 @@ def add_prefix(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="where the environment lies (a link that hvdenv makes)",
     )
+
+
+def add_python(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--python", metavar="X.Y", help="Python version to use, such as 3.11")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -72,15 +75,12 @@ def resolved_of(arguments: argparse.Namespace) -> Resolved:
     """The recipe that the options name."""
     from hvdenv.runner import environment
 
-    overrides = list(arguments.overrides)
-    if arguments.python:
-        overrides.append(f'python.version="=={arguments.python}.*"')
     site = arguments.site or environment().get(SITE_VARIABLE) or None
     return resolve(
         arguments.recipe,
         variants=arguments.variant,
         site=Path(site) if site else None,
-        overrides=overrides,
+        overrides=arguments.overrides,
     )
 
 
@@ -135,7 +135,8 @@ def prepare(arguments: argparse.Namespace, *, thorough: bool) -> Prepared:
     runner = Runner()
     file = getattr(arguments, "facts", None)
     facts = declared(file) if file else observe(target.store, runner, thorough=thorough)
-    return Prepared(resolved, target, facts, choose_python(resolved, facts, runner))
+    python = choose_python(resolved, facts, runner, arguments.python)
+    return Prepared(resolved, target, facts, python)
 
 
 def add_facts(parser: argparse.ArgumentParser) -> None:
@@ -147,18 +148,25 @@ def add_facts(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def choose_python(resolved: Resolved, facts: Facts, runner: Runner) -> Interpreter:
+def choose_python(
+    resolved: Resolved, facts: Facts, runner: Runner, wanted: str | None
+) -> Interpreter:
     """The interpreter to use; one that is not this process's own is asked for its version.
+
+    Args:
+        resolved: the recipe.
+        facts: of the machine.
+        runner: asks interpreters.
+        wanted: version that the user named, such as 3.11; None for the best.
 
     Raises:
         IncompatibleError: none fits, with what was found and which variant would.
     """
     from hvdenv.errors import IncompatibleError
     from hvdenv.observe import ask_interpreter
-    from hvdenv.plan import candidates
 
     incomplete = None
-    for found in candidates(resolved.recipe, facts):
+    for found in _candidates(resolved, facts, wanted):
         known = facts.origin == "declared" or found.version.count(".") == 2
         asked = found if known else ask_interpreter(found.path, runner)
         if asked and asked.complete:
@@ -166,27 +174,36 @@ def choose_python(resolved: Resolved, facts: Facts, runner: Runner) -> Interpret
         incomplete = incomplete or asked
     if incomplete:  # the rule "python-incomplete" says what it lacks
         return incomplete
-    wanted = resolved.recipe.python.version
-    there = ", ".join(sorted({each.version for each in facts.interpreters}))
-    remedy = f"install a Python {wanted} (for example `uv python install 3.11`) or load a module that has one"
-    other = _variant_for(resolved, facts)
+    needed = resolved.recipe.python.version
+    there = ", ".join(sorted({each.version for each in facts.interpreters})) or "none"
+    remedy = f"install a Python {needed} (such as `uv python install 3.11`), or load a module"
+    other = _variant_for(resolved, facts, wanted)
     if other:
         remedy += f"; or take --variant {other}, which works with a Python that is here"
+    asked_for = f", --python asks for {wanted}" if wanted else ""
     raise IncompatibleError(
-        f"the recipe needs Python {wanted}; found here: {there or 'none'}",
+        f"the recipe needs Python {needed}{asked_for}; found here: {there}",
         where=f"{resolved.file}: python.version",
         remedy=remedy,
     )
 
 
-def _variant_for(resolved: Resolved, facts: Facts) -> str:
-    """A variant whose Python is here; or empty."""
+def _candidates(resolved: Resolved, facts: Facts, wanted: str | None) -> list[Interpreter]:
     from hvdenv.plan import candidates
 
+    return [
+        each
+        for each in candidates(resolved.recipe, facts)
+        if wanted is None or f"{each.version}.".startswith(f"{wanted}.")
+    ]
+
+
+def _variant_for(resolved: Resolved, facts: Facts, wanted: str | None) -> str:
+    """A variant whose Python is here; or empty."""
     for variant in resolved.offered:
         if variant not in resolved.variants:
             other = resolve(resolved.file, variants=[variant])
-            if candidates(other.recipe, facts):
+            if _candidates(other, facts, wanted):
                 return variant
     return ""
 

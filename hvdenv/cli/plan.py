@@ -6,7 +6,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hvdenv.cli.options import add_facts, add_json, add_prefix, add_recipe, prepare, print_json
+from hvdenv.cli.options import (
+    add_facts,
+    add_json,
+    add_prefix,
+    add_python,
+    add_recipe,
+    prepare,
+    print_json,
+)
 from hvdenv.command import spelled_out
 from hvdenv.runner import ALWAYS_SET, cleaned_names, environment
 
@@ -25,6 +33,7 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
+    add_python(parser)
     add_prefix(parser)
     add_json(parser)
     parser.add_argument("--format", choices=("text", "bash"), default="text")

@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         installation, expectation, Runner(), ranks=arguments.ranks, timeout=arguments.timeout,
         launchers=launchers, on_event=tell,
     )  # fmt: skip
-    kept = keep(report, places)
+    kept = _keep(report, places)
     if arguments.json:
         print_json(report.to_json())
     else:
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
         colour = arguments.color == "always" or (arguments.color == "auto" and sys.stdout.isatty())
         print(render(report, colour=colour))
         if not quiet:
-            print(f"report: {kept}", file=sys.stderr)
+            print(kept, file=sys.stderr)
     return EXIT_CODES[report.verdict]
 
 
@@ -196,11 +196,19 @@ def _say_whose(installation: Installation) -> None:
         )
 
 
-def keep(report: Report, places: Places) -> Path:
-    """Keep a report under HVDENV_HOME: nothing is written into the environment."""
+def _keep(report: Report, places: Places) -> str:
+    """Keep a report under HVDENV_HOME: nothing is written into the environment.
+
+    Returns:
+        Where it lies, or why it does not: a full disk takes nobody's verdict away.
+    """
+    from hvdenv.errors import StepError
     from hvdenv.places import make_folder, write_json
 
     stamp = report.started.replace(":", "").replace("+", "_")
-    path = make_folder(places.reports) / f"{stamp}-{os.getpid()}.json"
-    write_json(path, report.to_json())
-    return path
+    try:
+        path = make_folder(places.reports) / f"{stamp}-{os.getpid()}.json"
+        write_json(path, report.to_json())
+    except StepError as error:
+        return f"the report was not kept: {error}"
+    return f"report: {path}"

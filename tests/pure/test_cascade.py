@@ -98,7 +98,7 @@ def test_each_value_has_the_layer_that_set_it(path: Path, site: Path) -> None:
         "packages.cffi": "default",
         "python.version": "command line",
     }  # fmt: skip
-    assert not found.shipped
+    assert found.foreign_files == (found.file, str(site))
 
 
 @pytest.mark.parametrize("depth", range(5))

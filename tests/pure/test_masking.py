@@ -35,6 +35,7 @@ TEXTS = st.text() | st.lists(PIECES).map("".join)
         ("mail to a@b.c", "mail to a@b.c"),
         ("https://host/a@b", "https://host/a@b"),
         ("the token is there", "the token is there"),
+        ("/etc/passwd: not JSON", "/etc/passwd: not JSON"),
         ("", ""),
     ],
 )

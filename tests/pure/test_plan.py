@@ -72,7 +72,7 @@ def plan(
 
 
 @given(
-    folder=st.from_regex(r"(/[A-Za-z0-9_.-]{1,9}){1,4}", fullmatch=True), cores=st.integers(1, 512)
+    folder=st.from_regex(r"(/[A-Za-z0-9][A-Za-z0-9_.-]{0,8}){1,4}", fullmatch=True), cores=st.integers(1, 512)
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
 def test_neither_folder_nor_cores_change_the_digest(
@@ -172,19 +172,28 @@ def test_no_version_for_a_python(recipe: Recipe) -> None:
 def test_only_a_newer_python_is_refused_with_the_variant_that_works(facts: Facts) -> None:
     newer = facts._replace(interpreters=(Interpreter("/usr/bin/python3.13", "3.13.1"),))
     with pytest.raises(IncompatibleError) as caught:
-        choose_python(resolve("local"), newer, Runner())
+        choose_python(resolve("local"), newer, Runner(), None)
     said = str(caught.value)
     assert "the recipe needs Python >=3.10,<3.13; found here: 3.13.1" in said
     assert "--variant torch, which works with a Python that is here" in said
     assert (
-        choose_python(resolve("local", variants=["torch"]), newer, Runner())
+        choose_python(resolve("local", variants=["torch"]), newer, Runner(), None)
         == newer.interpreters[0]
     )
 
 
+def test_the_version_that_the_user_names_is_taken(facts: Facts) -> None:
+    both = facts._replace(
+        interpreters=(Interpreter("/a", "3.11.7"), Interpreter("/b", "3.10.2")), origin="declared"
+    )
+    assert choose_python(resolve("local"), both, Runner(), "3.10").path == "/b"
+    with pytest.raises(IncompatibleError, match="--python asks for 3.1; found"):
+        choose_python(resolve("local"), both, Runner(), "3.1")
+
+
 def test_no_python_at_all(facts: Facts) -> None:
     with pytest.raises(IncompatibleError, match="found here: none") as caught:
-        choose_python(resolve("local"), facts._replace(interpreters=()), Runner())
+        choose_python(resolve("local"), facts._replace(interpreters=()), Runner(), None)
     assert "--variant" not in str(caught.value)
 
 
