@@ -25,6 +25,11 @@ class Signature(NamedTuple):
 # The first that is found is the cause; the specific stand before the general.
 SIGNATURES = (
     Signature(
+        r"^problem: (.+)",
+        "the wheel is not what was asked for: {0}",
+        "the log of the step `wheel`, in the same folder, says what CMake found and compiled",
+    ),
+    Signature(
         r"No space left on device|Disk quota exceeded",
         "the disk or the quota is full",
         "free space, or name another place with --prefix or HVDENV_HOME, then build again: it goes on from here",

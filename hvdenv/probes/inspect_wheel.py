@@ -1,8 +1,8 @@
 """Judge a Horovod wheel before it is installed.
 
 Stand-alone: imports nothing of hvdenv and runs on Python 3.8 and newer, inside the
-environment that the wheel is for. Prints one JSON document; exit status 1 when the
-wheel is not what was asked for.
+environment that the wheel is for. Prints problems, and last one JSON document; exit
+status 1 when the wheel is not what was asked for.
 
     inspect_wheel.py WHEEL FRAMEWORK...
 """
@@ -86,6 +86,8 @@ def main(path, frameworks):
         for framework in frameworks:
             wrong, found[framework] = inspect(wheel, framework, folder)
             problems += wrong
+    for problem in problems:
+        print("problem: " + problem)
     print(
         json.dumps(
             {"bytes": os.path.getsize(path), "frameworks": found, "problems": problems},

@@ -71,7 +71,7 @@ def wheel(
 
 def inspect(path: Path, site: Path, *frameworks: str) -> tuple[int, Any]:
     code, output = probe("inspect_wheel.py", str(path), *frameworks, path=site)
-    return code, json.loads(output)
+    return code, json.loads(output.splitlines()[-1])
 
 
 GOOD = {"pytorch": "2.13.0+cpu", "tensorflow": "2.15.1"}

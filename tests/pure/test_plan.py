@@ -72,7 +72,8 @@ def plan(
 
 
 @given(
-    folder=st.from_regex(r"(/[A-Za-z0-9][A-Za-z0-9_.-]{0,8}){1,4}", fullmatch=True), cores=st.integers(1, 512)
+    folder=st.from_regex(r"(/[A-Za-z0-9][A-Za-z0-9_.-]{0,8}){1,4}", fullmatch=True),
+    cores=st.integers(1, 512),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
 def test_neither_folder_nor_cores_change_the_digest(
