@@ -58,7 +58,6 @@ def main(compiler):
     print(
         json.dumps(
             {
-                "python": platform.python_version(),
                 "soabi": sysconfig.get_config_var("EXT_SUFFIX"),
                 "machine": platform.machine(),
                 "glibc": platform.libc_ver()[1],

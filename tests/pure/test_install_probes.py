@@ -128,7 +128,6 @@ def test_the_stack_that_horovod_is_compiled_against(installed: Path) -> None:
     code, output = probe("stack.py", "/none/g++", path=installed)
     found = json.loads(output)
     assert code == 0
-    assert found["python"] == platform.python_version()
     assert found["soabi"] == SUFFIX
     assert found["compiler"] == ""
     torch = found["frameworks"]["torch"]
