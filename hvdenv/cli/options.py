@@ -144,7 +144,7 @@ def add_facts(parser: argparse.ArgumentParser) -> None:
         "--facts",
         metavar="FILE",
         type=Path,
-        help="facts of another machine (JSON), instead of this one's",
+        help="facts of another machine: JSON, as under `facts` in `plan --json` there",
     )
 
 

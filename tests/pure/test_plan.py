@@ -275,3 +275,13 @@ def test_activate_is_a_script_for_any_shell(tmp_path: Path) -> None:
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": "/x"}, text=True, capture_output=True, check=True,
     ).stdout  # fmt: skip
     assert shown == "/g/venv/bin:/usr/bin:/bin|/g/venv|1|unset\n"
+
+
+def test_facts_of_a_plan_can_be_declared_for_another(
+    cases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "local", "--facts", str(cases / "facts.json"), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    (tmp_path / "facts.json").write_text(json.dumps(printed["facts"]))
+    assert main(["plan", "local", "--facts", str(tmp_path / "facts.json"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == printed

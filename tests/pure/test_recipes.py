@@ -10,6 +10,7 @@ import pytest
 
 from hvdenv.cascade import read_layer, resolve, shipped_recipes
 from hvdenv.cli.main import main
+from hvdenv.cli.show import recipe_schema
 from hvdenv.errors import RecipeError, UsageError
 from hvdenv.recipe import variants_of
 from hvdenv.schema import parse_toml
@@ -125,3 +126,11 @@ def test_a_wrong_recipe_exits_2_and_is_told_on_standard_error(
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith(f"error: {path}:12: frameworks.torch.versoin: unknown key")
+
+
+def test_the_published_schema_is_the_one_of_the_code(pytestconfig: pytest.Config) -> None:
+    published = Path(__file__).parents[2] / "docs" / "recipe.schema.json"
+    text = json.dumps(recipe_schema(), indent=1) + "\n"
+    if pytestconfig.getoption("--regenerate"):
+        published.write_text(text)
+    assert published.read_text() == text
