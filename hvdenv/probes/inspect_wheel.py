@@ -11,6 +11,7 @@ import importlib.metadata as metadata
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -28,8 +29,26 @@ FRAMEWORKS = {
 }
 
 
-def installed_version(names):
-    for name in names:
+def folder_of(framework):
+    """Where a framework's package lies, without importing it; empty if there is none."""
+    spec = importlib.util.find_spec(framework)
+    return spec.submodule_search_locations[0] if spec and spec.submodule_search_locations else ""
+
+
+def installed_version(framework, distributions):
+    """What the framework's __version__ is.
+
+    torch's is in a file and can say more than its distribution does: 2.13.0+cu130 in
+    a package 2.13.0.
+    """
+    try:
+        with open(os.path.join(folder_of(framework), "version.py"), encoding="utf-8") as stream:
+            found = re.search(r"^__version__ = ['\"]([^'\"]+)", stream.read(), re.MULTILINE)
+        if found:
+            return found.group(1)
+    except OSError:
+        pass
+    for name in distributions:
         try:
             return metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -41,9 +60,8 @@ def library_folders():
     """Where libraries lie that are found at run time through the process that imports them."""
     folders = [os.path.join(sys.prefix, "lib")]
     for name, below in (("torch", ("lib",)), ("tensorflow", ("", "python"))):
-        spec = importlib.util.find_spec(name)
-        if spec and spec.submodule_search_locations:
-            folders += [os.path.join(spec.submodule_search_locations[0], each) for each in below]
+        if folder_of(name):
+            folders += [os.path.join(folder_of(name), each) for each in below]
     return folders
 
 
@@ -68,7 +86,7 @@ def inspect(wheel, framework, folder):
         return ["%s: the wheel has no %s: no extension was compiled" % (framework, member)], {}
     problems = []
     built_with = json.loads(wheel.read("horovod/metadata.json").decode()).get(key)
-    installed = installed_version(names)
+    installed = installed_version(framework, names)
     if built_with != installed:
         problems.append(
             "%s: compiled with %s, installed is %s" % (framework, built_with, installed)

@@ -107,6 +107,15 @@ def test_a_wheel_compiled_with_another_version(tmp_path: Path, installed: Path) 
     assert found["problems"] == ["torch: compiled with 2.12.0, installed is 2.13.0+cpu"]
 
 
+def test_a_torch_that_says_more_than_its_distribution(tmp_path: Path, installed: Path) -> None:
+    """The index's torch for CUDA: distribution 2.13.0, torch.__version__ 2.13.0+cu130."""
+    (installed / "torch").mkdir()
+    (installed / "torch" / "__init__.py").touch()
+    (installed / "torch" / "version.py").write_text("__version__ = '2.13.0+cu130'\ncuda = 0\n")
+    code, found = inspect(wheel(tmp_path, {"pytorch": "2.13.0+cu130"}, "torch"), installed, "torch")
+    assert (code, found["problems"]) == (0, [])
+
+
 def test_a_wheel_that_does_not_say_what_it_was_compiled_with(
     tmp_path: Path, installed: Path
 ) -> None:
