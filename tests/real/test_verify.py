@@ -52,6 +52,10 @@ def copy(original: Installation, tmp_path: Path) -> Callable[..., Installation]:
         subprocess.run([original.python, "-m", "venv", "--without-pip", str(folder)], check=True)
         packages, there = purelib(folder / "bin" / "python"), purelib(Path(original.python))
         (packages / "original.pth").write_text(f"{there}\n")
+        # The extension finds MPI in the lib folder above it.
+        for library in there.parents[1].iterdir():
+            if not (folder / "lib" / library.name).exists():
+                (folder / "lib" / library.name).symlink_to(library)
         shutil.copytree(there / "horovod", packages / "horovod")
         for library in (packages / "horovod").glob("*/mpi_lib*.so"):
             if library.parent.name not in frameworks:
