@@ -344,6 +344,7 @@ class _Run:
                 "files": listed["files"],
                 "bytes": listed["bytes"],
                 "python": plan.python._asdict(),
+                "variables": plan.variables,
                 "resolved": self.request.resolved,
                 "facts": encode(self.request.facts),
                 "findings": list(self.request.findings),

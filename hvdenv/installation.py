@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from hvdenv import generations
 from hvdenv.errors import UsageError
 
 
@@ -56,6 +57,7 @@ def inspect_prefix(prefix: str) -> Installation:
 
     Raises:
         UsageError: there is no interpreter there, or no Horovod.
+        StepError: the record of the generation is damaged.
     """
     root = Path(prefix).absolute()
     for base in (root / "venv", root):
@@ -73,7 +75,12 @@ def inspect_prefix(prefix: str) -> Installation:
             where=str(base),
             remedy="install it there, or build an environment with `hvdenv build local`",
         )
-    return Installation(str(root), str(base / "bin" / "python"), (str(base / "bin"),))
+    found = Installation(str(root), str(base / "bin" / "python"), (str(base / "bin"),))
+    if base == root or not (root / generations.RECORD).exists():
+        return found
+    record = generations.read_record(root / generations.RECORD)
+    env = tuple(sorted(record.get("variables", {}).items()))
+    return found._replace(env=env, generation=str(root.resolve()))
 
 
 def _may_have_horovod(base: Path) -> bool:

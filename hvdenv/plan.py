@@ -79,6 +79,7 @@ class Plan(NamedTuple):
         generation: folder that the steps make.
         venv: the environment in it.
         wheel: where the compiled wheel lies until it is installed.
+        variables: what programs of the environment need at run time.
         steps: in order.
         wheel_inputs: what, beside the stack, decides whether a cached wheel fits.
         digest: identifies what is built, whatever the folder.
@@ -91,6 +92,7 @@ class Plan(NamedTuple):
     generation: Path
     venv: Path
     wheel: Path
+    variables: dict[str, str]
     steps: tuple[Step, ...]
     wheel_inputs: dict[str, Any]
     digest: str
@@ -162,6 +164,7 @@ def make_plan(
         generation,
         maker.venv,
         maker.wheel_path,
+        run_variables(recipe, maker.venv),
         maker.all(),
         {
             "source": recipe.horovod.sha256,
@@ -397,8 +400,11 @@ class _Steps(NamedTuple):
         return Step(
             "activation",
             "a script that makes the environment the current one, without hvdenv",
-            files=(TextFile(self.generation / "activate.sh", activate_script(self.venv)),),
+            files=(TextFile(self.generation / "activate.sh", self.activate_script()),),
         )
+
+    def activate_script(self) -> str:
+        return activate_script(self.venv, run_variables(self.recipe, self.venv))
 
     @property
     def wheel_path(self) -> Path:
@@ -423,18 +429,29 @@ class _Steps(NamedTuple):
         return TextFile(self.build / name, (PROBES / name).read_text(encoding="utf-8"))
 
 
-def activate_script(venv: Path) -> str:
+def run_variables(recipe: Recipe, venv: Path) -> dict[str, str]:
+    """What programs of the environment need at run time.
+
+    The package of Open MPI 4 finds its files through its launchers only: a process that
+    is started without one (`python train.py`) does not get through MPI_Init otherwise.
+    """
+    return {"OPAL_PREFIX": str(venv)} if recipe.mpi and "mpi" in recipe.horovod.controllers else {}
+
+
+def activate_script(venv: Path, variables: Mapping[str, str]) -> str:
     """A POSIX shell script; works under `set -u` and without hvdenv."""
-    return f"""\
-# Makes this environment the current one. Source it from sh, bash, dash or zsh:
-#     . {shlex.quote(str(venv.parent / "activate.sh"))}
-unset PYTHONHOME PYTHONPATH
-VIRTUAL_ENV={shlex.quote(str(venv))}
-PATH="$VIRTUAL_ENV/bin${{PATH:+:$PATH}}"
-# Packages in ~/.local would shadow the environment's.
-PYTHONNOUSERSITE=1
-export VIRTUAL_ENV PATH PYTHONNOUSERSITE
-"""
+    lines = [
+        "# Makes this environment the current one. Source it from sh, bash, dash or zsh:",
+        f"#     . {shlex.quote(str(venv.parent / 'activate.sh'))}",
+        "unset PYTHONHOME PYTHONPATH",
+        f"VIRTUAL_ENV={shlex.quote(str(venv))}",
+        'PATH="$VIRTUAL_ENV/bin${PATH:+:$PATH}"',
+        "# Packages in ~/.local would shadow the environment's.",
+        "PYTHONNOUSERSITE=1",
+        *(f"{name}={shlex.quote(value)}" for name, value in variables.items()),
+        " ".join(("export VIRTUAL_ENV PATH PYTHONNOUSERSITE", *variables)),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _identity(step: Step) -> Any:

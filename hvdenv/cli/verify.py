@@ -131,9 +131,7 @@ def _chosen(arguments: argparse.Namespace, places: Places) -> tuple[Installation
     environment = generations.at(prefix)
     active = environment.active()
     folder = environment.generation(active) if active else Path(prefix)
-    installation = inspect_prefix(str(folder))._replace(
-        prefix=str(prefix), recipe=name, generation=str(folder) if active else ""
-    )
+    installation = inspect_prefix(str(folder))._replace(prefix=str(prefix), recipe=name)
     if recipe is None and active:
         record = generations.read_record(environment.record(active))
         return installation._replace(recipe=_name(record)), _recorded(arguments, record["resolved"])

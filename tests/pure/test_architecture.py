@@ -16,11 +16,11 @@ PACKAGE = Path(hvdenv.__file__).parent
 # Imports point from right to left. Modules of one layer may import each other, but not in a circle.
 LAYERS = (
     ("errors", "schema", "masking", "command", "report"),
-    ("recipe", "cascade", "facts", "checkbuild", "installation", "failures", "launchers", "ranks"),
+    ("recipe", "cascade", "facts", "checkbuild", "failures", "launchers", "ranks"),
     ("patches", "rules", "plan"),
     ("runner",),
     ("places", "prefixes", "journal", "buildlock", "manifest", "usage", "registry", "generations",
-     "upkeep", "wheelcache", "observe", "evidence", "script"),
+     "upkeep", "wheelcache", "observe", "installation", "evidence", "script"),
     ("build", "checks", "verify"),
     ("render",),
     ("cli.options", "cli.progress"),

@@ -116,7 +116,7 @@ class Site(NamedTuple):
             Step("record", "", effect="record"),
         )
         python = Interpreter(sys.executable, "3.11.0")
-        return Plan("local", (), python, {}, generation, venv, wheel, steps, {}, DIGEST)
+        return Plan("local", (), python, {}, generation, venv, wheel, {}, steps, {}, DIGEST)
 
     def build(self, *, rebuild: bool = False) -> tuple[Built, list[str]]:
         """Build; what it came to, and the steps that were not done already."""

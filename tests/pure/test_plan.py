@@ -269,7 +269,7 @@ def test_activate_is_a_script_for_any_shell(tmp_path: Path) -> None:
     import subprocess
 
     script = tmp_path / "activate.sh"
-    script.write_text(activate_script(Path("/g/venv")))
+    script.write_text(activate_script(Path("/g/venv"), {"OPAL_PREFIX": "/g/venv"}))
     shown = subprocess.run(
         ["sh", "-euc", f'. {script}; echo "$PATH|$VIRTUAL_ENV|$PYTHONNOUSERSITE|${{PYTHONPATH-unset}}"'],
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": "/x"}, text=True, capture_output=True, check=True,

@@ -32,6 +32,11 @@ class Result(NamedTuple):
         return json.loads(self.stdout)
 
 
+def hear_interrupts() -> None:
+    """Undo what a shell does to its background processes: they ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Cli:
     """The command line as a user has it, with a home of its own."""
 
@@ -43,6 +48,7 @@ class Cli:
         return subprocess.Popen(
             [sys.executable, "-m", "hvdenv", *words],
             env=self.variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            preexec_fn=hear_interrupts,
         )  # fmt: skip
 
     def __call__(self, *words: str, code: int | None = 0, timeout: float = 1500) -> Result:

@@ -260,3 +260,13 @@ def test_verify_without_a_name_takes_what_was_built_last(cli: Cli, local_prefix:
     assert result.json["verdict"] == "pass"
     assert result.json["schema"] == "hvdenv.report/1"
     assert Path(result.json["prefix"]).parent == local_prefix.parent
+
+
+def test_one_process_without_a_launcher(local_prefix: Path) -> None:
+    """What many try first: `python train.py`, alone, in the activated environment."""
+    code = "import torch, horovod.torch as hvd; hvd.init(); print(hvd.rank(), hvd.size())"
+    found = subprocess.run(
+        ["sh", "-c", f". {local_prefix}/activate.sh; python -c '{code}'"],
+        capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert found.stdout == "0 1\n"

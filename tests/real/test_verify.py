@@ -29,6 +29,7 @@ from hvdenv.installation import Expectation, Installation, inspect_prefix
 from hvdenv.report import Finding, Report
 from hvdenv.runner import TOKEN_VARIABLE, Runner
 from hvdenv.verify import DEFAULT_LAUNCHERS, verify
+from tests.real.conftest import hear_interrupts
 
 PROBES = Path(evidence.__file__).parent / "probes"
 BOTH = Expectation(("torch", "tensorflow"), ("MPI", "Gloo"), ("MPI", "Gloo"))
@@ -410,7 +411,7 @@ def test_an_interrupt_leaves_nothing(
     original: Installation, runner: Runner, number: signal.Signals, script: str
 ) -> None:
     words = [sys.executable, "-c", DRIVER, original.prefix, runner.token]
-    with subprocess.Popen(words, cwd=PROBES.parents[1]) as process:
+    with subprocess.Popen(words, cwd=PROBES.parents[1], preexec_fn=hear_interrupts) as process:
         processes_running(runner, script, 1)
         process.send_signal(number)
         assert process.wait(20) == 130
