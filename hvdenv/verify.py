@@ -30,6 +30,8 @@ _CHOICES = {"framework": FRAMEWORKS, "controller": CONTROLLERS}
 # The order in which facts start when several could: others wait for the first, and
 # --check-build is the longest of the rest.
 _FIRST = ("mpi", "build_table", "extension", "rank_run", "changed_files")
+# TensorFlow takes longest to import: what runs alone at the end should be short.
+_SLOWEST = ("tensorflow", "torch", "mxnet", "")
 
 Progress = Callable[[str, str, float], None]
 
@@ -132,7 +134,7 @@ class _Facts:
         self._measurements: list[Measurement] = []
         self._running: dict[Key, threading.Thread] = {}
         keys = [key for name in FACTS for key in _instances(name, FACTS[name].function)]
-        self._waiting = sorted(keys, key=lambda key: _FIRST.index(key.name))
+        self._waiting = sorted(keys, key=_urgency)
 
     def find_all(self) -> tuple[dict[Key, Any], list[Measurement]]:
         """All facts and how long each took.
@@ -219,6 +221,11 @@ def _instances(name: str, function: Callable[..., Any]) -> Iterator[Key]:
 def _checks() -> Iterator[Key]:
     for name, function in CHECKS.items():
         yield from _instances(name, function)
+
+
+def _urgency(key: Key) -> tuple[int, int]:
+    """Where a fact stands among those that could start: the slowest first."""
+    return _FIRST.index(key.name), _SLOWEST.index(key.framework)
 
 
 def _label(key: Key) -> str:
