@@ -1,8 +1,14 @@
-# make demo   build a real Horovod environment on this machine and prove that it works
-# make test   what CI runs: ruff, mypy --strict, pytest
+# make demo      build a real Horovod environment on this machine and prove that it works
+# make test      what CI runs: ruff, mypy --strict, pytest (what needs root is skipped without it)
+# make lint      only ruff and mypy
+# make pure      only the tests that compile nothing and start no cluster (two minutes)
+# make standin   a cluster on this machine to try things on: hosts, ssh, Slurm, modules (root)
+# make optin     tests that CI does not run: Apptainer from Debian sid (root, network)
+# make bench     the measurements of docs/measurements.md (half an hour)
+# make clean     remove .venv and all caches
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint pure install bench clean
+.PHONY: help demo test lint pure standin optin install bench clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -39,7 +45,7 @@ demo: install
 	$(HVDENV) verify local
 
 test: lint
-	$(BIN)/python -m pytest $(if $(NO_SKIP),--no-skip) tests/pure tests/real
+	$(BIN)/python -m pytest $(if $(NO_SKIP),--no-skip) --durations=40 tests/pure tests/real
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -49,11 +55,22 @@ lint: $(VENV)/.installed-dev
 pure: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/pure
 
+# For instance ARGS='--tcl --hosts 3'.
+standin: $(VENV)/.installed-dev
+	@$(BIN)/python -m tests.standin $(ARGS)
+
+optin: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest tests/optin
+
 bench: install
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/verify.py
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/solve.py
+	$(BIN)/python benchmarks/bandwidth.py
 	$(BIN)/python benchmarks/compile.py --frameworks torch
 	$(BIN)/python benchmarks/compile.py --frameworks both
+	$(BIN)/python benchmarks/again.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

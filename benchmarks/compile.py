@@ -27,18 +27,19 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv import generations
-from hvdenv.cascade import resolve
-from hvdenv.observe import observe, own_interpreter
-from hvdenv.patches import all_patches
+from hvdenv import PROBES
+from hvdenv.environments import generations
+from hvdenv.knowledge.patches import all_patches
+from hvdenv.model.cascade import resolve
+from hvdenv.model.observe import observe, own_interpreter
 from hvdenv.places import find_places
-from hvdenv.plan import PROBES, Plan, make_plan
+from hvdenv.plans.plan import Plan, make_plan
 from hvdenv.runner import Runner
 
 # Without these nothing compiles; what they change is no part of the comparison.
 NEEDED = ("cmake4-gloo", "cuda-on-request", "gcc13-includes", "torch-cxx17")
-# Speed and size: what hvdenv adds.
-LEAN = {"CMAKE_GENERATOR", "HVDENV_INSTALL_RPATH"}
+# Speed, size and sameness: what hvdenv adds.
+LEAN = {"CMAKE_GENERATOR", "HVDENV_INSTALL_RPATH", "SOURCE_DATE_EPOCH", "HVDENV_BUILD_FOLDER"}
 
 
 class Run(NamedTuple):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import NamedTuple
 
+# As a program's name: the interpreter that hvdenv itself runs on, with its libraries.
+OWN_PYTHON = "hvdenv-python"
+
 
 class Command(NamedTuple):
     """One process to start.
@@ -14,12 +17,16 @@ class Command(NamedTuple):
         env: variables set on top of the cleaned environment, in order.
         cwd: folder to run in; empty for the current one.
         timeout: seconds after which the process and its children are ended.
+        derived: variables whose $NAME stand for what the process sees under that name.
+        stdin: file that is its standard input; empty for none.
     """
 
     argv: tuple[str, ...]
     env: tuple[tuple[str, str], ...] = ()
     cwd: str = ""
     timeout: float | None = None
+    derived: tuple[tuple[str, str], ...] = ()
+    stdin: str = ""
 
 
 class Outcome(NamedTuple):
@@ -50,6 +57,6 @@ class Outcome(NamedTuple):
 def spelled_out(command: Command) -> str:
     """A command as one could type it."""
     words = [f"{name}={shlex.quote(value)}" for name, value in command.env]
-    return " ".join(
-        ["env", *words, shlex.join(command.argv)] if words else [shlex.join(command.argv)]
-    )
+    words += [f'{name}="{value}"' for name, value in command.derived]
+    stdin = [f"< {shlex.quote(command.stdin)}"] if command.stdin else []
+    return " ".join([*(["env", *words] if words else []), shlex.join(command.argv), *stdin])

@@ -6,6 +6,9 @@ that users see.
 
 from __future__ import annotations
 
+# Of `run` and `shell`, whose other exit codes are those of what they run.
+OWN_FAILURE = 125
+
 
 class HvdenvError(Exception):
     """What is wrong, where, and what to do about it.
@@ -60,6 +63,12 @@ class IncompatibleError(HvdenvError):
     """A known incompatibility: building would fail or give a broken environment."""
 
     exit_code = 3
+
+
+class LockError(HvdenvError):
+    """A lock is not of this recipe, or what is there is not what the lock says."""
+
+    exit_code = 4
 
 
 class StepError(HvdenvError):

@@ -45,6 +45,16 @@ class Places(NamedTuple):
         return self.home / "reports"
 
     @property
+    def jobs(self) -> Path:
+        """Scripts of the jobs that were submitted, and one small file for each."""
+        return self.home / "jobs"
+
+    @property
+    def used(self) -> Path:
+        """One small file for each generation that was used, as old as its last use."""
+        return self.home / "used"
+
+    @property
     def registry(self) -> Path:
         """One small file for each environment, wherever its prefix lies."""
         return self.home / "registry"
@@ -127,7 +137,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_json(path: Path, data: Mapping[str, Any], mode: int = 0o666) -> None:
-    """Write a JSON file so that a kill at any moment leaves the old or the new one.
+    """Write a JSON file; see write_text().
 
     Args:
         path: the file.
@@ -137,8 +147,21 @@ def write_json(path: Path, data: Mapping[str, Any], mode: int = 0o666) -> None:
     Raises:
         StepError: the folder cannot be written to.
     """
+    write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n", mode)
+
+
+def write_text(path: Path, text: str, mode: int = 0o666) -> None:
+    """Write a file so that a kill at any moment leaves the old or the new one.
+
+    Args:
+        path: the file.
+        text: what it shall hold.
+        mode: permissions before the umask is taken off.
+
+    Raises:
+        StepError: the folder cannot be written to.
+    """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    text = json.dumps(data, indent=1, allow_nan=False) + "\n"
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with open(descriptor, "wb") as stream:

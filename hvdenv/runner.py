@@ -10,14 +10,15 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hvdenv.command import Command, Outcome
+from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.errors import InterruptedRunError, StepError
 from hvdenv.masking import mask, plain
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "HVDENV_TOKEN"
 GRACE_SECONDS = 5.0
+# Batch systems give a job seconds between SIGTERM and SIGKILL, and reports want some of them.
+STOPPED_SECONDS = 2.0
 OUTPUT_LIMIT = 4 << 20
 LINE_LIMIT = 1 << 16
 ORPHAN_SECONDS = 1.0
@@ -36,7 +39,7 @@ ORPHAN_SECONDS = 1.0
 # found, and nobody wrote it down. Modules are loaded after this cleaning.
 # An extended regular expression, since the script of `plan --format bash` uses it too.
 CLEANED_PATTERN = (
-    "PYTHON[A-Z0-9_]*|_PYTHON_[A-Z0-9_]+|HOROVOD_[A-Z0-9_]+|HVDENV_(TOKEN|INSTALL_RPATH)"
+    "PYTHON[A-Z0-9_]*|_PYTHON_[A-Z0-9_]+|HOROVOD_[A-Z0-9_]+|HVDENV_(TOKEN|INSTALL_RPATH|BUILD_FOLDER)"
     "|C_INCLUDE_PATH|CPLUS_INCLUDE_PATH|CPATH|LIBRARY_PATH|LD_PRELOAD"
     "|C(PP|XX|UDA)?FLAGS|LDFLAGS|CC|CXX|CPP|LD|AR|ARFLAGS|CUDAHOSTCXX|CUDACXX|NVCC_[A-Z_]+"
     "|CMAKE_[A-Za-z0-9_]+|MAKEFLAGS|MFLAGS|GNUMAKEFLAGS|NINJA_STATUS|DESTDIR"
@@ -44,7 +47,8 @@ CLEANED_PATTERN = (
     "|OMPI_[A-Za-z0-9_]+|PMIX_[A-Za-z0-9_]+|PRTE_[A-Za-z0-9_]+|PMI_[A-Z_]+|MPI_HOME|MPICH_[A-Z_]+"
     "|I_MPI_[A-Z_]+|OPAL_PREFIX|VIRTUAL_ENV[A-Z_]*|CONDA_[A-Z_0-9]+"
     "|PIP_(USER|TARGET|PREFIX|ROOT|REQUIRE_VIRTUALENV|NO_BUILD_ISOLATION|NO_DEPS|NO_BINARY"
-    "|ONLY_BINARY|CONSTRAINT|REQUIREMENT|PRE|BUILD_CONSTRAINT|DRY_RUN|REPORT|QUIET|VERBOSE|LOG|PYTHON)"
+    "|ONLY_BINARY|CONSTRAINT|REQUIREMENT|PRE|BUILD_CONSTRAINT|DRY_RUN|REPORT|QUIET|VERBOSE|LOG|PYTHON|PLATFORM|ABI"
+    "|PYTHON_VERSION|IMPLEMENTATION)|UV_[A-Z_]+"
     "|SETUPTOOLS_[A-Z_]+|DISTUTILS_[A-Z_]+|TF_[A-Z_0-9]+|TORCH_[A-Z_0-9]+"
 )
 # And what every step gets instead.
@@ -85,8 +89,16 @@ class Runner:
         self._stopped = Event()
 
     def environment(self, command: Command) -> dict[str, str]:
-        """What the process of this command sees."""
-        return {**self._base, **dict(command.env), TOKEN_VARIABLE: self.token}
+        """What the process of this command sees.
+
+        Raises:
+            StepError: a variable is to be made from another one that nothing has set.
+        """
+        seen = {**self._base, **dict(command.env), TOKEN_VARIABLE: self.token}
+        made = {name: _filled_in(name, value, seen) for name, value in command.derived}
+        if OWN_PYTHON in command.argv[:1]:  # may need libraries that the recipe's modules purge
+            made["LD_LIBRARY_PATH"] = os.environ.get("LD_LIBRARY_PATH", "")
+        return {**seen, **made}
 
     def branch(self, keep: re.Pattern[str] | None = None) -> Runner:
         """A runner that stops with this one and ends only what it started itself.
@@ -99,9 +111,22 @@ class Runner:
         other._stopped = self._stopped
         return other
 
+    def changed(self, set_variables: Mapping[str, str], unset: Iterable[str] = ()) -> Runner:
+        """A runner with the same token whose processes see other variables too: those of modules."""
+        other = Runner({}, self.token)
+        base = {**self._base, **set_variables}
+        other._base = {name: value for name, value in base.items() if name not in set(unset)}
+        other._stopped = self._stopped
+        return other
+
     def stop(self) -> None:
         """End everything that runs now, from any thread; later runs refuse."""
         self._stopped.set()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether stop() was called."""
+        return self._stopped.is_set()
 
     def run(
         self,
@@ -152,21 +177,18 @@ class Runner:
         if self._stopped.is_set():
             raise InterruptedRunError
         try:
-            process = subprocess.Popen(
-                command.argv,
-                env=self.environment(command),
-                cwd=command.cwd or None,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            with open(command.stdin or os.devnull, "rb") as stdin:
+                process = subprocess.Popen(
+                    [sys.executable if word == OWN_PYTHON else word for word in command.argv],
+                    env=self.environment(command),
+                    cwd=command.cwd or None,
+                    stdin=stdin,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
         except OSError as error:
-            raise StepError(
-                f"cannot start {command.argv[0]}: {error.strerror}",
-                where=command.cwd,
-                remedy=f"look whether {error.filename or command.argv[0]} exists and may be run",
-            ) from error
+            raise _cannot_start(command, error) from error
         try:
             yield process
         except BaseException:
@@ -180,7 +202,8 @@ class Runner:
         """End a process, its session and whatever else carries the token."""
         import subprocess
 
-        for number, grace in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, 1.0)):
+        patience = STOPPED_SECONDS if self.stopped else GRACE_SECONDS
+        for number, grace in ((signal.SIGTERM, patience), (signal.SIGKILL, 1.0)):
             try:
                 os.killpg(process.pid, number)
             except ProcessLookupError:
@@ -191,7 +214,142 @@ class Runner:
             except subprocess.TimeoutExpired:
                 continue
         end_marked(self.token)
-        process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)  # no signal ends what waits for a file server that is gone
+
+
+def _cannot_start(command: Command, error: OSError) -> StepError:
+    return StepError(
+        f"cannot start {command.argv[0]}: {error.strerror}",
+        where=command.cwd,
+        remedy=f"look whether {error.filename or command.argv[0]} exists and may be run",
+    )
+
+
+# What ends a program goes to all processes of its group, as Ctrl-C does; what a scheduler
+# announces the end of a job with, to the launcher alone, which knows its ranks.
+_TO_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_TO_FIRST = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+def hand_over(command: Command, environ: Mapping[str, str], *, alone: bool = False) -> int:
+    """Run a command in the place of this process: with its terminal, files and signals.
+
+    Args:
+        command: what to run.
+        environ: variables that it starts from, as they are.
+        alone: nothing that it started on this host may live on when it has failed.
+
+    Returns:
+        Its exit code; 128 and the signal's number if a signal ended it.
+
+    Raises:
+        StepError: the program does not exist or cannot be started.
+    """
+    import subprocess
+
+    token = os.urandom(16).hex()
+    mark = {TOKEN_VARIABLE: token} if alone else {}
+    terminal = _own_terminal()
+    # A signal that comes now waits until there is somebody to pass it to.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_TO_ALL, *_TO_FIRST))
+    try:
+        # Not a session of its own: that would have no terminal.
+        process = subprocess.Popen(
+            command.argv,
+            env={**environ, **dict(command.env), **mark},
+            cwd=command.cwd or None,
+            preexec_fn=lambda: _lead(terminal, before),
+        )
+    except OSError as error:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        raise _cannot_start(command, error) from error
+    with _forwarding(process.pid):
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            status = _wait(process.pid, terminal)
+        finally:
+            _take_terminal(terminal, os.getpgrp())
+    process.returncode = code = _exit_code(status)
+    if code and alone:
+        end_marked(token)
+    return code
+
+
+def _own_terminal() -> int:
+    """The descriptor of the terminal that this process is in the foreground of; or -1."""
+    try:
+        return 0 if os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp() else -1
+    except OSError:
+        return -1
+
+
+def _lead(terminal: int, blocked: Iterable[signal.Signals | int]) -> None:
+    """In a new process: a group of its own, in the foreground."""
+    os.setpgid(0, 0)
+    _take_terminal(terminal, os.getpid())
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _take_terminal(terminal: int, group: int) -> None:
+    """Put a process group into the foreground of the terminal."""
+    if terminal < 0:
+        return
+    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    try:
+        os.tcsetpgrp(terminal, group)
+    except OSError:
+        pass  # the terminal has gone
+    finally:
+        signal.signal(signal.SIGTTOU, before)
+
+
+@contextmanager
+def _forwarding(group: int) -> Iterator[None]:
+    """Pass signals to a process group; what is ignored, as by nohup, stays so."""
+
+    def forward(number: int, frame: object) -> None:
+        with suppress(ProcessLookupError):
+            (os.kill if number in _TO_FIRST else os.killpg)(group, number)
+
+    before = {number: signal.getsignal(number) for number in (*_TO_ALL, *_TO_FIRST)}
+    heard = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    try:
+        for number in heard:
+            signal.signal(number, forward)
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, before[number])
+
+
+def _wait(pid: int, terminal: int) -> int:
+    """The status that a process ends with; while it is stopped, this one is stopped too."""
+    while True:
+        _, status = os.waitpid(pid, os.WUNTRACED)
+        if not os.WIFSTOPPED(status):
+            return status
+        _take_terminal(terminal, os.getpgrp())
+        os.kill(os.getpid(), signal.SIGSTOP)
+        _take_terminal(_own_terminal(), pid)
+        os.killpg(pid, signal.SIGCONT)
+
+
+def _exit_code(status: int) -> int:
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def _filled_in(name: str, value: str, seen: Mapping[str, str]) -> str:
+    def replace(found: re.Match[str]) -> str:
+        if found[1] not in seen:
+            raise StepError(
+                f"{name} is to be {value}, but no module has set {found[1]}",
+                remedy=f"look what the modules set (`module show`), and name the folder itself"
+                f" instead of ${found[1]} in the recipe",
+            )
+        return seen[found[1]]
+
+    return re.sub(r"\$([A-Za-z_][A-Za-z0-9_]*)", replace, value)
 
 
 def end_marked(token: str) -> list[int]:

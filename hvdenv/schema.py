@@ -1,17 +1,18 @@
 """Strict reading of TOML and JSON into typed data, and the JSON Schema of it.
 
-Types are NamedTuples. Supported annotations: str, int, bool, Literal, X | None,
+Types are NamedTuples. Supported annotations: str, int, float, bool, Literal, X | None,
 tuple[X, ...], dict[str, X], NamedTuples, unions of str with one of these, and
 Annotated[str, Pattern(...)]. docs/decisions.md says why this is not a library.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import PurePath
 from typing import Any, NamedTuple, TypeVar
@@ -71,7 +72,8 @@ def _decode(kind: Any, value: object, path: tuple[str | int, ...]) -> object:
         choices = typing.get_args(kind)
         # By type as well: to Python, true and 1.0 are equal to 1.
         if not any(value == each and type(value) is type(each) for each in choices):
-            raise Problem(path, f"expected one of {_quoted(choices)}, found {_shown(value)}")
+            meant = _meant(str(value), map(str, choices))
+            raise Problem(path, f"expected one of {_quoted(choices)}, found {_shown(value)}{meant}")
         return value
     if origin in (typing.Union, types.UnionType):
         return _decode_union(typing.get_args(kind), value, path)
@@ -91,6 +93,8 @@ def _decode(kind: Any, value: object, path: tuple[str | int, ...]) -> object:
         return _decode_record(kind, _expect(dict, value, path), path)
     if kind is str:
         return _text(_expect(str, value, path), path)
+    if kind is float:
+        return _number(value, path)
     return _expect(kind, value, path)
 
 
@@ -136,7 +140,7 @@ def _expect(kind: type, value: object, path: tuple[str | int, ...]) -> Any:
 
 
 _NAMES: dict[type, str] = {
-    str: "a string", int: "a whole number", bool: "true or false", list: "a list", dict: "a table",
+    str: "a string", int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "a table",
 }  # fmt: skip
 
 
@@ -145,6 +149,15 @@ def _text(value: str, path: tuple[str | int, ...]) -> str:
     if re.search(r"[\x00-\x1f\x7f]", value):
         raise Problem(path, f"control characters are not allowed, found {_shown(value)}")
     return value
+
+
+def _number(value: object, path: tuple[str | int, ...]) -> float:
+    """A whole number will do; TOML's inf and nan will not."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    number: Any = value if whole else _expect(float, value, path)
+    if not math.isfinite(number):
+        raise Problem(path, f"expected a number, found {_shown(value)}")
+    return float(number)
 
 
 def _matching(value: object, pattern: Pattern, path: tuple[str | int, ...]) -> object:
@@ -165,10 +178,14 @@ def _quoted(choices: tuple[object, ...]) -> str:
 
 
 def _nearest(key: str, known: Mapping[str, Any]) -> str:
+    return _meant(key, known) or f"; known are {', '.join(sorted(known))}"
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
     import difflib
 
-    close = difflib.get_close_matches(key, known, 1)
-    return f'; did you mean "{close[0]}"?' if close else f"; known are {', '.join(sorted(known))}"
+    close = difflib.get_close_matches(word, list(known), 1)
+    return f'; did you mean "{close[0]}"?' if close else ""
 
 
 def encode(value: object) -> Any:
@@ -211,7 +228,12 @@ def json_schema(kind: Any) -> dict[str, Any]:
             "required": required,
             "additionalProperties": False,
         }
-    return {str: {"type": "string"}, int: {"type": "integer"}, bool: {"type": "boolean"}}[kind]
+    return {
+        str: {"type": "string"},
+        int: {"type": "integer"},
+        float: {"type": "number"},
+        bool: {"type": "boolean"},
+    }[kind]
 
 
 def line_of(text: str, path: tuple[str | int, ...]) -> int:

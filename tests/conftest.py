@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
 
 # Shared machines stall for seconds. CI looks at the same cases each time, so that what
 # is red there is red because of the change.
-settings.register_profile("any", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True)
+settings.register_profile("any", deadline=None, max_examples=60)
+settings.register_profile("ci", deadline=None, max_examples=60, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "any")
 
 
@@ -19,6 +20,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--regenerate", action="store_true", help="write golden files anew instead of comparing"
     )
+
+
+def _for_ranks() -> dict[str, str]:
+    """Variables that programs of Horovod listen to."""
+    heard = ("CUDA_", "HOROVOD_", "HVDENV_", "NCCL_", "OMPI_")
+    return {name: value for name, value in os.environ.items() if name.startswith(heard)}
+
+
+_AT_START = _for_ranks()
+
+
+@pytest.fixture(autouse=True)
+def _no_variable_is_left_behind() -> Iterator[None]:
+    """What one test or its import sets, an hour later the ranks of another have on one host only."""
+    yield
+    assert _for_ranks() == _AT_START
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvdenv import generations
-from hvdenv.generations import Environment
+from hvdenv.environments import generations
+from hvdenv.environments.generations import Environment
 
 ONE, TWO, THREE = "1" * 12, "2" * 12, "3" * 12
 
 
-def build(environment: Environment, identity: str, **record: Any) -> str:
+def build(environment: Environment, identity: str, /, **record: Any) -> str:
     """Make a generation as a build leaves it.
 
     Args:

@@ -1,13 +1,18 @@
-"""Known incompatibilities that a recipe meets on this machine, before anything is built."""
+"""Known incompatibilities that a recipe meets on this machine, before anything is built, and
+whether its combination of versions was ever built and verified; on a cluster also which of the
+recipe's modules are there, and which offer Horovod."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvdenv.cli.options import (
     Prepared,
+    add_allow,
     add_facts,
     add_json,
     add_prefix,
@@ -16,15 +21,26 @@ from hvdenv.cli.options import (
     prepare,
     print_json,
 )
-from hvdenv.errors import IncompatibleError
-from hvdenv.plan import choose_versions
-from hvdenv.rules import Rule, judge, observables
+from hvdenv.errors import IncompatibleError, UsageError
+from hvdenv.knowledge.grid import Answer, Asked, all_rows, ask, asked_of, comparable, told_answer
+from hvdenv.knowledge.observables import observables
+from hvdenv.knowledge.remedies import Change, edits_of, propose
+from hvdenv.knowledge.rules import Rule, all_rules, judge
+from hvdenv.plans.plan import choose_versions
+from hvdenv.schema import encode
+
+if TYPE_CHECKING:
+    from hvdenv.model.cluster import Modules
+    from hvdenv.sites.modules import Examined
 
 EXAMPLES = """\
 examples:
   hvdenv check local
   hvdenv check local --python 3.12 --json
   hvdenv check local --facts compute-node.json
+  hvdenv check ./mine.toml                          the remedy as a diff of the recipe
+
+docs/rules.md lists all rules. --allow RULE goes past one that blocks.
 """
 
 
@@ -34,22 +50,132 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_prefix(parser)
     add_json(parser)
     add_facts(parser)
+    add_allow(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    refuse_unknown(arguments.allow)
     prepared = prepare(arguments, thorough=True)
-    facts, python = prepared.facts, prepared.python
     rules = judge_recipe(prepared)
-    blocked = any(rule.severity == "block" for rule in rules)
+    wanted = prepared.resolved.recipe.modules
+    there = _modules_here(wanted) if wanted and prepared.facts.origin == "observed" else None
+    blocked = bool(_blocking(rules, arguments.allow)) or bool(
+        there and any(each.state != "loads" for each in there.examined)
+    )
+    edits = edits_of(rule for rule in rules if rule.severity != "note")
+    change = propose(prepared.resolved, edits) if edits else None
+    tried = _tried(prepared)
     if arguments.json:
-        findings = [rule._asdict() for rule in rules]
-        print_json({"facts": facts.origin, "python": python.path, "findings": findings})
+        print_json(_document(prepared, rules, arguments.allow, change, there, tried))
     else:
-        print(f"facts {facts.origin} on {facts.host}; Python {python.version} ({python.path})")
-        for rule in rules:
-            print(told(rule))
+        for line in _lines(prepared, rules, change, there, tried):
+            print(line)
         print("the build would be refused" if blocked else "nothing stands in the way of a build")
     return IncompatibleError.exit_code if blocked else 0
+
+
+class ModulesHere(NamedTuple):
+    """The modules of a recipe on this machine.
+
+    Attributes:
+        system: the module system and its version.
+        examined: how each module of the recipe stands.
+        offers: modules here that offer Horovod, a framework, an MPI or NCCL.
+    """
+
+    system: str
+    examined: tuple[Examined, ...]
+    offers: dict[str, tuple[str, ...]]
+
+
+def _modules_here(wanted: Modules) -> ModulesHere:
+    from hvdenv.runner import Runner
+    from hvdenv.sites import modulesystem
+    from hvdenv.sites.modules import offers
+
+    runner = Runner()
+    system = modulesystem.find(runner, wanted.init)
+    return ModulesHere(
+        f"{system.kind} {system.version}".strip(),
+        modulesystem.examine(system, wanted, "build", runner),
+        offers(modulesystem.available(system, wanted, runner)),
+    )
+
+
+class Tried(NamedTuple):
+    """What the grid says of a recipe's combination of versions."""
+
+    asked: Asked
+    answer: Answer
+
+
+def _tried(prepared: Prepared) -> Tried | None:
+    """What the grid says; None where Horovod is not built from source beside wheels of the index."""
+    recipe = prepared.resolved.recipe
+    if not comparable(recipe):
+        return None
+    versions = choose_versions(recipe, prepared.python)
+    asked = asked_of(recipe, versions, prepared.python.version, prepared.facts)
+    return Tried(asked, ask(asked, all_rows()))
+
+
+def _document(
+    prepared: Prepared,
+    rules: Sequence[Rule],
+    allowed: Sequence[str],
+    change: Change | None,
+    there: ModulesHere | None,
+    tried: Tried | None,
+) -> dict[str, Any]:
+    """What is printed with --json."""
+    return {
+        "facts": prepared.facts.origin,
+        "python": prepared.python.path,
+        "findings": [{**encode(rule), "allowed": rule.id in allowed} for rule in rules],
+        **({"change": {"diff": change.diff, "options": change.options}} if change else {}),
+        **({"modules": encode(there)} if there else {}),
+        **({"grid": encode(tried.answer)} if tried else {}),
+    }
+
+
+def _lines(
+    prepared: Prepared,
+    rules: Sequence[Rule],
+    change: Change | None,
+    there: ModulesHere | None,
+    tried: Tried | None,
+) -> Iterator[str]:
+    facts, python = prepared.facts, prepared.python
+    yield f"facts {facts.origin} on {facts.host}; Python {python.version} ({python.path})"
+    yield from map(told, rules)
+    yield from told_answer(*tried) if tried else ()
+    yield from _told_modules(there) if there else ()
+    yield from told_change(change, "what blocks and warns") if change else ()
+
+
+def _told_modules(there: ModulesHere) -> Iterator[str]:
+    from hvdenv.sites.modules import told_examined, told_offers
+
+    yield f"modules of the recipe ({there.system}):"
+    yield from (f"  {told_examined(each)}" for each in there.examined)
+    yield from told_offers(there.offers)
+
+
+def told_change(change: Change, what: str) -> Iterator[str]:
+    """The edits together, ready to be taken over.
+
+    Args:
+        change: of the recipe.
+        what: is mended by it.
+    """
+    if change.file and change.diff:
+        yield f"{what}, mended in the recipe:"
+        yield change.diff.rstrip("\n")
+    elif change.after:
+        yield f"{what}, mended in a recipe of your own (a file of any name that ends in .toml):"
+        yield change.after.rstrip("\n")
+    if change.options:
+        yield f"mended by options: {' '.join(f'--set {shlex.quote(each)}' for each in change.options)}"
 
 
 def judge_recipe(prepared: Prepared) -> tuple[Rule, ...]:
@@ -64,7 +190,32 @@ def told(rule: Rule) -> str:
     lines = [f"{rule.severity}: {rule.message} [{rule.id}]"]
     if rule.severity != "note":
         lines.append(f"  it would look like: {rule.symptom}")
-    return "\n".join([*lines, f"  what to do: {rule.remedy}", f"  source: {rule.source}"])
+    lines.append(f"  what to do: {rule.remedy}")
+    for key, value in rule.edit.items():
+        lines.append(f"    in the recipe: {key} = {value}" if value else f"    without: {key}")
+    return "\n".join([*lines, f"  source: {rule.source} ({rule.certainty})"])
+
+
+def refuse_unknown(allowed: Sequence[str]) -> None:
+    """Stop at an id that no rule has.
+
+    Raises:
+        UsageError: with the nearest id.
+    """
+    import difflib
+
+    known = [rule.id for rule in all_rules()]
+    for name in allowed:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            raise UsageError(
+                f"--allow {name}: there is no rule of this name",
+                remedy=f'did you mean "{close[0]}"?' if close else "`hvdenv check` shows the names",
+            )
+
+
+def _blocking(rules: Sequence[Rule], allowed: Sequence[str]) -> list[Rule]:
+    return [rule for rule in rules if rule.severity == "block" and rule.id not in allowed]
 
 
 def refuse_blocked(rules: Sequence[Rule], allowed: Sequence[str], *, quiet: bool) -> None:
@@ -77,11 +228,13 @@ def refuse_blocked(rules: Sequence[Rule], allowed: Sequence[str], *, quiet: bool
 
     Raises:
         IncompatibleError: a rule blocks that was not allowed.
+        UsageError: there is no rule of an allowed id.
     """
+    refuse_unknown(allowed)
     for rule in rules:
         if rule.severity == "warn" and not quiet:
             print(told(rule), file=sys.stderr)
-    blocking = [rule for rule in rules if rule.severity == "block" and rule.id not in allowed]
+    blocking = _blocking(rules, allowed)
     if blocking:
         raise IncompatibleError(
             "known incompatibility: " + blocking[0].message,

@@ -1,35 +1,49 @@
-"""List the environments that hvdenv made, go back to an earlier generation, remove
-environments, or drop generations that are no longer needed."""
+"""List the environments that hvdenv made with what they take and what is free, go back to an
+earlier generation, remove environments, or drop generations that are no longer needed."""
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hvdenv.cli.options import add_json, print_json
 from hvdenv.errors import UsageError
+from hvdenv.places import environment_name
 
 if TYPE_CHECKING:
-    from hvdenv.generations import Environment
-    from hvdenv.registry import Listed
-    from hvdenv.upkeep import Cleared
+    from hvdenv.environments.generations import Environment
+    from hvdenv.environments.registry import Listed
+    from hvdenv.environments.storage import Cache, Generation, Room
+    from hvdenv.environments.upkeep import Cleared
+    from hvdenv.places import Places
 
 EXAMPLES = """\
 examples:
   hvdenv envs
+  hvdenv envs storage                         caches, and what is free
   hvdenv envs rollback local                  to the generation before
   hvdenv envs rollback local --to 3f2a9c81d004
   hvdenv envs prune --keep 2
+  hvdenv envs prune --older-than 90d --unused-for 60d --dry-run
   hvdenv envs remove ~/envs/horovod
+
+prune keeps the active generation and what processes on this host use. A use is what hvdenv
+started (verify, run, shell, a job that it submitted), or else the access time of activate.sh.
 """
+
+_UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    storage = actions.add_parser("storage", help="what caches take, and what is free")
+    storage.add_argument("--json", action="store_true", default=argparse.SUPPRESS)
     rollback = actions.add_parser("rollback", help="point a prefix to an earlier generation")
     rollback.add_argument("environment", metavar="NAME_OR_PREFIX")
     rollback.add_argument("--to", metavar="GENERATION", default="")
@@ -39,61 +53,122 @@ def configure(parser: argparse.ArgumentParser) -> None:
     prune = actions.add_parser("prune", help="drop generations that are neither active nor in use")
     prune.add_argument("environment", metavar="NAME_OR_PREFIX", nargs="?")
     prune.add_argument(
-        "--keep", type=int, default=1, metavar="N", help="generations to keep (default 1)"
+        "--keep", type=int, metavar="N",
+        help="newest generations to keep beside the active one (default 1; 0 with an age)",
+    )  # fmt: skip
+    prune.add_argument(
+        "--older-than", metavar="AGE", default="", help="only what was built before: 90d, 12h, 8w"
     )
+    prune.add_argument(
+        "--unused-for", metavar="AGE", default="", help="only what was not used since"
+    )
+    prune.add_argument("--dry-run", action="store_true", help="say what would go; remove nothing")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from hvdenv import generations, registry, upkeep
+    from hvdenv.environments import lastuse, registry, upkeep
     from hvdenv.places import find_places
 
     places = find_places()
-    known = registry.list_environments(places)
     if arguments.action == "rollback":
-        target = _find(known, arguments.environment)
+        target = registry.find(places, arguments.environment)
         print(f"{target.prefix} -> {upkeep.rollback(target, arguments.to)}")
     elif arguments.action == "remove":
-        target = _find(known, arguments.environment)
-        _tell(target, upkeep.remove(target, force=arguments.force))
+        target = registry.find(places, arguments.environment)
+        cleared = upkeep.remove(target, force=arguments.force)
+        _tell(target, cleared)
         registry.forget(places, target)
+        for identity in cleared.removed:
+            lastuse.forget(places, target.generation(identity))
     elif arguments.action == "prune":
-        if arguments.keep < 1:
-            raise UsageError(
-                "--keep has to be 1 or more", remedy="`envs remove` removes everything"
-            )
-        chosen = [_find(known, arguments.environment)] if arguments.environment else [
-            generations.at(Path(each.prefix)) for each in known
-        ]  # fmt: skip
-        for target in chosen:
-            _tell(target, upkeep.prune(target, keep=arguments.keep))
-    elif arguments.json:
-        print_json([each._asdict() for each in known])
+        _prune(arguments, places)
+    elif arguments.action == "storage":
+        _storage(places, arguments.json)
     else:
-        _table(known)
+        _list(places, arguments.json)
     return 0
 
 
-def _find(known: Sequence[Listed], name: str) -> Environment:
-    """An environment by its name (`local+torch`) or its prefix."""
-    from hvdenv import generations
+def _prune(arguments: argparse.Namespace, places: Places) -> None:
+    from hvdenv.environments import generations, lastuse, registry, storage, upkeep
 
-    if "/" in name:
-        return generations.at(Path(name))
-    named = [each for each in known if "+".join((each.recipe, *each.variants)) == name]
-    if len(named) == 1:
-        return generations.at(Path(named[0].prefix))
-    if named:
-        raise UsageError(
-            f"{len(named)} environments are named {name}",
-            detail="\n".join(each.prefix for each in named),
-            remedy="name its prefix",
+    by_age = bool(arguments.older_than or arguments.unused_for)
+    keep = arguments.keep if arguments.keep is not None else 0 if by_age else 1
+    if keep < 1 and not by_age:
+        raise UsageError("--keep has to be 1 or more", remedy="`envs remove` removes everything")
+    before, idle = _ago(arguments.older_than), _ago(arguments.unused_for)
+    if arguments.environment:
+        chosen = [registry.find(places, arguments.environment)]
+    else:
+        known = registry.list_environments(places)
+        chosen = [generations.at(Path(each.prefix)) for each in known]
+    for target in chosen:
+        found = {
+            each.generation: each
+            for each in storage.list_generations(target, places, storage.Counter(_progress))
+        }
+        _say_blind(target, idle)
+        cleared = upkeep.prune(
+            target, keep=keep, spare=_spared(found, before, idle), dry_run=arguments.dry_run
         )
-    raise UsageError(f"there is no environment named {name}", remedy="`hvdenv envs` lists them")
+        _tell(target, cleared, found, "would remove" if arguments.dry_run else "removed")
+        for identity in () if arguments.dry_run else cleared.removed:
+            lastuse.forget(places, target.generation(identity))
 
 
-def _tell(target: Environment, cleared: Cleared) -> None:
+def _spared(found: Mapping[str, Generation], before: str, idle: str) -> Callable[[str], bool]:
+    """Whether a generation is too young, or was used too lately, to go.
+
+    Args:
+        found: all generations.
+        before: when the oldest one that stays was built; empty for any.
+        idle: since when the others were not used; empty for any.
+    """
+
+    def spare(identity: str) -> bool:
+        if not (before or idle):
+            return False
+        known = found.get(identity)
+        # One that has come since, or of which nobody knows the age, stays.
+        if known is None or not known.created:
+            return True
+        return bool(before and known.created > before) or bool(idle and known.since > idle)
+
+    return spare
+
+
+def _say_blind(target: Environment, idle: str) -> None:
+    from hvdenv.environments import lastuse
+
+    if idle and not lastuse.keeps_access_times(target.store):
+        print(
+            f"{target.prefix}: no access times are kept here (noatime): who sourced activate.sh"
+            " without hvdenv is not seen",
+            file=sys.stderr,
+        )
+
+
+def _ago(age: str) -> str:
+    """The time so long ago, as records have it; empty for no age."""
+    if not age:
+        return ""
+    found = re.fullmatch(r"([0-9]{1,5})([hdw])", age)
+    if not found:
+        raise UsageError(f"{age!r} is no age", remedy="write a number with h, d or w: 12h, 90d, 8w")
+    when = datetime.now(timezone.utc) - timedelta(**{_UNITS[found[2]]: int(found[1])})
+    return when.isoformat(timespec="microseconds")
+
+
+def _tell(
+    target: Environment,
+    cleared: Cleared,
+    found: Mapping[str, Generation] | None = None,
+    removed: str = "removed",
+) -> None:
     for identity in cleared.removed:
-        print(f"removed {target.prefix}: {identity}")
+        known = (found or {}).get(identity)
+        told = f" ({_size(known)}, {_history(known)})" if known else ""
+        print(f"{removed} {target.prefix}: {identity}{told}")
     for identity, reason in cleared.kept:
         print(f"kept {target.prefix}: {identity}: {reason}", file=sys.stderr)
     if cleared.unseen:
@@ -102,14 +177,97 @@ def _tell(target: Environment, cleared: Cleared) -> None:
         )
 
 
-def _table(known: Sequence[Listed]) -> None:
+def _list(places: Places, json: bool) -> None:
+    from hvdenv.environments import generations, registry, storage
+    from hvdenv.runner import Runner
+
+    known = registry.list_environments(places)
+    counter, runner = storage.Counter(_progress), Runner()
+    environments = [generations.at(Path(each.prefix)) for each in known]
+    sizes = [storage.list_generations(each, places, counter) for each in environments]
+    warnings = [storage.warnings(each, runner) for each in environments]
+    if json:
+        print_json([_entry(*each) for each in zip(known, sizes, warnings, strict=True)])
+        return
     if not known:
         print("no environments yet; `hvdenv build local` makes one")
-    for each in known:
-        name = "+".join((each.recipe, *each.variants))
-        size = f"{each.bytes / 1e9:.1f} GB, {each.files} files" if each.bytes else ""
-        older = len(each.generations) - 1
-        extra = f", {older} older generations" if older > 0 else ""
-        print(f"{name}  {each.state}  {each.prefix}")
-        if size:
-            print(f"    {size}, created {each.created[:16]}{extra}")
+    for each in zip(known, sizes, warnings, strict=True):
+        _print_environment(*each)
+    folders = [each.prefix.parent for each in environments]
+    rooms = storage.room([places.home, *folders], runner) if known else ()
+    _print_storage(storage.list_caches(places, counter), rooms)
+
+
+def _entry(listed: Listed, sizes: Sequence[Generation], warnings: Sequence[str]) -> dict[str, Any]:
+    return {
+        **listed._asdict(),
+        "sizes": [each._asdict() for each in sizes],
+        "warnings": list(warnings),
+    }
+
+
+def _storage(places: Places, json: bool) -> None:
+    from hvdenv.environments import registry, storage
+    from hvdenv.runner import Runner
+
+    caches = storage.list_caches(places, storage.Counter(_progress))
+    folders = [Path(each.prefix).parent for each in registry.list_environments(places)]
+    rooms = storage.room([places.home, *folders], Runner())
+    if json:
+        print_json(
+            {
+                "caches": [each._asdict() for each in caches],
+                "filesystems": [each._asdict() for each in rooms],
+            }
+        )
+    else:
+        _print_storage(caches, rooms)
+
+
+def _progress(folder: Path, files: int) -> None:
+    print(f"counting {folder}: {files} files so far", file=sys.stderr, flush=True)
+
+
+def _print_environment(
+    listed: Listed, sizes: Sequence[Generation], warnings: Sequence[str]
+) -> None:
+    name = environment_name(listed.recipe, listed.variants)
+    print(f"{name}  {listed.state}  {listed.prefix}")
+    for each in sizes:
+        added = f"; added: {', '.join(each.added)}" if each.added else ""
+        print(f"    {each.generation}  {each.state}: {_size(each)}, {_history(each)}{added}")
+    if len(sizes) > 1:
+        size, files = sum(each.bytes for each in sizes), sum(each.files for each in sizes)
+        print(f"    together {_bytes(size)}, {files} files")
+    for warning in warnings:
+        print(f"    warning: {warning}")
+
+
+def _print_storage(caches: Sequence[Cache], rooms: Sequence[Room]) -> None:
+    for cache in caches:
+        print(f"cache {cache.name}: {_bytes(cache.bytes)}, {cache.files} files  {cache.path}")
+    for room in rooms:
+        free = [
+            f"{_bytes(room.disk_free)}" if room.disk_free is not None else "",
+            f"{room.inodes_free} files" if room.inodes_free is not None else "",
+        ]
+        quota = (
+            f"; the quota leaves {_bytes(room.quota_free)}" if room.quota_free is not None else ""
+        )
+        print(f"free at {room.path}: {', '.join(filter(None, free)) or 'not known'}{quota}")
+
+
+def _size(generation: Generation) -> str:
+    return f"{_bytes(generation.bytes)}, {generation.files} files"
+
+
+def _history(generation: Generation) -> str:
+    what = "worked at" if generation.state in ("unfinished", "damaged") else "built"
+    built = f"{what} {generation.created[:10] or 'nobody knows when'}"
+    if not generation.used:
+        return f"{built}, no use was seen"
+    return f"{built}, used {generation.used[:10]} (by {generation.used_by})"
+
+
+def _bytes(number: int) -> str:
+    return f"{number / 1e9:.1f} GB" if number >= 1e8 else f"{number / 1e6:.1f} MB"

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from hvdenv import __version__
-from hvdenv.errors import HvdenvError, InterruptedRunError
+from hvdenv.errors import OWN_FAILURE, HvdenvError, InterruptedRunError
 
 # Command: one line for `hvdenv --help`. Each has a module of its name here, with
 # `configure(parser)` and `run(arguments) -> exit code`; only the one that is used is
@@ -20,12 +20,29 @@ COMMANDS = {
     "recipes": "list recipes: name, variants, how far each was tried",
     "show": "show a recipe with the layer that set each value",
     "check": "known incompatibilities of a recipe, before anything is built",
+    "grid": "which Horovod and patches versions take, and whether that was ever proven",
     "plan": "what build would run, in order, and why",
+    "lock": "write or check the lock of a recipe: every package with its hash",
+    "fetch": "collect all that a locked build needs, for a place without a network",
     "build": "build an environment; does nothing when nothing changed",
+    "install": "add packages to an environment; nothing that is there moves for them",
     "verify": "judge an environment: what was asked for is there and works",
+    "doctor": "name the cause in the log of a failed build or run, and what to change",
+    "module": "print or write a modulefile of an environment for Lmod or Tcl modules",
+    "container": "write or build an image of the environment; look whether hosts can run it",
+    "run": "run a command in an environment, on as many ranks as there is room for",
+    "shell": "an interactive shell in an environment, in an allocation if asked",
+    "job": "write the batch script of a job, or submit and follow it",
+    "diff": "what differs between two environments",
+    "export": "write what an environment is made of for other programs: CycloneDX, conda, pip",
     "envs": "list, roll back, remove or prune environments",
+    "cache": "list, verify, prune, export, import or sign compiled wheels",
     "completion": "print a completion script for bash, zsh or tcsh",
 }
+# Of these, what follows `--` is a program to run with its arguments: arguments.program.
+RUN_PROGRAMS = ("run", "job")
+# Whose exit code is that of what they run; hvdenv's own failures have one code there.
+PASS_CODES_ON = ("run", "shell")
 
 _EPILOG = """\
 examples:
@@ -34,10 +51,11 @@ examples:
   hvdenv COMMAND --help         options and examples of a command
 
 exit codes:
-  0 good   1 verify found a failure   2 malformed usage, recipe or file
-  3 known incompatibility   5 a step failed   6 busy
+  0 good   1 verify found a failure, doctor no cause   2 malformed usage, recipe or file
+  3 known incompatibility   4 lock does not match   5 a step failed   6 busy
   7 nothing failed, but something expected could not be proven on this host
   70 a bug in hvdenv   130 interrupted
+  run, shell and job pass the command's own code on; in run and shell, hvdenv's is 125
 """
 
 
@@ -52,6 +70,7 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
         description="Horovod environments that build the first time and can be proven to work.",
         epilog=_EPILOG,
         formatter_class=Help,
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"hvdenv {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -60,7 +79,7 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
             module = importlib.import_module(f"hvdenv.cli.{name}")
             command = commands.add_parser(
                 name, help=summary, description=module.__doc__, epilog=module.EXAMPLES,
-                formatter_class=Help,
+                formatter_class=Help, allow_abbrev=False,
             )  # fmt: skip
             module.configure(command)
             command.set_defaults(run=module.run)
@@ -79,10 +98,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     words = list(sys.argv[1:] if argv is None else argv)
-    parser = make_parser(next((word for word in words if not word.startswith("-")), ""))
-    arguments = parser.parse_args(words)
+    command = next((word for word in words if not word.startswith("-")), "")
+    program: list[str] = []
+    if command in RUN_PROGRAMS and "--" in words:
+        at = words.index("--")
+        words, program = words[:at], words[at + 1 :]
+    parsed = argparse.Namespace(program=program, words=words)
+    try:
+        arguments = make_parser(command).parse_args(words, parsed)
+    except SystemExit as end:
+        passes_on = command in PASS_CODES_ON and end.code
+        raise SystemExit(OWN_FAILURE if passes_on else end.code) from None
     if arguments.command is None:
-        parser.print_help()
+        make_parser("").print_help()
         return 2
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -91,6 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except HvdenvError as error:
         return _say(error)
+    except PermissionError as error:
+        return _say(_no_permission(error))
     except KeyboardInterrupt:
         return _say(InterruptedRunError())
     except BrokenPipeError:
@@ -99,7 +129,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception:
-        return _bug()
+        code = _bug()
+        return OWN_FAILURE if command in PASS_CODES_ON else code
+
+
+def _no_permission(error: PermissionError) -> HvdenvError:
+    """Somebody else's files, wherever they were come upon: nobody's mistake in hvdenv."""
+    from pathlib import Path
+
+    from hvdenv.places import blocked
+
+    return blocked(Path(error.filename or "."), error, "get at it")
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvdenv.cli.options import (
     add_facts,
     add_json,
+    add_locked,
     add_prefix,
     add_python,
     add_recipe,
+    is_locked,
     prepare,
     print_json,
 )
 from hvdenv.command import spelled_out
+from hvdenv.places import environment_name
 from hvdenv.runner import ALWAYS_SET, cleaned_names, environment
+from hvdenv.sites.modules import told
 
 if TYPE_CHECKING:
-    from hvdenv.facts import Facts
-    from hvdenv.plan import Plan
+    from hvdenv.model.facts import Facts
+    from hvdenv.plans.plan import Plan
+    from hvdenv.plans.step import TextFile
 
 EXAMPLES = """\
 examples:
@@ -30,6 +36,8 @@ examples:
   hvdenv plan local --facts node.json           for another machine
 """
 
+SHOWN_LINES = 40
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
@@ -38,10 +46,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     parser.add_argument("--format", choices=("text", "bash"), default="text")
     add_facts(parser)
+    add_locked(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     prepared = prepare(arguments, thorough=False)
+    if is_locked(arguments):
+        from hvdenv.cli.locking import with_lock
+
+        prepared = with_lock(arguments, prepared)
+    prepared = prepared._replace(alone=arguments.format == "bash")
     target = prepared.target
     plan = prepared.plan_for(target.generation(prepared.digest()[:12]))
     if arguments.json:
@@ -49,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         print_json({"facts": encode(prepared.facts), **encode(plan)})
     elif arguments.format == "bash":
-        from hvdenv.script import render_bash
+        from hvdenv.plans.script import render_bash
 
         print(render_bash(plan, target.prefix), end="")
     else:
@@ -58,19 +72,30 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _text(plan: Plan, facts: Facts, prefix: Path) -> str:
-    lines = [
-        f"plan {plan.digest[:12]} of {'+'.join((plan.recipe, *plan.variants))}",
+    head = [
+        f"plan {plan.digest[:12]} of {environment_name(plan.recipe, plan.variants)}",
         f"facts {facts.origin} on {facts.host}: {facts.machine}, glibc {facts.glibc or 'unknown'}, "
         f"g++ {facts.cxx.version if facts.cxx else 'none'}, {facts.cores} cores",
         f"Python {plan.python.version} ({plan.python.path})",
-        f"{prefix} -> {plan.generation}",
+        f"{prefix} -> {plan.generation}, below it is $G",
         f"every step: {' '.join('='.join(pair) for pair in ALWAYS_SET)}; "
         f"taken away here: {' '.join(cleaned_names(environment())) or 'nothing'}",
     ]
+    lines: list[str] = []
     for number, step in enumerate(plan.steps, 1):
         lines += ["", f"{number}. {step.name}: {step.reason}"]
         if step.spared_by_cache:
             lines.append("   (not run when a wheel of the same stack is in the cache)")
-        lines += [f"   write {file.path}" for file in step.files]
+        if step.modules:
+            lines += [f"   {line}" for line in told(step.modules)]
+        lines += [line for file in step.files for line in _written(file)]
         lines += [f"   $ {spelled_out(command)}" for command in step.commands]
-    return "\n".join(lines)
+    return "\n".join([*head, *(line.replace(str(plan.generation), "$G") for line in lines)])
+
+
+def _written(file: TextFile) -> Iterator[str]:
+    """A file that a step writes; what is no program of hvdenv's, and short, is shown."""
+    yield f"   write {file.path}"
+    lines = file.text.splitlines()
+    if file.path.suffix in (".json", ".txt") and len(lines) <= SHOWN_LINES:
+        yield from (f"      {line}" for line in lines)

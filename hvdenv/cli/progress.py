@@ -7,8 +7,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from hvdenv.build import compiled_objects
-from hvdenv.plan import Step
+from hvdenv.building.build import compiled_objects
+from hvdenv.plans.step import Step
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress

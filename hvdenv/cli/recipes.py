@@ -1,12 +1,11 @@
-"""List the recipes that come with hvdenv."""
+"""List the recipes: those that come with hvdenv, and those of a site's own folders."""
 
 from __future__ import annotations
 
 import argparse
 
-from hvdenv.cascade import read_layer, shipped_recipes
-from hvdenv.cli.options import add_json, print_json
-from hvdenv.recipe import variants_of
+from hvdenv.cli.options import add_json, add_site, print_json, site_file
+from hvdenv.model.cascade import known_recipes, read_layer, recipe_folders, variants_of
 
 EXAMPLES = """\
 examples:
@@ -17,15 +16,19 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
+    add_site(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     rows = []
-    for name, path in shipped_recipes().items():
+    site = site_file(arguments)
+    folders = recipe_folders(read_layer("site", site)) if site else ()
+    for name, path in known_recipes(folders).items():
         document = read_layer("recipe", path).values
         rows.append(
             {
                 "name": name,
+                "site": document.get("site", ""),
                 "summary": document.get("summary", ""),
                 "status": document.get("status", ""),
                 "variants": variants_of(document),

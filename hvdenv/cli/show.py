@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hvdenv.cli.options import add_json, add_recipe, print_json, resolved_of
-from hvdenv.recipe import Recipe
+from hvdenv.model.recipe import Recipe
 from hvdenv.schema import encode, json_schema
 
 EXAMPLES = """\
@@ -40,33 +40,40 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"recipe": values, "variants": resolved.variants, "origins": resolved.origins})
         return 0
-    deviations = values.pop("deviations", [])
+    deviations, notes = values.pop("deviations", []), values.pop("notes", [])
+    values.pop("references", None)
     rows = [(key, _toml(value), _origin(key, resolved.origins)) for key, value in _leaves(values)]
     width = max(len(f"{key} = {value}") for key, value, _ in rows if len(value) < 60)
     for key, value, origin in rows:
         print(f"{f'{key} = {value}':{width}}  # {origin}")
+    for reference in resolved.recipe.references:
+        print(f"\nreference: {reference}  # {_origin('references', resolved.origins)}")
     for deviation in deviations:
         print(f"\ndeviation from: {deviation['document']}")
         print(f"  instead: {deviation['recipe']}\n  because: {deviation['reason']}")
+    for note in notes:
+        print(f"\nnote: {note['text']}\n  source: {note['source']}")
     return 0
 
 
 def recipe_schema() -> dict[str, Any]:
     """The JSON Schema of recipe files: values may come from the default layer or a variant."""
 
-    def relax(schema: dict[str, Any]) -> dict[str, Any]:
+    def relax(schema: Any) -> Any:
+        """Without what is required, except in the tables of a list: those are replaced whole."""
+        if not isinstance(schema, dict) or schema.get("type") == "array":
+            return schema
         relaxed = {key: value for key, value in schema.items() if key != "required"}
         if "properties" in relaxed:
-            relaxed["properties"] = {
-                key: relax(each) for key, each in relaxed["properties"].items()
-            }
+            relaxed["properties"] = {n: relax(each) for n, each in relaxed["properties"].items()}
+        if "additionalProperties" in relaxed:
+            relaxed["additionalProperties"] = relax(relaxed["additionalProperties"])
         return relaxed
 
-    schema = relax(json_schema(Recipe))
-    schema["properties"]["variants"] = {
-        "type": "object",
-        "additionalProperties": relax(json_schema(Recipe)),
-    }
+    schema, variant = relax(json_schema(Recipe)), relax(json_schema(Recipe))
+    variant["properties"]["without"] = {"type": "array", "items": {"type": "string"}}
+    schema["properties"]["variants"] = {"type": "object", "additionalProperties": variant}
+    schema["properties"]["extends"] = {"type": "string"}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "hvdenv recipe",

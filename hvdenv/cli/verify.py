@@ -10,33 +10,58 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvdenv.cli.options import (
+    add_hosts,
     add_json,
     add_loudness,
     add_prefix,
     add_recipe,
+    add_where,
     environment_of,
     print_json,
     resolved_of,
+    wished_hosts,
 )
-from hvdenv.errors import UsageError
+from hvdenv.errors import InterruptedRunError, UsageError
+from hvdenv.places import environment_name
 
 if TYPE_CHECKING:
-    from hvdenv.installation import Expectation, Installation
+    from hvdenv.environments.installation import Expectation, Installation
+    from hvdenv.launch.launchers import Launch
+    from hvdenv.launch.placement import Wishes
+    from hvdenv.model.recipe import Recipe
     from hvdenv.places import Places
-    from hvdenv.recipe import Recipe
-    from hvdenv.report import Report
+    from hvdenv.reports.report import Report
+    from hvdenv.runner import Runner
+    from hvdenv.verification.bench import Effort
 
 EXAMPLES = """\
 examples:
   hvdenv verify                                the environment that was built last
   hvdenv verify local -n 4
+  hvdenv verify neuron --hosts gpu32:2,gpu33:2 --launcher mpirun
+  hvdenv verify local --quick                  or --full: how much is tried
+  hvdenv verify local --bench --time 30
+  hvdenv verify neuron --where compute         in a job, on two nodes
   hvdenv verify --prefix ~/venv --framework torch --controller Gloo
   hvdenv verify local --json > report.json
+  hvdenv verify local --junit verify.xml --html verify.html
+  hvdenv verify --from report.json --html verify.html    nothing is judged anew
 
 exit codes: 0 everything expected is proven, 1 something failed, 7 nothing failed but
 this host cannot prove everything (NCCL without a GPU)
 """
 
+# Two hosts are what shows the network; a long job would wait long.
+JOB_NODES, JOB_TIME = 2, "00:30:00"
+# How long each of the programs measures that benchmarks start, and how many these may be.
+BENCH_SECONDS, BENCH_PROGRAMS = 10.0, 60
+# Timers of programs end earlier; a number that is none is not less.
+_FOREVER = 365 * 86400.0
+_FILES = ("junit", "html")
+_WRITE_AGAIN = (
+    "what to do: `hvdenv verify --from REPORT --{option} FILE` writes it elsewhere, from the report"
+    " that verify keeps"
+)
 _CONTROLLERS = {"mpi": "MPI", "gloo": "Gloo"}
 
 
@@ -45,18 +70,42 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_prefix(parser)
     add_json(parser)
     add_loudness(parser)
-    parser.add_argument("-n", "--ranks", type=int, default=2, metavar="N", help="ranks (default 2)")
+    add_where(parser)
+    parser.add_argument(
+        "-n", "--ranks", type=int, metavar="N",
+        help="how many (default: what the allocation has room for, else 2)",
+    )  # fmt: skip
+    add_hosts(parser)
     parser.add_argument(
         "--timeout",
         type=float,
-        default=300.0,
         metavar="SECONDS",
-        help="for each process (default 300)",
+        help="for all of it (default 600, with --bench so much more as that may take)",
     )
     parser.add_argument(
         "--launcher", action="append", metavar="L",
-        help="mpirun, horovodrun-gloo or horovodrun-mpi; may be repeated (default: the first two)",
+        help="srun, mpirun, mpiexec, horovodrun-mpi, horovodrun-gloo, aprun or jsrun; may be"
+        " repeated, one for each controller (default: the recipe's, and horovodrun-gloo)",
     )  # fmt: skip
+    extent = parser.add_mutually_exclusive_group()
+    extent.add_argument(
+        "--quick", action="store_true",
+        help="allreduces only: neither the other operations nor a training",
+    )  # fmt: skip
+    extent.add_argument(
+        "--full", action="store_true",
+        help="try every operation with every type and shape, and tensors past the fusion threshold"
+        " (a minute more for each framework and controller)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--bench", action="store_true",
+        help="measure allreduces and training steps, beside MPI or NCCL alone and the recipe's references",
+    )  # fmt: skip
+    parser.add_argument(
+        "--time", type=float, metavar="SECONDS",
+        help=f"for how long each program of --bench measures (default {BENCH_SECONDS:g})",
+    )  # fmt: skip
+    _add_files(parser)
     stated = parser.add_argument_group("what is expected, for an environment without a recipe")
     stated.add_argument("--framework", action="append", choices=("torch", "tensorflow", "mxnet"))
     stated.add_argument("--controller", action="append", choices=("MPI", "Gloo"))
@@ -65,24 +114,44 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    from hvdenv.launchers import LAUNCHERS
-    from hvdenv.places import find_places
-    from hvdenv.report import EXIT_CODES
-    from hvdenv.runner import Runner
-    from hvdenv.verify import DEFAULT_LAUNCHERS, verify
+def _add_files(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the report in files, whatever the verdict is")
+    group.add_argument("--junit", metavar="FILE", type=Path, help="write it as JUnit XML")
+    group.add_argument(
+        "--html", metavar="FILE", type=Path, help="write it as an HTML page that needs nothing else"
+    )
+    group.add_argument(
+        "--from", dest="kept", metavar="REPORT", type=Path,
+        help="take the report from a file that verify kept or printed as JSON; judge nothing",
+    )  # fmt: skip
 
-    launchers = tuple(arguments.launcher or DEFAULT_LAUNCHERS)
-    if unknown := [name for name in launchers if name not in LAUNCHERS]:
-        raise UsageError(
-            f"unknown launcher {unknown[0]}", remedy=f"known are {', '.join(LAUNCHERS)}"
-        )
-    if arguments.ranks < 1 or arguments.timeout <= 0:
-        raise UsageError("--ranks and --timeout have to be above zero")
+
+def run(arguments: argparse.Namespace) -> int:
+    from hvdenv.environments import lastuse
+    from hvdenv.launch.launchers import LAUNCHERS
+    from hvdenv.places import find_places
+    from hvdenv.runner import Runner
+    from hvdenv.verification.verify import DEFAULT_EXERCISES, FULL_EXERCISES, verify
+
+    _refuse_files(arguments)
+    if arguments.kept:
+        return _show(_read(arguments), arguments)
+    if arguments.where == "compute":
+        return _in_a_job(arguments)
+    known = [name for name, launcher in LAUNCHERS.items() if launcher.controller]
+    if unknown := [name for name in arguments.launcher or () if name not in known]:
+        raise UsageError(f"unknown launcher {unknown[0]}", remedy=f"known are {', '.join(known)}")
     places = find_places()
-    installation, expectation = _chosen(arguments, places)
+    effort = _effort(arguments, places)
+    timeout = _timeout(arguments, effort)
+    runner = Runner()
+    installation, expectation, recipe = _chosen(arguments, places)
     _say_whose(installation)
+    lastuse.note(places, Path(installation.prefix))
+    installation = _with_modules(installation, recipe, runner)
+    launch, launchers = _launched(arguments, recipe)
     quiet = arguments.quiet
+    exercises = FULL_EXERCISES if arguments.full else () if arguments.quick else DEFAULT_EXERCISES
 
     def tell(what: str, label: str, seconds: float) -> None:
         if what == "finished" and not quiet:
@@ -91,38 +160,197 @@ def run(arguments: argparse.Namespace) -> int:
     if not quiet:
         print(f"verifying {installation.prefix}", file=sys.stderr, flush=True)
     report = verify(
-        installation, expectation, Runner(), ranks=arguments.ranks, timeout=arguments.timeout,
-        launchers=launchers, on_event=tell,
+        installation, expectation, runner, launch=launch, timeout=timeout,
+        launchers=launchers, exercises=exercises, effort=effort, on_event=tell,
     )  # fmt: skip
     kept = _keep(report, places)
+    code = _show(report, arguments)
+    if not (quiet or arguments.json):
+        print(kept, file=sys.stderr)
+    return InterruptedRunError.exit_code if runner.stopped else code
+
+
+def _show(report: Report, arguments: argparse.Namespace) -> int:
+    """Print a report, then write the files that were asked for.
+
+    Returns:
+        The exit code of the verdict; where that is good, of a file that was not written.
+    """
+    from hvdenv.reports.report import EXIT_CODES
+
     if arguments.json:
         print_json(report.to_json())
     else:
-        from hvdenv.render import render
+        from hvdenv.reports.render import render
 
         colour = arguments.color == "always" or (arguments.color == "auto" and sys.stdout.isatty())
         print(render(report, colour=colour))
-        if not quiet:
-            print(kept, file=sys.stderr)
-    return EXIT_CODES[report.verdict]
+    written = _write_files(report, arguments)
+    return EXIT_CODES[report.verdict] or written
 
 
-def _chosen(arguments: argparse.Namespace, places: Places) -> tuple[Installation, Expectation]:
-    """The environment to judge and what it should have."""
-    from hvdenv import generations
-    from hvdenv.installation import inspect_prefix
+def _write_files(report: Report, arguments: argparse.Namespace) -> int:
+    """Write what can be written; returns 0, or the exit code for what could not."""
+    from hvdenv.errors import StepError
+    from hvdenv.places import write_text
+
+    code = 0
+    for option in _FILES:
+        path = getattr(arguments, option)
+        if path is None:
+            continue
+        if option == "junit":
+            from hvdenv.reports.junit import render
+        else:
+            from hvdenv.reports.page import render
+        try:
+            write_text(path.resolve(), render(report))
+        except StepError as error:
+            print(f"error: --{option} {path}: {error.message}", file=sys.stderr)
+            print(_WRITE_AGAIN.format(option=option), file=sys.stderr)
+            code = StepError.exit_code
+    return code
+
+
+def _refuse_files(arguments: argparse.Namespace) -> None:
+    """Say before minutes of work what could not be written after them.
+
+    Raises:
+        UsageError: a file could not be written.
+    """
+    for option in _FILES:
+        path = getattr(arguments, option)
+        if path is None:
+            continue
+        folder = path.resolve().parent
+        if path.exists() and not path.is_file():
+            raise UsageError("this is no file", where=f"--{option} {path}", remedy="name a file")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            why = "nothing can be written there" if folder.is_dir() else "there is no such folder"
+            raise UsageError(why, where=f"--{option} {folder}", remedy="name another place")
+
+
+def _read(arguments: argparse.Namespace) -> Report:
+    """The report of --from.
+
+    Raises:
+        UsageError: it cannot be read, or more was asked for than to show it.
+    """
+    import json
+
+    from hvdenv.reports.report import Report
+
+    where = f"--from {arguments.kept}"
+    if arguments.recipe or arguments.prefix or arguments.where == "compute":
+        raise UsageError("a report is shown as it is", where=where, remedy="name no environment")
+    try:
+        return Report.from_json(json.loads(arguments.kept.read_bytes()))
+    except OSError as error:
+        raise UsageError(f"cannot read it: {error.strerror}", where=where) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(
+            f"this is no report of verify: {error}",
+            where=where,
+            remedy="name what --json printed, or a file in `reports` under HVDENV_HOME",
+        ) from error
+
+
+def _effort(arguments: argparse.Namespace, places: Places) -> Effort | None:
+    """What benchmarks may take; None if none are asked for."""
+    from hvdenv.verification.bench import Effort
+
+    if arguments.time is not None and not (arguments.bench and 0 < arguments.time < _FOREVER):
+        raise UsageError("it has to be above zero, and is for --bench", where="--time")
+    if not arguments.bench:
+        return None
+    return Effort(arguments.time or BENCH_SECONDS, str(places.home))
+
+
+def _timeout(arguments: argparse.Namespace, effort: Effort | None) -> float:
+    from hvdenv.verification.verify import DEFAULT_TIMEOUT
+
+    if arguments.timeout is not None and not 0 < arguments.timeout < _FOREVER:
+        raise UsageError("it has to be above zero, and less than a year", where="--timeout")
+    usual = DEFAULT_TIMEOUT + (BENCH_PROGRAMS * effort.seconds if effort else 0)
+    return arguments.timeout or usual
+
+
+def _in_a_job(arguments: argparse.Namespace) -> int:
+    from hvdenv.cli.job import run_there
+
+    if not arguments.recipe:
+        raise UsageError(
+            "--where compute needs a recipe: it says what a job asks for",
+            remedy="name the recipe that the environment was built from",
+        )
+    nodes = min(resolved_of(arguments).recipe.job.nodes, JOB_NODES)
+    return run_there(arguments, "verify", nodes=nodes, time=JOB_TIME)
+
+
+def _launched(
+    arguments: argparse.Namespace, recipe: Recipe | None
+) -> tuple[Launch, tuple[str, ...]]:
+    """How many ranks there are and where, and the launchers for each controller."""
+    from hvdenv.cli.run import current_allocation
+    from hvdenv.launch.launchers import LAUNCHERS
+    from hvdenv.launch.placement import Wishes, place
+    from hvdenv.verification.verify import DEFAULT_LAUNCHERS, TWO_RANKS
+
+    if arguments.ranks is not None and arguments.ranks < 1:
+        raise UsageError(f"{arguments.ranks} ranks are none", where="-n", remedy="take 1 or more")
+    allocation = current_allocation()
+    named = str(arguments.hostfile.absolute()) if arguments.hostfile else ""
+    wishes = Wishes(arguments.ranks, wished_hosts(arguments), named)
+    if recipe is None and wishes.hosts:
+        launch = _on_hosts(wishes)
+    elif recipe is None or not (allocation.hosts or allocation.nodes or wishes.hosts):
+        launch = TWO_RANKS._replace(ranks=wishes.ranks or TWO_RANKS.ranks)
+        if recipe:
+            launch = launch._replace(settings=recipe.launch, network=recipe.network)
+    else:
+        launch = place(recipe, (), wishes, allocation)
+    if arguments.launcher:
+        return launch, tuple(arguments.launcher)
+    usual = recipe.launch.launcher if recipe else DEFAULT_LAUNCHERS[0]
+    schedulers = LAUNCHERS[usual].schedulers
+    fits = not schedulers or allocation.scheduler in schedulers
+    return launch, (usual if fits else DEFAULT_LAUNCHERS[0], *DEFAULT_LAUNCHERS)
+
+
+def _on_hosts(wishes: Wishes) -> Launch:
+    """Ranks on the hosts that are wished, as evenly as their slots allow."""
+    from hvdenv.launch.hosts import distribute
+    from hvdenv.verification.verify import TWO_RANKS
+
+    ranks = wishes.ranks or sum(host.slots or 1 for host in wishes.hosts)
+    each = -(-ranks // len(wishes.hosts))
+    hosts = (host._replace(slots=host.slots or each) for host in wishes.hosts)
+    return TWO_RANKS._replace(ranks=ranks, hosts=distribute(hosts, ranks))
+
+
+def _chosen(
+    arguments: argparse.Namespace, places: Places
+) -> tuple[Installation, Expectation, Recipe | None]:
+    """The environment to judge, what it should have, and the recipe that says so."""
+    from hvdenv.cli.run import named, refuse_missing_image
+    from hvdenv.environments import generations
+    from hvdenv.environments.installation import in_image, inspect_prefix
+    from hvdenv.launch.inside import image_of
 
     recipe: Recipe | None = None
     if arguments.recipe:
         resolved = resolved_of(arguments)
         recipe = resolved.recipe
-        name = "+".join((recipe.name, *resolved.variants))
+        name = environment_name(recipe.name, resolved.variants)
+        container = None if arguments.prefix else image_of(recipe, os.getcwd())
+        if container:
+            refuse_missing_image(container, named(arguments), "/")
+            return in_image(container)._replace(recipe=name), _expected(arguments, recipe), recipe
         prefix = environment_of(arguments, resolved, places).prefix
         if not os.path.lexists(prefix):
             raise UsageError(
                 f"{name} was not built: there is no {prefix}",
-                remedy=f"hvdenv build {arguments.recipe}"
-                + "".join(f" --variant {each}" for each in arguments.variant),
+                remedy=f"hvdenv build {named(arguments)}",
             )
     elif arguments.prefix:
         prefix, name = arguments.prefix, ""
@@ -131,15 +359,15 @@ def _chosen(arguments: argparse.Namespace, places: Places) -> tuple[Installation
     environment = generations.at(prefix)
     active = environment.active()
     folder = environment.generation(active) if active else Path(prefix)
-    installation = inspect_prefix(str(folder))._replace(prefix=str(prefix), recipe=name)
     if recipe is None and active:
         record = generations.read_record(environment.record(active))
-        return installation._replace(recipe=_name(record)), _recorded(arguments, record["resolved"])
-    return installation, _expected(arguments, recipe)
+        recipe, name = _recorded(record["resolved"]), _name(record)
+    installation = inspect_prefix(str(folder))._replace(prefix=str(prefix), recipe=name)
+    return installation, _expected(arguments, recipe), recipe
 
 
 def _last_built(places: Places) -> tuple[Path, str]:
-    from hvdenv import registry
+    from hvdenv.environments import registry
 
     known = [each for each in registry.list_environments(places) if each.state == "complete"]
     if not known:
@@ -148,42 +376,98 @@ def _last_built(places: Places) -> tuple[Path, str]:
             remedy="hvdenv build local; or name an environment with --prefix",
         )
     last = max(known, key=lambda each: each.created)
-    return Path(last.prefix), "+".join((last.recipe, *last.variants))
+    return Path(last.prefix), environment_name(last.recipe, last.variants)
 
 
 def _name(record: dict[str, object]) -> str:
     variants = record.get("variants", [])
-    return "+".join((str(record["recipe"]), *(variants if isinstance(variants, list) else [])))
+    return environment_name(str(record["recipe"]), variants if isinstance(variants, list) else [])
 
 
 def _expected(arguments: argparse.Namespace, recipe: Recipe | None) -> Expectation:
     """Options say more than the recipe."""
-    from hvdenv.installation import Expectation
+    from hvdenv.environments.installation import Expectation
+    from hvdenv.knowledge.flags import operations as asked_operations
 
     frameworks = recipe.horovod.frameworks if recipe else None
     controllers = tuple(_CONTROLLERS[c] for c in recipe.horovod.controllers) if recipe else None
+    operations = asked_operations(recipe) if recipe else None
+    if arguments.controller:
+        controllers = tuple(arguments.controller)
+        others = {*_CONTROLLERS.values()} - {*controllers}  # each reduces under its own only
+        operations = (
+            tuple(name for name in operations if name not in others) if operations else None
+        )
     return Expectation(
         tuple(arguments.framework) if arguments.framework else frameworks,
-        tuple(arguments.controller) if arguments.controller else controllers,
-        tuple(arguments.operation) if arguments.operation else controllers,
+        controllers,
+        tuple(arguments.operation) if arguments.operation else operations,
+        _versions(recipe) if recipe else {},
+        recipe.references if recipe else (),
     )
 
 
-def _recorded(arguments: argparse.Namespace, resolved: dict[str, object]) -> Expectation:
-    """What a generation was built to have, from its record."""
-    from hvdenv.recipe import Recipe
+def _versions(recipe: Recipe) -> dict[str, str]:
+    """What the recipe says of packages that the site brings; others were installed as it says."""
+    found: dict[str, str] = {
+        name: wanted.version
+        for name, wanted in recipe.frameworks.items()
+        if wanted.provider == "present" and isinstance(wanted.version, str)
+    }
+    if recipe.horovod.provider == "present":
+        found["horovod"] = recipe.horovod.version
+    return found
+
+
+def _recorded(resolved: dict[str, object]) -> Recipe:
+    """The recipe that a generation was built from, from its record."""
+    from hvdenv.model.recipe import Recipe
     from hvdenv.schema import decode
 
-    return _expected(arguments, decode(Recipe, {"mpi": None, **resolved}))
+    return decode(Recipe, resolved)
+
+
+def _with_modules(
+    installation: Installation, recipe: Recipe | None, runner: Runner
+) -> Installation:
+    """What programs see once the modules of the recipe are loaded, as for a run."""
+    if recipe is not None and recipe.modules is not None:
+        from hvdenv.environments.installation import with_modules
+        from hvdenv.sites import modulesystem
+
+        system = modulesystem.find(runner, recipe.modules.init)
+        loaded = modulesystem.load(system, recipe.modules, "run", runner)
+        installation = with_modules(installation, loaded.set)
+    if recipe is not None and installation.inside:
+        _refuse_without_runtime(installation, recipe)
+    return installation
+
+
+def _refuse_without_runtime(installation: Installation, recipe: Recipe) -> None:
+    """See that the image can be run here at all.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    import shutil
+
+    assert recipe.container
+    runtime = recipe.container.runtime
+    if not shutil.which(runtime, path=dict(installation.env).get("PATH")):
+        raise UsageError(
+            f"there is no {runtime} here, which runs the image",
+            where=installation.prefix,
+            remedy="load its module (modules.load in the recipe), or name another program that is"
+            " here: --set container.runtime=...",
+        )
 
 
 def _say_whose(installation: Installation) -> None:
     """Say before anything of another user's is run."""
     import pwd
 
-    owner = os.stat(installation.python).st_uid
-    folder_owner = os.stat(installation.prefix).st_uid
-    for number in {owner, folder_owner} - {0, os.geteuid()}:
+    paths = [path for path in (installation.python, installation.prefix) if os.path.exists(path)]
+    for number in {os.stat(path).st_uid for path in paths} - {0, os.geteuid()}:
         try:
             name = pwd.getpwuid(number).pw_name
         except KeyError:

@@ -1,19 +1,24 @@
-"""What one framework's part of Horovod is, seen from a process of its own.
+"""What the frameworks' parts of Horovod are.
 
-usage: python extension.py torch|tensorflow|mxnet
+usage: python extension.py [--import] torch|tensorflow|mxnet ...
 
-Prints one line `@hvdenv-extension PAYLOAD`, JSON in base64, so that what hides passwords
-in output does not change it. An import that works proves little: up to
-today's Horovod `import horovod.torch` succeeds without any extension. Runs on Python
-3.6 and up and imports nothing but the framework and Horovod.
+For each framework one line `@hvdenv-extension PAYLOAD`, JSON in base64, so that what
+hides passwords in output does not change it. Without --import only files are looked at,
+which is quick. An import that works proves little: up to today's Horovod `import
+horovod.torch` succeeds without any extension. Runs on Python 3.6 and up and imports
+nothing but the framework and Horovod.
 """
 
 import base64
+import contextlib
 import faulthandler
+import glob
+import hashlib
 import importlib
 import importlib.util
 import json
 import os
+import struct
 import sys
 import sysconfig
 import traceback
@@ -44,6 +49,60 @@ def library(folder, framework):
     return os.path.join(folder, framework, LIBRARIES[framework] + suffix)
 
 
+def others(path):
+    """Names of the framework's extensions for another Python than this one."""
+    if not path or os.path.exists(path):
+        return []
+    name = os.path.basename(path).partition(".")[0]
+    return sorted(
+        map(os.path.basename, glob.glob(os.path.join(os.path.dirname(path), name + ".*so")))
+    )
+
+
+def size_by_header(path):
+    """The bytes that a shared library has by its own header; 0 if that is not to be read.
+
+    The table of sections lies at the end of such a file.
+    """
+    try:
+        with open(path, "rb") as stream:
+            header = stream.read(64)
+    except OSError:
+        return 0
+    if len(header) < 64 or header[:6] != b"\x7fELF\x02\x01":  # 64 bits, little-endian
+        return 0
+    (offset,) = struct.unpack_from("<Q", header, 40)
+    length, count = struct.unpack_from("<HH", header, 58)
+    return offset + length * count
+
+
+def sources(folder):
+    """Hash of all that is Python in the package, by which copies of it are told apart."""
+    found = hashlib.sha256()
+    for below, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(name for name in names if name.endswith(".py")):
+            path = os.path.join(below, name)
+            found.update(os.path.relpath(path, folder).encode())
+            with contextlib.suppress(OSError), open(path, "rb") as stream:
+                found.update(hashlib.sha256(stream.read()).digest())
+    return found.hexdigest()[:12]
+
+
+def shadowed(framework):
+    """Packages in front of this environment's own by PYTHONPATH, and where those are."""
+    own = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}
+    found = {}
+    for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+        if not os.path.isdir(folder) or os.path.realpath(folder) in map(os.path.realpath, own):
+            continue
+        for name in ("horovod", framework):
+            here = any(os.path.isdir(os.path.join(each, name)) for each in own)
+            if here and os.path.isdir(os.path.join(folder, name)):
+                found.setdefault(name, folder)
+    return found
+
+
 def built_with(folder, framework):
     """The framework version in metadata.json; None where that does not exist (< 0.21.1)."""
     try:
@@ -64,45 +123,57 @@ def built(module):
     return answers
 
 
-def gpus(framework, module):
-    """How many GPUs the framework can use; 0 where it cannot even say."""
-    try:
-        if framework == "torch":
-            return module.cuda.device_count() if module.cuda.is_available() else 0
-        if framework == "tensorflow":
-            return len(module.config.experimental.list_physical_devices("GPU"))
-        return module.context.num_gpus()
-    except Exception:
-        return 0
+def files(framework):
+    """What the files say, without an import."""
+    folder = horovod_folder()
+    path = library(folder, framework) if folder else ""
+    there = os.path.exists(path)
+    return {
+        "framework": framework,
+        "python": sys.executable,
+        "python_version": sys.version.split()[0],
+        "horovod": folder,
+        "path": path,
+        "size": os.path.getsize(path) if there else 0,
+        "size_by_header": size_by_header(path) if there else 0,
+        "sources": sources(folder),
+        "others": others(path),
+        "shadowed": shadowed(framework),
+        "built_with": built_with(folder, framework),
+        "gpus": len(glob.glob("/dev/nvidia[0-9]*")),
+    }
+
+
+def imported(framework):
+    """What the modules say; an exception of theirs is not caught."""
+    return {
+        "installed": str(importlib.import_module(framework).__version__),
+        "version": importlib.import_module("horovod").__version__,
+        "built": built(importlib.import_module("horovod." + framework)),
+    }
 
 
 def look(framework):
     """Everything about one framework."""
-    folder = horovod_folder()
-    path = library(folder, framework) if folder else ""
-    facts = {
-        "python": sys.executable,
-        "horovod": folder,
-        "path": path,
-        "size": os.path.getsize(path) if os.path.exists(path) else 0,
-        "built_with": built_with(folder, framework),
-    }
-    if not facts["size"]:
-        return facts
-    try:
-        module = importlib.import_module(framework)
-        facts["installed"] = str(module.__version__)
-        facts["version"] = importlib.import_module("horovod").__version__
-        facts["built"] = built(importlib.import_module("horovod." + framework))
-        facts["gpus"] = gpus(framework, module)
-    except Exception as error:
-        facts["error"] = "{}: {}".format(type(error).__name__, error)[:2000]
-        facts["traceback"] = traceback.format_exc()[-4000:]
+    facts = files(framework)
+    if facts["size"]:
+        try:
+            facts.update(imported(framework))
+        except Exception as error:
+            facts["error"] = "{}: {}".format(type(error).__name__, error)[:2000]
+            facts["traceback"] = traceback.format_exc()[-4000:]
     return facts
 
 
-if __name__ == "__main__":
+def main(arguments):
     faulthandler.enable()
     sys.path.pop(0)  # this folder: its file names must not stand in for modules
-    payload = base64.b64encode(json.dumps(look(sys.argv[1])).encode("ascii"))
-    print("\n@hvdenv-extension " + payload.decode("ascii"))
+    find = look if arguments[0] == "--import" else files
+    for framework in arguments:
+        if framework != "--import":
+            payload = base64.b64encode(json.dumps(find(framework)).encode("ascii"))
+            print("\n@hvdenv-extension " + payload.decode("ascii"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -62,7 +62,8 @@ def library_folders():
     for name, below in (("torch", ("lib",)), ("tensorflow", ("", "python"))):
         if folder_of(name):
             folders += [os.path.join(folder_of(name), each) for each in below]
-    return folders
+    # The extension's run path leads there, but not from where it is looked at here.
+    return [*folders, os.path.join(sysconfig.get_path("purelib"), "nvidia", "nccl", "lib")]
 
 
 def missing_libraries(path):

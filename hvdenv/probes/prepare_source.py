@@ -10,24 +10,17 @@ PATCHES.json holds ``[{"name", "edits": [{"file", "find", "replace"}]}]``. Each
 instead of being applied somewhere else.
 """
 
-import hashlib
 import json
 import os
 import shutil
 import sys
 import tarfile
 
+from digest import sha256_of
+
 
 def fail(message):
     sys.exit("prepare_source: " + message)
-
-
-def sha256_of(path):
-    digest = hashlib.sha256()
-    with open(path, "rb") as stream:
-        for block in iter(lambda: stream.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def unpack(archive, dest):

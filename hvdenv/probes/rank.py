@@ -1,23 +1,35 @@
 """What a launcher starts as each rank: it watches over the rank's real work.
 
-usage: python -S -u rank.py TOKEN DEADLINE FRAMEWORK CONTROLLER
+usage: python -S -u rank.py TOKEN DEADLINE FRAMEWORK CONTROLLER DEVICE [EXERCISE...]
 
-The work (rank_allreduce.py) is a child of its own, so that a rank that crashes, hangs
+The work (rank_work.py) is a child of its own, so that a rank that crashes, hangs
 or prints nonsense is reported all the same. Nothing of the child's output is passed on
-as it is; events go to standard output, one line each:
+as it is; events go to standard output, in lines of at most 500 bytes:
 
-    @hvdenv TOKEN CRC32 PAYLOAD
+    @hvdenv TOKEN CRC32 SOURCE.EVENT.PART.PARTS.PAYLOAD
 
-PAYLOAD is JSON in base64 without padding: launchers prefix lines, programs colour them
+SOURCE stands for this process, EVENT counts from 0, PART from 0 to PARTS - 1. The payloads
+of all parts are JSON in base64 without padding: launchers prefix lines, programs colour them
 and hvdenv hides what looks like a password in them, and all that would change JSON.
 
+Launchers cut what ranks write and mix the pieces: srun cuts lines after 1024 bytes, mpirun
+wherever 4096 bytes or the terminal's buffer end, Horovod's own after 1000 bytes. So lines
+are short, and each is written twice, one after the other: one cut spares one of them.
+
 ``started``  host, process, and what the launcher says about this rank
-``result``   what rank_allreduce.py found
-``overdue``  the deadline is near: the child's last lines, its stacks among them
+``extension``, ``joined``, ``stage``, ``result``, ``path`` and those of exercises  what
+    rank_work.py says and found
+``overdue``  the deadline is near: the child's last lines, its stacks among them, whether it
+    is stopped, and what Horovod says that it waits for
 ``exited``   exit code or signal, last lines, seconds, what ended it
 
+``overdue`` and ``exited`` name the last stage and what was tried in it.
+
 The child ends with this process (parent death signal), and this process ends by itself
-at the deadline and when its launcher is gone. CONTROLLER is mpi, gloo or `-` (as it is).
+at the deadline and when its launcher is gone. DEADLINE is SECONDS@UNTIL: seconds from now,
+but no later than a time by the clock of the host that launches, as far as clocks agree, so
+that ranks that start late end with the others. CONTROLLER is MPI or Gloo; DEVICE is gpu
+where ranks may use GPUs, and host where they must not.
 Runs on Python 3.6 and up with nothing but its standard library.
 """
 
@@ -35,6 +47,8 @@ import sys
 import time
 import zlib
 
+import rank_path
+
 LAUNCHER_VARIABLES = (
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
@@ -46,31 +60,55 @@ LAUNCHER_VARIABLES = (
     "HOROVOD_RANK",
     "HOROVOD_SIZE",
 )
+# Exercises that measure time.
+TIMED = ("bench", "speed")
 PR_SET_PDEATHSIG = 1
 OVERDUE_SECONDS = 1.0
 GRACE_SECONDS = 3.0
+# After the deadline even a rank ends that nobody watches over any more.
+LATE_SECONDS = 3
 TAIL_LINES = 40
-# A whole event has to reach a pipe in one piece: 4096 bytes (PIPE_BUF), in base64.
 TAIL_BYTES = 2500
+PART_BYTES = 380
+STALLED_BYTES = 200
+LEAST_SPACE = 1 << 20
 
 
-def emit(token, kind, **payload):
-    """Write one event; a launcher that no longer reads is not an error."""
-    text = json.dumps(dict(payload, event=kind, host=socket.gethostname(), pid=os.getpid()))
-    payload = base64.b64encode(text.encode("ascii")).rstrip(b"=")
-    crc = zlib.crc32(payload) & 0xFFFFFFFF
-    line = "\n@hvdenv {} {:08x} {}\n".format(token, crc, payload.decode("ascii"))
-    with contextlib.suppress(OSError):
-        os.write(1, line.encode("ascii"))
+class Voice:
+    """Says to hvdenv what happens, through whatever the launcher does with lines."""
+
+    def __init__(self, token):
+        self.token = token
+        self.source = base64.b16encode(os.urandom(4)).decode("ascii")
+        self.count = 0
+
+    def emit(self, kind, **payload):
+        """Write one event; a launcher that no longer reads is not an error."""
+        event = dict(payload, event=kind, host=socket.gethostname(), pid=os.getpid())
+        with contextlib.suppress(OSError):
+            for line in self.lines(event):
+                os.write(1, "\n{0}\n{0}\n".format(line).encode("ascii"))
+
+    def lines(self, event):
+        """The lines that say one event."""
+        whole = base64.b64encode(json.dumps(event).encode("ascii")).rstrip(b"=").decode("ascii")
+        parts = [whole[at : at + PART_BYTES] for at in range(0, len(whole), PART_BYTES)]
+        for number, part in enumerate(parts):
+            said = ".".join(map(str, (self.source, self.count, number, len(parts), part)))
+            crc = zlib.crc32(said.encode("ascii")) & 0xFFFFFFFF
+            yield "@hvdenv {} {:08x} {}".format(self.token, crc, said)
+        self.count += 1
 
 
 class Tail:
-    """The last lines of the child's output, and what Horovod says there about itself."""
+    """The last lines of the child's output, and what libraries say there about themselves."""
 
     def __init__(self):
         self._rest = b""
         self._lines = []
-        self.facts = {}
+        self._names_missing = False
+        self.stalled = ""
+        self.seen = rank_path.Seen()
 
     def take(self, block):
         whole = (self._rest + block).replace(b"\r", b"\n").split(b"\n")
@@ -79,12 +117,20 @@ class Tail:
             self._take_line(line.decode("utf-8", "replace").rstrip())
 
     def _take_line(self, line):
-        words = line.split()
-        for what in ("controller", "CPU"):
-            if line.endswith("to perform {} operations.".format(what)) and "Using" in words:
-                self.facts[what.lower()] = words[words.index("Using") + 1]
-        if line:
+        self._take_stall(line)
+        if line and not self.seen.take(line):
             self._lines = [*self._lines[1 - TAIL_LINES :], line[:300]]
+
+    def _take_stall(self, line):
+        """Keep Horovod's list of the ranks that it waits for, and for which tensors."""
+        number = line.partition(":")[0]
+        if line.startswith("Missing ranks:"):
+            self.stalled = "missing ranks:"
+            self._names_missing = True
+        elif self._names_missing and number.isdigit():
+            self.stalled = "{} {}".format(self.stalled, line)[:STALLED_BYTES]
+        else:
+            self._names_missing = False
 
     def text(self):
         """Last lines that fit into one event, control characters shown as such."""
@@ -95,71 +141,100 @@ class Tail:
         return text
 
 
-def die_with_parent(parent):
+def seconds_left(deadline):
+    """The seconds until a deadline; of SECONDS@UNTIL, UNTIL counts if the clocks agree."""
+    seconds, _, until = deadline.partition("@")
+    left = float(until) - time.time() if until else 0.0
+    return left if 0 < left < float(seconds) else float(seconds)
+
+
+def is_stopped(pid):
+    """Whether a signal has stopped a process."""
+    try:
+        with open("/proc/{}/stat".format(pid)) as stream:
+            return stream.read().rpartition(")")[2].split()[0] in ("T", "t")
+    except OSError:
+        return False
+
+
+def die_with_parent(parent, seconds):
     """A function for the child to call between fork and exec."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def call():
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        signal.alarm(seconds)  # outlives exec, and a parent that is stopped
         if os.getppid() != parent:
             os._exit(1)
 
     return call
 
 
-def child_environment(deadline, controller):
-    """The rank's environment: Horovod says what it does, and a few threads are enough.
+def child_environment(deadline, controller, device, exercises):
+    """The rank's environment: libraries say what they do, and a few threads are enough.
+
+    Where times count, they say no more than they do for anybody.
 
     A stall is named by Horovod, but not ended by it: the deadline does that for all
     ranks at once, and then each of them still shows where it was.
     """
-    env = dict(os.environ)
+    env = {name: os.environ[name] for name in os.environ if name not in rank_path.ELSEWHERE}
+    env.pop("PYTHONSAFEPATH", None)  # rank_work.py imports its siblings
+    names = {word.partition("=")[0] for word in exercises}
+    if not names & set(TIMED):
+        env.update(rank_path.VARIABLES)
+    if "collectives" in names:
+        # It adds process sets later. Ranks that do not agree about this wait for each other.
+        env["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
     seconds = max(int(deadline), 2)
     env.update(
-        HOROVOD_LOG_LEVEL="debug",
         HOROVOD_STALL_CHECK_TIME_SECONDS=str(max(seconds // 4, 1)),
         HOROVOD_GLOO_TIMEOUT_SECONDS=str(seconds),
         TF_CPP_MIN_LOG_LEVEL="2",
         TF_NUM_INTRAOP_THREADS="1",
         TF_NUM_INTEROP_THREADS="1",
         OMP_NUM_THREADS="1",
-        CUDA_VISIBLE_DEVICES="-1",
         PYTHONNOUSERSITE="1",
     )
-    if controller != "-":
-        env["HOROVOD_CONTROLLER"] = controller
+    if device == "host":
+        env["CUDA_VISIBLE_DEVICES"] = "-1"
+    if controller == "MPI":  # for Gloo, Horovod's launcher sets it, with what it needs
+        env["HOROVOD_CONTROLLER"] = "mpi"
     return env
 
 
 class Watch:
     """Runs the child to its end, whatever end that is."""
 
-    def __init__(self, token, deadline, framework, controller):
-        self.token = token
+    def __init__(self, voice, deadline, framework, controller, device, exercises):
+        self.emit = voice.emit
         self.deadline = deadline
+        self.at = {"stage": "start", "detail": ""}
         self.started = time.time()
         self.parent = os.getppid()
         self.tail = Tail()
         self.report = b""
         self.ended_by = ""
-        self.kill_at = 0.0
+        self.kill_at = self.gone_at = 0.0
         self.overdue = False
-        self.child = self._start(framework, controller)
+        self.child = self._start(framework, controller, device, exercises)
 
-    def _start(self, framework, controller):
-        work = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank_allreduce.py")
+    def _start(self, framework, controller, device, exercises):
+        work = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank_work.py")
         self.reports, writer = os.pipe()
         os.set_inheritable(writer, True)
         soon = max(self.deadline - 2 * OVERDUE_SECONDS, self.deadline / 2)
         child = subprocess.Popen(
-            [sys.executable, "-s", "-u", work, framework, str(writer), str(soon)],
+            [sys.executable, "-s", "-u", work, framework, controller, device]
+            + [str(writer), str(soon)]
+            + list(exercises),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             # Some launchers talk to their ranks over inherited descriptors (PMI_FD).
             close_fds=False,
-            env=child_environment(self.deadline, controller),
-            preexec_fn=die_with_parent(os.getpid()),
+            env=child_environment(self.deadline, controller, device, exercises),
+            preexec_fn=die_with_parent(os.getpid(), int(self.deadline) + LATE_SECONDS),
         )
         os.close(writer)
         return child
@@ -182,15 +257,20 @@ class Watch:
             selector.register(self.reports, selectors.EVENT_READ)
             while selector.get_map():
                 ready = selector.select(0.1)
-                for key, _ in ready:
+                # What was printed before a report is read before it.
+                for key, _ in sorted(ready, key=lambda one: one[0].fd == self.reports):
                     self._read(selector, key)
-                if not ready and self.child.poll() is not None:
-                    break
+                if self.child.poll() is not None and (not ready or self._is_long_gone()):
+                    break  # others that it has started may hold its output open
                 self._look_at_the_clock()
         while self.child.poll() is None:
             self._look_at_the_clock()
             time.sleep(0.05)
         return self.child.returncode
+
+    def _is_long_gone(self):
+        self.gone_at = self.gone_at or time.time()
+        return time.time() > self.gone_at + OVERDUE_SECONDS
 
     def _read(self, selector, key):
         block = os.read(key.fd, 65536)
@@ -202,11 +282,20 @@ class Watch:
             self.tail.take(block)
 
     def _take_report(self, block):
-        self.report += block
-        if self.report.endswith(b"\n"):
-            payload = json.loads(self.report.decode("utf-8"))
-            self.report = b""
-            emit(self.token, "result", said=self.tail.facts, **payload)
+        *whole, self.report = (self.report + block).split(b"\n")
+        for line in whole:
+            payload = json.loads(line.decode("utf-8"))
+            kind = payload.pop("event")
+            if kind == "stage" and payload["stage"] == self.at["stage"]:
+                self.at = payload  # details are many: they are told if it ends there
+                continue
+            if kind == "stage":
+                self.at = payload
+            if kind == "result":
+                payload["said"] = self.tail.seen.of_horovod()
+            if kind == "path":
+                payload["said"] = self.tail.seen.values
+            self.emit(kind, **payload)
 
     def _look_at_the_clock(self):
         now = time.time()
@@ -219,7 +308,14 @@ class Watch:
             self._kill("launcher")
         elif left <= OVERDUE_SECONDS and not self.overdue:
             self.overdue = True
-            emit(self.token, "overdue", tail=self.tail.text(), seconds=self.seconds())
+            self.emit(
+                "overdue",
+                tail=self.tail.text(),
+                seconds=self.seconds(),
+                stopped=is_stopped(self.child.pid),
+                stalled=self.tail.stalled,
+                **self.at,
+            )
 
     def _kill(self, why):
         if self.child.poll() is None:
@@ -229,6 +325,25 @@ class Watch:
     def seconds(self):
         """Seconds since the start."""
         return round(time.time() - self.started, 2)
+
+
+def resolves(name):
+    """Whether a name means an address."""
+    try:
+        return bool(socket.getaddrinfo(name, None))
+    except OSError:
+        return False
+
+
+def full_folders():
+    """Folders of temporary files in which no space is left."""
+    full = []
+    for folder in (os.environ.get("TMPDIR", "/tmp"), "/dev/shm"):
+        with contextlib.suppress(OSError):
+            seen = os.statvfs(folder)
+            if seen.f_bavail * seen.f_frsize < LEAST_SPACE or (seen.f_files and not seen.f_favail):
+                full.append(folder)
+    return full
 
 
 def signal_name(code):
@@ -252,21 +367,25 @@ def follow(code):
     os._exit(128 - code)
 
 
-def main(token, deadline, framework, controller):
+def main(token, deadline, framework, controller, device, *exercises):
     seen = {name: os.environ[name] for name in LAUNCHER_VARIABLES if name in os.environ}
-    emit(token, "started", variables=seen)
-    watch = Watch(token, float(deadline), framework, controller)
+    voice = Voice(token)
+    voice.emit("started", variables=seen)
+    watch = Watch(voice, seconds_left(deadline), framework, controller, device, exercises)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, watch.on_signal)
+    signal.alarm(int(watch.deadline) + 2 * LATE_SECONDS)  # even if nobody reads any more
     code = watch.run()
-    emit(
-        token,
+    voice.emit(
         "exited",
         code=code,
         signal=signal_name(code),
         ended_by=watch.ended_by,
         seconds=watch.seconds(),
         tail=watch.tail.text() if code else "",
+        full=full_folders() if code else [],
+        nameless=code < 0 and controller == "Gloo" and not resolves(socket.gethostname()),
+        **watch.at,
     )
     if code:
         # Launchers end the other ranks as soon as one fails, and then read no more.

@@ -1,15 +1,10 @@
-"""One rank's allreduces, judged by the rank itself. Started by rank.py.
-
-usage: python rank_allreduce.py FRAMEWORK REPORT_FD DUMP_SECONDS
+"""The first exercise of every rank: named allreduces of whole numbers, judged by the rank itself.
 
 Every rank knows what every other rank puts in and computes the right answer on its own.
-The report is one line of JSON to REPORT_FD. After DUMP_SECONDS the stacks of all threads
-go to standard error. Runs on Python 3.6 and up; needs numpy, which the frameworks bring.
+rank_work.py runs it. Runs on Python 3.6 and up; needs numpy, which the frameworks bring.
 """
 
-import faulthandler
 import importlib
-import json
 import os
 import sys
 
@@ -60,6 +55,9 @@ def compare(numpy, name, got, want, relative, absolute):
             "wanted": "shape %s" % (want.shape,),
         }
     if relative == absolute == 0.0:
+        # Older Horovods give averages in other types, but never sums.
+        if got.dtype != want.dtype:
+            return {"test": name, "got": str(got.dtype), "wanted": str(want.dtype)}
         wrong = got != want
     else:
         got = got.astype("float64")
@@ -84,44 +82,45 @@ def operation_arguments(hvd, operation):
     return {"average": operation == "Average"}
 
 
-def torch_reducer():
-    """horovod.torch and a function that reduces many named arrays at once."""
-    torch = importlib.import_module("torch")  # first: horovod.torch needs its libraries
-    hvd = importlib.import_module("horovod.torch")
-    torch.set_num_threads(1)
+def torch_reducer(context):
+    """A function that reduces many named arrays at once."""
 
     def reduce_all(inputs):
         handles = [
-            (name, hvd.allreduce_async(torch.from_numpy(array), name=name, **arguments))
+            (name, context.hvd.allreduce_async(context.tensor(array), name=name, **arguments))
             for name, array, arguments in inputs
         ]
-        return {name: hvd.synchronize(handle).numpy() for name, handle in handles}
+        return {name: context.array(context.hvd.synchronize(handle)) for name, handle in handles}
 
-    return hvd, reduce_all, torch.__version__
+    return reduce_all
 
 
-def tensorflow_reducer():
-    """horovod.tensorflow and a function that reduces many named arrays."""
-    tensorflow = importlib.import_module("tensorflow")
-    hvd = importlib.import_module("horovod.tensorflow")
-    if not tensorflow.executing_eagerly():
-        tensorflow.compat.v1.enable_eager_execution()
+def tensorflow_reducer(context):
+    """A function that reduces many named arrays."""
 
     def reduce_all(inputs):
-        with tensorflow.device("/cpu:0"):
+        # Otherwise it takes a GPU for tensors of the host's memory as well.
+        with context.native.device(context.device or "/cpu:0"):
             return {
-                name: hvd.allreduce(tensorflow.constant(array), name=name, **arguments).numpy()
+                name: context.array(
+                    context.hvd.allreduce(context.tensor(array), name=name, **arguments)
+                )
                 for name, array, arguments in inputs
             }
 
-    return hvd, reduce_all, tensorflow.__version__
+    return reduce_all
 
 
 REDUCERS = {"torch": torch_reducer, "tensorflow": tensorflow_reducer}
 
 
-def reduce_and_judge(hvd, reduce_all):
+def reduce_and_judge(hvd, reduce_all, prefix=""):
     """All tests.
+
+    Args:
+        hvd: Horovod's module.
+        reduce_all: reduces many named arrays.
+        prefix: of their names.
 
     Returns:
         How many there were, and what was wrong in the first few that failed.
@@ -129,7 +128,12 @@ def reduce_and_judge(hvd, reduce_all):
     import numpy
 
     tests = [
-        ("%s.%s.%s" % (dtype, "x".join(map(str, shape)), operation), shape, dtype, operation)
+        (
+            "%s%s.%s.%s" % (prefix, dtype, "x".join(map(str, shape)), operation),
+            shape,
+            dtype,
+            operation,
+        )
         for shape in SHAPES
         for dtype in DTYPES
         for operation in OPERATIONS
@@ -154,34 +158,25 @@ def enabled(hvd, name):
     return bool(ask()) if ask else None
 
 
-def main(framework, report_fd, dump_seconds):
-    faulthandler.enable()
-    faulthandler.dump_traceback_later(float(dump_seconds))
-    sys.path.pop(0)  # this folder: its file names must not stand in for modules
-    hvd, reduce_all, version = REDUCERS[framework]()
-    hvd.init()
+def run(context):
+    """Reduce, compare, and report ``result`` with what Horovod says about this rank."""
+    hvd = context.hvd
+    reduce_all = REDUCERS[context.framework](context)
     tests, wrong = reduce_and_judge(hvd, reduce_all)
-    cross = [getattr(hvd, name, lambda: None)() for name in ("cross_rank", "cross_size")]
-    report = {
-        "rank": hvd.rank(),
-        "size": hvd.size(),
-        "local_rank": hvd.local_rank(),
-        "local_size": hvd.local_size(),
-        "cross_rank": cross[0],
-        "cross_size": cross[1],
-        "mpi_enabled": enabled(hvd, "mpi_enabled"),
-        "gloo_enabled": enabled(hvd, "gloo_enabled"),
-        "python": sys.executable,
-        "horovod": os.path.dirname(importlib.import_module("horovod").__file__),
-        "framework": version,
-        "tests": tests,
-        "failed": len(wrong),
-        "wrong": wrong[:3],
-    }
-    os.write(int(report_fd), (json.dumps(report) + "\n").encode("ascii"))
-    hvd.shutdown()
-    faulthandler.cancel_dump_traceback_later()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if context.gpu:
+        context.device = context.gpu  # exercises go on there
+        context.stage("allreduce", "on GPUs")
+        more, wrong_there = reduce_and_judge(hvd, reduce_all, "gpu.")
+        tests, wrong = tests + more, wrong + wrong_there
+    context.report(
+        "result",
+        mpi_enabled=enabled(hvd, "mpi_enabled"),
+        gloo_enabled=enabled(hvd, "gloo_enabled"),
+        python=sys.executable,
+        horovod=os.path.dirname(importlib.import_module("horovod").__file__),
+        framework=context.version,
+        tests=tests,
+        failed=len(wrong),
+        wrong=wrong[:3],
+        **context.numbers(),
+    )

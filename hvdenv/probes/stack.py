@@ -1,60 +1,84 @@
 """Tell what Horovod is about to be compiled against, as one JSON document.
 
-Stand-alone: imports nothing of hvdenv and runs on Python 3.8 and newer, inside the
+Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer, inside the
 environment. What it prints decides whether a cached wheel fits.
 
-    stack.py COMPILER
+    stack.py COMPILER [PROGRAM...]
 """
 
 import hashlib
-import importlib.metadata as metadata
 import json
-import os
 import platform
 import re
 import subprocess
 import sys
 import sysconfig
 
+try:
+    import importlib.metadata as metadata
+except ImportError:  # before Python 3.8
+    metadata = None
+
+NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 FRAMEWORKS = {"torch": ("torch",), "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-gpu")}
 
 
 def answer(*command):
-    """First line that a program prints; empty when it cannot be run."""
+    """What a program prints, in one line; empty when it cannot be run.
+
+    Not what it complains of: Open MPI names host and process where it misses an interface.
+    """
     try:
         output = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, universal_newlines=True
         ).stdout
     except OSError:
         return ""
-    return output.strip().split("\n")[0]
+    return re.sub(r"\s+", " ", output).strip()
+
+
+def distribution(name):
+    """Version and list of files of an installed distribution; None if there is none."""
+    if metadata:
+        try:
+            found = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            return None
+        return found.version, found.read_text("RECORD") or ""
+    import pkg_resources
+
+    try:
+        found = pkg_resources.get_distribution(name)
+    except pkg_resources.DistributionNotFound:
+        return None
+    return found.version, found.get_metadata("RECORD") if found.has_metadata("RECORD") else ""
 
 
 def framework(names):
     """Version of a framework and a hash of its list of files: two builds of one version differ."""
     for name in names:
-        try:
-            found = metadata.distribution(name)
-        except metadata.PackageNotFoundError:
+        found = distribution(name)
+        if not found:
             continue
+        version, listed = found
         # Scripts name the environment's folder, and compiled files its time.
         files = [
             line
-            for line in (found.read_text("RECORD") or "").split("\n")
+            for line in listed.split("\n")
             if not line.startswith("../") and ".pyc," not in line and "dist-info/" not in line
         ]
         return {
             "package": name,
-            "version": found.version,
+            "version": version,
             "files": hashlib.sha256("\n".join(sorted(files)).encode()).hexdigest(),
         }
     return None
 
 
-def main(compiler):
-    bin_folder = os.path.dirname(sys.executable)
-    mpi = answer(os.path.join(bin_folder, "mpirun"), "--version")
+def main(compiler, *programs):
     found = {name: framework(names) for name, names in FRAMEWORKS.items()}
+    # What is built for GPUs may link the NCCL that torch brings.
+    nccl = [distribution(name) for name in NCCL] if programs else []
     print(
         json.dumps(
             {
@@ -62,7 +86,9 @@ def main(compiler):
                 "machine": platform.machine(),
                 "glibc": platform.libc_ver()[1],
                 "compiler": answer(compiler, "--version"),
-                "mpi": re.sub(r"\s+", " ", mpi),
+                "mpi": answer("mpirun", "--version"),
+                "programs": {name: answer(name, "--version") for name in programs},
+                "nccl": [each[0] for each in nccl if each],
                 "frameworks": {name: each for name, each in found.items() if each},
             },
             sort_keys=True,
@@ -71,4 +97,4 @@ def main(compiler):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.cascade import resolve
-from hvdenv.facts import Facts, Interpreter
-from hvdenv.observe import declared
-from hvdenv.recipe import Recipe
+from hvdenv.model.cascade import resolve
+from hvdenv.model.facts import Facts, Interpreter
+from hvdenv.model.observe import declared
+from hvdenv.model.recipe import Recipe
 
 CASES = Path(__file__).parents[1] / "cases"
 

@@ -13,13 +13,19 @@ from typing import NamedTuple
 
 import pytest
 
-from hvdenv.build import Built, Request, build
+from hvdenv.building.build import Built, Request, build
 from hvdenv.command import Command
-from hvdenv.errors import StepError
-from hvdenv.facts import Facts, Interpreter
-from hvdenv.generations import Environment, at
+from hvdenv.environments.generations import Environment, at
+from hvdenv.errors import LockError, StepError
+from hvdenv.locks.lockfile import Built as Made
+from hvdenv.locks.lockfile import Horovod, Inputs, Locked, bind
+from hvdenv.model.cluster import Wheels
+from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.places import Places
-from hvdenv.plan import Plan, Step
+from hvdenv.plans.plan import Plan
+from hvdenv.plans.step import Step
+from hvdenv.runner import Runner
+from hvdenv.wheels.wheelcache import Cache, key, names, own, store
 
 DIGEST = "1" * 64
 
@@ -64,16 +70,21 @@ class Recorder:
 
     def __init__(self) -> None:
         self.done: list[str] = []
+        self.said: dict[str, str] = {}
+        self.notes: list[str] = []
 
     def step_started(self, number: int, step: Step) -> None: ...
 
     def step_line(self, line: str) -> None: ...
 
     def step_done(self, number: int, step: Step, note: str, seconds: float) -> None:
+        self.said[step.name] = note
         if note != "already done":
             self.done.append(step.name)
 
-    def note(self, text: str) -> None: ...
+    def note(self, text: str) -> None:
+        if "wheel" in text:
+            self.notes.append(text)
 
 
 class Site(NamedTuple):
@@ -82,6 +93,9 @@ class Site(NamedTuple):
     environment: Environment
     switches: Path
     facts: Facts
+    # The lock to go by; and whether Horovod is the site's.
+    locked: Locked | None = None
+    present: bool = False
 
     def plan(self, generation: Path) -> Plan:
         venv = generation / "venv"
@@ -93,7 +107,7 @@ class Site(NamedTuple):
                 Command((sys.executable, "-c", INSTALL, name, str(folder), str(self.switches))),
             )
 
-        steps = (
+        steps: tuple[Step, ...] = (
             Step("environment", "", install("first"), resets=(venv,)),
             Step("frameworks", "", install("second"), installs=True),
             Step("stack", "", (Command(("echo", "{}")),), effect="lookup"),
@@ -115,13 +129,19 @@ class Site(NamedTuple):
             Step("manifest", "", effect="manifest", undoes="environment"),
             Step("record", "", effect="record"),
         )
+        if self.present:
+            steps = tuple(step for step in steps if step.name in ("environment", *STEPS[-2:]))
         python = Interpreter(sys.executable, "3.11.0")
-        return Plan("local", (), python, {}, generation, venv, wheel, {}, steps, {}, DIGEST)
+        return Plan(
+            "local", (), python, {}, generation, venv, wheel, {}, steps, {}, DIGEST, self.locked
+        )
 
-    def build(self, *, rebuild: bool = False) -> tuple[Built, list[str]]:
+    def build(
+        self, *, rebuild: bool = False, accepted: tuple[str, ...] = ()
+    ) -> tuple[Built, list[str]]:
         """Build; what it came to, and the steps that were not done already."""
         recorder = Recorder()
-        request = Request(self.plan, DIGEST, {}, self.facts, ())
+        request = Request(self.plan, DIGEST, {}, self.facts, (), accepted=accepted)
         places = Places(self.environment.prefix.parent / "home")
         built = build(request, self.environment, places, recorder, rebuild=rebuild)
         return built, recorder.done
@@ -163,18 +183,63 @@ def test_a_failed_build_goes_on_where_it_failed(site: Site) -> None:
 
 
 def test_a_cached_wheel_spares_the_compile(site: Site) -> None:
-    recorded: dict[str, str] = {}
-
-    class Notes(Recorder):
-        def step_done(self, number: int, step: Step, note: str, seconds: float) -> None:
-            recorded[step.name] = note
-
     site.build()
+    recorder = Recorder()
     request = Request(site.plan, DIGEST, {}, site.facts, ())
     places = Places(site.environment.prefix.parent / "home")
-    build(request, at(site.environment.prefix.with_name("second")), places, Notes())
-    assert recorded["wheel"] == "not needed: the wheel is in the cache"
-    assert recorded["inspection"] == "extensions for ; 0.0 MB"
+    build(request, at(site.environment.prefix.with_name("second")), places, recorder)
+    assert recorder.said["wheel"] == "not needed: the wheel is in the cache"
+    assert recorder.said["inspection"] == "extensions for ; 0.0 MB"
+    assert recorder.said["stack"] == f"a wheel of this stack is in {places.wheels}"
+
+
+def test_what_one_publishes_another_takes(site: Site, tmp_path: Path) -> None:
+    """The user's own wheel is published too; the other one's cache stays empty."""
+    folder = tmp_path / "group"
+    folder.mkdir(mode=0o755)
+    site.build()
+    wheels = Wheels(publish=str(folder))
+    prefix = site.environment.prefix
+    for name, home in (("second", "home"), ("third", "other")):
+        recorder = Recorder()
+        request = Request(site.plan, DIGEST, {}, site.facts, (), wheels=wheels)
+        build(request, at(prefix.with_name(name)), Places(tmp_path / home), recorder)
+        assert recorder.notes == []
+        assert recorder.said["wheel"] == "not needed: the wheel is in the cache"
+    assert recorder.said["stack"] == f"a wheel of this stack is in {folder}"
+    assert names(Cache(folder, shared=True)) == names(own(Places(tmp_path / "home"))) != []
+    assert not Places(tmp_path / "other").wheels.exists()
+
+
+def test_a_build_goes_on_without_its_caches(site: Site, tmp_path: Path) -> None:
+    """Nothing can be kept, and of what is damaged nothing is used: a line for each."""
+    home, group = tmp_path / "home", tmp_path / "group"
+    (home / "cache").mkdir(parents=True)
+    (home / "cache" / "wheels").write_text("")
+    wheels = Wheels(read=(str(tmp_path / "none"),), publish=str(group))
+    recorder = Recorder()
+    request = Request(site.plan, DIGEST, {}, site.facts, (), wheels=wheels)
+    built = build(request, site.environment, Places(home), recorder)
+    assert built.changed
+    assert recorder.done == STEPS
+    *looked, kept, published = recorder.notes
+    assert [note.partition(": ")[0] for note in looked] == ["cached wheel not used"] * 3
+    assert "Not a directory" in looked[0]
+    assert "No such file" in looked[1]
+    assert kept.startswith(f"the wheel is not kept: {home}/cache/wheels")
+    assert published.startswith(f"the wheel is not kept: {group}/")
+    assert "\n" not in "".join(recorder.notes)
+
+
+def test_the_own_cache_does_not_grow_without_end(site: Site, tmp_path: Path) -> None:
+    old = tmp_path / "horovod-0.whl"
+    old.write_text("old wheel")
+    cache = own(Places(tmp_path / "home"))
+    store(cache, {"old": 1}, old, Runner({}))
+    request = Request(site.plan, DIGEST, {}, site.facts, (), wheels=Wheels(own_gb=10e-9))
+    build(request, site.environment, Places(tmp_path / "home"), Recorder())
+    (kept,) = names(cache)
+    assert kept != key({"old": 1})
 
 
 def test_a_wheel_that_is_not_what_was_asked_for_is_compiled_again(site: Site) -> None:
@@ -225,3 +290,43 @@ def test_packages_that_are_not_whole_are_all_installed_again(site: Site, rebuild
     _, done = site.build(rebuild=rebuild)
     assert done == STEPS
     assert site.installed() == {"first-3", "second-3"}
+
+
+def of_a_lock(site: Site, *, present: bool) -> Site:
+    """The same by a lock whose build had a module that is not loaded here."""
+    inputs = Inputs("local", (), "3.11", "linux-x86_64", Horovod("0.28.1"))
+    lock = bind(site.switches, inputs, {})
+    made = lock.lock._replace(built=Made("0.1.0", "3.11.0", modules={"gcc/12": ""}))
+    return site._replace(locked=lock._replace(lock=made), present=present)
+
+
+@pytest.mark.parametrize("present", [False, True])
+def test_a_drift_that_is_an_error_stops_the_build_unless_it_is_accepted(
+    site: Site, present: bool
+) -> None:
+    site = of_a_lock(site, present=present)
+    with pytest.raises(LockError, match="this machine does not give") as caught:
+        site.build()
+    assert caught.value.detail.startswith("modules.gcc/12: loaded in the lock, none here")
+    assert not os.path.lexists(site.environment.prefix)
+    built, _ = site.build(accepted=("modules.gcc/12",))
+    assert built.changed
+
+
+def test_what_was_built_with_an_accepted_drift_is_not_what_the_lock_says(site: Site) -> None:
+    site = of_a_lock(site, present=True)
+    accepted = ("modules.gcc/12",)
+    first, _ = site.build(accepted=accepted)
+    assert not site.build(accepted=accepted)[0].changed
+    with pytest.raises(LockError, match="was not made with") as caught:
+        site.build()
+    assert "--accept-drift modules.gcc/12" in caught.value.remedy
+    # Nor is it where the prefix points elsewhere meanwhile.
+    site.environment.prefix.unlink()
+    with pytest.raises(LockError, match="this machine does not give"):
+        site.build()
+    assert site.build(accepted=accepted)[0].generation == first.generation
+    # A lock that says nothing of a build refuses nothing.
+    assert site.locked
+    resolved = site.locked._replace(lock=site.locked.lock._replace(built=None))
+    assert not site._replace(locked=resolved).build()[0].changed

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.build import _failed, _installed, compiled_objects
+from hvdenv.building.build import _failed, _installed, compiled_objects
 from hvdenv.command import Command, Outcome
-from hvdenv.plan import Step
+from hvdenv.plans.step import Step
 
 
 @pytest.mark.parametrize(
@@ -31,23 +31,27 @@ STEP = Step("wheel", "compile")
 COMMAND = Command(("pip", "wheel", "a b"), (("PIP_TOKEN", "hush"), ("CC", "gcc")))
 
 
-def test_a_failed_step_says_all_that_is_needed() -> None:
+def test_a_failed_step_says_all_that_is_needed(tmp_path: Path) -> None:
     output = "\n".join([*map(str, range(40)), "a.cc:1:2: error: no such thing"])
-    error = _failed(STEP, Outcome(COMMAND, 2, output, 1.0), Path("/g/logs/06-wheel.log"))
+    log = tmp_path / "06-wheel.log"
+    log.write_text(f"$ pip wheel\n{output}\n", encoding="utf-8")
+    error = _failed(STEP, Outcome(COMMAND, 2, output, 1.0), log)
     assert error.exit_code == 5
     assert error.message == (
         "step wheel failed (exit status 2): the compiler stopped: a.cc:1:2: error: no such thing"
     )
-    assert error.where == "/g/logs/06-wheel.log"
+    assert error.where == str(log)
     assert error.detail.splitlines() == [*map(str, range(26, 40)), "a.cc:1:2: error: no such thing"]
     said = str(error)
-    assert "the whole log is /g/logs/06-wheel.log" in said
+    assert f"the whole log is {log}" in said
     assert "to repeat the command alone:\n  env PIP_TOKEN=*** CC=gcc pip wheel 'a b'" in said
     assert "hush" not in said
 
 
-def test_a_step_that_a_signal_ended() -> None:
-    error = _failed(STEP, Outcome(COMMAND, -9, "", 1.0), Path("/log"))
+def test_a_step_that_a_signal_ended(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("$ pip wheel\n", encoding="utf-8")
+    error = _failed(STEP, Outcome(COMMAND, -9, "", 1.0), log)
     assert error.message == "step wheel failed (ended by signal 9)"
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hvdenv.cascade import resolve, shipped_recipes
 from hvdenv.cli.main import main
 from hvdenv.errors import RecipeError, UsageError
+from hvdenv.model.cascade import resolve, shipped_recipes
 
 RECIPE = """\
 format = 1
@@ -271,3 +271,84 @@ def test_show_prints_deviations_with_their_reason(capsys: pytest.CaptureFixture[
     shown = capsys.readouterr().out
     assert "deviation from: pip install horovod" in shown
     assert "because: " in shown
+
+
+CHILD = """\
+format = 1
+name = "child"
+extends = "cascade.toml"
+
+[mpi]
+version = "4.1.7"
+
+[variants.five]
+mpi.version = "5.0.9"
+
+[variants.gloo-only]
+horovod.controllers = ["gloo"]
+without = ["mpi"]
+"""
+
+
+@pytest.fixture
+def child(path: Path) -> Path:
+    child = path.with_name("child.toml")
+    child.write_text(CHILD)
+    return child
+
+
+def test_a_recipe_extends_another(path: Path, child: Path) -> None:
+    found = resolve(str(child))
+    assert found.recipe.name == "child"
+    assert found.recipe.mpi and found.recipe.mpi.version == "4.1.7"
+    assert found.origins["mpi.version"] == "recipe"
+    assert found.origins["mpi.package"] == "recipe cascade"
+    assert found.recipe.frameworks["torch"].version == "2.13.0"
+    assert {str(path), str(child)} <= set(found.foreign_files)
+
+
+def test_variants_of_the_extended_recipe_are_offered_too(child: Path) -> None:
+    assert {"old", "five", "gloo-only"} <= set(resolve(str(child)).offered)
+    mpi = resolve(str(child), variants=["five"]).recipe.mpi
+    assert mpi and mpi.version == "5.0.9"
+    assert resolve(str(child), variants=["old"]).recipe.frameworks["torch"].version == "2.2.0"
+
+
+def test_a_variant_does_without_a_table(child: Path) -> None:
+    found = resolve(str(child), variants=["gloo-only"])
+    assert found.recipe.mpi is None
+    assert not any(key.startswith("mpi") for key in found.origins)
+
+
+def test_a_circle_of_recipes_is_refused(child: Path) -> None:
+    child.with_name("cascade.toml").write_text('format = 1\nextends = "./child.toml"\n')
+    with pytest.raises(RecipeError, match=r"cascade.toml:2: extends: ./child.toml extends this"):
+        resolve(str(child))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('without = ["conda"]', 'there is no "conda" below this variant'),
+        ('without = ["mpi.nothing.there"]', 'there is no "mpi.nothing.there"'),
+        ('without = "mpi"', "expected a list of keys"),
+    ],
+)
+def test_what_is_not_there_cannot_be_done_without(child: Path, line: str, message: str) -> None:
+    child.write_text(CHILD.replace('without = ["mpi"]', line))
+    with pytest.raises(RecipeError, match=message) as caught:
+        resolve(str(child), variants=["gloo-only"])
+    assert "variants.gloo-only.without" in caught.value.where
+
+
+def test_a_site_file_names_folders_with_recipes(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text(f'recipe_folders = ["{path.parent}"]\n')
+    assert resolve("cascade", site=site).recipe.summary == "every layer"
+    assert main(["recipes", "--site", str(site), "--json"]) == 0
+    assert "cascade" in {row["name"] for row in json.loads(capsys.readouterr().out)}
+    site.write_text("recipe_folders = ['here']\n")
+    with pytest.raises(RecipeError, match="site.toml:1: recipe_folders: expected an absolute"):
+        resolve("cascade", site=site)

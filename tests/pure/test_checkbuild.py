@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv.checkbuild import CheckBuild, parse
 from hvdenv.errors import CheckBuildError
+from hvdenv.verification.checkbuild import CheckBuild, parse
 
 CASES = Path(__file__).parents[1] / "cases" / "checkbuild"
 GOOD = sorted((CASES / "good").glob("*.txt"))

@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 
-from hvdenv.checkbuild import parse
-from hvdenv.checks import CHECKS, table
 from hvdenv.command import Command, Outcome
+from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.errors import IncompatibleError
-from hvdenv.evidence import ROWS, BuildTable, Extension, missing_rows
-from hvdenv.installation import Expectation, Installation
-from hvdenv.launchers import Mpi
-from hvdenv.ranks import Rank, RankRun
-from hvdenv.report import Finding, Row
-from hvdenv.verify import Failed, Key, _ask
+from hvdenv.launch.launchers import Launch, Mpi
+from hvdenv.reports.report import Finding, Row
+from hvdenv.verification import evidence
+from hvdenv.verification.checkbuild import parse
+from hvdenv.verification.checks import CHECKS, table
+from hvdenv.verification.evidence import ROWS, BuildTable, Extension, missing_rows
+from hvdenv.verification.ranks import Rank, RankRun
+from hvdenv.verification.verify import Failed, Key, _ask
 
 LOCAL = Expectation(("torch", "tensorflow"), ("MPI", "Gloo"), ("MPI", "Gloo"))
 ANYTHING = Expectation()
@@ -68,14 +69,17 @@ def build_table(printed: str, *, verbose: str = "") -> BuildTable:
     return BuildTable(parse(printed), "", outcome(printed), verbose)
 
 
-def rank_run(controller: str = "MPI", **changed: Any) -> RankRun:
+def rank_run(controller: str = "MPI", size: int = 2, **changed: Any) -> RankRun:
     result = {
-        "said": {"controller": controller.upper(), "cpu": controller.upper()}, "rank": 0, "size": 1,
-        "local_rank": 0, "local_size": 1, "tests": 30, "failed": 0, "wrong": [], **changed,
+        "said": {"controller": controller.upper(), "cpu": controller.upper()},
+        "size": size, "local_size": size, "tests": 30, "failed": 0, "wrong": [], **changed,
     }  # fmt: skip
     ended = {"code": 0, "signal": "", "ended_by": ""}
-    ranks = (Rank("n1", 1, {}, result, None, ended),)
-    return RankRun("mpirun", controller, ("mpirun",), 1, ranks)
+    ranks = tuple(
+        Rank("n1", pid, {}, {"rank": pid, "local_rank": pid, **result}, None, ended)
+        for pid in range(size)
+    )
+    return RankRun("mpirun", controller, ("mpirun",), size, ranks)
 
 
 def ask(check: str, **arguments: Any) -> list[Finding]:
@@ -96,6 +100,7 @@ def judge_allreduce(found: Extension, run: RankRun | None, **changed: Any) -> li
     arguments = {
         "extension": found, "rank_run": run, "expectation": LOCAL, "mpi": MPI,
         "launchers": LAUNCHERS, "framework": found.framework, "controller": "MPI",
+        "launch": Launch((), 2),
     }  # fmt: skip
     return ask("allreduce", **{**arguments, **changed})
 
@@ -164,6 +169,17 @@ def test_some_framework_has_to_be_there() -> None:
     assert "/env/horovod/torch.so" in finding.evidence
 
 
+def test_an_import_that_had_no_time_is_not_called_broken() -> None:
+    for seconds, status in ((2.0, "error"), (60.0, "fail")):
+        hung = Outcome(Command(("x",), timeout=seconds), -9, "", seconds, True)
+        (finding,) = judge_extension(extension("torch", outcome=hung))
+        assert (finding.status, f"did not end within {seconds:.0f} s" in finding.message) == (
+            status,
+            True,
+        )
+        assert "--timeout" in finding.remedy
+
+
 def test_extension_passes() -> None:
     (finding,) = judge_extension(extension("torch"))
     assert (finding.status, finding.message) == ("pass", "torch 2.1, Horovod 0.28.1: MPI, Gloo")
@@ -215,6 +231,27 @@ def test_extension_fails_and_what_nobody_asked_for_does_not(name: str) -> None:
     assert {finding.status for finding in other} <= {"skip"}
 
 
+def test_an_extension_that_is_cut_off_or_for_another_python() -> None:
+    (cut,) = judge_extension(extension("torch", size=1000, size_by_header=2000))
+    assert cut.message == ("the extension is cut off: /env/horovod/torch.so has 1000 of 2000 bytes")
+    (other,) = judge_extension(
+        absent("torch")._replace(facts={**absent("torch").facts, "others": ["a.cpython-39.so"]})
+    )
+    assert other.message.endswith("those that are there are for another Python: a.cpython-39.so")
+
+
+def test_shadowing_is_for_what_is_asked_for() -> None:
+    def shadowed(**packages: str) -> dict[str, Extension]:
+        return all_three(torch=extension("torch", shadowed=packages))
+
+    assert ask("shadowing", libraries=shadowed(), expectation=LOCAL) == []
+    (finding,) = ask("shadowing", libraries=shadowed(torch="/module"), expectation=LOCAL)
+    assert (finding.subject, finding.status) == ("torch", "fail")
+    assert finding.message == "PYTHONPATH puts /module/torch before the environment's own torch"
+    only = Expectation(("tensorflow",))
+    assert ask("shadowing", libraries=shadowed(torch="/module"), expectation=only) == []
+
+
 def test_extension_lacks_an_operation() -> None:
     (finding,) = judge_extension(extension("torch"), Expectation(operations=("NCCL",)))
     assert finding.message == "horovod.torch was built without NCCL"
@@ -231,9 +268,8 @@ def test_allreduce() -> None:
     (bad,) = judge_allreduce(extension("torch"), rank_run(failed=1))
     assert bad.status == "fail"
     only_gloo = Expectation(("torch",), ("Gloo",))
-    (extra,) = judge_allreduce(extension("torch"), rank_run(failed=1), expectation=only_gloo)
-    assert extra.status == "skip"
-    assert extra.message.startswith("not asked for: allreduce gives wrong values")
+    (extra,) = judge_allreduce(extension("torch"), None, expectation=only_gloo)
+    assert (extra.status, extra.message) == ("skip", "not asked for, so not tried")
 
 
 @pytest.mark.parametrize(
@@ -244,7 +280,7 @@ def test_allreduce() -> None:
         (extension("torch"), {"mpi": (Mpi("unknown"), "")}, "unproven", "there is no mpirun"),
         (extension("torch"), {"launchers": ("horovodrun-gloo",)}, "unproven", "over MPI"),
         (extension("mxnet"), {"expectation": ANYTHING}, "unproven", "no rank program for mxnet"),
-        (extension("mxnet"), {}, "skip", "not asked for: hvdenv has no rank program for mxnet"),
+        (extension("mxnet"), {}, "skip", "not asked for, so not tried"),
     ],
 )
 def test_allreduce_that_was_not_run(
@@ -253,6 +289,47 @@ def test_allreduce_that_was_not_run(
     (finding,) = judge_allreduce(found, None, **changed)
     assert finding.status == status
     assert message in finding.message
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_one_rank_is_no_proof(ranks: int) -> None:
+    """It is all that an allocation has, or that a launcher of an image starts on one host."""
+    launch = Launch((), ranks)
+    (alone,) = judge_allreduce(extension("torch"), rank_run(size=1), launch=launch)
+    assert (alone.status, "one rank is no proof" in alone.message) == ("unproven", True)
+    assert bool(alone.remedy)
+    (wrong,) = judge_allreduce(extension("torch"), rank_run(size=1, failed=1), launch=launch)
+    assert wrong.status == "fail"
+    found = {"torch": extension("torch")}
+    seen = ask("operation", extensions=found, rank_runs={("torch", "MPI"): rank_run(size=1)},
+               expectation=Expectation(operations=("MPI",)))  # fmt: skip
+    assert [each.status for each in seen] == ["unproven"]
+
+
+@pytest.mark.parametrize(
+    ("image", "failed", "status", "message"),
+    [
+        (Mpi("Open MPI", "4.1.4"), 1, "pass", "the same series"),
+        (Mpi("Open MPI", "5.0.1"), 1, "fail", "different major releases"),
+        (Mpi("Open MPI", "5.0.1"), 0, "pass", "the ranks are right all the same"),
+        (Mpi("unknown"), 1, "skip", "no mpirun in the image"),
+    ],
+)
+def test_the_mpi_of_an_image_and_the_hosts(
+    image: Mpi, failed: int, status: str, message: str
+) -> None:
+    runs = {("torch", "MPI"): rank_run(failed=failed), ("mxnet", "MPI"): None}
+    host = (Mpi("Open MPI", "4.1.8"), "/usr/bin/mpirun")
+    (found,) = ask("mpi", image_mpi=image, mpi=host, rank_runs=runs)
+    assert (found.status, message in found.message) == (status, True), found
+
+
+def test_the_mpi_is_judged_for_images_that_an_mpirun_starts() -> None:
+    host = (Mpi("Open MPI", "4.1.8"), "/usr/bin/mpirun")
+    runs = {("torch", "MPI"): rank_run()}
+    assert not ask("mpi", image_mpi=None, mpi=host, rank_runs=runs)
+    runs = {("torch", "MPI"): rank_run()._replace(launcher="srun")}
+    assert not ask("mpi", image_mpi=Mpi("Open MPI", "5.0.1"), mpi=host, rank_runs=runs)
 
 
 def test_allreduce_without_an_extension_is_for_the_extension_check() -> None:
@@ -276,6 +353,10 @@ def test_operations() -> None:
         "MPI in torch": "pass", "Gloo in torch": "unproven",
     }  # fmt: skip
     assert not operations(extension("torch"), rank_run(), Expectation(("tensorflow",)))
+    only_mpi = Expectation(("torch",), ("MPI",))
+    assert operations(extension("torch"), rank_run(), only_mpi) == {
+        "MPI in torch": "pass", "Gloo in torch": "skip",
+    }  # fmt: skip
 
 
 def test_nccl_on_a_host_with_gpus_is_not_proven_either() -> None:
@@ -330,3 +411,21 @@ def test_a_fact_that_fails_is_an_error_of_every_check_that_needs_it() -> None:
     assert finding == Finding(
         "allreduce", "torch over MPI", "error", "mpirun: no such launcher", "", "use another"
     )
+
+
+@pytest.mark.parametrize(
+    ("stated", "startable", "trained"),
+    [
+        (("MPI", "Gloo"), ("MPI", "Gloo"), {"MPI"}),
+        (("Gloo", "MPI"), ("MPI", "Gloo"), {"MPI"}),
+        (("Gloo",), ("MPI", "Gloo"), {"Gloo"}),
+        (("MPI", "Gloo"), ("Gloo",), {"Gloo"}),  # there is no mpirun
+        (None, ("MPI", "Gloo"), {"MPI", "Gloo"}),  # perhaps it has only one of them
+    ],
+)
+def test_training_is_over_the_first_controller_that_is_expected(
+    stated: tuple[str, ...] | None, startable: tuple[str, ...], trained: set[str]
+) -> None:
+    expectation = Expectation(controllers=stated)
+    first = {each for each in startable if evidence._comes_first(each, startable, expectation)}
+    assert first == trained

@@ -1,14 +1,24 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hvdenv.errors import RecipeError
-from hvdenv.facts import Facts, Interpreter, parse_cpuinfo, parse_quota, parse_version
-from hvdenv.observe import ask_interpreter, declared, observe, own_interpreter
+from hvdenv.model.facts import (
+    Facts,
+    Interpreter,
+    Tool,
+    parse_cpuinfo,
+    parse_driver,
+    parse_memory,
+    parse_quota,
+    parse_version,
+)
+from hvdenv.model.observe import ask_interpreter, declared, observe, own_interpreter
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
 
@@ -39,6 +49,45 @@ def test_cpuinfo() -> None:
     power = "processor\t: 0\ncpu\t\t: POWER9, altivec supported\n"
     assert parse_cpuinfo(power) == ("POWER9, altivec supported", ())
     assert parse_cpuinfo("") == ("", ())
+
+
+def test_the_driver() -> None:
+    said = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\nGCC version:  gcc version 12.2.0\n"
+    assert parse_driver(said) == "535.129.03"
+    opened = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n"
+    assert parse_driver(opened) == "580.65.06"
+    assert parse_driver("") == ""
+
+
+def test_memory_is_what_the_control_group_leaves() -> None:
+    meminfo = "MemTotal:        1000 kB\nMemFree:          10 kB\n"
+    assert parse_memory(meminfo) == 1_024_000
+    assert parse_memory(meminfo, "max\n") == 1_024_000
+    assert parse_memory(meminfo, "500\n") == 500
+    assert parse_memory("", "") is None
+
+
+def test_nvcc_is_found_where_builds_look_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr("hvdenv.model.observe._USUAL_PLACES", {"nvcc": str(nvcc)})
+    assert observe(tmp_path, Runner(), thorough=True).nvcc == Tool(str(nvcc), "13.0")
+    monkeypatch.setattr("hvdenv.model.observe._USUAL_PLACES", {})
+    assert observe(tmp_path, Runner(), thorough=True).nvcc is None
+
+
+def test_variables_are_told_by_name_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://user:secret@proxy:3128")
+    monkeypatch.setenv("HOROVOD_FUSION_THRESHOLD", "1")
+    monkeypatch.setenv("SOMETHING_ELSE", "1")
+    told = observe(tmp_path, Runner(), thorough=True)
+    assert {"HTTP_PROXY", "HOROVOD_FUSION_THRESHOLD"} <= set(told.variables)
+    assert "SOMETHING_ELSE" not in told.variables
+    assert "secret" not in repr(told)
 
 
 QUOTA = """\
@@ -127,6 +176,22 @@ def test_an_interpreter_answers_for_itself() -> None:
     own = own_interpreter()
     asked = ask_interpreter(own.path, Runner())
     assert asked == own
+
+
+@pytest.mark.parametrize("lacking", ["_ctypes", "_ssl", "zlib", "ensurepip", "venv"])
+def test_an_interpreter_that_lacks_a_module_is_not_complete(tmp_path: Path, lacking: str) -> None:
+    """As one that was compiled without libffi; here it only says so."""
+    program = tmp_path / "python"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import importlib.util, sys\n"
+        "find = importlib.util.find_spec\n"
+        f"importlib.util.find_spec = lambda name: None if name == {lacking!r} else find(name)\n"
+        "exec(sys.argv[3])\n"
+    )
+    program.chmod(0o755)
+    asked = ask_interpreter(str(program), Runner())
+    assert asked == Interpreter(str(program), own_interpreter().version, complete=False)
 
 
 @pytest.mark.parametrize("program", ["/none", "/bin/false", "/bin/echo"])

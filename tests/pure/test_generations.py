@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv import generations, upkeep
+from hvdenv.environments import generations, upkeep
+from hvdenv.environments.generations import Environment, at
 from hvdenv.errors import StepError, UsageError
-from hvdenv.generations import Environment, at
 from tests.environments import ONE, TWO, build
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvdenv.environments.journal import FAILED, FINISHED, STARTED, Journal, chain
 from hvdenv.errors import StepError
-from hvdenv.journal import FAILED, FINISHED, STARTED, Journal, chain
 
 EVENTS = st.lists(
     st.tuples(

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
-from hvdenv.errors import IncompatibleError
-from hvdenv.launchers import LAUNCHERS, Launch, Mpi, parse_mpi_version
+from hvdenv.errors import IncompatibleError, UsageError
+from hvdenv.launch.hosts import Host
+from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi, Start, parse_mpi_version
+from hvdenv.model import cluster
 
 PROGRAM = ("/env/bin/python", "rank.py", "two words", "$HOME;")
+TRAIN = ("python", "train_hvd.py")
+GPU32_33 = (Host("gpu32", 4), Host("gpu33", 4))
+FOUR, FIVE = Mpi("Open MPI", "4.1.8"), Mpi("Open MPI", "5.0.11")
 
 VERSIONS = {
     "mpirun (Open MPI) 5.0.11\n\nReport bugs to https://www.open-mpi.org/community/help/\n": (
@@ -29,7 +36,22 @@ VERSIONS = {
 
 
 def launch(mpi: Mpi = Mpi("unknown"), *, ranks: int = 2, root: bool = False) -> Launch:  # noqa: B008
+    """On this host, as verify does it."""
     return Launch(PROGRAM, ranks, 2, root, mpi, ("PATH", "LD_LIBRARY_PATH"), 300)
+
+
+def train(mpi: Mpi = FOUR, hosts: tuple[Host, ...] = GPU32_33, **more: object) -> Launch:
+    """On hosts, as run does it."""
+    ranks = sum(host.slots for host in hosts)
+    return Launch(TRAIN, ranks, mpi=mpi, hosts=hosts)._replace(**more)  # type: ignore[arg-type]
+
+
+def started(name: str, what: Launch) -> Start:
+    return LAUNCHERS[name].start(what)
+
+
+def words(line: str) -> tuple[str, ...]:
+    return tuple(shlex.split(line))
 
 
 @pytest.mark.parametrize(("text", "mpi"), VERSIONS.items(), ids=[str(m) for m in VERSIONS.values()])
@@ -41,22 +63,23 @@ def test_mpi_version(text: str, mpi: Mpi) -> None:
     ("mpi", "ranks", "between"),
     [
         ("Open MPI 4.1.4", 2, "--bind-to none -x PATH -x LD_LIBRARY_PATH"),
-        ("Open MPI 4.1.4", 3, "--bind-to none --oversubscribe -x PATH -x LD_LIBRARY_PATH"),
+        ("Open MPI 4.1.4", 3, "--oversubscribe --bind-to none -x PATH -x LD_LIBRARY_PATH"),
         ("Open MPI 5.0.11", 2, "--bind-to none -x PATH -x LD_LIBRARY_PATH"),
         (
             "Open MPI 5.0.11", 3,
-            "--bind-to none --map-by :OVERSUBSCRIBE -x PATH -x LD_LIBRARY_PATH",
+            "--map-by :OVERSUBSCRIBE --bind-to none -x PATH -x LD_LIBRARY_PATH",
         ),
         ("Spectrum MPI 10.3", 2, "-bind-to none -x PATH -x LD_LIBRARY_PATH"),
-        ("Intel MPI 2021.8", 3, "-genvlist PATH,LD_LIBRARY_PATH"),
-        ("Hydra 4.1.1", 3, "-genvlist PATH,LD_LIBRARY_PATH"),
+        # Hydra passes everything on by itself; with -genvlist, that and nothing else.
+        ("Intel MPI 2021.8", 3, ""),
+        ("Hydra 4.1.1", 3, ""),
         ("unknown ", 3, ""),
     ],
 )  # fmt: skip
-def test_mpirun(mpi: str, ranks: int, between: str) -> None:
+def test_mpirun_on_this_host(mpi: str, ranks: int, between: str) -> None:
     kind, _, version = mpi.rpartition(" ")
-    start = LAUNCHERS["mpirun"].start(launch(Mpi(kind, version), ranks=ranks))  # type: ignore[arg-type]
-    assert start.argv == ("mpirun", "-n", str(ranks), *between.split(), *PROGRAM)
+    start = started("mpirun", launch(Mpi(kind, version), ranks=ranks))  # type: ignore[arg-type]
+    assert start.argv == ("mpirun", "-np", str(ranks), *between.split(), *PROGRAM)
 
 
 @pytest.mark.parametrize(
@@ -75,19 +98,312 @@ def test_root_may_start_ranks(mpi: Mpi, prefixes: list[str]) -> None:
     assert not any("ROOT" in name for name in as_user)
 
 
+def test_ranks_give_way_to_others_on_this_host_only() -> None:
+    assert ("OMPI_MCA_mpi_yield_when_idle", "1") in started("mpirun", launch(FOUR)).env
+    assert started("mpirun", train()).env == ()
+
+
+# ---------------------------------------------------------------- the lines of the documents
+
+
+def test_neurons_three_ways() -> None:
+    """Two nodes with four GPUs each, in their whole allocation."""
+    assert started("srun", train()).argv == words("srun -n 8 python train_hvd.py")
+    horovodrun = started("horovodrun-mpi", train()).argv
+    assert horovodrun[:5] == words("horovodrun -np 8 -H gpu32:4,gpu33:4")
+    mpirun = started("mpirun", train()).argv
+    assert mpirun[:5] == words("mpirun -np 8 -H gpu32:4,gpu33:4")
+    for line in (horovodrun, mpirun):
+        assert line[-2:] == TRAIN
+
+
+def test_thetagpu() -> None:
+    what = train(
+        hosts=(Host("thetagpu01", 8), Host("thetagpu02", 8)), hostfile="/var/cobalt.9",
+        exports=("LD_LIBRARY_PATH", "PATH"),
+    )  # fmt: skip
+    assert started("mpirun", what).argv == words(
+        "mpirun -np 16 -npernode 8 --hostfile /var/cobalt.9 --bind-to none"
+        " -x LD_LIBRARY_PATH -x PATH python train_hvd.py"
+    )
+    assert started("mpirun", what._replace(mpi=FIVE)).argv == words(
+        "mpirun -np 16 --hostfile /var/cobalt.9 --map-by ppr:8:node --bind-to none"
+        " -x LD_LIBRARY_PATH -x PATH python train_hvd.py"
+    )
+
+
+def test_singularity() -> None:
+    what = train(
+        hosts=(Host("f1", 2), Host("f2", 2)),
+        exports=("LD_LIBRARY_PATH", "PATH"),
+        settings=cluster.Launch(mca={"btl": "openib,self", "pml": "ob1"}, mpi_threads_disable=True),
+        network=cluster.Network(avoid=("virbr0", "lo")),
+        program=("singularity", "exec", "--nv", "horovod.sif", "python", "train.py"),
+    )
+    assert started("mpirun", what).argv == words(
+        "mpirun -np 4 -H f1:2,f2:2 --map-by slot --bind-to none -x LD_LIBRARY_PATH -x PATH"
+        " -x HOROVOD_MPI_THREADS_DISABLE=1 -x NCCL_SOCKET_IFNAME=^virbr0,lo"
+        " --mca btl_tcp_if_exclude virbr0,lo --mca oob_tcp_if_exclude virbr0,lo"
+        " --mca btl openib,self --mca pml ob1 singularity exec --nv horovod.sif python train.py"
+    )
+
+
+def test_theta() -> None:
+    what = Launch(
+        TRAIN, 16, ranks_per_node=4, mpi=Mpi("Cray MPICH"), cpus_per_rank=32,
+        settings=cluster.Launch("aprun", cpu_bind="depth", threads_per_core=2),
+        variables=(("OMP_NUM_THREADS", "32"), ("KMP_BLOCKTIME", "0")),
+    )  # fmt: skip
+    assert started("aprun", what).argv == words(
+        "aprun -n 16 -N 4 -d 32 -j 2 -e OMP_NUM_THREADS=32 -e KMP_BLOCKTIME=0 -cc depth"
+        " python train_hvd.py"
+    )
+
+
+def test_summit() -> None:
+    hosts = (Host("a01n01", 6), Host("a01n02", 6))
+    what = train(
+        Mpi("Spectrum MPI"), hosts, gpus_per_node=6, cpus_per_rank=7,
+        settings=cluster.Launch("jsrun", cpu_bind="packed:7"),
+    )  # fmt: skip
+    assert started("jsrun", what).argv == words(
+        "jsrun -r1 -g6 -a6 -c42 -bpacked:7 python train_hvd.py"
+    )
+    fewer = what._replace(hosts=hosts[:1], ranks=6, placed=True, variables=(("A", "b c"),))
+    assert started("jsrun", fewer).argv == words(
+        "jsrun -n1 -r1 -g6 -a6 -c42 -bpacked:7 -E 'A=b c' python train_hvd.py"
+    )
+    with pytest.raises(UsageError, match="not the same number"):
+        started("jsrun", what._replace(ranks=7, ranks_per_node=6))
+
+
+def test_polaris() -> None:
+    what = Launch(
+        TRAIN, 32, ranks_per_node=4, mpi=Mpi("Cray MPICH"), cpus_per_rank=16,
+        settings=cluster.Launch("mpiexec", cpu_bind="depth"), variables=(("OMP_NUM_THREADS", "16"),),
+    )  # fmt: skip
+    assert started("mpiexec", what).argv == words(
+        "mpiexec -np 32 -ppn 4 --cpu-bind depth -d 16 --env OMP_NUM_THREADS=16 python train_hvd.py"
+    )
+    chosen = what._replace(hosts=(Host("x1", 4), Host("x2", 4)), ranks=8, placed=True)
+    assert started("mpiexec", chosen).argv[:7] == words("mpiexec -np 8 -ppn 4 --hosts x1,x2")
+    with pytest.raises(IncompatibleError, match="Cray MPICH"):
+        started("mpirun", what)
+
+
+def test_alvis_comparison() -> None:
+    what = train(
+        hosts=(Host("alvis1-01", 4), Host("alvis1-02", 4)), job="4321", cpus_per_rank=16,
+        network=cluster.Network(use=("ib0",)), settings=cluster.Launch("srun", "pmix"),
+    )  # fmt: skip
+    torch = started("torchrun", what)
+    assert torch.argv == words(
+        "srun -n 2 -N 2 --ntasks-per-node=1 -w alvis1-01,alvis1-02 --cpus-per-task=64"
+        " torchrun --nnodes=2 --nproc_per_node=4 --rdzv_id=4321 --rdzv_backend=c10d"
+        " --rdzv_endpoint=alvis1-01:29721 --no_python python train_hvd.py"
+    )
+    assert {("GLOO_SOCKET_IFNAME", "ib0"), ("NCCL_SOCKET_IFNAME", "ib0")} <= set(torch.env)
+    workers = started("multiworker", what)
+    assert workers.argv == words("srun -n 8 --cpus-per-task=16 python train_hvd.py")
+    assert ("no_grpc_proxy", "alvis1-01,alvis1-02") in workers.env
+
+
+def test_torchrun_on_one_host() -> None:
+    assert started("torchrun", Launch(TRAIN, 4)).argv == words(
+        "torchrun --nnodes=1 --nproc_per_node=4 --standalone --no_python python train_hvd.py"
+    )
+    with pytest.raises(UsageError, match="not the same number"):
+        started("torchrun", train(hosts=(Host("a", 4), Host("b", 3))))
+
+
+# ---------------------------------------------------------------- hosts
+
+
+@pytest.mark.parametrize(
+    ("mpi", "between"),
+    [
+        (FOUR, "-H gpu32:4,gpu33:4 --map-by slot --bind-to none"),
+        (FIVE, "-H gpu32:4,gpu33:4 --map-by slot --bind-to none"),
+        (Mpi("Spectrum MPI"), "-H gpu32:4,gpu33:4 --map-by slot -bind-to none"),
+        (Mpi("Hydra"), "-hosts gpu32,gpu33 -ppn 4"),
+        (Mpi("Intel MPI"), "-hosts gpu32,gpu33 -ppn 4"),
+        (Mpi("MVAPICH"), "-hosts gpu32,gpu33 -ppn 4 -genv MV2_ENABLE_AFFINITY 0"),
+    ],
+    ids=str,
+)
+def test_mpirun_on_hosts(mpi: Mpi, between: str) -> None:
+    for name in ("mpirun", "mpiexec"):
+        assert started(name, train(mpi)).argv == words(
+            f"{name} -np 8 {between} python train_hvd.py"
+        )
+
+
+def test_hydra_with_other_hosts() -> None:
+    uneven = train(Mpi("Hydra"), (Host("a", 2), Host("b", 1)), variables=(("A", "b c"),))
+    assert started("mpirun", uneven).argv == words(
+        "mpirun -np 3 -hosts a:2,b:1 -genv A 'b c' python train_hvd.py"
+    )
+    file = train(Mpi("Intel MPI"), hostfile="/n")
+    assert started("mpirun", file).argv == words("mpirun -np 8 -f /n -ppn 4 python train_hvd.py")
+
+
+def test_an_unknown_mpi_is_told_no_hosts() -> None:
+    with pytest.raises(IncompatibleError, match="not known") as caught:
+        started("mpirun", train(Mpi("unknown")))
+    assert "mpi.kind" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("mpi", "said"),
+    [(FOUR, "--map-by slot --oversubscribe"), (FIVE, "--map-by slot:OVERSUBSCRIBE")],
+    ids=str,
+)
+def test_more_ranks_than_slurm_counts(mpi: Mpi, said: str) -> None:
+    """Open MPI takes Slurm's number of tasks for the number of slots, whatever -H says."""
+    assert said in " ".join(started("mpirun", train(mpi, allowed=1)).argv)
+    assert "VERSUBSCRIBE" not in " ".join(started("mpirun", train(mpi, allowed=4)).argv).upper()
+
+
+def test_other_hosts_learn_where_open_mpi_lies() -> None:
+    """Version 4 looks for orted on their PATH; 5 knows by itself, and this host need not."""
+    assert started("mpirun", train(mpi_prefix="/e")).argv[:3] == ("mpirun", "--prefix", "/e")
+    assert "--prefix" not in started("mpirun", train(FIVE, mpi_prefix="/e")).argv
+    assert "--prefix" not in started("mpirun", launch(FOUR)._replace(mpi_prefix="/e")).argv
+    through = started("horovodrun-mpi", train(mpi_prefix="/a b")).argv
+    assert "--mpi-args=--prefix '/a b'" in through
+
+
+def test_hosts_of_a_script() -> None:
+    """Which they will be is not known when it is written."""
+    what = Launch(TRAIN, 8, mpi=FOUR, ranks_per_node=4, host_list="{hosts}")
+    assert started("mpirun", what).argv[:5] == words("mpirun -np 8 -H {hosts}")
+    assert started("horovodrun-gloo", what).argv[:5] == words("horovodrun -np 8 -H {hosts}")
+
+
+# ---------------------------------------------------------------- horovodrun
+
+
 def test_horovodrun_gloo() -> None:
     start = LAUNCHERS["horovodrun-gloo"].start(launch(ranks=4))
-    words = "horovodrun -np 4 -H localhost:4 --disable-cache --start-timeout 300 --gloo"
-    assert start.argv == (*words.split(), *PROGRAM)
+    line = "horovodrun -np 4 -H localhost:4 --disable-cache --start-timeout 300 --gloo"
+    assert start.argv == (*line.split(), *PROGRAM)
+    assert start.env == ()
 
 
-def test_horovodrun_mpi_does_not_know_open_mpi_5() -> None:
-    four = LAUNCHERS["horovodrun-mpi"].start(launch(Mpi("Open MPI", "4.1.4")))
-    assert four.argv[-len(PROGRAM) - 1 :] == ("--mpi", *PROGRAM)
-    with pytest.raises(IncompatibleError, match=r"5\.0\.11") as caught:
-        LAUNCHERS["horovodrun-mpi"].start(launch(Mpi("Open MPI", "5.0.11")))
-    assert "mpirun" in caught.value.remedy
+@pytest.mark.parametrize("mpi", [Mpi("Open MPI", "4.1.4"), FIVE])
+def test_horovodrun_mpi(mpi: Mpi) -> None:
+    start = LAUNCHERS["horovodrun-mpi"].start(launch(mpi))
+    assert start.argv[-len(PROGRAM) - 1 :] == ("--mpi", *PROGRAM)
+
+
+@pytest.mark.parametrize("name", ["pml", "btl"])
+def test_horovodrun_mpi_cannot_be_told_what_it_says_itself(name: str) -> None:
+    with pytest.raises(IncompatibleError, match=name) as caught:
+        started("horovodrun-mpi", train(settings=cluster.Launch(mca={name: "ucx"})))
+    assert caught.value.where == f"launch.mca.{name}"
+
+
+def test_horovodrun_mpi_passes_other_parameters() -> None:
+    what = train(settings=cluster.Launch(mca={"mpi_warn_on_fork": "0"}))
+    assert "--mpi-args=--mca mpi_warn_on_fork 0" in started("horovodrun-mpi", what).argv
+
+
+# ---------------------------------------------------------------- the network
+
+
+def test_interfaces_to_use() -> None:
+    what = train(network=cluster.Network(use=("ib0", "ib1"), avoid=("virbr0",)))
+    mpirun = " ".join(started("mpirun", what).argv)
+    assert "-x NCCL_SOCKET_IFNAME=ib0,ib1" in mpirun
+    assert "-mca btl_tcp_if_include ib0,ib1 --mca oob_tcp_if_include ib0,ib1" in mpirun
+    assert "exclude" not in mpirun
+    for name in ("horovodrun-gloo", "horovodrun-mpi"):
+        start = started(name, what)
+        assert " --network-interfaces ib0,ib1 " in " ".join(start.argv)
+        # It says these itself, and Open MPI takes them once only.
+        assert "btl_tcp_if_include" not in " ".join(start.argv)
+        assert "NCCL_SOCKET_IFNAME" not in dict(start.env)
+    srun = dict(started("srun", what).env)
+    assert srun["NCCL_SOCKET_IFNAME"] == srun["OMPI_MCA_btl_tcp_if_include"] == "ib0,ib1"
+
+
+def test_interfaces_to_avoid() -> None:
+    what = train(network=cluster.Network(avoid=("virbr0",)))
+    four, five = (" ".join(started("mpirun", what._replace(mpi=m)).argv) for m in (FOUR, FIVE))
+    for line in (four, five):
+        assert "-x NCCL_SOCKET_IFNAME=^virbr0" in line
+        assert "-mca btl_tcp_if_exclude virbr0,lo" in line
+    assert "oob_tcp_if_exclude" in four
+    # Open MPI 5.0.11 hung at its end when it was told that.
+    assert "oob_tcp_if_exclude" not in five
+
+
+def test_the_network_matters_to_several_hosts_only() -> None:
+    alone = train(hosts=(Host("gpu32", 4),), network=cluster.Network(use=("ib0",)))
+    for name in ("mpirun", "horovodrun-gloo", "srun"):
+        start = started(name, alone)
+        assert "ib0" not in " ".join([*start.argv, *(value for _, value in start.env)])
+
+
+def test_recipe_and_user_go_before_the_network() -> None:
+    what = train(
+        network=cluster.Network(use=("ib0",)),
+        settings=cluster.Launch(mca={"btl_tcp_if_exclude": "lo"}),
+        variables=(("NCCL_SOCKET_IFNAME", "eth1"),),
+    )
+    line = " ".join(started("mpirun", what).argv)
+    assert "NCCL_SOCKET_IFNAME=eth1" in line
+    assert "NCCL_SOCKET_IFNAME=ib0" not in line
+    assert "btl_tcp_if_include" not in line
+    assert "btl_tcp_if_exclude lo" in line
+
+
+# ---------------------------------------------------------------- Slurm
+
+
+def test_srun_says_what_slurm_does_not_pass_on() -> None:
+    what = train(
+        cpus_per_rank=4, nested=True, interactive=True,
+        settings=cluster.Launch("srun", "pmi2", cpu_bind="cores"),
+    )  # fmt: skip
+    start = started("srun", what)
+    assert start.argv == words(
+        "srun -n 8 --cpus-per-task=4 --mpi=pmi2 --cpu-bind=cores --overlap --quit-on-interrupt"
+        " python train_hvd.py"
+    )
+    assert ("SLURM_EXPORT_ENV", "ALL") in start.env
+
+
+def test_srun_in_a_part_of_the_allocation() -> None:
+    assert started("srun", train(placed=True)).argv == words(
+        "srun -n 8 -N 2 --ntasks-per-node=4 -w gpu32,gpu33 python train_hvd.py"
+    )
+    remainder = train(hosts=(Host("a", 4), Host("b", 3)), placed=True)
+    assert "--ntasks-per-node=4" in started("srun", remainder).argv
+    with pytest.raises(UsageError, match="same number"):
+        started("srun", train(hosts=(Host("a", 1), Host("b", 3), Host("c", 1)), placed=True))
+
+
+def test_open_mpi_5_and_pmi2_would_start_single_ranks() -> None:
+    settings = cluster.Launch("srun", "pmi2")
+    with pytest.raises(IncompatibleError, match="PMI-2") as caught:
+        started("srun", train(FIVE, settings=settings))
+    assert "pmix" in caught.value.remedy
+    assert started("srun", train(FOUR, settings=settings)).argv[3] == "--mpi=pmi2"
+
+
+# ---------------------------------------------------------------- all of them
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_programs_stay_single_words(name: str) -> None:
+    what = train(program=PROGRAM, variables=(("A", "b; $(c)\nd"),))
+    start = started(name, what._replace(ranks_per_node=4))
+    assert start.argv[-len(PROGRAM) :] == PROGRAM
+    assert any("b; $(c)\nd" in word for word in (*start.argv, *(v for _, v in start.env)))
 
 
 def test_each_launcher_names_its_controller() -> None:
-    assert {launcher.controller for launcher in LAUNCHERS.values()} == {"MPI", "Gloo"}
+    controllers = {name: launcher.controller for name, launcher in LAUNCHERS.items()}
+    assert {name for name, each in controllers.items() if not each} == {"torchrun", "multiworker"}
+    assert {each for each in controllers.values() if each} == {"MPI", "Gloo"}

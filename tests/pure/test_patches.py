@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hvdenv.patches import FOLDER, all_patches, applicable, read_patch
-from hvdenv.plan import PROBES
+from hvdenv import PROBES
+from hvdenv.knowledge.patches import FOLDER, all_patches, applicable, read_patch
 from hvdenv.schema import Problem
 
 BOTH = {"horovod": "0.28.1", "torch": "2.13.0", "tensorflow": "2.15.1"}
@@ -24,6 +24,7 @@ def test_each_patch_says_what_why_and_what_upstream_did(path: Path) -> None:
     assert patch.name == path.stem
     assert patch.summary
     assert len(patch.reason) > 40
+    assert len(patch.proven) > 20
     assert patch.upstream.startswith(("https://github.com/", "none"))
     assert patch.edit
     for edit in patch.edit:
@@ -37,14 +38,23 @@ def names(versions: dict[str, str]) -> set[str]:
 
 
 def test_patches_go_by_versions_and_frameworks() -> None:
-    everything = {patch.name for patch in all_patches()}
-    assert names(BOTH) == everything
+    everything = names(BOTH)
+    newer = {"keras-3", "tensorflow-xla-headers"}
+    left = {each.name for each in all_patches()} - everything
+    assert left == {"gloo-kernel-headers", "torch-cxx20", *newer}
+    assert names({**BOTH, "tensorflow": "2.18.1"}) - everything == {"keras-3"}
+    assert names({**BOTH, "tensorflow": "2.19.0"}) - everything == newer
     torch_only = {"horovod": "0.28.1", "torch": "2.13.0"}
     assert everything - names(torch_only) == {"shared-common"}
     assert "torch-cxx17" not in names({**torch_only, "torch": "2.0.1"})
     assert "torch-cxx17" in names({**torch_only, "torch": "2.1.0+cpu"})
     assert "torch-cxx17" not in names({"horovod": "0.28.1", "tensorflow": "2.15.1"})
-    assert names({**BOTH, "horovod": "0.26.1"}) == set()
+    assert names({**BOTH, "torch": "2.14.0"}) == everything - {"shared-common"} | {"torch-cxx20"}
+    assert names({**BOTH, "horovod": "0.26.1"}) == everything | {"gloo-kernel-headers"}
+    assert names({**BOTH, "horovod": "0.25.0"}) == names({**BOTH, "horovod": "0.26.1"}) - {
+        "python312-distutils"
+    }
+    assert names({**BOTH, "horovod": "0.24.3"}) == names({**BOTH, "horovod": "0.29.0"}) == set()
 
 
 def test_a_patch_with_an_unknown_key(tmp_path: Path) -> None:

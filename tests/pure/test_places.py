@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hvdenv.errors import StepError, UsageError
 from hvdenv.places import Places, blocked, environment_name, find_places, make_folder, write_json
+from tests.wheels import umask
 
 VARIANTS = st.lists(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,8}", fullmatch=True), max_size=5)
 
@@ -80,13 +81,10 @@ def test_json_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
 
 
 def test_umask_is_honoured(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
+    with umask(0o027):
         write_json(tmp_path / "one", {})
         write_json(tmp_path / "two", {}, mode=0o604)
         make_folder(tmp_path / "folder")
-    finally:
-        os.umask(before)
     modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("one", "two", "folder")]
     assert modes == [0o640, 0o600, 0o750]
 

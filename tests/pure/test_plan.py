@@ -8,22 +8,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hvdenv import plan as planning
-from hvdenv.cascade import read_layer, resolve, shipped_recipes
+from hvdenv import PROBES
 from hvdenv.cli.main import main
 from hvdenv.cli.options import choose_python
 from hvdenv.errors import IncompatibleError
-from hvdenv.facts import Facts, Interpreter
-from hvdenv.patches import Edit, applicable
-from hvdenv.plan import (
+from hvdenv.knowledge.flags import horovod_variables
+from hvdenv.knowledge.patches import Edit, applicable
+from hvdenv.model.cascade import read_layer, resolve, shipped_recipes, variants_of
+from hvdenv.model.facts import Facts, Interpreter
+from hvdenv.model.recipe import Recipe
+from hvdenv.plans import steps
+from hvdenv.plans.plan import (
     PLACEHOLDER,
     Plan,
-    activate_script,
     choose_versions,
-    horovod_variables,
     make_plan,
 )
-from hvdenv.recipe import Recipe, variants_of
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
 
@@ -84,7 +84,22 @@ def test_neither_folder_nor_cores_change_the_digest(
     )
     assert other.digest == plan(recipe, facts).digest
     assert other.generation == Path(folder)
-    assert str(other.venv).startswith(folder)
+    assert str(other.environment).startswith(folder)
+
+
+def test_nothing_of_the_builder_goes_into_the_wheel(recipe: Recipe, facts: Facts) -> None:
+    """Neither the time nor the folder; tests/optin/test_reproducible.py compares the bytes."""
+    here = plan(recipe, facts, folder=Path("/here/g1"))
+    there = plan(recipe, facts._replace(cores=3), folder=Path("/there/g2"))
+    (wheel,) = (step for step in here.steps if step.name == "wheel")
+    variables = dict(wheel.commands[0].env)
+    assert variables["SOURCE_DATE_EPOCH"] == "315532800"
+    assert variables["HVDENV_BUILD_FOLDER"] == "/here/g1"
+    assert "-ffile-prefix-map=${FOLDER}=." in str(applicable(here.versions))
+    assert wheel.commands[1].argv[1:] == ("/here/g1/build/normalise_wheel.py", str(here.wheel))
+    # What decides whether a cached wheel fits does not say where or how fast it was made.
+    assert here.wheel_inputs == there.wheel_inputs
+    assert "/here" not in str(here.wheel_inputs)
 
 
 CHANGES: list[tuple[str, Any]] = [
@@ -139,23 +154,23 @@ def test_patches_and_probes_change_the_digest(
     *others, last = applicable({"horovod": "0.28.1", "torch": "2.13.0", "tensorflow": "2.15.1"})
     changed = (*others, last._replace(edit=(Edit("f", "a", "b"),)))
     with monkeypatch.context() as patched:
-        patched.setattr("hvdenv.plan.applicable", lambda versions: changed)
+        patched.setattr("hvdenv.plans.plan.applicable", lambda versions: changed)
         after = plan(recipe, facts)
     assert after.digest != before.digest
     assert after.wheel_inputs["patches"] != before.wheel_inputs["patches"]
-    for probe in planning.PROBES.glob("*.py"):
+    for probe in PROBES.glob("*.py"):
         text = probe.read_text(encoding="utf-8")
         (tmp_path / probe.name).write_text(
             f"{text}# changed\n" if probe.name == "stack.py" else text
         )
-    monkeypatch.setattr(planning, "PROBES", tmp_path)
+    monkeypatch.setattr(steps, "PROBES", tmp_path)
     assert plan(recipe, facts).digest != before.digest
     assert plan(recipe, facts).wheel_inputs == before.wheel_inputs
 
 
 @pytest.mark.parametrize(
     ("version", "tensorflow"),
-    [("3.10.14", "2.15.1"), ("3.11.7", "2.15.1"), ("3.12.0", "2.18.1"), ("3.12", "2.18.1")],
+    [("3.10.14", "2.15.1"), ("3.11.7", "2.15.1"), ("3.12", "2.18.1"), ("3.13.0", "2.20.0")],
 )
 def test_versions_by_python(recipe: Recipe, version: str, tensorflow: str) -> None:
     assert choose_versions(recipe, Interpreter("/p", version)) == {
@@ -165,20 +180,27 @@ def test_versions_by_python(recipe: Recipe, version: str, tensorflow: str) -> No
 
 def test_no_version_for_a_python(recipe: Recipe) -> None:
     with pytest.raises(
-        IncompatibleError, match=r"frameworks\.tensorflow\.version: .*Python 3\.13\.0"
+        IncompatibleError, match=r"frameworks\.tensorflow\.version: .*Python 3\.14\.0"
     ):
-        choose_versions(recipe, Interpreter("/p", "3.13.0"))
+        choose_versions(recipe, Interpreter("/p", "3.14.0"))
 
 
-def test_only_a_newer_python_is_refused_with_the_variant_that_works(facts: Facts) -> None:
+def test_only_a_newer_python_is_refused_with_the_variant_that_works(
+    facts: Facts, tmp_path: Path
+) -> None:
+    path = tmp_path / "old.toml"
+    path.write_text(
+        'format = 1\nname = "old"\nextends = "local"\npython.version = ">=3.10,<3.13"\n'
+        'variants.torch.python.version = ">=3.10,<3.14"\n'
+    )
     newer = facts._replace(interpreters=(Interpreter("/usr/bin/python3.13", "3.13.1"),))
     with pytest.raises(IncompatibleError) as caught:
-        choose_python(resolve("local"), newer, Runner(), None)
+        choose_python(resolve(str(path)), newer, Runner(), None)
     said = str(caught.value)
     assert "the recipe needs Python >=3.10,<3.13; found here: 3.13.1" in said
     assert "--variant torch, which works with a Python that is here" in said
     assert (
-        choose_python(resolve("local", variants=["torch"]), newer, Runner(), None)
+        choose_python(resolve(str(path), variants=["torch"]), newer, Runner(), None)
         == newer.interpreters[0]
     )
 
@@ -263,18 +285,6 @@ def test_what_is_compiled_never_sees_the_cores_in_the_wheel_cache(
     recipe: Recipe, facts: Facts
 ) -> None:
     assert plan(recipe, facts).wheel_inputs == plan(recipe, facts._replace(cores=64)).wheel_inputs
-
-
-def test_activate_is_a_script_for_any_shell(tmp_path: Path) -> None:
-    import subprocess
-
-    script = tmp_path / "activate.sh"
-    script.write_text(activate_script(Path("/g/venv"), {"OPAL_PREFIX": "/g/venv"}))
-    shown = subprocess.run(
-        ["sh", "-euc", f'. {script}; echo "$PATH|$VIRTUAL_ENV|$PYTHONNOUSERSITE|${{PYTHONPATH-unset}}"'],
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": "/x"}, text=True, capture_output=True, check=True,
-    ).stdout  # fmt: skip
-    assert shown == "/g/venv/bin:/usr/bin:/bin|/g/venv|1|unset\n"
 
 
 def test_facts_of_a_plan_can_be_declared_for_another(

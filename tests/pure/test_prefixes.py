@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv import generations, upkeep
+from hvdenv.environments import generations, upkeep
+from hvdenv.environments.generations import at
+from hvdenv.environments.prefixes import UNFIT_IN_BASH, UNFIT_IN_PREFIX
 from hvdenv.errors import UsageError
-from hvdenv.facts import Facts, Interpreter
-from hvdenv.generations import at
-from hvdenv.plan import make_plan
-from hvdenv.prefixes import UNFIT_IN_BASH, UNFIT_IN_PREFIX
-from hvdenv.recipe import Recipe
-from hvdenv.script import render_bash
+from hvdenv.model.facts import Facts, Interpreter
+from hvdenv.model.recipe import Recipe
+from hvdenv.plans.plan import make_plan
+from hvdenv.plans.script import render_bash
 from tests.environments import ONE, build
 
 UNFIT = " \t\n\r\v\f\x01\x1b\x7f'\"`$\\;&|<>(){}[]*?!#%:,"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import json
+import os
 import random
-import zlib
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import pytest
@@ -13,15 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdenv.masking import mask, plain
-from hvdenv.ranks import Rank, RankRun, collect, judge, parse_events
+from hvdenv.verification.ranks import Rank, RankRun, collect, judge, judge_exercise, parse_events
+from tests.probes import load
 
+rank = load("rank")
 TOKEN = "0123abc"
 
 
-def line(event: dict[str, Any], token: str = TOKEN) -> str:
-    """As hvdenv/probes/rank.py writes it."""
-    payload = base64.b64encode(json.dumps(event).encode()).rstrip(b"=")
-    return f"@hvdenv {token} {zlib.crc32(payload):08x} {payload.decode()}"
+def lines(event: dict[str, Any], token: str = TOKEN) -> list[str]:
+    """As a process that says no more than this event writes it, but once."""
+    return list(rank.Voice(token).lines(event))
 
 
 def started(rank: int, pid: int = 0) -> dict[str, Any]:
@@ -67,14 +69,18 @@ PREFIXES = ["", "[0]<stdout>:", "[1,0]<stdout>:", "Thu Nov 21 13:00:00 2026[0]<s
 @given(st.lists(st.sampled_from(PREFIXES), min_size=6, max_size=6), st.text(max_size=200))
 def test_prefixes_and_other_lines(prefixes: list[str], noise: str) -> None:
     events = good()
-    text = "\n".join(f"{p}{line(e)}\n{noise}" for p, e in zip(prefixes, events, strict=True))
+    text = "\n".join(
+        f"{prefix}{line}\n{noise}"
+        for prefix, event in zip(prefixes, events, strict=True)
+        for line in lines(event)
+    )
     assert parse_events(text, TOKEN) == events
 
 
 @given(st.integers(0, 2**32))
 def test_a_damaged_line_is_not_believed(seed: int) -> None:
     source = random.Random(seed)
-    text = line(result(0))
+    text = "\n".join(lines(result(0)))
     at = source.randrange(len(text))
     damaged = text[:at] + chr(source.randrange(32, 127)) + text[at + 1 :]
     assert parse_events(damaged, TOKEN) in ([], [result(0)])
@@ -82,18 +88,48 @@ def test_a_damaged_line_is_not_believed(seed: int) -> None:
 
 @given(st.integers(0, 500))
 def test_two_lines_that_ran_into_each_other(at: int) -> None:
-    first, second = line(result(0)), line(result(1))
+    first, second = ("\n".join(lines(result(rank))) for rank in (0, 1))
     for event in parse_events(first[:at] + second + first[at:], TOKEN):
         assert event in (result(0), result(1))
 
 
+def as_cut(texts: Sequence[str], size: int) -> str:
+    """What several ranks wrote, as a launcher mixes it that reads so many bytes at a time."""
+    pieces = [[text[at : at + size] for at in range(0, len(text), size)] for text in texts]
+    return "".join(piece for each in zip_longest(*pieces, fillvalue="") for piece in each)
+
+
+@pytest.mark.parametrize("size", [1000, 1024, 4096])
+@given(data=st.data())
+def test_what_launchers_cut_and_mix_arrives(size: int, data: st.DataObject) -> None:
+    """Horovod's own, srun and mpirun; and a rank begins anywhere in what they read."""
+    texts, events = [], []
+    for number in range(3):
+        voice = rank.Voice(TOKEN)
+        said = [started(number), exited(number, code=1, tail="x" * data.draw(st.integers(0, 5000)))]
+        written = (f"\n{line}\n{line}\n" for each in said for line in voice.lines(each))
+        texts.append("-" * data.draw(st.integers(0, size)) + "".join(written))
+        events += said
+    found = parse_events(as_cut(texts, size), TOKEN)
+    assert sorted(found, key=json.dumps) == sorted(events, key=json.dumps)
+
+
+def test_lines_are_shorter_than_what_srun_cuts(capfd: pytest.CaptureFixture[str]) -> None:
+    rank.Voice("f" * 32).emit("result", tail="x" * 9000)
+    written = capfd.readouterr().out
+    assert max(map(len, written.splitlines())) <= 500
+    ((event),) = parse_events(written, "f" * 32)
+    assert event["tail"] == "x" * 9000
+    assert event["pid"] == os.getpid()
+
+
 def test_another_runs_events_do_not_count() -> None:
-    assert parse_events(line(result(0), "ffff"), TOKEN) == []
+    assert parse_events("\n".join(lines(result(0), "ffff")), TOKEN) == []
 
 
 def test_what_a_rank_says_is_masked_only_after_it_was_checked() -> None:
     event = exited(0, code=1, tail="token=abc https://me:pass@host \x1b[31mred")
-    text = mask(plain(line(event)))
+    text = mask(plain("\n".join(lines(event))))
     assert parse_events(text, TOKEN) == [event]
     (rank,) = collect(parse_events(text, TOKEN))
     assert rank.tail == "token=*** https://***@host red"
@@ -114,7 +150,30 @@ def test_rank_numbers_come_from_the_launcher_until_the_rank_says_its_own() -> No
 KILLED = exited(1, code=-9, signal="SIGKILL", tail="last words")
 STACK = "Timeout (0:00:58)!\n  File train.py, line 3 in wait"
 LATE = {"code": -9, "signal": "SIGKILL", "ended_by": "deadline"}
+CLOSED = (
+    "Horovod background loop uncaught exception: pair.cc:598 Connection closed by peer\n"
+    "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This was caused"
+)
 BY_LAUNCHER = {"code": -15, "signal": "SIGTERM", "ended_by": "launcher"}
+
+MPIRUN_SAYS = "\n".join(["root@n2: Permission denied (publickey).", *["* advice"] * 40])
+ON_ANOTHER = {"size": 4711, "version": "0.27.0"}
+
+
+def extension(rank: int, **changed: Any) -> dict[str, Any]:
+    facts = {
+        "framework": "torch", "installed": "2.1.0", "version": "0.28.1", "built_with": "2.1.0",
+        "size": 100, "python": "/env/bin/python", "gpus": rank,
+    }  # fmt: skip
+    return {"event": "extension", "host": "n1", "pid": 100 + rank, "facts": {**facts, **changed}}
+
+
+def alone(library: str) -> list[dict[str, Any]]:
+    """Two ranks under srun of which each is the only one."""
+    events = [*good(1), started(1), {**result(0, 1), "pid": 101}, exited(1)]
+    path = {"event": "path", "host": "n1", "pid": 100, "mpi": library}
+    return [*events, path]
+
 
 # name: (run, what the message says, what the evidence shows)
 FAILURES: dict[str, tuple[RankRun, str, str]] = {
@@ -187,6 +246,69 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
     "launcher failed": (
         run(*good(), returncode=1, tail="finalize"), "but mpirun ended with exit code 1", "finalize",
     ),
+    "nothing started, with a cause far before the end": (
+        run(returncode=255, tail=MPIRUN_SAYS),
+        "started none of 2 ranks (exit 255): ssh to root@n2 is refused without a password",
+        "earlier, the launcher said:\n    root@n2: Permission denied",
+    ),
+    "a rank that says why": (
+        run(started(0), started(1), exited(1, code=1, tail="ncclInit failed: bad\nncclX"),
+            exited(0, **BY_LAUNCHER)),
+        "rank 1 on n1: ended with exit code 1: NCCL stopped in ncclInit: bad", "ncclInit failed",
+    ),
+    "no name": (
+        run(started(0), started(1), exited(0, **BY_LAUNCHER),
+            exited(1, code=-11, signal="SIGSEGV", nameless=True)),
+        "rank 1 on n1: was ended by SIGSEGV: the host's own name means no address there", "",
+    ),
+    "another environment": (
+        run(*good(3), extension(0), extension(1), extension(2, **ON_ANOTHER), size=3),
+        "rank 2 on n1 has another environment than the other ranks: Horovod 0.27.0, an extension of"
+        " 4711 bytes instead of Horovod 0.28.1, an extension of 100 bytes",
+        "rank 0 on n1: torch 2.1.0, Horovod 0.28.1",
+    ),
+    "another environment explains why ranks failed": (
+        run(*good()[:3], started(1), exited(1, code=-11, signal="SIGSEGV"), extension(0),
+            extension(1, installed="2.2.0")),
+        "has another environment than the other ranks: torch 2.", "",
+    ),
+    "disk full": (
+        run(started(0), started(1), exited(0, **BY_LAUNCHER),
+            exited(1, code=1, tail="PMIX ERROR", full=["/scratch/tmp"])),
+        "rank 1 on n1: ended with exit code 1: no space is left in /scratch/tmp on n1", "PMIX",
+    ),
+    "gave up": (
+        run(started(0), started(1), exited(1), exited(0, code=1, tail=CLOSED)),
+        "rank 1 on n1: ended without a result", "closed by peer",
+    ),
+    "gave up with a crash": (
+        run(started(0), started(1), exited(0, code=-6, signal="SIGABRT", tail=CLOSED),
+            exited(1, code=3)),
+        "rank 1 on n1: ended with exit code 3", "",
+    ),
+    "all gave up": (
+        run(started(0), started(1), exited(0, code=1, tail=CLOSED), exited(1, code=1, tail=CLOSED)),
+        "rank 0 on n1, rank 1 on n1: ended with exit code 1 (HorovodInternalError: Horovod has", "",
+    ),
+    "stopped": (
+        run(started(0), overdue(0, STACK), exited(0, **LATE),
+            started(1), {**overdue(1, ""), "stopped": True}, exited(1, **LATE)),
+        "rank 1 on n1: is stopped", "in wait",
+    ),
+    "lost while others wait": (
+        run(started(0), overdue(0, STACK), exited(0, **LATE), started(1)),
+        "rank 1 on n1: was lost without a word", "in wait",
+    ),
+    "stalled": (
+        run(started(0), {**overdue(0, STACK), "stalled": "missing ranks: 1: [a]"}, exited(0, **LATE),
+            started(1), overdue(1, STACK), exited(1, **LATE)),
+        "results came from no rank; Horovod says: missing ranks: 1: [a]", "",
+    ),
+    "never started": (
+        run(started(0), overdue(0, STACK), exited(0, **LATE), hosts=("n1", "n2.site")),
+        "rank 0 on n1: no end within 60 s; results came from no rank;"
+        " only 1 of 2 ranks were started, none on n2.site", "",
+    ),
     "launcher hung": (run(*good(), returncode=-9, timed_out=True), "but mpirun did not end", ""),
 }  # fmt: skip
 
@@ -199,6 +321,65 @@ def test_failures(name: str) -> None:
     assert message in judgement.message
     assert evidence in judgement.evidence
     assert judgement.remedy
+
+
+def test_what_ranks_say_is_not_taken_for_a_cause_where_another_rank_broke_first() -> None:
+    """The first to break was killed; that others then find nobody explains nothing."""
+    secondary = exited(0, code=1, tail="ncclAllReduce failed: unhandled system error")
+    judgement = judge(run(started(0), started(1), secondary, KILLED))
+    assert judgement.message == "rank 1 on n1: was ended by SIGKILL"
+
+
+def test_that_late_ranks_are_killed_is_not_taken_for_a_cause() -> None:
+    late = [
+        started(0),
+        overdue(0, "in wait"),
+        exited(0, code=-9, signal="SIGKILL", ended_by="deadline"),
+    ]
+    said = "mpirun noticed that process rank 0 with PID 0 on node n1 exited on signal 9 (Killed)."
+    judgement = judge(run(*late, size=1, tail=said, returncode=137, timeout=60.0))
+    assert judgement.message == "rank 0 on n1: no end within 60 s; results came from no rank"
+    assert said in judgement.evidence
+
+
+def test_ranks_of_the_same_environment_are_not_told_apart() -> None:
+    assert (
+        judge(run(*good(), extension(0), extension(1, python="/copy/bin/python"))).status == "pass"
+    )
+
+
+@pytest.mark.parametrize(
+    ("library", "wanted"),
+    [("Open MPI v5.0.11", "pmix"), ("MPICH Version: 5.0.2", "pmi2"), ("", "pmix")],
+)
+def test_under_srun_the_right_pmi_is_named(library: str, wanted: str) -> None:
+    argv = ("srun", "-n", "2", "--mpi=none", "x")
+    judgement = judge(run(*alone(library), launcher="srun", argv=argv))
+    assert "each says that it is alone" in judgement.message
+    assert "srun was started with --mpi=none" in judgement.remedy
+    assert f'launch.srun_mpi in the recipe to "{wanted}"' in judgement.remedy
+    assert library in judgement.evidence
+
+
+def test_hosts_may_have_different_numbers_of_ranks() -> None:
+    def on(host: str, rank: int, local_rank: int, local_size: int) -> list[dict[str, Any]]:
+        numbers = {"local_rank": local_rank, "local_size": local_size}
+        events = (started(rank), result(rank, 3, **numbers), exited(rank))
+        return [{**event, "host": host} for event in events]
+
+    events = [*on("n1", 0, 0, 2), *on("n1", 1, 1, 2), *on("n2", 2, 0, 1)]
+    assert judge(run(*events, size=3, hosts=("n1", "n2"))).status == "pass"
+
+
+def test_a_rank_that_leaves_in_the_middle_of_an_exercise() -> None:
+    early = run(
+        *good()[:5], exited(1, stage="operations", detail="join"), exercises=("operations",)
+    )
+    judgement = judge_exercise(early, "operations")
+    assert judgement and judgement.status == "fail"
+    assert judgement.message == "rank 1 on n1: ended before its end, in operations (join)"
+    whole = run(*good()[:5], exited(1, stage="shutdown"), exercises=("operations",))
+    assert judge_exercise(whole, "operations") is None
 
 
 def test_other_hosts_have_local_ranks_of_their_own() -> None:

@@ -1,18 +1,18 @@
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import json
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
 
-from hvdenv.cascade import read_layer, resolve, shipped_recipes
 from hvdenv.cli.main import main
 from hvdenv.cli.show import recipe_schema
 from hvdenv.errors import RecipeError, UsageError
-from hvdenv.recipe import variants_of
+from hvdenv.model.cascade import read_layer, resolve, shipped_recipes, variants_of
 from hvdenv.schema import parse_toml
 
 CASES = sorted((Path(__file__).parents[1] / "cases/recipes").glob("*.toml"))
@@ -88,17 +88,23 @@ def test_pairs_of_shipped_variants_load_or_clash(name: str) -> None:
         assert found == [("tensorflow", "torch")]
 
 
-def schema_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    assert main(["show", "--schema"]) == 0
-    schema: dict[str, Any] = json.loads(capsys.readouterr().out)
+@pytest.fixture(scope="module")
+def json_schema() -> jsonschema.Draft202012Validator:
+    """What `hvdenv show --schema` prints."""
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        assert main(["show", "--schema"]) == 0
+    schema = json.loads(shown.getvalue())
     jsonschema.Draft202012Validator.check_schema(schema)
-    return schema
+    return jsonschema.Draft202012Validator(schema)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_recipes_fit_the_json_schema(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shipped_recipes_fit_the_json_schema(
+    name: str, json_schema: jsonschema.Draft202012Validator
+) -> None:
     document = parse_toml(shipped_recipes()[name].read_text(encoding="utf-8"))
-    jsonschema.Draft202012Validator(schema_of(capsys)).validate(document)
+    json_schema.validate(document)
 
 
 # What the schema says for itself: cases about what no schema can say are not among them.
@@ -111,11 +117,11 @@ def test_shipped_recipes_fit_the_json_schema(name: str, capsys: pytest.CaptureFi
     ],
 )  # fmt: skip
 def test_the_json_schema_refuses_what_hvdenv_refuses(
-    case: str, cases: Path, capsys: pytest.CaptureFixture[str]
+    case: str, cases: Path, json_schema: jsonschema.Draft202012Validator
 ) -> None:
     document = parse_toml((cases / f"recipes/{case}.toml").read_text(encoding="utf-8"))
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.Draft202012Validator(schema_of(capsys)).validate(document)
+        json_schema.validate(document)
 
 
 def test_a_wrong_recipe_exits_2_and_is_told_on_standard_error(

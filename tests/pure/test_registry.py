@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv import generations, registry, upkeep
-from hvdenv.generations import at
+from hvdenv.environments import generations, registry, upkeep
+from hvdenv.environments.generations import at
 from hvdenv.places import Places
 from tests.environments import ONE, TWO, build
 

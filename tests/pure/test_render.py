@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hvdenv.render import render
-from hvdenv.report import Finding, Report, Row
+from hvdenv.reports.render import render
+from hvdenv.reports.report import Finding, Report, Row
 
 ROWS = (
     Row("Frameworks", "TensorFlow", True, True, True),

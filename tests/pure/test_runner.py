@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvdenv.command import Command, Outcome, spelled_out
+from hvdenv.command import OWN_PYTHON, Command, Outcome, spelled_out
 from hvdenv.errors import InterruptedRunError, StepError
 from hvdenv.runner import LINE_LIMIT, OUTPUT_LIMIT, TOKEN_VARIABLE, Runner, end_marked
 
@@ -79,6 +79,8 @@ def test_a_branch_sees_what_it_may_see() -> None:
 def test_the_folder_and_standard_input(tmp_path: Path) -> None:
     assert Runner().run(Command(("pwd",), cwd=str(tmp_path))).output == str(tmp_path)
     assert Runner().run(Command(("cat",))).output == ""
+    (tmp_path / "text").write_text("said")
+    assert Runner().run(Command(("cat",), stdin=str(tmp_path / "text"))).output == "said"
 
 
 @pytest.mark.parametrize(
@@ -268,3 +270,47 @@ def test_commands_are_spelled_out_for_a_shell() -> None:
     command = Command(("a", "b c", "$d"), (("X", "1 2"), ("Y", "")))
     assert spelled_out(command) == "env X='1 2' Y='' a 'b c' '$d'"
     assert spelled_out(Command(("a",))) == "a"
+    assert spelled_out(Command(("a",), stdin="b c")) == "a < 'b c'"
+
+
+def test_variables_made_from_others_of_the_process() -> None:
+    runner = Runner({"PATH": "/usr/bin"}).changed({"EBROOTNCCL": "/sw/nccl"})
+    command = Command(
+        ("true",),
+        (("HERE", "/h"),),
+        derived=(("PATH", "/env/bin:$PATH"), ("NCCL", "$EBROOTNCCL/lib"), ("TWO", "$HERE:$HERE")),
+    )
+    seen = runner.environment(command)
+    assert (seen["PATH"], seen["NCCL"], seen["TWO"]) == (
+        "/env/bin:/usr/bin",
+        "/sw/nccl/lib",
+        "/h:/h",
+    )
+
+
+def test_a_variable_that_no_module_has_set_is_named() -> None:
+    command = Command(("true",), derived=(("HOROVOD_NCCL_HOME", "$EBROOTNCCL"),))
+    with pytest.raises(StepError, match=r"HOROVOD_NCCL_HOME .* no module has set EBROOTNCCL"):
+        Runner({}).environment(command)
+
+
+def test_a_changed_runner_stops_with_the_first(tmp_path: Path) -> None:
+    runner = Runner({"A": "1", "B": "2"})
+    changed = runner.changed({"A": "x", "C": "3"}, unset=["B"])
+    seen = changed.environment(Command(()))
+    assert (seen["A"], seen["C"], "B" in seen, changed.token) == ("x", "3", False, runner.token)
+    assert runner.environment(Command(()))["B"] == "2"
+    runner.stop()
+    with pytest.raises(InterruptedRunError):
+        changed.run(Command(("true",)))
+
+
+def test_its_own_python_has_its_own_libraries() -> None:
+    """Modules may have taken away what hvdenv's interpreter is linked with."""
+    runner = Runner({"PATH": "/usr/bin:/bin"}).changed({"LD_LIBRARY_PATH": "/none"})
+    code = "import os, sys; print(sys.executable, os.environ['LD_LIBRARY_PATH'])"
+    outcome = runner.run(Command((OWN_PYTHON, "-c", code)))
+    assert (
+        outcome.output.strip()
+        == f"{sys.executable} {os.environ.get('LD_LIBRARY_PATH', '')}".strip()
+    )

@@ -8,11 +8,13 @@ import pytest
 
 from hvdenv.cli.main import main
 from hvdenv.command import Command
-from hvdenv.facts import Facts, Tool
-from hvdenv.plan import Plan, Step, TextFile, make_plan
-from hvdenv.recipe import Recipe
+from hvdenv.model.facts import Facts, Tool
+from hvdenv.model.recipe import Recipe
+from hvdenv.places import find_places
+from hvdenv.plans.plan import Plan, make_plan
+from hvdenv.plans.script import render_bash
+from hvdenv.plans.step import Step, TextFile
 from hvdenv.runner import ALWAYS_SET, CLEANED_PATTERN, clean, cleaned_names
-from hvdenv.script import render_bash
 
 # Legal in a file's name, and in none of the places that a prefix may lie.
 HOSTILE = """/tmp/a b"c'd$(touch pwned)`touch pwned`\\;touch pwned&}{*?#\N{SNOWMAN}"""
@@ -43,6 +45,21 @@ def test_bash_accepts_the_script(
     words = ["plan", "local", *chosen, "--format", "bash", "--facts", str(cases / "facts.json")]
     assert main(words) == 0
     assert accepted(capsys.readouterr().out)
+
+
+def test_the_script_of_a_lock_needs_neither_uv_nor_caches(
+    cases: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", "local", "--locked", "--facts", str(cases / "facts.json")]
+    assert main(words) == 0
+    shared = str(find_places().cache)
+    told = capsys.readouterr().out
+    assert "-m uv pip install" in told and f"PIP_DEST={shared}" in told
+    assert main([*words, "--format", "bash"]) == 0
+    script = capsys.readouterr().out
+    assert accepted(script)
+    assert "-m uv" not in script and shared not in script
+    assert 'PIP_DEST="$folder"/build/files' in script
 
 
 def test_the_script_goes_by_its_own_folder(plan: Plan) -> None:

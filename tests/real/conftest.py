@@ -12,12 +12,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 import pytest
+
+from hvdenv.environments.installation import Installation, inspect_prefix
+from hvdenv.runner import Runner
+from tests.modulesystems import cache_folder, install
+from tests.real.doctored import make_copy, marked
+from tests.standin import Cluster, Missing
 
 
 class Result(NamedTuple):
@@ -82,6 +89,27 @@ def local_prefix(cli: Cli, home: Path) -> Path:
     return home / "envs" / "local"
 
 
+@pytest.fixture(scope="session")
+def original(request: pytest.FixtureRequest) -> Installation:
+    """HVDENV_TEST_PREFIX, or else the environment that the tests of build have made."""
+    named = os.environ.get("HVDENV_TEST_PREFIX")
+    return inspect_prefix(named or str(request.getfixturevalue("local_prefix")))
+
+
+@pytest.fixture
+def copy(original: Installation, tmp_path: Path) -> Callable[..., Installation]:
+    """Make a copy of the original with a fault: see doctored.make_copy."""
+    return partial(make_copy, original, tmp_path / "env")
+
+
+@pytest.fixture
+def runner() -> Iterator[Runner]:
+    """A runner of which no process may be left after the test."""
+    runner = Runner()
+    yield runner
+    wait_until(lambda: not marked(runner.token), 10)
+
+
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:
     """Wait for something that happens soon."""
     deadline = time.monotonic() + seconds
@@ -111,3 +139,19 @@ def no_processes_left() -> Callable[[Path], None]:
         wait_until(lambda: not processes_of(folder), 10)
 
     return check
+
+
+@pytest.fixture(scope="session")
+def cluster(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two hosts with ssh, Slurm and Lmod, which see what the tests of this session make."""
+    home.mkdir(parents=True, exist_ok=True)
+    python = [Path(sys.prefix), Path(sys.base_prefix)]
+    shared = [home, tmp_path_factory.getbasetemp(), *python, Path(__file__).parents[2]]
+    if named := os.environ.get("HVDENV_TEST_PREFIX"):
+        shared.append(Path(named).parent)
+    lmod = install("lmod", cache_folder(tmp_path_factory))
+    try:
+        with Cluster(modules=lmod, shared=shared) as cluster:
+            yield cluster
+    except Missing as missing:
+        pytest.skip(str(missing))

@@ -15,15 +15,15 @@ from typing import Any
 
 import pytest
 
-from hvdenv import buildlock
-from hvdenv.buildlock import hold
+from hvdenv.environments import buildlock
+from hvdenv.environments.buildlock import hold
 from hvdenv.errors import BusyError, StepError
 
 # Prints its token when it has the lock, and keeps it until standard input ends.
 HOLDER = """
 import sys
 from pathlib import Path
-from hvdenv.buildlock import hold
+from hvdenv.environments.buildlock import hold
 with hold(Path(sys.argv[1]), wait=float(sys.argv[2]), beat=0.05) as held:
     print(held.token, flush=True)
     sys.stdin.read()
@@ -34,7 +34,7 @@ with hold(Path(sys.argv[1]), wait=float(sys.argv[2]), beat=0.05) as held:
 WORKER = """
 import os, random, signal, sys, time
 from pathlib import Path
-from hvdenv import buildlock
+from hvdenv.environments import buildlock
 store, rounds, suicidal, links = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 if links == "no":
     # Stands for a file system without hard links.
@@ -278,13 +278,17 @@ def test_any_other_failure_to_link_is_an_error(
 
 
 def test_sweeping_spares_the_lock_and_claims_in_use(store: Path) -> None:
+    alive = buildlock._myself()
     with hold(store, wait=0) as held:
         for name in (".lock-draft-1", ".lock-claim-old", ".lock-claim-new", "other"):
             (store / name).touch()
         os.utime(store / ".lock-claim-old", (0, 0))
+        (store / ".lock-claim-alive").write_bytes(buildlock._render(alive))
+        dead = alive._replace(pid=2**31 - 1)
+        (store / ".lock-claim-dead").write_bytes(buildlock._render(dead))
         buildlock.sweep(store)
         held.check()
-        assert set(os.listdir(store)) == {"lock", ".lock-claim-new", "other"}
+        assert set(os.listdir(store)) == {"lock", ".lock-claim-new", ".lock-claim-alive", "other"}
 
 
 def test_a_claim_left_by_a_killed_process_stands_in_nobodys_way(store: Path) -> None:

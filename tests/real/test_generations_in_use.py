@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv import generations, upkeep, usage
+from hvdenv.environments import generations, upkeep, usage
+from hvdenv.environments.generations import Environment, at
 from hvdenv.errors import BusyError
-from hvdenv.generations import Environment, at
 
 ONE, TWO = "1" * 12, "2" * 12
 FILES = 150
@@ -25,7 +25,7 @@ SLEEP = "import time; time.sleep(60)"
 SWITCH = """
 import sys
 from pathlib import Path
-from hvdenv import generations
+from hvdenv.environments import generations
 environment = generations.at(Path(sys.argv[1]))
 print(flush=True)
 while True:
@@ -36,7 +36,7 @@ while True:
 REMOVE = """
 import sys
 from pathlib import Path
-from hvdenv import generations, upkeep
+from hvdenv.environments import generations, upkeep
 environment = generations.at(Path(sys.argv[1]))
 print(flush=True)
 getattr(upkeep, sys.argv[2])(environment, **eval(sys.argv[3]))

@@ -1,0 +1,105 @@
+"""Running the steps that find or get the packages of a lock."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from hvdenv.building import indexes
+from hvdenv.command import Outcome
+from hvdenv.errors import StepError
+from hvdenv.knowledge.diagnosis import explain
+from hvdenv.locks import pypi
+from hvdenv.places import find_places, make_folder, write_text
+from hvdenv.plans.resolution import Resolution
+from hvdenv.plans.step import Step
+from hvdenv.runner import Runner
+
+
+class Progress(Protocol):
+    """Who is told how it goes."""
+
+    def step_started(self, number: int, step: Step) -> None: ...
+
+    def step_line(self, line: str) -> None: ...
+
+    def step_done(self, number: int, step: Step, note: str, seconds: float) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+def perform(steps: Sequence[Step], runner: Runner, progress: Progress) -> None:
+    """Run the steps of a Resolution.
+
+    Args:
+        steps: here(), elsewhere() or fetch().
+        runner: runs their commands.
+        progress: is told.
+
+    Raises:
+        StepError: a step failed.
+    """
+    runner = runner.changed({"RATTLER_CACHE_DIR": str(find_places().cache / "conda")})
+    for number, step in enumerate(steps, 1):
+        started = time.monotonic()
+        progress.step_started(number, step)
+        if step.modules:
+            from hvdenv.sites import modulesystem
+
+            system = modulesystem.find(runner, step.modules.init)
+            loaded = modulesystem.load(system, step.modules, "build", runner)
+            runner = runner.changed(loaded.set, loaded.unset)
+        failed = attempt(step, runner, progress)
+        if failed is not None:
+            raise failure(step, failed, "the packages of the lock")
+        progress.step_done(number, step, "", time.monotonic() - started)
+
+
+def attempt(step: Step, runner: Runner, progress: Progress) -> Outcome | None:
+    """Run the commands of a step up to the first that fails; what that one came to, or None."""
+    for file in step.files:
+        make_folder(file.path.parent)
+        write_text(file.path, file.text)
+    for command in step.commands:
+        outcome = runner.run(command, on_line=progress.step_line)
+        if not outcome:
+            return indexes.with_other_pages(outcome, runner)
+        for line in indexes.withdrawn(outcome.output):
+            progress.note(line)
+    return None
+
+
+def failure(step: Step, outcome: Outcome, where: str) -> StepError:
+    """The error where a command of a step has failed."""
+    known = explain(outcome.output, "build")
+    return StepError(
+        f"{step.name} failed" + (f": {known.cause}" if known else ""),
+        where=where,
+        detail=outcome.tail(15),
+        remedy=known.remedy if known else "",
+    )
+
+
+def index_hints(maker: Resolution) -> Mapping[str, str]:
+    """Where a framework's file is to be had from, by its package: what the recipe names."""
+    recipe = maker.recipe
+    return {
+        recipe.frameworks[name].package or name: index
+        for name in recipe.horovod.frameworks
+        if (index := recipe.frameworks[name].cpu_index or recipe.frameworks[name].extra_index)
+    }
+
+
+def pylock(maker: Resolution, before: Iterable[pypi.Package]) -> str:
+    """The text of pylock.toml for what pip has reported that it would install.
+
+    Args:
+        maker: of the steps that were performed.
+        before: packages of the lock that is replaced.
+    """
+    report = json.loads(maker.report.read_text(encoding="utf-8"))
+    packages = pypi.with_urls_of(pypi.from_report(report, index_hints(maker)), before)
+    python = ".".join(maker.python.version.split(".")[:2])
+    return pypi.render(packages, python, maker.facts.machine)

@@ -1,0 +1,286 @@
+"""Look after compiled wheels: the user's own, and those that a site shares. Without
+--cache, `list` and `verify` look at all caches, `export` takes from all, `sign` signs where
+builds publish to, and `prune` and `import` change the user's own."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hvdenv.cli.options import add_json, add_site, places_of_site, print_json
+from hvdenv.errors import HvdenvError, UsageError
+
+if TYPE_CHECKING:
+    from hvdenv.model.cluster import Wheels
+    from hvdenv.runner import Runner
+    from hvdenv.wheels.wheelcache import Cache, Listed
+
+EXAMPLES = """\
+examples:
+  hvdenv cache list
+  hvdenv cache verify --cache /proj/group/wheels
+  hvdenv cache prune --max-size 2GB --older-than 90 --damaged
+  hvdenv cache prune --downloads --older-than 30
+  hvdenv cache export wheels.tar f3c7 0a51          by the first digits of their keys
+  hvdenv cache import wheels.tar
+  hvdenv cache sign --key ~/.ssh/id_ed25519.pub     by the agent that holds this key
+
+$HVDENV_WHEEL_CACHE and `places.wheels` of a site file name caches that are shared.
+"""
+
+_UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    def add(name: str, text: str) -> argparse.ArgumentParser:
+        action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        add_site(action)
+        action.add_argument("--cache", metavar="FOLDER", type=Path, help="this cache and no other")
+        return action
+
+    add_json(add("list", "what is in the caches"))
+    verify = add("verify", "check every entry: hash, record, owner, signature")
+    add_json(verify)
+    prune = add("prune", "remove entries, those that were not used for longest first")
+    prune.add_argument(
+        "--max-size", metavar="SIZE", type=_size,
+        help="until no more is left, such as 500MB or 2GB (default: places.wheels.own_gb of the"
+        " user's own cache, if nothing else is asked for)",
+    )  # fmt: skip
+    prune.add_argument(
+        "--older-than", metavar="DAYS", type=_days, help="what was not used for so many days"
+    )
+    prune.add_argument("--damaged", action="store_true", help="what is damaged")
+    prune.add_argument(
+        "--downloads", action="store_true",
+        help="in the place of wheels, what builds have fetched and unpacked (default size: 20GB)",
+    )  # fmt: skip
+    export = add("export", "write entries into a tar file")
+    export.add_argument("file", metavar="FILE.tar", type=Path)
+    add_keys(export)
+    take = add("import", "put the entries of such a file into a cache")
+    take.add_argument("file", metavar="FILE.tar", type=Path)
+    sign = add("sign", "sign entries by ssh-keygen")
+    add_keys(sign)
+    sign.add_argument(
+        "--key", metavar="FILE",
+        help="private key, or the public one of a key that the agent holds"
+        " (default: places.wheels.key)",
+    )  # fmt: skip
+
+
+def add_keys(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "keys", metavar="KEY", nargs="*", help="first digits of keys (default: all entries)"
+    )
+
+
+def _size(text: str) -> float:
+    """Bytes that are meant by 500MB, 2G or 1.5TB."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)B?", text.upper())
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 500MB or 2GB")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _days(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,5}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of days such as 90")
+    return int(text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from hvdenv.runner import Runner
+
+    wheels = places_of_site(arguments).wheels
+    caches = _caches(arguments, wheels)
+    runner = Runner()
+    actions: dict[str, Callable[[], int]] = {
+        "list": lambda: _list(arguments, caches, runner),
+        "verify": lambda: _list(arguments, caches, runner),
+        "prune": lambda: _prune(arguments, caches[0], wheels, runner),
+        "export": lambda: _export(arguments, caches, runner),
+        "import": lambda: _import(arguments, caches[0], runner),
+        "sign": lambda: _sign(arguments, caches[0], wheels, runner),
+    }
+    return actions[arguments.action]()
+
+
+def _caches(arguments: argparse.Namespace, wheels: Wheels) -> tuple[Cache, ...]:
+    """What an action is about, the user's own first."""
+    from hvdenv.places import find_places
+    from hvdenv.wheels import wheelcache
+
+    own, shared = wheelcache.own(find_places()), wheelcache.shared(wheels)
+    if arguments.cache:
+        folder = arguments.cache.absolute()
+        named = wheelcache.shared(wheels._replace(publish=str(folder)))
+        return (own,) if folder == own.folder else named[:1]
+    if arguments.action in ("list", "verify", "export"):
+        return (own, *shared)
+    return shared[:1] if arguments.action == "sign" and wheels.publish else (own,)
+
+
+def _list(arguments: argparse.Namespace, caches: tuple[Cache, ...], runner: Runner) -> int:
+    """`list`, and `verify`, which looks at every byte."""
+    from hvdenv.wheels import wheelcache
+
+    verifies = arguments.action == "verify"
+    entries, unread = [], False
+    for cache in caches:
+        try:
+            entries += [
+                wheelcache.describe(cache, name, runner, thorough=verifies)
+                for name in wheelcache.names(cache)
+            ]
+        except HvdenvError as error:
+            unread = True
+            print(f"error: {error.where}: {error.message}", file=sys.stderr)
+    if arguments.json:
+        print_json(
+            [{**each._asdict(), "horovod": each.horovod, "python": each.python} for each in entries]
+        )
+    else:
+        for each in entries:
+            _show(each, verifies)
+        if not entries and not unread:
+            print("no wheels yet; `hvdenv build` keeps those that it compiles")
+    return int(unread or (verifies and any(each.problem for each in entries)))
+
+
+def _show(entry: Listed, verified: bool) -> None:
+    from hvdenv.masking import plain
+
+    built = " ".join(f"{name} {version}" for name, version in sorted(entry.frameworks.items()))
+    where = f"shared: {entry.cache}" if entry.shared else "own"
+    lines = [
+        f"{entry.key[:12]}  horovod {entry.horovod}, {built}, {entry.python}"
+        if entry.wheel
+        else entry.key[:12]
+    ]
+    if entry.wheel:
+        used = f", used {entry.used[:10]}" if entry.used else ""
+        signed = ", signed" if entry.signed else ""
+        size = f"{entry.bytes / 1e6:.1f} MB"
+        lines += [
+            "; ".join(each for each in (entry.mpi, entry.compiler) if each),
+            f"{size}, stored {entry.created[:10]}{used}{signed}, {where}",
+        ]
+    if entry.problem:
+        lines.append(f"not used: {entry.problem}")
+    elif verified:
+        lines.append("good")
+    print(plain("\n    ".join(line for line in lines if line)))
+
+
+def _prune(arguments: argparse.Namespace, cache: Cache, wheels: Wheels, runner: Runner) -> int:
+    from hvdenv.wheels import wheelcache
+
+    if arguments.downloads:
+        return _prune_downloads(arguments, runner)
+    largest, days = arguments.max_size, arguments.older_than
+    if largest is None and days is None and not arguments.damaged and not cache.shared:
+        largest = wheels.own_gb * 1e9
+    oldest = _ago(days)
+    entries = [
+        wheelcache.describe(cache, name, runner, thorough=arguments.damaged)
+        for name in wheelcache.names(cache)
+    ]
+    going = [each for each in entries if arguments.damaged and each.damaged]
+    others = [each for each in entries if not each.damaged]
+    going += wheelcache.superfluous(others, largest=largest, oldest=oldest)
+    kept = [each for each in going if not wheelcache.remove(cache, each.key)]
+    for each in going:
+        print(f"{'kept' if each in kept else 'removed'} {each.key[:12]}, {each.bytes / 1e6:.1f} MB")
+    swept = wheelcache.sweep(cache)
+    if swept:
+        print(f"removed what {swept} ended processes left")
+    if kept:
+        print(f"{cache.folder} cannot be changed by this user", file=sys.stderr)
+    return 5 if kept else 0
+
+
+def _ago(days: int | None) -> str:
+    """The time so many days ago, as records have it; empty for none."""
+    if days is None:
+        return ""
+    before = datetime.now(timezone.utc) - timedelta(days=days)
+    return before.isoformat(timespec="seconds")
+
+
+def _prune_downloads(arguments: argparse.Namespace, runner: Runner) -> int:
+    from hvdenv.environments.storage import Counter
+    from hvdenv.places import find_places
+    from hvdenv.wheels import downloads, wheelcache
+
+    if arguments.damaged or arguments.cache:
+        raise UsageError("--downloads goes with --max-size and --older-than only")
+    largest, days, places = arguments.max_size, arguments.older_than, find_places()
+    if largest is None and days is None:
+        largest = downloads.LARGEST_FILES
+    entries = downloads.kept(places, Counter(lambda folder, files: None))
+    status = 0
+    for each in wheelcache.superfluous(entries, largest=largest, oldest=_ago(days)):
+        gone = downloads.remove(places, each, runner)
+        status = status if gone else 5
+        said = "removed" if gone else "kept, it is in use or cannot be changed:"
+        print(f"{said} {each.path.relative_to(places.cache)}, {each.bytes / 1e6:.1f} MB")
+    return status
+
+
+def _chosen(caches: tuple[Cache, ...], prefixes: list[str]) -> dict[str, Cache]:
+    """The keys that begin so, each with the first cache that has it."""
+    from hvdenv.wheels import wheelcache
+
+    known: dict[str, Cache] = {}
+    for cache in caches:
+        known = dict.fromkeys(wheelcache.names(cache), cache) | known
+    for prefix in prefixes:
+        if not any(name.startswith(prefix) for name in known):
+            raise UsageError(
+                f"there is no entry whose key begins with {prefix}",
+                remedy="`hvdenv cache list` shows the keys",
+            )
+    return {
+        name: cache
+        for name, cache in known.items()
+        if not prefixes or name.startswith(tuple(prefixes))
+    }
+
+
+def _export(arguments: argparse.Namespace, caches: tuple[Cache, ...], runner: Runner) -> int:
+    from hvdenv.wheels import wheelarchive
+
+    chosen = _chosen(caches, arguments.keys)
+    wheelarchive.export(chosen, arguments.file, runner)
+    print(f"wrote {arguments.file}: {len(chosen)} wheels")
+    return 0
+
+
+def _import(arguments: argparse.Namespace, cache: Cache, runner: Runner) -> int:
+    from hvdenv.wheels import wheelarchive
+
+    for key in wheelarchive.take_in(cache, arguments.file, runner):
+        print(f"imported {key[:12]}")
+    return 0
+
+
+def _sign(arguments: argparse.Namespace, cache: Cache, wheels: Wheels, runner: Runner) -> int:
+    from hvdenv.wheels import wheelcache
+
+    key = arguments.key or wheels.key
+    if not key:
+        raise UsageError(
+            "no key to sign with", remedy="name its file with --key, or in places.wheels.key"
+        )
+    for name in _chosen((cache,), arguments.keys):
+        wheelcache.sign(cache, name, key, runner)
+        print(f"signed {name[:12]}")
+    return 0

@@ -1,0 +1,56 @@
+"""What differs between two environments or locks: packages, Horovod with its patches and flags,
+modules, toolchain, wheel. Nothing of them is run.
+
+A and B are each a name that `hvdenv envs` lists (local+torch), or a path with a slash: a
+prefix, the folder of a generation or of a lock, or any environment that hvdenv did not
+build. @ and a generation, or the beginning of one, may follow; without it the active one is meant."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from hvdenv.cli.options import add_json, print_json
+
+EXAMPLES = """\
+examples:
+  hvdenv diff local local+torch
+  hvdenv diff local@3f2a9c81 local           what changed since that generation
+  hvdenv diff ~/envs/horovod /proj/group/envs/horovod --json
+  hvdenv diff lockfiles/local/py3.11-linux-x86_64 local
+  hvdenv diff local ./venv --exit-code       1 if they differ
+
+It is a change log from A to B. Hashes that are not known are not compared: those of packages
+that came with venv, or of environments that hvdenv did not build.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("first", metavar="A", help="name, prefix or folder, with @GENERATION")
+    parser.add_argument("second", metavar="B", help="the same")
+    add_json(parser)
+    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
+    parser.add_argument(
+        "--exit-code", action="store_true", help="exit with 1 if they differ, 0 if not"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from hvdenv.composition import difference
+    from hvdenv.environments import inventory
+    from hvdenv.places import find_places
+
+    places = find_places()
+    first, second = (inventory.named(each, places) for each in (arguments.first, arguments.second))
+    found = difference.compare(first.contents, second.contents)
+    if arguments.json:
+        names = {"a": first.label, "b": second.label}
+        print_json({**names, **difference.document(found)})
+    else:
+        auto = arguments.color == "auto" and sys.stdout.isatty()
+        print(f"{first.label} -> {second.label}: {'they differ' if found else 'the same'}")
+        print(difference.render(found, colour=auto or arguments.color == "always"), end="")
+        for each in (first, second):
+            if not each.contents.recipe:
+                print(f"{each.label}: not by hvdenv; only packages were compared", file=sys.stderr)
+    return 1 if found and arguments.exit_code else 0

@@ -1,0 +1,195 @@
+"""Name the cause in the log of a failed build or run, and what to change. Without a log,
+of what failed last here: a build, or what verify judged."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from hvdenv.cli.options import add_json, print_json
+from hvdenv.errors import UsageError
+from hvdenv.knowledge.diagnosis import Diagnosis, Found, diagnose
+from hvdenv.masking import mask, plain
+
+if TYPE_CHECKING:
+    from hvdenv.knowledge.remedies import Change
+    from hvdenv.knowledge.rules import Rule
+
+EXAMPLES = """\
+examples:
+  hvdenv doctor                              what failed last: a build or a verify
+  hvdenv doctor slurm-1234.out
+  hvdenv doctor build.log --json
+  hvdenv doctor build.log --recipe ./mine.toml   what to change as a diff of the recipe
+  pip install horovod 2>&1 | hvdenv doctor -
+
+exit codes: 0 a cause is recognised, 1 none is
+"""
+
+NOT_RECOGNISED = 1
+SCHEMA = "hvdenv.diagnosis/1"
+_WIDTH = 160
+_UNKNOWN = (
+    "look at the first of these lines and at what stands before it; of several ranks, at the one"
+    " that failed first. NCCL_DEBUG=INFO and HOROVOD_LOG_LEVEL=debug make runs say more"
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "log", metavar="LOG", nargs="?",
+        help="what a build or a run printed; - for standard input (default: what failed last)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--recipe", metavar="RECIPE",
+        help="show what to change as a diff of this recipe (its name, or the path of its file)",
+    )  # fmt: skip
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    subject, diagnosis = _of_log(arguments.log) if arguments.log else _of_last()
+    change = _change(diagnosis.root, arguments.recipe) if arguments.recipe else None
+    if arguments.json:
+        print_json(_document(subject, diagnosis, change))
+    else:
+        for line in (*subject, *_told(diagnosis, change)):
+            print(mask(plain(line)))
+    return 0 if diagnosis.root else NOT_RECOGNISED
+
+
+def _of_log(name: str) -> tuple[tuple[str, ...], Diagnosis]:
+    if name == "-":
+        return ("standard input",), diagnose(sys.stdin.buffer)
+    try:
+        with open(name, "rb") as log:
+            return (name,), diagnose(log)
+    except OSError as error:
+        raise UsageError(
+            f"cannot read it: {error.strerror}", where=name,
+            remedy="name a log, or - for standard input",
+        ) from error  # fmt: skip
+
+
+def _of_last() -> tuple[tuple[str, ...], Diagnosis]:
+    from hvdenv.building.lastfailed import last_failure
+    from hvdenv.places import blocked, find_places
+
+    places = find_places()
+    failure = last_failure(places)
+    if failure is None:
+        raise UsageError(
+            "no build and no verify has failed that is known here",
+            where=str(places.home), remedy="name a log, or - for standard input",
+        )  # fmt: skip
+    try:
+        diagnosis = failure.diagnosis()
+    except OSError as error:
+        raise blocked(failure.file, error, "read") from error
+    return (failure.what, *failure.said, str(failure.file)), diagnosis
+
+
+def _change(root: Found | None, recipe: str) -> Change | None:
+    """The remedy as a change of a recipe; None if its rules name none."""
+    from hvdenv.knowledge.remedies import agreed_edits, propose
+    from hvdenv.model.cascade import resolve
+
+    resolved = resolve(recipe)
+    edits = agreed_edits(_rules(root)) if root else {}
+    return propose(resolved, edits) if edits else None
+
+
+def _rules(found: Found) -> list[Rule]:
+    """The rules that know a signature before a build."""
+    from hvdenv.knowledge.rules import all_rules
+
+    return [rule for rule in all_rules() if rule.id in found.rules] if found.rules else []
+
+
+def _document(
+    subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | None
+) -> dict[str, Any]:
+    """What is printed with --json."""
+
+    def listed(kind: Any) -> list[dict[str, Any]]:
+        return [_masked(each._asdict()) for each in diagnosis.of_kind(kind)]
+
+    return {
+        "schema": SCHEMA,
+        "subject": [mask(each) for each in subject],
+        "recognised": diagnosis.root is not None,
+        "causes": listed("cause"),
+        "symptoms": listed("symptom"),
+        "consequences": listed("consequence"),
+        "warnings": listed("warning"),
+        "errors": [_masked(each._asdict()) for each in diagnosis.errors],
+        "rank": diagnosis.rank,
+        "versions": _masked(diagnosis.mentions),
+        "lines": diagnosis.lines,
+        **({"change": {"diff": change.diff, "options": change.options}} if change else {}),
+    }
+
+
+def _masked(table: dict[str, Any]) -> dict[str, Any]:
+    return {key: mask(plain(v)) if isinstance(v, str) else v for key, v in table.items()}
+
+
+def _told(diagnosis: Diagnosis, change: Change | None) -> Iterator[str]:
+    from hvdenv.cli.check import told_change
+
+    root = diagnosis.root
+    if root:
+        yield f"cause: {root.cause} [{root.id}]"
+        yield from _details(root)
+        yield from told_change(change, "the cause") if change else ()
+    else:
+        yield "not recognised: no cause that is known"
+    yield from _rest(diagnosis)
+    if diagnosis.rank:
+        yield f"the rank that failed first: {diagnosis.rank}"
+    if not root and diagnosis.errors:
+        yield "the first lines that look like an error:"
+        yield from (_line(each.number, each.line) for each in diagnosis.errors)
+        yield f"what to do: {_UNKNOWN}"
+    if diagnosis.mentions:
+        named = ", ".join(f"{name} {value}" for name, value in diagnosis.mentions.items())
+        yield f"the log names: {named}"
+
+
+def _details(found: Found) -> Iterator[str]:
+    from hvdenv.knowledge.remedies import agreed_edits
+
+    yield _line(found.number, found.line)
+    yield f"  what to do: {found.remedy}"
+    rules = _rules(found)
+    if rules:
+        yield f"  `hvdenv check RECIPE` knows it before a build: {', '.join(r.id for r in rules)}"
+    for key, value in agreed_edits(rules).items():
+        yield (
+            f"    in the recipe: {key} = {value}" if value else f"    in the recipe, without: {key}"
+        )
+    yield f"  source: {found.source} ({found.certainty})"
+
+
+def _rest(diagnosis: Diagnosis) -> Iterator[str]:
+    """What else was found, the causes that come after the first one among it."""
+    others = [each for each in diagnosis.found if each != diagnosis.root]
+    titles = {
+        "cause": "known as causes too, but later in the log:", "symptom": "where it stopped:",
+        "consequence": "what follows from it:", "warning": "warnings, harmless in most logs:",
+    }  # fmt: skip
+    for kind, title in titles.items():
+        of_kind = [each for each in others if each.kind == kind]
+        if of_kind:
+            yield title
+        for each in of_kind:
+            yield f"  line {each.number}: {each.cause} [{each.id}]"
+            if kind != "consequence":
+                yield f"    what to do: {each.remedy}"
+
+
+def _line(number: int, line: str) -> str:
+    text = line.strip()
+    return f"  line {number}: {text if len(text) <= _WIDTH else text[: _WIDTH - 3] + '...'}"

@@ -1,0 +1,101 @@
+"""Collect all that a locked build needs, with hvdenv itself: for nodes without internet.
+
+There, `hvdenv build RECIPE --locked --offline --from DIR` builds from it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hvdenv import PACKAGE
+from hvdenv.cli.locking import (
+    LOCK,
+    inputs_of,
+    needed,
+    prepare_trusted,
+    resolution_of,
+    run_steps,
+)
+from hvdenv.cli.options import (
+    Prepared,
+    add_json,
+    add_lockfiles,
+    add_loudness,
+    add_prefix,
+    add_python,
+    add_recipe,
+    add_trust,
+    print_json,
+)
+from hvdenv.plans.plan import PLACEHOLDER
+
+if TYPE_CHECKING:
+    from hvdenv.environments.scratch import Scratch
+    from hvdenv.locks.lockfile import Locked
+
+EXAMPLES = """\
+examples:
+  hvdenv fetch local --to /scratch/hvdenv-local
+  then, without a network:
+  pip install --no-index --find-links /scratch/hvdenv-local/hvdenv hvdenv
+  hvdenv build local --locked --offline --from /scratch/hvdenv-local
+"""
+
+# Below the folder: hvdenv with what it needs, as wheels.
+OWN = "hvdenv"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_recipe(parser)
+    parser.add_argument("--to", metavar="DIR", type=Path, required=True, help="where it goes")
+    add_python(parser)
+    add_prefix(parser)
+    add_lockfiles(parser)
+    parser.add_argument("--lock", metavar="FOLDER", type=Path, help="this very lock")
+    add_trust(parser)
+    add_json(parser)
+    add_loudness(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from hvdenv.environments import scratch
+    from hvdenv.locks import folders
+    from hvdenv.places import find_places, make_folder
+
+    prepared = prepare_trusted(arguments)
+    locked = needed(arguments, prepared, inputs_of(prepared), arguments.lock)
+    to = make_folder(arguments.to.absolute())
+    with scratch.folder(find_places(), "fetching") as work:
+        maker = resolution_of(prepared, work.path)
+        run_steps(arguments, maker.fetch(locked, to, own=to / OWN, package=PACKAGE), work)
+        compiled = _carry_wheels(prepared, locked, to, work)
+    # Last: a folder with a lock in it is whole.
+    folders.write(locked._replace(folder=to / LOCK))
+    files = [path for path in to.rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    if arguments.json:
+        told = {"folder": str(to), "files": len(files), "bytes": size, "wheels": compiled}
+        print_json(told)
+    elif not arguments.quiet:
+        print(f"{len(files)} files, {size / 1e9:.2f} GB: {to}")
+        print(f"compiled wheels of Horovod among them: {compiled or 'none was in the cache'}")
+    return 0
+
+
+def _carry_wheels(prepared: Prepared, locked: Locked, to: Path, work: Scratch) -> int:
+    """Put the compiled wheels beside it that builds may be able to take; how many."""
+    from hvdenv.places import find_places
+    from hvdenv.wheels import compiled, wheelcache
+
+    caches = (
+        wheelcache.own(find_places()),
+        *wheelcache.shared(prepared.resolved.recipe.places.wheels),
+    )
+    inputs = prepared.plan_for(PLACEHOLDER).wheel_inputs
+    chosen, notes = compiled.fitting(caches, inputs, locked, work.runner)
+    for note in notes:
+        print(note, file=sys.stderr)
+    compiled.carry(chosen, to, work.path, work.runner)
+    return len(chosen)

@@ -1,0 +1,236 @@
+"""Add packages to an environment. They come into a new generation beside the active one, and
+every package that is there keeps its version; what would have to move is said, and nothing is
+built. Packages that were added before stay."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvdenv.cli.build import build_prepared
+from hvdenv.cli.locking import (
+    resolution_of,
+    with_recorded_lock,
+)
+from hvdenv.cli.options import (
+    Prepared,
+    add_allow,
+    add_json,
+    add_lockfiles,
+    add_loudness,
+    add_prefix,
+    add_python,
+    add_recipe,
+    add_trust,
+    prepare,
+    print_json,
+    refuse_foreign,
+)
+from hvdenv.errors import IncompatibleError, StepError, UsageError
+from hvdenv.schema import Problem, decode, encode
+
+if TYPE_CHECKING:
+    from hvdenv.building.resolve import Progress
+    from hvdenv.composition.contents import Contents
+    from hvdenv.plans.additions import Additions
+    from hvdenv.plans.resolution import Resolution
+    from hvdenv.runner import Runner
+
+EXAMPLES = """\
+examples:
+  hvdenv install local tqdm 'scipy>=1.11,<2'
+  hvdenv install local pandas --dry-run        what would be added; builds nothing
+  hvdenv install local --variant torch torchvision
+  hvdenv envs rollback local                   back to the generation before
+  hvdenv build local                           back to the recipe alone
+"""
+
+# Before it, pip does not tell what it would install.
+_TELLING_PIP = "22.2"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_recipe(parser)
+    parser.add_argument(
+        "packages", metavar="PACKAGE", nargs="+", help="a name, or a name with versions: 'scipy<2'"
+    )
+    add_python(parser)
+    add_prefix(parser)
+    add_json(parser)
+    add_loudness(parser)
+    add_allow(parser)
+    add_lockfiles(parser)
+    parser.add_argument("--dry-run", action="store_true", help="say what would be added")
+    parser.add_argument(
+        "--break-lock", action="store_true", help="take over from another build, whoever runs it"
+    )
+    add_trust(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from hvdenv.environments import generations, inventory
+    from hvdenv.plans import additions
+
+    wanted = additions.parse(arguments.packages)
+    prepared = prepare(arguments, thorough=True)
+    refuse_foreign(prepared.resolved, arguments)
+    target, active = prepared.target, _active(prepared)
+    record = generations.read_record(target.record(active))
+    prepared = with_recorded_lock(arguments, prepared, record)
+    before = _before(record, target.record(active))
+    base = _base(prepared, before.base if before else record.get("plan_digest", ""))
+    contents = inventory.of_folder(target.generation(active))
+    chosen = additions.added_to(before, base, wanted, contents.distributions, contents.packages)
+    if chosen.requirements == (before.requirements if before else ()):
+        there = {name: contents.distributions[name] for name in wanted}
+        return _nothing(prepared, there, arguments)
+    prepared = prepared._replace(additions=chosen)
+    added = _ask(prepared, active, contents, arguments)
+    if arguments.dry_run:
+        return _tell(arguments, "would add", added, {"changed": False})
+    arguments.rebuild = False
+    arguments.accept_drift = record.get("lock", {}).get("accepted", [])
+    built = build_prepared(prepared, arguments)
+    _tell(arguments, "added", added, encode(built))
+    if not (arguments.json or arguments.quiet):
+        print(f"built in {built.seconds:.0f} s: {built.prefix}")
+        print(f"use it with: . {built.prefix}/activate.sh")
+    return 0
+
+
+def _active(prepared: Prepared) -> str:
+    """The generation that packages are added to.
+
+    Raises:
+        IncompatibleError: the recipe makes no environment that packages can be added to.
+        UsageError: there is none yet.
+    """
+    resolved, target = prepared.resolved, prepared.target
+    if resolved.recipe.python.provider in ("modules", "prefix"):
+        raise IncompatibleError(
+            "this recipe makes no Python environment of its own: nothing can be added to the site's",
+            where=f"{resolved.file}: python.provider",
+            remedy="take a recipe with provider venv or clone, and system_site_packages if it is"
+            " to see the site's packages",
+        )
+    active = target.active()
+    if not active:
+        raise UsageError(
+            "there is no complete environment of this recipe to add packages to",
+            where=str(target.prefix),
+            remedy=f"build it first: hvdenv build {resolved.file} with the same options",
+        )
+    return active
+
+
+def _before(record: Mapping[str, Any], path: Path) -> Additions | None:
+    """What was added to the active generation."""
+    from hvdenv.plans.additions import Additions
+
+    if "additions" not in record:
+        return None
+    try:
+        return decode(Additions, record["additions"])
+    except Problem as problem:
+        raise StepError(
+            f"the record is damaged: additions: {problem}",
+            where=str(path),
+            remedy="hvdenv envs rollback goes back to another generation",
+        ) from problem
+
+
+def _base(prepared: Prepared, built: str) -> str:
+    """The digest of the plan without additions.
+
+    Raises:
+        UsageError: the active generation is of another plan, so that more would move.
+    """
+    digest = prepared.digest()
+    if digest != built:
+        raise UsageError(
+            "the environment is not what the recipe makes now: more than packages would change",
+            where=str(prepared.target.prefix),
+            remedy="name the options that it was built with (--variant, --set, --python, --site);"
+            " or, if the recipe, this machine or hvdenv has changed since, `hvdenv build` first",
+        )
+    return digest
+
+
+def _ask(
+    prepared: Prepared, active: str, contents: Contents, arguments: argparse.Namespace
+) -> dict[str, str]:
+    """Have pip say what it would install; versions by name.
+
+    Raises:
+        IncompatibleError: something that is there would have to move.
+        StepError: pip finds no way at all.
+    """
+    from packaging.version import Version
+
+    from hvdenv.building.build import try_modules
+    from hvdenv.cli.progress import choose
+    from hvdenv.environments import scratch
+    from hvdenv.places import find_places
+
+    pip = contents.distributions.get("pip", "0")
+    if Version(pip) < Version(_TELLING_PIP):
+        raise IncompatibleError(
+            f"pip {pip} of this environment cannot tell what it would install",
+            where=str(prepared.target.prefix),
+            remedy="add the packages under `packages` in a recipe of your own, and build that",
+        )
+    there = resolution_of(prepared, prepared.target.generation(active))
+    with (
+        scratch.folder(find_places(), "asking") as work,
+        choose(1, quiet=arguments.quiet, verbose=arguments.verbose) as progress,
+    ):
+        runner = work.runner
+        modules = try_modules(prepared.resolved.recipe, runner)
+        if modules:
+            runner = runner.changed(modules.set, modules.unset)
+        maker = resolution_of(prepared, work.path)._replace(additions=prepared.additions)
+        return _answer(maker, there.env_python, runner, progress)
+
+
+def _answer(maker: Resolution, python: str, runner: Runner, progress: Progress) -> dict[str, str]:
+    from hvdenv.building.resolve import attempt, failure
+    from hvdenv.plans.additions import moves, refusal, reported
+
+    assert maker.additions
+    present = {**maker.additions.own, **maker.additions.earlier}
+    step = maker.addition(python, may_move=False)
+    progress.step_started(1, step)
+    failed = attempt(step, runner, progress)
+    output = ""
+    if failed is not None:
+        output = failed.output
+        # Without the pins, pip says what it would move; or it fails for another reason.
+        if attempt(maker.addition(python, may_move=True), runner, progress) is not None:
+            raise failure(step, failed, ", ".join(maker.additions.requirements))
+    found = reported(json.loads(maker.report.read_text(encoding="utf-8")))
+    moved = moves(found, present)
+    if failed is not None or moved:
+        raise refusal(moved, output, maker.additions)
+    return found
+
+
+def _nothing(prepared: Prepared, there: Mapping[str, str], arguments: argparse.Namespace) -> int:
+    if arguments.json:
+        print_json({"added": {}, "changed": False})
+    elif not arguments.quiet:
+        said = ", ".join(f"{name} {version}" for name, version in there.items())
+        print(f"nothing to do: {prepared.target.prefix} has {said}")
+    return 0
+
+
+def _tell(
+    arguments: argparse.Namespace, said: str, added: Mapping[str, str], more: Mapping[str, Any]
+) -> int:
+    if arguments.json:
+        print_json({"added": dict(added), **more})
+    elif not arguments.quiet:
+        print(f"{said}: " + ", ".join(f"{name} {version}" for name, version in added.items()))
+    return 0

@@ -1,0 +1,239 @@
+"""Finding the lock that a command is to go by, and seeing that it is of the recipe."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvdenv.cli.options import (
+    Prepared,
+    prepare,
+    refuse_foreign,
+    refuse_untrusted,
+    resolved_of,
+)
+from hvdenv.errors import LockError, UsageError
+from hvdenv.locks import compare, condalock, folders, pypi
+from hvdenv.locks.lockfile import CONDA, MAIN, Inputs, Locked
+from hvdenv.model.cascade import Resolved
+from hvdenv.plans.plan import PLACEHOLDER, steps_of
+from hvdenv.plans.resolution import Resolution
+from hvdenv.plans.step import Step
+
+if TYPE_CHECKING:
+    from hvdenv.environments.scratch import Scratch
+
+# In a folder of fetched files: the lock that they are of.
+LOCK = "lock"
+
+
+def root_of(arguments: argparse.Namespace, resolved: Resolved) -> Path:
+    """The folder of the locks for a recipe."""
+    if arguments.lockfiles:
+        return Path(arguments.lockfiles)
+    folder = Path(resolved.file).absolute().parent
+    return (folder.parent if folder.name == "recipes" else folder) / "lockfiles"
+
+
+def resolution_of(prepared: Prepared, folder: Path = PLACEHOLDER) -> Resolution:
+    """The maker of the steps that find the packages of a lock.
+
+    Args:
+        prepared: the recipe and the machine.
+        folder: to resolve in.
+    """
+    return Resolution(*steps_of(prepared.resolved.recipe, prepared.facts, prepared.python, folder))
+
+
+def prepare_trusted(arguments: argparse.Namespace) -> Prepared:
+    """The recipe and the machine, for what runs commands that the recipe names."""
+    refuse_foreign(resolved_of(arguments), arguments)
+    return prepare(arguments, thorough=False)
+
+
+def inputs_of(prepared: Prepared) -> Inputs:
+    """What a lock of the recipe on this machine is to hold."""
+    return resolution_of(prepared).inputs(prepared.resolved.variants)
+
+
+def find(arguments: argparse.Namespace, prepared: Prepared, inputs: Inputs) -> Locked | None:
+    """The lock that lies where locks do; None if there is none."""
+    resolved = prepared.resolved
+    gpu = resolved.recipe.horovod.gpu is not None
+    return choose(root_of(arguments, resolved), inputs, gpu=gpu)
+
+
+def needed(
+    arguments: argparse.Namespace, prepared: Prepared, inputs: Inputs, named: Path | None
+) -> Locked:
+    """The lock to go by: the one that is named, or the one that lies where locks do.
+
+    Raises:
+        LockError: there is none, or it is not what the recipe asks for.
+        RecipeError: somebody else can write it.
+    """
+    locked = folders.read(named) if named else find(arguments, prepared, inputs)
+    if locked is None:
+        raise no_lock(inputs, root_of(arguments, prepared.resolved))
+    refuse_other(locked, inputs)
+    _refuse_untrusted(locked, arguments)
+    return locked
+
+
+def choose(root: Path, inputs: Inputs, *, gpu: bool) -> Locked | None:
+    """The lock for a recipe, Python and platform; None if there is none.
+
+    Where there are several, those of other builds of the frameworks have a label: a recipe
+    without GPUs rather takes the one for CPUs, any other the one without a label. One that
+    gives what is asked for goes before those that do not.
+    """
+    found = folders.candidates(root, inputs)
+    preferred = sorted(found, key=lambda each: each.name.endswith("-cpu") == gpu)
+    locks = [folders.read(each) for each in preferred]
+    fitting = (each for each in locks if not unsatisfied(each, inputs))
+    return next(fitting, locks[0] if locks else None)
+
+
+def with_lock(arguments: argparse.Namespace, prepared: Prepared) -> Prepared:
+    """The same with the lock that --locked asks for.
+
+    Raises:
+        LockError: there is none, or the recipe asks for something else.
+        RecipeError: somebody else can write it.
+        UsageError: an option is without effect.
+    """
+    _refuse_unknown_drifts(getattr(arguments, "accept_drift", ()))
+    inputs = inputs_of(prepared)
+    source = _source(arguments, inputs)
+    named = arguments.lock or (source / LOCK if source else None)
+    locked = needed(arguments, prepared, inputs, named)
+    return prepared._replace(locked=locked, source_folder=source, offline=arguments.offline)
+
+
+def with_recorded_lock(
+    arguments: argparse.Namespace, prepared: Prepared, record: Mapping[str, Any]
+) -> Prepared:
+    """The same with the lock that a generation was built from, if it was.
+
+    Raises:
+        LockError: that lock is not there any more, or the recipe asks for something else.
+        RecipeError: somebody else can write it.
+    """
+    digest = record.get("lock", {}).get("digest")
+    if not digest:
+        return prepared
+    inputs, root = inputs_of(prepared), root_of(arguments, prepared.resolved)
+    for folder in folders.candidates(root, inputs):
+        locked = folders.read(folder)
+        if locked.digest == digest:
+            refuse_other(locked, inputs)
+            _refuse_untrusted(locked, arguments)
+            return prepared._replace(locked=locked)
+    raise LockError(
+        "the lock that this environment was built from is not here, or was written anew since",
+        where=str(root),
+        remedy="--lockfiles names the folder that has it; or `hvdenv build` with --locked first",
+    )
+
+
+def _refuse_untrusted(locked: Locked, arguments: argparse.Namespace) -> None:
+    # plan runs nothing, and has no --trust.
+    if getattr(arguments, "trust", True):
+        return
+    for name in (MAIN, *locked.texts):
+        refuse_untrusted(locked.folder / name)
+
+
+def no_lock(inputs: Inputs, root: Path) -> LockError:
+    """The error where a lock was asked for."""
+    return LockError(
+        f"there is no lock of {inputs.name} for Python {inputs.python} on {inputs.platform}",
+        where=str(root),
+        remedy=f"`hvdenv lock {inputs.recipe}` writes one; --lockfiles names a folder that has"
+        " one, --python another Python",
+    )
+
+
+def _refuse_unknown_drifts(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in compare.DRIFTS and not name.startswith("modules."):
+            raise UsageError(
+                f"--accept-drift {name}: no such drift",
+                remedy=f"known are {', '.join(compare.DRIFTS)} and modules.NAME",
+            )
+
+
+def _source(arguments: argparse.Namespace, inputs: Inputs) -> Path | None:
+    """The folder of fetched files to build from."""
+    if not arguments.source_folder:
+        return None
+    source = Path(arguments.source_folder).absolute()
+    if not (source / LOCK / MAIN).is_file():
+        raise UsageError(
+            "is no folder of fetched files, or fetching them was stopped",
+            where=str(source),
+            remedy=f"`hvdenv fetch {inputs.recipe} --to {source}`",
+        )
+    if inputs.sources:
+        raise UsageError(
+            f"a repository cannot be fetched: {', '.join(inputs.sources)} is built from one",
+            remedy="build where its repository can be reached, without --from",
+        )
+    return source
+
+
+def refuse_other(locked: Locked, inputs: Inputs) -> None:
+    """See that a lock gives what the recipe asks for.
+
+    Raises:
+        LockError: it does not.
+    """
+    problems = unsatisfied(locked, inputs)
+    if problems:
+        raise LockError(
+            "the lock is not what the recipe asks for now",
+            where=str(locked.folder),
+            detail="\n".join(problems),
+            remedy="`hvdenv lock` with the same options writes a new one; or build without"
+            " --locked",
+        )
+
+
+def unsatisfied(locked: Locked, inputs: Inputs) -> list[str]:
+    """Why a lock does not give what is asked for."""
+    differences = compare.changed(locked.lock.inputs, inputs)
+    changed = [str(each) for each in differences if not compare.is_wish(each)]
+    return changed + missing_packages(locked, inputs)
+
+
+def missing_packages(locked: Locked, inputs: Inputs) -> list[str]:
+    """What is asked of pip and conda, and the lock does not have."""
+    python = {each.name: each.version for each in pypi.packages(locked)}
+    missing: list[str] = []
+    if inputs.conda:
+        if CONDA not in locked.texts:
+            return [f"{each}: not in the lock" for each in inputs.conda.packages]
+        conda = condalock.packages(locked)
+        missing += condalock.unsatisfied(conda.packages, inputs.conda.packages)
+        python |= condalock.for_pip(conda)
+    return [*missing, *compare.unsatisfied(python, inputs.packages)]
+
+
+def run_steps(arguments: argparse.Namespace, steps: Sequence[Step], scratch: Scratch) -> None:
+    """Run the steps of a Resolution, and tell how it goes.
+
+    Args:
+        arguments: how loud.
+        steps: in the folder of ``scratch``.
+        scratch: runs their commands.
+
+    Raises:
+        StepError: a step failed.
+    """
+    from hvdenv.building.resolve import perform
+    from hvdenv.cli.progress import choose as choose_progress
+
+    with choose_progress(len(steps), quiet=arguments.quiet, verbose=arguments.verbose) as progress:
+        perform(steps, scratch.runner, progress)

@@ -1,0 +1,160 @@
+"""A modulefile for an environment, for Lmod (Lua) or Environment Modules (Tcl): printed, or
+written into a folder of modulefiles for `module load`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hvdenv.cli.options import add_prefix, add_recipe, environment_of, resolved_of
+from hvdenv.errors import UsageError
+
+if TYPE_CHECKING:
+    from hvdenv.environments.generations import Environment
+    from hvdenv.environments.modulefile import Entry
+
+EXAMPLES = """\
+examples:
+  hvdenv module local
+  hvdenv module neuron --to /proj/group/modulefiles
+  hvdenv module --prefix /proj/group/envs/horovod --format tcl --name horovod/0.28.1-2026a
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_recipe(parser, optional=True)
+    add_prefix(parser)
+    parser.add_argument(
+        "--format", choices=("lua", "tcl"),
+        help="lua for Lmod, tcl for Environment Modules (default: the one that is here)",
+    )  # fmt: skip
+    parser.add_argument("--to", metavar="FOLDER", type=Path, help="write it there, as NAME/VERSION")
+    parser.add_argument(
+        "--name", metavar="NAME/VERSION", default="",
+        help="name of the module (default: horovod/VERSION-RECIPE-VARIANTS)",
+    )  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from hvdenv.environments import modulefile
+
+    entry = _entry(_environment(arguments), arguments.name)
+    form = arguments.format or _format_here()
+    text = {"lua": modulefile.lua, "tcl": modulefile.tcl}[form](entry)
+    if arguments.to:
+        _publish(arguments.to, entry, text, ".lua" if form == "lua" else "")
+    else:
+        print(text, end="")
+    return 0
+
+
+def _environment(arguments: argparse.Namespace) -> Environment:
+    from hvdenv.environments import generations
+    from hvdenv.places import find_places
+
+    if arguments.recipe:
+        return environment_of(arguments, resolved_of(arguments), find_places())
+    if arguments.prefix:
+        return generations.at(arguments.prefix)
+    raise UsageError("which environment?", remedy="name a recipe, or a prefix with --prefix")
+
+
+def _entry(environment: Environment, name: str) -> Entry:
+    from hvdenv.environments import generations, modulefile
+
+    active = environment.active()
+    if not active:
+        raise UsageError(
+            "hvdenv built no environment here",
+            where=str(environment.prefix),
+            remedy="`hvdenv envs` lists those that there are",
+        )
+    # Not the prefix: what a module brings is not to change while jobs use it.
+    generation = environment.generation(active)
+    user, home = _owner(generation)
+    record = generations.read_record(environment.record(active))
+    return modulefile.from_record(record, generation, name, user=user, home=home)
+
+
+def _owner(path: Path) -> tuple[str, str]:
+    """Name and home folder of who built it."""
+    import os
+    import pwd
+
+    number = os.stat(path).st_uid
+    try:
+        found = pwd.getpwuid(number)
+    except KeyError:
+        return str(number), ""
+    return found.pw_name, found.pw_dir
+
+
+def _format_here() -> str:
+    from hvdenv.runner import environment
+
+    variables = environment()
+    return "tcl" if "MODULES_CMD" in variables and "LMOD_CMD" not in variables else "lua"
+
+
+def _publish(folder: Path, entry: Entry, text: str, suffix: str) -> None:
+    """Write the modulefile, whole or not at all."""
+    import os
+    import shlex
+    import uuid
+
+    from hvdenv.places import blocked, make_folder
+
+    folder = Path(os.path.abspath(folder.expanduser()))
+    path = folder / f"{entry.name}{suffix}"
+    _refuse_foreign(path)
+    make_folder(path.parent)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise blocked(path, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    print(f"wrote {path}")
+    print(f"use it with: module use {shlex.quote(str(folder))}; module load {entry.name}")
+    python = entry.environment / "bin" / "python"
+    _say_closed(path, python, Path(os.path.realpath(python)))
+
+
+def _refuse_foreign(path: Path) -> None:
+    from hvdenv.environments.modulefile import WRITTEN_BY
+
+    try:
+        head = path.read_text(encoding="utf-8", errors="replace")[:100]
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        from hvdenv.places import blocked
+
+        raise blocked(path, error, "read") from error
+    if WRITTEN_BY not in head:
+        raise UsageError(
+            "this modulefile was not written by hvdenv",
+            where=str(path),
+            remedy="move it away, or name another version with --name",
+        )
+
+
+def _say_closed(*files: Path) -> None:
+    """Say what keeps others from using it: a file, or a folder on the way to one."""
+    import os
+    import stat
+    import sys
+
+    for path in dict.fromkeys(each for file in files for each in (file, *file.parents)):
+        if not os.path.exists(path):
+            continue
+        mode = path.stat().st_mode
+        needed = stat.S_IXGRP if path.is_dir() else stat.S_IRGRP
+        if not mode & (needed | needed >> 3):
+            print(
+                f"note: others cannot use it, since {path} is {stat.filemode(mode)}",
+                file=sys.stderr,
+            )

@@ -1,0 +1,320 @@
+"""What an environment is made of: plain data that can be compared and written in other formats.
+
+The type does not know where it came from. from_record() makes it of a generation's record
+and of what is installed; an environment that hvdenv did not build has only the latter.
+Paths, user and host names of a machine are left out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from hvdenv.launch.launchers import parse_mpi_version
+from hvdenv.masking import mask
+from hvdenv.model.facts import parse_version
+from hvdenv.schema import encode
+from hvdenv.sites.modules import family_of
+
+# ``site``: modules or the system bring it; it is not in the environment's own folder.
+Kind = Literal["conda", "pypi", "site"]
+
+
+class Package(NamedTuple):
+    """One package.
+
+    Attributes:
+        kind: what installed it.
+        name: as its index has it; a Python package's in its normal form (PEP 503).
+        version: with the builder's own mark (``2.13.0+cpu``).
+        build: conda's build string.
+        sha256: of the file that was installed; empty if nobody knows.
+        url: where that file was; a hint.
+    """
+
+    kind: Kind
+    name: str
+    version: str
+    build: str = ""
+    sha256: str = ""
+    url: str = ""
+
+
+class Horovod(NamedTuple):
+    """The Horovod of an environment.
+
+    Attributes:
+        version: its release.
+        source: sha256 of the source archive; empty if hvdenv did not build it.
+        patches: hash of each patch by its name.
+        variables: HOROVOD_* and compiler flags of its build.
+        wheel: sha256 of the wheel that was installed; empty if nobody knows.
+    """
+
+    version: str
+    source: str = ""
+    patches: dict[str, str] = {}
+    variables: dict[str, str] = {}
+    wheel: str = ""
+
+
+class Contents(NamedTuple):
+    """What an environment is made of.
+
+    Attributes:
+        recipe: name of its recipe; empty if hvdenv did not build it.
+        variants: sorted names.
+        python: full version of its Python.
+        machine: architecture, such as x86_64.
+        packages: sorted, without Horovod where it came as a Python package.
+        distributions: versions of all that Python finds, whoever installed it.
+        horovod: None if there is none.
+        modules: hash of each modulefile by the module's name; empty if it is not known.
+        toolchain: versions by name: compiler, cmake, mpi, cuda, nccl, glibc, driver.
+        channels: conda channels in the order of their priority.
+        indexes: further package indexes that some packages come from.
+        created: when it was finished, in UTC.
+        hvdenv: version of the hvdenv that built it.
+    """
+
+    recipe: str = ""
+    variants: tuple[str, ...] = ()
+    python: str = ""
+    machine: str = ""
+    packages: tuple[Package, ...] = ()
+    distributions: dict[str, str] = {}
+    horovod: Horovod | None = None
+    modules: dict[str, str] = {}
+    toolchain: dict[str, str] = {}
+    channels: tuple[str, ...] = ()
+    indexes: tuple[str, ...] = ()
+    created: str = ""
+    hvdenv: str = ""
+
+    @property
+    def name(self) -> str:
+        """Recipe and variants."""
+        return "+".join((self.recipe or "environment", *self.variants))
+
+    @property
+    def digest(self) -> str:
+        """Identifies what is there, from wherever, whenever and by which hvdenv it came."""
+        packages = tuple(each._replace(url="") for each in self.packages)
+        document = encode(self._replace(packages=packages, created="", hvdenv=""))
+        return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+class Installed(NamedTuple):
+    """What is installed in a folder, without what modules add.
+
+    Attributes:
+        packages: conda's and Python's, Horovod among them.
+        distributions: versions of all Python packages, conda's among them.
+        python: full version of its Python; empty if nothing says it.
+    """
+
+    packages: tuple[Package, ...]
+    distributions: dict[str, str]
+    python: str = ""
+
+
+def from_installed(installed: Installed) -> Contents:
+    """The contents of an environment that hvdenv did not build."""
+    return Contents(
+        python=installed.python,
+        packages=_sorted(each for each in installed.packages if not _is_horovod(each)),
+        distributions=dict(sorted(installed.distributions.items())),
+        horovod=_horovod(installed.packages, installed.distributions, {}),
+        channels=_channels(installed.packages, ()),
+    )
+
+
+def from_record(record: Mapping[str, Any], installed: Installed | None, home: str) -> Contents:
+    """The contents of a generation.
+
+    Args:
+        record: of the generation.
+        installed: what is in its folder; None if the environment is the modules' own.
+        home: home folder of the user; a path in a flag is written as ``~`` below it.
+    """
+    observed = record.get("observed", {})
+    known = [_recorded(each) for each in record.get("packages", ())]
+    packages = _packages(known, installed, observed.get("packages", {}))
+    distributions = {
+        **observed.get("packages", {}),
+        **(installed.distributions if installed else {}),
+    }
+    resolved, inputs = record.get("resolved", {}), record.get("stack", {})
+    modules = _modules(record)
+    variables = {
+        name: _neutral(name, value, (str(record.get("prefix", "")), home))
+        for name, value in sorted(inputs.get("variables", {}).items())
+    }
+    return Contents(
+        recipe=record.get("recipe", ""),
+        variants=tuple(record.get("variants", ())),
+        python=(installed.python if installed else "")
+        or observed.get("python", {}).get("version", "")
+        or record.get("python", {}).get("version", ""),
+        machine=record.get("facts", {}).get("machine", ""),
+        packages=_sorted(each for each in packages if not _is_horovod(each)),
+        distributions=dict(sorted(distributions.items())),
+        horovod=_horovod(
+            packages,
+            distributions,
+            {**inputs, "variables": variables},
+            record.get("wheel", {}).get("sha256", ""),
+        ),
+        modules=modules,
+        toolchain=_toolchain(record, packages, modules),
+        channels=_channels(packages, (resolved.get("conda") or {}).get("channels", ())),
+        indexes=_indexes(resolved.get("frameworks", {}), distributions),
+        created=record.get("created", ""),
+        hvdenv=record.get("hvdenv", ""),
+    )
+
+
+def normal(name: str) -> str:
+    """The normal form of a Python package's name."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def hint(url: str) -> str:
+    """A URL that means something elsewhere too, without credentials; or empty."""
+    found = re.match(r"(git\+)?https?://([^/@]*@)?([\w-]+\.)+[A-Za-z][\w-]*(?=[:/])", url)
+    if not found:
+        return ""
+    # What is left has to be an address still: no asterisks in it. /t/TOKEN is conda's way.
+    url = re.sub(r"://[^/@]*@", "://", url)
+    return mask(re.sub(r"(://[^/]+)/t/[^/]+/", r"\1/", url))
+
+
+def _recorded(each: Mapping[str, str]) -> Package:
+    kind: Kind = "conda" if "build" in each else "pypi"
+    name = each["name"] if kind == "conda" else normal(each["name"])
+    build, sha256 = each.get("build", ""), each.get("sha256") or ""
+    return Package(kind, name, each["version"], build, sha256, hint(each.get("url", "")))
+
+
+def _packages(
+    known: Iterable[Package], installed: Installed | None, seen: Mapping[str, str]
+) -> list[Package]:
+    """What is there, with the hashes that the record has for it."""
+    if installed is None:
+        own = {(each.kind, each.name): each for each in known}
+        names = {each.name for each in own.values()}
+        site = [Package("site", *each) for each in seen.items() if each[0] not in names]
+        return [*own.values(), *site]
+    hashes = {each[:4]: each for each in known}
+    packages = [hashes.get(each[:4], each) for each in installed.packages]
+    site = [
+        Package("site", name, version)
+        for name, version in seen.items()
+        if name not in installed.distributions
+    ]
+    return packages + site
+
+
+def _sorted(packages: Iterable[Package]) -> tuple[Package, ...]:
+    return tuple(sorted(packages))
+
+
+def _is_horovod(package: Package) -> bool:
+    """Whether it is Horovod itself; conda's package of it is a package like others."""
+    return package.name == "horovod" and package.kind != "conda"
+
+
+def _horovod(
+    packages: Iterable[Package],
+    distributions: Mapping[str, str],
+    inputs: Mapping[str, Any],
+    wheel: str = "",
+) -> Horovod | None:
+    if "horovod" not in distributions:
+        return None
+    wheel = wheel or next((each.sha256 for each in packages if _is_horovod(each)), "")
+    return Horovod(
+        distributions["horovod"],
+        inputs.get("source", ""),
+        dict(sorted(inputs.get("patches", {}).items())),
+        dict(inputs.get("variables", {})),
+        wheel,
+    )
+
+
+def _modules(record: Mapping[str, Any]) -> dict[str, str]:
+    """All modules of the build and of every run, with what is known of their files."""
+    phases = record.get("modules", {}).values()
+    names = {name for phase in phases for name in phase["loaded"]}
+    seen = record.get("observed", {}).get("modules", ())
+    digests = {each["name"]: each.get("digest", "") for each in seen}
+    return {name: digests.get(name, "") for name in sorted(names | digests.keys())}
+
+
+def _toolchain(
+    record: Mapping[str, Any], packages: Iterable[Package], modules: Mapping[str, str]
+) -> dict[str, str]:
+    """What Horovod was built with, as far as the record says it."""
+    observed, facts = record.get("observed", {}), record.get("facts", {})
+    stack = record.get("stack", {}).get("stack", {})
+    mpirun = observed.get("mpirun", {})
+    mpi = f"{mpirun.get('kind', '')} {mpirun.get('version', '')}".strip()
+    cmake = _brought("cmake", packages, modules) or (facts.get("cmake") or {}).get("version", "")
+    found = {
+        "compiler": stack.get("compiler", "").partition(" Copyright")[0],
+        "cmake": cmake if stack else "",
+        "mpi": mpi or _mpirun(stack.get("mpi", "")),
+        "cuda": parse_version("nvcc", stack.get("programs", {}).get("nvcc", "")),
+        "nccl": _brought(r"(nvidia-)?nccl(-cu\d+)?", packages, modules),
+        "glibc": stack.get("glibc", "") or observed.get("glibc", ""),
+        "driver": observed.get("driver", ""),
+    }
+    return {name: version for name, version in found.items() if version}
+
+
+def _brought(name: str, packages: Iterable[Package], modules: Mapping[str, str]) -> str:
+    """The version of something that a package brings, or else a module; or empty."""
+    for package in packages:
+        if re.fullmatch(name, package.name):
+            return package.version
+    loaded = (each for each in modules if re.fullmatch(name, family_of(each)))
+    return next((each.rpartition("/")[2] for each in loaded if "/" in each), "")
+
+
+def _mpirun(said: str) -> str:
+    """Kind and version in what mpirun says of itself, as observations have them."""
+    found = parse_mpi_version(said)
+    return f"{found.kind} {found.version}".strip() if said else ""
+
+
+def _channels(packages: Iterable[Package], stated: Iterable[str]) -> tuple[str, ...]:
+    """The recipe's channels, without those that are folders; else where packages came from."""
+    named = [found for each in stated if (found := hint(each) if "://" in each else each)]
+    if not named:
+        folders = {each.url.rsplit("/", 2)[0] for each in packages if each.kind == "conda"}
+        named = sorted(folder for folder in folders if folder)
+    public = "https://conda.anaconda.org/"
+    return tuple(dict.fromkeys(each.removeprefix(public) for each in named))
+
+
+def _indexes(
+    frameworks: Mapping[str, Mapping[str, Any]], distributions: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Indexes of the frameworks that have a version which only these have (2.13.0+cpu)."""
+    found = []
+    for name, framework in frameworks.items():
+        version = distributions.get(normal(framework.get("package") or name), "")
+        found += [framework.get("cpu_index")] if "+cpu" in version else []
+        found += [framework.get("extra_index")]
+    return tuple(dict.fromkeys(hint(each) for each in found if each and hint(each)))
+
+
+def _neutral(name: str, value: str, folders: tuple[str, str]) -> str:
+    """A flag without folders of the user who built, and without secrets."""
+    for folder, word in zip(folders, ("PREFIX", "~"), strict=True):
+        if len(folder) > 1:
+            value = re.sub(rf"{re.escape(folder)}(?=[/:\s]|$)", word, value)
+    return mask(f"{name}={value}").removeprefix(f"{name}=")

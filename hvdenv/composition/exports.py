@@ -1,0 +1,290 @@
+"""What an environment is made of, in the formats of other programs.
+
+Each says at its top what it cannot hold. The same contents give the same text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Literal, get_args
+
+from hvdenv.composition.contents import Contents, Package
+
+if TYPE_CHECKING:
+    from cyclonedx.model import HashType, Property
+    from cyclonedx.model.bom import Bom
+    from cyclonedx.model.component import Component, Pedigree
+
+Format = Literal["cyclonedx", "environment.yml", "requirements", "constraints"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+
+# Makes the serial numbers of bills of materials from digests: any fixed UUID will do.
+_NAMESPACE = "5b0a7c0e-6d0c-5b7e-9f0f-3c3f5f0d7a11"
+
+
+def export(contents: Contents, form: Format) -> str:
+    """The contents as a file in another format."""
+    writers: dict[Format, Callable[[Contents], str]] = {
+        "cyclonedx": cyclonedx,
+        "environment.yml": environment_yml,
+        "requirements": requirements,
+        "constraints": constraints,
+    }
+    return writers[form](contents)
+
+
+def requirements(contents: Contents) -> str:
+    """A requirements.txt with hashes: pip takes nothing else then."""
+    own = _of(contents, "pypi")
+    lost = [
+        *_elsewhere(contents, own),
+        "Files for another Python or architecture: the hashes are of those that were installed.",
+    ]
+    lines = [*_head(contents, "Python packages", lost), *_horovod(contents), ""]
+    lines += [f"--extra-index-url {index}" for index in contents.indexes]
+    for each in own:
+        pinned = f"{each.name}=={each.version}"
+        if each.sha256:
+            lines += [f"{pinned} \\", f"    --hash=sha256:{each.sha256}"]
+        else:
+            lines.append(f"# {pinned}: nobody knows the hash of its file (did it come with venv?)")
+    return _text(lines)
+
+
+def constraints(contents: Contents) -> str:
+    """A constraints file: what pip installs beside this has to fit it."""
+    lost = ["Hashes, Python itself, and all that is no Python package."]
+    lines = _head(contents, "Constraints (pip install -c) by the Python packages", lost)
+    lines += [f"{name}=={version}" for name, version in contents.distributions.items()]
+    return _text(lines)
+
+
+def environment_yml(contents: Contents) -> str:
+    """An environment.yml for conda, mamba and micromamba."""
+    conda, own = _of(contents, "conda"), _of(contents, "pypi")
+    lost = [*_elsewhere(contents, (*conda, *own)), "Hashes of files, and where they were."]
+    nowhere = [each.name for each in conda if not each.url]
+    lost += [f"The channel of {', '.join(nowhere)}: nobody knows it elsewhere."] if nowhere else []
+    lines = [
+        *_head(contents, "Packages by conda and by pip", lost),
+        *_horovod(contents),
+        f"name: {_scalar(contents.name)}",
+        "channels:",
+    ]
+    # conda-forge for Python and pip, where nothing else came by conda.
+    channels = contents.channels or ("conda-forge",)
+    lines += [f"  - {_scalar(each)}" for each in channels]
+    lines += ["  - nodefaults"] if "defaults" not in channels else []
+    named = {each.name for each in conda}
+    lines.append("dependencies:")
+    lines += [] if "python" in named else [f"  - {_scalar(f'python={contents.python}')}"]
+    pins = ["=".join((each.name, each.version, each.build)).rstrip("=") for each in conda]
+    lines += [f"  - {_scalar(each)}" for each in pins]
+    by_pip = [each for each in own if each.name != "pip"]
+    lines += ["  - pip"] if by_pip and "pip" not in named else []
+    lines += ["  - pip:"] if by_pip else []
+    lines += [f"      - {_scalar(f'--extra-index-url {index}')}" for index in contents.indexes]
+    lines += [f"      - {_scalar(f'{each.name}=={each.version}')}" for each in by_pip]
+    return _text(lines)
+
+
+def _of(contents: Contents, kind: str) -> tuple[Package, ...]:
+    return tuple(each for each in contents.packages if each.kind == kind)
+
+
+def _head(contents: Contents, what: str, lost: Iterable[str]) -> list[str]:
+    of = ", ".join(filter(None, (f"Python {contents.python}", contents.machine)))
+    built = f", built by hvdenv {contents.hvdenv} on {contents.created[:10]}"
+    lines = [f"{what} of {contents.name} ({of}){built if contents.hvdenv else ''}."]
+    lines += ["Not in this file:", *(f"- {each}" for each in lost)]
+    return [f"# {_line(each)}" for each in lines]
+
+
+def _elsewhere(contents: Contents, shown: Iterable[Package]) -> Iterator[str]:
+    """What else there is, in lines for the top of a file."""
+    kinds = {each.kind for each in shown}
+    told = {"conda": "packages that conda installed", "pypi": "packages that pip installed"}
+    for kind, what in told.items():
+        others = _of(contents, kind)
+        if others and kind not in kinds:
+            yield f"{len(others)} {what}."
+    site = [f"{each.name} {each.version}" for each in _of(contents, "site")]
+    if site:
+        yield f"What modules or the system bring: {', '.join(site)}."
+    if contents.modules:
+        yield f"Modules: {', '.join(contents.modules)}."
+    if contents.toolchain:
+        named = (f"{name} {version}" for name, version in contents.toolchain.items())
+        yield f"The toolchain: {', '.join(named)}."
+
+
+def _horovod(contents: Contents) -> Iterator[str]:
+    """Lines about Horovod: an index has its source, and not what was made of it."""
+    horovod = contents.horovod
+    if horovod is None:
+        return
+    if not horovod.source:
+        yield f"# Horovod {_line(horovod.version)}, which hvdenv did not build."
+        return
+    yield f"# Horovod {_line(horovod.version)} was built from its source with patches and flags;"
+    yield "# `pip install horovod` alone builds another one, or none. Its source archive is"
+    yield f"#   horovod=={_line(horovod.version)} --hash=sha256:{_line(horovod.source)}"
+    yield from (f"# patch {_line(each)}" for each in horovod.patches)
+    for name, value in horovod.variables.items():
+        yield f"# {_line(f'{name}={value}')}"
+
+
+def _line(text: str) -> str:
+    """A text that cannot end a comment."""
+    return " ".join(text.split())
+
+
+def _scalar(text: str) -> str:
+    """A text in YAML, quoted where it has to be; JSON's quotes are YAML's too."""
+    plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+=:/!-]*[A-Za-z0-9]", text)
+    number = re.fullmatch(r"[0-9.:_eE+-]+|true|false|yes|no|on|off|null", text, re.IGNORECASE)
+    return text if plain and not number else json.dumps(text)
+
+
+def _text(lines: Iterable[str]) -> str:
+    return "\n".join(lines) + "\n"
+
+
+def cyclonedx(contents: Contents) -> str:
+    """A bill of materials: CycloneDX 1.6 in JSON."""
+    from cyclonedx.output import make_outputter
+    from cyclonedx.schema import OutputFormat, SchemaVersion
+
+    writer = make_outputter(_bill(contents), OutputFormat.JSON, SchemaVersion.V1_6)
+    return writer.output_as_string(indent=1) + "\n"
+
+
+def _bill(contents: Contents) -> Bom:
+    from datetime import datetime
+    from uuid import UUID, uuid5
+
+    from cyclonedx.model.bom import Bom, BomMetaData
+    from cyclonedx.model.component import Component, ComponentType
+
+    root = Component(
+        name=contents.name,
+        type=ComponentType.APPLICATION,
+        bom_ref="environment",
+        properties=_properties(
+            {
+                "machine": contents.machine,
+                "python": contents.python,
+                **{f"toolchain:{name}": value for name, value in contents.toolchain.items()},
+                **{f"module:{name}": f"sha256:{digest}" if digest else "hash not known"
+                   for name, digest in contents.modules.items()},
+            }
+        ),
+    )  # fmt: skip
+    tool = Component(name="hvdenv", version=contents.hvdenv or None, bom_ref="hvdenv")
+    metadata = BomMetaData(component=root)
+    metadata.tools.components.add(tool)
+    # Left out where nobody knows it; the library would say now.
+    created = datetime.fromisoformat(contents.created) if contents.created else None
+    metadata.timestamp = created  # type: ignore[assignment]
+    bill = Bom(
+        components=[*map(_package, contents.packages), *_horovod_component(contents)],
+        serial_number=uuid5(UUID(_NAMESPACE), contents.digest),
+        metadata=metadata,
+    )
+    bill.register_dependency(root, bill.components)
+    return bill
+
+
+def _package(package: Package) -> Component:
+    from cyclonedx.model import ExternalReference, ExternalReferenceType, XsUri
+    from cyclonedx.model.component import Component
+    from packageurl import PackageURL
+
+    qualifiers = {"build": package.build} if package.build else {}
+    if package.kind == "conda" and package.url:
+        folder, _, file = package.url.rpartition("/")
+        channel, _, subdir = folder.rpartition("/")
+        kind = "conda" if file.endswith(".conda") else "tar.bz2"
+        qualifiers |= {"channel": channel.rpartition("/")[2], "subdir": subdir, "type": kind}
+    system = "conda" if package.kind == "conda" else "pypi"
+    link = ExternalReference(type=ExternalReferenceType.DISTRIBUTION, url=XsUri(package.url))
+    return Component(
+        name=package.name,
+        version=package.version,
+        bom_ref=f"{package.kind}:{package.name}",
+        purl=PackageURL(system, None, package.name, package.version, qualifiers),
+        hashes=_hashes(package.sha256),
+        external_references=[link] if package.url else [],
+        properties=_properties({"from": "modules or the system" if package.kind == "site" else ""}),
+    )
+
+
+def _horovod_component(contents: Contents) -> list[Component]:
+    from cyclonedx.model.component import Component
+    from packageurl import PackageURL
+
+    horovod = contents.horovod
+    if horovod is None:
+        return []
+    properties = {
+        **{f"variable:{name}": value for name, value in horovod.variables.items()},
+        **{f"patch:{name}": f"sha256:{digest}" for name, digest in horovod.patches.items()},
+    }
+    return [
+        Component(
+            name="horovod",
+            version=horovod.version,
+            bom_ref="horovod",
+            purl=PackageURL("pypi", None, "horovod", horovod.version),
+            hashes=_hashes(horovod.wheel),
+            pedigree=_pedigree(contents) if horovod.source else None,
+            properties=_properties(properties),
+        )
+    ]
+
+
+def _pedigree(contents: Contents) -> Pedigree:
+    """The source archive that Horovod was built from, and what was done to it."""
+    from cyclonedx.model import XsUri
+    from cyclonedx.model.component import Component, Diff, Patch, PatchClassification, Pedigree
+    from packageurl import PackageURL
+
+    assert contents.horovod
+    horovod, unofficial = contents.horovod, PatchClassification.UNOFFICIAL
+    archive = Component(
+        name="horovod",
+        version=horovod.version,
+        bom_ref="horovod-source",
+        purl=PackageURL(
+            "pypi",
+            None,
+            "horovod",
+            horovod.version,
+            {"file_name": f"horovod-{horovod.version}.tar.gz"},
+        ),
+        hashes=_hashes(horovod.source),
+    )
+    return Pedigree(
+        ancestors=[archive],
+        # The folder is that of hvdenv's own source.
+        patches=[
+            Patch(type=unofficial, diff=Diff(url=XsUri(f"hvdenv/knowledge/patches/{name}.toml")))
+            for name in horovod.patches
+        ],
+        notes="built from source; hashes of the patches and flags of the build are properties",
+    )
+
+
+def _hashes(sha256: str) -> list[HashType]:
+    from cyclonedx.model import HashAlgorithm, HashType
+
+    return [HashType(alg=HashAlgorithm.SHA_256, content=sha256)] if sha256 else []
+
+
+def _properties(values: dict[str, str]) -> list[Property]:
+    """Those that have a value, under hvdenv's own names."""
+    from cyclonedx.model import Property
+
+    return [Property(name=f"hvdenv:{name}", value=value) for name, value in values.items() if value]

@@ -1,0 +1,1 @@
+"""Environments on disk: prefixes, generations, who uses them, what they take."""

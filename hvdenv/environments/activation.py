@@ -1,0 +1,242 @@
+"""The script that makes an environment the current one in a user's shell, without hvdenv.
+
+It is for sh, bash, dash and zsh, also under ``set -eu``.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from hvdenv.sites.batch import DIALECTS
+
+Kind = Literal["venv", "conda", "none"]
+
+# Of what kind the environment of each provider of a recipe's ``python`` is.
+KINDS: Mapping[str, Kind] = {
+    "venv": "venv",
+    "conda": "conda",
+    "clone": "conda",
+    "prefix": "conda",
+    "modules": "none",
+}
+
+# Where the ids of jobs stand, of all schedulers.
+_JOBS = tuple(dialect.variable for dialect in DIALECTS.values())
+# What a variable may leave open until a program runs, and what a shell puts there.
+_OPEN = {
+    "{user}": '"$(id -un)"',
+    "{jobid}": '"' + "".join(f"${{{name}:-" for name in _JOBS) + "$$" + "}" * len(_JOBS) + '"',
+}
+_TEMPLATE = re.compile("|".join(map(re.escape, _OPEN)))
+
+# `$?shell` is 1 to csh; to other shells it is the last exit status and the word "shell".
+_CSH = (
+    """test "$?shell" = 1 && /bin/sh -c 'echo "activate.sh is for sh, bash, dash and zsh,"""
+    """ this is csh. Type bash and source it there, or load a module of the environment."""
+    """ Nothing was changed." >&2' && exit 1"""
+)
+
+_HEAD = """\
+# Makes this environment the current one:  . PREFIX/activate.sh
+# The function hvdenv_deactivate undoes it. Written by hvdenv, which it does not need.
+if [ "${0##*/}" = activate.sh ] && [ "${BASH_SOURCE-$0}" = "$0" ] &&
+    [ "${ZSH_EVAL_CONTEXT-toplevel}" = toplevel ]; then
+    echo "activate.sh changes the shell that it is sourced in; type:  . $0" >&2
+    exit 2
+fi
+if command -v hvdenv_deactivate >/dev/null; then hvdenv_deactivate quiet; fi
+"""
+
+# The scripts of conda packages are not made for `set -eu`.
+_LENIENT = """\
+_hvdenv_lenient() { _hvdenv_options=$-; set +eu; }
+_hvdenv_strict() {
+    case $_hvdenv_options in *u*) set -u ;; esac
+    case $_hvdenv_options in *e*) set -e ;; esac
+}
+"""
+
+_WITHOUT = """\
+# Takes the environment's programs out of PATH.
+_hvdenv_without() {
+    PATH=":$PATH:"
+    while case $PATH in *":$_hvdenv_bin:"*) ;; *) false ;; esac; do
+        PATH="${PATH%%":$_hvdenv_bin:"*}:${PATH#*":$_hvdenv_bin:"}"
+    done
+    PATH="${PATH#:}"
+    PATH="${PATH%:}"
+}
+"""
+
+_IN_FRONT = """\
+_hvdenv_without
+export PATH="$_hvdenv_bin${PATH:+:$PATH}"
+"""
+
+# The last script first when it is undone, as conda does it.
+_SCRIPTS = """\
+# Sources what packages have in activate.d or deactivate.d.
+_hvdenv_scripts() {
+    [ -z "${ZSH_VERSION-}" ] || setopt localoptions nonomatch
+    _hvdenv_folder="$CONDA_PREFIX/etc/conda/$1"
+    set --
+    for _hvdenv_script in "$_hvdenv_folder"/*.sh; do
+        case $_hvdenv_folder in
+        */activate.d) set -- "$@" "$_hvdenv_script" ;;
+        *) set -- "$_hvdenv_script" "$@" ;;
+        esac
+    done
+    for _hvdenv_script in "$@"; do
+        [ ! -r "$_hvdenv_script" ] || . "$_hvdenv_script"
+    done
+}
+"""
+
+# What would be found before the environment's packages. Modules may set it anew.
+_CLEAN = """\
+_hvdenv_was_PYTHONHOME=${PYTHONHOME-}
+_hvdenv_was_PYTHONPATH=${PYTHONPATH-}
+unset PYTHONHOME PYTHONPATH
+"""
+
+# Modules stay loaded: what they have set since goes first.
+_UNCLEAN = """\
+_hvdenv_unclean() {
+    if [ -n "$_hvdenv_was_PYTHONHOME" ]; then
+        export PYTHONHOME="${PYTHONHOME:-$_hvdenv_was_PYTHONHOME}"
+    fi
+    if [ -n "$_hvdenv_was_PYTHONPATH" ]; then
+        case ":$_hvdenv_was_PYTHONPATH:" in
+        *":${PYTHONPATH:-$_hvdenv_was_PYTHONPATH}:"*) PYTHONPATH="$_hvdenv_was_PYTHONPATH" ;;
+        *) PYTHONPATH="$PYTHONPATH:$_hvdenv_was_PYTHONPATH" ;;
+        esac
+        export PYTHONPATH
+    fi
+}
+"""
+
+_LOAD = """\
+if ! _hvdenv_load; then
+    echo "activate.sh: the modules of this environment could not be loaded; it is not active" >&2
+    _hvdenv_unclean
+    return 1
+fi
+"""
+
+
+def activate_script(
+    environment: Path,
+    *,
+    kind: Kind,
+    variables: Mapping[str, str],
+    module_lines: Sequence[str] = (),
+) -> str:
+    """The text of ``activate.sh``.
+
+    PYTHONHOME and PYTHONPATH are unset, modules are loaded, the environment is made the
+    current one, and the variables are set, in this order.
+
+    Args:
+        environment: its folder, which may lie below a variable of the modules: $NAME/folder;
+            of no importance to the kind ``none``.
+        kind: ``venv`` and ``conda`` come to the front of PATH; ``none`` is all in modules.
+        variables: what programs of the environment need at run time. {user} and {jobid} in a
+            value stand for who sources the script, and for their job; outside of any, for
+            the process id of the shell.
+        module_lines: whole commands, also under ``set -eu``, that load the modules anew after
+            the cleaning. They become the body of a function: one that fails, or returns 1,
+            says that the modules could not be loaded.
+    """
+    folder = _quoted_folder(environment)
+    named = {"venv": "VIRTUAL_ENV", "conda": "CONDA_PREFIX"}
+    settings = {
+        **({named[kind]: folder} if kind in named else {}),
+        # Packages in ~/.local would shadow the environment's.
+        "PYTHONNOUSERSITE": "1",
+        **{name: _quoted(value) for name, value in variables.items()},
+    }
+    parts = [f"{_CSH}\n", _HEAD, _CLEAN, _UNCLEAN]
+    if module_lines:
+        parts += ["_hvdenv_load() {\n", " &&\n".join(module_lines), "\n}\n", _LOAD]
+    parts += [_set(name, value) for name, value in settings.items()]
+    if kind != "none":
+        parts += [f"_hvdenv_bin={folder}/bin\n", _WITHOUT, _IN_FRONT]
+    if kind == "conda":
+        parts += [
+            _LENIENT,
+            _SCRIPTS,
+            "_hvdenv_lenient\n_hvdenv_scripts activate.d\n_hvdenv_strict\n",
+        ]
+    parts += _deactivate(kind, list(settings), bool(module_lines))
+    return "".join(parts)
+
+
+def filled_in(variables: Mapping[str, str], user: str, job: str) -> dict[str, str]:
+    """The variables as they are once activate.sh was sourced.
+
+    Args:
+        variables: as for activate_script().
+        user: name of who runs programs.
+        job: id of their job, or of a process.
+    """
+    values = {"{user}": user, "{jobid}": job}
+    return {
+        name: _TEMPLATE.sub(lambda found: values[found[0]], value)
+        for name, value in variables.items()
+    }
+
+
+def left_open(variables: Mapping[str, str]) -> list[str]:
+    """Names of the variables that differ from user to user, or from job to job."""
+    return [name for name, value in variables.items() if _TEMPLATE.search(value)]
+
+
+def job_id(environ: Mapping[str, str]) -> str:
+    """The id of the job that a process with these variables is in; empty if it is in none."""
+    return next((environ[name] for name in _JOBS if environ.get(name)), "")
+
+
+def _quoted(value: str) -> str:
+    """A value for a shell, which fills in what is left open."""
+    parts = re.split(f"({_TEMPLATE.pattern})", value)
+    words = [_OPEN.get(part) or shlex.quote(part) for part in parts if part]
+    return "".join(words) or "''"
+
+
+def _quoted_folder(folder: Path) -> str:
+    head, *rest = folder.parts
+    if not head.startswith("$"):
+        return shlex.quote(str(folder))
+    return "/".join([f'"${{{head[1:]}-}}"', *map(shlex.quote, rest)])
+
+
+def _set(name: str, value: str) -> str:
+    """Set a variable to a quoted value, and keep what it was."""
+    return (
+        f"_hvdenv_had_{name}=${{{name}+1}} _hvdenv_was_{name}=${{{name}-}}\nexport {name}={value}\n"
+    )
+
+
+def _deactivate(kind: Kind, names: Sequence[str], modules: bool) -> list[str]:
+    """The function that undoes all but the modules."""
+    lines = ["hvdenv_deactivate() {\n"]
+    if kind == "conda":
+        lines += ["    _hvdenv_lenient\n    _hvdenv_scripts deactivate.d\n    _hvdenv_strict\n"]
+    if kind != "none":
+        lines += ["    _hvdenv_without\n"]
+    for name in reversed(names):
+        lines += [
+            f'    if [ -n "$_hvdenv_had_{name}" ]; then export {name}="$_hvdenv_was_{name}";'
+            f" else unset {name}; fi\n"
+        ]
+    lines += ["    _hvdenv_unclean\n    unset -f hvdenv_deactivate\n"]
+    if modules:
+        lines += [
+            '    [ "${1-}" = quiet ] ||\n'
+            '        echo "the modules of the environment are still loaded (module list)" >&2\n'
+        ]
+    return [*lines, "}\n"]

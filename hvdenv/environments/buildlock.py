@@ -1,0 +1,433 @@
+"""One build at a time for a prefix, also where the file system has no flock.
+
+The lock is a file that names its holder: host, boot, process and job. Its holder
+touches it every few seconds. It is taken over only when the holder is surely gone.
+
+What keeps two processes from holding it at once: a lock file that exists is removed
+or replaced only by whoever owns the *claim* on that very lock, a second file named
+after the lock's token, and only after reading that token again with the claim in
+hand. Tokens are never used twice. A claim is made, judged and taken over as a lock
+is, by the same functions.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pwd
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import NamedTuple
+
+from hvdenv.errors import BusyError, HvdenvError
+from hvdenv.places import blocked, make_folder
+from hvdenv.runner import environment
+
+LOCK = "lock"
+ENDED = "ended"
+_DRAFT, _CLAIM = ".lock-draft-", ".lock-claim-"
+_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+_NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV}
+_GONE = {errno.ENOENT, errno.ESTALE}
+
+# A machine that has started anew cannot have touched the lock within this time; one
+# that has is another machine of the same name.
+_REBOOT_SECONDS = 60.0
+# How long to go on trying for the lock of a dead holder that others try for as well.
+_HANDOVER_SECONDS = 5.0
+# A claim is held for milliseconds: nobody who is alive holds one for so long.
+_CLAIM_SECONDS = 60.0
+
+
+class Holder(NamedTuple):
+    """Who holds a lock.
+
+    Attributes:
+        host: node name.
+        boot: the kernel's id of this boot; empty where it has none.
+        namespace: the process id namespace that ``pid`` is valid in.
+        pid: process id.
+        started: when that process started, in the kernel's own terms; may be empty.
+        job: id of the batch job; empty outside of one.
+        user: login name.
+        since: when the lock was taken, in UTC.
+        token: names this holding of the lock, and marks the processes started in it.
+    """
+
+    host: str
+    boot: str
+    namespace: str
+    pid: int
+    started: str
+    job: str
+    user: str
+    since: str
+    token: str
+
+
+class Held:
+    """A lock that is held.
+
+    Attributes:
+        token: give it to the Runner, so that what it starts can be found later.
+        replaced: whose lock was taken over; None if it was free. Its processes may
+            still run: ``runner.end_marked(replaced.token)``.
+    """
+
+    def __init__(self, store: Path, mine: Holder, replaced: Holder | None) -> None:
+        self.token = mine.token
+        self.replaced = replaced
+        self._store = store
+        self._mine = mine
+        self._path = store / LOCK
+
+    def check(self) -> None:
+        """Make sure that the lock is still held; call it before each lasting change.
+
+        Raises:
+            BusyError: somebody broke the lock.
+            StepError: the file cannot be read.
+        """
+        try:
+            holder, _ = _read(self._path)
+        except OSError as error:
+            raise blocked(self._path, error, "read") from error
+        if holder is None or holder.token != self.token:
+            who = f"; {_describe(holder)} holds it now" if holder else ""
+            raise BusyError(
+                f"the lock of this build was taken away{who}",
+                where=str(self._path),
+                remedy="let the other build finish, then build again",
+            )
+
+    def _beat(self, stop: threading.Event, interval: float) -> None:
+        while not stop.wait(interval):
+            try:
+                self.check()
+                os.utime(self._path)
+            except (HvdenvError, OSError):
+                continue  # the next check() of the build itself says so
+
+    def _release(self) -> None:
+        try:
+            with _claim(self._store, self.token, self._mine, break_lock=False) as owned:
+                holder, _ = _read(self._path)
+                if owned and holder is not None and holder.token == self.token:
+                    self._path.unlink()
+        except OSError:
+            # The store was removed, or the disk is full. A lock that stays is taken
+            # over by the next build, since this process will be gone.
+            pass
+
+
+@contextmanager
+def hold(
+    store: Path, *, wait: float, break_lock: bool = False, beat: float = 10.0
+) -> Iterator[Held]:
+    """Hold the lock of a store.
+
+    Args:
+        store: the folder that the lock is for; created if it is not there.
+        wait: seconds to wait for another holder to finish.
+        break_lock: take the lock over from the present holder, whoever that is.
+        beat: seconds between two signs of life.
+
+    Raises:
+        BusyError: somebody else holds it.
+        StepError: the store cannot be written.
+    """
+    mine = _myself()
+    try:
+        replaced = _acquire(store, mine, wait, break_lock)
+    except OSError as error:
+        raise blocked(store, error) from error
+    held = Held(store, mine, replaced)
+    stop = threading.Event()
+    heart = threading.Thread(target=held._beat, args=(stop, beat), daemon=True)
+    heart.start()
+    try:
+        yield held
+    finally:
+        stop.set()
+        heart.join()
+        held._release()
+
+
+def sweep(store: Path) -> None:
+    """Delete what killed processes left beside the lock. Call it with the lock held.
+
+    A draft that is still in use is simply made again by its owner. A claim is left
+    while its owner may be alive. The others are on earlier locks: whoever makes such
+    a claim again finds another token in the lock, and does nothing.
+    """
+    now = _server_time(store)
+    for path in store.iterdir():
+        try:
+            if path.name.startswith(_DRAFT):
+                path.unlink()
+            elif path.name.startswith(_CLAIM):
+                owner, _ = _read(path)
+                age = now - path.lstat().st_mtime
+                if age > _CLAIM_SECONDS or _surely_gone(owner, age):
+                    path.unlink()
+        except FileNotFoundError:
+            continue
+
+
+def _acquire(store: Path, mine: Holder, wait: float, break_lock: bool) -> Holder | None:
+    """Take the lock, from its holder where that is gone; returns that holder."""
+    deadline = time.monotonic() + wait
+    pause = 0.02
+    condemned: str | None = None
+    while True:
+        make_folder(store)
+        try:
+            if _create(store, LOCK, mine):
+                return None
+            holder, age = _read(store / LOCK, store)
+            token = holder.token if holder else ""
+            if break_lock and condemned is None and age is not None:
+                condemned = token
+            gone = _surely_gone(holder, age)
+            if (gone or token == condemned) and _take(store, LOCK, token, mine, break_lock):
+                return holder
+        except FileNotFoundError:
+            # The store was removed meanwhile, or our draft was swept away.
+            continue
+        late = time.monotonic() - deadline
+        if age is not None and late >= (_HANDOVER_SECONDS if gone else 0):
+            raise _busy(store, holder, age)
+        time.sleep(pause)
+        pause = min(pause * 1.5, 1.0)
+
+
+def _take(store: Path, name: str, token: str, mine: Holder, break_lock: bool) -> bool:
+    """Replace the lock or claim that has this token by our own, or do nothing."""
+    with _claim(store, token, mine, break_lock) as owned:
+        if not owned:
+            return False
+        holder, age = _read(store / name)
+        if age is None or (holder.token if holder else "") != token:
+            return False
+        os.replace(_draft(store, mine), store / name)
+        return True
+
+
+@contextmanager
+def _claim(store: Path, token: str, mine: Holder, break_lock: bool) -> Iterator[bool]:
+    """Own the right to replace or remove the lock or claim with this token.
+
+    Yields:
+        Whether it is owned; False while another process that may be alive owns it.
+    """
+    name = f"{_CLAIM}{token or 'unreadable'}"
+    claimant = mine._replace(token=uuid.uuid4().hex)
+    owned = _create(store, name, claimant)
+    if not owned:
+        holder, age = _read(store / name, store)
+        gone = _surely_gone(holder, age) or (break_lock and (age or 0) > _CLAIM_SECONDS)
+        if age is not None and gone:
+            owned = _take(store, name, holder.token if holder else "", claimant, break_lock)
+    try:
+        yield owned
+    finally:
+        if owned:
+            owner, _ = _read(store / name)
+            if owner is not None and owner.token == claimant.token:
+                (store / name).unlink(missing_ok=True)
+
+
+def _create(store: Path, name: str, holder: Holder) -> bool:
+    """Create a lock or claim that is not there yet, with its content at once."""
+    draft = _draft(store, holder)
+    try:
+        os.link(draft, store / name)
+    except FileExistsError:
+        # A file server that answers a repeated request says so of our own link.
+        owner, _ = _read(store / name)
+        return owner is not None and owner.token == holder.token
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            return _create_exclusively(store / name, holder)
+        raise
+    finally:
+        draft.unlink(missing_ok=True)
+    return True
+
+
+def _create_exclusively(path: Path, holder: Holder) -> bool:
+    """For file systems without hard links: for an instant the file is empty.
+
+    An empty file names no holder, so that nobody takes it over.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:
+        return False
+    with open(descriptor, "wb") as stream:
+        stream.write(_render(holder))
+    return True
+
+
+def _draft(store: Path, holder: Holder) -> Path:
+    path = store / f"{_DRAFT}{uuid.uuid4().hex}"
+    path.write_bytes(_render(holder))
+    return path
+
+
+def _render(holder: Holder) -> bytes:
+    return json.dumps(holder._asdict()).encode() + b"\n"
+
+
+def _read(path: Path, store: Path | None = None) -> tuple[Holder | None, float | None]:
+    """Who holds a lock, and for how long no sign of life was seen.
+
+    The age is None if there is no lock; it is measured against the clock of the
+    file server if the store is given, and 0 otherwise.
+    """
+    try:
+        content = path.read_bytes()
+        touched = path.stat().st_mtime
+    except OSError as error:
+        if error.errno in _GONE:
+            return None, None
+        raise
+    age = max(0.0, _server_time(store) - touched) if store else 0.0
+    try:
+        holder = Holder(**json.loads(content))
+    except (ValueError, TypeError):
+        return None, age
+    right = (
+        isinstance(holder.pid, int)
+        and 0 < holder.pid < 1 << 31
+        and all(isinstance(value, str) for name, value in holder._asdict().items() if name != "pid")
+    )
+    return (holder if right else None), age
+
+
+def _server_time(store: Path) -> float:
+    """The present time on the clock that dates the files of this folder."""
+    path = store / f"{_DRAFT}{uuid.uuid4().hex}"
+    try:
+        path.touch()
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return time.time()
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _surely_gone(holder: Holder | None, age: float | None) -> bool:
+    """Whether the holder cannot be running any more, on any machine."""
+    if holder is None or age is None or holder.host != os.uname().nodename:
+        return False
+    if holder.boot != _boot():
+        return age > _REBOOT_SECONDS
+    if holder.namespace != _namespace():
+        return False
+    return not _alive(holder)
+
+
+def _alive(holder: Holder) -> bool:
+    """Whether the holder's process may still run, in this boot and namespace."""
+    try:
+        os.kill(holder.pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's; /proc may hide it
+    started = _started(holder.pid)
+    return not started or not holder.started or started == holder.started
+
+
+def _busy(store: Path, holder: Holder | None, age: float) -> BusyError:
+    beat = f"last sign of life {age:.0f} s ago"
+    where = str(store / LOCK)
+    if holder is None:
+        return BusyError(
+            f"the lock of this prefix names no holder ({beat})",
+            where=where,
+            remedy="if no other build of it runs, on any host: --break-lock",
+        )
+    near = (holder.host, holder.boot, holder.namespace) == (
+        os.uname().nodename,
+        _boot(),
+        _namespace(),
+    )
+    remedy = "wait for it, or end it"
+    if not near:
+        remedy = (
+            f"look whether it still runs on {holder.host}, which cannot be seen from here; "
+            "if it is surely gone: --break-lock"
+        )
+    return BusyError(
+        f"another build holds this prefix: {_describe(holder)}, {beat}",
+        where=where,
+        remedy=remedy,
+    )
+
+
+def _describe(holder: Holder) -> str:
+    job = f", job {holder.job}" if holder.job else ""
+    return f"process {holder.pid} of {holder.user} on {holder.host}{job}, since {holder.since}"
+
+
+def _myself() -> Holder:
+    variables = environment()
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        user = str(os.getuid())
+    return Holder(
+        host=os.uname().nodename,
+        boot=_boot(),
+        namespace=_namespace(),
+        pid=os.getpid(),
+        started=_started(os.getpid()),
+        job=next((variables[name] for name in _JOB_VARIABLES if variables.get(name)), ""),
+        user=user,
+        since=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        token=uuid.uuid4().hex,
+    )
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _namespace() -> str:
+    """Containers on one machine may share its name, but not its process ids."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    """When a process started: empty if unknown, ENDED if only its exit status is left."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return "" if Path("/proc/self/stat").exists() else _started_elsewhere(pid)
+    state, *fields = stat.rpartition(")")[2].split()
+    return ENDED if state in "ZX" else fields[18]
+
+
+def _started_elsewhere(pid: int) -> str:
+    """The same for systems without /proc."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return ENDED if process.status() == psutil.STATUS_ZOMBIE else repr(process.create_time())
+    except psutil.Error:
+        return ""

@@ -1,0 +1,352 @@
+"""Environments: a prefix that is a link, and the generations that it may point to.
+
+The generations of ``P`` lie beside it in ``.P.hvdenv``. One is complete when its
+``hvdenv.json`` is there and can be read; a complete one is never changed. Nothing
+here deletes what does not carry hvdenv's marker.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hvdenv.environments.prefixes import refuse_foreign, refuse_inside, refuse_unfit
+from hvdenv.errors import HvdenvError, StepError, UsageError
+from hvdenv.places import blocked, make_folder, sync_folder, write_json
+
+FORMAT = 1
+RECORD = "hvdenv.json"
+MARKER = ".hvdenv-generation"
+_ID = re.compile(r"[0-9a-f]{12}(-[0-9]+)?")
+_NEW, _REMOVED, _LINK = ".new-", ".removed-", ".link-"
+# How the names begin of what only a killed process leaves in a store.
+TEMPORARY = (_NEW, _REMOVED, _LINK)
+_RECORD_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "recipe": str,
+    "variants": list,
+    "prefix": str,
+    "generation": str,
+    "created": str,
+    "plan_digest": str,
+    "manifest_digest": str,
+    "files": int,
+    "bytes": int,
+    "packages": list,
+    "findings": list,
+    "observed": dict,
+    "additions": dict,
+}
+
+
+class Environment(NamedTuple):
+    """An environment by its prefix. Make it with at().
+
+    Attributes:
+        prefix: the link, as an absolute path that is not resolved.
+    """
+
+    prefix: Path
+
+    @property
+    def store(self) -> Path:
+        """The folder that the generations lie in."""
+        return self.prefix.with_name(f".{self.prefix.name}.hvdenv")
+
+    def generation(self, identity: str) -> Path:
+        """Where a generation lies, whether or not there is one."""
+        return self.store / identity
+
+    def record(self, identity: str) -> Path:
+        """Where the record of a generation lies."""
+        return self.store / identity / RECORD
+
+    def pointed(self) -> str:
+        """The generation that the prefix points to, whatever its state; or empty."""
+        if not os.path.islink(self.prefix):
+            return ""
+        target = Path(os.path.abspath(self.prefix.parent / os.readlink(self.prefix)))
+        here = os.path.realpath(target.parent) == os.path.realpath(self.store)
+        return target.name if here else ""
+
+    def active(self) -> str:
+        """The complete generation that the prefix points to; or empty."""
+        identity = self.pointed()
+        return identity if identity and self.complete(identity) else ""
+
+    def complete(self, identity: str) -> bool:
+        """Whether a generation was built to its end."""
+        return identity in self.records([identity])
+
+    def begun(self, identity: str) -> bool:
+        """Whether a build has begun a generation that was never complete.
+
+        What the prefix points to was: where its record is lost, jobs may still use it.
+        """
+        known = identity in self.identities() and identity != self.pointed()
+        return known and not os.path.lexists(self.record(identity))
+
+    def identities(self) -> list[str]:
+        """All generations that hvdenv made here, sorted."""
+        try:
+            names = os.listdir(self.store)
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return []
+        return sorted(name for name in names if _ID.fullmatch(name) and _ours(self.store / name))
+
+    def records(self, identities: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
+        """The records of the complete generations, the newest first.
+
+        Args:
+            identities: which to look at; all if not given.
+        """
+        found = {}
+        for identity in self.identities() if identities is None else identities:
+            if not _ours(self.generation(identity)):
+                continue
+            try:
+                found[identity] = read_record(self.record(identity))
+            except HvdenvError:
+                continue
+        order = sorted(found, key=lambda one: (found[one].get("created", ""), one), reverse=True)
+        return {identity: found[identity] for identity in order}
+
+
+def at(prefix: Path) -> Environment:
+    """The environment with this prefix; nothing is looked at or made.
+
+    Raises:
+        UsageError: the path cannot be a prefix.
+    """
+    absolute = Path(os.path.abspath(os.path.expanduser(prefix)))
+    if not absolute.name:
+        raise UsageError("cannot be a prefix", where=str(prefix), remedy="name a folder")
+    return Environment(absolute)
+
+
+def now() -> str:
+    """The present time as records have it: UTC, always the same length."""
+    return datetime.now(timezone.utc).isoformat(timespec="microseconds")
+
+
+def claim(environment: Environment) -> None:
+    """Make sure that an environment can be built here, and make its store.
+
+    Raises:
+        UsageError: something that is not hvdenv's is in the way, there is no folder
+            for the prefix, or its path has characters that tools stumble over.
+        StepError: no permission to write there.
+    """
+    prefix, parent = environment.prefix, environment.prefix.parent
+    refuse_unfit(prefix)
+    if not parent.is_dir():
+        raise UsageError(
+            "the folder for the prefix does not exist",
+            where=str(parent),
+            remedy=f"create it (mkdir -p {parent}), or name another place with --prefix",
+        )
+    refuse_inside(parent, MARKER)
+    if not environment.pointed():
+        refuse_foreign(prefix)
+    store = environment.store
+    if not store.is_dir() or store.is_symlink():
+        refuse_foreign(store)
+    for folder in (parent, make_folder(store)):
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise blocked(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+
+
+def new_identity(environment: Environment, digest: str) -> str:
+    """The generation to build for a plan: one that was begun, or a new one.
+
+    A generation whose record is damaged is not built into: jobs may be using it.
+
+    Args:
+        environment: where.
+        digest: the plan's digest in hexadecimal.
+    """
+    for number in itertools.count(1):
+        identity = digest[:12] if number == 1 else f"{digest[:12]}-{number}"
+        if environment.begun(identity) or not os.path.lexists(environment.generation(identity)):
+            return identity
+    raise AssertionError
+
+
+def create(environment: Environment, identity: str) -> Path:
+    """Make the folder of a generation, marked as hvdenv's from its first moment.
+
+    Args:
+        environment: claimed, with its lock held.
+        identity: from new_identity(); its folder may be there already.
+
+    Raises:
+        StepError: the store cannot be written.
+    """
+    path = environment.generation(identity)
+    if _ours(path):
+        return path
+    temporary = environment.store / f"{_NEW}{uuid.uuid4().hex}"
+    try:
+        temporary.mkdir()
+        write_json(temporary / MARKER, {"format": FORMAT, "prefix": str(environment.prefix)})
+        os.rename(temporary, path)
+        sync_folder(environment.store)
+    except OSError as error:
+        raise blocked(path, error) from error
+    return path
+
+
+def discard(environment: Environment, identity: str) -> str:
+    """Remove a generation that was begun and never complete, so as to begin it anew.
+
+    Args:
+        environment: with its lock held.
+        identity: from new_identity(); there need not be such a generation.
+
+    Returns:
+        Why something of it is still there; or empty.
+
+    Raises:
+        UsageError: it was complete, or hvdenv did not make it.
+        StepError: no permission.
+    """
+    path = environment.generation(identity)
+    if not os.path.lexists(path):
+        return ""
+    if not environment.begun(identity):
+        raise UsageError(
+            "is no unfinished generation that hvdenv made",
+            where=str(path),
+            remedy="hvdenv envs prune removes the generations that are no longer needed",
+        )
+    return delete(environment, identity)
+
+
+def switch(environment: Environment, identity: str) -> None:
+    """Point the prefix to a complete generation, in one instant.
+
+    Args:
+        environment: with its lock held.
+        identity: the generation.
+
+    Raises:
+        StepError: it is not complete, or the link cannot be made.
+        UsageError: something that is not hvdenv's is in the way.
+    """
+    read_record(environment.record(identity))
+    prefix = environment.prefix
+    if not environment.pointed():
+        refuse_foreign(prefix)
+    temporary = environment.store / f"{_LINK}{uuid.uuid4().hex}"
+    try:
+        # Relative, so that the link is right wherever the folder is mounted.
+        os.symlink(os.path.join(environment.store.name, identity), temporary)
+        os.replace(temporary, prefix)
+        sync_folder(prefix.parent)
+    except OSError as error:
+        raise blocked(prefix, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write the record of a generation: from now on it is complete.
+
+    Args:
+        path: ``hvdenv.json`` in the generation.
+        record: JSON values; the format number is added.
+
+    Raises:
+        StepError: it cannot be written.
+    """
+    write_json(path, {"format": FORMAT, **record})
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read the record of a generation; keys that are not known are let through.
+
+    Raises:
+        StepError: it is not there, damaged, or of another format.
+    """
+    try:
+        record = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise StepError(
+            "no record: this build never finished, or somebody has removed it",
+            where=str(path),
+            remedy="build the environment again; it goes on from the last finished step",
+        ) from error
+    except OSError as error:
+        raise blocked(path, error, "read") from error
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, str(error)) from error
+    if not isinstance(record, dict) or "format" not in record:
+        raise _damaged(path, "it has no format number")
+    if record["format"] != FORMAT or isinstance(record["format"], bool):
+        raise StepError(
+            f"the record has format {record['format']!r}; this hvdenv knows format {FORMAT}",
+            where=str(path),
+            remedy="use the hvdenv that built it, or build the environment again with this one",
+        )
+    for name, kind in _RECORD_TYPES.items():
+        if name in record and not isinstance(record[name], kind):
+            raise _damaged(path, f"{name} is {record[name]!r}")
+    return record
+
+
+def delete(environment: Environment, identity: str) -> str:
+    """Remove a generation: first its name, so that a kill leaves nothing that looks whole.
+
+    Args:
+        environment: with its lock held.
+        identity: one of its identities().
+
+    Returns:
+        Why something of it is still there; or empty.
+
+    Raises:
+        StepError: no permission.
+    """
+    condemned = environment.store / f"{_REMOVED}{uuid.uuid4().hex}"
+    try:
+        os.rename(environment.generation(identity), condemned)
+        sync_folder(environment.store)
+    except OSError as error:
+        raise blocked(environment.generation(identity), error, "remove") from error
+    return erase(condemned)
+
+
+def erase(path: Path) -> str:
+    """Delete a file, link or tree; links are not followed. Returns why some is left."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink(missing_ok=True)
+        return ""
+    # An open file on NFS leaves another in its place; the rest goes all the same.
+    shutil.rmtree(path, ignore_errors=True)
+    if not path.exists():
+        return ""
+    return f"{path} could not be deleted wholly; the next prune tries again (read-only? in use?)"
+
+
+def _ours(path: Path) -> bool:
+    """Whether a folder is a generation that hvdenv made."""
+    marker = path / MARKER
+    # These answer no where a folder above may not be looked into.
+    whole = os.path.isdir(path) and os.path.isfile(marker)
+    return whole and not os.path.islink(path) and not os.path.islink(marker)
+
+
+def _damaged(path: Path, reason: str) -> StepError:
+    return StepError(
+        f"the record is damaged: {reason}",
+        where=str(path),
+        remedy="hvdenv envs rollback goes back to another generation; or build it again",
+    )

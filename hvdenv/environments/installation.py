@@ -1,0 +1,235 @@
+"""Where an environment's programs lie, and what it is expected to have."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hvdenv import PROBES
+from hvdenv.environments import generations
+from hvdenv.environments.activation import filled_in, job_id
+from hvdenv.errors import UsageError
+from hvdenv.launch.inside import inside
+from hvdenv.model.cluster import Container, Reference
+from hvdenv.runner import environment
+
+# Every root file system has it, and nothing that Python needs lies there.
+_PROBES_INSIDE = "/srv"
+
+
+class Installation(NamedTuple):
+    """An environment that has a Horovod, built by hvdenv or not.
+
+    Attributes:
+        prefix: the folder that the user named.
+        python: its interpreter.
+        path: folders in front of PATH.
+        env: further variables for everything that runs in it.
+        recipe: what it was built from; empty if nobody knows.
+        generation: folder of the generation that hvdenv built; empty if it did not.
+        inside: the words before a program that runs in it, if it is an image.
+        probes: folder of the probes, as its programs see it.
+    """
+
+    prefix: str
+    python: str
+    path: tuple[str, ...]
+    env: tuple[tuple[str, str], ...] = ()
+    recipe: str = ""
+    generation: str = ""
+    inside: tuple[str, ...] = ()
+    probes: str = str(PROBES)
+
+    def program(self, name: str) -> str:
+        """Where a program lies in the environment or its modules; empty if it is in neither.
+
+        An image has a PATH of its own.
+        """
+        if self.inside:
+            return name
+        of_modules = dict(self.env).get("PATH", "").split(os.pathsep)
+        for folder in (*self.path, *filter(None, of_modules)):
+            if Path(folder, name).is_file():
+                return str(Path(folder, name))
+        return ""
+
+
+class Expectation(NamedTuple):
+    """What an environment should have.
+
+    None says that nothing was stated: then whatever was built is judged.
+
+    Attributes:
+        frameworks: of ``torch``, ``tensorflow``, ``mxnet``.
+        controllers: of ``MPI``, ``Gloo``.
+        operations: of ``NCCL``, ``DDL``, ``CCL``, ``MLSL``, ``MPI``, ``Gloo``.
+        versions: of ``horovod`` and frameworks, where the site brings them.
+        references: how fast it should be.
+    """
+
+    frameworks: tuple[str, ...] | None = None
+    controllers: tuple[str, ...] | None = None
+    operations: tuple[str, ...] | None = None
+    versions: dict[str, str] = {}
+    references: tuple[Reference, ...] = ()
+
+    def asks(self, framework: str, controller: str = "") -> bool:
+        """Whether something is expected, or nothing was stated about its kind."""
+        return (self.frameworks is None or framework in self.frameworks) and (
+            not controller or self.controllers is None or controller in self.controllers
+        )
+
+
+def is_version(found: str, stated: str) -> bool:
+    """Whether a package is of the version stated; the builder's own mark (+cu118) may differ."""
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion
+
+    try:
+        return SpecifierSet(f"=={stated}").contains(found, prereleases=True)
+    except InvalidVersion:
+        return found == stated
+
+
+def inspect_prefix(prefix: str) -> Installation:
+    """The installation in a venv, a conda prefix or a generation of hvdenv.
+
+    Raises:
+        UsageError: there is no interpreter there, or no Horovod.
+        StepError: the record of the generation is damaged, or gone.
+    """
+    root = Path(prefix).absolute()
+    if root.is_symlink() and not root.exists():
+        raise UsageError(
+            f"this link leads to nothing: there is no {root.readlink()}",
+            where=str(root),
+            remedy="`hvdenv envs` lists what is there; build it again with `hvdenv build RECIPE`",
+        )
+    if any((root / name).exists() for name in (generations.RECORD, generations.MARKER)):
+        return recorded(root, generations.read_record(root / generations.RECORD))
+    for base in (root, root / "venv", root / "conda"):
+        if (base / "bin" / "python").exists():
+            break
+    else:
+        raise UsageError(
+            "this is no Python environment: it has neither bin/python nor venv/bin/python",
+            where=str(root),
+            remedy="name the folder that `python -c 'import sys; print(sys.prefix)'` prints there",
+        )
+    if not _may_have_horovod(base):
+        raise UsageError(
+            "Horovod is not installed in this environment",
+            where=str(base),
+            remedy="install it there, or build an environment with `hvdenv build local`",
+        )
+    return Installation(str(root), str(base / "bin" / "python"), (str(base / "bin"),))
+
+
+def recorded(root: Path, record: Mapping[str, Any]) -> Installation:
+    """The installation in a generation of hvdenv, whose record says where its Python lies.
+
+    Raises:
+        UsageError: its Python is gone.
+    """
+    named = record.get("environment", "venv")
+    # A folder below a variable of the modules is known once these are loaded.
+    base = Path(named) if named.startswith("$") else root / named
+    python = base / "bin" / "python"
+    known = python.exists() or named.startswith("$")
+    if not known and base != root:
+        raise UsageError(
+            "the Python of this environment is gone",
+            where=str(python),
+            remedy="build it again with `hvdenv build RECIPE --rebuild`, where nothing is purged",
+        )
+    variables = filled_in(
+        record.get("variables", {}), _user(), job_id(environment()) or str(os.getpid())
+    )
+    return Installation(
+        str(root),
+        # Where modules bring everything, they bring the interpreter too.
+        str(python) if known else "python3",
+        (str(base / "bin"),),
+        tuple(sorted(variables.items())),
+        generation=str(root.resolve()),
+    )
+
+
+def in_image(container: Container) -> Installation:
+    """The installation in an image: what runs in it goes by its own variables.
+
+    Args:
+        container: from inside.image_of().
+    """
+    words = inside(container, "/", (f"{PROBES}:{_PROBES_INSIDE}",))
+    return Installation(str(container.image), "python", (), inside=words, probes=_PROBES_INSIDE)
+
+
+def _user() -> str:
+    """The user as `id -un` says it: the number of one who has no name."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def with_modules(found: Installation, variables: Mapping[str, str]) -> Installation:
+    """The installation as programs see it once the modules that it needs are loaded.
+
+    Args:
+        found: from inspect_prefix().
+        variables: what the modules set, PATH among them.
+
+    Raises:
+        UsageError: its interpreter should come from the modules, and they bring none.
+    """
+    python = _placed(found.python, variables)
+    path = tuple(_placed(folder, variables) for folder in found.path)
+    if "/" not in python and not found.inside:
+        python = shutil.which(python, path=variables.get("PATH", "")) or ""
+        if not python:
+            raise UsageError(
+                f"the modules of this environment bring no {found.python}",
+                where=found.prefix,
+                remedy="load them by hand and look; support staff may have renamed them",
+            )
+    env = {**variables, **dict(found.env)}
+    return found._replace(python=python, path=path, env=tuple(sorted(env.items())))
+
+
+def _placed(path: str, variables: Mapping[str, str]) -> str:
+    """A path that may begin with a variable of the modules."""
+    return re.sub(r"^\$(\w+)", lambda found: variables.get(found[1], found[0]), path)
+
+
+def mpi_prefix(variables: Mapping[str, str]) -> str:
+    """Where the MPI lies whose mpirun programs find; other hosts may not find it by themselves.
+
+    Args:
+        variables: what they see; OPAL_PREFIX says it for an Open MPI that was moved.
+
+    Returns:
+        A folder with bin and lib; empty if there is no mpirun, or if it lies where all
+        hosts look anyway: mpirun --prefix puts its bin in front of everything.
+    """
+    if variables.get("OPAL_PREFIX"):
+        return variables["OPAL_PREFIX"]
+    found = shutil.which("mpirun", path=variables.get("PATH", "")) if "PATH" in variables else None
+    prefix = str(Path(found).resolve().parent.parent) if found else ""
+    return prefix if prefix not in ("/usr", "/usr/local", "/") else ""
+
+
+def _may_have_horovod(base: Path) -> bool:
+    """Whether files of Horovod are there, or packages may come from elsewhere."""
+    if (base / "bin" / "horovodrun").exists():
+        return True
+    if any(base.glob("lib*/python3*/site-packages/horovod/__init__.py")):
+        return True
+    settings = base / "pyvenv.cfg"
+    shared = settings.read_text(errors="replace").lower().split("\n") if settings.exists() else []
+    return any(line.replace(" ", "") == "include-system-site-packages=true" for line in shared)

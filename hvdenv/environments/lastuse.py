@@ -1,0 +1,90 @@
+"""When a generation was last used, as far as anyone can tell.
+
+hvdenv notes it when it starts something in an environment: a small file under HVDENV_HOME,
+since a complete generation is never changed and may be another user's. Who sources
+activate.sh without hvdenv leaves no more than the access time of that file, which some
+file systems do not keep.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from hvdenv.environments.generations import MARKER, RECORD
+from hvdenv.errors import StepError
+from hvdenv.places import Places, make_folder, write_text
+
+
+class LastUse(NamedTuple):
+    """The latest use that was seen.
+
+    Attributes:
+        when: in UTC as records have it; empty if none was seen.
+        how: ``hvdenv`` noted it, or the ``access time`` of activate.sh says it.
+    """
+
+    when: str = ""
+    how: Literal["", "hvdenv", "access time"] = ""
+
+
+def note(places: Places, environment: Path) -> None:
+    """Note that an environment is used now; where that cannot be written, nothing is said.
+
+    Args:
+        places: where notes lie.
+        environment: its prefix or generation; one that hvdenv did not build is let through.
+    """
+    generation = Path(os.path.realpath(environment))
+    if not (generation / MARKER).is_file():
+        return
+    path = _note(places, generation)
+    try:
+        make_folder(path.parent)
+        write_text(path, f"{generation}\n")
+    except StepError:
+        return
+
+
+def forget(places: Places, generation: Path) -> None:
+    """Undo note() for a generation that is gone."""
+    _note(places, generation).unlink(missing_ok=True)
+
+
+def find(places: Places, generation: Path) -> LastUse:
+    """When a generation was last used."""
+    noted = _time(_note(places, generation), "st_mtime")
+    activate = generation / "activate.sh"
+    read = _time(activate, "st_atime")
+    # The build itself reads it, before it writes the record.
+    if read > max(noted, _time(generation / RECORD, "st_mtime"), _time(activate, "st_ctime")):
+        return LastUse(_told(read), "access time")
+    return LastUse(_told(noted), "hvdenv") if noted else LastUse()
+
+
+def keeps_access_times(folder: Path) -> bool:
+    """Whether reading a file there leaves a trace."""
+    try:
+        return not os.statvfs(folder).f_flag & os.ST_NOATIME
+    except OSError:
+        return False
+
+
+def _note(places: Places, generation: Path) -> Path:
+    digest = hashlib.sha256(os.fsencode(os.path.realpath(generation))).hexdigest()
+    return places.used / digest[:16]
+
+
+def _time(path: Path, which: str) -> float:
+    try:
+        return float(getattr(path.stat(), which))
+    except OSError:
+        return 0.0
+
+
+def _told(seconds: float) -> str:
+    when = datetime.fromtimestamp(seconds, timezone.utc)
+    return when.isoformat(timespec="microseconds")

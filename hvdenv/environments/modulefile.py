@@ -1,0 +1,290 @@
+"""Modulefiles for an environment: Lmod's in Lua, and those of Environment Modules in Tcl.
+
+Pure: the record of a generation in, the text of a file out. All values are quoted for
+the language.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from hvdenv.environments.activation import KINDS, Kind, left_open
+from hvdenv.errors import StepError, UsageError
+from hvdenv.model.cluster import ModuleName, Modules, VariableName
+from hvdenv.schema import Problem, decode
+from hvdenv.sites.modules import expanded
+
+# In one of the first lines of a modulefile: by it a file that hvdenv wrote is known.
+WRITTEN_BY = "Written by hvdenv"
+
+
+class Entry(NamedTuple):
+    """What a modulefile says.
+
+    Attributes:
+        name: of the module, such as ``horovod/0.28.1-neuron``.
+        environment: its folder.
+        kind: as for activate.sh.
+        facts: what ``module whatis`` and ``module help`` tell, by label.
+        modules: what is loaded with it: ``use``, ``source``, ``unload``, ``swap`` and ``load``.
+            A modulefile cannot purge.
+        variables: what programs of the environment need at run time.
+    """
+
+    name: str
+    environment: Path
+    kind: Kind
+    facts: Mapping[str, str]
+    modules: Modules = Modules()
+    variables: Mapping[str, str] = {}
+
+    @property
+    def family(self) -> str:
+        """The name without the version."""
+        return self.name.rpartition("/")[0]
+
+
+def from_record(
+    record: Mapping[str, Any], generation: Path, name: str = "", *, user: str, home: str
+) -> Entry:
+    """What the modulefile of a generation says.
+
+    Args:
+        record: of the generation.
+        generation: its folder.
+        name: of the module; made of the recipe and its variants if empty.
+        user: name of who built it: {user} in the recipe.
+        home: their home folder: {home} in the recipe.
+
+    Raises:
+        StepError: the record is damaged.
+        UsageError: this cannot be the name of a module.
+    """
+    try:
+        built = decode(_Built, _built(record))
+    except (Problem, KeyError, AttributeError, TypeError) as error:
+        raise StepError(
+            f"the record is damaged: {error}",
+            where=str(generation),
+            remedy="build the environment again",
+        ) from error
+    return Entry(
+        _checked(name or "-".join((f"horovod/{built.horovod}", built.recipe, *built.variants))),
+        generation / built.environment,
+        KINDS[built.provider],
+        {
+            "Description": f"Horovod {built.horovod} for {', '.join(built.frameworks)}",
+            "Recipe": "+".join((built.recipe, *built.variants)),
+            "Built": f"{built.created[:10]} by {user}",
+            "Plan": built.plan_digest,
+        },
+        expanded(built.modules, user, home),
+        built.variables,
+    )
+
+
+def lua(entry: Entry) -> str:
+    """A modulefile for Lmod 7.6 or newer; scripts that are sourced need 8.6.
+
+    Raises:
+        UsageError: it needs what no modulefile can say.
+    """
+    lines = [
+        f"-- {WRITTEN_BY}.",
+        f"help({_in_lua(_help(entry))})",
+        *(f"whatis({_in_lua(f'{label}: {fact}')})" for label, fact in entry.facts.items()),
+        f"conflict({_in_lua(entry.family)})",
+    ]
+    if entry.kind != "none":
+        lines += [
+            f'if mode() == "load" and not isDir({_in_lua(str(entry.environment))}) then',
+            f"    LmodError({_in_lua(_gone(entry))})",
+            "end",
+        ]
+    return "\n".join([*lines, *_commands(entry, _LUA, _in_lua)]) + "\n"
+
+
+def tcl(entry: Entry) -> str:
+    """A modulefile for Environment Modules 4 or newer; scripts that are sourced need 4.6.
+
+    Raises:
+        UsageError: it needs what no modulefile can say.
+    """
+    lines = [
+        "#%Module1.0",
+        f"# {WRITTEN_BY}.",
+        "proc ModulesHelp { } {",
+        f"    puts stderr {_in_tcl(_help(entry))}",
+        "}",
+        *(f"module-whatis {_in_tcl(f'{label}: {fact}')}" for label, fact in entry.facts.items()),
+        f"conflict {_in_tcl(entry.family)}",
+    ]
+    if entry.kind != "none":
+        environment = _in_tcl(str(entry.environment))
+        lines += [
+            f"if {{[module-info mode load] && ![file isdirectory {environment}]}} {{",
+            f"    error {_in_tcl(_gone(entry))}",
+            "}",
+        ]
+    return "\n".join([*lines, *_commands(entry, _TCL, _in_tcl)]) + "\n"
+
+
+# How each system says it: {} stands for a quoted word.
+_LUA = {
+    "use": 'prepend_path("MODULEPATH", {})',
+    "source": 'source_sh("bash", {})',
+    "unload": "unload({})",
+    "load": "depends_on({})",
+    "set": "setenv({}, {})",
+    "prepend": "prepend_path({}, {})",
+}
+_TCL = {
+    "use": "module use {}",
+    "source": "source-sh bash {}",
+    "unload": "module unload {}",
+    "load": "module load {}",
+    "set": "setenv {} {}",
+    "prepend": "prepend-path {} {}",
+}
+
+
+def _commands(entry: Entry, words: Mapping[str, str], quote: Callable[[str], str]) -> list[str]:
+    _refuse_unsayable(entry)
+    return [
+        words[command].format(*map(quote, arguments)) for command, *arguments in _effects(entry)
+    ]
+
+
+def _effects(entry: Entry) -> Iterator[tuple[str, ...]]:
+    """What loading does, in order."""
+    modules, environment = entry.modules, str(entry.environment)
+    # Each comes in front of those before it: the first folder is to be the first.
+    yield from (("use", folder) for folder in reversed(modules.use))
+    yield from (("source", script) for script in modules.source)
+    yield from (("unload", name) for name in modules.unload)
+    for swap in modules.swap:
+        yield "unload", swap.out
+        yield "load", swap.into
+    yield from (("load", name) for name in modules.load)
+    if entry.kind != "none":
+        yield "set", {"venv": "VIRTUAL_ENV", "conda": "CONDA_PREFIX"}[entry.kind], environment
+        yield "prepend", "PATH", f"{environment}/bin"
+    # Packages in ~/.local would shadow the environment's.
+    variables = {"PYTHONNOUSERSITE": "1", **entry.variables}
+    yield from (("set", name, value) for name, value in variables.items())
+
+
+def _refuse_unsayable(entry: Entry) -> None:
+    environment = str(entry.environment)
+    if environment.startswith("$"):
+        raise UsageError(
+            "the environment lies below a variable that other modules set",
+            where=environment,
+            remedy="load the modules and source activate.sh of the environment",
+        )
+    if names := left_open(entry.variables):
+        raise UsageError(
+            "its value depends on the job, and modules are often loaded before there is one",
+            where=names[0],
+            remedy="source activate.sh of the environment in the job",
+        )
+    # Lmod and Environment Modules hand a line break to the shell unquoted: what follows it
+    # would be run as a command.
+    for name, value in {"the environment": environment, **entry.variables}.items():
+        if re.search(r"[\x00-\x1f\x7f]", value):
+            raise UsageError(f"no modulefile can hold {value!r}", where=name)
+
+
+def _gone(entry: Entry) -> str:
+    return (
+        f"{entry.environment} is not there any more, or you may not enter it; "
+        f"`module avail {entry.family}` lists other versions"
+    )
+
+
+def _help(entry: Entry) -> str:
+    return "\n".join(
+        [
+            *(f"{label}: {fact}" for label, fact in entry.facts.items()),
+            "",
+            "A PYTHONPATH of your own goes before the packages of the environment: unset it.",
+            *(
+                ["Scripts in etc/conda/activate.d are not run; activate.sh does that."]
+                if entry.kind == "conda"
+                else []
+            ),
+        ]
+    )
+
+
+def _in_lua(text: str) -> str:
+    """A string of Lua."""
+    return f'"{re.sub(_SPECIAL_IN_LUA, lambda found: _escaped(found[0], "03"), text)}"'
+
+
+def _in_tcl(text: str) -> str:
+    """A word of Tcl; braces are escaped too, since it may stand between braces."""
+    return f'"{re.sub(_SPECIAL_IN_TCL, lambda found: _escaped(found[0], "03o"), text)}"'
+
+
+_SPECIAL_IN_LUA = r'["\\\x00-\x1f\x7f]'
+_SPECIAL_IN_TCL = r'["\\$\[\]{}\x00-\x1f\x7f]'
+
+
+def _escaped(character: str, code: str) -> str:
+    """A backslash and the character, or the number of a control character: decimal in Lua,
+    octal in Tcl."""
+    if character == "\n":
+        return "\\n"
+    printable = " " <= character <= "~"
+    return f"\\{character if printable else format(ord(character), code)}"
+
+
+class _Built(NamedTuple):
+    """What a modulefile needs of a record. No string in it holds a control character."""
+
+    recipe: str
+    variants: tuple[str, ...]
+    created: str
+    plan_digest: str
+    variables: dict[VariableName, str]
+    horovod: str
+    frameworks: tuple[str, ...]
+    provider: Literal["venv", "conda", "clone", "prefix", "modules"]
+    environment: str
+    modules: Modules
+
+
+def _built(record: Mapping[str, Any]) -> dict[str, object]:
+    resolved = record["resolved"]
+    compiled = record.get("wheel", {}).get("frameworks", {})
+    same = ("recipe", "variants", "created", "plan_digest", "variables")
+    return {
+        **{key: record[key] for key in same},
+        "horovod": resolved["horovod"]["version"],
+        "frameworks": [
+            f"{name} {compiled[name]['built_with']}" if name in compiled else name
+            for name in resolved["horovod"]["frameworks"]
+        ],
+        "provider": resolved["python"].get("provider", "venv"),
+        "environment": record.get("environment", "venv"),
+        "modules": resolved.get("modules") or {},
+    }
+
+
+class _Named(NamedTuple):
+    name: ModuleName
+
+
+def _checked(name: str) -> str:
+    """The name of a module, with a version."""
+    try:
+        decode(_Named, {"name": name})
+    except Problem as problem:
+        raise UsageError(f"cannot be the name of a module: {problem.message}") from problem
+    if "/" not in name:
+        raise UsageError(f"{name!r} is a name without a version", remedy=f"--name {name}/VERSION")
+    return name

@@ -1,0 +1,139 @@
+"""Which environments there are: in HVDENV_HOME, and elsewhere where one was noted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from hvdenv.environments.generations import Environment, at
+from hvdenv.errors import UsageError
+from hvdenv.places import Places, environment_name, make_folder, write_json
+
+State = Literal["complete", "incomplete", "broken", "missing"]
+
+
+class Listed(NamedTuple):
+    """An environment as ``hvdenv envs`` shows it.
+
+    Attributes:
+        recipe: name of its recipe.
+        variants: sorted names.
+        prefix: the link.
+        state: ``complete``; ``incomplete``: never built to its end; ``broken``: the
+            prefix points to nothing whole; ``missing``: nothing is left of it.
+        created: when the active generation was finished, in UTC; or empty.
+        bytes: size of the active generation.
+        files: number of files in it.
+        generations: the complete ones, the newest first.
+    """
+
+    recipe: str
+    variants: tuple[str, ...]
+    prefix: str
+    state: State
+    created: str
+    bytes: int
+    files: int
+    generations: tuple[str, ...]
+
+
+def register(
+    places: Places, environment: Environment, recipe: str, variants: Iterable[str]
+) -> None:
+    """Note that there is an environment with this prefix, for list_environments().
+
+    Raises:
+        StepError: HVDENV_HOME cannot be written.
+    """
+    make_folder(places.registry)
+    entry = {"prefix": str(environment.prefix), "recipe": recipe, "variants": sorted(variants)}
+    write_json(_registered(places, environment), entry)
+
+
+def forget(places: Places, environment: Environment) -> None:
+    """Undo register()."""
+    _registered(places, environment).unlink(missing_ok=True)
+
+
+def list_environments(places: Places) -> list[Listed]:
+    """All environments under HVDENV_HOME, and those elsewhere that were registered.
+
+    An entry of the registry that cannot be read is passed over; building the
+    environment again writes it anew.
+    """
+    known = dict(_in_home(places))
+    for path in sorted(places.registry.glob("*.json")):
+        try:
+            entry = json.loads(path.read_bytes())
+            environment = at(Path(entry["prefix"]))
+            known[environment] = (str(entry["recipe"]), tuple(map(str, entry["variants"])))
+        except (OSError, ValueError, TypeError, KeyError, UsageError):
+            continue
+    listed = [_list(environment, *names) for environment, names in known.items()]
+    return sorted(listed, key=lambda one: (one.recipe, one.variants, one.prefix))
+
+
+def find(places: Places, name: str) -> Environment:
+    """An environment by its name (``local+torch``) or, with a slash, by its prefix.
+
+    Raises:
+        UsageError: none is named so, or several are.
+    """
+    if "/" in name:
+        return at(Path(name))
+    known = list_environments(places)
+    named = [each for each in known if environment_name(each.recipe, each.variants) == name]
+    if len(named) == 1:
+        return at(Path(named[0].prefix))
+    if named:
+        raise UsageError(
+            f"{len(named)} environments are named {name}",
+            detail="\n".join(each.prefix for each in named),
+            remedy="name its prefix",
+        )
+    raise UsageError(f"there is no environment named {name}", remedy="`hvdenv envs` lists them")
+
+
+def _in_home(places: Places) -> Iterator[tuple[Environment, tuple[str, tuple[str, ...]]]]:
+    """Environments in the default folder, named as environment_name() does it."""
+    try:
+        names = os.listdir(places.envs)
+    except OSError:
+        return
+    for name in names:
+        if name.startswith(".") and name.endswith(".hvdenv"):
+            recipe, *variants = name[1 : -len(".hvdenv")].split("+")
+            environment = at(places.envs / name[1 : -len(".hvdenv")])
+            yield environment, (recipe, tuple(variants))
+
+
+def _list(environment: Environment, recipe: str, variants: tuple[str, ...]) -> Listed:
+    records = environment.records()
+    active = environment.pointed()
+    record = records.get(active, {})
+    state: State = "missing"
+    if record:
+        state = "complete"
+    elif os.path.lexists(environment.prefix):
+        state = "broken"
+    elif environment.identities():
+        state = "incomplete"
+    return Listed(
+        record.get("recipe", recipe),
+        tuple(record.get("variants", variants)),
+        str(environment.prefix),
+        state,
+        record.get("created", ""),
+        record.get("bytes", 0),
+        record.get("files", 0),
+        tuple(records),
+    )
+
+
+def _registered(places: Places, environment: Environment) -> Path:
+    digest = hashlib.sha256(os.fsencode(environment.prefix)).hexdigest()
+    return places.registry / f"{digest[:16]}.json"

@@ -1,0 +1,204 @@
+"""Going back to an earlier generation, and removing what is no longer needed.
+
+Nothing here deletes what does not carry hvdenv's marker.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from hvdenv.environments import buildlock
+from hvdenv.environments.generations import TEMPORARY, Environment, delete, erase, switch
+from hvdenv.environments.prefixes import what_is_at
+from hvdenv.environments.usage import User, Uses, uses
+from hvdenv.errors import BusyError, UsageError
+from hvdenv.places import blocked, sync_folder
+
+
+class Cleared(NamedTuple):
+    """What remove() or prune() did.
+
+    Attributes:
+        removed: generations that are gone.
+        kept: generation or path, and why it is still there.
+        unseen: processes of other users that could not be looked into.
+    """
+
+    removed: tuple[str, ...]
+    kept: tuple[tuple[str, str], ...]
+    unseen: int
+
+
+def rollback(environment: Environment, identity: str = "") -> str:
+    """Point the prefix to an earlier complete generation.
+
+    Args:
+        environment: any.
+        identity: which; the one finished before the active one if empty.
+
+    Returns:
+        The generation that is active now.
+
+    Raises:
+        UsageError: there is no such generation.
+        BusyError: a build holds the environment.
+    """
+    _require(environment)
+    with buildlock.hold(environment.store, wait=0):
+        known = list(environment.records())
+        active = environment.active()
+        older = known[known.index(active) + 1 :] if active in known else known
+        wanted = identity or (older[0] if older else "")
+        if wanted not in known:
+            raise UsageError(
+                f"no complete generation {identity}" if identity else "no earlier generation",
+                where=str(environment.prefix),
+                remedy=f"complete are: {', '.join(known) or 'none'}; active is {active or 'none'}",
+            )
+        switch(environment, wanted)
+    return wanted
+
+
+def remove(environment: Environment, *, force: bool = False, break_lock: bool = False) -> Cleared:
+    """Remove an environment: its link and every generation that hvdenv made for it.
+
+    Args:
+        environment: any.
+        force: do so although processes use it.
+        break_lock: do so although a build that cannot be seen from here holds it.
+
+    Raises:
+        UsageError: there is no environment.
+        BusyError: a build holds it, or a process uses it.
+        StepError: no permission.
+    """
+    _require(environment)
+    with buildlock.hold(environment.store, wait=0, break_lock=break_lock):
+        found = Uses((), 0) if force else uses(environment)
+        if found.users:
+            raise _in_use(environment, found)
+        kept = []
+        if environment.pointed():
+            _unlink(environment.prefix)
+        elif os.path.lexists(environment.prefix):
+            kept.append((str(environment.prefix), f"is {what_is_at(environment.prefix)}"))
+        identities = environment.identities()
+        kept += [(name, note) for name in identities if (note := delete(environment, name))]
+        kept += _clean(environment.store)
+    try:
+        environment.store.rmdir()
+    except OSError:
+        kept += _strangers(environment.store)
+    kept_names = {name for name, _ in kept}
+    return Cleared(
+        tuple(name for name in identities if name not in kept_names), tuple(kept), found.unseen
+    )
+
+
+def prune(
+    environment: Environment,
+    *,
+    keep: int,
+    spare: Callable[[str], bool] = lambda identity: False,
+    dry_run: bool = False,
+) -> Cleared:
+    """Remove old and unfinished generations, except those that processes use.
+
+    Args:
+        environment: any.
+        keep: how many complete ones to keep beside the active one, newest first.
+        spare: whether to leave another generation alone.
+        dry_run: remove nothing; say what would be.
+
+    Raises:
+        UsageError: there is no environment.
+        BusyError: a build holds it.
+        StepError: no permission.
+    """
+    _require(environment)
+    if dry_run:
+        found = uses(environment)
+        chosen = _prunable(environment, keep, spare)
+        kept = [(each, f"in use by {_name(found.of(each))}") for each in chosen if found.of(each)]
+        used = {identity for identity, _ in kept}
+        return Cleared(
+            tuple(each for each in chosen if each not in used), tuple(kept), found.unseen
+        )
+    removed, kept = [], []
+    with buildlock.hold(environment.store, wait=0):
+        found = uses(environment)
+        for identity in _prunable(environment, keep, spare):
+            users = found.of(identity)
+            note = f"in use by {_name(users)}" if users else delete(environment, identity)
+            if note:
+                kept.append((identity, note))
+            else:
+                removed.append(identity)
+        kept += _clean(environment.store)
+    return Cleared(tuple(removed), tuple(kept), found.unseen)
+
+
+def _prunable(environment: Environment, keep: int, spare: Callable[[str], bool]) -> list[str]:
+    """The generations that are to go if no process uses them."""
+    pointed = environment.pointed()
+    complete = [identity for identity in environment.records() if identity != pointed]
+    spared = {pointed, *complete[:keep]}
+    return [each for each in environment.identities() if each not in spared and not spare(each)]
+
+
+def _require(environment: Environment) -> None:
+    if not environment.store.is_dir() or environment.store.is_symlink():
+        raise UsageError(
+            "no environment that hvdenv built",
+            where=str(environment.prefix),
+            remedy="hvdenv envs lists those that there are",
+        )
+
+
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink()
+        sync_folder(path.parent)
+    except OSError as error:
+        raise blocked(path, error, "remove") from error
+
+
+def _clean(store: Path) -> list[tuple[str, str]]:
+    """Delete what killed processes left in a store whose lock is held."""
+    buildlock.sweep(store)
+    kept = []
+    for name in sorted(os.listdir(store)):
+        if name.startswith(TEMPORARY) and (note := erase(store / name)):
+            kept.append((str(store / name), note))
+    return kept
+
+
+def _strangers(store: Path) -> list[tuple[str, str]]:
+    """What keeps a store from being removed, other than the lock of a next build."""
+    try:
+        names = sorted(os.listdir(store))
+    except FileNotFoundError:
+        return []
+    return [
+        (str(store / name), "hvdenv did not make it")
+        for name in names
+        if not (name == buildlock.LOCK or name.startswith((".lock-", *TEMPORARY)))
+    ]
+
+
+def _in_use(environment: Environment, found: Uses) -> BusyError:
+    return BusyError(
+        f"in use by {_name(found.users)}",
+        where=str(environment.prefix),
+        remedy="end them first, or remove it all the same with --force "
+        "(processes on other hosts cannot be seen from here)",
+    )
+
+
+def _name(users: tuple[User, ...]) -> str:
+    shown = [f"process {user.pid} ({user.name})" for user in users[:5]]
+    more = [f"{len(users) - 5} more"] if len(users) > 5 else []
+    return ", ".join(shown + more)

@@ -1,0 +1,114 @@
+"""Who uses the generations of an environment, as far as this host can tell."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from hvdenv.environments.generations import Environment
+
+if TYPE_CHECKING:
+    import psutil
+
+
+class User(NamedTuple):
+    """A process that uses a generation.
+
+    Attributes:
+        pid: process id.
+        name: of its program.
+        generation: which; empty if it cannot be told.
+        path: by which it was noticed.
+    """
+
+    pid: int
+    name: str
+    generation: str
+    path: str
+
+
+class Uses(NamedTuple):
+    """Who uses the generations of an environment, on this host.
+
+    Attributes:
+        users: the processes.
+        unseen: how many processes of other users could not be looked into.
+    """
+
+    users: tuple[User, ...]
+    unseen: int
+
+    def of(self, identity: str) -> tuple[User, ...]:
+        """The processes that use this generation, or may do so."""
+        return tuple(user for user in self.users if user.generation in ("", identity))
+
+
+def uses(environment: Environment) -> Uses:
+    """Find the processes on this host that run from, work in or have loaded a generation.
+
+    A process that was started through the prefix and shows no generation counts as a
+    user of every one: the link may have been switched since.
+    """
+    import psutil
+
+    users = []
+    unseen = 0
+    for process in psutil.process_iter():
+        if process.pid == os.getpid():
+            continue
+        paths, whole = _paths_of(process)
+        unseen += not whole
+        seen = [found for path in paths if (found := _inside(environment, path))]
+        if seen:
+            identity, path = max(seen)
+            try:
+                name = process.name()
+            except psutil.Error:
+                continue
+            users.append(User(process.pid, name, identity, path))
+    return Uses(tuple(users), unseen)
+
+
+def in_use(environment: Environment, identity: str) -> tuple[User, ...]:
+    """The processes on this host that use one generation; see uses()."""
+    return uses(environment).of(identity)
+
+
+def _paths_of(process: psutil.Process) -> tuple[list[str], bool]:
+    """Every path by which a process can use an environment, and whether all were seen."""
+    import psutil
+
+    paths: list[str] = []
+    whole = True
+    try:
+        arguments = process.cmdline()
+        paths += arguments
+    except psutil.Error:
+        return paths, True
+    for look in (process.exe, process.cwd):
+        try:
+            paths.append(look())
+        except psutil.AccessDenied:
+            whole = whole and not arguments  # without arguments: one of the kernel's own
+        except psutil.Error:
+            return paths, True
+    try:
+        with open(f"/proc/{process.pid}/maps", errors="surrogateescape") as stream:
+            fields = (line.rstrip("\n").split(None, 5) for line in stream)
+            paths += {field[5] for field in fields if len(field) == 6}
+    except OSError:
+        pass
+    return paths, whole
+
+
+def _inside(environment: Environment, path: str) -> tuple[str, str] | None:
+    """The generation that a path lies in, and the path; None if it lies elsewhere."""
+    for name, generations in ((environment.store.name, True), (environment.prefix.name, False)):
+        parent = environment.prefix.parent
+        for folder in {os.fspath(parent), os.path.realpath(parent)}:
+            root = os.path.join(folder, name) + os.sep
+            # A prefix alone, with a slash or without, is an option of some command.
+            if path.rstrip(os.sep).startswith(root):
+                identity = path[len(root) :].partition(os.sep)[0] if generations else ""
+                return identity, path
+    return None

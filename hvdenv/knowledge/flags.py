@@ -1,0 +1,185 @@
+"""What a recipe asks of Horovod as the variables that its build reads.
+
+Horovod ignores what it does not know: a variable of another release, a value in lower
+case. So a recipe is typed, and what its release would ignore is refused here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hvdenv.errors import IncompatibleError
+from hvdenv.model.recipe import Gpu, Recipe, Version
+
+_FRAMEWORKS = (("tensorflow", "TENSORFLOW"), ("torch", "PYTORCH"), ("mxnet", "MXNET"))
+_OPERATIONS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
+
+# Since which release a key of [horovod.gpu] is read at all.
+_SINCE = {
+    "operations": ("0.20.0", "name the operations one by one: allreduce, allgather, broadcast"),
+    "alltoall": ("0.20.0", "leave it out"),
+    "reducescatter": ("0.25.0", "leave it out"),
+    "capabilities": ("0.20.0", "leave it out: this release compiles no CUDA code of its own"),
+}
+
+
+def horovod_variables(recipe: Recipe, machine: str) -> dict[str, str]:
+    """The variables of Horovod's build. Values may begin with $NAME, which the modules set.
+
+    Only the value 1 counts (0.20 and newer compare as strings), and HOROVOD_WITH_GLOO is
+    read by nothing since 0.20: Gloo is there unless refused.
+
+    Raises:
+        IncompatibleError: this release would ignore what the recipe asks for.
+    """
+    wanted, variables = recipe.horovod, {}
+    for framework, name in _FRAMEWORKS:
+        asked = framework in wanted.frameworks
+        variables[f"HOROVOD_WITH{'' if asked else 'OUT'}_{name}"] = "1"
+    mpi = "mpi" in wanted.controllers
+    variables[f"HOROVOD_WITH{'' if mpi else 'OUT'}_MPI"] = "1"
+    if "gloo" not in wanted.controllers:
+        variables["HOROVOD_WITHOUT_GLOO"] = "1"
+    elif _older(wanted.version, "0.20.0"):
+        variables["HOROVOD_WITH_GLOO"] = "1"
+    if wanted.cpu_operations:
+        variables["HOROVOD_CPU_OPERATIONS"] = wanted.cpu_operations.upper()
+    if wanted.gpu:
+        variables.update(_gpu_variables(wanted.gpu, wanted.version, recipe))
+    variables["HOROVOD_WITHOUT_NVTX"] = "1"
+    # A blank, but set: unset would mean the flags of the machine that builds.
+    variables["HOROVOD_BUILD_ARCH_FLAGS"] = recipe.target.arch_flags.get(machine, "") or " "
+    # site-packages/horovod/FRAMEWORK -> the environment's lib, and torch's libraries.
+    variables["HVDENV_INSTALL_RPATH"] = "$ORIGIN/../../../..:$ORIGIN/../../torch/lib"
+    if nccl_of_torch(recipe):
+        variables["HVDENV_INSTALL_RPATH"] += ":$ORIGIN/../../nvidia/nccl/lib"
+        variables["HOROVOD_NCCL_LINK"] = "SHARED"  # the package has no other
+    return variables
+
+
+def nccl_of_torch(recipe: Recipe) -> bool:
+    """Whether Horovod is to use the NCCL that torch's own packages bring."""
+    return recipe.horovod.gpu is not None and recipe.horovod.gpu.nccl == "torch"
+
+
+def _gpu_variables(gpu: Gpu, version: Version, recipe: Recipe) -> dict[str, str]:
+    _refuse_ignored(gpu, version)
+    _refuse_two_nccls(gpu, recipe)
+    variables = {"HOROVOD_GPU": {"cuda": "CUDA", "rocm": "ROCM"}[gpu.platform]}
+    if gpu.operations:
+        variables["HOROVOD_GPU_OPERATIONS"] = gpu.operations.upper()
+    for name in _OPERATIONS:
+        library = getattr(gpu, name)
+        if library:
+            variables[f"HOROVOD_GPU_{name.upper()}"] = library.upper()
+    if gpu.allow_mixed:
+        variables["HOROVOD_ALLOW_MIXED_GPU_IMPL"] = "1"
+    if gpu.nccl_link:
+        variables["HOROVOD_NCCL_LINK"] = gpu.nccl_link.upper()
+    for variable, folder in (
+        ("HOROVOD_CUDA_HOME", gpu.cuda_home),
+        ("HOROVOD_NCCL_HOME", gpu.nccl_home),
+        ("HOROVOD_ROCM_HOME", gpu.rocm_home),
+    ):
+        if folder:
+            variables[variable] = folder
+    capabilities = compute_capabilities(recipe)
+    if capabilities and gpu.platform == "cuda" and not _older(version, "0.20.0"):
+        variables["HOROVOD_BUILD_CUDA_CC_LIST"] = ",".join(capabilities)
+    return variables
+
+
+def compute_capabilities(recipe: Recipe) -> tuple[str, ...]:
+    """Those of the recipe, or of all its partitions: one build for all of a cluster's GPUs."""
+    if recipe.horovod.gpu and recipe.horovod.gpu.capabilities:
+        return recipe.horovod.gpu.capabilities
+    found = {each.capability for each in recipe.partitions.values() if each.capability}
+    return tuple(sorted(found, key=int))
+
+
+def operations(recipe: Recipe) -> tuple[str, ...]:
+    """The tensor operations that the recipe asks for, as Horovod's own table calls them."""
+    names = ["MPI" if each == "mpi" else "Gloo" for each in recipe.horovod.controllers]
+    gpu = recipe.horovod.gpu
+    asked = {gpu.operations, *(getattr(gpu, each) for each in _OPERATIONS)} if gpu else set()
+    names += [name.upper() for name in ("nccl", "ddl") if name in asked]
+    if recipe.horovod.cpu_operations == "ccl":
+        names.append("CCL")
+    return tuple(names)
+
+
+def _refuse_ignored(gpu: Gpu, version: Version) -> None:
+    """What this release would not read, or stop at after minutes."""
+    where = "horovod.gpu"
+    for key, (since, remedy) in _SINCE.items():
+        if getattr(gpu, key) and _older(version, since):
+            raise IncompatibleError(
+                f"Horovod {version} ignores this: it is read since {since}",
+                where=f"{where}.{key}",
+                remedy=remedy,
+            )
+    single = [name for name in _OPERATIONS if getattr(gpu, name)]
+    if gpu.operations and single:
+        raise IncompatibleError(
+            f"operations is for all operations, {single[0]} for one: Horovod takes only one of both",
+            where=f"{where}.{single[0]}",
+            remedy="leave operations out, or all the others",
+        )
+    if not gpu.operations and not single:
+        raise IncompatibleError(
+            "no operation is asked for, so nothing would be built for GPUs",
+            where=where,
+            remedy='set operations = "nccl"',
+        )
+    if gpu.allgather == "nccl" and _older(version, "0.20.0"):
+        raise IncompatibleError(
+            f"Horovod {version} gathers on GPUs by MPI only",
+            where=f"{where}.allgather",
+            remedy='leave it out, set it to "mpi", or take Horovod 0.20 or newer',
+        )
+    mixed = [name for name in single if getattr(gpu, name) == "mpi"]
+    if gpu.allreduce == "nccl" and mixed and not gpu.allow_mixed:
+        raise IncompatibleError(
+            f"allreduce by NCCL and {mixed[0]} by MPI can deadlock; Horovod's build stops there",
+            where=f"{where}.{mixed[0]}",
+            remedy=f'set {mixed[0]} = "nccl" or leave it out; allow_mixed = true takes the risk',
+        )
+
+
+def _refuse_two_nccls(gpu: Gpu, recipe: Recipe) -> None:
+    where = "horovod.gpu.nccl"
+    if gpu.nccl and (gpu.nccl_home or gpu.nccl_link):
+        raise IncompatibleError(
+            "torch's NCCL is asked for, and beside it another or another way to link it",
+            where=where,
+            remedy="leave out nccl, or nccl_home and nccl_link",
+        )
+    if gpu.nccl and "torch" not in recipe.horovod.frameworks:
+        raise IncompatibleError(
+            "torch's NCCL is asked for, but not torch",
+            where=where,
+            remedy="leave it out, and name NCCL's folder in nccl_home",
+        )
+
+
+def _older(version: Version, other: str) -> bool:
+    from packaging.version import Version as Parsed
+
+    return Parsed(version) < Parsed(other)
+
+
+class Split(NamedTuple):
+    """Variables as they are, and those that begin with a variable of the modules."""
+
+    plain: dict[str, str]
+    derived: dict[str, str]
+
+
+def split(variables: dict[str, str]) -> Split:
+    """Tell apart what begins with $NAME/ ($ORIGIN is the linker's own word)."""
+    derived = {
+        name: value
+        for name, value in variables.items()
+        if value.startswith("$") and not value.startswith("$ORIGIN")
+    }
+    return Split({n: v for n, v in variables.items() if n not in derived}, derived)

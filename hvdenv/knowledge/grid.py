@@ -1,0 +1,399 @@
+"""Combinations that were really built and verified: data in hvdenv/knowledge/grid.json, and what it answers.
+
+Pure. grid/run.py makes the rows; docs/grid.md shows them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from hvdenv.knowledge.observables import observables
+from hvdenv.knowledge.patches import applicable
+from hvdenv.knowledge.rules import Rule, judge
+from hvdenv.model.facts import Facts, Interpreter, Tool
+from hvdenv.model.recipe import Controller, Framework, Gpu, Name, Recipe, Version
+from hvdenv.model.recipe import Mpi as RecipeMpi
+from hvdenv.reports.report import Status
+from hvdenv.schema import Pattern, decode
+
+FILE = Path(__file__).parent / "grid.json"
+
+# Horovod's releases, the last one of each series, the newest first.
+RELEASES = (
+    "0.28.1", "0.27.0", "0.26.1", "0.25.0", "0.24.3", "0.23.0", "0.22.1", "0.21.3", "0.20.3", "0.19.5",
+)  # fmt: skip
+FRAMEWORKS: tuple[Framework, ...] = ("torch", "tensorflow")
+# CUDA of which the version does not matter, and none.
+ANY, NONE = "any", "none"
+
+Date = Annotated[str, Pattern(r"\d{4}-\d\d-\d\d", "a date such as 2026-11-22")]
+RowName = Annotated[str, Pattern(r"[a-z0-9][a-z0-9._-]*", "a name of a-z, 0-9, ., _ and -")]
+Verdict = Literal["pass", "fail", "unproven", "error", "not built"]
+Kind = Literal["openmpi", "mpich", "mvapich", "cray-mpich", "intel", "spectrum"]
+
+
+class Judged(NamedTuple):
+    """What verify said of a framework under a controller: the worst of its findings."""
+
+    framework: Framework
+    controller: Controller
+    status: Status
+
+
+class Failure(NamedTuple):
+    """Where a row failed.
+
+    Attributes:
+        step: of the build; or ``verify``.
+        cause: what the log says, if it is known.
+        signature: by which text it is known.
+        lines: the first lines that look like an error, or what verify said.
+    """
+
+    step: str
+    cause: str = ""
+    signature: str = ""
+    lines: tuple[str, ...] = ()
+
+
+class Row(NamedTuple):
+    """One combination that was tried.
+
+    Attributes:
+        name: stable name.
+        date: when.
+        hvdenv, horovod, python: versions.
+        frameworks: versions as the frameworks themselves say them: 2.13.0+cpu.
+        controllers: that Horovod was built with.
+        mpi, mpi_version: the implementation, from the package index.
+        cuda: the toolkit that Horovod was built for; empty if for none.
+        patches: to Horovod's source.
+        packages: versions of others that matter.
+        compiler, glibc, system, machine: where it was built.
+        build_seconds, verify_seconds: wall time; of verify 0 if it was not reached.
+        verdict: of verify, or ``not built``.
+        judged: the verdict by framework and controller.
+        base, settings: how its recipe differs from this shipped one: values for keys, as TOML.
+        allow: blocking rules that the build went past.
+        failure: where it failed; None if it did not.
+    """
+
+    name: RowName
+    date: Date
+    hvdenv: str
+    horovod: Version
+    python: Version
+    frameworks: dict[Framework, Version]
+    controllers: tuple[Controller, ...]
+    mpi: Kind
+    mpi_version: Version
+    cuda: str
+    patches: tuple[Name, ...]
+    packages: dict[str, str]
+    compiler: str
+    glibc: str
+    system: str
+    machine: str
+    build_seconds: float
+    verify_seconds: float
+    verdict: Verdict
+    judged: tuple[Judged, ...]
+    base: Name
+    settings: dict[str, str]
+    allow: tuple[str, ...] = ()
+    failure: Failure | None = None
+
+
+class Grid(NamedTuple):
+    """The data file."""
+
+    format: Literal[1]
+    rows: tuple[Row, ...]
+
+
+class Asked(NamedTuple):
+    """A combination; what is empty may be anything.
+
+    Attributes:
+        torch, tensorflow, python, horovod: versions; 2.6 stands for all of 2.6.
+        cuda: a version, ``any`` or ``none``.
+        mpi: the implementation.
+        mpi_version: its version.
+        machine: architecture.
+    """
+
+    torch: str = ""
+    tensorflow: str = ""
+    python: str = ""
+    cuda: str = ""
+    mpi: str = ""
+    mpi_version: str = ""
+    horovod: str = ""
+    machine: str = ""
+
+    @property
+    def frameworks(self) -> tuple[Framework, ...]:
+        """Those that are asked for."""
+        return tuple(name for name in FRAMEWORKS if getattr(self, name))
+
+    def versions(self, horovod: str) -> dict[str, Version]:
+        """Versions of the frameworks that are asked for, and of a Horovod."""
+        return {"horovod": horovod, **{name: getattr(self, name) for name in self.frameworks}}
+
+
+class Answer(NamedTuple):
+    """What the grid says of a combination.
+
+    Attributes:
+        status: ``built`` says that nothing failed, but this could not all be proven there.
+        rows: of this combination, the proven ones first.
+        below, above: the nearest proven rows, unless this one is proven.
+    """
+
+    status: Literal["proven", "built", "failed", "never tried"]
+    rows: tuple[Row, ...] = ()
+    below: Row | None = None
+    above: Row | None = None
+
+
+class Advice(NamedTuple):
+    """What to build for a combination.
+
+    Attributes:
+        horovod: the release: that of the proven row, or the newest that the fewest rules block.
+        patches: to its source.
+        rules: that block it or warn of it.
+        answer: whether it was tried.
+    """
+
+    horovod: str
+    patches: tuple[str, ...]
+    rules: tuple[Rule, ...]
+    answer: Answer
+
+
+def read(text: str) -> tuple[Row, ...]:
+    """The rows of a data file.
+
+    Raises:
+        Problem: a value does not fit.
+        ValueError: it is no JSON.
+    """
+    return decode(Grid, json.loads(text)).rows
+
+
+@lru_cache(maxsize=1)
+def all_rows() -> tuple[Row, ...]:
+    """The rows that come with hvdenv."""
+    return read(FILE.read_text(encoding="utf-8"))
+
+
+def ask(asked: Asked, rows: Sequence[Row]) -> Answer:
+    """Whether a combination was tried, and what came of it."""
+    found = sorted((row for row in rows if _is(asked, row)), key=lambda row: _WORTH[row.verdict])
+    best = found[0].verdict if found else None
+    if best == "pass":
+        return Answer("proven", tuple(found))
+    proven = [
+        row for row in rows if row.verdict == "pass" and {*asked.frameworks} <= {*row.frameworks}
+    ]
+    # Implementations of MPI have no order: another one only if there is nothing else.
+    alike = [row for row in proven if asked.mpi in ("", row.mpi)] or proven
+    at = _place(asked)
+    below = [row for row in alike if _place(asked, row) <= at]
+    above = [row for row in alike if _place(asked, row) > at]
+    status: Literal["built", "failed", "never tried"]
+    status = "never tried" if best is None else "built" if best == "unproven" else "failed"
+    return Answer(
+        status,
+        tuple(found),
+        max(below, key=lambda row: _place(asked, row), default=None),
+        min(above, key=lambda row: _place(asked, row), default=None),
+    )
+
+
+_WORTH: dict[Verdict, int] = {"pass": 0, "unproven": 1, "fail": 2, "error": 3, "not built": 4}
+
+
+def _is(asked: Asked, row: Row) -> bool:
+    return not differences(asked, row)
+
+
+def differences(asked: Asked, row: Row) -> tuple[str, ...]:
+    """In what a row is another combination than the one that is asked for."""
+    return tuple(
+        name for name, value in _of(row).items() if not _agrees(getattr(asked, name), value)
+    )
+
+
+def _of(row: Row) -> dict[str, str]:
+    """A row in the words of Asked."""
+    return {
+        "torch": row.frameworks.get("torch", ""), "tensorflow": row.frameworks.get("tensorflow", ""),
+        "python": row.python, "cuda": row.cuda or NONE, "mpi": row.mpi,
+        "mpi_version": row.mpi_version,
+        "horovod": row.horovod, "machine": row.machine,
+    }  # fmt: skip
+
+
+def _agrees(asked: str, value: str) -> bool:
+    """Whether a value is one of those that are asked for: 2.6 is also 2.6.1 and 2.6.0+cu124."""
+    if asked == ANY:
+        return value != NONE
+    return not asked or asked == value or f"{value.partition('+')[0]}.".startswith(f"{asked}.")
+
+
+def _place(asked: Asked, row: Row | None = None) -> tuple[Any, ...]:
+    """Where a row stands in the order of what is asked for, or that itself."""
+    from packaging.version import Version as Parsed
+
+    values = _of(row) if row else {}
+    place = []
+    for name in (*FRAMEWORKS, "python", "horovod", "mpi_version"):
+        wanted = getattr(asked, name)
+        if wanted:
+            value = values.get(name, wanted)
+            place.append(Parsed(wanted if _agrees(wanted, value) else value))
+    return tuple(place)
+
+
+def advise(asked: Asked, base: Recipe, rows: Sequence[Row]) -> Advice:
+    """What to build for a combination, as far as rules and rows know.
+
+    Args:
+        asked: the combination.
+        base: the recipe that it is a change of: ``local``.
+        rows: that were tried.
+    """
+    answer = ask(asked, rows)
+    proven = [row.horovod for row in answer.rows] if answer.status == "proven" else []
+    judged = {each: _judged(asked, base, each) for each in proven[:1] or RELEASES[:1]}
+    if not proven and _blocks(judged[RELEASES[0]]):
+        judged.update((each, _judged(asked, base, each)) for each in RELEASES[1:])
+    horovod = min(judged, key=lambda each: _blocks(judged[each]))
+    patches = applicable(asked.versions(horovod))
+    return Advice(horovod, tuple(patch.name for patch in patches), judged[horovod], answer)
+
+
+# Keys of a recipe that make it another combination.
+_ITS_OWN = ("frameworks.", "horovod.", "mpi.", "python.")
+
+
+def _blocks(rules: Iterable[Rule]) -> int:
+    """How many rules block a combination that no change of something else would mend."""
+    blocking = [rule for rule in rules if rule.severity == "block"]
+    return sum(
+        not rule.edit or any(key.startswith(_ITS_OWN) for key in rule.edit) for rule in blocking
+    )
+
+
+def _judged(asked: Asked, base: Recipe, horovod: str) -> tuple[Rule, ...]:
+    """The rules that block or warn of a combination, whatever machine it is built on."""
+    recipe = _recipe(asked, base, horovod)
+    python = Interpreter("", asked.python) if asked.python else None
+    seen = observables(recipe, _ANYWHERE, python, asked.versions(horovod))
+    return tuple(rule for rule in judge(seen) if rule.severity != "note")
+
+
+# Nothing is known of the machine but that it has what a build needs.
+_ANYWHERE = Facts(
+    "declared", "", "Linux", "x86_64", "", "", (), 1, False, (), cc=Tool("gcc"), cxx=Tool("g++")
+)
+
+
+def _recipe(asked: Asked, base: Recipe, horovod: str) -> Recipe:
+    """A recipe of the combination; only rules see it."""
+    gpu = None
+    frameworks = dict(base.frameworks)
+    if asked.cuda not in ("", NONE):
+        toolkit = "" if asked.cuda == ANY else f"-{asked.cuda}"
+        gpu = Gpu(operations="nccl", cuda_home=f"/usr/local/cuda{toolkit}")
+        frameworks = {
+            name: each._replace(cpu_index=None, package=None) for name, each in frameworks.items()
+        }
+    mpi = base.mpi
+    if asked.mpi:
+        package: Any = asked.mpi if asked.mpi in ("openmpi", "mpich") else None
+        kind: Any = asked.mpi
+        mpi = RecipeMpi(kind, asked.mpi_version or None, package)
+    return base._replace(
+        frameworks=frameworks,
+        mpi=mpi,
+        horovod=base.horovod._replace(version=horovod, frameworks=asked.frameworks, gpu=gpu),
+    )
+
+
+def asked_of(recipe: Recipe, versions: Mapping[str, Version], python: str, facts: Facts) -> Asked:
+    """The combination that a recipe is, on a machine.
+
+    Args:
+        recipe: the resolved recipe.
+        versions: of its frameworks.
+        python: version of the interpreter.
+        facts: of the machine.
+    """
+    mpi = recipe.mpi if "mpi" in recipe.horovod.controllers else None
+    toolkit = facts.nvcc.version if facts.nvcc else ""
+    return Asked(
+        torch=versions.get("torch", ""),
+        tensorflow=versions.get("tensorflow", ""),
+        python=_minor(python),
+        cuda=(toolkit or ANY) if recipe.horovod.gpu else NONE,
+        mpi=mpi.kind if mpi else "",
+        mpi_version=_minor(mpi.version or "") if mpi else "",
+        horovod=recipe.horovod.version,
+        machine=facts.machine,
+    )
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def comparable(recipe: Recipe) -> bool:
+    """Whether a recipe builds what rows are of: Horovod's source beside wheels of the index."""
+    providers = {recipe.frameworks[name].provider for name in recipe.horovod.frameworks}
+    return recipe.horovod.provider == "source" and providers == {"pip"}
+
+
+def told(row: Row) -> str:
+    """A row in one line."""
+    frameworks = " and ".join(f"{name} {version}" for name, version in row.frameworks.items())
+    cuda = f"CUDA {row.cuda}" if row.cuda else "no CUDA"
+    return (
+        f"{row.name}: {frameworks}, Python {row.python}, {row.mpi} {row.mpi_version}, {cuda}, "
+        f"Horovod {row.horovod} ({row.verdict}, {row.date}, {row.system})"
+    )
+
+
+def options(row: Row) -> tuple[str, ...]:
+    """The words of the command that builds a row again."""
+    sets = (word for key, value in row.settings.items() for word in ("--set", f"{key}={value}"))
+    allowed = (word for rule in row.allow for word in ("--allow", rule))
+    return ("hvdenv", "build", row.base, *sets, *allowed)
+
+
+_TOLD = {
+    "proven": "was built and verified",
+    "built": "was built, but not all of it could be proven",
+    "failed": "was tried, and failed",
+    "never tried": "was never tried",
+}
+
+
+def told_answer(asked: Asked, answer: Answer) -> Iterator[str]:
+    """Whether a combination was tried and which is nearest, line by line."""
+    yield f"grid: this combination {_TOLD[answer.status]}"
+    for row in answer.rows:
+        yield f"  {told(row)}"
+        if row.failure:
+            cause = row.failure.cause or "for a cause that is not known"
+            yield f"    failed at {row.failure.step}: {cause}"
+    for side, nearest in (("below", answer.below), ("above", answer.above)):
+        if nearest:
+            yield f"  the nearest proven one {side} has another {', '.join(differences(asked, nearest))}:"
+            yield f"    {told(nearest)}"

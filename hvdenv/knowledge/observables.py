@@ -1,0 +1,354 @@
+"""What rules may ask about: a recipe and facts as names with plain values.
+
+An observable that is not known is left out. docs/rules.md lists the rules that ask.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from hvdenv.knowledge.flags import compute_capabilities
+from hvdenv.knowledge.patches import applicable
+from hvdenv.knowledge.rules import Observable, Observables
+from hvdenv.model.facts import Facts, Interpreter
+from hvdenv.model.recipe import Framework, FrameworkPackage, Gpu, Recipe, Version
+from hvdenv.sites.modules import family_of
+
+_OPERATIONS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
+
+# The CUDA that wheels on the package index are built with, since which version. Of torch:
+# its release notes; of TensorFlow: its table of tested build configurations.
+_CUDA_OF_WHEELS: dict[Framework, tuple[tuple[str, str], ...]] = {
+    "torch": (
+        ("2.11", "13.0"), ("2.8", "12.8"), ("2.7", "12.6"), ("2.5", "12.4"), ("2.1", "12.1"),
+        ("1.13", "11.7"), ("1.5", "10.2"),
+    ),
+    "tensorflow": (
+        ("2.18", "12.5"), ("2.16", "12.3"), ("2.15", "12.2"), ("2.12", "11.8"), ("2.5", "11.2"),
+    ),
+}  # fmt: skip
+
+
+def observables(
+    recipe: Recipe, facts: Facts, python: Interpreter | None, versions: Mapping[str, Version]
+) -> Observables:
+    """What rules may ask about.
+
+    Args:
+        recipe: the resolved recipe.
+        facts: observed or declared.
+        python: the interpreter chosen; None when none fits the recipe.
+        versions: framework versions for that Python.
+    """
+    seen: dict[str, Observable | None] = {
+        "status": recipe.status,
+        "patches": _patches(recipe, versions),
+        **_of_machine(recipe, facts),
+        **_of_python(recipe, python),
+        **_of_horovod(recipe),
+        **_of_compiler(recipe, facts),
+        **_of_cuda(recipe, facts),
+        **_of_mpi(recipe, facts),
+        **_of_job(recipe),
+        **_of_launch(recipe),
+        **_of_packages(recipe),
+        **_of_places(recipe),
+    }
+    for name in recipe.horovod.frameworks:
+        seen.update(_of_framework(name, recipe, versions.get(name, "")))
+    return {name: value for name, value in seen.items() if value is not None and value != ""}
+
+
+Found = dict[str, Observable | None]
+
+
+def _patches(recipe: Recipe, versions: Mapping[str, Version]) -> frozenset[str]:
+    """Names of those that the build applies: a Horovod that is there already has none."""
+    built = recipe.horovod.provider == "source"
+    return frozenset(patch.name for patch in applicable(versions) if built)
+
+
+def _of_machine(recipe: Recipe, facts: Facts) -> Found:
+    wanted = recipe.target.arch_flags.get(facts.machine, "").split()
+    lacking = [
+        flag for flag in wanted if facts.cpu_flags and not _instructions(flag) <= {*facts.cpu_flags}
+    ]
+    free = [left for left in (facts.disk_free, facts.quota_free) if left is not None]
+    return {
+        "system": facts.system,
+        "machine": facts.machine,
+        "cores": facts.cores,
+        "glibc": facts.glibc,
+        "arch_flags": frozenset(wanted),
+        "cpu_lacks": frozenset(lacking),
+        "disk_free_mb": min(free) // 1_000_000 if free else None,
+        "inodes_free": facts.inodes_free,
+        "memory_per_core_mb": facts.memory // facts.cores // 1_000_000 if facts.memory else None,
+        "variables": frozenset(facts.variables),
+    }
+
+
+def _of_python(recipe: Recipe, python: Interpreter | None) -> Found:
+    return {
+        "python": python.version if python else None,
+        "python_minor": _minor(python.version) if python else None,
+        "python_complete": ("yes" if python.complete else "no") if python else None,
+        "python_provider": recipe.python.provider,
+        "python_wanted": recipe.python.version,
+        "python_module_minor": _minor(_module_version(recipe, "python")),
+    }
+
+
+def _of_horovod(recipe: Recipe) -> Found:
+    wanted = recipe.horovod
+    return {
+        "horovod": wanted.version,
+        "horovod_provider": wanted.provider,
+        "frameworks": frozenset(wanted.frameworks),
+        "controllers": frozenset(wanted.controllers),
+        "cpu_operations": wanted.cpu_operations,
+    }
+
+
+def _of_framework(name: Framework, recipe: Recipe, version: Version) -> Found:
+    wanted = recipe.frameworks[name]
+    build, cuda = _build_of(name, wanted, version, recipe)
+    return {
+        name: version,
+        f"{name}_package": wanted.package or name,
+        f"{name}_provider": "wheelhouse" if wanted.wheelhouse else wanted.provider,
+        f"{name}_build": build,
+        f"{name}_cuda": cuda,
+    }
+
+
+def _build_of(
+    name: Framework, wanted: FrameworkPackage, version: Version, recipe: Recipe
+) -> tuple[str, str]:
+    """Whether a framework is built for ``cpu``, ``cuda`` or ``rocm``, and the version of CUDA.
+
+    Both are empty where that cannot be told.
+    """
+    said = " ".join([version, wanted.extra_index or "", wanted.package or ""])
+    if wanted.cpu_index or re.search(r"\bcpu\b", said):
+        return "cpu", ""
+    if "rocm" in said:
+        return "rocm", ""
+    if found := re.search(r"\bcu(\d+)(\d)\b", said):
+        return "cuda", f"{found[1]}.{found[2]}"
+    if wanted.provider == "conda" and recipe.conda:
+        toolkit = _number(recipe.conda.packages.get("cudatoolkit", ""))
+        return ("cuda" if toolkit else ""), toolkit
+    if wanted.provider != "pip" or wanted.wheelhouse or wanted.extra_index:
+        return "", ""
+    return _wheel_of_index(name, version)
+
+
+def _wheel_of_index(name: Framework, version: Version) -> tuple[str, str]:
+    from packaging.version import Version as Parsed
+
+    for since, cuda in _CUDA_OF_WHEELS[name]:
+        if Parsed(version) >= Parsed(since):
+            return "cuda", cuda
+    return "", ""
+
+
+def _of_compiler(recipe: Recipe, facts: Facts) -> Found:
+    """The C++ compiler: of the modules where there are any, and then of the version they name."""
+    if recipe.horovod.provider == "present":
+        return {"cxx": "not needed"}
+    found: Found = {
+        "cmake_module": _module_version(recipe, "cmake"),
+        "build_variables": _assignments(recipe.environment.build),
+    }
+    if recipe.modules:
+        versions = [
+            match[1]
+            for name in _modules(recipe)
+            if (match := re.fullmatch(r"gcc(?:core)?/\.?([0-9.]+)", name.lower()))
+        ]
+        return {**found, "cxx": "of the modules", "gcc": versions[-1] if versions else None}
+    if facts.cxx is None:
+        return found
+    return {**found, "cxx": facts.cxx.path, "gcc": facts.cxx.version}
+
+
+def _of_cuda(recipe: Recipe, facts: Facts) -> Found:
+    gpu = recipe.horovod.gpu
+    target = recipe.partitions.get(recipe.job.partition or "")
+    found: Found = {
+        "driver": facts.driver,
+        "driver_cuda": _number(target.cuda or "") if target else None,
+    }
+    if gpu is None:
+        return found
+    capabilities = compute_capabilities(recipe)
+    asked = {name: getattr(gpu, name) or gpu.operations for name in _OPERATIONS}
+    return {
+        **found,
+        "gpu_platform": gpu.platform,
+        "gpu_operations": frozenset(library for library in asked.values() if library),
+        "gpu_alltoall": asked["alltoall"],
+        "gpu_allow_mixed": "yes" if gpu.allow_mixed else "no",
+        "nccl_link": gpu.nccl_link or "unset",
+        "nccl": _module_version(recipe, "nccl"),
+        "rocm": _module_version(recipe, "rocm") or _number(gpu.rocm_home or ""),
+        "capabilities": frozenset(capabilities),
+        "capability_missing": _capability_missing(gpu, target.capability if target else None),
+        **_toolkit(recipe, facts, gpu),
+    }
+
+
+def _toolkit(recipe: Recipe, facts: Facts, gpu: Gpu) -> Found:
+    """CUDA's toolkit: its version where something names it, and whether there is any."""
+    versions = {
+        f"{found[1]}.{found[2]}"
+        for name in _modules(recipe)
+        if (found := re.search(r"(?:^cuda(?:toolkit)?/|^CUDA/|-CUDA-)(\d+)\.(\d+)", name))
+    }
+    base = (recipe.container.base or "") if recipe.container else ""
+    # The image's toolkit goes with the image's compiler: `container` has facts of both.
+    inside = base.partition("cuda:")[2] if facts.host == base else ""
+    version = (
+        min(versions, default="")
+        or _number((gpu.cuda_home or "").rpartition("cuda")[2])
+        or _number(inside)
+    )
+    conda = recipe.conda.packages if recipe.conda else ()
+    packages = {*conda, *recipe.packages, *recipe.build_tools}
+    brought = any(re.search("nvcc|cuda-toolkit|cudatoolkit-dev", each) for each in packages)
+    if recipe.modules or gpu.cuda_home or base or brought:
+        return {"cuda": version, "cuda_modules": len(versions), "nvcc": "named by the recipe"}
+    here = facts.nvcc
+    return {"cuda": here.version if here else "", "nvcc": here.path if here else None}
+
+
+def _capability_missing(gpu: Gpu, wanted: str | None) -> str | None:
+    """The partition's compute capability, if nothing that is compiled for runs there."""
+    if not gpu.capabilities or not wanted:
+        return None
+    # Code for 8.0 runs on 8.6; the code of a later one does not.
+    fits = any(each[:-1] == wanted[:-1] and each <= wanted for each in gpu.capabilities)
+    return None if fits else wanted
+
+
+def _of_mpi(recipe: Recipe, facts: Facts) -> Found:
+    mpi = recipe.mpi
+    host = facts.mpirun.version if facts.mpirun else ""
+    if mpi is None:
+        return {"host_mpirun": host}
+    return {
+        "mpi": mpi.kind,
+        mpi.kind: mpi.version,
+        "mpi_package": mpi.package,
+        "mpi_cuda_aware": "yes" if mpi.cuda_aware else "no",
+        "openmpi_module": _openmpi_module(recipe),
+        "host_mpirun": host,
+    }
+
+
+def _openmpi_module(recipe: Recipe) -> str:
+    found = [re.search(r"openmpi[/-](\d+\.\d+\.\d+)", name.lower()) for name in _modules(recipe)]
+    return next((match[1] for match in found if match), "")
+
+
+def _of_job(recipe: Recipe) -> Found:
+    job = recipe.job
+    target = recipe.partitions.get(job.partition or "")
+    return {
+        "scheduler": recipe.scheduler,
+        "job_nodes": job.nodes,
+        "ranks_per_node": job.ranks_per_node,
+        "cpus_per_rank": job.cpus_per_rank,
+        "gpus_per_node": job.gpus_per_node,
+        "exclusive": "yes" if job.exclusive else "no",
+        "partition_gpus": target.gpus if target else None,
+        "partition_glibc": _number(target.glibc or "") if target else None,
+        "partition_arch": target.arch if target else None,
+    }
+
+
+def _of_launch(recipe: Recipe) -> Found:
+    launch, network = recipe.launch, recipe.network
+    return {
+        "launcher": launch.launcher,
+        "srun_mpi": launch.srun_mpi or "unset",
+        "exports": frozenset(launch.exports),
+        "mca": frozenset(_assignments(launch.mca)),
+        "mpi_threads_disable": "yes" if launch.mpi_threads_disable else "no",
+        "network_use": frozenset(network.use),
+        "network_both": frozenset({*network.use} & {*network.avoid}),
+        "interfaces": len(network.use),
+        "run_variables": _assignments(recipe.environment.run),
+    }
+
+
+def _of_packages(recipe: Recipe) -> Found:
+    conda, python = recipe.conda, recipe.python
+    # What conda or the site has brought already, pip leaves as it is.
+    brought = {*(conda.packages if conda else ())}
+    asked = {} if python.system_site_packages or python.provider == "clone" else recipe.packages
+    wanted = {name: spec for name, spec in asked.items() if name not in brought}
+    return {
+        "modules": frozenset(recipe.modules.load) if recipe.modules else None,
+        "build_modules": frozenset(recipe.modules.build) if recipe.modules else None,
+        "ofi_module": next((name for name in _modules(recipe) if "ofi" in name), None),
+        "packages": frozenset(name.lower() for name in recipe.packages),
+        **{
+            f"wanted_{name.lower()}": specifier
+            for name, specifier in {**wanted, **recipe.build_tools}.items()
+        },
+        "channels": frozenset(conda.channels) if conda else None,
+        "conda_packages": frozenset(conda.packages) if conda else None,
+        "conda_unpinned": frozenset(n for n, v in conda.packages.items() if v == "*")
+        if conda
+        else None,
+    }
+
+
+def _of_places(recipe: Recipe) -> Found:
+    container = recipe.container
+    return {
+        "place": recipe.places.environments,
+        "expires_days": recipe.places.expires_days,
+        "container_base": container.base if container else None,
+        "container_gpu": container.gpu if container else None,
+    }
+
+
+# What /proc/cpuinfo calls the instructions of these compiler flags.
+_IN_CPUINFO = {"lzcnt": "abm", "pclmul": "pclmulqdq", "rdrnd": "rdrand", "sse3": "pni"}
+
+
+def _instructions(flag: str) -> frozenset[str]:
+    """Instructions that code compiled with a flag may use, where the flag names them: -mavx does."""
+    name = flag.removeprefix("-m").replace(".", "_")
+    if not flag.startswith("-m") or "=" in name or name.startswith("no-") or name.isdecimal():
+        return frozenset()
+    return frozenset({_IN_CPUINFO.get(name, name)})
+
+
+def _modules(recipe: Recipe) -> Iterable[str]:
+    return (*recipe.modules.load, *recipe.modules.build) if recipe.modules else ()
+
+
+def _module_version(recipe: Recipe, family: str) -> str:
+    """The version of the last module of a family: 2.15.5 of nccl/2.15.5-ofi."""
+    found = [
+        _number(name.rpartition("/")[2]) for name in _modules(recipe) if family_of(name) == family
+    ]
+    return found[-1] if found else ""
+
+
+def _number(text: str) -> str:
+    found = re.match(r"\D{0,2}(\d+(?:\.\d+)*)", text)
+    return found[1] if found else ""
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+def _assignments(variables: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(f"{name}={value}" for name, value in variables.items())

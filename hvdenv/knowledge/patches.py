@@ -1,0 +1,79 @@
+"""Patches to Horovod's source: data in hvdenv/knowledge/patches, one file each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from hvdenv.model.recipe import Specifier
+from hvdenv.schema import decode, parse_toml
+
+FOLDER = Path(__file__).parent / "patches"
+
+
+class Edit(NamedTuple):
+    """Replace a text that occurs exactly once in a file of the source."""
+
+    file: str
+    find: str
+    replace: str
+
+
+class Patch(NamedTuple):
+    """One change to the source.
+
+    Attributes:
+        name: the file's name.
+        summary: what it changes.
+        reason: why it is needed.
+        upstream: the upstream change that it answers, or why there is none.
+        proven: what was seen to work with it.
+        horovod, torch, tensorflow: versions that it applies to; all that are given
+            have to fit, and a framework has to be there.
+        edit: the replacements.
+    """
+
+    name: str
+    summary: str
+    reason: str
+    upstream: str
+    proven: str
+    horovod: Specifier
+    edit: tuple[Edit, ...]
+    torch: Specifier | None = None
+    tensorflow: Specifier | None = None
+
+
+def read_patch(path: Path) -> Patch:
+    """Read one patch file."""
+    document = parse_toml(path.read_text(encoding="utf-8"))
+    # Source text holds line breaks, which decode() refuses in every other string.
+    edits = tuple(Edit(**edit) for edit in document.pop("edit"))
+    return decode(Patch, {**document, "name": path.stem, "edit": []})._replace(edit=edits)
+
+
+@lru_cache(maxsize=1)
+def all_patches() -> tuple[Patch, ...]:
+    """All patches, in the order in which they are applied (by name)."""
+    return tuple(read_patch(path) for path in sorted(FOLDER.glob("*.toml")))
+
+
+def applicable(versions: Mapping[str, str]) -> tuple[Patch, ...]:
+    """Patches for these versions of horovod, torch and tensorflow."""
+    from packaging.specifiers import SpecifierSet
+
+    def fits(patch: Patch) -> bool:
+        conditions = {
+            "horovod": patch.horovod,
+            "torch": patch.torch,
+            "tensorflow": patch.tensorflow,
+        }
+        return all(
+            name in versions and SpecifierSet(wanted).contains(versions[name], prereleases=True)
+            for name, wanted in conditions.items()
+            if wanted
+        )
+
+    return tuple(patch for patch in all_patches() if fits(patch))

@@ -1,0 +1,173 @@
+"""The edits of rules that apply, as a change of the recipe's own text."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from hvdenv.knowledge.rules import Rule
+from hvdenv.model.cascade import Resolved
+from hvdenv.schema import parse_toml
+
+
+class Change(NamedTuple):
+    """What to change so that rules no longer apply.
+
+    Attributes:
+        file: the recipe's file; empty if a recipe of one's own is to be written.
+        before: its text; empty for a new file.
+        after: its text with the edits.
+        options: ``--set`` for keys that a variant of another file, the site file or the
+            command line sets: what is laid over a recipe cannot be mended in it.
+    """
+
+    file: str
+    before: str
+    after: str
+    options: tuple[str, ...]
+
+    @property
+    def diff(self) -> str:
+        """The change of the file as a unified diff; empty if there is none."""
+        old, new = self.before.splitlines(keepends=True), self.after.splitlines(keepends=True)
+        name = self.file or "a recipe of your own"
+        return "".join(difflib.unified_diff(old, new, self.file or "/dev/null", name))
+
+
+def edits_of(rules: Iterable[Rule]) -> dict[str, str]:
+    """The edits of all rules; of two that contradict each other, the first."""
+    edits: dict[str, str] = {}
+    for rule in rules:
+        if all(edits.get(key, value) == value for key, value in rule.edit.items()):
+            edits.update(rule.edit)
+    return edits
+
+
+def agreed_edits(rules: Iterable[Rule]) -> dict[str, str]:
+    """The edits that are the same for all recipes, and that no other rule contradicts."""
+    edits: dict[str, set[str]] = {}
+    for rule in rules:
+        for key, value in rule.edit.items():
+            edits.setdefault(key, set()).add(value)
+    return {
+        key: next(iter(values))
+        for key, values in edits.items()
+        if len(values) == 1 and "{" not in key
+    }
+
+
+def propose(resolved: Resolved, edits: Mapping[str, str]) -> Change:
+    """The edits as a change of the recipe.
+
+    Args:
+        resolved: the recipe; one that comes with hvdenv is not changed, but extended.
+        edits: values for keys as TOML; an empty one takes the key out.
+    """
+    own = resolved.file in resolved.foreign_files
+    before = _text(resolved.file) if own else ""
+    start = text = before if own else _extending(resolved.recipe.name)
+    options = []
+    for key, value in edits.items():
+        path = _path(key, resolved.origins, parse_toml(text))
+        changed = _with(text, path, value) if path else None
+        if changed is not None:
+            text = changed
+        elif value:
+            options.append(f"{key}={value}")
+    after = text if own or text != start else ""
+    return Change(resolved.file if own else "", before, after, tuple(options))
+
+
+def _extending(name: str) -> str:
+    return f'format = 1\nname = "{name}-changed"\nextends = "{name}"\n'
+
+
+def _text(file: str) -> str:
+    with open(file, encoding="utf-8") as stream:
+        return stream.read()
+
+
+def _path(
+    key: str, origins: Mapping[str, str], document: Mapping[str, Any]
+) -> tuple[str, ...] | None:
+    """Where a key is set in the document, or is to be; None if something lies over that."""
+    layers = {layer for name, layer in origins.items() if name == key or name.startswith(f"{key}.")}
+    path = tuple(key.split("."))
+    variant = next((layer[8:] for layer in layers if layer.startswith("variant ")), "")
+    if variant:
+        inside = variant in document.get("variants", {})
+        return ("variants", variant, *path) if inside else None
+    return None if layers & {"site", "command line"} else path
+
+
+def _with(text: str, path: tuple[str, ...], value: str) -> str | None:
+    """The text with one edit; None if it cannot be written so that it means that."""
+    meant = parse_toml(text)
+    _put_plain(meant, path, parse_toml(f"value = {value}")["value"] if value else None)
+    for write in (_put_table, _put_dotted) if value else (_take_out,):
+        changed = write(text, path, value)
+        if _meaning(changed) == _without_empty(meant):
+            return changed
+    return None
+
+
+def _meaning(text: str) -> dict[str, Any] | None:
+    try:
+        return _without_empty(parse_toml(text))
+    except ValueError:
+        return None
+
+
+def _without_empty(table: dict[str, Any]) -> dict[str, Any]:
+    """A table without the empty ones in it, which say nothing."""
+    kept = {
+        key: _without_empty(value) if isinstance(value, dict) else value
+        for key, value in table.items()
+    }
+    return {key: value for key, value in kept.items() if value != {}}
+
+
+def _put_plain(table: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    *parents, last = path
+    for name in parents:
+        table = table.setdefault(name, {}) if value is not None else table.get(name, {})
+    if value is None:
+        table.pop(last, None)
+    else:
+        table[last] = value
+
+
+def _put_table(text: str, path: tuple[str, ...], value: str) -> str:
+    """A new key in a table of its own where there is none yet."""
+    import tomlkit
+
+    document = table = tomlkit.parse(text)
+    *parents, last = path
+    for depth, name in enumerate(parents):
+        if name not in table:
+            table[name] = tomlkit.table(is_super_table=depth < len(parents) - 1)
+        table = table[name]
+    table[last] = tomlkit.value(value)
+    return tomlkit.dumps(document)
+
+
+def _put_dotted(text: str, path: tuple[str, ...], value: str) -> str:
+    """A new key as a dotted one, beside others of that kind."""
+    import tomlkit
+
+    document = tomlkit.parse(text)
+    document.append(tomlkit.key(list(path)), tomlkit.value(value))
+    return tomlkit.dumps(document)
+
+
+def _take_out(text: str, path: tuple[str, ...], value: str) -> str:
+    import tomlkit
+
+    document = table = tomlkit.parse(text)
+    *parents, last = path
+    for name in parents:
+        table = table.get(name, {})
+    if last in table:
+        del table[last]
+    return tomlkit.dumps(document)

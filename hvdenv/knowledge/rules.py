@@ -1,0 +1,184 @@
+"""Known incompatibilities: data in hvdenv/knowledge/rules, judged over what a recipe and facts say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from hvdenv.schema import Pattern, decode, parse_toml
+
+FOLDER = Path(__file__).parent / "rules"
+
+# What rules speak about: a version or a name, a number, or a set of names.
+Observable = str | int | frozenset[str]
+Observables = Mapping[str, Observable]
+
+Condition = Annotated[
+    str,
+    Pattern(
+        r"(has|lacks|is|is not|below|at least|matches|allows|denies|differs from|newer than"
+        r"|another major than|newer major than|more than) \S.*|any|none|[<>=!~][^ ].*",
+        'a condition: a version specifier, "any", "none", or a verb and a word, such as "has X"',
+    ),
+]
+
+
+class Rule(NamedTuple):
+    """One known incompatibility.
+
+    Attributes:
+        id: stable name, for `--allow` and for talking about it.
+        when: conditions by observable; all have to hold. An observable that is not
+            known never makes a rule apply, except for the condition "none".
+        severity: ``block`` refuses the build, ``warn`` and ``note`` only say it.
+        message: what is wrong; ``{found}`` stands for what "matches" has found.
+        symptom: what it would look like later.
+        remedy: what to change in the recipe or on the machine.
+        source: where the knowledge comes from.
+        certainty: run here, read in the source, documented, reported by others, or general
+            knowledge. What is reported or general never blocks.
+        edit: the remedy as values for keys of the recipe, as TOML; an empty one takes the
+            key out. ``{name}`` stands for each name that "matches" has found.
+        theme: the file that it is in.
+    """
+
+    id: str
+    when: dict[str, Condition | tuple[Condition, ...]]
+    severity: Literal["block", "warn", "note"]
+    message: str
+    symptom: str
+    remedy: str
+    source: str
+    certainty: Literal["run", "source", "documented", "reported", "general"]
+    edit: dict[str, str] = {}
+    theme: str = ""
+
+
+class _RuleFile(NamedTuple):
+    """One theme: what it is about, and its rules."""
+
+    about: str
+    rule: tuple[Rule, ...]
+
+
+@lru_cache(maxsize=1)
+def all_rules() -> tuple[Rule, ...]:
+    """The rule base, in the order of its files and in theirs."""
+    return tuple(
+        rule._replace(theme=path.stem)
+        for path in sorted(FOLDER.glob("*.toml"))
+        for rule in _read(path).rule
+    )
+
+
+def themes() -> dict[str, str]:
+    """What each file of rules is about."""
+    return {path.stem: _read(path).about for path in sorted(FOLDER.glob("*.toml"))}
+
+
+def _read(path: Path) -> _RuleFile:
+    return decode(_RuleFile, parse_toml(path.read_text(encoding="utf-8")))
+
+
+def judge(seen: Observables) -> tuple[Rule, ...]:
+    """The rules that apply, the worst first, their texts filled in."""
+    order = ("block", "warn", "note")
+    hits = [_filled(rule, seen) for rule in all_rules() if applies(rule, seen)]
+    return tuple(sorted(hits, key=lambda rule: order.index(rule.severity)))
+
+
+def applies(rule: Rule, seen: Observables) -> bool:
+    """Whether every condition of a rule holds."""
+    return all(
+        _holds(condition, seen.get(name), seen)
+        for name, conditions in rule.when.items()
+        for condition in each_of(conditions)
+    )
+
+
+def each_of(conditions: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The conditions on one observable, of which most rules have one."""
+    return (conditions,) if isinstance(conditions, str) else conditions
+
+
+def _filled(rule: Rule, seen: Observables) -> Rule:
+    """A rule that applies, with what was found in the places of {found} and {name}."""
+    found = _found(rule, seen)
+    names = [word.partition("=")[0] for word in found] or [""]
+    return rule._replace(
+        message=rule.message.replace("{found}", ", ".join(found)),
+        edit={
+            key.replace("{name}", name): value for key, value in rule.edit.items() for name in names
+        },
+    )
+
+
+def _found(rule: Rule, seen: Observables) -> list[str]:
+    """What "matches" has found: in sets, or if there are none, in words."""
+    fitting = {
+        (isinstance(seen[name], frozenset), word)
+        for name, conditions in rule.when.items()
+        for condition in each_of(conditions)
+        if condition.startswith("matches ")
+        for word in _words(seen[name])
+        if re.fullmatch(condition.removeprefix("matches "), word)
+    }
+    of_sets = any(of_set for of_set, _ in fitting)
+    return sorted(word for of_set, word in fitting if of_set == of_sets)
+
+
+def _words(value: Observable) -> Iterable[str]:
+    return value if isinstance(value, frozenset) else (str(value),)
+
+
+def _holds(condition: str, value: Observable | None, seen: Observables) -> bool:
+    if condition in ("any", "none"):
+        return (value is None or value == frozenset()) == (condition == "none")
+    if value is None:
+        return False
+    verb, _, operand = condition.rpartition(" ")
+    if verb in _COMPARISONS:
+        other = seen.get(operand)
+        return other is not None and _COMPARISONS[verb](value, other)
+    # A regular expression may have blanks in it.
+    verb, operand = ("matches", condition[8:]) if condition[:8] == "matches " else (verb, operand)
+    return _VERBS[verb](value, operand) if verb in _VERBS else _in_range(str(value), condition)
+
+
+def _in_range(version: str, specifier: str) -> bool:
+    from packaging.specifiers import SpecifierSet
+
+    return SpecifierSet(specifier).contains(version, prereleases=True)
+
+
+def _version(value: Observable) -> Any:
+    from packaging.version import Version
+
+    return Version(str(value))
+
+
+# By the first words of a condition: the value, and the word that follows.
+_VERBS: dict[str, Callable[[Any, str], bool]] = {
+    "has": lambda value, word: word in value,
+    "lacks": lambda value, word: word not in value,
+    "is": lambda value, word: bool(value == word),
+    "is not": lambda value, word: bool(value != word),
+    "below": lambda value, word: bool(value < int(word)),
+    "at least": lambda value, word: bool(value >= int(word)),
+    "matches": lambda value, word: any(re.fullmatch(word, each) for each in _words(value)),
+    # The value is a specifier.
+    "allows": lambda value, word: _in_range(word, value),
+    "denies": lambda value, word: not _in_range(word, value),
+}
+
+# The same for the value and another observable.
+_COMPARISONS: dict[str, Callable[[Observable, Observable], bool]] = {
+    "differs from": lambda value, other: value != other,
+    "more than": lambda value, other: int(str(value)) > int(str(other)),
+    "newer than": lambda value, other: bool(_version(value) > _version(other)),
+    "another major than": lambda value, other: _version(value).major != _version(other).major,
+    "newer major than": lambda value, other: _version(value).major > _version(other).major,
+}

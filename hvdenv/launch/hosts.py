@@ -1,0 +1,213 @@
+"""Lists of hosts as users, schedulers and hostfiles write them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from hvdenv.errors import UsageError
+
+# More than the largest machine has; a typing error must not fill the memory.
+MOST_HOSTS = 20_000
+MOST_SLOTS = 10_000
+
+_NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?", re.ASCII)
+_OUTSIDE_BRACKETS = re.compile(r",(?![^\[\]]*\])")
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
+_IPV6 = re.compile(r"\[?[0-9A-Fa-f:.]*(%\w+)?\]?(:[0-9]*)?", re.ASCII)
+_REMEDY = "write names with slots, such as gpu32:4,gpu33:4"
+LOCAL = ("localhost", "127.0.0.1")
+
+
+class Host(NamedTuple):
+    """A host, and how many ranks go there; 0 if that is not said."""
+
+    name: str
+    slots: int = 0
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """The hosts of an option: ``gpu32:4,gpu33:4``, ``gpu[32-33]:4`` or names without slots.
+
+    Raises:
+        UsageError: a name or a number is wrong, a host stands there twice, some have
+            slots and others not, or localhost stands among others.
+    """
+    hosts: list[Host] = []
+    try:
+        for word in _OUTSIDE_BRACKETS.split(text):
+            names, slots = _split(word.strip())
+            hosts += [Host(name, slots) for name in expand(names)]
+    except UsageError as error:
+        raise UsageError(error.message, where="--hosts", remedy=error.remedy) from error
+    refuse_duplicates(hosts)
+    if len({host.slots == 0 for host in hosts}) > 1:
+        raise _wrong(text, "some hosts have slots and others not")
+    _refuse_local(hosts, "--hosts")
+    return tuple(hosts)
+
+
+def expand(text: str) -> tuple[str, ...]:
+    """Names in a list as Slurm writes it: ``gpu[32-33,40],login1`` or ``r[1-2]n[01-16]``.
+
+    Raises:
+        UsageError: it is no such list, or names more hosts than any machine has.
+    """
+    names: list[str] = []
+    for word in _OUTSIDE_BRACKETS.split(text):
+        names += _expand_word(word)
+        if len(names) > MOST_HOSTS:
+            raise _wrong(text, f"that is more than {MOST_HOSTS} hosts")
+    return tuple(names)
+
+
+def parse_hostfile(text: str, where: str) -> tuple[Host, ...]:
+    """The hosts of a hostfile.
+
+    Lines are ``gpu32``, ``gpu32 slots=4`` (Open MPI) or ``gpu32:4`` (MPICH, Intel MPI).
+    A name that is repeated, as in the files of PBS and LSF, has a slot for each line.
+
+    Args:
+        text: what is in the file.
+        where: the file, for messages.
+
+    Raises:
+        UsageError: a line is none of these, there are no hosts, or localhost stands among
+            others.
+    """
+    slots: dict[str, int] = {}
+    repeated = False
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split("#")[0].split()
+        if not words:
+            continue
+        try:
+            name, count = _split(words[0])
+            _check_name(name)
+            for word in words[1:]:
+                if word.startswith("slots="):
+                    count = _slots(word.removeprefix("slots="), word)
+        except UsageError as error:
+            raise UsageError(
+                error.message, where=f"{where}:{number}", remedy=error.remedy
+            ) from error
+        repeated = repeated or name in slots
+        slots[name] = slots.get(name, 0) + (count or 1)
+        if count:
+            repeated = True
+    if not slots:
+        raise UsageError("there are no hosts in this file", where=where, remedy=_REMEDY)
+    _refuse_local([Host(name) for name in slots], where)
+    # One line for each host says nothing about slots.
+    return tuple(Host(name, count if repeated else 0) for name, count in slots.items())
+
+
+def short(name: str) -> str:
+    """A host's name without its domain, which schedulers and users leave out at will."""
+    return name if name.replace(".", "").isdigit() else name.split(".")[0]
+
+
+def distribute(hosts: Iterable[Host], ranks: int) -> tuple[Host, ...]:
+    """Put ranks on hosts as evenly as their slots allow; hosts without any are left out.
+
+    Args:
+        hosts: with slots, which are the most that each takes.
+        ranks: how many; at most as many as there are slots.
+    """
+    free = {host.name: host.slots for host in hosts}
+    taken = dict.fromkeys(free, 0)
+    left = ranks
+    while left > 0 and any(free.values()):
+        for name in [name for name, slots in free.items() if slots]:
+            if left > 0:
+                taken[name] += 1
+                free[name] -= 1
+                left -= 1
+    return tuple(Host(name, slots) for name, slots in taken.items() if slots)
+
+
+def refuse_duplicates(hosts: Iterable[Host]) -> None:
+    """See that each host stands in a list once.
+
+    Raises:
+        UsageError: one stands there twice.
+    """
+    seen: set[str] = set()
+    for host in hosts:
+        if host.name in seen:
+            raise UsageError(
+                f"the host {host.name} is named twice",
+                where="--hosts",
+                remedy=f"name it once, with all its slots: {host.name}:2",
+            )
+        seen.add(host.name)
+
+
+def _refuse_local(hosts: Sequence[Host], where: str) -> None:
+    """See that localhost stands alone: to each host it is itself, and no other finds it there.
+
+    Raises:
+        UsageError: it stands among others.
+    """
+    local = [host.name for host in hosts if host.name in LOCAL]
+    if local and len(hosts) > 1:
+        raise UsageError(
+            f"{local[0]} is another host to each of them",
+            where=where,
+            remedy="write the name that the other hosts know this one by (hostname)",
+        )
+
+
+def _split(word: str) -> tuple[str, int]:
+    """A name, or a bracketed list of them, and its slots."""
+    if word.count(":") > 1 and _IPV6.fullmatch(word):
+        raise _wrong(
+            word,
+            "addresses of IPv6 cannot be told from slots",
+            "name the host, or give its IPv4 address: 10.0.0.1:4",
+        )
+    name, colon, number = word.partition(":")
+    return name, _slots(number, word) if colon else 0
+
+
+def _slots(number: str, word: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,5}", number, re.ASCII) or not 0 < int(number) <= MOST_SLOTS:
+        raise _wrong(word, f"{number!r} is no number of slots")
+    return int(number)
+
+
+def _check_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise _wrong(name, "this is no name of a host")
+    return name
+
+
+def _expand_word(word: str) -> list[str]:
+    parts = re.split(r"\[([^\[\]]*)\]", word)
+    names = [parts[0]]
+    for ranges, rest in zip(parts[1::2], parts[2::2], strict=True):
+        numbers = _numbers(ranges, word)
+        if len(names) * len(numbers) > MOST_HOSTS:
+            raise _wrong(word, f"that is more than {MOST_HOSTS} hosts")
+        names = [name + number + rest for name in names for number in numbers]
+    return [_check_name(name) for name in names]
+
+
+def _numbers(ranges: str, word: str) -> list[str]:
+    """The numbers of ``01-03,7``, as wide as they are written."""
+    numbers: list[str] = []
+    for each in ranges.split(","):
+        found = _RANGE.fullmatch(each)
+        if not found:
+            raise _wrong(word, f"[{ranges}] is no list of numbers")
+        first, last = found[1], found[2] or found[1]
+        if not 0 <= int(last) - int(first) < MOST_HOSTS:
+            raise _wrong(word, f"{each} is no range of numbers")
+        numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+    return numbers
+
+
+def _wrong(text: str, reason: str, remedy: str = _REMEDY) -> UsageError:
+    shown = repr(text if len(text) <= 60 else text[:57] + "...")
+    return UsageError(f"{shown}: {reason}", where="hosts", remedy=remedy)

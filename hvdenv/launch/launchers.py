@@ -1,0 +1,511 @@
+"""How each launcher starts N ranks: facts in, an argument list out.
+
+To add a launcher, write one function and enter it in LAUNCHERS.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from hvdenv.errors import IncompatibleError, UsageError
+from hvdenv.launch.hosts import Host
+from hvdenv.model import cluster
+
+Kind = Literal["Open MPI", "Spectrum MPI", "Intel MPI", "Hydra", "MVAPICH", "Cray MPICH", "unknown"]
+Variables = tuple[tuple[str, str], ...]
+
+_VERSIONS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
+    ("Spectrum MPI", re.compile(r"\(IBM Spectrum MPI\) (?P<version>[\d.]+)")),
+    ("Open MPI", re.compile(r"\((?:Open MPI|OpenRTE)\) (?P<version>[\d.]+)")),
+    ("Intel MPI", re.compile(r"Intel\(R\) MPI Library.*?Version (?P<version>[\d.]+)")),
+    ("Hydra", re.compile(r"HYDRA build details:\s+Version:\s+(?P<version>[\d.]+)")),
+)
+# What recipes call them.
+MPI_KINDS: dict[str, Kind] = {
+    "openmpi": "Open MPI",
+    "spectrum": "Spectrum MPI",
+    "intel": "Intel MPI",
+    "mpich": "Hydra",
+    "mvapich": "MVAPICH",
+    "cray-mpich": "Cray MPICH",
+}
+
+# torchrun's own default; jobs that share a host get others.
+_PORT, _PORTS = 29400, 2000
+
+
+class Mpi(NamedTuple):
+    """An MPI implementation as its mpirun names itself; the version may be empty."""
+
+    kind: Kind
+    version: str = ""
+
+    @property
+    def major(self) -> int:
+        """The first number of the version; 0 if it is not known."""
+        return int(self.version.split(".")[0] or 0)
+
+
+class Launch(NamedTuple):
+    """What a launcher has to know.
+
+    Attributes:
+        program: what each rank runs.
+        ranks: how many.
+        cores: how many cores this host has for them; 0 if that does not matter.
+        root: whether root starts them.
+        mpi: the MPI implementation; only what starts ranks by MPI looks at it.
+        exports: names of variables that every rank needs.
+        start_timeout: seconds that the launcher may take for its own preparations.
+        hosts: where the ranks go, with as many slots as ranks; this host if empty.
+        host_list: stands for the hosts with their slots where these are not known yet, such
+            as a variable in a script.
+        hostfile: a file with the hosts, for launchers that read one.
+        ranks_per_node: the most ranks of a host; 0 if that is not known.
+        allowed: the most that the scheduler counts on a host; 0 if it does not.
+        placed: whether hosts are a choice among those of the allocation.
+        cpus_per_rank: cores for each rank; 0 if that is not known.
+        gpus_per_node: GPUs of each host; 0 if that is not known.
+        settings: how ranks are started at this site.
+        network: interfaces that ranks on several hosts use.
+        variables: for every rank, with their values.
+        mpi_prefix: where the MPI lies, if other hosts do not find it on their PATH.
+        job: id of the allocation.
+        nested: whether this process is itself a step of Slurm's, which holds the cores.
+        interactive: whether one Ctrl-C should end it.
+    """
+
+    program: tuple[str, ...]
+    ranks: int
+    cores: int = 0
+    root: bool = False
+    mpi: Mpi = Mpi("unknown")
+    exports: tuple[str, ...] = ()
+    start_timeout: int = 60
+    hosts: tuple[Host, ...] = ()
+    host_list: str = ""
+    hostfile: str = ""
+    ranks_per_node: int = 0
+    allowed: int = 0
+    placed: bool = False
+    cpus_per_rank: int = 0
+    gpus_per_node: int = 0
+    settings: cluster.Launch = cluster.Launch()
+    network: cluster.Network = cluster.Network()
+    variables: Variables = ()
+    mpi_prefix: str = ""
+    job: str = ""
+    nested: bool = False
+    interactive: bool = False
+
+    @property
+    def per_node(self) -> int:
+        """The most ranks of a host."""
+        return self.ranks_per_node or max((host.slots for host in self.hosts), default=self.ranks)
+
+    @property
+    def nodes(self) -> int:
+        """How many hosts it takes."""
+        return len(self.hosts) or -(-self.ranks // self.per_node)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether ranks may go to other hosts than this one."""
+        return bool(self.hosts or self.host_list or self.hostfile)
+
+    @property
+    def with_slots(self) -> str:
+        """The hosts as Open MPI and horovodrun are told them: ``gpu32:4,gpu33:4``."""
+        return self.host_list or ",".join(f"{host.name}:{host.slots}" for host in self.hosts)
+
+
+class Start(NamedTuple):
+    """How to start it: the arguments, and variables for the launcher itself."""
+
+    argv: tuple[str, ...]
+    env: Variables = ()
+
+
+class Launcher(NamedTuple):
+    """A way to start ranks.
+
+    Attributes:
+        controller: what Horovod's ranks negotiate by under it; empty if they are not Horovod's.
+        start: makes the command.
+        schedulers: it works only in an allocation of one of these.
+        takes_hosts: whether it can be told which hosts.
+        brought: whether it comes with the environment, and not from the host.
+    """
+
+    controller: str
+    start: Callable[[Launch], Start]
+    schedulers: tuple[cluster.Scheduler, ...] = ()
+    takes_hosts: bool = True
+    brought: bool = False
+
+
+def parse_mpi_version(text: str) -> Mpi:
+    """The implementation in the output of ``mpirun --version``."""
+    for kind, pattern in _VERSIONS:
+        if found := pattern.search(text):
+            return Mpi(kind, found["version"].strip("."))
+    return Mpi("unknown")
+
+
+def mpirun(launch: Launch) -> Start:
+    """Ranks started by the MPI's own mpirun.
+
+    Raises:
+        IncompatibleError: ranks are to go to other hosts, and it is not known how this
+            mpirun is told; or the MPI of Cray machines, which has none.
+    """
+    return _by_mpi("mpirun", launch)
+
+
+def mpiexec(launch: Launch) -> Start:
+    """Ranks started by mpiexec: PALS on Cray machines, mpirun's other name elsewhere."""
+    if launch.mpi.kind != "Cray MPICH":
+        return _by_mpi("mpiexec", launch)
+    argv = ["mpiexec", "-np", str(launch.ranks), "-ppn", str(launch.per_node)]
+    if launch.placed:
+        argv += ["--hosts", ",".join(host.name for host in launch.hosts)]
+    if launch.settings.cpu_bind:
+        argv += ["--cpu-bind", launch.settings.cpu_bind]
+    if launch.cpus_per_rank:
+        argv += ["-d", str(launch.cpus_per_rank)]
+    return Start((*argv, *_assigned("--env", _for_ranks(launch)), *launch.program))
+
+
+def srun(launch: Launch) -> Start:
+    """Ranks started by Slurm, in the allocation that this process is in.
+
+    Raises:
+        IncompatibleError: the MPI does not understand Slurm's side of it.
+        UsageError: other numbers of ranks on the hosts than srun can be told.
+    """
+    mpi, settings = launch.mpi, launch.settings
+    if mpi.kind == "Open MPI" and mpi.major >= 5 and settings.srun_mpi == "pmi2":
+        raise IncompatibleError(
+            f"Open MPI {mpi.version} knows no PMI-2: srun --mpi=pmi2 would start"
+            f" {launch.ranks} programs of one rank each",
+            where="launch.srun_mpi",
+            remedy='set launch.srun_mpi to "pmix", or use the launcher mpirun',
+        )
+    if launch.placed and len({host.slots for host in launch.hosts[:-1]}) > 1:
+        raise UsageError(
+            "srun places the same number of ranks on every host",
+            where="--hosts",
+            remedy="give all hosts as many slots, or use the launcher mpirun",
+        )
+    argv = ["srun", "-n", str(launch.ranks)]
+    if launch.placed:
+        argv += ["-N", str(launch.nodes), f"--ntasks-per-node={launch.per_node}"]
+        argv += ["-w", ",".join(host.name for host in launch.hosts)]
+    # Since Slurm 22.05 it does not take this over from sbatch or salloc.
+    if launch.cpus_per_rank:
+        argv += [f"--cpus-per-task={launch.cpus_per_rank}"]
+    if settings.srun_mpi:
+        argv += [f"--mpi={settings.srun_mpi}"]
+    if settings.cpu_bind:
+        argv += [f"--cpu-bind={settings.cpu_bind}"]
+    if launch.nested:
+        argv += ["--overlap"]
+    if launch.interactive:
+        argv += ["--quit-on-interrupt"]
+    # After sbatch --export=NONE, ranks would not see what the script has set.
+    env = (("SLURM_EXPORT_ENV", "ALL"), *_for_ranks(launch), *_mca_variables(launch))
+    return Start((*argv, *launch.program), env)
+
+
+def aprun(launch: Launch) -> Start:
+    """Ranks started by ALPS on a Cray XC."""
+    argv = ["aprun", "-n", str(launch.ranks), "-N", str(launch.per_node)]
+    if launch.cpus_per_rank:
+        argv += ["-d", str(launch.cpus_per_rank)]
+    if launch.settings.threads_per_core:
+        argv += ["-j", str(launch.settings.threads_per_core)]
+    argv += _assigned("-e", _for_ranks(launch))
+    if launch.settings.cpu_bind:
+        argv += ["-cc", launch.settings.cpu_bind]
+    return Start((*argv, *launch.program))
+
+
+def jsrun(launch: Launch) -> Start:
+    """Ranks started by IBM's job step manager, one resource set on each host."""
+    if launch.ranks % launch.per_node:
+        raise _uneven("jsrun", launch)
+    argv = ["jsrun"]
+    # All hosts of the allocation, if nothing is said.
+    if len(launch.hosts) != launch.nodes or launch.placed:
+        argv += [f"-n{launch.nodes}"]
+    argv += ["-r1"]
+    if launch.gpus_per_node:
+        argv += [f"-g{launch.gpus_per_node}"]
+    argv += [f"-a{launch.per_node}"]
+    if launch.cpus_per_rank:
+        argv += [f"-c{launch.cpus_per_rank * launch.per_node}"]
+    if launch.settings.cpu_bind:
+        argv += [f"-b{launch.settings.cpu_bind}"]
+    return Start((*argv, *_assigned("-E", _for_ranks(launch)), *launch.program))
+
+
+def horovodrun_gloo(launch: Launch) -> Start:
+    """Ranks started by Horovod's launcher, over Gloo."""
+    return Start((*_horovodrun(launch), "--gloo", *launch.program), _for_horovodrun(launch))
+
+
+def horovodrun_mpi(launch: Launch) -> Start:
+    """Ranks started by Horovod's launcher, which starts mpirun.
+
+    Raises:
+        IncompatibleError: no Open MPI takes arguments twice, and it writes some already.
+    """
+    extra: list[str] = []
+    env = (*_for_horovodrun(launch), *_open_mpi_environment(launch))
+    if launch.mpi.kind == "Open MPI":
+        mca = {n: v for n, v in _mca(launch).items() if n != "btl_tcp_if_include"}
+        if twice := sorted(mca.keys() & {"pml", "btl"}):
+            raise IncompatibleError(
+                f"horovodrun --mpi sets {twice[0]} itself, and Open MPI takes it only once",
+                where=f"launch.mca.{twice[0]}",
+                remedy="use the launcher mpirun, which passes the recipe's value",
+            )
+        extra = [*_prefix(launch), *_mca_words(mca)]
+    # Horovod puts this into a line for a shell as it is.
+    arguments = (f"--mpi-args={shlex.join(extra)}",) if extra else ()
+    return Start((*_horovodrun(launch), "--mpi", *arguments, *launch.program), env)
+
+
+def torchrun(launch: Launch) -> Start:
+    """PyTorch's own launcher, for comparison: one on each host, by srun where it takes several.
+
+    Raises:
+        UsageError: not the same number of ranks on every host.
+    """
+    if launch.ranks % launch.nodes or len({host.slots for host in launch.hosts}) > 1:
+        raise _uneven("torchrun", launch)
+    count = launch.ranks // launch.nodes
+    argv = ["torchrun", f"--nnodes={launch.nodes}", f"--nproc_per_node={count}"]
+    if len(launch.hosts) < 2:
+        return Start((*argv, "--standalone", "--no_python", *launch.program), launch.variables)
+    port = _PORT + int(re.sub(r"\D", "", launch.job) or 0) % _PORTS
+    argv += [f"--rdzv_id={launch.job or 'hvdenv'}", "--rdzv_backend=c10d"]
+    argv += [f"--rdzv_endpoint={launch.hosts[0].name}:{port}", "--no_python"]
+    one_each = launch._replace(
+        program=(*argv, *launch.program),
+        ranks=launch.nodes,
+        ranks_per_node=1,
+        hosts=tuple(Host(host.name, 1) for host in launch.hosts),
+        placed=True,
+        cpus_per_rank=launch.cpus_per_rank * count,
+        settings=launch.settings._replace(srun_mpi=None),
+        variables=(*_interface("GLOO_SOCKET_IFNAME", launch), *launch.variables),
+    )
+    return srun(one_each)
+
+
+def multiworker(launch: Launch) -> Start:
+    """Workers of TensorFlow's MultiWorkerMirroredStrategy, for comparison.
+
+    They find each other by SlurmClusterResolver, from what srun tells each of them.
+    """
+    hosts = ",".join(host.name for host in launch.hosts)
+    # gRPC sends what is for other hosts to the site's proxy otherwise.
+    direct = (("no_grpc_proxy", hosts),) if hosts else ()
+    return srun(
+        launch._replace(
+            settings=launch.settings._replace(srun_mpi=None),
+            variables=(*direct, *launch.variables),
+        )
+    )
+
+
+LAUNCHERS: dict[str, Launcher] = {
+    "mpirun": Launcher("MPI", mpirun),
+    "mpiexec": Launcher("MPI", mpiexec),
+    "srun": Launcher("MPI", srun, ("slurm",)),
+    "aprun": Launcher("MPI", aprun, ("cobalt", "pbs"), False),
+    "jsrun": Launcher("MPI", jsrun, ("lsf",), False),
+    "horovodrun-gloo": Launcher("Gloo", horovodrun_gloo, brought=True),
+    "horovodrun-mpi": Launcher("MPI", horovodrun_mpi, brought=True),
+    "torchrun": Launcher("", torchrun, brought=True),
+    "multiworker": Launcher("", multiworker, ("slurm",)),
+}
+
+
+def _by_mpi(name: str, launch: Launch) -> Start:
+    """The command of an mpirun, by whatever of its names."""
+    kind = launch.mpi.kind
+    if kind in ("Open MPI", "Spectrum MPI"):
+        return Start((name, *_open_mpi(launch), *launch.program), _open_mpi_environment(launch))
+    if kind in ("Hydra", "MVAPICH", "Intel MPI"):
+        return Start((name, *_hydra(launch), *launch.program))
+    if kind == "Cray MPICH" or launch.elsewhere:
+        raise IncompatibleError(
+            f"it is not known how the mpirun of this MPI ({kind}) starts ranks on other hosts",
+            remedy="use the launcher srun or mpiexec on a Cray machine; else say in the recipe"
+            " which MPI it is (mpi.kind)",
+        )
+    return Start((name, "-np", str(launch.ranks), *launch.program), _for_ranks(launch))
+
+
+def _open_mpi(launch: Launch) -> list[str]:
+    spectrum = launch.mpi.kind == "Spectrum MPI"
+    words = [*_prefix(launch), "-np", str(launch.ranks)]
+    words += [*_mapping(launch), "-bind-to" if spectrum else "--bind-to", "none"]
+    for name in launch.exports:
+        words += ["-x", name]
+    words += _assigned("-x", _for_ranks(launch))
+    return [*words, *_mca_words(_mca(launch))]
+
+
+def _mapping(launch: Launch) -> list[str]:
+    """Where Open MPI puts ranks."""
+    five = launch.mpi.major >= 5
+    most = launch.allowed if launch.elsewhere else launch.cores
+    crowded = 0 < most < launch.per_node
+    words: list[str] = []
+    policy = ""
+    if launch.hostfile:
+        policy = f"ppr:{launch.per_node}:node" if five else ""
+        words = [] if five else ["-npernode", str(launch.per_node)]
+        words += ["--hostfile", launch.hostfile]
+    elif launch.elsewhere:
+        policy = "slot"
+        words = ["-H", launch.with_slots]
+    if five and (crowded or policy):
+        words += ["--map-by", policy + (":OVERSUBSCRIBE" if crowded else "")]
+    elif not five:
+        words += (["--map-by", policy] if policy else []) + (["--oversubscribe"] if crowded else [])
+    return words
+
+
+def _hydra(launch: Launch) -> list[str]:
+    """MPICH, MVAPICH and Intel MPI: all variables go along by themselves."""
+    words = ["-np", str(launch.ranks)]
+    if launch.hostfile:
+        words += ["-f", launch.hostfile, "-ppn", str(launch.per_node)]
+    elif len({host.slots for host in launch.hosts}) == 1:
+        names = ",".join(host.name for host in launch.hosts)
+        words += ["-hosts", names, "-ppn", str(launch.per_node)]
+    elif launch.elsewhere:
+        words += ["-hosts", launch.with_slots]
+    for name, value in _for_ranks(launch):
+        words += ["-genv", name, value]
+    return words
+
+
+def _horovodrun(launch: Launch) -> tuple[str, ...]:
+    hosts = launch.with_slots or f"localhost:{launch.ranks}"
+    words = ["horovodrun", "-np", str(launch.ranks), "-H", hosts]
+    # Its cache lies in ~/.horovod and keeps answers of another installation for an hour.
+    words += ["--disable-cache", "--start-timeout", str(launch.start_timeout)]
+    if _several(launch) and launch.network.use:
+        words += ["--network-interfaces", ",".join(launch.network.use)]
+    return tuple(words)
+
+
+def _for_horovodrun(launch: Launch) -> Variables:
+    """It passes on what it sees, and makes NCCL_SOCKET_IFNAME from --network-interfaces."""
+    told = "NCCL_SOCKET_IFNAME" if launch.network.use else ""
+    return tuple(pair for pair in _for_ranks(launch) if pair[0] != told)
+
+
+def _for_ranks(launch: Launch) -> Variables:
+    """Variables that ranks get with their values; what the user says comes last."""
+    variables: dict[str, str] = {}
+    if launch.settings.mpi_threads_disable:
+        variables["HOROVOD_MPI_THREADS_DISABLE"] = "1"
+    if launch.mpi.kind == "MVAPICH":
+        # It binds every rank to one core, with all the threads of its framework.
+        variables["MV2_ENABLE_AFFINITY"] = "0"
+    variables.update(_interface("NCCL_SOCKET_IFNAME", launch))
+    variables.update(launch.variables)
+    return tuple(variables.items())
+
+
+def _interface(name: str, launch: Launch) -> Variables:
+    """Interfaces as NCCL and PyTorch's Gloo are told them."""
+    use, avoid = launch.network.use, launch.network.avoid
+    if not _several(launch) or not (use or avoid):
+        return ()
+    if not use and name != "NCCL_SOCKET_IFNAME":
+        return ()
+    return ((name, ",".join(use) if use else "^" + ",".join(avoid)),)
+
+
+def _several(launch: Launch) -> bool:
+    """Whether ranks talk over the network at all."""
+    return launch.nodes > 1
+
+
+def _mca(launch: Launch) -> dict[str, str]:
+    """Parameters of Open MPI: those of the network, unless the recipe has them its own way."""
+    found: dict[str, str] = {}
+    use, avoid = launch.network.use, launch.network.avoid
+    # Ranks and launchers of Open MPI 5 hang when the launcher may not use lo.
+    layers = ("btl", "oob") if use or launch.mpi.major < 5 else ("btl",)
+    for layer in layers if _several(launch) else ():
+        if any(name.startswith(f"{layer}_tcp_if_") for name in launch.settings.mca):
+            continue
+        if use:
+            found[f"{layer}_tcp_if_include"] = ",".join(use)
+        elif avoid:
+            # What is given replaces Open MPI's own list, which has the loopback.
+            found[f"{layer}_tcp_if_exclude"] = ",".join(dict.fromkeys((*avoid, "lo")))
+    return {**found, **launch.settings.mca}
+
+
+def _mca_words(mca: dict[str, str]) -> list[str]:
+    return [word for name, value in mca.items() for word in ("--mca", name, value)]
+
+
+def _mca_variables(launch: Launch) -> Variables:
+    """The same for ranks that Open MPI's own launcher does not start."""
+    if launch.mpi.kind != "Open MPI":
+        return ()
+    return tuple(
+        (f"OMPI_MCA_{name}", value)
+        for name, value in _mca(launch).items()
+        if not name.startswith("oob_")
+    )
+
+
+def _prefix(launch: Launch) -> list[str]:
+    """Open MPI 4 in an environment: the other hosts are told where, 5 finds it by itself."""
+    wanted = launch.mpi_prefix and launch.elsewhere and launch.mpi.major < 5
+    return ["--prefix", launch.mpi_prefix] if wanted else []
+
+
+def puts_mpi_first(name: str, launch: Launch) -> bool:
+    """Whether the folder of MPI is in front of PATH on the other hosts: `mpirun --prefix`."""
+    started = name in ("mpirun", "mpiexec", "horovodrun-mpi")
+    return started and launch.mpi.kind in ("Open MPI", "Spectrum MPI") and bool(_prefix(launch))
+
+
+def _open_mpi_environment(launch: Launch) -> Variables:
+    """Ranks that wait on this host give way to others, and root may start them at all."""
+    if launch.mpi.kind != "Open MPI":
+        return ()
+    names = [] if launch.elsewhere else ["OMPI_MCA_mpi_yield_when_idle"]
+    if launch.root:
+        prefixes = ("OMPI", "PRTE") if launch.mpi.major >= 5 else ("OMPI",)
+        for prefix in prefixes:
+            names += [f"{prefix}_ALLOW_RUN_AS_ROOT", f"{prefix}_ALLOW_RUN_AS_ROOT_CONFIRM"]
+    return tuple((name, "1") for name in names)
+
+
+def _assigned(option: str, variables: Variables) -> list[str]:
+    return [word for name, value in variables for word in (option, f"{name}={value}")]
+
+
+def _uneven(name: str, launch: Launch) -> UsageError:
+    return UsageError(
+        f"{launch.ranks} ranks are not the same number on each of {launch.nodes} hosts,"
+        f" and {name} starts no other",
+        where="-n",
+        remedy=f"take a multiple of {launch.nodes}, or another launcher",
+    )

@@ -1,0 +1,296 @@
+"""Where ranks go and what they get: a recipe, an allocation and a user's wishes give a Launch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from hvdenv.errors import IncompatibleError, UsageError
+from hvdenv.launch.allocation import Allocation
+from hvdenv.launch.hosts import Host, distribute, short
+from hvdenv.launch.launchers import LAUNCHERS, MPI_KINDS, Launch, Mpi
+from hvdenv.model.recipe import Recipe
+
+# Two hosts and many frameworks take longer to be ready than horovodrun waits by itself.
+START_SECONDS = 120
+
+# What a user sets for ranks in front of a command.
+FOR_RANKS = re.compile(
+    r"(HOROVOD|NCCL|RCCL|GLOO|CCL|UCX|FI|PSM2?|OMP|KMP|GOMP|MKL|OPENBLAS|TF|XLA|TORCH|PYTORCH"
+    r"|MIOPEN|ROCR|HSA|MPICH|MV2|I_MPI)_\w+"
+)
+# What else a launcher may put on command lines that others can read.
+_FOR_LAUNCHERS = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|TERM|PWD|TMPDIR|TZ|LANG|LC_\w+|LD_LIBRARY_PATH|HOSTNAME"
+    r"|SSH_AUTH_SOCK|KRB5CCNAME|XDG_RUNTIME_DIR|PYTHONNOUSERSITE|PYTHONUNBUFFERED|SHLVL|OLDPWD|_"
+    r"|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE"
+    r"|SLURM_\w+|PBS_\w+|LSB_\w+|LS_SUBCWD|COBALT_\w+|CUDA_VISIBLE_DEVICES"
+    r"|(OMPI|PRTE|PMIX)_(MCA_\w+|ALLOW_RUN_AS_ROOT(_CONFIRM)?)"
+)
+# What module systems keep for themselves.
+_OF_MODULES = re.compile(r"_.*|LMOD_\w+|MODULE\w+|LOADEDMODULES\w*|BASH_ENV")
+_SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)(_|$)", re.I)
+
+
+class Wishes(NamedTuple):
+    """What the user says.
+
+    Attributes:
+        ranks: how many; None for as many as there is room for.
+        hosts: where; empty for the allocation's.
+        hostfile: the file that the hosts were read from.
+        launcher: its name; empty for the recipe's.
+        variables: for every rank, with their values.
+        exports: names of variables that every rank should have.
+    """
+
+    ranks: int | None = None
+    hosts: tuple[Host, ...] = ()
+    hostfile: str = ""
+    launcher: str = ""
+    variables: tuple[tuple[str, str], ...] = ()
+    exports: tuple[str, ...] = ()
+
+
+def choose_launcher(recipe: Recipe, wanted: str = "") -> str:
+    """The launcher's name: the wanted one, or the recipe's where Horovod can do with it.
+
+    Raises:
+        UsageError: there is none of that name.
+        IncompatibleError: it starts ranks by MPI, and this Horovod has no MPI.
+    """
+    name = wanted or recipe.launch.launcher
+    if name not in LAUNCHERS:
+        raise UsageError(
+            f"unknown launcher {name}",
+            where="--launcher",
+            remedy=f"known are {', '.join(LAUNCHERS)}",
+        )
+    controller = LAUNCHERS[name].controller.lower()
+    if not controller or controller in recipe.horovod.controllers:
+        return name
+    if not wanted:
+        return "horovodrun-gloo" if "gloo" in recipe.horovod.controllers else "mpirun"
+    raise IncompatibleError(
+        f"Horovod has no {controller} here: every rank that {name} starts would be alone",
+        where="--launcher",
+        remedy=f"use --launcher {choose_launcher(recipe)}",
+    )
+
+
+def mpi_of(recipe: Recipe) -> Mpi:
+    """The MPI that the recipe names; its version may be empty."""
+    if recipe.mpi is None:
+        return Mpi("unknown")
+    return Mpi(MPI_KINDS[recipe.mpi.kind], recipe.mpi.version or "")
+
+
+def place(
+    recipe: Recipe,
+    program: tuple[str, ...],
+    wishes: Wishes,
+    allocation: Allocation,
+    *,
+    cores: int = 0,
+    root: bool = False,
+) -> Launch:
+    """Find hosts for ranks.
+
+    Args:
+        recipe: says what is usual here.
+        program: what each rank runs.
+        wishes: of the user.
+        allocation: that this process is in.
+        cores: of this host.
+        root: whether root starts them.
+
+    Raises:
+        UsageError: there is no room for so many, or a host is not in the allocation.
+    """
+    launch = Launch(
+        program, wishes.ranks or 1, cores, root, mpi_of(recipe),
+        start_timeout=START_SECONDS,
+        gpus_per_node=allocation.gpus_per_node or recipe.job.gpus_per_node or 0,
+        settings=recipe.launch,
+        network=recipe.network,
+        variables=wishes.variables,
+        job=allocation.job,
+        nested=allocation.nested,
+    )  # fmt: skip
+    if wishes.hosts:
+        launch = _on_wished(launch, recipe, wishes, allocation)
+    elif allocation.hosts:
+        launch = _on_allocated(launch, recipe, wishes, allocation)
+    elif allocation.nodes:
+        each = recipe.job.ranks_per_node
+        ranks = wishes.ranks or allocation.nodes * each
+        launch = launch._replace(ranks=ranks, ranks_per_node=min(each, ranks))
+    else:
+        return launch
+    _refuse_crowd(launch, allocation)
+    return launch._replace(cpus_per_rank=_cpus_per_rank(launch, recipe, allocation))
+
+
+def _on_wished(launch: Launch, recipe: Recipe, wishes: Wishes, allocation: Allocation) -> Launch:
+    known = {short(host.name): host for host in allocation.hosts}
+    foreign = [host.name for host in wishes.hosts if known and short(host.name) not in known]
+    if foreign:
+        raise UsageError(
+            f"{foreign[0]} is not in this allocation",
+            where="--hosts",
+            remedy=f"it has {', '.join(host.name for host in allocation.hosts)}",
+        )
+    hosts = wishes.hosts
+    if not hosts[0].slots:
+        each = -(-wishes.ranks // len(hosts)) if wishes.ranks else 0
+        usual = {name: _usual(host, recipe, allocation) for name, host in known.items()}
+        hosts = tuple(
+            host._replace(slots=each or usual.get(short(host.name), recipe.job.ranks_per_node))
+            for host in hosts
+        )
+    room = sum(host.slots for host in hosts)
+    ranks = wishes.ranks or room
+    if ranks > room:
+        raise UsageError(
+            f"{ranks} ranks have no room on {room} slots",
+            where="--hosts",
+            remedy=f"give the hosts {ranks} slots together, or take -n {room}",
+        )
+    return launch._replace(
+        ranks=ranks,
+        hosts=filled(hosts, ranks),
+        hostfile=wishes.hostfile if ranks == room and _even(hosts) else "",
+        ranks_per_node=max(host.slots for host in filled(hosts, ranks)),
+        allowed=min(allocation.tasks, default=0),
+        placed=True,
+    )
+
+
+def _on_allocated(launch: Launch, recipe: Recipe, wishes: Wishes, allocation: Allocation) -> Launch:
+    usual = tuple(
+        host._replace(slots=_usual(host, recipe, allocation)) for host in allocation.hosts
+    )
+    room = sum(host.slots for host in usual)
+    ranks = wishes.ranks or room
+    # More than usual is for the scheduler to refuse.
+    each = max(-(-ranks // len(usual)), 1)
+    hosts = usual if ranks == room else (
+        distribute(usual, ranks) if ranks < room
+        else distribute((host._replace(slots=each) for host in usual), ranks)
+    )  # fmt: skip
+    whole = ranks == room and all(host.slots for host in allocation.hosts)
+    return launch._replace(
+        ranks=ranks,
+        hosts=hosts,
+        hostfile=allocation.hostfile if len(hosts) == len(usual) and _even(hosts) else "",
+        ranks_per_node=max(host.slots for host in hosts),
+        allowed=min(allocation.tasks, default=0),
+        placed=(allocation.scheduler == "slurm" and not whole) or len(hosts) < len(usual),
+    )
+
+
+def _usual(host: Host, recipe: Recipe, allocation: Allocation) -> int:
+    """How many ranks go to a host of the allocation if nothing else is said."""
+    if allocation.scheduler == "slurm":
+        return host.slots or allocation.gpus_per_node or recipe.job.ranks_per_node
+    # The other schedulers count processors as well.
+    return min(host.slots or recipe.job.ranks_per_node, recipe.job.ranks_per_node)
+
+
+def filled(hosts: tuple[Host, ...], ranks: int) -> tuple[Host, ...]:
+    """Ranks on hosts in their order, as mpirun does it."""
+    filled = []
+    for host in hosts:
+        slots = min(host.slots, ranks)
+        ranks -= slots
+        if slots:
+            filled.append(host._replace(slots=slots))
+    return tuple(filled)
+
+
+def _even(hosts: tuple[Host, ...]) -> bool:
+    return len({host.slots for host in hosts}) == 1
+
+
+def _refuse_crowd(launch: Launch, allocation: Allocation) -> None:
+    """Say what Slurm says less clearly: there are not so many processors."""
+    names = [host.name for host in allocation.hosts]
+    if len(allocation.cpus) != len(names):
+        return
+    cpus = dict(zip(names, allocation.cpus, strict=True))
+    for host in launch.hosts:
+        if host.slots > cpus.get(host.name, host.slots):
+            raise UsageError(
+                f"{host.slots} ranks are to run on {host.name}, and the allocation has"
+                f" {cpus[host.name]} of its processors",
+                where=f"job {allocation.job}",
+                remedy=f"allocate with --ntasks-per-node={host.slots} (`hvdenv shell` does it for"
+                " the recipe's number), or take fewer ranks with -n",
+            )
+
+
+def _cpus_per_rank(launch: Launch, recipe: Recipe, allocation: Allocation) -> int:
+    """What was asked for, or what is usual; never more than the allocation has for them all."""
+    asked, usual = allocation.cpus_per_rank, recipe.job.cpus_per_rank or 0
+    if not allocation.cpus:
+        return asked or usual
+    room = min(allocation.cpus) // launch.per_node
+    return min(asked, room) if asked else usual if usual <= room else 0
+
+
+def refuse_unfit(name: str, recipe: Recipe, wishes: Wishes, allocation: Allocation) -> None:
+    """See that a launcher has the allocation that it works in, and is told what it can be told.
+
+    Raises:
+        UsageError: it does not.
+    """
+    launcher = LAUNCHERS[name]
+    if wishes.hosts and not launcher.takes_hosts:
+        raise UsageError(
+            f"{name} chooses the hosts itself, in the order of the allocation",
+            where="--hosts",
+            remedy="leave it out, and say with -n how many ranks there are",
+        )
+    if launcher.schedulers and allocation.scheduler not in launcher.schedulers:
+        this = f"one of {allocation.scheduler}" if allocation.scheduler else "none"
+        raise UsageError(
+            f"{name} starts ranks in an allocation of {' or '.join(launcher.schedulers)},"
+            f" and this is {this}",
+            where="--launcher",
+            remedy=f"ask for one (hvdenv shell {recipe.name} --nodes 1, or hvdenv job), or take"
+            " another launcher such as --launcher mpirun",
+        )
+
+
+def exported(
+    recipe: Recipe,
+    activated: Collection[str],
+    environ: Mapping[str, str],
+    wishes: Wishes,
+) -> tuple[str, ...]:
+    """Names of the variables that ranks on other hosts get from this process.
+
+    Where a recipe has no exports, programs must not see what belongs to this host.
+
+    Args:
+        recipe: names the site's.
+        activated: what activate.sh sets.
+        environ: of this process.
+        wishes: names the user's.
+    """
+    site = recipe.launch.exports
+    known = {*activated, *environ}
+    activated = sorted(name for name in activated if not _OF_MODULES.fullmatch(name))
+    own = [name for name in environ if FOR_RANKS.fullmatch(name)]
+    given = {name for name, _ in wishes.variables}
+    names = [*site, *(activated if site else ()), *sorted(own), *wishes.exports]
+    return tuple(n for n in dict.fromkeys(names) if n in known and n not in given)
+
+
+def may_be_seen(name: str, wishes: Wishes) -> bool:
+    """Whether a variable may stand on command lines on other hosts."""
+    if name in wishes.exports:
+        return True
+    listed = FOR_RANKS.fullmatch(name) or _FOR_LAUNCHERS.fullmatch(name)
+    return bool(listed) and not _SECRET.search(name)

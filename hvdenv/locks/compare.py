@@ -1,0 +1,139 @@
+"""Comparing a lock: with what a recipe asks for now, and with what a build is made with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+from hvdenv.locks.lockfile import Built, Inputs
+from hvdenv.schema import encode
+
+# What a lock may still satisfy although the recipe words it otherwise: compared item by item.
+_WISHES = ("packages", "conda.packages")
+# What has no part in which packages fit together.
+_NO_PACKAGES = ("horovod.", "mpi", "sources.")
+
+# What a build may be made with otherwise; and modules.NAME.
+DRIFTS = ("python", "compiler", "mpi", "nvcc", "glibc", "driver", "wheel")
+
+
+class Difference(NamedTuple):
+    """One value that differs.
+
+    Attributes:
+        name: which, such as ``horovod.variables.HOROVOD_WITH_MPI``.
+        locked: in the lock; empty if it has none.
+        found: now; empty if there is none.
+        severity: of a drift: whether the build stops.
+        reason: the rule that says so.
+    """
+
+    name: str
+    locked: str
+    found: str
+    severity: Literal["note", "error"] = "error"
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.locked or 'none'} in the lock, {self.found or 'none'} here"
+
+
+def changed(locked: Inputs, now: Inputs) -> tuple[Difference, ...]:
+    """What the recipe asks for otherwise than when it was locked, sorted by name."""
+    before, after = dict(_flat(encode(locked))), dict(_flat(encode(now)))
+    return tuple(
+        Difference(name, before.get(name, ""), after.get(name, ""))
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name, "") != after.get(name, "")
+    )
+
+
+def is_wish(difference: Difference) -> bool:
+    """Whether it is only about which packages are asked for: the lock may have them."""
+    return difference.name.startswith(tuple(f"{name}." for name in _WISHES))
+
+
+def moves_packages(difference: Difference) -> bool:
+    """Whether it may change which packages fit together."""
+    return not is_wish(difference) and not difference.name.startswith(_NO_PACKAGES)
+
+
+def unsatisfied(versions: Mapping[str, str], requirements: Iterable[str]) -> tuple[str, ...]:
+    """What is asked of pip, and the lock does not have.
+
+    Args:
+        versions: of Python packages, by normalised name.
+        requirements: as pip takes them.
+    """
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    problems = []
+    for text in requirements:
+        wanted = Requirement(text)
+        version = versions.get(canonicalize_name(wanted.name))
+        if version is None:
+            problems.append(f"{text}: not in the lock")
+        elif not wanted.specifier.contains(version, prereleases=True):
+            problems.append(f"{text}: the lock has {version}")
+    return tuple(problems)
+
+
+def drift(locked: Built, found: Built) -> tuple[Difference, ...]:
+    """What a build is made with otherwise than the one that the lock was filled in by.
+
+    What neither build has, or only one of them can know, is no drift.
+    """
+    differences = [
+        _judged(name, was, now)
+        for name in DRIFTS
+        if (was := getattr(locked, name)) and (now := getattr(found, name)) and was != now
+    ]
+    return (*differences, *_modules(locked.modules, found.modules))
+
+
+def _judged(name: str, locked: str, found: str) -> Difference:
+    """A drift, and whether one of the rules makes it an error."""
+    reason = ""
+    if name == "compiler" and _family(locked) != _family(found):
+        reason = "another compiler may have another C++ interface"
+    if name in ("mpi", "nvcc") and _series(locked) != _series(found):
+        reason = "Horovod is bound to the implementation and its series (major.minor)"
+    return Difference(name, locked, found, "error" if reason else "note", reason)
+
+
+def _modules(locked: Mapping[str, str], found: Mapping[str, str]) -> Iterator[Difference]:
+    for name in sorted(locked.keys() - found.keys()):
+        yield Difference(
+            f"modules.{name}", "loaded", "", "error", "the module system chose another"
+        )
+    for name in sorted(found.keys() - locked.keys()):
+        yield Difference(
+            f"modules.{name}", "", "loaded", "error", "the module system chose another"
+        )
+    for name in sorted(locked.keys() & found.keys()):
+        if locked[name] and found[name] and locked[name] != found[name]:
+            yield Difference(f"modules.{name}", locked[name][:12], found[name][:12], "note")
+
+
+def _family(said: str) -> str:
+    """Whose compiler it is: GCC prints whatever name it was called by."""
+    known = {"clang": "Clang", "icpx": "Intel", "intel": "Intel", "nvc": "NVIDIA", "cray": "Cray"}
+    return next((name for word, name in known.items() if word in said.lower()), "GCC")
+
+
+def _series(said: str) -> tuple[str, str]:
+    """Name and major.minor of what a program says of itself."""
+    version = (re.findall(r"[0-9]+(?:\.[0-9]+)+", said) or [""])[-1]
+    return re.sub(r"[0-9].*", "", said), ".".join(version.split(".")[:2])
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _flat(each, f"{name}.{key}" if name else key)
+    elif name in _WISHES:
+        yield from ((f"{name}.{each}", "asked for") for each in value)
+    elif value not in ([], ""):
+        yield name, ", ".join(value) if isinstance(value, list) else str(value)

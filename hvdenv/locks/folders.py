@@ -1,0 +1,88 @@
+"""Where locks lie, and how one is read and written whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hvdenv.errors import RecipeError
+from hvdenv.locks.lockfile import CONDA, MAIN, PYPI, Inputs, Locked, check_file, parse, render
+from hvdenv.places import blocked, make_folder, write_text
+
+
+def place(root: Path, inputs: Inputs, labels: Sequence[str] = ()) -> Path:
+    """The folder of one lock.
+
+    Args:
+        root: the folder of all locks.
+        inputs: what it is a lock of.
+        labels: local versions of frameworks, such as ``cpu``: such builds are other
+            packages, and have locks of their own.
+    """
+    name = "-".join([f"py{inputs.python}", inputs.platform, *sorted(set(labels))])
+    return root / inputs.name / name
+
+
+def candidates(root: Path, inputs: Inputs) -> tuple[Path, ...]:
+    """Folders of the locks for a recipe, Python and platform: one for each label, sorted."""
+    plain = place(root, inputs)
+    found = [plain, *plain.parent.glob(f"{plain.name}-*")]
+    return tuple(sorted(each for each in found if (each / MAIN).is_file()))
+
+
+def read(folder: Path) -> Locked:
+    """Read a lock, and see that its files belong together.
+
+    Raises:
+        RecipeError: a file is missing or malformed.
+        LockError: a file is not the one that the lock was written with.
+    """
+    lock = parse(_text(folder / MAIN), folder / MAIN)
+    texts = {}
+    for name in lock.files:
+        texts[name] = _text(folder / name)
+        check_file(lock, name, texts[name], folder / name)
+    return Locked(folder, lock, texts)
+
+
+def write(locked: Locked) -> bool:
+    """Write a lock, its main file last. Returns whether anything changed.
+
+    Raises:
+        StepError: the folder cannot be written.
+    """
+    texts = [*locked.texts.items(), (MAIN, render(locked.lock))]
+    if all(_present(locked.folder / name) == text for name, text in texts):
+        return False
+    make_folder(locked.folder)
+    try:
+        for name, text in texts:
+            write_text(locked.folder / name, text)
+        for name in {PYPI, CONDA} - locked.texts.keys():
+            (locked.folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise blocked(locked.folder, error) from error
+    return True
+
+
+def _present(path: Path) -> str | None:
+    try:
+        return path.read_bytes().decode()
+    except (OSError, ValueError):
+        return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise RecipeError(
+            "there is no such file of a lock",
+            where=str(path),
+            remedy="a lock is a folder as `hvdenv lock RECIPE` writes it; name that folder, or"
+            " lock again if it was stopped while writing",
+        ) from error
+    except UnicodeDecodeError as error:
+        raise RecipeError("is not text", where=str(path)) from error
+    except OSError as error:
+        raise blocked(path, error, "read") from error

@@ -1,0 +1,1 @@
+"""What recipes, clusters and machines are, as typed data; reading them."""

@@ -1,0 +1,492 @@
+"""Finding recipes and merging their layers: default, recipe, variant, site, command line."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hvdenv import PACKAGE
+from hvdenv.errors import RecipeError, UsageError
+from hvdenv.schema import Problem, decode, dotted, line_of, parse_toml
+
+# What a list of recipes does not need is imported where it is used: the types of the format.
+if TYPE_CHECKING:
+    from hvdenv.model.cluster import Places
+    from hvdenv.model.recipe import Recipe
+
+DEFAULTS = Path(__file__).parent / "defaults.toml"
+FORMAT = 1
+
+Document = dict[str, Any]
+
+
+class Layer(NamedTuple):
+    """One source of values.
+
+    Attributes:
+        name: what `hvdenv show` calls it: default, recipe, variant X, site, command line.
+        file: path of the file, empty for the command line.
+        text: the file's text, to find lines in.
+        values: its values.
+        prefix: keys under which the values stand in the file (a variant's table).
+        without: dotted keys of the layers below that are taken away first.
+    """
+
+    name: str
+    file: str
+    text: str
+    values: Document
+    prefix: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+
+
+class Resolved(NamedTuple):
+    """A recipe with the layers it came from.
+
+    Attributes:
+        recipe: the typed result.
+        variants: names of the variants taken, sorted.
+        offered: names of all variants of the recipe.
+        origins: for each dotted key, the layer that set it.
+        file: path of the recipe's file.
+        foreign_files: files that do not come with hvdenv: the recipe, the site file.
+    """
+
+    recipe: Recipe
+    variants: tuple[str, ...]
+    offered: tuple[str, ...]
+    origins: dict[str, str]
+    file: str
+    foreign_files: tuple[str, ...]
+
+
+def recipe_folder() -> Path:
+    """Where the shipped recipes lie: in the wheel, or beside the package in a checkout."""
+    inside = PACKAGE / "recipes"
+    return inside if inside.is_dir() else PACKAGE.parent / "recipes"
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Shipped recipes by name."""
+    return {path.stem: path for path in sorted(recipe_folder().glob("*.toml"))}
+
+
+def find_recipe(name: str, folders: Iterable[str] = ()) -> Path:
+    """The file of a recipe, by name or by path.
+
+    A path has a slash or ends in .toml, so that nothing in the current folder
+    shadows a shipped name. Whether there is a file is seen when it is read.
+
+    Args:
+        name: a name or a path.
+        folders: further folders with recipes, which come before the shipped ones.
+
+    Raises:
+        UsageError: there is no recipe of this name.
+    """
+    if "/" in name or name.endswith(".toml"):
+        return Path(name)
+    known = known_recipes(folders)
+    if name not in known:
+        import difflib
+
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f'did you mean "{close[0]}"? ' if close else ""
+        here = (
+            f"; for the file {name}.toml write ./{name}.toml"
+            if os.path.isfile(f"{name}.toml")
+            else ""
+        )
+        raise UsageError(
+            f'there is no recipe named "{name}"',
+            remedy=f"{hint}`hvdenv recipes` lists them{here}",
+        )
+    return known[name]
+
+
+def known_recipes(folders: Iterable[str] = ()) -> dict[str, Path]:
+    """Recipes by name: the shipped ones, and those of other folders."""
+    others = [path for folder in folders for path in sorted(Path(folder).glob("*.toml"))]
+    return {**shipped_recipes(), **{path.stem: path for path in reversed(others)}}
+
+
+def variants_of(document: dict[str, object]) -> list[str]:
+    """Names of the variants that a recipe document offers."""
+    variants = document.get("variants")
+    return sorted(variants) if isinstance(variants, dict) else []
+
+
+def read_layer(name: str, path: Path) -> Layer:
+    """Read one file.
+
+    Raises:
+        RecipeError: it cannot be read or is not TOML.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise RecipeError(
+            f"cannot read this file: {reason}",
+            where=str(path),
+            remedy="look at its path and permissions; `hvdenv recipes` lists the recipes that need no path",
+        ) from error
+    try:
+        return Layer(name, str(path), text, parse_toml(text))
+    except ValueError as error:
+        raise RecipeError(f"not valid TOML: {error}", where=str(path)) from error
+
+
+def resolve(
+    name: str,
+    *,
+    variants: Sequence[str] = (),
+    site: Path | None = None,
+    overrides: Iterable[str] = (),
+) -> Resolved:
+    """Read a recipe and everything that is laid over it.
+
+    Args:
+        name: a recipe's name or path.
+        variants: variants to take; their order does not matter.
+        site: a site file.
+        overrides: `key=value` from the command line, the value in TOML.
+
+    Raises:
+        RecipeError, UsageError: with file, line, key and the nearest known key.
+    """
+    from hvdenv.model.recipe import Recipe
+
+    site_layer = _site_layer(site) if site else None
+    folders = recipe_folders(site_layer)
+    path = find_recipe(name, folders)
+    bases = _with_what_it_extends(read_layer("recipe", path), folders)
+    base = bases[-1]
+    offered = {variant: each for each in bases for variant in variants_of(each.values)}
+    chosen = sorted(set(variants))
+    layers = [
+        read_layer("default", DEFAULTS),
+        *(_without_variants(each) for each in bases),
+        *(_variant(base, offered, variant) for variant in chosen),
+        *([_without_folders(site_layer)] if site_layer else []),
+        *(_override(text) for text in overrides),
+    ]
+    _refuse_clashes(layers)
+    merged: Document = {}
+    origins: dict[str, Layer] = {}
+    for layer in layers:
+        for key in layer.without:
+            _take_away(merged, key, layer, origins)
+        _merge(merged, layer.values, layer, origins)
+    try:
+        recipe = decode(Recipe, merged)
+    except Problem as problem:
+        raise _explain(problem, base, origins) from problem
+    _check_whole(recipe, base, origins)
+    return Resolved(
+        recipe,
+        tuple(chosen),
+        tuple(sorted(offered)),
+        {key: layer.name for key, layer in origins.items()},
+        str(path),
+        tuple(
+            file
+            for file in dict.fromkeys(layer.file for layer in layers)
+            if file and Path(file).parent not in (DEFAULTS.parent, recipe_folder())
+        ),
+    )
+
+
+def _check_format(base: Layer) -> None:
+    found = base.values.get("format")
+    if found != FORMAT:
+        line = line_of(base.text, ("format",))
+        raise RecipeError(
+            f"this hvdenv reads recipe format {FORMAT}, the file says {found!r}",
+            where=f"{base.file}:{line}: format",
+            remedy=f"write `format = {FORMAT}` at its top, or use the hvdenv that the recipe is for",
+        )
+
+
+def _with_what_it_extends(layer: Layer, folders: Sequence[str]) -> list[Layer]:
+    """The recipe and those that it extends, the deepest first."""
+    found = [layer]
+    while True:
+        _check_format(found[0])
+        parent = found[0].values.get("extends")
+        if parent is None:
+            return found
+        where = f"{found[0].file}:{line_of(found[0].text, ('extends',))}: extends"
+        if not isinstance(parent, str):
+            raise RecipeError(
+                f"expected the name or path of a recipe, found {parent!r}", where=where
+            )
+        path = find_recipe(parent, folders)
+        if "/" in parent or parent.endswith(".toml"):
+            path = Path(found[0].file).parent / path
+        if any(os.path.realpath(path) == os.path.realpath(each.file) for each in found):
+            raise RecipeError(f"{parent} extends this recipe in its turn", where=where)
+        found.insert(0, read_layer(f"recipe {path.stem}", path))
+
+
+def _without_variants(layer: Layer) -> Layer:
+    kept = {k: v for k, v in layer.values.items() if k not in ("variants", "extends")}
+    return layer._replace(values=kept)
+
+
+def _variant(base: Layer, offered: Mapping[str, Layer], variant: str) -> Layer:
+    if variant not in offered:
+        known = ", ".join(sorted(offered)) or "none"
+        raise UsageError(
+            f'recipe "{base.values.get("name")}" has no variant "{variant}"',
+            remedy=f"its variants are: {known}",
+        )
+    base, prefix = offered[variant], ("variants", variant)
+    values = base.values["variants"][variant]
+    where = f"{base.file}:{line_of(base.text, prefix)}: {dotted(prefix)}"
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,63}", variant):
+        raise RecipeError("the name of a variant has a-z, 0-9, _ and - only", where=where)
+    if not isinstance(values, dict):
+        raise RecipeError(f"expected a table, found {values!r}", where=where)
+    without = values.get("without", [])
+    if not isinstance(without, list) or not all(isinstance(key, str) for key in without):
+        raise RecipeError(f"expected a list of keys, found {without!r}", where=f"{where}.without")
+    kept = {key: value for key, value in values.items() if key != "without"}
+    return Layer(f"variant {variant}", base.file, base.text, kept, prefix, tuple(without))
+
+
+def _take_away(into: Document, key: str, layer: Layer, origins: dict[str, Layer]) -> None:
+    """Drop a table or value that a layer does without."""
+    *parents, last = key.split(".")
+    table: Any = into
+    for parent in parents:
+        table = table.get(parent) if isinstance(table, dict) else None
+    if not isinstance(table, dict) or last not in table:
+        line = line_of(layer.text, (*layer.prefix, "without"))
+        raise RecipeError(
+            f'there is no "{key}" below this variant to do without',
+            where=f"{layer.file}:{line}: {dotted(layer.prefix)}.without",
+        )
+    del table[last]
+    for below in [o for o in origins if o == key or o.startswith(f"{key}.")]:
+        del origins[below]
+
+
+# What differs at a place; for whom and what Horovod is built is the recipe's.
+_OF_A_SITE = (
+    "build_tools", "conda", "environment", "frameworks", "job", "launch", "modules", "mpi",
+    "network", "packages", "places", "python", "recipe_folders", "references", "target",
+)  # fmt: skip
+
+
+def _site_layer(path: Path) -> Layer:
+    layer = read_layer("site", path)
+    for key in layer.values:
+        if key not in _OF_A_SITE:
+            raise RecipeError(
+                "a site file cannot set this",
+                where=f"{path}:{line_of(layer.text, (key,))}: {key}",
+                remedy=f"it can set {', '.join(_OF_A_SITE)}",
+            )
+    return layer
+
+
+def recipe_folders(site: Layer | None) -> tuple[str, ...]:
+    """Folders with recipes that a site file names.
+
+    Raises:
+        RecipeError: the file names them wrongly.
+    """
+    if site is None:
+        return ()
+    from hvdenv.model.cluster import RecipeFolders
+
+    named = {k: v for k, v in site.values.items() if k == "recipe_folders"}
+    try:
+        return decode(RecipeFolders, named).recipe_folders
+    except Problem as problem:
+        line = line_of(site.text, ("recipe_folders",))
+        where = f"{site.file}:{line}: recipe_folders"
+        raise RecipeError(problem.message, where=where) from problem
+
+
+def places_of(site: Layer | None) -> Places:
+    """Where things lie, as a site file says: what needs no recipe.
+
+    Raises:
+        RecipeError: the file says it wrongly.
+    """
+    from hvdenv.model.cluster import Places
+
+    try:
+        return decode(Places, site.values.get("places", {}) if site else {}, ("places",))
+    except Problem as problem:
+        assert site
+        raise _explain(problem, site, {}) from problem
+
+
+def _without_folders(site: Layer) -> Layer:
+    return site._replace(values={k: v for k, v in site.values.items() if k != "recipe_folders"})
+
+
+def _override(text: str) -> Layer:
+    key, equals, value = text.partition("=")
+    try:
+        if not equals:
+            raise ValueError("there is no = in it")
+        try:
+            values = parse_toml(f"{key} = {value}")
+        except ValueError:
+            values = parse_toml(f"{key} = '{value}'")
+    except ValueError as error:
+        raise UsageError(
+            f"--set {text}: {error}",
+            remedy="write KEY=VALUE, for example --set mpi.version=5.0.11",
+        ) from error
+    return Layer("command line", "", f"{key} = {value}", values)
+
+
+def _leaves(
+    values: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Dotted keys and values below a table; lists are values."""
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _refuse_clashes(layers: Sequence[Layer]) -> None:
+    """Two variants that set one key differently have no meaning without an order."""
+    seen: dict[tuple[str, ...], tuple[Any, str]] = {}
+    for layer in layers:
+        if not layer.name.startswith("variant "):
+            continue
+        for path, value in _leaves(layer.values):
+            other = seen.setdefault(path, (value, layer.name))
+            if other[0] != value:
+                raise UsageError(
+                    f"{other[1]} and {layer.name} both set {dotted(path)}, to different values",
+                    remedy="take one of them, or set the key with --set",
+                )
+
+
+def _merge(
+    into: Document,
+    values: Document,
+    layer: Layer,
+    origins: dict[str, Layer],
+    path: tuple[str, ...] = (),
+) -> None:
+    for key, value in values.items():
+        where = (*path, key)
+        if isinstance(value, dict) and isinstance(into.get(key, {}), dict):
+            _merge(into.setdefault(key, {}), value, layer, origins, where)
+        else:
+            into[key] = value
+            for below in [origin for origin in origins if origin.startswith(f"{dotted(where)}.")]:
+                del origins[below]
+            origins[dotted(where)] = layer
+
+
+def _explain(problem: Problem, base: Layer, origins: Mapping[str, Layer]) -> RecipeError:
+    """A problem as an error that names file, line and key."""
+    layer = base
+    for length in range(len(problem.path), 0, -1):
+        key = dotted(problem.path[:length])
+        inside = [origins[o] for o in origins if o.startswith(f"{key}.")]
+        found = origins.get(key) or next((o for o in inside if o.name != "default"), None)
+        if found or inside:
+            layer = found or base
+            break
+    where = (
+        f"{layer.file}:{line_of(layer.text, layer.prefix + problem.path)}: "
+        if layer.file
+        else "--set: "
+    )
+    return RecipeError(problem.message, where=where + dotted(problem.path))
+
+
+def _check_whole(recipe: Recipe, base: Layer, origins: Mapping[str, Layer]) -> None:
+    """What no single value shows."""
+    for path, wrong, message in (
+        (
+            ("horovod", "frameworks"),
+            not recipe.horovod.frameworks,
+            "at least one framework is needed",
+        ),
+        (
+            ("horovod", "controllers"),
+            not recipe.horovod.controllers,
+            "at least one controller is needed: without MPI and Gloo Horovod compiles, but no two ranks can meet",
+        ),
+        (
+            ("mpi",),
+            "mpi" in recipe.horovod.controllers and recipe.mpi is None,
+            'horovod.controllers has "mpi", so the recipe needs a table [mpi]',
+        ),
+        (
+            ("mpi", "version"),
+            bool(recipe.mpi and recipe.mpi.package and not recipe.mpi.version),
+            "a package of the index needs a version",
+        ),
+        (
+            ("horovod", "sha256"),
+            recipe.horovod.provider == "source" and not recipe.horovod.sha256,
+            "the source of Horovod needs its sha256: what is fetched is compared with it",
+        ),
+        (
+            ("python", "prefix"),
+            recipe.python.provider in ("prefix", "clone") and not recipe.python.prefix,
+            f'the provider "{recipe.python.provider}" needs the folder of the site\'s environment',
+        ),
+        (
+            ("conda",),
+            recipe.python.provider == "conda" and recipe.conda is None,
+            'the provider "conda" needs a table [conda] with channels',
+        ),
+        (
+            ("horovod", "provider"),
+            recipe.python.provider in ("prefix", "modules") and recipe.horovod.provider == "source",
+            "nothing can be installed into what belongs to the site: make a venv over it"
+            ' (python.system_site_packages) or a clone, or set this to "present"',
+        ),
+        (
+            ("modules",),
+            recipe.modules is None
+            and (recipe.python.from_modules or recipe.python.provider == "modules"),
+            "the Python is to come from modules, so the recipe needs a table [modules]",
+        ),
+        (
+            ("job", "partition"),
+            recipe.job.partition is not None and recipe.job.partition not in recipe.partitions,
+            f"there is no [partitions.{recipe.job.partition}]",
+        ),
+        *(
+            (
+                ("frameworks", framework, "source"),
+                wanted.provider == "source" and wanted.source is None,
+                f'the provider "source" needs a table [frameworks.{framework}.source]',
+            )
+            for framework, wanted in recipe.frameworks.items()
+        ),
+        *(
+            (
+                ("frameworks", framework),
+                framework not in recipe.frameworks,
+                f'horovod.frameworks has "{framework}", so the recipe needs [frameworks.{framework}]',
+            )
+            for framework in recipe.horovod.frameworks
+        ),
+        *(
+            (("references", number, key), True, message)
+            for number, reference in enumerate(recipe.references)
+            for key, message in reference.problems.items()
+        ),
+    ):
+        if wrong:
+            raise _explain(Problem(path, message), base, origins)

@@ -1,0 +1,132 @@
+"""What is known about a machine, observed there or declared in a file."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, NamedTuple
+
+from hvdenv.model.recipe import Version
+from hvdenv.schema import Pattern
+
+Number = Annotated[str, Pattern(r"([0-9]+(\.[0-9]+)*)?", "a version such as 12.2.0, or nothing")]
+
+
+class Interpreter(NamedTuple):
+    """A Python that environments can be made with.
+
+    Attributes:
+        path: its executable.
+        version: its full version.
+        complete: whether it has its headers, and the modules that an environment needs.
+    """
+
+    path: str
+    version: Version
+    complete: bool = True
+
+
+class Tool(NamedTuple):
+    """A program on PATH; an empty version was not asked for or not understood."""
+
+    path: str
+    version: Number = ""
+
+
+class Facts(NamedTuple):
+    """Facts about one machine.
+
+    Attributes:
+        origin: ``observed`` on this machine, or ``declared`` in a file.
+        host: name of the machine, or of the file.
+        machine: architecture, such as x86_64.
+        cpu_flags: instruction set extensions.
+        cores: processors that this process may use.
+        root: whether this is the superuser.
+        interpreters: Pythons found, best first.
+        gpus: names of NVIDIA GPUs.
+        disk_free, inodes_free, quota_free: of the file system of the environment,
+            in bytes, inodes and bytes; None where it cannot be read.
+        driver: version of the NVIDIA driver.
+        memory: bytes that this process may use.
+        variables: names of variables that are set here and change what programs of the
+            environment do; no values, which may hold passwords.
+    """
+
+    origin: Literal["observed", "declared"]
+    host: str
+    system: str
+    machine: str
+    glibc: Number
+    cpu: str
+    cpu_flags: tuple[str, ...]
+    cores: int
+    root: bool
+    interpreters: tuple[Interpreter, ...]
+    cc: Tool | None = None
+    cxx: Tool | None = None
+    cmake: Tool | None = None
+    mpirun: Tool | None = None
+    nvcc: Tool | None = None
+    gpus: tuple[str, ...] = ()
+    disk_free: int | None = None
+    inodes_free: int | None = None
+    quota_free: int | None = None
+    driver: Number = ""
+    memory: int | None = None
+    variables: tuple[str, ...] = ()
+
+
+# A fact is a command and a pure parser: the program, what to ask it, and where the
+# version stands in its answer.
+VERSION_QUESTIONS: dict[str, tuple[tuple[str, ...], str]] = {
+    "cc": (("gcc", "-dumpfullversion", "-dumpversion"), r"^(\d+(?:\.\d+)*)$"),
+    "cxx": (("g++", "-dumpfullversion", "-dumpversion"), r"^(\d+(?:\.\d+)*)$"),
+    "cmake": (("cmake", "--version"), r"^cmake\S* version (\d+(?:\.\d+)*)"),
+    "mpirun": (("mpirun", "--version"), r"(\d+\.\d+(?:\.\d+)?)"),
+    "nvcc": (("nvcc", "--version"), r"release (\d+\.\d+)"),
+}
+
+
+def parse_version(fact: str, output: str) -> str:
+    """The version in a program's answer; empty when it is not there."""
+    found = re.search(VERSION_QUESTIONS[fact][1], output, re.MULTILINE)
+    return found.group(1) if found else ""
+
+
+def parse_cpuinfo(text: str) -> tuple[str, tuple[str, ...]]:
+    """Model name and instruction set extensions from /proc/cpuinfo."""
+    model = re.search(r"^(?:model name|cpu)\s*:\s*(.+)$", text, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
+    return (
+        model.group(1).strip() if model else "",
+        tuple(sorted(flags.group(1).split())) if flags else (),
+    )
+
+
+def parse_driver(text: str) -> str:
+    """The driver's version in /proc/driver/nvidia/version."""
+    found = re.search(r"^NVRM version:.*?\s(\d+(?:\.\d+)+)\s", text, re.MULTILINE)
+    return found.group(1) if found else ""
+
+
+def parse_memory(meminfo: str, limit: str = "") -> int | None:
+    """Bytes in /proc/meminfo, or the limit of the control group if that is less."""
+    total = re.search(r"^MemTotal:\s*(\d+) kB", meminfo, re.MULTILINE)
+    known = [int(total.group(1)) * 1024] if total else []
+    known += [int(limit)] if limit.strip().isdecimal() else []
+    return min(known, default=None)
+
+
+def parse_quota(text: str) -> int | None:
+    """Bytes left under the tightest limit in the output of ``quota -w --show-mntpoint -p``.
+
+    Columns are blocks of 1 KiB: used, soft limit, hard limit; 0 is no limit.
+    """
+    left = [
+        ((int(hard) or int(soft)) - int(used)) * 1024
+        for used, soft, hard in re.findall(
+            r"^\s*/\S*\s+(\d+)\*?\s+(\d+)\s+(\d+)\s", text, re.MULTILINE
+        )
+        if int(hard) or int(soft)
+    ]
+    return max(0, min(left)) if left else None

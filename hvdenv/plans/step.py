@@ -1,0 +1,91 @@
+"""The steps of a build, as plain data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from hvdenv.command import Command
+from hvdenv.model.cluster import Modules
+
+# Say how fast a step runs, or where its files come from: not what it makes.
+_NOT_IN_DIGEST = {
+    "CMAKE_BUILD_PARALLEL_LEVEL", "MAKEFLAGS", "MAX_JOBS",
+    "HVDENV_FILES", "PIP_DEST", "PIP_FIND_LINKS", "PIP_NO_INDEX", "UV_CACHE_DIR", "UV_FIND_LINKS",
+}  # fmt: skip
+
+Effect = Literal["", "modules", "packages", "lookup", "keep", "tidy", "manifest", "record"]
+
+
+class TextFile(NamedTuple):
+    """A file that a step writes before its commands run."""
+
+    path: Path
+    text: str
+
+
+class Step(NamedTuple):
+    """One step of a build.
+
+    Attributes:
+        name: short, unique within the plan.
+        reason: why the step is there.
+        commands: what it runs, in order.
+        files: what it writes first.
+        resets: what is removed before the step is tried again.
+        effect: what hvdenv itself does in this step, after the commands:
+            ``modules`` loads them, and all later steps see what they set,
+            ``packages`` keeps other builds from the files that they share meanwhile,
+            ``lookup`` looks for a wheel in the cache that fits what the commands print,
+            ``keep`` keeps the wheel in the cache, ``tidy`` removes the build folder,
+            ``manifest`` lists every file, ``record`` marks the generation as complete
+            and points the prefix at it.
+        spared_by_cache: whether a fitting wheel in the cache makes the step needless.
+        installs: whether the commands add packages to the environment.
+        report: what the installer writes down of what it installed.
+        undoes: the step that the next build goes back to when this one fails.
+        modules: what the effect ``modules`` loads.
+    """
+
+    name: str
+    reason: str
+    commands: tuple[Command, ...] = ()
+    files: tuple[TextFile, ...] = ()
+    resets: tuple[Path, ...] = ()
+    effect: Effect = ""
+    spared_by_cache: bool = False
+    installs: bool = False
+    report: Path | None = None
+    undoes: str = ""
+    modules: Modules | None = None
+
+
+def content(step: Step) -> Any:
+    """What a step does, without what does not change the result."""
+    return [
+        step.name,
+        step.effect,
+        [
+            [
+                command.argv,
+                [pair for pair in command.env if pair[0] not in _NOT_IN_DIGEST],
+                command.derived,
+                command.cwd,
+            ]
+            for command in step.commands
+        ],
+        [[str(file.path), file.text] for file in step.files],
+        step.modules,
+    ]
+
+
+def identity(step: Step) -> str:
+    """Hash of what a step does; journals chain it."""
+    return digest(content(step))
+
+
+def digest(value: Any) -> str:
+    """Hash of plain data."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,505 @@
+"""What rank_collectives.py tries: the cases, what each rank puts in, and what has to come out.
+
+Nothing here knows Horovod: all of it is computed from a case, the number of a rank and
+how many there are. ``numpy`` is handed in. Runs on Python 3.6 and up.
+"""
+
+import zlib
+from collections import namedtuple
+
+import rank_allreduce
+
+# Up to this all whole numbers are exact in a type.
+EXACT = {
+    "uint8": 2**8 - 1,
+    "int8": 2**7 - 1,
+    "int32": 2**31 - 1,
+    "int64": 2**63 - 1,
+    "float16": 2**11,
+    "bfloat16": 2**8,
+    "float32": 2**24,
+    "float64": 2**53,
+    "bool": 1,
+}
+DTYPES = tuple(EXACT)
+NUMBERS = DTYPES[:-1]  # bool has no sums
+# The distance from 1 to the next number.
+EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
+
+ODD = (17,)
+SHAPES = ((), (0,), (1,), (3, 5), (1003,))
+MORE_SHAPES = ((2, 7, 11), (100003,))
+GROUP = ((17, 2), (5, 3), (1003,))
+# How many rows a rank gives, or one rank gives to another: a number of one or both ranks.
+ROWS = {
+    "uneven rows": lambda number: number * 3 % 4,
+    "rows of one": lambda number: int(number == 0),
+    "no rows": lambda number: 0,
+    "2 rows each": lambda number: 2,
+}
+MORE_ROWS = {"many rows": lambda number: 3000 + number * 7 % 5}
+REDUCED = ("Sum", "Average", "Min", "Max", "Product")
+# Broadcasts come from no more ranks than that unless all is asked for.
+ROOTS = 16
+# The numbers of larger tensors repeat; a prime, so that this is no multiple of a block.
+PATTERN = 65537
+# Past the fusion threshold, which was 64 MiB and is 128 MiB since Horovod 0.21.
+LARGE_BYTES = 129 * 2**20
+LARGE = "past the fusion threshold"
+
+
+class TooLarge(Exception):
+    """So many ranks have no sum that is exact in the type."""
+
+
+_FIELDS = "kind dtype shapes reduce rows root scale form halves label name"
+
+
+class Case(namedtuple("Case", _FIELDS)):
+    """One call of one operation.
+
+    Attributes:
+        kind: ``allreduce``, ``allgather``, ``broadcast``, ``alltoall``, ``reducescatter``,
+            ``barrier`` or ``join``.
+        dtype: of the tensors.
+        shapes: of the tensors, more than one for a grouped operation; without the first
+            dimension where ``rows`` gives that.
+        reduce: what is done with the ranks' values: ``Sum`` and so on.
+        rows: a name in ROWS.
+        root: where a broadcast comes from, counted among the members.
+        scale: factors before and after.
+        form: which of the functions for it is used; empty for the usual one.
+        halves: whether the ranks with even and with odd numbers do it each for themselves.
+        label: what else makes it unlike others of its kind.
+        name: of the tensors, if that is not the title.
+    """
+
+    @property
+    def title(self):
+        """What the case is called; no two of a kind have the same."""
+        shapes = "+".join("x".join(map(str, shape)) or "scalar" for shape in self.shapes)
+        root = "from %d" % self.root if self.kind == "broadcast" else ""
+        scale = "" if self.scale == (1, 1) else "times %g and %g" % self.scale
+        label = self.label or ("in a set" if self.halves else "")
+        words = (self.reduce, self.dtype, shapes, self.rows, root, scale, self.form, label)
+        return " ".join(word for word in words if word)
+
+    def members(self, rank, size):
+        """The ranks that one does it with."""
+        return list(range(rank % 2, size, 2)) if self.halves else list(range(size))
+
+
+def case(kind, dtype="float32", *shapes, **more):
+    """A case with what is usual wherever nothing is said."""
+    reduce = "Sum" if kind in ("allreduce", "reducescatter") else ""
+    usual = {"reduce": reduce, "rows": "", "root": 0, "scale": (1, 1), "form": "", "halves": False}
+    usual.update({"label": "", "name": ""}, **more)
+    return Case(kind, dtype, shapes or (ODD,), **usual)
+
+
+# Inputs.
+
+
+def drawn(numpy, seed, count):
+    """Numbers of 64 bits without a pattern, always the same for a seed."""
+    mixed = numpy.arange(min(count, PATTERN), dtype="uint64") + numpy.uint64(seed)
+    for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
+        mixed = (mixed ^ (mixed >> numpy.uint64(30))) * numpy.uint64(factor)
+    return mixed ^ (mixed >> numpy.uint64(31))
+
+
+def limit(case, terms):
+    """How large a rank's numbers may be: so that all sums of them are exact.
+
+    Raises:
+        TooLarge: no number is small enough.
+    """
+    if case.reduce == "Adasum":
+        return 1000
+    if case.reduce not in ("Sum", "Average"):
+        return EXACT[case.dtype]
+    before, after = case.scale
+    # Factors are of float64, so that whole numbers beyond it are no longer exact.
+    exact = EXACT[case.dtype] if case.scale == (1, 1) else min(EXACT[case.dtype], 2**53)
+    found = exact // (terms * int(max(before, before * after, 1)))
+    if not found:
+        raise TooLarge("a sum over %d ranks does not fit" % terms)
+    return found
+
+
+def numbers(numpy, case, which, rank, count, members):
+    """What a rank puts into one tensor of a case: whole numbers, none of them 0.
+
+    They use the whole range in which the type is exact, so that it shows if anything was
+    computed in a smaller type, and those that are summed are exact in any order.
+    """
+    random = drawn(numpy, (zlib.crc32(case.title.encode()) << 31) + (which << 24) + rank, count)
+    if case.dtype == "bool":
+        return (random & numpy.uint64(1)).astype("int64")
+    if case.reduce == "Product":
+        # A 3 and a 2 from two of the ranks, 1 from others: that fits into every type.
+        turn = (numpy.arange(len(random)) - members.index(rank)) % len(members)
+        found = numpy.where(turn == 0, 3, numpy.where(turn == 1, 2, 1))
+    else:
+        found = (random % numpy.uint64(limit(case, len(members)))).astype("int64") + 1
+    if case.dtype == "uint8" or case.reduce == "Adasum":
+        return found
+    return numpy.where(random >> numpy.uint64(63), -found, found)
+
+
+def spread(numpy, found, shape, dtype):
+    """An array with the numbers, over and over; bfloat16 is float32 until it is a tensor."""
+    kind = "float32" if dtype == "bfloat16" else dtype
+    return numpy.resize(found.astype(kind), shape)
+
+
+def elements(shape):
+    """How many elements a shape has."""
+    count = 1
+    for length in shape:
+        count *= length
+    return count
+
+
+def rows(case, number):
+    """How many rows there are for a number of a rank, or of two."""
+    return dict(ROWS, **MORE_ROWS)[case.rows](number)
+
+
+def splits(case, sender, members):
+    """How many rows a rank gives to each in an alltoall."""
+    return [rows(case, sender + 2 * receiver) for receiver in members]
+
+
+def shape_of(case, which, rank, members):
+    """The shape that a rank's tensor has."""
+    shape = case.shapes[which]
+    if not case.rows:
+        return shape
+    if case.kind == "alltoall":
+        return (sum(splits(case, rank, members)),) + shape
+    return (rows(case, rank),) + shape
+
+
+def given(numpy, case, rank, size):
+    """The arrays that a rank puts in."""
+    members = case.members(rank, size)
+    arrays = []
+    for which in range(len(case.shapes)):
+        shape = shape_of(case, which, rank, members)
+        found = numbers(numpy, case, which, rank, elements(shape), members)
+        arrays.append(spread(numpy, found, shape, case.dtype))
+    return arrays
+
+
+# Right answers.
+
+
+def wanted(numpy, case, rank, size):
+    """The arrays that a rank has to get."""
+    if case.kind == "barrier":
+        return [numpy.array(0)]
+    if case.kind == "join":
+        return [*join_wanted(numpy, rank, size), numpy.array(size - 1)]
+    members = case.members(rank, size)
+    if case.reduce:
+        arrays = [reduced(numpy, case, which, members) for which in range(len(case.shapes))]
+        return [part(each, rank, members) for each in arrays] if "scatter" in case.kind else arrays
+    if case.kind == "broadcast":
+        return given(numpy, case, members[case.root], size)
+    inputs = [given(numpy, case, member, size) for member in members]
+    if case.kind == "allgather":
+        tensors = range(len(case.shapes))
+        return [numpy.concatenate([arrays[which] for arrays in inputs]) for which in tensors]
+    return exchanged(numpy, case, rank, [arrays[0] for arrays in inputs], members)
+
+
+def reduced(numpy, case, which, members):
+    """What the ranks' values come to; whole numbers as long as that is possible."""
+    shape = case.shapes[which]
+    found = [numbers(numpy, case, which, each, elements(shape), members) for each in members]
+    if case.reduce == "Average":
+        return numpy.resize(sum(found) / float(len(members)), shape)
+    if case.reduce == "Adasum":
+        return numpy.resize(adasum(found), shape)
+    combine = {"Min": numpy.minimum, "Max": numpy.maximum, "Product": numpy.multiply}
+    result = combine.get(case.reduce, numpy.add).reduce(found)
+    if case.scale != (1, 1):
+        result = result * (case.scale[0] * case.scale[1])
+    return spread(numpy, result, shape, case.dtype)
+
+
+def adasum(arrays):
+    """Adasum: of neighbours first, then of pairs of them."""
+    if len(arrays) == 1:
+        return arrays[0].astype("float64")
+    half = len(arrays) // 2
+    a, b = adasum(arrays[:half]), adasum(arrays[half:])
+    both = a.dot(b)
+    return (1 - both / (2 * a.dot(a))) * a + (1 - both / (2 * b.dot(b))) * b
+
+
+def part(array, rank, members):
+    """What a rank gets of a reduced array: the first ones get what is left over."""
+    length, place = array.shape[0], members.index(rank)
+    least, over = divmod(length, len(members))
+    begin = place * least + min(place, over)
+    return array[begin : begin + least + int(place < over)]
+
+
+def exchanged(numpy, case, rank, inputs, members):
+    """What a rank gets in an alltoall, and from whom how much."""
+    place, parts, counts = members.index(rank), [], []
+    for number, sender in enumerate(members):
+        equal = [len(inputs[number]) // len(members)] * len(members)
+        lengths = splits(case, sender, members) if case.rows else equal
+        begin = sum(lengths[:place])
+        parts.append(inputs[number][begin : begin + lengths[place]])
+        counts.append(lengths[place])
+    return [numpy.concatenate(parts), numpy.array(counts, "int32")]
+
+
+def bounds(case, size):
+    """Relative and absolute error that right values may have.
+
+    None where nothing is rounded. In an average of n ranks each value, each sum and the
+    result may be rounded, by eps / 2 of at most 2 / eps, the limit of the type: n + 2 times
+    twice that, divided by n, is granted. Of whole numbers some versions round the result,
+    and some cut it off. In each of the log2(n) levels of Adasum the same few roundings are
+    of no more than all values together.
+    """
+    terms = len(case.members(0, size))
+    if case.reduce == "Adasum":
+        return 0.0, 8 * terms.bit_length() * EPSILON[case.dtype] * limit(case, terms) * terms
+    if case.reduce != "Average":
+        return 0.0, 0.0
+    return (0.0, 2.0 * (terms + 2) / terms) if case.dtype in EPSILON else (2.0**-50, 1.0)
+
+
+def types(case, arrays):
+    """The types of what comes out; empty where they are not judged."""
+    if case.kind in ("barrier", "join") or (case.reduce == "Average" and case.dtype not in EPSILON):
+        return [""] * len(arrays)  # up to Horovod 0.19, TensorFlow's averages are floats
+    if case.kind == "alltoall":
+        return [case.dtype, "int32"]
+    return [case.dtype] * len(arrays)
+
+
+def join_steps(rank, size):
+    """How many allreduces a rank does before it joins: the last rank is the last one."""
+    return 3 if rank == size - 1 else 1 + rank % 2
+
+
+def joined_case(step):
+    """What the ranks that have not joined reduce: all steps under one name."""
+    return case("allreduce", "float32", (5, 3), label="join step %d" % step, name="join")
+
+
+def join_wanted(numpy, rank, size):
+    """What a rank gets in its steps: those that have joined count as 0."""
+    found = []
+    for step in range(join_steps(rank, size)):
+        there = [each for each in range(size) if join_steps(each, size) > step]
+        found.append(sum(given(numpy, joined_case(step), each, size)[0] for each in there))
+    return found
+
+
+def problem(numpy, case, rank, size, got):
+    """What is wrong with what a rank got, pairs of a type and an array; empty if nothing is."""
+    want = wanted(numpy, case, rank, size)
+    if case.kind == "alltoall":
+        want = want[: len(got)]  # not every version says how much came from whom
+    if len(got) != len(want):
+        return "got %d tensors, wanted %d" % (len(got), len(want))
+    for which, (dtype, array) in enumerate(got):
+        kind = types(case, want)[which]
+        if kind and dtype != kind:
+            return "got %s, wanted %s" % (dtype, kind)
+        wrong = rank_allreduce.compare(numpy, "", array, want[which], *bounds(case, size))
+        if wrong:
+            text = "got {got}, wanted {wanted}".format(**wrong)
+            where = " in element {index}, {elements} of {of} are wrong"
+            return text + (where.format(**wrong) if "index" in wrong else "")
+    return ""
+
+
+# What is tried.
+
+
+def shapes_for(dtype, full):
+    """Every type with an odd number of elements, float32 with all shapes, or all with all."""
+    more = SHAPES + (MORE_SHAPES if full else ())
+    return (ODD,) + more if full or dtype == "float32" else (ODD,)
+
+
+def allreduces(operation, full):
+    """One kind of allreduce with every type that has it."""
+    return [
+        case("allreduce", dtype, shape, reduce=operation)
+        for dtype in (DTYPES if operation in ("Min", "Max") else NUMBERS)
+        for shape in shapes_for(dtype, full)
+    ]
+
+
+def scaled():
+    """Allreduces with factors: powers of two for floats, so that nothing is rounded."""
+    factors = {True: ((0.5, 4), (8, 0.25)), False: ((2, 3),)}
+    return [
+        case("allreduce", dtype, scale=pair)
+        for dtype in NUMBERS
+        for pair in factors[dtype in EPSILON]
+    ]
+
+
+def uneven(kind, full):
+    """Allgathers or alltoalls with every type and every kind of rows."""
+    more = dict(ROWS, **MORE_ROWS) if full else ROWS
+    return [
+        case(kind, dtype, width, rows=name)
+        for dtype in DTYPES
+        for name in more
+        for width in (((3,), (), (2, 5)) if full else ((3,),))
+        if full or dtype == "float32" or name == "uneven rows"
+    ]
+
+
+def broadcasts(size, full):
+    """Broadcasts of every type, and from every rank."""
+    step = 1 if full else max(size // ROOTS, 1)
+    roots = sorted({size - 1, *range(0, size, step)})
+    cases = [case("broadcast", "float32", (5, 3), root=root) for root in roots]
+    for number, dtype in enumerate(DTYPES):
+        for shape in shapes_for(dtype, full):
+            cases.append(case("broadcast", dtype, shape, root=roots[number % len(roots)]))
+    return cases
+
+
+def reducescatters(size, full):
+    """Reducescatters of every type; of rows that do not divide, one each, fewer than ranks."""
+    odd = (2 * size + 1, 3)
+    cases = [case("reducescatter", dtype, odd) for dtype in NUMBERS]
+    cases += [case("reducescatter", dtype, odd, reduce="Average") for dtype in EPSILON]
+    others = ((size,), (1,), (4 * size, 5)) + (((0, 3), (100003, 3)) if full else ())
+    return cases + [case("reducescatter", "float32", each) for each in dict.fromkeys(others)]
+
+
+def groups(kind, full, form=""):
+    """Grouped operations."""
+    rows = "uneven rows" if kind == "allgather" else ""
+    every = DTYPES if kind == "allgather" else NUMBERS
+    chosen = every if full else ("float32", "int64", "float16", "uint8")
+    return [case(kind, dtype, *GROUP, rows=rows, form=form) for dtype in chosen]
+
+
+def one_of_each(size, form="", **more):
+    """A case of each operation, in one of its forms."""
+    more["form"] = form
+    return [
+        case("allreduce", "float32", (1003,), **more),
+        case("allreduce", "float64", (3, 5), **dict(more, reduce="Average")),
+        case("allgather", "int64", (3,), rows="uneven rows", **more),
+        case("broadcast", "float32", (3, 5), root=-1, **more),
+        case("alltoall", "float32", (3,), rows="uneven rows", **more),
+        case("reducescatter", "float32", (2 * size + 1, 3), **more),
+    ]
+
+
+def in_place(form):
+    """What changes the tensors that it is given."""
+    return [
+        case("allreduce", "float32", form=form),
+        case("allreduce", "float64", (3, 5), reduce="Average", form=form),
+        case("allreduce", "float32", *GROUP, form=form),
+        case("broadcast", "int64", root=-1, form=form),
+        case("broadcast", "uint8", root=0, form=form),
+    ]
+
+
+def repeated():
+    """The same names again, with other values and at last with other shapes: as steps of training."""
+    batches = []
+    for step, rows in enumerate(("2 rows each", "2 rows each", "2 rows each", "uneven rows")):
+        shape = (3, 5) if step == 3 else ODD
+        label = "step %d" % step
+        batches.append([
+            case("allreduce", "float32", shape, label=label, name="repeated.allreduce"),
+            case("allgather", "int32", (3,), rows=rows, label=label, name="repeated.allgather"),
+            case("broadcast", "float64", shape, root=-1, label=label, name="repeated.broadcast"),
+            case("alltoall", "float32", (3,), rows=rows, label=label, name="repeated.alltoall"),
+        ])  # fmt: skip
+    return batches
+
+
+def large(size):
+    """Tensors past the fusion threshold: alone, and three that are past it together."""
+    whole = (LARGE_BYTES // 4,)
+    third = (LARGE_BYTES // 12 + 1,)
+    wide = (LARGE_BYTES // 12000 // size,)
+    return [
+        [case("allreduce", "float32", whole)],
+        [case("allreduce", "float32", third, label="of 4: %d" % number) for number in range(4)],
+        [case("allreduce", "float32", third, third, third)],
+        [case("allgather", "float32", wide, rows="many rows")],
+        [case("broadcast", "float32", whole, root=-1)],
+        [case("alltoall", "float32", (max(wide[0] // size, 1),), rows="many rows")],
+        [case("reducescatter", "float32", (size * 1000 + 1, LARGE_BYTES // 4000 // size))],
+    ]
+
+
+def alltoalls(size, full):
+    """Alltoalls of every type and every kind of rows, and one that says nothing of rows."""
+    return [*uneven("alltoall", full), case("alltoall", "float32", (2 * size, 3))]
+
+
+def adasums():
+    """Adasum in the types that it has."""
+    types = ("float16", "float32", "float64")
+    return [case("allreduce", each, (1003,), reduce="Adasum") for each in types]
+
+
+def variables(full):
+    """Broadcasts into variables of TensorFlow; one of the functions takes a second or two."""
+    cases = [
+        case("broadcast", "float64", *GROUP, root=-1, form="broadcast_"),
+        case("broadcast", "int64", *GROUP, root=0, form="broadcast_"),
+    ]
+    slow = case("broadcast", "float32", *GROUP, root=-1, form="broadcast_variables")
+    return [*cases, slow] if full else cases
+
+
+def operations(framework, size, full):
+    """All that is tried, in this order.
+
+    Returns:
+        Pairs of a name and batches: the cases of a batch are under way together.
+    """
+    tried = [("allreduce " + each, [allreduces(each, full)]) for each in REDUCED]
+    tried += [
+        ("allreduce with factors", [scaled()]),
+        ("Adasum", [adasums()]),
+        ("grouped allreduce", [groups("allreduce", full)]),
+        ("allgather", [uneven("allgather", full)]),
+        ("grouped allgather", [groups("allgather", full)]),
+        ("broadcast", [broadcasts(size, full)]),
+        ("alltoall", [alltoalls(size, full)]),
+        ("reducescatter", [reducescatters(size, full)]),
+        ("grouped reducescatter", [groups("reducescatter", full)]),
+        ("repeated names", repeated()),
+        ("barrier", [[case("barrier")]]),
+        ("join", [[case("join")]]),
+        ("process sets", [one_of_each(size, halves=True)]),
+    ]
+    if framework == "torch":
+        together = [groups(kind, False, "at once") for kind in ("allreduce", "allgather")]
+        tried += [
+            ("in-place forms", [in_place("in place"), in_place("in place at once")]),
+            ("polled forms", [one_of_each(size, "polled")]),
+            ("forms that wait", [one_of_each(size, "at once"), *together]),
+        ]
+    else:
+        tried += [
+            ("in-place forms", [variables(full)]),
+            ("one graph", [one_of_each(size, "graph")]),
+            ("Keras", [one_of_each(size, "keras")]),
+        ]
+    return tried + ([(LARGE, large(size))] if full else [])

@@ -1,0 +1,50 @@
+"""Say which package indexes answer with a page that is none, such as the login page of a network.
+
+Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer.
+
+    index_page.py PACKAGE URL...
+
+pip only says that it found no version. A page counts as one of an index if it links to a
+package, or has the title that indexes give to a page without any.
+"""
+
+import html
+import re
+import sys
+import urllib.request
+
+SECONDS = 5
+LARGEST = 1 << 20
+FILE = re.compile(r"""href=["']?[^"'> ]+\.(whl|tar\.gz|tar\.bz2|zip|egg)\b""", re.IGNORECASE)
+TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
+
+
+def other_page(url):
+    """What follows "URL answers with a page that is no index"; None where it does not."""
+    try:
+        with urllib.request.urlopen(url, timeout=SECONDS) as answer:
+            title = title_of_other(answer.read(LARGEST).decode("utf-8", "replace"))
+    except (OSError, ValueError):
+        return None
+    return ": " + title if title else title
+
+
+def title_of_other(text):
+    """None for the page of an index and what is no page at all, else the title of the page."""
+    found = TITLE.search(text)
+    title = " ".join(html.unescape(found.group(1)).split()) if found else ""
+    if FILE.search(text) or title.startswith("Links for") or not text.lstrip().startswith("<"):
+        return None
+    return title[:80]
+
+
+def main(package, *indexes):
+    for index in indexes:
+        url = "%s/%s/" % (index.rstrip("/"), re.sub(r"[-_.]+", "-", package).lower())
+        title = other_page(url)
+        if title is not None:
+            print("hvdenv: %s answers with a page that is no package index%s" % (index, title))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,417 @@
+"""An exercise of every rank: all operations of this Horovod, on inputs that every rank knows.
+
+Option: empty for a selection, ``full`` for every type with every shape and for tensors past
+the fusion threshold; collective_cases.py has them. All ranks try the same cases in the same
+order, each judges by itself, and reports each operation as ``collectives``:
+
+``operation``, ``right``, ``wrong``  its name, and how many cases were what
+``types``    those of the right cases
+``skipped``  [type, why, how many]: what this Horovod or this number of ranks does not have
+``cases``    what was wrong in the first few
+``ended``    only where Horovod cannot go on: why
+
+and at the end ``collectives-done`` with the seconds. Runs on Python 3.6 and up.
+"""
+
+import importlib
+import inspect
+import re
+import socket
+import time
+import zlib
+
+import collective_cases
+import rank_allreduce
+
+# What a report holds has to fit into one event.
+SHOWN, CASE, REASON = 3, 300, 90
+BARRIER_SECONDS = 0.05  # one rank of each host comes so much later
+# Tensors past the fusion threshold that a rank has at once, with the copies of Horovod and numpy.
+LARGE_COPIES = 8
+
+# How Horovod and the frameworks say that there is no such thing.
+_ABSENT = re.compile(
+    r"Tensor type \S+ is not supported|not in (the )?list of allowed values"
+    r"|Type \S+ is not supported in \w+ mode|No \w+ operation enabled"
+)
+_OVER = re.compile(r"shut ?down", re.IGNORECASE)
+
+
+class Absent(Exception):
+    """This Horovod does not have it."""
+
+
+class Ended(Exception):
+    """Horovod cannot go on."""
+
+
+class Tally:
+    """What came of the cases of one operation."""
+
+    def __init__(self, operation):
+        self.operation = operation
+        self.right = 0
+        self.types = set()
+        self.skipped = {}
+        self.wrong = []
+
+    def skip(self, why, dtype="", count=1):
+        """Count cases that could not be tried."""
+        self.skipped[dtype, why] = self.skipped.get((dtype, why), 0) + count
+
+    def take(self, case, problem):
+        """Count a case that was tried; the problem is empty if all was right."""
+        if problem:
+            self.wrong.append("%s: %s" % (case.title, problem))
+        else:
+            self.right += 1
+            self.types.add(case.dtype)
+
+    def facts(self):
+        """What is reported."""
+        return {
+            "operation": self.operation,
+            "right": self.right,
+            "wrong": len(self.wrong),
+            "types": sorted(self.types),
+            "skipped": [[dtype, why, n] for (dtype, why), n in sorted(self.skipped.items())],
+            "cases": [shortened(text, CASE) for text in self.wrong[:SHOWN]],
+        }
+
+
+class Caller:
+    """Calls Horovod, whatever the framework and the version."""
+
+    def __init__(self, context):
+        import numpy
+
+        self.numpy = numpy
+        self.context = context
+        self.hvd = context.hvd
+        self.native = context.native
+        self.torch = context.framework == "torch"
+        self.rank, self.size = context.hvd.rank(), context.hvd.size()
+        self.sets = []
+        self.pending = []
+
+    def try_all(self, operation, batches):
+        """Try the cases of one operation.
+
+        Raises:
+            Ended: Horovod gave up; the tally is its second argument.
+        """
+        tally = Tally(operation)
+        why = self.lack(operation)
+        if why:
+            tally.skip(why, count=sum(len(batch) for batch in batches))
+            return tally
+        for batch in batches:
+            begun = [(case, self.attempt(tally, case, self.begin, case)) for case in batch]
+            for case, wait in begun:
+                if wait is not None:
+                    self.attempt(tally, case, self.finish, tally, case, wait)
+        while self.sets:
+            self.hvd.remove_process_set(self.sets.pop())
+        return tally
+
+    def attempt(self, tally, case, function, *arguments):
+        """Call a function for a case; what it raises is counted, and None returned."""
+        self.context.stage("collectives", "%s: %s" % (tally.operation, case.title))
+        try:
+            return function(*arguments)
+        except (Absent, NotImplementedError, collective_cases.TooLarge) as error:
+            tally.skip(shortened(error, REASON))
+        except Exception as error:
+            text = "%s: %s" % (type(error).__name__, error)
+            absent = _ABSENT.search(text)
+            if absent:
+                tally.skip(shortened(absent.group(), REASON), case.dtype)
+                return None
+            tally.take(case, text)
+            if _OVER.search(text):
+                raise Ended(shortened(text, CASE), tally) from error
+        return None
+
+    def lack(self, operation):
+        """Why there is no point in trying an operation; empty if there is one."""
+        if operation == "process sets" and self.size == 1:
+            return "one rank has no smaller sets"
+        if operation == "Adasum" and self.context.device:
+            return "on GPUs it averages within each host first"
+        if operation == "Adasum" and self.context.controller == "Gloo":
+            return "on CPUs only MPI does it"
+        if operation == "Adasum" and self.size & (self.size - 1):
+            return "it needs 2, 4, 8 and so on ranks"
+        if operation == collective_cases.LARGE and not self.has_memory():
+            return "a host has too little memory free"
+        return ""
+
+    def has_memory(self):
+        """Whether all hosts have memory for tensors past the threshold; all ranks get to know."""
+        needed = LARGE_COPIES * collective_cases.LARGE_BYTES * self.hvd.local_size()
+        enough = self.numpy.array([available_memory() >= needed], "int32")
+        given = dict(rank_allreduce.operation_arguments(self.hvd, "Sum"), name="memory")
+        result = self.call("allreduce", [self.tensor(enough, "int32")], given)
+        return int(self.array(result)[1][0]) == self.size
+
+    # One case.
+
+    def begin(self, case):
+        """Begin a case; what is returned waits for the tensors that come out."""
+        if case.kind == "barrier":
+            return self.barrier()
+        if case.kind == "join":
+            return self.join()
+        arrays = collective_cases.given(self.numpy, case, self.rank, self.size)
+        tensors = [self.tensor(array, case.dtype) for array in arrays]
+        members = case.members(self.rank, self.size)
+        values = [tensors if len(tensors) > 1 else tensors[0]]
+        arguments = self.arguments(case)
+        if case.kind == "broadcast":
+            values.append(members[case.root])
+        if case.kind == "alltoall" and case.rows:
+            arguments["splits"] = collective_cases.splits(case, self.rank, members)
+        function = "grouped_" + case.kind if len(tensors) > 1 else case.kind
+        # In TensorFlow two at a time need a graph: names count for nothing outside of one.
+        form = case.form or ("asynchronous" if self.torch else "at once")
+        return FORMS[form](self, function, values, arguments)
+
+    def finish(self, tally, case, wait):
+        """Wait for a case and judge what came out."""
+        result = wait()
+        tensors = list(result) if isinstance(result, (tuple, list)) else [result]
+        got = [self.array(tensor) for tensor in tensors]
+        tally.take(case, collective_cases.problem(self.numpy, case, self.rank, self.size, got))
+
+    def arguments(self, case):
+        """What is said besides the tensors."""
+        # No spaces: names are scopes in TensorFlow's graphs.
+        found = {"name": case.name or re.sub(r"\W+", "_", case.kind + " " + case.title)}
+        if case.reduce:
+            if case.reduce not in ("Sum", "Average"):
+                self.need(case.reduce)
+            found.update(rank_allreduce.operation_arguments(self.hvd, case.reduce))
+        if case.scale != (1, 1):
+            found.update(prescale_factor=case.scale[0], postscale_factor=case.scale[1])
+        if case.halves:
+            found["process_set"] = self.own_set()
+        return found
+
+    def own_set(self):
+        """The process set of this rank: that of the even or that of the odd numbers."""
+        if not self.sets:
+            halves = [list(range(first, self.size, 2)) for first in (0, 1)]
+            self.sets = [self.call("add_process_set", [half]) for half in halves]
+        return self.sets[self.rank % 2]
+
+    def call(self, function, values=(), arguments=None, module=None):
+        """Call a function of Horovod by its name; of the arguments only the name may be unknown."""
+        module = module or self.hvd
+        called, arguments = self.need(function, module), arguments or {}
+        known = inspect.signature(called).parameters.values()
+        if not any(each.kind == each.VAR_KEYWORD for each in known):
+            names = {each.name for each in known}
+            for unknown in sorted(set(arguments) - names - {"name"}):
+                raise Absent("%s.%s has no %s" % (module.__name__, function, unknown))
+            arguments = {key: arguments[key] for key in arguments if key in names}
+        return called(*values, **arguments)
+
+    def need(self, name, module=None):
+        """What has a name in Horovod.
+
+        Raises:
+            Absent: nothing has.
+        """
+        module = module or self.hvd
+        if not hasattr(module, name):
+            raise Absent("there is no %s.%s" % (module.__name__, name))
+        return getattr(module, name)
+
+    def tensor(self, array, dtype):
+        """The framework's tensor; that of torch shares the memory of the array."""
+        tensor = self.context.tensor(array)
+        if dtype != "bfloat16":
+            return tensor
+        return tensor.bfloat16() if self.torch else self.native.cast(tensor, "bfloat16")
+
+    def array(self, tensor):
+        """A tensor's type and values; some functions give arrays."""
+        if not hasattr(tensor, "numpy"):
+            array = self.numpy.asarray(tensor)
+            return str(array.dtype), array
+        dtype = str(tensor.dtype)[len("torch.") :] if self.torch else tensor.dtype.name
+        if dtype == "bfloat16":
+            tensor = tensor.float() if self.torch else self.native.cast(tensor, "float32")
+        return dtype, self.context.array(tensor)
+
+    # The forms that operations come in.
+
+    def asynchronous(self, function, values, arguments):
+        """The function that returns a handle."""
+        handle = self.call(function + "_async", values, arguments)
+        return lambda: self.hvd.synchronize(handle)
+
+    def polled(self, function, values, arguments):
+        """The same, asked for until it is ready."""
+        handle = self.call(function + "_async", values, arguments)
+
+        def wait():
+            while not self.hvd.poll(handle):
+                time.sleep(0.0005)
+            return self.hvd.synchronize(handle)
+
+        return wait
+
+    def at_once(self, function, values, arguments):
+        """The function that waits by itself."""
+        result = self.call(function, values, arguments)
+        return lambda: result
+
+    def in_place(self, function, values, arguments):
+        """The function that changes its tensors and returns a handle."""
+        handle = self.call(function + "_async_", values, arguments)
+
+        def wait():
+            self.hvd.synchronize(handle)
+            return values[0]
+
+        return wait
+
+    def in_place_at_once(self, function, values, arguments):
+        """The function that changes its tensors and waits by itself."""
+        self.call(function + "_", values, arguments)
+        return lambda: values[0]
+
+    def assign(self, name, values):
+        """A broadcast into variables of TensorFlow."""
+        named = [("variable%d" % number, tensor) for number, tensor in enumerate(values[0])]
+        variables = [self.native.Variable(tensor, name=name) for name, tensor in named]
+        self.call(name, [variables, values[1]])
+        return lambda: variables
+
+    def keras(self, function, values, arguments):
+        """The function of horovod.tensorflow.keras, which takes an array."""
+        module = importlib.import_module("horovod.tensorflow.keras")
+        values[0] = self.context.array(values[0])
+        result = self.call(function, values, arguments, module)
+        return lambda: result
+
+    def in_graph(self, function, values, arguments):
+        """One function of TensorFlow for all that are pending: there they run side by side."""
+        call = {"what": (function, values, arguments)}
+        self.pending.append(call)
+
+        def wait():
+            if "result" not in call:
+                self.run_graph()
+            if isinstance(call["result"], Exception):
+                raise call["result"]
+            return call["result"]
+
+        return wait
+
+    def run_graph(self):
+        """Run what is pending; an error is the result of all of it."""
+        pending, self.pending = self.pending, []
+        calls = [call["what"] for call in pending]
+        try:
+            graph = self.native.function(
+                lambda: [self.call(*call) for call in calls], autograph=False
+            )
+            results = graph()
+        except Exception as error:
+            results = [error] * len(pending)
+        for number, call in enumerate(pending):
+            call["result"] = results[number]
+
+    # What is no operation on a tensor.
+
+    def barrier(self):
+        """How many ranks of this host left before the last one had come."""
+        self.need("barrier")
+        if self.hvd.local_rank() == self.hvd.local_size() - 1:
+            time.sleep(BARRIER_SECONDS)
+        host = zlib.crc32(socket.gethostname().encode())
+        came = microseconds()
+        self.call("barrier")
+        times = self.numpy.array([[host, came, microseconds()]], "int64")
+        result = self.call("allgather", [self.tensor(times, "int64")], {"name": "barrier times"})
+        _, table = self.array(result)
+        here = table[table[:, 0] == host]
+        return lambda: self.numpy.array((here[:, 2] < here[:, 1].max()).sum())
+
+    def join(self):
+        """What came out of this rank's steps, and who joined last."""
+        self.need("join")  # without it, ranks with more steps would wait for the others
+        results = []
+        for step in range(collective_cases.join_steps(self.rank, self.size)):
+            case = collective_cases.joined_case(step)
+            (array,) = collective_cases.given(self.numpy, case, self.rank, self.size)
+            tensor = self.tensor(array, case.dtype)
+            results.append(self.call("allreduce", [tensor], self.arguments(case)))
+        last = self.call("join")
+        # Up to Horovod 0.22 it does not say who that was.
+        told = hasattr(last, "numpy") or isinstance(last, int)
+        last = self.array(last)[1] if told else self.size - 1
+        return lambda: [*results, self.numpy.array(int(last))]
+
+
+FORMS = {
+    "asynchronous": Caller.asynchronous,
+    "polled": Caller.polled,
+    "at once": Caller.at_once,
+    "in place": Caller.in_place,
+    "in place at once": Caller.in_place_at_once,
+    "broadcast_variables": lambda caller, _, values, __: caller.assign(
+        "broadcast_variables", values
+    ),
+    "broadcast_": lambda caller, _, values, __: caller.assign("broadcast_", values),
+    "graph": Caller.in_graph,
+    "keras": Caller.keras,
+}
+
+
+def shortened(text, length):
+    """A line of ASCII with the first and the last words of a text."""
+    line = " ".join(str(text).encode("ascii", "replace").decode("ascii").split())
+    return (
+        line
+        if len(line) <= length
+        else line[: length // 2 - 3] + " ... " + line[-length // 2 + 2 :]
+    )
+
+
+def microseconds():
+    """A clock that all processes of a host share."""
+    return int(time.monotonic() * 1e6)
+
+
+def available_memory():
+    """Bytes that programs can still have; 0 if the kernel does not say."""
+    with open("/proc/meminfo") as stream:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", stream.read(), re.MULTILINE)
+    return int(found.group(1)) * 1024 if found else 0
+
+
+def try_operations(context, full):
+    """Try all operations and report each."""
+    caller = Caller(context)
+    for operation, batches in collective_cases.operations(context.framework, caller.size, full):
+        try:
+            context.report("collectives", **caller.try_all(operation, batches).facts())
+        except Ended as error:
+            why, tally = error.args
+            context.report("collectives", ended=why, **tally.facts())
+            break
+
+
+def run(context, option):
+    """Try all operations where the tensors are."""
+    began = time.time()
+    if context.framework == "torch":
+        try_operations(context, option == "full")
+    else:
+        # Otherwise it takes a GPU for tensors of the host's memory as well.
+        with context.native.device(context.device or "/cpu:0"):
+            try_operations(context, option == "full")
+    context.report("collectives-done", seconds=round(time.time() - began, 2))

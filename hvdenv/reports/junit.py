@@ -1,0 +1,102 @@
+"""A report as JUnit XML, for what CI systems show of tests.
+
+One suite for each check and one case for each finding. JUnit has no word for `unproven`:
+such a case is skipped, and its message and type say which kind of skipped it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from xml.etree import ElementTree
+
+from hvdenv.reports.render import clean
+from hvdenv.reports.report import Finding, Report, Status
+
+_ELEMENTS: dict[Status, str] = {
+    "fail": "failure", "error": "error", "skip": "skipped", "unproven": "skipped"
+}  # fmt: skip
+_TOTALS = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+
+
+def render(report: Report) -> str:
+    """The report as an XML document; whatever a program printed, it can be read."""
+    root = ElementTree.Element("testsuites", name="hvdenv verify")
+    seconds = _seconds(report)
+    for check in dict.fromkeys(finding.check for finding in report.findings):
+        suite = ElementTree.SubElement(
+            root, "testsuite", name=clean(check), hostname=clean(report.host),
+            timestamp=_zone_with_colon(clean(report.started)),
+        )  # fmt: skip
+        suite.append(_properties(report))
+        suite.extend(_cases([each for each in report.findings if each.check == check], seconds))
+        _count(suite)
+        times = [float(case.get("time", 0)) for case in suite.iter("testcase")]
+        suite.set("time", f"{sum(times):.3f}")
+    _count(root)
+    del root.attrib["skipped"]  # the schema has it for suites only
+    root.set("time", f"{report.seconds:.3f}")
+    ElementTree.indent(root, " ")
+    text = ElementTree.tostring(root, encoding="unicode")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
+
+
+def _properties(report: Report) -> ElementTree.Element:
+    """What the report is about: readers of JUnit keep it for each suite."""
+    element = ElementTree.Element("properties")
+    known = (
+        ("verdict", report.verdict),
+        ("recipe", report.recipe),
+        ("prefix", report.prefix),
+        *report.environment,
+    )
+    for name, value in known:
+        ElementTree.SubElement(element, "property", name=clean(name), value=clean(value))
+    return element
+
+
+def _cases(findings: list[Finding], seconds: dict[str, float]) -> Iterator[ElementTree.Element]:
+    seen: Counter[str] = Counter()
+    for finding in findings:
+        seen[finding.subject] += 1
+        # CI systems keep one of several cases of one name, and not always the one that failed.
+        number = f" ({seen[finding.subject]})" if seen[finding.subject] > 1 else ""
+        case = ElementTree.Element(
+            "testcase",
+            classname=f"hvdenv.{clean(finding.check)}",
+            name=clean(finding.subject) + number,
+        )
+        for label in (finding.subject, f"{finding.check} of {finding.subject}"):
+            if label in seconds:
+                case.set("time", f"{seconds.pop(label):.3f}")
+        case.append(_outcome(finding))
+        yield case
+
+
+def _outcome(finding: Finding) -> ElementTree.Element:
+    parts = [finding.message, finding.evidence, finding.remedy and f"what to do: {finding.remedy}"]
+    message = f"unproven: {finding.message}" if finding.status == "unproven" else finding.message
+    if finding.status == "pass":
+        element = ElementTree.Element("system-out")
+    else:
+        element = ElementTree.Element(
+            _ELEMENTS[finding.status], type=finding.status, message=clean(message)
+        )
+    element.text = clean("\n\n".join(part.rstrip("\n") for part in parts if part))
+    return element
+
+
+def _count(element: ElementTree.Element) -> None:
+    element.set("tests", str(len(list(element.iter("testcase")))))
+    for attribute, tag in _TOTALS.items():
+        element.set(attribute, str(len(list(element.iter(tag)))))
+
+
+def _seconds(report: Report) -> dict[str, float]:
+    """How long each part took; a finding takes the time of the part with its name."""
+    return {each.name: each.value for each in report.measurements if each.unit == "s"}
+
+
+def _zone_with_colon(started: str) -> str:
+    return re.sub(r"([+-]\d\d)(\d\d)$", r"\1:\2", started)

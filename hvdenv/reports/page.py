@@ -1,0 +1,98 @@
+"""A report as one HTML page that needs nothing else: no network, no scripts.
+
+Every text passes clean() and is then escaped, in one place (`_environment`): nothing that a
+program printed becomes markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hvdenv.reports.plots import HEIGHT, WIDTH, figure, is_drawn, plots, size
+from hvdenv.reports.render import VERDICTS, clean
+from hvdenv.reports.report import Finding, Measurement, Report, Status
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+_TEMPLATE = "page.html.jinja"
+# How each status is headed, the worst first.
+_HEADINGS: dict[Status, str] = {
+    "fail": "Failed",
+    "error": "Could not be checked",
+    "unproven": "Not proven on this host",
+    "skip": "Does not apply",
+    "pass": "Passed",
+}
+_TOTAL = "verify"
+
+
+class Bar(NamedTuple):
+    """How long a part took, also in percent of what all took."""
+
+    label: str
+    seconds: float
+    percent: float
+
+
+def render(report: Report) -> str:
+    """The report as an HTML document."""
+    timings = [each for each in report.measurements if each.unit == "s" and not each.subject]
+    return (
+        _environment()
+        .get_template(_TEMPLATE)
+        .render(
+            report=report,
+            said=VERDICTS[report.verdict],
+            sections=[
+                (name, list(rows)) for name, rows in groupby(report.table, key=lambda r: r.section)
+            ],
+            groups=_groups(report.findings),
+            plots=list(plots(report.measurements)),
+            plot_size=(WIDTH, HEIGHT),
+            bars=_bars(timings),
+            others=[
+                each for each in report.measurements if each not in timings and not is_drawn(each)
+            ],
+        )
+    )
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"figure": figure, "size": size}
+    return environment
+
+
+def _shown(value: Any) -> Any:
+    """What is put into the page: markup of this module as it is, texts without secrets."""
+    return value if hasattr(value, "__html__") else clean(str(value))
+
+
+def _groups(findings: Sequence[Finding]) -> list[tuple[Status, str, list[Finding]]]:
+    groups = [
+        (status, heading, [each for each in findings if each.status == status])
+        for status, heading in _HEADINGS.items()
+    ]
+    return [group for group in groups if group[2]]
+
+
+def _bars(timings: Sequence[Measurement]) -> list[Bar]:
+    """The parts that took time, the longest first."""
+    parts = sorted((each for each in timings if each.name != _TOTAL), key=lambda each: -each.value)
+    longest = max((each.value for each in timings), default=0) or 1
+    return [Bar(each.name, each.value, 100 * each.value / longest) for each in parts]

@@ -1,0 +1,97 @@
+"""A report for people: what was expected, built and proven, then what is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from hvdenv.masking import mask, plain
+from hvdenv.reports.report import Finding, Report, Row, Status, Verdict
+
+_COLOURS: dict[str, str] = {"pass": "32", "fail": "31", "error": "31", "unproven": "33"}
+VERDICTS: dict[Verdict, str] = {
+    "pass": "everything that is expected was built and was seen to work",
+    "fail": "something that is expected is missing or does not work",
+    "error": "a check could not run, so nothing is proven",
+    "unproven": "nothing failed, but something could not be proven on this host",
+}
+_EVIDENCE_LINES = 60
+# Checks whose messages are figures.
+_FIGURES = ("bench", "yardstick")
+# What neither UTF-8 nor XML can hold; it comes from file names and broken output.
+_IMPOSSIBLE = re.compile("[\ud800-\udfff\ufffe\uffff]")
+
+
+def render(report: Report, *, colour: bool = False) -> str:
+    """The report as text; without colour it is plain ASCII apart from what programs said."""
+    lines = [
+        *_table(report.table),
+        *_speed(report.findings),
+        *(line for finding in _shown(report) for line in _finding(finding, colour)),
+        _verdict(report, colour),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: tuple[Row, ...]) -> Iterator[str]:
+    width = max((len(f"Available {row.section}:") for row in rows), default=0)
+    for section, group in groupby(rows, key=lambda row: row.section):
+        yield f"{f'Available {section}:':{width}}  expected  built  proven"
+        for row in group:
+            marks = (_mark(row.expected), _mark(row.built), _mark(row.proven))
+            yield f"    {row.name:{width - 4}}  {marks[0]:^8}  {marks[1]:^5}  {marks[2]:^6}".rstrip()
+        yield ""
+
+
+def _speed(findings: Sequence[Finding]) -> Iterator[str]:
+    """Figures are shown where nothing is wrong with them, too."""
+    good = [each for each in findings if each.check in _FIGURES and each.status == "pass"]
+    if good:
+        yield "Speed:"
+        yield from (f"    {clean(each.subject)}: {clean(each.message)}" for each in good)
+        yield ""
+
+
+def _mark(value: bool | None) -> str:
+    return "-" if value is None else "[X]" if value else "[ ]"
+
+
+def _shown(report: Report) -> list[Finding]:
+    """What did not pass; what was skipped only if something was seen there."""
+    return [f for f in report.findings if f.status != "pass" and (f.status != "skip" or f.evidence)]
+
+
+def _finding(finding: Finding, colour: bool) -> Iterator[str]:
+    status = _coloured(finding.status, finding.status, colour)
+    yield f"{status}: {finding.check}: {clean(finding.subject)}: {clean(finding.message)}"
+    evidence = clean(finding.evidence).splitlines()
+    if len(evidence) > _EVIDENCE_LINES:
+        left_out = len(evidence) - _EVIDENCE_LINES
+        evidence = [f"({left_out} lines before this are in --json)", *evidence[left_out:]]
+    yield from (f"    {line}".rstrip() for line in evidence)
+    if finding.remedy:
+        yield f"  what to do: {clean(finding.remedy)}"
+    yield ""
+
+
+def _verdict(report: Report, colour: bool) -> str:
+    counts = [
+        f"{sum(f.status == status for f in report.findings)} {status}"
+        for status in ("pass", "fail", "error", "unproven", "skip")
+        if any(f.status == status for f in report.findings)
+    ]
+    verdict = _coloured(report.verdict, report.verdict, colour)
+    return (
+        f"verdict: {verdict}: {VERDICTS[report.verdict]}"
+        f" ({', '.join(counts)}; {report.seconds:.1f} s; {clean(report.prefix)})"
+    )
+
+
+def _coloured(text: str, status: Status | Verdict, colour: bool) -> str:
+    return f"\x1b[{_COLOURS[status]}m{text}\x1b[0m" if colour and status in _COLOURS else text
+
+
+def clean(text: str) -> str:
+    """A text that a program may have written, as every format of a report shows it."""
+    return _IMPOSSIBLE.sub("\ufffd", mask(plain(text)))

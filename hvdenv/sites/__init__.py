@@ -1,0 +1,1 @@
+"""What a cluster has: modules, workspaces, batch systems."""

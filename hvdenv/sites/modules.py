@@ -1,0 +1,434 @@
+"""Modules of a cluster as text: lines for a shell, and what module systems print, read back.
+
+The lines are for sh, bash, dash and zsh, also under ``set -eu``. Lmod and Environment
+Modules 3 to 5 take them.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, NamedTuple
+
+from hvdenv.model.cluster import Modules, Swap
+
+# What a set is loaded for: to run, or to build with ``modules.build`` on top.
+Phase = Literal["run", "build"]
+
+# Where sites and distributions have the script that defines `module`.
+USUAL_SCRIPTS = (
+    '"${LMOD_PKG-}/init/sh"',
+    '"${MODULESHOME-}/init/sh"',
+    "/etc/profile.d/lmod.sh",
+    "/etc/profile.d/z00_lmod.sh",
+    "/etc/profile.d/modules.sh",
+    "/usr/share/lmod/lmod/init/sh",
+    "/usr/share/modules/init/sh",
+)
+
+# What a shell makes of its own accord, and what only teaches other shells `module`.
+_OF_THE_SHELL = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASH_ENV", "ENV", "FPATH"})
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+# Behind names in lists: (default), (@alias), (D), <L>.
+_MARKING = re.compile(r"\s*(\([^()]*\)|<[^<>]*>)")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+/-]*")
+_PREREQUISITES = re.compile(
+    r"You will need to load all module\(s\) on any one of the lines below[^\n]*\n"
+    r"[ \t]*\n(?P<lines>([ \t]+[^\s][^\n]*\n)+)"
+)
+
+# By what a module's name tells that it offers something. open-ce holds both frameworks.
+OFFERS = {
+    "Horovod": re.compile(r"horovod|(^|/)(open-ce|ibm-wml-ce)/", re.IGNORECASE),
+    "PyTorch": re.compile(r"pytorch|(^|/)torch(/|$)|(^|/)(open-ce|ibm-wml-ce)/", re.IGNORECASE),
+    "TensorFlow": re.compile(r"tensorflow|(^|/)(open-ce|ibm-wml-ce)/", re.IGNORECASE),
+    "MPI": re.compile(
+        r"(^|/)(openmpi|mpich|mvapich|cray-mpich|cray-mvapich|intel-?mpi|impi|psmpi"
+        r"|parastationmpi|spectrum-mpi|hpcx)",
+        re.IGNORECASE,
+    ),
+    "NCCL": re.compile(r"(^|/)nccl", re.IGNORECASE),
+}
+NEAREST = 5
+
+
+class Loaded(NamedTuple):
+    """What the loading of a set came to.
+
+    Attributes:
+        set: variables that are new or have another value, with their values.
+        unset: variables that are gone.
+        loaded: modules in the order of their loading, as the module system names them.
+    """
+
+    set: dict[str, str]
+    unset: tuple[str, ...]
+    loaded: tuple[str, ...]
+
+
+class Trial(NamedTuple):
+    """What came of one module when all were tried, whether or not those before it loaded.
+
+    Attributes:
+        module: as the recipe names it.
+        status: of ``module load``; 0 is good.
+        said: what the module system printed.
+        before: modules that were loaded before.
+        after: modules that were loaded after it.
+        spider: what Lmod says about how to get at it; empty with Environment Modules.
+    """
+
+    module: str
+    status: int
+    said: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    spider: str = ""
+
+
+class Examined(NamedTuple):
+    """How one module of a set stands on a machine.
+
+    Attributes:
+        module: as the recipe names it.
+        state: ``loads``; ``missing``; ``hidden`` until others are loaded (a hierarchy);
+            ``fails``, such as by a conflict; ``replaced`` by one that was loaded later.
+        said: what the module system printed about it.
+        nearest: names that exist and are like it, the best first.
+        first: for ``hidden``: sets of modules to load first; any one of them will do.
+        by: for ``replaced``: the module whose loading did it.
+        instead: for ``replaced``: what is loaded in its place.
+    """
+
+    module: str
+    state: Literal["loads", "missing", "hidden", "fails", "replaced"]
+    said: str = ""
+    nearest: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
+    by: str = ""
+    instead: tuple[str, ...] = ()
+
+
+class _Step(NamedTuple):
+    """One thing that is done.
+
+    Attributes:
+        told: the command for people to read.
+        command: for a shell.
+        failure: what to say when it fails; nothing if it may.
+    """
+
+    told: str
+    command: str
+    failure: str = ""
+
+
+def expanded(modules: Modules, user: str, home: str) -> Modules:
+    """The set with a user's name and home folder in the place of {user} and {home}."""
+
+    def fill(folder: str) -> str:
+        return re.sub(
+            r"\{(user|home)\}", lambda found: {"user": user, "home": home}[found[1]], folder
+        )
+
+    return modules._replace(
+        init=None if modules.init is None else fill(modules.init),
+        use=tuple(map(fill, modules.use)),
+        source=tuple(map(fill, modules.source)),
+    )
+
+
+def told(modules: Modules) -> tuple[str, ...]:
+    """What is done, for people to read; what is for the build only is marked."""
+    run = tuple(step.told for step in _steps(modules, "run"))
+    build = tuple(step.told for step in _steps(modules, "build"))
+    return (*run, *(f"{command} (for the build only)" for command in build[len(run) :]))
+
+
+def shell_lines(modules: Modules, phase: Phase, *, cleaned: bool = False) -> tuple[str, ...]:
+    """Commands for a shell that load the set, or return (or exit) with status 1.
+
+    Each is whole, so they can be joined by line breaks or by ``&&``. What fails is said
+    on standard error. Variables named ``hvdenv_…`` are used and unset again.
+
+    Args:
+        modules: {user} and {home} must have been filled in.
+        phase: what it is loaded for.
+        cleaned: variables of modules that are loaded already may have been cleaned away:
+            those that stay loaded are loaded anew.
+    """
+    return (
+        "hvdenv_options=$-",
+        # Site scripts and old module functions are not made for these.
+        "set +eu",
+        "hvdenv_failed=",
+        *initialisation(modules.init),
+        *(
+            f'test -n "$hvdenv_failed" || {step.command} || '
+            + (f"hvdenv_failed={shlex.quote(step.failure)}" if step.failure else ":")
+            for step in _steps(modules, phase, cleaned)
+        ),
+        *_silent_failures(module for module, _ in trial_commands(modules, phase)),
+        "case $hvdenv_options in *u*) set -u ;; esac",
+        "case $hvdenv_options in *e*) set -e ;; esac",
+        "unset hvdenv_options hvdenv_script hvdenv_module",
+        'if test -n "$hvdenv_failed"; then\n'
+        """    printf 'hvdenv: on %s: %s\\n' "$(uname -n)" "$hvdenv_failed" >&2\n"""
+        "    unset hvdenv_failed\n"
+        "    return 1 2>/dev/null || exit 1\n"
+        "fi",
+        "unset hvdenv_failed",
+    )
+
+
+def initialisation(init: str | None) -> tuple[str, ...]:
+    """Commands after which there is ``module``; else they set ``hvdenv_failed``.
+
+    They leave in ``hvdenv_script`` the script that defined it; nothing if it was there.
+
+    Args:
+        init: the recipe's own script.
+    """
+    scripts = [*([shlex.quote(init)] if init else []), *USUAL_SCRIPTS]
+    return (
+        "hvdenv_script=",
+        "if ! command -v module >/dev/null 2>&1; then\n"
+        f"    for hvdenv_script in {' '.join(scripts)}; do\n"
+        '        test -r "$hvdenv_script" || continue\n'
+        '        . "$hvdenv_script"\n'
+        "        ! command -v module >/dev/null 2>&1 || break\n"
+        "    done\n"
+        "    command -v module >/dev/null 2>&1 ||\n"
+        "        hvdenv_failed='there is no module system (no command module;"
+        " neither Lmod nor Environment Modules)'\n"
+        "fi",
+    )
+
+
+def trial_commands(modules: Modules, phase: Phase) -> tuple[tuple[str, str], ...]:
+    """Each module that must be loaded in the end, and the command that loads it."""
+    return (
+        *((swap.into, _swap_command(swap)) for swap in modules.swap),
+        *((module, _load_command(module)) for module in _loads(modules, phase)),
+    )
+
+
+def _loads(modules: Modules, phase: Phase) -> tuple[str, ...]:
+    return (*modules.load, *(modules.build if phase == "build" else ()))
+
+
+def _load_command(module: str) -> str:
+    return f"module load {shlex.quote(module)}"
+
+
+def _swap_command(swap: Swap) -> str:
+    """One module in the place of another, whether or not that is loaded."""
+    out, into = shlex.quote(swap.out), shlex.quote(swap.into)
+    return (
+        f'case ":${{LOADEDMODULES-}}:" in *:{out}:* | *:{out}/*) module swap {out} {into} ;;'
+        f" *) module load {into} ;; esac"
+    )
+
+
+def _steps(modules: Modules, phase: Phase, cleaned: bool = False) -> Iterator[_Step]:
+    if modules.purge == "yes":
+        # It fails where sticky modules are left, as is meant.
+        yield _Step("module purge", "module purge")
+    elif modules.purge == "force":
+        command = "module --force purge"
+        yield _Step(command, command, "cannot unload the modules that are loaded")
+    if cleaned:
+        yield _Step("module reload", 'test -z "${LOADEDMODULES-}" || module reload')
+    # Each comes in front of those before it: the recipe's first is to be found first.
+    for folder in reversed(modules.use):
+        word = shlex.quote(folder)
+        command = f"{{ test -d {word} && module use {word}; }}"
+        yield _Step(f"module use {word}", command, f"there is no folder of modules {folder}")
+    for script in modules.source:
+        # Many end with a test that is not true: what counts is what they have set.
+        word = shlex.quote(script)
+        command = f"{{ test -r {word} && {{ . {word} || :; }}; }}"
+        yield _Step(f". {word}", command, f"cannot read the script {script}")
+    for module in modules.unload:
+        command = f"module unload {shlex.quote(module)}"
+        yield _Step(command, command, f"cannot unload the module {module}")
+    for swap in modules.swap:
+        yield _Step(
+            f"module swap {shlex.quote(swap.out)} {shlex.quote(swap.into)}",
+            _swap_command(swap),
+            f"cannot load the module {swap.into} in the place of {swap.out}",
+        )
+    for module in _loads(modules, phase):
+        command = _load_command(module)
+        yield _Step(command, command, f"cannot load the module {module}")
+
+
+def _silent_failures(modules: Iterable[str]) -> Iterator[str]:
+    """What Environment Modules 3 does not tell by its status: whether anything was loaded."""
+    words = " ".join(map(shlex.quote, modules))
+    if words:
+        yield (
+            'if test -z "$hvdenv_failed${LMOD_CMD-}${MODULES_CMD-}"; then\n'
+            f"    for hvdenv_module in {words}; do\n"
+            '        case ":${LOADEDMODULES-}:" in\n'
+            '        *":$hvdenv_module:"* | *":$hvdenv_module/"*) ;;\n'
+            '        *) hvdenv_failed="cannot load the module $hvdenv_module"; break ;;\n'
+            "        esac\n"
+            "    done\n"
+            "fi"
+        )
+
+
+def parse_environment(dump: bytes) -> dict[str, str]:
+    """The variables in the output of ``env -0``."""
+    text = dump.decode("utf-8", "surrogateescape")
+    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
+
+
+def compare(before: Mapping[str, str], after: Mapping[str, str]) -> Loaded:
+    """What modules did to the variables; what the shell did is left out.
+
+    What module systems keep for themselves stays: without it, ``module list`` in a later
+    shell would know of no module.
+    """
+
+    def counts(name: str) -> bool:
+        return _VARIABLE.fullmatch(name) is not None and name not in _OF_THE_SHELL
+
+    return Loaded(
+        {n: v for n, v in sorted(after.items()) if counts(n) and before.get(n) != v},
+        tuple(n for n in sorted(before) if counts(n) and n not in after),
+        split_loaded(after.get("LOADEDMODULES", "")),
+    )
+
+
+def split_loaded(text: str) -> tuple[str, ...]:
+    """The modules in a value of LOADEDMODULES."""
+    return tuple(name for name in text.split(":") if name)
+
+
+def parse_available(text: str) -> tuple[str, ...]:
+    """Names in the output of ``module -t avail`` or ``module -t spider``, in its order.
+
+    Folders (as ``gcc/``), headings and messages are left out.
+    """
+    found = (_MARKING.sub("", line.rstrip()) for line in text.splitlines())
+    return tuple(dict.fromkeys(n for n in found if _NAME.fullmatch(n) and not n.endswith("/")))
+
+
+def parse_prerequisites(text: str) -> tuple[str, ...]:
+    """What Lmod's ``module spider NAME/VERSION`` says must be loaded first.
+
+    Returns:
+        Sets of modules, such as ``GCC/10.2.0 OpenMPI/4.0.5``; any one of them will do.
+    """
+    found = _PREREQUISITES.search(text)
+    lines = found["lines"].splitlines() if found else []
+    return tuple(" ".join(line.split()) for line in lines)
+
+
+def nearest(module: str, available: Iterable[str]) -> tuple[str, ...]:
+    """Names that a recipe may have meant: other versions first, then what is spelled like it."""
+    from difflib import SequenceMatcher
+
+    matcher = SequenceMatcher(b=module.lower(), autojunk=False)
+    family = family_of(module)
+    scored = []
+    for name in available:
+        matcher.set_seq1(name.lower())
+        same = family_of(name) == family
+        if same or (matcher.quick_ratio() > 0.6 and matcher.ratio() > 0.6):
+            scored.append((same, matcher.ratio(), name))
+    scored.sort(key=lambda each: (not each[0], -each[1], each[2]))
+    return tuple(name for _, _, name in scored[:NEAREST])
+
+
+def offers(available: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Which modules offer Horovod, PyTorch, TensorFlow, MPI and NCCL, by their names."""
+    listed = sorted(set(available), key=str.lower)
+    return {
+        what: tuple(name for name in listed if pattern.search(name))
+        for what, pattern in OFFERS.items()
+    }
+
+
+def told_offers(offered: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Lines for people: what there is of each."""
+    return tuple(
+        f"modules that offer {what}: {', '.join(modules) or 'none'}"
+        for what, modules in offered.items()
+    )
+
+
+def judge(trials: Iterable[Trial], available: Iterable[str]) -> tuple[Examined, ...]:
+    """How each module of a set stands.
+
+    Args:
+        trials: all modules of the set, tried one after the other.
+        available: names that the module system knows, also those that are not loadable yet.
+    """
+    tried, listed = tuple(trials), tuple(available)
+    return tuple(_judge(trial, tried[number + 1 :], listed) for number, trial in enumerate(tried))
+
+
+def is_among(module: str, loaded: Iterable[str]) -> bool:
+    """Whether a module is in a list of full names; one without a version in any version."""
+    return any(name == module or name.startswith(f"{module}/") for name in loaded)
+
+
+def _judge(trial: Trial, later: tuple[Trial, ...], available: tuple[str, ...]) -> Examined:
+    module, said = trial.module, trial.said.strip()
+    named = is_among(module, trial.after)
+    # Environment Modules 3 has the status 0 for a module that does not exist, too. What is
+    # there may have another name (an alias), or have come with a module before it.
+    if trial.status == 0 and (named or trial.after != trial.before or not said):
+        return _replaced(trial, named, later) or Examined(module, "loads", said)
+    first = parse_prerequisites(trial.spider)
+    if not first and "Unable to locate a modulefile" in said and is_among(module, available):
+        # Environment Modules: there in the end, so a later one has opened its folder.
+        first = (" ".join(each.module for each in later if each.status == 0),)
+    if first:
+        return Examined(module, "hidden", said, first=first)
+    if is_among(module, available):
+        return Examined(module, "fails", said)
+    return Examined(module, "missing", said, nearest(module, available))
+
+
+def _replaced(trial: Trial, named: bool, later: tuple[Trial, ...]) -> Examined | None:
+    """A module that was loaded and is not any more in the end."""
+    new = set(trial.after) - set(trial.before)
+    mine = {name for name in trial.after if is_among(trial.module, [name])} if named else new
+    last = later[-1].after if later else ()
+    if not later or not mine or mine & set(last) or is_among(trial.module, last):
+        return None
+    culprit = next(each for each in later if not mine & set(each.after))
+    families = {family_of(name) for name in mine}
+    instead = tuple(name for name in last if family_of(name) in families)
+    return Examined(
+        trial.module, "replaced", trial.said.strip(), by=culprit.module, instead=instead
+    )
+
+
+def told_examined(examined: Examined) -> str:
+    """How a module stands, in one sentence."""
+    module = examined.module
+    if examined.state == "loads":
+        return f"{module}: there"
+    if examined.state == "missing":
+        near = ", ".join(examined.nearest)
+        return f"{module}: there is no such module" + (f"; there is {near}" if near else "")
+    if examined.state == "hidden":
+        return f"{module}: load first " + ", or ".join(examined.first)
+    if examined.state == "replaced":
+        instead = ", ".join(name for name in examined.instead if name != examined.by)
+        return f"{module}: is unloaded by {examined.by}" + (
+            f", which brings {instead}" if instead else ""
+        )
+    return f"{module}: is there but cannot be loaded"
+
+
+def family_of(module: str) -> str:
+    """A module's name without its version, in small letters."""
+    return (module.rpartition("/")[0] or module).lower()

@@ -1,0 +1,1 @@
+"""Judging an environment: facts are found out, then checks judge them."""

@@ -1,0 +1,409 @@
+"""How fast allreduces and training steps are: beside MPI or NCCL alone, and beside reference values.
+
+The ranks (hvdenv/probes/rank_bench.py, rank_speed.py) and the yardstick
+(hvdenv/probes/yardstick.c) measure, this says what their figures mean.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from hvdenv.launch.launchers import Launch
+from hvdenv.launch.placement import filled
+from hvdenv.model.cluster import (
+    BANDWIDTH,
+    LATENCY,
+    MPI_ALONE,
+    SIZES,
+    SPEED,
+    UNITS,
+    YARDSTICKS,
+    Reference,
+)  # fmt: skip
+from hvdenv.reports.report import Measurement
+from hvdenv.verification import ranks
+from hvdenv.verification.ranks import Judgement, RankRun
+
+EXERCISES = ("bench", "speed")
+_YARDSTICK = re.compile(r"@hvdenv-yardstick (\{.*\})")
+_NAMES = {size: name for name, size in SIZES.items()}
+_REMEDY = "measure again while nothing else runs on these hosts; if it stays, see the evidence"
+
+
+class Effort(NamedTuple):
+    """What ``verify --bench`` may take.
+
+    Attributes:
+        seconds: for how long each program measures.
+        folder: where the yardstick is compiled, in a folder of its own: all hosts see it.
+    """
+
+    seconds: float
+    folder: str
+
+
+class Point(NamedTuple):
+    """One size of message, or of one training step.
+
+    Attributes:
+        amount: bytes of the message, or samples of the step on all ranks.
+        ranks: how many took part.
+        seconds: of one allreduce or step: minimum, quartiles and maximum.
+    """
+
+    amount: int
+    ranks: int
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return self.seconds[2]
+
+    @property
+    def bandwidth(self) -> float:
+        """The bus bandwidth in GB/s as nccl-tests state it; 0 for one rank.
+
+        Every rank has to send and to receive 2 (n - 1) / n of the message, whatever the
+        algorithm: so the figure compares with what the hardware says of itself.
+        """
+        return 2 * (self.ranks - 1) / self.ranks * self.amount / self.median / 1e9
+
+
+class Yardstick(NamedTuple):
+    """What MPI or NCCL alone gave.
+
+    Attributes:
+        points: by size.
+        problem: why there are none.
+        evidence: what programs said.
+        name: one of YARDSTICKS.
+    """
+
+    points: tuple[Point, ...]
+    problem: str = ""
+    evidence: str = ""
+    name: str = MPI_ALONE
+
+
+class Gpus(NamedTuple):
+    """What the yardstick opens to measure on GPUs: paths that are the same on all hosts.
+
+    Attributes:
+        nccl: libnccl, or librccl.
+        runtime: libcudart, or libamdhip64.
+    """
+
+    nccl: str
+    runtime: str
+
+
+class Benchmark(NamedTuple):
+    """One framework over one controller.
+
+    Attributes:
+        run: of all ranks.
+        yardstick: of the same minute.
+    """
+
+    run: RankRun
+    yardstick: Yardstick
+
+
+def fewer(ranks: int) -> list[int]:
+    """The powers of two below a number of ranks."""
+    return [2**power for power in range(ranks.bit_length()) if 2**power < ranks]
+
+
+def with_fewer(launch: Launch, ranks: int) -> Launch:
+    """The same launch of the first of its ranks."""
+    hosts = filled(launch.hosts, ranks)
+    return launch._replace(
+        ranks=ranks,
+        hosts=hosts,
+        hostfile="",
+        ranks_per_node=min(launch.ranks_per_node, ranks),
+        placed=bool(hosts),
+    )
+
+
+def parse_yardstick(text: str) -> tuple[Point, ...]:
+    """What the yardstick measured, in the output of its launcher."""
+    found = []
+    for line in text.splitlines():
+        if said := _YARDSTICK.search(line):
+            table = json.loads(said[1])
+            found.append(Point(table["size"], table["ranks"], tuple(table["seconds"])))
+    return tuple(found)
+
+
+def allreduces(run: RankRun) -> tuple[Point, ...]:
+    """What was measured of allreduces, by size."""
+    return tuple(
+        Point(said["size"], run.size, tuple(said["seconds"])) for said in _reports(run, "bench")
+    )
+
+
+def steps(run: RankRun) -> Point | None:
+    """What was measured of training steps."""
+    return next(
+        (Point(s["samples"], run.size, tuple(s["seconds"])) for s in _reports(run, "speed")), None
+    )
+
+
+def on_gpus(run: RankRun) -> bool:
+    """Whether the messages were in the memory of GPUs."""
+    return any(said.get("device") for said in _reports(run, "bench"))
+
+
+def libraries_of_gpus(run: RankRun) -> Gpus | None:
+    """The libraries by which the ranks used their GPUs; None if they loaded none of their own."""
+    loaded: Mapping[str, Sequence[str]] = run.ranks[0].path.get("libraries", {})
+
+    def first(*names: str) -> str:
+        return next((loaded[name][0] for name in sorted(loaded) if name.startswith(names)), "")
+
+    found = Gpus(first("libnccl", "librccl"), first("libcudart", "libamdhip64"))
+    return found if all(found) else None
+
+
+def _reports(run: RankRun, event: str) -> Iterator[Mapping[str, Any]]:
+    for rank in run.ranks:
+        yield from rank.reports.get(event, ())
+
+
+def measurements(
+    benchmarks: Mapping[tuple[str, str], Benchmark | None],
+    smaller: Mapping[tuple[str, str], Sequence[RankRun] | None],
+) -> Iterator[Measurement]:
+    """All figures of a report, by framework and controller, and the yardstick's.
+
+    Where that ran several times, the median counts.
+    """
+    done = {key: benchmark for key, benchmark in benchmarks.items() if benchmark}
+    for (framework, controller), benchmark in done.items():
+        subject = f"{framework} over {controller}"
+        yield from _of_allreduces(allreduces(benchmark.run), subject)
+        yield from _of_steps(
+            [*(smaller.get((framework, controller)) or ()), benchmark.run], subject
+        )
+    for name, points in _together([each.yardstick for each in done.values()]).items():
+        yield from _of_allreduces(points, name)
+
+
+def _of_allreduces(points: Sequence[Point], subject: str) -> Iterator[Measurement]:
+    for point in points:
+        about = (subject, point.amount, point.ranks)
+        yield Measurement(LATENCY, _rounded(point.median * 1e6), UNITS[LATENCY], *about)
+        if point.ranks > 1:
+            yield Measurement(BANDWIDTH, _rounded(point.bandwidth), UNITS[BANDWIDTH], *about)
+
+
+def _of_steps(runs: Sequence[RankRun], subject: str) -> Iterator[Measurement]:
+    for point in filter(None, map(steps, runs)):
+        speed = _rounded(point.amount / point.median)
+        yield Measurement(SPEED, speed, UNITS[SPEED], subject, None, point.ranks)
+
+
+def _together(yardsticks: Sequence[Yardstick]) -> dict[str, list[Point]]:
+    """By name, the medians of what all that ran gave."""
+    return {
+        name: _medians([point for each in yardsticks if each.name == name for point in each.points])
+        for name in YARDSTICKS
+        if any(each.name == name for each in yardsticks)
+    }
+
+
+def _medians(measured: Sequence[Point]) -> list[Point]:
+    found: dict[int, list[Point]] = {}
+    for point in measured:
+        found.setdefault(point.amount, []).append(point)
+    return [
+        Point(
+            size,
+            points[0].ranks,
+            tuple(map(median, zip(*(p.seconds for p in points), strict=True))),
+        )
+        for size, points in found.items()
+    ]
+
+
+def _rounded(value: float) -> float:
+    """Four digits: more are not measured."""
+    return float(f"{value:.4g}")
+
+
+def judge(
+    subject: str,
+    benchmark: Benchmark,
+    smaller: Sequence[RankRun],
+    references: Sequence[Reference],
+) -> Judgement:
+    """What the figures of one framework and controller say.
+
+    Args:
+        subject: such as ``torch over MPI``.
+        benchmark: with all ranks.
+        smaller: training steps with fewer ranks.
+        references: of the recipe.
+    """
+    for run in (benchmark.run, *smaller):
+        if broken := _broken(run):
+            ranks_ = "1 rank" if run.size == 1 else f"{run.size} ranks"
+            return broken._replace(message=f"with {ranks_}: {broken.message}")
+    points = allreduces(benchmark.run)
+    figures = [*_of_allreduces(points, subject), *_of_steps([*smaller, benchmark.run], subject)]
+    said = "; ".join(
+        [*_sentences(points, benchmark.yardstick), *_scaling([*smaller, benchmark.run])]
+    )
+    evidence = "\n".join([*_listed(points, benchmark.yardstick), *_ends(benchmark.run)])
+    return _judged(subject, figures, benchmark.run, references, said, evidence)
+
+
+def judge_yardsticks(
+    benchmarks: Sequence[Benchmark], references: Sequence[Reference]
+) -> Iterator[tuple[str, Judgement]]:
+    """What the figures of MPI alone and of NCCL alone say, of those that were measured beside."""
+    for name, points in _together([each.yardstick for each in benchmarks]).items():
+        first = next(each for each in benchmarks if each.yardstick.name == name)
+        if not points:
+            why = f"nothing to compare with: {first.yardstick.problem}"
+            yield name, Judgement("skip", why, first.yardstick.evidence)
+            continue
+        said = "; ".join(_sentences(points, Yardstick(())))
+        evidence = "\n".join(_listed(points, Yardstick(())))
+        figures = list(_of_allreduces(points, name))
+        yield name, _judged(name, figures, first.run, references, said, evidence)
+
+
+def _broken(run: RankRun) -> Judgement | None:
+    whole = ranks.judge(run)
+    if whole.status == "fail":
+        return whole
+    return next(
+        (found for name in run.exercises if (found := ranks.judge_exercise(run, name))), None
+    )
+
+
+def _judged(
+    subject: str,
+    figures: Sequence[Measurement],
+    run: RankRun,
+    references: Sequence[Reference],
+    said: str,
+    evidence: str,
+) -> Judgement:
+    """Compare with the references that are for this subject and so many ranks on so many hosts."""
+    nodes = len({rank.host for rank in run.ranks})
+    wrong, missing = [], []
+    for reference in references:
+        if reference.subject != subject or reference.nodes not in (None, nodes):
+            continue
+        counts = [*fewer(run.size), run.size] if reference.measure == SPEED else [run.size]
+        if reference.ranks not in (None, *counts):
+            continue
+        found = _figure(reference, figures, run.size)
+        if found is None:
+            missing.append(_what(reference))
+        elif problem := outside(found, reference):
+            wrong.append(f"{_what(reference)} {problem}")
+    if wrong:
+        return Judgement("fail", "; ".join(wrong), f"{said}\n{evidence}", _REMEDY)
+    if missing:
+        why = "there is a reference, but no figure, for "
+        remedy = "give more with --time; the evidence says where it ended"
+        return Judgement("unproven", why + "; ".join(missing), f"{said}\n{evidence}", remedy)
+    return Judgement("pass", said, evidence)
+
+
+def _figure(reference: Reference, figures: Sequence[Measurement], ranks: int) -> float | None:
+    """The figure that a reference is about."""
+    wanted = (reference.measure, SIZES.get(reference.size or ""), reference.ranks or ranks)
+    return next((f.value for f in figures if (f.name, f.size, f.ranks) == wanted), None)
+
+
+def outside(value: float, reference: Reference) -> str:
+    """How a value misses its reference; empty if it does not."""
+    unit = reference.unit
+    for bound, word, misses in (
+        (reference.lower, "less", float.__lt__), (reference.upper, "more", float.__gt__)
+    ):  # fmt: skip
+        limit = None if bound is None else reference.value * (1 + bound)
+        if limit is not None and misses(float(value), limit):
+            return (
+                f"is {value:.4g} {unit}, {word} than {limit:.4g}"
+                f" ({reference.value:g} {unit} {100 * (bound or 0):+.0f} %)"
+            )
+    return ""
+
+
+def _shown(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _what(reference: Reference) -> str:
+    words: list[str] = [reference.measure]
+    words += [f"at {_named(SIZES[reference.size])}"] if reference.size else []
+    words += [f"with {reference.ranks} ranks"] if reference.ranks else []
+    return " ".join(words)
+
+
+def _named(size: int) -> str:
+    """``64 MiB``."""
+    return re.sub(r"(?<=\d)(?=[KM])", " ", _NAMES[size])
+
+
+def _sentences(points: Sequence[Point], yardstick: Yardstick) -> Iterator[str]:
+    """The most of bandwidth and the least of latency, which are at the ends."""
+    if not points:
+        yield "no allreduce was measured"
+        return
+    for point in dict.fromkeys((points[-1], points[0])):
+        text = f"{_named(point.amount)}: {_shown(point.median * 1e6)} us"
+        if point is points[-1] and point.ranks > 1:
+            text = f"{_named(point.amount)}: {_shown(point.bandwidth)} GB/s"
+        share = _share(point, yardstick)
+        yield (
+            f"{text}, {share:.0f} % of {yardstick.name}" if share and point is points[-1] else text
+        )
+
+
+def _share(point: Point, yardstick: Yardstick) -> float:
+    """What Horovod makes of what the yardstick gives, in percent; 0 where nobody knows."""
+    beside = {each.amount: each for each in yardstick.points}
+    return 100 * beside[point.amount].median / point.median if point.amount in beside else 0.0
+
+
+def _scaling(runs: Sequence[RankRun]) -> Iterator[str]:
+    """How much faster all ranks train than one."""
+    speeds = {point.ranks: point.amount / point.median for point in filter(None, map(steps, runs))}
+    most = max(speeds, default=1)
+    if 1 in speeds and most > 1:
+        times = speeds[most] / speeds[1]
+        yield f"{most} ranks train {times:.2g} times as fast as 1 ({100 * times / most:.0f} %)"
+    elif most in speeds:
+        yield f"{_shown(speeds[most])} samples/s"
+
+
+def _listed(points: Sequence[Point], yardstick: Yardstick) -> Iterator[str]:
+    """The figures as a table."""
+    yield f"{'size':>8} {'median us':>10} {'minimum':>10} {'quartiles':>19} {'GB/s':>8}" + (
+        f" {'of ' + yardstick.name:>15}" if yardstick.points else ""
+    )
+    for point in points:
+        least, low, middle, high, _ = (f"{1e6 * each:.1f}" for each in point.seconds)
+        line = f"{_named(point.amount):>8} {middle:>10} {least:>10} {low:>9} {high:>9}"
+        share = _share(point, yardstick)
+        yield f"{line} {point.bandwidth:8.3f}" + (f" {share:13.0f} %" if share else "")
+
+
+def _ends(run: RankRun) -> Iterator[str]:
+    whys = {
+        "time": "there was no time for it: --time gives more",
+        "memory": "the ranks of a host may together not take more than is free",
+    }
+    for said in _reports(run, "bench_end"):
+        yield f"{_named(said['size'])} and more were not measured: {whys[said['why']]}"

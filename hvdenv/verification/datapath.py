@@ -1,0 +1,284 @@
+"""By which path the data of ranks went, from what they report of it (probes/rank_path.py)."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hvdenv.launch.launchers import Kind, Mpi
+from hvdenv.reports.report import Status
+from hvdenv.verification.ranks import Judgement, Rank, RankRun
+
+# Within a host only; what remains of a list goes between hosts as well.
+_WITHIN = {
+    "self", "vader", "sm", "smcuda",
+    "sysv", "posix", "cma", "knem", "xpmem", "mm", "memory",
+    "cuda_copy", "cuda_ipc", "gdr_copy", "rocm_copy", "rocm_ipc",
+}  # fmt: skip
+_TCP = re.compile(r"tcp|sockets|udp", re.I)
+_LANES = re.compile(r"(?P<place>self|intra-node|inter-node)?.*?\btag\((?P<lanes>[^)]*)\)")
+_RELEASE = re.compile(r"(\d+(?:\.\d+)+)")
+_KINDS: tuple[tuple[str, Kind], ...] = (
+    ("Open MPI", "Open MPI"),
+    ("Spectrum", "Spectrum MPI"),
+    ("Intel", "Intel MPI"),
+    ("CRAY MPICH", "Cray MPICH"),
+    ("MVAPICH", "MVAPICH"),
+    ("MPICH", "Hydra"),
+)
+
+
+class Transports(NamedTuple):
+    """What carries data, as far as the libraries say.
+
+    Attributes:
+        name: in words; empty if nothing was said.
+        between: what may carry it from host to host.
+    """
+
+    name: str = ""
+    between: tuple[str, ...] = ()
+
+    @property
+    def only_tcp(self) -> bool:
+        """Whether nothing but TCP goes from host to host."""
+        return bool(self.between) and all(_TCP.match(one) for one in self.between)
+
+
+def of_mpi(said: Mapping[str, Sequence[str]]) -> Transports:
+    """How MPI sends, from what its libraries said."""
+    pml, providers = "".join(said.get("pml", ())[-1:]), tuple(said.get("provider", ()))
+    if pml == "ob1":
+        btls = tuple(said.get("btl", ()))
+        between = tuple(btl for btl in btls if btl not in _WITHIN)
+        return Transports(f"pml ob1, btl {', '.join(sorted(btls))}", between)
+    if pml == "ucx" or (not pml and "ucx" in said):  # MPICH has no pml
+        lanes = _ucx(said.get("ucx", ()))
+        return Transports(
+            f"{'pml ' if pml else ''}ucx, {', '.join(lanes) or 'within hosts'}", lanes
+        )
+    if providers:
+        name = f"libfabric {', '.join(providers)}"
+        return Transports(f"pml {pml}, {name}" if pml else name, providers)
+    return Transports(f"pml {pml}" if pml else "")
+
+
+def _ucx(lines: Sequence[str]) -> tuple[str, ...]:
+    """What UCX uses between hosts: ``rc_mlx5/mlx5_0:1``."""
+    found: dict[str, None] = {}
+    for line in lines:
+        lanes = _LANES.search(line)
+        if lanes and lanes["place"] in (None, "inter-node"):
+            used = [lane for lane in lanes["lanes"].split() if lane.split("/")[0] not in _WITHIN]
+            found.update(dict.fromkeys(used))
+    return tuple(found)
+
+
+def of_nccl(said: Mapping[str, Sequence[str]]) -> Transports:
+    """How NCCL sends, from what it said; ``NET/`` is what goes between hosts."""
+    ways = tuple("SHM" if "shared memory" in way else way.strip() for way in said.get("via", ()))
+    nets = tuple(way.removeprefix("NET/") for way in ways if way.startswith("NET/"))
+    between = tuple("tcp" if net == "Socket" else net for net in nets)
+    return Transports(", ".join(sorted(set(ways))), between)
+
+
+def nccl_ranks(path: Mapping[str, Any]) -> set[int]:
+    """Sizes of the communicators that NCCL made in a rank."""
+    return {int(comm.split()[0]) for comm in path.get("said", {}).get("comm", ())}
+
+
+def uses_nccl(run: RankRun) -> bool:
+    """Whether NCCL joined all ranks of a run: Horovod asks it to only when it reduces with it."""
+    return bool(run.ranks) and all(run.size in nccl_ranks(rank.path) for rank in run.ranks)
+
+
+def operations(run: RankRun) -> frozenset[str]:
+    """The tensor operations that were seen at work in a run."""
+    return run.operations | ({"NCCL"} if uses_nccl(run) else set())
+
+
+def why_no_nccl(run: RankRun) -> tuple[Status, str]:
+    """Why no rank used NCCL, though it was built; and how that is to be judged.
+
+    Returns:
+        ``fail`` where GPUs were there to use; ``unproven`` where they were not.
+    """
+    for rank in run.ranks:
+        gpu = rank.path.get("gpu", {})
+        if gpu.get("device"):
+            return (
+                "fail",
+                f"tensors lay on {gpu['device']} of {rank.name}, but NCCL joined no ranks",
+            )
+        if gpu.get("there") and "the framework sees none" in gpu["why"]:
+            return "fail", f"GPUs were asked for, but {rank.name} used its processor: {gpu['why']}"
+        if gpu.get("why"):
+            return "unproven", f"{rank.name}: {gpu['why']}"
+    return "unproven", "the ranks did not say whether they saw GPUs"
+
+
+def parse_library(text: str) -> Mpi:
+    """The MPI in what MPI_Get_library_version says."""
+    kind: Kind = next((kind for mark, kind in _KINDS if mark in text), "unknown")
+    version = _RELEASE.search(text)
+    return Mpi(kind, version[1] if version else "")
+
+
+def nccl_release(number: int) -> str:
+    """``2.18.5`` of 21805; up to 2.8 the numbers have a digit less."""
+    if not number:
+        return ""
+    wide = 10000 if number >= 10000 else 1000
+    return f"{number // wide}.{number % wide // 100}.{number % 100}"
+
+
+def judge(run: RankRun, mpirun: Mpi, meant: Mapping[str, str]) -> Judgement:
+    """Whether the data of a run that was right went the way that it should.
+
+    Args:
+        run: of which the reductions are right.
+        mpirun: the MPI of the launcher.
+        meant: parameters of Open MPI that the recipe sets.
+    """
+    paths = {rank.name: rank.path for rank in run.ranks if rank.path}
+    if not paths:
+        return Judgement("skip", "the ranks did not say by which path their data went")
+    evidence = "\n".join(_lines(run.ranks))
+    if shared := _shared_gpus(run.ranks):
+        return Judgement(
+            "fail", shared, evidence,
+            "give each rank of a host a GPU of its own: as many ranks as GPUs on each host, and no"
+            " CUDA_VISIBLE_DEVICES that is the same for all ranks",
+        )  # fmt: skip
+    words = [_carried(run), *dict.fromkeys(_notes(run, mpirun))]
+    slow = _slow(run)
+    if slow and not _was_meant(meant):
+        return Judgement("fail", f"{slow}; {words[0]}", evidence, _faster(run))
+    return Judgement(
+        "pass", "; ".join([*words, *([f"{slow}, as the recipe says"] if slow else [])]), evidence
+    )
+
+
+def _lines(ranks: Sequence[Rank]) -> Iterator[str]:
+    """The evidence: what each rank said."""
+    for rank in ranks[:8]:
+        yield f"{rank.name}:"
+        path = rank.path
+        for name in ("said", "libraries", "asked", "gpu"):
+            for key, value in path.get(name, {}).items():
+                text = ", ".join(map(str, value)) if isinstance(value, list) else value
+                yield f"    {name} {key}: {text}"
+        for name in ("mpi", "nccl", "fast"):
+            if path.get(name):
+                yield f"    {name}: {path[name]}"
+
+
+def _carried(run: RankRun) -> str:
+    """Who carried the data, and how."""
+    operations = ", ".join(sorted(run.operations)) or "an operation that Horovod did not name"
+    text = f"{run.controller} negotiated, {operations} reduced in the memory of the host"
+    said = _all_said(run.ranks)
+    if run.controller == "MPI" or "MPI" in run.operations:
+        text += f" ({of_mpi(said).name or 'this MPI does not say how it sends'})"
+    elif interfaces := {rank.path.get("asked", {}).get("HOROVOD_GLOO_IFACE") for rank in run.ranks}:
+        text += (
+            f" (TCP on {', '.join(sorted(name for name in interfaces if name)) or 'any interface'})"
+        )
+    if uses_nccl(run):
+        text += f", NCCL {_nccl_at_run(run)} on GPUs ({of_nccl(said).name or 'no transport named'})"
+    return text
+
+
+def _all_said(ranks: Sequence[Rank]) -> dict[str, tuple[str, ...]]:
+    """What all ranks together said."""
+    found: dict[str, dict[str, None]] = {}
+    for rank in ranks:
+        for name, values in rank.path.get("said", {}).items():
+            found.setdefault(name, {}).update(dict.fromkeys(values))
+    return {name: tuple(values) for name, values in found.items()}
+
+
+def _nccl_at_run(run: RankRun) -> str:
+    """The NCCL that ranks had: the library's own number, or what a static one printed."""
+    numbers = [nccl_release(rank.path["nccl"]) for rank in run.ranks if rank.path.get("nccl")]
+    printed = [text.split("+")[0] for text in _all_said(run.ranks).get("nccl", ())]
+    return next(iter([*numbers, *printed]), "")
+
+
+def _notes(run: RankRun, mpirun: Mpi) -> Iterator[str]:
+    """What is odd, and did no harm here."""
+    for rank in run.ranks:
+        loaded = rank.path.get("libraries", {})
+        mpis = [
+            path for name, paths in loaded.items() if name.startswith("libmpi") for path in paths
+        ]
+        if len(mpis) > 1:
+            yield f"{rank.name} has two libraries of MPI loaded: {' and '.join(mpis[:2])}"
+        if run.controller == "MPI":
+            yield from _other_mpi(rank, mpirun)
+    built = (run.extension.get("built") or {}).get("NCCL") or 0
+    at_run = _nccl_at_run(run)
+    # Horovod says only whether it has NCCL, not which, up to 0.19.
+    if built > 1 and at_run and uses_nccl(run) and nccl_release(built) != at_run:
+        yield f"Horovod was built with NCCL {nccl_release(built)}, and has {at_run} here"
+
+
+def _other_mpi(rank: Rank, mpirun: Mpi) -> Iterator[str]:
+    mine = parse_library(rank.path.get("mpi", ""))
+    if not mine.version or not mpirun.version:
+        return
+    if mine != mpirun and (mine.kind, mpirun.kind) != ("MVAPICH", "Hydra"):
+        yield (
+            f"the ranks have the library of {mine.kind} {mine.version},"
+            f" and are started by {mpirun.kind} {mpirun.version}"
+        )
+
+
+def _shared_gpus(ranks: Sequence[Rank]) -> str:
+    """Which ranks are on one GPU; empty if none are."""
+    used = Counter(
+        (rank.host, comm.split("busId ")[1])
+        for rank in ranks
+        for comm in dict.fromkeys(rank.path.get("said", {}).get("comm", ()))
+        if "busId " in comm
+    )
+    shared = [(host, bus) for (host, bus), count in used.items() if count > 1]
+    return f"several ranks on {shared[0][0]} use one GPU (bus {shared[0][1]})" if shared else ""
+
+
+def _slow(run: RankRun) -> str:
+    """Where data goes by TCP though the hosts have something faster; empty if it does not."""
+    if len({rank.host for rank in run.ranks}) < 2:
+        return ""
+    fast = [set(rank.path.get("fast", ())) for rank in run.ranks]
+    if not all(fast):
+        return ""
+    names, said = ", ".join(sorted(set.union(*fast))), _all_said(run.ranks)
+    if uses_nccl(run):
+        return f"NCCL sends by TCP, though there is {names}" if of_nccl(said).only_tcp else ""
+    if run.operations == {"MPI"} and of_mpi(said).only_tcp:
+        return f"MPI sends by TCP, though there is {names}"
+    return ""
+
+
+def _was_meant(meant: Mapping[str, str]) -> bool:
+    return any(name in meant for name in ("pml", "btl", "mtl"))
+
+
+def _faster(run: RankRun) -> str:
+    asked = {
+        f"{name}={value}"
+        for rank in run.ranks
+        for name, value in rank.path.get("asked", {}).items()
+        if name not in ("CUDA_VISIBLE_DEVICES", "HOROVOD_GLOO_IFACE", "HOROVOD_CPU_OPERATIONS")
+    }
+    if asked:
+        return f"these ask for it: {', '.join(sorted(asked))}; unset them where you set them"
+    if run.launcher == "horovodrun-mpi":
+        return "horovodrun sets `-mca pml ob1` itself: use the launcher mpirun"
+    return (
+        "take an MPI with UCX or libfabric for this network (the site's module), and see that users"
+        " may use the adapter (/dev/infiniband, ulimit -l)"
+    )

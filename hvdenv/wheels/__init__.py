@@ -1,0 +1,1 @@
+"""Wheels that were compiled before: kept, trusted, taken along."""

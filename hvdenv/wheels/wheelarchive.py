@@ -1,0 +1,174 @@
+"""Entries of a wheel cache as one tar file, to take them to another machine."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+from hvdenv.errors import RecipeError
+from hvdenv.places import blocked
+from hvdenv.runner import Runner
+from hvdenv.wheels.wheelcache import (
+    LARGEST,
+    RECORD,
+    SIGNATURE,
+    Cache,
+    Entry,
+    NotUsedError,
+    describe,
+    made_folder,
+    opened_folder,
+    place,
+    whole,
+    write_file,
+)
+
+_MEMBER = re.compile(
+    rf"(?P<key>[0-9a-f]{{64}})/(?P<file>{re.escape(RECORD)}|{re.escape(SIGNATURE)}"
+    r"|[A-Za-z0-9][A-Za-z0-9._+-]{0,200}\.whl)"
+)
+
+
+def export(entries: Mapping[str, Cache], file: Path, runner: Runner) -> None:
+    """Write entries into a tar file: the same entries give the same bytes.
+
+    Args:
+        entries: the key of each, and the cache that has it.
+        file: the file; it is there when it is whole.
+        runner: runs what verifies signatures.
+
+    Raises:
+        RecipeError: an entry would not be used here.
+        StepError: the file cannot be written.
+    """
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with temporary.open("xb") as stream, tarfile.open(fileobj=stream, mode="w") as tar:
+            for key, cache in sorted(entries.items()):
+                _add(tar, cache, key, runner)
+        os.replace(temporary, file)
+    except OSError as error:
+        raise blocked(file, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _add(tar: tarfile.TarFile, cache: Cache, key: str, runner: Runner) -> None:
+    try:
+        with whole(cache, key, runner) as entry:
+            if entry is None:
+                raise NotUsedError("it has gone")
+            with open(os.dup(entry.wheel), "rb") as wheel:
+                wheel.seek(0)
+                for name, stream in sorted(_files(entry, wheel), key=lambda each: each[0]):
+                    member = tarfile.TarInfo(f"{key}/{name}")
+                    member.size = stream.seek(0, io.SEEK_END)
+                    stream.seek(0)
+                    tar.addfile(member, stream)
+    except NotUsedError as error:
+        raise RecipeError(
+            f"not exported: {error}",
+            where=key,
+            remedy="`hvdenv cache verify` looks at all; name the keys of those that are wanted",
+        ) from error
+
+
+def _files(entry: Entry, wheel: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
+    yield RECORD, io.BytesIO(entry.raw)
+    yield entry.record.file, wheel
+    if entry.signature:
+        yield SIGNATURE, io.BytesIO(entry.signature)
+
+
+def take_in(cache: Cache, file: Path, runner: Runner) -> list[str]:
+    """Put the entries of a tar file into a cache, after all of it was looked at.
+
+    What is there already stays.
+
+    Args:
+        cache: where to.
+        file: as export() writes it.
+        runner: runs what verifies signatures.
+
+    Returns:
+        The keys of what was in the file.
+
+    Raises:
+        RecipeError: it is not such a file, or an entry of it would not be used.
+        StepError: the cache cannot be written.
+    """
+    try:
+        # Beside the entries, so that they only have to be renamed.
+        with file.open("rb") as stream, made_folder(cache) as (temporary, within):
+            unpacked = cache._replace(folder=temporary)
+            keys = _unpack(stream, file, within)
+            for key in keys:
+                problem = describe(unpacked, key, runner, thorough=True).problem
+                if problem:
+                    raise _refused(file, problem.replace(f"{temporary}/", ""))
+            for key in keys:
+                with _folder(within, key[:2]) as shard, _folder(shard, key) as descriptor:
+                    place(cache, unpacked.entry(key), descriptor, key, runner)
+    except OSError as error:
+        raise blocked(Path(error.filename or cache.folder), error, "import") from error
+    return keys
+
+
+def _unpack(stream: IO[bytes], file: Path, into: int) -> list[str]:
+    """Write the members of the file into a folder, as entries lie in a cache; their keys."""
+    found: dict[str, list[str]] = {}
+    try:
+        with tarfile.open(fileobj=stream, mode="r:") as tar:
+            for member in tar:
+                key, name = _member(file, member)
+                if name in found.setdefault(key, []):
+                    raise _refused(file, f"{member.name} is there twice")
+                found[key].append(name)
+                source = tar.extractfile(member)
+                assert source
+                with _folder(into, key[:2]) as shard, _folder(shard, key) as descriptor:
+                    write_file(descriptor, name, iter(partial(source.read, 1 << 20), b""))
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        raise _refused(file, str(error)) from error
+    if not found:
+        raise _refused(file, "there is no entry in it")
+    for key, names in found.items():
+        if len([name for name in names if name.endswith(".whl")]) > 1:
+            raise _refused(file, f"{key} has more than one wheel")
+    return sorted(found)
+
+
+def _member(file: Path, member: tarfile.TarInfo) -> tuple[str, str]:
+    """The key and the file that a member is."""
+    match = _MEMBER.fullmatch(member.name)
+    if not match:
+        raise _refused(file, f"{member.name!r} is no file of an entry")
+    if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse:
+        raise _refused(file, f"{member.name} is no plain file")
+    if member.size > LARGEST.get(match["file"], LARGEST[""]):
+        raise _refused(file, f"{member.name} is too large")
+    return match["key"], match["file"]
+
+
+@contextmanager
+def _folder(within: int, name: str) -> Iterator[int]:
+    """The descriptor of a folder in another, made if it is not there."""
+    with suppress(FileExistsError):
+        os.mkdir(name, 0o755, dir_fd=within)
+    with opened_folder(name, within) as descriptor:
+        yield descriptor
+
+
+def _refused(file: Path, problem: str) -> RecipeError:
+    return RecipeError(
+        f"nothing is imported: {problem}",
+        where=str(file),
+        remedy="take a file that `hvdenv cache export` has written",
+    )

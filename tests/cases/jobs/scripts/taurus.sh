@@ -1,0 +1,19 @@
+#!/bin/bash
+#SBATCH -J hvdenv
+#SBATCH --time=01:00:00
+#SBATCH -p ml
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --mem=250G
+#SBATCH -o run_horovod.out
+#SBATCH --gres=gpu:2
+
+# The last line of the output tells how the job ended, whoever asks later.
+trap 'echo "hvdenv: job $SLURM_JOB_ID ended with exit code $?"' EXIT
+fail() { echo "hvdenv: on $(hostname): $1" >&2; exit 1; }
+# srun passes on what it sees here, also after `sbatch --export=NONE`.
+export SLURM_EXPORT_ENV=ALL
+cd -- /scratch/ann/train || fail 'cannot enter /scratch/ann/train'
+. /scratch/ann/envs/train/activate.sh || fail '/scratch/ann/envs/train/activate.sh did not activate the environment; is its file system there?'
+
+srun python train.py

@@ -1,0 +1,274 @@
+"""A local conda channel with real packages, for tests that install from one.
+
+``python_channel`` packs a CPython of this machine and pip; ``Channel`` takes anything else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import pytest
+import zstandard
+
+# As long as what conda-build puts into real packages.
+PLACEHOLDER = "/opt/" + "placehold_" * 25
+
+_INDEXER = """
+import asyncio, os, pathlib, sys
+from rattler.index import index_fs
+asyncio.run(index_fs(pathlib.Path(sys.argv[1]), force=True))
+os._exit(0)  # the interpreter can crash on its way out
+"""
+_ASK = "import json, sys, sysconfig; print(json.dumps([sys.version.split()[0], sys.base_prefix, sysconfig.get_path('purelib')]))"
+_NOT_PACKED = {
+    "__pycache__",
+    "site-packages",
+    "test",
+    "tests",
+    "idlelib",
+    "turtledemo",
+    "ensurepip",
+}
+_TIME = 1_700_000_000
+
+
+class File(NamedTuple):
+    """A file of a package.
+
+    Attributes:
+        data: what it holds.
+        executable: whether it can be run.
+        prefix: text in it that the installed path takes the place of.
+        link: what it points to, if it is a link.
+    """
+
+    data: bytes = b""
+    executable: bool = False
+    prefix: str = ""
+    link: str = ""
+
+    @property
+    def mode(self) -> Literal["binary", "text"]:
+        return "binary" if b"\0" in self.data else "text"
+
+
+class Channel:
+    """A channel in a folder.
+
+    Args:
+        folder: where it lies, or is to lie.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        # Without it no channel is one.
+        (folder / "noarch").mkdir(parents=True, exist_ok=True)
+
+    @property
+    def url(self) -> str:
+        return self.folder.as_uri()
+
+    def add(
+        self,
+        name: str,
+        version: str,
+        files: Mapping[str, File],
+        *,
+        depends: Sequence[str] = (),
+        build: str = "0",
+        subdir: str = "linux-64",
+        noarch: Literal["", "generic", "python"] = "",
+        entry_points: Sequence[str] = (),
+        packed: Literal[".conda", ".tar.bz2"] = ".conda",
+    ) -> Path:
+        """Add a package; index() makes it known.
+
+        Returns:
+            The package.
+        """
+        subdir = "noarch" if noarch else subdir
+        index: dict[str, object] = {
+            "name": name, "version": version, "build": build, "build_number": 0,
+            "depends": list(depends), "constrains": [], "subdir": subdir,
+            "timestamp": _TIME * 1000, "license": "MIT",
+        }  # fmt: skip
+        info = {"about": {}, "index": index, "paths": _paths(files)}
+        if noarch:
+            index["noarch"] = noarch
+        if noarch == "python":
+            info["link"] = {
+                "noarch": {"type": "python", "entry_points": list(entry_points)},
+                "package_metadata_version": 1,
+            }
+        documents = {
+            f"info/{stem}.json": File(json.dumps(text).encode()) for stem, text in info.items()
+        }
+        documents["info/files"] = File("\n".join(files).encode())
+        stem = f"{name}-{version}-{build}"
+        path = self.folder / subdir / (stem + packed)
+        path.parent.mkdir(exist_ok=True)
+        if packed == ".tar.bz2":
+            path.write_bytes(_tar({**files, **documents}, "w:bz2"))
+            return path
+        squeeze = zstandard.ZstdCompressor(level=1, threads=2).compress
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("metadata.json", json.dumps({"conda_pkg_format_version": 2}))
+            archive.writestr(f"pkg-{stem}.tar.zst", squeeze(_tar(files, "w")))
+            archive.writestr(f"info-{stem}.tar.zst", squeeze(_tar(documents, "w")))
+        return path
+
+    def index(self) -> Channel:
+        """Write the index of all packages."""
+        subprocess.run([sys.executable, "-c", _INDEXER, str(self.folder)], check=True)
+        return self
+
+
+def _paths(files: Mapping[str, File]) -> dict[str, object]:
+    entries = []
+    for path, file in files.items():
+        entry: dict[str, object] = {
+            "_path": path, "path_type": "softlink" if file.link else "hardlink",
+            "sha256": hashlib.sha256(file.data).hexdigest(), "size_in_bytes": len(file.data),
+        }  # fmt: skip
+        if file.prefix:
+            entry |= {"prefix_placeholder": file.prefix, "file_mode": file.mode}
+        entries.append(entry)
+    return {"paths": entries, "paths_version": 1}
+
+
+def _tar(files: Mapping[str, File], mode: Literal["w", "w:bz2"]) -> bytes:
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode=mode) as tar:
+        for path, file in files.items():
+            member = tarfile.TarInfo(path)
+            member.mtime = _TIME
+            member.mode = 0o755 if file.executable else 0o644
+            if file.link:
+                member.type, member.linkname = tarfile.SYMTYPE, file.link
+            else:
+                member.size = len(file.data)
+            tar.addfile(member, io.BytesIO(file.data))
+    return whole.getvalue()
+
+
+class Interpreter(NamedTuple):
+    """A CPython whose files can be packed.
+
+    Attributes:
+        version: such as 3.10.13.
+        root: the folder with its bin and lib.
+    """
+
+    version: str
+    root: Path
+
+    @property
+    def minor(self) -> str:
+        return self.version.rpartition(".")[0]
+
+
+def find_interpreter(minor: str = "") -> Interpreter:
+    """A CPython of this machine that runs from wherever its folder lies.
+
+    Args:
+        minor: such as 3.10; that of the interpreter that runs the tests if not given.
+    """
+    minor = minor or f"{sys.version_info.major}.{sys.version_info.minor}"
+    for program in _programs(minor):
+        said = subprocess.run([program, "-c", _ASK], capture_output=True, text=True, check=False)
+        if said.returncode == 0:
+            version, root, packages = json.loads(said.stdout)
+            # Distributions' own have another place for packages than conda's.
+            if Path(packages) == Path(root, "lib", f"python{minor}", "site-packages"):
+                return Interpreter(version, Path(root))
+    pytest.skip(f"there is no CPython {minor} here that could be packed (pyenv has one)")
+
+
+def _programs(minor: str) -> Iterator[Path]:
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    for root in (Path(sys.base_prefix), *sorted(versions.glob("*")), Path("/usr/local")):
+        yield from root.glob(f"bin/python{minor}")
+
+
+def python_channel(home: Path, minor: str = "") -> Channel:
+    """A channel with a CPython and pip, made once for a home and kept there.
+
+    Args:
+        home: of the tests, temporary or not.
+        minor: of CPython, as for find_interpreter().
+    """
+    python = find_interpreter(minor)
+    folder = home / f"channel-{python.version}"
+    if not folder.exists():
+        home.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(dir=home))
+        channel = Channel(unfinished)
+        channel.add("python", python.version, python_files(python))
+        files = pip_files()
+        channel.add(
+            "pip", metadata.version("pip"), files, depends=["python >=3.8"], noarch="python",
+            entry_points=["pip = pip._internal.cli.main:main"], packed=".tar.bz2",
+        )  # fmt: skip
+        channel.index()
+        try:
+            unfinished.rename(folder)
+        except OSError:  # another run was faster
+            shutil.rmtree(unfinished)
+    return Channel(folder)
+
+
+def python_files(python: Interpreter) -> dict[str, File]:
+    """What an interpreter consists of: program, libraries, headers."""
+    root, minor = python.root, python.minor
+    program = f"bin/python{minor}"
+    files = {program: _packed(root / program, root)}
+    files |= {name: File(link=f"python{minor}") for name in ("bin/python", "bin/python3")}
+    for top in (root / f"lib/python{minor}", root / f"include/python{minor}"):
+        for path in sorted(top.rglob("*")):
+            parts = set(path.relative_to(root).parts)
+            if path.is_file() and not parts & _NOT_PACKED and path.suffix != ".a":
+                files[str(path.relative_to(root))] = _packed(path, root)
+    for path in sorted((root / "lib").glob("libpython*.so*")):
+        files[str(path.relative_to(root))] = _packed(path, root)
+    return files
+
+
+def _packed(path: Path, root: Path) -> File:
+    """A file that finds what belongs to it wherever it lies."""
+    if path.is_symlink():
+        return File(link=os.readlink(path))
+    data = path.read_bytes()
+    prefix = str(root).encode()
+    executable = os.access(path, os.X_OK)
+    if b"\0" not in data:
+        return File(data.replace(prefix, PLACEHOLDER.encode()), executable, PLACEHOLDER) if (
+            prefix in data
+        ) else File(data, executable)  # fmt: skip
+    # A program that asks for libpython by its path would find the original.
+    own = b"$ORIGIN/" + os.path.relpath(root / "lib", path.parent).encode()
+    asked = re.escape(prefix + b"/lib\0")
+    return File(re.sub(asked, lambda found: own.ljust(len(found[0]), b"\0"), data), executable)
+
+
+def pip_files() -> dict[str, File]:
+    """The pip that is installed beside the tests."""
+    files = {}
+    for path in metadata.files("pip") or ():
+        # Its programs come from the entry points.
+        if path.parts[0] != ".." and path.suffix != ".pyc":
+            files[f"site-packages/{path}"] = File(path.read_binary())
+    return files

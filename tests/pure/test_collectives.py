@@ -1,0 +1,325 @@
+"""What ranks say of Horovod's operations, and what is made of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdenv.verification.checks import computed
+from hvdenv.verification.collectives import judge
+from hvdenv.verification.evidence import Extension
+from hvdenv.verification.ranks import Judgement, RankRun, collect
+from tests.probes import load
+
+Event = dict[str, Any]
+
+
+def begun(rank: int, size: int = 2) -> list[Event]:
+    """What comes before the exercise."""
+    about = {"host": "n1", "pid": 100 + rank}
+    numbers = {"rank": rank, "size": size, "local_rank": rank, "local_size": size}
+    said = {"controller": "MPI", "cpu": "MPI"}
+    return [
+        {"event": "started", "variables": {}, **about},
+        {
+            "event": "result",
+            "said": said,
+            "tests": 30,
+            "failed": 0,
+            "wrong": [],
+            **numbers,
+            **about,
+        },
+    ]
+
+
+def ended(rank: int, **changed: Any) -> Event:
+    how = {"code": 0, "signal": "", "ended_by": "", "seconds": 4.0, "tail": "", **changed}
+    return {"event": "exited", "host": "n1", "pid": 100 + rank, **how}
+
+
+def report(rank: int, operation: str = "alltoall", right: int = 3, **changed: Any) -> Event:
+    said = {
+        "event": "collectives", "host": "n1", "pid": 100 + rank, "operation": operation,
+        "right": right, "wrong": 0, "types": ["float32"] if right else [], "skipped": [], "cases": [],
+    }  # fmt: skip
+    return {**said, **changed}
+
+
+def run_of(*events: Event, size: int = 2) -> RankRun:
+    all_events = [event for rank in range(size) for event in begun(rank, size)] + list(events)
+    if not any(event["event"] == "exited" for event in events):
+        all_events += [ended(rank) for rank in range(size)]
+    return RankRun(
+        "mpirun", "MPI", ("mpirun",), size, collect(all_events), exercises=("collectives",)
+    )
+
+
+def judged(*events: Event) -> dict[str, Judgement]:
+    return dict(judge(run_of(*events)))
+
+
+@pytest.fixture
+def recorded(cases: Path) -> Callable[[str], list[Event]]:
+    """What two ranks with Horovod 0.28.1 reported of all operations."""
+
+    def read(name: str) -> list[Event]:
+        lines = (cases / "collectives" / f"{name}.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    return read
+
+
+GOOD = {
+    "torch-mpi": "21 operations in 7 types: 170 cases are right on each of 2 ranks;"
+    " not tried: bfloat16, bool",
+    "tensorflow-gloo": "19 operations in 8 types: 166 cases are right on each of 2 ranks;"
+    " not tried: Adasum (on CPUs only MPI does it),"
+    " barrier (there is no horovod.tensorflow.barrier), bfloat16",
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_all_right(recorded: Callable[[str], list[Event]], name: str) -> None:
+    ((about, judgement),) = judge(run_of(*recorded(name)))
+    assert (about, judgement.status, judgement.message) == ("", "pass", GOOD[name])
+    assert (
+        "reducescatter: 11 right in float16, float32, float64, int32, int64" in judgement.evidence
+    )
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_one_wrong_case_of_one_rank(recorded: Callable[[str], list[Event]], name: str) -> None:
+    events = recorded(name)
+    for event in events:
+        if (event.get("operation"), event["pid"]) == ("alltoall", 101):
+            event.update(right=event["right"] - 1, wrong=1, cases=["int8 3: got 5, wanted 3"])
+    ((about, judgement),) = judge(run_of(*events))
+    total = 11 if name == "torch-mpi" else 12
+    assert (about, judgement.status) == ("alltoall", "fail")
+    assert (
+        judgement.message
+        == f"wrong on rank 1 on n1, in 1 of {total} cases: int8 3: got 5, wanted 3"
+    )
+    assert "rank 0 on n1: " in judgement.evidence and "1 wrong" in judgement.evidence
+
+
+WRONG: dict[str, tuple[list[Event], str]] = {
+    "on both": (
+        [report(rank, wrong=2, cases=["float32 17: got 1, wanted 2", "b"]) for rank in (0, 1)],
+        "wrong on rank 0 on n1, rank 1 on n1, in 2 of 5 cases: float32 17: got 1, wanted 2",
+    ),
+    "given up": (
+        [report(r, right=0, wrong=1, cases=["x: shut down"], ended="shut down") for r in (0, 1)],
+        "wrong on rank 0 on n1, rank 1 on n1, in 1 of 1 cases: x: shut down;"
+        " nothing was tried after that",
+    ),
+    "no float32": (
+        [report(r, skipped=[["float32", "Tensor type x is not supported", 4]]) for r in (0, 1)],
+        "it does not even take float32: Tensor type x is not supported",
+    ),
+    "other Horovods": (
+        [report(0), report(1, right=0, skipped=[["", "there is no hvd.alltoall", 3]])],
+        "not the same everywhere: rank 0 on n1 skipped nothing;"
+        " rank 1 on n1 skipped there is no hvd.alltoall",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong(name: str) -> None:
+    events, message = WRONG[name]
+    others = [report(rank, "broadcast") for rank in (0, 1)]
+    ((operation, judgement),) = judged(*others, *events).items()
+    assert (operation, judgement.status, judgement.message) == ("alltoall", "fail", message)
+    assert judgement.remedy
+
+
+def test_several_operations_are_wrong() -> None:
+    events = [
+        report(rank, operation, wrong=1, cases=["x"])
+        for operation in ("broadcast", "alltoall")
+        for rank in (0, 1)
+    ]
+    assert list(judged(*events, report(0, "join"), report(1, "join"))) == ["broadcast", "alltoall"]
+
+
+def test_a_rank_that_ends_in_the_middle_does_not_hide_what_was_wrong_before() -> None:
+    late = {"code": -9, "signal": "SIGKILL", "stage": "collectives", "detail": "join: 1"}
+    stages = [{"event": "stage", "stage": "collectives", "host": "n1", "pid": 101, "detail": ""}]
+    wrong = [report(rank, "broadcast", wrong=1, cases=["x"]) for rank in (0, 1)]
+    found = judged(*stages, *wrong, ended(0), ended(1, **late))
+    assert list(found) == ["broadcast", ""]
+    assert found[""].status == "fail"
+    assert "rank 1 on n1: was ended by SIGKILL, in collectives (join: 1)" in found[""].message
+
+
+def test_ranks_that_say_nothing() -> None:
+    (judgement,) = judged(report(0)).values()
+    assert (judgement.status, judgement.message) == ("fail", "nothing was reported by rank 1 on n1")
+
+
+def test_nothing_could_be_tried() -> None:
+    reason = [["", "there is no hvd.alltoall", 3]]
+    (judgement,) = judged(*(report(rank, right=0, skipped=reason) for rank in (0, 1))).values()
+    assert (judgement.status, judgement.message) == ("fail", "no operation could be tried")
+
+
+def test_a_rank_that_tries_nothing_without_a_reason_is_no_pass() -> None:
+    (judgement,) = judged(report(0), report(1, right=0)).values()
+    assert judgement.status == "fail"
+    assert "no case was tried on rank 1 on n1, and no reason given" in judgement.message
+
+
+def test_allreduces_that_are_wrong_come_first() -> None:
+    run = run_of(report(0), report(1))
+    bad = run.ranks[1]._replace(result={**(run.ranks[1].result or {}), "failed": 1, "wrong": [{}]})
+    ((_, judgement),) = judge(run._replace(ranks=(run.ranks[0], bad)))
+    assert (judgement.status, judgement.message) == (
+        "skip", "the ranks did not come to it: see allreduce",
+    )  # fmt: skip
+
+
+def test_secrets_are_hidden() -> None:
+    events = [report(rank, wrong=1, cases=["x: https://me:pw@host \x1b[31m"]) for rank in (0, 1)]
+    (judgement,) = judged(*events).values()
+    assert "pw" not in judgement.message + judgement.evidence
+    assert "\x1b" not in judgement.message + judgement.evidence
+
+
+COUNTS = st.integers(0, 3)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["a", "b"]), COUNTS, COUNTS), min_size=1, max_size=2,
+             unique_by=lambda one: one[0]),
+    st.lists(st.tuples(COUNTS, COUNTS), min_size=2, max_size=2),
+)  # fmt: skip
+def test_a_wrong_case_is_never_passed(
+    first: list[tuple[str, int, int]], others: list[tuple[int, int]]
+) -> None:
+    """Whatever ranks report: it passes only if nothing is wrong anywhere."""
+    events = [
+        report(0, name, right, wrong=wrong, cases=["x"] * wrong) for name, right, wrong in first
+    ]
+    for (name, _, _), (right, wrong) in zip(first, others, strict=False):
+        events.append(report(1, name, right, wrong=wrong, cases=["x"] * wrong))
+    found = judged(*events)
+    # Nothing was skipped, so what was not right was wrong, or not tried without a reason.
+    wrong_ones = {each["operation"] for each in events if each["wrong"] or not each["right"]}
+    assert {name for name in found if name} == wrong_ones
+    assert not wrong_ones or all(each.status == "fail" for each in found.values())
+
+
+def test_the_check() -> None:
+    extension = Extension("torch", None, {"built": {"MPI": 1}})  # type: ignore[arg-type]
+    run = run_of(report(0, wrong=1, cases=["x"]), report(1))
+    (finding,) = computed(extension, run, "torch", "MPI")
+    assert (finding.check, finding.subject) == ("collectives", "alltoall, torch over MPI")
+    (finding,) = computed(extension, run_of(report(0), report(1)), "torch", "MPI")
+    assert (finding.status, finding.subject) == ("pass", "torch over MPI")
+    assert list(computed(extension, run._replace(exercises=()), "torch", "MPI")) == []
+    assert list(computed(extension, None, "torch", "MPI")) == []
+
+
+# The side of the ranks, as far as it can be tried without numpy.
+
+
+@pytest.fixture(scope="module")
+def probe() -> Any:
+    return load("rank_collectives")
+
+
+class Stages:
+    def stage(self, name: str, detail: str) -> None: ...
+
+
+@pytest.fixture
+def caller(probe: Any) -> Any:
+    caller = probe.Caller.__new__(probe.Caller)
+    caller.context = Stages()
+    return caller
+
+
+def attempt(probe: Any, caller: Any, error: Exception) -> Any:
+    def fail() -> None:
+        raise error
+
+    tally = probe.Tally("alltoall")
+    assert caller.attempt(tally, probe.collective_cases.case("alltoall"), fail) is None
+    return tally
+
+
+ABSENT = [
+    (ValueError("Tensor type torch.BoolTensor is not supported."), "float32"),
+    (TypeError("Value passed to parameter 'tensor' has DataType bool not in list of allowed"
+               " values: uint8"), "float32"),
+    (RuntimeError("Type bool is not supported in NCCL mode."), "float32"),
+    (NotImplementedError("Adasum does not support non-global process sets yet."), ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "dtype"), ABSENT)
+def test_what_is_not_there_is_no_error(
+    probe: Any, caller: Any, error: Exception, dtype: str
+) -> None:
+    tally = attempt(probe, caller, error)
+    assert (tally.right, tally.wrong) == (0, [])
+    ((what, why),) = tally.skipped
+    assert what == dtype and why in str(error)
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), RuntimeError("bad"), OSError(5, "y")])
+def test_any_other_error_is_wrong(probe: Any, caller: Any, error: Exception) -> None:
+    tally = attempt(probe, caller, error)
+    assert tally.skipped == {}
+    assert tally.wrong == [f"float32 17: {type(error).__name__}: {error}"]
+
+
+@pytest.mark.parametrize("text", ["Horovod has been shut down. This was", "shutdown in progress"])
+def test_horovod_that_has_ended(probe: Any, caller: Any, text: str) -> None:
+    with pytest.raises(probe.Ended, match="RuntimeError") as raised:
+        attempt(probe, caller, RuntimeError(text))
+    assert raised.value.args[1].facts()["wrong"] == 1
+
+
+def test_a_report_fits_into_one_event(probe: Any) -> None:
+    """A pipe passes no more in one piece: see rank.py."""
+    tally = probe.Tally("grouped reducescatter")
+    long = probe.collective_cases.case("allreduce", label="x" * 300)
+    for dtype in probe.collective_cases.DTYPES:
+        tally.types.add(dtype)
+        tally.skip(probe.shortened("\u20ac" * 300, probe.REASON), dtype)
+        tally.take(long, "\u20ac" * 300)
+    assert len(json.dumps({**tally.facts(), "ended": "x" * probe.CASE})) < 2700
+
+
+def test_no_two_cases_have_one_name(probe: Any) -> None:
+    cases = probe.collective_cases
+    for framework in ("torch", "tensorflow"):
+        for full in (False, True):
+            tried = [
+                (case.kind, case.title)
+                for _, batches in cases.operations(framework, 4, full)
+                for batch in batches
+                for case in batch
+            ]
+            assert len(set(tried)) == len(tried) > 150
+
+
+def test_every_operation_and_every_type_is_there_by_default(probe: Any) -> None:
+    cases = probe.collective_cases
+    tried = [
+        case for _, batches in cases.operations("torch", 3, False) for b in batches for case in b
+    ]
+    for kind in ("allreduce", "allgather", "broadcast", "alltoall"):
+        assert {case.dtype for case in tried if case.kind == kind} == set(cases.DTYPES)
+    assert {case.dtype for case in tried if case.kind == "reducescatter"} == set(cases.NUMBERS)
+    assert {case.root for case in tried if case.kind == "broadcast"} >= {0, 1, 2}
+    assert {0, 1, 17} <= {shape[0] for case in tried for shape in case.shapes if len(shape) == 1}

@@ -1,0 +1,405 @@
+"""conda_env.py: what it asks for, what it runs, how it rewrites an environment's files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdenv import PROBES
+from tests.probes import load
+
+PROBE = PROBES / "conda_env.py"
+PLACEHOLDER = "/opt/" + "placehold_" * 25
+SPEC: dict[str, Any] = {
+    "channels": ["https://conda.example.org/site", "conda-forge"],
+    "specs": ["python 3.10.*", "pytorch 1.12.0", "cudatoolkit 11.3.*", "numpy >=1.21,<2"],
+    "platform": "linux-64",
+    "virtual": {"__cuda": "11.4", "__glibc": "2.17"},
+}
+
+
+conda_env = load("conda_env")
+
+
+def run(*words: str | Path, path: str = "/nowhere") -> subprocess.CompletedProcess[str]:
+    """Run it where no library and, unless PATH has one, no conda program is."""
+    return subprocess.run(
+        [sys.executable, "-E", "-S", str(PROBE), *map(str, words)],
+        env={"PATH": path}, text=True, check=False, timeout=60,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def written(folder: Path, **changed: Any) -> Path:
+    path = folder / "conda.json"
+    path.write_text(json.dumps({**SPEC, **changed}))
+    return path
+
+
+# What is asked for
+
+
+def test_the_machine_is_what_the_document_says_and_old_otherwise() -> None:
+    assert conda_env.virtual_packages(SPEC) == [
+        ("__cuda", "11.4", "0"),
+        ("__glibc", "2.17", "0"),
+        ("__linux", "3.10", "0"),
+        ("__unix", "0", "0"),
+        ("__archspec", "1", "x86_64"),
+    ]
+    power = {"platform": "linux-ppc64le", "virtual": {"__archspec": "power9", "__linux": "4.18"}}
+    assert conda_env.virtual_packages(power) == [
+        ("__glibc", "2.17", "0"),
+        ("__linux", "4.18", "0"),
+        ("__unix", "0", "0"),
+        ("__archspec", "1", "power9"),
+    ]
+
+
+def test_the_command_of_a_conda_program() -> None:
+    assert conda_env.program_command("/sw/bin/micromamba", SPEC, "/scratch/env") == [
+        "/sw/bin/micromamba", "create", "--yes", "--prefix", "/scratch/env", "--override-channels",
+        "--channel", "https://conda.example.org/site", "--channel", "conda-forge",
+        "python 3.10.*", "pytorch 1.12.0", "cudatoolkit 11.3.*", "numpy >=1.21,<2",
+    ]  # fmt: skip
+
+
+def test_what_a_conda_program_sees() -> None:
+    assert conda_env.program_variables(SPEC, "/cache") == {
+        "CONDA_OVERRIDE_CUDA": "11.4",
+        "CONDA_OVERRIDE_GLIBC": "2.17",
+        "CONDA_OVERRIDE_LINUX": "3.10",
+        "CONDA_OVERRIDE_UNIX": "0",
+        "CONDA_OVERRIDE_ARCHSPEC": "x86_64",
+        "CONDA_SUBDIR": "linux-64",
+        "CONDA_ALWAYS_COPY": "true",
+        "MAMBA_ALWAYS_COPY": "true",
+        "CONDA_CHANNEL_PRIORITY": "strict",
+        "MAMBA_CHANNEL_PRIORITY": "strict",
+        "CONDA_PKGS_DIRS": "/cache/pkgs",
+    }
+    without = conda_env.program_variables({**SPEC, "virtual": {}}, "")
+    assert without["CONDA_OVERRIDE_CUDA"] == ""
+    assert "CONDA_PKGS_DIRS" not in without
+
+
+def test_which_conda_program(tmp_path: Path) -> None:
+    for name in ("one/conda", "one/micromamba", "two/mamba"):
+        program = tmp_path / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text("")
+        program.chmod(0o755)
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+
+    def find(path: str, **variables: str) -> object:
+        return conda_env.find_program({"PATH": path, **variables})
+
+    assert find(f"{two}:{one}") == f"{one}/micromamba"
+    assert find(two) == f"{two}/mamba"
+    assert find(two, CONDA_EXE=f"{one}/conda") == f"{one}/conda"
+    assert find(two, CONDA_EXE="/gone/conda") == f"{two}/mamba"
+    assert find(str(tmp_path)) is None
+
+
+def test_neither_library_nor_program_says_what_to_install(tmp_path: Path) -> None:
+    shown = run(written(tmp_path), tmp_path / "env")
+    assert shown.returncode == 1
+    assert "has no py-rattler" in shown.stdout
+    assert "no micromamba, mamba or conda on PATH" in shown.stdout
+    assert "-m pip install py-rattler" in shown.stdout
+    assert "Traceback" not in shown.stdout
+    assert os.listdir(tmp_path) == ["conda.json"]
+
+
+def test_a_program_that_is_named_but_missing(tmp_path: Path) -> None:
+    shown = run(written(tmp_path, program="/sw/conda/bin/conda"), tmp_path / "env")
+    assert shown.returncode == 1
+    assert "conda_env: /sw/conda/bin/conda: No such file or directory" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [("/bin/true", "made no environment"), ("/bin/false", "failed with exit status 1")],
+)
+def test_a_program_that_fails_and_one_that_makes_nothing(
+    tmp_path: Path, program: str, said: str
+) -> None:
+    shown = run(written(tmp_path, program=program), tmp_path / "env")
+    assert shown.returncode == 1
+    assert said in shown.stdout
+    assert "Traceback" not in shown.stdout
+    assert os.listdir(tmp_path) == ["conda.json"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"specs": "python"}, "wrong or missing: specs"),
+        ({"virtual": None}, "wrong or missing: virtual"),
+        ({"specs": ["--file=/etc/passwd"]}, "not a channel or package: --file=/etc/passwd"),
+        ({"channels": ["-c"]}, "not a channel or package: -c"),
+        ({"specs": [3.1]}, "not a channel or package: 3.1"),
+        ({"platform": "win-64"}, "platform win-64: known are linux-64, linux-aarch64"),
+    ],
+)
+def test_a_document_that_is_none(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+    shown = run(written(tmp_path, **changed), tmp_path / "env")
+    assert shown.returncode == 1
+    assert said in shown.stdout
+    assert "Traceback" not in shown.stdout
+
+
+def test_a_document_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "half.json").write_text('{"channels": [')
+    assert "half.json is not JSON" in run(tmp_path / "half.json", tmp_path / "env").stdout
+    shown = run(tmp_path / "gone.json", tmp_path / "env")
+    assert shown.returncode == 1
+    assert "gone.json: No such file or directory" in shown.stdout
+
+
+# Where it is made
+
+
+def test_what_is_there_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "env").mkdir()
+    (tmp_path / "env/mine").write_text("work of weeks")
+    shown = run(written(tmp_path), tmp_path / "env")
+    assert shown.returncode == 1
+    assert "exists already" in shown.stdout
+    assert (tmp_path / "env/mine").read_text() == "work of weeks"
+    assert not (tmp_path / "env.unfinished").exists()
+
+
+def test_what_an_earlier_run_left_is_removed(site: Path, tmp_path: Path) -> None:
+    target = tmp_path / "copy"
+    target.mkdir()
+    (target / "half").write_text("")
+    (tmp_path / "copy.unfinished").mkdir()
+    shown = run("--clone", site, target)
+    assert shown.returncode == 0, shown.stdout
+    assert "an earlier run did not finish" in shown.stdout
+    assert not (target / "half").exists()
+    assert not (tmp_path / "copy.unfinished").exists()
+
+
+# The prefix in files
+
+OLD, LONGER = b"/soft/conda", b"/scratch/of/a/user/somewhere"
+PATTERN = conda_env.naming([OLD])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"x=/soft/conda\n", b"x=/new\n"),
+        (b"-L/soft/conda/lib:/soft/conda", b"-L/new/lib:/new"),
+        (b"see /soft/conda.", b"see /new."),
+        (b"/soft/conda-2021/lib", b"/soft/conda-2021/lib"),
+        (b"/soft/condas /soft/conda.old", b"/soft/condas /soft/conda.old"),
+        (b"#!/soft/conda/bin/python -u\nx\n", b"#!/new/bin/python -u\nx\n"),
+    ],
+)
+def test_text(text: bytes, expected: bytes) -> None:
+    assert conda_env.in_text(text, PATTERN, b"/new") == expected
+
+
+@pytest.mark.parametrize("new", [b"/" + b"deep/" * 30 + b"env", b"/with a blank/env"])
+def test_a_first_line_that_no_kernel_takes(new: bytes) -> None:
+    text = b"#!/soft/conda/bin/python3.10 -u\nimport sys\n"
+    expected = b"#!/usr/bin/env python3.10 -u\nimport sys\n"
+    assert conda_env.in_text(text, PATTERN, new) == expected
+    assert conda_env.in_text(b"#!/bin/sh\n/soft/conda/x", PATTERN, new).startswith(b"#!/bin/sh\n")
+
+
+def installed(package: bytes, prefix: bytes) -> bytes:
+    """What an installer makes of a packed binary file: each string as long as it was."""
+    found = []
+    for string in package.split(b"\0"):
+        changed = string.replace(PLACEHOLDER.encode(), prefix)
+        found.append(changed.ljust(len(string), b"\0"))
+    return b"\0".join(found)
+
+
+piece = st.one_of(
+    st.just(PLACEHOLDER.encode() + b"/lib"),
+    st.just(PLACEHOLDER.encode()),
+    st.binary(max_size=8).map(lambda data: data.replace(b"/", b"")),
+    st.just(b"\0"),
+    st.just(b":"),
+)
+
+
+@given(
+    st.lists(piece, max_size=12).map(b"".join), st.sampled_from([b"/s", LONGER, b"/" + b"x" * 250])
+)
+def test_a_binary_file_is_as_if_it_were_installed_there(package: bytes, new: bytes) -> None:
+    there, here = installed(package, OLD), installed(package, new)
+    # A name that goes on behind the prefix is not one of these packages' strings.
+    if len(PATTERN.findall(there)) == package.count(PLACEHOLDER.encode()):
+        assert conda_env.in_binary(there, PATTERN, new, len(PLACEHOLDER)) == here
+
+
+def test_a_binary_file_without_a_record_has_room_for_a_shorter_path_only() -> None:
+    library = b"\x7fELF\0/soft/conda/lib:/soft/conda/lib64\0symbol\0"
+    expected = b"\x7fELF\0/new/lib:/new/lib64" + b"\0" * 15 + b"symbol\0"
+    assert conda_env.in_binary(library, PATTERN, b"/new", None) == expected
+    assert conda_env.in_binary(library, PATTERN, b"/soft/other", None)
+    assert conda_env.in_binary(library, PATTERN, LONGER, None) is None
+
+
+def test_a_binary_file_that_lost_its_room() -> None:
+    assert conda_env.in_binary(b"\0/soft/conda/lib\0symbol\0", PATTERN, LONGER, 255) is None
+
+
+# A copy of an environment
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """An environment as conda leaves it, and what pip and people added."""
+    root = tmp_path / "site/conda"
+    packed = b"\x7fELF\0" + PLACEHOLDER.encode() + b"/etc\0end\0"
+    files = {
+        "bin/tool": f"#!{root}/bin/python\n".encode(),
+        "bin/entry": f"#!{root}/bin/python\nimport entry\n".encode(),
+        "lib/libtool.so": installed(packed, str(root).encode()),
+        "lib/plain.so": b"\x7fELF\0plain",
+        "lib/by-hand.so": b"\x7fELF\0" + str(root).encode() + b"/lib\0",
+        "lib/archive": b"PK\0\0" + str(root).encode(),
+        "lib/a.pth": f"{root}/src\n".encode(),
+        "lib/__pycache__/a.pyc": b"\0\0" + str(root).encode(),
+        "empty": b"",
+    }
+    for name, data in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    (root / "bin/tool").chmod(0o555)
+    (root / "bin/absolute").symlink_to(root / "bin/tool")
+    (root / "bin/relative").symlink_to("tool")
+    (root / "lib64").symlink_to("lib")
+    placed = {"path_type": "hardlink", "prefix_placeholder": PLACEHOLDER}
+    record = {
+        "name": "tool", "version": "1.0", "build": "0", "sha256": "ab",
+        "url": "https://conda.example.org/site/linux-64/tool-1.0-0.conda",
+        "channel": "https://conda.example.org/site/linux-64",
+        "paths_data": {"paths": [
+            {"_path": "bin/tool", "file_mode": "text", **placed},
+            {"_path": "lib/libtool.so", "file_mode": "binary", **placed},
+            {"_path": "bin/entry", "path_type": "unix_python_entry_point"},
+            {"_path": "lib/plain.so", "path_type": "hardlink", "sha256_in_prefix": "cd"},
+        ]},
+    }  # fmt: skip
+    (root / "conda-meta").mkdir()
+    (root / "conda-meta/tool-1.0-0.json").write_text(json.dumps(record))
+    return root
+
+
+def test_a_copy(site: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in site.rglob("*") if path.is_file()}
+    copy = tmp_path / "a-longer-path/than/that/of/the/site"
+    shown = run("--clone", site, copy, "--report", tmp_path / "report.json")
+    assert shown.returncode == 0, shown.stdout
+
+    assert (copy / "bin/tool").read_text() == f"#!{copy}/bin/python\n"
+    assert (copy / "bin/entry").read_text() == f"#!{copy}/bin/python\nimport entry\n"
+    assert (copy / "lib/a.pth").read_text() == f"{copy}/src\n"
+    packed = b"\x7fELF\0" + PLACEHOLDER.encode() + b"/etc\0end\0"
+    assert (copy / "lib/libtool.so").read_bytes() == installed(packed, str(copy).encode())
+    assert os.readlink(copy / "bin/absolute") == str(copy / "bin/tool")
+    assert os.readlink(copy / "bin/relative") == "tool"
+    assert os.readlink(copy / "lib64") == "lib"
+    assert (copy / "empty").read_bytes() == b""
+    assert (copy / "conda-meta/history").exists()
+    assert stat.S_IMODE((copy / "bin/tool").stat().st_mode) == 0o755
+
+    # What cannot be changed is as it was, and said.
+    assert f"these still name {site}" in shown.stdout
+    for name in ("lib/by-hand.so", "lib/archive"):
+        assert (copy / name).read_bytes() == before[site / name]
+        assert f"  {name}\n" in shown.stdout
+    assert ".pyc" not in shown.stdout
+
+    record = json.loads((copy / "conda-meta/tool-1.0-0.json").read_text())
+    digests = {
+        each["_path"]: each.get("sha256_in_prefix") for each in record["paths_data"]["paths"]
+    }
+    assert digests.pop("lib/plain.so") == "cd"
+    for name, digest in digests.items():
+        assert digest == hashlib.sha256((copy / name).read_bytes()).hexdigest()
+    assert json.loads((tmp_path / "report.json").read_text()) == [
+        {"name": "tool", "version": "1.0", "build": "0", "sha256": "ab",
+         "url": "https://conda.example.org/site/linux-64/tool-1.0-0.conda",
+         "channel": "https://conda.example.org/site"},
+    ]  # fmt: skip
+    assert {path: path.read_bytes() for path in site.rglob("*") if path.is_file()} == before
+
+
+def test_a_copy_of_a_copy_is_the_copy(site: Path, tmp_path: Path) -> None:
+    one, two = tmp_path / "somewhere/else", tmp_path / "a/longer/way/round"
+    copies = []
+    for source, target in ((site, one), (site, two), (two, one)):
+        shutil.rmtree(one, ignore_errors=True)
+        assert run("--clone", source, target).returncode == 0
+        copies.append({path: path.read_bytes() for path in one.rglob("*") if path.is_file()})
+    assert len(copies[0]) > 10
+    assert copies[0] == copies[2]
+
+
+def test_a_copy_of_what_is_reached_by_a_link(site: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(site.parent)
+    copy = tmp_path / "copy"
+    assert run("--clone", tmp_path / "link/conda", copy).returncode == 0
+    assert (copy / "bin/tool").read_text() == f"#!{copy}/bin/python\n"
+
+
+def test_other_environments_and_downloads_are_not_copied(site: Path, tmp_path: Path) -> None:
+    for name in ("condabin", "pkgs", "envs/mine", "lib/envs"):
+        (site / name).mkdir(parents=True)
+        (site / name / "file").write_text("")
+    assert run("--clone", site, tmp_path / "copy").returncode == 0
+    assert (tmp_path / "copy/condabin/file").exists()
+    assert (tmp_path / "copy/lib/envs/file").exists()
+    assert not (tmp_path / "copy/pkgs").exists()
+    assert not (tmp_path / "copy/envs").exists()
+
+
+def refused(tmp_path: Path, source: Path, target: Path) -> str:
+    shown = run("--clone", source, target)
+    assert shown.returncode == 1
+    assert "Traceback" not in shown.stdout
+    assert not target.exists()
+    assert not Path(f"{target}.unfinished").exists()
+    return shown.stdout
+
+
+def test_copies_that_are_refused(site: Path, tmp_path: Path) -> None:
+    assert "is not a conda environment" in refused(tmp_path, tmp_path, tmp_path / "copy")
+    assert "is not a conda environment" in refused(tmp_path, tmp_path / "gone", tmp_path / "copy")
+    assert "which is to be copied" in refused(tmp_path, site, site / "copy")
+    long = tmp_path / ("x" * 200) / ("y" * 100)
+    said = refused(tmp_path, site, long)
+    assert f"lib/libtool.so of the environment {site} has room for {len(PLACEHOLDER)}" in said
+    assert "shorter path" in said
+
+
+def test_an_environment_that_was_made_elsewhere(site: Path, tmp_path: Path) -> None:
+    moved = site.rename(tmp_path / "moved")
+    said = refused(tmp_path, moved, tmp_path / "copy")
+    assert "made at another path" in said
+
+
+def test_a_record_that_is_damaged(site: Path, tmp_path: Path) -> None:
+    (site / "conda-meta/other.json").write_text("{")
+    assert "other.json is not JSON" in refused(tmp_path, site, tmp_path / "copy")

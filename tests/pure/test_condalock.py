@@ -1,0 +1,220 @@
+"""conda-lock.yml: written and read by conda-lock's models, and nothing else taken for one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hvdenv.errors import RecipeError, StepError
+from hvdenv.locks import condalock
+from hvdenv.locks.condalock import CondaLock, CondaPackage
+
+CHANNEL = "https://conda.example.org/site"
+SPEC = {
+    "channels": [CHANNEL, "conda-forge"],
+    "specs": ["python 3.10.*", "numpy >=1.21,<2"],
+    "platform": "linux-64",
+    "virtual": {"__cuda": "11.4", "__glibc": "2.17"},
+}
+
+
+def record(name: str, version: str, *depends: str, **changed: object) -> dict[str, object]:
+    subdir, build = changed.pop("subdir", "linux-64"), changed.pop("build", "h1_0")
+    return {
+        "name": name, "version": version, "build": build, "size": 7, "constrains": [],
+        "url": f"{CHANNEL}/{subdir}/{name}-{version}-{build}.conda", "depends": list(depends),
+        "sha256": "ab" * 32, "md5": "cd" * 16, "timestamp": 1_700_000_000_000, **changed,
+    }  # fmt: skip
+
+
+RECORDS = [
+    record("python", "3.10.13", "__glibc >=2.17,<3"),
+    record("numpy", "1.22.0", "python >=3.10,<3.11.0a0", "python_abi 3.10.* *_cp310", "libblas"),
+    record("libblas", "3.9.0"),
+    record(
+        "python_abi", "3.10", "python 3.10.*", "python>=3.10.2", subdir="noarch", build="2_cp310"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def lock() -> CondaLock:
+    return condalock.lock(RECORDS, SPEC)
+
+
+@pytest.fixture(scope="module")
+def text(lock: CondaLock) -> str:
+    return condalock.render(lock)
+
+
+def test_what_a_lock_holds(lock: CondaLock, text: str) -> None:
+    assert [each.name for each in lock.packages] == ["libblas", "numpy", "python", "python_abi"]
+    numpy = lock.packages[1]
+    assert (numpy.file_name, numpy.build, numpy.subdir) == (
+        "numpy-1.22.0-h1_0.conda", "h1_0", "linux-64"
+    )  # fmt: skip
+    assert numpy.depends == ("libblas", "python >=3.10,<3.11.0a0", "python_abi 3.10.* *_cp310")
+    # conda-lock has room for one dependency of each name.
+    assert lock.packages[3].depends == ("python 3.10.*,>=3.10.2",)
+    assert lock.channels == (CHANNEL, "conda-forge")
+    assert condalock.parse(text) == lock
+    assert "timestamp" not in text
+    assert "created_at" not in text
+
+
+def test_the_order_of_a_solve_changes_nothing(text: str) -> None:
+    assert condalock.render(condalock.lock(RECORDS[::-1], SPEC)) == text
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"specs": ["python 3.10.*", "numpy >=1.21,<3"]}, {"channels": ["conda-forge", CHANNEL]},
+        {"virtual": {"__cuda": "11.4"}},
+    ],
+)  # fmt: skip
+def test_the_content_hash_is_of_what_was_asked_for(
+    lock: CondaLock, changed: dict[str, object]
+) -> None:
+    assert condalock.lock(RECORDS, {**SPEC, **changed}).content_hash != lock.content_hash
+    reordered = {**SPEC, "specs": ["numpy >=1.21,<2", "python 3.10.*"]}
+    assert condalock.lock(RECORDS, reordered).content_hash == lock.content_hash
+
+
+name = st.from_regex(r"[a-z_][a-z0-9_.-]{0,8}[a-z0-9]", fullmatch=True)
+version = st.from_regex(
+    r"([0-9]!)?[0-9]{1,3}(\.[0-9a-z]{1,3}){0,2}(\+[a-z0-9]{1,4})?", fullmatch=True
+)
+build = st.from_regex(r"[a-z0-9_.]{1,10}", fullmatch=True)
+wanted = st.one_of(st.just(""), version.map(">={}".format), version.map("{}.* *_cp310".format))
+
+
+@st.composite
+def package(draw: st.DrawFn, named: str) -> CondaPackage:
+    release = draw(version)
+    stem = f"{named}-{release}-{draw(build)}"
+    suffix = draw(st.sampled_from([".conda", ".tar.bz2"]))
+    depends = draw(st.dictionaries(name, wanted, max_size=4))
+    return CondaPackage(
+        name=named,
+        version=release,
+        url=f"{CHANNEL}/{draw(st.sampled_from(['linux-64', 'noarch']))}/{stem}{suffix}",
+        sha256=draw(st.from_regex(r"[0-9a-f]{64}", fullmatch=True)),
+        md5=draw(st.from_regex(r"[0-9a-f]{32}", fullmatch=True)),
+        depends=tuple(f"{each} {text}".strip() for each, text in sorted(depends.items())),
+    )
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=20)
+@given(st.data(), st.sets(name, max_size=3))
+def test_what_is_written_is_what_is_read(data: st.DataObject, names: set[str]) -> None:
+    packages = tuple(data.draw(package(each)) for each in sorted(names))
+    made = CondaLock("linux-64", (CHANNEL,), packages, "00" * 32)
+    assert condalock.parse(condalock.render(made)) == made
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(0, 10_000), st.characters(blacklist_categories=["Cs"]))
+def test_a_damaged_file_is_refused_or_read(text: str, place: int, character: str) -> None:
+    place %= len(text)
+    with suppress(RecipeError):
+        condalock.parse(text[:place] + character + text[place + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: "{", "it is not YAML"),
+        (lambda text: "", "expected a lock of conda-lock with version 1, found None"),
+        (lambda text: "version: 1", "package: Field required"),
+        (lambda text: text.replace("version: 1\n", "version: 2\n"), "version 1, found 2"),
+        (lambda text: text[: text.index("- name: numpy") + 50], "package[1]"),
+        (lambda text: text.replace("ab" * 32, "ab" * 31, 1), "libblas: packages[0].sha256: expected a"),
+        (lambda text: text.replace("    sha256: " + "ab" * 32, "", 1), "libblas: packages[0].sha256"),
+        (lambda text: text.replace("md5: ", "md6: ", 1), "hash.md6: Extra inputs are not permitted"),
+        (lambda text: text.replace("manager: conda", "manager: pip", 1), "libblas is for pip"),
+        (lambda text: text.replace("manager: conda", "manage: conda", 1), "not as conda-lock writes it"),
+        (lambda text: text.replace("1.22.0\n", "2023-13-45\n", 1), "it is not YAML: month must be"),
+        (lambda text: text.replace("channels:\n", "channels:\nother:\n", 1), "it is not YAML"),
+        (lambda text: "version: 1\nmetadata: {channels: null}\npackage: []", "not as conda-lock"),
+        (lambda text: "[" * 100_000, "nested too deeply"),
+        (lambda text: "- " * 100_000, "nested too deeply"),
+        (lambda text: text.replace("category: main", "category: dev", 1), "linux-64, dev"),
+        (lambda text: text.replace("- linux-64\n", "- osx-64\n", 1), "is for conda, linux-64"),
+        (lambda text: text.replace("/linux-64/numpy", "/linux-aarch64/numpy"), "is not for linux-64"),
+        (lambda text: text.replace("version: 1.22.0", "version: 1.22.1"), "is not numpy 1.22.1"),
+        (lambda text: text.replace("name: numpy", "name: libblas"), "libblas is there twice"),
+        (lambda text: text.replace(f"url: {CHANNEL}/", "url: https://me:pw@example.org/", 1), "without a token"),
+        (lambda text: text.replace(f"url: {CHANNEL}/", "url: https://example.org/t/ab-1/x/", 1), "without a token"),
+        (lambda text: text.replace("/linux-64/numpy", "/linux-64/../numpy"), "expected the URL of a conda"),
+    ],
+)  # fmt: skip
+def test_a_lock_that_is_none(text: str, change: Callable[[str], str], said: str) -> None:
+    changed = change(text)
+    assert changed != text
+    with pytest.raises(RecipeError) as caught:
+        condalock.parse(changed, where="lockfiles/x/conda-lock.yml")
+    assert str(caught.value).startswith("lockfiles/x/conda-lock.yml: ")
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "secret", ["https://me:s3cret@example.org", "https://example.org/t/s3cret"]
+)
+def test_a_secret_is_refused_and_not_shown(text: str, secret: str) -> None:
+    with pytest.raises(RecipeError, match=r"\*\*\*") as caught:
+        condalock.parse(text.replace(f"url: {CHANNEL}/", f"url: {secret}/x/", 1))
+    assert "s3cret" not in str(caught.value)
+
+
+def test_what_no_lock_can_hold() -> None:
+    with pytest.raises(RecipeError, match="libblas: packages.0..md5: expected an md5"):
+        condalock.lock([record("libblas", "3.9.0", md5="")], SPEC)
+    with pytest.raises(RecipeError, match="channels.0.: expected a channel's name"):
+        condalock.lock([], {**SPEC, "channels": ["https://conda.example.org/t/ab-12/site"]})
+
+
+def test_what_a_lock_does_not_satisfy(lock: CondaLock) -> None:
+    assert condalock.unsatisfied(lock.packages, SPEC["specs"]) == ()
+    assert condalock.unsatisfied(lock.packages, ["numpy >=1.23", "scipy", "python ==="]) == (
+        "the recipe asks for numpy >=1.23, and the lock has numpy 1.22.0 h1_0",
+        "the recipe asks for scipy, which is not in the lock",
+        "the recipe asks for python ===: unable to parse version spec: ===",
+    )
+    assert condalock.unsatisfied(lock.packages, ["numpy 1.22.0 h2_*"]) == (
+        "the recipe asks for numpy 1.22.0 h2_*, and the lock has numpy 1.22.0 h1_0",
+    )
+
+
+def test_what_packages_of_a_lock_do_not_satisfy_of_each_other(lock: CondaLock) -> None:
+    other = lock.packages[3]._replace(url=f"{CHANNEL}/noarch/python_abi-3.10-2_pypy.conda")
+    packages = [*lock.packages[1:3], other]
+    assert condalock.unsatisfied(packages, []) == (
+        "numpy asks for libblas, which is not in the lock",
+        "numpy asks for python_abi 3.10.* *_cp310, and the lock has python_abi 3.10 2_pypy",
+    )
+
+
+def test_what_is_asked_of_the_probe(lock: CondaLock) -> None:
+    spec = condalock.explicit(lock)
+    assert set(spec) == {"platform", "explicit"}
+    kept = condalock.preferring(lock, ["numpy"])
+    assert kept["free"] == ["numpy"]
+    assert {"name": "python", "version": "3.10.13", "build": "h1_0"} in kept["prefer"]  # type: ignore[operator]
+    with pytest.raises(RecipeError, match="scipy is not a conda package of the lock"):
+        condalock.preferring(lock, ["scipy"])
+
+
+@pytest.mark.parametrize("missing", ["conda_lock.lockfile.v1.models", "rattler", "yaml"])
+def test_how_to_get_what_is_missing(
+    lock: CondaLock, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(StepError, match="needs conda-lock and py-rattler") as caught:
+        condalock.load()
+    assert "pip install 'hvdenv[conda]'" in str(caught.value)

@@ -1,0 +1,429 @@
+"""Definitions of images: what stands in them, and that nothing gets out of its quotes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdenv.cli.main import main
+from hvdenv.command import Command, Outcome
+from hvdenv.errors import IncompatibleError, RecipeError, UsageError
+from hvdenv.model.cascade import resolve
+from hvdenv.model.cluster import Container
+from hvdenv.model.recipe import Gpu, Mpi, Recipe
+from hvdenv.plans.container import (
+    DISTRIBUTIONS,
+    FOLDER,
+    SCRIPT,
+    Build,
+    Format,
+    build_command,
+    define,
+    distribution_of,
+    failed,
+    image_facts,
+    image_plan,
+    image_python,
+    mount_points,
+    written,
+)
+from hvdenv.plans.plan import Plan
+from hvdenv.plans.script import render_bash
+
+DEBIAN = "debian:bookworm-slim"
+CUDA = "nvidia/cuda:11.8.0-cudnn8-devel-ubuntu22.04"
+FORMATS: tuple[Format, ...] = ("singularity", "docker")
+
+
+def torch_on(base: str, *overrides: str) -> Recipe:
+    return resolve(
+        "local", variants=["torch"], overrides=[f"container.base={base}", *overrides]
+    ).recipe
+
+
+def on_gpus() -> Recipe:
+    """NCCL, and an Open MPI of the hosts' version that no package brings."""
+    recipe = torch_on(CUDA, 'container.packages=["libucx-dev"]', "container.gpu=nvidia")
+    gpu = Gpu(operations="nccl", cuda_home="/usr/local/cuda", nccl_home="/usr")
+    return recipe._replace(
+        mpi=Mpi(version="4.1.8", cuda_aware=True), horovod=recipe.horovod._replace(gpu=gpu)
+    )
+
+
+def plan_of(recipe: Recipe) -> Plan:
+    assert recipe.container
+    facts = image_facts(recipe.container, "x86_64", 4)
+    return image_plan(recipe, ("torch",), facts, image_python(recipe, facts, None))
+
+
+RECIPES = {
+    "local-torch": torch_on(DEBIAN),
+    "rocky": torch_on("rockylinux:9", 'container.packages=["ucx-devel"]'),
+    "nccl": on_gpus(),
+}
+SUFFIX = {"singularity": "def", "docker": "Dockerfile"}
+
+
+def sections(definition: str) -> dict[str, str]:
+    """The sections of a Singularity definition; those of one name are one."""
+    found: dict[str, str] = {"": ""}
+    name = ""
+    for line in definition.splitlines():
+        if line.startswith("%"):
+            name = line[1:]
+            found.setdefault(name, "")
+        else:
+            found[name] += line + "\n"
+    return found
+
+
+def instructions(dockerfile: str) -> list[tuple[str, str]]:
+    """The instructions of a Dockerfile, as Docker reads them: comments out, lines joined."""
+    lines = [line for line in dockerfile.splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\\n", "", "\n".join(lines))
+    found = [line.partition(" ") for line in joined.splitlines() if line.strip()]
+    return [(name, rest) for name, _, rest in found]
+
+
+def shell(script: str, cwd: Path | None = None) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["sh", "-eu"], input=script.encode(), capture_output=True, cwd=cwd, check=False)  # fmt: skip
+
+
+def accepted(script: str) -> bool:
+    return subprocess.run(["sh", "-n"], input=script.encode(), check=False).returncode == 0
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", RECIPES)
+def test_definitions(name: str, form: Format, cases: Path, request: pytest.FixtureRequest) -> None:
+    """The script and the digest have tests of their own, and change with every patch."""
+    recipe = RECIPES[name]
+    plan = plan_of(recipe)
+    script = written(render_bash(plan, FOLDER), SCRIPT)
+    text = define(recipe, plan, form)
+    assert text.count(script) == 1
+    text = text.replace(script, f"<the script, into {SCRIPT}>")
+    text = text.replace(plan.digest, "<digest>").replace(plan.digest[:12], "<digest>")
+    golden = cases / "containers" / f"{name}.{SUFFIX[form]}"
+    if request.config.getoption("--regenerate"):
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_singularity_definitions_are_well_formed(name: str) -> None:
+    found = sections(define(RECIPES[name], plan_of(RECIPES[name]), "singularity"))
+    assert list(found) == ["", "post", "environment", "labels", "runscript", "test"]
+    for section in ("post", "environment", "runscript", "test"):
+        assert accepted(found[section]), section
+    header = [line for line in found[""].splitlines() if line and not line.startswith("#")]
+    assert [line.partition(": ")[0] for line in header] == ["BootStrap", "From"]
+    labels = dict(line.split(None, 1) for line in found["labels"].splitlines() if line.strip())
+    assert labels["hvdenv.plan"] == plan_of(RECIPES[name]).digest
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_dockerfiles_are_well_formed(name: str) -> None:
+    found = instructions(define(RECIPES[name], plan_of(RECIPES[name]), "docker"))
+    assert {name for name, _ in found} == {"FROM", "RUN", "ENV", "LABEL"}
+    for name, rest in found:
+        if name == "RUN":
+            assert accepted(rest)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_script_in_a_definition_is_the_script_of_the_plan(form: Format, tmp_path: Path) -> None:
+    recipe = RECIPES["local-torch"]
+    plan = plan_of(recipe)
+    text = define(recipe, plan, form)
+    if form == "docker":
+        (command,) = [
+            rest for name, rest in instructions(text) if name == "RUN" and "printf" in rest
+        ]
+    else:
+        command = sections(text)["post"]
+        command = command[command.index("mkdir -p /usr/local/share") :]
+    command = command[: command.index("PIP_NO_CACHE_DIR")].rstrip().removesuffix("&&")
+    done = shell(command.replace("/usr/local/share", "."), tmp_path)
+    assert done.returncode == 0, done.stderr
+    kept = (tmp_path / "horovod/build.sh").read_text(encoding="utf-8")
+    assert kept == render_bash(plan, FOLDER)
+
+
+HOSTILE = st.text(
+    st.characters(exclude_characters="\0", exclude_categories=["Cs"])
+    | st.sampled_from(list("'\"\\$`%#{}\n &;<>")),
+    max_size=60,
+)
+
+
+@given(HOSTILE)
+def test_a_text_is_written_as_it_is_and_no_line_of_it_means_anything(text: str) -> None:
+    command = written(text, "file")
+    lines = [line.strip() for line in command.split("\n")[1:-1]]
+    assert all(line.startswith("'") and line.endswith("' \\") for line in lines)
+    assert "{{" not in command
+    done = shell(command.replace("> file", ">&1"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (text.removesuffix("\n") + "\n").encode()
+
+
+def test_a_path_is_quoted(tmp_path: Path) -> None:
+    assert shell(written("x", "./a b$(touch pwned)/f"), tmp_path).returncode == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["a b$(touch pwned)"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("container.base", '"debian:12\\nUSER nobody"'),
+        ("container.packages", '["gcc\\nUSER nobody"]'),
+        ("container.image", '"a.sif\\n%post"'),
+        ("container.binds", '["/data\\n%post"]'),
+        ("environment.run.A", '"a\\nb"'),
+    ],
+)
+def test_a_line_break_in_a_value_is_refused(key: str, value: str) -> None:
+    with pytest.raises(RecipeError, match="control characters"):
+        torch_on(DEBIAN, f"{key}={value}")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_packages_are_words(form: Format) -> None:
+    """The format lets & and | through, for constraints of schedulers."""
+    recipe = torch_on(DEBIAN, 'container.packages=["a&touch", "b|c", "d*", "libfoo=1.2-3"]')
+    text = define(recipe, plan_of(recipe), form)
+    install = text[text.index("apt-get install") : text.index("rm -rf /var/lib/apt")]
+    words = shlex.split(install.replace("\\\n", " ").strip().removesuffix("&&"))
+    assert set(words[4:]) == {
+        "a&touch", "b|c", "d*", "libfoo=1.2-3", "ca-certificates", "g++", "gcc", "openssh-client",
+        "python3.11", "python3.11-dev", "python3.11-venv",
+    }  # fmt: skip
+
+
+@given(st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=40))
+def test_values_of_the_environment_stay_values_in_a_dockerfile(value: str) -> None:
+    recipe = RECIPES["local-torch"]
+    plan = plan_of(recipe)
+    text = define(recipe, plan._replace(variables={"A": value}), "docker")
+    (env,) = [rest for name, rest in instructions(text) if name == "ENV"]
+    word = next(word for word in re.findall(r'\w+="(?:[^"\\]|\\.)*"', env) if word.startswith("A="))
+    # What Docker does with a quoted value: a backslash takes the meaning of the next character.
+    assert re.sub(r"\\(.)", r"\1", word[3:-1]) == value
+    assert re.search(r"(?<!\\)(\\\\)*\$", word) is None
+
+
+def test_what_differs_from_job_to_job_is_for_activate_only() -> None:
+    recipe = torch_on(DEBIAN, 'environment.run.CACHE="/tmp/{user}"')
+    with pytest.raises(IncompatibleError) as caught:
+        define(recipe, plan_of(recipe), "docker")
+    assert caught.value.where == "environment.run.CACHE"
+    assert "$(id -un)" in define(recipe, plan_of(recipe), "singularity")
+
+
+BASES = {
+    "ubuntu:20.04": "Ubuntu 20.04",
+    "nvidia/cuda:11.8.0-cudnn8-devel-ubuntu22.04": "Ubuntu 22.04",
+    "rocm/dev-ubuntu-24.04:6.2": "Ubuntu 24.04",
+    "debian:bookworm-slim": "Debian 12",
+    "python:3.11-bookworm": "Debian 12",
+    "localhost/debian:12": "Debian 12",
+    "debian:trixie": "Debian 13",
+    "nvidia/cuda:12.4.1-devel-rockylinux8": "Red Hat 8",
+    "almalinux:8": "Red Hat 8",
+    "rockylinux:9": "Red Hat 9",
+    "registry.access.redhat.com/ubi9:9.4": "Red Hat 9",
+}
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_the_name_of_an_image_says_its_distribution(base: str) -> None:
+    assert distribution_of(base).name == BASES[base]
+    assert [each.name for each in DISTRIBUTIONS if re.search(each.pattern, base)] == [BASES[base]]
+
+
+@pytest.mark.parametrize("base", ["debian:sid", "ubuntu:22.10", "nvcr.io/nvidia/pytorch:23.05-py3"])
+def test_an_image_that_does_not_say_it_is_refused(base: str) -> None:
+    with pytest.raises(IncompatibleError, match=re.escape(base)):
+        distribution_of(base)
+
+
+def test_a_distribution_without_the_python_is_refused() -> None:
+    overrides = ["container.base=debian:trixie", "python.version=>=3.10,<3.13"]
+    recipe = resolve("local", overrides=overrides).recipe
+    assert recipe.container
+    facts = image_facts(recipe.container, "x86_64", 4)
+    with pytest.raises(IncompatibleError, match=r"needs Python .*; the image has 3\.13"):
+        image_python(recipe, facts, None)
+
+
+def test_the_python_that_is_named_is_taken() -> None:
+    recipe = torch_on("rockylinux:9")
+    assert recipe.container
+    facts = image_facts(recipe.container, "x86_64", 4)
+    assert image_python(recipe, facts, "3.12").path == "/usr/bin/python3.12"
+    with pytest.raises(IncompatibleError, match=r"--python asks for 3\.9"):
+        image_python(recipe, facts, "3.9")
+    text = define(
+        recipe, image_plan(recipe, (), facts, image_python(recipe, facts, "3.12")), "docker"
+    )
+    assert "python3.12-devel" in text
+
+
+def test_what_comes_from_the_cluster_cannot_be_in_an_image() -> None:
+    recipe = torch_on(DEBIAN)
+    site = recipe._replace(
+        python=recipe.python._replace(provider="conda"),
+        horovod=recipe.horovod._replace(provider="present"),
+    )
+    with pytest.raises(IncompatibleError) as caught:
+        plan_of(site)
+    assert caught.value.where == "python.provider, horovod.provider"
+
+
+@pytest.mark.parametrize(
+    ("mpi", "where"),
+    [(Mpi("cray-mpich", "8.1.25"), "mpi.kind"), (Mpi("openmpi"), "mpi.version")],
+)
+def test_an_mpi_of_the_site_cannot_be_in_an_image(mpi: Mpi, where: str) -> None:
+    recipe = RECIPES["local-torch"]
+    with pytest.raises(IncompatibleError) as caught:
+        define(recipe._replace(mpi=mpi), plan_of(recipe), "docker")
+    assert caught.value.where == where
+
+
+def test_a_recipe_for_an_image_that_is_there_has_no_definition() -> None:
+    recipe = torch_on(DEBIAN)
+    container = Container(image="/images/pytorch.sif")
+    with pytest.raises(RecipeError, match="which image to start from"):
+        image_facts(container, "x86_64", 4)
+    with pytest.raises(RecipeError, match="which image to start from"):
+        define(recipe._replace(container=container), plan_of(recipe), "singularity")
+
+
+def test_the_image_is_checked_for_what_was_asked_for() -> None:
+    text = sections(define(on_gpus(), plan_of(on_gpus()), "singularity"))["test"]
+    assert "import horovod.torch as hvd" in text
+    assert all(f"hvd.{name}_built()" in text for name in ("mpi", "gloo", "nccl"))
+
+
+DEFINITION = Path("/work/definition")
+
+
+def test_how_each_tool_builds() -> None:
+    build = Build("apptainer", DEFINITION, "/images/h.sif", False, ("/etc/pip.conf", "/a:/b"))
+    binds = ("--bind", "/etc/pip.conf", "--bind", "/a:/b")
+    tail = ("/images/h.sif", "/work/definition")
+    assert build_command(build).argv == ("apptainer", "build", "--fakeroot", *binds, *tail)
+    root = build._replace(tool="singularity", root=True, binds=())
+    assert build_command(root).argv == ("singularity", "build", *tail)
+    tagged = ("--tag", "h:1", "--file", "/work/definition")
+    volumes = ("--volume", "/etc/pip.conf:/etc/pip.conf:ro", "--volume", "/a:/b:ro", "/work")
+    for tool, verb in (("podman", "build"), ("buildah", "bud")):
+        command = build_command(build._replace(tool=tool, image="h:1"))
+        assert command.argv == (tool, verb, *tagged, *volumes)
+    docker = build._replace(tool="docker", image="h:1")
+    assert build_command(docker._replace(binds=())).argv == ("docker", "build", *tagged, "/work")
+    with pytest.raises(IncompatibleError, match="docker cannot show a folder"):
+        build_command(docker)
+
+
+def test_what_is_bound_gets_a_place_in_the_image(tmp_path: Path) -> None:
+    (tmp_path / "it's a $(folder)").mkdir()
+    (tmp_path / "pip.conf").write_text("")
+    binds = (f"{tmp_path}/it's a $(folder)", f"{tmp_path}/pip.conf:/etc/pip.conf")
+    section = sections(mount_points(binds))["setup"]
+    root = tmp_path / "root"
+    assert shell(f"APPTAINER_ROOTFS={root}\n{section}").returncode == 0
+    assert (root / f"{tmp_path}/it's a $(folder)".lstrip("/")).is_dir()
+    assert (root / "etc/pip.conf").is_file()
+    assert mount_points(()) == ""
+
+
+@pytest.mark.parametrize("bind", ["data", "/a\n%post", "/a:b", "/a:/b:/c", "/{{ x }}", ""])
+def test_what_cannot_be_bound(bind: str) -> None:
+    with pytest.raises(UsageError, match="--bind"):
+        mount_points((bind,))
+
+
+# What the tools printed, from reports of their users and from buildah 1.28 and Apptainer 1.4.5 here.
+OUTPUTS = {
+    "FATAL:   could not use fakeroot: no mapping entry found in /etc/subuid for jz9027": "fakeroot",
+    "INFO:    fakeroot command not found\nINFO:    Starting build...\nFATAL:   While performing"
+    " build: conveyor failed to get: while copying pseudo devices: while creating"
+    " /tmp/build-temp-535427745/rootfs/dev/null: operation not permitted": "fakeroot",
+    "Error: potentially insufficient UIDs or GIDs available in user namespace (requested 0:42 for"
+    " /etc/shadow): Check /etc/subuid and /etc/subgid: lchown /etc/shadow: invalid argument":
+    "fakeroot",
+    "ERROR  : Failed to create container namespaces": "user namespaces",
+    "FATAL:   /etc/subuid mapping found but no user namespace available for fakeroot":
+    "user namespaces",
+    "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon"
+    " running?": "no daemon",
+    "Error: creating build container: initializing source docker://debian:bookworm-slim: pinging"
+    ' container registry registry-1.docker.io: Get "https://registry-1.docker.io/v2/": dial tcp:'
+    " lookup registry-1.docker.io on 10.0.0.53:53: no such host": "cannot be reached",
+    "/bin/sh: 1: horovodrun: not found\nsubprocess exited with status 127": "exit 125",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_why_a_build_failed(output: str) -> None:
+    build = Build("apptainer", DEFINITION, "/images/h.sif", False)
+    error = failed(build, Outcome(Command(("apptainer",)), 125, output, 1.0))
+    assert OUTPUTS[output] in error.message
+    assert output.splitlines()[-1] in str(error)
+    assert error.remedy
+    assert error.exit_code == 5
+
+
+def test_a_note_at_the_start_is_not_the_cause() -> None:
+    """Apptainer says this whenever a user has no range, and goes on."""
+    lines = ["INFO:    User not listed in /etc/subuid, trying root-mapped namespace"]
+    lines += [f"[{n}/85] c++ operations.cc" for n in range(85)]
+    outcome = Outcome(
+        Command(("apptainer",)), 255, "\n".join([*lines, "ninja: build stopped"]), 1.0
+    )
+    error = failed(Build("apptainer", DEFINITION, "h.sif", False), outcome)
+    assert "could not build the image" in error.message
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ([], 2, "has no table [container]"),
+        (["--set", "container.base=debian:sid"], 3, "does not say which distribution"),
+        (["--set", f"container.base={DEBIAN}", "--preflight"], 2, "--hosts f1:2,f2:2"),
+        (["--set", f"container.base={DEBIAN}", "--hosts", "f1"], 2, "belong to --preflight"),
+        (["--set", f"container.base={DEBIAN}", "--preflight", "--build"], 2, "build it first"),
+        (["--set", f"container.base={DEBIAN}", "--to", "/nowhere/x"], 2, "cannot write"),
+        (["--set", f"container.base={DEBIAN}", "--python", "3.12"], 3, "--python asks for 3.12"),
+        # torch 2.13 needs a newer g++ than Red Hat 8 has.
+        (["--set", "container.base=rockylinux:8", "--python", "3.11"], 3, "known incompatibility"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_said(
+    words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["container", "local", "--variant", "torch", *words]) == code
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.out == ""
+
+
+def test_the_definition_on_standard_output_and_in_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["container", "local", "--variant", "torch", "--set", f"container.base={DEBIAN}"]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert f"From: {DEBIAN}\n" in text
+    assert main([*words, "--to", str(tmp_path / "x.def"), "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+    assert (tmp_path / "x.def").read_text(encoding="utf-8") == text

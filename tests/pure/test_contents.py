@@ -1,0 +1,227 @@
+"""What an environment is made of: of a record, of a folder, and in other programs' formats."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from packageurl import PackageURL
+
+from hvdenv.composition import exports
+from hvdenv.composition.contents import Contents, Installed, from_installed, from_record, hint
+from hvdenv.composition.exports import FORMATS, Format
+from hvdenv.schema import decode
+
+CASES = ("local", "cluster")
+# Of the machine and the user of the case: none of it is anybody else's business.
+PRIVATE = (
+    "ann",
+    "hunter2",
+    "/home",
+    "/scratch",
+    "/sw/c",
+    "login1",
+    "10.0.0.7",
+    "file://",
+    "//mirror/",
+)
+
+
+def read(cases: Path, name: str) -> tuple[dict[str, Any], Installed, str]:
+    case = json.loads((cases / f"contents/{name}.json").read_text())
+    return case["record"], decode(Installed, case["installed"]), case["home"]
+
+
+def contents(cases: Path, name: str) -> Contents:
+    return from_record(*read(cases, name))
+
+
+def test_of_a_record(cases: Path) -> None:
+    found = contents(cases, "local")
+    by_name = {each.name: each for each in found.packages}
+    assert list(found.packages) == sorted(found.packages)
+    torch = by_name["torch"]
+    assert (torch.kind, torch.version, torch.url) == ("pypi", "2.13.0+cpu", "")
+    assert torch.sha256.startswith("6746dbcb")
+    assert by_name["typing-extensions"].sha256.startswith("481caa48")
+    assert by_name["cmake"].url.startswith("https://files.pythonhosted.org/")
+    # It came with venv: nobody knows its file.
+    assert by_name["pip"] == ("pypi", "pip", "23.2.1", "", "", "")
+    assert "horovod" not in by_name
+    assert found.horovod
+    assert found.horovod.wheel.startswith("e3025c09")
+    assert found.horovod.source.startswith("92a43f5a")
+    assert set(found.horovod.patches) == {"any-folder", "cmake4-gloo"}
+    assert found.horovod.variables["HOROVOD_WITH_MPI"] == "1"
+    assert found.toolchain == {
+        "compiler": "g++ (Debian 12.2.0-14+deb12u1) 12.2.0",
+        "cmake": "4.4.4",
+        "mpi": "Open MPI 4.1.8",
+        "glibc": "2.36",
+    }
+    assert found.indexes == ("https://download.pytorch.org/whl/cpu",)
+    assert (found.name, found.python, found.machine) == ("local", "3.11.7", "x86_64")
+
+
+def test_of_a_record_of_a_cluster(cases: Path) -> None:
+    found = contents(cases, "cluster")
+    by_name = {each.name: each for each in found.packages}
+    assert by_name["cloudpickle"].sha256 == "6" * 64  # the later of two
+    assert by_name["numpy"].url == (
+        "https://mirror.example.org/extra/linux-64/numpy-1.23.1-py38h3a7f9d9_0.conda"
+    )
+    assert by_name["sitelib"][2:] == ("2.0", "0", "", "")
+    assert by_name["mine"].sha256 == ""
+    assert by_name["mpi4py"] == ("site", "mpi4py", "3.1.4", "", "", "")
+    assert "torch" not in by_name, "conda's package of it has another name"
+    assert found.distributions["torch"] == "1.12.0"
+    assert found.channels == ("pytorch", "conda-forge", "https://mirror.example.org/extra")
+    assert found.modules == {"cmake/3.24.0": "", "gcc/10.2.0": "7" * 64, "nccl/2.12.12": ""}
+    assert found.toolchain == {
+        "compiler": "g++ (GCC) 10.2.0",
+        "cmake": "3.24.0",
+        "mpi": "Open MPI 4.1.4",
+        "cuda": "11.6",
+        "nccl": "2.12.12",
+        "glibc": "2.17",
+        "driver": "510.47.03",
+    }
+    assert found.horovod
+    assert found.horovod.variables == {
+        "CXXFLAGS": "-I/home/anna/include",
+        "HOROVOD_CUDA_HOME": "PREFIX/conda",
+        "HOROVOD_GPU_OPERATIONS": "NCCL",
+        "HOROVOD_NCCL_HOME": "~/sw/nccl",
+        "SITE_TOKEN": "***",
+    }
+
+
+def test_where_the_modules_bring_the_environment(cases: Path) -> None:
+    """Its folder is known only once they are loaded: then the record says all."""
+    record, _, home = read(cases, "cluster")
+    found = from_record(record, None, home)
+    kinds = {each.name: each.kind for each in found.packages}
+    assert kinds["six"] == "pypi"
+    assert kinds["torch"] == kinds["mine"] == "site"
+    assert found.horovod
+    assert found.horovod.wheel == ""
+
+
+def test_records_with_little_in_them() -> None:
+    """Formats before this one said less, and a build may fail to observe."""
+    assert from_record({}, None, "") == Contents()
+    assert from_installed(Installed((), {})) == Contents()
+
+
+def test_the_digest_is_of_what_is_there(cases: Path) -> None:
+    record, installed, home = read(cases, "local")
+    digest = from_record(record, installed, home).digest
+    moved = json.loads(
+        json.dumps(record).replace("https://files.pythonhosted.org", "https://m.org")
+    )
+    moved.update(created="2027-01-01T00:00:00+00:00", hvdenv="9", prefix="/elsewhere")
+    assert from_record(moved, installed, "/root").digest == digest
+    record["stack"]["patches"]["any-folder"] = "0" * 64
+    assert from_record(record, installed, home).digest != digest
+
+
+@pytest.mark.parametrize(
+    ("url", "kept"),
+    [
+        ("https://files.pythonhosted.org/a.whl", "https://files.pythonhosted.org/a.whl"),
+        ("https://u:p@h.example.org:8443/a.whl", "https://h.example.org:8443/a.whl"),
+        ("https://h.org/a.whl?token=abc", "https://h.org/a.whl?token=***"),
+        ("git+https://github.com/a/b@0123", "git+https://github.com/a/b@0123"),
+        ("https://c.org/t/tk-12/main/linux-64/a.conda", "https://c.org/main/linux-64/a.conda"),
+        ("file:///home/ann/a.whl", ""),
+        ("http://localhost:3141/a.whl", ""),
+        ("http://10.0.0.7/a.whl", ""),
+        ("http://[::1]/a.whl", ""),
+        ("http://[broken", ""),
+        ("", ""),
+    ],
+)
+def test_urls_that_mean_nothing_elsewhere_are_left_out(url: str, kept: str) -> None:
+    assert hint(url) == kept
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", CASES)
+def test_exports(name: str, form: Format, cases: Path, pytestconfig: pytest.Config) -> None:
+    """`pytest tests/pure --regenerate` writes the files anew."""
+    found = exports.export(contents(cases, name), form)
+    path = cases / f"contents/{name}.{'cdx.json' if form == 'cyclonedx' else form}"
+    if pytestconfig.getoption("--regenerate"):
+        path.write_text(found)
+    assert found == path.read_text()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_of_the_machine_is_in_an_export(name: str, form: Format, cases: Path) -> None:
+    record, installed, home = read(cases, name)
+    record["stack"]["variables"].pop("CXXFLAGS", None)  # another user's folder, in the recipe
+    found = exports.export(from_record(record, installed, home), form)
+    # Words that hold it: "channel", "channels".
+    text = found.replace("channel", "")
+    assert [each for each in PRIVATE if each in text] == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_bill_of_materials_is_what_its_schema_says(name: str, cases: Path) -> None:
+    text = exports.cyclonedx(contents(cases, name))
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    assert text == exports.cyclonedx(contents(cases, name))
+    bill = json.loads(text)
+    found = {each["name"]: each for each in bill["components"]}
+    purls = {name: PackageURL.from_string(each["purl"]) for name, each in found.items()}
+    if name == "local":
+        assert purls["torch"].version == "2.13.0+cpu"
+    else:
+        assert purls["pytorch"].type == "conda"
+        assert purls["pytorch"].qualifiers == {
+            "build": "py3.8_cuda11.6_cudnn8.3.2_0",
+            "channel": "pytorch",
+            "subdir": "linux-64",
+            "type": "tar.bz2",
+        }
+    pedigree = found["horovod"]["pedigree"]
+    assert pedigree["ancestors"][0]["hashes"][0]["alg"] == "SHA-256"
+    assert [each["diff"]["url"] for each in pedigree["patches"]]
+    (root,) = (each for each in bill["dependencies"] if each["ref"] == "environment")
+    assert len(root["dependsOn"]) == len(found)
+
+
+def test_a_bill_of_what_hvdenv_did_not_build(cases: Path) -> None:
+    _, installed, _ = read(cases, "local")
+    bill = json.loads(exports.cyclonedx(from_installed(installed)))
+    assert "timestamp" not in bill["metadata"]
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(bill)) is None
+
+
+def test_a_newline_in_a_flag_ends_no_comment(cases: Path) -> None:
+    record, installed, home = read(cases, "local")
+    record["stack"]["variables"]["CFLAGS"] = "-O2\nevil==1"
+    text = exports.requirements(from_record(record, installed, home))
+    assert "# CFLAGS=-O2 evil==1\n" in text
+    assert "\nevil" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("numpy=1.26.4=py311_0", "numpy=1.26.4=py311_0"),
+        ("torch==2.13.0+cpu", "torch==2.13.0+cpu"),
+        ("3.10", '"3.10"'),
+        ("on", '"on"'),
+        ("--option x", '"--option x"'),
+        ("a: b", '"a: b"'),
+        ("a #b", '"a #b"'),
+    ],
+)
+def test_texts_in_yaml(text: str, shown: str) -> None:
+    assert exports._scalar(text) == shown

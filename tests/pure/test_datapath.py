@@ -1,0 +1,355 @@
+"""By which path data went: what libraries print, what a rank has, what that means."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdenv.command import Command, Outcome
+from hvdenv.environments.installation import Expectation
+from hvdenv.launch.launchers import Launch, Mpi
+from hvdenv.model.cluster import Launch as Settings
+from hvdenv.schema import parse_toml
+from hvdenv.verification import datapath
+from hvdenv.verification.checks import CHECKS
+from hvdenv.verification.evidence import Extension
+from hvdenv.verification.ranks import Rank, RankRun
+from tests.probes import load
+
+rank_path, rank_gpu = load("rank_path"), load("rank_gpu")
+CASES = {
+    path.stem: parse_toml(path.read_text(encoding="utf-8"))
+    for path in sorted((Path(__file__).parents[1] / "cases/datapath").glob("*.toml"))
+}
+OPEN_MPI = Mpi("Open MPI", "4.1.8")
+LIBRARY = "Open MPI v4.1.8, package: Open MPI user@localhost Distribution, ident: 4.1.8"
+TCP: dict[str, Any] = {"pml": ["ob1"], "btl": ["self", "tcp"]}
+
+
+def seen_in(output: str) -> Any:
+    seen = rank_path.Seen()
+    for line in output.splitlines():
+        seen.take(line)
+    return seen
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_libraries_print(name: str) -> None:
+    case = CASES[name]
+    assert case["source"].startswith(("recorded here", "after "))
+    values = seen_in(case["output"]).values
+    assert values == case["seen"]
+    mpi, nccl = datapath.of_mpi(values), datapath.of_nccl(values)
+    assert mpi.name == case.get("mpi", "")
+    assert nccl.name == case.get("nccl", "")
+    assert (nccl if nccl.name else mpi).only_tcp == case["only_tcp"]
+
+
+def test_lines_that_were_asked_for_are_told_from_others() -> None:
+    seen = rank_path.Seen()
+    assert seen.take("[gpu33:00251] mca: bml: Using tcp btl for send to [[3075,1],0] on node gpu32")
+    assert seen.take("n1:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC/read")
+    for kept in (
+        "n1:1:2 [0] NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000",
+        "[gpu33:00251] *** An error occurred in MPI_Comm_dup",
+        "[2026-11-21 20:43:46: D env_parser.cc:107] Using MPI to perform controller operations.",
+        "[1795294140.1] [gpu33:251  :0]  ucp_worker.c:1 UCX  ERROR no active messages transport",
+    ):
+        assert not seen.take(kept)
+    assert seen.of_horovod() == {"controller": "MPI"}
+
+
+def test_an_event_keeps_its_size() -> None:
+    lines = [f"mca: bml: Using b{number} btl for send to x" for number in range(400)]
+    assert 1000 < len(json.dumps(seen_in("\n".join(lines)).values)) <= 1100
+
+
+@given(st.text(max_size=3000))
+def test_any_output_can_be_read(text: str) -> None:
+    values = seen_in(text).values
+    assert isinstance(datapath.of_mpi(values).name, str)
+    assert isinstance(datapath.of_nccl(values).name, str)
+
+
+def test_loaded_libraries(tmp_path: Path) -> None:
+    maps = tmp_path / "maps"
+    paths = [
+        "/env/lib/libmpi.so.40.30.8", "/env/lib/libmpi.so.40.30.8", "/opt/other/libmpi.so.12",
+        "/env/libmpi_cxx.so.40", "/env/torch/mpi_lib_v2.cpython-311-x86_64-linux-gnu.so",
+        "/nvidia/libnccl.so.2", "/usr/lib/libstdc++.so.6.0.30", "/cray/libmpi_gnu_91.so.12",
+        "/env/libfabric-9666849b.so.1.2", "[heap]",
+    ]  # fmt: skip
+    maps.write_text("".join(f"7f00-7f01 r-xp 00000000 fe:00 1    {path}\n" for path in paths))
+    assert rank_path.libraries(str(maps)) == {
+        "libmpi": ["/env/lib/libmpi.so.40.30.8", "/opt/other/libmpi.so.12"],
+        "libnccl": ["/nvidia/libnccl.so.2"],
+        "libstdc++": ["/usr/lib/libstdc++.so.6.0.30"],
+        "libmpi_gnu_91": ["/cray/libmpi_gnu_91.so.12"],
+        "libfabric-9666849b": ["/env/libfabric-9666849b.so.1.2"],
+    }
+
+
+def test_libraries_that_do_not_say_their_version() -> None:
+    assert rank_path.mpi_version({"libmpi": ["/not/there/libmpi.so"], "libnccl": []}) == ""
+    assert rank_path.mpi_version({}) == ""
+    assert rank_path.nccl_version({"libnccl": ["/not/there/libnccl.so.2"]}) == 0
+
+
+def test_adapters(tmp_path: Path) -> None:
+    ports = {
+        "mlx5_0": ("4: ACTIVE", "InfiniBand"), "mlx5_1": ("4: ACTIVE", "Ethernet"),
+        "mlx5_2": ("1: DOWN", "InfiniBand"), "hfi1_0": ("4: ACTIVE", "InfiniBand"),
+    }  # fmt: skip
+    for name, (state, layer) in ports.items():
+        port = tmp_path / "infiniband" / name / "ports/1"
+        port.mkdir(parents=True)
+        (port / "state").write_text(f"{state}\n")
+        (port / "link_layer").write_text(f"{layer}\n")
+    assert rank_path.fast_networks(str(tmp_path)) == ["hfi1_0", "mlx5_0"]
+    (tmp_path / "cxi/cxi0").mkdir(parents=True)
+    assert rank_path.fast_networks(str(tmp_path)) == ["hfi1_0", "mlx5_0", "cxi0"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "there", "local_rank", "local_size", "wanted"),
+    [
+        (4, 4, 3, 4, 3), (8, 8, 1, 2, 1), (1, 4, 3, 4, 0), (1, 1, 0, 1, 0),
+        (1, 1, 1, 2, "2 ranks on this host, and 1 GPUs"),
+        (2, 4, 1, 4, "4 ranks on this host, and 2 GPUs"),
+        (0, 4, 0, 1, "the framework sees none"), (0, 0, 0, 1, "no GPU here"),
+    ],
+)  # fmt: skip
+def test_each_rank_has_a_gpu_of_its_own_or_none(
+    visible: int, there: int, local_rank: int, local_size: int, wanted: int | str
+) -> None:
+    index, why = rank_gpu.choose(visible, there, local_rank, local_size)
+    if isinstance(wanted, int):
+        assert (index, why) == (wanted, "")
+    else:
+        assert index is None
+        assert wanted in why
+
+
+def test_gpus_that_a_process_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert rank_gpu.devices(str(tmp_path)) == 0
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / name).touch()
+    (tmp_path / "nvidia2").mkdir()  # cannot be opened for writing, by root either
+    assert rank_gpu.devices(str(tmp_path)) == 2
+    for hidden in ("", "-1", "NoDevFiles"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert rank_gpu.devices(str(tmp_path)) == 0
+
+
+def rank(number: int, host: str = "", **path: Any) -> Rank:
+    """A rank that was right and says by which path its data went."""
+    result = {"rank": number, "size": 2, "said": {"controller": "MPI", "cpu": "MPI"}}
+    event = {
+        "said": {},
+        "libraries": {},
+        "asked": {},
+        "gpu": {},
+        "mpi": LIBRARY,
+        "nccl": 0,
+        "fast": [],
+    }
+    return Rank(
+        host or f"n{number}", 100 + number, {}, result,
+        extension={"facts": {"built": {"NCCL": 21805, "MPI": 1}}},
+        reports={"path": ({**event, **path},)},
+    )  # fmt: skip
+
+
+def run(*ranks: Rank, **changed: Any) -> RankRun:
+    return RankRun("mpirun", "MPI", ("mpirun",), len(ranks), ranks)._replace(**changed)
+
+
+def judged(ranks: RankRun, meant: Mapping[str, str] = {}) -> tuple[str, str]:
+    judgement = datapath.judge(ranks, OPEN_MPI, meant)
+    assert judgement.status in ("pass", "skip") or judgement.remedy
+    return judgement.status, judgement.message
+
+
+def test_mpi_on_tcp_is_right_where_there_is_nothing_faster() -> None:
+    assert judged(run(rank(0, said=TCP), rank(1, said=TCP))) == (
+        "pass",
+        "MPI negotiated, MPI reduced in the memory of the host (pml ob1, btl self, tcp)",
+    )
+
+
+FAST: dict[str, Any] = {"said": TCP, "fast": ["mlx5_0"]}
+
+
+def test_mpi_on_tcp_where_something_faster_is() -> None:
+    slow = run(rank(0, **FAST), rank(1, **FAST))
+    status, message = judged(slow)
+    assert status == "fail"
+    assert "MPI sends by TCP, though there is mlx5_0" in message
+    assert (
+        "use the launcher mpirun"
+        in datapath.judge(slow._replace(launcher="horovodrun-mpi"), OPEN_MPI, {}).remedy
+    )
+    asked = run(rank(0, **FAST, asked={"OMPI_MCA_btl": "tcp,self"}), rank(1, **FAST))
+    assert "OMPI_MCA_btl=tcp,self" in datapath.judge(asked, OPEN_MPI, {}).remedy
+
+
+@pytest.mark.parametrize(
+    ("ranks", "meant"),
+    [
+        (run(rank(0, "n0", **FAST), rank(1, "n0", **FAST)), {}),  # nothing crosses a network
+        (run(rank(0, **FAST), rank(1, said=TCP)), {}),  # one host has no such adapter
+        (run(rank(0, **FAST), rank(1, **FAST)), {"pml": "ob1"}),  # the recipe wants it
+        (run(rank(0, fast=["mlx5_0"]), rank(1, fast=["mlx5_0"])), {}),  # nobody says how
+        (
+            run(*(rank(n, fast=["mlx5_0"], said={"pml": ["ob1"], "btl": ["self", "openib"]}) for n in (0, 1))),
+            {},
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_not_called_slow(ranks: RankRun, meant: Mapping[str, str]) -> None:
+    assert judged(ranks, meant)[0] == "pass"
+
+
+def on_gpu(number: int, host: str, bus: str, **said: Any) -> Rank:
+    gpu = {"device": f"cuda:{number}", "why": "", "there": 2}
+    comm = {"comm": [f"2 busId {bus}"], "via": ["P2P/IPC"], **said}
+    return rank(number, host, said=comm, gpu=gpu, nccl=21805)
+
+
+def test_nccl_is_proven_by_what_it_says_on_every_rank() -> None:
+    right = run(on_gpu(0, "n0", "7000"), on_gpu(1, "n0", "b000"))
+    assert datapath.operations(right) == {"MPI", "NCCL"}
+    status, message = judged(right)
+    assert status == "pass"
+    assert "NCCL 2.18.5 on GPUs (P2P/IPC)" in message
+    assert datapath.operations(run(on_gpu(0, "n0", "7000"), rank(1, "n0"))) == {"MPI"}
+    # Communicators of each rank alone join nobody.
+    alone = run(on_gpu(0, "n0", "7", comm=["1 busId 7"]), on_gpu(1, "n0", "b", comm=["1 busId b"]))
+    assert datapath.operations(alone) == {"MPI"}
+    assert datapath.why_no_nccl(alone)[0] == "fail"
+
+
+def test_a_gpu_that_ranks_share() -> None:
+    assert judged(run(on_gpu(0, "n0", "7000"), on_gpu(1, "n0", "7000"))) == (
+        "fail", "several ranks on n0 use one GPU (bus 7000)",
+    )  # fmt: skip
+    assert judged(run(on_gpu(0, "n0", "7000"), on_gpu(1, "n1", "7000")))[0] == "pass"
+
+
+def test_nccl_over_sockets_where_something_faster_is() -> None:
+    def slow(number: int) -> Rank:
+        one = on_gpu(number, f"n{number}", "7000", via=["NET/Socket"])
+        (path,) = one.reports["path"]
+        return one._replace(reports={"path": ({**path, "fast": ["mlx5_0"]},)})
+
+    status, message = judged(run(slow(0), slow(1)))
+    assert status == "fail"
+    assert "NCCL sends by TCP, though there is mlx5_0" in message
+
+
+@pytest.mark.parametrize(
+    ("gpu", "status"),
+    [
+        ({"device": "", "why": "there is no GPU here that this process may use", "there": 0}, "unproven"),
+        ({"device": "", "why": "2 ranks on this host, and 1 GPUs", "there": 1}, "unproven"),
+        ({"device": "", "why": "the host has GPUs, but the framework sees none", "there": 2}, "fail"),
+        ({"device": "cuda:0", "why": "", "there": 2}, "fail"),
+        ({}, "unproven"),
+    ],
+)  # fmt: skip
+def test_why_no_rank_used_nccl(gpu: dict[str, Any], status: str) -> None:
+    assert datapath.why_no_nccl(run(rank(0, gpu=gpu), rank(1, gpu=gpu)))[0] == status
+
+
+def test_what_is_odd_is_said_and_fails_nothing() -> None:
+    five = rank(0, mpi="Open MPI v5.0.11, package: x, ident: 5.0.11")
+    two = rank(1, libraries={"libmpi": ["/a/libmpi.so.40", "/b/libmpi.so.40"]})
+    status, message = judged(run(five, two))
+    assert status == "pass"
+    assert "the library of Open MPI 5.0.11, and are started by Open MPI 4.1.8" in message
+    assert "two libraries of MPI loaded: /a/libmpi.so.40 and /b/libmpi.so.40" in message
+
+
+def test_nccl_at_build_against_at_run() -> None:
+    (first, second) = (on_gpu(0, "n0", "7000"), on_gpu(1, "n0", "b000"))
+    facts = {"facts": {"built": {"NCCL": 21602}}}
+    message = judged(run(first._replace(extension=facts), second._replace(extension=facts)))[1]
+    assert "built with NCCL 2.16.2, and has 2.18.5 here" in message
+    yes = {"facts": {"built": {"NCCL": 1}}}  # up to 0.19 it only says whether
+    assert "built with NCCL" not in judged(run(first._replace(extension=yes), second))[1]
+
+
+def right(*ranks: Rank) -> RankRun:
+    """A run that all checks take for right."""
+    ended = {"code": 0, "signal": "", "ended_by": ""}
+    numbers = {"size": len(ranks), "local_size": 1, "local_rank": 0, "tests": 30, "failed": 0}
+    return run(*(r._replace(result={**(r.result or {}), **numbers}, exited=ended) for r in ranks))
+
+
+def found(check: str, ranks: RankRun, **mca: str) -> dict[str, str]:
+    """Statuses by subject."""
+    facts = {"size": 1, "gpus": 2, "built": {"NCCL": 21805, "MPI": 1}}
+    extension = Extension("torch", Outcome(Command(("python",)), 0, "", 0.0), facts)
+    arguments: dict[str, dict[str, Any]] = {
+        "operation": {
+            "extensions": {"torch": extension}, "rank_runs": {("torch", "MPI"): ranks},
+            "expectation": Expectation(operations=("NCCL", "MPI")),
+        },
+        "data-path": {
+            "rank_run": ranks, "mpi": (OPEN_MPI, ""), "framework": "torch", "controller": "MPI",
+            "launch": Launch((), 2, settings=Settings(mca=mca)),
+        },
+    }  # fmt: skip
+    return {each.subject: each.status for each in CHECKS[check](**arguments[check])}
+
+
+def test_operations_of_runs_on_gpus() -> None:
+    proven = right(on_gpu(0, "n0", "7000"), on_gpu(1, "n1", "7000"))
+    assert found("operation", proven) == {"NCCL in torch": "pass", "MPI in torch": "pass"}
+    alone = right(on_gpu(0, "n0", "7000"), on_gpu(1, "n1", "7000", comm=["1 busId 7000"]))
+    assert found("operation", alone) == {"NCCL in torch": "fail", "MPI in torch": "pass"}
+    crowd = {"device": "", "why": "2 ranks on this host, and 1 GPUs", "there": 1}
+    crowded = right(rank(0, gpu=crowd), rank(1, gpu=crowd))
+    assert found("operation", crowded) == {"NCCL in torch": "unproven", "MPI in torch": "pass"}
+
+
+def test_the_path_is_judged_where_the_values_are_right() -> None:
+    slow = right(rank(0, **FAST), rank(1, **FAST))
+    assert found("data-path", slow) == {"torch over MPI": "fail"}
+    assert found("data-path", slow, pml="ob1") == {"torch over MPI": "pass"}
+    wrong = slow._replace(ranks=(slow.ranks[0],))
+    assert found("data-path", wrong) == {}
+
+
+def test_ranks_that_say_nothing() -> None:
+    silent = run(rank(0)._replace(reports={}), rank(1)._replace(reports={}))
+    assert judged(silent)[0] == "skip"
+
+
+@pytest.mark.parametrize(
+    ("text", "mpi"),
+    [
+        (LIBRARY, OPEN_MPI),
+        ("MPICH Version: 5.0.2 MPICH Release date: Fri Sep 25", Mpi("Hydra", "5.0.2")),
+        ("Intel(R) MPI Library 2021.11 for Linux* OS", Mpi("Intel MPI", "2021.11")),
+        ("MPI VERSION : CRAY MPICH version 8.1.4.31 (ANL base 3.4a2)", Mpi("Cray MPICH", "8.1.4.31")),
+        ("MVAPICH2 Version : 2.3.7", Mpi("MVAPICH", "2.3.7")),
+        ("", Mpi("unknown")),
+    ],
+)  # fmt: skip
+def test_what_libraries_of_mpi_call_themselves(text: str, mpi: Mpi) -> None:
+    assert datapath.parse_library(text) == mpi
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(2708, "2.7.8"), (21003, "2.10.3"), (21805, "2.18.5"), (0, "")]
+)
+def test_numbers_of_nccl(number: int, text: str) -> None:
+    assert datapath.nccl_release(number) == text

@@ -1,0 +1,155 @@
+"""What the documentation says is what hvdenv does."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from hvdenv import errors
+from hvdenv.cli.main import COMMANDS, RUN_PROGRAMS, make_parser
+from hvdenv.model.cascade import resolve, shipped_recipes
+from hvdenv.reports.report import EXIT_CODES
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$|((?:^ {4}[^\n]+\n)+)", re.MULTILINE | re.DOTALL)
+PROMPT = re.compile(r"^(?:[^\s#$][^$]*)?\$ (.+)$", re.MULTILINE)
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+
+
+class Call(NamedTuple):
+    """A call of hvdenv in a code block."""
+
+    page: str
+    line: str
+    words: tuple[str, ...]
+
+
+def outside_of_blocks(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands(text: str) -> Iterator[str]:
+    """The command lines in the code blocks of a page: with a prompt, or all of a block."""
+    for fenced, inside, indented in BLOCK.findall(text):
+        block = re.sub(r"\\\n\s*", "", inside or indented)
+        prompted = PROMPT.findall(block)
+        if prompted:
+            yield from prompted
+        elif indented or fenced in ("sh", "bash"):
+            yield from (line.strip() for line in block.splitlines())
+
+
+def simple_commands(line: str) -> Iterator[tuple[str, ...]]:
+    """The words of each command of a line; what follows > is no argument."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&<>")
+    lexer.whitespace_split = True
+    words: list[str] = []
+    for token in [*lexer, ";"]:
+        if token[0] in ";|&<>":
+            if words:
+                yield tuple(words)
+            words = []
+        else:
+            words.append(token)
+
+
+def calls() -> Iterator[Call]:
+    for page, text in PAGES.items():
+        for line in commands(text):
+            if "hvdenv" in line:
+                for words in simple_commands(line):
+                    if words[0].rpartition("/")[2] == "hvdenv":
+                        yield Call(page, line, words[1:])
+
+
+CALLS = list(calls())
+
+
+def test_calls_are_found() -> None:
+    assert {call.page for call in CALLS} >= {"README.md", "docs/jobs.md", "docs/containers.md"}
+    text = "```console\n$ a \\\n    --b\nout\n$ c\n```\n\n    d\n\n```\nout\n```\n```sh\ne\n```\n"
+    assert list(commands(text)) == ["a --b", "c", "d", "e"]
+    line = "hvdenv show x  # all\n"
+    assert list(simple_commands(f". p && hvdenv job 'a b' > f; {line}")) == [
+        (".", "p"), ("hvdenv", "job", "a b"), ("f",), ("hvdenv", "show", "x")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call.page}: {call.line}")
+def test_every_call_is_understood(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    words = call.words
+    if words and words[0] in RUN_PROGRAMS and "--" in words:
+        assert words[-1] != "--"
+        words = words[: words.index("--")]
+    try:
+        arguments = make_parser().parse_args(words)
+    except SystemExit as end:
+        if end.code:
+            pytest.fail(capsys.readouterr().err)
+        return  # --help, --version
+    recipe = getattr(arguments, "recipe", None)
+    if recipe and recipe.islower() and "/" not in recipe and not recipe.endswith(".toml"):
+        resolve(recipe, variants=arguments.variant, overrides=arguments.overrides)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_told_of(command: str) -> None:
+    assert re.search(rf"`hvdenv {command}\b", PAGES["README.md"])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for link in LINK.findall(outside_of_blocks(PAGES[page])):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {slug(heading) for heading in headings}, link
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as GitHub and GitLab make it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    linked = set(LINK.findall(PAGES["README.md"]))
+    assert set(PAGES) - {"README.md"} <= linked
+
+
+def test_exit_codes() -> None:
+    told = re.findall(r"^\| ([0-9]+) \|", PAGES["docs/exit-codes.md"], re.MULTILINE)
+    classes = [
+        each
+        for each in vars(errors).values()
+        if isinstance(each, type) and issubclass(each, errors.HvdenvError)
+    ]
+    # The last one is what a shell says of whom SIGPIPE ended.
+    known = (
+        {each.exit_code for each in classes} | set(EXIT_CODES.values()) | {errors.OWN_FAILURE, 141}
+    )
+    assert [int(code) for code in told] == sorted(known)
+
+
+def test_the_table_of_recipes() -> None:
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \| (.+) \| (\w+) \|$", PAGES["README.md"], re.MULTILINE)
+    recipes = [resolve(name).recipe for name in sorted(shipped_recipes())]
+    assert rows == [(recipe.name, recipe.summary, recipe.status) for recipe in recipes]
+
+
+def test_targets_of_make() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page, text in PAGES.items():
+        assert set(re.findall(r"[`$] ?make ([a-z]+)", text)) <= targets, page

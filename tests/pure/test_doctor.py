@@ -1,0 +1,188 @@
+"""The command `hvdenv doctor`, and how it finds what failed last."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvdenv.building.build import JOURNAL, LOGS
+from hvdenv.building.lastfailed import last_failure
+from hvdenv.cli.main import main
+from hvdenv.environments import generations, registry
+from hvdenv.environments.generations import at
+from hvdenv.environments.journal import FAILED, FINISHED, STARTED, Journal
+from hvdenv.places import Places, find_places
+from tests.environments import ONE, TWO
+
+Captured = pytest.CaptureFixture[str]
+FULL = "c++: fatal error: x.o: No space left on device\n"
+
+
+def begin(
+    places: Places, name: str, identity: str, *events: tuple[str, str], log: str = ""
+) -> Path:
+    """A build that was never complete, with its journal and a log of its step `wheel`."""
+    places.envs.mkdir(parents=True, exist_ok=True)
+    environment = at(places.envs / name)
+    generations.claim(environment)
+    folder = generations.create(environment, identity)
+    journal = Journal.read(folder / JOURNAL)
+    for event, step in events:
+        data = {"error": f"step {step} failed"} if event == FAILED else None
+        journal.append(event, step, step, data=data)
+    if log:
+        (folder / LOGS).mkdir()
+        (folder / LOGS / "06-wheel.log").write_text(log, encoding="utf-8")
+    return folder
+
+
+def report(places: Places, name: str, status: str, message: str, time: float) -> None:
+    places.reports.mkdir(parents=True, exist_ok=True)
+    finding = {
+        "check": "allreduce", "subject": "torch over MPI", "status": status, "message": message,
+        "evidence": "[1,1]<stderr>:ImportError: libmpi.so.40: cannot open shared object file",
+        "remedy": "",
+    }  # fmt: skip
+    document = {
+        "schema": "hvdenv.report/1", "recipe": "local", "prefix": "/p", "host": "h",
+        "started": "2026-11-21T10:00:00+0000", "seconds": 1.0, "findings": [finding],
+    }  # fmt: skip
+    path = places.reports / name
+    path.write_text(json.dumps(document), encoding="utf-8")
+    os.utime(path, (time, time))
+
+
+def test_a_log_is_diagnosed(tmp_path: Path, capsys: Captured) -> None:
+    log = tmp_path / "log"
+    log.write_text(
+        "fine\nCMake Error: Compatibility with CMake < 3.5 has been removed from CMake.\n"
+    )
+    assert main(["doctor", str(log)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{log}\ncause: CMake 4 refuses")
+    assert "what to do: set CMAKE_POLICY_VERSION_MINIMUM=3.5" in said
+    assert "cmake-4-for-bundled-gloo" in said
+    assert "in the recipe: build_tools.cmake" in said
+
+
+def test_the_remedy_is_a_diff_of_the_recipe(tmp_path: Path, capsys: Captured) -> None:
+    log, recipe = tmp_path / "log", tmp_path / "mine.toml"
+    log.write_text("Compatibility with CMake < 3.5 has been removed from CMake.\n")
+    recipe.write_text('format = 1\nname = "mine"\nextends = "local"\n')
+    assert main(["doctor", str(log), "--recipe", str(recipe)]) == 0
+    said = capsys.readouterr().out
+    assert "the cause, mended in the recipe:" in said
+    assert f"--- {recipe}" in said
+    assert '+cmake = ">=3.13,<4"' in said
+    assert main(["doctor", str(log), "--recipe", "local", "--json"]) == 0
+    change = json.loads(capsys.readouterr().out)["change"]
+    assert '+cmake = ">=3.13,<4"' in change["diff"]
+    which = "AttributeError: _ARRAY_API not found\nImportError: numpy.core.multiarray failed to import\n"
+    log.write_text(which)  # which numpy, its rules differ on
+    assert main(["doctor", str(log), "--recipe", "local"]) == 0
+    assert "mended" not in capsys.readouterr().out
+    log.write_text("nothing that is known\n")
+    assert main(["doctor", str(log), "--recipe", "local"]) == 1
+    assert "mended" not in capsys.readouterr().out
+    assert main(["doctor", str(log), "--recipe", "no-such-recipe"]) == 2
+
+
+def test_what_is_not_known_says_what_to_look_at(tmp_path: Path, capsys: Captured) -> None:
+    log = tmp_path / "log"
+    log.write_text("[2]<stderr>:ValueError: https://me:secret@host/ is odd\x1b[31m\n")
+    assert main(["doctor", str(log)]) == 1
+    said = capsys.readouterr().out
+    assert "not recognised" in said
+    assert "line 1: [2]<stderr>:ValueError: https://***@host/ is odd" in said
+    assert "the rank that failed first: 2" in said
+    assert "secret" not in said
+
+
+def test_standard_input_and_json(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    text = f"{FULL}ninja: build stopped\nUsing horovod==0.28.1 with TOKEN=hush\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    assert main(["doctor", "-", "--json"]) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert found["schema"] == "hvdenv.diagnosis/1"
+    assert found["recognised"] is True
+    assert [each["id"] for each in found["causes"]] == ["disk-full"]
+    assert [each["id"] for each in found["consequences"]] == ["build-stopped"]
+    assert found["causes"][0]["number"] == 1
+    assert found["versions"] == {"Horovod": "0.28.1"}
+    assert found["lines"] == 3
+    assert said.err == ""
+
+
+def test_a_log_that_cannot_be_read(capsys: Captured, tmp_path: Path) -> None:
+    for name in (tmp_path, tmp_path / "none"):
+        assert main(["doctor", str(name)]) == 2
+        assert "cannot read it" in capsys.readouterr().err
+
+
+def test_nothing_has_failed(capsys: Captured) -> None:
+    assert main(["doctor"]) == 2
+    assert "name a log" in capsys.readouterr().err
+
+
+def test_the_last_failed_build(capsys: Captured) -> None:
+    places = find_places()
+    begin(
+        places, "local", ONE, (STARTED, "stack"), (FINISHED, "stack"), (STARTED, "wheel"),
+        (FAILED, "wheel"), (FAILED, "stack"), log=f"$ pip\nNo module named 'setuptools'\n$ pip\n{FULL}",
+    )  # fmt: skip
+    assert main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    assert f"the build of {places.envs / 'local'} stopped at the step wheel" in said
+    assert "06-wheel.log" in said
+    assert "cause: the disk or the quota is full" in said
+    assert "setuptools" not in said
+
+
+def test_what_has_not_failed_is_passed_over() -> None:
+    places = find_places()
+    begin(places, "killed", ONE, (STARTED, "wheel"))
+    begin(places, "again", ONE, (STARTED, "wheel"), (FAILED, "wheel"), (STARTED, "wheel"))
+    begin(places, "damaged", ONE)
+    report(places, "1.json", "pass", "fine", 1e9)
+    (places.reports / "2.json").write_text("{", encoding="utf-8")
+    assert last_failure(places) is None
+
+
+def test_what_hvdenv_refuses_itself_has_no_log(capsys: Captured) -> None:
+    begin(find_places(), "local", TWO, (STARTED, "stack"), (FAILED, "stack"))
+    assert main(["doctor"]) == 1
+    assert "step stack failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("age", "expected"), [(-1000, "build"), (1000, "verify")])
+def test_the_newer_of_build_and_verify(age: float, expected: str, capsys: Captured) -> None:
+    places = find_places()
+    folder = begin(places, "local", ONE, (STARTED, "wheel"), (FAILED, "wheel"), log=f"$ x\n{FULL}")
+    time = (folder / JOURNAL).stat().st_mtime
+    report(places, "1.json", "fail", "older", time - 5000)
+    report(places, "2.json", "fail", "rank 1 ended", time + age)
+    assert main(["doctor"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("the build of" if expected == "build" else "verify of /p found failures")
+    if expected == "verify":
+        assert "allreduce torch over MPI: rank 1 ended" in said
+        assert "cause: a host has no libmpi.so.40" in said
+
+
+def test_builds_elsewhere_are_found(tmp_path: Path) -> None:
+    places = find_places()
+    environment = at(tmp_path / "mine")
+    elsewhere = Places(tmp_path / "other")
+    folder = begin(elsewhere, "mine", ONE, (STARTED, "wheel"), (FAILED, "wheel"), log=FULL)
+    assert last_failure(places) is None
+    environment = at(elsewhere.envs / "mine")
+    registry.register(places, environment, "local", ())
+    failure = last_failure(places)
+    assert failure is not None
+    assert failure.file.is_relative_to(folder)

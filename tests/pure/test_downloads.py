@@ -1,0 +1,82 @@
+"""What builds have fetched is kept, and goes when it was not used for long."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hvdenv.cli.main import main
+from hvdenv.environments import buildlock
+from hvdenv.places import Places
+from hvdenv.runner import Runner
+from hvdenv.wheels import downloads
+from tests.probes import load
+
+DAY = 86400
+NAMES = ["files/aaa", "files/bbb", "conda/packages/ccc", "uv"]
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
+    """With 1 MB in each place, used on the first four days of January 1970."""
+    monkeypatch.setenv("HVDENV_HOME", str(tmp_path))
+    monkeypatch.delenv("HVDENV_SITE", raising=False)
+    found = Places(tmp_path)
+    for day, name in enumerate(NAMES):
+        folder = found.cache / name
+        folder.mkdir(parents=True)
+        (folder / "file").write_bytes(bytes(1_000_000))
+        os.utime(folder, (day * DAY, day * DAY))
+    return found
+
+
+def left(places: Places) -> list[str]:
+    return [name for name in NAMES if (places.cache / name / "file").exists()]
+
+
+@pytest.mark.parametrize(
+    ("words", "stay"),
+    [
+        ((), NAMES),
+        (("--max-size", "3MB"), NAMES[1:]),
+        (("--max-size", "1MB"), NAMES[3:]),
+        (("--max-size", "0"), []),
+        (("--older-than", "99999"), NAMES),
+        (("--older-than", "1"), []),
+    ],
+)
+def test_prune(places: Places, words: tuple[str, ...], stay: list[str]) -> None:
+    assert main(["cache", "prune", "--downloads", *words]) == 0
+    assert left(places) == stay
+
+
+def test_what_a_build_uses_stays(places: Places, capsys: pytest.CaptureFixture[str]) -> None:
+    with buildlock.hold(places.cache / "files/bbb", wait=0):
+        assert main(["cache", "prune", "--downloads", "--max-size", "0"]) == 5
+    assert left(places) == ["files/bbb"]
+    assert "removed files/aaa, 1.0 MB\n" in capsys.readouterr().out
+
+
+def test_a_build_leaves_no_more_than_is_allowed(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(downloads, "LARGEST_FILES", 1_500_000)
+    downloads.trim(places, places.cache / "files/aaa", Runner({}))
+    assert left(places) == ["files/aaa", *NAMES[2:]]
+
+
+def test_a_use_is_noted(places: Places) -> None:
+    downloads.touch(places, places.cache / "files/aaa")
+    sha256 = load("digest").sha256_of(str(places.cache / "conda/packages/ccc/file"))
+    assert load("conda_env").is_intact(
+        str(places.cache / "conda/packages/ccc/file"), {"sha256": sha256}
+    )
+    assert main(["cache", "prune", "--downloads", "--older-than", "1"]) == 0
+    assert left(places) == ["files/aaa", "conda/packages/ccc", "uv"]
+
+
+@pytest.mark.parametrize("words", [("--damaged",), ("--cache", "x")])
+def test_what_goes_with_wheels_only(places: Places, words: tuple[str, ...]) -> None:
+    assert main(["cache", "prune", "--downloads", *words]) == 2

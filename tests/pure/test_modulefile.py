@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdenv.cli.main import main
+from hvdenv.environments import generations
+from hvdenv.environments.modulefile import Entry, from_record, lua, tcl
+from hvdenv.errors import StepError, UsageError
+from hvdenv.model.cluster import Modules, Swap
+from hvdenv.model.recipe import Recipe
+from hvdenv.schema import encode
+
+MODULES = Modules(
+    use=("/apps/{user}/a", "{home}/b"), source=("/apps/setup.sh",), unload=("atp",),
+    swap=(Swap("PrgEnv-intel", "PrgEnv-gnu"),), load=("gcc/10.2.0",), build=("cmake/3.16.9",),
+)  # fmt: skip
+Language = Callable[[Entry], str]
+
+
+@pytest.fixture
+def record(recipe: Recipe) -> dict[str, Any]:
+    resolved = encode(recipe._replace(modules=MODULES))
+    return {
+        "recipe": "neuron", "variants": ["nccl"], "created": "2026-11-21T16:39:24.791939+00:00",
+        "plan_digest": "ab12", "environment": "venv", "variables": {"OPAL_PREFIX": "/g/venv"},
+        "resolved": json.loads(json.dumps(resolved)),
+        "wheel": {"frameworks": {"torch": {"built_with": "2.13.0+cpu"}}},
+    }  # fmt: skip
+
+
+def entry_of(record: dict[str, Any], name: str = "") -> Entry:
+    return from_record(record, Path("/g"), name, user="ann", home="/home/ann")
+
+
+def test_lua(record: dict[str, Any]) -> None:
+    assert lua(entry_of(record)).splitlines() == [
+        "-- Written by hvdenv.",
+        'help("Description: Horovod 0.28.1 for tensorflow, torch 2.13.0+cpu\\nRecipe: neuron+nccl\\n'
+        "Built: 2026-11-21 by ann\\nPlan: ab12\\n\\n"
+        'A PYTHONPATH of your own goes before the packages of the environment: unset it.")',
+        'whatis("Description: Horovod 0.28.1 for tensorflow, torch 2.13.0+cpu")',
+        'whatis("Recipe: neuron+nccl")',
+        'whatis("Built: 2026-11-21 by ann")',
+        'whatis("Plan: ab12")',
+        'conflict("horovod")',
+        'if mode() == "load" and not isDir("/g/venv") then',
+        '    LmodError("/g/venv is not there any more, or you may not enter it; '
+        '`module avail horovod` lists other versions")',
+        "end",
+        'prepend_path("MODULEPATH", "/home/ann/b")',
+        'prepend_path("MODULEPATH", "/apps/ann/a")',
+        'source_sh("bash", "/apps/setup.sh")',
+        'unload("atp")',
+        'unload("PrgEnv-intel")',
+        'depends_on("PrgEnv-gnu")',
+        'depends_on("gcc/10.2.0")',
+        'setenv("VIRTUAL_ENV", "/g/venv")',
+        'prepend_path("PATH", "/g/venv/bin")',
+        'setenv("PYTHONNOUSERSITE", "1")',
+        'setenv("OPAL_PREFIX", "/g/venv")',
+    ]
+
+
+def test_tcl(record: dict[str, Any]) -> None:
+    record["resolved"]["python"]["provider"] = "conda"
+    record["environment"] = "/site/conda"
+    lines = tcl(entry_of(record, "hvd/a/1")).splitlines()
+    assert lines[:3] == ["#%Module1.0", "# Written by hvdenv.", "proc ModulesHelp { } {"]
+    assert lines[3].endswith('Scripts in etc/conda/activate.d are not run; activate.sh does that."')
+    assert lines[9:] == [
+        'conflict "hvd/a"',
+        'if {[module-info mode load] && ![file isdirectory "/site/conda"]} {',
+        '    error "/site/conda is not there any more, or you may not enter it; '
+        '`module avail hvd/a` lists other versions"',
+        "}",
+        'module use "/home/ann/b"',
+        'module use "/apps/ann/a"',
+        'source-sh bash "/apps/setup.sh"',
+        'module unload "atp"',
+        'module unload "PrgEnv-intel"',
+        'module load "PrgEnv-gnu"',
+        'module load "gcc/10.2.0"',
+        'setenv "CONDA_PREFIX" "/site/conda"',
+        'prepend-path "PATH" "/site/conda/bin"',
+        'setenv "PYTHONNOUSERSITE" "1"',
+        'setenv "OPAL_PREFIX" "/g/venv"',
+    ]
+
+
+@pytest.mark.parametrize("language", [lua, tcl])
+def test_where_modules_bring_everything_there_is_no_folder(
+    record: dict[str, Any], language: Language
+) -> None:
+    record["resolved"]["python"]["provider"] = "modules"
+    text = language(entry_of(record))
+    assert not re.search("isDir|isdirectory|VIRTUAL_ENV|CONDA_PREFIX|bin", text)
+    assert "gcc/10.2.0" in text
+
+
+def test_a_record_of_the_first_version() -> None:
+    """It says neither what kind of environment it has nor where."""
+    resolved = {"horovod": {"version": "0.28.1", "frameworks": ["torch"]}, "python": {}}
+    record = {
+        "recipe": "local", "variants": [], "created": "", "plan_digest": "", "variables": {},
+        "resolved": resolved,
+    }  # fmt: skip
+    entry = entry_of(record)
+    assert (entry.name, entry.kind) == ("horovod/0.28.1-local", "venv")
+    assert entry.environment == Path("/g/venv")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"variables": {"A": "1\n2"}}, {"variables": {"a b": "1"}}, {"variables": ["A"]},
+        {"variants": "x"}, {"resolved": []}, {"resolved": {}}, {"plan_digest": "\x1b[2J"},
+        {"wheel": {"frameworks": {"torch": 1}}}, {"environment": 3},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_record(record: dict[str, Any], change: dict[str, Any]) -> None:
+    with pytest.raises(StepError, match="/g: the record is damaged"):
+        entry_of({**record, **change})
+
+
+def test_a_record_with_a_hostile_module(record: dict[str, Any]) -> None:
+    record["resolved"]["modules"]["load"] = ["gcc; touch x"]
+    with pytest.raises(StepError, match="a module name such as"):
+        entry_of(record)
+
+
+@pytest.mark.parametrize(
+    "name", ["horovod", "/horovod/1", "a b/1", "../x/1", "a/1.eb", "a//1", "a/"]
+)
+def test_names_that_cannot_be(record: dict[str, Any], name: str) -> None:
+    with pytest.raises(UsageError):
+        entry_of(record, name)
+
+
+@pytest.mark.parametrize("language", [lua, tcl])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"variables": {"A": "1\ntouch x"}}, {"variables": {"A": "\0"}},
+        {"variables": {"A": "/tmp/{user}-{jobid}"}},
+        {"environment": Path("/g\n")}, {"environment": Path("$CONDA/env")},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_no_modulefile_can_say(
+    record: dict[str, Any], language: Language, change: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError):
+        language(entry_of(record)._replace(**change))
+
+
+def fact_in(text: str, pattern: str, escape: str, base: int) -> str:
+    """The one fact of a modulefile, unescaped as its language does it."""
+    found = re.search(pattern, text, re.DOTALL)
+    assert found
+
+    def unescaped(escaped: re.Match[str]) -> str:
+        code = escaped[1]
+        return chr(int(code, base)) if code.isdigit() else {"n": "\n"}.get(code, code)
+
+    return re.sub(escape, unescaped, found[1])
+
+
+@given(fact=st.text(st.characters(exclude_categories=["Cs"])))
+def test_texts_are_quoted(fact: str) -> None:
+    entry = Entry("hvd/1", Path("/g/venv"), "venv", {"F": fact})
+    said = fact_in(lua(entry), r'\nwhatis\("F: (.*?)"\)\nconflict', r"\\(\d{3}|.)", 10)
+    assert said == fact
+    text = tcl(entry)
+    assert fact_in(text, r'\nmodule-whatis "F: (.*?)"\nconflict', r"\\([0-7]{3}|.)", 8) == fact
+    assert not re.search(r"(?<!\\)(\\\\)*[$\[]", text.split("F: ")[2].split("\nconflict")[0])
+
+
+@pytest.fixture
+def built(tmp_path: Path, record: dict[str, Any]) -> generations.Environment:
+    """A generation with nothing in it."""
+    environment = generations.at(tmp_path / "hvd")
+    generations.claim(environment)
+    path = generations.create(environment, "0" * 12)
+    (path / "venv" / "bin").mkdir(parents=True)
+    generations.write_record(environment.record(path.name), record)
+    generations.switch(environment, path.name)
+    return environment
+
+
+def test_a_modulefile_is_written(
+    built: generations.Environment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["module", "--prefix", str(built.prefix)]
+    folder = tmp_path / "module files"
+    for form, suffix in (("lua", ".lua"), ("tcl", "")):
+        assert main([*words, "--format", form]) == 0
+        text = capsys.readouterr().out
+        assert f'"{built.generation("0" * 12)}/venv"' in text
+        assert main([*words, "--format", form, "--to", str(folder), "--name", "hvd/2"]) == 0
+        path = folder / f"hvd/2{suffix}"
+        said = capsys.readouterr().out
+        assert said == f"wrote {path}\nuse it with: module use '{folder}'; module load hvd/2\n"
+        assert path.read_text() == text.replace('"horovod"', '"hvd"').replace(
+            "avail horovod", "avail hvd"
+        )
+    assert sorted(os.listdir(folder / "hvd")) == ["2", "2.lua"]
+
+
+def test_a_modulefile_of_someone_else_is_left_alone(
+    built: generations.Environment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "m" / "hvd" / "2.lua"
+    other.parent.mkdir(parents=True)
+    other.write_text("-- mine\n")
+    words = [
+        "module",
+        "--prefix",
+        str(built.prefix),
+        "--format",
+        "lua",
+        "--to",
+        str(tmp_path / "m"),
+    ]
+    assert main([*words, "--name", "hvd/2"]) == 2
+    assert f"{other}: this modulefile was not written by hvdenv" in capsys.readouterr().err
+    assert other.read_text() == "-- mine\n"
+    assert os.listdir(other.parent) == ["2.lua"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "form"),
+    [
+        ({"LMOD_CMD": "x"}, "lua"), ({"MODULES_CMD": "x"}, "tcl"),
+        ({"LMOD_CMD": "x", "MODULES_CMD": "x"}, "lua"), ({}, "lua"),
+    ],
+)  # fmt: skip
+def test_the_format_is_that_of_the_system_here(
+    built: generations.Environment, variables: dict[str, str], form: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    for name in ("LMOD_CMD", "MODULES_CMD"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert main(["module", "--prefix", str(built.prefix)]) == 0
+    assert capsys.readouterr().out.startswith({"lua": "-- Written", "tcl": "#%Module"}[form])
+
+
+def test_what_keeps_others_out_is_said(
+    built: generations.Environment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    built.store.chmod(0o700)
+    words = ["module", "--prefix", str(built.prefix), "--to", str(tmp_path / "m")]
+    assert main(words) == 0
+    said = capsys.readouterr().err
+    assert f"note: others cannot use it, since {built.store} is drwx------\n" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("module",), "which environment?"),
+        (("module", "local"), "hvdenv built no environment here"),
+        (("module", "--prefix", "/usr"), "hvdenv built no environment here"),
+    ],
+)
+def test_no_environment(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert said in capsys.readouterr().err

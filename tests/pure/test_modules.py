@@ -1,0 +1,369 @@
+from __future__ import annotations
+
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from hvdenv.model.cluster import Modules, Swap
+from hvdenv.schema import Problem, decode
+from hvdenv.sites.modules import (
+    Examined,
+    Loaded,
+    Trial,
+    compare,
+    expanded,
+    judge,
+    nearest,
+    offers,
+    parse_available,
+    parse_environment,
+    parse_prerequisites,
+    shell_lines,
+    split_loaded,
+    told,
+    told_examined,
+    told_offers,
+)
+
+# A `module` that writes down its arguments and believes everything.
+RECORDING = """\
+module() {
+    printf '%s\\0' "$#" "$@" >> "$RECORD"
+    case $1 in
+    load) LOADEDMODULES="${LOADEDMODULES-}:$2" ;;
+    swap) LOADEDMODULES="${LOADEDMODULES-}:$3" ;;
+    esac
+}
+"""
+WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
+EVERYTHING = Modules(
+    init="/apps/{user}/init.sh",
+    use=("{home}/modules", "/apps/modules"),
+    source=("/apps/setup.sh",),
+    unload=("atp",),
+    swap=(Swap("PrgEnv-intel", "PrgEnv-gnu"),),
+    load=("gcc/10.2.0", "cuda/11.4"),
+    build=("cmake/3.16.9",),
+)
+
+
+def recorded(shell: str, modules: Modules) -> tuple[int, str, list[list[str]]]:
+    """The status of the lines in a shell, what it said, and what `module` was called with."""
+    with tempfile.NamedTemporaryFile() as record:
+        done = subprocess.run(
+            [shell, "-c", RECORDING + "\n".join(shell_lines(modules, "build"))],
+            env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "RECORD": record.name},
+            capture_output=True,
+        )
+        words = record.read().decode().split("\0")
+    calls = []
+    while len(words) > 1:
+        count = int(words[0])
+        calls.append(words[1 : count + 1])
+        words = words[count + 1 :]
+    return done.returncode, done.stderr.decode("utf-8", "replace"), calls
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash"])
+@settings(max_examples=40)
+@given(words=st.lists(WORDS, min_size=1, max_size=4))
+@example(words=["$(touch /tmp/evil)", "a'b", 'a"b', "a\nb; exit 0", "`id`", "\\", "*", "-"])
+@example(words=["#", "!x", "~", "{a,b}", "é", ")", "esac", "a b", "%s", "|| exit"])
+def test_no_name_is_more_than_a_word_to_the_shell(shell: str, words: list[str]) -> None:
+    swaps = tuple(Swap(f"never {word}", word) for word in words)
+    modules = Modules(
+        purge="no", unload=tuple(words), swap=swaps, load=tuple(words), build=tuple(words)
+    )
+    status, said, calls = recorded(shell, modules)
+    assert (status, said) == (0, "")
+    assert calls == [
+        *(["unload", word] for word in words),
+        *(["load", word] for word in words * 3),
+    ]
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash"])
+@settings(max_examples=25)
+@given(word=WORDS)
+@example(word="a'; touch /tmp/evil; '")
+def test_a_failure_says_the_hostile_name_and_does_nothing_else(shell: str, word: str) -> None:
+    for fields, what in (
+        ({"use": (f"/nowhere/{word}",)}, "there is no folder of modules /nowhere/"),
+        ({"source": (f"/nowhere/{word}",)}, "cannot read the script /nowhere/"),
+    ):
+        status, said, calls = recorded(shell, Modules(load=("gcc",), **fields))  # type: ignore[arg-type]
+        assert status == 1
+        assert f"{what}{word}\n" in said
+        assert calls == [["purge"]]
+
+
+def test_all_is_done_in_its_order(tmp_path: Path) -> None:
+    one, two, script = tmp_path / "one", tmp_path / "two", tmp_path / "setup.sh"
+    one.mkdir()
+    two.mkdir()
+    script.write_text("module sourced\nfalse\n")
+    modules = EVERYTHING._replace(
+        init=None, purge="force", use=(str(one), str(two)), source=(str(script),)
+    )
+    status, said, calls = recorded("dash", modules)
+    assert (status, said) == (0, "")
+    assert [" ".join(call) for call in calls] == [
+        "--force purge",
+        f"use {two}",
+        f"use {one}",
+        "sourced",
+        "unload atp",
+        "load PrgEnv-gnu",
+        "load gcc/10.2.0",
+        "load cuda/11.4",
+        "load cmake/3.16.9",
+    ]
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash"])
+def test_a_system_that_never_fails_is_asked_what_is_loaded(shell: str) -> None:
+    """Environment Modules 3 ends with status 0 when there is no such module."""
+    lines = "\n".join(shell_lines(Modules(load=("gcc/10.2.0", "cuda/11.4")), "run"))
+    believes = "module() { LOADEDMODULES=gcc/10.2.0; }\n"
+    done = subprocess.run([shell, "-c", believes + lines], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "cannot load the module cuda/11.4" in done.stderr
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash"])
+def test_nothing_more_is_loaded_after_a_failure(shell: str) -> None:
+    lines = "\n".join(shell_lines(Modules(load=("one", "two", "three")), "run"))
+    failing = 'module() { echo "$@"; test "$2" != two; }\n'
+    done = subprocess.run([shell, "-c", failing + lines], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == ["purge", "load one", "load two"]
+    assert done.stderr.endswith("cannot load the module two\n")
+
+
+def test_what_is_done_can_be_read() -> None:
+    assert told(expanded(EVERYTHING, "kim", "/home01/kim")) == (
+        "module purge",
+        "module use /apps/modules",
+        "module use /home01/kim/modules",
+        ". /apps/setup.sh",
+        "module unload atp",
+        "module swap PrgEnv-intel PrgEnv-gnu",
+        "module load gcc/10.2.0",
+        "module load cuda/11.4",
+        "module load cmake/3.16.9 (for the build only)",
+    )
+
+
+def test_user_and_home_are_filled_in_once() -> None:
+    filled = expanded(EVERYTHING, "{home}", "/home/{user}")
+    assert filled.init == "/apps/{home}/init.sh"
+    assert filled.use == ("/home/{user}/modules", "/apps/modules")
+    assert filled.load == EVERYTHING.load
+    assert f". {shlex.quote('/apps/{home}/init.sh')}" not in told(filled)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gcc;id",
+        "gcc 10",
+        "$(id)",
+        "a\nb",
+        "-x",
+        "`id`",
+        "a'b",
+        "gcc/10|sh",
+        "Horovod-0.28.1.eb",
+        "",
+    ],
+)
+def test_names_with_shell_characters_are_no_modules(name: str) -> None:
+    for fields in ({"load": [name]}, {"unload": [name]}, {"swap": [{"out": "a", "into": name}]}):
+        with pytest.raises(Problem):
+            decode(Modules, fields)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["evp-patch", "GCCcore/.11.2.0", "cudampi/openmpi-4.1.1", "Horovod/0.28.1-foss-2022a-CUDA-11.7.0",
+     "craype-accel-amd-gfx90a", "compilers/gcc/10.2", "libstdc++/12"],
+)  # fmt: skip
+def test_names_of_sites_are_modules(name: str) -> None:
+    assert decode(Modules, {"load": [name]}).load == (name,)
+
+
+VARIABLES = st.dictionaries(
+    st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True),
+    st.text(st.characters(codec="utf-8", exclude_characters="\0")),
+)
+
+
+@given(VARIABLES)
+def test_an_environment_survives_its_dump(variables: dict[str, str]) -> None:
+    dump = "".join(f"{name}={value}\0" for name, value in variables.items())
+    assert parse_environment(dump.encode()) == variables
+
+
+def test_bytes_that_are_no_text_survive() -> None:
+    value = parse_environment(b"A=\xff=1\0")["A"]
+    assert value.encode("utf-8", "surrogateescape") == b"\xff=1"
+
+
+@given(VARIABLES, VARIABLES)
+def test_a_difference_leads_from_one_environment_to_the_other(
+    before: dict[str, str], after: dict[str, str]
+) -> None:
+    made = compare(before, after)
+    applied = {name: value for name, value in before.items() if name not in made.unset}
+    shell = {"_", "SHLVL", "PWD", "OLDPWD", "BASH_ENV", "ENV", "FPATH"}
+    assert {n: v for n, v in {**applied, **made.set}.items() if n not in shell} == {
+        n: v for n, v in after.items() if n not in shell
+    }
+
+
+def test_what_the_shell_does_is_no_difference() -> None:
+    before = {"PATH": "/bin", "SHLVL": "1", "PWD": "/", "BASH_ENV": "/x", "GONE": "1"}
+    after = {
+        "PATH": "/opt/bin:/bin", "SHLVL": "2", "_": "/usr/bin/env", "OLDPWD": "/",
+        "BASH_FUNC_module%%": "() { :; }", "LOADEDMODULES": "gcc/10.2.0:evp-patch",
+        "_ModuleTable001_": "X01v", "__LMOD_REF_COUNT_PATH": "/opt/bin:1",
+    }  # fmt: skip
+    assert compare(before, after) == Loaded(
+        {
+            "LOADEDMODULES": "gcc/10.2.0:evp-patch",
+            "PATH": "/opt/bin:/bin",
+            "_ModuleTable001_": "X01v",
+            "__LMOD_REF_COUNT_PATH": "/opt/bin:1",
+        },
+        ("GONE",),
+        ("gcc/10.2.0", "evp-patch"),
+    )
+    assert split_loaded("") == ()
+
+
+def test_names_in_the_lists_of_each_system() -> None:
+    lmod = (
+        "compiler(@gcc/10.2.0)\n/apps/Core:\nGCC/\nGCC/10.2.0\nGCCcore/.11.2.0\n"
+        "gcc/old(@gcc/9.1.0)\nLmod Warning: the cache is old\nGCC/10.2.0\n"
+    )
+    assert parse_available(lmod) == ("compiler", "GCC/10.2.0", "GCCcore/.11.2.0", "gcc/old")
+    tcl = (
+        "/apps/modulefiles:\ncompiler(@)\ngcc/9.1.0(old)\ngcc/10.2.0(default) <L>\n"
+        "GCCcore/.11.2.0 <H>\n\nERROR: no such folder\nevp-patch\n"
+    )
+    assert parse_available(tcl) == (
+        "compiler", "gcc/9.1.0", "gcc/10.2.0", "GCCcore/.11.2.0", "evp-patch",
+    )  # fmt: skip
+
+
+SPIDER = """
+----------------------------------------------------------------------------
+  Horovod: Horovod/0.21.1-TensorFlow-2.4.1
+----------------------------------------------------------------------------
+
+    You will need to load all module(s) on any one of the lines below before the "Horovod/0.21.1-TensorFlow-2.4.1" module is available to load.
+
+      GCC/10.2.0  OpenMPI/4.0.5
+      GCC/11.3.0  OpenMPI/4.0.5
+
+    Help:
+      Horovod is a framework.
+"""
+
+
+def test_what_lmod_wants_loaded_first() -> None:
+    assert parse_prerequisites(SPIDER) == ("GCC/10.2.0 OpenMPI/4.0.5", "GCC/11.3.0 OpenMPI/4.0.5")
+    assert parse_prerequisites("Lmod has detected the following error: Unable to find ...") == ()
+
+
+def test_what_may_have_been_meant() -> None:
+    there = ("gcc/9.1.0", "gcc/10.3.0", "GCC/12", "openmpi/4.1.1", "cmake/3.16.9", "cuda/11.4")
+    assert nearest("gcc/10.2.0", there)[:2] == ("gcc/10.3.0", "GCC/12")
+    assert set(nearest("gcc/10.2.0", there)) == {"gcc/10.3.0", "GCC/12", "gcc/9.1.0"}
+    assert nearest("cudampi/openmpi-4.1.1", there) == ("openmpi/4.1.1",)
+    assert nearest("zzz", there) == ()
+    assert len(nearest("gcc/1", [f"gcc/{number}" for number in range(50)])) == 5
+
+
+def test_what_modules_offer() -> None:
+    there = (
+        "Horovod/0.28.1-foss-2022a-CUDA-11.7.0-PyTorch-1.13.1", "cudampi/openmpi-4.1.1",
+        "tensorflow/2.9.0", "nccl/2.15.5-ofi", "aws-ofi-nccl/1.4", "open-ce/1.10.0-py39-ibm",
+        "OpenMPI/4.0.5", "cray-mpich/8.1", "torch/2.1", "Bison/3", "mpi4py/3.1", "HDF5/1.10-gompi",
+    )  # fmt: skip
+    offered = offers(there)
+    assert offered == {
+        "Horovod": ("Horovod/0.28.1-foss-2022a-CUDA-11.7.0-PyTorch-1.13.1", "open-ce/1.10.0-py39-ibm"),
+        "PyTorch": (
+            "Horovod/0.28.1-foss-2022a-CUDA-11.7.0-PyTorch-1.13.1",
+            "open-ce/1.10.0-py39-ibm",
+            "torch/2.1",
+        ),
+        "TensorFlow": ("open-ce/1.10.0-py39-ibm", "tensorflow/2.9.0"),
+        "MPI": ("cray-mpich/8.1", "cudampi/openmpi-4.1.1", "OpenMPI/4.0.5"),
+        "NCCL": ("nccl/2.15.5-ofi",),
+    }  # fmt: skip
+    assert told_offers({"NCCL": ("a", "b"), "MPI": ()}) == (
+        "modules that offer NCCL: a, b",
+        "modules that offer MPI: none",
+    )
+
+
+def trial(module: str, before: str, after: str, **fields: object) -> Trial:
+    values = {"status": 0, "said": "", "spider": "", **fields}
+    return Trial(module, before=split_loaded(before), after=split_loaded(after), **values)  # type: ignore[arg-type]
+
+
+def test_how_modules_stand() -> None:
+    missing = "ERROR: Unable to locate a modulefile for"
+    trials = (
+        trial("gcc", "", "gcc/10.2.0"),
+        trial("compiler", "gcc/10.2.0", "gcc/10.2.0"),
+        trial("mpi/2", "gcc/10.2.0", "gcc/10.2.0", status=1, said=f"{missing} 'mpi/2'"),
+        trial("nvhpc/1", "gcc/10.2.0", "gcc/10.2.0", status=1, said="a conflict\n"),
+        trial("silent/1", "gcc/10.2.0", "gcc/10.2.0", said=f"{missing} 'silent/1'"),
+        trial("tf/2", "gcc/10.2.0", "gcc/10.2.0", status=1, spider=SPIDER),
+        trial("gcc/12", "gcc/10.2.0", "gcc/12"),
+    )
+    examined = judge(trials, ("gcc/10.2.0", "gcc/12", "nvhpc/1", "mpi/4", "tf/2"))
+    assert examined == (
+        Examined("gcc", "loads"),
+        Examined("compiler", "loads"),
+        Examined("mpi/2", "missing", f"{missing} 'mpi/2'", nearest=("mpi/4",)),
+        Examined("nvhpc/1", "fails", "a conflict"),
+        Examined("silent/1", "missing", f"{missing} 'silent/1'"),
+        Examined("tf/2", "hidden", first=("GCC/10.2.0 OpenMPI/4.0.5", "GCC/11.3.0 OpenMPI/4.0.5")),
+        Examined("gcc/12", "loads"),
+    )
+    assert [told_examined(each) for each in examined[2:6]] == [
+        "mpi/2: there is no such module; there is mpi/4",
+        "nvhpc/1: is there but cannot be loaded",
+        "silent/1: there is no such module",
+        "tf/2: load first GCC/10.2.0 OpenMPI/4.0.5, or GCC/11.3.0 OpenMPI/4.0.5",
+    ]
+
+
+def test_who_replaced_a_module() -> None:
+    trials = (
+        trial("OpenMPI/3.1.4", "", "OpenMPI/3.1.4"),
+        trial("CUDA/9", "OpenMPI/3.1.4", "OpenMPI/3.1.4:CUDA/9"),
+        trial("Python/3.6", "OpenMPI/3.1.4:CUDA/9", "OpenMPI/3.1.1:CUDA/9:Python/3.6"),
+    )
+    (first, *others) = judge(trials, ())
+    assert first == Examined(
+        "OpenMPI/3.1.4", "replaced", by="Python/3.6", instead=("OpenMPI/3.1.1",)
+    )
+    assert (
+        told_examined(first)
+        == "OpenMPI/3.1.4: is unloaded by Python/3.6, which brings OpenMPI/3.1.1"
+    )
+    assert {each.state for each in others} == {"loads"}
+    back = trial(
+        "OpenMPI/3.1.4", "OpenMPI/3.1.1:CUDA/9:Python/3.6", "OpenMPI/3.1.4:CUDA/9:Python/3.6"
+    )
+    assert {each.state for each in judge((*trials, back), ())} == {"loads"}

@@ -1,0 +1,344 @@
+"""The HTML page: whole, and with nothing in it that a program put there as markup."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvdenv.reports import page
+from hvdenv.reports.plots import figure, is_drawn, marks, plots, size
+from hvdenv.reports.render import clean
+from hvdenv.reports.report import Finding, Measurement, Report, Row
+
+MARKUP = (
+    "<script>", "</pre>", "</style>", "<!--", "]]>", "{{", "{%", '" onload="', "'", "&", "&lt;",
+    "\x1b[31m", "\ud800",
+)  # fmt: skip
+HOSTILE = (
+    st.lists(st.sampled_from(MARKUP) | st.text(st.characters(codec=None), max_size=3), min_size=1)
+    .map("".join)
+    .filter(clean)
+)
+VOID = {"meta", "link"}
+
+
+class Read(HTMLParser):
+    """Tags, their attributes and all texts of a page.
+
+    Attributes:
+        unclosed: tags that are open.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.texts: list[str] = []
+        self.unclosed: list[str] = []
+        self.wrong: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in VOID:
+            self.unclosed.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.unclosed or self.unclosed.pop() != tag:
+            self.wrong.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+    @property
+    def shape(self) -> list[tuple[str, list[str]]]:
+        """The page without anything that is said in it."""
+        return [(tag, sorted(attributes)) for tag, attributes in self.tags]
+
+    def all(self, name: str) -> list[str]:
+        """All values of an attribute."""
+        return [attributes[name] for _, attributes in self.tags if name in attributes]
+
+
+def report_of(*texts: str) -> Report:
+    """A report that says texts wherever it can."""
+    one, two, three = texts
+    findings = [
+        Finding(one, two, status, three, one, two)
+        for status in ("pass", "fail", "error", "unproven", "skip")
+    ]
+    return Report(
+        one, two, three, one, 1.0, tuple(findings),
+        (
+            Measurement("allreduce bandwidth", 1.0, two, three, 1024, 2),
+            Measurement("allreduce bandwidth", 2.0, two, three, 2048, 2),
+            Measurement(two, 1.0, "s"),
+            Measurement(three, 1.0, one, two),
+        ),
+        (Row(one, two, True, True, False),),
+        ((two, three),),
+    )  # fmt: skip
+
+
+def bandwidth(value: float, subject: str, size: int = 1024, ranks: int = 2) -> Measurement:
+    return Measurement("allreduce bandwidth", value, "GB/s", subject, size, ranks)
+
+
+def speed(value: float, ranks: int) -> Measurement:
+    return Measurement("training speed", value, "samples/s", "torch over MPI", ranks=ranks)
+
+
+@pytest.fixture(scope="module")
+def everything() -> Report:
+    path = Path(__file__).parents[1] / "cases" / "reports" / "everything.json"
+    return Report.from_json(json.loads(path.read_text(encoding="utf-8")))
+
+
+@pytest.fixture(scope="module")
+def read(everything: Report) -> Read:
+    return Read(page.render(everything))
+
+
+def test_the_page_is_well_formed(read: Read) -> None:
+    assert (read.wrong, read.unclosed) == ([], [])
+    identities = read.all("id")
+    assert len(identities) == len(set(identities))
+    named = {word for name in ("aria-labelledby", "headers") for word in read.all(name)}
+    assert named <= set(identities)
+
+
+def test_the_page_needs_nothing_else(read: Read) -> None:
+    tags = {tag for tag, _ in read.tags}
+    assert not tags & {"script", "iframe", "object", "embed", "img", "base", "form"}
+    assert not [name for _, attributes in read.tags for name in attributes if name[:2] == "on"]
+    assert read.all("src") == []
+    links = read.all("href")
+    assert {link for link in links if link[0] != "#"} == {"data:,"}
+    assert {link[1:] for link in links if link[0] == "#"} <= set(read.all("id"))
+    styles = "".join(read.texts)
+    assert "@import" not in styles and "url(" not in styles
+    assert any("default-src 'none'" in content for content in read.all("content"))
+
+
+def test_who_does_not_see_it_is_told(read: Read) -> None:
+    levels = [
+        int(tag[1]) for tag, _ in read.tags if len(tag) == 2 and tag[0] == "h" and tag != "hr"
+    ]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(below - above <= 1 for above, below in pairwise(levels))
+    tags = [tag for tag, _ in read.tags]
+    assert tags.count("caption") == tags.count("table")
+    drawings = [attributes for tag, attributes in read.tags if tag == "svg"]
+    assert all("aria-hidden" in each or each["role"] == "img" for each in drawings)
+    (told,) = [each["aria-label"] for each in drawings if "bandwidth" in each.get("aria-label", "")]
+    assert "torch over MPI: 5.60 GB/s at 256 MiB, 92% of MPI alone" in told
+
+
+def test_all_is_in_it(read: Read, everything: Report) -> None:
+    text = "\n".join(read.texts)
+    for finding in everything.findings:
+        for part in finding[1:]:
+            assert clean(part).strip() in text
+    for row in everything.table:
+        assert row.name in text
+    for name, value in everything.environment:
+        assert name in text and value in text
+    for measurement in everything.measurements:
+        known = measurement.subject if is_drawn(measurement) else measurement.name
+        assert known in text
+    assert "memory of verify" in text and "84.3 MiB" in text
+    assert "everything that is expected" not in text
+    assert "something that is expected is missing or does not work" in text
+    assert "https://***@pypi.example.org/simple" in text
+
+
+def test_statuses_come_with_the_worst_first(read: Read) -> None:
+    statuses = [each for each in read.all("id") if each in page._HEADINGS]
+    assert statuses == ["fail", "error", "unproven", "skip", "pass"]
+
+
+def test_a_report_of_nothing() -> None:
+    read = Read(page.render(Report("", "/env", "n1", "", 0.0, ())))
+    assert (read.wrong, read.unclosed) == ([], [])
+    assert "unproven: /env on n1" in read.texts
+    assert not {"table", "figure"} & {tag for tag, _ in read.tags}
+
+
+SHAPE = Read(page.render(report_of("one", "two", "three"))).shape
+
+
+@settings(max_examples=40)
+@given(HOSTILE, HOSTILE, HOSTILE)
+def test_any_text_is_text(one: str, two: str, three: str) -> None:
+    read = Read(page.render(report_of(one, two, three)))
+    assert read.shape == SHAPE
+    "".join(read.texts).encode()
+    # The first newline in <pre> is the template's own.
+    assert "\n" + clean(one) in read.texts
+
+
+def test_shares_of_the_yardstick_that_fits() -> None:
+    (plot,) = plots(
+        [
+            bandwidth(4.0, "torch over MPI"),
+            bandwidth(9.0, "torch over MPI", 2048),
+            bandwidth(1.0, "torch over Gloo"),
+            bandwidth(5.0, "MPI alone"),
+        ]
+    )
+    # At the greatest size; the yardstick where it has one as well.
+    assert plot.summary == (
+        "torch over MPI: 9.00 GB/s at 2 KiB, 80% of MPI alone at 1 KiB",
+        "torch over Gloo: 1.00 GB/s at 1 KiB, 20% of MPI alone",
+        "MPI alone: 5.00 GB/s at 1 KiB",
+    )
+    assert plot.title == "Allreduce bandwidth in GB/s on 2 ranks"
+    assert [level.label for level in plot.levels] == ["1", "2", "5", "10"]
+    assert plot.header == ("message size", "torch over MPI", "torch over Gloo", "MPI alone")
+    assert plot.rows == (("1 KiB", "4.00", "1.00", "5.00"), ("2 KiB", "9.00", "", ""))
+    assert [line.mark for line in plot.lines] == ["line-0", "line-1", "yardstick-0"]
+
+
+def test_beside_two_yardsticks_each_has_its_own() -> None:
+    subjects = ("torch over MPI", "tensorflow over Gloo", "MPI alone", "NCCL alone")
+    (plot,) = plots([bandwidth(4.0, subject) for subject in subjects])
+    assert plot.summary[:2] == (
+        "torch over MPI: 4.00 GB/s at 1 KiB, 100% of MPI alone",
+        "tensorflow over Gloo: 4.00 GB/s at 1 KiB",
+    )
+
+
+def test_levels_have_no_exponents() -> None:
+    (plot,) = plots([bandwidth(2e-5, "torch over MPI"), bandwidth(4e6, "MPI alone")])
+    labels = [level.label for level in plot.levels]
+    assert labels[:2] == ["0.00001", "0.0001"] and labels[-1] == "10,000,000"
+
+
+def test_latency_is_told_of_small_messages() -> None:
+    sizes = ((64, 20.0, 4.0), (1024, 30.0, 10.0))
+    (plot,) = plots(
+        [
+            Measurement("allreduce latency", value, "us", subject, size, 2)
+            for size, *values in sizes
+            for subject, value in zip(("torch over MPI", "MPI alone"), values, strict=True)
+        ]
+    )
+    assert plot.summary[0] == "torch over MPI: 20.0 us at 64 B, 5.0 times MPI alone"
+
+
+def test_numbers_of_ranks_are_lines_of_their_own() -> None:
+    (plot,) = plots(
+        [
+            bandwidth(4.0, "torch over MPI", ranks=2),
+            bandwidth(2.0, "torch over MPI", ranks=4),
+            bandwidth(4.0, "MPI alone", ranks=4),
+        ]
+    )
+    assert plot.title == "Allreduce bandwidth in GB/s"
+    assert plot.summary[:2] == (
+        "torch over MPI, 2 ranks: 4.00 GB/s at 1 KiB",
+        "torch over MPI, 4 ranks: 2.00 GB/s at 1 KiB, 50% of MPI alone, 4 ranks",
+    )
+
+
+def test_scaling_has_its_ideal() -> None:
+    (plot,) = plots([speed(100.0, 1), speed(150.0, 2), speed(300.0, 4)])
+    assert plot.summary == (
+        "torch over MPI: 300 samples/s on 4 ranks, scaling efficiency 75% against 1 rank",
+    )
+    line, ideal = plot.lines
+    assert ideal.label == "torch over MPI, ideal"
+    assert plot.header == ("ranks", "torch over MPI")
+    assert [dot.label for dot in ideal.dots] == [
+        "1 rank: 100 samples/s", "2 ranks: 200 samples/s", "4 ranks: 400 samples/s"
+    ]  # fmt: skip
+    # Twice the ranks, twice the speed: a straight line.
+    (x0, y0, _), (x1, y1, _), (x2, y2, _) = ideal.dots
+    assert (x1 - x0, y1 - y0) == pytest.approx((x2 - x1, y2 - y1), abs=0.2)
+    assert line.dots[0][:2] == ideal.dots[0][:2] and line.dots[2].y > ideal.dots[2].y
+
+
+def test_one_rank_alone_does_not_scale() -> None:
+    (plot,) = plots([speed(100.0, 1)])
+    assert plot.summary == ("torch over MPI: 100 samples/s on 1 rank",)
+
+
+def test_what_cannot_be_drawn_is_listed() -> None:
+    unfit = (
+        bandwidth(0.0, "torch over MPI"),
+        bandwidth(1.0, "torch over Gloo", 0),
+        Measurement("training speed", 5.0, "samples/s", "mxnet over MPI"),
+    )
+    assert list(plots(unfit)) == []
+    text = "\n".join(Read(page.render(report_of("a", "b", "c")._replace(measurements=unfit))).texts)
+    assert "Other measurements" in text
+    for each in unfit:
+        assert each.subject in text
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(
+        st.builds(
+            Measurement, st.sampled_from(["allreduce bandwidth", "training speed", "other"]),
+            st.floats(-1e17, 1e17), st.just("GB/s"), st.sampled_from(["torch over MPI", "MPI alone"]),
+            st.none() | st.integers(-(2**59), 2**59), st.none() | st.integers(-2, 2**59),
+        ),
+        max_size=12,
+    )
+)  # fmt: skip
+def test_any_figures_can_be_shown(measurements: list[Measurement]) -> None:
+    report = report_of("a", "b", "c")._replace(measurements=tuple(measurements))
+    read = Read(page.render(report))
+    assert (read.wrong, read.unclosed) == ([], [])
+    drawings = {tag for tag, _ in read.tags} >= {"circle"}
+    assert drawings == any(is_drawn(each) for each in measurements)
+    assert not any("nan" in each or "inf" in each for each in read.all("cx") + read.all("d"))
+
+
+@given(st.lists(st.floats(1e-9, 1e18), min_size=1))
+def test_marks_lie_around_the_values(values: list[float]) -> None:
+    found = marks(values)
+    assert found[0] <= min(values) and max(values) <= found[-1]
+    assert found == sorted(set(found))
+    assert len(found) <= 30
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([3.0, 40.0], [2, 5, 10, 20, 50]),
+        ([0.01, 5.0], [0.01, 0.1, 1, 10]),
+        ([10.0], [10]),
+        ([9.0], [5, 10]),
+    ],
+)
+def test_marks(values: list[float], expected: list[float]) -> None:
+    assert marks(values) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (0.00012345, "0.000123"), (5.6, "5.60"), (12.34, "12.3"), (1234567.8, "1,234,568"),
+     (None, ""), (-2.5, "-2.50")],
+)  # fmt: skip
+def test_figures(value: float | None, text: str) -> None:
+    assert figure(value) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1, "1 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"),
+     (2**28, "256 MiB"), (2**30, "1 GiB"), (-1, "-1 B")],
+)  # fmt: skip
+def test_sizes(count: int, text: str) -> None:
+    assert size(count) == text

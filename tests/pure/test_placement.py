@@ -1,0 +1,251 @@
+"""Where ranks go: recipes, allocations and wishes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdenv.errors import IncompatibleError, UsageError
+from hvdenv.launch.allocation import Allocation
+from hvdenv.launch.hosts import Host
+from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi
+from hvdenv.launch.placement import (
+    Wishes,
+    choose_launcher,
+    exported,
+    may_be_seen,
+    mpi_of,
+    place,
+    refuse_unfit,
+)
+from hvdenv.model import cluster
+from hvdenv.model.cascade import resolve
+from hvdenv.model.recipe import Recipe
+
+LOCAL = resolve("local").recipe
+SITE = LOCAL._replace(
+    job=cluster.Job(nodes=4, ranks_per_node=8, cpus_per_rank=4, gpus_per_node=8),
+    launch=cluster.Launch("srun"),
+)
+TWO = (Host("gpu32"), Host("gpu33"))
+ASKED = Allocation(
+    "slurm", "7", (Host("gpu32", 4), Host("gpu33", 4)), 2, tasks=(4, 4), cpus=(16, 16)
+)
+
+
+def placed(
+    allocation: Allocation = Allocation(),  # noqa: B008
+    recipe: Recipe = SITE,
+    **wishes: Any,
+) -> Launch:
+    return place(recipe, ("python",), Wishes(**wishes), allocation, cores=2)
+
+
+def test_here() -> None:
+    assert (placed().ranks, placed(ranks=3).ranks) == (1, 3)
+    assert not placed().elsewhere
+    assert placed().cores == 2
+
+
+def test_all_that_was_asked_for() -> None:
+    """The launcher need not be told what is all of the allocation."""
+    launch = placed(ASKED)
+    assert (launch.ranks, launch.hosts, launch.placed) == (8, ASKED.hosts, False)
+    assert (launch.cpus_per_rank, launch.allowed, launch.job) == (4, 4, "7")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "slots"),
+    [(1, [1]), (2, [1, 1]), (3, [2, 1]), (4, [2, 2]), (7, [4, 3])],
+)
+def test_fewer_are_spread_evenly(ranks: int, slots: list[int]) -> None:
+    launch = placed(ASKED, ranks=ranks)
+    assert [host.slots for host in launch.hosts] == slots
+    assert launch.placed
+
+
+@pytest.mark.parametrize(
+    ("allocation", "ranks"),
+    [
+        # GPUs of the allocation, or what is usual at the site.
+        (Allocation("slurm", "7", TWO, 2, gpus_per_node=2), 4),
+        (Allocation("slurm", "7", TWO, 2), 16),
+        (Allocation("pbs", "7", TWO, 2, "/n"), 16),
+        (Allocation("pbs", "7", (Host("a", 2), Host("b", 2)), 2, "/n"), 4),
+        # LSF and Torque write as many lines as there are processors.
+        (Allocation("lsf", "7", (Host("a", 42), Host("b", 42)), 2), 16),
+        (Allocation("cobalt", "7", (), 3), 24),
+    ],
+)
+def test_how_many_there_is_room_for(allocation: Allocation, ranks: int) -> None:
+    assert placed(allocation).ranks == ranks
+
+
+def test_srun_is_told_what_slurm_was_not_asked() -> None:
+    assert placed(Allocation("slurm", "7", TWO, 2, gpus_per_node=2)).placed
+
+
+def test_the_schedulers_file_goes_to_the_launcher() -> None:
+    pbs = Allocation("pbs", "7", TWO, 2, "/n")
+    assert placed(pbs).hostfile == "/n"
+    assert placed(pbs, ranks=4).hostfile == "/n"
+    # It names more hosts, or would have other numbers on them.
+    assert placed(pbs, ranks=1).hostfile == ""
+    assert placed(pbs, ranks=3).hostfile == ""
+
+
+def test_wished_hosts() -> None:
+    launch = placed(hosts=(Host("gpu32", 4), Host("gpu33", 4)))
+    assert (launch.ranks, launch.placed, launch.per_node) == (8, True, 4)
+    fewer = placed(hosts=(Host("gpu32", 4), Host("gpu33", 4)), ranks=5)
+    assert fewer.hosts == (Host("gpu32", 4), Host("gpu33", 1))
+    assert [host.slots for host in placed(hosts=TWO, ranks=6).hosts] == [3, 3]
+    assert placed(hosts=TWO).ranks == 16
+    assert placed(ASKED, hosts=TWO).ranks == 8
+
+
+def test_wished_hosts_from_a_file() -> None:
+    assert placed(hosts=TWO, hostfile="/f").hostfile == "/f"
+    assert placed(hosts=TWO, hostfile="/f", ranks=3).hostfile == ""
+
+
+def test_too_many_for_the_slots() -> None:
+    with pytest.raises(UsageError, match="9 ranks have no room on 8 slots"):
+        placed(hosts=(Host("gpu32", 4), Host("gpu33", 4)), ranks=9)
+
+
+def test_hosts_of_others() -> None:
+    with pytest.raises(UsageError, match="gpu40 is not in this allocation") as caught:
+        placed(ASKED, hosts=(Host("gpu32", 2), Host("gpu40", 2)))
+    assert "gpu32, gpu33" in caught.value.remedy
+    assert placed(ASKED, hosts=(Host("gpu32.site.org", 2),)).ranks == 2
+
+
+def test_more_ranks_than_processors() -> None:
+    """Slurm only says "More processors requested than permitted"."""
+    one = Allocation("slurm", "7", TWO, 2, tasks=(1, 1), cpus=(1, 1))
+    with pytest.raises(UsageError, match="4 ranks are to run on gpu32") as caught:
+        placed(one, ranks=8)
+    assert "--ntasks-per-node=4" in caught.value.remedy
+    assert placed(one, ranks=2).ranks == 2
+
+
+@pytest.mark.parametrize(
+    ("cpus", "asked", "ranks", "each"),
+    [
+        ((32,), 0, 8, 4),  # as usual
+        ((16,), 0, 8, 0),  # not so many are there
+        ((16,), 2, 8, 2),  # as asked for
+        ((16,), 16, 4, 4),  # asked for one rank with all
+        ((), 6, 8, 6),
+        ((), 0, 8, 4),
+    ],
+)
+def test_cores_for_a_rank(cpus: tuple[int, ...], asked: int, ranks: int, each: int) -> None:
+    allocation = Allocation(
+        "slurm", "7", (Host("gpu32"),), 1, cpus=cpus, cpus_per_rank=asked, gpus_per_node=8
+    )
+    assert placed(allocation, ranks=ranks).cpus_per_rank == each
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 64)), min_size=1, max_size=6),
+    st.one_of(st.none(), st.integers(1, 99)),
+    st.integers(0, 8),
+)
+def test_slots_are_as_many_as_ranks(
+    each: list[tuple[int, int]], ranks: int | None, gpus: int
+) -> None:
+    hosts = tuple(Host(f"n{number}", slots) for number, (slots, _) in enumerate(each))
+    allocation = Allocation(
+        "slurm", "1", hosts, len(hosts), cpus=tuple(cpus for _, cpus in each), gpus_per_node=gpus
+    )
+    try:
+        launch = placed(allocation, ranks=ranks)
+    except UsageError:
+        return
+    assert sum(host.slots for host in launch.hosts) == launch.ranks == (ranks or launch.ranks)
+    assert max(host.slots for host in launch.hosts) == launch.per_node
+    assert launch.cpus_per_rank * launch.per_node <= max(cpus for _, cpus in each)
+
+
+# ---------------------------------------------------------------- launchers
+
+
+def test_the_recipes_launcher() -> None:
+    assert choose_launcher(SITE) == "srun"
+    assert choose_launcher(SITE, "mpirun") == "mpirun"
+    assert choose_launcher(SITE, "torchrun") == "torchrun"
+    with pytest.raises(UsageError, match="unknown launcher mpirum"):
+        choose_launcher(SITE, "mpirum")
+
+
+def test_ranks_would_be_alone() -> None:
+    gloo = SITE._replace(horovod=SITE.horovod._replace(controllers=("gloo",)))
+    assert choose_launcher(gloo) == "horovodrun-gloo"
+    with pytest.raises(IncompatibleError, match="would be alone"):
+        choose_launcher(gloo, "srun")
+    mpi = SITE._replace(horovod=SITE.horovod._replace(controllers=("mpi",)))
+    with pytest.raises(IncompatibleError, match="no gloo here"):
+        choose_launcher(mpi, "horovodrun-gloo")
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_launchers_and_allocations(name: str) -> None:
+    wanted = LAUNCHERS[name].schedulers
+    for scheduler in ("slurm", "pbs", "cobalt", "lsf", None):
+        allocation = Allocation(scheduler, "1")
+        if not wanted or scheduler in wanted:
+            refuse_unfit(name, SITE, Wishes(), allocation)
+        else:
+            with pytest.raises(UsageError, match=f"{name} starts ranks in an allocation of"):
+                refuse_unfit(name, SITE, Wishes(), allocation)
+
+
+@pytest.mark.parametrize("name", ["aprun", "jsrun"])
+def test_launchers_that_choose_hosts_themselves(name: str) -> None:
+    with pytest.raises(UsageError, match="chooses the hosts itself"):
+        refuse_unfit(name, SITE, Wishes(hosts=TWO), Allocation())
+
+
+def test_the_mpi_of_a_recipe() -> None:
+    assert mpi_of(LOCAL) == Mpi("Open MPI", "4.1.8")
+    assert mpi_of(LOCAL._replace(mpi=None)) == Mpi("unknown")
+
+
+# ---------------------------------------------------------------- variables
+
+
+def test_variables_for_other_hosts() -> None:
+    environ = dict.fromkeys(
+        ("HOME", "LD_LIBRARY_PATH", "HOROVOD_TIMELINE", "OMP_NUM_THREADS", "AWS_SECRET_ACCESS_KEY",
+         "DATA", "MINE"), "1",
+    )  # fmt: skip
+    activated = {"PATH", "VIRTUAL_ENV", "CUDA_HOME", "LMOD_CMD", "_ModuleTable001_", "MODULEPATH"}
+    wishes = Wishes(variables=(("OMP_NUM_THREADS", "4"),), exports=("MINE", "NOT_SET"))
+    assert exported(SITE, activated, environ, wishes) == (
+        "PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "VIRTUAL_ENV", "HOROVOD_TIMELINE", "MINE",
+    )  # fmt: skip
+
+
+def test_programs_that_get_nothing_of_the_host_get_what_is_meant_for_ranks() -> None:
+    apart = SITE._replace(launch=cluster.Launch("mpirun", exports=()))
+    environ = {"HOROVOD_TIMELINE": "1", "A": "1", "LD_LIBRARY_PATH": "/lib"}
+    assert exported(apart, {"PATH"}, environ, Wishes()) == ("HOROVOD_TIMELINE",)
+    assert exported(apart, {"PATH"}, {"A": "1"}, Wishes(exports=("A",))) == ("A",)
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [
+        ("PATH", True), ("HOROVOD_LOG_LEVEL", True), ("SLURM_JOB_ID", True), ("LC_ALL", True),
+        ("OMPI_MCA_btl", True), ("AWS_SECRET_ACCESS_KEY", False), ("GITHUB_TOKEN", False),
+        ("HOROVOD_API_KEY", False), ("TF_TOKEN", False), ("DATA", False), ("WANDB_API_KEY", True),
+    ],
+)  # fmt: skip
+def test_what_may_stand_on_command_lines(name: str, seen: bool) -> None:
+    """The last one because the user says so."""
+    assert may_be_seen(name, Wishes(exports=("WANDB_API_KEY",))) is seen

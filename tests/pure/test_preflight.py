@@ -1,0 +1,341 @@
+"""What hosts have of what running an image takes: the questions, the answers, the judgement."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdenv.errors import UsageError
+from hvdenv.launch.hosts import parse_hosts
+from hvdenv.launch.launchers import Mpi, parse_mpi_version
+from hvdenv.launch.preflight import (
+    Image,
+    Node,
+    Wanted,
+    compatible,
+    copies,
+    judge_nodes,
+    lacking,
+    parse_node,
+    peers_of,
+    question,
+)
+from hvdenv.model.cluster import Container
+from hvdenv.model.recipe import Mpi as RecipeMpi
+from hvdenv.reports.report import Finding, Status, judge
+from hvdenv.schema import encode
+
+IMAGE = "/images/horovod.sif"
+CONTAINER = Container("nvidia/cuda:11.8.0-devel-ubuntu22.04", runtime="singularity", image=IMAGE,
+                      gpu="nvidia")  # fmt: skip
+MPI = RecipeMpi("openmpi", "4.1.8")
+WANTED = Wanted(CONTAINER, MPI, "mpirun", scheduled=False)
+GOOD = Node(
+    name="f1.cluster",
+    resolves=True,
+    tools={"apptainer": "", "singularity": "singularity version 3.7.3-1.el7"},
+    image=Image(1000, "a" * 64),
+    mpirun="mpirun (Open MPI) 4.1.4 Report bugs to http://www.open-mpi.org/community/help/",
+    driver="550.54.15",
+    gpus=4,
+    rocm=False,
+    peers={},
+)
+FIRST = GOOD._replace(peers={"f2": ""})
+SECOND = GOOD._replace(name="f2.cluster", peers={"f1": ""})
+
+
+def findings(
+    second: Node | str = SECOND, wanted: Wanted = WANTED, check: str = ""
+) -> list[Finding]:
+    found = judge_nodes(wanted, {"f1": FIRST, "f2": second})
+    return [finding for finding in found if check in ("", finding.check)]
+
+
+def last(check: str, second: Node | str = SECOND, wanted: Wanted = WANTED) -> Finding:
+    """What a check says of the second host, or of the way from it."""
+    return findings(second, wanted, check)[-1]
+
+
+def test_hosts_that_have_everything() -> None:
+    found = findings()
+    assert {finding.status for finding in found} == {"pass"}
+    assert {finding.check for finding in found} == {"host", "tool", "image", "mpi", "driver", "ssh"}
+    assert judge(found) == "pass"
+
+
+def test_a_host_that_does_not_answer() -> None:
+    problem = "ssh: connect to host f2 port 22: Connection refused"
+    found = findings(problem)
+    assert [f for f in found if f.status != "pass"] == [
+        found[1]
+    ] and found[1].evidence == problem and found[1].remedy  # fmt: skip
+    assert (found[1].check, found[1].subject, found[1].status) == ("host", "f2", "fail")
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        ("singularity version 3.7.3-1.el7", "pass"),
+        ("singularity-ce version 3.11.4", "pass"),
+        ("apptainer version 1.4.5", "pass"),
+        ("WARNING: something singularity version 4.1.0", "pass"),
+        ("2.6.1-dist", "fail"),
+        ("singularity: error while loading shared libraries: libseccomp.so.2", "unproven"),
+        ("", "fail"),
+    ],
+)
+def test_versions_of_the_tool(said: str, status: Status) -> None:
+    found = last("tool", SECOND._replace(tools={"apptainer": "", "singularity": said}))
+    assert found.status == status
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        ("0.31", "pass"),
+        ("ch-run[7]: error: $USER not set (ch-run.c:122)", "unproven"),
+        ("", "fail"),
+    ],
+)
+def test_versions_of_charliecloud(said: str, status: Status) -> None:
+    """Which counts from 0.1 on."""
+    wanted = WANTED._replace(container=CONTAINER._replace(runtime="ch-run"))
+    assert last("tool", SECOND._replace(tools={"ch-run": said}), wanted).status == status
+
+
+def test_the_other_tool_is_named() -> None:
+    other = SECOND._replace(tools={"apptainer": "apptainer version 1.4.5", "singularity": ""})
+    assert "--set container.runtime=apptainer" in last("tool", other).remedy
+
+
+def test_an_image_that_is_missing_or_another() -> None:
+    missing = last("image", SECOND._replace(image=Image(problem="No such file or directory")))
+    assert (missing.status, missing.subject) == ("fail", "f2")
+    assert "No such file" in missing.message and "--copy" in missing.remedy
+    other = last("image", SECOND._replace(image=Image(1000, "b" * 64)))
+    assert other.status == "fail" and "another file than on f1" in other.message
+    assert "a" * 64 in other.evidence and "b" * 64 in other.evidence
+    nowhere = Image(problem="No such file or directory")
+    nodes = {"f1": FIRST._replace(image=nowhere), "f2": SECOND._replace(image=nowhere)}
+    found = [f for f in judge_nodes(WANTED, nodes) if f.check == "image"]
+    assert all(f.status == "fail" and "--build" in f.remedy for f in found)
+
+
+def test_which_hosts_lack_the_image() -> None:
+    missing = SECOND._replace(image=Image(problem="No such file or directory"))
+    other = SECOND._replace(image=Image(1, "b" * 64))
+    answers: dict[str, Node | str] = {"f1": FIRST, "f2": missing, "f3": other, "f4": "unreachable"}
+    assert lacking(answers) == ("f1", ("f2", "f3"))
+    assert lacking({"f1": missing}) == ("", ("f1",))
+    assert lacking({"f1": FIRST, "f2": SECOND}) == ("f1", ())
+
+
+@pytest.mark.parametrize(
+    ("host", "image", "status"),
+    [
+        (Mpi("Open MPI", "4.1.4"), Mpi("Open MPI", "4.1.8"), "pass"),
+        (Mpi("Open MPI", "4.0.5"), Mpi("Open MPI", "4.1.8"), "unproven"),
+        (Mpi("Open MPI", "3.1.2"), Mpi("Open MPI", "4.1.8"), "fail"),
+        (Mpi("Open MPI", "5.0.11"), Mpi("Open MPI", "4.1.8"), "fail"),
+        (Mpi("Open MPI", "3.1.3"), Mpi("Open MPI", "3.1.2"), "fail"),
+        (Mpi("Open MPI", "4.1.4"), Mpi("Open MPI"), "unproven"),
+        (Mpi("Open MPI"), Mpi("Open MPI", "4.1.8"), "unproven"),
+        (Mpi("Intel MPI", "2021.6"), Mpi("Open MPI", "4.1.8"), "fail"),
+        (Mpi("Spectrum MPI", "10.3"), Mpi("Open MPI", "4.1.8"), "fail"),
+        (Mpi("Open MPI", "4.1.4"), Mpi("Hydra", "5.0"), "fail"),
+        (Mpi("Hydra", "4.0"), Mpi("Hydra", "5.0"), "pass"),
+        (Mpi("Intel MPI", "2021.6"), Mpi("Hydra", "5.0"), "pass"),
+        (Mpi("Hydra", "4.0"), Mpi("Intel MPI", "2021.6"), "pass"),
+        (Mpi("unknown"), Mpi("Open MPI", "4.1.8"), "unproven"),
+    ],
+)
+def test_the_mpi_of_the_host_and_that_of_the_image(host: Mpi, image: Mpi, status: Status) -> None:
+    found, reason = compatible(host, image)
+    assert found == status, reason
+
+
+def test_mpirun_of_the_hosts() -> None:
+    assert last("mpi", SECOND._replace(mpirun="")).message == "there is no mpirun"
+    other = last("mpi", SECOND._replace(mpirun="mpirun (Open MPI) 5.0.11"))
+    assert other.status == "fail" and "openmpi 4.1.8" in other.remedy
+    by_srun = WANTED._replace(launcher="srun")
+    assert last("mpi", SECOND._replace(mpirun=""), by_srun).status == "skip"
+    gloo = WANTED._replace(launcher="horovodrun-gloo")
+    assert findings(SECOND._replace(mpirun=""), gloo, "mpi") == []
+    assert findings(wanted=WANTED._replace(mpi=None), check="mpi") == []
+
+
+@pytest.mark.parametrize(
+    ("driver", "gpus", "base", "status"),
+    [
+        ("550.54.15", 4, "nvidia/cuda:11.8.0-devel-ubuntu22.04", "pass"),
+        ("450.80.02", 4, "nvidia/cuda:11.8.0-devel-ubuntu22.04", "pass"),
+        ("450.80.02", 4, "nvidia/cuda:12.4.1-devel-ubuntu22.04", "fail"),
+        ("418.87.00", 4, "nvidia/cuda:11.8.0-devel-ubuntu22.04", "fail"),
+        ("570.86.10", 4, "nvidia/cuda:13.0.1-devel-ubuntu24.04", "fail"),
+        ("550.54.15", 4, "debian:12", "pass"),
+        ("unknown", 1, "nvidia/cuda:12.4.1-devel-ubuntu22.04", "pass"),
+        ("550.54.15", 0, "debian:12", "fail"),
+        ("", 0, "debian:12", "fail"),
+    ],
+)
+def test_drivers(driver: str, gpus: int, base: str, status: Status) -> None:
+    wanted = WANTED._replace(container=CONTAINER._replace(base=base))
+    assert last("driver", SECOND._replace(driver=driver, gpus=gpus), wanted).status == status
+
+
+def test_gpus_of_others() -> None:
+    amd = WANTED._replace(container=CONTAINER._replace(gpu="rocm"))
+    assert last("driver", SECOND, amd).status == "fail"
+    assert last("driver", SECOND._replace(rocm=True), amd).status == "pass"
+    none = WANTED._replace(container=CONTAINER._replace(gpu="none"))
+    assert findings(SECOND._replace(driver=""), none, "driver") == []
+
+
+def test_gloo_needs_the_name_of_each_host() -> None:
+    nameless = SECOND._replace(resolves=False)
+    assert findings(nameless, check="name") == []
+    gloo = WANTED._replace(launcher="horovodrun-gloo")
+    assert [f.status for f in findings(nameless, gloo, "name")] == ["pass", "fail"]
+
+
+def test_ssh_both_ways() -> None:
+    assert [f.subject for f in findings(check="ssh")] == ["f1 -> f2", "f2 -> f1"]
+    refused = SECOND._replace(peers={"f1": "Host key verification failed."})
+    found = last("ssh", refused)
+    assert (found.status, found.subject) == ("fail", "f2 -> f1")
+    assert found.evidence == "Host key verification failed."
+
+
+def test_ssh_is_asked_for_where_it_is_used() -> None:
+    for launcher in ("mpirun", "horovodrun-mpi", "horovodrun-gloo"):
+        assert WANTED._replace(launcher=launcher).ssh
+        assert not WANTED._replace(launcher=launcher, scheduled=True).ssh
+    assert not WANTED._replace(launcher="srun").ssh
+    assert findings(wanted=WANTED._replace(launcher="srun"), check="ssh") == []
+    hosts = ("f1", "f2", "f3")
+    assert [peers_of(host, hosts) for host in hosts] == [("f2", "f3"), ("f1",), ("f1",)]
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("f1:2,f2:2", ("f1", "f2")),
+        ("f1", ("f1",)),
+        ("gpu32.site.org:4, gpu33:4", ("gpu32.site.org", "gpu33")),
+    ],
+)
+def test_lists_of_hosts(text: str, hosts: tuple[str, ...]) -> None:
+    assert tuple(host.name for host in parse_hosts(text)) == hosts
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "f1,", "f1:0", "f1:x", "f1:2,f1:2", "-oProxyCommand=x", "f1;reboot", "f1 f2", "a@b"],
+)
+def test_what_is_no_list_of_hosts(text: str) -> None:
+    with pytest.raises(UsageError, match="--hosts"):
+        parse_hosts(text)
+
+
+def test_copying_by_scp() -> None:
+    commands = copies(IMAGE, ["f2", "f3"], slurm=False)
+    assert [command.argv[0] for command in commands] == ["ssh", "scp", "ssh", "scp"]
+    assert commands[0].argv[-2:] == ("f2", "mkdir -p /images")
+    assert commands[1].argv[-2:] == (IMAGE, f"f2:{IMAGE}")
+    assert "BatchMode=yes" in commands[1].argv
+
+
+def test_copying_in_an_allocation() -> None:
+    first, second = copies(IMAGE, ["f2"], slurm=True)
+    assert first.argv == ("srun", "--ntasks-per-node=1", "mkdir", "-p", "/images")
+    assert second.argv == ("sbcast", "--force", "--preserve", IMAGE, IMAGE)
+
+
+def test_nothing_to_copy() -> None:
+    assert copies("/a b", [], slurm=False) == ()
+
+
+@pytest.mark.parametrize("path", ["/a b", "/a;reboot", "/$(reboot)", "a.sif", "/a'b", "/a\nb"])
+def test_a_path_that_a_shell_could_read_is_not_copied(path: str) -> None:
+    with pytest.raises(UsageError, match="characters that a shell"):
+        copies(path, ["f2"], slurm=False)
+
+
+@given(st.text(max_size=200))
+def test_no_answer_is_no_node(text: str) -> None:
+    assert parse_node(text) is None
+    assert parse_node(f"@hvdenv-node {text}") is None
+
+
+def test_the_answer_is_found_among_other_lines() -> None:
+    payload = base64.b64encode(json.dumps(encode(GOOD)).encode()).decode()
+    assert parse_node(f"Welcome!\n\n@hvdenv-node {payload}\nbye") == GOOD
+
+
+PATHS = st.lists(st.text(st.characters(exclude_characters=":\0", exclude_categories=["Cs"])))
+
+
+@given(st.text(), PATHS)
+def test_what_is_asked_is_one_word_for_any_shell(image: str, folders: list[str]) -> None:
+    command = question("f1", image, ["f2"], ":".join(folders))
+    assert command.argv[-2] == "f1"
+    remote = command.argv[-1]
+    assert not set(remote) & set("\n!")
+    asked = json.loads(base64.b64decode(shlex.split(remote)[-1]))
+    assert (asked["image"], asked["peers"]) == (image, ["f2"])
+    assert ":".join(asked["path"]) == ":".join(folders)
+
+
+def test_a_node_is_asked_for_real(tmp_path: Path) -> None:
+    """By the very words that ssh would be given, read by a shell."""
+    image = tmp_path / "it's $(x).sif"
+    image.write_bytes(b"image")
+    program = tmp_path / "bin" / "mpirun"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n")
+    program.chmod(0o755)
+    command = question("f1", str(image), [], str(program.parent))
+    shown = subprocess.run(
+        ["sh", "-c", command.argv[-1]], capture_output=True, text=True, check=True
+    )
+    node = parse_node(shown.stdout)
+    assert node
+    assert node.image.size == 5
+    assert node.image.sha256 == "6105d6cc76af400325e94d588ce511be5bfdbb73b437dc51eca43917d7a43e3d"
+    assert parse_mpi_version(node.mpirun) == Mpi("Open MPI", "4.1.4")
+    here = question("f1", "/nowhere", [], "", here=sys.executable)
+    again = parse_node(subprocess.run(here.argv, capture_output=True, text=True, check=True).stdout)
+    assert again
+    assert again.image.problem == "No such file or directory"
+    assert again.mpirun != node.mpirun
+
+
+def test_an_image_that_is_a_folder_is_compared_by_its_listing(tmp_path: Path) -> None:
+    def listed(name: str) -> Image:
+        words = question("f1", str(tmp_path / name), [], "", here=sys.executable).argv
+        shown = subprocess.run(words, capture_output=True, text=True, check=True)
+        node = parse_node(shown.stdout)
+        assert node and not node.image.problem
+        return node.image
+
+    (tmp_path / "one/etc").mkdir(parents=True)
+    (tmp_path / "one/etc/hosts").write_text("12345")
+    (tmp_path / "one/gone").symlink_to("/nowhere")
+    shutil.copytree(tmp_path / "one", tmp_path / "two", symlinks=True)
+    first = listed("one")
+    assert first.size == 5 and listed("two") == first
+    (tmp_path / "two/etc/hosts").write_text("123456")
+    assert listed("two").sha256 != first.sha256
+    (tmp_path / "two/etc/hosts").unlink()
+    assert listed("two").sha256 != first.sha256

@@ -1,0 +1,150 @@
+"""verify --junit, --html and --from: files of a report, also of one that was kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from hvdenv import places
+from hvdenv.cli.main import main
+from hvdenv.errors import StepError
+from hvdenv.reports.report import Finding, Report
+
+
+@pytest.fixture
+def kept(cases: Path) -> str:
+    """A report that verify kept, whose verdict is fail."""
+    return str(cases / "reports" / "everything.json")
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> str:
+    """One whose verdict is pass."""
+    finding = Finding("allreduce", "torch over MPI", "pass", "right sums")
+    path = tmp_path / "good.json"
+    report = Report("local", "/env", "n1", "2026-11-21T13:00:00+0100", 1.5, (finding,))
+    path.write_text(json.dumps(report.to_json()))
+    return str(path)
+
+
+def test_both_files_of_what_failed(
+    kept: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    xml, page = tmp_path / "verify.xml", tmp_path / "verify.html"
+    assert main(["verify", "--from", kept, "--junit", str(xml), "--html", str(page)]) == 1
+    assert ElementTree.parse(xml).getroot().get("failures") == "1"
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert stat.S_IMODE(page.stat().st_mode) & 0o600 == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["verify.html", "verify.xml"]
+    said = capsys.readouterr()
+    assert "verdict: fail" in said.out and said.err == ""
+
+
+def test_json_comes_out_as_it_went_in(
+    kept: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["verify", "--from", kept, "--json", "--html", str(tmp_path / "verify.html")]
+    assert main(words) == 1
+    said = capsys.readouterr()
+    assert json.loads(said.out) == json.loads(Path(kept).read_text())
+    assert said.err == ""
+
+
+def test_a_file_that_is_there_is_replaced_where_it_lies(good: str, tmp_path: Path) -> None:
+    there, link = tmp_path / "there.html", tmp_path / "link.html"
+    there.write_text("old")
+    link.symlink_to(there)
+    assert main(["verify", "--from", good, "--html", str(link)]) == 0
+    assert link.is_symlink() and "<!DOCTYPE html>" in there.read_text()
+
+
+def test_the_verdict_is_not_lost(
+    kept: str, good: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The disk is full when the XML is written, and has room again for the page."""
+    write = places.write_text
+
+    def full(path: Path, text: str) -> None:
+        if path.suffix == ".xml":
+            raise StepError("cannot write: No space left on device", where=str(path))
+        write(path, text)
+
+    monkeypatch.setattr(places, "write_text", full)
+    xml, page = tmp_path / "verify.xml", tmp_path / "verify.html"
+    files = ["--junit", str(xml), "--html", str(page)]
+    for report, code, verdict in ((kept, 1, "fail"), (good, 5, "pass")):
+        page.unlink(missing_ok=True)
+        assert main(["verify", "--from", report, *files]) == code
+        said = capsys.readouterr()
+        assert f"verdict: {verdict}" in said.out
+        assert f"error: --junit {xml}: cannot write: No space left on device" in said.err
+        assert "what to do: `hvdenv verify --from REPORT --junit FILE`" in said.err
+        assert page.exists() and not xml.exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "problem"),
+    [
+        ("missing/verify.html", "there is no such folder"),
+        (".", "this is no file"),
+        ("/dev/null", "this is no file"),
+    ],
+)
+@pytest.mark.parametrize("option", ["--junit", "--html"])
+def test_what_could_not_be_written_is_said_first(
+    option: str, file: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", "--prefix", "/nowhere", option, str(tmp_path / file)]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"error: {option} /") and problem in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_others_is_said_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may anything
+    words = ["verify", "--prefix", "/nowhere", "--html", str(tmp_path / "verify.html")]
+    assert main(words) == 2
+    assert f"--html {tmp_path}: nothing can be written there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "this is no report of verify: Expecting value"),
+        ("{}", "this is no report of verify: it has no schema"),
+        ("[" * 100000, "this is no report of verify"),
+        ("\xff", "this is no report of verify"),
+    ],
+    ids=["empty", "another object", "deep", "not UTF-8"],
+)
+def test_what_is_no_report(
+    text: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(text.encode("latin-1"))
+    assert main(["verify", "--from", str(path)]) == 2
+    assert f"error: --from {path}: {problem}" in capsys.readouterr().err
+
+
+def test_a_report_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--from", str(tmp_path / "none")]) == 2
+    assert "cannot read it: No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["local"], ["--prefix", "/env"], ["--where", "compute"]], ids=str
+)
+def test_a_kept_report_is_of_no_other_environment(
+    words: list[str], kept: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", *words, "--from", kept]) == 2
+    assert "a report is shown as it is" in capsys.readouterr().err

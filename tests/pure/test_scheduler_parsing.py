@@ -1,0 +1,313 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvdenv.errors import UsageError
+from hvdenv.model.cluster import Scheduler
+from hvdenv.places import Places
+from hvdenv.runner import Runner
+from hvdenv.sites.jobstate import (
+    QUEUES,
+    State,
+    Status,
+    cobalt_submitted,
+    exit_code_in,
+    explained,
+    lsf_submitted,
+    never_starts,
+    pbs_submitted,
+    slurm_submitted,
+    slurm_told_past,
+    unhappy_end,
+)
+from hvdenv.sites.scheduler import (
+    Listener,
+    Submitted,
+    Tail,
+    follow,
+    keep,
+    recall,
+    records,
+    unfinished,
+)
+
+WORK = "/home/ann/work"
+PBS_FILES = ("/home/ann/train.e5487654", "/home/ann/train.o5487654")
+COBALT_FILES = ("/home/ann/results/347106.x.error", "/home/ann/results/347106.x.output")
+
+EXPECTED: dict[str, Status | None] = {
+    "slurm-waiting": Status("waiting", "Resources"),
+    "slurm-never": Status("waiting", "PartitionConfig"),
+    "slurm-running": Status("running", hosts="n[1-2]"),
+    "slurm-completed": Status("completed", exit_code=0, hosts="n1"),
+    "slurm-failed": Status("failed", "NonZeroExitCode", 3, hosts="n[1-2]"),
+    "slurm-signal": Status("failed", "JobLaunchFailure", 137, hosts="n1"),
+    "slurm-timeout": Status("timeout", "TimeLimit", 143, hosts="n1"),
+    "slurm-cancelled": Status("cancelled", "", 143, hosts="n1"),
+    "slurm-unknown": Status("gone"),
+    "slurm-down": None,
+    "slurm-submit-refused": None,
+    "pbs-waiting": Status("waiting", "Not Running: Insufficient amount of resource: ngpus"),
+    "pbs-running": Status(
+        "running",
+        "Job run at Sat Nov 21 at 17:00 on (x3001c0s1b0n0:ncpus=4)+(x3001c0s7b1n0:ncpus=4)",
+        outputs=tuple(
+            f"/home/ann/a folder whose name is so long that it does not fit on a line/train.{end}"
+            for end in ("e5487654", "o5487654")
+        ),
+        hosts="x3001c0s1b0n0+x3001c0s7b1n0",
+    ),
+    "pbs-completed": Status("completed", exit_code=0),
+    "pbs-failed": Status("failed", exit_code=3),
+    "pbs-signal": Status("failed", exit_code=143),
+    "pbs-timeout": Status("timeout"),
+    "pbs-start": Status("node failure"),
+    "pbs-deleted": Status("cancelled", "Job deleted by ann@login1"),
+    "pbs-unknown": Status("gone"),
+    "pbs-down": None,
+    "cobalt-running": Status("running", hosts="thetagpu[01-02]"),
+    "cobalt-waiting": Status("waiting", "user_hold"),
+    "cobalt-unknown": Status("gone"),
+    "cobalt-down": None,
+    "lsf-waiting": Status(
+        "waiting", "Job requirements for reserving resource (ngpus) not satisfied: 5 hosts;",
+        outputs=("train.58652",),
+    ),
+    "lsf-running": Status("running", hosts="batch1+a01n01+a01n02"),
+    "lsf-completed": Status("completed", exit_code=0, hosts="batch1+a01n01"),
+    "lsf-failed": Status("failed", exit_code=3, hosts="batch1+a01n01"),
+    "lsf-timeout": Status(
+        "timeout", "TERM_RUNLIMIT: job killed after reaching LSF run time limit", 140,
+        hosts="batch1+a01n01",
+    ),
+    "lsf-cancelled": Status(
+        "cancelled", "TERM_OWNER: job killed by owner", 130, hosts="batch1+a01n01"
+    ),
+    "lsf-unknown": Status("gone"),
+    "lsf-down": None,
+}  # fmt: skip
+
+
+def scheduler_of(name: str) -> Scheduler:
+    (found,) = (each for each in QUEUES if name.startswith(each))
+    return found
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_what_schedulers_say(name: str, cases: Path) -> None:
+    text = (cases / "jobs" / "told" / f"{name}.txt").read_text()
+    status = QUEUES[scheduler_of(name)].told(text)
+    expected = EXPECTED[name]
+    if expected is None:
+        assert status is None
+        return
+    assert status
+    assert status.name == ("" if status.state == "gone" else "train")
+    if not expected.outputs:
+        status = status._replace(outputs=())
+    assert status == expected._replace(name=status.name)
+
+
+def test_each_recorded_text_is_expected(cases: Path) -> None:
+    assert {path.stem for path in (cases / "jobs" / "told").glob("*.txt")} == set(EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("name", "files"),
+    [
+        ("slurm-failed", (f"{WORK}/train_17.out",)),
+        ("slurm-waiting", (f"{WORK}/train_18.err", f"{WORK}/train_18.out")),
+        ("pbs-completed", PBS_FILES),
+        ("cobalt-running", COBALT_FILES),
+        ("lsf-running", (f"{WORK}/train.58652",)),
+    ],
+)
+def test_where_the_output_goes(name: str, files: tuple[str, ...], cases: Path) -> None:
+    status = QUEUES[scheduler_of(name)].told((cases / "jobs/told" / f"{name}.txt").read_text())
+    assert status
+    assert status.outputs == files
+
+
+@given(text=st.text(), scheduler=st.sampled_from(sorted(QUEUES)))
+def test_other_texts_are_no_answers(text: str, scheduler: Scheduler) -> None:
+    queue = QUEUES[scheduler]
+    assert queue.told(text) in (None, Status("gone"))
+    assert queue.told_past(text) is None
+
+
+def test_a_folder_cannot_lie_about_the_state(cases: Path) -> None:
+    text = (cases / "jobs/told/slurm-running.txt").read_text()
+    lie = text.replace(f"WorkDir={WORK}", "WorkDir=/x\n   JobState=FAILED Reason=x\n")
+    assert lie != text
+    status = QUEUES["slurm"].told(lie)
+    assert status
+    assert status.state == "running"
+    text = (cases / "jobs/told/pbs-running.txt").read_text()
+    status = QUEUES["pbs"].told(f"{text}    job_state = F\n    Exit_status = 0\n")
+    assert status
+    assert status.state == "running"
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (slurm_submitted("123\n"), "123"),
+        (slurm_submitted("sbatch: note 7\n123;cluster\n"), "123"),
+        (slurm_submitted("sbatch: error: Batch job submission failed: 7"), ""),
+        (pbs_submitted("5487654.polaris-pbs-01.hsn\n"), "5487654.polaris-pbs-01.hsn"),
+        (pbs_submitted("qsub: Job rejected by all possible destinations"), ""),
+        (cobalt_submitted("Job routed to queue \"default\".\nMemory mode set to cache\n347106\n"), "347106"),
+        (lsf_submitted("Job <58652> is submitted to queue <batch>.\n"), "58652"),
+        (lsf_submitted("No such queue. Job not submitted."), ""),
+    ],
+)  # fmt: skip
+def test_the_id_of_a_job(found: str, expected: str) -> None:
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("COMPLETED|0:0\n", Status("completed", exit_code=0)),
+        ("CANCELLED by 1000|0:15\n", Status("cancelled", exit_code=143)),
+        ("TIMEOUT|0:0\n", Status("timeout", exit_code=0)),
+        ("FAILED|3:0\n", Status("failed", exit_code=3)),
+        ("Slurm accounting storage is disabled\n", None),
+        ("", None),
+    ],
+)
+def test_what_the_accounting_says(text: str, status: Status | None) -> None:
+    assert slurm_told_past(text) == status
+
+
+@pytest.mark.parametrize("scheduler", sorted(QUEUES))
+def test_ids_and_paths_are_arguments_of_their_own(scheduler: Scheduler) -> None:
+    queue, hostile = QUEUES[scheduler], "/x y'; touch /z; $(id)\n#"
+    for words in (queue.submit(hostile), queue.ask(hostile), queue.cancel(hostile)):
+        assert hostile in words
+        assert all("touch" not in word for word in words if word != hostile)
+
+
+@pytest.mark.parametrize(
+    ("output", "job", "code"),
+    [
+        ("x\nhvdenv: job 12 ended with exit code 0\n", "12", 0),
+        ("hvdenv: job 12 ended with exit code 1\nhvdenv: job 12 ended with exit code 3", "12", 3),
+        ("hvdenv: job 12.pbs-01 ended with exit code 3\n", "12", 3),
+        ("hvdenv: job 12 ended with exit code 3\n", "12.pbs-01", 3),
+        ("hvdenv: job 13 ended with exit code 3\n", "12", None),
+        ("hvdenv: job 12 ended with exit code 3 or so\n", "12", None),
+        ("", "12", None),
+    ],
+)
+def test_the_exit_code_at_the_end_of_the_output(output: str, job: str, code: int | None) -> None:
+    assert exit_code_in(output, job) == code
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (Status("waiting", "Priority"), "waiting (Priority: other jobs come first)"),
+        (Status("waiting"), "waiting"),
+        (Status("waiting", "Unheard"), "waiting (Unheard)"),
+        (Status("running", hosts="n[1-2]"), "running on n[1-2]"),
+        (Status("running", "Job run at noon"), "running"),
+        (Status("failed", "NonZeroExitCode", 3), "failed"),
+        (Status("timeout", "TimeLimit"), "timeout (TimeLimit)"),
+    ],
+)
+def test_states_in_words(status: Status, said: str) -> None:
+    assert explained(status) == said
+
+
+def test_maintenance_is_explained() -> None:
+    said = explained(Status("waiting", "ReqNodeNotAvail,_UnavailableNodes:n1"))
+    assert "perhaps for maintenance" in said
+    assert "n1" in said
+
+
+@pytest.mark.parametrize("reason", ["PartitionTimeLimit", "PartitionNodeLimit", "PartitionConfig"])
+def test_what_can_never_start(reason: str) -> None:
+    assert never_starts(Status("waiting", reason))
+    assert not never_starts(Status("running", reason))
+
+
+@pytest.mark.parametrize("reason", ["", "Resources", "Priority", "ReqNodeNotAvail", "BeginTime"])
+def test_what_may_start(reason: str) -> None:
+    assert not never_starts(Status("waiting", reason))
+
+
+def test_each_unhappy_end_has_a_remedy() -> None:
+    unhappy: tuple[State, ...] = (
+        "timeout", "cancelled", "node failure", "out of memory", "preempted", "gone",
+    )  # fmt: skip
+    for state in unhappy:
+        what, remedy = unhappy_end(Status(state)) or ("", "")
+        assert what and remedy
+    assert unhappy_end(Status("completed", exit_code=0)) is None
+    assert unhappy_end(Status("failed", exit_code=3)) is None
+    assert unhappy_end(Status("failed"))
+
+
+def test_a_file_that_grows(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    tail = Tail(str(path))
+    assert list(tail.lines()) == []
+    path.write_bytes(b"one\ntw")
+    assert list(tail.lines()) == ["one"]
+    with path.open("ab") as stream:
+        stream.write(b"o\n10%\r20%\r\n\x1b[31mred\x1b[0m https://u:p@h\n\xff\nend")
+    assert list(tail.lines()) == ["two", "20%", "red https://***@h", "\ufffd"]
+    assert list(tail.lines(last=True)) == ["end"]
+    assert list(tail.lines(last=True)) == []
+
+
+@given(blocks=st.lists(st.binary(max_size=30), max_size=8))
+def test_a_file_is_read_whole_however_it_grows(
+    blocks: list[bytes], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("tail") / "out"
+    at_once, bit_by_bit = Tail(str(path)), Tail(str(path))
+    read = []
+    for block in blocks:
+        with path.open("ab") as stream:
+            stream.write(block)
+        read += list(bit_by_bit.lines())
+    assert read + list(bit_by_bit.lines(last=True)) == list(at_once.lines(last=True))
+
+
+def job(number: str, **values: Any) -> Submitted:
+    return Submitted("slurm", number, "train", "/x.sh", f"2026-11-21T17:00:{number}", **values)
+
+
+def test_jobs_are_noted(tmp_path: Path) -> None:
+    places = Places(tmp_path)
+    assert records(places) == []
+    places.jobs.mkdir()
+    keep(job("12", key="k"), places)
+    keep(job("13", key="k", state="failed")._replace(exit_code=3), places)
+    (places.jobs / "slurm-14.json").write_text('{"half')
+    assert [record.id for record in records(places)] == ["12", "13"]
+    assert recall("13", places).exit_code == 3
+    assert recall("13.server", places).id == "13"
+    assert unfinished("k", places) == job("12", key="k")
+    assert unfinished("other", places) is None
+    with pytest.raises(UsageError, match="no job 99") as caught:
+        recall("99", places)
+    assert "12, 13" in caught.value.remedy
+
+
+def test_a_job_whose_end_was_seen_needs_no_scheduler(tmp_path: Path) -> None:
+    places, log = Places(tmp_path), tmp_path / "log"
+    places.jobs.mkdir()
+    log.write_text("one\ntwo")
+    said: list[str] = []
+    ended = job("12", log=str(log), state="failed")._replace(exit_code=3)
+    listener = Listener(said.append, lambda status: said.append(status.state), said.append)
+    status = follow(ended, Runner({}), places, listener)
+    assert (status.state, status.exit_code, said) == ("failed", 3, ["one", "two"])

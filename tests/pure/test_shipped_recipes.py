@@ -1,0 +1,364 @@
+"""What holds for every recipe that comes with hvdenv, and for the documents they follow."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdenv.cli.main import main
+from hvdenv.errors import RecipeError, UsageError
+from hvdenv.knowledge.flags import horovod_variables
+from hvdenv.model.cascade import read_layer, resolve, shipped_recipes, variants_of
+from hvdenv.model.cluster import Job, Swap
+from hvdenv.model.recipe import ByPython, Deviation, Note, Recipe
+from hvdenv.schema import fields, parse_toml
+from hvdenv.sites.batch import check
+
+NAMES = sorted(shipped_recipes())
+CLUSTERS = [name for name in NAMES if not name.startswith("local")]
+OFFERED = {
+    name: variants_of(read_layer("recipe", path).values) for name, path in shipped_recipes().items()
+}
+ALONE = [(name, variant) for name in NAMES for variant in ("", *OFFERED[name])]
+DOCUMENTS = sorted((Path(__file__).parents[1] / "cases/documents").glob("*.toml"))
+
+# Variants that say different things of one matter. All others can be taken together.
+EXCLUSIVE = {
+    "alvis": [{"pytorch", "tensorflow"}],
+    "cirrus": [{"cpu", "gpu"}],
+    "local": [{"tensorflow", "torch"}],
+    "neuron": [{"cpu", "nccl"}],
+    "piz-daint": [{"pytorch", "source"}],
+    "singularity": [{"cpu", "gpu"}],
+    "taurus": [{"alpha", "conda", "module", "venv"}, {"mpi", "nccl"}],
+    "theta": [{"pytorch", "tensorflow"}],
+    "thetagpu": [{"conda", "pytorch", "tensorflow"}],
+}
+
+# Modules that the sites' documents load without a version.
+WITHOUT_VERSION = {
+    "atp", "aws-ofi-rccl", "cmake", "craype-accel-amd-gfx90a", "cray-python", "cudatoolkit",
+    "daint-gpu", "evp-patch",
+}  # fmt: skip
+
+
+def of(name: str, *variants: str) -> Recipe:
+    return resolve(name, variants=[each for each in variants if each]).recipe
+
+
+def exclude_each_other(name: str, variants: tuple[str, ...]) -> bool:
+    return any(len(group & set(variants)) > 1 for group in EXCLUSIVE.get(name, []))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_combination_of_variants_resolves_or_is_known_to_clash(name: str) -> None:
+    offered = OFFERED[name]
+    for length in range(len(offered) + 1):
+        for variants in itertools.combinations(offered, length):
+            if exclude_each_other(name, variants):
+                with pytest.raises(UsageError, match="both set"):
+                    resolve(name, variants=variants)
+            else:
+                assert resolve(name, variants=variants).variants == variants
+
+
+def test_the_clusters_of_the_documents_are_there() -> None:
+    assert {"neuron", "taurus", "alvis", "thetagpu", "theta", "singularity"} <= set(NAMES)
+    assert len(NAMES) >= 13
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sources_and_notes_name_public_pages(name: str) -> None:
+    recipe = of(name)
+    assert recipe.sources
+    for url in (*recipe.sources, *(note.source for note in recipe.notes)):
+        assert re.fullmatch(r"https://[a-z0-9.-]+\.[a-z]+(/\S*)?", url), url
+    for url in recipe.sources:
+        if url.startswith("https://github.com/"):
+            assert re.search(r"/(blob|tree)/[0-9a-f]{40}(/|$)", url), f"{url} names no commit"
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_a_cluster_names_its_site_and_is_not_called_tested_by_its_recipe(name: str) -> None:
+    recipe = of(name)
+    assert recipe.site
+    assert recipe.deviations
+    assert ("retired" in recipe.site) == (recipe.status == "decommissioned")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_deviations_say_what_instead_and_why(name: str) -> None:
+    deviations = of(name).deviations
+    assert len({each.document for each in deviations}) == len(deviations)
+    for each in deviations:
+        assert all(text.strip() == text for text in each)
+        assert min(len(each.document), len(each.recipe)) > 2
+        assert len(each.reason) > 20
+        assert each.reason not in (each.document, each.recipe)
+
+
+@pytest.mark.parametrize(("name", "variant"), ALONE, ids="+".join)
+def test_modules_have_versions(name: str, variant: str) -> None:
+    modules = of(name, variant).modules
+    if modules is None:
+        return
+    names = (*modules.load, *modules.build, *modules.unload)
+    assert len(set(names)) == len(names)
+    for each in names:
+        assert "/" in each or each in WITHOUT_VERSION, each
+    assert not set(modules.build) & set(modules.load)
+
+
+@pytest.mark.parametrize(("name", "variant"), ALONE, ids="+".join)
+def test_jobs_fit_their_partition(name: str, variant: str) -> None:
+    recipe = of(name, variant)
+    if recipe.scheduler is None:
+        assert not recipe.partitions
+        return
+    assert recipe.partitions
+    assert set(recipe.job.requires) <= set(Job._fields)
+    job = recipe.job._replace(account=recipe.job.account or "project")
+    partition = check(job, recipe.scheduler, recipe.partitions)
+    assert (partition is None) == (job.partition is None)
+    if partition and partition.cores and job.cpus_per_rank:
+        assert job.cpus_per_rank * job.ranks_per_node <= partition.cores
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_no_recipe_has_the_account_of_a_documents_author(name: str) -> None:
+    for variant in ("", *OFFERED[name]):
+        assert of(name, variant).job.account is None
+
+
+@pytest.mark.parametrize(("name", "variant"), ALONE, ids="+".join)
+def test_horovod_reads_what_the_recipe_asks_for(name: str, variant: str) -> None:
+    recipe = of(name, variant)
+    for arch in {each.arch for each in recipe.partitions.values()} or {"x86_64"}:
+        variables = horovod_variables(recipe, arch)
+        assert any(variables.get(f"HOROVOD_WITH_{each}") for each in ("PYTORCH", "TENSORFLOW"))
+        assert any(key.startswith("HOROVOD_GPU_") for key in variables) == bool(recipe.horovod.gpu)
+    assert not any(key.startswith("HOROVOD_GPU") for key in recipe.environment.run)
+
+
+def test_one_release_of_horovod_has_one_hash() -> None:
+    hashes: dict[str, str] = {}
+    for name, variant in ALONE:
+        horovod = of(name, variant).horovod
+        if horovod.provider == "source":
+            assert hashes.setdefault(horovod.version, horovod.sha256) == horovod.sha256
+    assert len(set(hashes.values())) == len(hashes) >= 4
+
+
+@pytest.mark.parametrize(("name", "variant"), ALONE, ids="+".join)
+def test_what_is_said_to_be_present_is_brought_by_something(name: str, variant: str) -> None:
+    recipe = of(name, variant)
+    used = [recipe.frameworks[each].provider for each in recipe.horovod.frameworks]
+    if recipe.horovod.provider == "present":
+        assert set(used) == {"present"}
+    if "present" in used:
+        assert recipe.modules is not None
+        assert recipe.modules.load or recipe.modules.source
+    if "conda" in used:
+        assert recipe.python.provider == "conda"
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_no_channel_of_anaconda(name: str) -> None:
+    """Their terms bind institutions: who wants them names them in a site file."""
+    for variant in ("", *OFFERED[name]):
+        conda = of(name, variant).conda
+        assert not conda or not {"defaults", "main", "anaconda", "r"} & set(conda.channels)
+
+
+def test_neuron_for_cpus_asks_the_channel_for_python_only() -> None:
+    recipe = of("neuron", "cpu")
+    assert recipe.horovod.gpu is None
+    assert recipe.conda is not None
+    assert recipe.conda.packages == {}
+    assert {each.provider for each in recipe.frameworks.values()} == {"pip"}
+
+
+# ---------------------------------------------------------------- the documents
+
+HOW = {
+    "plan": list, "job": list, "run": list, "shell": list, "show": list,
+    "deviation": str, "needless": str, "reader": str,
+}  # fmt: skip
+
+
+def commands_of(path: Path) -> list[dict[str, Any]]:
+    commands: list[dict[str, Any]] = parse_toml(path.read_text(encoding="utf-8"))["command"]
+    return commands
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+def test_each_command_of_a_document_is_accounted_for(path: Path) -> None:
+    document = parse_toml(path.read_text(encoding="utf-8"))
+    assert set(document) == {"recipe", "documents", "command"}
+    assert set(document["documents"]) <= set(of(document["recipe"]).sources)
+    for command in document["command"]:
+        assert set(command) <= {"line", "variants", "arguments", "covered_by", "how"}
+        assert command["line"]
+        assert isinstance(command["how"], HOW[command["covered_by"]]), command["line"]
+        assert command["how"]
+        assert ("arguments" in command) == (command["covered_by"] in ("job", "run", "shell"))
+        recipe = of(document["recipe"], *command.get("variants", []))
+        if command["covered_by"] == "deviation":
+            assert command["how"] in {each.document for each in recipe.deviations}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
+def test_most_of_a_document_is_done_and_not_explained_away(path: Path) -> None:
+    """The image of the last one is another today, so its definition is other all over."""
+    commands = commands_of(path)
+    done = [each for each in commands if isinstance(each["how"], list)]
+    assert len(done) / len(commands) > (0.15 if path.stem == "singularity" else 0.55)
+
+
+def test_there_is_a_check_for_each_cluster_of_the_documents() -> None:
+    expected = {"neuron", "taurus", "alvis", "theta", "thetagpu", "singularity"}
+    assert {path.stem for path in DOCUMENTS} == expected
+
+
+# ---------------------------------------------------------------- docs/recipes.md
+
+REFERENCE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
+
+
+def kinds_in(kind: Any) -> list[Any]:
+    """The types that an annotation is made of, None left out."""
+    parts = [each for each in typing.get_args(kind) if each not in (type(None), ...)]
+    return parts if typing.get_origin(kind) in (typing.Union, types.UnionType) else [kind]
+
+
+def keys_of(table: Any, prefix: str = "") -> Iterator[str]:
+    """Every key of a table and of those below it; NAME stands for what the author chooses."""
+    for name, annotation in fields(table).items():
+        for kind in kinds_in(annotation):
+            named = typing.get_origin(kind) is dict
+            inner = typing.get_args(kind)[1] if named else kind
+            if f"### [[{prefix}{name}]]" in REFERENCE:
+                inner = typing.get_args(kind)[0]
+            path = f"{prefix}{name}.NAME" if named else f"{prefix}{name}"
+            if hasattr(inner, "_fields"):
+                yield from keys_of(inner, f"{path}.")
+            else:
+                yield path
+
+
+def explained() -> Iterator[str]:
+    """The keys in the first columns of the reference, with the tables of their headings."""
+    _, *sections = re.split(r"^### ", REFERENCE.split("\n## The keys\n")[1], flags=re.MULTILINE)
+    for section in sections:
+        tables = re.findall(r"\[([\w.]+)\]", section.split("\n", 1)[0])
+        prefix = f"{tables[0]}." if len(tables) == 1 else ""
+        for cell in re.findall(r"^\| (`[^|]+) \|", section.split("\n## ")[0], flags=re.MULTILINE):
+            yield from (
+                prefix + key.replace("MACHINE", "NAME") for key in re.findall("`(.+?)`", cell)
+            )
+
+
+def test_the_reference_explains_every_key_and_no_other() -> None:
+    keys, there = set(keys_of(Recipe)), list(explained())
+    assert len(keys) > 100
+    assert set(there) - {"extends", "variants.NAME"} == keys
+    assert len(set(there)) == len(there)
+
+
+def test_the_reference_names_what_entries_of_lists_have() -> None:
+    for entry in (ByPython, Deviation, Note, Swap):
+        assert f"{{ {', '.join(entry._fields)} }}" in REFERENCE
+
+
+def test_the_reference_says_what_a_site_file_may_set(tmp_path: Path) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text("horovod.version = '0.28.1'\n")
+    with pytest.raises(RecipeError) as caught:
+        resolve("local", site=site)
+    said = REFERENCE.split("\n### Site files\n")[1].split("```")[0]
+    for name in caught.value.remedy.removeprefix("it can set ").split(", "):
+        assert f"`{name}`" in said or name == "recipe_folders"
+
+
+@pytest.mark.parametrize("page", ["recipes.md", "new-cluster.md"])
+def test_links_between_headings_lead_somewhere(page: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
+    heads = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    anchors = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= anchors
+    for file in re.findall(r"\]\(([\w./-]+\.md)", text):
+        assert (Path(__file__).parents[2] / "docs" / file).is_file(), file
+
+
+# ---------------------------------------------------------------- docs/new-cluster.md
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "new-cluster.md").read_text(encoding="utf-8")
+
+
+def block(start: str) -> str:
+    """The block of code of the guide that begins with a text."""
+    (found,) = re.findall(rf"```\w*\n({re.escape(start)}.*?)```", GUIDE, flags=re.DOTALL)
+    return str(found)
+
+
+@pytest.fixture
+def fenn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The recipe that the guide shows, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fenn.toml").write_text(block("format = 1"), encoding="utf-8")
+    return "./fenn.toml"
+
+
+@pytest.mark.parametrize("variant", [(), ("--variant", "cpu")])
+def test_the_recipe_of_the_guide(
+    fenn: str, variant: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = ("--facts", str(Path(__file__).parents[1] / "cases" / "facts.json"))
+    assert main(["show", fenn, *variant]) == 0
+    assert main(["check", fenn, *variant, *facts]) == 0
+    assert main(["plan", fenn, *variant, *facts]) == 0
+    said = capsys.readouterr().out
+    assert variant or block("1. modules: ") in said
+
+
+def test_the_job_of_the_guide(fenn: str, capsys: pytest.CaptureFixture[str]) -> None:
+    call, *lines = block("$ hvdenv job ./fenn.toml --account phys -- ").splitlines()
+    assert main(call.split()[2:]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line not in said] == ["..."]
+    call, *lines = block("$ hvdenv job ./fenn.toml --account phys --nodes 20").splitlines()
+    assert main(call.split()[2:]) == 2
+    assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_the_mistake_of_the_guide(fenn: str, capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path(fenn)
+    file.write_text(file.read_text().replace("\nload = ", "\nlaod = ", 1))
+    assert main(["show", fenn]) == 2
+    assert capsys.readouterr().err.startswith(block("error: "))
+
+
+def test_the_short_recipe_of_the_guide(tmp_path: Path) -> None:
+    head = block("format = 1").split("[modules]")[0]
+    file = tmp_path / "fenn.toml"
+    file.write_text(head + block('[modules]\nload = ["Horovod/'))
+    assert resolve(str(file)).recipe.horovod.provider == "present"
+
+
+def test_the_commands_of_the_guide_are_real(
+    fenn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("SLURM_JOB_ID", "PBS_JOBID", "COBALT_JOBID", "LSB_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+    calls = [line for line in re.findall("`(hvdenv [^`]+)`", GUIDE) if "--dry-run" in line]
+    assert len(calls) == 2
+    for call in calls:
+        assert main(call.split()[1:]) == 0, call
+    assert "mpirun -np 8 -H n1:4,n2:4" in capsys.readouterr().out

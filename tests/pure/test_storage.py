@@ -1,0 +1,287 @@
+"""What environments take, when they were used, and what goes by age."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from hvdenv.cli.main import main
+from hvdenv.environments import generations, lastuse, registry, storage
+from hvdenv.environments.generations import Environment
+from hvdenv.environments.storage import Counter, Size
+from hvdenv.places import Places, find_places
+from hvdenv.runner import Runner
+from hvdenv.sites.workspace import parse_remaining
+from tests.environments import ONE, THREE, TWO, build
+
+Captured = pytest.CaptureFixture[str]
+DAY = 86400.0
+
+
+def ago(days: float) -> str:
+    return (datetime.now(timezone.utc) - timedelta(days=days)).isoformat(timespec="microseconds")
+
+
+def set_times(path: Path, *, accessed: float, changed: float) -> None:
+    """Times in days before now."""
+    now = datetime.now(timezone.utc).timestamp()
+    os.utime(path, (now - accessed * DAY, now - changed * DAY))
+
+
+@pytest.fixture
+def environment() -> Environment:
+    """`local`: ONE of 200 days ago, TWO of 100, THREE active and begun FOUR days ago."""
+    places = find_places()
+    environment = generations.at(places.prefix("local", []))
+    environment.prefix.parent.mkdir(parents=True)
+    generations.claim(environment)
+    for identity, days in ((ONE, 200), (TWO, 100), (THREE, 1)):
+        build(
+            environment, identity, created=ago(days), recipe="local", variants=[], bytes=10, files=2
+        )
+        (environment.generation(identity) / "activate.sh").write_text("")
+    generations.switch(environment, THREE)
+    registry.register(places, environment, "local", [])
+    return environment
+
+
+def begun(environment: Environment, identity: str) -> Path:
+    folder = generations.create(environment, identity)
+    (folder / "half").mkdir()
+    (folder / "half/file").write_text("12345")
+    return folder
+
+
+def listed(environment: Environment) -> dict[str, storage.Generation]:
+    found = storage.list_generations(environment, find_places(), Counter(lambda *_: None))
+    return {each.generation: each for each in found}
+
+
+def test_records_say_what_complete_ones_take(environment: Environment) -> None:
+    begun(environment, "4" * 12)
+    damaged = build(environment, "5" * 12)
+    environment.record(damaged).write_text("{")
+    found = listed(environment)
+    assert {name[0]: each.state for name, each in found.items()} == {
+        "1": "complete", "2": "complete", "3": "active", "4": "unfinished", "5": "damaged",
+    }  # fmt: skip
+    assert [(found[each].bytes, found[each].files) for each in (ONE, THREE)] == [(10, 2)] * 2
+    unfinished = found["4" * 12]
+    marker = (environment.generation("4" * 12) / generations.MARKER).stat().st_size
+    assert (unfinished.bytes, unfinished.files) == (5 + marker, 2)
+    assert ago(1) < unfinished.created < ago(-1)
+    assert list(found)[-2:] == [TWO, ONE]
+
+
+def test_counting(tmp_path: Path) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/b/file").write_bytes(b"x" * 7)
+    (tmp_path / "a/loop").symlink_to(tmp_path)
+    (tmp_path / "a/out").symlink_to("/usr/lib")
+    (tmp_path / "a/gone").symlink_to("nowhere")
+    assert Counter(lambda *_: None).count(tmp_path) == Size(7, 4)
+    assert Counter(lambda *_: None).count(tmp_path / "none") == Size(0, 0)
+
+
+def test_a_long_count_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    told: list[tuple[Path, int]] = []
+    counter = Counter(lambda *each: told.append(each))
+    counter.count(tmp_path)
+    assert told == []
+    monkeypatch.setattr(storage, "QUIET_SECONDS", 0.0)
+    Counter(lambda *each: told.append(each)).count(tmp_path)
+    assert told == [(tmp_path, 1)]
+
+
+def test_a_use_is_noted_beside_the_environment(environment: Environment) -> None:
+    places, generation = find_places(), environment.generation(THREE)
+    assert lastuse.find(places, generation) == ("", "")
+    before = sorted(os.listdir(generation))
+    lastuse.note(places, environment.prefix)
+    found = lastuse.find(places, generation)
+    assert found.how == "hvdenv"
+    assert ago(1) < found.when <= ago(0)
+    assert sorted(os.listdir(generation)) == before
+    assert listed(environment)[THREE].used == found.when
+    lastuse.forget(places, generation)
+    lastuse.forget(places, generation)
+    assert lastuse.find(places, generation) == ("", "")
+
+
+def test_what_hvdenv_did_not_build_has_no_note(tmp_path: Path) -> None:
+    lastuse.note(Places(tmp_path / "home"), tmp_path)
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_home_that_cannot_be_written_stops_nothing(environment: Environment) -> None:
+    (environment.prefix.parent / "file").write_text("")
+    lastuse.note(Places(environment.prefix.parent / "file"), environment.prefix)
+
+
+def test_access_times_are_the_second_best(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places, generation = find_places(), environment.generation(ONE)
+    activate = generation / "activate.sh"
+    # Changing times sets the change of the inode to now: take that as long ago.
+    genuine = lastuse._time
+    monkeypatch.setattr(
+        lastuse, "_time", lambda path, which: 0.0 if which == "st_ctime" else genuine(path, which)
+    )
+    set_times(environment.record(ONE), accessed=50, changed=50)
+    # Read by its own build, before the record was written.
+    set_times(activate, accessed=51, changed=52)
+    assert lastuse.find(places, generation) == ("", "")
+    set_times(activate, accessed=20, changed=52)
+    found = lastuse.find(places, generation)
+    assert found.how == "access time"
+    assert ago(21) < found.when < ago(19)
+    lastuse.note(places, generation)
+    assert lastuse.find(places, generation).how == "hvdenv"
+
+
+@pytest.mark.parametrize(
+    ("words", "gone"),
+    [
+        ((), [ONE]),
+        (("--keep", "2"), []),
+        (("--older-than", "150d"), [ONE]),
+        (("--older-than", "12w"), [ONE, TWO]),
+        (("--older-than", "12h"), [ONE, TWO]),
+        (("--older-than", "12h", "--keep", "1"), [ONE]),
+        (("--older-than", "300d"), []),
+        # ONE was used yesterday.
+        (("--unused-for", "30d"), [TWO]),
+        (("--unused-for", "12h"), [ONE, TWO]),
+        (("--unused-for", "30d", "--older-than", "150d"), []),
+    ],
+    ids=" ".join,
+)
+def test_prune_by_age_and_use(
+    words: tuple[str, ...], gone: list[str], environment: Environment, capsys: Captured
+) -> None:
+    lastuse.note(find_places(), environment.generation(ONE))
+    (note,) = find_places().used.iterdir()
+    set_times(note, accessed=1, changed=1)
+    assert main(["envs", "prune", *words, "--dry-run"]) == 0
+    would = capsys.readouterr().out
+    assert environment.identities() == [ONE, TWO, THREE]
+    assert main(["envs", "prune", "local", *words]) == 0
+    said = capsys.readouterr().out
+    assert environment.identities() == [each for each in (ONE, TWO, THREE) if each not in gone]
+    assert would == said.replace("removed", "would remove")
+    assert said.count("removed ") == len(gone)
+    assert note.exists() == (ONE not in gone)
+
+
+def test_prune_of_unfinished_ones_goes_by_when_they_were_worked_at(
+    environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for identity, days in (("4" * 12, 10), ("5" * 12, 2)):
+        folder = begun(environment, identity)
+        for path in folder.iterdir():
+            set_times(path, accessed=days, changed=days)
+    assert main(["envs", "prune", "--older-than", "7d", "--keep", "5"]) == 0
+    assert "4" * 12 not in environment.identities()
+    assert "5" * 12 in environment.identities()
+
+
+@pytest.mark.parametrize("age", ["90", "d", "-1d", "1m", "1.5d", "٣d", "1d ", "999999d"])
+def test_ages_that_are_none(age: str, capsys: Captured) -> None:
+    assert main(["envs", "prune", f"--older-than={age}"]) == 2
+    assert "is no age" in capsys.readouterr().err
+
+
+def test_where_no_access_times_are_kept_it_is_said(
+    environment: Environment, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lastuse, "keeps_access_times", lambda folder: False)
+    assert main(["envs", "prune", "--unused-for", "12w", "--dry-run"]) == 0
+    assert "noatime" in capsys.readouterr().err
+    assert main(["envs", "prune", "--older-than", "12w", "--dry-run"]) == 0
+    assert "noatime" not in capsys.readouterr().err
+
+
+def test_the_list(environment: Environment, capsys: Captured) -> None:
+    wheels = find_places().wheels
+    wheels.mkdir(parents=True)
+    (wheels / "a.whl").write_bytes(b"x" * 2_000_000)
+    assert main(["envs"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"local  complete  {environment.prefix}\n    {THREE}  active: 0.0 MB, 2")
+    assert "together 0.0 MB, 6 files\n" in said
+    assert f"cache wheels: 2.0 MB, 1 files  {wheels}\n" in said
+    assert said.count("free at ") == 1
+    assert main(["envs", "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)
+    contract = {"recipe", "variants", "prefix", "state", "created", "bytes", "files"}
+    assert entry.keys() == contract | {"generations", "sizes", "warnings"}
+    assert [each["generation"] for each in entry["sizes"]] == [THREE, TWO, ONE]
+    assert main(["envs", "storage", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["caches"] == [
+        {"name": "wheels", "path": str(wheels), "bytes": 2_000_000, "files": 1}
+    ]
+    (filesystem,) = found["filesystems"]
+    assert filesystem["disk_free"] > 0
+    assert main(["envs", "--json", "storage"]) == 0
+    assert json.loads(capsys.readouterr().out).keys() == {"caches", "filesystems"}
+
+
+def expiring(environment: Environment, **places: object) -> tuple[str, ...]:
+    path = environment.record(THREE)
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "resolved": {"places": places}}))
+    return storage.warnings(environment, Runner())
+
+
+def test_a_place_that_is_purged(environment: Environment, capsys: Captured) -> None:
+    (warning,) = expiring(environment, expires_days=15)
+    assert "15 days after their last use" in warning
+    assert main(["envs"]) == 0
+    assert f"    warning: {warning}\n" in capsys.readouterr().out
+    here = str(environment.prefix.parent)
+    assert expiring(environment, expires_days=15, environments=here) == (warning,)
+    # It was built elsewhere than the recipe says, with --prefix.
+    assert expiring(environment, expires_days=15, environments="/scratch") == ()
+    assert expiring(environment) == ()
+    environment.prefix.unlink()
+    assert storage.warnings(environment, Runner()) == ()
+
+
+WS_LIST = """\
+id: other
+     workspace directory  : /scratch/ws/1/ann-other
+     remaining time       : 80 days 1 hours
+     creation time        : Thu Jul 29 10:30:04 2021
+id: envs
+     workspace directory  : {folder}
+     remaining time       : 12 days 23 hours
+     expiration date      : Wed Oct 27 10:30:04 2021
+"""
+
+
+def test_a_workspace_that_expires(
+    environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = {"name": "envs", "days": 30}
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert expiring(environment, workspace=workspace) == ()
+    tool = tmp_path / "ws_list"
+    tool.write_text(f"#!/bin/sh\ncat <<'E'\n{WS_LIST.format(folder=environment.prefix.parent)}E\n")
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    (warning,) = expiring(environment, workspace=workspace)
+    assert warning == "its workspace is deleted in 12 days 23 hours; ws_extend puts that off"
+
+
+def test_remaining_time() -> None:
+    text = WS_LIST.format(folder="/ws/ann-envs")
+    assert parse_remaining(text, Path("/ws/ann-envs/below")) == "12 days 23 hours"
+    assert parse_remaining(text, Path("/ws/ann-envs-2")) == ""
+    assert parse_remaining("", Path("/ws")) == ""

@@ -1,0 +1,210 @@
+"""What ranks found when they trained a model is judged together."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hvdenv import PROBES
+from hvdenv.verification.ranks import RankRun, collect
+from hvdenv.verification.training import judge
+
+Change = Callable[[int, dict[str, Any]], None]
+
+
+def facts(rank: int, size: int) -> dict[str, Any]:
+    """What a rank reports where all is well."""
+    return {
+        "part": "DistributedOptimizer", "seconds": 0.2, "steps": 12, "losses": [6.5, 0.06],
+        "seen": [list(range(rank, 4 * size, size)), list(range(4 * rank, 4 * rank + 4))],
+        "samples": 4 * size, "checksums": {"parameters after the broadcast": "a", "at the end": "b"},
+        "difference": 7e-8, "bound": 1e-4, "rate": 0.25, "rate_wanted": 0.25,
+        "metrics": {"loss": [0.05 + 0.01 * rank, 0.05 + 0.005 * (size - 1)]},
+        "files": int(rank == 0), "same": True if rank == 0 else None,
+    }  # fmt: skip
+
+
+def trained(size: int, *changes: Change) -> RankRun:
+    """A run whose ranks report one part each; changes are made to rank numbers and facts."""
+    events = []
+    for rank in range(size):
+        where = {"host": f"n{rank}", "pid": 100 + rank}
+        result = {
+            "said": {"controller": "MPI"}, "rank": rank, "size": size, "local_rank": 0,
+            "local_size": 1, "cross_rank": rank, "cross_size": size, "tests": 30, "failed": 0,
+            "wrong": [],
+        }  # fmt: skip
+        own = facts(rank, size)
+        for change in changes:
+            change(rank, own)
+        exited = {"code": 0, "signal": "", "ended_by": "", "seconds": 4.0, "tail": ""}
+        events += [
+            {"event": "started", **where},
+            {"event": "result", **where, **result},
+            *([{"event": "training", **where, **own}] if own else []),
+            {"event": "exited", **where, **exited, "stage": "shutdown", "detail": ""},
+        ]
+    ranks = collect(events)
+    return RankRun("mpirun", "MPI", ("mpirun", "x"), size, ranks, exercises=("training",))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_good_training(size: int) -> None:
+    ((part, judgement),) = judge(trained(size))
+    assert (part, judgement.status) == ("", "pass")
+    assert judgement.message == (
+        f"parameters are equal on {size} ranks; DistributedOptimizer:"
+        " loss 6.5 to 0.06 in 12 steps, 7e-08 from one process (bound 0.0001)"
+    )
+
+
+def on(number: int, **changed: Any) -> Change:
+    return lambda rank, own: own.update(changed) if rank == number else None
+
+
+def on_all(**changed: Any) -> Change:
+    return lambda rank, own: own.update(changed)
+
+
+def local_metric(rank: int, own: dict[str, Any]) -> None:
+    own["metrics"]["loss"][1] = own["metrics"]["loss"][0]
+
+
+def same_shard(rank: int, own: dict[str, Any]) -> None:
+    own["seen"] = facts(0, 2)["seen"]
+
+
+def one_less(rank: int, own: dict[str, Any]) -> None:
+    own["samples"] += 1
+
+
+def nothing(rank: int, own: dict[str, Any]) -> None:
+    own.clear()
+
+
+NAN = float("nan")
+
+# name: (changes, the message)
+FAILURES: dict[str, tuple[list[Change], str]] = {
+    "same shard": (
+        [same_shard],
+        "rank 1 on n1 had 4 samples that rank 0 on n0 had as well (epoch 1)",
+    ),
+    "a sample is left out": ([one_less], "no rank had 1 of 9 samples (epoch 1)"),
+    "no broadcast": (
+        [on(1, checksums={"parameters after the broadcast": "c", "at the end": "b"})],
+        "parameters after the broadcast are not equal: rank 1 on n1 and rank 0 on n0 differ",
+    ),
+    "not equal at the end": (
+        [on(1, checksums={"parameters after the broadcast": "a", "at the end": "c"})],
+        "at the end are not equal: rank 1 on n1 and rank 0 on n0 differ",
+    ),
+    "added": (
+        [on_all(difference=0.31, like="gradients were added and not averaged")],
+        "parameters of rank 0 on n0, rank 1 on n1 are 0.31 from those of one process on the"
+        " joined batches, not 0.0001, as if gradients were added and not averaged",
+    ),
+    "no number": ([on(1, difference=NAN)], "parameters of rank 1 on n1 are nan from"),
+    "loss": ([on_all(losses=[0.5, 0.6])], "the loss does not fall on rank 0 on n0: 0.5, and 0.6"),
+    "loss is no number": ([on_all(losses=[0.5, NAN])], "the loss does not fall on rank 0"),
+    "rate": (
+        [on(1, rate=0.125)],
+        "the learning rate on rank 1 on n1 is 0.125 at the end, not 0.25",
+    ),
+    "metric": (
+        [local_metric],
+        "loss is not averaged on rank 0 on n0, rank 1 on n1: 0.05 instead of 0.055 (its own is 0.05",
+    ),
+    "two checkpoints": ([on(1, files=1)], "rank 1 on n1 wrote a checkpoint, which only rank 0"),
+    "no checkpoint": ([on_all(files=0)], "rank 0 on n0 wrote no checkpoint"),
+    "another checkpoint": ([on_all(same=False)], "rank 0 on n0 loads other parameters"),
+    "one rank only": ([lambda rank, own: own.clear() if rank else None], "not all ranks went"),
+    "one rank skips": ([on(1, skip="x")], "not all ranks went through it"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_what_is_wrong_is_said(name: str) -> None:
+    changes, message = FAILURES[name]
+    ((part, judgement),) = judge(trained(2, *changes))
+    assert (part, judgement.status) == ("", "fail")
+    assert judgement.message.startswith(f"DistributedOptimizer: {message}")
+    assert judgement.remedy
+    assert "command: mpirun x" in judgement.evidence
+    assert f"\nDistributedOptimizer: {message}" in judgement.evidence
+
+
+def test_all_that_is_wrong_is_in_the_evidence() -> None:
+    ((_, judgement),) = judge(trained(3, on_all(files=1), on(2, rate=1.0)))
+    assert judgement.message.endswith("; and 2 more, see the evidence")
+    assert "the learning rate on rank 2 on n2 is 1 at the end" in judgement.evidence
+    for rank in (1, 2):
+        assert f"rank {rank} on n{rank} wrote a checkpoint" in judgement.evidence
+
+
+def test_what_cannot_work_is_skipped_with_its_reason() -> None:
+    reason = "Horovod 0.28.1 knows Keras 2 only"
+    skips = on_all(part="Keras fit", skip=reason)
+    ((part, judgement),) = judge(trained(2, nothing, skips))
+    assert (part, judgement.status, judgement.message) == ("Keras fit", "skip", reason)
+
+
+def test_silence_is_no_success() -> None:
+    ((_, judgement),) = judge(trained(2, nothing))
+    assert (judgement.status, judgement.message) == ("fail", "no rank reported anything")
+
+
+def test_ranks_that_did_not_come_to_it() -> None:
+    run = trained(2)
+    broken = run.ranks[1]._replace(exited={
+        "code": -9, "signal": "SIGKILL", "ended_by": "", "stage": "training",
+        "detail": "Keras fit", "tail": "",
+    })  # fmt: skip
+    ((_, judgement),) = judge(run._replace(ranks=(run.ranks[0], broken)))
+    assert judgement.status == "fail"
+    assert "rank 1 on n1: was ended by SIGKILL, in training (Keras fit)" in judgement.message
+
+
+@pytest.fixture(scope="module")
+def probe() -> Any:
+    path = PROBES / "rank_training.py"
+    spec = importlib.util.spec_from_file_location("rank_training", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+KERAS_2 = SimpleNamespace(get_value=None)
+
+# Keras that TensorFlow has, backend that Horovod takes, Horovod, the reason for no training;
+# Horovod with + is patched for Keras 3
+LIMITS = [
+    ("2.2.4-tf", KERAS_2, "0.19.5", ""),
+    ("2.15.0", KERAS_2, "0.28.1", ""),
+    ("3.0.0", SimpleNamespace(), "0.28.1", "Horovod 0.28.1 knows Keras 2 only, and here is Keras 3.0"),
+    ("3.4.1", SimpleNamespace(), "0.27.0", "Horovod 0.27.0 knows Keras 2 only"),
+    ("2.16.0", SimpleNamespace(), "0.28.1", "takes the backend of Keras 3, where TensorFlow has Keras 2.16.0"),
+    ("2.16.0", KERAS_2, "0.28.1", ""),
+    ("3.4.1", SimpleNamespace(), "0.29.0", ""),
+    ("3.4.1", KERAS_2, "0.28.1+", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("keras", "backend", "horovod", "reason"), LIMITS)
+def test_keras_that_horovod_does_not_know(
+    probe: Any, keras: str, backend: SimpleNamespace, horovod: str, reason: str
+) -> None:
+    module, version = SimpleNamespace(__version__=keras), horovod.rstrip("+")
+    said = probe.keras_limit(module, backend, version, mended=version != horovod)
+    assert bool(said) == bool(reason)
+    assert reason in said
+
+
+def test_the_learning_rate_warms_up_from_base_to_size_times_base(probe: Any) -> None:
+    assert probe.warmup_rates(1) == [probe.RATE] * 6
+    assert probe.warmup_rates(4) == pytest.approx([0.125, 0.1875, 0.25, 0.25, 0.25, 0.25])

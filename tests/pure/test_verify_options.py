@@ -1,0 +1,57 @@
+"""Where the ranks of verify go, from its options."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from hvdenv.cli import verify
+from hvdenv.errors import UsageError
+from hvdenv.launch.hosts import Host
+
+
+def hosts_of(*words: str) -> tuple[int, tuple[Host, ...]]:
+    """How many ranks there are, and where, in an environment without a recipe."""
+    parser = argparse.ArgumentParser()
+    verify.configure(parser)
+    launch, _ = verify._launched(parser.parse_args(words), None)
+    return launch.ranks, launch.hosts
+
+
+@pytest.fixture(autouse=True)
+def no_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "ranks", "hosts"),
+    [
+        ("gpu32 slots=2\ngpu33 slots=1\n", (), 3, (Host("gpu32", 2), Host("gpu33", 1))),
+        ("gpu32:2\ngpu33:2\n", ("-n", "2"), 2, (Host("gpu32", 1), Host("gpu33", 1))),
+        ("gpu32\ngpu33\n", (), 2, (Host("gpu32", 1), Host("gpu33", 1))),
+        ("gpu32\ngpu33\n", ("-n", "4"), 4, (Host("gpu32", 2), Host("gpu33", 2))),
+    ],
+)
+def test_a_hostfile(
+    tmp_path: Path, text: str, options: tuple[str, ...], ranks: int, hosts: tuple[Host, ...]
+) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    assert hosts_of("--hostfile", str(path), *options) == (ranks, hosts)
+    named = ",".join(line.replace(" slots=", ":") for line in text.splitlines())
+    assert hosts_of("--hosts", named, *options) == (ranks, hosts)
+
+
+def test_a_hostfile_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        hosts_of("--hostfile", str(tmp_path / "none"))
+    assert caught.value.where == str(tmp_path / "none")
+
+
+def test_hosts_are_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        hosts_of("--hosts", "gpu32:1", "--hostfile", "hosts")
+    assert "not allowed with argument" in capsys.readouterr().err

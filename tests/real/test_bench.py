@@ -1,0 +1,156 @@
+"""Benchmarks of a real Horovod beside a yardstick that the environment's own mpicc compiles."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hvdenv.command import Command
+from hvdenv.environments.installation import Expectation, Installation
+from hvdenv.launch.hosts import Host
+from hvdenv.launch.launchers import Launch
+from hvdenv.model.cluster import Network, Reference
+from hvdenv.runner import Runner
+from hvdenv.verification import evidence
+from hvdenv.verification.bench import Effort, Gpus
+from hvdenv.verification.verify import DEFAULT_LAUNCHERS, verify
+from tests.real.doctored import TIMEOUT, found
+from tests.standin import Cluster
+
+# No machine is so slow, and none is so fast.
+CERTAIN = Reference("allreduce latency", "MPI alone", 1e6, "us", "1KiB", 2, 1, upper=1.0)
+IMPOSSIBLE = Reference("allreduce bandwidth", "torch over MPI", 1e6, "GB/s", "1KiB", lower=-0.1)
+LAUNCH = Launch((), 2, 2, os.geteuid() == 0)
+
+
+def test_benchmarks(original: Installation, runner: Runner, tmp_path: Path) -> None:
+    expectation = Expectation(("torch",), ("MPI",), ("MPI",), references=(CERTAIN, IMPOSSIBLE))
+    ended: list[str] = []
+    report = verify(
+        original, expectation, runner, timeout=5 * TIMEOUT, launchers=("mpirun",),
+        effort=Effort(2.0, str(tmp_path)),
+        on_event=lambda what, label, _: ended.append(label) if what == "finished" else None,
+    )  # fmt: skip
+    assert ended[-2:] == ["speed of torch over MPI", "scaling of torch over MPI"]
+    yardstick, bench = found(report, "yardstick")["MPI alone"], found(report, "bench")
+    assert yardstick.status == "pass", yardstick
+    finding = bench["torch over MPI"]
+    assert bench.keys() == {"torch over MPI"}
+    assert finding.status == "fail", finding
+    assert finding.message.startswith("allreduce bandwidth at 1 KiB is ")
+    assert " times as fast as 1 (" in finding.evidence
+    assert "of MPI alone" in finding.evidence
+
+    def figures(name: str, subject: str) -> dict[tuple[int | None, int | None], float]:
+        chosen = [m for m in report.measurements if (m.name, m.subject) == (name, subject)]
+        return {(m.size, m.ranks): m.value for m in chosen}
+
+    assert figures("training speed", "torch over MPI").keys() == {(None, 1), (None, 2)}
+    latency = figures("allreduce latency", "torch over MPI")
+    alone = figures("allreduce latency", "MPI alone")
+    assert (1024, 2) in alone.keys() <= latency.keys()
+    assert all(0 < value < 1e7 for value in (*latency.values(), *alone.values()))
+    assert list(tmp_path.iterdir()) == []  # the compiled yardstick is gone
+
+
+@pytest.mark.parametrize(
+    ("compiler", "problem"),
+    [
+        ("echo 'gcc: command not found' >&2; exit 127", "{mpicc} does not compile"),
+        # It compiles against an MPI that this mpirun does not start.
+        ("printf '#!/bin/sh\\n' > $3; chmod +x $3", "mpirun ran what {mpicc} compiled: no figures"),
+    ],
+)
+def test_a_compiler_that_does_not_do(
+    original: Installation, runner: Runner, tmp_path: Path, compiler: str, problem: str
+) -> None:
+    mpicc, mpirun = tmp_path / "bin/mpicc", tmp_path / "bin/mpirun"
+    mpicc.parent.mkdir()
+    mpicc.write_text(f"#!/bin/sh\n{compiler}\n")
+    mpicc.chmod(0o755)
+    mpirun.symlink_to(original.program("mpirun"))
+    other = original._replace(path=(str(mpicc.parent), *original.path))
+    yardstick = evidence.measure_yardstick(
+        other, runner, evidence.mpi(original, runner, TIMEOUT), DEFAULT_LAUNCHERS, LAUNCH,
+        TIMEOUT, Effort(0.1, str(tmp_path)), 1024,
+    )  # fmt: skip
+    assert yardstick.points == ()
+    assert yardstick.problem.startswith(problem.format(mpicc=mpicc))
+    assert "no figures" in problem or "gcc: command not found" in yardstick.evidence
+
+
+# Stands for NCCL and CUDA, which need a GPU: the memory is the host's, and MPI reduces. The calls
+# and their arguments are those of nccl.h and cuda_runtime_api.h.
+PRETENDED = r"""
+#include <mpi.h>
+#include <stdlib.h>
+#include <string.h>
+typedef struct { char bytes[128]; } id;
+static int chosen = -1, number, joined;
+int cudaGetDeviceCount(int *count) { *count = GPUS; return 0; }
+int cudaSetDevice(int device) { chosen = device; return device >= GPUS ? 101 : 0; }
+int cudaMalloc(void **memory, size_t size) { *memory = malloc(size); return chosen < 0; }
+int cudaMemset(void *memory, int value, size_t size) { memset(memory, value, size); return 0; }
+int cudaStreamSynchronize(void *stream) { return stream != NULL; }
+int ncclGetUniqueId(id *made) { memset(made->bytes, 7, sizeof made->bytes); return 0; }
+int ncclCommInitRank(void **comm, int ranks, id told, int rank)
+{
+    *comm = &joined;
+    MPI_Comm_rank(MPI_COMM_WORLD, &number);
+    return ranks != 2 || rank != number || told.bytes[0] != 7 || told.bytes[127] != 7;
+}
+int ncclAllReduce(const void *from, void *to, size_t count, int type, int how, void *comm, void *on)
+{
+    if (from != to || type != 7 || how != 0 || comm != &joined || on)
+        return 4;
+    return MPI_Allreduce(MPI_IN_PLACE, to, (int)count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "problem"),
+    [
+        (2, ""),
+        (1, ""),  # the scheduler shows each rank its own one
+        (0, "yardstick: choosing a GPU: error 101"),
+        (None, "cannot open shared object file"),
+    ],
+)
+def test_the_yardstick_on_what_stands_for_gpus(
+    original: Installation, runner: Runner, tmp_path: Path, gpus: int | None, problem: str
+) -> None:
+    library = tmp_path / "libnccl.so.2"
+    if gpus is not None:
+        (tmp_path / "pretended.c").write_text(PRETENDED)
+        argv = (original.program("mpicc"), "-shared", "-fPIC", f"-DGPUS={gpus}", "-o", str(library))
+        command = Command((*argv, str(tmp_path / "pretended.c")), original.env)
+        assert runner.run(command).returncode == 0
+    yardstick = evidence.measure_yardstick(
+        original, runner, evidence.mpi(original, runner, TIMEOUT), ("mpirun",), LAUNCH,
+        TIMEOUT, Effort(0.2, str(tmp_path)), 1024, Gpus(str(library), str(library)),
+    )  # fmt: skip
+    if problem:
+        assert yardstick.points == ()
+        assert problem in yardstick.evidence, yardstick
+    else:
+        assert [point[:2] for point in yardstick.points] == [(1024, 2)], yardstick
+
+
+def test_the_yardstick_on_two_hosts(
+    original: Installation, cluster: Cluster, tmp_path: Path
+) -> None:
+    """It is compiled here, in a folder that they see."""
+    runner = Runner(cluster.environ)
+    launch = LAUNCH._replace(
+        hosts=tuple(Host(name, 1) for name in cluster.hosts),
+        network=Network(use=(cluster.interface,)),
+    )
+    mpi = evidence.mpi(original, runner, TIMEOUT)
+    yardstick = evidence.measure_yardstick(
+        original, runner, mpi, ("mpirun",), launch, TIMEOUT, Effort(0.5, str(tmp_path)), 1 << 20
+    )
+    assert yardstick.points, yardstick
+    assert {point.ranks for point in yardstick.points} == {2}

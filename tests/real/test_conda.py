@@ -1,0 +1,352 @@
+"""conda environments from a local channel: real packages, solved, installed and copied."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.channel import PLACEHOLDER, Channel, File, find_interpreter, python_channel
+from tests.index import served
+from tests.real.conftest import hear_interrupts
+
+PROBE = Path(__file__).parents[2] / "hvdenv/probes/conda_env.py"
+PROGRAM = (
+    f'#include <stdio.h>\nstatic volatile const char *prefix = "{PLACEHOLDER}/share";\n'
+    'int main(void) { printf("%s\\n", (const char *)prefix); return 0; }\n'
+)
+
+
+@pytest.fixture(scope="session")
+def channel(home: Path) -> Channel:
+    """With CPython and pip."""
+    return python_channel(home)
+
+
+@pytest.fixture(scope="session")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Channel:
+    """With a compiled program, packages for GPUs, and one that would run a script."""
+    folder = tmp_path_factory.mktemp("tools")
+    compiled = folder / "greeter"
+    subprocess.run(
+        ["gcc", "-x", "c", "-", "-o", str(compiled)], input=PROGRAM, text=True, check=True
+    )
+    channel = Channel(folder / "channel")
+    channel.add(
+        "greeter", "1.0",
+        {
+            "bin/greeter": File(compiled.read_bytes(), executable=True, prefix=PLACEHOLDER),
+            "bin/greet": File(
+                f"#!/bin/sh\nexec {PLACEHOLDER}/bin/greeter\n".encode(), True, PLACEHOLDER
+            ),
+            "bin/hello": File(link="greet"),
+        },
+        depends=["__glibc >=2.17,<3"], packed=".tar.bz2",
+    )  # fmt: skip
+    for version, needs in (("1.0", ()), ("2.0", ("__cuda >=11.8",))):
+        channel.add("gpulib", version, {"share/gpulib": File(version.encode())}, depends=needs)
+    script = File(b"#!/bin/sh\ntouch $PREFIX/ran\n", executable=True)
+    channel.add("scripted", "1.0", {"bin/.scripted-post-link.sh": script}, noarch="generic")
+    return channel.index()
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def start(*words: str | Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(PROBE), *map(str, words)],
+        env={"PATH": "/usr/bin:/bin", "HOME": os.environ.get("HOME", "/")}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+        preexec_fn=hear_interrupts,
+    )  # fmt: skip
+
+
+def run(*words: str | Path) -> tuple[int, str]:
+    with start(*words) as process:
+        said, _ = process.communicate(timeout=300)
+    return process.returncode, said
+
+
+def document(folder: Path, channels: list[str], specs: list[str], **changed: Any) -> Path:
+    path = folder / "conda.json"
+    virtual = {"__cuda": "11.4", "__glibc": "2.17"}
+    spec = {"channels": channels, "specs": specs, "platform": "linux-64", "virtual": virtual}
+    path.write_text(json.dumps({**spec, **changed}))
+    return path
+
+
+def refused(folder: Path, cache: Path, *document_words: Any, **changed: Any) -> str:
+    """What is said when it fails; then nothing is left of it."""
+    target = folder / "env"
+    status, said = run(document(folder, *document_words, **changed), target, "--cache", cache)
+    assert status == 1, said
+    assert "Traceback" not in said
+    assert os.listdir(folder) == ["conda.json"]
+    return said
+
+
+def wait_for(path: Path) -> None:
+    """Until it is there, and not a moment longer."""
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not come to be"
+
+
+def output(*words: str | Path) -> str:
+    """Of a program of an environment, without anything of the tests' own environment."""
+    return subprocess.run(
+        [str(word) for word in words], env={"PATH": "/usr/bin:/bin"}, text=True, check=True,
+        stdout=subprocess.PIPE, timeout=120,
+    ).stdout.strip()  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def environment(
+    channel: Channel, tools: Channel, cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Python, pip and a compiled program; beside it the report and what was said."""
+    folder = tmp_path_factory.mktemp("made")
+    minor = find_interpreter().minor
+    spec = document(folder, [tools.url, channel.url], [f"python {minor}.*", "pip", "greeter 1.0"])
+    umask = os.umask(0o022)
+    status, said = run(
+        spec, folder / "env", "--report", folder / "report.json", "--cache", cache
+    )  # fmt: skip
+    os.umask(umask)
+    (folder / "said").write_text(said)
+    assert status == 0, said
+    return folder / "env"
+
+
+def test_python_and_pip_run(environment: Path) -> None:
+    python = find_interpreter()
+    assert output(environment / "bin/python", "-V") == f"Python {python.version}"
+    ask = (
+        "import sys, ssl, ctypes, sysconfig; print(sys.prefix, sysconfig.get_config_var('prefix'))"
+    )
+    assert output(environment / "bin/python", "-c", ask) == f"{environment} {environment}"
+    assert f"from {environment}/lib" in output(environment / "bin/pip", "--version")
+    assert output(environment / "bin/hello") == f"{environment}/share"
+
+
+def test_what_is_reported_and_said(environment: Path, channel: Channel, tools: Channel) -> None:
+    folder = environment.parent
+    said = (folder / "said").read_text()
+    assert "for: linux-64 with __cuda 11.4, __glibc 2.17" in said
+    for name in ("python", "pip", "greeter"):
+        assert f"/3] {name}\n" in said
+    packages = {each["name"]: each for each in json.loads((folder / "report.json").read_text())}
+    assert set(packages) == {"python", "pip", "greeter"}
+    assert packages["python"]["version"] == find_interpreter().version
+    assert packages["pip"]["channel"] == channel.url
+    greeter = packages["greeter"]
+    assert greeter["url"] == f"{tools.url}/linux-64/greeter-1.0-0.tar.bz2"
+    index = json.loads((tools.folder / "linux-64/repodata.json").read_text())
+    assert greeter["sha256"] == index["packages"]["greeter-1.0-0.tar.bz2"]["sha256"]
+
+
+def test_it_is_an_environment_to_conda_and_to_a_group(environment: Path) -> None:
+    """conda activates what has conda-meta, and takes it for its own with a history there."""
+    assert (environment / "conda-meta/history").is_file()
+    for path in (environment / "conda-meta").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o644, path
+
+
+def test_nothing_is_shared_with_the_cache(environment: Path) -> None:
+    files = [path for path in environment.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert len(files) > 500
+    assert {path.stat().st_nlink for path in files} == {1}
+
+
+@pytest.mark.parametrize(("cuda", "version"), [("11.4", "1.0"), ("12.4", "2.0"), (None, "1.0")])
+def test_the_target_decides(
+    tools: Channel, cache: Path, tmp_path: Path, cuda: str | None, version: str
+) -> None:
+    virtual = {"__cuda": cuda} if cuda else {}
+    spec = document(tmp_path, [tools.url], ["gpulib"], virtual=virtual)
+    status, said = run(spec, tmp_path / "env", "--cache", cache)
+    assert status == 0, said
+    assert (tmp_path / "env/share/gpulib").read_text() == version
+
+
+def test_more_than_the_target_has(tools: Channel, cache: Path, tmp_path: Path) -> None:
+    said = refused(tmp_path, cache, [tools.url], ["gpulib 2.0"])
+    assert "gpulib ==2.0 cannot be installed" in said
+    assert "__cuda >=11.8" in said
+    assert "with __cuda 11.4" in said
+    assert "asks more of the machine" in said
+    said = refused(tmp_path, cache, [tools.url], ["greeter"], virtual={"__glibc": "2.12"})
+    assert "__glibc >=2.17" in said
+
+
+def test_what_cannot_be_had(tools: Channel, cache: Path, tmp_path: Path) -> None:
+    said = refused(tmp_path, cache, [tools.url], ["greeter", "gpulib 3.*"])
+    assert "No candidates were found for gpulib 3.*" in said
+    assert "packages: greeter, gpulib 3.*" in said
+    assert tools.url in said
+    assert "asks more of the machine" not in said
+    said = refused(tmp_path, cache, [tools.url], ["gpulib >=2", "gpulib <2"])
+    assert "gpulib" in said
+
+
+@pytest.mark.parametrize("spec", ["", "greeter ===", "gr\u00fcss $(id)"])
+def test_what_is_no_package(tools: Channel, cache: Path, tmp_path: Path, spec: str) -> None:
+    assert f"conda_env: {spec}: " in refused(tmp_path, cache, [tools.url], [spec])
+
+
+def test_a_channel_that_is_not_there(cache: Path, tmp_path: Path) -> None:
+    gone = tmp_path.as_uri() + "/gone"
+    said = refused(tmp_path, cache, [gone], ["python"])
+    assert "a channel cannot be read" in said
+    assert gone in said
+    said = refused(tmp_path, cache, ["http://127.0.0.1:9/site"], ["python"])
+    assert "a channel cannot be read" in said
+    assert "http://127.0.0.1:9/site" in said
+
+
+@pytest.fixture
+def damaged(tools: Channel, tmp_path_factory: pytest.TempPathFactory) -> Channel:
+    """The channel with a package whose content is another, but as good."""
+    folder = tmp_path_factory.mktemp("damaged") / "channel"
+    shutil.copytree(tools.folder, folder)
+    channel = Channel(folder)
+    channel.add("gpulib", "2.0", {"share/gpulib": File(b"bad")}, depends=["__cuda >=11.8"])
+    return channel
+
+
+def test_a_package_that_is_not_what_the_index_says(damaged: Channel, tmp_path: Path) -> None:
+    made = tmp_path / "work"
+    made.mkdir()
+    words = ([damaged.url], ["gpulib 2.0"])
+    said = refused(made, tmp_path / "cache", *words, virtual={"__cuda": "12.4"})
+    assert "gpulib-2.0-0.conda is not the package that was asked for: its sha256 is" in said
+    (damaged.folder / "linux-64/gpulib-2.0-0.conda").unlink()
+    said = refused(made, tmp_path / "cache", *words, virtual={"__cuda": "12.4"})
+    assert "gpulib-2.0-0.conda does not exist" in said
+
+
+def test_a_package_that_nothing_can_verify(damaged: Channel, cache: Path, tmp_path: Path) -> None:
+    index = damaged.folder / "linux-64/repodata.json"
+    text = json.loads(index.read_text())
+    del text["packages.conda"]["gpulib-1.0-0.conda"]["sha256"]
+    index.write_text(json.dumps(text))
+    said = refused(tmp_path, cache, [damaged.url], ["gpulib 1.0"])
+    assert "gpulib-1.0-0.conda: there is no sha256 for it" in said
+
+
+def test_a_download_that_is_not_what_the_index_says(damaged: Channel, tmp_path: Path) -> None:
+    made = tmp_path / "work"
+    made.mkdir()
+    with served(damaged.folder) as site:
+        said = refused(
+            made, tmp_path / "cache", [site.url], ["gpulib 2.0"], virtual={"__cuda": "12.4"}
+        )  # fmt: skip
+        assert "gpulib-2.0-0.conda is not the package that was asked for: its sha256 is" in said
+        assert f"It should be {site.url}/linux-64/gpulib-2.0-0.conda" in said
+        # And one that is: the channel is as good as any.
+        words = (document(made, [site.url], ["gpulib 1.0"]), made / "env")
+        status, said = run(*words, "--cache", tmp_path / "cache")
+    assert status == 0, said
+    assert (made / "env/share/gpulib").read_text() == "1.0"
+
+
+def test_scripts_of_packages_are_not_run(tools: Channel, cache: Path, tmp_path: Path) -> None:
+    spec = document(tmp_path, [tools.url], ["scripted"])
+    status, said = run(spec, tmp_path / "env", "--cache", cache)
+    assert status == 0, said
+    assert "the post-link script of scripted" in said
+    assert not (tmp_path / "env/ran").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
+def test_ended_in_the_middle_and_run_again(
+    channel: Channel, tmp_path: Path, number: signal.Signals
+) -> None:
+    minor = find_interpreter().minor
+    target, report = tmp_path / "env", tmp_path / "report.json"
+    words = (
+        document(tmp_path, [channel.url], [f"python {minor}.*", "pip"]),
+        target, "--report", report, "--cache", tmp_path / "cache",
+    )  # fmt: skip
+    with start(*words) as process:
+        wait_for(target / f"lib/python{minor}")
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130}[number], said
+    assert not report.exists()
+    status, said = run(*words)
+    assert status == 0, said
+    assert output(target / "bin/pip", "--version").startswith("pip ")
+    assert len(json.loads(report.read_text())) == 2
+    assert not Path(f"{target}.unfinished").exists()
+
+
+def wheel(folder: Path) -> Path:
+    """A wheel with a console script."""
+    path = folder / "said-1.0-py3-none-any.whl"
+    files = {
+        "said.py": "import sys\ndef main():\n    print('said by', sys.prefix)\n",
+        "said-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: said\nVersion: 1.0\n",
+        "said-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: none\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "said-1.0.dist-info/entry_points.txt": "[console_scripts]\nsaid = said:main\n",
+    }
+    files["said-1.0.dist-info/RECORD"] = "".join(f"{name},,\n" for name in files)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return path
+
+
+def test_a_copy_of_a_site_environment(environment: Path, tmp_path: Path) -> None:
+    site, copy = tmp_path / "site", tmp_path / "home/of/a/user/and/a-path/that-is/longer/conda"
+    assert run("--clone", environment, site)[0] == 0
+    output(site / "bin/python", "-m", "pip", "install", "--no-index", wheel(tmp_path))
+    assert output(site / "bin/said") == f"said by {site}"
+
+    status, said = run("--clone", site, copy, "--report", tmp_path / "report.json")
+    assert status == 0, said
+    assert "still name" not in said
+    shutil.rmtree(site)
+    ask = "import sys, ssl, sysconfig; print(sys.prefix, sysconfig.get_config_var('prefix'))"
+    assert output(copy / "bin/python", "-c", ask) == f"{copy} {copy}"
+    assert output(copy / "bin/said") == f"said by {copy}"
+    assert f"from {copy}/lib" in output(copy / "bin/pip", "--version")
+    assert output(copy / "bin/hello") == f"{copy}/share"
+    names = [each["name"] for each in json.loads((tmp_path / "report.json").read_text())]
+    assert names == ["greeter", "pip", "python"]
+
+
+def test_a_copy_killed_in_the_middle_and_made_again(environment: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    with start("--clone", environment, copy) as process:
+        wait_for(copy)
+        process.kill()
+    assert Path(f"{copy}.unfinished").exists()
+    status, said = run("--clone", environment, copy)
+    assert status == 0, said
+    assert output(copy / "bin/hello") == f"{copy}/share"
+
+
+def test_the_interpreter_is_not_let_to_its_end(tools: Channel, cache: Path, tmp_path: Path) -> None:
+    """It dies there in one of four runs that installed something."""
+    (tmp_path / "sitecustomize.py").write_text("import atexit; atexit.register(print, 'the end')")
+    words = (document(tmp_path, [tools.url], ["greeter"]), tmp_path / "env", "--cache", cache)
+    for program, reaches_it in ((["-c", ""], True), ([str(PROBE), *map(str, words)], False)):
+        said = subprocess.run(
+            [sys.executable, *program], env={"PYTHONPATH": str(tmp_path)}, text=True, check=True,
+            stdout=subprocess.PIPE, timeout=300,
+        ).stdout  # fmt: skip
+        assert ("the end" in said) is reaches_it

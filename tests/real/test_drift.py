@@ -1,0 +1,235 @@
+"""What has changed since a build, in copies of an environment that are changed in one way each."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdenv.environments import generations
+from hvdenv.environments.installation import Installation, with_modules
+from hvdenv.errors import StepError
+from hvdenv.launch.launchers import Mpi
+from hvdenv.model.cluster import Modules
+from hvdenv.reports.report import Finding
+from hvdenv.runner import Runner
+from hvdenv.schema import encode
+from hvdenv.sites import modulesystem
+from hvdenv.verification import evidence
+from hvdenv.verification.checks import CHECKS
+from tests.modulesystems import KINDS, cache_folder, install, write_module
+from tests.real.doctored import TIMEOUT, make_copy, purelib
+
+
+@pytest.fixture
+def built(original: Installation, tmp_path: Path) -> Installation:
+    """A generation with a libmpi of its own."""
+    copy = make_copy(original, tmp_path / "built" / "venv")
+    library = next((tmp_path / "built/venv/lib").glob("libmpi.so.*"))
+    content = library.read_bytes()
+    library.unlink()
+    library.write_bytes(content)
+    return copy._replace(generation=str(tmp_path / "built"))
+
+
+def libmpi(built: Installation) -> Path:
+    return next(Path(built.generation, "venv/lib").glob("libmpi.so.*"))
+
+
+def record(built: Installation, runner: Runner) -> None:
+    """Write the record as the end of a build does."""
+    mpi, _ = evidence.mpi(built, runner, TIMEOUT)
+    seen = evidence.observe(built, runner, TIMEOUT, mpi)
+    path = Path(built.generation, generations.RECORD)
+    generations.write_record(path, {"hvdenv": "0.1.0", "observed": encode(seen)})
+
+
+def drift(now: Installation, runner: Runner) -> list[Finding]:
+    """The findings of verify's check."""
+    mpi = evidence.mpi(now, runner, TIMEOUT)
+    observed = evidence.observed(now, runner, TIMEOUT, mpi)
+    return list(CHECKS["drift"](observed=observed))
+
+
+def the_failure(now: Installation, runner: Runner) -> Finding:
+    (finding,) = drift(now, runner)
+    assert finding.status == "fail", finding
+    return finding
+
+
+def the_note(now: Installation, runner: Runner) -> str:
+    (finding,) = drift(now, runner)
+    assert finding.status == "pass", finding
+    return finding.message
+
+
+def compiled(path: Path, code: str, *options: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    words = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(path), *options]
+    subprocess.run(words, input=code, text=True, check=True)
+
+
+def found_first(built: Installation, **folders: Path) -> Installation:
+    """The installation under variables that put folders in front of others."""
+    return built._replace(env=tuple((name, str(folder)) for name, folder in folders.items()))
+
+
+def test_nothing_has_changed_right_after_a_build(original: Installation, runner: Runner) -> None:
+    assert the_note(original, runner) == "nothing has changed"
+    recorded = generations.read_record(Path(original.generation) / generations.RECORD)["observed"]
+    torch = recorded["extensions"]["torch"]
+    assert torch["libraries"]["libmpi.so.40"]["path"].startswith("venv/lib/libmpi.so")
+    assert torch["libraries"]["libmpi.so.40"]["version"].startswith("Open MPI v")
+    assert torch["glibcxx"] and torch["glibc"] and recorded["glibc"]
+    assert recorded["packages"]["horovod"] == "0.28.1"
+    assert recorded["places"]["torch"].startswith("venv/")
+
+
+def test_an_environment_that_was_moved_is_the_same(
+    built: Installation, runner: Runner, tmp_path: Path
+) -> None:
+    record(built, runner)
+    Path(built.generation).rename(tmp_path / "moved")
+    moved = json.loads(json.dumps(built).replace(built.generation, str(tmp_path / "moved")))
+    moved = Installation(*moved)._replace(path=tuple(moved[2]), env=())
+    assert the_note(moved, runner) == "nothing has changed"
+
+
+def test_a_second_libmpi_that_is_found_first(
+    built: Installation, runner: Runner, tmp_path: Path
+) -> None:
+    record(built, runner)
+    other = tmp_path / "other"
+    shutil.copytree(built.generation + "/venv/lib", other, ignore=lambda *_: ["python3.11"])
+    finding = the_failure(found_first(built, LD_LIBRARY_PATH=other), runner)
+    assert finding.subject == "libmpi.so.40"
+    assert f"libmpi.so.40 is {other}/libmpi.so.40 now and was venv/lib/" in finding.message
+    assert finding.message.endswith(
+        "the environment has a file of its own for it, which is not used"
+    )
+
+
+def test_a_libmpi_of_another_version_in_its_place(built: Installation, runner: Runner) -> None:
+    record(built, runner)
+    path = libmpi(built)
+    path.unlink()
+    code = (
+        "#include <string.h>\nint MPI_Get_library_version(char *text, int *length)"
+        '{ strcpy(text, "Open MPI v3.1.4, package: x"); *length = 15; return 0; }'
+    )
+    compiled(path, code, f"-Wl,-soname,{path.name}")
+    message = the_failure(built, runner).message
+    assert f"{path.name} is another build now (Open MPI v3.1.4): " in message
+    assert message.endswith("; this is Open MPI v3.1.4")
+
+
+def test_a_libmpi_that_is_gone(built: Installation, runner: Runner) -> None:
+    record(built, runner)
+    libmpi(built).unlink()
+    message = the_failure(built, runner).message
+    assert message.endswith(" (linked for torch): the extension does not load without it")
+
+
+def test_a_libstdcxx_that_is_too_old(built: Installation, runner: Runner, tmp_path: Path) -> None:
+    record(built, runner)
+    script = tmp_path / "versions"
+    script.write_text("GLIBCXX_3.4 { old; };\nGLIBCXX_3.4.19 { new; } GLIBCXX_3.4;\n")
+    compiled(
+        tmp_path / "old/libstdc++.so.6",
+        "int old(void) { return 0; } int new(void) { return 0; }",
+        "-Wl,-soname,libstdc++.so.6",
+        f"-Wl,--version-script={script}",
+    )
+    finding = the_failure(found_first(built, LD_LIBRARY_PATH=tmp_path / "old"), runner)
+    assert finding.subject == "libstdc++.so.6"
+    assert "it has GLIBCXX up to 3.4.19, and the extension needs 3.4." in finding.message
+
+
+@pytest.mark.parametrize(
+    ("package", "status", "told"),
+    [
+        ("numpy-99.0", "pass", "numpy is 99.0 now and was "),
+        ("torch-99.0", "pass", "torch is 99.0 now and was "),
+        ("horovod-0.27.0", "fail", "that is not the Horovod that was built"),
+    ],
+)
+def test_a_package_that_was_upgraded(
+    built: Installation, runner: Runner, package: str, status: str, told: str
+) -> None:
+    record(built, runner)
+    (purelib(Path(built.python)) / f"{package}.dist-info").mkdir()
+    (finding,) = drift(built, runner)
+    assert finding.status == status
+    assert told in finding.message
+
+
+def test_a_horovod_that_comes_first(built: Installation, runner: Runner, tmp_path: Path) -> None:
+    record(built, runner)
+    shutil.copytree(purelib(Path(built.python)) / "horovod", tmp_path / "site" / "horovod")
+    findings = drift(found_first(built, PYTHONPATH=tmp_path / "site"), runner)
+    assert {each.status for each in findings} == {"fail"}
+    told = f"horovod is imported from {tmp_path}/site/horovod now and was from venv/lib/"
+    assert findings[0].message.startswith(told)
+
+
+def test_an_extension_that_is_not_whole_is_for_others_to_say(
+    built: Installation, runner: Runner
+) -> None:
+    record(built, runner)
+    (extension,) = purelib(Path(built.python)).glob("horovod/torch/mpi_lib_v2*.so")
+    with extension.open("r+b") as stream:
+        stream.truncate(5000)
+    assert the_note(built, runner) == "nothing has changed"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_module_that_means_another_version(
+    built: Installation, runner: Runner, kind: Any, tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:  # fmt: skip
+    folder = tmp_path / "modulefiles"
+    write_module(folder, "compiler/10")
+    write_module(folder, "tool/1")
+    init = str(install(kind, cache_folder(tmp_path_factory)).init)
+    modules = Modules(init=init, use=(str(folder),), load=("compiler", "tool"))
+
+    system = modulesystem.find(runner, init)
+
+    def loaded() -> Installation:
+        return with_modules(built, modulesystem.load(system, modules, "run", runner).set)
+
+    record(loaded(), runner)
+    write_module(folder, "compiler/11")
+    write_module(folder, "tool/1", setenv={"TOOL": "x"})
+    assert the_note(loaded(), runner) == (
+        "the module compiler/10 is compiler/11 now;"
+        f" the file of the module tool/1 was edited: {folder}/tool/1"
+    )
+
+
+def test_a_generation_of_an_older_hvdenv(built: Installation, runner: Runner) -> None:
+    path = Path(built.generation, generations.RECORD)
+    generations.write_record(path, {"hvdenv": "0.0.9"})
+    (finding,) = drift(built, runner)
+    assert finding.status == "skip"
+    assert finding.message == "its build recorded nothing to compare (hvdenv 0.0.9)"
+    generations.write_record(path, {"observed": {"host": "x", "python": 3}})
+    (finding,) = drift(built, runner)
+    assert finding.message == (
+        "its record is of another kind: observed.python: expected a table, found 3"
+    )
+
+
+def test_what_hvdenv_did_not_build_has_nothing_to_compare(original: Installation) -> None:
+    applies = evidence.FACTS["observed"].applies
+    assert applies(installation=original)
+    assert not applies(installation=original._replace(generation=""))
+
+
+def test_a_python_that_gives_no_answer(built: Installation, runner: Runner) -> None:
+    with pytest.raises(StepError, match="could not be observed"):
+        evidence.observe(built._replace(python="/bin/true"), runner, TIMEOUT, Mpi("unknown"))

@@ -1,0 +1,477 @@
+"""Every way known to break a run of verify: it never passes, ends in time and names the cause.
+
+tests/real/test_verify.py has the plain ones. What is broken here is a rank, a file of the
+installation, a program, a disk, a signal or a host.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvdenv import PROBES
+from hvdenv.environments.installation import Expectation, Installation
+from hvdenv.launch.hosts import Host
+from hvdenv.reports.report import Finding, Report
+from hvdenv.runner import Runner
+from hvdenv.verification import evidence, ranks
+from hvdenv.verification.checks import CHECKS
+from hvdenv.verification.verify import TWO_RANKS, verify
+from tests.real.conftest import Cli, hear_interrupts, wait_until
+from tests.real.doctored import (
+    PATIENCE,
+    TIMEOUT,
+    found,
+    make_copy,
+    marked,
+    on_rank_1,
+    processes_running,
+    purelib,
+    run_ranks,
+    without_check_build,
+)
+from tests.standin import Cluster
+
+TORCH = Expectation(("torch",), ("MPI", "Gloo"))
+OVER_MPI = Expectation(("torch",), ("MPI",))
+OVER_GLOO = Expectation(("torch",), ("Gloo",))
+HERE = os.uname().nodename
+# What verify may take beyond its timeout.
+MARGIN = 10.0
+RANK = "os.environ.get('OMPI_COMM_WORLD_RANK', os.environ.get('HOROVOD_RANK'))"
+
+Copy = Callable[..., Installation]
+
+
+# Ranks.
+
+DEATHS = {
+    "before, MPI": ("MPI", f"if {RANK} == '1': os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
+    "after, Gloo": (
+        "Gloo",
+        "_end = shutdown\n"
+        "def shutdown():\n"
+        "    os.kill(os.getpid(), signal.SIGKILL) if rank() == 1 else _end()\n",
+        "SIGKILL",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DEATHS)
+def test_a_rank_that_dies_before_or_after_its_operations(
+    copy: Copy, runner: Runner, name: str
+) -> None:
+    controller, fault, number = DEATHS[name]
+    judgement = ranks.judge(run_ranks(copy(fault), runner, controller))
+    assert judgement.status == "fail"
+    assert f"rank 1 on {HERE}: was ended by {number}" in judgement.message
+
+
+def test_a_rank_that_leaves_early_is_the_cause_and_not_the_one_that_complains(
+    copy: Copy, runner: Runner
+) -> None:
+    judgement = ranks.judge(run_ranks(copy(on_rank_1("os._exit(0)")), runner, "Gloo"))
+    assert judgement.status == "fail"
+    assert judgement.message.startswith(f"rank 1 on {HERE}: ended without a result")
+
+
+STOPPED = {
+    "the work": ("MPI", "os.kill(os.getpid(), signal.SIGSTOP)", "is stopped"),
+    "its watcher": (
+        "Gloo",
+        "os.kill(os.getppid(), signal.SIGSTOP); time.sleep(1000)",
+        "was lost without a word",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_a_rank_that_is_stopped(copy: Copy, runner: Runner, name: str) -> None:
+    controller, action, message = STOPPED[name]
+    timeout, began = 18 * PATIENCE, time.monotonic()
+    judgement = ranks.judge(run_ranks(copy(on_rank_1(action)), runner, controller, timeout=timeout))
+    assert time.monotonic() - began < timeout + MARGIN
+    assert judgement.status == "fail"
+    assert judgement.message.startswith(f"rank 1 on {HERE}: {message}")
+
+
+def test_a_slow_rank_is_only_late(copy: Copy, runner: Runner) -> None:
+    fault = on_rank_1("'slept' in globals() or globals().update(slept=time.sleep(4))")
+    judgement = ranks.judge(run_ranks(copy(fault), runner, "Gloo"))
+    assert judgement.status == "pass", judgement
+
+
+OTHERS = {
+    "shape": ("Gloo", "tensor = tensor.reshape(-1)[:1]", "Mismatched ALLREDUCE tensor shapes"),
+    "dtype": ("MPI", "tensor = tensor.double()", "Mismatched data types"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_rank_that_feeds_something_else(copy: Copy, runner: Runner, name: str) -> None:
+    controller, change, message = OTHERS[name]
+    fault = on_rank_1(
+        f"tensor = ({change.partition(' = ')[2]}) if '32.17' in kwargs['name'] else tensor"
+    )
+    judgement = ranks.judge(run_ranks(copy(fault), runner, controller))
+    assert judgement.status == "fail"
+    assert f"rank 1 on {HERE}" in judgement.message
+    assert f"HorovodInternalError: {message}" in judgement.message
+
+
+def test_a_rank_that_feeds_another_name(copy: Copy, runner: Runner) -> None:
+    fault = on_rank_1("kwargs['name'] = kwargs['name'].replace('float32.17.Sum', 'odd')")
+    judgement = ranks.judge(run_ranks(copy(fault), runner, "MPI", timeout=16 * PATIENCE))
+    assert judgement.status == "fail"
+    assert "; results came from no rank" in judgement.message
+    assert "Horovod says: missing ranks: 0: [" in judgement.message
+    assert "odd]" in judgement.message
+
+
+SHIM = """
+typedef void *Handle;
+int PMPI_Allreduce(const void *, void *, int, Handle, Handle, Handle);
+int PMPI_Type_size(Handle, int *);
+int MPI_Allreduce(const void *in, void *out, int count, Handle type, Handle op, Handle comm)
+{
+    int code = PMPI_Allreduce(in, out, count, type, op, comm), size = 0;
+    PMPI_Type_size(type, &size);
+    if (count > 1000) ((char *) out)[(long) count * size - 2] ^= 16;
+    return code;
+}
+"""
+
+
+def test_an_mpi_that_returns_a_wrong_number(copy: Copy, runner: Runner, tmp_path: Path) -> None:
+    """The last number of a large tensor, in one bit, where Horovod asks MPI for the sum."""
+    installation = copy()
+    shim = compiled(SHIM, tmp_path / "shim.so", f"{installation.prefix}/lib/libmpi.so.40")
+    init = purelib(Path(installation.python)) / "horovod/torch/__init__.py"
+    load = f"import ctypes; ctypes.CDLL({str(shim)!r}, ctypes.RTLD_GLOBAL)\n"
+    text = init.read_text()
+    first = re.search(r"^(?:import|from) (?!__future__)", text, re.MULTILINE)
+    at = first.start() if first else 0
+    init.write_text(f"{text[:at]}{load}{text[at:]}")
+    judgement = ranks.judge(run_ranks(installation, runner, "MPI"))
+    assert judgement.status == "fail"
+    assert f"allreduce gives wrong values on rank 0 on {HERE}" in judgement.message
+
+
+def compiled(source: str, path: Path, *options: str) -> Path:
+    words = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-x", "none", "-o", str(path), *options]
+    subprocess.run(words, input=source, text=True, check=True)
+    return path
+
+
+# Files.
+
+
+def library_of(installation: Installation) -> Path:
+    (path,) = purelib(Path(installation.python)).glob("horovod/torch/mpi_lib_v2*.so")
+    return path
+
+
+def judged(installation: Installation, runner: Runner) -> Finding:
+    """What the check of the extension says about torch."""
+    libraries = evidence.libraries(installation, runner, TIMEOUT)
+    seen = evidence.extension(installation, runner, TIMEOUT, libraries, {}, "torch")
+    (finding,) = CHECKS["extension"](extension=seen, expectation=TORCH, framework="torch")
+    assert finding.status == "fail"
+    return finding
+
+
+def test_an_extension_that_is_cut_off(copy: Copy, runner: Runner) -> None:
+    installation = copy()
+    path = library_of(installation)
+    size = path.stat().st_size
+    os.truncate(path, size // 2)
+    message = judged(installation, runner).message
+    assert message.startswith(f"the extension is cut off: {path} has {size // 2} of ")
+
+
+def test_an_extension_for_another_python(copy: Copy, runner: Runner) -> None:
+    installation = copy()
+    path = library_of(installation)
+    other = path.with_name("mpi_lib_v2.cpython-39-x86_64-linux-gnu.so")
+    path.rename(other)
+    message = judged(installation, runner).message
+    assert message.startswith(f"the extension is missing: {path}")
+    assert message.endswith(f"another Python: {other.name}")
+
+
+def test_an_extension_for_another_torch(copy: Copy, runner: Runner) -> None:
+    installation = copy()
+    path = library_of(installation)
+    name = b"_ZN2at4_ops7resize_4call"
+    whole = path.read_bytes()
+    assert name in whole
+    path.write_bytes(whole.replace(name, b"_ZN2at4_ops7resizf_4call"))
+    message = judged(installation, runner).message
+    assert "horovod.torch does not import" in message
+    assert "undefined symbol: _ZN2at4_ops7resizf_4call" in message
+
+
+def test_no_libmpi(copy: Copy, runner: Runner) -> None:
+    installation = copy()
+    for library in (Path(installation.prefix) / "lib").glob("libmpi*"):
+        library.unlink()
+    message = judged(installation, runner).message
+    assert "horovod.torch does not import: " in message
+    assert "libmpi.so.40: cannot open shared object file" in message
+
+
+def test_a_second_libmpi_that_is_found_first(copy: Copy, runner: Runner, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    folder.mkdir()
+    compiled(
+        "int MPI_Init(void) { return 0; }", folder / "libmpi.so.40", "-Wl,-soname,libmpi.so.40"
+    )
+    installation = copy()._replace(env=(("LD_LIBRARY_PATH", str(folder)),))
+    message = judged(installation, runner).message
+    assert "horovod.torch does not import: " in message
+    assert "undefined symbol: " in message and "MPI" in message.upper()
+
+
+def test_a_package_of_a_module_in_front(copy: Copy, runner: Runner, tmp_path: Path) -> None:
+    package = tmp_path / "module" / "horovod" / "torch"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").write_text("__version__ = '0.28.1'\n")
+    installation = copy()._replace(env=(("PYTHONPATH", str(tmp_path / "module")),))
+    libraries = evidence.libraries(installation, runner, TIMEOUT)
+    (finding,) = CHECKS["shadowing"](libraries=libraries, expectation=TORCH)
+    assert finding.status == "fail"
+    assert finding.message == (
+        f"PYTHONPATH puts {tmp_path}/module/horovod before the environment's own horovod"
+    )
+    assert judged(installation, runner).message.startswith("the extension is missing: ")
+
+
+# Programs.
+
+
+def program(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_an_mpirun_that_starts_nothing_and_says_that_all_is_well(
+    original: Installation, runner: Runner, tmp_path: Path
+) -> None:
+    program(tmp_path / "bin/mpirun", "echo 'mpirun (Open MPI) 4.1.8'")
+    installation = original._replace(path=(str(tmp_path / "bin"), *original.path))
+    judgement = ranks.judge(run_ranks(installation, runner, "MPI"))
+    assert judgement.status == "fail"
+    assert judgement.message == "mpirun started none of 2 ranks (exit 0)"
+
+
+def test_programs_that_hang_whatever_they_are_told(copy: Copy, runner: Runner) -> None:
+    installation = copy()
+    for name in ("mpirun", "horovodrun"):
+        program(Path(installation.prefix) / "bin" / name, "trap '' TERM; while :; do sleep 1; done")
+    timeout, began = 9 * PATIENCE, time.monotonic()
+    report = verify(installation, TORCH, runner, timeout=timeout)
+    assert time.monotonic() - began < timeout + MARGIN
+    assert report.verdict in ("fail", "error")
+    for controller in ("MPI", "Gloo"):
+        message = found(report, "allreduce")[f"torch over {controller}"].message
+        assert "started none of 2 ranks (did not end" in message or "not tried" in message
+
+
+def test_a_noisy_child_of_a_rank_holds_nobody_up(copy: Copy, runner: Runner) -> None:
+    """It lives on when the rank has ended, and goes on writing into the rank's output."""
+    noise = "import time\\nwhile True: print(1, flush=True); time.sleep(0.01)"
+    installation = without_check_build(
+        copy(f"import subprocess\nsubprocess.Popen([sys.executable, '-c', '{noise}'])")
+    )
+    report = verify(installation, OVER_MPI, runner, timeout=60 * PATIENCE)
+    assert report.seconds < 50 * PATIENCE, "it was waited for"
+    assert found(report, "allreduce")["torch over MPI"].status == "pass"
+    assert not marked(runner.token)
+
+
+# Disks.
+
+
+FULL = """
+mount -t tmpfs -o size=1m tmpfs {folder} && cat /dev/zero > {folder}/all 2>/dev/null
+exec "$@"
+"""
+
+
+def test_a_disk_that_is_full(original: Installation, copy: Copy, cli: Cli, tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    words = ["unshare", "--mount", "sh", "-c", FULL.format(folder=full), "sh"]
+    if subprocess.run([*words, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("file systems cannot be mounted here")
+    prefix = without_check_build(copy()).prefix
+    words += [sys.executable, "-m", "hvdenv", "verify", "--prefix", prefix, "--json"]
+    words += ["--framework", "torch", "--controller", "MPI"]
+    words += ["--timeout", f"{40 * PATIENCE:g}"]
+    variables = {**cli.variables, "HVDENV_HOME": str(tmp_path / "home"), "TMPDIR": str(full)}
+    variables["PATH"] = os.pathsep.join((*original.path, variables["PATH"]))  # mpirun
+    ended = subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
+    report = json.loads(ended.stdout)
+    (finding,) = (
+        f for f in report["findings"] if f["check"] == "allreduce" and f["status"] != "skip"
+    )
+    assert (ended.returncode, finding["status"]) == (1, "fail"), ended.stderr
+    assert f"no space is left in {full} on {HERE}" in finding["message"]
+    assert list((tmp_path / "home").rglob("*.json")), "the report is kept elsewhere"
+
+
+# Signals.
+
+
+@pytest.mark.parametrize(
+    ("number", "script"), [(signal.SIGINT, "rank.py"), (signal.SIGTERM, "rank_work.py")]
+)
+def test_a_signal_leaves_a_report_and_nothing_else(
+    original: Installation, tmp_path: Path, number: signal.Signals, script: str
+) -> None:
+    """Within the five seconds that batch systems give, though ranks ignore what they are told."""
+    deaf = "for each in (signal.SIGINT, signal.SIGTERM): signal.signal(each, signal.SIG_IGN)"
+    installation = make_copy(original, tmp_path / "env", f"{deaf}\ntime.sleep(1000)")
+    words = [sys.executable, "-c", DRIVER, installation.prefix, (runner := Runner()).token]
+    words += installation.path
+    with subprocess.Popen(
+        words, cwd=PROBES.parents[1], preexec_fn=hear_interrupts, stdout=subprocess.PIPE, text=True
+    ) as process:
+        processes_running(runner, script, 1)
+        time.sleep(1)
+        process.send_signal(number)
+        began = time.monotonic()
+        stdout, _ = process.communicate(timeout=20)
+        assert time.monotonic() - began < 5
+    assert process.returncode == 130
+    findings = json.loads(stdout)["findings"]
+    assert "interrupted" in {finding["check"] for finding in findings}
+    assert not marked(runner.token)
+
+
+DRIVER = """
+import json, sys
+from hvdenv.environments.installation import Installation, Expectation
+from hvdenv.runner import Runner
+from hvdenv.verification.verify import verify
+prefix, token, *path = sys.argv[1:]
+installation = Installation(prefix, prefix + "/bin/python", tuple(path))
+report = verify(installation, Expectation(("torch",)), Runner(token=token))
+print(json.dumps(report.to_json()))
+sys.exit(130 if report.verdict == "error" else 1)
+"""
+
+
+# Hosts.
+
+# By this a process is known that a rank has started and left to itself.
+STRAY = "left-by-a-rank"
+
+
+def probes_on(cluster: Cluster, host: str) -> str:
+    """What of ours runs on a host."""
+    shown = cluster.on(host, ["ps", "-e", "-o", "args"]).stdout
+    ours = ("rank.py", "rank_work.py", "task_fn", "prted", "orted", STRAY)
+    return "\n".join(line for line in shown.splitlines() if any(name in line for name in ours))
+
+
+def verify_on(
+    cluster: Cluster, installation: Installation, expectation: Expectation, timeout: float
+) -> Report:
+    launch = TWO_RANKS._replace(hosts=tuple(Host(name, 1) for name in cluster.hosts))
+    network = launch.network._replace(use=(cluster.interface,))
+    runner, began = Runner(cluster.environ), time.monotonic()
+    report = verify(
+        installation, expectation, runner, launch=launch._replace(network=network), timeout=timeout
+    )
+    assert time.monotonic() - began < timeout + MARGIN
+    return report
+
+
+@pytest.fixture
+def unplugged(cluster: Cluster) -> Iterator[str]:
+    """The second host, off the network until the end of the test."""
+    name = cluster.hosts[1]
+    cluster.unplug(name)
+    yield name
+    cluster.plug(name)
+
+
+def test_a_host_that_cannot_be_reached(
+    cluster: Cluster, original: Installation, unplugged: str
+) -> None:
+    report = verify_on(cluster, original, OVER_GLOO, 16 * PATIENCE)
+    assert report.verdict == "fail"
+    finding = found(report, "allreduce")["torch over Gloo"]
+    assert finding.status == "fail"
+    assert "horovodrun-gloo started none of 2 ranks" in finding.message
+    left = found(report, "leftovers")[unplugged]
+    assert left.status == "unproven"
+    assert f"unconfirmed whether ranks still run on {unplugged}: " in left.message
+
+
+def test_a_host_that_is_lost_in_the_middle(cluster: Cluster, copy: Copy, tmp_path: Path) -> None:
+    flag, lost = tmp_path / "flag", cluster.hosts[1]
+    fault = on_rank_1(f"open({str(flag)!r}, 'w').close(); time.sleep(1000)")
+    timeout, reports = 30 * PATIENCE, list[Report]()
+    thread = threading.Thread(
+        target=lambda: reports.append(
+            verify_on(cluster, without_check_build(copy(fault)), OVER_MPI, timeout)
+        )
+    )
+    thread.start()
+    try:
+        wait_until(flag.exists, timeout)
+        cluster.unplug(lost)
+        thread.join()
+        wait_until(lambda: "rank" not in probes_on(cluster, lost), timeout)
+    finally:
+        cluster.plug(lost)
+    wait_until(lambda: not probes_on(cluster, cluster.hosts[0]), 5)
+    (report,) = reports
+    assert report.verdict == "fail"
+    finding = found(report, "allreduce")["torch over MPI"]
+    assert f"rank 1 on {lost}: was lost without a word" in finding.message
+    assert found(report, "leftovers")[lost].status == "unproven"
+
+
+def test_what_a_killed_launcher_leaves_on_other_hosts_is_ended(
+    cluster: Cluster, copy: Copy, tmp_path: Path
+) -> None:
+    flag = tmp_path / "flag"
+    stray = f"[sys.executable, '-c', 'import time; time.sleep(500) # {STRAY}']"
+    start = f"import subprocess; subprocess.Popen({stray}, start_new_session=True)"
+    fault = on_rank_1(f"{start}; open({str(flag)!r}, 'w').close(); time.sleep(1000)")
+    reports: list[Report] = []
+    thread = threading.Thread(
+        target=lambda: reports.append(
+            verify_on(cluster, without_check_build(copy(fault)), OVER_GLOO, 300)
+        )
+    )
+    thread.start()
+    wait_until(flag.exists, 60 * PATIENCE)
+    for process in psutil.Process().children():
+        if any("horovodrun" in word for word in process.cmdline()):
+            process.kill()
+    thread.join()
+    wait_until(lambda: not any(probes_on(cluster, host) for host in cluster.hosts), 5)
+    (report,) = reports
+    assert report.verdict == "fail"
+    told = found(report, "leftovers")["hosts"].message
+    assert "nothing of this run is left on" in told
+    assert all(host in told for host in cluster.hosts)
+    assert f"1 on {cluster.hosts[1]}" in told

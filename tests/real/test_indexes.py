@@ -1,0 +1,134 @@
+"""Indexes that have changed since a lock was made, or answer with something else."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from hvdenv.building import indexes
+from hvdenv.building.resolve import perform
+from hvdenv.command import Command
+from hvdenv.errors import StepError
+from hvdenv.plans.step import Step, TextFile
+from hvdenv.runner import Runner
+from tests.index import Site, package, served
+
+LOGIN = b"<!DOCTYPE html>\n<title>Log in\n first</title><a href=/help>help</a>"
+
+
+class Index(NamedTuple):
+    """An index with one package in two versions."""
+
+    folder: Path
+    wheel: Path
+    site: Site
+
+    def page(self, *entries: str) -> None:
+        text = "".join(f"<a {each}</a>" for each in entries)
+        (self.folder / "simple/tiny/index.html").write_text(f"<!DOCTYPE html>{text}")
+
+    def locked(self, mark: str = "") -> str:
+        return f'href="{self.wheel.name}"{mark}>{self.wheel.name}'
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[Index]:
+    wheel = package(tmp_path / "simple/tiny", "tiny")
+    package(tmp_path / "simple/tiny", "tiny", "2.0")
+    with served(tmp_path) as site:
+        found = Index(tmp_path, wheel, site)
+        found.page(found.locked(), 'href="tiny-2.0-py3-none-any.whl">tiny-2.0-py3-none-any.whl')
+        yield found
+
+
+class Notes:
+    """A progress that keeps notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def step_started(self, number: int, step: Step) -> None: ...
+
+    def step_line(self, line: str) -> None: ...
+
+    def step_done(self, number: int, step: Step, note: str, seconds: float) -> None: ...
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def get(index: Index) -> list[str]:
+    """Get the files of the lock as a build does; what is said meanwhile."""
+    sha256 = (
+        hashlib.sha256(index.wheel.read_bytes()).hexdigest() if index.wheel.exists() else "0" * 64
+    )
+    listed = TextFile(index.folder / "wheels.txt", f"tiny===1.0 --hash=sha256:{sha256}\n")
+    words = (
+        sys.executable, "-m", "pip", "--disable-pip-version-check", "--isolated", "download", "--no-deps",
+        "--require-hashes", "--retries", "0", "--no-cache-dir", "--index-url", f"{index.site.url}/simple",
+        "--dest", str(index.folder / "to"), "--requirement", str(listed.path),
+    )  # fmt: skip
+    progress = Notes()
+    perform([Step("files", "", (Command(words),), (listed,))], Runner(), progress)
+    assert (index.folder / "to" / index.wheel.name).exists()
+    return progress.notes
+
+
+def test_what_was_withdrawn_is_taken_and_said(index: Index) -> None:
+    assert get(index) == []
+    index.page(index.locked(' data-yanked="it eats files"'))
+    said = (
+        "withdrawn by its makers (yanked), and taken since this very version is asked for: tiny 1.0"
+    )
+    assert get(index) == [f"{said}: it eats files"]
+    index.page(index.locked(' data-yanked=""'))
+    assert get(index) == [said]
+
+
+def test_what_is_not_there_any_more(index: Index) -> None:
+    index.page('href="tiny-2.0-py3-none-any.whl">tiny-2.0-py3-none-any.whl')
+    with pytest.raises(StepError, match="tiny 1.0, which the lock names, is not on the index") as a:
+        get(index)
+    assert a.value.exit_code == 5
+    assert "--update tiny" in a.value.remedy
+    index.page(index.locked())
+    index.wheel.unlink()
+    with pytest.raises(StepError, match="the file of tiny 1.0, which the lock names, is not on"):
+        get(index)
+
+
+def test_a_login_page_in_the_place_of_an_index(index: Index, tmp_path: Path) -> None:
+    index.site.everywhere = LOGIN
+    said = f"{index.site.url}/simple answers with a page that is no package index: Log in first"
+    with pytest.raises(StepError, match=said) as caught:
+        get(index)
+    assert caught.value.exit_code == 5
+    # An index without the package is no such thing, and a network that is not there neither.
+    index.site.everywhere = b"<!DOCTYPE html><title>Links for tiny</title>"
+    with pytest.raises(StepError, match="pip found no package tiny===1.0"):
+        get(index)
+    index.site.everywhere = b""
+    with pytest.raises(StepError, match="pip found no package tiny===1.0"):
+        get(index)
+
+
+def test_the_log_has_it_too(index: Index, tmp_path: Path) -> None:
+    """`doctor` reads the log of a build later."""
+    index.site.everywhere = LOGIN
+    log = tmp_path / "log"
+    nothing = (
+        f"Looking in indexes: {index.site.url}/simple\n"
+        "ERROR: Could not find a version that satisfies the requirement a.B==1 (from versions: none)"
+    )
+    with log.open("w") as stream:
+        stream.write("before\n")
+    failed = Runner().run(Command(("sh", "-c", f"echo '{nothing}'; exit 1")))
+    indexes.with_other_pages(failed, Runner(), log)
+    assert index.site.asked == ["/simple/a-b/"]
+    before, said = log.read_text().splitlines()
+    assert before == "before" and said.endswith("no package index: Log in first")

@@ -1,0 +1,149 @@
+"""Packages that are added to environments, from a folder of small wheels."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from hvdenv.environments import generations
+from tests.channel import python_channel
+from tests.real.conftest import Cli
+
+RECIPE = """
+format = 1
+name = "small"
+summary = "An environment with nothing in it"
+status = "tested"
+
+[python]
+provider = "{provider}"
+version = "=={minor}.*"
+
+[horovod]
+provider = "present"
+version = "0.28.1"
+frameworks = ["torch"]
+controllers = ["gloo"]
+
+[frameworks.torch]
+provider = "present"
+version = "2.1.0"
+"""
+CONDA = """
+[conda]
+channels = ["{url}"]
+"""
+WHEELS = (
+    ("added", "1.0", ()),
+    ("added", "2.0", ()),
+    ("helper", "1.0", ()),
+    ("other", "1.0", ("helper",)),
+    ("newer", "1.0", ("helper>=2",)),
+    ("mover", "1.0", ("pip>=999",)),
+    ("pip", "999.0", ()),
+    ("unfit", "1.0", ("torch<2",)),
+    ("torch", "1.0", ()),
+)
+
+
+def write_wheel(folder: Path, name: str, version: str, needs: tuple[str, ...] = ()) -> None:
+    info = f"{name}-{version}.dist-info"
+    head = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    files = {
+        "METADATA": head + "".join(f"Requires-Dist: {each}\n" for each in needs),
+        "WHEEL": "Wheel-Version: 1.0\nTag: py3-none-any\n",
+        "RECORD": "".join(f"{info}/{each},,\n" for each in ("METADATA", "WHEEL", "RECORD")),
+    }
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as archive:
+        for file, text in files.items():
+            archive.writestr(f"{info}/{file}", text)
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    for wheel in WHEELS:
+        write_wheel(folder, *wheel)
+    return folder
+
+
+def offline(wheels: Path) -> dict[str, str]:
+    """pip has this folder and nothing else."""
+    return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), "PIP_EXTRA_INDEX_URL": ""}
+
+
+def versions(prefix: Path) -> dict[str, str]:
+    """Of Python packages that lie in an environment."""
+    (environment,) = (each for each in (prefix / "venv", prefix / "conda") if each.exists())
+    found = environment.glob("lib/python3.*/site-packages/*.dist-info")
+    return dict(path.name.removesuffix(".dist-info").split("-")[:2] for path in found)
+
+
+@pytest.mark.parametrize("provider", ["venv", "conda"])
+def test_packages_come_and_go_and_nothing_moves(
+    provider: str, wheels: Path, home: Path, tmp_path: Path
+) -> None:
+    recipe, prefix = tmp_path / "small.toml", tmp_path / "env"
+    text = RECIPE.format(provider=provider, minor="3.11")
+    if provider == "conda":
+        text += CONDA.format(url=python_channel(home, "3.11").url)
+    recipe.write_text(text)
+    cli = Cli(tmp_path / "home", offline(wheels))
+    words = (str(recipe), "--prefix", str(prefix))
+    target = generations.at(prefix)
+
+    assert "build it first" in cli("install", *words, "added", code=2).stderr
+    cli("build", *words)
+    plain, base = versions(prefix), target.active()
+
+    said = cli("install", *words, "added<2", "--dry-run").stdout
+    assert (said, target.active()) == ("would add: added 1.0\n", base)
+
+    told = cli("install", *words, "added<2", "other", "--json").json
+    assert told["added"] == {"added": "1.0", "helper": "1.0", "other": "1.0"}
+    first = target.active()
+    assert first != base
+    both = {**plain, **told["added"]}
+    assert versions(prefix) == both
+    assert "nothing to do" in cli("install", *words, "added").stdout
+    assert "added: added<2, other" in cli("envs").stdout
+
+    # What was added before stays in its version, also what it brought, unless it is named.
+    write_wheel(wheels, "helper", "2.0")
+    refused = cli("install", *words, "newer", code=3).stderr
+    assert "newer 1.0 wants helper>=2; helper 1.0 would have to move" in refused
+    assert "name them too, so that they may move: helper" in refused
+    cli("install", *words, "newer", "helper")
+    both = {**both, "newer": "1.0", "helper": "2.0"}
+    assert versions(prefix) == both
+
+    refused = cli("install", *words, "mover", code=3).stderr
+    assert re.search(r"mover 1.0 wants pip>=999; pip \S+ would have to move", refused)
+    assert re.search(r"would move: pip: \S+ -> 999.0", refused)
+    assert "pip>=999 would move it" in cli("install", *words, "pip>=999", code=3).stderr
+    assert "no-such" in cli("install", *words, "no-such", code=5).stderr
+    assert versions(prefix) == both
+
+    said = cli("build", *words).stdout
+    assert "without what was added: added<2, helper, newer, other; " in said
+    assert (versions(prefix), target.active()) == (plain, base)
+    cli("envs", "rollback", str(prefix), "--to", first)
+    assert versions(prefix) == {**plain, **told["added"]}
+
+
+def test_what_would_move_a_framework_is_said(local_prefix: Path, wheels: Path, home: Path) -> None:
+    cli = Cli(home, offline(wheels))
+    before = os.readlink(local_prefix)
+    said = cli("install", "local", "unfit", code=3).stderr
+    assert re.search(r"unfit 1\.0 wants torch<2; torch \S+ would have to move", said)
+    assert re.search(r"would move: torch: \S+ -> 1\.0", said)
+    assert json.loads(cli("install", "local", "added", "--dry-run", "--json").stdout) == {
+        "added": {"added": "2.0"}, "changed": False,
+    }  # fmt: skip
+    assert os.readlink(local_prefix) == before

@@ -1,0 +1,295 @@
+"""inspect_wheel.py, nccl_of_torch.py, normalise_wheel.py, pip_install.py and stack.py, run as a build runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import sysconfig
+import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdenv import PROBES
+from tests.index import package, served
+
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+EXTENSIONS = {
+    "torch": f"horovod/torch/mpi_lib_v2{SUFFIX}",
+    "tensorflow": f"horovod/tensorflow/mpi_lib{SUFFIX}",
+}
+# Some program stands for an extension: it is linked against libraries, too.
+LIBRARY = Path("/bin/true").read_bytes()
+
+
+def probe(name: str, *words: str, path: Path | None = None, **given: str) -> tuple[int, str]:
+    """Run a probe in an environment that has nothing but what is given."""
+    env = {"PATH": os.environ["PATH"], "PIP_CONFIG_FILE": os.devnull, "PYTHONNOUSERSITE": "1"}
+    env |= given
+    if path:
+        env["PYTHONPATH"] = str(path)
+    found = subprocess.run(
+        [sys.executable, str(PROBES / name), *words], env=env, text=True, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    return found.returncode, found.stdout
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """Distributions as pip leaves them: what is known of their version, and nothing else."""
+    site = tmp_path / "site"
+    for name, version in (("torch", "2.13.0+cpu"), ("tensorflow_cpu", "2.15.1")):
+        folder = site / f"{name}-{version}.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        (folder / "RECORD").write_text(f"{name}/__init__.py,,\n")
+    return site
+
+
+def wheel(
+    folder: Path, metadata: dict[str, str], *frameworks: str, library: bytes = LIBRARY
+) -> Path:
+    path = folder / "horovod-0.28.1-x.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("horovod/metadata.json", json.dumps({"dummy": "none", **metadata}))
+        for framework in frameworks:
+            archive.writestr(EXTENSIONS[framework], library)
+    return path
+
+
+def inspect(path: Path, site: Path, *frameworks: str) -> tuple[int, Any]:
+    code, output = probe("inspect_wheel.py", str(path), *frameworks, path=site)
+    return code, json.loads(output.splitlines()[-1])
+
+
+GOOD = {"pytorch": "2.13.0+cpu", "tensorflow": "2.15.1"}
+
+
+def test_a_good_wheel(tmp_path: Path, installed: Path) -> None:
+    path = wheel(tmp_path, GOOD, "torch", "tensorflow")
+    code, found = inspect(path, installed, "torch", "tensorflow")
+    assert (code, found["problems"]) == (0, [])
+    assert found["bytes"] == path.stat().st_size
+    assert found["frameworks"]["torch"] == {
+        "built_with": "2.13.0+cpu", "bytes": len(LIBRARY), "extension": EXTENSIONS["torch"]
+    }  # fmt: skip
+
+
+def test_a_wheel_without_extensions(tmp_path: Path, installed: Path) -> None:
+    code, found = inspect(wheel(tmp_path, {}), installed, "torch", "tensorflow")
+    assert code == 1
+    assert found["problems"] == [
+        f"{name}: the wheel has no {EXTENSIONS[name]}: no extension was compiled"
+        for name in ("torch", "tensorflow")
+    ]
+
+
+def test_a_wheel_with_one_extension_of_two(tmp_path: Path, installed: Path) -> None:
+    code, found = inspect(wheel(tmp_path, GOOD, "torch"), installed, "torch", "tensorflow")
+    assert code == 1
+    assert [problem.split(":")[0] for problem in found["problems"]] == ["tensorflow"]
+
+
+def test_a_wheel_compiled_with_another_version(tmp_path: Path, installed: Path) -> None:
+    code, found = inspect(wheel(tmp_path, {"pytorch": "2.12.0"}, "torch"), installed, "torch")
+    assert code == 1
+    assert found["problems"] == ["torch: compiled with 2.12.0, installed is 2.13.0+cpu"]
+
+
+def test_a_torch_that_says_more_than_its_distribution(tmp_path: Path, installed: Path) -> None:
+    """The index's torch for CUDA: distribution 2.13.0, torch.__version__ 2.13.0+cu130."""
+    (installed / "torch").mkdir()
+    (installed / "torch" / "__init__.py").touch()
+    (installed / "torch" / "version.py").write_text("__version__ = '2.13.0+cu130'\ncuda = 0\n")
+    code, found = inspect(wheel(tmp_path, {"pytorch": "2.13.0+cu130"}, "torch"), installed, "torch")
+    assert (code, found["problems"]) == (0, [])
+
+
+def test_a_wheel_that_does_not_say_what_it_was_compiled_with(
+    tmp_path: Path, installed: Path
+) -> None:
+    code, found = inspect(wheel(tmp_path, {}, "torch"), installed, "torch")
+    assert code == 1
+    assert found["problems"] == ["torch: compiled with None, installed is 2.13.0+cpu"]
+
+
+def test_a_wheel_whose_libraries_are_not_there(tmp_path: Path, installed: Path) -> None:
+    assert b"libc.so.6\0" in LIBRARY
+    broken = LIBRARY.replace(b"libc.so.6\0", b"libq.so.6\0")
+    code, found = inspect(wheel(tmp_path, GOOD, "torch", library=broken), installed, "torch")
+    assert code == 1
+    assert found["problems"] == ["torch: libraries not found: libq.so.6"]
+
+
+def test_the_stack_that_horovod_is_compiled_against(installed: Path) -> None:
+    code, output = probe("stack.py", "/none/g++", path=installed)
+    found = json.loads(output)
+    assert code == 0
+    assert found["soabi"] == SUFFIX
+    assert found["compiler"] == ""
+    torch = found["frameworks"]["torch"]
+    assert (torch["package"], torch["version"]) == ("torch", "2.13.0+cpu")
+    assert found["frameworks"]["tensorflow"]["package"] == "tensorflow-cpu"
+
+
+def test_two_builds_of_one_version_are_two_stacks(installed: Path) -> None:
+    record = installed / "torch-2.13.0+cpu.dist-info/RECORD"
+
+    def stack() -> Any:
+        return json.loads(probe("stack.py", sys.executable, path=installed)[1])
+
+    before = stack()
+    assert before["compiler"].startswith("Python 3")
+    # What differs from one environment to the next is not of the stack.
+    record.write_text(
+        record.read_text() + "../../../bin/torchrun,sha256=x,1\ntorch/__init__.cpython-311.pyc,,\n"
+    )
+    assert stack() == before
+    record.write_text("torch/cuda.so,,\n")
+    assert stack() != before
+
+
+@contextmanager
+def silent_port() -> Iterator[str]:
+    """Something that takes connections and says nothing, as behind some firewalls."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def closed_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_cpu_index_that_does_not_answer_costs_seconds_and_pip_goes_on(tmp_path: Path) -> None:
+    package(tmp_path / "wheels", "tiny")
+    with silent_port() as silent:
+        arguments = [
+            "--no-index",
+            "--find-links",
+            str(tmp_path / "wheels"),
+            "--target",
+            str(tmp_path / "t"),
+            "tiny",
+        ]
+        started = time.monotonic()
+        without, _ = probe(
+            "pip_install.py", "--", *arguments[:-3], "--target", str(tmp_path / "u"), "tiny"
+        )
+        plain = time.monotonic() - started
+        code, said = probe(
+            "pip_install.py", "--cpu-index", silent, "--cpu-index", closed_port(), "--", *arguments
+        )
+        both = time.monotonic() - started - plain
+    assert (code, without) == (0, 0)
+    assert f"hvdenv: no answer from {silent} (timed out); pip goes by its own configuration" in said
+    assert said.count("hvdenv: no answer from ") == 2
+    assert (tmp_path / "t/tiny.py").exists()
+    assert both - plain < 30  # pip itself would wait for minutes; busy machines take their time
+
+
+def test_a_cpu_index_that_answers_is_used_and_gpu_packages_are_announced(tmp_path: Path) -> None:
+    package(tmp_path / "cpu/nvidia-tiny-cu12", "nvidia_tiny_cu12")
+    package(tmp_path / "cpu/tiny", "tiny")
+    with served(tmp_path / "cpu") as site:
+        code, said = probe(
+            "pip_install.py", "--cpu-index", site.url, "--", "--index-url", closed_port(), "--retries", "0",
+            "--no-cache-dir", "--target", str(tmp_path / "t"), "tiny", "nvidia-tiny-cu12",
+        )  # fmt: skip
+    assert code == 0, said
+    lines = said.splitlines()
+    (notice,) = (
+        n for n, line in enumerate(lines) if line.startswith("hvdenv: pip found no CPU build")
+    )
+    assert lines[notice + 1].startswith("Collecting nvidia-tiny-cu12")
+    assert "no answer from" not in said
+
+
+def test_the_exit_code_is_that_of_pip(tmp_path: Path) -> None:
+    code, said = probe(
+        "pip_install.py", "--", "--no-index", "--target", str(tmp_path), "no-such-package"
+    )
+    assert code == 1
+    assert "No matching distribution found" in said
+    assert "hvdenv:" not in said
+
+
+def test_pip_install_says_how_it_is_used() -> None:
+    code, said = probe("pip_install.py", "--index", "x", "--", "y")
+    assert code == 1
+    assert said.startswith("usage: pip_install.py")
+
+
+def test_permissions_of_the_builder_are_taken_out_of_a_wheel(tmp_path: Path) -> None:
+    made = []
+    for umask in (0o002, 0o022, 0o077):
+        path = tmp_path / f"{umask}.whl"
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, mode in (("b.py", 0o666), ("a.so", 0o777), ("x.dist-info/RECORD", 0o666)):
+                member = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+                member.external_attr = (stat.S_IFREG | mode & ~umask) << 16
+                member.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(member, name * 1000)
+        before = path.read_bytes()
+        assert probe("normalise_wheel.py", str(path)) == (0, "")
+        made.append(path.read_bytes())
+        with zipfile.ZipFile(path) as archive:
+            found = {each.filename: each.external_attr >> 16 for each in archive.infolist()}
+            assert archive.read("a.so") == b"a.so" * 1000
+        assert list(found.items()) == [
+            ("b.py", 0o100644), ("a.so", 0o100755), ("x.dist-info/RECORD", 0o100644)
+        ]  # fmt: skip
+        assert len(path.read_bytes()) == len(before)
+    assert made[0] == made[1] == made[2]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_the_nccl_of_torch_can_be_linked(tmp_path: Path) -> None:
+    package, folder = tmp_path / "site/nvidia/nccl", tmp_path / "nccl"
+    status, said = probe("nccl_of_torch.py", str(folder), path=tmp_path / "site")
+    assert status == 1
+    assert "this torch is for CPUs" in said
+    assert not folder.exists()
+    for path in (package / "lib/libnccl.so.2", package / "include/nccl.h"):
+        path.parent.mkdir(parents=True)
+        path.write_text(path.name)
+    assert probe("nccl_of_torch.py", str(folder), path=tmp_path / "site") == (0, f"{package}\n")
+    assert (folder / "lib/libnccl.so").read_text() == "libnccl.so.2"
+    assert (folder / "include/nccl.h").read_text() == "nccl.h"
+
+
+def test_files_that_are_there_are_not_asked_for_again(tmp_path: Path) -> None:
+    wheels = [package(tmp_path / "index", name) for name in ("tiny", "other")]
+    listed, folder = tmp_path / "wheels.txt", tmp_path / "files"
+    listed.write_text(
+        "".join(
+            f"{each.name.partition('-')[0]}===1.0 --hash=sha256:{sha256(each.read_bytes()).hexdigest()}\n"
+            for each in wheels
+        )
+    )
+    words = (str(listed), "download", "--no-deps", "--require-hashes", "--no-index")
+
+    def get(*more: str) -> tuple[int, str]:
+        return probe("get_files.py", *words, *more, PIP_DEST=str(folder))
+
+    code, said = get("--find-links", str(tmp_path / "index"))
+    assert code == 0 and said.startswith("0 of 2 files are there\n")
+    # Without any index: pip would find nothing.
+    assert get() == (0, "2 of 2 files are there\n")
+    (folder / wheels[0].name).write_bytes(b"damaged")
+    assert get()[0] == 1
+    code, said = get("--find-links", str(tmp_path / "index"))
+    assert code == 0 and "other" not in said
+    assert get() == (0, "2 of 2 files are there\n")

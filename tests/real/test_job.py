@@ -1,0 +1,373 @@
+"""Jobs for real: Slurm across two hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.real.conftest import Cli, hear_interrupts, wait_until
+from tests.standin import Cluster
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "local.toml"
+SITE = """
+[job]
+nodes = 2
+time = "00:10:00"
+output = "%x-%j.out"
+
+[launch]
+launcher = "srun"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the user is: nobody chose its name with scripts in mind."""
+    folder = tmp_path / "it's; a $(folder) #SBATCH"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def site(cluster: Cluster, folder: Path) -> Iterator[Cluster]:
+    """The cluster, a recipe for it, and an environment that says who it is."""
+    text = RECIPE.read_text().replace("format = 1\n", 'format = 1\nscheduler = "slurm"\n', 1)
+    (folder / "site.toml").write_text(text + SITE)
+    (folder / "env").mkdir()
+    (folder / "env" / "activate.sh").write_text("export WHO=environment\n")
+    yield cluster
+    cluster.run(["scancel", "--user=root"])
+    wait_until(lambda: not queue(cluster), 30)
+
+
+@pytest.fixture
+def hvdenv(site: Cluster, tmp_path: Path) -> Cli:
+    cli = Cli(tmp_path / "home")
+    cli.variables.update(site.environ)
+    return cli
+
+
+JOB = ("job", "./site.toml", "--prefix", "env")
+
+
+def queue(cluster: Cluster) -> list[str]:
+    """The ids of all jobs that have not ended."""
+    return cluster.run(["squeue", "-h", "-o", "%i"]).stdout.split()
+
+
+def facts(cluster: Cluster, job: str) -> str:
+    return cluster.run(["scontrol", "show", "job", job]).stdout
+
+
+def submit(hvdenv: Cli, *words: str) -> subprocess.Popen[str]:
+    """Start a call that submits a job and follows it."""
+    return hvdenv.start(*JOB, "--submit", *words)
+
+
+def line(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
+    """Wait for a line on standard error, a minute at most."""
+    assert process.stderr
+    seen = ""
+    timer = threading.Timer(60, process.kill)
+    timer.start()
+    try:
+        for text in process.stderr:
+            seen += text
+            if found := re.search(pattern, text):
+                return found
+    finally:
+        timer.cancel()
+    raise AssertionError(f"no {pattern} in:\n{seen}")
+
+
+def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def test_a_job_is_followed_with_its_output(hvdenv: Cli, site: Cluster) -> None:
+    process = submit(
+        hvdenv,
+        "--",
+        "sh",
+        "-c",
+        "echo $WHO on $(hostname)$HVDENV_TOKEN; sleep 4; echo done; exit 0",
+    )
+    assert process.stdout
+    first = {process.stdout.readline(), process.stdout.readline()}
+    assert first == {f"environment on {host}\n" for host in site.hosts}
+    assert process.poll() is None
+    code, out, err = finished(process)
+    assert (code, out.splitlines()[:2]) == (0, ["done", "done"])
+    assert "hvdenv: 2 nodes for 00:10:00, up to 0.3333 node-hours\n" in err
+    number = re.search(r"job ([0-9]+) was submitted", err)
+    assert number
+    assert out.endswith(f"hvdenv: job {number[1]} ended with exit code 0\n")
+    assert f"job {number[1]}: running on gpu[32-33]\n" in err
+    assert f"job {number[1]} has ended well; output: " in err
+
+
+def test_the_exit_code_is_that_of_the_job(hvdenv: Cli) -> None:
+    result = hvdenv(*JOB, "--submit", "--nodes", "1", "--", "sh", "-c", "echo out; exit 3", code=3)
+    assert "out\n" in result.stdout
+    assert re.search(r"job [0-9]+ failed with exit code 3; output: .*-[0-9]+\.out", result.stderr)
+
+
+def test_slurm_gets_what_was_asked_for(hvdenv: Cli, site: Cluster) -> None:
+    number = hvdenv(
+        *JOB, "--submit", "--detach", "--name", "proof", "--comment", "pytorch", "--time", "90",
+        "--nodes", "2", "--ranks-per-node", "2", "--cpus-per-rank", "2", "--gpus-per-node", "3",
+        "--partition", site.partition, "--output", "%x_%j.txt", "--", "sleep", "30",
+    ).stdout.strip()  # fmt: skip
+    wait_until(lambda: "JobState=RUNNING" in facts(site, number), 20)
+    shown = facts(site, number)
+    for expected in (
+        "JobName=proof", "Comment=pytorch", "TimeLimit=01:30:00", "NumNodes=2", "NumTasks=4",
+        "CPUs/Task=2", f"Partition={site.partition}", "gres:gpu:3", f"proof_{number}.txt",
+    ):  # fmt: skip
+        assert expected in shown
+
+
+def test_each_rank_has_its_cores(hvdenv: Cli) -> None:
+    words = ("--nodes", "1", "--ranks-per-node", "2", "--cpus-per-rank", "2")
+    result = hvdenv(*JOB, "--submit", *words, "--", "sh", "-c", "echo $SLURM_CPUS_PER_TASK cores")
+    assert result.stdout.count("2 cores\n") == 2
+
+
+def test_words_and_folders_are_not_read_by_slurm(hvdenv: Cli, folder: Path, site: Cluster) -> None:
+    hostile = "\n#SBATCH --nodes=9\n'\"$(touch made)`touch made`; touch made"
+    result = hvdenv(*JOB, "--submit", "--nodes", "1", "--", "printf", "<%s>\n", hostile)
+    assert result.stdout.startswith(f"<{hostile}>\n")
+    assert not (folder / "made").exists()
+    hvdenv(*JOB, "--to", "job script.sh", "--", "printf", hostile)
+    judged = site.run(["sbatch", "--test-only", "job script.sh"])
+    assert "2 processors on nodes gpu[32-33]" in judged.stderr
+
+
+def test_folders_that_cannot_be_printed(
+    hvdenv: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strange = folder / "a\n#SBATCH --nodes=9"
+    strange.mkdir()
+    monkeypatch.chdir(strange)
+    words = ("job", "../site.toml", "--prefix", "../env")
+    result = hvdenv(*words, "--submit", "--", "true", code=2)
+    assert "go to another folder" in result.stderr
+    script = hvdenv(*words, "--", "true").stdout
+    assert "\n#SBATCH --nodes=9" not in script
+
+
+@pytest.mark.parametrize("option", ["--name", "--comment", "--output", "--account"])
+def test_no_option_adds_a_directive(hvdenv: Cli, option: str, site: Cluster) -> None:
+    result = hvdenv(*JOB, "--submit", option, "x\n#SBATCH --nodes=9", "--", "true", code=2)
+    assert f"error: {option}: " in result.stderr
+    assert queue(site) == []
+
+
+def test_a_job_that_runs_out_of_time(hvdenv: Cli, site: Cluster) -> None:
+    process = submit(hvdenv, "--time", "1", "--", "sh", "-c", "echo begun; exec sleep 100")
+    number = line(process, r"job ([0-9]+): running")[1]
+    # Slurm starts no step in a job that is beyond its end: then srun would fail by itself.
+    assert process.stdout
+    assert {process.stdout.readline() for _ in range(2)} == {"begun\n"}
+    # Slurm's limits are minutes; it looks for jobs beyond theirs twice a minute.
+    site.run(["scontrol", "update", f"JobId={number}", "EndTime=now+1"])
+    code, _, err = finished(process)
+    assert f"job {number}: it was ended because its time was over" in err
+    assert "--time" in err
+    assert code == 5
+
+
+def test_a_job_that_somebody_cancels(hvdenv: Cli, site: Cluster) -> None:
+    process = submit(hvdenv, "--", "sleep", "100")
+    number = line(process, r"job ([0-9]+): running")[1]
+    site.run(["scancel", number])
+    code, _, err = finished(process)
+    assert code == 5
+    assert f"job {number}: it was cancelled" in err
+
+
+def test_a_job_that_can_never_start_is_said_at_once(hvdenv: Cli, site: Cluster) -> None:
+    started = time.monotonic()
+    result = hvdenv(*JOB, "--submit", "--nodes", "3", "--", "true", code=5)
+    assert time.monotonic() - started < 15
+    assert "it cannot start: " in result.stderr
+    assert "look at nodes" in result.stderr
+    assert "it was taken back" in result.stderr
+    assert queue(site) == []
+
+
+def test_what_slurm_refuses(hvdenv: Cli) -> None:
+    result = hvdenv(*JOB, "--submit", "--partition", "none", "--", "true", code=5)
+    assert "the scheduler did not take the job" in result.stderr
+    assert "Invalid partition name specified" in result.stderr
+    assert list((hvdenv.home / "jobs").iterdir()) == []
+
+
+def test_a_job_that_waits_says_why(hvdenv: Cli, site: Cluster) -> None:
+    for host in site.hosts:
+        site.drain(host)
+    try:
+        process = submit(hvdenv, "--", "true")
+        said = line(process, r"job [0-9]+: waiting \((.+)\)")[1]
+        assert "nodes" in said
+    finally:
+        for host in site.hosts:
+            site.resume(host)
+    code, _, _ = finished(process)
+    assert code == 0
+
+
+def test_a_scheduler_that_is_down(hvdenv: Cli, folder: Path, site: Cluster) -> None:
+    process = submit(hvdenv, "--", "sh", "-c", "while ! test -e go; do sleep 0.1; done")
+    line(process, r"job [0-9]+: running")
+    site.stop_scheduler()
+    try:
+        other = submit(hvdenv, "--", "true")
+        line(process, "the scheduler does not answer; that does not touch the job")
+        code, _, err = finished(other)
+        assert code == 5
+        assert "Unable to contact slurm controller" in err
+        assert "try again in a few minutes" in err
+    finally:
+        site.start_scheduler()
+    line(process, "the scheduler answers again")
+    (folder / "go").touch()
+    assert finished(process)[0] == 0
+
+
+def test_a_job_is_left_and_taken_up_again(hvdenv: Cli, site: Cluster) -> None:
+    result = hvdenv(*JOB, "--submit", "--detach", "--", "sh", "-c", "echo $WHO; sleep 2; exit 4")
+    number = result.stdout.strip()
+    assert re.fullmatch("[0-9]+", number)
+    assert f"hvdenv job --follow {number}" in result.stderr
+    followed = hvdenv("job", "--follow", number, code=4)
+    assert followed.stdout.count("environment\n") == 2
+    again = hvdenv("job", "--follow", number, "--quiet", code=4)
+    assert again.stdout == followed.stdout
+
+
+def test_a_job_that_the_scheduler_has_forgotten(hvdenv: Cli, site: Cluster) -> None:
+    """Its output says how it ended. The number has been given to another job since."""
+    number = hvdenv(*JOB, "--submit", "--detach", "--", "sh", "-c", "exit 4").stdout.strip()
+    wait_until(lambda: "JobState=FAILED" in facts(site, number), 30)
+    path = hvdenv.home / "jobs" / f"slurm-{number}.json"
+    record: dict[str, Any] = {**json.loads(path.read_text()), "name": "other"}
+    assert record["outputs"] == []
+    path.write_text(json.dumps(record))
+    assert "not known to the scheduler" in hvdenv("job", "--follow", number, code=5).stderr
+    log = hvdenv.home / "log"
+    log.write_bytes(next(Path.cwd().glob(f"*-{number}.out")).read_bytes())
+    path.write_text(json.dumps({**record, "log": str(log)}))
+    result = hvdenv("job", "--follow", number, code=4)
+    assert f"hvdenv: job {number} ended with exit code 4" in result.stdout
+
+
+def test_ctrl_c_without_a_terminal_leaves_the_job(hvdenv: Cli, site: Cluster) -> None:
+    process = submit(hvdenv, "--", "sleep", "100")
+    number = line(process, r"job ([0-9]+): running")[1]
+    process.send_signal(signal.SIGINT)
+    code, _, err = finished(process)
+    assert code == 130
+    assert f"job {number} goes on; follow it with: hvdenv job --follow {number}" in err
+    assert queue(site) == [number]
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_ctrl_c_on_a_terminal_asks(hvdenv: Cli, site: Cluster, answer: str) -> None:
+    terminal, inner = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hvdenv", *JOB, "--submit", "--", "sleep", "100"],
+        env=hvdenv.variables, stdin=inner, stdout=inner, stderr=inner, preexec_fn=hear_interrupts,
+    )  # fmt: skip
+    os.close(inner)
+    seen = b""
+
+    def said(text: bytes) -> bool:
+        nonlocal seen
+        seen += os.read(terminal, 4096)
+        return text in seen
+
+    wait_until(lambda: said(b": running on"), 30)
+    process.send_signal(signal.SIGINT)
+    wait_until(lambda: said(b"? [y/N]"), 30)
+    os.write(terminal, f"{answer}\n".encode())
+    wait_until(lambda: said(b"was cancelled" if answer == "y" else b"goes on"), 30)
+    assert process.wait(30) == 130
+    os.close(terminal)
+    if answer == "y":
+        wait_until(lambda: queue(site) == [], 30)
+    else:
+        assert len(queue(site)) == 1
+
+
+def test_json(hvdenv: Cli) -> None:
+    result = hvdenv(*JOB, "--submit", "--json", "--nodes", "1", "--", "sh", "-c", "echo x; exit 3", code=3)  # fmt: skip
+    ended = result.json
+    assert (ended["state"], ended["exit_code"]) == ("failed", 3)
+    assert "x\n" in result.stderr
+    printed = hvdenv(*JOB, "--json", "--", "true").json
+    assert printed["text"].startswith("#!/bin/bash\n")
+    assert (printed["nodes"], printed["node_hours"]) == (2, pytest.approx(1 / 3))
+
+
+# What a command does with `--where compute`.
+IN_JOB = """
+import sys
+from hvdenv.model.cascade import resolve
+from hvdenv.cli.job import run_in_job
+from hvdenv.places import find_places
+sys.exit(run_in_job(resolve("./site.toml"), tuple(sys.argv[1:]), find_places(), purpose="verify", nodes=1))
+"""
+
+
+def in_job(hvdenv: Cli, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", IN_JOB, *words], env=hvdenv.variables, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=hear_interrupts,
+    )  # fmt: skip
+
+
+def test_hvdenv_itself_in_a_job(hvdenv: Cli, folder: Path) -> None:
+    code, out, err = finished(in_job(hvdenv, "show", "./site.toml"))
+    assert code == 0, err
+    assert 'scheduler = "slurm"' in out
+    assert re.search("job [0-9]+ has ended well; output: .*/jobs/hvdenv-verify-.*log", err)
+    code, out, err = finished(in_job(hvdenv, "show", "./none.toml"))
+    assert code == 2
+    assert "cannot read this file" in out
+    assert not list(folder.glob("slurm-*"))
+
+
+def test_a_second_call_takes_the_job_up(hvdenv: Cli, site: Cluster) -> None:
+    for host in site.hosts:
+        site.drain(host)
+    try:
+        process = in_job(hvdenv, "recipes")
+        number = line(process, r"job ([0-9]+): waiting")[1]
+        process.kill()
+        process.communicate()
+        process = in_job(hvdenv, "recipes")
+        line(process, f"job {number} was submitted for this before: taking it up")
+    finally:
+        for host in site.hosts:
+            site.resume(host)
+    code, out, _ = finished(process)
+    assert code == 0
+    assert "\nlocal  " in f"\n{out}"
+    process = in_job(hvdenv, "recipes")
+    assert line(process, r"job ([0-9]+) was submitted$")[1] != number
+    assert finished(process)[0] == 0

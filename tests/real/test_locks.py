@@ -1,0 +1,164 @@
+"""Locks for real: resolved from an index, built again without any network, tampered with."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvdenv.environments import generations
+from hvdenv.locks import folders, pypi
+from hvdenv.locks.lockfile import MAIN, PYPI, bind
+from tests.real.conftest import Cli
+
+
+@pytest.fixture(scope="module")
+def locks(cli: Cli, local_prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of locks with one of `local`; the wheel of that stack is in the cache."""
+    folder = tmp_path_factory.mktemp("locks")
+    cli("lock", "local", "--lockfiles", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fetched(cli: Cli, locks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fetched")
+    cli("fetch", "local", "--lockfiles", str(locks), "--to", str(folder))
+    return folder
+
+
+def without_network(home: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """The command line where there is no interface but loopback, and no cache of pip's."""
+    inside = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+    return subprocess.run(
+        [*inside, sys.executable, "-m", "hvdenv", *map(str, words)],
+        env={**os.environ, "HVDENV_HOME": str(home), "PIP_NO_CACHE_DIR": "1"},
+        capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a network of its own needs root")
+def test_a_node_without_internet_builds_what_was_fetched(
+    cli: Cli, locks: Path, fetched: Path, tmp_path: Path
+) -> None:
+    prefix, new = tmp_path / "env", tmp_path / "home"
+    build = ("build", "local", "--locked", "--offline", "--from", fetched, "--prefix", prefix)
+    built = without_network(new, *build)
+    assert built.returncode == 0, built.stderr
+    assert f"a wheel of this stack is in {fetched}/wheels" in built.stderr
+    environment = generations.at(prefix)
+    record = generations.read_record(environment.record(environment.active()))
+    (lock,) = (path.parent for path in locks.rglob(MAIN))
+    locked = folders.read(lock)
+    assert record["lock"]["digest"] == locked.digest
+    installed = {
+        path.name.partition(".dist-info")[0].lower().replace("_", "-")
+        for path in prefix.glob("venv/lib/python3*/site-packages/*.dist-info")
+    }
+    for package in pypi.packages(locked):
+        assert f"{package.name}-{package.version}" in installed
+    assert without_network(new, *build).stdout.startswith("nothing to do")
+
+    # The build fills in what it was made with, and then nothing is left to write.
+    words = ("lock", "local", "--lockfiles", str(locks), "--prefix", str(prefix))
+    assert cli(*words, "--json").json["changed"]
+    made = folders.read(lock).lock.built
+    assert made
+    assert made.wheel == record["wheel"]["sha256"]
+    assert not cli(*words, "--json").json["changed"]
+    assert cli(*words, "--check", "--json").json == {
+        "folder": str(lock), "changed": [], "unsatisfied": [],
+    }  # fmt: skip
+
+
+def test_a_lock_of_something_else_is_not_built(cli: Cli, locks: Path, tmp_path: Path) -> None:
+    words = ("local", "--lockfiles", str(locks), "--set", 'horovod.controllers=["gloo"]')
+    refused = cli("build", *words, "--locked", "--prefix", str(tmp_path / "env"), code=4)
+    assert "horovod.variables.HOROVOD_WITH_MPI: 1 in the lock, none here" in refused.stderr
+    assert not (tmp_path / "env").exists()
+    assert cli("lock", *words, "--check", code=4).stdout.startswith(
+        "recipe since the lock: changed"
+    )
+
+
+def test_a_flipped_bit_in_a_lock_is_seen(cli: Cli, locks: Path, tmp_path: Path) -> None:
+    (lock,) = (path.parent for path in locks.rglob(MAIN))
+    shutil.copytree(lock, tmp_path / "lock")
+    text = (tmp_path / "lock" / PYPI).read_text()
+    (tmp_path / "lock" / PYPI).write_text(text.replace('sha256 = "0', 'sha256 = "1', 1))
+    words = ("--lock", str(tmp_path / "lock"), "--prefix", str(tmp_path / "env"))
+    refused = cli("build", "local", "--locked", *words, code=4)
+    assert "is not the file that hvdenv-lock.toml beside it was written with" in refused.stderr
+
+
+def test_another_file_under_the_same_name_stops_the_build(
+    home: Path, fetched: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "fetched"
+    shutil.copytree(fetched, source, copy_function=os.link)
+    wheel = next(source.glob("cloudpickle-*.whl"))
+    content = bytearray(wheel.read_bytes())
+    content[len(content) // 2] ^= 1
+    wheel.unlink()
+    wheel.write_bytes(content)
+    # A home of its own: what was fetched before would serve.
+    words = ("build", "local", "--locked", "--offline", "--from", source)
+    refused = without_network(tmp_path / "home", *words)
+    assert refused.returncode == 5
+    assert "a package that was fetched is not the one" in refused.stderr
+    assert "cloudpickle" in refused.stderr
+    assert not (tmp_path / "home" / "envs" / "local").exists()
+
+
+def test_pip_and_uv_take_the_python_packages(locks: Path, tmp_path: Path) -> None:
+    shipped = folders.read(
+        Path(__file__).parents[2] / "lockfiles" / "local" / "py3.11-linux-x86_64-cpu"
+    )
+    small = [each for each in pypi.packages(shipped) if each.name in ("idna", "six")]
+    assert len(small) == 2
+    (tmp_path / PYPI).write_text(pypi.render(small, "3.11", "x86_64"))
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    uv = [sys.executable, "-m", "uv", "pip", "install", "--python", python]
+    subprocess.run([*uv, "--requirements", tmp_path / PYPI], check=True, env=_own_cache(tmp_path))
+    listed = subprocess.run(
+        [python, "-m", "pip", "list", "--format", "json"], check=True, capture_output=True
+    )
+    versions = {each["name"]: each["version"] for each in json.loads(listed.stdout)}
+    assert {each.name: each.version for each in small}.items() <= versions.items()
+    (tmp_path / "hashed.txt").write_text(pypi.requirements(small))
+    pip = [python, "-m", "pip", "install", "--force-reinstall", "--require-hashes", "--no-deps"]
+    subprocess.run([*pip, "--requirement", tmp_path / "hashed.txt"], check=True)
+
+
+def _own_cache(folder: Path) -> dict[str, str]:
+    return {**os.environ, "UV_CACHE_DIR": str(folder / "uv")}
+
+
+def test_one_package_moves_and_the_others_stay(cli: Cli, locks: Path, tmp_path: Path) -> None:
+    (lock,) = (path.parent for path in locks.rglob(MAIN))
+    folder = tmp_path / "lockfiles" / lock.parent.name / lock.name
+    before = folders.read(lock)
+    packages = pypi.packages(before)
+    # As if locked when these were the newest.
+    older = {"idna": "3.7", "certifi": "2024.7.4"}
+    aged = tuple(
+        each._replace(
+            version=older[each.name], file=f"{each.name}-{older[each.name]}-py3-none-any.whl"
+        )
+        if each.name in older
+        else each
+        for each in packages
+    )
+    text = pypi.render(aged, before.lock.inputs.python, "x86_64")
+
+    folders.write(bind(folder, before.lock.inputs, {PYPI: text}))
+    cli("lock", "local", "--lockfiles", str(tmp_path / "lockfiles"), "--update", "idna")
+    now = {each.name: each.version for each in pypi.packages(folders.read(folder))}
+    assert now == {each.name: each.version for each in aged} | {"idna": now["idna"]}
+    assert now["idna"] != "3.7"

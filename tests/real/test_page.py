@@ -1,0 +1,218 @@
+"""The HTML report in a real browser, as somebody opens it from a ticket."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
+
+from hvdenv.reports.page import render
+from hvdenv.reports.render import clean
+from hvdenv.reports.report import Report
+
+EVERYTHING = Path(__file__).parents[1] / "cases" / "reports" / "everything.json"
+WIDTHS = (400, 1400)
+SCHEMES = ("light", "dark")
+UNFOLD = "document.querySelectorAll('details').forEach(each => each.open = true)"
+
+# Texts that have less contrast than 4.5 with what lies behind them, as WCAG 2.2 reckons.
+PALE = """
+() => {
+  const context = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
+  const drawn = colours => {
+    context.clearRect(0, 0, 1, 1);
+    for (const colour of colours) { context.fillStyle = colour; context.fillRect(0, 0, 1, 1); }
+    return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const luminance = rgb => rgb.map(each => each / 255)
+    .map(each => each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, each, index) => sum + each * [0.2126, 0.7152, 0.0722][index], 0);
+  const behind = element => element
+    ? [...behind(element.parentElement), getComputedStyle(element).backgroundColor] : [];
+  const pale = [];
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const element = texts.currentNode.parentElement;
+    if (!texts.currentNode.data.trim() || element.closest('title')) continue;
+    const style = getComputedStyle(element);
+    const colour = element.closest('svg') ? style.fill : style.color;
+    const [front, back] = [drawn([...behind(element), colour]), drawn(behind(element))].map(luminance);
+    const contrast = (Math.max(front, back) + 0.05) / (Math.min(front, back) + 0.05);
+    if (contrast < 4.5) pale.push([texts.currentNode.data, contrast]);
+  }
+  return pale;
+}
+"""
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium."""
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("there is no chromium (`.ci/run packages` installs it)")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return Report.from_json(json.loads(EVERYTHING.read_text(encoding="utf-8")))
+
+
+@pytest.fixture
+def show(browser: Browser, report: Report, tmp_path: Path) -> Iterator[Open]:
+    """Open the report; afterwards nobody may have complained, run or fetched anything."""
+    path = tmp_path / "verify.html"
+    path.write_text(render(report), encoding="utf-8")
+    said: list[str] = []
+
+    def show(width: int = 1400, scheme: str = "light", *, scripts: bool = True) -> Page:
+        context = browser.new_context(
+            viewport={"width": width, "height": 900},
+            color_scheme="dark" if scheme == "dark" else "light",
+            java_script_enabled=scripts,
+        )
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("dialog", lambda dialog: said.append(dialog.message))
+        page.on("request", lambda request: said.append(request.url))
+        page.goto(path.as_uri())
+        return page
+
+    yield show
+    assert set(said) == {path.as_uri()}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_it_can_be_read(show: Open, width: int, scheme: str) -> None:
+    page = show(width, scheme)
+    for _ in ("folded", "unfolded"):
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        page.evaluate(UNFOLD)
+    assert page.evaluate(PALE) == []
+    heights = page.locator("svg.plot text").evaluate_all(
+        "all => all.map(each => each.getBoundingClientRect().height)"
+    )
+    assert len(heights) > 20 and min(heights) > 11
+    # No name of the table is broken over two lines.
+    names = page.locator(".judged th[scope=row]")
+    assert names.count() == 10
+    assert all(box["height"] < 40 for box in map(Locator.bounding_box, names.all()) if box)
+
+
+def test_dark_and_light_differ(show: Open) -> None:
+    colours = [
+        show(400, scheme).evaluate(
+            "[...document.querySelectorAll('body, section, h1, .line, .axis')].map(getComputedStyle)"
+            ".map(each => [each.color, each.backgroundColor, each.stroke].join())"
+        )
+        for scheme in SCHEMES
+    ]
+    assert len(colours[0]) > 10
+    assert all(light != dark for light, dark in zip(*colours, strict=True))
+
+
+def test_what_is_in_it(show: Open, report: Report) -> None:
+    page = show()
+    assert page.title() == "fail: neuron+nccl on gpu32.cluster.example.org"
+    assert page.get_by_role("heading", level=1).inner_text() == "neuron+nccl"
+    assert page.locator(".verdict").inner_text().split(maxsplit=1)[0] == "FAIL"
+    row = page.get_by_role("row", name="PyTorch")
+    assert row.get_by_role("cell").all_inner_texts() == ["yes", "yes", "no"]
+    # What needs somebody is there at once, its evidence and what is good only when asked for.
+    failed = page.locator("#fail article")
+    assert failed.get_by_text("was ended by SIGKILL").is_visible()
+    assert failed.get_by_text("What to do: look at the memory limit").is_visible()
+    assert not failed.locator("pre").is_visible()
+    failed.get_by_text("Evidence").click()
+    assert failed.locator("pre").is_visible()
+    assert not page.get_by_text("Horovod 0.28.1: NCCL").is_visible()
+    page.locator("#pass > summary").click()
+    assert page.get_by_text("Horovod 0.28.1: NCCL").is_visible()
+    assert page.get_by_role("row", name="horovod 0.28.1").is_visible()
+
+
+def test_plots(show: Open) -> None:
+    """Both axes are logarithmic, and the yardstick lies beside what it is for."""
+    page = show()
+    plot = page.get_by_role("img", name="Allreduce bandwidth in GB/s")
+    lines = plot.locator("g").evaluate_all(
+        "all => all.map(each => [...each.querySelectorAll('circle')]"
+        ".map(dot => [dot.cx.baseVal.value, dot.cy.baseVal.value]))"
+    )
+    torch, gloo, tensorflow, alone = lines
+    assert [len(line) for line in lines] == [10] * 4
+    steps = [after[0] - before[0] for before, after in pairwise(torch)]
+    assert steps == pytest.approx([steps[0]] * 9, abs=0.2)  # each size is four times the last
+    # At 256 MiB: the lower on the page, the slower.
+    assert gloo[-1][1] > tensorflow[-1][1] > torch[-1][1] > alone[-1][1]
+    assert "torch over MPI: 1 KiB: 0.0363 GB/s" in plot.inner_html()
+    shown = page.get_by_text("torch over MPI: 5.60 GB/s at 256 MiB, 92% of MPI alone")
+    assert shown.is_visible()
+    scaling = page.get_by_role("img", name="Training speed in samples/s")
+    assert scaling.locator("g.ideal").count() == 2
+    assert page.get_by_text("torch over MPI, ideal", exact=True).is_visible()
+
+
+def test_bars_are_as_long_as_it_took(show: Open) -> None:
+    rows = (
+        show()
+        .locator(".bars tbody tr")
+        .evaluate_all(
+            "all => all.map(row => [row.cells[0].innerText, parseFloat(row.cells[1].innerText),"
+            " row.querySelector('span').offsetWidth])"
+        )
+    )
+    assert rows[0][:2] == ["horovodrun --check-build", 28.4]
+    (_, longest, width), *others = [row for row in rows if row[1] > 1]
+    assert width > 100 and len(others) == 5
+    for _, seconds, each in others:
+        assert each / width == pytest.approx(seconds / longest, abs=0.02)
+
+
+def test_log_text_stays_text(show: Open, report: Report) -> None:
+    page = show()
+    page.evaluate(UNFOLD)
+    hostile = next(each for each in report.findings if "<script>" in each.evidence)
+    assert page.locator("#fail pre").inner_text().rstrip("\n") == clean(hostile.evidence).rstrip()
+    assert page.title() != "executed"
+    assert page.locator("script, img, iframe").count() == 0
+
+
+def test_the_page_itself_forbids_scripts(browser: Browser, report: Report) -> None:
+    """If markup came in all the same, it would still do nothing."""
+    page = browser.new_page()
+    page.set_content(render(report).replace("<main>", "<main><i onclick='this.id = 1'>x</i>"))
+    page.locator("i").click()
+    assert page.locator("i").get_attribute("id") is None
+
+
+def test_without_scripts(show: Open) -> None:
+    page = show(scripts=False)
+    evidence = page.locator("#fail pre")
+    assert not evidence.is_visible()
+    page.locator("#fail summary").click()
+    assert evidence.is_visible()
+    page.get_by_role("link", name="passed").click()
+    assert page.locator("#pass").is_visible()
+
+
+def test_paper_has_all_of_it(show: Open) -> None:
+    page = show(800, "dark")
+    page.emulate_media(media="print")
+    assert page.locator("#fail pre").bounding_box()["height"] > 50  # type: ignore[index]
+    assert page.get_by_text("Horovod 0.28.1: NCCL").is_visible()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.pdf(format="A4").startswith(b"%PDF")

@@ -1,0 +1,66 @@
+"""Folders for a while: what killed processes left is gone with the next one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvdenv.environments import buildlock, scratch
+from hvdenv.places import Places
+from tests.real.conftest import wait_until
+
+HOLDER = """
+import sys
+from pathlib import Path
+from hvdenv.environments import scratch
+from hvdenv.command import Command
+from hvdenv.places import Places
+with scratch.folder(Places(Path(sys.argv[1])), "fetching") as work:
+    print(work.path, flush=True)
+    work.runner.run(Command(("sleep", "300.5")))
+"""
+
+
+def sleepers(parent: int) -> list[psutil.Process]:
+    return [each for each in psutil.Process(parent).children(True) if each.name() == "sleep"]
+
+
+def test_what_a_killed_run_left_is_deleted_by_the_next(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout
+        left = Path(holder.stdout.readline().strip())
+        wait_until(lambda: bool(sleepers(holder.pid)), 10)
+        (sleeper,) = sleepers(holder.pid)
+        with scratch.folder(Places(tmp_path), "resolving") as work:
+            assert sorted(left.parent.iterdir()) == [left, work.path]
+        assert left.exists()
+        holder.kill()
+    assert left.is_dir() and sleeper.is_running()
+    with scratch.folder(Places(tmp_path), "resolving") as work:
+        assert list(left.parent.iterdir()) == [work.path]
+        wait_until(lambda: not sleeper.is_running(), 10)
+    assert list(left.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(("age", "stays"), [(0, True), (2 * scratch.LEFT_ALONE_SECONDS, False)])
+def test_what_nobody_is_known_to_hold_goes_when_it_is_old(
+    tmp_path: Path, age: float, stays: bool
+) -> None:
+    """One that was just made, and one of another host, where nobody can look."""
+    fresh, away = (tmp_path / "cache/scratch" / name for name in ("fetching-1", "fetching-2"))
+    fresh.mkdir(parents=True)
+    with buildlock.hold(away, wait=0):
+        lock = (away / buildlock.LOCK).read_text().replace(os.uname().nodename, "elsewhere")
+    (away / buildlock.LOCK).write_text(lock)
+    when = time.time() - age
+    for path in (fresh, away / buildlock.LOCK):
+        os.utime(path, (when, when))
+    with scratch.folder(Places(tmp_path), "resolving"):
+        assert (fresh.exists(), away.exists()) == (stays, stays)

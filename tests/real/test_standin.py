@@ -1,0 +1,367 @@
+"""The stand-in of a cluster is one: other tests rely on what is seen here."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.modulesystems import cache_folder, install, write_module
+from tests.real.conftest import processes_of, wait_until
+from tests.standin import Cluster, Missing, Partition, StandinError
+from tests.standin.machine import BASE, PREFIX, check_machine, started
+
+ROOT = Path(__file__).resolve().parents[2]
+ALLREDUCE = r"""
+import faulthandler
+import os
+import pathlib
+import socket
+import sys
+own = f"{socket.gethostname()}-{os.getpid()}"
+stacks = pathlib.Path(sys.argv[1], f"stacks-{own}").open("w")
+faulthandler.dump_traceback_later(60, file=stacks)
+import horovod.torch as hvd
+import torch
+hvd.init()
+total = hvd.allreduce(torch.full((1 << 18,), float(hvd.rank() + 1)), op=hvd.Sum)
+assert (total == total[0]).all()
+where = socket.gethostname()
+# Not printed: launchers mix the output of ranks, even within a line.
+said = pathlib.Path(sys.argv[1], f"rank-{hvd.rank()}")
+said.write_text(f"of {hvd.size()} on {where}: {total[0]:g}")
+"""
+OWNER = """
+import time
+from tests.standin import Cluster
+with Cluster(hosts=["lone1"]) as cluster:
+    spaces = cluster.on("lone1", ["readlink", "/proc/self/ns/net", "/proc/self/ns/pid"]).stdout
+    print(cluster.folder, cluster.interface, *spaces.split(), flush=True)
+    time.sleep(600)
+"""
+
+
+class Traces:
+    """What a stand-in could leave behind."""
+
+    def __init__(self, folder: Path, interface: str, spaces: Sequence[str]) -> None:
+        self.folder = folder
+        self.interface = interface
+        self.spaces = set(spaces)
+
+    def found(self) -> list[str]:
+        found = [*processes_of(self.folder), *self._members()]
+        found += [str(self.folder)] if self.folder.exists() else []
+        found += [self.interface] if Path("/sys/class/net", self.interface).exists() else []
+        mounts = Path("/proc/self/mounts").read_text().splitlines()
+        return found + [line for line in mounts if str(self.folder) in line]
+
+    def _members(self) -> list[str]:
+        """Processes in the namespaces of its hosts."""
+        members = []
+        for link in Path("/proc").glob("[0-9]*/ns/*"):
+            try:
+                if os.readlink(link) in self.spaces:
+                    members.append(str(link))
+            except OSError:
+                continue
+        return members
+
+
+def traces_of(cluster: Cluster) -> Traces:
+    spaces = [f"/proc/self/ns/{kind}" for kind in ("net", "pid", "mnt")]
+    seen = [cluster.on(host, ["readlink", *spaces]).stdout for host in cluster.hosts]
+    return Traces(cluster.folder, cluster.interface, " ".join(seen).split())
+
+
+def hung(cluster: Cluster, program: Path, folder: Path) -> list[str]:
+    """What a program does that does not end, on each host; it is gone afterwards."""
+    seen = [f"{path.name}: {path.read_text()}" for path in sorted(folder.glob("*-*"))]
+    for host in cluster.hosts:
+        shown = cluster.on(host, ["ps", "-eo", "pid,ppid,stat,time,wchan:20,args"]).stdout
+        seen.append(f"{host}: {shown}")
+        cluster.on(host, ["pkill", "-KILL", "-f", str(program)], check=False)
+    return seen
+
+
+def in_environment(prefix: Path, *argv: str) -> list[str]:
+    return ["sh", "-c", '. "$1" && shift && exec "$@"', "sh", f"{prefix}/activate.sh", *argv]
+
+
+def test_ssh_goes_from_the_head_to_each_host_and_between_them(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    one, two = cluster.hosts
+    for host in cluster.hosts:
+        assert cluster.run(["ssh", host, "hostname"]).stdout == f"{host}\n"
+    assert cluster.on(one, ["/usr/bin/ssh", two, "hostname"]).stdout == f"{two}\n"
+    assert cluster.on(two, ["/usr/bin/ssh", one, "hostname"]).stdout == f"{one}\n"
+    (tmp_path / "copied").write_text("as it was")
+    cluster.run(["scp", str(tmp_path / "copied"), f"{two}:/tmp/copy"])
+    assert cluster.on(two, ["cat", "/tmp/copy"]).stdout == "as it was"
+    assert cluster.on(one, ["test", "-e", "/tmp/copy"], check=False).returncode == 1
+
+
+def test_ssh_refuses_who_has_no_key(cluster: Cluster) -> None:
+    address = cluster.addresses[cluster.hosts[0]]
+    argv = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no"]
+    argv += ["-o", "UserKnownHostsFile=/dev/null", "-F", "none", "-i", "/dev/null", address, "true"]
+    refused = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert refused.returncode == 255
+    assert "Permission denied (publickey)" in refused.stderr
+
+
+def test_a_host_is_a_machine_of_its_own(cluster: Cluster, tmp_path: Path) -> None:
+    one, two = cluster.hosts
+    for host in cluster.hosts:
+        assert cluster.on(host, ["hostname"]).stdout == f"{host}\n"
+        assert cluster.on(host, ["ls", "/sys/class/net"]).stdout.split() == sorted(
+            [cluster.interface, "lo"]
+        )
+        found = cluster.on(host, ["getent", "ahostsv4", two]).stdout
+        assert found.startswith(cluster.addresses[two] + " ")
+        processes = cluster.on(host, ["sh", "-c", "cat /proc/[0-9]*/comm"]).stdout.split()
+        assert {"sshd", "slurmd"} < set(processes)
+        assert "slurmctld" not in processes
+    for folder in ("/tmp", "/dev/shm", "/run"):
+        cluster.on(one, ["touch", f"{folder}/only-here"])
+        assert cluster.on(two, ["ls", folder]).stdout.count("only-here") == 0
+        assert not Path(folder, "only-here").exists()
+    (tmp_path / "everywhere").touch()
+    assert cluster.on(two, ["test", "-e", str(tmp_path / "everywhere")]).returncode == 0
+
+
+def test_slurm_spans_the_hosts(cluster: Cluster) -> None:
+    names = cluster.run(["srun", "-N2", "hostname"]).stdout
+    assert sorted(names.split()) == sorted(cluster.hosts)
+    inside = cluster.on(cluster.hosts[0], ["srun", "-N2", "hostname"]).stdout
+    assert sorted(inside.split()) == sorted(cluster.hosts)
+    kinds = cluster.run(["srun", "--mpi=list"])
+    assert {"pmix", "pmi2"} < set((kinds.stdout + kinds.stderr).split())
+
+
+def test_slurm_gives_the_gpus_that_it_is_asked_for(cluster: Cluster) -> None:
+    shown = ["bash", "-c", "echo $CUDA_VISIBLE_DEVICES"]
+    assert cluster.run(["srun", "-N2", "--gres=gpu:4", *shown]).stdout == "0,1,2,3\n" * 2
+    assert cluster.run(["srun", "-N1", "--gpus-per-node=2", *shown]).stdout == "0,1\n"
+    refused = cluster.run(["srun", "--gres=gpu:5", "true"], check=False)
+    assert "Requested node configuration is not available" in refused.stderr
+
+
+def test_a_batch_job_runs_and_another_is_cancelled(cluster: Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "job.sh"
+    script.write_text("#!/bin/bash\nsrun hostname\nsleep $1\n")
+    sbatch = ["sbatch", "--parsable", "--wait", "-N2", "-o", str(tmp_path / "log"), str(script)]
+    cluster.run([*sbatch, "0"])
+    assert sorted((tmp_path / "log").read_text().split()) == sorted(cluster.hosts)
+
+    sbatch.remove("--wait")
+    job = cluster.run([*sbatch, "600"]).stdout.strip()
+    state = ["squeue", "--noheader", "--format=%T", "--job", job]
+    wait_until(lambda: cluster.run(state).stdout == "RUNNING\n", 20)
+    cluster.run(["scancel", job])
+    wait_until(lambda: cluster.run(state).stdout == "", 20)
+    shown = cluster.run(["scontrol", "show", "job", job]).stdout
+    assert "JobState=CANCELLED" in shown
+
+
+def test_jobs_wait_for_a_host_that_is_drained(cluster: Cluster) -> None:
+    one, two = cluster.hosts
+    cluster.drain(two)
+    try:
+        assert cluster.run(["srun", "-N1", "hostname"]).stdout == f"{one}\n"
+        refused = cluster.run(["srun", "--immediate=1", "-N2", "hostname"], check=False)
+        assert refused.returncode == 1
+    finally:
+        cluster.resume(two)
+    assert cluster.run(["srun", "-w", two, "hostname"]).stdout == f"{two}\n"
+
+
+def test_the_scheduler_can_be_away_for_a_while(cluster: Cluster, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    wrap = f"--wrap=until [ -e {tmp_path}/go ]; do sleep 0.1; done; hostname"
+    cluster.run(["sbatch", "-o", str(log), wrap])
+    wait_until(log.exists, 20)
+    cluster.stop_scheduler()
+    try:
+        assert "is DOWN" in cluster.run(["scontrol", "ping"], check=False).stdout
+    finally:
+        cluster.start_scheduler()
+    assert len(cluster.run(["squeue", "--noheader"]).stdout.splitlines()) == 1
+    (tmp_path / "go").touch()
+    wait_until(lambda: log.read_text() == f"{cluster.hosts[0]}\n", 20)
+    wait_until(lambda: cluster.run(["squeue", "--noheader"]).stdout == "", 20)
+
+
+@pytest.mark.parametrize(
+    ("where", "launcher"),
+    [
+        ("head", "srun --mpi=pmix -N2 --ntasks-per-node=2"),
+        ("head", "salloc -N2 --ntasks-per-node=2 mpirun"),
+        ("head", "horovodrun --gloo --disable-cache --start-timeout 120 -np 4 -H {hosts}"),
+        ("gpu32", "{venv}/bin/mpirun -x PATH -n 4 -H {hosts}"),
+        (
+            "gpu32",
+            "horovodrun --mpi --mpi-args='--prefix {venv}' --disable-cache --start-timeout 120"
+            " -np 4 -H {hosts}",
+        ),
+    ],
+    ids=["srun", "mpirun-in-slurm", "gloo", "mpirun", "horovodrun-mpi"],
+)
+def test_four_ranks_on_two_hosts_reduce(
+    cluster: Cluster, local_prefix: Path, tmp_path: Path, where: str, launcher: str
+) -> None:
+    program = tmp_path / "allreduce.py"
+    program.write_text(ALLREDUCE)
+    venv = local_prefix.resolve() / "venv"
+    command = launcher.format(venv=venv, hosts="gpu32:2,gpu33:2")
+    argv = in_environment(
+        local_prefix, *shlex.split(command), "python", str(program), str(tmp_path)
+    )
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    start = cluster.run if where == "head" else partial(cluster.on, where)
+    try:
+        start(argv, timeout=120, env=root)
+    except subprocess.TimeoutExpired as error:
+        printed = f"{command}: {error.stdout!r} {error.stderr!r}"
+        pytest.fail("\n".join([printed, *hung(cluster, program, tmp_path)]), pytrace=False)
+    said = {path.name: path.read_text() for path in tmp_path.glob("rank-*")}
+    assert said == {
+        "rank-0": "of 4 on gpu32: 10",
+        "rank-1": "of 4 on gpu32: 10",
+        "rank-2": "of 4 on gpu33: 10",
+        "rank-3": "of 4 on gpu33: 10",
+    }
+
+
+def test_modules_load_on_the_head_and_on_hosts(cluster: Cluster) -> None:
+    write_module(cluster.modulefiles, "standin/1.0", setenv={"STANDIN_MODULE": "loaded"})
+    commands = "module load standin/1.0 && echo $STANDIN_MODULE"
+    assert cluster.run(["bash", "-c", commands]).stdout == "loaded\n"
+    assert cluster.on(cluster.hosts[0], ["bash", "-lc", commands]).stdout == "loaded\n"
+    two = cluster.hosts[1]
+    assert cluster.run(["ssh", two, f"bash -lc '{commands}'"]).stdout == "loaded\n"
+    assert cluster.run(["srun", "bash", "-c", commands]).stdout == "loaded\n"
+    shown = cluster.on(two, ["bash", "-lc", "module -t avail 2>&1"]).stdout
+    assert "standin/1.0" in shown.split()
+
+
+def test_a_second_one_beside_it_is_another_cluster_and_leaves_nothing(
+    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    tcl = install("tcl", cache_folder(tmp_path_factory))
+    partitions = [Partition("single", max_time="00:05:00"), Partition("ml", ("taurusml2",))]
+    with Cluster(
+        hosts=["taurusml1", "taurusml2", "taurusml3"], partitions=partitions,
+        cpus=2, gpus="gpu:V100:6", modules=tcl,
+    ) as other:  # fmt: skip
+        traces = traces_of(other)
+        assert len(traces.spaces) == 9
+        assert traces.found()
+        shown = other.run(["sinfo", "--noheader", "--format=%P %N %l %c %G"]).stdout
+        assert shown.splitlines() == [
+            "single* taurusml[1-3] 5:00 2 gpu:V100:6",
+            "ml taurusml2 infinite 2 gpu:V100:6",
+        ]
+        ran = other.run(["srun", "-p", "ml", "--gres=gpu:V100:6", "hostname"])
+        assert ran.stdout == "taurusml2\n"
+        write_module(other.modulefiles, "modenv/ml", setenv={"MODENV": "ml"})
+        loaded = other.on("taurusml3", ["bash", "-lc", "module load modenv/ml && echo $MODENV"])
+        assert loaded.stdout == "ml\n"
+        assert sorted(cluster.run(["srun", "-N2", "hostname"]).stdout.split()) == ["gpu32", "gpu33"]
+        other.run(["sbatch", "-N3", "-o", "/dev/null", "--wrap=srun sleep 600"])
+    wait_until(lambda: not traces.found(), 10)
+    assert not [path for path in Path("/sys/fs/cgroup").rglob("*slurm*") if path.is_dir()]
+
+
+def start_owner() -> tuple[subprocess.Popen[str], Traces]:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    folder, interface, *spaces = owner.stdout.readline().split()
+    return owner, Traces(Path(folder), interface, spaces)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_nothing_is_left_when_its_owner_is_killed() -> None:
+    owner, traces = start_owner()
+    with owner:
+        assert traces.found()
+        owner.kill()
+    wait_until(lambda: not traces.found(), 10)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_next_one_removes_what_is_left_when_all_were_killed() -> None:
+    owner, traces = start_owner()
+    with owner:
+        os.kill(keeper_of(traces.folder), signal.SIGKILL)
+        owner.kill()
+    wait_until(lambda: traces.found() == [str(traces.folder)], 10)
+    with Cluster(hosts=["lone1"]):
+        assert not traces.folder.exists()
+
+
+def keeper_of(folder: Path) -> int:
+    words = ["sh", str(ROOT / "tests/standin/keeper.sh"), str(folder)]
+    (keeper,) = (
+        each.pid for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == words
+    )
+    return keeper
+
+
+def test_one_that_does_not_come_up_says_why_and_leaves_nothing(cluster: Cluster) -> None:
+    failed = Cluster(hosts=["lone1"], partitions=[Partition("two words")])
+    with pytest.raises(StandinError, match="slurmctld") as caught:
+        failed.__enter__()
+    assert "words" in str(caught.value)
+    mine = f"{PREFIX}{os.getpid()}-{started(os.getpid())}-*"
+    assert list(BASE.glob(mine)) == [cluster.folder]
+    traces = Traces(failed.folder, failed.interface, [])
+    wait_until(lambda: not traces.found(), 10)
+
+
+def refusal(*prefix: str) -> str:
+    program = (
+        "from tests.standin.machine import Missing, check_machine\n"
+        "try: check_machine()\n"
+        "except Missing as missing: print(missing)\n"
+    )
+    argv = [*prefix, sys.executable, "-c", program]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize(
+    ("prefix", "message"),
+    [
+        (["unshare", "--user"], "a stand-in of a cluster needs root\n"),
+        (
+            ["setpriv", "--bounding-set=-sys_admin"],
+            "a stand-in of a cluster needs namespaces: "
+            "unshare: unshare failed: Operation not permitted\n",
+        ),
+    ],
+    ids=["user", "capability"],
+)
+def test_a_machine_that_cannot_have_one_says_so(prefix: list[str], message: str) -> None:
+    assert refusal(*prefix) == message
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_machine_without_the_programs_is_told_the_packages(tmp_path: Path) -> None:
+    with pytest.raises(Missing) as caught:
+        check_machine("tcl", path=str(tmp_path))
+    text = str(caught.value)
+    assert "apt-get install --no-install-recommends " in text
+    for package in ("iproute2", "munge", "openssh-server", "slurmctld", "slurmd", "tcl"):
+        assert package in text.split()

@@ -1,0 +1,150 @@
+"""What the parts of a stand-in read: text, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Partition(NamedTuple):
+    """A partition of Slurm.
+
+    Attributes:
+        name: such as ``amd_a100nv_8``.
+        hosts: names of its hosts; all of the stand-in if none is given.
+        max_time: the longest job, as slurm.conf has it.
+    """
+
+    name: str
+    hosts: tuple[str, ...] = ()
+    max_time: str = "INFINITE"
+
+
+class Slurm(NamedTuple):
+    """What slurm.conf is made of.
+
+    Attributes:
+        folder: of the stand-in.
+        controller: address of the machine that slurmctld runs on.
+        addresses: of the hosts, by name.
+        cpus: that each host says it has, whatever the machine has.
+        gpus: such as ``gpu:4`` or ``gpu:A100:4``; empty for none.
+        partitions: the first one is the default.
+    """
+
+    folder: Path
+    controller: str
+    addresses: Mapping[str, str]
+    cpus: int
+    gpus: str
+    partitions: tuple[Partition, ...]
+
+
+def slurm_conf(slurm: Slurm) -> str:
+    """The file that SLURM_CONF names."""
+    folder = slurm.folder
+    lines = [
+        "ClusterName=standin",
+        f"SlurmctldHost=controller({slurm.controller})",
+        "SlurmUser=root",
+        "SlurmdUser=root",
+        "AuthType=auth/munge",
+        f"AuthInfo=socket={folder}/munge/socket",
+        f"StateSaveLocation={folder}/slurm/state",
+        f"SlurmctldPidFile={folder}/slurm/slurmctld.pid",
+        f"SlurmctldLogFile={folder}/slurm/slurmctld.log",
+        f"SlurmdSpoolDir={folder}/hosts/%n/spool",
+        f"SlurmdPidFile={folder}/hosts/%n/slurmd.pid",
+        f"SlurmdLogFile={folder}/hosts/%n/slurmd.log",
+        # A host may say that it has more than the machine: what is not there is shared.
+        "SlurmdParameters=config_overrides",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_Core",
+        # Nothing in the machine's control groups that could stay behind.
+        "ProctrackType=proctrack/linuxproc",
+        "TaskPlugin=task/none",
+        "JobAcctGatherType=jobacct_gather/none",
+        "MpiDefault=none",
+        "ReturnToService=2",
+        "KillWait=2",
+        "SchedulerParameters=batch_sched_delay=0,sched_interval=1",
+    ]
+    if slurm.gpus:
+        lines.append("GresTypes=gpu")
+    gres = f" Gres={slurm.gpus}" if slurm.gpus else ""
+    lines += [
+        f"NodeName={name} NodeAddr={address} CPUs={slurm.cpus} RealMemory=4000{gres}"
+        for name, address in slurm.addresses.items()
+    ]
+    lines += [
+        f"PartitionName={partition.name} Nodes={','.join(partition.hosts or slurm.addresses)}"
+        f" Default={'NO' if number else 'YES'} MaxTime={partition.max_time} State=UP"
+        for number, partition in enumerate(slurm.partitions)
+    ]
+    return "\n".join([*lines, ""])
+
+
+def gres_conf(slurm: Slurm) -> str:
+    """GPUs with a device each, so that jobs get CUDA_VISIBLE_DEVICES."""
+    name, *kind = slurm.gpus.split(":")[:-1] or [""]
+    type_ = f" Type={kind[0]}" if kind else ""
+    files = gpu_files(slurm.folder, slurm.gpus)
+    return "".join(f"Name={name}{type_} File={file} Flags=nvidia_gpu_env\n" for file in files)
+
+
+def gpu_files(folder: Path, gpus: str) -> list[Path]:
+    """Where the devices lie: Slurm looks at their kind, and nobody opens them."""
+    return [folder / f"gpus/nvidia{number}" for number in range(int(gpus.rpartition(":")[2] or 0))]
+
+
+def hosts_file(names: Mapping[str, str]) -> str:
+    """/etc/hosts of every host, from addresses by name."""
+    lines = [f"{address} {name}" for name, address in names.items()]
+    return "\n".join(["127.0.0.1 localhost", *lines, ""])
+
+
+def sshd_config(folder: Path) -> str:
+    """A daemon for root, by key only, whose sessions find Slurm."""
+    return f"""Port 22
+HostKey {folder}/ssh/host
+AuthorizedKeysFile {folder}/ssh/user.pub
+# Everyone may write to /tmp, where the key lies.
+StrictModes no
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+PidFile none
+Subsystem sftp internal-sftp
+SetEnv SLURM_CONF={folder}/slurm/slurm.conf
+"""
+
+
+def ssh_config(folder: Path, addresses: Mapping[str, str]) -> str:
+    """A client that knows the hosts by name, also where /etc/hosts does not."""
+    hosts = [f"Host {name}\n  HostName {address}" for name, address in addresses.items()]
+    everyone = f"""Host {" ".join([*addresses, *addresses.values()])}
+  User root
+  IdentityFile {folder}/ssh/user
+  IdentitiesOnly yes
+  UserKnownHostsFile {folder}/ssh/known_hosts
+  StrictHostKeyChecking yes
+  CheckHostIP no
+"""
+    return "\n".join([*hosts, everyone])
+
+
+def known_hosts(key: str, addresses: Mapping[str, str]) -> str:
+    """The key of all hosts, by name and by address."""
+    return f"{','.join([*addresses, *addresses.values()])} {key}"
+
+
+def profile(init: Path, modulefiles: Path) -> str:
+    """What a login shell reads to have ``module``."""
+    return f"export LMOD_ALLOW_ROOT_USE=yes\n. {init}\nmodule use {modulefiles}\n"
+
+
+def wrapper(program: str, config: Path) -> str:
+    """An ssh program that reads another configuration than the user's."""
+    return f'#!/bin/sh\nexec {program} -F {config} "$@"\n'
