@@ -474,4 +474,5 @@ def test_what_a_killed_launcher_leaves_on_other_hosts_is_ended(
     told = found(report, "leftovers")["hosts"].message
     assert "nothing of this run is left on" in told
     assert all(host in told for host in cluster.hosts)
-    assert f"1 on {cluster.hosts[1]}" in told
+    # The rank there may end by itself before it is asked for, or has to be ended too.
+    assert re.search(rf"had to be ended: .*\d+ on {cluster.hosts[1]}", told), told
