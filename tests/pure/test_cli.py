@@ -78,6 +78,7 @@ def test_wrong_usage_exits_2(words: tuple[str, ...], capsys: Captured) -> None:
     ("words", "code", "said"),
     [
         (("show", "lokal"), 2, 'did you mean "local"'),
+        (("show", "local+torch"), 2, 'did you mean "local --variant torch"'),
         (("show", "./none.toml"), 2, "error: none.toml: cannot read this file: No such file"),
         (("show", "local", "--variant", "conda"), 2, 'has no variant "conda"'),
         (("show", "local", "--variant", "torch", "--variant", "tensorflow"), 2, "both set horovod.frameworks"),
