@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 
 from hvdenv.command import OWN_PYTHON, Command, Outcome, spelled_out
 from hvdenv.errors import InterruptedRunError, StepError
-from hvdenv.runner import LINE_LIMIT, OUTPUT_LIMIT, TOKEN_VARIABLE, Runner, end_marked
+from hvdenv.runner import LINE_LIMIT, OUTPUT_LIMIT, TOKEN_VARIABLE, Runner, _lines, end_marked
 
 
 def sh(script: str, **options: float) -> Command:
@@ -217,6 +218,12 @@ def test_an_error_of_who_reads_the_lines_ends_the_process(tmp_path: Path) -> Non
     with pytest.raises(RuntimeError, match="^[0-9]+$") as caught:
         Runner().run(sh("echo $$; sleep 600"), on_line=fail)
     assert gone(int(str(caught.value)))
+
+
+def test_last_words_are_read_though_nobody_looks_while_a_process_ends() -> None:
+    with subprocess.Popen(["sh", "-c", "sleep 0.3; echo last"], stdout=subprocess.PIPE) as process:
+        process.poll = process.wait  # type: ignore[method-assign]  # a machine that stalls there
+        assert [line for line in _lines(process) if line is not None] == ["last"]
 
 
 @pytest.mark.parametrize("orphan", ["sleep 3", "while :; do echo x; sleep 0.01; done"])
