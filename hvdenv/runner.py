@@ -395,7 +395,7 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         while True:
-            # Before it is looked for output: there may be some between that and its end.
+            # Asked before the pipe is: what a process wrote last is then there to be read.
             over = process.poll() is not None
             ready = selector.select(0.1)
             block = os.read(descriptor, 1 << 16) if ready else b""
@@ -405,7 +405,7 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
                     whole, rest = [*whole, rest], b""
                 for line in whole:
                     yield line.decode("utf-8", "replace")
-                ended = ended or (time.monotonic() if process.poll() is not None else 0.0)
+                ended = ended or (time.monotonic() if over else 0.0)
                 if ended and time.monotonic() - ended > ORPHAN_SECONDS:
                     break
             elif ready or over:
