@@ -360,16 +360,21 @@ def end_marked(token: str) -> list[int]:
     """
     import psutil
 
-    ended = []
-    for process in psutil.process_iter():
-        try:
-            seen = process.environ().get(TOKEN_VARIABLE, "")
-            if process.pid != os.getpid() and (seen == token or seen.startswith(token + ".")):
-                process.kill()
-                ended.append(process.pid)
-        except (psutil.Error, OSError):
-            continue
-    return ended
+    ended: list[int] = []
+    while True:
+        found = len(ended)
+        for process in psutil.process_iter():
+            try:
+                seen = process.environ().get(TOKEN_VARIABLE, "")
+                marked = seen == token or seen.startswith(token + ".")
+                if marked and process.pid not in (os.getpid(), *ended):
+                    process.kill()
+                    ended.append(process.pid)
+            except (psutil.Error, OSError):
+                continue
+        # What was ended may have started another one while they were being listed.
+        if len(ended) == found:
+            return ended
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:

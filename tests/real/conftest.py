@@ -49,7 +49,7 @@ class Cli:
 
     def __init__(self, home: Path, variables: dict[str, str] | None = None) -> None:
         self.home = home
-        self.variables = {**os.environ, "HVDENV_HOME": str(home), **(variables or {})}
+        self.variables = {**os.environ, **(variables or {}), "HVDENV_HOME": str(home)}
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
