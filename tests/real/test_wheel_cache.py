@@ -22,8 +22,9 @@ from hvdenv.model.cluster import Wheels
 from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.wheels import wheelcache
+from hvdenv.wheels.entries import Cache, key
 from hvdenv.wheels.wheelarchive import export, take_in
-from hvdenv.wheels.wheelcache import Cache, describe, key, names, own, sign, store, take
+from hvdenv.wheels.wheelcache import describe, names, own, sign, store, take
 from tests.real.conftest import Cli, wait_until
 from tests.wheels import NAME, wheel_in
 
