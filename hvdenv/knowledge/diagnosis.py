@@ -150,10 +150,11 @@ class Diagnosis(NamedTuple):
     @property
     def rank(self) -> str:
         """The rank that failed first; empty if the log does not say."""
-        root = [self.root.rank] if self.root else []
-        told = [each.rank for each in self.of_kind("consequence")]
-        others = [] if self.root else [each.rank for each in self.errors]
-        return next(filter(None, root + told + others), "")
+        # Its own first error tells: a launcher names the rank whose end it saw first, which is
+        # often one that another's failure has ended.
+        first = [self.best] if self.best else self.errors[:1]
+        told = self.of_kind("consequence")
+        return next((each.rank for each in (*first, *told) if each.rank), "")
 
 
 class _Match(NamedTuple):
