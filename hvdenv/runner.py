@@ -360,16 +360,21 @@ def end_marked(token: str) -> list[int]:
     """
     import psutil
 
-    ended = []
-    for process in psutil.process_iter():
-        try:
-            seen = process.environ().get(TOKEN_VARIABLE, "")
-            if process.pid != os.getpid() and (seen == token or seen.startswith(token + ".")):
-                process.kill()
-                ended.append(process.pid)
-        except (psutil.Error, OSError):
-            continue
-    return ended
+    ended: list[int] = []
+    while True:
+        found = len(ended)
+        for process in psutil.process_iter():
+            try:
+                seen = process.environ().get(TOKEN_VARIABLE, "")
+                marked = seen == token or seen.startswith(token + ".")
+                if marked and process.pid not in (os.getpid(), *ended):
+                    process.kill()
+                    ended.append(process.pid)
+            except (psutil.Error, OSError):
+                continue
+        # What was ended may have started another one while they were being listed.
+        if len(ended) == found:
+            return ended
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
@@ -390,6 +395,8 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         while True:
+            # Asked before the pipe is: what a process wrote last is then there to be read.
+            over = process.poll() is not None
             ready = selector.select(0.1)
             block = os.read(descriptor, 1 << 16) if ready else b""
             if block:
@@ -398,10 +405,10 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
                     whole, rest = [*whole, rest], b""
                 for line in whole:
                     yield line.decode("utf-8", "replace")
-                ended = ended or (time.monotonic() if process.poll() is not None else 0.0)
+                ended = ended or (time.monotonic() if over else 0.0)
                 if ended and time.monotonic() - ended > ORPHAN_SECONDS:
                     break
-            elif ready or process.poll() is not None:
+            elif ready or over:
                 break
             else:
                 yield None

@@ -6,12 +6,13 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# Shared machines stall for seconds. CI looks at the same cases each time, so that what
-# is red there is red because of the change.
-settings.register_profile("any", deadline=None, max_examples=60)
-settings.register_profile("ci", deadline=None, max_examples=60, derandomize=True)
+# Shared machines stall for seconds, which also makes cases slow to come by. CI looks at the
+# same cases each time, so that what is red there is red because of the change.
+PATIENT = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("any", PATIENT)
+settings.register_profile("ci", PATIENT, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "any")
 
 

@@ -39,7 +39,7 @@ from hvdenv.plans.step import Step, identity
 from hvdenv.runner import Runner, end_marked
 from hvdenv.schema import encode
 from hvdenv.sites.modules import Loaded
-from hvdenv.wheels import downloads, wheelcache
+from hvdenv.wheels import downloads, entries, wheelcache
 
 LOCK_WAIT_SECONDS = 2.0
 # Fetching and installing gigabytes takes minutes.
@@ -530,14 +530,14 @@ class _Run:
         )
         return f"extensions for {names}; {inspected['bytes'] / 1e6:.1f} MB", inspected
 
-    def _store(self, cache: wheelcache.Cache) -> None:
+    def _store(self, cache: entries.Cache) -> None:
         """Keep the wheel for later builds; this one goes on without."""
         inputs, wheels = self.recorded["stack"]["inputs"], self.request.wheels
         runner, signing_key = Runner(token=self.held.token), wheels.key if cache.shared else None
         try:
             wheelcache.store(cache, inputs, self.plan.wheel, runner, signing_key or "")
             if not cache.shared:
-                wheelcache.trim(cache, wheels.own_gb * 1e9, wheelcache.key(inputs), runner)
+                wheelcache.trim(cache, wheels.own_gb * 1e9, entries.key(inputs), runner)
         except StepError as error:
             self.progress.note(f"the wheel is not kept: {error.where}: {error.message}")
 

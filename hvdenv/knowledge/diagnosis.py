@@ -33,7 +33,7 @@ _DROPPED = bytes({*range(32), 127} - set(b"\t\n\r\x1b"))
 _END = re.compile(rb"[\r\n]")
 
 # What stands before the text of a line: times, ranks by mpirun, horovodrun, srun and torchrun,
-# a container's build, continuous integration, Ray's workers and quotations.
+# a container's build, continuous integration, Ray's workers, quotations and the titles of reports.
 _PREFIX = re.compile(
     r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?\]?:? ?"
     r"|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}:?(?=\[)"
@@ -45,6 +45,7 @@ _PREFIX = re.compile(
     r"|##\[error\]"
     r"|\(\w+ pid=\d+(?:, ip=[\d.]+)?\) ?"
     r"|> ?"
+    r"|# "
 )
 
 # Versions and places that a log names: what, a text before them, and a pattern.
@@ -149,10 +150,11 @@ class Diagnosis(NamedTuple):
     @property
     def rank(self) -> str:
         """The rank that failed first; empty if the log does not say."""
-        root = [self.root.rank] if self.root else []
-        told = [each.rank for each in self.of_kind("consequence")]
-        others = [] if self.root else [each.rank for each in self.errors]
-        return next(filter(None, root + told + others), "")
+        # Its own first error tells: a launcher names the rank whose end it saw first, which is
+        # often one that another's failure has ended.
+        first = [self.best] if self.best else self.errors[:1]
+        told = self.of_kind("consequence")
+        return next((each.rank for each in (*first, *told) if each.rank), "")
 
 
 class _Match(NamedTuple):

@@ -68,7 +68,7 @@ def _ask(host: str, runner: Runner, seconds: float) -> int | str:
 
 def _why(outcome: Outcome) -> str:
     if outcome.timed_out:
-        return f"no answer by ssh within {outcome.seconds:.0f} s"
+        return f"no answer by ssh within {outcome.command.timeout:.0f} s"
     return outcome.tail(3) or f"ssh ended with exit code {outcome.returncode}"
 
 

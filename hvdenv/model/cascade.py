@@ -93,8 +93,11 @@ def find_recipe(name: str, folders: Iterable[str] = ()) -> Path:
     if name not in known:
         import difflib
 
-        close = difflib.get_close_matches(name, known, 1)
-        hint = f'did you mean "{close[0]}"? ' if close else ""
+        # Environments are called recipe+variant, so that is what one tries first.
+        recipe, *variants = name.split("+")
+        close = [recipe] if recipe in known else difflib.get_close_matches(recipe, known, 1)
+        meant = " ".join(close + [f"--variant {each}" for each in variants if each])
+        hint = f'did you mean "{meant}"? ' if close else ""
         here = (
             f"; for the file {name}.toml write ./{name}.toml"
             if os.path.isfile(f"{name}.toml")

@@ -256,11 +256,13 @@ class Watch:
             selector.register(self.child.stdout, selectors.EVENT_READ)
             selector.register(self.reports, selectors.EVENT_READ)
             while selector.get_map():
+                # Asked before its output is: what it wrote last is then there to be read.
+                over = self.child.poll() is not None
                 ready = selector.select(0.1)
                 # What was printed before a report is read before it.
                 for key, _ in sorted(ready, key=lambda one: one[0].fd == self.reports):
                     self._read(selector, key)
-                if self.child.poll() is not None and (not ready or self._is_long_gone()):
+                if over and (not ready or self._is_long_gone()):
                     break  # others that it has started may hold its output open
                 self._look_at_the_clock()
         while self.child.poll() is None:

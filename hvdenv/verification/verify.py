@@ -47,7 +47,7 @@ _FIRST = (
 # TensorFlow takes longest to import: what runs alone at the end should be short.
 _SLOWEST = ("tensorflow", "torch", "mxnet", "")
 # How long hosts have to say what is left there; a batch system that ends verify does not wait.
-_LEFTOVER_SECONDS, _HURRIED_SECONDS = 3.0, 1.0
+_LEFTOVER_SECONDS, _HURRIED_SECONDS = 6.0, 1.0
 _LEAST_SECONDS = 2.0
 # To end what hangs takes time too.
 _ENDING_SECONDS = 3.0

@@ -16,7 +16,7 @@ from hvdenv.locks import condalock, pypi
 from hvdenv.locks.lockfile import CONDA, Locked
 from hvdenv.runner import Runner
 from hvdenv.wheels import wheelarchive, wheelcache
-from hvdenv.wheels.wheelcache import Cache, NotUsedError
+from hvdenv.wheels.entries import Cache, NotUsedError, whole
 
 # Below the folder of fetched files: a cache of wheels.
 FOLDER = "wheels"
@@ -46,7 +46,7 @@ def fitting(
             continue
         for name in names:
             try:
-                with wheelcache.whole(cache, name, runner) as entry:
+                with whole(cache, name, runner) as entry:
                     if entry and _fits(entry.inputs, wheel_inputs, locked):
                         chosen.setdefault(name, cache)
             except NotUsedError as error:

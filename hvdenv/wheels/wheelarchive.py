@@ -15,20 +15,17 @@ from typing import IO
 from hvdenv.errors import RecipeError
 from hvdenv.places import blocked
 from hvdenv.runner import Runner
-from hvdenv.wheels.wheelcache import (
+from hvdenv.wheels.entries import (
     LARGEST,
     RECORD,
     SIGNATURE,
     Cache,
     Entry,
     NotUsedError,
-    describe,
-    made_folder,
     opened_folder,
-    place,
     whole,
-    write_file,
 )
+from hvdenv.wheels.wheelcache import describe, made_folder, place, write_file
 
 _MEMBER = re.compile(
     rf"(?P<key>[0-9a-f]{{64}})/(?P<file>{re.escape(RECORD)}|{re.escape(SIGNATURE)}"

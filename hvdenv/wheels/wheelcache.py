@@ -1,9 +1,8 @@
 """Wheels that were compiled before, found again by what went into them.
 
-An entry is a folder that is named by the hash of its inputs, with a record and the wheel:
-KEY[:2]/KEY/entry.json. It gets its name when it is whole, and is never changed then, so no
-lock is needed. Each user has a cache of their own; besides, a site can have some that are
-shared, where it matters who wrote an entry: docs/cache.md.
+An entry (entries.py) is a folder that is named by the hash of its inputs: KEY[:2]/KEY. It
+gets its name when it is whole, and is never changed then, so no lock is needed. Each user
+has a cache of their own; besides, a site can have some that are shared: docs/cache.md.
 """
 
 from __future__ import annotations
@@ -16,99 +15,37 @@ import shutil
 import stat
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from hvdenv.errors import StepError
 from hvdenv.model.cluster import Wheels
-from hvdenv.model.recipe import Sha256
 from hvdenv.places import Places, blocked, make_folder, sync_folder
 from hvdenv.runner import Runner, environment
-from hvdenv.schema import Pattern, Problem, decode
 from hvdenv.wheels import signing
+from hvdenv.wheels.entries import (
+    RECORD,
+    SIGNATURE,
+    Cache,
+    DamagedError,
+    Entry,
+    NotUsedError,
+    check,
+    key,
+    opened_folder,
+    reading,
+    see_owner,
+)
 
 FORMAT = 1
-RECORD, SIGNATURE = "entry.json", "entry.json.sig"
-# More than this is no record, no signature and no wheel of Horovod.
-LARGEST = {RECORD: 1 << 20, SIGNATURE: 1 << 16, "": 1 << 30}
 # Folders, separated as those of PATH are.
 VARIABLE = "HVDENV_WHEEL_CACHE"
 # What a killed process left is taken away when nobody can be at it any more.
 LEFT_ALONE = timedelta(days=1)
 
 _KEY = r"[0-9a-f]{64}"
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-WheelName = Annotated[str, Pattern(r"[A-Za-z0-9][A-Za-z0-9._+-]*\.whl", "the name of a wheel")]
-_Time = Annotated[
-    str, Pattern(r"[0-9-]{10}T[0-9:]{8}\+00:00", "a time such as 2026-11-22T00:29:40+00:00")
-]
-
-
-class Cache(NamedTuple):
-    """A folder with entries.
-
-    Attributes:
-        folder: the folder.
-        shared: whether others write it too; the user's own is not.
-        trusted: user ids whose entries are used, besides the user's own and root's.
-        signers: file with the public keys of those whose signature an entry needs; its owner
-            does not matter then.
-    """
-
-    folder: Path
-    shared: bool = False
-    trusted: frozenset[int] = frozenset()
-    signers: Path | None = None
-
-    def entry(self, key: str) -> Path:
-        """Where the entry of this key lies, or would lie."""
-        return self.folder / key[:2] / key
-
-
-class Record(NamedTuple):
-    """What an entry says of itself, besides its inputs."""
-
-    format: Literal[1]
-    key: Sha256
-    file: WheelName
-    sha256: Sha256
-    created: _Time
-
-
-class Entry(NamedTuple):
-    """An entry that is open.
-
-    Attributes:
-        folder: where it lies.
-        descriptor: of that folder.
-        raw: its record, as it was signed.
-        record: the same, read.
-        inputs: all that went into the wheel.
-        signature: of the record; empty if there is none.
-        wheel: descriptor of the wheel's file.
-        bytes: size of the wheel.
-        used: when its folder was last touched, in seconds.
-    """
-
-    folder: Path
-    descriptor: int
-    raw: bytes
-    record: Record
-    inputs: dict[str, Any]
-    signature: bytes
-    wheel: int
-    bytes: int
-    used: float
-
-
-class NotUsedError(Exception):
-    """Why an entry that is there is not used."""
-
-
-class DamagedError(NotUsedError):
-    """It is not what somebody once stored, and can go."""
 
 
 class Taken(NamedTuple):
@@ -168,12 +105,6 @@ class Listed(NamedTuple):
         return parts[number] if len(parts) == 5 else ""
 
 
-def key(inputs: Mapping[str, Any]) -> str:
-    """The name of an entry: all that goes into a wheel, in any order."""
-    text = json.dumps(inputs, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def own(places: Places) -> Cache:
     """The user's own cache."""
     return Cache(places.wheels)
@@ -211,10 +142,10 @@ def take(caches: Sequence[Cache], inputs: Mapping[str, Any], target: Path, runne
     notes = []
     for cache in caches:
         try:
-            with _reading(cache, key(inputs)) as entry:
+            with reading(cache, key(inputs)) as entry:
                 if entry is None:
                     continue
-                _check(cache, entry, runner, target)
+                check(cache, entry, runner, target)
         except NotUsedError as error:
             target.unlink(missing_ok=True)
             notes.append(f"cached wheel not used: {error}")
@@ -276,10 +207,10 @@ def sign(cache: Cache, name: str, signing_key: str, runner: Runner) -> None:
     """
     unsigned = cache._replace(signers=None)
     try:
-        with _reading(unsigned, name) as entry:
+        with reading(unsigned, name) as entry:
             if entry is None:
                 raise NotUsedError("there is no such entry")
-            _check(unsigned, entry, runner)
+            check(unsigned, entry, runner)
             signature = signing.sign(entry.raw, signing_key, runner)
             temporary, within = f".{uuid.uuid4().hex}", entry.descriptor
             write_file(within, temporary, signature)
@@ -322,29 +253,16 @@ def describe(cache: Cache, name: str, runner: Runner, *, thorough: bool) -> List
     """
     listed = Listed(name, str(cache.folder), cache.shared)
     try:
-        with _reading(cache, name) as entry:
+        with reading(cache, name) as entry:
             if entry is None:
                 return listed._replace(problem="it has gone")
             listed = _described(listed, entry)
             if thorough:
-                _check(cache, entry, runner)
+                check(cache, entry, runner)
     except NotUsedError as error:
         damaged = isinstance(error, DamagedError)
         return listed._replace(problem=str(error), damaged=damaged)
     return listed
-
-
-@contextmanager
-def whole(cache: Cache, name: str, runner: Runner) -> Iterator[Entry | None]:
-    """An entry after everything about it was checked; None if there is none.
-
-    Raises:
-        NotUsedError: it would not be used.
-    """
-    with _reading(cache, name) as entry:
-        if entry:
-            _check(cache, entry, runner)
-        yield entry
 
 
 class Used(Protocol):
@@ -419,170 +337,6 @@ def _user_id(name: str) -> int | None:
         return None
 
 
-@contextmanager
-def _reading(cache: Cache, name: str) -> Iterator[Entry | None]:
-    """Open an entry, from folder to folder: what was looked at is what is read.
-
-    Raises:
-        NotUsedError: it is damaged, or somebody else could have written it.
-    """
-    folder = cache.entry(name)
-    with ExitStack() as stack:
-        try:
-            descriptor = _enter_entry(stack, cache, folder)
-        except OSError as error:
-            raise NotUsedError(f"{cache.folder} cannot be read: {error.strerror}") from error
-        yield (None if descriptor is None else _read_entry(stack, cache, folder, descriptor))
-
-
-def _enter_entry(stack: ExitStack, cache: Cache, folder: Path) -> int | None:
-    """The descriptor of an entry's folder; None if there is none."""
-    descriptor: int | None
-    try:
-        # Where the cache is the site says: that may be a link.
-        descriptor = stack.enter_context(opened_folder(cache.folder))
-    except FileNotFoundError:
-        if cache.shared:
-            raise
-        return None
-    # The user's own cache may lie in a folder of a group; only its entries count.
-    if cache.shared:
-        _see_owner(cache, os.fstat(descriptor), cache.folder)
-    for path in (folder.parent, folder):
-        descriptor = _enter(stack, path, descriptor)
-        if descriptor is None:
-            return None
-        if cache.shared or path == folder:
-            _see_owner(cache, os.fstat(descriptor), path)
-    return descriptor
-
-
-def _enter(stack: ExitStack, folder: Path, within: int) -> int | None:
-    """The descriptor of a folder in another; None if there is none."""
-    try:
-        status = os.stat(folder.name, dir_fd=within, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-    if stat.S_ISLNK(status.st_mode):
-        raise NotUsedError(f"{folder} is a symbolic link")
-    if not stat.S_ISDIR(status.st_mode):
-        raise DamagedError(f"{folder} is no folder")
-    return stack.enter_context(opened_folder(folder.name, within))
-
-
-def _see_owner(cache: Cache, status: os.stat_result, path: Path) -> None:
-    """Refuse what somebody could have written who is not trusted."""
-    if cache.signers:
-        return
-    if status.st_uid not in {os.geteuid(), 0, *cache.trusted}:
-        raise NotUsedError(f"{path} belongs to user {status.st_uid}")
-    if status.st_mode & _OTHERS_WRITE:
-        raise NotUsedError(f"{path} can be written by others")
-
-
-def _read_entry(stack: ExitStack, cache: Cache, folder: Path, descriptor: int) -> Entry:
-    try:
-        raw = _read(_open_file(stack, cache, folder / RECORD, descriptor))
-        record, inputs = read_record(raw)
-        if record.key != folder.name:
-            raise DamagedError(f"{folder / RECORD} does not describe this wheel")
-        wheel = _open_file(stack, cache, folder / record.file, descriptor)
-        signature = b""
-        if SIGNATURE in os.listdir(descriptor):
-            signature = _read(_open_file(stack, cache, folder / SIGNATURE, descriptor))
-    except OSError as error:
-        what = DamagedError if isinstance(error, FileNotFoundError) else NotUsedError
-        raise what(f"{folder} cannot be read: {error.strerror}: {error.filename}") from error
-    except ValueError as error:
-        raise DamagedError(f"{folder} is damaged ({error})") from error
-    size, used = os.fstat(wheel).st_size, os.fstat(descriptor).st_mtime
-    return Entry(folder, descriptor, raw, record, inputs, signature, wheel, size, used)
-
-
-def read_record(raw: bytes) -> tuple[Record, dict[str, Any]]:
-    """What a record says, and the inputs that it says it of.
-
-    Raises:
-        ValueError: it contradicts itself, or is none.
-    """
-    try:
-        document = json.loads(raw)
-        inputs = document.pop("inputs")
-        record = decode(Record, document)
-        same = record.key == key(inputs) and isinstance(inputs, dict)
-    except (KeyError, TypeError, AttributeError, RecursionError, Problem) as error:
-        raise ValueError(str(error)) from error
-    if not same:
-        raise ValueError("its key is not that of its inputs")
-    return record, inputs
-
-
-def _open_file(stack: ExitStack, cache: Cache, path: Path, within: int) -> int:
-    """Open a file without following a link or waiting for a pipe."""
-    if stat.S_ISLNK(os.stat(path.name, dir_fd=within, follow_symlinks=False).st_mode):
-        raise NotUsedError(f"{path} is a symbolic link")
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(path.name, flags, dir_fd=within)
-    stack.callback(os.close, descriptor)
-    status = os.fstat(descriptor)
-    _see_owner(cache, status, path)
-    if not stat.S_ISREG(status.st_mode):
-        raise DamagedError(f"{path} is no file")
-    if status.st_size > LARGEST.get(path.name, LARGEST[""]):
-        raise DamagedError(f"{path} is too large")
-    return descriptor
-
-
-def _read(descriptor: int) -> bytes:
-    return b"".join(_blocks(descriptor))
-
-
-def _blocks(descriptor: int) -> Iterator[bytes]:
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    while block := os.read(descriptor, 1 << 20):
-        yield block
-
-
-def _check(cache: Cache, entry: Entry, runner: Runner, target: Path | None = None) -> None:
-    """See that the wheel is the one that was stored, by whom the site wants; copy it meanwhile."""
-    if cache.signers:
-        refusal = _refusal(cache, entry, runner)
-        if refusal:
-            raise NotUsedError(f"{entry.folder}: {refusal}")
-    digest = hashlib.sha256()
-    try:
-        with open(target or os.devnull, "wb") as stream:
-            for block in _source(entry):
-                digest.update(block)
-                stream.write(block)
-    except OSError as error:
-        raise blocked(target or entry.folder, error) from error
-    if digest.hexdigest() != entry.record.sha256:
-        raise DamagedError(
-            f"{entry.folder / entry.record.file} is damaged: its hash is {digest.hexdigest()},"
-            f" recorded was {entry.record.sha256}"
-        )
-
-
-def _source(entry: Entry) -> Iterator[bytes]:
-    """The wheel in pieces; what its file system says is an error of the entry's."""
-    try:
-        yield from _blocks(entry.wheel)
-    except OSError as error:
-        raise NotUsedError(f"{entry.folder} cannot be read: {error.strerror}") from error
-
-
-def _refusal(cache: Cache, entry: Entry, runner: Runner) -> str:
-    assert cache.signers
-    if not entry.signature:
-        return "it is not signed, and the site requires it"
-    try:
-        _see_owner(cache._replace(signers=None), os.stat(cache.signers), cache.signers)
-    except OSError as error:
-        return f"the keys that it could be signed with are not there: {cache.signers}: {error.strerror}"
-    return signing.refusal(entry.raw, entry.signature, cache.signers, runner)
-
-
 def _described(listed: Listed, entry: Entry) -> Listed:
     stack = entry.inputs.get("stack")
     stack = stack if isinstance(stack, dict) else {}
@@ -618,17 +372,6 @@ def _discard(entry: Path) -> bool:
 
 
 @contextmanager
-def opened_folder(path: Path | str, within: int | None = None) -> Iterator[int]:
-    """The descriptor of a folder; of one within another only if it is no link."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | (0 if within is None else os.O_NOFOLLOW)
-    descriptor = os.open(path, flags, dir_fd=within)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
 def made_folder(cache: Cache) -> Iterator[tuple[Path, int]]:
     """A new folder in a cache, and its descriptor, that does not outlive its use there.
 
@@ -641,7 +384,7 @@ def made_folder(cache: Cache) -> Iterator[tuple[Path, int]]:
     try:
         with opened_folder(cache.folder) as root:
             if cache.shared:
-                _see_owner(cache, os.fstat(root), cache.folder)
+                see_owner(cache, os.fstat(root), cache.folder)
             # Never writable for a group, whatever the umask: it would not be trusted.
             os.mkdir(temporary.name, 0o755, dir_fd=root)
             with opened_folder(temporary.name, root) as descriptor:

@@ -25,7 +25,8 @@ from hvdenv.places import Places
 from hvdenv.plans.plan import Plan
 from hvdenv.plans.step import Step
 from hvdenv.runner import Runner
-from hvdenv.wheels.wheelcache import Cache, key, names, own, store
+from hvdenv.wheels.entries import Cache, key
+from hvdenv.wheels.wheelcache import names, own, store
 
 DIGEST = "1" * 64
 

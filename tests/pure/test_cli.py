@@ -78,6 +78,7 @@ def test_wrong_usage_exits_2(words: tuple[str, ...], capsys: Captured) -> None:
     ("words", "code", "said"),
     [
         (("show", "lokal"), 2, 'did you mean "local"'),
+        (("show", "local+torch"), 2, 'did you mean "local --variant torch"'),
         (("show", "./none.toml"), 2, "error: none.toml: cannot read this file: No such file"),
         (("show", "local", "--variant", "conda"), 2, 'has no variant "conda"'),
         (("show", "local", "--variant", "torch", "--variant", "tensorflow"), 2, "both set horovod.frameworks"),
@@ -226,9 +227,8 @@ def test_completion(shell: str, capsys: Captured) -> None:
 
 
 def module(*words: str, **options: Any) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "hvdenv", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-    )  # fmt: skip
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
+    return subprocess.Popen([sys.executable, "-m", "hvdenv", *words], **options)
 
 
 def test_as_a_module(tmp_path: Path) -> None:
@@ -243,13 +243,12 @@ def test_as_a_module(tmp_path: Path) -> None:
 )
 def test_a_reader_that_goes_away_is_no_error(words: tuple[str, ...], cases: Path) -> None:
     facts = ("--facts", str(cases / "facts.json")) if words[0] == "plan" else ()
-    process = module(*words, *facts)
-    assert process.stdout is not None
-    assert process.stderr is not None
-    process.stdout.close()
-    said = process.stderr.read()
-    process.stderr.close()
-    assert (process.wait(), said) == (141, "")
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = module(*words, *facts, stdout=writing)
+    os.close(writing)
+    _, said = process.communicate()
+    assert (process.returncode, said) == (141, "")
 
 
 def test_what_the_terminal_has_no_characters_for(cases: Path) -> None:
@@ -339,7 +338,7 @@ def test_time_is_not_asked_of_a_terminal() -> None:
     started = time.monotonic()
     with choose(12, quiet=False, verbose=False) as lines:
         assert type(lines) is Lines
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 30
 
 
 def test_a_python_is_asked_for_by_its_version(capsys: pytest.CaptureFixture[str]) -> None:

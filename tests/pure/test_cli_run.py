@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -407,7 +408,7 @@ def test_an_environment_that_was_not_built(recipe: str, capsys: Captured) -> Non
 def hvdenv(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "hvdenv", *words], env={**os.environ, **variables},
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
 
 
@@ -504,7 +505,7 @@ def test_shells(shell: str, tmp_path: Path) -> None:
     done = subprocess.run(
         shell_command(shell, folder), env={"HOME": str(home), "PATH": os.environ["PATH"]},
         input='echo "$VIRTUAL_ENV" "$PS1" "${OWN-}"; exit 7\n', capture_output=True, text=True,
-        check=False, timeout=30, start_new_session=True,
+        check=False, timeout=300, start_new_session=True,
     )  # fmt: skip
     assert done.returncode == 7, done.stderr
     assert "/env (site+x) " in done.stdout
@@ -557,14 +558,36 @@ def test_a_program_that_is_not_there() -> None:
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
 
 
-def children(pid: int, count: int) -> list[psutil.Process]:
-    """The processes below one, as soon as there are so many."""
-    for _ in range(600):
-        found = psutil.Process(pid).children(recursive=True)
-        if len(found) >= count:
-            return found
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.02)
-    raise AssertionError(found)
+
+
+def runs(pid: int) -> bool:
+    """Whether a process has not ended; nobody may have waited for it."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def children(pid: int, name: str) -> list[psutil.Process]:
+    """The processes below one, as soon as the last of them is the program of this name.
+
+    A shell that is only about to become it may swallow a signal.
+    """
+    found: list[psutil.Process] = []
+
+    def there() -> bool:
+        found[:] = psutil.Process(pid).children(recursive=True)
+        with suppress(psutil.NoSuchProcess):
+            return bool(found) and found[-1].name() == name
+        return False
+
+    wait_until(there)
+    return found
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
@@ -574,42 +597,42 @@ def test_signals_reach_all(number: int) -> None:
     # What ignores a signal, as tests in the background of a shell do, hands that on.
     words = handed("bash", "-c", script)
     with subprocess.Popen(words, preexec_fn=lambda: signal.signal(number, signal.SIG_DFL)) as process:  # fmt: skip
-        below = children(process.pid, 2)
+        below = children(process.pid, "sleep")
         process.send_signal(number)
-        assert process.wait(20) == 9
-    assert psutil.wait_procs(below, 5)[1] == []
+        assert process.wait(60) == 9
+    wait_until(lambda: not any(runs(each.pid) for each in below))
 
 
-def test_a_scheduler_warns_the_launcher_alone(tmp_path: Path) -> None:
-    script = "trap 'exit 9' USR1; sleep 600 & echo $! > \"$0\"; wait"
-    with subprocess.Popen(handed("bash", "-c", script, str(tmp_path / "pid"))) as process:
-        below = children(process.pid, 2)
+def test_a_scheduler_warns_the_launcher_alone() -> None:
+    with subprocess.Popen(handed("bash", "-c", "trap 'exit 9' USR1; sleep 600 & wait")) as process:
+        below = children(process.pid, "sleep")
         process.send_signal(signal.SIGUSR1)
-        assert process.wait(20) == 9
-    left = psutil.Process(int((tmp_path / "pid").read_text()))
-    assert left in below
-    left.kill()
+        assert process.wait(60) == 9
+    assert runs(below[-1].pid)
+    below[-1].kill()
 
 
-def test_nohup_stays_in_force() -> None:
-    words = ["nohup", *handed("sh", "-c", "sleep 1; exit 4")]
+def test_nohup_stays_in_force(tmp_path: Path) -> None:
+    script = 'until test -e "$0"; do sleep 0.1; done; exit 4'
+    words = ["nohup", *handed("sh", "-c", script, str(tmp_path / "go"))]
     with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
-        children(process.pid, 1)
+        children(process.pid, "sleep")
         process.send_signal(signal.SIGHUP)
-        assert process.wait(20) == 4
+        time.sleep(0.5)  # for it to do harm
+        (tmp_path / "go").touch()
+        assert process.wait(60) == 4
 
 
 @pytest.mark.parametrize(("code", "alive"), [(0, True), (5, False)])
 def test_nothing_lives_on_after_a_failure(code: int, alive: bool, tmp_path: Path) -> None:
     script = f'setsid sleep 600 > /dev/null 2>&1 & echo $! > "$0"; sleep 0.2; exit {code}'
     words = handed("bash", "-c", script, str(tmp_path / "pid"), alone=True)
-    assert subprocess.run(words, check=False, timeout=60).returncode == code
+    assert subprocess.run(words, check=False, timeout=300).returncode == code
     pid = int((tmp_path / "pid").read_text())
-    found = [each for each in psutil.process_iter() if each.pid == pid]
-    left = [each for each in found if each.status() != psutil.STATUS_ZOMBIE]
-    for each in left:
-        each.kill()
-    assert bool(left) is alive
+    if alive:
+        assert runs(pid)
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not runs(pid))
 
 
 class Terminal:
@@ -624,8 +647,8 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.descriptor, text.encode())
 
-    def wait_for(self, text: str, seconds: float = 20) -> None:
-        deadline = time.monotonic() + seconds
+    def wait_for(self, text: str) -> None:
+        deadline = time.monotonic() + 60
         while text not in self.text:
             assert time.monotonic() < deadline, self.text
             if select.select([self.descriptor], [], [], 0.1)[0]:
@@ -633,7 +656,7 @@ class Terminal:
 
     def end(self) -> int:
         """Its exit code."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -674,10 +697,11 @@ def test_ctrl_z_and_going_on(terminals: list[Terminal]) -> None:
     terminal = terminals[0]
     terminal.type(f"{line}; echo code''$?\n")
     terminal.wait_for("ready")
+    group = os.tcgetpgrp(terminal.descriptor)
     terminal.type("\x1a")
     terminal.wait_for("Stopped")
     terminal.type("fg; echo code''$?\n")
-    time.sleep(1)
+    wait_until(lambda: os.tcgetpgrp(terminal.descriptor) == group)
     terminal.type("it\n")
     terminal.wait_for("got it")
     terminal.wait_for("code6")

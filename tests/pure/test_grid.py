@@ -464,7 +464,7 @@ def test_what_verify_failed_is_in_its_row(stand_in: StandIn) -> None:
     [
         ("build", {"code": 3}),
         ("build", {"code": 70}),
-        ("build", {"sleep": 30}),
+        ("build", {"sleep": 600}),
         ("verify", {"code": 130}),
         ("plan", {"code": 3}),
     ],
@@ -489,9 +489,9 @@ def test_a_full_disk_gives_no_row(stand_in: StandIn, capsys: pytest.CaptureFixtu
 def test_killed_at_any_moment_it_is_tried_again(
     stand_in: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stand_in.answer("build", {}, sleep=60)
+    stand_in.answer("build", {}, sleep=600)
     process = stand_in.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not stand_in.log.exists() or "build" not in stand_in.commands:
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -506,7 +506,7 @@ def test_killed_at_any_moment_it_is_tried_again(
     os.kill(int(building.split()[0]), signal.SIGKILL)
     (stand_in.folder / "work" / "home" / "half-built").touch()
     stand_in.answer("build", {})
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     code = 6
     while code == 6 and time.monotonic() < deadline:
         code = stand_in.run()

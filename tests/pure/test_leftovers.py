@@ -27,8 +27,7 @@ def write_ssh(folder: Path, text: str) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there a moment later; nobody may have waited for it."""
-    time.sleep(0.2)
+    """Whether a process is there; nobody may have waited for it."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -38,35 +37,43 @@ def is_running(pid: int) -> bool:
 @pytest.mark.parametrize("branch", ["", ".ab12"])
 def test_processes_on_another_host(tmp_path: Path, runner: Runner, branch: str) -> None:
     # The other host is this one, and has its process only when it is asked.
-    start = f"HVDENV_TOKEN={runner.token}{branch} sleep 100 & echo $! > {tmp_path}/pid"
-    write_ssh(tmp_path, f"{start}\nHVDENV_TOKEN=other\nexport HVDENV_TOKEN\nsleep 0.2\n{LAST}")
-    (finding,) = leftovers.end(["n2", HERE], runner, 5)
+    mark = f"HVDENV_TOKEN={runner.token}{branch}"
+    start = f"{mark} sleep 600 & echo $! > {tmp_path}/pid"
+    started = f"until grep -qsz '^{mark}$' /proc/$!/environ; do sleep 0.05; done"
+    write_ssh(tmp_path, f"{start}\n{started}\nHVDENV_TOKEN=other\nexport HVDENV_TOKEN\n{LAST}")
+    (finding,) = leftovers.end(["n2", HERE], runner, 60)
     assert finding.status == "pass"
-    assert finding.message == (
+    # It may be seen dying when this host is looked at, which is the same.
+    assert finding.message.removesuffix(f", 1 on {HERE}") == (
         f"nothing of this run is left on n2, {HERE}; processes that had to be ended: 1 on n2"
     )
-    assert not is_running(int((tmp_path / "pid").read_text()))
+    pid, deadline = int((tmp_path / "pid").read_text()), time.monotonic() + 60
+    while is_running(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_nothing_is_left(tmp_path: Path, runner: Runner) -> None:
     write_ssh(tmp_path, f"HVDENV_TOKEN=other\nexport HVDENV_TOKEN\n{LAST}")
-    (finding,) = leftovers.end(["n2"], runner, 5)
+    (finding,) = leftovers.end(["n2"], runner, 60)
     assert finding.message == f"nothing of this run is left on n2, {HERE}"
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "seconds", "why"),
     [
-        ("echo 'ssh: connect to host n2 port 22: No route to host'; exit 255", "No route to host"),
-        ("exec sleep 100", "no answer by ssh within 1 s"),
-        ("exit 3", "ssh ended with exit code 3"),
+        ("echo 'ssh: connect to host n2 port 22: No route'; exit 255", 60, "22: No route"),
+        ("exec sleep 600", 1, "no answer by ssh within 1 s"),
+        ("exit 3", 60, "ssh ended with exit code 3"),
     ],
 )
-def test_a_host_that_does_not_answer(tmp_path: Path, runner: Runner, text: str, why: str) -> None:
+def test_a_host_that_does_not_answer(
+    tmp_path: Path, runner: Runner, text: str, seconds: float, why: str
+) -> None:
     write_ssh(tmp_path, text)
     began = time.monotonic()
-    unknown, rest = leftovers.end(["n2"], runner, 1)
-    assert time.monotonic() - began < 4
+    unknown, rest = leftovers.end(["n2"], runner, seconds)
+    assert time.monotonic() - began < 60
     assert (unknown.subject, unknown.status) == ("n2", "unproven")
     assert unknown.message.startswith("unconfirmed whether ranks still run on n2: ")
     assert why in unknown.message
@@ -78,4 +85,4 @@ def test_a_runner_that_was_stopped_still_ends_what_it_started(
 ) -> None:
     runner.stop()
     write_ssh(tmp_path, LAST)
-    assert [finding.status for finding in leftovers.end(["n2"], runner, 5)] == ["pass"]
+    assert [finding.status for finding in leftovers.end(["n2"], runner, 60)] == ["pass"]

@@ -89,4 +89,4 @@ def test_long_lines_take_no_time(word: str) -> None:
     mask(line)
     plain(line)
     explain(line, "build")
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import subprocess
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
@@ -133,6 +134,25 @@ def test_what_a_rank_says_is_masked_only_after_it_was_checked() -> None:
     assert parse_events(text, TOKEN) == [event]
     (rank,) = collect(parse_events(text, TOKEN))
     assert rank.tail == "token=*** https://***@host red"
+
+
+class _Unseen(rank.Watch):  # type: ignore[misc, name-defined]
+    """Watches over a program that ends while nobody looks: on a machine that stalls there."""
+
+    def _start(self, *_: object) -> subprocess.Popen[bytes]:
+        self.reports, self.writer = os.pipe()
+        child = subprocess.Popen(["sh", "-c", "sleep 0.3; echo last"], stdout=subprocess.PIPE)
+        child.poll = child.wait  # type: ignore[method-assign]
+        return child
+
+
+def test_the_last_words_of_a_rank_are_read_though_nobody_looks_while_it_ends() -> None:
+    watch = _Unseen(rank.Voice(TOKEN), 60.0, "torch", "MPI", "host", ())
+    with watch.child:
+        assert watch.run() == 0
+    os.close(watch.reports)
+    os.close(watch.writer)
+    assert watch.tail.text() == "last"
 
 
 def test_good_run() -> None:

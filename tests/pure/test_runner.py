@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ import pytest
 
 from hvdenv.command import OWN_PYTHON, Command, Outcome, spelled_out
 from hvdenv.errors import InterruptedRunError, StepError
-from hvdenv.runner import LINE_LIMIT, OUTPUT_LIMIT, TOKEN_VARIABLE, Runner, end_marked
+from hvdenv.runner import LINE_LIMIT, OUTPUT_LIMIT, TOKEN_VARIABLE, Runner, _lines, end_marked
 
 
 def sh(script: str, **options: float) -> Command:
@@ -25,7 +26,7 @@ def python(program: str) -> Command:
     return Command((sys.executable, "-c", program))
 
 
-def gone(pid: int, within: float = 5.0) -> bool:
+def gone(pid: int, within: float = 60.0) -> bool:
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
         try:
@@ -37,7 +38,7 @@ def gone(pid: int, within: float = 5.0) -> bool:
     return False
 
 
-def wait_for(condition: Callable[[], bool], within: float = 10.0) -> None:
+def wait_for(condition: Callable[[], bool], within: float = 60.0) -> None:
     deadline = time.monotonic() + within
     while not condition():
         assert time.monotonic() < deadline
@@ -112,11 +113,10 @@ def test_what_is_no_utf8() -> None:
     assert Runner().run(sh(r"printf 'a\377b\n'")).output == "a\N{REPLACEMENT CHARACTER}b"
 
 
-def test_a_line_comes_before_the_process_ends() -> None:
-    runner, seen = Runner(), list[float]()
-    started = time.monotonic()
-    runner.run(sh("echo now; sleep 0.7"), on_line=lambda _: seen.append(time.monotonic() - started))
-    assert seen[0] < 0.6
+def test_a_line_comes_before_the_process_ends(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    waits = sh(f"echo now; until test -e {seen}; do sleep 0.05; done", timeout=60)
+    assert Runner().run(waits, on_line=lambda _: seen.touch())
 
 
 def test_log_and_output_are_masked(tmp_path: Path) -> None:
@@ -166,27 +166,27 @@ time.sleep(600)
 
 
 def test_a_timeout_ends_the_whole_tree(tmp_path: Path) -> None:
-    command = Command((sys.executable, "-c", STUBBORN, str(tmp_path / "pid")), timeout=1.0)
+    command = Command((sys.executable, "-c", STUBBORN, str(tmp_path / "pid")), timeout=5.0)
     outcome = Runner().run(command)
     assert outcome.timed_out
     assert not outcome
     assert outcome.returncode == -signal.SIGKILL
     assert outcome.output == "ready"
     assert gone(int((tmp_path / "pid").read_text()))
-    assert outcome.seconds < 8
+    assert outcome.seconds < 60
 
 
 def test_a_process_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hvdenv.runner.GRACE_SECONDS", 0.2)
     outcome = Runner().run(sh("trap '' TERM; echo ready; while :; do sleep 0.1; done", timeout=0.5))
     assert outcome.timed_out
-    assert outcome.seconds < 5
+    assert outcome.seconds < 60
 
 
 def test_a_timeout_counts_while_output_comes() -> None:
     outcome = Runner().run(sh("while :; do echo x; done", timeout=0.5))
     assert outcome.timed_out
-    assert outcome.seconds < 5
+    assert outcome.seconds < 60
 
 
 def test_stop_from_another_thread(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_stop_from_another_thread(tmp_path: Path) -> None:
     thread.start()
     wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
     runner.stop()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert len(raised) == 1
     assert gone(int((tmp_path / "pid").read_text()))
@@ -219,14 +219,20 @@ def test_an_error_of_who_reads_the_lines_ends_the_process(tmp_path: Path) -> Non
     assert gone(int(str(caught.value)))
 
 
-@pytest.mark.parametrize("orphan", ["sleep 3", "while :; do echo x; sleep 0.01; done"])
+def test_last_words_are_read_though_nobody_looks_while_a_process_ends() -> None:
+    with subprocess.Popen(["sh", "-c", "sleep 0.3; echo last"], stdout=subprocess.PIPE) as process:
+        process.poll = process.wait  # type: ignore[method-assign]  # a machine that stalls there
+        assert [line for line in _lines(process) if line is not None] == ["last"]
+
+
+@pytest.mark.parametrize("orphan", ["sleep 600", "while :; do echo x; sleep 0.01; done"])
 def test_an_orphan_that_keeps_the_pipe_does_not_hold_us(orphan: str) -> None:
     runner = Runner()
     started = time.monotonic()
     outcome = runner.run(sh(f"({orphan}) & echo done"))
     assert outcome
     assert "done" in outcome.output.splitlines()
-    assert time.monotonic() - started < 2.5
+    assert time.monotonic() - started < 60
     end_marked(runner.token)  # what writes has ended by itself: nobody reads
 
 
@@ -252,18 +258,18 @@ def test_only_what_carries_the_token_is_ended() -> None:
 
     wait_for(lambda: len(carrying(mine.token)) == len(carrying(other.token)) == 2)
     assert len(end_marked(mine.token)) == 2
-    threads[0].join(10)
+    threads[0].join(60)
     assert [outcome.returncode for outcome in outcomes] == [-signal.SIGKILL]
     assert len(carrying(other.token)) == 2
     end_marked(other.token)
-    threads[1].join(10)
+    threads[1].join(60)
 
 
 def test_a_short_command_costs_no_waiting() -> None:
     runner = Runner()
     runner.run(sh("true"))
-    best = min(runner.run(sh("true")).seconds for _ in range(10))
-    assert best < 0.05
+    # A busy machine has a better moment; who waits a tenth of a second always does.
+    wait_for(lambda: runner.run(sh("true")).seconds < 0.05)
 
 
 def test_commands_are_spelled_out_for_a_shell() -> None:

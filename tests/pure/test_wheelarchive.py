@@ -12,8 +12,9 @@ import pytest
 from hvdenv.errors import RecipeError, StepError
 from hvdenv.places import Places
 from hvdenv.runner import Runner
+from hvdenv.wheels.entries import Cache, key
 from hvdenv.wheels.wheelarchive import export, take_in
-from hvdenv.wheels.wheelcache import Cache, key, names, own, store, take
+from hvdenv.wheels.wheelcache import names, own, store, take
 from tests.wheels import NAME, wheel_in
 
 RUNNER = Runner({})

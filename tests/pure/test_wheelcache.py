@@ -17,15 +17,13 @@ from hvdenv.errors import StepError
 from hvdenv.model.cluster import Wheels
 from hvdenv.places import Places
 from hvdenv.runner import Runner
+from hvdenv.wheels.entries import Cache, key, read_record
 from hvdenv.wheels.wheelcache import (
-    Cache,
     Listed,
     Taken,
     describe,
-    key,
     names,
     own,
-    read_record,
     shared,
     store,
     superfluous,

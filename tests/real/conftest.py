@@ -49,7 +49,7 @@ class Cli:
 
     def __init__(self, home: Path, variables: dict[str, str] | None = None) -> None:
         self.home = home
-        self.variables = {**os.environ, "HVDENV_HOME": str(home), **(variables or {})}
+        self.variables = {**os.environ, **(variables or {}), "HVDENV_HOME": str(home)}
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -107,7 +107,7 @@ def runner() -> Iterator[Runner]:
     """A runner of which no process may be left after the test."""
     runner = Runner()
     yield runner
-    wait_until(lambda: not marked(runner.token), 10)
+    wait_until(lambda: not marked(runner.token), 30)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:
@@ -136,7 +136,7 @@ def no_processes_left() -> Callable[[Path], None]:
     """Call it with a folder: nothing may be running there a few seconds later."""
 
     def check(folder: Path) -> None:
-        wait_until(lambda: not processes_of(folder), 10)
+        wait_until(lambda: not processes_of(folder), 30)
 
     return check
 

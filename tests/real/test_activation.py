@@ -51,7 +51,7 @@ def shell(name: str, lines: Sequence[str], cwd: Path, **variables: str) -> Said:
         subprocess.run(
             [program, *(["-f"] if name in ("zsh", "tcsh") else []), "-c", "\n".join([SHOW, *lines])]
             if name != "tcsh" else [program, "-f", "-c", "\n".join(lines)],
-            cwd=cwd, env=environ, capture_output=True, text=True, timeout=60,
+            cwd=cwd, env=environ, capture_output=True, text=True, timeout=300,
         )
     )  # fmt: skip
 

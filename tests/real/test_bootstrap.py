@@ -30,7 +30,7 @@ def program(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def say(program: Path, *words: str) -> str:
     return subprocess.run(
-        [program, *words], capture_output=True, text=True, check=True, cwd="/", timeout=60,
+        [program, *words], capture_output=True, text=True, check=True, cwd="/", timeout=300,
         env={"PATH": "/usr/bin:/bin", "HOME": str(program.parent)},
     ).stdout  # fmt: skip
 

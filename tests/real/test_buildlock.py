@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -43,7 +44,7 @@ if links == "no":
     os.link = link
 witness = store.parent / "witness"
 for _ in range(rounds):
-    with buildlock.hold(store, wait=60, beat=0.01) as held:
+    with buildlock.hold(store, wait=240, beat=0.01) as held:
         me = f"{os.getpid()} {buildlock._started(os.getpid())}"
         if witness.exists():
             pid, started = witness.read_text().split()
@@ -140,9 +141,9 @@ def test_the_job_is_named(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_who_waits_gets_it(store: Path, start: Callable[..., Any]) -> None:
     first = start(HOLDER, store, 0)
     token(first)
-    second = start(HOLDER, store, 30)
+    second = start(HOLDER, store, 300)
     time.sleep(0.3)
-    first.communicate(timeout=10)
+    first.communicate(timeout=60)
     assert first.returncode == 0
     mine = token(second)
     assert json.loads((store / "lock").read_text())["token"] == mine
@@ -169,7 +170,7 @@ def test_a_killed_holder_is_replaced_and_its_token_told(
 def test_the_heart_beats(store: Path) -> None:
     with hold(store, wait=0, beat=0.05):
         os.utime(store / "lock", (0, 0))
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while (store / "lock").stat().st_mtime == 0:
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -218,7 +219,7 @@ def test_never_taken_from_who_may_live_but_by_order(
     with pytest.raises(BusyError) as caught, hold(store, wait=0):
         pass
     if age:
-        assert "last sign of life 10000 s ago" in caught.value.message
+        assert re.search("last sign of life 100[0-9]{2} s ago", caught.value.message)
     assert (store / "lock").read_bytes() == before
     if changes and "started" not in changes:
         assert "--break-lock" in caught.value.remedy
@@ -303,7 +304,10 @@ def test_a_claim_left_by_a_killed_process_stands_in_nobodys_way(store: Path) -> 
     assert os.listdir(store) == []
 
 
-def test_a_dead_lock_that_somebody_else_takes_is_waited_for(store: Path) -> None:
+def test_a_dead_lock_that_somebody_else_takes_is_waited_for(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buildlock, "_HANDOVER_SECONDS", 60.0)
     dead = write_lock(store, pid=2**31 - 1, token="dead")
     alive = {**buildlock._myself()._asdict(), "token": "claimant"}
     (store / ".lock-claim-dead").write_text(json.dumps(alive))
@@ -322,7 +326,7 @@ def test_one_holder_at_a_time_among_eight(
     store.mkdir()
     workers = [start(WORKER, store, 12, "no", links) for _ in range(8)]
     for worker in workers:
-        _, errors = worker.communicate(timeout=90)
+        _, errors = worker.communicate(timeout=300)
         assert (worker.returncode, errors) == (0, "")
     assert os.listdir(store) == []
 
@@ -345,7 +349,7 @@ def test_one_holder_at_a_time_when_holders_and_takers_are_killed(
             assert errors == ""
             running[victim] = start(WORKER, store, 12, "yes", "yes")
     for worker in running[:3]:
-        _, errors = worker.communicate(timeout=90)
+        _, errors = worker.communicate(timeout=300)
         assert (worker.returncode, errors) == (0, "")
 
 

@@ -31,7 +31,7 @@ def wrong_run(original: Installation) -> Callable[[str], RankRun]:
         if framework not in runs:
             run = run_ranks(
                 doctored, Runner(), CONTROLLERS[framework],
-                framework=framework, exercises=("wrong",), timeout=120,
+                framework=framework, exercises=("wrong",), timeout=300,
             )  # fmt: skip
             runs[framework] = run._replace(exercises=(collectives.EXERCISE,))
         return runs[framework]

@@ -56,7 +56,7 @@ def run(spec: dict[str, Any], *words: str | Path, path: Path) -> tuple[int, str]
     path.write_text(json.dumps(spec))
     done = subprocess.run(
         [sys.executable, PROBE, path, *words], env={"PATH": "/usr/bin:/bin", "HOME": f"{path.parent}-home"},
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, check=False,
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout
 
@@ -415,7 +415,7 @@ def conda_lock(program: Path, home: Path, *words: str | Path) -> str:
         [sys.executable, "-m", "conda_lock", words[0], "--no-mamba", "--no-micromamba",
          "--conda", program, *words[1:]],
         env={"PATH": "/usr/bin:/bin", "HOME": str(home), "CONDA_PKGS_DIRS": str(home / "pkgs")},
-        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120, check=False,
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     return done.stdout

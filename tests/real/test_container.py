@@ -11,10 +11,11 @@ import json
 import os
 import resource
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -235,6 +236,18 @@ class Hosts(NamedTuple):
     variables: dict[str, str]
 
 
+def free_ports(count: int) -> list[int]:
+    """Ports below those that the kernel gives to connections: there a free one stays free."""
+    found: list[int] = []
+    for port in range(12200 + os.getpid() % 10000, 32768):
+        with socket.socket() as trial, suppress(OSError):
+            trial.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError("no free ports")
+
+
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     need("sshd", "ssh", "ssh-keygen", "unshare")
@@ -245,7 +258,8 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     for name in ("key", "host_key"):
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name))
     (folder / "empty").write_text("")
-    ports = {name: 42200 + os.getpid() % 5000 + n * 5003 for n, name in enumerate((*HOSTS, "f4"))}
+    names = (*HOSTS, "f4")
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
     (folder / "ssh_config").write_text(
         "".join(
             f"Host {name}\n  HostName 127.0.0.1\n  Port {port}\n  HostKeyAlias {name}\n"
@@ -285,13 +299,13 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     try:
         for name in HOSTS:
             log = folder / f"{name}.log"
-            wait_until(lambda log=log: log.exists() and "Server listening" in log.read_text(), 10)  # type: ignore[misc]
+            wait_until(lambda log=log: log.exists() and "Server listening" in log.read_text(), 60)  # type: ignore[misc]
         own = {name: images if name == "f1" else folder / name for name in HOSTS}
         yield Hosts(images, own, {"PATH": path})
     finally:
         for process in started:
             process.terminate()
-            process.wait(10)
+            process.wait(60)
 
 
 def preflight(hosts: Hosts, home: Path, names: str, *more: str) -> dict[tuple[str, str], str]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hvdenv.environments import generations, upkeep, usage
@@ -20,7 +21,7 @@ ONE, TWO = "1" * 12, "2" * 12
 FILES = 150
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
-SLEEP = "import time; time.sleep(60)"
+SLEEP = "import time; time.sleep(600)"
 
 SWITCH = """
 import sys
@@ -87,24 +88,24 @@ def whole(environment: Environment, identity: str) -> bool:
 
 
 def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
 def runs(environment: Environment, start: Start) -> subprocess.Popen[bytes]:
-    return start(environment.generation(ONE) / "bin/sleep", 60)
+    return start(environment.generation(ONE) / "bin/sleep", 600)
 
 
 def works_there(environment: Environment, start: Start) -> subprocess.Popen[bytes]:
-    return start("sleep", 60, cwd=environment.generation(ONE) / "bin")
+    return start("sleep", 600, cwd=environment.generation(ONE) / "bin")
 
 
 def loaded(environment: Environment, start: Start) -> subprocess.Popen[bytes]:
     script = (
         "import mmap, sys, time; stream = open(sys.stdin.readline().strip(), 'rb');"
-        "kept = mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ); stream.close(); time.sleep(60)"
+        "kept = mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ); stream.close(); time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
     assert process.stdin is not None
@@ -158,8 +159,8 @@ def test_only_the_generation_that_is_used_is_kept(environment: Environment, star
 
 def test_naming_the_prefix_is_not_using_it(environment: Environment, start: Start) -> None:
     for path in (f"{environment.prefix}", f"{environment.prefix}/", f"{environment.prefix}-2/x"):
-        start(sys.executable, "-c", SLEEP, "--prefix", path)
-    time.sleep(0.3)
+        process = psutil.Process(start(sys.executable, "-c", SLEEP, "--prefix", path).pid)
+        wait_until(lambda process=process, path=path: path in process.cmdline())  # type: ignore[misc]
     assert usage.uses(environment).users == ()
 
 
@@ -182,12 +183,12 @@ def test_a_kill_while_switching_leaves_a_complete_one(
     environment: Environment, start: Start
 ) -> None:
     chance = random.Random(1)
-    seen = set()
-    for _ in range(15):
+    seen: list[str] = []
+    # A busy machine may not get to any switch at first.
+    while len(seen) < 15 or set(seen) != {ONE, TWO}:
         kill_at_random(start(sys.executable, "-c", SWITCH, environment.prefix), 0.05, chance)
-        assert environment.active() in (ONE, TWO)
-        seen.add(environment.active())
-    assert seen == {ONE, TWO}
+        seen.append(environment.active())
+        assert seen[-1] in (ONE, TWO) and len(seen) < 150
     upkeep.prune(environment, keep=1)
     assert set(os.listdir(environment.store)) == {ONE, TWO}
 

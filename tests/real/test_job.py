@@ -50,17 +50,17 @@ def site(cluster: Cluster, folder: Path) -> Iterator[Cluster]:
     (folder / "env" / "activate.sh").write_text("export WHO=environment\n")
     yield cluster
     cluster.run(["scancel", "--user=root"])
-    wait_until(lambda: not queue(cluster), 30)
+    wait_until(lambda: not queue(cluster), 120)
 
 
 @pytest.fixture
 def hvdenv(site: Cluster, tmp_path: Path) -> Cli:
-    cli = Cli(tmp_path / "home")
-    cli.variables.update(site.environ)
-    return cli
+    return Cli(tmp_path / "home", site.environ)
 
 
 JOB = ("job", "./site.toml", "--prefix", "env")
+# Words of a job that waits for its test.
+UNTIL_GO = "until test -e go; do sleep 0.1; done"
 
 
 def queue(cluster: Cluster) -> list[str]:
@@ -78,10 +78,10 @@ def submit(hvdenv: Cli, *words: str) -> subprocess.Popen[str]:
 
 
 def line(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
-    """Wait for a line on standard error, a minute at most."""
+    """Wait for a line on standard error, three minutes at most."""
     assert process.stderr
     seen = ""
-    timer = threading.Timer(60, process.kill)
+    timer = threading.Timer(180, process.kill)
     timer.start()
     try:
         for text in process.stderr:
@@ -94,22 +94,18 @@ def line(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
 
 
 def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=180)
     return process.returncode, out, err
 
 
-def test_a_job_is_followed_with_its_output(hvdenv: Cli, site: Cluster) -> None:
-    process = submit(
-        hvdenv,
-        "--",
-        "sh",
-        "-c",
-        "echo $WHO on $(hostname)$HVDENV_TOKEN; sleep 4; echo done; exit 0",
-    )
+def test_a_job_is_followed_with_its_output(hvdenv: Cli, folder: Path, site: Cluster) -> None:
+    script = f"echo $WHO on $(hostname)$HVDENV_TOKEN; {UNTIL_GO}; echo done; exit 0"
+    process = submit(hvdenv, "--", "sh", "-c", script)
     assert process.stdout
     first = {process.stdout.readline(), process.stdout.readline()}
     assert first == {f"environment on {host}\n" for host in site.hosts}
     assert process.poll() is None
+    (folder / "go").touch()
     code, out, err = finished(process)
     assert (code, out.splitlines()[:2]) == (0, ["done", "done"])
     assert "hvdenv: 2 nodes for 00:10:00, up to 0.3333 node-hours\n" in err
@@ -130,9 +126,9 @@ def test_slurm_gets_what_was_asked_for(hvdenv: Cli, site: Cluster) -> None:
     number = hvdenv(
         *JOB, "--submit", "--detach", "--name", "proof", "--comment", "pytorch", "--time", "90",
         "--nodes", "2", "--ranks-per-node", "2", "--cpus-per-rank", "2", "--gpus-per-node", "3",
-        "--partition", site.partition, "--output", "%x_%j.txt", "--", "sleep", "30",
+        "--partition", site.partition, "--output", "%x_%j.txt", "--", "sleep", "600",
     ).stdout.strip()  # fmt: skip
-    wait_until(lambda: "JobState=RUNNING" in facts(site, number), 20)
+    wait_until(lambda: "JobState=RUNNING" in facts(site, number), 120)
     shown = facts(site, number)
     for expected in (
         "JobName=proof", "Comment=pytorch", "TimeLimit=01:30:00", "NumNodes=2", "NumTasks=4",
@@ -178,7 +174,7 @@ def test_no_option_adds_a_directive(hvdenv: Cli, option: str, site: Cluster) -> 
 
 
 def test_a_job_that_runs_out_of_time(hvdenv: Cli, site: Cluster) -> None:
-    process = submit(hvdenv, "--time", "1", "--", "sh", "-c", "echo begun; exec sleep 100")
+    process = submit(hvdenv, "--time", "1", "--", "sh", "-c", "echo begun; exec sleep 600")
     number = line(process, r"job ([0-9]+): running")[1]
     # Slurm starts no step in a job that is beyond its end: then srun would fail by itself.
     assert process.stdout
@@ -192,7 +188,7 @@ def test_a_job_that_runs_out_of_time(hvdenv: Cli, site: Cluster) -> None:
 
 
 def test_a_job_that_somebody_cancels(hvdenv: Cli, site: Cluster) -> None:
-    process = submit(hvdenv, "--", "sleep", "100")
+    process = submit(hvdenv, "--", "sleep", "600")
     number = line(process, r"job ([0-9]+): running")[1]
     site.run(["scancel", number])
     code, _, err = finished(process)
@@ -203,9 +199,9 @@ def test_a_job_that_somebody_cancels(hvdenv: Cli, site: Cluster) -> None:
 def test_a_job_that_can_never_start_is_said_at_once(hvdenv: Cli, site: Cluster) -> None:
     started = time.monotonic()
     result = hvdenv(*JOB, "--submit", "--nodes", "3", "--", "true", code=5)
-    assert time.monotonic() - started < 15
-    assert "it cannot start: " in result.stderr
-    assert "look at nodes" in result.stderr
+    assert time.monotonic() - started < 120
+    # Slurm has one reason for it at first, and soon another.
+    assert re.search("it cannot start: (it asks for more nodes|.*: look at nodes)", result.stderr)
     assert "it was taken back" in result.stderr
     assert queue(site) == []
 
@@ -222,8 +218,8 @@ def test_a_job_that_waits_says_why(hvdenv: Cli, site: Cluster) -> None:
         site.drain(host)
     try:
         process = submit(hvdenv, "--", "true")
-        said = line(process, r"job [0-9]+: waiting \((.+)\)")[1]
-        assert "nodes" in said
+        # It may have had no time to look for hosts at first.
+        line(process, r"job [0-9]+: waiting \(.*nodes.*\)")
     finally:
         for host in site.hosts:
             site.resume(host)
@@ -232,7 +228,7 @@ def test_a_job_that_waits_says_why(hvdenv: Cli, site: Cluster) -> None:
 
 
 def test_a_scheduler_that_is_down(hvdenv: Cli, folder: Path, site: Cluster) -> None:
-    process = submit(hvdenv, "--", "sh", "-c", "while ! test -e go; do sleep 0.1; done")
+    process = submit(hvdenv, "--", "sh", "-c", UNTIL_GO)
     line(process, r"job [0-9]+: running")
     site.stop_scheduler()
     try:
@@ -250,7 +246,10 @@ def test_a_scheduler_that_is_down(hvdenv: Cli, folder: Path, site: Cluster) -> N
 
 
 def test_a_job_is_left_and_taken_up_again(hvdenv: Cli, site: Cluster) -> None:
-    result = hvdenv(*JOB, "--submit", "--detach", "--", "sh", "-c", "echo $WHO; sleep 2; exit 4")
+    # A rank that fails takes the others with it, which may not have begun yet.
+    together = "touch here.$SLURM_PROCID; until test -e here.0 -a -e here.1; do sleep 0.1; done"
+    script = f"echo $WHO; {together}; exit 4"
+    result = hvdenv(*JOB, "--submit", "--detach", "--", "sh", "-c", script)
     number = result.stdout.strip()
     assert re.fullmatch("[0-9]+", number)
     assert f"hvdenv job --follow {number}" in result.stderr
@@ -263,7 +262,7 @@ def test_a_job_is_left_and_taken_up_again(hvdenv: Cli, site: Cluster) -> None:
 def test_a_job_that_the_scheduler_has_forgotten(hvdenv: Cli, site: Cluster) -> None:
     """Its output says how it ended. The number has been given to another job since."""
     number = hvdenv(*JOB, "--submit", "--detach", "--", "sh", "-c", "exit 4").stdout.strip()
-    wait_until(lambda: "JobState=FAILED" in facts(site, number), 30)
+    wait_until(lambda: "JobState=FAILED" in facts(site, number), 120)
     path = hvdenv.home / "jobs" / f"slurm-{number}.json"
     record: dict[str, Any] = {**json.loads(path.read_text()), "name": "other"}
     assert record["outputs"] == []
@@ -277,7 +276,7 @@ def test_a_job_that_the_scheduler_has_forgotten(hvdenv: Cli, site: Cluster) -> N
 
 
 def test_ctrl_c_without_a_terminal_leaves_the_job(hvdenv: Cli, site: Cluster) -> None:
-    process = submit(hvdenv, "--", "sleep", "100")
+    process = submit(hvdenv, "--", "sleep", "600")
     number = line(process, r"job ([0-9]+): running")[1]
     process.send_signal(signal.SIGINT)
     code, _, err = finished(process)
@@ -290,7 +289,7 @@ def test_ctrl_c_without_a_terminal_leaves_the_job(hvdenv: Cli, site: Cluster) ->
 def test_ctrl_c_on_a_terminal_asks(hvdenv: Cli, site: Cluster, answer: str) -> None:
     terminal, inner = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "hvdenv", *JOB, "--submit", "--", "sleep", "100"],
+        [sys.executable, "-m", "hvdenv", *JOB, "--submit", "--", "sleep", "600"],
         env=hvdenv.variables, stdin=inner, stdout=inner, stderr=inner, preexec_fn=hear_interrupts,
     )  # fmt: skip
     os.close(inner)
@@ -301,15 +300,15 @@ def test_ctrl_c_on_a_terminal_asks(hvdenv: Cli, site: Cluster, answer: str) -> N
         seen += os.read(terminal, 4096)
         return text in seen
 
-    wait_until(lambda: said(b": running on"), 30)
+    wait_until(lambda: said(b": running on"), 120)
     process.send_signal(signal.SIGINT)
-    wait_until(lambda: said(b"? [y/N]"), 30)
+    wait_until(lambda: said(b"? [y/N]"), 120)
     os.write(terminal, f"{answer}\n".encode())
-    wait_until(lambda: said(b"was cancelled" if answer == "y" else b"goes on"), 30)
-    assert process.wait(30) == 130
+    wait_until(lambda: said(b"was cancelled" if answer == "y" else b"goes on"), 120)
+    assert process.wait(120) == 130
     os.close(terminal)
     if answer == "y":
-        wait_until(lambda: queue(site) == [], 30)
+        wait_until(lambda: queue(site) == [], 120)
     else:
         assert len(queue(site)) == 1
 

@@ -38,7 +38,7 @@ def bash(
     }
     done = subprocess.run(
         ["bash", "-c", script], cwd=folder, env=environ, text=True, encoding="utf-8",
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300, check=False,
     )  # fmt: skip
     shown = [json.loads(line[1:]) for line in done.stdout.splitlines() if line.startswith("@")]
     said = "\n".join(line for line in done.stdout.splitlines() if not line.startswith("@"))

@@ -14,7 +14,7 @@ import pytest
 
 from hvdenv.errors import StepError
 from hvdenv.model.cluster import Modules, Swap
-from hvdenv.runner import Runner, end_marked
+from hvdenv.runner import Runner
 from hvdenv.sites.modules import Loaded, Phase, offers, shell_lines
 from hvdenv.sites.modulesystem import ModuleSystem, available, detect, examine, find, load
 from tests.modulesystems import (
@@ -25,6 +25,8 @@ from tests.modulesystems import (
     write_lua_module,
     write_module,
 )
+from tests.real.conftest import wait_until
+from tests.real.doctored import marked
 
 HOSTILE = """it's "quoted" $HOME `id` $(id) \\ [exec id] {brace} ; & | ~ *"""
 
@@ -275,7 +277,7 @@ def test_all_that_is_missing_is_named_at_once_with_what_there_is(site: Site) -> 
         site.module(name)
     started = time.monotonic()
     error = site.refused("gcc/10.2.0", "cuda/11.8", "cudampi/openmpi-4.1.1", "Cmake/3.26", "zzz")
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 120
     assert error.message == "4 modules cannot be loaded"
     told = error.detail.splitlines()
     assert "gcc/10.2.0: there is no such module; there is gcc/11.2.0, gcc/9.1.0" in told
@@ -399,10 +401,10 @@ def test_a_module_that_hangs_is_ended_and_named(site: Site) -> None:
     runner = site.runner()
     started = time.monotonic()
     with pytest.raises(StepError) as caught:
-        load(site.system, site.modules("quick/1", "stuck/1"), "run", runner, seconds=6)
-    assert time.monotonic() - started < 25
-    assert caught.value.message == "`module load stuck/1` did not end within 6 s; it was ended"
-    assert end_marked(runner.token) == []
+        load(site.system, site.modules("quick/1", "stuck/1"), "run", runner, seconds=15)
+    assert time.monotonic() - started < 120
+    assert caught.value.message == "`module load stuck/1` did not end within 15 s; it was ended"
+    wait_until(lambda: not marked(runner.token), 60)
 
 
 def test_another_name_of_a_module_is_good(site: Site) -> None:

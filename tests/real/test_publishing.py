@@ -71,7 +71,7 @@ class User(NamedTuple):
         """Run a program as this user."""
         return subprocess.run(
             words, user=self.name, group=self.group, extra_groups=[], umask=umask,
-            cwd=cwd or self.home, capture_output=True, text=True, timeout=120, check=False,
+            cwd=cwd or self.home, capture_output=True, text=True, timeout=600, check=False,
             env={"PATH": "/usr/bin:/bin", "HOME": str(self.home), "LC_ALL": "C.UTF-8"},
         )  # fmt: skip
 

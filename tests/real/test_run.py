@@ -71,7 +71,7 @@ def test_a_failing_rank_fails_the_run(cli: Cli, local_prefix: Path, program: str
 def test_standard_input_reaches_the_first_rank(cli: Cli, local_prefix: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "hvdenv", "run", "local", "--", "cat"], env=cli.variables,
-        input="through\n", capture_output=True, text=True, check=True, timeout=120,
+        input="through\n", capture_output=True, text=True, check=True, timeout=300,
     )  # fmt: skip
     assert done.stdout == "through\n"
 
@@ -93,10 +93,11 @@ def test_an_interrupt_leaves_nothing(
         assert process.stdout
         seen = ""
         while seen.count("waiting") < 2:
-            seen += process.stdout.readline()
+            seen += (line := process.stdout.readline())
+            assert line, seen
         process.send_signal(number)
         process.stdout.read()
-        assert process.wait(60) != 0
+        assert process.wait(120) != 0
     no_processes_left(tmp_path)
 
 
@@ -129,7 +130,7 @@ def test_secrets_are_not_seen_on_command_lines(
             ["ps", "-eo", "args", "ww"], capture_output=True, text=True, check=True
         )
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.communicate(timeout=120)
     assert str(waits) in shown.stdout
     assert "hunter2hunter2" not in shown.stdout
 
@@ -140,7 +141,7 @@ def test_a_shell(cli: Cli, local_prefix: Path, program: str) -> None:
         [sys.executable, "-m", "hvdenv", "shell", "local"],
         env={**cli.variables, "SHELL": "/bin/bash"}, start_new_session=True,
         input="echo $VIRTUAL_ENV; mpirun --version; exit 5\n", capture_output=True, text=True,
-        check=False, timeout=120,
+        check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 5, done.stderr
     assert str(local_prefix.resolve()) in done.stdout
@@ -156,6 +157,6 @@ def test_ranks_do_not_outlive_a_killed_launcher(
         assert process.stdout
         assert "waiting" in process.stdout.readline()
         psutil.Process(process.pid).children()[0].kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=120)
         assert process.returncode == 137
     no_processes_left(tmp_path)

@@ -23,7 +23,7 @@ from hvdenv.command import Command
 from hvdenv.places import Places
 with scratch.folder(Places(Path(sys.argv[1])), "fetching") as work:
     print(work.path, flush=True)
-    work.runner.run(Command(("sleep", "300.5")))
+    work.runner.run(Command(("sleep", "600.5")))
 """
 
 
@@ -31,21 +31,29 @@ def sleepers(parent: int) -> list[psutil.Process]:
     return [each for each in psutil.Process(parent).children(True) if each.name() == "sleep"]
 
 
+def runs(process: psutil.Process) -> bool:
+    """Whether it has not ended; nobody may have waited for it."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 def test_what_a_killed_run_left_is_deleted_by_the_next(tmp_path: Path) -> None:
     words = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout
         left = Path(holder.stdout.readline().strip())
-        wait_until(lambda: bool(sleepers(holder.pid)), 10)
+        wait_until(lambda: bool(sleepers(holder.pid)), 60)
         (sleeper,) = sleepers(holder.pid)
         with scratch.folder(Places(tmp_path), "resolving") as work:
             assert sorted(left.parent.iterdir()) == [left, work.path]
         assert left.exists()
         holder.kill()
-    assert left.is_dir() and sleeper.is_running()
+    assert left.is_dir() and runs(sleeper)
     with scratch.folder(Places(tmp_path), "resolving") as work:
         assert list(left.parent.iterdir()) == [work.path]
-        wait_until(lambda: not sleeper.is_running(), 10)
+        wait_until(lambda: not runs(sleeper), 60)
     assert list(left.parent.iterdir()) == []
 
 

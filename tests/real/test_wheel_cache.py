@@ -22,8 +22,9 @@ from hvdenv.model.cluster import Wheels
 from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.wheels import wheelcache
+from hvdenv.wheels.entries import Cache, key
 from hvdenv.wheels.wheelarchive import export, take_in
-from hvdenv.wheels.wheelcache import Cache, describe, key, names, own, sign, store, take
+from hvdenv.wheels.wheelcache import describe, names, own, sign, store, take
 from tests.real.conftest import Cli, wait_until
 from tests.wheels import NAME, wheel_in
 
@@ -162,7 +163,7 @@ def test_many_at_once(place: Path, wheel: Path) -> None:
     trusting = shared(folder, trust=(str(ANN),))
 
     def reading() -> str:
-        deadline, said = time.monotonic() + 20, "nothing"
+        deadline, said = time.monotonic() + 120, "nothing"
         while said == "nothing" and time.monotonic() < deadline:
             said = taking(trusting, wheel)()
         return said
@@ -183,7 +184,7 @@ def test_publishers_that_are_killed(place: Path, wheel: Path) -> None:
     process, reading = start_as(ANN, publishing(trusting, pipe))
     with pipe.open("wb", buffering=0) as stream:
         stream.write(bytes(3 << 20))
-        wait_until(lambda: any(path.stat().st_size for path in folder.glob(".*/*.whl")), 10)
+        wait_until(lambda: any(path.stat().st_size for path in folder.glob(".*/*.whl")), 60)
         os.kill(process, signal.SIGKILL)
     end_of(process, reading)
     (left,) = folder.glob(".*")

@@ -145,12 +145,12 @@ def enter(pid: int, *namespaces: str) -> list[str]:
 
 
 def wait_for(condition: Callable[[], bool], failure: str, detail: Callable[[], str]) -> None:
-    """Wait until something holds, half a minute at most.
+    """Wait until something holds, two minutes at most.
 
     Raises:
         StandinError: it does not.
     """
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         if time.monotonic() > deadline:
             raise StandinError(f"{failure}\n{detail()}")

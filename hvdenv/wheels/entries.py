@@ -1,0 +1,306 @@
+"""Entries of a wheel cache: opened so that what was looked at is what is read, and judged.
+
+An entry is a folder with a record and a wheel. In a cache that others write too, it counts
+who could have written them, or who has signed the record: docs/cache.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from hvdenv.model.recipe import Sha256
+from hvdenv.places import blocked
+from hvdenv.runner import Runner
+from hvdenv.schema import Pattern, Problem, decode
+from hvdenv.wheels import signing
+
+RECORD, SIGNATURE = "entry.json", "entry.json.sig"
+# More than this is no record, no signature and no wheel of Horovod.
+LARGEST = {RECORD: 1 << 20, SIGNATURE: 1 << 16, "": 1 << 30}
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+WheelName = Annotated[str, Pattern(r"[A-Za-z0-9][A-Za-z0-9._+-]*\.whl", "the name of a wheel")]
+_Time = Annotated[
+    str, Pattern(r"[0-9-]{10}T[0-9:]{8}\+00:00", "a time such as 2026-11-22T00:29:40+00:00")
+]
+
+
+class Cache(NamedTuple):
+    """A folder with entries.
+
+    Attributes:
+        folder: the folder.
+        shared: whether others write it too; the user's own is not.
+        trusted: user ids whose entries are used, besides the user's own and root's.
+        signers: file with the public keys of those whose signature an entry needs; its owner
+            does not matter then.
+    """
+
+    folder: Path
+    shared: bool = False
+    trusted: frozenset[int] = frozenset()
+    signers: Path | None = None
+
+    def entry(self, key: str) -> Path:
+        """Where the entry of this key lies, or would lie."""
+        return self.folder / key[:2] / key
+
+
+class Record(NamedTuple):
+    """What an entry says of itself, besides its inputs."""
+
+    format: Literal[1]
+    key: Sha256
+    file: WheelName
+    sha256: Sha256
+    created: _Time
+
+
+class Entry(NamedTuple):
+    """An entry that is open.
+
+    Attributes:
+        folder: where it lies.
+        descriptor: of that folder.
+        raw: its record, as it was signed.
+        record: the same, read.
+        inputs: all that went into the wheel.
+        signature: of the record; empty if there is none.
+        wheel: descriptor of the wheel's file.
+        bytes: size of the wheel.
+        used: when its folder was last touched, in seconds.
+    """
+
+    folder: Path
+    descriptor: int
+    raw: bytes
+    record: Record
+    inputs: dict[str, Any]
+    signature: bytes
+    wheel: int
+    bytes: int
+    used: float
+
+
+class NotUsedError(Exception):
+    """Why an entry that is there is not used."""
+
+
+class DamagedError(NotUsedError):
+    """It is not what somebody once stored, and can go."""
+
+
+def key(inputs: Mapping[str, Any]) -> str:
+    """The name of an entry: all that goes into a wheel, in any order."""
+    text = json.dumps(inputs, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@contextmanager
+def reading(cache: Cache, name: str) -> Iterator[Entry | None]:
+    """Open an entry, from folder to folder: what was looked at is what is read.
+
+    Raises:
+        NotUsedError: it is damaged, or somebody else could have written it.
+    """
+    folder = cache.entry(name)
+    with ExitStack() as stack:
+        try:
+            descriptor = _enter_entry(stack, cache, folder)
+        except OSError as error:
+            raise NotUsedError(f"{cache.folder} cannot be read: {error.strerror}") from error
+        yield (None if descriptor is None else _read_entry(stack, cache, folder, descriptor))
+
+
+@contextmanager
+def whole(cache: Cache, name: str, runner: Runner) -> Iterator[Entry | None]:
+    """An entry after everything about it was checked; None if there is none.
+
+    Raises:
+        NotUsedError: it would not be used.
+    """
+    with reading(cache, name) as entry:
+        if entry:
+            check(cache, entry, runner)
+        yield entry
+
+
+def check(cache: Cache, entry: Entry, runner: Runner, target: Path | None = None) -> None:
+    """See that the wheel is the one that was stored, by whom the site wants.
+
+    Args:
+        cache: where the entry is.
+        entry: open.
+        runner: runs what verifies signatures.
+        target: file to copy the wheel to meanwhile; none if not given.
+
+    Raises:
+        NotUsedError: it is not.
+        StepError: the target cannot be written.
+    """
+    if cache.signers:
+        refusal = _refusal(cache, entry, runner)
+        if refusal:
+            raise NotUsedError(f"{entry.folder}: {refusal}")
+    digest = hashlib.sha256()
+    try:
+        with open(target or os.devnull, "wb") as stream:
+            for block in _source(entry):
+                digest.update(block)
+                stream.write(block)
+    except OSError as error:
+        raise blocked(target or entry.folder, error) from error
+    if digest.hexdigest() != entry.record.sha256:
+        raise DamagedError(
+            f"{entry.folder / entry.record.file} is damaged: its hash is {digest.hexdigest()},"
+            f" recorded was {entry.record.sha256}"
+        )
+
+
+@contextmanager
+def opened_folder(path: Path | str, within: int | None = None) -> Iterator[int]:
+    """The descriptor of a folder; of one within another only if it is no link."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | (0 if within is None else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags, dir_fd=within)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def read_record(raw: bytes) -> tuple[Record, dict[str, Any]]:
+    """What a record says, and the inputs that it says it of.
+
+    Raises:
+        ValueError: it contradicts itself, or is none.
+    """
+    try:
+        document = json.loads(raw)
+        inputs = document.pop("inputs")
+        record = decode(Record, document)
+        same = record.key == key(inputs) and isinstance(inputs, dict)
+    except (KeyError, TypeError, AttributeError, RecursionError, Problem) as error:
+        raise ValueError(str(error)) from error
+    if not same:
+        raise ValueError("its key is not that of its inputs")
+    return record, inputs
+
+
+def see_owner(cache: Cache, status: os.stat_result, path: Path) -> None:
+    """Refuse what somebody could have written who is not trusted.
+
+    Raises:
+        NotUsedError: it belongs to such a user, or others can write it.
+    """
+    if cache.signers:
+        return
+    if status.st_uid not in {os.geteuid(), 0, *cache.trusted}:
+        raise NotUsedError(f"{path} belongs to user {status.st_uid}")
+    if status.st_mode & _OTHERS_WRITE:
+        raise NotUsedError(f"{path} can be written by others")
+
+
+def _enter_entry(stack: ExitStack, cache: Cache, folder: Path) -> int | None:
+    """The descriptor of an entry's folder; None if there is none."""
+    descriptor: int | None
+    try:
+        # Where the cache is the site says: that may be a link.
+        descriptor = stack.enter_context(opened_folder(cache.folder))
+    except FileNotFoundError:
+        if cache.shared:
+            raise
+        return None
+    # The user's own cache may lie in a folder of a group; only its entries count.
+    if cache.shared:
+        see_owner(cache, os.fstat(descriptor), cache.folder)
+    for path in (folder.parent, folder):
+        descriptor = _enter(stack, path, descriptor)
+        if descriptor is None:
+            return None
+        if cache.shared or path == folder:
+            see_owner(cache, os.fstat(descriptor), path)
+    return descriptor
+
+
+def _enter(stack: ExitStack, folder: Path, within: int) -> int | None:
+    """The descriptor of a folder in another; None if there is none."""
+    try:
+        status = os.stat(folder.name, dir_fd=within, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISLNK(status.st_mode):
+        raise NotUsedError(f"{folder} is a symbolic link")
+    if not stat.S_ISDIR(status.st_mode):
+        raise DamagedError(f"{folder} is no folder")
+    return stack.enter_context(opened_folder(folder.name, within))
+
+
+def _read_entry(stack: ExitStack, cache: Cache, folder: Path, descriptor: int) -> Entry:
+    try:
+        raw = _read(_open_file(stack, cache, folder / RECORD, descriptor))
+        record, inputs = read_record(raw)
+        if record.key != folder.name:
+            raise DamagedError(f"{folder / RECORD} does not describe this wheel")
+        wheel = _open_file(stack, cache, folder / record.file, descriptor)
+        signature = b""
+        if SIGNATURE in os.listdir(descriptor):
+            signature = _read(_open_file(stack, cache, folder / SIGNATURE, descriptor))
+    except OSError as error:
+        what = DamagedError if isinstance(error, FileNotFoundError) else NotUsedError
+        raise what(f"{folder} cannot be read: {error.strerror}: {error.filename}") from error
+    except ValueError as error:
+        raise DamagedError(f"{folder} is damaged ({error})") from error
+    size, used = os.fstat(wheel).st_size, os.fstat(descriptor).st_mtime
+    return Entry(folder, descriptor, raw, record, inputs, signature, wheel, size, used)
+
+
+def _open_file(stack: ExitStack, cache: Cache, path: Path, within: int) -> int:
+    """Open a file without following a link or waiting for a pipe."""
+    if stat.S_ISLNK(os.stat(path.name, dir_fd=within, follow_symlinks=False).st_mode):
+        raise NotUsedError(f"{path} is a symbolic link")
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path.name, flags, dir_fd=within)
+    stack.callback(os.close, descriptor)
+    status = os.fstat(descriptor)
+    see_owner(cache, status, path)
+    if not stat.S_ISREG(status.st_mode):
+        raise DamagedError(f"{path} is no file")
+    if status.st_size > LARGEST.get(path.name, LARGEST[""]):
+        raise DamagedError(f"{path} is too large")
+    return descriptor
+
+
+def _read(descriptor: int) -> bytes:
+    return b"".join(_blocks(descriptor))
+
+
+def _blocks(descriptor: int) -> Iterator[bytes]:
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    while block := os.read(descriptor, 1 << 20):
+        yield block
+
+
+def _source(entry: Entry) -> Iterator[bytes]:
+    """The wheel in pieces; what its file system says is an error of the entry's."""
+    try:
+        yield from _blocks(entry.wheel)
+    except OSError as error:
+        raise NotUsedError(f"{entry.folder} cannot be read: {error.strerror}") from error
+
+
+def _refusal(cache: Cache, entry: Entry, runner: Runner) -> str:
+    assert cache.signers
+    if not entry.signature:
+        return "it is not signed, and the site requires it"
+    try:
+        see_owner(cache._replace(signers=None), os.stat(cache.signers), cache.signers)
+    except OSError as error:
+        return f"the keys that it could be signed with are not there: {cache.signers}: {error.strerror}"
+    return signing.refusal(entry.raw, entry.signature, cache.signers, runner)
