@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -209,7 +209,7 @@ class _Texts:
 
     def __init__(self, watches: Iterable[_Watch]) -> None:
         self.pairs = [(text, watch) for watch in watches for text in watch.texts]
-        self.search = _automaton([text for text, _ in self.pairs])
+        self.search = _automaton(tuple(text for text, _ in self.pairs))
 
     def find(self, block: _Block, tries: int) -> int:
         """Let watches look at their texts; returns how many were no longer wanted."""
@@ -226,7 +226,9 @@ class _Texts:
         return idle
 
 
-def _automaton(texts: Sequence[bytes]) -> Callable[[bytes], Iterable[tuple[int, int, int]]]:
+# Those of builds, of runs and of both: to make one takes longer than to read a short log.
+@lru_cache(maxsize=3)
+def _automaton(texts: tuple[bytes, ...]) -> Callable[[bytes], Iterable[tuple[int, int, int]]]:
     """What finds texts in a block: the index of each, where it starts and where it ends."""
     try:
         from ahocorasick_rs import BytesAhoCorasick
