@@ -2,7 +2,8 @@
 
     python benchmarks/startup.py [--rounds N]
 
-Bounds: 5 for --help, recipes and show; 10 for plan.
+Bounds: 5 for --help, recipes and show; 10 for plan. `local` is built first, in HVDENV_HOME,
+where it is not there: its last line is a build with nothing to do.
 """
 
 from __future__ import annotations
