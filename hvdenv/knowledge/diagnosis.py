@@ -152,8 +152,9 @@ class Diagnosis(NamedTuple):
         """The rank that failed first; empty if the log does not say."""
         # Its own first error tells: a launcher names the rank whose end it saw first, which is
         # often one that another's failure has ended.
-        first = [self.best] if self.best else self.errors[:1]
         told = self.of_kind("consequence")
+        others = {each.number for each in told}  # what a rank says whom another has ended
+        first = [self.best] if self.best else [e for e in self.errors[:1] if e.number not in others]
         return next((each.rank for each in (*first, *told) if each.rank), "")
 
 
