@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from hvdenv.places import find_places
 from hvdenv.runner import hand_over
 from hvdenv.schema import encode
 from tests.environments import ONE, build
+from tests.waiting import runs, wait_until
 
 Captured = pytest.CaptureFixture[str]
 ACTIVATE = 'VIRTUAL_ENV=/env; export VIRTUAL_ENV\nif [ -n "${BROKEN-}" ]; then return 1; fi\n'
@@ -556,21 +557,6 @@ def test_a_program_that_is_not_there() -> None:
         hand_over(Command(("no-such-program",)), os.environ)
     assert signal.getsignal(signal.SIGINT) is before
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def runs(pid: int) -> bool:
-    """Whether a process has not ended; nobody may have waited for it."""
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def children(pid: int, name: str) -> list[psutil.Process]:

@@ -6,11 +6,11 @@ import os
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from hvdenv.launch import leftovers
 from hvdenv.runner import Runner
+from tests.waiting import runs, wait_until
 
 HERE = os.uname().nodename
 LAST = 'for last; do :; done; exec sh -c "$last"'
@@ -26,14 +26,6 @@ def write_ssh(folder: Path, text: str) -> None:
     (folder / "ssh").chmod(0o755)
 
 
-def is_running(pid: int) -> bool:
-    """Whether a process is there; nobody may have waited for it."""
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
 @pytest.mark.parametrize("branch", ["", ".ab12"])
 def test_processes_on_another_host(tmp_path: Path, runner: Runner, branch: str) -> None:
     # The other host is this one, and has its process only when it is asked.
@@ -47,10 +39,8 @@ def test_processes_on_another_host(tmp_path: Path, runner: Runner, branch: str) 
     assert finding.message.removesuffix(f", 1 on {HERE}") == (
         f"nothing of this run is left on n2, {HERE}; processes that had to be ended: 1 on n2"
     )
-    pid, deadline = int((tmp_path / "pid").read_text()), time.monotonic() + 60
-    while is_running(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    pid = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not runs(pid))
 
 
 def test_nothing_is_left(tmp_path: Path, runner: Runner) -> None:

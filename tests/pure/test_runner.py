@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -16,6 +15,7 @@ import pytest
 from hvdenv.command import OWN_PYTHON, Command, Outcome, spelled_out
 from hvdenv.errors import InterruptedRunError, StepError
 from hvdenv.runner import LINE_LIMIT, OUTPUT_LIMIT, TOKEN_VARIABLE, Runner, _lines, end_marked
+from tests.waiting import runs, wait_until
 
 
 def sh(script: str, **options: float) -> Command:
@@ -24,25 +24,6 @@ def sh(script: str, **options: float) -> Command:
 
 def python(program: str) -> Command:
     return Command((sys.executable, "-c", program))
-
-
-def gone(pid: int, within: float = 60.0) -> bool:
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def wait_for(condition: Callable[[], bool], within: float = 60.0) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_output_and_exit_codes() -> None:
@@ -172,7 +153,7 @@ def test_a_timeout_ends_the_whole_tree(tmp_path: Path) -> None:
     assert not outcome
     assert outcome.returncode == -signal.SIGKILL
     assert outcome.output == "ready"
-    assert gone(int((tmp_path / "pid").read_text()))
+    wait_until(lambda: not runs(int((tmp_path / "pid").read_text())))
     assert outcome.seconds < 60
 
 
@@ -200,12 +181,12 @@ def test_stop_from_another_thread(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
+    wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
     runner.stop()
     thread.join(60)
     assert not thread.is_alive()
     assert len(raised) == 1
-    assert gone(int((tmp_path / "pid").read_text()))
+    wait_until(lambda: not runs(int((tmp_path / "pid").read_text())))
     with pytest.raises(InterruptedRunError):
         runner.run(sh("true"))
 
@@ -216,7 +197,7 @@ def test_an_error_of_who_reads_the_lines_ends_the_process(tmp_path: Path) -> Non
 
     with pytest.raises(RuntimeError, match="^[0-9]+$") as caught:
         Runner().run(sh("echo $$; sleep 600"), on_line=fail)
-    assert gone(int(str(caught.value)))
+    wait_until(lambda: not runs(int(str(caught.value))))
 
 
 def test_last_words_are_read_though_nobody_looks_while_a_process_ends() -> None:
@@ -256,7 +237,7 @@ def test_only_what_carries_the_token_is_ended() -> None:
                 continue
         return found
 
-    wait_for(lambda: len(carrying(mine.token)) == len(carrying(other.token)) == 2)
+    wait_until(lambda: len(carrying(mine.token)) == len(carrying(other.token)) == 2)
     assert len(end_marked(mine.token)) == 2
     threads[0].join(60)
     assert [outcome.returncode for outcome in outcomes] == [-signal.SIGKILL]
@@ -269,7 +250,7 @@ def test_a_short_command_costs_no_waiting() -> None:
     runner = Runner()
     runner.run(sh("true"))
     # A busy machine has a better moment; who waits a tenth of a second always does.
-    wait_for(lambda: runner.run(sh("true")).seconds < 0.05)
+    wait_until(lambda: runner.run(sh("true")).seconds < 0.05)
 
 
 def test_commands_are_spelled_out_for_a_shell() -> None:

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from hvdenv.runner import Runner
 from tests.modulesystems import cache_folder, install
 from tests.real.doctored import make_copy, marked
 from tests.standin import Cluster, Missing
+from tests.waiting import wait_until
 
 
 class Result(NamedTuple):
@@ -108,14 +108,6 @@ def runner() -> Iterator[Runner]:
     runner = Runner()
     yield runner
     wait_until(lambda: not marked(runner.token), 30)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    """Wait for something that happens soon."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def processes_of(folder: Path) -> list[str]:

@@ -17,7 +17,8 @@ import pytest
 from hvdenv.environments import generations
 from hvdenv.environments.generations import Environment, read_record
 from hvdenv.environments.journal import FINISHED, Journal
-from tests.real.conftest import Cli, wait_until
+from tests.real.conftest import Cli
+from tests.waiting import wait_until
 
 
 def active(prefix: Path) -> tuple[Environment, str]:

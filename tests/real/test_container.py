@@ -34,7 +34,8 @@ from hvdenv.plans.container import (
 )
 from hvdenv.plans.plan import Plan
 from hvdenv.runner import Runner
-from tests.real.conftest import Cli, wait_until
+from tests.real.conftest import Cli
+from tests.waiting import wait_until
 
 BASE = "localhost/debian:12"
 WORDS = ("local", "--variant", "torch", "--set", f"container.base={BASE}")

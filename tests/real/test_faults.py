@@ -29,7 +29,7 @@ from hvdenv.runner import Runner
 from hvdenv.verification import evidence, ranks
 from hvdenv.verification.checks import CHECKS
 from hvdenv.verification.verify import TWO_RANKS, verify
-from tests.real.conftest import Cli, hear_interrupts, wait_until
+from tests.real.conftest import Cli, hear_interrupts
 from tests.real.doctored import (
     PATIENCE,
     TIMEOUT,
@@ -43,6 +43,7 @@ from tests.real.doctored import (
     without_check_build,
 )
 from tests.standin import Cluster
+from tests.waiting import wait_until
 
 TORCH = Expectation(("torch",), ("MPI", "Gloo"))
 OVER_MPI = Expectation(("torch",), ("MPI",))

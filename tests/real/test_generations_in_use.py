@@ -16,6 +16,7 @@ import pytest
 from hvdenv.environments import generations, upkeep, usage
 from hvdenv.environments.generations import Environment, at
 from hvdenv.errors import BusyError
+from tests.waiting import wait_until
 
 ONE, TWO = "1" * 12, "2" * 12
 FILES = 150
@@ -85,13 +86,6 @@ def build(environment: Environment, identity: str) -> None:
 
 def whole(environment: Environment, identity: str) -> bool:
     return len(os.listdir(environment.generation(identity) / "bin")) == FILES + 1
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def runs(environment: Environment, start: Start) -> subprocess.Popen[bytes]:

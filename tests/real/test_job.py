@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from tests.real.conftest import Cli, hear_interrupts, wait_until
+from tests.real.conftest import Cli, hear_interrupts
 from tests.standin import Cluster
+from tests.waiting import wait_until
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "local.toml"
 SITE = """

@@ -25,8 +25,8 @@ from tests.modulesystems import (
     write_lua_module,
     write_module,
 )
-from tests.real.conftest import wait_until
 from tests.real.doctored import marked
+from tests.waiting import wait_until
 
 HOSTILE = """it's "quoted" $HOME `id` $(id) \\ [exec id] {brace} ; & | ~ *"""
 

@@ -13,7 +13,7 @@ import pytest
 
 from hvdenv.environments import buildlock, scratch
 from hvdenv.places import Places
-from tests.real.conftest import wait_until
+from tests.waiting import runs, wait_until
 
 HOLDER = """
 import sys
@@ -31,14 +31,6 @@ def sleepers(parent: int) -> list[psutil.Process]:
     return [each for each in psutil.Process(parent).children(True) if each.name() == "sleep"]
 
 
-def runs(process: psutil.Process) -> bool:
-    """Whether it has not ended; nobody may have waited for it."""
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-
-
 def test_what_a_killed_run_left_is_deleted_by_the_next(tmp_path: Path) -> None:
     words = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as holder:
@@ -50,10 +42,10 @@ def test_what_a_killed_run_left_is_deleted_by_the_next(tmp_path: Path) -> None:
             assert sorted(left.parent.iterdir()) == [left, work.path]
         assert left.exists()
         holder.kill()
-    assert left.is_dir() and runs(sleeper)
+    assert left.is_dir() and runs(sleeper.pid)
     with scratch.folder(Places(tmp_path), "resolving") as work:
         assert list(left.parent.iterdir()) == [work.path]
-        wait_until(lambda: not runs(sleeper), 60)
+        wait_until(lambda: not runs(sleeper.pid), 60)
     assert list(left.parent.iterdir()) == []
 
 

@@ -16,9 +16,10 @@ import psutil
 import pytest
 
 from tests.modulesystems import cache_folder, install, write_module
-from tests.real.conftest import processes_of, wait_until
+from tests.real.conftest import processes_of
 from tests.standin import Cluster, Missing, Partition, StandinError
 from tests.standin.machine import BASE, PREFIX, check_machine, started
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 # Of namespaces, as /proc calls them.

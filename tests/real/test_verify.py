@@ -22,7 +22,6 @@ from hvdenv.reports.report import Finding
 from hvdenv.runner import Runner
 from hvdenv.verification import evidence, ranks
 from hvdenv.verification.verify import verify
-from tests.real.conftest import wait_until
 from tests.real.doctored import (
     PATIENCE,
     TIMEOUT,
@@ -33,6 +32,7 @@ from tests.real.doctored import (
     purelib,
     run_ranks,
 )
+from tests.waiting import wait_until
 
 BOTH = Expectation(("torch", "tensorflow"), ("MPI", "Gloo"), ("MPI", "Gloo"))
 TORCH = Expectation(("torch",), ("MPI", "Gloo"))

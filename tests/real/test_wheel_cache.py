@@ -25,7 +25,8 @@ from hvdenv.wheels import wheelcache
 from hvdenv.wheels.entries import Cache, key
 from hvdenv.wheels.wheelarchive import export, take_in
 from hvdenv.wheels.wheelcache import describe, names, own, sign, store, take
-from tests.real.conftest import Cli, wait_until
+from tests.real.conftest import Cli
+from tests.waiting import wait_until
 from tests.wheels import NAME, wheel_in
 
 INPUTS: dict[str, Any] = {"source": "abc"}
