@@ -36,6 +36,11 @@ class Places(NamedTuple):
         return self.home / "cache"
 
     @property
+    def scratch(self) -> Path:
+        """What is needed only while a command runs."""
+        return self.cache / "scratch"
+
+    @property
     def wheels(self) -> Path:
         """Wheels that were compiled here, by what went into them."""
         return self.cache / "wheels"
@@ -103,7 +108,7 @@ def environment_name(recipe: str, variants: Iterable[str]) -> str:
 
 
 def make_folder(folder: Path) -> Path:
-    """Create a folder and its parents under HVDENV_HOME.
+    """Create a folder and its parents.
 
     Raises:
         StepError: it cannot be created or written to.
