@@ -130,6 +130,19 @@ def blocked(path: Path, error: OSError, doing: str = "write") -> StepError:
     )
 
 
+def named_file(path: Path) -> Path:
+    """The file that a user names to be written: where its links lead.
+
+    Whoever is root would put a file in the place of /dev/null, or of a link, by renaming.
+
+    Raises:
+        StepError: what is there is a folder or a device.
+    """
+    if path.exists() and not path.is_file():
+        raise StepError("this is no file", where=str(path), remedy="name a file")
+    return path.resolve()
+
+
 def sync_folder(folder: Path) -> None:
     """Have the names in a folder on the disk, where its file system can do that."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
