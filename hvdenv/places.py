@@ -36,6 +36,11 @@ class Places(NamedTuple):
         return self.home / "cache"
 
     @property
+    def scratch(self) -> Path:
+        """What is needed only while a command runs."""
+        return self.cache / "scratch"
+
+    @property
     def wheels(self) -> Path:
         """Wheels that were compiled here, by what went into them."""
         return self.cache / "wheels"
@@ -103,7 +108,7 @@ def environment_name(recipe: str, variants: Iterable[str]) -> str:
 
 
 def make_folder(folder: Path) -> Path:
-    """Create a folder and its parents under HVDENV_HOME.
+    """Create a folder and its parents.
 
     Raises:
         StepError: it cannot be created or written to.
@@ -123,6 +128,19 @@ def blocked(path: Path, error: OSError, doing: str = "write") -> StepError:
         remedy="look at the permissions, the free space and the quota there, "
         f"or name another place with {HOME_VARIABLE} or --prefix",
     )
+
+
+def named_file(path: Path) -> Path:
+    """The file that a user names to be written: where its links lead.
+
+    Whoever is root would put a file in the place of /dev/null, or of a link, by renaming.
+
+    Raises:
+        StepError: what is there is a folder or a device.
+    """
+    if path.exists() and not path.is_file():
+        raise StepError("this is no file", where=str(path), remedy="name a file")
+    return path.resolve()
 
 
 def sync_folder(folder: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 from hvdenv import __version__
 from hvdenv.building import indexes
 from hvdenv.command import Command, Outcome, spelled_out
-from hvdenv.environments import buildlock, generations, journal, manifest, registry
+from hvdenv.environments import buildlock, generations, journal, manifest, registry, scratch
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.installation import is_version, with_modules
 from hvdenv.environments.installation import recorded as installed
@@ -223,7 +224,11 @@ def build(
             if left:
                 progress.note(left)
             generation = generations.create(environment, identity)
-            _Run(request, environment, generation, places, progress, held, break_lock).run()
+            # pip and compilers leave gigabytes there when they are killed.
+            with scratch.folder(Path(tempfile.gettempdir()), "build") as temporary:
+                _Run(
+                    request, environment, generation, places, progress, held, break_lock, temporary
+                ).run()
     return Built(
         environment.prefix, environment.generation(identity), True, time.monotonic() - started
     )
@@ -284,6 +289,7 @@ class _Run:
         progress: Progress,
         held: buildlock.Held,
         break_lock: bool,
+        temporary: scratch.Scratch,
     ) -> None:
         self.break_lock = break_lock
         self.request = request
@@ -294,8 +300,10 @@ class _Run:
         self.held = held
         self.plan = request.plan_for(generation)
         self.caches = (wheelcache.own(places), *wheelcache.shared(request.wheels))
-        conda_cache = {"RATTLER_CACHE_DIR": str(places.cache / "conda")}
-        self.runner = Runner(token=held.token).changed(conda_cache)
+        folders = {"RATTLER_CACHE_DIR": places.cache / "conda", "TMPDIR": temporary.path}
+        self.runner = Runner(token=held.token).changed(
+            {name: str(folder) for name, folder in folders.items()}
+        )
         self.journal = journal.Journal.read(generation / JOURNAL)
         # What steps recorded, by step name: in this run or in one before it.
         self.recorded: dict[str, Mapping[str, Any]] = {}

@@ -58,7 +58,12 @@ def run(arguments: argparse.Namespace) -> int:
     prepared = prepare(arguments, thorough=True)
     rules = judge_recipe(prepared)
     wanted = prepared.resolved.recipe.modules
-    there = _modules_here(wanted) if wanted and prepared.facts.origin == "observed" else None
+    there, missing = None, None
+    if wanted and prepared.facts.origin == "observed":
+        try:
+            there = _modules_here(wanted)
+        except IncompatibleError as error:  # on a laptop, say: the rules are told all the same
+            missing = error
     blocked = bool(_blocking(rules, arguments.allow)) or bool(
         there and any(each.state != "loads" for each in there.examined)
     )
@@ -70,7 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for line in _lines(prepared, rules, change, there, tried):
             print(line)
-        print("the build would be refused" if blocked else "nothing stands in the way of a build")
+        refused = blocked or missing
+        print("the build would be refused" if refused else "nothing stands in the way of a build")
+    if missing:
+        raise missing
     return IncompatibleError.exit_code if blocked else 0
 
 

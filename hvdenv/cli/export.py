@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from hvdenv.composition import exports
     from hvdenv.environments import inventory
-    from hvdenv.places import find_places, write_text
+    from hvdenv.places import find_places, named_file, write_text
 
     places = find_places()
     if arguments.recipe:
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("which environment?", remedy="name a recipe, or a prefix with --prefix")
     text = exports.export(inventory.named(str(prefix), places).contents, arguments.format)
     if arguments.output:
-        write_text(arguments.output, text)
+        write_text(named_file(arguments.output), text)
         print(f"wrote {arguments.output}", file=sys.stderr)
     else:
         print(text, end="")

@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     prepared = prepare_trusted(arguments)
     locked = needed(arguments, prepared, inputs_of(prepared), arguments.lock)
     to = make_folder(arguments.to.absolute())
-    with scratch.folder(find_places(), "fetching") as work:
+    with scratch.folder(find_places().scratch, "fetching") as work:
         maker = resolution_of(prepared, work.path)
         run_steps(arguments, maker.fetch(locked, to, own=to / OWN, package=PACKAGE), work)
         compiled = _carry_wheels(prepared, locked, to, work)

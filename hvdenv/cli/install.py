@@ -184,7 +184,7 @@ def _ask(
         )
     there = resolution_of(prepared, prepared.target.generation(active))
     with (
-        scratch.folder(find_places(), "asking") as work,
+        scratch.folder(find_places().scratch, "asking") as work,
         choose(1, quiet=arguments.quiet, verbose=arguments.verbose) as progress,
     ):
         runner = work.runner

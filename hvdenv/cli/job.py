@@ -239,12 +239,14 @@ def _start(
 
 def _give(arguments: argparse.Namespace, text: str, job: Job) -> int:
     """Print the script or write it."""
+    from hvdenv.places import named_file
     from hvdenv.sites.batch import cost
 
     if arguments.to:
+        file = named_file(arguments.to)
         try:
-            arguments.to.write_bytes(os.fsencode(text))
-            arguments.to.chmod(0o755)
+            file.write_bytes(os.fsencode(text))
+            file.chmod(0o755)
         except OSError as error:
             raise UsageError(
                 f"cannot write: {error.strerror}", where=str(arguments.to),

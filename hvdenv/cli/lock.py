@@ -183,7 +183,7 @@ def _resolve(
     kept = None if arguments.upgrade else present
     texts: dict[File, str] = {}
     packages: tuple[pypi.Package, ...] = ()
-    with scratch.folder(find_places(), "resolving") as work:
+    with scratch.folder(find_places().scratch, "resolving") as work:
         maker = resolution_of(prepared, work.path)
         if inputs.conda:
             texts[CONDA] = _conda(arguments, maker, kept, work)

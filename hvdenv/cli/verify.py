@@ -192,7 +192,7 @@ def _show(report: Report, arguments: argparse.Namespace) -> int:
 def _write_files(report: Report, arguments: argparse.Namespace) -> int:
     """Write what can be written; returns 0, or the exit code for what could not."""
     from hvdenv.errors import StepError
-    from hvdenv.places import write_text
+    from hvdenv.places import named_file, write_text
 
     code = 0
     for option in _FILES:
@@ -204,7 +204,7 @@ def _write_files(report: Report, arguments: argparse.Namespace) -> int:
         else:
             from hvdenv.reports.page import render
         try:
-            write_text(path.resolve(), render(report))
+            write_text(named_file(path), render(report))
         except StepError as error:
             print(f"error: --{option} {path}: {error.message}", file=sys.stderr)
             print(_WRITE_AGAIN.format(option=option), file=sys.stderr)

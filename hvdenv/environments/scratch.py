@@ -1,10 +1,11 @@
-"""Folders for what is needed only while something is found or fetched.
+"""Folders for what is needed only while something is found, fetched or built.
 
 Each has the lock of its process, so that the next run can tell what a killed one has left.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -15,38 +16,42 @@ from typing import NamedTuple
 
 from hvdenv.environments import buildlock
 from hvdenv.errors import HvdenvError
-from hvdenv.places import Places, make_folder
+from hvdenv.places import blocked, make_folder
 from hvdenv.runner import Runner, end_marked
 
 # What is on another host, or has no lock yet, is left alone for so long.
 LEFT_ALONE_SECONDS = 86400.0
+# Of names in a folder that others use as well: /tmp.
+_PREFIX = "hvdenv-scratch-"
 
 
 class Scratch(NamedTuple):
-    """A folder that is deleted in the end, and what runs commands in it."""
+    """A folder that is deleted in the end, and what runs commands with it as their TMPDIR."""
 
     path: Path
     runner: Runner
 
 
 @contextmanager
-def folder(places: Places, purpose: str) -> Iterator[Scratch]:
+def folder(root: Path, purpose: str) -> Iterator[Scratch]:
     """A new folder; those of killed runs are deleted first.
 
     Args:
-        places: it lies in the cache there.
-        purpose: begins its name.
+        root: it lies in there.
+        purpose: is in its name.
 
     Raises:
-        StepError: the cache cannot be written.
+        StepError: ``root`` cannot be written.
     """
-    root = make_folder(places.cache / "scratch")
-    for left in list(root.iterdir()):
+    for left in list(make_folder(root).glob(f"{_PREFIX}*")):
         _delete_if_left(left)
-    path = Path(tempfile.mkdtemp(prefix=f"{purpose}-", dir=root))
+    try:
+        path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-", dir=root))
+    except OSError as error:
+        raise blocked(root, error) from error
     try:
         with buildlock.hold(path, wait=0) as held:
-            yield Scratch(path, Runner(token=held.token))
+            yield Scratch(path, Runner(token=held.token).changed({"TMPDIR": str(path)}))
     finally:
         shutil.rmtree(path, ignore_errors=True)
 
@@ -57,6 +62,8 @@ def _delete_if_left(path: Path) -> None:
     # The file that its holder touches every few seconds.
     living = lock if lock.exists() else path
     with suppress(OSError, HvdenvError):
+        if path.lstat().st_uid != os.getuid():
+            return
         old = time.time() - living.stat().st_mtime > LEFT_ALONE_SECONDS
         if not lock.exists() and not old:
             return

@@ -40,7 +40,7 @@ _PREFIX = re.compile(
     r"|\[(?:[\w.@-]+@)?\d+,(?P<mpirun>\d+)\](?:<std(?:err|out)>)?: ?"
     r"|\[(?P<gloo>\d+)\](?:<std(?:err|out)>)?: ?"
     r"|\[rank(?P<torch>\d+)\]: ?"
-    r"| {0,4}(?P<srun>\d{1,5}): "
+    r"| {0,4}(?P<srun>\d{1,5}): (?!\[[^\]]*\]$)"  # but not what a missing rank has to do
     r"|(?:\d{1,6} )?#\d+ \d+\.\d+ "
     r"|##\[error\]"
     r"|\(\w+ pid=\d+(?:, ip=[\d.]+)?\) ?"
@@ -353,7 +353,7 @@ def _look(block: _Block, at: int, pattern: re.Pattern[str]) -> tuple[Place, re.M
         return None
     named = match.groupdict().get("rank")
     number = block.number + block.text.count(b"\n", 0, start)
-    return Place(number, first, named or rank), match
+    return Place(number, first, rank if named is None else named), match
 
 
 def _without_prefix(line: str) -> tuple[str, str]:

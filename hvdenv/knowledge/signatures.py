@@ -26,7 +26,8 @@ class Signature(NamedTuple):
         source: where the text comes from.
         certainty: as in rules.
         pattern: a regular expression that has to be found in the line too; it may go on into
-            the two lines that follow. A group ``rank`` names the rank that it is about.
+            the two lines that follow. A group ``rank`` names the rank that it is about; an empty
+            one says that it is about no rank, whoever prints it.
         kind: a ``cause`` says why; a ``symptom`` only where it stopped; a ``consequence``
             follows from something else that was said before it; a ``warning`` is in logs of
             runs that are right as well.

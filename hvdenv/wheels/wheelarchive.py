@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from hvdenv.errors import RecipeError
-from hvdenv.places import blocked
+from hvdenv.places import blocked, named_file
 from hvdenv.runner import Runner
 from hvdenv.wheels.entries import (
     LARGEST,
@@ -43,8 +43,9 @@ def export(entries: Mapping[str, Cache], file: Path, runner: Runner) -> None:
 
     Raises:
         RecipeError: an entry would not be used here.
-        StepError: the file cannot be written.
+        StepError: the file cannot be written, or is a device.
     """
+    file = named_file(file)
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         with temporary.open("xb") as stream, tarfile.open(fileobj=stream, mode="w") as tar:

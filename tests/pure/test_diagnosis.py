@@ -137,6 +137,14 @@ def test_the_first_rank_is_named(prefix: str, rank: str) -> None:
     assert read(log + "[1,2]<stderr>:RuntimeError: Horovod has been shut down.\n").rank == rank
 
 
+def test_the_rank_that_tells_of_others_has_not_failed() -> None:
+    """Rank 0 says who does not come; who begins a line there is no label of srun's."""
+    case = cases()["stall"]
+    log = "\n".join("[1,0]<stderr>:" + line for line in case.log.split("\n"))
+    waits = read(log).best
+    assert waits and (waits.id, waits.rank, read(log).rank) == (case.cause, "", "")
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-be", "latin-1"])
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_encodings_and_ends_of_lines(encoding: str, end: str) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,13 @@ def test_export(environment: Environment, tmp_path: Path, capsys: Captured) -> N
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", f"wrote {file}\n")
     assert "torch==2.13.0+cpu" in file.read_text()
+    (tmp_path / "link").symlink_to(file)
+    assert main([*words, "--output", str(tmp_path / "link")]) == 0
+    assert (tmp_path / "link").is_symlink() and file.is_file()
+    os.mkfifo(tmp_path / "device")
+    assert main([*words, "--output", str(tmp_path / "device")]) == 5
+    assert "device: this is no file" in capsys.readouterr().err
+    assert (tmp_path / "device").is_fifo()
     assert main(["export", "--format", "constraints"]) == 2
     assert "which environment?" in capsys.readouterr().err
     assert main(["export", "local", "--variant", "torch", "--format", "constraints"]) == 2

@@ -104,9 +104,11 @@ def test_activate_works_in_every_posix_shell(local_prefix: Path) -> None:
 
 
 def test_second_prefix_compiles_nothing_and_survives_kills(
-    cli: Cli, local_prefix: Path, tmp_path: Path, no_processes_left: Callable[[Path], None]
+    home: Path, local_prefix: Path, tmp_path: Path, no_processes_left: Callable[[Path], None]
 ) -> None:
-    prefix = tmp_path / "second"
+    prefix, temporary = tmp_path / "second", tmp_path / "temporary"
+    temporary.mkdir()
+    cli = Cli(home, {"TMPDIR": str(temporary)})
     moments = random.Random(os.getpid())
 
     def unpacking() -> bool:
@@ -125,7 +127,10 @@ def test_second_prefix_compiles_nothing_and_survives_kills(
         process.communicate()
         assert not prefix.exists()
         assert not generations.at(prefix).active()
+        (left,) = temporary.iterdir()
+    assert any(each.name.startswith("pip-") for each in left.iterdir())
     cli("build", "local", "--prefix", str(prefix))
+    assert list(temporary.iterdir()) == []
     assert [
         times_finished(prefix, step) for step in ("environment", "build-tools", "frameworks")
     ] == [1, 1, 1]

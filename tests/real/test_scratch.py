@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from hvdenv.environments import buildlock, scratch
-from hvdenv.places import Places
 from tests.waiting import runs, wait_until
 
 HOLDER = """
@@ -20,8 +19,7 @@ import sys
 from pathlib import Path
 from hvdenv.environments import scratch
 from hvdenv.command import Command
-from hvdenv.places import Places
-with scratch.folder(Places(Path(sys.argv[1])), "fetching") as work:
+with scratch.folder(Path(sys.argv[1]), "fetching") as work:
     print(work.path, flush=True)
     work.runner.run(Command(("sleep", "600.5")))
 """
@@ -38,12 +36,12 @@ def test_what_a_killed_run_left_is_deleted_by_the_next(tmp_path: Path) -> None:
         left = Path(holder.stdout.readline().strip())
         wait_until(lambda: bool(sleepers(holder.pid)), 60)
         (sleeper,) = sleepers(holder.pid)
-        with scratch.folder(Places(tmp_path), "resolving") as work:
+        with scratch.folder(tmp_path, "resolving") as work:
             assert sorted(left.parent.iterdir()) == [left, work.path]
         assert left.exists()
         holder.kill()
     assert left.is_dir() and runs(sleeper.pid)
-    with scratch.folder(Places(tmp_path), "resolving") as work:
+    with scratch.folder(tmp_path, "resolving") as work:
         assert list(left.parent.iterdir()) == [work.path]
         wait_until(lambda: not runs(sleeper.pid), 60)
     assert list(left.parent.iterdir()) == []
@@ -51,16 +49,20 @@ def test_what_a_killed_run_left_is_deleted_by_the_next(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("age", "stays"), [(0, True), (2 * scratch.LEFT_ALONE_SECONDS, False)])
 def test_what_nobody_is_known_to_hold_goes_when_it_is_old(
-    tmp_path: Path, age: float, stays: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: float, stays: bool
 ) -> None:
     """One that was just made, and one of another host, where nobody can look."""
-    fresh, away = (tmp_path / "cache/scratch" / name for name in ("fetching-1", "fetching-2"))
-    fresh.mkdir(parents=True)
+    fresh, away = (tmp_path / f"hvdenv-scratch-{name}" for name in ("fetching-1", "fetching-2"))
+    fresh.mkdir()
     with buildlock.hold(away, wait=0):
         lock = (away / buildlock.LOCK).read_text().replace(os.uname().nodename, "elsewhere")
     (away / buildlock.LOCK).write_text(lock)
     when = time.time() - age
     for path in (fresh, away / buildlock.LOCK):
         os.utime(path, (when, when))
-    with scratch.folder(Places(tmp_path), "resolving"):
+    with monkeypatch.context() as another:
+        another.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+        with scratch.folder(tmp_path, "resolving"):
+            assert fresh.exists() and away.exists(), "of another user"
+    with scratch.folder(tmp_path, "resolving"):
         assert (fresh.exists(), away.exists()) == (stays, stays)
