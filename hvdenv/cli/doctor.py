@@ -139,13 +139,10 @@ def _masked(table: dict[str, Any]) -> dict[str, Any]:
 def _told(diagnosis: Diagnosis, change: Change | None) -> Iterator[str]:
     from hvdenv.cli.check import told_change
 
-    root = diagnosis.root
-    if root:
-        yield f"cause: {root.cause} [{root.id}]"
-        yield from _details(root)
-        yield from told_change(change, "the cause") if change else ()
-    else:
-        yield "not recognised: no cause that is known"
+    root, best = diagnosis.root, diagnosis.best
+    yield _verdict(diagnosis)
+    yield from _details(best) if best else ()
+    yield from told_change(change, "the cause") if change else ()
     yield from _rest(diagnosis)
     if diagnosis.rank:
         yield f"the rank that failed first: {diagnosis.rank}"
@@ -156,6 +153,20 @@ def _told(diagnosis: Diagnosis, change: Change | None) -> Iterator[str]:
     if diagnosis.mentions:
         named = ", ".join(f"{name} {value}" for name, value in diagnosis.mentions.items())
         yield f"the log names: {named}"
+
+
+def _verdict(diagnosis: Diagnosis) -> str:
+    """The first line: how much is known."""
+    root, best = diagnosis.root, diagnosis.best
+    if root:
+        return f"cause: {root.cause} [{root.id}]"
+    if best:
+        return f"where it stopped; why is not recognised: {best.cause} [{best.id}]"
+    if diagnosis.of_kind("consequence"):
+        return "not recognised: the log only has what follows from another failure"
+    if diagnosis.of_kind("warning") and not diagnosis.errors:
+        return "not recognised: nothing here that makes a run fail, only warnings"
+    return "not recognised: no cause that is known"
 
 
 def _details(found: Found) -> Iterator[str]:
@@ -175,9 +186,9 @@ def _details(found: Found) -> Iterator[str]:
 
 def _rest(diagnosis: Diagnosis) -> Iterator[str]:
     """What else was found, the causes that come after the first one among it."""
-    others = [each for each in diagnosis.found if each != diagnosis.root]
+    others = [each for each in diagnosis.found if each != diagnosis.best]
     titles = {
-        "cause": "known as causes too, but later in the log:", "symptom": "where it stopped:",
+        "cause": "known as causes too, but later in the log:", "symptom": "where else it stopped:",
         "consequence": "what follows from it:", "warning": "warnings, harmless in most logs:",
     }  # fmt: skip
     for kind, title in titles.items():
@@ -186,7 +197,7 @@ def _rest(diagnosis: Diagnosis) -> Iterator[str]:
             yield title
         for each in of_kind:
             yield f"  line {each.number}: {each.cause} [{each.id}]"
-            if kind != "consequence":
+            if kind != "consequence" or not diagnosis.best:
                 yield f"    what to do: {each.remedy}"
 
 

@@ -103,6 +103,29 @@ def test_what_is_not_known_says_what_to_look_at(tmp_path: Path, capsys: Captured
     assert "secret" not in said
 
 
+SHUT_DOWN = "Horovod has been shut down. This was caused by an exception on one of the ranks"
+NOT_ALLOWED = "[gpu32:00100] Read -1, expected 131072, errno = 1"
+
+
+@pytest.mark.parametrize(
+    ("log", "first", "also"),
+    [
+        ("Fatal Python error: Segmentation fault", "where it stopped; why is not recognised: a process crashed", "what to do"),
+        (SHUT_DOWN, "not recognised: the log only has what follows from another failure", "what to do: look for the first error"),
+        (NOT_ALLOWED, "not recognised: nothing here that makes a run fail, only warnings", "warnings, harmless"),
+        ("all is well", "not recognised: no cause that is known", ""),
+    ],
+)  # fmt: skip
+def test_how_much_is_known_comes_first(
+    log: str, first: str, also: str, tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "log").write_text(log)
+    assert main(["doctor", str(tmp_path / "log")]) == 1
+    _, told = capsys.readouterr().out.split("\n", 1)
+    assert told.startswith(first)
+    assert also in told
+
+
 def test_standard_input_and_json(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     text = f"{FULL}ninja: build stopped\nUsing horovod==0.28.1 with TOKEN=hush\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
