@@ -302,10 +302,10 @@ def _explained(run: RankRun, judgement: Judgement, ranks: Sequence[Rank] = ()) -
     late = any(rank.ending == "hangs" for rank in ranks)
     said = _KILLED.sub("", run.tail) if late else run.tail
     texts = (*(rank.tail for rank in ranks[:_SHOWN]), said)
-    found = explain("\n".join(texts), "run")
-    # What was seen on the host says more than where a rank stopped.
-    if found is None or found.kind != "cause":
-        found = _seen(ranks) or found
+    # What was seen on a host says more than a text about it, or about where a rank stopped.
+    found = _full(ranks) or explain("\n".join(texts), "run")
+    if (found is None or found.kind != "cause") and any(rank.nameless for rank in ranks):
+        found = _NAMELESS
     if not found:
         return judgement
     evidence = judgement.evidence
@@ -315,10 +315,8 @@ def _explained(run: RankRun, judgement: Judgement, ranks: Sequence[Rank] = ()) -
     return judgement._replace(message=message, evidence=evidence, remedy=found.remedy)
 
 
-def _seen(ranks: Sequence[Rank]) -> Found | None:
-    """A cause that ranks have seen on their hosts, and that no text may tell."""
-    if any(rank.nameless for rank in ranks):
-        return _NAMELESS
+def _full(ranks: Sequence[Rank]) -> Found | None:
+    """The cause, where ranks have seen folders without space on their hosts."""
     full = [f"{folder} on {rank.host}" for rank in ranks for folder in rank.full]
     if not full:
         return None
