@@ -161,7 +161,7 @@ def _verdict(diagnosis: Diagnosis) -> str:
     if root:
         return f"cause: {root.cause} [{root.id}]"
     if best:
-        return f"where it stopped; why is not recognised: {best.cause} [{best.id}]"
+        return f"the cause is not recognised; it stopped here: {best.cause} [{best.id}]"
     if diagnosis.of_kind("consequence"):
         return "not recognised: the log only has what follows from another failure"
     if diagnosis.of_kind("warning") and not diagnosis.errors:

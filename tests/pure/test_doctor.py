@@ -110,7 +110,7 @@ NOT_ALLOWED = "[gpu32:00100] Read -1, expected 131072, errno = 1"
 @pytest.mark.parametrize(
     ("log", "first", "also"),
     [
-        ("Fatal Python error: Segmentation fault", "where it stopped; why is not recognised: a process crashed", "what to do"),
+        ("Fatal Python error: Segmentation fault", "the cause is not recognised; it stopped here: a process crashed", "what to do"),
         (SHUT_DOWN, "not recognised: the log only has what follows from another failure", "what to do: look for the first error"),
         (NOT_ALLOWED, "not recognised: nothing here that makes a run fail, only warnings", "warnings, harmless"),
         ("all is well", "not recognised: no cause that is known", ""),
