@@ -59,11 +59,11 @@ def folder(root: Path, purpose: str) -> Iterator[Scratch]:
 def _delete_if_left(path: Path) -> None:
     """Delete a folder of a process that is gone, and end what that has left running."""
     lock = path / buildlock.LOCK
-    # The file that its holder touches every few seconds.
-    living = lock if lock.exists() else path
     with suppress(OSError, HvdenvError):
         if path.lstat().st_uid != os.getuid():
             return
+        # The file that its holder touches every few seconds.
+        living = lock if lock.exists() else path
         old = time.time() - living.stat().st_mtime > LEFT_ALONE_SECONDS
         if not lock.exists() and not old:
             return

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
@@ -45,6 +46,21 @@ def test_what_a_killed_run_left_is_deleted_by_the_next(tmp_path: Path) -> None:
         assert list(left.parent.iterdir()) == [work.path]
         wait_until(lambda: not runs(sleeper.pid), 60)
     assert list(left.parent.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can act as another user")
+def test_what_another_user_has_in_the_same_folder_stops_nobody() -> None:
+    """Nobody may even look into it."""
+    with TemporaryDirectory() as shared:
+        os.chmod(shared, 0o1777)
+        with scratch.folder(Path(shared), "building") as theirs:
+            os.setresuid(65534, 65534, 0)
+            try:
+                with scratch.folder(Path(shared), "building") as mine:
+                    assert {*Path(shared).iterdir()} == {theirs.path, mine.path}
+            finally:
+                os.setresuid(0, 0, 0)
+            assert [*Path(shared).iterdir()] == [theirs.path]
 
 
 @pytest.mark.parametrize(("age", "stays"), [(0, True), (2 * scratch.LEFT_ALONE_SECONDS, False)])
