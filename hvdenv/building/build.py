@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from packaging.specifiers import SpecifierSet
 from hvdenv import __version__
 from hvdenv.building import indexes
 from hvdenv.command import Command, Outcome, spelled_out
-from hvdenv.environments import buildlock, generations, journal, manifest, registry, scratch
+from hvdenv.environments import buildlock, generations, journal, manifest, registry
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.installation import is_version, with_modules
 from hvdenv.environments.installation import recorded as installed
@@ -224,14 +223,24 @@ def build(
             if left:
                 progress.note(left)
             generation = generations.create(environment, identity)
-            # pip and compilers leave gigabytes there when they are killed.
-            with scratch.folder(Path(tempfile.gettempdir()), "build") as temporary:
+            with _temporary() as folder:
                 _Run(
-                    request, environment, generation, places, progress, held, break_lock, temporary
+                    request, environment, generation, places, progress, held, break_lock, folder
                 ).run()
     return Built(
         environment.prefix, environment.generation(identity), True, time.monotonic() - started
     )
+
+
+@contextmanager
+def _temporary() -> Iterator[Path]:
+    """A TMPDIR for one build: pip and compilers leave gigabytes in it when they are killed."""
+    from tempfile import gettempdir
+
+    from hvdenv.environments import scratch  # only who builds needs them
+
+    with scratch.folder(Path(gettempdir()), "build") as temporary:
+        yield temporary.path
 
 
 def _earlier(environment: Environment, request: Request, locked: Locked | None) -> str:
@@ -289,7 +298,7 @@ class _Run:
         progress: Progress,
         held: buildlock.Held,
         break_lock: bool,
-        temporary: scratch.Scratch,
+        temporary: Path,
     ) -> None:
         self.break_lock = break_lock
         self.request = request
@@ -300,9 +309,8 @@ class _Run:
         self.held = held
         self.plan = request.plan_for(generation)
         self.caches = (wheelcache.own(places), *wheelcache.shared(request.wheels))
-        folders = {"RATTLER_CACHE_DIR": places.cache / "conda", "TMPDIR": temporary.path}
         self.runner = Runner(token=held.token).changed(
-            {name: str(folder) for name, folder in folders.items()}
+            {"RATTLER_CACHE_DIR": str(places.cache / "conda"), "TMPDIR": str(temporary)}
         )
         self.journal = journal.Journal.read(generation / JOURNAL)
         # What steps recorded, by step name: in this run or in one before it.

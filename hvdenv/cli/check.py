@@ -64,8 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
             there = _modules_here(wanted)
         except IncompatibleError as error:  # on a laptop, say: the rules are told all the same
             missing = error
-    blocked = bool(_blocking(rules, arguments.allow)) or bool(
-        there and any(each.state != "loads" for each in there.examined)
+    blocked = (
+        missing is not None
+        or bool(_blocking(rules, arguments.allow))
+        or bool(there and any(each.state != "loads" for each in there.examined))
     )
     edits = edits_of(rule for rule in rules if rule.severity != "note")
     change = propose(prepared.resolved, edits) if edits else None
@@ -75,8 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for line in _lines(prepared, rules, change, there, tried):
             print(line)
-        refused = blocked or missing
-        print("the build would be refused" if refused else "nothing stands in the way of a build")
+        print("the build would be refused" if blocked else "nothing stands in the way of a build")
     if missing:
         raise missing
     return IncompatibleError.exit_code if blocked else 0
