@@ -195,7 +195,7 @@ def _start(
     from hvdenv.launch.inside import start_inside
     from hvdenv.launch.launchers import LAUNCHERS, Launch
     from hvdenv.launch.placement import START_SECONDS, Wishes, choose_launcher, exported, mpi_of
-    from hvdenv.sites.batch import HOSTFILE, HOSTS
+    from hvdenv.sites.batch import HOST_NAMES, HOSTFILE, HOSTS
 
     recipe = chosen.recipe
     name = choose_launcher(recipe, wanted)
@@ -223,6 +223,7 @@ def _start(
         ),
         start_timeout=START_SECONDS,
         host_list=HOSTS,
+        host_names=HOST_NAMES,
         # LSF lists the host of the script too, which runs no ranks.
         hostfile=HOSTFILE if scheduler in ("pbs", "cobalt") else "",
         ranks_per_node=job.ranks_per_node,

@@ -154,12 +154,13 @@ def _run(arguments: argparse.Namespace) -> int:
     wishes = _wishes(arguments)
     allocation = current_allocation()
     name = choose_launcher(chosen.recipe, wishes.launcher)
-    if not arguments.dry_run:
-        refuse_unfit(name, chosen.recipe, wishes, allocation)
     launch = place(
         chosen.recipe, tuple(arguments.program), wishes, allocation,
         cores=len(os.sched_getaffinity(0)), root=os.geteuid() == 0,
     )  # fmt: skip
+    # A dry run shows the line for the site's own allocations.
+    scheduler = allocation.scheduler or (chosen.recipe.scheduler if arguments.dry_run else None)
+    refuse_unfit(name, chosen.recipe, wishes, scheduler, len(launch.hosts))
     launch = _completed(name, launch, chosen, wishes, environ)
     start = start_inside(name, launch, chosen.inside, os.uname().nodename)
     line = _line(start, _hidden(name, environ, wishes, activated(chosen)))

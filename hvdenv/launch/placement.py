@@ -239,11 +239,20 @@ def _cpus_per_rank(launch: Launch, recipe: Recipe, allocation: Allocation) -> in
     return min(asked, room) if asked else usual if usual <= room else 0
 
 
-def refuse_unfit(name: str, recipe: Recipe, wishes: Wishes, allocation: Allocation) -> None:
-    """See that a launcher has the allocation that it works in, and is told what it can be told.
+def refuse_unfit(
+    name: str, recipe: Recipe, wishes: Wishes, scheduler: str | None, hosts: int
+) -> None:
+    """Check that a launcher runs under this scheduler and can be given these hosts.
+
+    Args:
+        name: of the launcher.
+        recipe: for commands to type.
+        wishes: of the user.
+        scheduler: of the allocation, if there is one.
+        hosts: how many hosts ranks are started on.
 
     Raises:
-        UsageError: it does not.
+        UsageError: it does not, or cannot.
     """
     launcher = LAUNCHERS[name]
     if wishes.hosts and not launcher.takes_hosts:
@@ -252,11 +261,14 @@ def refuse_unfit(name: str, recipe: Recipe, wishes: Wishes, allocation: Allocati
             where="--hosts",
             remedy="leave it out, and say with -n how many ranks there are",
         )
-    if launcher.schedulers and allocation.scheduler not in launcher.schedulers:
-        this = f"one of {allocation.scheduler}" if allocation.scheduler else "none"
+    # On several hosts srun starts one torchrun on each.
+    by_srun = name == "torchrun" and hosts > 1
+    schedulers = ("slurm",) if by_srun else launcher.schedulers
+    if schedulers and scheduler not in schedulers:
+        this = f"one of {scheduler}" if scheduler else "none"
         raise UsageError(
-            f"{name} starts ranks in an allocation of {' or '.join(launcher.schedulers)},"
-            f" and this is {this}",
+            f"{name} starts ranks {'on several hosts ' if by_srun else ''}in an allocation of"
+            f" {' or '.join(schedulers)}, and this is {this}",
             where="--launcher",
             remedy=f"ask for one (hvdenv shell {recipe.name} --nodes 1, or hvdenv job), or take"
             " another launcher such as --launcher mpirun",

@@ -178,6 +178,8 @@ class Mpi(NamedTuple):
         package: package of the index that brings it; the modules or the machine if not given.
         cxx: the compiler wrapper, where it is not mpicxx (Cray: CC).
         cuda_aware: whether it can take buffers on a GPU.
+        sha256: hash of its source archive, which an image compiles; hvdenv knows that of most
+            releases.
     """
 
     kind: Literal["openmpi", "mpich", "mvapich", "cray-mpich", "intel", "spectrum"] = "openmpi"
@@ -185,6 +187,7 @@ class Mpi(NamedTuple):
     package: Literal["openmpi", "mpich"] | None = None
     cxx: Label | None = None
     cuda_aware: bool = False
+    sha256: Sha256 | None = None
 
 
 class Gpu(NamedTuple):

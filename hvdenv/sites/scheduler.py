@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ OUTPUT_SECONDS = 3.0
 # A scheduler is restarted for maintenance now and then, and jobs live on.
 PATIENCE_SECONDS = 900.0
 ASK_SECONDS = 60.0
+COMMAND_NOT_FOUND = 127
 _TICK = 0.5
 
 
@@ -94,6 +96,15 @@ def submit(
     words = ("env", "-u", TOKEN_VARIABLE, *QUEUES[scheduler].submit(str(path)))
     outcome = _ask(words, runner)
     job = QUEUES[scheduler].submitted(outcome.output) if outcome else ""
+    if outcome.returncode == COMMAND_NOT_FOUND:
+        path.unlink()
+        program = {"slurm": "sbatch", "lsf": "bsub"}.get(scheduler, "qsub")
+        raise StepError(
+            f"there is no {program} on this host, so no job can be submitted from here",
+            where=os.uname().nodename,
+            remedy="call hvdenv on a login node of the cluster, or load the module that has"
+            f" {program}\nhvdenv job RECIPE --to job.sh writes the script instead",
+        )
     if not job:
         path.unlink()
         raise StepError(

@@ -197,18 +197,25 @@ def test_ranks_would_be_alone() -> None:
 def test_launchers_and_allocations(name: str) -> None:
     wanted = LAUNCHERS[name].schedulers
     for scheduler in ("slurm", "pbs", "cobalt", "lsf", None):
-        allocation = Allocation(scheduler, "1")
         if not wanted or scheduler in wanted:
-            refuse_unfit(name, SITE, Wishes(), allocation)
+            refuse_unfit(name, SITE, Wishes(), scheduler, 1)
         else:
             with pytest.raises(UsageError, match=f"{name} starts ranks in an allocation of"):
-                refuse_unfit(name, SITE, Wishes(), allocation)
+                refuse_unfit(name, SITE, Wishes(), scheduler, 1)
+
+
+def test_torchrun_on_several_hosts_needs_slurm() -> None:
+    refuse_unfit("torchrun", SITE, Wishes(), "slurm", 2)
+    for scheduler in ("pbs", None):
+        refuse_unfit("torchrun", SITE, Wishes(), scheduler, 1)
+        with pytest.raises(UsageError, match="torchrun starts ranks on several hosts"):
+            refuse_unfit("torchrun", SITE, Wishes(), scheduler, 2)
 
 
 @pytest.mark.parametrize("name", ["aprun", "jsrun"])
 def test_launchers_that_choose_hosts_themselves(name: str) -> None:
     with pytest.raises(UsageError, match="chooses the hosts itself"):
-        refuse_unfit(name, SITE, Wishes(hosts=TWO), Allocation())
+        refuse_unfit(name, SITE, Wishes(hosts=TWO), None, 2)
 
 
 def test_the_mpi_of_a_recipe() -> None:
