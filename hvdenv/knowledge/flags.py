@@ -64,7 +64,7 @@ def _gpu_variables(gpu: Gpu, version: Version, recipe: Recipe) -> dict[str, str]
     _refuse_ignored(gpu, version)
     _refuse_two_nccls(gpu, recipe)
     variables = {"HOROVOD_GPU": {"cuda": "CUDA", "rocm": "ROCM"}[gpu.platform]}
-    if gpu.operations:
+    if gpu.operations and gpu.operations != "host":  # without any, Horovod copies
         variables["HOROVOD_GPU_OPERATIONS"] = gpu.operations.upper()
     for name in _OPERATIONS:
         library = getattr(gpu, name)

@@ -195,7 +195,8 @@ class Gpu(NamedTuple):
 
     Attributes:
         platform: CUDA or ROCm.
-        operations: the library for all operations.
+        operations: the library for all operations; ``host`` copies tensors into the host's
+            memory and reduces them there.
         allreduce, allgather, broadcast, alltoall, reducescatter: or for one of them.
         allow_mixed: allreduce by NCCL and others by MPI, which can deadlock.
         cuda_home, nccl_home, rocm_home: where they lie, if not where they are looked for.
@@ -207,7 +208,7 @@ class Gpu(NamedTuple):
     """
 
     platform: Literal["cuda", "rocm"] = "cuda"
-    operations: Operations | None = None
+    operations: Literal["nccl", "mpi", "host"] | None = None
     allreduce: Literal["nccl", "mpi", "ddl"] | None = None
     allgather: Operations | None = None
     broadcast: Operations | None = None

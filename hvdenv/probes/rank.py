@@ -196,8 +196,6 @@ def child_environment(deadline, controller, device, exercises):
         OMP_NUM_THREADS="1",
         PYTHONNOUSERSITE="1",
     )
-    if device == "host":
-        env["CUDA_VISIBLE_DEVICES"] = "-1"
     if controller == "MPI":  # for Gloo, Horovod's launcher sets it, with what it needs
         env["HOROVOD_CONTROLLER"] = "mpi"
     return env

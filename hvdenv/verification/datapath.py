@@ -179,6 +179,8 @@ def _carried(run: RankRun) -> str:
     """Who carried the data, and how."""
     operations = ", ".join(sorted(run.operations)) or "an operation that Horovod did not name"
     text = f"{run.controller} negotiated, {operations} reduced in the memory of the host"
+    if not uses_nccl(run) and any(rank.path.get("gpu", {}).get("device") for rank in run.ranks):
+        text += ", also tensors of GPUs, which Horovod copied there and back"
     said = _all_said(run.ranks)
     if run.controller == "MPI" or "MPI" in run.operations:
         text += f" ({of_mpi(said).name or 'this MPI does not say how it sends'})"
