@@ -1,11 +1,11 @@
-"""How long a regular expression can take: what Python's engine, which tries one way after the other, may try.
+"""How long a regular expression can take in Python's engine, which backtracks.
 
-A pattern becomes an automaton whose states are the pattern's characters. Loops that can read the
-same text one after the other divide it in as many ways as it is long, and each further one
-multiplies these: ``.*.*x`` takes quadratic time, ``\\w+:.*\\S+x``, searched, cubic. Two ways
-around within one loop, ``(a+)+``, double with each character. Look-arounds, ends and
-backreferences are taken to hold always, so what is found here can be more than what happens, but
-not less. A search tries each start, which is one more loop before the pattern.
+A pattern becomes an automaton whose states are the pattern's characters. If two loops can read the
+same text one after the other, the engine tries every place to divide it: ``.*.*x`` takes quadratic
+time, and each further loop multiplies that by the length. If one loop can read the same text in two
+ways, as in ``(a+)+``, the time doubles with each character. A search tries each start, which counts
+as one more loop before the pattern. Conditions (look-arounds, boundaries, backreferences) are
+assumed to hold, so the result is an upper bound.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ ANCHORED = ("match", "fullmatch")
 UNBOUNDED = 1 << 30
 # Longer repetitions are loops, and shorter ones of groups are written out.
 COPIES = 3
-BEGIN, END = "begin", "end"
 _CATEGORIES = {
     sre.CATEGORY_DIGIT: r"\d", sre.CATEGORY_NOT_DIGIT: r"\D", sre.CATEGORY_SPACE: r"\s",
     sre.CATEGORY_NOT_SPACE: r"\S", sre.CATEGORY_WORD: r"\w", sre.CATEGORY_NOT_WORD: r"\W",
@@ -154,7 +153,11 @@ class _Automaton:
         if reads is not None:
             return self._one(reads)
         if kind is sre.SUBPATTERN:
-            return self._sequence(list(value[-1]), at_start)
+            _, added, removed, body = value
+            outside, self.flags = self.flags, (self.flags | added) & ~removed
+            part = self._sequence(list(body), at_start)
+            self.flags = outside
+            return part
         if kind is sre.BRANCH:
             return self._either([self._sequence(list(each), at_start) for each in value[1]])
         if kind in _REPEATS:
@@ -216,9 +219,7 @@ class _Automaton:
             return self.all if dot_all else self._set(lambda c: c != "\n")
         if kind is sre.IN:
             return self._in(value)
-        if kind is sre.BRANCH or kind is not sre.CATEGORY:
-            return None
-        return self._class(_CATEGORIES[value])
+        return self._class(_CATEGORIES[value]) if kind is sre.CATEGORY else None
 
     def _in(self, items: Sequence[Any]) -> int:
         negated = items[0][0] is sre.NEGATE

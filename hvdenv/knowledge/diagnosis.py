@@ -24,8 +24,9 @@ BEFORE, AFTER, LINES = 600, 1400, 3
 # So many lines may hold a signature's text without fitting its pattern; fewer, where those of all
 # signatures together are more than any real log has.
 TRIES, ALL_TRIES, FEW_TRIES = 2000, 10_000, 50
-# Processor time in seconds that one pattern, and all of them, may take for a log. Real logs need
-# hundredths of a second; a pattern is at most quadratic, which lines made for it would show.
+# Processor time in seconds that one signature, and all of them, may take for a log. Real logs need
+# hundredths of a second. Only a log made for it comes near these limits, since patterns are at most
+# quadratic in the length of a line, which is cut.
 PATTERN_SECONDS, ALL_SECONDS = 1.0, 10.0
 # How often texts that are no longer wanted may be in a block before they are left out.
 IDLE = 1000
@@ -131,7 +132,7 @@ class Diagnosis(NamedTuple):
         errors: the first lines that look like an error.
         mentions: versions and places that it names.
         lines: how many it has.
-        given_up: patterns took too long, so not all of its lines were looked at.
+        given_up: matching took too long, so not all of its lines were searched.
     """
 
     found: tuple[Found, ...]

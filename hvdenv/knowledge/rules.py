@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from hvdenv.schema import Pattern, decode, parse_toml
 
 FOLDER = Path(__file__).parent / "rules"
-# As much of a word as a pattern is tried on, in characters: it bounds the time that takes.
+# Patterns see this many characters of a word, which bounds their time.
 LONGEST = 1000
 
 # What rules speak about: a version or a name, a number, or a set of names.

@@ -1,4 +1,4 @@
-"""No pattern takes long, whatever it is tried on: those of the code and of the data."""
+"""No pattern of the code or of the data takes longer than a bound, whatever it is tried on."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from tests.patterns import Verdict, judge, pumped
 ROOT = Path(__file__).parents[2]
 METHODS = ("match", "fullmatch", "search", "findall", "finditer", "sub", "subn", "split")
 FLAGS_AT = {"sub": 4, "subn": 4, "split": 3}
-# In how many ways loops may divide a text of any length: by numbers of repetitions in the pattern.
+# The time of a pattern may grow with the length of a text by this factor and no more: the largest
+# repetition count in it, as in .{0,200}.
 FEW = 200
-# Where code cuts texts before patterns are tried on them, to so many characters; there, loops may
-# divide a text once.
+# Modules that cut texts to this many characters before they try patterns, which may be quadratic.
 CUT = {"knowledge/rules.py": rules.LONGEST, "probes/rank_path.py": 500}
-# The windows of doctor, and in how many ways they may be divided.
+# The characters that doctor tries a pattern on, and in how many ways loops may divide them.
 WINDOW, MOST = BEFORE + AFTER, 20_000
-# What a pattern may take for the worst text.
+# What a pattern may take for the worst text, in seconds of processor time.
 SECONDS = 0.1
 
-# Patterns that are put together when the program runs, by the place and the expression:
-# all that there are, or examples of them. No other may be.
+# Patterns that are only known at run time, by file and expression: all of them, or examples. A new
+# one has to be entered here.
 MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("composition/contents.py", "name"): lambda: _brought_names(),
     ("composition/contents.py", "f'{re.escape(folder)}(?=[/:\\\\s]|$)'"): lambda: [r"/home/x(?=[/:\s]|$)"],
@@ -172,13 +172,13 @@ def _uses() -> Iterator[Use]:
 def _patterns(module: _Module, call: ast.Call, place: str) -> Iterable[Any]:
     try:
         return [module.value(call.args[0])]
-    except (NameError, KeyError):
+    except NameError:
         made = MADE.get((place, ast.unparse(call.args[0])))
         if made is None and place == "probes/rank_path.py":
             return [each for _, each in module.value(_iterable(module, call))]
         assert made is not None, (
-            f"{place}:{call.lineno}: what patterns are these: {ast.unparse(call.args[0])}? "
-            "Say it in MADE"
+            f"{place}:{call.lineno}: the pattern {ast.unparse(call.args[0])} is only known at run"
+            " time: enter it in MADE"
         )
         return made()
 
@@ -324,7 +324,7 @@ def test_a_log_made_to_take_long_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
         (Specifier, ">=1.1," * 5000 + "x"),
     ],
 )
-def test_a_typing_error_is_told_at_once(kind: Any, text: str) -> None:
+def test_a_typo_is_refused_at_once(kind: Any, text: str) -> None:
     began = time.process_time()
     with pytest.raises(Problem, match="expected"):
         decode(kind, text)
