@@ -168,6 +168,23 @@ def _uses() -> Iterator[Use]:
                 pattern, flags = pattern.decode("latin-1"), flags | re.ASCII
             yield from (Use(f"{place}:{call.lineno}", pattern, flags, each) for each in methods)
 
+    for module in _modules():
+        yield from _mapped(module)
+
+
+def _mapped(module: _Module) -> Iterator[Use]:
+    """The patterns of ``map(re.compile, (...))``; a function of `re` is passed on nowhere else."""
+    called = {id(node.func) for node in module.nodes if isinstance(node, ast.Call)}
+    for node in module.nodes:
+        if isinstance(node, ast.Call) and ast.unparse(node).startswith("map(re.compile, "):
+            called.add(id(node.args[0]))
+            place = f"{module.path.relative_to(ROOT / 'hvdenv')}:{node.lineno}"
+            yield from (Use(place, each, 0, "search") for each in module.value(node.args[1]))
+    for node in module.nodes:
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "re":
+            known = node.attr not in (*METHODS, "compile") or id(node) in called
+            assert known, f"{module.path}:{node.lineno}: call re.{node.attr} itself"
+
 
 def _patterns(module: _Module, call: ast.Call, place: str) -> Iterable[Any]:
     try:
