@@ -267,7 +267,7 @@ def _statements(text: str) -> Iterator[tuple[int, tuple[str | int, ...]]]:
     counts: dict[tuple[str | int, ...], int] = {}
     pending, start = "", 0
     # Not splitlines(): to TOML, a form feed or U+2028 does not end a line.
-    for number, line in enumerate(re.findall(r"[^\n]*\n|[^\n]+", text), 1):
+    for number, line in enumerate(re.findall(r"[^\n]+\n?|\n", text), 1):
         pending, start = (pending + line, start) if pending else (line, number)
         try:
             parsed = parse_toml(pending)

@@ -128,6 +128,7 @@ def _document(
         "rank": diagnosis.rank,
         "versions": _masked(diagnosis.mentions),
         "lines": diagnosis.lines,
+        "given_up": diagnosis.given_up,
         **({"change": {"diff": change.diff, "options": change.options}} if change else {}),
     }
 
@@ -150,6 +151,8 @@ def _told(diagnosis: Diagnosis, change: Change | None) -> Iterator[str]:
         yield "the first lines that look like an error:"
         yield from (_line(each.number, each.line) for each in diagnosis.errors)
         yield f"what to do: {_UNKNOWN}"
+    if diagnosis.given_up:
+        yield "some lines were not searched: matching them takes too long"
     if diagnosis.mentions:
         named = ", ".join(f"{name} {value}" for name, value in diagnosis.mentions.items())
         yield f"the log names: {named}"

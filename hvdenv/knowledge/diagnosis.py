@@ -7,10 +7,12 @@ are searched at once, as they stand, and patterns only see lines that hold one.
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
+from time import thread_time
 from typing import BinaryIO, NamedTuple
 
 from hvdenv.knowledge.signatures import Kind, Phase, Signature, all_signatures
@@ -22,6 +24,10 @@ BEFORE, AFTER, LINES = 600, 1400, 3
 # So many lines may hold a signature's text without fitting its pattern; fewer, where those of all
 # signatures together are more than any real log has.
 TRIES, ALL_TRIES, FEW_TRIES = 2000, 10_000, 50
+# Processor time in seconds that one signature, and all of them, may take for a log. Real logs need
+# hundredths of a second. Only a log made for it comes near these limits, since patterns are at most
+# quadratic in the length of a line, which is cut.
+PATTERN_SECONDS, ALL_SECONDS = 1.0, 10.0
 # How often texts that are no longer wanted may be in a block before they are left out.
 IDLE = 1000
 ERRORS = 5
@@ -126,12 +132,14 @@ class Diagnosis(NamedTuple):
         errors: the first lines that look like an error.
         mentions: versions and places that it names.
         lines: how many it has.
+        given_up: matching took too long, so not all of its lines were searched.
     """
 
     found: tuple[Found, ...]
     errors: tuple[Place, ...]
     mentions: dict[str, str]
     lines: int
+    given_up: bool = False
 
     def of_kind(self, kind: Kind) -> tuple[Found, ...]:
         """What was found of one kind."""
@@ -179,24 +187,43 @@ class _Block(NamedTuple):
     number: int
 
 
+class _Time:
+    """Processor time in seconds that is left."""
+
+    def __init__(self, left: float = math.inf) -> None:
+        self.left = left
+
+
 class _Watch:
     """Texts that are looked for, and where one of them was found."""
 
-    def __init__(self, texts: Sequence[str], pattern: str = "", most: int = 1) -> None:
+    def __init__(
+        self, texts: Sequence[str], pattern: str = "", most: int = 1, time: _Time | None = None
+    ) -> None:
         self.texts = tuple(text.encode() for text in texts)
         self.pattern = pattern
         self.places: dict[int, tuple[Place, re.Match[str]]] = {}
         self.most = most
         self.tries = 0
+        self.time = time or _Time()
+        self.own_time = _Time(PATTERN_SECONDS)
 
     def active(self, tries: int) -> bool:
-        return len(self.places) < self.most and self.tries < tries
+        return len(self.places) < self.most and self.tries < tries and not self.given_up
+
+    @property
+    def given_up(self) -> bool:
+        return min(self.time.left, self.own_time.left) <= 0
 
     def look(self, block: _Block, at: int) -> None:
         """Keep a place if its line fits."""
         self.tries += 1
+        began = thread_time()
         if seen := _look(block, at, _compiled(self.pattern)):
             self.places.setdefault(seen[0].number, seen)
+        taken = thread_time() - began
+        self.time.left -= taken
+        self.own_time.left -= taken
 
 
 @cache
@@ -257,10 +284,11 @@ def diagnose(log: BinaryIO, phase: Phase | None = None) -> Diagnosis:
         phase: what it is the log of; None if that is not known.
     """
     signatures = [each for each in all_signatures() if phase is None or phase in each.phases]
-    watches = [_Watch(each.texts, each.pattern) for each in signatures]
+    time = _Time(ALL_SECONDS)
+    watches = [_Watch(each.texts, each.pattern, time=time) for each in signatures]
     contexts = {text: _Watch((text,)) for each in signatures for text in each.needs + each.unless}
-    mentions = [(name, _Watch((text,), pattern)) for name, text, pattern in _MENTIONS]
-    errors = _Watch(*_ERROR, most=ERRORS)
+    mentions = [(name, _Watch((text,), pattern, time=time)) for name, text, pattern in _MENTIONS]
+    errors = _Watch(*_ERROR, most=ERRORS, time=time)
     lines = _search(log, [*watches, *contexts.values(), *(each for _, each in mentions), errors])
     seen = {text for text, watch in contexts.items() if watch.places}
     found = [
@@ -270,7 +298,8 @@ def diagnose(log: BinaryIO, phase: Phase | None = None) -> Diagnosis:
         if _counts(signature, seen)
     ]
     places = tuple(place for place, _ in errors.places.values())
-    return Diagnosis(_ranked(found), places, _named(mentions), lines)
+    given_up = any(watch.given_up for watch in watches)
+    return Diagnosis(_ranked(found), places, _named(mentions), lines, given_up)
 
 
 def _search(log: BinaryIO, watches: Sequence[_Watch]) -> int:

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from hvdenv.schema import Pattern, decode, parse_toml
 
 FOLDER = Path(__file__).parent / "rules"
+# Patterns see this many characters of a word, which bounds their time.
+LONGEST = 1000
 
 # What rules speak about: a version or a name, a number, or a set of names.
 Observable = str | int | frozenset[str]
@@ -131,7 +133,8 @@ def _found(rule: Rule, seen: Observables) -> list[str]:
 
 
 def _words(value: Observable) -> Iterable[str]:
-    return value if isinstance(value, frozenset) else (str(value),)
+    """What patterns are tried on."""
+    return (each[:LONGEST] for each in (value if isinstance(value, frozenset) else (str(value),)))
 
 
 def _holds(condition: str, value: Observable | None, seen: Observables) -> bool:

@@ -20,7 +20,7 @@ Variables = tuple[tuple[str, str], ...]
 _VERSIONS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("Spectrum MPI", re.compile(r"\(IBM Spectrum MPI\) (?P<version>[\d.]+)")),
     ("Open MPI", re.compile(r"\((?:Open MPI|OpenRTE)\) (?P<version>[\d.]+)")),
-    ("Intel MPI", re.compile(r"Intel\(R\) MPI Library.*?Version (?P<version>[\d.]+)")),
+    ("Intel MPI", re.compile(r"Intel\(R\) MPI Library.{0,200}?Version (?P<version>[\d.]+)")),
     ("Hydra", re.compile(r"HYDRA build details:\s+Version:\s+(?P<version>[\d.]+)")),
 )
 # What recipes call them.

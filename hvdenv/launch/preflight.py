@@ -271,7 +271,7 @@ def _name(wanted: Wanted, nodes: Mapping[str, Node]) -> Iterator[Finding]:
 def _tool(container: Container, nodes: Mapping[str, Node]) -> Iterator[Finding]:
     for host, node in nodes.items():
         text = node.tools.get(container.runtime, "")
-        found = re.search(r"(?:^|\S+ version )(\d+)\.(\d+)\S*", text)
+        found = re.search(r"(?:^|\S{1,40} version )(\d+)\.(\d+)\S*", text)
         others = [name for name, said in node.tools.items() if said and name != container.runtime]
         if not text:
             remedy = (

@@ -82,7 +82,7 @@ VERSION_QUESTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "cc": (("gcc", "-dumpfullversion", "-dumpversion"), r"^(\d+(?:\.\d+)*)$"),
     "cxx": (("g++", "-dumpfullversion", "-dumpversion"), r"^(\d+(?:\.\d+)*)$"),
     "cmake": (("cmake", "--version"), r"^cmake\S* version (\d+(?:\.\d+)*)"),
-    "mpirun": (("mpirun", "--version"), r"(\d+\.\d+(?:\.\d+)?)"),
+    "mpirun": (("mpirun", "--version"), r"(?<!\d)(\d+\.\d+(?:\.\d+)?)"),
     "nvcc": (("nvcc", "--version"), r"release (\d+\.\d+)"),
 }
 
@@ -95,8 +95,8 @@ def parse_version(fact: str, output: str) -> str:
 
 def parse_cpuinfo(text: str) -> tuple[str, tuple[str, ...]]:
     """Model name and instruction set extensions from /proc/cpuinfo."""
-    model = re.search(r"^(?:model name|cpu)\s*:\s*(.+)$", text, re.MULTILINE)
-    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
+    model = re.search(r"^(?:model name|cpu)[ \t]*:[ \t]*(\S.*)$", text, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)[ \t]*:[ \t]*(\S.*)$", text, re.MULTILINE)
     return (
         model.group(1).strip() if model else "",
         tuple(sorted(flags.group(1).split())) if flags else (),
@@ -125,7 +125,7 @@ def parse_quota(text: str) -> int | None:
     left = [
         ((int(hard) or int(soft)) - int(used)) * 1024
         for used, soft, hard in re.findall(
-            r"^\s*/\S*\s+(\d+)\*?\s+(\d+)\s+(\d+)\s", text, re.MULTILINE
+            r"^[ \t]*/\S*\s+(\d+)\*?\s+(\d+)\s+(\d+)\s", text, re.MULTILINE
         )
         if int(hard) or int(soft)
     ]

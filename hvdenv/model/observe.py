@@ -219,6 +219,6 @@ def _gpus() -> tuple[str, ...]:
     """GPUs that the NVIDIA driver lists; no driver, no GPU."""
     names = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        found = re.search(r"^Model:\s*(.+)$", _read(str(path)), re.MULTILINE)
+        found = re.search(r"^Model:[ \t]*(\S.*)$", _read(str(path)), re.MULTILINE)
         names.append(found.group(1).strip() if found else "NVIDIA GPU")
     return tuple(names)

@@ -60,7 +60,8 @@ Flags = Annotated[
 CondaSpec = Annotated[
     str,
     Pattern(
-        r"(([<>=!~]=?)?[0-9][A-Za-z0-9.*+_!-]*,?)+( [A-Za-z0-9_.*-]+)?|\*",
+        r"([<>=!~]=?)?[0-9][A-Za-z0-9.*+_!-]*((,([<>=!~]=?)?|[<>=~]=?)[0-9][A-Za-z0-9.*+_!-]*)*,?"
+        r"( [A-Za-z0-9_.*-]+)?|\*",
         "a version as conda writes it, such as 1.12.0, 11.3.* or >=2.0,<3; a build may follow",
     ),
 ]

@@ -430,8 +430,8 @@ def build_command(build: Build) -> Command:
 _REFUSALS = (
     (
         r"could not use fakeroot|You must be the root user"
-        r"|(not enough IDs|insufficient UIDs or GIDs) available in .*namespace"
-        r"|creating \S*/dev/null: operation not permitted|set(groups|egid|euid) \d+ failed"
+        r"|(not enough IDs|insufficient UIDs or GIDs) available in .{0,200}namespace"
+        r"|creating \S{0,200}/dev/null: operation not permitted|set(groups|egid|euid) \d+ failed"
         r"|/\.singularity\.d/libs/fake(d|root)",
         "you may not be root in an image here (fakeroot): /etc/subuid and /etc/subgid give you"
         " no range of numbers",
@@ -445,7 +445,7 @@ _REFUSALS = (
         "build on another machine or as root, and copy the image here",
     ),
     (
-        r"Cannot connect to the Docker daemon|permission denied .*docker\S* daemon",
+        r"Cannot connect to the Docker daemon|permission denied .{0,80}docker\S{0,2} daemon",
         "the docker here has no daemon that answers you",
         "start it, join its group, or install podman or buildah, which need none",
     ),

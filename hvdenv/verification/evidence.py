@@ -49,7 +49,7 @@ _FOR_RANKS = re.compile(
     r"|(UCX|FI|PSM2?|OMPI_MCA|PRTE_MCA|PMIX_MCA)_\w+"
 )
 # Files of which every byte counts: Horovod's, and the MPI's that it calls.
-_CLOSELY = re.compile(r".*/site-packages/horovod/.*|.*/libmpi[\w-]*\.so[.\d]*")
+_CLOSELY = re.compile(r"/site-packages/horovod/|/libmpi[\w-]*\.so[.\d]*\Z")
 # Others are the scheduler's, or Horovod's own.
 NEED_MPIRUN = ("mpirun", "horovodrun-mpi")
 # What ranks on other hosts need by name, where the launcher does not pass on all it sees.
@@ -304,7 +304,7 @@ def changed_files(
     folder = Path(installation.generation)
     record = generations.read_record(folder / generations.RECORD)
     listed = manifest.read(folder / manifest.NAME, record["manifest_digest"])
-    return manifest.compare(folder, listed, lambda path: bool(_CLOSELY.fullmatch(path)), go_on)
+    return manifest.compare(folder, listed, lambda path: bool(_CLOSELY.search(path)), go_on)
 
 
 @fact("changes since the build", lambda installation: bool(installation.generation))

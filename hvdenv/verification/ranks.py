@@ -44,7 +44,7 @@ _EXCEPTION = re.compile(r"^(?:\w+\.)*(?P<said>\w*(?:Error|Exception|Interrupt|Ex
 _SAID = 300
 # How launchers call the end that late ranks are put to by those who watch over them.
 _KILLED = re.compile(
-    r"^.*(?:exited on signal 9|exit with status code (?:137|-9)|: Killed\b).*$", re.M
+    r"^.*(?:exited on signal 9|exit with status code (?:137|-9)|: Killed\b).*", re.M
 )
 
 
