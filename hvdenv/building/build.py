@@ -33,7 +33,7 @@ from hvdenv.model.cluster import Wheels
 from hvdenv.model.facts import Facts
 from hvdenv.model.observe import ask_interpreter
 from hvdenv.model.recipe import Recipe
-from hvdenv.places import Places, blocked, make_folder
+from hvdenv.places import Places, blocked, make_folder, sync_tree
 from hvdenv.plans.plan import Plan, brought_python
 from hvdenv.plans.step import Step, identity
 from hvdenv.runner import Runner, end_marked
@@ -211,6 +211,11 @@ def build(
         if held.replaced:
             ended = len(end_marked(held.replaced.token))
             progress.note(f"going on after a build that was killed ({ended} left processes ended)")
+        damage = "" if rebuild else environment.damage(environment.pointed())
+        if damage:
+            progress.note(
+                f"files of {environment.prefix} are damaged, so it is built anew: {damage}"
+            )
         identity = "" if rebuild else _earlier(environment, request, locked)
         if identity:
             generations.switch(environment, identity)
@@ -316,6 +321,8 @@ class _Run:
         # What steps recorded, by step name: in this run or in one before it.
         self.recorded: dict[str, Mapping[str, Any]] = {}
         self.keys: dict[str, str] = {}
+        # When this run and its present step began, by the clock that dates the files.
+        self.began = self.since = 0.0
 
     def run(self) -> None:
         # Now, so that `doctor` finds it wherever it lies if a step fails.
@@ -323,6 +330,7 @@ class _Run:
         if self.journal.damage:
             self.progress.note(self.journal.damage)
         make_folder(self.generation / LOGS)
+        self._sync(self.generation)  # what an earlier process has left may be in memory only
         key = ""
         for number, step in enumerate(self.plan.steps, 1):
             key = self.keys[step.name] = journal.chain(key, identity(step))
@@ -343,6 +351,8 @@ class _Run:
         self.progress.step_started(number, step)
         self._reset(step, key)
         self.journal.append(journal.STARTED, step.name, key, data=self._baseline(step))
+        self.since = self.journal.path.stat().st_mtime
+        self.began = self.began or self.since
         log = self.generation / LOGS / f"{number:02}-{step.name}.log"
         try:
             note, data = self._perform(step, log)
@@ -358,10 +368,25 @@ class _Run:
     ) -> None:
         self.recorded[step.name] = data
         if step.effect != "record":  # the record is the last thing written into a generation
+            self._sync(*self._results(step))
             self.journal.append(
                 journal.FINISHED, step.name, key, seconds=round(seconds, 3), data=data
             )
         self.progress.step_done(number, step, note, seconds)
+
+    def _results(self, step: Step) -> tuple[Path, ...]:
+        """The folders that hold what a step has made."""
+        if step.installs or step.effect == "tidy" or self.plan.environment in step.resets:
+            return (self.generation,)
+        return tuple({self.generation / "build", *(file.path.parent for file in step.files)})
+
+    def _sync(self, *folders: Path) -> None:
+        """Have what this step has written on the disk before the journal or the record says so."""
+        for folder in folders:
+            try:
+                sync_tree(folder, self.since)
+            except OSError as error:
+                raise blocked(Path(error.filename or folder), error) from error
 
     def _perform(self, step: Step, log: Path) -> tuple[str, dict[str, Any]]:
         if step.report:
@@ -595,6 +620,7 @@ class _Run:
             "manifest_digest": listed["digest"],
             "files": listed["files"],
             "bytes": listed["bytes"],
+            "sizes": self._sample(listed["digest"]),
             "variables": plan.variables,
             "resolved": self.request.resolved,
             "findings": list(self.request.findings),
@@ -619,9 +645,19 @@ class _Run:
             self._refuse_drift(record)
         if plan.locked:
             record["lock"] = self._of_lock(plan.locked, record)
+        self.since = self.began
+        self._sync(self.generation)
         generations.write_record(self.environment.record(self.generation.name), record)
         generations.switch(self.environment, self.generation.name)
         return str(self.environment.prefix), {}
+
+    def _sample(self, digest: str) -> dict[str, int]:
+        """Sizes of some files, by which a later command sees at no cost that some are lost."""
+        try:
+            read = manifest.read(self.generation / manifest.NAME, digest)
+            return manifest.sample(self.generation, read)
+        except OSError as error:
+            raise blocked(self.generation / manifest.NAME, error, "read") from error
 
     def _of_lock(self, locked: Locked, record: Mapping[str, Any]) -> dict[str, Any]:
         """What the record says of the lock."""

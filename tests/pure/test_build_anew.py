@@ -38,7 +38,7 @@ os.makedirs(folder, exist_ok=True)
 version = len([each for each in os.listdir(switches) if each.startswith(name)]) + 1
 open(f"{switches}/{name}-{version}", "w").close()
 os.mkdir(f"{folder}/{name}-{version}.dist-info")
-files = {f"{name}.py": content, f"{name}-{version}.dist-info/METADATA": "",
+files = {f"{name}.py": content, f"{name}-{version}.dist-info/METADATA": "x",
          f"{name}-{version}.dist-info/RECORD": f"{name}.py,,5"}
 for path, text in files.items():
     with open(f"{folder}/{path}", "w") as stream:

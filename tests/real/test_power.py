@@ -1,0 +1,151 @@
+"""Power cuts: what survives, what is taken for whole, and that the next build gets it right.
+
+An ext4 file system in a file is shut down by its own ioctl, which drops all that is not on the
+disk yet, as a power cut does. That takes root and a loop device.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import multiprocessing
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hvdenv.building.build import Request, build
+from hvdenv.environments import generations, manifest
+from hvdenv.environments.generations import Environment
+from hvdenv.errors import HvdenvError
+from hvdenv.model.observe import declared
+from hvdenv.places import Places
+from hvdenv.plans.step import Step
+from tests.pure.test_build_anew import DIGEST, STEPS, Recorder, Site
+
+SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
+WITHOUT_FLUSH = 2
+
+
+class Disk:
+    """A small ext4 file system."""
+
+    def __init__(self, folder: Path) -> None:
+        self.image, self.root = folder / "disk.img", folder / "disk"
+        self.root.mkdir()
+        with self.image.open("wb") as stream:
+            stream.truncate(64 << 20)
+        self._call("mkfs.ext4", "-q", str(self.image))
+        self.mount()
+
+    def mount(self, *options: str) -> None:
+        self._call("mount", "-o", ",".join(("loop", *options)), str(self.image), str(self.root))
+
+    def unmount(self) -> None:
+        self._call("umount", str(self.root))
+
+    def cut(self) -> None:
+        """Lose all that is not on the disk; from now on nothing can be read or written."""
+        descriptor = os.open(self.root, os.O_RDONLY)
+        try:
+            fcntl.ioctl(descriptor, SHUTDOWN, struct.pack("I", WITHOUT_FLUSH))
+        finally:
+            os.close(descriptor)
+
+    def restore(self) -> None:
+        """What the disk has after the machine has started again."""
+        self.unmount()
+        self.mount()
+
+    def _call(self, *words: str) -> None:
+        try:
+            subprocess.run(words, check=True, capture_output=True, text=True)
+        except FileNotFoundError as error:
+            pytest.skip(f"a disk to cut the power of: there is no {error.filename}")
+        except subprocess.CalledProcessError as error:
+            if words[0] == "mount":
+                pytest.skip(f"a disk to cut the power of: {error.stderr.strip()}")
+            raise
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    if os.geteuid() != 0:
+        pytest.skip("a disk to cut the power of: only root may mount one")
+    disk = Disk(tmp_path)
+    try:
+        yield disk
+    finally:
+        disk.unmount()
+
+
+@pytest.fixture
+def site(disk: Disk, tmp_path: Path) -> Site:
+    (tmp_path / "switches").mkdir()
+    facts = declared(Path(__file__).parents[1] / "cases" / "facts.json")
+    return Site(generations.at(disk.root / "env"), tmp_path / "switches", facts)
+
+
+class Cut(Recorder):
+    """Cuts the power when a step is done."""
+
+    def __init__(self, disk: Disk, step: str) -> None:
+        super().__init__()
+        self.disk, self.step = disk, step
+
+    def step_done(self, number: int, step: Step, note: str, seconds: float) -> None:
+        super().step_done(number, step, note, seconds)
+        if step.name == self.step:
+            self.disk.cut()
+
+
+def build_until(site: Site, disk: Disk, step: str) -> int:
+    """Build in a process of its own, and cut the power when a step is done.
+
+    Returns:
+        The exit code that the build came to.
+    """
+
+    def run() -> None:
+        request = Request(site.plan, DIGEST, {}, site.facts, ())
+        places = Places(site.environment.prefix.parent / "home")
+        try:
+            build(request, site.environment, places, Cut(disk, step))
+        except HvdenvError as error:
+            sys.exit(error.exit_code)
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join()
+    disk.restore()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def differences(environment: Environment) -> list[manifest.Difference]:
+    """Where the active generation is not what its manifest says, by the hashes of all files."""
+    identity = environment.active()
+    record = generations.read_record(environment.record(identity))
+    root = environment.generation(identity)
+    listed = manifest.read(root / manifest.NAME, record["manifest_digest"])
+    return manifest.compare(root, listed, closely=lambda path: True)
+
+
+def test_what_is_called_complete_is_on_the_disk(site: Site, disk: Disk) -> None:
+    assert build_until(site, disk, "record") == 0
+    assert site.environment.active()
+    assert differences(site.environment) == []
+    assert not site.build()[0].changed
+
+
+@pytest.mark.parametrize("step", STEPS[:-1])
+def test_a_step_that_finished_is_on_the_disk(site: Site, disk: Disk, step: str) -> None:
+    assert build_until(site, disk, step) == 5
+    assert not site.environment.active()
+    built, done = site.build()
+    assert built.changed
+    assert done == STEPS[STEPS.index(step) + 1 :]
+    assert differences(site.environment) == []
