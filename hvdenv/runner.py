@@ -361,7 +361,7 @@ def end_marked(token: str) -> list[int]:
     import psutil
 
     ended: list[int] = []
-    while True:
+    while token:  # without one, every process that carries none would be meant
         found = len(ended)
         for process in psutil.process_iter():
             try:
@@ -374,7 +374,8 @@ def end_marked(token: str) -> list[int]:
                 continue
         # What was ended may have started another one while they were being listed.
         if len(ended) == found:
-            return ended
+            break
+    return ended
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:

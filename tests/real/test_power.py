@@ -12,13 +12,13 @@ import os
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from hvdenv.building.build import Request, build
-from hvdenv.environments import generations, manifest
+from hvdenv.environments import buildlock, generations, manifest
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import HvdenvError
 from hvdenv.model.observe import declared
@@ -102,27 +102,28 @@ class Cut(Recorder):
             self.disk.cut()
 
 
-def build_until(site: Site, disk: Disk, step: str) -> int:
-    """Build in a process of its own, and cut the power when a step is done.
+def in_a_process(disk: Disk, run: Callable[[], object]) -> int:
+    """What a process ends with that cuts the power; its disk is there again afterwards."""
 
-    Returns:
-        The exit code that the build came to.
-    """
-
-    def run() -> None:
-        request = Request(site.plan, DIGEST, {}, site.facts, ())
-        places = Places(site.environment.prefix.parent / "home")
+    def end() -> None:
         try:
-            build(request, site.environment, places, Cut(disk, step))
+            run()
         except HvdenvError as error:
             sys.exit(error.exit_code)
 
-    process = multiprocessing.get_context("fork").Process(target=run)
+    process = multiprocessing.get_context("fork").Process(target=end)
     process.start()
     process.join()
     disk.restore()
     assert process.exitcode is not None
     return process.exitcode
+
+
+def build_until(site: Site, disk: Disk, step: str) -> int:
+    """Build, and cut the power when a step is done. Returns the exit code."""
+    request = Request(site.plan, DIGEST, {}, site.facts, ())
+    places = Places(site.environment.prefix.parent / "home")
+    return in_a_process(disk, lambda: build(request, site.environment, places, Cut(disk, step)))
 
 
 def differences(environment: Environment) -> list[manifest.Difference]:
@@ -149,3 +150,13 @@ def test_a_step_that_finished_is_on_the_disk(site: Site, disk: Disk, step: str) 
     assert built.changed
     assert done == STEPS[STEPS.index(step) + 1 :]
     assert differences(site.environment) == []
+
+
+def test_a_lock_survives_its_holder(disk: Disk) -> None:
+    def cut() -> None:
+        with buildlock.hold(disk.root, wait=0):
+            disk.cut()
+
+    assert in_a_process(disk, cut) == 0
+    with buildlock.hold(disk.root, wait=0) as held:
+        held.check()
