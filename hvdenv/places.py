@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -124,12 +123,29 @@ def make_folder(folder: Path) -> Path:
 
 def blocked(path: Path, error: OSError, doing: str = "write") -> StepError:
     """The error for something that could not be read or written."""
+    elsewhere = f"name another place with {HOME_VARIABLE} or --prefix"
+    known = next((text for numbers, text in _WAYS_OUT if error.errno in numbers), None)
     return StepError(
         f"cannot {doing}: {error.strerror or error}",
         where=str(path),
-        remedy="look at the permissions, the free space and the quota there, "
-        f"or name another place with {HOME_VARIABLE} or --prefix",
+        remedy=f"{known or 'look at the permissions, the free space and the quota there'}, or "
+        f"{elsewhere}",
     )
+
+
+# What to do about an error of a file system, by its number.
+_WAYS_OUT = (
+    ({errno.EACCES, errno.EPERM}, "look at the owner and the permissions there (ls -ld)"),
+    ({errno.EROFS}, "have it mounted for writing: this host may only read this file system"),
+    ({errno.ENOSPC}, "free space there (df -h; df -i for the number of files)"),
+    ({errno.EDQUOT}, "free some of your quota there (quota -s)"),
+    (
+        {errno.EIO, errno.ESTALE, errno.ESHUTDOWN, errno.ETIMEDOUT, errno.EUCLEAN},
+        "run the command again once the disk or file server works (dmesg; ask support)",
+    ),
+)
+# Errors that are the machine's, never a mistake of hvdenv.
+OF_THE_MACHINE = frozenset(number for numbers, _ in _WAYS_OUT for number in numbers)
 
 
 def named_file(path: Path) -> Path:
@@ -205,20 +221,24 @@ def _sync_file_system(path: Path) -> bool:
     return True
 
 
-def _changed(root: Path, since: float) -> Iterator[Path]:
-    """Files and folders of a tree that have changed; a folder comes after what is in it."""
-    for folder, _, names in os.walk(root, topdown=False):
-        for path in (*(Path(folder, name) for name in names), Path(folder)):
-            status = path.lstat()
-            plain = stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)
-            # File systems without fractions of a second round down.
-            if plain and status.st_ctime > since - 1:
-                yield path
-    if root.is_file():
-        yield root
+def _changed(root: Path, since: float) -> Iterator[str]:
+    """Files and folders of a tree that have changed, and its root."""
+    folders = [os.fspath(root)] if root.is_dir() else []
+    yield os.fspath(root)
+    while folders:
+        with os.scandir(folders.pop()) as children:
+            for child in children:
+                is_folder = child.is_dir(follow_symlinks=False)
+                if is_folder:
+                    folders.append(child.path)
+                if not is_folder and not child.is_file(follow_symlinks=False):
+                    continue
+                # File systems without fractions of a second round down.
+                if child.stat(follow_symlinks=False).st_ctime > since - 1:
+                    yield child.path
 
 
-def _sync(path: Path) -> None:
+def _sync(path: Path | str) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -33,9 +33,9 @@ from hvdenv.model.cluster import Wheels
 from hvdenv.model.facts import Facts
 from hvdenv.model.observe import ask_interpreter
 from hvdenv.model.recipe import Recipe
-from hvdenv.places import Places, blocked, make_folder, sync_tree
+from hvdenv.places import Places, blocked, make_folder, sync_folder, sync_tree
 from hvdenv.plans.plan import Plan, brought_python
-from hvdenv.plans.step import Step, identity
+from hvdenv.plans.step import Step, TextFile, identity
 from hvdenv.runner import Runner, end_marked
 from hvdenv.schema import encode
 from hvdenv.sites.modules import Loaded
@@ -321,8 +321,8 @@ class _Run:
         # What steps recorded, by step name: in this run or in one before it.
         self.recorded: dict[str, Mapping[str, Any]] = {}
         self.keys: dict[str, str] = {}
-        # When this run and its present step began, by the clock that dates the files.
-        self.began = self.since = 0.0
+        # When all of the generation was on the disk, by the clock that dates its files.
+        self.synced = 0.0
 
     def run(self) -> None:
         # Now, so that `doctor` finds it wherever it lies if a step fails.
@@ -330,10 +330,13 @@ class _Run:
         if self.journal.damage:
             self.progress.note(self.journal.damage)
         make_folder(self.generation / LOGS)
-        self._sync(self.generation)  # what an earlier process has left may be in memory only
+        self._sync_all()  # what an earlier process has left may be in memory only
         key = ""
-        for number, step in enumerate(self.plan.steps, 1):
+        for step in self.plan.steps:
             key = self.keys[step.name] = journal.chain(key, identity(step))
+        self._repair()
+        for number, step in enumerate(self.plan.steps, 1):
+            key = self.keys[step.name]
             done = self.journal.finished(key)
             # Modules are loaded anew: what they set is only in the memory of a build.
             if done and step.effect != "modules":
@@ -343,6 +346,87 @@ class _Run:
             self.held.check()
             self._do(number, step, key)
 
+    def _repair(self) -> None:
+        """Undo in the journal what the files contradict: those steps are done again."""
+        finished = [step for step in self.plan.steps if self.journal.finished(self.keys[step.name])]
+        broken = self._broken(finished)
+        for step in finished:
+            reason = broken.get(step.name) or self._contradiction(step, finished)
+            if reason:
+                self.progress.note(f"{step.name} is done again: {reason}")
+                self.journal.append(
+                    journal.FAILED, step.name, self.keys[step.name], data={"error": reason}
+                )
+                return
+
+    def _contradiction(self, step: Step, finished: Sequence[Step]) -> str:
+        """What of a finished step's result is not there; empty if nothing is known to be."""
+        tidied = any(each.effect == "tidy" for each in finished)
+        build = self.generation / "build"
+        for file in step.files:
+            if not (tidied and file.path.is_relative_to(build)) and not _holds(file):
+                return f"{file.path} is not what it wrote"
+        done = self.journal.finished(self.keys[step.name])
+        data = (done.data if done else None) or {}
+        if step.effect == "manifest":
+            written = self.generation / manifest.NAME
+            if not written.is_file() or _sha256(written) != data.get("digest"):
+                return f"{written} is not what it wrote"
+        made = step.spared_by_cache and self.plan.wheel.parent in step.resets
+        installed = any(each.name == "installation" for each in finished)
+        if (made or data.get("wheel")) and not installed and not _size(self.plan.wheel):
+            return f"{self.plan.wheel} is empty or missing"
+        return ""
+
+    def _broken(self, finished: Sequence[Step]) -> dict[str, str]:
+        """Finished steps that have installed a package of which files are lost, and which."""
+        venv = self.plan.environment
+        makers = [step for step in finished if venv in step.resets]
+        if not makers or not venv.is_relative_to(self.generation):
+            return {}
+        folder = next(iter(venv.glob("lib/python3.*/site-packages")), None)
+        settings, python = venv / "pyvenv.cfg", venv / "bin/python"
+        if (
+            folder is None
+            or (settings.exists() and not _size(settings))
+            or (python.is_symlink() and not python.exists())
+        ):
+            return {makers[0].name: f"{venv} is no whole environment"}
+        inside = str(folder.relative_to(self.generation))
+        before = [
+            (step.name, self._installed_before(step, inside))
+            for step in self.plan.steps
+            if step.installs
+        ]
+        found: dict[str, str] = {}
+        for problem in manifest.verify_records(folder):
+            name = problem.partition(": ")[0]
+            # Whoever found it missing and then finished has brought it.
+            bringers = [
+                step
+                for step, names in before
+                if names is not None and not {name, f"{name}.dist-info"} & names
+            ]
+            found.setdefault(bringers[-1] if bringers else makers[0].name, problem)
+        return found
+
+    def _installed_before(self, step: Step, folder: str) -> frozenset[str] | None:
+        """What was in a folder when a step began; None if it never did."""
+        key = self.keys[step.name]
+        started = (
+            event
+            for event in reversed(self.journal.events)
+            if event.key == key and event.event == journal.STARTED and event.data
+        )
+        event = next(started, None)
+        return frozenset(event.data["installed"].get(folder, ())) if event and event.data else None
+
+    def _undo(self, step: Step, reason: str) -> None:
+        """Note in the journal that a step is to be done again, and what goes with it."""
+        self.journal.append(journal.FAILED, step.name, self.keys[step.name], data={"error": reason})
+        if step.undoes:
+            self.journal.append(journal.FAILED, step.undoes, self.keys[step.undoes])
+
     def _do(self, number: int, step: Step, key: str) -> None:
         if step.spared_by_cache and self.recorded["stack"].get("wheel"):
             self._finish(number, step, key, "not needed: the wheel is in the cache", {}, 0.0)
@@ -351,15 +435,11 @@ class _Run:
         self.progress.step_started(number, step)
         self._reset(step, key)
         self.journal.append(journal.STARTED, step.name, key, data=self._baseline(step))
-        self.since = self.journal.path.stat().st_mtime
-        self.began = self.began or self.since
         log = self.generation / LOGS / f"{number:02}-{step.name}.log"
         try:
             note, data = self._perform(step, log)
         except StepError as error:
-            self.journal.append(journal.FAILED, step.name, key, data={"error": error.message})
-            if step.undoes:
-                self.journal.append(journal.FAILED, step.undoes, self.keys[step.undoes])
+            self._undo(step, error.message)
             raise
         self._finish(number, step, key, note, data, time.monotonic() - started)
 
@@ -368,25 +448,31 @@ class _Run:
     ) -> None:
         self.recorded[step.name] = data
         if step.effect != "record":  # the record is the last thing written into a generation
-            self._sync(*self._results(step))
+            self._sync(step)
             self.journal.append(
                 journal.FINISHED, step.name, key, seconds=round(seconds, 3), data=data
             )
         self.progress.step_done(number, step, note, seconds)
 
-    def _results(self, step: Step) -> tuple[Path, ...]:
-        """The folders that hold what a step has made."""
-        if step.installs or step.effect == "tidy" or self.plan.environment in step.resets:
-            return (self.generation,)
-        return tuple({self.generation / "build", *(file.path.parent for file in step.files)})
+    def _sync(self, step: Step) -> None:
+        """Have what a step has made on the disk, before the journal says that it finished."""
+        if step.installs or self.plan.environment in step.resets:
+            self._sync_all()
+            return
+        with _on_disk(self.generation):
+            sync_tree(self.generation / "build")
+            for file in step.files:
+                if file.path.exists():
+                    sync_tree(file.path)
+            sync_folder(self.generation)
 
-    def _sync(self, *folders: Path) -> None:
-        """Have what this step has written on the disk before the journal or the record says so."""
-        for folder in folders:
-            try:
-                sync_tree(folder, self.since)
-            except OSError as error:
-                raise blocked(Path(error.filename or folder), error) from error
+    def _sync_all(self) -> None:
+        """Have the whole generation on the disk."""
+        with _on_disk(self.generation):
+            os.utime(self.generation)
+            now = self.generation.stat().st_mtime
+            sync_tree(self.generation, self.synced)
+            self.synced = now
 
     def _perform(self, step: Step, log: Path) -> tuple[str, dict[str, Any]]:
         if step.report:
@@ -426,7 +512,7 @@ class _Run:
         downloads.trim(self.places, folder, Runner(token=self.held.token))
 
     def _execute(self, step: Step, command: Command, log: Path) -> Outcome:
-        with log.open("a", encoding="utf-8") as stream:
+        with _on_disk(log), log.open("a", encoding="utf-8") as stream:
             stream.write(f"$ {mask(spelled_out(command))}\n")
         outcome = self.runner.run(command, log=log, on_line=self.progress.step_line)
         if not outcome:
@@ -444,10 +530,9 @@ class _Run:
 
     def _remove_what_came_after(self, key: str) -> None:
         """Remove what a killed attempt at a step has installed."""
-        # What was tried before another step finished is no more.
-        since = takewhile(
-            lambda event: event.event != journal.FINISHED, reversed(self.journal.events)
-        )
+        # What was tried before an earlier step was done again is no more.
+        earlier = {*takewhile(lambda each: each != key, self.keys.values())}
+        since = takewhile(lambda event: event.key not in earlier, reversed(self.journal.events))
         started = (event for event in since if event.event == journal.STARTED)
         before = next((event.data for event in started if event.key == key and event.data), None)
         for folder, names in before["installed"].items() if before else ():
@@ -500,6 +585,12 @@ class _Run:
                     where=f"frameworks.{name}",
                     remedy="name the module that brings it in modules.load; with"
                     " python.system_site_packages the environment sees its packages",
+                )
+            if found and not found["version"]:
+                raise StepError(
+                    f"the metadata of {name} say no version: files of it are lost",
+                    where=f"frameworks.{name}",
+                    remedy="build again; with --rebuild, everything is installed anew",
                 )
             if found and not is_version(found["version"], stated):
                 raise StepError(
@@ -561,7 +652,7 @@ class _Run:
 
     def _keep(self, output: str) -> tuple[str, dict[str, Any]]:
         inspected = json.loads(output.strip().splitlines()[-1])
-        inspected["sha256"] = hashlib.sha256(self.plan.wheel.read_bytes()).hexdigest()
+        inspected["sha256"] = _sha256(self.plan.wheel)
         if not self.recorded["stack"].get("wheel"):
             self._store(self.caches[0])
         if self.request.wheels.publish:
@@ -645,8 +736,7 @@ class _Run:
             self._refuse_drift(record)
         if plan.locked:
             record["lock"] = self._of_lock(plan.locked, record)
-        self.since = self.began
-        self._sync(self.generation)
+        self._sync_all()
         generations.write_record(self.environment.record(self.generation.name), record)
         generations.switch(self.environment, self.generation.name)
         return str(self.environment.prefix), {}
@@ -687,6 +777,15 @@ class _Run:
             return {}
 
 
+@contextmanager
+def _on_disk(path: Path) -> Iterator[None]:
+    """Tell of what cannot be written to the disk."""
+    try:
+        yield
+    except OSError as error:
+        raise blocked(Path(error.filename or path), error) from error
+
+
 def _failed(step: Step, outcome: Outcome, log: Path) -> StepError:
     known = diagnose_step(log).best
     how = f"exit status {outcome.returncode}"
@@ -719,6 +818,22 @@ def _installed(report: Path) -> list[dict[str, str]]:
         }
         for each in found["install"]
     ]
+
+
+def _holds(file: TextFile) -> bool:
+    """Whether a file has the text that a step wrote into it."""
+    try:
+        return file.path.read_text(encoding="utf-8") == file.text
+    except (FileNotFoundError, UnicodeDecodeError):
+        return False
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _delete(path: Path) -> None:

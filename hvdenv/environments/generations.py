@@ -175,7 +175,9 @@ def claim(environment: Environment) -> None:
         refuse_foreign(store)
     for folder in (parent, make_folder(store)):
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise blocked(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+            read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
+            number = errno.EROFS if read_only else errno.EACCES
+            raise blocked(folder, OSError(number, os.strerror(number)))
 
 
 def new_identity(environment: Environment, digest: str) -> str:
