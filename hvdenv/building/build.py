@@ -361,7 +361,12 @@ class _Run:
 
     def _contradiction(self, step: Step, finished: Sequence[Step]) -> str:
         """What of a finished step's result is not there; empty if nothing is known to be."""
-        tidied = any(each.effect == "tidy" for each in finished)
+        tidied = any(
+            event.key == self.keys[each.name]
+            for each in self.plan.steps
+            if each.effect == "tidy"
+            for event in self.journal.events
+        )
         build = self.generation / "build"
         for file in step.files:
             if not (tidied and file.path.is_relative_to(build)) and not _holds(file):
@@ -372,10 +377,11 @@ class _Run:
             written = self.generation / manifest.NAME
             if not written.is_file() or _sha256(written) != data.get("digest"):
                 return f"{written} is not what it wrote"
-        made = step.spared_by_cache and self.plan.wheel.parent in step.resets
-        installed = any(each.name == "installation" for each in finished)
-        if (made or data.get("wheel")) and not installed and not _size(self.plan.wheel):
-            return f"{self.plan.wheel} is empty or missing"
+        if step.effect == "lookup" and not tidied and not _size(self.plan.wheel):
+            # What was compiled may be in the cache by now.
+            wheel = self.plan.wheel.parent
+            if data.get("wheel") or any(wheel in each.resets for each in finished):
+                return f"{self.plan.wheel} is empty or missing"
         return ""
 
     def _broken(self, finished: Sequence[Step]) -> dict[str, str]:

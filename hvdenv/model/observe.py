@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,6 +73,7 @@ def observe(place: Path, runner: Runner, *, thorough: bool) -> Facts:
         interpreters=(own_interpreter(), *_candidates()),
         disk_free=disk_free,
         inodes_free=inodes_free,
+        tmp_free=space(Path(tempfile.gettempdir()))[0],
         quota_free=quota(runner) if thorough else None,
         gpus=_gpus() if thorough else (),
         driver=parse_driver(_read("/proc/driver/nvidia/version")) if thorough else "",

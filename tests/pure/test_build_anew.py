@@ -302,7 +302,7 @@ def test_packages_that_are_not_whole_are_all_installed_again(site: Site, rebuild
         ("first-1.dist-info/RECORD", "environment"),
         ("second.py", "frameworks"),
         ("second-1.dist-info/METADATA", "frameworks"),
-        ("../../../../build/wheel/x.whl", "wheel"),
+        ("../../../../build/wheel/x.whl", "stack"),
     ],
 )
 def test_a_step_whose_files_are_lost_is_done_again(site: Site, lost: str, step: str) -> None:

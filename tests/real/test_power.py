@@ -20,7 +20,7 @@ import pytest
 from hvdenv.building.build import Request, build
 from hvdenv.environments import buildlock, generations, manifest
 from hvdenv.environments.generations import Environment
-from hvdenv.errors import HvdenvError
+from hvdenv.errors import HvdenvError, StepError
 from hvdenv.model.observe import declared
 from hvdenv.places import Places
 from hvdenv.plans.step import Step
@@ -38,14 +38,20 @@ class Disk:
         self.root.mkdir()
         with self.image.open("wb") as stream:
             stream.truncate(64 << 20)
-        self._call("mkfs.ext4", "-q", str(self.image))
+        _call("mkfs.ext4", "-q", str(self.image))
+        # One device throughout: two on one file do not see what the other has not written yet.
+        self.device = _call("losetup", "--find", "--show", str(self.image))
         self.mount()
 
-    def mount(self, *options: str) -> None:
-        self._call("mount", "-o", ",".join(("loop", *options)), str(self.image), str(self.root))
+    def mount(self) -> None:
+        _call("mount", self.device, str(self.root))
 
     def unmount(self) -> None:
-        self._call("umount", str(self.root))
+        _call("umount", str(self.root))
+
+    def remove(self) -> None:
+        self.unmount()
+        _call("losetup", "--detach", self.device)
 
     def cut(self) -> None:
         """Lose all that is not on the disk; from now on nothing can be read or written."""
@@ -60,15 +66,17 @@ class Disk:
         self.unmount()
         self.mount()
 
-    def _call(self, *words: str) -> None:
-        try:
-            subprocess.run(words, check=True, capture_output=True, text=True)
-        except FileNotFoundError as error:
-            pytest.skip(f"a disk to cut the power of: there is no {error.filename}")
-        except subprocess.CalledProcessError as error:
-            if words[0] == "mount":
-                pytest.skip(f"a disk to cut the power of: {error.stderr.strip()}")
-            raise
+
+def _call(*words: str) -> str:
+    try:
+        done = subprocess.run(words, check=True, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        pytest.skip(f"a disk to cut the power of: there is no {error.filename}")
+    except subprocess.CalledProcessError as error:
+        if words[0] == "losetup":
+            pytest.skip(f"a disk to cut the power of: {error.stderr.strip()}")
+        raise
+    return done.stdout.strip()
 
 
 @pytest.fixture
@@ -79,7 +87,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
     try:
         yield disk
     finally:
-        disk.unmount()
+        disk.remove()
 
 
 @pytest.fixture
@@ -150,6 +158,14 @@ def test_a_step_that_finished_is_on_the_disk(site: Site, disk: Disk, step: str) 
     assert built.changed
     assert done == STEPS[STEPS.index(step) + 1 :]
     assert differences(site.environment) == []
+
+
+def test_a_file_system_that_may_only_be_read_is_named(site: Site, disk: Disk) -> None:
+    site.build()
+    _call("mount", "-o", "remount,ro", disk.device, str(disk.root))
+    assert not site.build()[0].changed
+    with pytest.raises(StepError, match="cannot write: Read-only file system"):
+        site.build(rebuild=True)
 
 
 def test_a_lock_survives_its_holder(disk: Disk) -> None:
