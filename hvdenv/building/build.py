@@ -9,7 +9,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -19,6 +19,7 @@ from packaging.specifiers import SpecifierSet
 from hvdenv import __version__
 from hvdenv.building import indexes
 from hvdenv.command import Command, Outcome, spelled_out
+from hvdenv.composition.contents import normal
 from hvdenv.environments import buildlock, generations, journal, manifest, registry
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.installation import is_version, with_modules
@@ -439,8 +440,8 @@ class _Run:
             return
         started = time.monotonic()
         self.progress.step_started(number, step)
-        self._reset(step, key)
-        self.journal.append(journal.STARTED, step.name, key, data=self._baseline(step))
+        before = self._reset(step, key)
+        self.journal.append(journal.STARTED, step.name, key, data=before)
         log = self.generation / LOGS / f"{number:02}-{step.name}.log"
         try:
             note, data = self._perform(step, log)
@@ -501,7 +502,15 @@ class _Run:
         }
         if step.effect in effects:
             return effects[step.effect](output)
-        return "", {"packages": _installed(step.report)} if step.report else {}
+        return "", {"packages": self._packages(step)} if step.report else {}
+
+    def _packages(self, step: Step) -> list[dict[str, str]]:
+        """What a step has installed, and what a killed attempt at it had."""
+        assert step.report
+        before = self._earlier_start(self.keys[step.name]) or {}
+        now = _installed(step.report)
+        known = {_identity(each) for each in now}
+        return now + [each for each in before.get("kept", ()) if _identity(each) not in known]
 
     @contextmanager
     def _alone(self, step: Step) -> Iterator[None]:
@@ -527,42 +536,70 @@ class _Run:
             self.progress.note(line)
         return outcome
 
-    def _reset(self, step: Step, key: str) -> None:
-        """Take away what an earlier attempt at this step left half done."""
+    def _reset(self, step: Step, key: str) -> dict[str, Any] | None:
+        """Take away what an earlier attempt at this step left half done.
+
+        Returns:
+            What the journal notes at the start of the step.
+        """
         for path in step.resets:
             _delete(path)
-        if step.installs:
-            self._remove_what_came_after(key)
+        if not step.installs:
+            return None
+        before = self._earlier_start(key)
+        if not before:
+            return {"installed": self._installed_now(), "kept": []}
+        kept = self._whole_packages(step, before)
+        files = {file for package in kept for file in package.files}
+        above = {folder for file in files for folder in file.parents}
+        for folder, names in before["installed"].items():
+            for entry in list((self.generation / folder).glob("*")):
+                if entry.name not in names:
+                    _delete_but(entry, files, above)
+        reported = [package.reported for package in kept if package.reported]
+        return {"installed": before["installed"], "kept": reported}
 
-    def _remove_what_came_after(self, key: str) -> None:
-        """Remove what a killed attempt at a step has installed."""
+    def _earlier_start(self, key: str) -> Mapping[str, Any] | None:
+        """What an attempt at this step noted that was killed, if its results still count."""
         # What was tried before an earlier step was done again is no more.
         earlier = {*takewhile(lambda each: each != key, self.keys.values())}
         since = takewhile(lambda event: event.key not in earlier, reversed(self.journal.events))
         started = (event for event in since if event.event == journal.STARTED)
-        before = next((event.data for event in started if event.key == key and event.data), None)
-        for folder, names in before["installed"].items() if before else ():
-            for entry in list((self.generation / folder).glob("*")):
-                if entry.name not in names:
-                    _delete(entry)
+        return next((event.data for event in started if event.key == key and event.data), None)
 
-    def _baseline(self, step: Step) -> dict[str, Any] | None:
-        """What is installed before a step adds to it."""
-        if not step.installs:
-            return None
+    def _whole_packages(self, step: Step, before: Mapping[str, Any]) -> list[_Kept]:
+        """Packages that a killed attempt has installed to their end: pip goes on after them.
+
+        Only those that a report of pip's or the lock names, so that the record has them all.
+        """
+        known: dict[tuple[str, str], Mapping[str, str] | None] = {}
+        if step.effect == "packages" and self.plan.locked:
+            known = {(normal(p.name), p.version): None for p in pypi.packages(self.plan.locked)}
+        if step.report:
+            with suppress(OSError, ValueError, KeyError, TypeError):  # cut off by the kill
+                known = {_identity(each): each for each in _installed(step.report)}
+            known |= {_identity(each): each for each in before.get("kept", ())}
+        folder = next(iter(self.plan.environment.glob("lib/python3.*/site-packages")), None)
+        if not known or folder is None or not folder.is_relative_to(self.generation):
+            return []
+        names = before["installed"].get(str(folder.relative_to(self.generation)), ())
+        found = manifest.finished_packages(folder)
+        new = {name: _package(name) for name in found if f"{name}.dist-info" not in names}
+        return [
+            _Kept(found[name], known[package]) for name, package in new.items() if package in known
+        ]
+
+    def _installed_now(self) -> dict[str, list[str]]:
+        """What is in the folders that packages are installed into."""
         venv = self.plan.environment
         folders = [
             *sorted(venv.glob("lib/python3.*/site-packages")),
             *(venv / name for name in ("bin", "lib", "share", "etc", "include", ".")),
         ]
         return {
-            "installed": {
-                str(folder.relative_to(self.generation)): sorted(
-                    each.name for each in folder.iterdir()
-                )
-                for folder in folders
-                if folder.is_dir()
-            }
+            str(folder.relative_to(self.generation)): sorted(each.name for each in folder.iterdir())
+            for folder in folders
+            if folder.is_dir()
         }
 
     def _load_modules(self, step: Step) -> tuple[str, dict[str, Any]]:
@@ -692,6 +729,8 @@ class _Run:
             self.generation, (LOGS, JOURNAL, generations.RECORD, generations.MARKER), site_packages
         )
         if written.problems:
+            if self.plan.locked:  # they may be so where uv unpacks them from
+                downloads.forget_unpacked(self.places, Runner(token=self.held.token))
             raise StepError(
                 "packages in the environment are not whole",
                 where=str(site_packages),
@@ -826,6 +865,23 @@ def _installed(report: Path) -> list[dict[str, str]]:
     ]
 
 
+class _Kept(NamedTuple):
+    """A package that stays: its files, and what pip's report said of it if there is one."""
+
+    files: frozenset[Path]
+    reported: Mapping[str, str] | None
+
+
+def _package(name: str) -> tuple[str, str]:
+    """What a distribution is by the name of its folder, such as ``torch-2.13.0``."""
+    project, _, version = name.rpartition("-")
+    return normal(project), version
+
+
+def _identity(package: Mapping[str, str]) -> tuple[str, str]:
+    return normal(package["name"]), package["version"]
+
+
 def _holds(file: TextFile) -> bool:
     """Whether a file has the text that a step wrote into it."""
     try:
@@ -840,6 +896,15 @@ def _sha256(file: Path) -> str:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
+
+
+def _delete_but(path: Path, kept: Collection[Path], above: Collection[Path]) -> None:
+    """Delete a file or tree, but for some files and the folders above them."""
+    if path in above and not path.is_symlink():
+        for entry in list(path.iterdir()):
+            _delete_but(entry, kept, above)
+    elif path not in kept:
+        _delete(path)
 
 
 def _delete(path: Path) -> None:

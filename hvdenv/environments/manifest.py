@@ -249,6 +249,30 @@ def verify_records(site_packages: Path, hashes: Hashes | None = None) -> list[st
     return problems
 
 
+def finished_packages(site_packages: Path) -> dict[str, frozenset[Path]]:
+    """Packages that were installed to their end, as ``name-version``, with all their files.
+
+    An installer names itself in the RECORD of a package, which it writes last.
+
+    Raises:
+        StepError: the folder cannot be read.
+    """
+    base = os.path.abspath(site_packages)
+    broken = {problem.partition(": ")[0] for problem in verify_records(site_packages)}
+    found = {}
+    for name in sorted(os.listdir(base)):
+        package = name.removesuffix(".dist-info")
+        if package in (name, *broken) or name.startswith("~"):
+            continue
+        record = os.path.join(base, name, "RECORD")
+        with open(record, encoding="utf-8", errors="surrogateescape", newline="") as stream:
+            paths = [row[0] for row in csv.reader(stream) if row]
+        files = frozenset(Path(os.path.normpath(os.path.join(base, path))) for path in paths)
+        if f"{name}/INSTALLER" in paths and all(file.exists() for file in files):
+            found[package] = files
+    return found
+
+
 _OF_HOROVOD = "/site-packages/horovod/"
 # As seen from site-packages.
 _PROGRAMS = "../../../bin/"
