@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from hvdenv import places
 from hvdenv.building.build import Request, build
 from hvdenv.environments import buildlock, generations, manifest
 from hvdenv.environments.generations import Environment
@@ -130,8 +131,8 @@ def in_a_process(disk: Disk, run: Callable[[], object]) -> int:
 def build_until(site: Site, disk: Disk, step: str) -> int:
     """Build, and cut the power when a step is done. Returns the exit code."""
     request = Request(site.plan, DIGEST, {}, site.facts, ())
-    places = Places(site.environment.prefix.parent / "home")
-    return in_a_process(disk, lambda: build(request, site.environment, places, Cut(disk, step)))
+    home = Places(site.environment.prefix.parent / "home")
+    return in_a_process(disk, lambda: build(request, site.environment, home, Cut(disk, step)))
 
 
 def differences(environment: Environment) -> list[manifest.Difference]:
@@ -143,7 +144,12 @@ def differences(environment: Environment) -> list[manifest.Difference]:
     return manifest.compare(root, listed, closely=lambda path: True)
 
 
-def test_what_is_called_complete_is_on_the_disk(site: Site, disk: Disk) -> None:
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_is_called_complete_is_on_the_disk(
+    site: Site, disk: Disk, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shared:  # each file is synced by itself
+        monkeypatch.setattr(places, "_LOCAL_FILE_SYSTEMS", frozenset())
     assert build_until(site, disk, "record") == 0
     assert site.environment.active()
     assert differences(site.environment) == []
