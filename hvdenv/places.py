@@ -163,7 +163,7 @@ def named_file(path: Path) -> Path:
 
 def sync_folder(folder: Path) -> None:
     """Have the names in a folder on the disk, where its file system can do that."""
-    _sync(folder)
+    sync(folder)
 
 
 def sync_tree(root: Path, since: float = 0.0) -> None:
@@ -185,7 +185,7 @@ def sync_tree(root: Path, since: float = 0.0) -> None:
 
     # Each sync waits for the file server: several at a time.
     with ThreadPoolExecutor(8) as pool:
-        for _ in pool.map(_sync, _changed(root, since)):
+        for _ in pool.map(sync, _changed(root, since)):
             pass
 
 
@@ -238,7 +238,12 @@ def _changed(root: Path, since: float) -> Iterator[str]:
                     yield child.path
 
 
-def _sync(path: Path | str) -> None:
+def sync(path: Path | str) -> None:
+    """Have the content of a file or folder on the disk.
+
+    Raises:
+        OSError: the file system cannot store it. That it cannot sync folders is no error.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
