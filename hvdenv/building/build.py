@@ -37,7 +37,7 @@ from hvdenv.model.recipe import Recipe
 from hvdenv.places import Places, blocked, make_folder, sync_folder, sync_tree
 from hvdenv.plans.plan import Plan, brought_python
 from hvdenv.plans.step import Step, TextFile, identity
-from hvdenv.runner import Runner, end_marked
+from hvdenv.runner import Runner, end_marked, environment
 from hvdenv.schema import encode
 from hvdenv.sites.modules import Loaded
 from hvdenv.wheels import downloads, entries, wheelcache
@@ -245,7 +245,11 @@ def _temporary() -> Iterator[Path]:
 
     from hvdenv.environments import scratch  # only who builds needs them
 
-    with scratch.folder(Path(gettempdir()), "build") as temporary:
+    try:
+        root = Path(gettempdir())
+    except OSError as error:
+        raise blocked(Path(environment().get("TMPDIR", "/tmp")), error) from error
+    with scratch.folder(root, "build") as temporary:
         yield temporary.path
 
 

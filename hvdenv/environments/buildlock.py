@@ -170,8 +170,9 @@ def hold(
 def sweep(store: Path) -> None:
     """Delete what killed processes left beside the lock. Call it with the lock held.
 
-    A draft is in use for milliseconds. A claim is left while its owner may be alive. The others are on earlier locks: whoever makes such
-    a claim again finds another token in the lock, and does nothing.
+    A draft is in use for milliseconds. A claim is left while its owner may be alive. The
+    others are on earlier locks: whoever makes such a claim again finds another token in the
+    lock, and does nothing.
     """
     now = _server_time(store)
     for path in store.iterdir():

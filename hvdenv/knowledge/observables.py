@@ -95,10 +95,10 @@ def _of_machine(recipe: Recipe, facts: Facts) -> Found:
 
 
 # Measured: the environment, with a quarter to spare. A Python environment with the tools and
-# files of a build, and each framework with what it needs; then torch's libraries for CUDA, and
-# a source tree with what is compiled in it. Downloads lie in TMPDIR until they are unpacked: a
+# files of a build, and each framework with what it needs. Estimated: conda's packages and their
+# cache, torch's libraries for CUDA, and a source tree with what is compiled in it. Downloads lie in TMPDIR until they are unpacked: a
 # wheel has about a fifth of the size of its files on the disk, or a little more.
-_BASE_MB, _CUDA_MB, _SOURCE_MB = 700, 4000, 5000
+_BASE_MB, _CONDA_MB, _CUDA_MB, _SOURCE_MB = 700, 1500, 4000, 5000
 _FRAMEWORK_MB: dict[Framework, int] = {"torch": 1100, "tensorflow": 1500}
 
 
@@ -106,7 +106,7 @@ def _megabytes(recipe: Recipe) -> int:
     """What a build of a recipe needs on the disk, but for what its site brings."""
     if recipe.python.provider not in ("venv", "conda", "clone"):
         return _BASE_MB
-    needed = _BASE_MB
+    needed = _BASE_MB + (_CONDA_MB if recipe.python.provider == "conda" else 0)
     for name in recipe.horovod.frameworks:
         provider = recipe.frameworks[name].provider
         if provider in ("pip", "conda", "source"):

@@ -107,7 +107,8 @@ def each_of(conditions: str | tuple[str, ...]) -> tuple[str, ...]:
 def _filled(rule: Rule, seen: Observables) -> Rule:
     """A rule that applies, with what was found in the places of {found} and {name}.
 
-    In its message, the name of an observable in braces stands for its value."""
+    In its message, the name of an observable in braces stands for its value.
+    """
     found = _found(rule, seen)
     names = [word.partition("=")[0] for word in found] or [""]
     return rule._replace(
