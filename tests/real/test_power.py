@@ -25,6 +25,7 @@ from hvdenv.errors import HvdenvError, StepError
 from hvdenv.model.observe import declared
 from hvdenv.places import Places
 from hvdenv.plans.step import Step
+from tests.pure import test_build_anew
 from tests.pure.test_build_anew import DIGEST, STEPS, Recorder, Site
 
 SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
@@ -163,6 +164,24 @@ def test_a_step_that_finished_is_on_the_disk(site: Site, disk: Disk, step: str) 
     built, done = site.build()
     assert built.changed
     assert done == STEPS[STEPS.index(step) + 1 :]
+    assert differences(site.environment) == []
+
+
+def test_a_step_that_is_cut_off_is_done_again(
+    site: Site, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = f"""
+import fcntl, struct
+if name == "second" and os.path.exists(switches + "/cut"):
+    fcntl.ioctl(os.open(folder, os.O_RDONLY), {SHUTDOWN}, struct.pack("I", {WITHOUT_FLUSH}))
+"""
+    monkeypatch.setattr(test_build_anew, "INSTALL", test_build_anew.INSTALL + code)
+    site.switch("cut", on=True)
+    assert build_until(site, disk, "none") == 5
+    site.switch("cut", on=False)
+    built, done = site.build()
+    assert built.changed
+    assert done == STEPS[1:]
     assert differences(site.environment) == []
 
 
