@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,12 +123,29 @@ def make_folder(folder: Path) -> Path:
 
 def blocked(path: Path, error: OSError, doing: str = "write") -> StepError:
     """The error for something that could not be read or written."""
+    elsewhere = f"name another place with {HOME_VARIABLE} or --prefix"
+    known = next((text for numbers, text in _WAYS_OUT if error.errno in numbers), None)
     return StepError(
         f"cannot {doing}: {error.strerror or error}",
         where=str(path),
-        remedy="look at the permissions, the free space and the quota there, "
-        f"or name another place with {HOME_VARIABLE} or --prefix",
+        remedy=f"{known or 'look at the permissions, the free space and the quota there'}, or "
+        f"{elsewhere}",
     )
+
+
+# What to do about an error of a file system, by its number.
+_WAYS_OUT = (
+    ({errno.EACCES, errno.EPERM}, "look at the owner and the permissions there (ls -ld)"),
+    ({errno.EROFS}, "have it mounted for writing: this host may only read this file system"),
+    ({errno.ENOSPC}, "free space there (df -h; df -i for the number of files)"),
+    ({errno.EDQUOT}, "free some of your quota there (quota -s)"),
+    (
+        {errno.EIO, errno.ESTALE, errno.ESHUTDOWN, errno.ETIMEDOUT, errno.EUCLEAN},
+        "run the command again once the disk or file server works (dmesg; ask support)",
+    ),
+)
+# Errors that are the machine's, never a mistake of hvdenv.
+OF_THE_MACHINE = frozenset(number for numbers, _ in _WAYS_OUT for number in numbers)
 
 
 def named_file(path: Path) -> Path:
@@ -145,13 +163,99 @@ def named_file(path: Path) -> Path:
 
 def sync_folder(folder: Path) -> None:
     """Have the names in a folder on the disk, where its file system can do that."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    sync(folder)
+
+
+def sync_tree(root: Path, since: float = 0.0) -> None:
+    """Have everything in a tree on the disk, so that it survives a power cut.
+
+    On a local file system one system call writes all that is pending there. On a shared one
+    that could wait for the data of other programs, so each file and folder is synced by itself.
+
+    Args:
+        root: a file or folder; need not exist.
+        since: Unix time in seconds; what has not changed since then is already on the disk.
+
+    Raises:
+        OSError: the file system cannot store it.
+    """
+    if not root.exists() or _sync_file_system(root):
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    # Each sync waits for the file server: several at a time.
+    with ThreadPoolExecutor(8) as pool:
+        for _ in pool.map(sync, _changed(root, since)):
+            pass
+
+
+# Types as statfs(2) has them: ext2 to ext4, XFS, Btrfs, F2FS, ZFS, bcachefs, overlayfs, tmpfs.
+# Any other may be shared, or may ignore syncfs(), as FUSE does.
+_LOCAL_FILE_SYSTEMS = frozenset(
+    {
+        *(0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0xCA451A4E),
+        *(0x794C7630, 0x01021994),
+    }
+)
+
+
+def _sync_file_system(path: Path) -> bool:
+    """Sync a whole file system. Returns whether it is a local one, where this is possible."""
     try:
-        os.fsync(descriptor)
-    except OSError:
-        pass
+        import ctypes
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        syncfs, statfs = libc.syncfs, libc.fstatfs
+    except (ImportError, OSError, AttributeError):
+        return False
+    status = (ctypes.c_long * 64)()  # its first field is the type
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if statfs(descriptor, status) != 0 or status[0] not in _LOCAL_FILE_SYSTEMS:
+            return False
+        if syncfs(descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(path))
     finally:
         os.close(descriptor)
+    return True
+
+
+def _changed(root: Path, since: float) -> Iterator[str]:
+    """Files and folders of a tree that have changed, and its root."""
+    folders = [os.fspath(root)] if root.is_dir() else []
+    yield os.fspath(root)
+    while folders:
+        with os.scandir(folders.pop()) as children:
+            for child in children:
+                is_folder = child.is_dir(follow_symlinks=False)
+                if is_folder:
+                    folders.append(child.path)
+                if not is_folder and not child.is_file(follow_symlinks=False):
+                    continue
+                # File systems without fractions of a second round down.
+                if child.stat(follow_symlinks=False).st_ctime > since - 1:
+                    yield child.path
+
+
+def sync(path: Path | str) -> None:
+    """Have the content of a file or folder on the disk.
+
+    Raises:
+        OSError: the file system cannot store it. That it cannot sync folders is no error.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+# What file systems answer that cannot sync a folder.
+_CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF, errno.EISDIR})
 
 
 def write_json(path: Path, data: Mapping[str, Any], mode: int = 0o666) -> None:

@@ -361,7 +361,7 @@ def end_marked(token: str) -> list[int]:
     import psutil
 
     ended: list[int] = []
-    while True:
+    while token:  # without one, every process that carries none would be meant
         found = len(ended)
         for process in psutil.process_iter():
             try:
@@ -374,7 +374,8 @@ def end_marked(token: str) -> list[int]:
                 continue
         # What was ended may have started another one while they were being listed.
         if len(ended) == found:
-            return ended
+            break
+    return ended
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
@@ -429,7 +430,10 @@ def _log_lines(
     """A function that takes each line to the log, the caller and a bounded list."""
     lines: deque[str] = deque()
     size = 0
-    stream = log.open("a", encoding="utf-8") if log else None
+    try:
+        stream = log.open("a", encoding="utf-8") if log else None
+    except OSError as error:
+        raise _cannot_log(log, error) from error
 
     def take(line: str) -> None:
         nonlocal size
@@ -439,8 +443,11 @@ def _log_lines(
         while size > OUTPUT_LIMIT and len(lines) > 1:
             size -= len(lines.popleft()) + 1
         if stream:
-            stream.write(line + "\n")
-            stream.flush()
+            try:
+                stream.write(line + "\n")
+                stream.flush()
+            except OSError as error:
+                raise _cannot_log(log, error) from error
         if on_line:
             on_line(line)
 
@@ -448,4 +455,13 @@ def _log_lines(
         yield take, lines
     finally:
         if stream:
-            stream.close()
+            with suppress(OSError):  # what could not be written was said before
+                stream.close()
+
+
+def _cannot_log(log: Path | None, error: OSError) -> StepError:
+    return StepError(
+        f"cannot write the log: {error.strerror}",
+        where=str(log),
+        remedy="look at the free space and the state of the file system there (df -h, dmesg)",
+    )

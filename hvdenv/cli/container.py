@@ -204,6 +204,8 @@ def _tool(form: Format) -> str:
 
 def _build_file(arguments: argparse.Namespace, build: Build) -> None:
     """Build a file; under its name there is never a half of it."""
+    from hvdenv.places import sync
+
     target = Path(build.image)
     part = target.with_name(f".{target.name}.{os.getpid()}")
     if target.exists():
@@ -214,6 +216,7 @@ def _build_file(arguments: argparse.Namespace, build: Build) -> None:
         )
     try:
         _run_build(arguments, build._replace(image=str(part)))
+        sync(part)
         os.rename(part, target)
     except OSError as error:
         raise StepError(f"cannot write the image: {error.strerror}", where=str(target)) from error

@@ -119,8 +119,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except HvdenvError as error:
         return _say(error)
-    except PermissionError as error:
-        return _say(_no_permission(error))
     except KeyboardInterrupt:
         return _say(InterruptedRunError())
     except BrokenPipeError:
@@ -128,18 +126,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Nothing is left to be written when Python flushes once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except Exception:
+    except Exception as error:
+        if of_machine := _of_machine(error):
+            return _say(of_machine)
         code = _bug()
         return OWN_FAILURE if command in PASS_CODES_ON else code
 
 
-def _no_permission(error: PermissionError) -> HvdenvError:
-    """Somebody else's files, wherever they were come upon: nobody's mistake in hvdenv."""
+def _of_machine(error: Exception) -> HvdenvError | None:
+    """Somebody else's files, a full or broken disk, wherever it was met: not a bug in hvdenv."""
     from pathlib import Path
 
-    from hvdenv.places import blocked
+    from hvdenv.places import OF_THE_MACHINE, blocked
 
-    return blocked(Path(error.filename or "."), error, "get at it")
+    if not isinstance(error, OSError) or error.errno not in OF_THE_MACHINE:
+        return None
+    named = Path(os.fsdecode(error.filename)) if error.filename else Path()
+    return blocked(named, error, "read or write")
 
 
 def _interrupt(number: int, frame: object) -> None:

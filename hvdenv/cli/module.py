@@ -103,7 +103,7 @@ def _publish(folder: Path, entry: Entry, text: str, suffix: str) -> None:
     import shlex
     import uuid
 
-    from hvdenv.places import blocked, make_folder
+    from hvdenv.places import blocked, make_folder, sync
 
     folder = Path(os.path.abspath(folder.expanduser()))
     path = folder / f"{entry.name}{suffix}"
@@ -112,6 +112,7 @@ def _publish(folder: Path, entry: Entry, text: str, suffix: str) -> None:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
+        sync(temporary)
         os.replace(temporary, path)
     except OSError as error:
         raise blocked(path, error) from error

@@ -208,6 +208,12 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
         raise UsageError("no environment is named", remedy="name a recipe, or a --prefix")
     active = environment.active()
     if not active and (built or not arguments.recipe):
+        if damage := environment.damage(environment.pointed()):
+            raise UsageError(
+                f"files of this environment are damaged: {damage}",
+                where=str(environment.prefix),
+                remedy=remedy,
+            )
         raise UsageError(f"there is no environment {name} at {environment.prefix}", remedy=remedy)
     record = generations.read_record(environment.record(active)) if active else {}
     recipe = resolved.recipe if arguments.recipe else decode(Recipe, record["resolved"])

@@ -107,11 +107,18 @@ def each_of(conditions: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _filled(rule: Rule, seen: Observables) -> Rule:
-    """A rule that applies, with what was found in the places of {found} and {name}."""
+    """A rule that applies, with what was found in the places of {found} and {name}.
+
+    In its message, the name of an observable in braces stands for its value.
+    """
     found = _found(rule, seen)
     names = [word.partition("=")[0] for word in found] or [""]
     return rule._replace(
-        message=rule.message.replace("{found}", ", ".join(found)),
+        message=re.sub(
+            r"\{([a-z_]+)\}",
+            lambda name: str(seen.get(name[1], name[0])),
+            rule.message.replace("{found}", ", ".join(found)),
+        ),
         edit={
             key.replace("{name}", name): value for key, value in rule.edit.items() for name in names
         },

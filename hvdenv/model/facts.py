@@ -50,6 +50,7 @@ class Facts(NamedTuple):
         memory: bytes that this process may use.
         variables: names of variables that are set here and change what programs of the
             environment do; no values, which may hold passwords.
+        tmp_free: bytes that are free in TMPDIR; None where it cannot be read.
     """
 
     origin: Literal["observed", "declared"]
@@ -74,6 +75,7 @@ class Facts(NamedTuple):
     driver: Number = ""
     memory: int | None = None
     variables: tuple[str, ...] = ()
+    tmp_free: int | None = None
 
 
 # A fact is a command and a pure parser: the program, what to ask it, and where the

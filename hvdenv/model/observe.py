@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,6 +73,7 @@ def observe(place: Path, runner: Runner, *, thorough: bool) -> Facts:
         interpreters=(own_interpreter(), *_candidates()),
         disk_free=disk_free,
         inodes_free=inodes_free,
+        tmp_free=_temporary_space(),
         quota_free=quota(runner) if thorough else None,
         gpus=_gpus() if thorough else (),
         driver=parse_driver(_read("/proc/driver/nvidia/version")) if thorough else "",
@@ -193,6 +195,14 @@ def space(place: Path) -> tuple[int | None, int | None]:
         return None, None
     # Btrfs and some network file systems count no inodes: 0 of 0.
     return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
+
+
+def _temporary_space() -> int | None:
+    """Bytes that are free in TMPDIR; 0 where there is no folder that a file fits into."""
+    try:
+        return space(Path(tempfile.gettempdir()))[0]
+    except OSError:
+        return 0
 
 
 def quota(runner: Runner) -> int | None:

@@ -103,6 +103,15 @@ def _notes(
     return notes
 
 
+# What to do about anything that fails where files are damaged.
+REBUILD = "build it again with `hvdenv build RECIPE --rebuild`, where nothing is purged"
+
+
+def damaged(changed_files: Sequence[Difference]) -> list[Difference]:
+    """Files that are gone or empty, as a purge or a power cut leaves them."""
+    return [d for d in changed_files if d.kind == "missing" or d.detail.startswith("0 bytes ")]
+
+
 @check("files")
 def files(changed_files: Sequence[Difference] | None) -> Iterator[Finding]:
     """Whether what was built is still all there: scratch file systems are purged.
@@ -117,11 +126,11 @@ def files(changed_files: Sequence[Difference] | None) -> Iterator[Finding]:
         for kind in ("missing", "changed", "extra")
     }
     evidence = "\n".join(f"{d.kind}: {d.path} {d.detail}".rstrip() for d in changed_files[:40])
-    broken = kinds["missing"] + [d for d in kinds["changed"] if "/site-packages/horovod/" in d.path]
-    if broken:
+    lost = damaged(changed_files)
+    if lost or any("/site-packages/horovod/" in d.path for d in kinds["changed"]):
         message = f"{len(kinds['missing'])} files are missing and {len(kinds['changed'])} changed since the build"
-        remedy = "build it again with `hvdenv build RECIPE --rebuild`, where nothing is purged"
-        yield Finding("files", "manifest", "fail", message, evidence, remedy)
+        message = f"files are damaged: {message}" if lost else message
+        yield Finding("files", "manifest", "fail", message, evidence, REBUILD)
         return
     others = [
         f"{len(kinds[kind])} {word}"

@@ -23,7 +23,7 @@ from hvdenv.reports.report import Finding, Measurement, Report
 from hvdenv.runner import Runner, end_marked
 from hvdenv.verification import bench, collectives, training
 from hvdenv.verification.bench import Effort
-from hvdenv.verification.checks import CHECKS, table
+from hvdenv.verification.checks import CHECKS, REBUILD, damaged, table
 from hvdenv.verification.evidence import CONTROLLERS, FACTS, FRAMEWORKS
 
 DEFAULT_LAUNCHERS = ("mpirun", "horovodrun-gloo")
@@ -117,6 +117,7 @@ def verify(
     with _ended_by_signals(runner):
         facts, measurements = _Facts(given, on_event).find_all()
         findings = list(_all_findings(given, facts))
+        findings = _with_cause(findings, facts.get(Key("changed_files")))
         findings += _leftovers(facts, launch, runner)
     extensions = _collected("extension", facts)
     rows = () if isinstance(extensions, Failed) else tuple(table(expectation, extensions, findings))
@@ -426,6 +427,19 @@ def _all_findings(given: Mapping[str, Any], facts: Mapping[Key, Any]) -> Iterato
             "interrupted", "verify", "error", f"it was ended before it could judge: {names}",
             remedy="run it again and leave it the time that it needs",
         )  # fmt: skip
+
+
+def _with_cause(findings: list[Finding], changed_files: Any) -> list[Finding]:
+    """The same; where files are damaged, that comes first, and no other remedy is given."""
+    if isinstance(changed_files, Failed) or not damaged(changed_files or ()):
+        return findings
+    others = [each for each in findings if each.check != "files"]
+    return [each for each in findings if each.check == "files"] + [
+        each._replace(remedy=f"files are damaged: {REBUILD}")
+        if each.status in ("fail", "error")
+        else each
+        for each in others
+    ]
 
 
 def _ask(key: Key, given: Mapping[str, Any], facts: Mapping[Key, Any]) -> list[Finding]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from hvdenv.errors import RecipeError
-from hvdenv.places import blocked, named_file
+from hvdenv.places import blocked, named_file, sync
 from hvdenv.runner import Runner
 from hvdenv.wheels.entries import (
     LARGEST,
@@ -51,6 +51,7 @@ def export(entries: Mapping[str, Cache], file: Path, runner: Runner) -> None:
         with temporary.open("xb") as stream, tarfile.open(fileobj=stream, mode="w") as tar:
             for key, cache in sorted(entries.items()):
                 _add(tar, cache, key, runner)
+        sync(temporary)
         os.replace(temporary, file)
     except OSError as error:
         raise blocked(file, error) from error

@@ -457,13 +457,15 @@ def place(cache: Cache, temporary: Path, descriptor: int, name: str, runner: Run
     entry = cache.entry(name)
     _have_shard(cache, entry.parent)
     _permit(cache, descriptor)
+    sync_folder(temporary)
     while not _renamed(temporary, entry):
         found = describe(cache, name, runner, thorough=True)
         if not found.problem:
             return
         if os.path.lexists(entry) and not (found.damaged and _discard(entry)):
             raise StepError(f"its place is taken: {found.problem}", where=str(entry))
-    sync_folder(entry.parent)
+    for folder in (entry.parent, cache.folder):
+        sync_folder(folder)
 
 
 def _have_shard(cache: Cache, shard: Path) -> None:

@@ -100,6 +100,11 @@ def test_a_line_comes_before_the_process_ends(tmp_path: Path) -> None:
     assert Runner().run(waits, on_line=lambda _: seen.touch())
 
 
+def test_a_log_that_cannot_be_written_is_an_error_that_names_it() -> None:
+    with pytest.raises(StepError, match="/dev/full: cannot write the log: No space left"):
+        Runner().run(sh("echo x"), log=Path("/dev/full"))
+
+
 def test_log_and_output_are_masked(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("before\n")
