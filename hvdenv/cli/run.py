@@ -8,12 +8,13 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvdenv.cli.options import (
+    add_clean,
     add_hosts,
     add_prefix,
     add_recipe,
@@ -118,6 +119,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "-x", "--export", metavar="NAME[=VALUE]", action="append", default=[],
         help="a variable for every rank; may be repeated",
     )  # fmt: skip
+    add_clean(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the line and run nothing")
 
 
@@ -140,7 +142,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from hvdenv.command import Command
     from hvdenv.environments import lastuse
     from hvdenv.launch.inside import start_inside
-    from hvdenv.launch.placement import choose_launcher, place, refuse_unfit
+    from hvdenv.launch.placement import choose_launcher, hidden, of_shell, place, refuse_unfit
     from hvdenv.places import find_places
     from hvdenv.runner import environment, hand_over
 
@@ -149,9 +151,9 @@ def _run(arguments: argparse.Namespace) -> int:
             "there is no command to run",
             remedy="write it after --: hvdenv run RECIPE -- python train.py",
         )
-    environ = environment()
     chosen = choose(arguments, built=not arguments.dry_run, image=True)
     wishes = _wishes(arguments)
+    environ = of_shell(environment(), clean=arguments.clean, kept=wishes.exports)
     allocation = current_allocation()
     name = choose_launcher(chosen.recipe, wishes.launcher)
     if not arguments.dry_run:
@@ -162,7 +164,7 @@ def _run(arguments: argparse.Namespace) -> int:
     )  # fmt: skip
     launch = _completed(name, launch, chosen, wishes, environ)
     start = start_inside(name, launch, chosen.inside, os.uname().nodename)
-    line = _line(start, _hidden(name, environ, wishes, activated(chosen)))
+    line = _line(start, hidden(name, environ, wishes, activated(chosen)))
     if arguments.dry_run:
         _print(line, chosen)
         return 0
@@ -302,7 +304,7 @@ def _completed(
 
     names = activated(chosen)
     launch = with_mpi(launch, chosen)._replace(
-        exports=exported(chosen.recipe, names, environ, wishes),
+        exports=exported(chosen.recipe.launch.exports, names, environ, wishes),
         interactive=True,
     )
     return launch._replace(program=found_program(name, launch, chosen, launch.program))
@@ -376,17 +378,6 @@ def _ask_mpi(chosen: Chosen) -> tuple[Mpi, dict[str, str]]:
     output = Runner().run(Command(("bash", "-c", script), kept, timeout=60.0)).output
     pairs = (line.partition("=") for line in output.splitlines()[:2])
     return parse_mpi_version(output), {name: value for name, _, value in pairs}
-
-
-def _hidden(
-    launcher: str, environ: Mapping[str, str], wishes: Wishes, activated: Collection[str]
-) -> tuple[str, ...]:
-    """What this launcher would put on command lines that others can read."""
-    from hvdenv.launch.placement import may_be_seen
-
-    if launcher != "horovodrun-gloo":
-        return ()
-    return tuple(n for n in environ if n not in activated and not may_be_seen(n, wishes))
 
 
 def _line(start: Start, hidden: tuple[str, ...]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +16,13 @@ from hvdenv.verification import collectives
 from hvdenv.verification.checks import computed
 from hvdenv.verification.evidence import Extension
 from hvdenv.verification.ranks import RankRun
+from hvdenv.verification.verify import usual_ranks
+from tests.probes import load
 from tests.real.doctored import run_ranks
 
 CONTROLLERS = {"torch": "MPI", "tensorflow": "Gloo"}
+HERE = Path(__file__).parent
+REDUCED = load("collective_cases").REDUCED
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +123,56 @@ def test_a_doctored_installation(copy: Callable[..., Installation], runner: Runn
     assert f"wrong on rank 0 on {host}, rank 1 on {host}, rank 2 on {host}, in " in wrong.message
     others = {"repeated names", "process sets", "polled forms"}
     assert findings.keys() <= {f"{name}, torch over Gloo" for name in {"alltoall", *others}}
+
+
+@pytest.fixture(scope="module")
+def wrong_mpi(original: Installation, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of wrong_mpi.c."""
+    library = tmp_path_factory.mktemp("wrong") / "wrong_mpi.so"
+    path = os.pathsep.join((*original.path, os.environ["PATH"]))
+    words = ("mpicc", "-shared", "-fPIC", "-O1", "-o", str(library), str(HERE / "wrong_mpi.c"))
+    subprocess.run(words, check=True, env={**os.environ, "PATH": path})
+    return library
+
+
+# How many cases are wrong, of which the first is which.
+WRONG_IN_MPI = {
+    **{f"allreduce {each}": f"in 5 of 16 cases: {each} float16 655361: " for each in REDUCED},
+    "grouped allreduce": "in 1 of 4 cases: Sum float32 1114113+5x3: ",
+    "allgather": "in 5 of 15 cases: float16 54614 large rows: ",
+    "grouped allgather": "in 1 of 5 cases: float32 92843+5x3 large rows: ",
+    "broadcast": "in 3 of 21 cases: float32 1114113 from 1: ",  # rank 0 has what it gave itself
+    "alltoall": "in 5 of 16 cases: float16 54614 large rows: ",
+    "reducescatter": "in 5 of 16 cases: Sum float16 7x109227: ",
+    "grouped reducescatter": "in 1 of 4 cases: Sum float32 7x185686+5x3: ",
+    "process sets": "in 6 of 14 cases: Sum float32 1003 among all but the last: ",
+    "parts of tensors": "in 1 of 5 cases: float32 1003x3 from -1 within a larger tensor: ",
+}
+
+
+def test_an_mpi_that_is_wrong_in_large_messages_and_in_process_sets(
+    original: Installation, wrong_mpi: Path
+) -> None:
+    """By default, on as many ranks as verify starts on a small machine, from the user's shell."""
+    shell = {**os.environ, "LD_PRELOAD": str(wrong_mpi), "WRONG_ABOVE": str(2**20)}
+    size, exercises = usual_ranks(cores=2), (collectives.EXERCISE,)
+    run = run_ranks(original, Runner(shell), "MPI", size=size, exercises=exercises)
+    judged = {name: each.message for name, each in collectives.judge(run)}
+    assert judged.keys() == WRONG_IN_MPI.keys()
+    for operation, found in WRONG_IN_MPI.items():
+        assert found in judged[operation], judged[operation]
+
+
+def test_two_ranks_do_not_prove_process_sets(original: Installation, runner: Runner) -> None:
+    run = run_ranks(original, runner, "Gloo", exercises=(collectives.EXERCISE,))
+    judged = dict(collectives.judge(run))
+    assert {name: each.status for name, each in judged.items()} == {
+        "": "pass", "process sets": "unproven",
+    }  # fmt: skip
+    assert judged["process sets"].message == (
+        "a process set of two ranks needs a third one beside it"
+    )
+    assert "-n 3" in judged["process sets"].remedy
 
 
 def test_wrong_answers_differ_from_the_right_ones(original: Installation) -> None:
