@@ -18,7 +18,8 @@ from hvdenv.verification.evidence import Extension
 from hvdenv.verification.ranks import RankRun
 from hvdenv.verification.verify import usual_ranks
 from tests.probes import load
-from tests.real.doctored import run_ranks
+from tests.real.conftest import Cli
+from tests.real.doctored import run_ranks, without_check_build
 
 CONTROLLERS = {"torch": "MPI", "tensorflow": "Gloo"}
 HERE = Path(__file__).parent
@@ -48,7 +49,7 @@ def wrong_run(original: Installation) -> Callable[[str], RankRun]:
 WRONG = [
     ("torch", "allreduce Min", "rank 0 on {host}, rank 1 on {host}", "Min int32 17: got "),
     ("torch", "grouped allreduce", "rank 1 on {host}", " are wrong"),
-    ("torch", "allgather", "rank 1 on {host}", "in 1 of 10 cases: int8 3 uneven rows: got "),
+    ("torch", "allgather", "rank 1 on {host}", "in 1 of 15 cases: int8 3 uneven rows: got "),
     ("torch", "broadcast", "rank 1 on {host}", " are wrong"),
     ("torch", "alltoall", "rank 1 on {host}", " are wrong"),
     ("torch", "reducescatter", "rank 1 on {host}", "got float64, wanted int32"),
@@ -77,7 +78,7 @@ def test_what_does_wrong_is_found(
 @pytest.mark.parametrize(
     ("framework", "shared"),
     [
-        ("torch", {"repeated names", "process sets", "polled forms"}),
+        ("torch", {"repeated names", "process sets", "parts of tensors", "polled forms"}),
         ("tensorflow", {"repeated names", "process sets", "one graph"}),
     ],
 )
@@ -121,7 +122,7 @@ def test_a_doctored_installation(copy: Callable[..., Installation], runner: Runn
     assert (wrong.check, wrong.status) == ("collectives", "fail")
     host = run.ranks[0].host
     assert f"wrong on rank 0 on {host}, rank 1 on {host}, rank 2 on {host}, in " in wrong.message
-    others = {"repeated names", "process sets", "polled forms"}
+    others = {"repeated names", "process sets", "parts of tensors", "polled forms"}
     assert findings.keys() <= {f"{name}, torch over Gloo" for name in {"alltoall", *others}}
 
 
@@ -161,6 +162,39 @@ def test_an_mpi_that_is_wrong_in_large_messages_and_in_process_sets(
     assert judged.keys() == WRONG_IN_MPI.keys()
     for operation, found in WRONG_IN_MPI.items():
         assert found in judged[operation], judged[operation]
+
+
+def test_what_verify_judges_is_what_run_runs(
+    original: Installation, copy: Callable[..., Installation], cli: Cli, wrong_mpi: Path
+) -> None:
+    """A library that the user's shell preloads reaches the ranks of both, or of neither."""
+    preloaded = {"LD_PRELOAD": str(wrong_mpi), "WRONG_ABOVE": str(2**16)}
+    preloaded["UCX_DEBUG_SIGNO"] = "0"  # UCX, which comes along, would handle SIGHUP in hvdenv
+    hvdenv = Cli(cli.home, {**cli.variables, **preloaded})
+    words = ("run", "--prefix", original.prefix, "-n", "2", "--launcher", "mpirun")
+    program = ("--", "sh", "-c", "echo preloaded: $LD_PRELOAD")
+    assert hvdenv(*words, *program).stdout.count(f"preloaded: {wrong_mpi}\n") == 2
+    assert hvdenv(*words, "--clean", *program).stdout == "preloaded:\n" * 2
+
+    prefix = without_check_build(copy()).prefix
+    words = ("verify", "--prefix", prefix, "--framework", "torch", "--controller", "MPI")
+    for option, status, said in (
+        (
+            (),
+            "fail",
+            "ranks get LD_PRELOAD, UCX_DEBUG_SIGNO from your shell, as under `hvdenv run`",
+        ),
+        (
+            ("--clean",),
+            "pass",
+            "--clean drops LD_PRELOAD, UCX_DEBUG_SIGNO; `hvdenv run --clean` does the same",
+        ),
+    ):
+        report = hvdenv(*words, "--quick", "--json", *option, code=None).json
+        findings = {(each["check"], each["subject"]): each for each in report["findings"]}
+        reduced = findings["allreduce", "torch over MPI"]
+        assert reduced["status"] == status, reduced
+        assert said in findings["variables", "your shell"]["message"]
 
 
 def test_two_ranks_do_not_prove_process_sets(original: Installation, runner: Runner) -> None:
