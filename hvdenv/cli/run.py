@@ -8,7 +8,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,6 +39,7 @@ examples:
   hvdenv run neuron -n 8 --hosts gpu32:4,gpu33:4 --launcher mpirun -- python train.py
   hvdenv run neuron --hosts gpu[32-33]:2 --launcher horovodrun-gloo -x WANDB_MODE -- python train.py
   hvdenv run neuron --dry-run -- python train.py    prints the command line
+  hvdenv run local -n 2 --clean -- python train.py  without LD_PRELOAD, HOROVOD_* and the like
   hvdenv run singularity -n 4 --hosts f1:2,f2:2 -- python train.py       in its image
   hvdenv run --prefix ~/envs/horovod -n 2 -x HOROVOD_TIMELINE=t.json -- python train.py
 
@@ -166,7 +167,7 @@ def _run(arguments: argparse.Namespace) -> int:
     start = start_inside(name, launch, chosen.inside, os.uname().nodename)
     line = _line(start, hidden(name, environ, wishes, activated(chosen)))
     if arguments.dry_run:
-        _print(line, chosen)
+        _print(line, chosen, [name for name in environment() if name not in environ])
         return 0
     lastuse.note(find_places(), chosen.prefix)
     words = ("bash", "-c", chosen.before + _SCRIPT, "hvdenv", start.argv[0], *line)
@@ -388,9 +389,11 @@ def _line(start: Start, hidden: tuple[str, ...]) -> tuple[str, ...]:
     return ("env", *unset, *variables, *start.argv) if unset or variables else start.argv
 
 
-def _print(line: tuple[str, ...], chosen: Chosen) -> None:
+def _print(line: tuple[str, ...], chosen: Chosen, dropped: Sequence[str]) -> None:
     """The line, for a shell; in one of its own, which it does not change."""
     words = shlex.join(line)
-    print(words if chosen.before == "true" else f"( {chosen.before} && exec {words} )")
+    first = f"unset {shlex.join(dropped)}; " if dropped else ""
+    plain = chosen.before == "true" and not first
+    print(words if plain else f"( {first}{chosen.before} && exec {words} )")
     if not (chosen.prefix.exists() if chosen.container else chosen.record):
         print(f"note: {chosen.name} was not built yet", file=sys.stderr)

@@ -107,7 +107,8 @@ class Caller:
         """
         tally = Tally(operation)
         sets = operation == collective_cases.PROCESS_SETS
-        if sets and self.size < collective_cases.LEAST_FOR_SETS:
+        there = hasattr(self.hvd, "add_process_set")
+        if sets and there and self.size < collective_cases.LEAST_FOR_SETS:
             tally.unproven = "a process set of two ranks needs a third one beside it"
         why = tally.unproven or self.lack(operation)
         if why:
@@ -299,7 +300,7 @@ class Caller:
         return lambda: values[0]
 
     def part(self, function, values, arguments, step):
-        """The function that returns a handle, on every so manieth row of a larger tensor."""
+        """The function that returns a handle, on each row, or each second one, of a larger tensor."""
         rows = len(values[0])
         larger = self.native.ones((step * rows + 1, *values[0].shape[1:]), dtype=values[0].dtype)
         rest = larger.to(values[0].device)[1::step]
