@@ -229,7 +229,11 @@ def test_the_check() -> None:
     assert list(computed(extension, None, "torch", "MPI")) == []
 
 
-NEEDS_MORE = {"right": 0, "skipped": [["", "it takes three", 14]], "unproven": "it takes three"}
+NEEDS_MORE: dict[str, Any] = {
+    "right": 0,
+    "skipped": [["", "it takes three", 14]],
+    "unproven": "it takes three",
+}
 
 
 def test_what_more_ranks_would_prove_is_unproven() -> None:
@@ -285,7 +289,7 @@ def given_bytes(cases: Any, case: Any, size: int) -> int:
     members = case.members(size)
     shape = cases.shape_of(case, 0, size - 1, members)
     times = size if case.kind == "allgather" else 1
-    return int(cases.elements(shape)) * cases.WIDTHS.get(case.dtype, 0) * times
+    return int(cases.elements(shape) * cases.WIDTHS.get(case.dtype, 0) * times)
 
 
 # The side of the ranks, as far as it can be tried without numpy.
