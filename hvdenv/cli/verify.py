@@ -75,7 +75,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", "--ranks", type=int, metavar="N",
         help="how many (default: what the allocation has room for; else 3, or 4 on four cores"
-        " and more, but no more than there are GPUs where NCCL is expected)",
+        " and more, but no more than there are GPUs where NCCL is expected; 2 with --quick)",
     )  # fmt: skip
     add_hosts(parser)
     parser.add_argument(
@@ -308,7 +308,7 @@ def _launched(
     if recipe is None and wishes.hosts:
         launch = _on_hosts(wishes)
     elif recipe is None or not (allocation.hosts or allocation.nodes or wishes.hosts):
-        launch = TWO_RANKS._replace(ranks=wishes.ranks or _usual_ranks(expectation))
+        launch = TWO_RANKS._replace(ranks=wishes.ranks or _usual_ranks(arguments, expectation))
         if recipe:
             launch = launch._replace(settings=recipe.launch, network=recipe.network)
     else:
@@ -321,10 +321,13 @@ def _launched(
     return launch, (usual if fits else DEFAULT_LAUNCHERS[0], *DEFAULT_LAUNCHERS)
 
 
-def _usual_ranks(expectation: Expectation) -> int:
+def _usual_ranks(arguments: argparse.Namespace, expectation: Expectation) -> int:
+    """Two for allreduces alone; operations need more."""
     from hvdenv.model.observe import gpus
-    from hvdenv.verification.verify import usual_ranks
+    from hvdenv.verification.verify import TWO_RANKS, usual_ranks
 
+    if arguments.quick:
+        return TWO_RANKS.ranks
     wanted = expectation.operations is None or "NCCL" in expectation.operations
     return usual_ranks(len(os.sched_getaffinity(0)), len(gpus()) if wanted else 0)
 
