@@ -79,13 +79,17 @@ class Runner:
     Args:
         environ: what processes start from; cleaned before use.
         token: marks every process that this runner starts, directly or not.
+
+    Attributes:
+        given: the variables before they were cleaned, for what runs as in the user's shell.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None, token: str = "") -> None:
         from threading import Event
 
         self.token = token or os.urandom(16).hex()
-        self._base = clean(os.environ if environ is None else environ)
+        self.given = os.environ if environ is None else environ
+        self._base = clean(self.given)
         self._stopped = Event()
 
     def environment(self, command: Command) -> dict[str, str]:
@@ -100,20 +104,21 @@ class Runner:
             made["LD_LIBRARY_PATH"] = os.environ.get("LD_LIBRARY_PATH", "")
         return {**seen, **made}
 
-    def branch(self, keep: re.Pattern[str] | None = None) -> Runner:
+    def branch(self, base: Mapping[str, str] | None = None) -> Runner:
         """A runner that stops with this one and ends only what it started itself.
 
         Args:
-            keep: names of the variables that its processes see; all if not given.
+            base: variables that its processes start from, not cleaned; those of this runner
+                if not given.
         """
-        other = Runner({}, f"{self.token}.{os.urandom(4).hex()}")
-        other._base = {n: v for n, v in self._base.items() if keep is None or keep.fullmatch(n)}
+        other = Runner(self.given, f"{self.token}.{os.urandom(4).hex()}")
+        other._base = self._base if base is None else {**base, **dict(ALWAYS_SET)}
         other._stopped = self._stopped
         return other
 
     def changed(self, set_variables: Mapping[str, str], unset: Iterable[str] = ()) -> Runner:
         """A runner with the same token whose processes see other variables too: those of modules."""
-        other = Runner({}, self.token)
+        other = Runner(self.given, self.token)
         base = {**self._base, **set_variables}
         other._base = {name: value for name, value in base.items() if name not in set(unset)}
         other._stopped = self._stopped

@@ -219,7 +219,10 @@ def _start(
         root=os.geteuid() == 0,
         mpi=mpi_of(recipe),
         exports=exported(
-            recipe, activated(chosen), dict.fromkeys(recipe.launch.exports, ""), Wishes()
+            recipe.launch.exports,
+            activated(chosen),
+            dict.fromkeys(recipe.launch.exports, ""),
+            Wishes(),
         ),
         start_timeout=START_SECONDS,
         host_list=HOSTS,

@@ -148,6 +148,15 @@ def add_where(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_clean(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--clean",
+        action="store_true",
+        help="drop the variables of your shell that change results, such as LD_PRELOAD,"
+        " LD_LIBRARY_PATH, HOROVOD_*, NCCL_* and OMPI_MCA_*",
+    )
+
+
 def add_loudness(parser: argparse.ArgumentParser) -> None:
     """--quiet, --verbose and --color."""
     loudness = parser.add_mutually_exclusive_group()

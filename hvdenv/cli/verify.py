@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvdenv.cli.options import (
+    add_clean,
     add_hosts,
     add_json,
     add_loudness,
@@ -73,7 +74,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_where(parser)
     parser.add_argument(
         "-n", "--ranks", type=int, metavar="N",
-        help="how many (default: what the allocation has room for, else 2)",
+        help="how many (default: what the allocation has room for; else 3, or 4 on four cores"
+        " and more, but no more than there are GPUs where NCCL is expected; 2 with --quick)",
     )  # fmt: skip
     add_hosts(parser)
     parser.add_argument(
@@ -87,6 +89,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="srun, mpirun, mpiexec, horovodrun-mpi, horovodrun-gloo, aprun or jsrun; may be"
         " repeated, one for each controller (default: the recipe's, and horovodrun-gloo)",
     )  # fmt: skip
+    add_clean(parser)
     extent = parser.add_mutually_exclusive_group()
     extent.add_argument(
         "--quick", action="store_true",
@@ -129,8 +132,9 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from hvdenv.environments import lastuse
     from hvdenv.launch.launchers import LAUNCHERS
+    from hvdenv.launch.placement import of_shell
     from hvdenv.places import find_places
-    from hvdenv.runner import Runner
+    from hvdenv.runner import Runner, environment
     from hvdenv.verification.verify import DEFAULT_EXERCISES, FULL_EXERCISES, verify
 
     _refuse_files(arguments)
@@ -144,12 +148,12 @@ def run(arguments: argparse.Namespace) -> int:
     places = find_places()
     effort = _effort(arguments, places)
     timeout = _timeout(arguments, effort)
-    runner = Runner()
+    runner = Runner(of_shell(environment(), clean=arguments.clean))
     installation, expectation, recipe = _chosen(arguments, places)
     _say_whose(installation)
     lastuse.note(places, Path(installation.prefix))
     installation = _with_modules(installation, recipe, runner)
-    launch, launchers = _launched(arguments, recipe)
+    launch, launchers = _launched(arguments, recipe, expectation)
     quiet = arguments.quiet
     exercises = FULL_EXERCISES if arguments.full else () if arguments.quick else DEFAULT_EXERCISES
 
@@ -288,7 +292,7 @@ def _in_a_job(arguments: argparse.Namespace) -> int:
 
 
 def _launched(
-    arguments: argparse.Namespace, recipe: Recipe | None
+    arguments: argparse.Namespace, recipe: Recipe | None, expectation: Expectation
 ) -> tuple[Launch, tuple[str, ...]]:
     """How many ranks there are and where, and the launchers for each controller."""
     from hvdenv.cli.run import current_allocation
@@ -304,7 +308,7 @@ def _launched(
     if recipe is None and wishes.hosts:
         launch = _on_hosts(wishes)
     elif recipe is None or not (allocation.hosts or allocation.nodes or wishes.hosts):
-        launch = TWO_RANKS._replace(ranks=wishes.ranks or TWO_RANKS.ranks)
+        launch = TWO_RANKS._replace(ranks=wishes.ranks or _usual_ranks(arguments, expectation))
         if recipe:
             launch = launch._replace(settings=recipe.launch, network=recipe.network)
     else:
@@ -315,6 +319,17 @@ def _launched(
     schedulers = LAUNCHERS[usual].schedulers
     fits = not schedulers or allocation.scheduler in schedulers
     return launch, (usual if fits else DEFAULT_LAUNCHERS[0], *DEFAULT_LAUNCHERS)
+
+
+def _usual_ranks(arguments: argparse.Namespace, expectation: Expectation) -> int:
+    """Two for allreduces alone; operations need more."""
+    from hvdenv.model.observe import gpus
+    from hvdenv.verification.verify import TWO_RANKS, usual_ranks
+
+    if arguments.quick:
+        return TWO_RANKS.ranks
+    wanted = expectation.operations is None or "NCCL" in expectation.operations
+    return usual_ranks(len(os.sched_getaffinity(0)), len(gpus()) if wanted else 0)
 
 
 def _on_hosts(wishes: Wishes) -> Launch:

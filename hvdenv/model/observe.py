@@ -75,7 +75,7 @@ def observe(place: Path, runner: Runner, *, thorough: bool) -> Facts:
         inodes_free=inodes_free,
         tmp_free=_temporary_space(),
         quota_free=quota(runner) if thorough else None,
-        gpus=_gpus() if thorough else (),
+        gpus=gpus() if thorough else (),
         driver=parse_driver(_read("/proc/driver/nvidia/version")) if thorough else "",
         memory=parse_memory(_read("/proc/meminfo"), _read("/sys/fs/cgroup/memory.max"))
         if thorough
@@ -225,7 +225,7 @@ def _variables() -> tuple[str, ...]:
     return tuple(sorted(name for name in environment() if re.fullmatch(_SPOKEN_OF, name)))
 
 
-def _gpus() -> tuple[str, ...]:
+def gpus() -> tuple[str, ...]:
     """GPUs that the NVIDIA driver lists; no driver, no GPU."""
     names = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):

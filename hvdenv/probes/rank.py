@@ -197,7 +197,7 @@ def child_environment(deadline, controller, device, exercises):
         PYTHONNOUSERSITE="1",
     )
     if controller == "MPI":  # for Gloo, Horovod's launcher sets it, with what it needs
-        env["HOROVOD_CONTROLLER"] = "mpi"
+        env.setdefault("HOROVOD_CONTROLLER", "mpi")
     return env
 
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from hvdenv.command import Outcome
 from hvdenv.environments.installation import Expectation, is_version
 from hvdenv.environments.manifest import Difference
 from hvdenv.knowledge.diagnosis import explain
 from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi
+from hvdenv.launch.placement import Wishes, hidden, is_secret
 from hvdenv.launch.preflight import compatible
 from hvdenv.reports.report import Finding, Row, Status
 from hvdenv.verification import bench, collectives, datapath, ranks, training
@@ -23,6 +25,7 @@ from hvdenv.verification.bench import Benchmark, Effort
 from hvdenv.verification.drift import compare
 from hvdenv.verification.evidence import (
     CONTROLLERS,
+    FILES_OF_RANKS,
     NEED_MPIRUN,
     ROWS,
     BuildTable,
@@ -35,8 +38,12 @@ from hvdenv.verification.ranks import RankRun
 
 OPERATIONS = ("NCCL", "DDL", "CCL", "MLSL", "MPI", "Gloo")
 
+# Of a variable's value, such as a long LD_LIBRARY_PATH.
+_VALUE = 200
 # What the import of a framework may take on a slow file system.
 _FAIR_SECONDS = 30.0
+
+_NOWHERE = Launch((), 0)
 
 CHECKS: dict[str, Callable[..., Iterator[Finding]]] = {}
 
@@ -44,6 +51,18 @@ _REBUILD = (
     "build Horovod again in this environment, with HOROVOD_WITH_{name}=1 so that a failure shows:"
     " a build that makes no extension says success otherwise"
 )
+
+
+class Shell(NamedTuple):
+    """What of the user's shell changes what ranks do.
+
+    Attributes:
+        passed: the variables that ranks get, as they do from `hvdenv run`.
+        dropped: names of those that they do not get.
+    """
+
+    passed: Mapping[str, str]
+    dropped: tuple[str, ...] = ()
 
 
 def check(
@@ -163,6 +182,33 @@ def drift(observed: Observed | None) -> Iterator[Finding]:
         message = "; ".join(harmless[:3]) or "nothing has changed"
         more = f"; {len(harmless) - 3} more changes that do no harm" if harmless[3:] else ""
         yield Finding("drift", "since the build", "pass", message + more, evidence)
+
+
+@check("variables")
+def variables(shell: Shell, launchers: tuple[str, ...]) -> Iterator[Finding]:
+    """What of the user's shell changes what ranks do: it is judged with it, or without it."""
+    files = [name for name in shell.passed if name in FILES_OF_RANKS]
+    passed = {name: value for name, value in shell.passed.items() if name not in files}
+    said, evidence = [], [f"{name}={_shown(name, value)}" for name, value in passed.items()]
+    if passed:
+        said.append(
+            f"ranks get {', '.join(passed)} from your shell, as under `hvdenv run`;"
+            " --clean drops such variables in both"
+        )
+    if files:
+        said.append(f"{', '.join(files)} only from `hvdenv run`: it names a file of yours")
+    if shell.dropped:
+        said.append(f"--clean drops {', '.join(shell.dropped)}; `hvdenv run --clean` does the same")
+    for launcher in {LAUNCHERS[name].controller: name for name in reversed(launchers)}.values():
+        if away := hidden(launcher, passed, Wishes(), ()):
+            evidence.append(f"not passed on by {launcher}: {', '.join(away)}")
+    if said:
+        yield Finding("variables", "your shell", "pass", "; ".join(said), "\n".join(evidence))
+
+
+def _shown(name: str, value: str) -> str:
+    """A value for a report: none that may be a secret."""
+    return "***" if is_secret(name) else value[:_VALUE]
 
 
 @check("frameworks")
@@ -476,11 +522,15 @@ def data_path(
 
 @check("collectives")
 def computed(
-    extension: Extension, rank_run: RankRun | None, framework: str, controller: str
+    extension: Extension,
+    rank_run: RankRun | None,
+    framework: str,
+    controller: str,
+    launch: Launch = _NOWHERE,
 ) -> Iterator[Finding]:
     """Whether each of Horovod's operations gives right numbers on every rank."""
     if rank_run is not None and _had(collectives.EXERCISE, rank_run, extension):
-        judgements = collectives.judge(rank_run)
+        judgements = collectives.judge(rank_run, launch.ranks)
         yield from _findings("collectives", f"{framework} over {controller}", judgements)
 
 

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from hvdenv.masking import mask, plain
+from hvdenv.reports.report import Status
 from hvdenv.verification import ranks
 from hvdenv.verification.ranks import Judgement, Rank, RankRun, listed
 
 EXERCISE = "collectives"
 FULL = f"{EXERCISE}=full"
 
+_MORE_RANKS = "verify with three ranks or more (-n 3), where there is room"
 _REMEDY = (
     "what uses this operation computes wrong numbers or fails: build Horovod again for this"
     " machine; if it stays, try the other controller and report it with this evidence"
@@ -29,6 +31,7 @@ class Report(NamedTuple):
         skipped: type (or empty), reason and how many cases that were not tried.
         cases: what was wrong in the first few.
         ended: why Horovod could not go on; empty if it could.
+        unproven: why it could not be tried, where more ranks could have; empty if it was.
     """
 
     rank: str
@@ -38,10 +41,16 @@ class Report(NamedTuple):
     skipped: tuple[tuple[str, str, int], ...]
     cases: tuple[str, ...]
     ended: str = ""
+    unproven: str = ""
 
 
-def judge(run: RankRun) -> Iterator[tuple[str, Judgement]]:
+def judge(run: RankRun, ranks_elsewhere: int = 0) -> Iterator[tuple[str, Judgement]]:
     """What a run proves: each operation that is wrong, or that all are right.
+
+    Args:
+        run: of the ranks.
+        ranks_elsewhere: how many ranks other runs have, if these are fewer: what only so
+            many can prove is proven there.
 
     Returns:
         Pairs of an operation, or nothing if it is about all, and what is to be said.
@@ -55,6 +64,10 @@ def judge(run: RankRun) -> Iterator[tuple[str, Judgement]]:
         yield "", Judgement("fail", f"nothing was reported by {listed(silent)}", "", _REMEDY)
     elif not wrong:
         yield "", _all_right(run, reports)
+    for name, (first, *_) in reports.items():
+        if first.unproven:
+            status: Status = "skip" if ranks_elsewhere > run.size else "unproven"
+            yield name, Judgement(status, first.unproven, "", _MORE_RANKS)
 
 
 def _reports(run: RankRun) -> dict[str, list[Report]]:
@@ -75,6 +88,7 @@ def _report(rank: Rank, event: dict[str, Any]) -> Report:
         tuple((dtype, _clean(why), int(count)) for dtype, why, count in event["skipped"]),
         tuple(_clean(text) for text in event["cases"]),
         _clean(event.get("ended", "")),
+        _clean(event.get("unproven", "")),
     )
 
 
@@ -132,7 +146,8 @@ def _skips(report: Report) -> Iterator[str]:
 
 def _all_right(run: RankRun, reports: dict[str, list[Report]]) -> Judgement:
     """What was tried and was right; the other operations and types with the reason."""
-    firsts = {name: said[0] for name, said in reports.items()}
+    # Ranks that are in fewer process sets have fewer cases.
+    firsts = {name: min(said, key=lambda one: one.right) for name, said in reports.items()}
     tried = [report for report in firsts.values() if report.right]
     types = {dtype for report in tried for dtype in report.types}
     lines = []
@@ -143,7 +158,9 @@ def _all_right(run: RankRun, reports: dict[str, list[Report]]) -> Judgement:
         lines += [f"    not tried: {line}" for line in _skips(report)]
     if not tried:
         return Judgement("fail", "no operation could be tried", "\n".join(lines), _REMEDY)
-    absent = [f"{name} ({r.skipped[0][1]})" for name, r in firsts.items() if not r.right]
+    absent = [
+        f"{name} ({r.skipped[0][1]})" for name, r in firsts.items() if r.skipped and not r.right
+    ]
     refused = {dtype for report in firsts.values() for dtype, _, _ in report.skipped if dtype}
     absent += sorted(refused - types)
     message = (

@@ -19,11 +19,12 @@ from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.errors import HvdenvError, InterruptedRunError, StepError
 from hvdenv.launch import leftovers
 from hvdenv.launch.launchers import Launch
+from hvdenv.launch.placement import influences
 from hvdenv.reports.report import Finding, Measurement, Report
-from hvdenv.runner import Runner, end_marked
+from hvdenv.runner import Runner, end_marked, environment
 from hvdenv.verification import bench, collectives, training
 from hvdenv.verification.bench import Effort
-from hvdenv.verification.checks import CHECKS, REBUILD, damaged, table
+from hvdenv.verification.checks import CHECKS, REBUILD, Shell, damaged, table
 from hvdenv.verification.evidence import CONTROLLERS, FACTS, FRAMEWORKS
 
 DEFAULT_LAUNCHERS = ("mpirun", "horovodrun-gloo")
@@ -31,6 +32,8 @@ DEFAULT_TIMEOUT = 600.0
 # What ranks do after their allreduces: NAME or NAME=OPTION, see probes/rank_work.py.
 DEFAULT_EXERCISES: tuple[str, ...] = (collectives.EXERCISE, training.FIRST)
 FULL_EXERCISES = (collectives.FULL, training.EXERCISE)
+# Three for process sets that overlap; Adasum needs 2, 4, 8 and so on.
+_USUAL_RANKS, _RANKS_WITH_ROOM = 3, 4
 TWO_RANKS = Launch((), 2)
 
 # Parameters that stand for all of a kind, and the fact that they are made of.
@@ -102,6 +105,7 @@ def verify(
         on_event: called with ``started`` or ``finished``, a label and the seconds.
     """
     cores = cores or len(os.sched_getaffinity(0))
+    mine, passed = influences(environment()), influences(runner.given)
     began, started = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
     given = {
         "installation": installation,
@@ -113,6 +117,7 @@ def verify(
         "exercises": exercises,
         "effort": effort,
         "cores": cores,
+        "shell": Shell(passed, tuple(name for name in mine if name not in passed)),
     }
     with _ended_by_signals(runner):
         facts, measurements = _Facts(given, on_event).find_all()
@@ -134,6 +139,17 @@ def verify(
         rows,
         tuple(_environment(given, facts)),
     )
+
+
+def usual_ranks(cores: int, gpus: int = 0) -> int:
+    """How many ranks verify starts where nobody says it.
+
+    Args:
+        cores: how many there are for them.
+        gpus: how many GPUs ranks should use; two ranks cannot share one under NCCL.
+    """
+    ranks = _RANKS_WITH_ROOM if cores >= _RANKS_WITH_ROOM else _USUAL_RANKS
+    return min(ranks, gpus) if gpus > 1 else ranks
 
 
 def _environment(given: Mapping[str, Any], facts: Mapping[Key, Any]) -> Iterator[tuple[str, str]]:

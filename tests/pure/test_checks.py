@@ -13,7 +13,7 @@ from hvdenv.launch.launchers import Launch, Mpi
 from hvdenv.reports.report import Finding, Row
 from hvdenv.verification import evidence
 from hvdenv.verification.checkbuild import parse
-from hvdenv.verification.checks import CHECKS, table
+from hvdenv.verification.checks import CHECKS, Shell, table
 from hvdenv.verification.evidence import ROWS, BuildTable, Extension, missing_rows
 from hvdenv.verification.ranks import Rank, RankRun
 from hvdenv.verification.verify import Failed, Key, _ask
@@ -429,3 +429,31 @@ def test_training_is_over_the_first_controller_that_is_expected(
     expectation = Expectation(controllers=stated)
     first = {each for each in startable if evidence._comes_first(each, startable, expectation)}
     assert first == trained
+
+
+def said_of(shell: Shell) -> list[Finding]:
+    return list(CHECKS["variables"](shell=shell, launchers=("srun", *LAUNCHERS)))
+
+
+def test_variables_that_change_results_are_named() -> None:
+    assert said_of(Shell({})) == []
+    mine = {"HOROVOD_API_TOKEN": "x1y2", "HOROVOD_TIMELINE": "t.json", "LD_PRELOAD": "w.so"}
+    (finding,) = said_of(Shell(mine))
+    assert (finding.subject, finding.status) == ("your shell", "pass")
+    assert finding.message == (
+        "ranks get HOROVOD_API_TOKEN, LD_PRELOAD from your shell, as under `hvdenv run`; --clean"
+        " drops such variables in both; HOROVOD_TIMELINE only from `hvdenv run`: it names a file of"
+        " yours"
+    )
+    assert finding.evidence.splitlines() == [
+        "HOROVOD_API_TOKEN=***",
+        "LD_PRELOAD=w.so",
+        "not passed on by horovodrun-gloo: HOROVOD_API_TOKEN, LD_PRELOAD",
+    ]
+
+
+def test_variables_that_are_dropped_are_named() -> None:
+    (finding,) = said_of(Shell({}, ("LD_PRELOAD", "NCCL_ALGO")))
+    assert finding.message == (
+        "--clean drops LD_PRELOAD, NCCL_ALGO; `hvdenv run --clean` does the same"
+    )

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -47,12 +46,16 @@ def test_the_environment_is_cleaned_then_set() -> None:
     }  # fmt: skip
 
 
-def test_a_branch_sees_what_it_may_see() -> None:
-    runner = Runner({"PATH": os.environ["PATH"], "SECRET": "1"}, "t")
-    branch = runner.branch(re.compile("PATH"))
+def test_a_branch_sees_what_it_is_given() -> None:
+    given = {"PATH": os.environ["PATH"], "KEPT": "1", "LD_PRELOAD": "x.so"}
+    runner = Runner(given, "t")
+    assert runner.branch().environment(Command(("x",)))["KEPT"] == "1"
+    assert "LD_PRELOAD" not in runner.branch().environment(Command(("x",)))
+    assert runner.changed({"A": "1"}).branch().given == given
+    branch = runner.branch({"PATH": os.environ["PATH"], "LD_PRELOAD": "x.so"})
     assert branch.token.startswith("t.")
-    assert set(branch.environment(Command(("x",)))) == {"PATH", TOKEN_VARIABLE}
-    assert runner.branch().environment(Command(("x",)))["SECRET"] == "1"
+    seen = branch.environment(Command(("x",)))
+    assert (seen["LD_PRELOAD"], seen["LC_ALL"], "KEPT" in seen) == ("x.so", "C.UTF-8", False)
     runner.stop()
     with pytest.raises(InterruptedRunError):
         branch.run(sh("true"))
