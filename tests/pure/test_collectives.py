@@ -387,3 +387,21 @@ def test_every_operation_and_every_type_is_there_by_default(probe: Any) -> None:
     assert {case.dtype for case in tried if case.kind == "reducescatter"} == set(cases.NUMBERS)
     assert {case.root for case in tried if case.kind == "broadcast"} >= {0, 1, 2}
     assert {0, 1, 17} <= {shape[0] for case in tried for shape in case.shapes if len(shape) == 1}
+
+
+@pytest.mark.parametrize(
+    ("controller", "operation", "known"),
+    [
+        ("Gloo", "reducescatter", True),
+        ("Gloo", "grouped reducescatter", True),
+        ("Gloo", "alltoall", False),
+        ("MPI", "reducescatter", False),
+    ],
+)
+def test_a_wrong_reducescatter_over_gloo_is_a_known_fault(
+    controller: str, operation: str, known: bool
+) -> None:
+    wrong = {"wrong": 1, "cases": ["Sum float16 17: got 2, wanted 1"]}
+    events = [report(rank, operation, **wrong) for rank in range(2)]
+    run = run_of(*events)._replace(controller=controller)
+    assert ("patch gloo-reducescatter" in dict(judge(run))[operation].remedy) == known
