@@ -391,6 +391,45 @@ sys.exit(130 if report.verdict == "error" else 1)
 """
 
 
+C_HANDLERS = """
+#include <signal.h>
+static void ignore(int number) { (void) number; }
+__attribute__((constructor)) static void install(void)
+{
+    int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTTOU};
+    for (int at = 0; at < 7; at++) signal(numbers[at], ignore);
+}
+"""
+AFTER_ALL = {
+    "verify": """
+from hvdenv.environments.installation import Expectation, Installation
+from hvdenv.verification.verify import verify
+report = verify(Installation(sys.prefix, sys.executable, ()), Expectation(("torch",)), Runner())
+sys.exit(40 + (report.verdict == "fail"))
+""",
+    "run": "sys.exit(hand_over(Command(('sh', '-c', 'exit 41')), os.environ, alone=True))",
+}
+
+
+@pytest.mark.parametrize("name", AFTER_ALL)
+def test_a_library_that_handles_signals_in_c_costs_no_report_and_no_exit_code(
+    tmp_path: Path, name: str
+) -> None:
+    """Python does not know such a handler and cannot put it back."""
+    library = compiled(C_HANDLERS, tmp_path / "handlers.so")
+    code = (
+        "import os, signal, sys; from hvdenv.command import Command;"
+        " from hvdenv.runner import Runner, hand_over\n"
+        "assert signal.getsignal(signal.SIGINT) is None\n" + AFTER_ALL[name]
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROBES.parents[1],
+        env={**os.environ, "LD_PRELOAD": str(library)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 41, ended.stderr
+
+
 # Hosts.
 
 # By this a process is known that a rank has started and left to itself.
