@@ -367,7 +367,8 @@ def _nothing_started(run: RankRun) -> Judgement | None:
 
 def _singletons(run: RankRun) -> Judgement | None:
     results = [rank.result for rank in run.ranks if rank.result]
-    if run.size == 1 or len(results) < 2 or any(result["size"] != 1 for result in results):
+    said = _alone(results)
+    if run.size == 1 or len(results) < 2 or not said:
         return None
     lines = [f"{r.name}: {r.started.get('variables', {})}" for r in run.ranks]
     mpi = next((r.path["mpi"] for r in run.ranks if r.path), "")
@@ -375,13 +376,25 @@ def _singletons(run: RankRun) -> Judgement | None:
         lines.append(f"MPI of the ranks: {mpi}")
     return Judgement(
         "fail",
-        f"{len(results)} processes were started, but each says that it is alone (size 1)",
+        f"{len(results)} processes were started, but {said}",
         _evidence(run, lines=lines),
         _alone_under_srun(run, mpi) if run.launcher == "srun" else
         "the launcher and the MPI that Horovod was built with do not know each other: start with"
         " the mpirun of that MPI (see `started by`), or build Horovod again with the MPI that you"
         " start with",
     )  # fmt: skip
+
+
+def _alone(results: Sequence[dict[str, Any]]) -> str:
+    """How ranks show that each reduces with nobody, whatever size they say; empty if they do not."""
+    if all(result["size"] == 1 for result in results):
+        return "each says that it is alone (size 1)"
+    if all(result["failed"] and result.get("own") == result["failed"] for result in results):
+        size = results[0]["size"]
+        return (
+            f"each gets back what it put in: each is alone, though it says that the size is {size}"
+        )
+    return ""
 
 
 def _alone_under_srun(run: RankRun, mpi: str) -> str:

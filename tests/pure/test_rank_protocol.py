@@ -225,6 +225,11 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
             result(0, 1), {**result(0, 1), "pid": 101}),
         "each says that it is alone (size 1)", "OMPI_COMM_WORLD_RANK",
     ),
+    "singletons with numbers of the launcher": (
+        run(*[kind(r) for r in (0, 1) for kind in (started, exited)],
+            *(result(r, failed=2, own=2, wrong=[{"test": "int64.Sum"}]) for r in (0, 1))),
+        "2 processes were started, but each gets back what it put in: each is alone", "",
+    ),
     "killed": (
         run(started(0), started(1), exited(0, **BY_LAUNCHER), KILLED, returncode=137),
         "rank 1 on n1: was ended by SIGKILL", "last words",

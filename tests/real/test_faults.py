@@ -121,6 +121,20 @@ def test_a_rank_that_is_stopped(copy: Copy, runner: Runner, name: str) -> None:
     assert judgement.message.startswith(f"rank 1 on {HERE}: {message}")
 
 
+def test_ranks_that_reduce_alone_and_lie_about_their_size(copy: Copy, runner: Runner) -> None:
+    """A stub of an MPI, or of Horovod, with the numbers of the launcher."""
+    fault = (
+        "def allreduce_async(tensor, *args, **kwargs):\n    return tensor\n"
+        "def synchronize(handle):\n    return handle\n"
+    )
+    judgement = ranks.judge(run_ranks(copy(fault), runner, "MPI"))
+    assert judgement.message == (
+        "2 processes were started, but each gets back what it put in: each is alone, though it"
+        " says that the size is 2"
+    )
+    assert "do not know each other" in judgement.remedy
+
+
 def test_a_slow_rank_is_only_late(copy: Copy, runner: Runner) -> None:
     fault = on_rank_1("'slept' in globals() or globals().update(slept=time.sleep(4))")
     judgement = ranks.judge(run_ranks(copy(fault), runner, "Gloo"))
