@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from hvdenv.command import OWN_PYTHON, Command, Outcome
@@ -277,7 +278,10 @@ def hand_over(command: Command, environ: Mapping[str, str], *, alone: bool = Fal
             _take_terminal(terminal, os.getpgrp())
     process.returncode = code = _exit_code(status)
     if code and alone:
-        end_marked(token)
+        try:
+            end_marked(token)
+        except Exception as error:  # the code is what counts
+            print(f"warning: orphaned processes were not looked for: {error}", file=sys.stderr)
     return code
 
 
@@ -300,32 +304,49 @@ def _take_terminal(terminal: int, group: int) -> None:
     """Put a process group into the foreground of the terminal."""
     if terminal < 0:
         return
-    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-    try:
+    with (
+        handled((signal.SIGTTOU,), signal.SIG_IGN),
+        suppress(OSError),  # the terminal has gone
+    ):
         os.tcsetpgrp(terminal, group)
-    except OSError:
-        pass  # the terminal has gone
-    finally:
-        signal.signal(signal.SIGTTOU, before)
 
 
 @contextmanager
 def _forwarding(group: int) -> Iterator[None]:
-    """Pass signals to a process group; what is ignored, as by nohup, stays so."""
+    """Pass signals to a process group."""
 
-    def forward(number: int, frame: object) -> None:
+    def forward(number: int, _frame: FrameType | None) -> None:
         with suppress(ProcessLookupError):
             (os.kill if number in _TO_FIRST else os.killpg)(group, number)
 
-    before = {number: signal.getsignal(number) for number in (*_TO_ALL, *_TO_FIRST)}
-    heard = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    with handled((*_TO_ALL, *_TO_FIRST), forward):
+        yield
+
+
+@contextmanager
+def handled(
+    numbers: Iterable[signal.Signals],
+    handler: Callable[[int, FrameType | None], None] | signal.Handlers,
+) -> Iterator[None]:
+    """Handle signals in a block; what is ignored, as by nohup, stays so.
+
+    Python cannot put back a handler that a C library has installed (one of LD_PRELOAD, say):
+    after the block, such a signal does what it does by default.
+
+    Args:
+        numbers: of the signals.
+        handler: called with the number and the frame.
+    """
+    before = {number: signal.getsignal(number) for number in numbers}
+    heard = [number for number, each in before.items() if each is not signal.SIG_IGN]
     try:
         for number in heard:
-            signal.signal(number, forward)
+            signal.signal(number, handler)
         yield
     finally:
         for number in heard:
-            signal.signal(number, before[number])
+            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, default if before[number] is None else before[number])
 
 
 def _wait(pid: int, terminal: int) -> int:

@@ -89,6 +89,24 @@ _ERROR = (
     r"|CMake Error at|Segmentation fault|Bus error|core dumped|FATAL\b)",
 )  # fmt: skip
 
+# A process that crashed by itself; others that end after it, or are killed, follow from that.
+_CRASH = (
+    (
+        "Segmentation fault", "segfault at ", "Bus error", "Illegal instruction", "SIGSEGV",
+        "SIGBUS", "SIGILL", "exited on signal 11", "status code 139", "status code -11",
+    ),
+    "",
+)  # fmt: skip
+# In a backtrace by UCX or Open MPI, the frames of whoever handles the signal stand before that of
+# what crashed: UCX's, whatever it is that crashed, and the C library's, which may be called too.
+_FRAME_START = r"(?:\[\S{1,64}:\d{1,8}\] )?[ \[]{0,4}\d{1,2}\]? {1,3}"
+_FRAME = (
+    ("libc.so.6(", "libpthread.so.0(", "libc-2.", "libpthread-2.", "libucs.so.0("),
+    rf"^{_FRAME_START}\S{{0,200}}/lib(?:c|pthread|ucs)[-.][\w.]{{2,10}}\(\+0x[^\n]*"
+    rf"(?:\n{_FRAME_START}\S{{0,200}}/libc[-.][\w.]{{2,10}}\([^\n]*)?"
+    rf"\n{_FRAME_START}\S{{0,200}}/(?!libc[-.]|libucs\.)([^/\s(]{{1,80}}\.so[\w.]{{0,20}})\((\w{{0,60}})",
+)
+
 
 class Place(NamedTuple):
     """A line of a log.
@@ -108,7 +126,8 @@ class Found(NamedTuple):
     """A signature that was found, its texts filled in.
 
     Attributes:
-        id, cause, remedy, kind, rules, source, certainty: as in Signature.
+        id, cause, remedy, kind, rules, source, certainty, kill: as in Signature; a kill after a
+            crash is a consequence.
         number, line, rank: as in Place.
     """
 
@@ -122,6 +141,7 @@ class Found(NamedTuple):
     number: int = 0
     line: str = ""
     rank: str = ""
+    kill: bool = False
 
 
 class Diagnosis(NamedTuple):
@@ -289,10 +309,13 @@ def diagnose(log: BinaryIO, phase: Phase | None = None) -> Diagnosis:
     contexts = {text: _Watch((text,)) for each in signatures for text in each.needs + each.unless}
     mentions = [(name, _Watch((text,), pattern, time=time)) for name, text, pattern in _MENTIONS]
     errors = _Watch(*_ERROR, most=ERRORS, time=time)
-    lines = _search(log, [*watches, *contexts.values(), *(each for _, each in mentions), errors])
+    crash, frame = _Watch(*_CRASH, time=time), _Watch(*_FRAME, time=time)
+    others = [*contexts.values(), *(each for _, each in mentions), errors, crash, frame]
+    lines = _search(log, [*watches, *others])
     seen = {text for text, watch in contexts.items() if watch.places}
+    crashed, where = min(crash.places, default=lines + 1), _where(frame)
     found = [
-        _Match(_filled(signature, *first), _last_line(*first))
+        _Match(_filled(signature, *first, where, crashed), _last_line(*first))
         for signature, watch in zip(signatures, watches, strict=True)
         for first in watch.places.values()
         if _counts(signature, seen)
@@ -334,9 +357,18 @@ def diagnose_step(path: Path) -> Diagnosis:
         return diagnose(log, "build")
 
 
-def explain(text: str, phase: Phase) -> Found | None:
-    """The cause that a text shows, or else where it stopped; None if nothing is known of it."""
-    return diagnose(io.BytesIO(text.encode("utf-8", "replace")), phase).best
+def explain(text: str, phase: Phase, *, kills: bool = True) -> Found | None:
+    """The cause that a text shows, or else where it stopped; None if nothing is known of it.
+
+    Args:
+        text: what a build or a run printed.
+        phase: which of them.
+        kills: whether it counts that a process was killed, as launchers say it of ranks.
+    """
+    diagnosis = diagnose(io.BytesIO(text.encode("utf-8", "replace")), phase)
+    if not kills:
+        diagnosis = diagnosis._replace(found=tuple(f for f in diagnosis.found if not f.kill))
+    return diagnosis.best
 
 
 def _blocks(log: BinaryIO) -> Iterator[_Block]:
@@ -405,13 +437,34 @@ def _last_line(place: Place, match: re.Match[str]) -> int:
     return place.number + match.string[: match.end()].rstrip().count("\n")
 
 
-def _filled(signature: Signature, place: Place, match: re.Match[str]) -> Found:
+def _where(frame: _Watch) -> str:
+    """In which library a process crashed, for the text of a cause; empty if no backtrace says."""
+    for _, match in frame.places.values():
+        return f" in {match[1]}" + (f" ({match[2]})" if match[2] else "")
+    return ""
+
+
+def _filled(
+    signature: Signature, place: Place, match: re.Match[str], where: str, crashed: int
+) -> Found:
+    """A signature with its texts filled in.
+
+    Args:
+        signature: that was found.
+        place: where.
+        match: of its pattern.
+        where: the library in which a process crashed.
+        crashed: number of the line that tells of it; what is killed after that is no cause.
+    """
     groups = [group or "" for group in match.groups()]
-    if signature.kind == "consequence" and "rank" not in match.groupdict():
-        place = place._replace(rank="")  # who says it is not who failed
+    follows = signature.kill and place.number > crashed
+    kind: Kind = "consequence" if follows else signature.kind
+    if follows or (kind == "consequence" and "rank" not in match.groupdict()):
+        place = place._replace(rank="")  # who says it, or was ended after it, is not who failed
+    cause = signature.cause.format(*groups, where=where)
     return Found(
-        signature.id, signature.cause.format(*groups), signature.remedy.format(*groups),
-        signature.kind, signature.rules, signature.source, signature.certainty, *place,
+        signature.id, cause, signature.remedy.format(*groups), kind, signature.rules,
+        signature.source, signature.certainty, *place, signature.kill,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from hvdenv.launch.preflight import compatible
 from hvdenv.reports.report import Finding, Row, Status
 from hvdenv.verification import bench, collectives, datapath, ranks, training
 from hvdenv.verification.bench import Benchmark, Effort
+from hvdenv.verification.checkbuild import CheckBuild
 from hvdenv.verification.drift import compare
 from hvdenv.verification.evidence import (
     CONTROLLERS,
@@ -105,8 +106,29 @@ def check_build(
         remedy = "reinstall Horovod; horovodrun and the package come from two installations"
         yield Finding(name, subject, "fail", message, evidence, remedy)
         return
+    if invented := _invented(table, extensions):
+        message = (
+            f"it marks {', '.join(invented)}, which the extensions themselves say they were built"
+            " without: this table is not about this installation"
+        )
+        remedy = (
+            "rely on the other findings; look at what horovodrun here is (a script, another"
+            " installation), and reinstall Horovod"
+        )
+        yield Finding(name, subject, "fail", message, evidence, remedy)
+        return
     notes = _notes(table.frameworks, extensions, expectation)
     yield Finding(name, subject, "pass", "; ".join([f"Horovod {table.version}", *notes]))
+
+
+def _invented(table: CheckBuild, extensions: Mapping[str, Extension]) -> list[str]:
+    """Rows that are marked though every extension there can be asked and was built without them."""
+    present = [extension for extension in extensions.values() if extension.present]
+    if not present or not all(extension.usable for extension in present):
+        return []
+    rows = (table.controllers, table.tensor_operations)
+    marked = dict.fromkeys(name for each in rows for name in each if each[name])
+    return [name for name in marked if all(each.built(name) == 0 for each in present)]
 
 
 def _notes(
@@ -448,11 +470,13 @@ def operations(
     for framework, found in extensions.items():
         if not found.usable or not expectation.asks(framework):
             continue
-        right = [
+        runs = [
             run
             for (name, _), run in rank_runs.items()
-            if name == framework and run and run.size > 1 and ranks.judge(run).status == "pass"
+            if name == framework and run and run.size > 1
         ]
+        right = [run for run in runs if ranks.judge(run).status == "pass"]
+        failed = [run for run in runs if ranks.judge(run).status == "fail"]
         seen = {name for run in right for name in datapath.operations(run)}
         for name in expectation.operations or OPERATIONS:
             subject = f"{name} in {framework}"
@@ -462,7 +486,7 @@ def operations(
             elif expectation.operations is None and _of_other_controller(name, expectation):
                 yield Finding("operation", subject, "skip", "not asked for, so not tried")
             elif found.built(name):
-                status, why, remedy = _why_not_seen(name, found, right)
+                status, why, remedy = _why_not_seen(name, found, right, failed)
                 yield Finding("operation", subject, status, why, remedy=remedy)
 
 
@@ -472,10 +496,14 @@ def _of_other_controller(name: str, expectation: Expectation) -> bool:
 
 
 def _why_not_seen(
-    name: str, extension: Extension, right: Sequence[RankRun]
+    name: str, extension: Extension, right: Sequence[RankRun], failed: Sequence[RankRun]
 ) -> tuple[Status, str, str]:
     """Why an operation that was built was not seen at work in runs that were right."""
     if name != "NCCL":
+        over = {run.controller for run in failed if name in (run.controller, *run.operations)}
+        if over or (failed and name not in CONTROLLERS):
+            named = ", ".join(sorted(over)) or "a controller that could use it"
+            return "unproven", f"it was built, but the ranks over {named} failed", "see allreduce"
         return "unproven", f"it was built, but no rank used {name}", ""
     if not extension.facts.get("gpus"):
         return (

@@ -21,7 +21,7 @@ from hvdenv.launch import leftovers
 from hvdenv.launch.launchers import Launch
 from hvdenv.launch.placement import influences
 from hvdenv.reports.report import Finding, Measurement, Report
-from hvdenv.runner import Runner, end_marked, environment
+from hvdenv.runner import Runner, end_marked, environment, handled
 from hvdenv.verification import bench, collectives, training
 from hvdenv.verification.bench import Effort
 from hvdenv.verification.checks import CHECKS, REBUILD, Shell, damaged, table
@@ -123,7 +123,10 @@ def verify(
         facts, measurements = _Facts(given, on_event).find_all()
         findings = list(_all_findings(given, facts))
         findings = _with_cause(findings, facts.get(Key("changed_files")))
-        findings += _leftovers(facts, launch, runner)
+        try:
+            findings += _leftovers(facts, launch, runner)
+        except Exception as error:
+            findings.append(_own_mistake("leftovers", "hosts", error))
     extensions = _collected("extension", facts)
     rows = () if isinstance(extensions, Failed) else tuple(table(expectation, extensions, findings))
     speeds = bench.measurements(_collected("bench_run", facts), _collected("speed_runs", facts))
@@ -193,19 +196,12 @@ def _ended_by_signals(runner: Runner) -> Iterator[None]:
         runner.stop()
 
     main = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main else ()
-    before = {number: signal.getsignal(number) for number in numbers}
-    heard = [number for number in before if before[number] is not signal.SIG_IGN]
     try:
-        for number in heard:
-            signal.signal(number, stop)
-        yield
+        with handled((signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main else (), stop):
+            yield
     except BaseException:
         runner.stop()
         raise
-    finally:
-        for number in heard:
-            signal.signal(number, before[number])
 
 
 class _Facts:
@@ -473,12 +469,17 @@ def _ask(key: Key, given: Mapping[str, Any], facts: Mapping[Key, Any]) -> list[F
         text = error.message if not error.where else f"{error.where}: {error.message}"
         return [Finding(key.name, _subject(key), "error", text, error.detail, error.remedy)]
     except Exception as error:
-        import traceback
+        return [_own_mistake(key.name, _subject(key), error)]
 
-        evidence = "".join(traceback.format_exception(error))
-        message = f"the check could not run: {type(error).__name__}: {error}"
-        remedy = "this is a mistake in hvdenv: report it with the evidence"
-        return [Finding(key.name, _subject(key), "error", message, evidence, remedy)]
+
+def _own_mistake(check: str, subject: str, error: Exception) -> Finding:
+    """What is said of an error in hvdenv itself: the rest of the report is kept."""
+    import traceback
+
+    evidence = "".join(traceback.format_exception(error))
+    message = f"the check could not run: {type(error).__name__}: {error}"
+    remedy = "this is a mistake in hvdenv: report it with the evidence"
+    return Finding(check, subject, "error", message, evidence, remedy)
 
 
 def _subject(key: Key) -> str:

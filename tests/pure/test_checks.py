@@ -131,6 +131,16 @@ def test_check_build_says_where_the_table_is_wrong() -> None:
     assert "it marks PyTorch, which has no extension" in finding.message
 
 
+def test_check_build_marks_what_the_extensions_do_not_have() -> None:
+    table = build_table(text(*ALL_ROWS, "T/NCCL"))
+    finding = check_build(table)
+    assert finding.status == "fail"
+    assert finding.message.startswith("it marks NCCL, which the extensions themselves say")
+    # An extension that does not load may have it: that horovodrun cannot be called a liar.
+    broken = extension("tensorflow", error="ImportError: x", built={"NCCL": 0})
+    assert check_build(table, tensorflow=broken).status == "pass"
+
+
 def test_check_build_of_another_installation() -> None:
     finding = check_build(build_table(text(*ALL_ROWS, version="0.27.0")))
     assert finding.status == "fail"
@@ -348,7 +358,12 @@ def test_operations() -> None:
     assert operations(with_nccl, rank_run(), expected) == {
         "NCCL in torch": "unproven", "MPI in torch": "pass",
     }  # fmt: skip
-    assert operations(with_nccl, rank_run(failed=1), expected)["MPI in torch"] == "unproven"
+    failed = {("torch", "MPI"): rank_run(failed=1)}
+    arguments = {"extensions": {"torch": with_nccl}, "expectation": expected}
+    found = {f.subject: f for f in ask("operation", rank_runs=failed, **arguments)}["MPI in torch"]
+    assert (found.status, found.message, found.remedy) == (
+        "unproven", "it was built, but the ranks over MPI failed", "see allreduce",
+    )  # fmt: skip
     assert operations(extension("torch"), rank_run(), ANYTHING) == {
         "MPI in torch": "pass", "Gloo in torch": "unproven",
     }  # fmt: skip
