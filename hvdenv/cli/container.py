@@ -141,14 +141,9 @@ def _plan(arguments: argparse.Namespace, resolved: Resolved) -> Plan:
 
 
 def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"cannot write the definition: {error.strerror}",
-            where=str(path),
-            remedy="name another file with --to",
-        ) from error
+    from hvdenv.places import named_file, write_text
+
+    write_text(named_file(path), text)
 
 
 def _build(arguments: argparse.Namespace, resolved: Resolved, text: str) -> str:
@@ -204,7 +199,9 @@ def _tool(form: Format) -> str:
 
 def _build_file(arguments: argparse.Namespace, build: Build) -> None:
     """Build a file; under its name there is never a half of it."""
-    target = Path(build.image)
+    from hvdenv.places import named_folder
+
+    target = named_folder(Path(build.image), last=True)
     part = target.with_name(f".{target.name}.{os.getpid()}")
     if target.exists():
         raise UsageError(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from hvdenv import __version__
 from hvdenv.errors import OWN_FAILURE, HvdenvError, InterruptedRunError
+from hvdenv.runner import forbid_world_writes
 
 # Command: one line for `hvdenv --help`. Each has a module of its name here, with
 # `configure(parser)` and `run(arguments) -> exit code`; only the one that is used is
@@ -97,6 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A path may hold bytes that the terminal's encoding has no characters for.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+    forbid_world_writes()
     words = list(sys.argv[1:] if argv is None else argv)
     command = next((word for word in words if not word.startswith("-")), "")
     program: list[str] = []
