@@ -36,6 +36,7 @@ from hvdenv.model.recipe import Recipe
 from hvdenv.places import Places, blocked, make_folder
 from hvdenv.plans.plan import Plan, brought_python
 from hvdenv.plans.step import Step, identity
+from hvdenv.reading import RESULT, WHEEL, read_file, read_json
 from hvdenv.runner import Runner, end_marked
 from hvdenv.schema import encode
 from hvdenv.sites.modules import Loaded
@@ -536,7 +537,7 @@ class _Run:
 
     def _keep(self, output: str) -> tuple[str, dict[str, Any]]:
         inspected = json.loads(output.strip().splitlines()[-1])
-        inspected["sha256"] = hashlib.sha256(self.plan.wheel.read_bytes()).hexdigest()
+        inspected["sha256"] = hashlib.sha256(read_file(self.plan.wheel, WHEEL).data).hexdigest()
         if not self.recorded["stack"].get("wheel"):
             self._store(self.caches[0])
         if self.request.wheels.publish:
@@ -668,7 +669,7 @@ def _failed(step: Step, outcome: Outcome, log: Path) -> StepError:
 
 def _installed(report: Path) -> list[dict[str, str]]:
     """Name, version, address and hash of what pip installed."""
-    found = json.loads(report.read_text(encoding="utf-8"))
+    found = read_json(report, RESULT)
     if isinstance(found, list):  # of conda packages
         return [{**each, "url": mask(each["url"])} for each in found]
     return [
