@@ -20,6 +20,7 @@ from hvdenv.cli.options import (
     resolved_of,
 )
 from hvdenv.errors import StepError, UsageError
+from hvdenv.masking import print_coloured
 
 if TYPE_CHECKING:
     from hvdenv.launch.preflight import Answers, Wanted
@@ -254,7 +255,7 @@ def _preflight(arguments: argparse.Namespace, resolved: Resolved) -> int:
         print_json(report.to_json())
     else:
         colour = arguments.color == "always" or (arguments.color == "auto" and sys.stdout.isatty())
-        print(render(report, colour=colour))
+        print_coloured(render(report, colour=colour) + "\n")
     return EXIT_CODES[report.verdict]
 
 

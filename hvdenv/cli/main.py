@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from hvdenv import __version__
 from hvdenv.errors import OWN_FAILURE, HvdenvError, InterruptedRunError
+from hvdenv.masking import mask, plain, plain_output
 from hvdenv.runner import forbid_world_writes
 
 # Command: one line for `hvdenv --help`. Each has a module of its name here, with
@@ -99,6 +100,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     forbid_world_writes()
+    with plain_output():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     command = next((word for word in words if not word.startswith("-")), "")
     program: list[str] = []
@@ -149,8 +155,6 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _say(error: HvdenvError) -> int:
-    from hvdenv.masking import mask, plain
-
     print(f"error: {mask(plain(str(error)))}", file=sys.stderr)
     return error.exit_code
 
@@ -158,8 +162,6 @@ def _say(error: HvdenvError) -> int:
 def _bug() -> int:
     import platform
     import traceback
-
-    from hvdenv.masking import mask
 
     print(
         f"this is a bug in hvdenv {__version__} (Python {platform.python_version()}); "

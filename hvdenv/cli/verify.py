@@ -22,6 +22,7 @@ from hvdenv.cli.options import (
     wished_hosts,
 )
 from hvdenv.errors import InterruptedRunError, UsageError
+from hvdenv.masking import print_coloured
 from hvdenv.places import environment_name
 from hvdenv.reading import REPORT, read_json
 
@@ -185,7 +186,7 @@ def _show(report: Report, arguments: argparse.Namespace) -> int:
         from hvdenv.reports.render import render
 
         colour = arguments.color == "always" or (arguments.color == "auto" and sys.stdout.isatty())
-        print(render(report, colour=colour))
+        print_coloured(render(report, colour=colour) + "\n")
     written = _write_files(report, arguments)
     return EXIT_CODES[report.verdict] or written
 
