@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from hvdenv import __version__
 from hvdenv.errors import OWN_FAILURE, HvdenvError, InterruptedRunError
 from hvdenv.masking import mask, plain, plain_output
-from hvdenv.runner import forbid_world_writes
 
 # Command: one line for `hvdenv --help`. Each has a module of its name here, with
 # `configure(parser)` and `run(arguments) -> exit code`; only the one that is used is
@@ -99,7 +98,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A path may hold bytes that the terminal's encoding has no characters for.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    forbid_world_writes()
     with plain_output():
         return _main(argv)
 
@@ -120,6 +118,9 @@ def _main(argv: Sequence[str] | None) -> int:
     if arguments.command is None:
         make_parser("").print_help()
         return 2
+    from hvdenv.runner import forbid_world_writes
+
+    forbid_world_writes()
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = int(arguments.run(arguments))
