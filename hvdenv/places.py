@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import stat
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -115,7 +116,10 @@ def make_folder(folder: Path) -> Path:
         StepError: it cannot be created or written to.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        # Not mkdir(parents=True), whose parents anybody could write with a umask of 000.
+        for each in (*reversed(folder.parents), folder):
+            if not each.is_dir():
+                each.mkdir(mode=0o775, exist_ok=True)
     except OSError as error:
         raise blocked(folder, error) from error
     return folder
@@ -154,11 +158,78 @@ def named_file(path: Path) -> Path:
     Whoever is root would put a file in the place of /dev/null, or of a link, by renaming.
 
     Raises:
-        StepError: what is there is a folder or a device.
+        StepError: what is there is a folder or a device, belongs to another user in a folder
+            that others can write, or is behind a link that another user could have put there.
     """
-    if path.exists() and not path.is_file():
+    found = named_folder(path, last=True)
+    try:
+        status, folder = os.lstat(found), os.stat(found.parent)
+    except OSError:
+        return found
+    if not stat.S_ISREG(status.st_mode):
         raise StepError("this is no file", where=str(path), remedy="name a file")
-    return path.resolve()
+    if folder.st_mode & _OTHERS_WRITE and status.st_uid not in (os.geteuid(), folder.st_uid):
+        raise _not_ours("file", found, status)
+    return found
+
+
+def named_folder(path: Path, *, last: bool = False) -> Path:
+    """The folder that a user names to be written into: where its links lead.
+
+    Args:
+        path: it need not be there.
+        last: its last part may be a link only if the user, or root, has made that.
+
+    Raises:
+        StepError: a link on the way belongs to another user, and its folder can be written
+            by others, as /tmp can.
+    """
+    named = os.path.expanduser(path)
+    parts = (named if os.path.isabs(named) else os.path.join(os.getcwd(), named)).split(os.sep)[
+        ::-1
+    ]
+    done, links = Path("/"), 0
+    while parts:
+        part = parts.pop()
+        here = done.parent if part == ".." else done / part if part not in ("", ".") else done
+        try:
+            status = os.lstat(here)
+            if not stat.S_ISLNK(status.st_mode):
+                done = here
+                continue
+            _see_link(here, status, os.lstat(done), strict=last and not any(parts))
+            target = os.readlink(here)
+        except (FileNotFoundError, NotADirectoryError):
+            done = here
+            continue
+        except OSError as error:
+            raise blocked(here, error, "look at it") from error
+        links += 1
+        if links > _MOST_LINKS:
+            raise blocked(path, OSError(errno.ELOOP, os.strerror(errno.ELOOP)))
+        parts += target.split(os.sep)[::-1]
+        done = Path("/") if target.startswith(os.sep) else done
+    return done
+
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_MOST_LINKS = 40
+
+
+def _see_link(link: Path, status: os.stat_result, folder: os.stat_result, *, strict: bool) -> None:
+    """Refuse a link that another user could have put there for this to be written through."""
+    if status.st_uid in (os.geteuid(), 0):
+        return
+    if strict or (folder.st_mode & _OTHERS_WRITE and status.st_uid != folder.st_uid):
+        raise _not_ours("link", link, status)
+
+
+def _not_ours(what: str, path: Path, status: os.stat_result) -> StepError:
+    return StepError(
+        f"this {what} belongs to another user (uid {status.st_uid}): nothing is written there",
+        where=str(path),
+        remedy="name a file in a folder of your own",
+    )
 
 
 def sync_folder(folder: Path) -> None:
@@ -277,17 +348,19 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
 
     Args:
         path: the file.
-        text: what it shall hold.
-        mode: permissions before the umask is taken off.
+        text: what it shall hold; bytes that are no UTF-8 as Python's surrogates.
+        mode: permissions of a new file before the umask is taken off; one that is there keeps
+            its own, and its owner and group where that is allowed.
 
     Raises:
         StepError: the folder cannot be written to.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & ~0o002)
         with open(descriptor, "wb") as stream:
-            stream.write(text.encode())
+            keep_mode(descriptor, path)
+            stream.write(text.encode("utf-8", "surrogateescape"))
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
@@ -296,3 +369,25 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
         raise blocked(path, error) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def keep_mode(descriptor: int, path: Path) -> None:
+    """Give a new file the permissions, owner and group of the one that it replaces.
+
+    Raises:
+        OSError: the permissions cannot be changed.
+    """
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(found.st_mode):
+        return
+    made, mode = os.fstat(descriptor), stat.S_IMODE(found.st_mode) & 0o777
+    if (made.st_uid, made.st_gid) != (found.st_uid, found.st_gid):
+        try:
+            os.fchown(descriptor, found.st_uid, found.st_gid)
+        except PermissionError:
+            # What a group was allowed, another one is not.
+            mode &= 0o707 if made.st_gid != found.st_gid else 0o777
+    os.fchmod(descriptor, mode)

@@ -293,8 +293,25 @@ def _own_terminal() -> int:
         return -1
 
 
+_umask: list[int] = []
+
+
+def forbid_world_writes() -> None:
+    """Have nothing that hvdenv and its builds make be writable by everybody.
+
+    With a umask of 000, anybody could put programs into the environment. Programs of `run` and
+    `shell` have the user's own umask.
+    """
+    before = os.umask(0o077)
+    os.umask(before | 0o002)
+    if not _umask:
+        _umask.append(before)
+
+
 def _lead(terminal: int, blocked: Iterable[signal.Signals | int]) -> None:
     """In a new process: a group of its own, in the foreground."""
+    if _umask:
+        os.umask(_umask[0])
     os.setpgid(0, 0)
     _take_terminal(terminal, os.getpid())
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)

@@ -37,6 +37,7 @@ from hvdenv.model.recipe import Recipe
 from hvdenv.places import Places, blocked, make_folder, sync_folder, sync_tree
 from hvdenv.plans.plan import Plan, brought_python
 from hvdenv.plans.step import Step, TextFile, identity
+from hvdenv.reading import RESULT, WHEEL, read_file, read_json
 from hvdenv.runner import Runner, end_marked, environment
 from hvdenv.schema import encode
 from hvdenv.sites.modules import Loaded
@@ -852,7 +853,7 @@ def _failed(step: Step, outcome: Outcome, log: Path) -> StepError:
 
 def _installed(report: Path) -> list[dict[str, str]]:
     """Name, version, address and hash of what pip installed."""
-    found = json.loads(report.read_text(encoding="utf-8"))
+    found = read_json(report, RESULT)
     if isinstance(found, list):  # of conda packages
         return [{**each, "url": mask(each["url"])} for each in found]
     return [
@@ -895,7 +896,7 @@ def _holds(file: TextFile) -> bool:
 
 
 def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return hashlib.sha256(read_file(file, WHEEL).data).hexdigest()
 
 
 def _size(path: Path) -> int:

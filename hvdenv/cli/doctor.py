@@ -12,6 +12,7 @@ from hvdenv.cli.options import add_json, print_json
 from hvdenv.errors import UsageError
 from hvdenv.knowledge.diagnosis import Diagnosis, Found, diagnose
 from hvdenv.masking import mask, plain
+from hvdenv.reading import LOG, open_file
 
 if TYPE_CHECKING:
     from hvdenv.knowledge.remedies import Change
@@ -64,7 +65,7 @@ def _of_log(name: str) -> tuple[tuple[str, ...], Diagnosis]:
     if name == "-":
         return ("standard input",), diagnose(sys.stdin.buffer)
     try:
-        with open(name, "rb") as log:
+        with open_file(name, LOG) as log:
             return (name,), diagnose(log)
     except OSError as error:
         raise UsageError(

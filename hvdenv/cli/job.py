@@ -243,19 +243,11 @@ def _start(
 
 def _give(arguments: argparse.Namespace, text: str, job: Job) -> int:
     """Print the script or write it."""
-    from hvdenv.places import named_file
+    from hvdenv.places import named_file, write_text
     from hvdenv.sites.batch import cost
 
     if arguments.to:
-        file = named_file(arguments.to)
-        try:
-            file.write_bytes(os.fsencode(text))
-            file.chmod(0o755)
-        except OSError as error:
-            raise UsageError(
-                f"cannot write: {error.strerror}", where=str(arguments.to),
-                remedy="name another file with --to",
-            ) from error  # fmt: skip
+        write_text(named_file(arguments.to), text, 0o777)
     if arguments.json:
         print_json({"text": text, **cost(job)._asdict()})
     elif arguments.to:

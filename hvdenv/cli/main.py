@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from hvdenv import __version__
 from hvdenv.errors import OWN_FAILURE, HvdenvError, InterruptedRunError
+from hvdenv.masking import mask, plain, plain_output
 
 # Command: one line for `hvdenv --help`. Each has a module of its name here, with
 # `configure(parser)` and `run(arguments) -> exit code`; only the one that is used is
@@ -97,6 +98,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A path may hold bytes that the terminal's encoding has no characters for.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+    with plain_output():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     command = next((word for word in words if not word.startswith("-")), "")
     program: list[str] = []
@@ -112,6 +118,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command is None:
         make_parser("").print_help()
         return 2
+    from hvdenv.runner import forbid_world_writes
+
+    forbid_world_writes()
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = int(arguments.run(arguments))
@@ -150,8 +159,6 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _say(error: HvdenvError) -> int:
-    from hvdenv.masking import mask, plain
-
     print(f"error: {mask(plain(str(error)))}", file=sys.stderr)
     return error.exit_code
 
@@ -159,8 +166,6 @@ def _say(error: HvdenvError) -> int:
 def _bug() -> int:
     import platform
     import traceback
-
-    from hvdenv.masking import mask
 
     print(
         f"this is a bug in hvdenv {__version__} (Python {platform.python_version()}); "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvdenv.model.cascade import Resolved, places_of, read_layer, resolve
+from hvdenv.reading import HOSTS, read_text
 
 if TYPE_CHECKING:
     from hvdenv.environments.generations import Environment
@@ -90,7 +91,7 @@ def read_hostfile(path: Path) -> str:
     from hvdenv.errors import UsageError
 
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_text(path, HOSTS, errors="replace")
     except OSError as error:
         raise UsageError(
             f"cannot read the file with the hosts: {error.strerror}", where=str(path),

@@ -131,18 +131,13 @@ def _write(chosen: Chosen, places: Places) -> Path:
     """Put the files where the hosts of an allocation see them too, beside the environments."""
     import hashlib
 
-    from hvdenv.places import blocked, make_folder
+    from hvdenv.places import make_folder, write_text
 
     # Two environments may have one name.
     digest = hashlib.sha256(os.fsencode(chosen.prefix)).hexdigest()[:12]
     folder = make_folder(places.home / "shells" / digest)
     for file, text in start_files(chosen.activate, chosen.name, folder).items():
-        temporary = folder / f"{file}.{os.getpid()}"
-        try:
-            temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
-            os.replace(temporary, folder / file)
-        except OSError as error:
-            raise blocked(folder / file, error) from error
+        write_text(folder / file, text)
     return folder
 
 

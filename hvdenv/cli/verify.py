@@ -23,7 +23,9 @@ from hvdenv.cli.options import (
     wished_hosts,
 )
 from hvdenv.errors import InterruptedRunError, UsageError
+from hvdenv.masking import print_coloured
 from hvdenv.places import environment_name
+from hvdenv.reading import REPORT, read_json
 
 if TYPE_CHECKING:
     from hvdenv.environments.installation import Expectation, Installation
@@ -188,7 +190,7 @@ def _show(report: Report, arguments: argparse.Namespace) -> int:
         from hvdenv.reports.render import render
 
         colour = arguments.color == "always" or (arguments.color == "auto" and sys.stdout.isatty())
-        print(render(report, colour=colour))
+        print_coloured(render(report, colour=colour) + "\n")
     written = _write_files(report, arguments)
     return EXIT_CODES[report.verdict] or written
 
@@ -222,13 +224,19 @@ def _refuse_files(arguments: argparse.Namespace) -> None:
     Raises:
         UsageError: a file could not be written.
     """
+    from hvdenv.errors import StepError
+    from hvdenv.places import named_file
+
     for option in _FILES:
         path = getattr(arguments, option)
         if path is None:
             continue
-        folder = path.resolve().parent
-        if path.exists() and not path.is_file():
-            raise UsageError("this is no file", where=f"--{option} {path}", remedy="name a file")
+        try:
+            folder = named_file(path).parent
+        except StepError as error:
+            raise UsageError(
+                error.message, where=f"--{option} {error.where}", remedy=error.remedy
+            ) from error
         if not os.access(folder, os.W_OK | os.X_OK):
             why = "nothing can be written there" if folder.is_dir() else "there is no such folder"
             raise UsageError(why, where=f"--{option} {folder}", remedy="name another place")
@@ -240,18 +248,16 @@ def _read(arguments: argparse.Namespace) -> Report:
     Raises:
         UsageError: it cannot be read, or more was asked for than to show it.
     """
-    import json
-
     from hvdenv.reports.report import Report
 
     where = f"--from {arguments.kept}"
     if arguments.recipe or arguments.prefix or arguments.where == "compute":
         raise UsageError("a report is shown as it is", where=where, remedy="name no environment")
     try:
-        return Report.from_json(json.loads(arguments.kept.read_bytes()))
+        return Report.from_json(read_json(arguments.kept, REPORT))
     except OSError as error:
         raise UsageError(f"cannot read it: {error.strerror}", where=where) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(
             f"this is no report of verify: {error}",
             where=where,

@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from hvdenv.errors import BusyError, HvdenvError
 from hvdenv.places import blocked, make_folder
+from hvdenv.reading import STATE, SYSTEM, read_file, read_text
 from hvdenv.runner import environment
 
 LOCK = "lock"
@@ -319,17 +320,16 @@ def _read(path: Path, store: Path | None = None) -> tuple[Holder | None, float |
     file server if the store is given, and 0 otherwise.
     """
     try:
-        content = path.read_bytes()
-        touched = path.stat().st_mtime
+        content = read_file(path, STATE)
     except OSError as error:
         if error.errno in _GONE:
             return None, None
         raise
-    age = max(0.0, _server_time(store) - touched) if store else 0.0
-    if not content:
+    age = max(0.0, _server_time(store) - content.status.st_mtime) if store else 0.0
+    if not content.data:
         return _NOBODY, age
     try:
-        holder = Holder(**json.loads(content))
+        holder = Holder(**json.loads(content.data))
     except (ValueError, TypeError):
         return None, age
     right = (
@@ -432,7 +432,7 @@ def _myself() -> Holder:
 
 def _boot() -> str:
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return read_text("/proc/sys/kernel/random/boot_id", SYSTEM).strip()
     except OSError:
         return ""
 
@@ -448,7 +448,7 @@ def _namespace() -> str:
 def _started(pid: int) -> str:
     """When a process started: empty if unknown, ENDED if only its exit status is left."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        stat = read_text(f"/proc/{pid}/stat", SYSTEM, errors="replace")
     except OSError:
         return "" if Path("/proc/self/stat").exists() else _started_elsewhere(pid)
     state, *fields = stat.rpartition(")")[2].split()

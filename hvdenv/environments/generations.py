@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import json
 import os
 import re
 import shutil
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 from hvdenv.environments.prefixes import refuse_foreign, refuse_inside, refuse_unfit
 from hvdenv.errors import HvdenvError, StepError, UsageError
 from hvdenv.places import blocked, make_folder, sync_folder, write_json
+from hvdenv.reading import STATE, read_json
 
 FORMAT = 1
 RECORD = "hvdenv.json"
@@ -299,7 +299,7 @@ def read_record(path: Path) -> dict[str, Any]:
         StepError: it is not there, damaged, or of another format.
     """
     try:
-        record = json.loads(path.read_bytes())
+        record = read_json(path, STATE)
     except FileNotFoundError as error:
         raise StepError(
             "no record: this build never finished, or somebody has removed it",

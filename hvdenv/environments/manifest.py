@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import io
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -24,6 +25,7 @@ from typing import Literal, NamedTuple
 
 from hvdenv.errors import StepError
 from hvdenv.places import blocked, sync_folder
+from hvdenv.reading import MANIFEST, open_file, read_file
 
 NAME = "manifest.txt"
 _HEADER = "hvdenv.manifest/1"
@@ -131,7 +133,7 @@ def read(path: Path, digest: str = "") -> Manifest:
         StepError: it is not there, cannot be read, or is damaged.
     """
     try:
-        content = path.read_bytes()
+        content = read_file(path, MANIFEST).data
     except OSError as error:
         raise blocked(path, error, "read") from error
     actual = hashlib.sha256(content).hexdigest()
@@ -299,7 +301,8 @@ def _collect(base: str, name: str, promises: dict[str, list[_Promise]]) -> list[
             return [f"{distribution}: {name}/{needed} is empty"]
     try:
         record = os.path.join(base, name, "RECORD")
-        with open(record, encoding="utf-8", errors="surrogateescape", newline="") as stream:
+        with open_file(record, MANIFEST) as raw:
+            stream = io.TextIOWrapper(raw, "utf-8", errors="surrogateescape", newline="")
             for path, digest, size in csv.reader(stream):
                 # Wheels were edited after their RECORD was written (torch 1.12.0): this
                 # file only has to be there. conda makes programs for the place where they

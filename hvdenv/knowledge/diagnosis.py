@@ -16,6 +16,7 @@ from time import thread_time
 from typing import BinaryIO, NamedTuple
 
 from hvdenv.knowledge.signatures import Kind, Phase, Signature, all_signatures
+from hvdenv.reading import LOG, open_file
 
 BLOCK = 1 << 15
 # How much of a line is looked at on either side of a text that is searched, and how much of it
@@ -348,7 +349,7 @@ def _named(mentions: Sequence[tuple[str, _Watch]]) -> dict[str, str]:
 
 def diagnose_step(path: Path) -> Diagnosis:
     """Look into the log of a build's step: at its last command, for each attempt is added to it."""
-    with path.open("rb") as log:
+    with open_file(path, LOG) as log:
         start = offset = 0
         for line in log:
             start = offset if line.startswith(b"$ ") else start

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+from hvdenv.reading import OWN, read_text
 from hvdenv.schema import Pattern, decode, parse_toml
 
 FOLDER = Path(__file__).parent / "rules"
@@ -82,7 +83,7 @@ def themes() -> dict[str, str]:
 
 
 def _read(path: Path) -> _RuleFile:
-    return decode(_RuleFile, parse_toml(path.read_text(encoding="utf-8")))
+    return decode(_RuleFile, parse_toml(read_text(path, OWN)))
 
 
 def judge(seen: Observables) -> tuple[Rule, ...]:

@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from hvdenv.reading import OWN, read_text
 from hvdenv.schema import decode, parse_toml
 
 FOLDER = Path(__file__).parent / "signatures"
@@ -74,4 +75,4 @@ def all_signatures() -> tuple[Signature, ...]:
 
 
 def _read(path: Path) -> _SignatureFile:
-    return decode(_SignatureFile, parse_toml(path.read_text(encoding="utf-8")))
+    return decode(_SignatureFile, parse_toml(read_text(path, OWN)))

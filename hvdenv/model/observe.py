@@ -23,6 +23,7 @@ from hvdenv.model.facts import (
     parse_quota,
     parse_version,
 )
+from hvdenv.reading import FACTS, SYSTEM, read_json, read_text
 from hvdenv.runner import Runner, environment
 from hvdenv.schema import Problem, decode
 
@@ -91,15 +92,11 @@ def declared(path: Path) -> Facts:
     Raises:
         RecipeError: the file cannot be read or does not hold facts.
     """
-    import json
-
     try:
-        return decode(Facts, json.loads(path.read_text(encoding="utf-8")))._replace(
-            origin="declared"
-        )
+        return decode(Facts, read_json(path, FACTS))._replace(origin="declared")
     except OSError as error:
         raise RecipeError(f"cannot read this file: {error.strerror}", where=str(path)) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise RecipeError(f"not valid JSON: {error}", where=str(path)) from error
     except Problem as problem:
         raise RecipeError(str(problem), where=str(path)) from problem
@@ -173,7 +170,7 @@ def _tool(name: str, runner: Runner) -> Tool | None:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
+        return read_text(path, SYSTEM, errors="replace")
     except OSError:
         return ""
 

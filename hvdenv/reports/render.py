@@ -35,6 +35,7 @@ def render(report: Report, *, colour: bool = False) -> str:
 
 
 def _table(rows: tuple[Row, ...]) -> Iterator[str]:
+    rows = tuple(row._replace(section=clean(row.section), name=clean(row.name)) for row in rows)
     width = max((len(f"Available {row.section}:") for row in rows), default=0)
     for section, group in groupby(rows, key=lambda row: row.section):
         yield f"{f'Available {section}:':{width}}  expected  built  proven"
@@ -65,7 +66,7 @@ def _shown(report: Report) -> list[Finding]:
 
 def _finding(finding: Finding, colour: bool) -> Iterator[str]:
     status = _coloured(finding.status, finding.status, colour)
-    yield f"{status}: {finding.check}: {clean(finding.subject)}: {clean(finding.message)}"
+    yield f"{status}: {clean(finding.check)}: {clean(finding.subject)}: {clean(finding.message)}"
     evidence = clean(finding.evidence).splitlines()
     if len(evidence) > _EVIDENCE_LINES:
         left_out = len(evidence) - _EVIDENCE_LINES

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from hvdenv.errors import StepError
 from hvdenv.model.cluster import Wheels
 from hvdenv.places import Places, blocked, make_folder, sync_folder
+from hvdenv.reading import WHEEL, open_file
 from hvdenv.runner import Runner, environment
 from hvdenv.wheels import signing
 from hvdenv.wheels.entries import (
@@ -399,7 +400,7 @@ def _copy_in(wheel: Path, within: int) -> str:
     digest = hashlib.sha256()
 
     def blocks() -> Iterator[bytes]:
-        with wheel.open("rb") as source:
+        with open_file(wheel, WHEEL) as source:
             while block := source.read(1 << 20):
                 digest.update(block)
                 yield block

@@ -402,7 +402,7 @@ def test_a_note_at_the_start_is_not_the_cause() -> None:
         (["--set", f"container.base={DEBIAN}", "--preflight"], 2, "--hosts f1:2,f2:2"),
         (["--set", f"container.base={DEBIAN}", "--hosts", "f1"], 2, "belong to --preflight"),
         (["--set", f"container.base={DEBIAN}", "--preflight", "--build"], 2, "build it first"),
-        (["--set", f"container.base={DEBIAN}", "--to", "/nowhere/x"], 2, "cannot write"),
+        (["--set", f"container.base={DEBIAN}", "--to", "/nowhere/x"], 5, "cannot write"),
         (["--set", f"container.base={DEBIAN}", "--python", "3.12"], 3, "--python asks for 3.12"),
         # torch 2.13 needs a newer g++ than Red Hat 8 has.
         (["--set", "container.base=rockylinux:8", "--python", "3.11"], 3, "known incompatibility"),

@@ -98,6 +98,18 @@ def pack(folder: Path, files: dict[str, str], *others: tarfile.TarInfo) -> Path:
     return path
 
 
+def test_an_archive_that_would_fill_the_disk(tmp_path: Path) -> None:
+    """A member's header says so; nothing is unpacked."""
+    large = tarfile.TarInfo("x-1/large")
+    large.size = (2 << 30) + 1
+    path = tmp_path / "x.tar"
+    path.write_bytes(large.tobuf() + bytes(1024))
+    code, said = prepare(path, tmp_path / "s", [])
+    assert code == 1
+    assert "x.tar holds more than 2147483648 bytes or 100000 files" in said
+    assert not list((tmp_path / "s.unpacking").glob("*"))
+
+
 def patch(find: str, replace: str = "new", file: str = "setup.py") -> dict[str, Any]:
     return {"name": "mend", "edits": [{"file": file, "find": find, "replace": replace}]}
 
