@@ -15,7 +15,7 @@ PACKAGE = Path(hvdenv.__file__).parent
 # Packages, and modules that lie in none: one imports what stands before it, and what stands
 # beside it; modules never import each other in a circle.
 LAYERS = (
-    ("errors", "schema", "masking", "command", "reports"),
+    ("errors", "schema", "masking", "reading", "command", "reports"),
     ("runner",),
     ("places",),
     ("model",),
