@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from hvdenv import __version__
 from hvdenv.errors import OWN_FAILURE, HvdenvError, InterruptedRunError
+from hvdenv.runner import drop_relative_folders
 
 # Command: one line for `hvdenv --help`. Each has a module of its name here, with
 # `configure(parser)` and `run(arguments) -> exit code`; only the one that is used is
@@ -37,6 +38,7 @@ COMMANDS = {
     "export": "write what an environment is made of for other programs: CycloneDX, conda, pip",
     "envs": "list, roll back, remove or prune environments",
     "cache": "list, verify, prune, export, import or sign compiled wheels",
+    "trust": "trust a file of somebody else as it is now, or an environment with its owners",
     "completion": "print a completion script for bash, zsh or tcsh",
 }
 # Of these, what follows `--` is a program to run with its arguments: arguments.program.
@@ -113,12 +115,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         make_parser("").print_help()
         return 2
     signal.signal(signal.SIGTERM, _interrupt)
+    drop_relative_folders()
     try:
+        _refuse_foreign_home(arguments)
         code = int(arguments.run(arguments))
         sys.stdout.flush()
         return code
     except HvdenvError as error:
-        return _say(error)
+        code = _say(error)
+        return OWN_FAILURE if command in PASS_CODES_ON else code
     except PermissionError as error:
         return _say(_no_permission(error))
     except KeyboardInterrupt:
@@ -140,6 +145,13 @@ def _no_permission(error: PermissionError) -> HvdenvError:
     from hvdenv.places import blocked
 
     return blocked(Path(error.filename or "."), error, "get at it")
+
+
+def _refuse_foreign_home(arguments: argparse.Namespace) -> None:
+    if hasattr(arguments, "trust"):  # every command that executes anything has --trust
+        from hvdenv.cli.options import refuse_foreign_home
+
+        refuse_foreign_home(arguments)
 
 
 def _interrupt(number: int, frame: object) -> None:

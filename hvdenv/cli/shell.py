@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdenv.cli.options import add_prefix, add_recipe
+from hvdenv.cli.options import add_prefix, add_recipe, add_trust
 from hvdenv.cli.run import Chosen, choose, current_allocation, own_failures
 from hvdenv.errors import UsageError
 
@@ -65,6 +65,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for name in _WORDS:
         asks.add_argument(f"--{name}", metavar=name.upper())
     parser.add_argument("--dry-run", action="store_true", help="print the line and run nothing")
+    add_trust(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
