@@ -8,7 +8,7 @@ import sys
 if sys.argv[:1] == ["-m"] and sys.path[0] in ("", os.getcwd()):
     del sys.path[0]
 
-from pathlib import Path  # noqa: E402
+from pathlib import Path
 
 __version__ = "0.1.0"
 

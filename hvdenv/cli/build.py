@@ -22,6 +22,7 @@ from hvdenv.cli.options import (
     is_locked,
     prepare,
     print_json,
+    refuse_foreign_path,
     refuse_foreign_prefix,
     resolved_of,
 )
@@ -88,8 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
         prepared = with_lock(arguments, prepared)
     target = prepared.target
     # A build goes on in what an earlier one has begun.
-    for folder in (target.prefix.parent, target.store):
-        refuse_foreign_prefix(folder, arguments)
+    refuse_foreign_path(str(target.prefix), arguments)
+    refuse_foreign_prefix(target.store, arguments)
     before = target.active()
     present = None
     if not arguments.rebuild:
