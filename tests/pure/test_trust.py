@@ -16,6 +16,7 @@ import pytest
 
 from hvdenv import trust
 from hvdenv.cli.main import COMMANDS, main, make_parser
+from hvdenv.cli.options import refuse_foreign_path, refuse_foreign_prefix
 from hvdenv.command import Command
 from hvdenv.environments import generations
 from hvdenv.errors import UntrustedError
@@ -420,6 +421,23 @@ def test_a_prefix_of_another_user_is_not_run(
     assert f"belongs to {EVE}" in said
     assert f"hvdenv trust {prefix}" in said
     assert not mark.exists()
+
+
+@needs_root
+def test_a_build_is_not_stopped_by_what_is_beside_its_prefix(tmp_path: Path) -> None:
+    """/tmp, for instance: full of other users' files, and with the sticky bit."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    (folder / "hers").mkdir()
+    of_eve(folder / "hers")
+    arguments = make_parser().parse_args(["build", "local"])
+    refuse_foreign_path(str(folder / "env"), arguments)
+    refuse_foreign_prefix(folder / ".env.hvdenv", arguments)
+    (folder / ".env.hvdenv").mkdir()
+    of_eve(folder / ".env.hvdenv")
+    with pytest.raises(UntrustedError, match=f"belongs to {EVE}"):
+        refuse_foreign_prefix(folder / ".env.hvdenv", arguments)
 
 
 @needs_root
