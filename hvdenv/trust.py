@@ -27,6 +27,7 @@ from hvdenv.reading import RECORD, Content, read_file
 
 FORMAT = 1
 _MOST_LINKS = 40  # as of Linux
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Granted(NamedTuple):
@@ -280,8 +281,9 @@ def faults_in(prefix: str, policy: Policy, *, whole: bool) -> Iterator[Fault]:
         for each in _named_by_pth(base):
             yield from faults_on_way(each, policy)
     if whole:
-        for folder, _, _ in os.walk(root):
-            yield from _faults_of_entries(folder, root, policy)
+        folders = [root]
+        while folders:
+            yield from _faults_of_entries(folders.pop(), root, policy, folders)
 
 
 def _libraries(base: str) -> list[str]:
@@ -291,10 +293,15 @@ def _libraries(base: str) -> list[str]:
     return [*found, *(f"{each}/site-packages" for each in found)]
 
 
-def _faults_of_entries(folder: str, root: str, policy: Policy) -> Iterator[Fault]:
-    """Of each entry of a folder, and where it is a link that leads away, of the way there."""
+def _faults_of_entries(
+    folder: str, root: str, policy: Policy, folders: list[str] | None = None
+) -> Iterator[Fault]:
+    """Of each entry of a folder, and where it is a link that leads away, of the way there.
+
+    Folders in it are added to ``folders``.
+    """
     try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        entries = list(os.scandir(folder))
     except OSError:  # the folder itself is on the way, and has been judged
         return
     for entry in entries:
@@ -302,11 +309,18 @@ def _faults_of_entries(folder: str, root: str, policy: Policy) -> Iterator[Fault
             status = entry.stat(follow_symlinks=False)
         except OSError:
             continue
-        yield from _faults(entry.path, status, policy, last=True)
-        if stat.S_ISLNK(status.st_mode) and "/" in os.readlink(entry.path):
-            leads = os.path.realpath(entry.path)
-            if not leads.startswith(f"{root}/"):
-                yield from faults_on_way(entry.path, policy)
+        if folders is not None and stat.S_ISDIR(status.st_mode):
+            folders.append(entry.path)
+        # Of 50,000 files nearly all pass by this.
+        if status.st_uid not in policy.owners or status.st_mode & _OTHERS_WRITE:
+            yield from _faults(entry.path, status, policy, last=True)
+        if stat.S_ISLNK(status.st_mode) and _leads_away(entry.path, root):
+            yield from faults_on_way(entry.path, policy)
+
+
+def _leads_away(link: str, root: str) -> bool:
+    """Whether a link leads out of a folder; one to a file beside it does not."""
+    return "/" in os.readlink(link) and not os.path.realpath(link).startswith(f"{root}/")
 
 
 def _named_by_pth(base: str) -> Iterator[str]:
@@ -422,7 +436,7 @@ def read_granted(places: Places) -> tuple[Granted, ...]:
     try:
         content = read_file(_record(places), RECORD)
         status = content.status
-        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if status.st_uid != os.geteuid() or status.st_mode & _OTHERS_WRITE:
             return ()
         entries = json.loads(content.data)["trusted"]
         return tuple(_granted(entry) for entry in entries)
