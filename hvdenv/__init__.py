@@ -5,7 +5,9 @@ import sys
 
 # `python -m hvdenv` has put the current folder first on the search path, where anybody may have
 # left a pathlib.py. What was imported before this line, Python has chosen by itself.
-if sys.argv[:1] == ["-m"] and sys.path[0] in ("", os.getcwd()):
+_FIRST = sys.path[0] or "."
+_IS_ADDED = sys.argv[:1] == ["-m"] and not getattr(sys.flags, "safe_path", False)
+if _IS_ADDED and os.path.isdir(_FIRST) and os.path.samefile(_FIRST, "."):
     del sys.path[0]
 
 from pathlib import Path

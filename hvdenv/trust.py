@@ -10,7 +10,6 @@ nobody else can have exchanged anything on it in the meantime.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import shlex
@@ -167,7 +166,8 @@ def _faults(here: str, status: os.stat_result, policy: Policy, *, last: bool) ->
 
 def _way(path: str | os.PathLike[str]) -> tuple[list[tuple[str, os.stat_result]], bool]:
     """Each folder and link that leads to a path, and what is there; and whether anything is."""
-    left = os.path.join(os.getcwd(), os.fspath(path)).split("/")[::-1]
+    named = os.fspath(path)
+    left = (named if os.path.isabs(named) else os.path.join(os.getcwd(), named)).split("/")[::-1]
     at, links = "/", 0
     found = [(at, os.lstat(at))]
     while left:
@@ -180,16 +180,16 @@ def _way(path: str | os.PathLike[str]) -> tuple[list[tuple[str, os.stat_result]]
         here = os.path.join(at, name)
         try:
             status = os.lstat(here)
+            target = os.readlink(here) if stat.S_ISLNK(status.st_mode) else ""
         except OSError:
             return found, False
         found.append((here, status))
-        if not stat.S_ISLNK(status.st_mode):
+        if not target:
             at = here
             continue
         links += 1
         if links > _MOST_LINKS:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
-        target = os.readlink(here)
+            return found, False
         at = "/" if target.startswith("/") else at
         left += target.split("/")[::-1]
     return found, True
@@ -320,7 +320,11 @@ def _faults_of_entries(
 
 def _leads_away(link: str, root: str) -> bool:
     """Whether a link leads out of a folder; one to a file beside it does not."""
-    return "/" in os.readlink(link) and not os.path.realpath(link).startswith(f"{root}/")
+    try:
+        target = os.readlink(link)
+    except OSError:
+        return False
+    return "/" in target and not os.path.realpath(link).startswith(f"{root}/")
 
 
 def _named_by_pth(base: str) -> Iterator[str]:

@@ -238,8 +238,7 @@ def test_a_file_and_every_folder_that_leads_to_it_count(tmp_path: Path) -> None:
     assert problems(link) == ["can be written by everybody"]
     round_ = tmp_path / "round"
     round_.symlink_to("round")
-    with pytest.raises(OSError, match="Too many levels"):
-        problems(round_)
+    assert problems(round_) == []  # nothing is there
 
 
 @needs_root
