@@ -10,7 +10,7 @@ _IS_ADDED = sys.argv[:1] == ["-m"] and not getattr(sys.flags, "safe_path", False
 if _IS_ADDED and os.path.isdir(_FIRST) and os.path.samefile(_FIRST, "."):
     del sys.path[0]
 
-from pathlib import Path
+from pathlib import Path  # noqa: E402
 
 __version__ = "0.1.0"
 
