@@ -1,6 +1,16 @@
 """Horovod environments on clusters that build the first time and can be proven to work."""
 
-from pathlib import Path
+import os
+import sys
+
+# `python -m hvdenv` has put the current folder first on the search path, where anybody may have
+# left a pathlib.py. What was imported before this line, Python has chosen by itself.
+_FIRST = sys.path[0] or "."
+_IS_ADDED = sys.argv[:1] == ["-m"] and not getattr(sys.flags, "safe_path", False)
+if _IS_ADDED and os.path.isdir(_FIRST) and os.path.samefile(_FIRST, "."):
+    del sys.path[0]
+
+from pathlib import Path  # noqa: E402
 
 __version__ = "0.1.0"
 

@@ -53,6 +53,12 @@ class RecipeError(HvdenvError):
     exit_code = 2
 
 
+class UntrustedError(HvdenvError):
+    """Somebody else could have changed what would be executed or imported."""
+
+    exit_code = 2
+
+
 class CheckBuildError(HvdenvError):
     """A text is not the whole output of ``horovodrun --check-build``."""
 

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -72,6 +72,18 @@ def cleaned_names(environ: Mapping[str, str]) -> list[str]:
 def environment() -> Mapping[str, str]:
     """The environment variables of this process, to read."""
     return os.environ
+
+
+def drop_relative_folders() -> None:
+    """Take out of this process's PATH what means the current folder: ``.``, nothing, ``bin``.
+
+    The current folder may be anybody's, and its ``git`` or ``mpirun`` would be run.
+    """
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    kept = [folder for folder in folders if os.path.isabs(folder)]
+    if len(kept) < len(folders):
+        # Without any, programs would look in the current folder.
+        os.environ["PATH"] = os.pathsep.join(kept) or os.defpath
 
 
 class Runner:
@@ -187,7 +199,7 @@ class Runner:
                 process = subprocess.Popen(
                     [sys.executable if word == OWN_PYTHON else word for word in command.argv],
                     env=self.environment(command),
-                    cwd=command.cwd or None,
+                    cwd=command.cwd or _neutral_folder(command.argv),
                     stdin=stdin,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
@@ -222,6 +234,12 @@ class Runner:
         end_marked(self.token)
         with suppress(subprocess.TimeoutExpired):
             process.wait(1.0)  # no signal ends what waits for a file server that is gone
+
+
+def _neutral_folder(argv: Sequence[str]) -> str | None:
+    """Where to start a Python that looks for modules in the current folder, which may be anybody's."""
+    python = "python" in os.path.basename(argv[0]) and argv[1:2] in (("-m",), ("-c",))
+    return "/" if python else None
 
 
 def _cannot_start(command: Command, error: OSError) -> StepError:

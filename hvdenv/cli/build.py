@@ -22,7 +22,8 @@ from hvdenv.cli.options import (
     is_locked,
     prepare,
     print_json,
-    refuse_foreign,
+    refuse_foreign_path,
+    refuse_foreign_prefix,
     resolved_of,
 )
 from hvdenv.schema import encode
@@ -78,7 +79,6 @@ def run(arguments: argparse.Namespace) -> int:
 
         return run_there(arguments, "build", nodes=1)
     resolved = resolved_of(arguments)
-    refuse_foreign(resolved, arguments)
     wanted = resolved.recipe.places.workspace
     if wanted and not arguments.prefix:
         _allocate(wanted, arguments)
@@ -88,6 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
 
         prepared = with_lock(arguments, prepared)
     target = prepared.target
+    # A build goes on in what an earlier one has begun.
+    refuse_foreign_path(str(target.prefix), arguments)
+    refuse_foreign_prefix(target.store, arguments)
     before = target.active()
     present = None
     if not arguments.rebuild:

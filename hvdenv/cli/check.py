@@ -18,6 +18,7 @@ from hvdenv.cli.options import (
     add_prefix,
     add_python,
     add_recipe,
+    add_trust,
     prepare,
     print_json,
 )
@@ -51,6 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     add_facts(parser)
     add_allow(parser)
+    add_trust(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -15,8 +15,8 @@ from hvdenv.cli.options import (
     add_loudness,
     add_python,
     add_recipe,
+    add_trust,
     print_json,
-    refuse_foreign,
     resolved_of,
 )
 from hvdenv.errors import StepError, UsageError
@@ -68,15 +68,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--allow", metavar="RULE", action="append", default=[],
         help="go on although this rule blocks",
     )  # fmt: skip
+    add_trust(parser)
     building = parser.add_argument_group("building")
     building.add_argument("--build", action="store_true", help="build the image")
     building.add_argument(
         "--bind", metavar="HERE[:THERE]", action="append", default=[],
         help="a file or folder of this machine that the build sees, such as /etc/pip.conf",
     )  # fmt: skip
-    building.add_argument(
-        "--trust", action="store_true", help="run a recipe from a file that others can write"
-    )
     hosts = parser.add_argument_group("looking at hosts")
     hosts.add_argument(
         "--preflight", action="store_true", help="look whether hosts can run the image"
@@ -94,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--preflight looks at hosts", remedy="name them: --hosts f1:2,f2:2")
     if (arguments.hosts or arguments.copy) and not arguments.preflight:
         raise UsageError("--hosts and --copy belong to --preflight")
-    resolved = resolved_of(arguments)
+    resolved = resolved_of(arguments, shown=not (arguments.build or arguments.preflight))
     return _preflight(arguments, resolved) if arguments.preflight else _define(arguments, resolved)
 
 
@@ -157,7 +155,6 @@ def _build(arguments: argparse.Namespace, resolved: Resolved, text: str) -> str:
 
     from hvdenv.plans.container import Build, container_of, mount_points
 
-    refuse_foreign(resolved, arguments)
     image = arguments.image or (
         container_of(resolved.recipe).image or _IMAGE
         if arguments.format == "singularity"

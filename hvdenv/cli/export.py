@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     places = find_places()
     if arguments.recipe:
-        prefix = environment_of(arguments, resolved_of(arguments), places).prefix
+        prefix = environment_of(arguments, resolved_of(arguments, shown=True), places).prefix
     elif arguments.prefix:
         prefix = arguments.prefix.expanduser().absolute()
     else:

@@ -14,7 +14,6 @@ from hvdenv.cli.locking import (
     LOCK,
     inputs_of,
     needed,
-    prepare_trusted,
     resolution_of,
     run_steps,
 )
@@ -27,6 +26,7 @@ from hvdenv.cli.options import (
     add_python,
     add_recipe,
     add_trust,
+    prepare,
     print_json,
 )
 from hvdenv.plans.plan import PLACEHOLDER
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hvdenv.locks import folders
     from hvdenv.places import find_places, make_folder, named_folder
 
-    prepared = prepare_trusted(arguments)
+    prepared = prepare(arguments, thorough=False)
     locked = needed(arguments, prepared, inputs_of(prepared), arguments.lock)
     to = make_folder(named_folder(arguments.to))
     with scratch.folder(find_places().scratch, "fetching") as work:

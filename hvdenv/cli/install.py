@@ -26,7 +26,7 @@ from hvdenv.cli.options import (
     add_trust,
     prepare,
     print_json,
-    refuse_foreign,
+    refuse_foreign_prefix,
 )
 from hvdenv.errors import IncompatibleError, StepError, UsageError
 from hvdenv.reading import RESULT, read_json
@@ -76,8 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     wanted = additions.parse(arguments.packages)
     prepared = prepare(arguments, thorough=True)
-    refuse_foreign(prepared.resolved, arguments)
     target, active = prepared.target, _active(prepared)
+    refuse_foreign_prefix(target.prefix, arguments)
     record = generations.read_record(target.record(active))
     prepared = with_recorded_lock(arguments, prepared, record)
     before = _before(record, target.record(active))

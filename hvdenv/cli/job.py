@@ -15,6 +15,7 @@ from hvdenv.cli.options import (
     add_json,
     add_prefix,
     add_recipe,
+    add_trust,
     print_json,
     resolved_of,
 )
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from hvdenv.sites.batch import BatchJob
     from hvdenv.sites.jobstate import Status
     from hvdenv.sites.scheduler import Submitted
+
+# Without modules from the folder that the job starts in, which Python 3.10 cannot be told.
+_SAFE = ("-P",) if sys.version_info >= (3, 11) else ()
+_OWN = (sys.executable, *_SAFE, "-m", "hvdenv")
 
 EXAMPLES = """\
 examples:
@@ -49,6 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser, optional=True)
     add_prefix(parser)
     add_json(parser)
+    add_trust(parser)
     parser.add_argument("-q", "--quiet", action="store_true", help="say only what went wrong")
     asks = parser.add_argument_group("what the job asks for, instead of what the recipe says")
     asks.add_argument("--nodes", type=int, metavar="N")
@@ -427,7 +433,7 @@ def run_in_job(
     site = environment().get(SITE_VARIABLE)
     env = ((HOME_VARIABLE, str(places.home)), *(((SITE_VARIABLE, site),) if site else ()))
     batch = BatchJob(
-        job, partition, "", (), env, (sys.executable, "-m", "hvdenv", *words), os.getcwd(),
+        job, partition, "", (), env, (*_OWN, *words), os.getcwd(),
         log=str(log),
     )  # fmt: skip
     if not quiet:

@@ -15,7 +15,6 @@ from hvdenv.cli.locking import (
     inputs_of,
     missing_packages,
     no_lock,
-    prepare_trusted,
     resolution_of,
     root_of,
     run_steps,
@@ -30,6 +29,7 @@ from hvdenv.cli.options import (
     add_python,
     add_recipe,
     add_trust,
+    prepare,
     print_json,
 )
 from hvdenv.errors import LockError, RecipeError, StepError, UsageError
@@ -102,7 +102,7 @@ def _prepare(arguments: argparse.Namespace) -> Prepared:
     from hvdenv.locks.lockfile import Platform
     from hvdenv.schema import Problem, decode
 
-    prepared = prepare_trusted(arguments)
+    prepared = prepare(arguments, thorough=False)
     if not arguments.platform:
         return prepared
     try:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdenv.cli.options import (
     Prepared,
-    prepare,
-    refuse_foreign,
-    refuse_untrusted,
-    resolved_of,
+    refuse_foreign_content,
 )
 from hvdenv.errors import LockError, UsageError
 from hvdenv.locks import compare, condalock, folders, pypi
 from hvdenv.locks.lockfile import CONDA, MAIN, Inputs, Locked
-from hvdenv.model.cascade import Resolved
+from hvdenv.model.cascade import Resolved, recipe_folder
 from hvdenv.plans.plan import PLACEHOLDER, steps_of
 from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Step
+from hvdenv.reading import Content
 
 if TYPE_CHECKING:
     from hvdenv.environments.scratch import Scratch
@@ -47,12 +46,6 @@ def resolution_of(prepared: Prepared, folder: Path = PLACEHOLDER) -> Resolution:
     return Resolution(*steps_of(prepared.resolved.recipe, prepared.facts, prepared.python, folder))
 
 
-def prepare_trusted(arguments: argparse.Namespace) -> Prepared:
-    """The recipe and the machine, for what runs commands that the recipe names."""
-    refuse_foreign(resolved_of(arguments), arguments)
-    return prepare(arguments, thorough=False)
-
-
 def inputs_of(prepared: Prepared) -> Inputs:
     """What a lock of the recipe on this machine is to hold."""
     return resolution_of(prepared).inputs(prepared.resolved.variants)
@@ -62,7 +55,8 @@ def find(arguments: argparse.Namespace, prepared: Prepared, inputs: Inputs) -> L
     """The lock that lies where locks do; None if there is none."""
     resolved = prepared.resolved
     gpu = resolved.recipe.horovod.gpu is not None
-    return choose(root_of(arguments, resolved), inputs, gpu=gpu)
+    root = root_of(arguments, resolved)
+    return choose(root, inputs, _judge(arguments, root), gpu=gpu)
 
 
 def needed(
@@ -72,17 +66,22 @@ def needed(
 
     Raises:
         LockError: there is none, or it is not what the recipe asks for.
-        RecipeError: somebody else can write it.
+        UntrustedError: somebody else could have changed it.
     """
-    locked = folders.read(named) if named else find(arguments, prepared, inputs)
-    if locked is None:
-        raise no_lock(inputs, root_of(arguments, prepared.resolved))
+    if named:
+        locked = folders.read(named, _judge(arguments, named))
+    else:
+        found = find(arguments, prepared, inputs)
+        if found is None:
+            raise no_lock(inputs, root_of(arguments, prepared.resolved))
+        locked = found
     refuse_other(locked, inputs)
-    _refuse_untrusted(locked, arguments)
     return locked
 
 
-def choose(root: Path, inputs: Inputs, *, gpu: bool) -> Locked | None:
+def choose(
+    root: Path, inputs: Inputs, judge: Callable[[Content], None] | None = None, *, gpu: bool
+) -> Locked | None:
     """The lock for a recipe, Python and platform; None if there is none.
 
     Where there are several, those of other builds of the frameworks have a label: a recipe
@@ -91,7 +90,7 @@ def choose(root: Path, inputs: Inputs, *, gpu: bool) -> Locked | None:
     """
     found = folders.candidates(root, inputs)
     preferred = sorted(found, key=lambda each: each.name.endswith("-cpu") == gpu)
-    locks = [folders.read(each) for each in preferred]
+    locks = [folders.read(each, judge) for each in preferred]
     fitting = (each for each in locks if not unsatisfied(each, inputs))
     return next(fitting, locks[0] if locks else None)
 
@@ -101,7 +100,7 @@ def with_lock(arguments: argparse.Namespace, prepared: Prepared) -> Prepared:
 
     Raises:
         LockError: there is none, or the recipe asks for something else.
-        RecipeError: somebody else can write it.
+        UntrustedError: somebody else could have changed it.
         UsageError: an option is without effect.
     """
     _refuse_unknown_drifts(getattr(arguments, "accept_drift", ()))
@@ -119,17 +118,16 @@ def with_recorded_lock(
 
     Raises:
         LockError: that lock is not there any more, or the recipe asks for something else.
-        RecipeError: somebody else can write it.
+        UntrustedError: somebody else could have changed it.
     """
     digest = record.get("lock", {}).get("digest")
     if not digest:
         return prepared
     inputs, root = inputs_of(prepared), root_of(arguments, prepared.resolved)
     for folder in folders.candidates(root, inputs):
-        locked = folders.read(folder)
+        locked = folders.read(folder, _judge(arguments, root))
         if locked.digest == digest:
             refuse_other(locked, inputs)
-            _refuse_untrusted(locked, arguments)
             return prepared._replace(locked=locked)
     raise LockError(
         "the lock that this environment was built from is not here, or was written anew since",
@@ -138,12 +136,12 @@ def with_recorded_lock(
     )
 
 
-def _refuse_untrusted(locked: Locked, arguments: argparse.Namespace) -> None:
-    # plan runs nothing, and has no --trust.
-    if getattr(arguments, "trust", True):
-        return
-    for name in (MAIN, *locked.texts):
-        refuse_untrusted(locked.folder / name)
+def _judge(arguments: argparse.Namespace, root: Path) -> Callable[[Content], None] | None:
+    """What refuses a lock that others could have changed; None where that does not matter."""
+    # Who can change the locks that come with hvdenv can change hvdenv; `plan` runs nothing.
+    if arguments.command == "plan" or root == recipe_folder().parent / "lockfiles":
+        return None
+    return partial(refuse_foreign_content, arguments=arguments)
 
 
 def no_lock(inputs: Inputs, root: Path) -> LockError:

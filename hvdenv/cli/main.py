@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from hvdenv import __version__
 from hvdenv.errors import OWN_FAILURE, HvdenvError, InterruptedRunError
 from hvdenv.masking import mask, plain, plain_output
+from hvdenv.runner import drop_relative_folders
 
 # Command: one line for `hvdenv --help`. Each has a module of its name here, with
 # `configure(parser)` and `run(arguments) -> exit code`; only the one that is used is
@@ -38,6 +39,7 @@ COMMANDS = {
     "export": "write what an environment is made of for other programs: CycloneDX, conda, pip",
     "envs": "list, roll back, remove or prune environments",
     "cache": "list, verify, prune, export, import or sign compiled wheels",
+    "trust": "trust a file of somebody else as it is now, or an environment with its owners",
     "completion": "print a completion script for bash, zsh or tcsh",
 }
 # Of these, what follows `--` is a program to run with its arguments: arguments.program.
@@ -122,12 +124,15 @@ def _main(argv: Sequence[str] | None) -> int:
 
     forbid_world_writes()
     signal.signal(signal.SIGTERM, _interrupt)
+    drop_relative_folders()
     try:
+        _refuse_foreign_home(arguments)
         code = int(arguments.run(arguments))
         sys.stdout.flush()
         return code
     except HvdenvError as error:
-        return _say(error)
+        code = _say(error)
+        return OWN_FAILURE if command in PASS_CODES_ON else code
     except KeyboardInterrupt:
         return _say(InterruptedRunError())
     except BrokenPipeError:
@@ -152,6 +157,13 @@ def _of_machine(error: Exception) -> HvdenvError | None:
         return None
     named = Path(os.fsdecode(error.filename)) if error.filename else Path()
     return blocked(named, error, "read or write")
+
+
+def _refuse_foreign_home(arguments: argparse.Namespace) -> None:
+    if hasattr(arguments, "trust"):  # every command that executes anything has --trust
+        from hvdenv.cli.options import refuse_foreign_home
+
+        refuse_foreign_home(arguments)
 
 
 def _interrupt(number: int, frame: object) -> None:

@@ -7,7 +7,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hvdenv.cli.options import add_prefix, add_recipe, environment_of, resolved_of
+from hvdenv.cli.options import (
+    add_prefix,
+    add_recipe,
+    add_trust,
+    environment_of,
+    refuse_foreign_prefix,
+    resolved_of,
+)
 from hvdenv.errors import UsageError
 from hvdenv.reading import RECIPE, read_text
 
@@ -26,6 +33,7 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser, optional=True)
     add_prefix(parser)
+    add_trust(parser)
     parser.add_argument(
         "--format", choices=("lua", "tcl"),
         help="lua for Lmod, tcl for Environment Modules (default: the one that is here)",
@@ -40,7 +48,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from hvdenv.environments import modulefile
 
-    entry = _entry(_environment(arguments), arguments.name)
+    environment = _environment(arguments)
+    # Nothing of it is executed here, but it is where a modulefile is loaded.
+    refuse_foreign_prefix(environment.prefix, arguments)
+    entry = _entry(environment, arguments.name)
     form = arguments.format or _format_here()
     text = {"lua": modulefile.lua, "tcl": modulefile.tcl}[form](entry)
     if arguments.to:

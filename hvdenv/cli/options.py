@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hvdenv.model.cascade import Resolved, places_of, read_layer, resolve
+from hvdenv.model.cascade import Layer, Resolved, places_of, read_layer, resolve, trusted_by
 from hvdenv.reading import HOSTS, read_text
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from hvdenv.places import Places
     from hvdenv.plans.additions import Additions
     from hvdenv.plans.plan import Plan
+    from hvdenv.reading import Content
     from hvdenv.runner import Runner
+    from hvdenv.trust import Policy
 
 SITE_VARIABLE = "HVDENV_SITE"
 
@@ -168,15 +170,26 @@ def add_loudness(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
 
 
-def resolved_of(arguments: argparse.Namespace) -> Resolved:
-    """The recipe that the options name."""
+def resolved_of(arguments: argparse.Namespace, *, shown: bool = False) -> Resolved:
+    """The recipe that the options name.
+
+    Args:
+        arguments: RECIPE and what is laid over it.
+        shown: nothing that it names is executed.
+
+    Raises:
+        UntrustedError: somebody else could have changed it, or a script or folder that it names.
+    """
     resolved = resolve(
         arguments.recipe,
         variants=arguments.variant,
         site=site_file(arguments),
         overrides=arguments.overrides,
     )
-    return resolved._replace(recipe=_for_user(resolved.recipe))
+    resolved = resolved._replace(recipe=_for_user(resolved.recipe))
+    if not shown:
+        _refuse_foreign(resolved, arguments)
+    return resolved
 
 
 def _for_user(recipe: Recipe) -> Recipe:
@@ -298,13 +311,13 @@ class Prepared(NamedTuple):
         return self.plan_for(PLACEHOLDER).digest
 
 
-def prepare(arguments: argparse.Namespace, *, thorough: bool) -> Prepared:
+def prepare(arguments: argparse.Namespace, *, thorough: bool, shown: bool = False) -> Prepared:
     """Read the recipe and look at the machine, or at the facts that --facts declares."""
     from hvdenv.model.observe import declared, observe
     from hvdenv.places import find_places
     from hvdenv.runner import Runner
 
-    resolved = resolved_of(arguments)
+    resolved = resolved_of(arguments, shown=shown)
     target = environment_of(arguments, resolved, find_places())
     runner = Runner()
     file = getattr(arguments, "facts", None)
@@ -394,44 +407,146 @@ def print_json(value: Any) -> None:
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--trust", action="store_true", help="run a recipe from a file that others can write"
+        "--trust", action="store_true", help="for this call, use files that others could change"
     )
 
 
-def refuse_foreign(resolved: Resolved, arguments: argparse.Namespace) -> None:
-    """Running what a recipe names needs a recipe that nobody else can write, or --trust.
+_RUNS = "hvdenv would run what it names"
+
+
+def policy_of(arguments: argparse.Namespace, site: Layer | None = None) -> Policy | None:
+    """Whose files are used; None with --trust.
+
+    Args:
+        arguments: of any command.
+        site: the site file, where it was read already.
+    """
+    from hvdenv import trust
+    from hvdenv.places import find_places
+
+    if getattr(arguments, "trust", False):
+        return None
+    granted = trust.read_granted(find_places())
+    return named_by_site(arguments, site)._replace(granted=granted)
+
+
+def named_by_site(arguments: argparse.Namespace, site: Layer | None = None) -> Policy:
+    """Whose files are used without asking, and by what a site file of root says."""
+    from hvdenv import trust
+    from hvdenv.errors import HvdenvError
+
+    policy = trust.own_policy()
+    file = None if site else site_file(arguments)
+    if file:
+        try:
+            site = read_layer("site", file)
+        except HvdenvError:  # a command that needs it says so
+            return policy
+    if site and site.content and trust.is_of_root(site.content):
+        named = trusted_by(site)
+        return trust.with_names(policy, named.owners, named.groups)
+    return policy
+
+
+def refuse_foreign_home(arguments: argparse.Namespace) -> None:
+    """What lies under HVDENV_HOME is executed by many commands: nobody else may write it.
 
     Raises:
-        RecipeError: somebody else owns a file of it or can write it.
+        UntrustedError: somebody can.
     """
-    if not arguments.trust:
-        for file in resolved.foreign_files:
-            refuse_untrusted(Path(file))
+    from hvdenv import trust
+    from hvdenv.places import find_places
+
+    if not getattr(arguments, "trust", False):
+        trust.refuse_home(find_places().home, named_by_site(arguments))
 
 
-def refuse_untrusted(path: Path) -> None:
-    """Building runs what recipe and site file name: they must be the user's or the system's.
+def _refuse_foreign(resolved: Resolved, arguments: argparse.Namespace) -> None:
+    """Judge what was read of a recipe and a site file, then the scripts and folders they name."""
+    from hvdenv import trust
+
+    policy = policy_of(arguments, resolved.site)
+    if policy is None:
+        return
+    for content in resolved.contents:
+        trust.refuse_content(content, policy, _RUNS)
+    refuse_foreign_names(resolved.recipe, arguments, resolved.file, policy)
+
+
+def refuse_foreign_names(
+    recipe: Recipe, arguments: argparse.Namespace, where: str, policy: Policy | None = None
+) -> None:
+    """Judge the scripts and folders that a recipe names and that programs use.
+
+    Args:
+        recipe: from a file, or from the record of an environment.
+        arguments: of the command.
+        where: the recipe comes from.
+        policy: from policy_of(), if it was made already.
 
     Raises:
-        RecipeError: somebody else owns the file or can write it.
+        UntrustedError: somebody else could change one.
     """
-    import os
-    import stat
+    from hvdenv import trust
+    from hvdenv.model.recipe import executed_paths
+    from hvdenv.runner import environment
 
-    from hvdenv.errors import RecipeError
+    policy = policy or policy_of(arguments)
+    if policy is None:
+        return
+    # The user's own `module` command reads these already.
+    already = environment().get("MODULEPATH", "").split(":")
+    for key, path in executed_paths(recipe):
+        if path.startswith("/") and not (key == "modules.use" and path in already):
+            trust.refuse_path(path, policy, f"{where} names it: {key}")
 
-    found = path.stat()
-    problem = ""
-    if found.st_uid not in (0, os.geteuid()):
-        problem = "belongs to another user"
-    elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        problem = "can be written by others"
-    if problem:
-        raise RecipeError(
-            f"this file {problem}, and a build runs what it names",
-            where=str(path),
-            remedy="read it, then `chmod go-w` it or copy it; or build with --trust",
-        )
+
+def refuse_foreign_prefix(
+    prefix: Path, arguments: argparse.Namespace, *, whole: bool = False, also: str = ""
+) -> None:
+    """Judge an environment before anything in it is executed.
+
+    Args:
+        prefix: the folder or link; need not exist.
+        arguments: of the command.
+        whole: look at every file.
+        also: a further folder with its Python, where that is elsewhere.
+
+    Raises:
+        UntrustedError: somebody else could change it.
+    """
+    from hvdenv import trust
+
+    policy = policy_of(arguments)
+    if policy:
+        use = "hvdenv would run its programs"
+        trust.refuse_prefix(prefix, policy, use, whole=whole, also=also)
+
+
+def refuse_foreign_path(path: str, arguments: argparse.Namespace) -> None:
+    """Judge what programs will open at a path: an image.
+
+    Raises:
+        UntrustedError: somebody else could change it.
+    """
+    from hvdenv import trust
+
+    policy = policy_of(arguments)
+    if policy:
+        trust.refuse_path(path, policy, "hvdenv would run its programs")
+
+
+def refuse_foreign_content(content: Content, arguments: argparse.Namespace) -> None:
+    """Judge a file of a lock.
+
+    Raises:
+        UntrustedError: somebody else could have changed it.
+    """
+    from hvdenv import trust
+
+    policy = policy_of(arguments)
+    if policy:
+        trust.refuse_content(content, policy, "hvdenv would install and run what it lists")
 
 
 def add_lockfiles(parser: argparse.ArgumentParser) -> None:

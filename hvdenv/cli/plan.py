@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    prepared = prepare(arguments, thorough=False)
+    prepared = prepare(arguments, thorough=False, shown=True)
     if is_locked(arguments):
         from hvdenv.cli.locking import with_lock
 

@@ -18,8 +18,12 @@ from hvdenv.cli.options import (
     add_hosts,
     add_prefix,
     add_recipe,
+    add_trust,
     environment_of,
     read_hostfile,
+    refuse_foreign_names,
+    refuse_foreign_path,
+    refuse_foreign_prefix,
     resolved_of,
     wished_hosts,
 )
@@ -122,6 +126,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_clean(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the line and run nothing")
+    add_trust(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -201,6 +206,7 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
         if container and not arguments.prefix:
             if built:
                 refuse_missing_image(container, named(arguments), os.getcwd())
+            refuse_foreign_path(str(container.image), arguments)
             return Chosen(name, resolved.recipe, Path(str(container.image)), {}, container)
         environment = environment_of(arguments, resolved, find_places())
         remedy = f"hvdenv build {named(arguments)}"
@@ -219,10 +225,18 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
             )
         raise UsageError(f"there is no environment {name} at {environment.prefix}", remedy=remedy)
     record = generations.read_record(environment.record(active)) if active else {}
+    refuse_foreign_prefix(environment.prefix, arguments, also=elsewhere(record))
     recipe = resolved.recipe if arguments.recipe else decode(Recipe, record["resolved"])
     if not arguments.recipe:
         name = environment_name(record["recipe"], record["variants"])
+        refuse_foreign_names(recipe, arguments, str(environment.prefix))
     return Chosen(name, recipe, environment.prefix, record)
+
+
+def elsewhere(record: Mapping[str, Any]) -> str:
+    """The folder of an environment's Python, where that is the site's; or empty."""
+    folder = str(record.get("environment", ""))
+    return folder if folder.startswith("/") else ""
 
 
 def named(arguments: argparse.Namespace) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdenv.cli.options import add_clean, add_prefix, add_recipe
+from hvdenv.cli.options import add_clean, add_prefix, add_recipe, add_trust
 from hvdenv.cli.run import Chosen, choose, current_allocation, own_failures
 from hvdenv.errors import UsageError
 
@@ -66,6 +66,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         asks.add_argument(f"--{name}", metavar=name.upper())
     add_clean(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the line and run nothing")
+    add_trust(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         from hvdenv.errors import UsageError
 
         raise UsageError("show needs a recipe", remedy="`hvdenv recipes` lists them")
-    resolved = resolved_of(arguments)
+    resolved = resolved_of(arguments, shown=True)
     values = encode(resolved.recipe)
     if arguments.json:
         print_json({"recipe": values, "variants": resolved.variants, "origins": resolved.origins})

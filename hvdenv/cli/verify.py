@@ -16,9 +16,13 @@ from hvdenv.cli.options import (
     add_loudness,
     add_prefix,
     add_recipe,
+    add_trust,
     add_where,
     environment_of,
     print_json,
+    refuse_foreign_names,
+    refuse_foreign_path,
+    refuse_foreign_prefix,
     resolved_of,
     wished_hosts,
 )
@@ -74,6 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     add_loudness(parser)
     add_where(parser)
+    add_trust(parser)
     parser.add_argument(
         "-n", "--ranks", type=int, metavar="N",
         help="how many (default: what the allocation has room for; else 3, or 4 on four cores"
@@ -152,7 +157,6 @@ def run(arguments: argparse.Namespace) -> int:
     timeout = _timeout(arguments, effort)
     runner = Runner(of_shell(environment(), clean=arguments.clean))
     installation, expectation, recipe = _chosen(arguments, places)
-    _say_whose(installation)
     lastuse.note(places, Path(installation.prefix))
     installation = _with_modules(installation, recipe, runner)
     launch, launchers = _launched(arguments, recipe, expectation)
@@ -353,7 +357,7 @@ def _chosen(
     arguments: argparse.Namespace, places: Places
 ) -> tuple[Installation, Expectation, Recipe | None]:
     """The environment to judge, what it should have, and the recipe that says so."""
-    from hvdenv.cli.run import named, refuse_missing_image
+    from hvdenv.cli.run import elsewhere, named, refuse_missing_image
     from hvdenv.environments import generations
     from hvdenv.environments.installation import in_image, inspect_prefix
     from hvdenv.launch.inside import image_of
@@ -366,6 +370,7 @@ def _chosen(
         container = None if arguments.prefix else image_of(recipe, os.getcwd())
         if container:
             refuse_missing_image(container, named(arguments), "/")
+            refuse_foreign_path(str(container.image), arguments)
             return in_image(container)._replace(recipe=name), _expected(arguments, recipe), recipe
         prefix = environment_of(arguments, resolved, places).prefix
         if not os.path.lexists(prefix):
@@ -380,9 +385,11 @@ def _chosen(
     environment = generations.at(prefix)
     active = environment.active()
     folder = environment.generation(active) if active else Path(prefix)
+    record = generations.read_record(environment.record(active)) if active else {}
+    refuse_foreign_prefix(prefix, arguments, whole=True, also=elsewhere(record))
     if recipe is None and active:
-        record = generations.read_record(environment.record(active))
         recipe, name = _recorded(record["resolved"]), _name(record)
+        refuse_foreign_names(recipe, arguments, str(prefix))
     installation = inspect_prefix(str(folder))._replace(prefix=str(prefix), recipe=name)
     return installation, _expected(arguments, recipe), recipe
 
@@ -480,22 +487,6 @@ def _refuse_without_runtime(installation: Installation, recipe: Recipe) -> None:
             where=installation.prefix,
             remedy="load its module (modules.load in the recipe), or name another program that is"
             " here: --set container.runtime=...",
-        )
-
-
-def _say_whose(installation: Installation) -> None:
-    """Say before anything of another user's is run."""
-    import pwd
-
-    paths = [path for path in (installation.python, installation.prefix) if os.path.exists(path)]
-    for number in {os.stat(path).st_uid for path in paths} - {0, os.geteuid()}:
-        try:
-            name = pwd.getpwuid(number).pw_name
-        except KeyError:
-            name = str(number)
-        print(
-            f"note: {installation.prefix} belongs to {name}; verify runs its programs as you",
-            file=sys.stderr,
         )
 
 

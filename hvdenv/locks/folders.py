@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hvdenv.errors import RecipeError
 from hvdenv.locks.lockfile import CONDA, MAIN, PYPI, Inputs, Locked, check_file, parse, render
 from hvdenv.places import blocked, make_folder, write_text
-from hvdenv.reading import LOCK, read_text
+from hvdenv.reading import LOCK, Content, read_file, read_text
 
 
 def place(root: Path, inputs: Inputs, labels: Sequence[str] = ()) -> Path:
@@ -31,17 +31,21 @@ def candidates(root: Path, inputs: Inputs) -> tuple[Path, ...]:
     return tuple(sorted(each for each in found if (each / MAIN).is_file()))
 
 
-def read(folder: Path) -> Locked:
+def read(folder: Path, judge: Callable[[Content], None] | None = None) -> Locked:
     """Read a lock, and see that its files belong together.
+
+    Args:
+        folder: of the lock.
+        judge: is given what was read of each file before anything is done with it.
 
     Raises:
         RecipeError: a file is missing or malformed.
         LockError: a file is not the one that the lock was written with.
     """
-    lock = parse(_text(folder / MAIN), folder / MAIN)
+    lock = parse(_text(folder / MAIN, judge), folder / MAIN)
     texts = {}
     for name in lock.files:
-        texts[name] = _text(folder / name)
+        texts[name] = _text(folder / name, judge)
         check_file(lock, name, texts[name], folder / name)
     return Locked(folder, lock, texts)
 
@@ -73,9 +77,12 @@ def _present(path: Path) -> str | None:
         return None
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, judge: Callable[[Content], None] | None) -> str:
     try:
-        return read_text(path, LOCK)
+        content = read_file(path, LOCK)
+        if judge:
+            judge(content)
+        return content.text
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise RecipeError(
             "there is no such file of a lock",

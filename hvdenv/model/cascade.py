@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvdenv import PACKAGE
 from hvdenv.errors import RecipeError, UsageError
-from hvdenv.reading import RECIPE, SITE, read_text
+from hvdenv.reading import RECIPE, SITE, Content, read_file
 from hvdenv.schema import Problem, check_part, decode, dotted, line_of, parse_toml
 
 # What a list of recipes does not need is imported where it is used: the types of the format.
 if TYPE_CHECKING:
-    from hvdenv.model.cluster import Places
+    from hvdenv.model.cluster import Places, Trust
     from hvdenv.model.recipe import Recipe
 
 DEFAULTS = Path(__file__).parent / "defaults.toml"
@@ -34,6 +34,7 @@ class Layer(NamedTuple):
         values: its values.
         prefix: keys under which the values stand in the file (a variant's table).
         without: dotted keys of the layers below that are taken away first.
+        content: of the file, as it was read; None for the command line.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Layer(NamedTuple):
     values: Document
     prefix: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    content: Content | None = None
 
 
 class Resolved(NamedTuple):
@@ -54,6 +56,8 @@ class Resolved(NamedTuple):
         origins: for each dotted key, the layer that set it.
         file: path of the recipe's file.
         foreign_files: files that do not come with hvdenv: the recipe, the site file.
+        contents: what was read from these.
+        site: the site file, if there is one.
     """
 
     recipe: Recipe
@@ -62,6 +66,8 @@ class Resolved(NamedTuple):
     origins: dict[str, str]
     file: str
     foreign_files: tuple[str, ...]
+    contents: tuple[Content, ...] = ()
+    site: Layer | None = None
 
 
 def recipe_folder() -> Path:
@@ -130,7 +136,8 @@ def read_layer(name: str, path: Path) -> Layer:
         RecipeError: it cannot be read or is not TOML.
     """
     try:
-        text = read_text(path, SITE if name == "site" else RECIPE)
+        content = read_file(path, SITE if name == "site" else RECIPE)
+        text = content.text
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise RecipeError(
@@ -139,7 +146,7 @@ def read_layer(name: str, path: Path) -> Layer:
             remedy="look at its path and permissions; `hvdenv recipes` lists the recipes that need no path",
         ) from error
     try:
-        return Layer(name, str(path), text, parse_toml(text))
+        return Layer(name, str(path), text, parse_toml(text), content=content)
     except ValueError as error:
         raise RecipeError(f"not valid TOML: {error}", where=str(path)) from error
 
@@ -177,7 +184,7 @@ def resolve(
         read_layer("default", DEFAULTS),
         *(_without_variants(each) for each in bases),
         *(_variant(base, offered, variant) for variant in chosen),
-        *([_without_folders(site_layer)] if site_layer else []),
+        *([_without_own(site_layer)] if site_layer else []),
         *(_override(text) for text in overrides),
     ]
     _refuse_clashes(layers)
@@ -192,17 +199,20 @@ def resolve(
     except Problem as problem:
         raise _explain(problem, base, origins) from problem
     _check_whole(recipe, base, origins)
+    foreign = {
+        layer.file: layer.content
+        for layer in layers
+        if layer.content and Path(layer.file).parent not in (DEFAULTS.parent, recipe_folder())
+    }
     return Resolved(
         recipe,
         tuple(chosen),
         tuple(sorted(offered)),
         {key: layer.name for key, layer in origins.items()},
         str(path),
-        tuple(
-            file
-            for file in dict.fromkeys(layer.file for layer in layers)
-            if file and Path(file).parent not in (DEFAULTS.parent, recipe_folder())
-        ),
+        tuple(foreign),
+        tuple(foreign.values()),
+        site_layer,
     )
 
 
@@ -281,7 +291,9 @@ def _variant(base: Layer, offered: Mapping[str, Layer], variant: str) -> Layer:
     if not isinstance(without, list) or not all(isinstance(key, str) for key in without):
         raise refused(f"expected a list of keys, found {without!r}", "without")
     kept = {key: value for key, value in values.items() if key != "without"}
-    return Layer(f"variant {variant}", base.file, base.text, kept, prefix, tuple(without))
+    return Layer(
+        f"variant {variant}", base.file, base.text, kept, prefix, tuple(without), base.content
+    )
 
 
 def _take_away(into: Document, key: str, layer: Layer, origins: dict[str, Layer]) -> None:
@@ -304,7 +316,7 @@ def _take_away(into: Document, key: str, layer: Layer, origins: dict[str, Layer]
 # What differs at a place; for whom and what Horovod is built is the recipe's.
 _OF_A_SITE = (
     "build_tools", "conda", "environment", "frameworks", "job", "launch", "modules", "mpi",
-    "network", "packages", "places", "python", "recipe_folders", "references", "target",
+    "network", "packages", "places", "python", "recipe_folders", "references", "target", "trust",
 )  # fmt: skip
 
 
@@ -354,8 +366,24 @@ def places_of(site: Layer | None) -> Places:
         raise _explain(problem, site, {}) from problem
 
 
-def _without_folders(site: Layer) -> Layer:
-    return site._replace(values={k: v for k, v in site.values.items() if k != "recipe_folders"})
+def trusted_by(site: Layer) -> Trust:
+    """Whose files a site file says are used, whoever wrote it.
+
+    Raises:
+        RecipeError: the file says it wrongly.
+    """
+    from hvdenv.model.cluster import Trust
+
+    try:
+        return decode(Trust, site.values.get("trust", {}), ("trust",))
+    except Problem as problem:
+        raise _explain(problem, site, {}) from problem
+
+
+def _without_own(site: Layer) -> Layer:
+    """Without what is not about a recipe."""
+    own = ("recipe_folders", "trust")
+    return site._replace(values={k: v for k, v in site.values.items() if k not in own})
 
 
 def _override(text: str) -> Layer:

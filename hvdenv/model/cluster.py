@@ -76,6 +76,18 @@ class RecipeFolders(NamedTuple):
     recipe_folders: tuple[Folder, ...] = ()
 
 
+class Trust(NamedTuple):
+    """Whose files are used by everybody, as a site file of root says.
+
+    Attributes:
+        owners: users, such as the support staff: their recipes, locks, scripts, environments.
+        groups: groups whose members trust each other so: HVDENV_HOME may be theirs, too.
+    """
+
+    owners: tuple[Label, ...] = ()
+    groups: tuple[Label, ...] = ()
+
+
 class Swap(NamedTuple):
     """One module in the place of another."""
 

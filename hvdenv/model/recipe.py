@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, NamedTuple
 
 from hvdenv.model.cluster import (
@@ -297,3 +298,39 @@ class Recipe(NamedTuple):
     references: tuple[Reference, ...] = ()
     deviations: tuple[Deviation, ...] = ()
     notes: tuple[Note, ...] = ()
+
+
+def executed_paths(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Scripts and folders of which something is executed or installed, by the key that names them.
+
+    One that begins with a variable of the modules is not known before these are loaded. A cache of
+    wheels judges its entries by itself, and an environment is judged where it is used.
+    """
+    if modules := recipe.modules:
+        yield from (("modules.init", each) for each in (modules.init,) if each)
+        yield from (("modules.source", each) for each in modules.source)
+        yield from (("modules.use", each) for each in modules.use)
+    gpu, conda = recipe.horovod.gpu, recipe.conda
+    named = {
+        "python.prefix": recipe.python.prefix,
+        "conda.program": conda.program if conda else None,
+        "horovod.gpu.cuda_home": gpu.cuda_home if gpu else None,
+        "horovod.gpu.nccl_home": gpu.nccl_home if gpu else None,
+        "horovod.gpu.rocm_home": gpu.rocm_home if gpu else None,
+    }
+    for name, framework in recipe.frameworks.items():
+        key = f"frameworks.{name}"
+        named[f"{key}.wheelhouse"] = framework.wheelhouse
+        named[f"{key}.cpu_index"] = _local(framework.cpu_index)
+        named[f"{key}.extra_index"] = _local(framework.extra_index)
+        named[f"{key}.source.git"] = _local(framework.source.git) if framework.source else None
+    yield from ((key, path) for key, path in named.items() if path)
+    for channel in conda.channels if conda else ():
+        yield from (("conda.channels", each) for each in (_local(channel),) if each)
+
+
+def _local(url: str | None) -> str | None:
+    """The path of a file:// URL."""
+    from urllib.parse import unquote
+
+    return unquote(url.removeprefix("file://")) if url and url.startswith("file://") else None

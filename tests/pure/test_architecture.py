@@ -18,6 +18,7 @@ LAYERS = (
     ("errors", "schema", "masking", "reading", "command", "reports"),
     ("runner",),
     ("places",),
+    ("trust",),
     ("model",),
     ("sites",),
     ("knowledge",),

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from hvdenv import __version__, errors
 from hvdenv.cli import progress
 from hvdenv.cli.main import COMMANDS, main
-from hvdenv.cli.options import refuse_untrusted
 from hvdenv.cli.progress import Lines, ObjectClock, Silent, choose
 from hvdenv.errors import HvdenvError, RecipeError, UsageError
 from hvdenv.plans.step import Step
@@ -135,7 +134,7 @@ def test_exit_codes_are_those_of_the_contract() -> None:
         kind.__name__: kind.exit_code for kind in all_errors() if kind.__module__ == errors.__name__
     }
     malformed = {name for name, code in codes.items() if code == 2}
-    assert malformed == {"UsageError", "RecipeError", "CheckBuildError"}
+    assert malformed == {"UsageError", "RecipeError", "UntrustedError", "CheckBuildError"}
     others = sorted(code for code in codes.values() if code != 2)
     assert len(others) == len(set(others))
     assert {*others} <= {1, 3, 4, 5, 6, 7, 70, 130}
@@ -271,29 +270,6 @@ def test_what_the_terminal_has_no_characters_for(cases: Path) -> None:
     out, err = process.communicate()
     assert (process.returncode, err) == (0, "")
     assert "\n/tmp/\\xfc\\udcff -> /tmp/" in out
-
-
-@pytest.mark.parametrize(
-    ("mode", "said"), [(0o620, "can be written by others"), (0o602, "can be written by others")]
-)
-def test_a_recipe_that_others_can_write_is_not_built(tmp_path: Path, mode: int, said: str) -> None:
-    path = tmp_path / "r.toml"
-    path.write_text("")
-    path.chmod(0o600)
-    refuse_untrusted(path)
-    path.chmod(mode)
-    with pytest.raises(RecipeError, match=said) as caught:
-        refuse_untrusted(path)
-    assert "--trust" in caught.value.remedy
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give a file to another user")
-def test_a_recipe_of_another_user_is_not_built(tmp_path: Path) -> None:
-    path = tmp_path / "r.toml"
-    path.write_text("")
-    os.chown(path, 12345, 12345)
-    with pytest.raises(RecipeError, match="belongs to another user"):
-        refuse_untrusted(path)
 
 
 def test_the_rest_of_a_compile_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -375,7 +375,7 @@ def test_a_lock_is_not_made_for_a_recipe_that_others_can_write(
     recipe.chmod(0o666)
     for words in (["lock", str(recipe)], ["fetch", str(recipe), "--to", str(tmp_path / "to")]):
         assert main(words) == 2
-        assert "can be written by others" in capsys.readouterr().err
+        assert "can be written by everybody" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -174,10 +174,15 @@ def test_a_colleague_uses_it_and_changes_nothing(people: People, prefix: Path) -
     venv = prefix.resolve() / "venv"
     assert used.stdout.split()[0] == str(venv), used.stderr
     assert used.stdout.split()[1].startswith(str(venv))
-    verified = people.colleague.hvdenv("verify", "--quick", "--prefix", str(prefix))
-    assert verified.stderr.splitlines()[0] == (
-        f"note: {prefix} belongs to {people.builder.name}; verify runs its programs as you"
-    )
+    verify = ("verify", "--quick", "--prefix", str(prefix))
+    refused = people.colleague.hvdenv(*verify)
+    assert refused.returncode == 2
+    assert f"belongs to {people.builder.name}" in refused.stderr
+    assert f"hvdenv trust {prefix}" in refused.stderr
+    trusted = people.colleague.hvdenv("trust", str(prefix))
+    assert trusted.stdout == f"{prefix}: files of {people.builder.name}\n", trusted.stderr
+    verified = people.colleague.hvdenv(*verify)
+    assert "hvdenv trust" not in verified.stderr
     assert verified.returncode == 1, "there is no Horovod to speak of in it"
     assert "Traceback" not in verified.stderr
     removed = people.colleague.hvdenv("envs", "remove", str(prefix))

@@ -1,0 +1,93 @@
+"""Trust a file as it is now, or a folder with its owners, so that no call needs --trust for it.
+
+A file (a recipe, a site file, a file of a lock) is trusted by the hash of its bytes: after any change
+it is not. A folder (an environment, modulefiles, a folder with recipes) is trusted together with
+the users and groups that can change it now; files of anybody else in it are refused."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hvdenv.cli.options import add_json, add_site, named_by_site, print_json
+from hvdenv.errors import UsageError
+
+if TYPE_CHECKING:
+    from hvdenv.trust import Granted, Policy
+
+EXAMPLES = """\
+examples:
+  hvdenv trust ./from-a-colleague.toml        read it first: it can name any program
+  hvdenv trust /proj/group/envs/horovod       an environment that a colleague published
+  hvdenv trust --list
+  hvdenv trust --remove ./from-a-colleague.toml
+
+What is recorded is under $HVDENV_HOME/trusted, and holds for you alone. A site file of root can
+name owners and groups for all users: [trust] owners = ["hpc-support"].
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("paths", metavar="PATH", nargs="*", type=Path, help="a file or a folder")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--list", action="store_true", help="print what is trusted")
+    what.add_argument("--remove", action="store_true", help="trust these paths no longer")
+    add_json(parser)
+    add_site(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from hvdenv import trust
+    from hvdenv.places import find_places
+
+    if bool(arguments.paths) == arguments.list:
+        raise UsageError("trust needs a path, or --list alone", remedy="hvdenv trust ./mine.toml")
+    places, policy = find_places(), named_by_site(arguments)
+    trust.refuse_home(places.home, policy, way=False)
+    granted = {each.path: each for each in trust.read_granted(places)}
+    if arguments.list:
+        _tell(granted.values(), arguments)
+        return 0
+    if arguments.remove:
+        touched = [_removed(path, granted) for path in arguments.paths]
+    else:
+        touched = [_granted(path, policy) for path in arguments.paths]
+        granted |= {each.path: each for each in touched}
+    trust.write_granted(places, granted.values())
+    _tell(touched, arguments)
+    return 0
+
+
+def _granted(path: Path, policy: Policy) -> Granted:
+    from hvdenv import trust
+
+    try:
+        return trust.grant(path, policy)
+    except OSError as error:
+        raise UsageError(
+            f"cannot read it: {error.strerror}", where=str(path), remedy="name a file or a folder"
+        ) from error
+
+
+def _removed(path: Path, granted: dict[str, Granted]) -> Granted:
+    from hvdenv.trust import real_path
+
+    try:
+        return granted.pop(real_path(path))
+    except KeyError as error:
+        raise UsageError(
+            "was not trusted", where=real_path(path), remedy="`hvdenv trust --list` lists what is"
+        ) from error
+
+
+def _tell(what: Iterable[Granted], arguments: argparse.Namespace) -> None:
+    from hvdenv.trust import described
+
+    if arguments.json:
+        print_json([each._asdict() for each in what])
+        return
+    said = "no longer trusted: " if arguments.remove else ""
+    for each in what:
+        print(f"{said}{each.path}: {described(each)}")

@@ -1,0 +1,586 @@
+"""Nothing that another user can change is executed without --trust, by any command."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hvdenv import trust
+from hvdenv.cli.main import COMMANDS, main, make_parser
+from hvdenv.cli.options import refuse_foreign_path, refuse_foreign_prefix
+from hvdenv.command import Command
+from hvdenv.environments import generations
+from hvdenv.errors import UntrustedError
+from hvdenv.model.cascade import resolve
+from hvdenv.model.cluster import Modules
+from hvdenv.model.recipe import Conda, FrameworkPackage, Source, executed_paths
+from hvdenv.reading import RECIPE, read_file
+from hvdenv.runner import Runner, drop_relative_folders
+from hvdenv.schema import decode, encode
+from tests.environments import ONE, build
+
+EVE, GROUP = 12345, 12346
+OWN = trust.own_policy()
+Captured = pytest.CaptureFixture[str]
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only the superuser can give a file to another user"
+)
+
+
+def mine(folder: Path, *lines: str, name: str = "mine") -> Path:
+    """A recipe over `local`."""
+    path = folder / f"{name}.toml"
+    path.write_text("\n".join(('format = 1\nname = "mine"\nextends = "local"', *lines)))
+    return path
+
+
+def of_eve(path: Path) -> Path:
+    os.chown(path, EVE, GROUP, follow_symlinks=False)
+    return path
+
+
+def problems(path: Path, policy: trust.Policy = OWN) -> list[str]:
+    return [fault.problem for fault in trust.faults_on_way(path, policy)]
+
+
+# What executes nothing of a recipe or an environment.
+SHOWN = {
+    "cache", "completion", "diff", "doctor", "envs", "export", "grid", "plan", "recipes", "show",
+    "trust",
+}  # fmt: skip
+EXECUTING = {
+    "build": (), "check": (), "fetch": ("--to", "there"), "install": ("tqdm",), "job": ("--", "true"),
+    "lock": (), "module": (), "run": ("--", "true"), "shell": (), "verify": (),
+    "container": ("--build",),
+}  # fmt: skip
+
+
+def test_every_command_that_executes_anything_can_be_told_to_trust() -> None:
+    parser = make_parser()
+    with_trust = {
+        command
+        for command in COMMANDS
+        if hasattr(parser.parse_args([command, *REQUIRED.get(command, ())]), "trust")
+    }
+    assert with_trust == set(EXECUTING) == set(COMMANDS) - SHOWN
+
+
+REQUIRED = {
+    "build": ("r",), "check": ("r",), "container": ("r",), "fetch": ("r", "--to", "x"), "lock": ("r",),
+    "install": ("r", "p"), "plan": ("r",), "diff": ("a", "b"), "completion": ("bash",),
+    "cache": ("list",), "export": ("--format", "requirements"), "doctor": ("x",),
+}  # fmt: skip
+
+
+@needs_root
+@pytest.mark.parametrize("command", EXECUTING)
+@pytest.mark.parametrize("whose", ["recipe", "parent", "site", "init", "folder"])
+def test_nothing_of_another_user_is_executed(
+    command: str, whose: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each as it was attacked: a script that a recipe or site file names left a mark."""
+    monkeypatch.chdir(tmp_path)
+    mark, init = tmp_path / "mark", tmp_path / "init.sh"
+    init.write_text(f"touch {mark}\n")
+    named = f'modules = {{ init = "{init}", load = ["x"] }}'
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    recipe = mine(folder, named)
+    foreign: Path = recipe
+    if whose == "parent":
+        foreign = recipe.rename(folder / "base.toml")
+        recipe = folder / "child.toml"
+        recipe.write_text('format = 1\nname = "child"\nextends = "./base.toml"\n')
+    elif whose == "site":
+        foreign = folder / "site.toml"
+        foreign.write_text(named)
+        monkeypatch.setenv("HVDENV_SITE", str(foreign))
+        recipe = mine(tmp_path)
+    elif whose in ("init", "folder"):
+        foreign = {"init": init, "folder": folder}[whose]
+    of_eve(foreign)
+    words = [command, str(recipe), *EXECUTING[command]]
+    assert main(words) == (125 if command in ("run", "shell") else 2)
+    said = capsys.readouterr().err
+    assert f"belongs to {EVE}" in said
+    assert "hvdenv trust" in said and "--trust" in said
+    assert str(foreign) in said
+    assert not mark.exists()
+
+
+@needs_root
+def test_with_trust_it_is_executed(tmp_path: Path, capsys: Captured) -> None:
+    """So the mark above means something."""
+    mark, init = tmp_path / "mark", tmp_path / "init.sh"
+    init.write_text(f"touch {mark}\n")
+    of_eve(init)
+    recipe = of_eve(mine(tmp_path, f'modules = {{ init = "{init}", load = ["x"] }}'))
+    assert main(["check", str(recipe)]) == 2
+    assert not mark.exists()
+    main(["check", "--trust", str(recipe)])
+    assert mark.exists()
+
+
+@needs_root
+def test_what_executes_nothing_shows_foreign_files(tmp_path: Path, cases: Path) -> None:
+    recipe = of_eve(mine(tmp_path))
+    facts = ("--facts", str(cases / "facts.json"))
+    assert main(["show", str(recipe)]) == 0
+    assert main(["plan", str(recipe), *facts]) == 0
+    site = tmp_path / "site.toml"
+    site.write_text(f'recipe_folders = ["{tmp_path}"]')
+    assert main(["recipes", "--site", str(of_eve(site))]) == 0
+
+
+@needs_root
+def test_a_file_is_trusted_as_it_is(tmp_path: Path, capsys: Captured) -> None:
+    recipe = of_eve(mine(tmp_path))
+    command = ["job", str(recipe), "--", "true"]  # fails later: it has no scheduler
+    assert main(command) == 2
+    assert f"hvdenv trust {recipe}" in capsys.readouterr().err
+    assert main(["trust", str(recipe)]) == 0
+    assert capsys.readouterr().out.startswith(f"{recipe}: sha256 ")
+    assert main(command) == 2
+    assert "without a scheduler" in capsys.readouterr().err
+    assert main(["trust", "--list", "--json"]) == 0
+    assert [each["path"] for each in json.loads(capsys.readouterr().out)] == [str(recipe)]
+    recipe.write_text(recipe.read_text() + "# changed\n")
+    assert main(command) == 2
+    assert f"belongs to {EVE}" in capsys.readouterr().err
+    assert main(["trust", str(recipe)]) == 0
+    assert main(["trust", "--remove", str(recipe)]) == 0
+    assert main(["trust", "--remove", str(recipe)]) == 2
+    capsys.readouterr()
+    assert main(command) == 2
+    assert f"belongs to {EVE}" in capsys.readouterr().err
+
+
+@needs_root
+def test_nobody_else_can_grant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hvdenv.places import find_places
+
+    recipe = of_eve(mine(tmp_path))
+    main(["trust", str(recipe)])
+    places = find_places()
+    assert len(trust.read_granted(places)) == 1
+    record = places.home / "trusted" / f"{os.geteuid()}.json"
+    assert stat.S_IMODE(record.stat().st_mode) == 0o600
+    os.chown(record, EVE, -1)
+    assert trust.read_granted(places) == ()
+    os.chown(record, 0, -1)
+    record.chmod(0o622)
+    assert trust.read_granted(places) == ()
+    record.chmod(0o600)
+    for damaged in ("", "[]", '{"trusted": [{}]}', '{"trusted": 3}', "[" * 100_000):
+        record.write_text(damaged)
+        assert trust.read_granted(places) == ()
+
+
+@needs_root
+def test_a_site_file_of_root_names_owners_and_groups(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, site = of_eve(mine(tmp_path)), tmp_path / "site.toml"
+    monkeypatch.setenv("HVDENV_SITE", str(site))
+    command = ["job", str(recipe), "--", "true"]
+    site.write_text(f'[trust]\nowners = ["nobody-of-this-name", "{EVE}"]\n')
+    assert main(command) == 2
+    assert "without a scheduler" in capsys.readouterr().err
+    # It counts only if nobody but root could have written it.
+    of_eve(site)
+    assert main(command) == 2
+    assert f"belongs to {EVE}" in capsys.readouterr().err
+    os.chown(site, 0, GROUP)
+    site.chmod(0o664)
+    assert main(command) == 2
+    assert f"belongs to {EVE}" in capsys.readouterr().err
+
+
+def test_what_a_site_file_must_not_say(tmp_path: Path, capsys: Captured) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text('[trust]\nowner = ["ann"]\n')
+    assert main(["check", "local", "--site", str(site)]) == 2
+    assert "trust.owner" in capsys.readouterr().err
+    recipe = mine(tmp_path, '[trust]\nowners = ["ann"]')
+    assert main(["show", str(recipe)]) == 2
+    assert "trust" in capsys.readouterr().err
+
+
+def test_a_file_and_every_folder_that_leads_to_it_count(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
+    path = folder / "r.toml"
+    path.write_text("")
+    assert problems(path) == []
+    path.chmod(0o602)
+    assert problems(path) == ["can be written by everybody"]
+    path.chmod(0o600)
+    folder.parent.chmod(0o777)
+    assert problems(path) == ["can be written by everybody"]
+    folder.parent.chmod(0o1777)  # as /tmp: nobody else can rename what is in there
+    assert problems(path) == []
+    assert problems(folder.parent) == ["can be written by everybody"]
+    assert problems(folder.parent / "nothing" / "there") == []
+    link = tmp_path / "link"
+    link.symlink_to("a/../a/b/./r.toml")
+    assert problems(link) == []
+    folder.chmod(0o777)
+    assert problems(link) == ["can be written by everybody"]
+    round_ = tmp_path / "round"
+    round_.symlink_to("round")
+    assert problems(round_) == []  # nothing is there
+
+
+@needs_root
+def test_links_of_others_in_a_sticky_folder(tmp_path: Path) -> None:
+    folder, good = tmp_path / "sticky", tmp_path / "good.toml"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    good.write_text("")
+    link = folder / "link"
+    link.symlink_to(good)
+    assert problems(link) == []
+    of_eve(link)
+    assert problems(link) == [f"belongs to {EVE}"]
+
+
+def test_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text("")
+    path.chmod(0o660)
+    user, group = os.geteuid(), 4711
+    status = os.stat_result((*path.stat()[:5], group, *path.stat()[6:]))
+
+    def faults(policy: trust.Policy = OWN) -> list[str]:
+        for cached in (trust._user, trust._group, trust._groups_of):
+            cached.cache_clear()
+        return [f.problem for f in trust._faults(str(path), status, policy, last=True)]
+
+    import grp
+    import pwd
+
+    names = {user: "ann", 99: "bob"}
+    users = {
+        number: SimpleNamespace(pw_name=name, pw_uid=number, pw_gid=group)
+        for number, name in names.items()
+    }
+    listed = SimpleNamespace(gr_name="ann", gr_mem=[])
+    monkeypatch.setattr(pwd, "getpwuid", lambda number: users[number])
+    monkeypatch.setattr(
+        pwd, "getpwnam", lambda name: next(u for u in users.values() if u.pw_name == name)
+    )
+    monkeypatch.setattr(grp, "getgrgid", lambda number: listed)
+    assert faults() == []  # the user's own, as useradd makes it
+    listed.gr_mem = ["ann"]
+    assert faults() == []
+    listed.gr_mem = ["ann", "bob"]
+    assert faults() == ["can be written by the group ann"]
+    listed = SimpleNamespace(gr_name="users", gr_mem=[])
+    assert faults() == ["can be written by the group users"]  # others may have it as their first
+    assert faults(OWN._replace(groups=frozenset({group}))) == []
+    # Who is in a group that is trusted may own files, too.
+    status = os.stat_result((0o100600, *path.stat()[1:4], 99, *path.stat()[5:]))
+    assert faults() == ["belongs to bob"]
+    monkeypatch.setattr(os, "getgrouplist", lambda name, first: [group])
+    assert faults(OWN._replace(groups=frozenset({group}))) == []
+
+
+@needs_root
+def test_bytes_that_are_used_are_those_that_were_judged(tmp_path: Path) -> None:
+    """A link is exchanged all the time while the recipe is read and judged."""
+    good, bad, link = tmp_path / "good.toml", tmp_path / "bad.toml", tmp_path / "link.toml"
+    good.write_text("good")
+    bad.write_text("bad")
+    of_eve(bad)
+    link.symlink_to(good)
+    done = threading.Event()
+
+    def exchange() -> None:
+        temporary = tmp_path / "next"
+        while not done.is_set():
+            for target in (bad, good):
+                temporary.symlink_to(target)
+                temporary.rename(link)
+
+    thread = threading.Thread(target=exchange)
+    thread.start()
+    accepted, refused = [], 0
+    try:
+        for _ in range(3000):
+            content = read_file(link, RECIPE)
+            try:
+                trust.refuse_content(content, OWN, "")
+                accepted.append(content.data)
+            except UntrustedError:
+                refused += 1
+    finally:
+        done.set()
+        thread.join()
+    assert accepted and refused
+    assert set(accepted) == {b"good"}
+
+
+def test_what_is_read_once_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between reading and judging nothing is opened again."""
+    from hvdenv.model import cascade
+
+    recipe = mine(tmp_path)
+    opened: list[Path] = []
+
+    def reading(path: Path, kind: object) -> object:
+        opened.append(path)
+        return read_file(path, RECIPE)
+
+    monkeypatch.setattr(cascade, "read_file", reading)
+    resolved = cascade.resolve(str(recipe))
+    assert opened.count(recipe) == 1
+    (content,) = resolved.contents
+    assert content.data == recipe.read_bytes()
+    monkeypatch.setattr(os, "open", lambda *words, **more: pytest.fail("opened again"))
+    trust.refuse_content(content, OWN, "")
+
+
+def environment(folder: Path) -> Path:
+    """Something like a virtual environment."""
+    prefix = folder / "env"
+    packages = prefix / "lib/python3.11/site-packages"
+    (packages / "horovod" / "common").mkdir(parents=True)
+    (prefix / "bin").mkdir()
+    (prefix / "bin" / "python").symlink_to(folder / "python3.11")
+    (folder / "python3.11").write_text("")
+    for path in ("activate.sh", "bin/pip", "lib/python3.11/site-packages/a.pth", "pyvenv.cfg"):
+        (prefix / path).write_text("")
+    (packages / "horovod" / "common" / "basics.py").write_text("")
+    (folder / "src").mkdir()
+    (packages / "a.pth").write_text(f"import site\n{folder / 'src'}\n")
+    return prefix
+
+
+PARTS = (
+    "", "activate.sh", "bin", "bin/python", "bin/pip", "lib", "lib/python3.11", "pyvenv.cfg",
+    "lib/python3.11/site-packages", "lib/python3.11/site-packages/a.pth",
+    "lib/python3.11/site-packages/horovod", "../python3.11", "../src", "..",
+)  # fmt: skip
+
+
+@needs_root
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_an_environment_executes_is_judged(part: str, whole: bool, tmp_path: Path) -> None:
+    prefix = environment(tmp_path)
+    trust.refuse_prefix(prefix, OWN, "", whole=whole)
+    path = prefix / part
+    of_eve(path)
+    with pytest.raises(UntrustedError, match=f"belongs to {EVE}"):
+        trust.refuse_prefix(prefix, OWN, "", whole=whole)
+    os.chown(path, 0, 0, follow_symlinks=False)
+    if not path.is_symlink():
+        path.chmod(path.stat().st_mode | stat.S_IWOTH)
+        with pytest.raises(UntrustedError, match="can be written by everybody"):
+            trust.refuse_prefix(prefix, OWN, "", whole=whole)
+
+
+@needs_root
+def test_deep_in_an_environment_verify_alone_looks(tmp_path: Path) -> None:
+    prefix = environment(tmp_path)
+    of_eve(prefix / "lib/python3.11/site-packages/horovod/common/basics.py")
+    trust.refuse_prefix(prefix, OWN, "", whole=False)
+    with pytest.raises(UntrustedError, match=f"basics.py.* belongs to {EVE}"):
+        trust.refuse_prefix(prefix, OWN, "", whole=True)
+
+
+@needs_root
+@pytest.mark.parametrize("command", ["verify", "run", "shell", "job"])
+def test_a_prefix_of_another_user_is_not_run(
+    command: str, tmp_path: Path, capsys: Captured
+) -> None:
+    prefix = tmp_path / "env"
+    environment_ = generations.at(prefix)
+    generations.claim(environment_)
+    record = {"recipe": "local", "variants": [], "resolved": encode(resolve("local").recipe)}
+    build(environment_, ONE, **record, environment=".")
+    generations.switch(environment_, ONE)
+    mark = tmp_path / "mark"
+    (prefix / "activate.sh").write_text(f"touch {mark}\n")
+    of_eve(prefix / "activate.sh")
+    more = {"run": ("--", "true"), "job": ("--", "true")}.get(command, ())
+    words = [command, *(("neuron",) if command == "job" else ()), "--prefix", str(prefix), *more]
+    assert main(words) == (125 if command in ("run", "shell") else 2)
+    said = capsys.readouterr().err
+    assert f"belongs to {EVE}" in said
+    assert f"hvdenv trust {prefix}" in said
+    assert not mark.exists()
+
+
+@needs_root
+def test_a_build_is_not_stopped_by_what_is_beside_its_prefix(tmp_path: Path) -> None:
+    """/tmp, for instance: full of other users' files, and with the sticky bit."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    (folder / "hers").mkdir()
+    of_eve(folder / "hers")
+    arguments = make_parser().parse_args(["build", "local"])
+    refuse_foreign_path(str(folder / "env"), arguments)
+    refuse_foreign_prefix(folder / ".env.hvdenv", arguments)
+    (folder / ".env.hvdenv").mkdir()
+    of_eve(folder / ".env.hvdenv")
+    with pytest.raises(UntrustedError, match=f"belongs to {EVE}"):
+        refuse_foreign_prefix(folder / ".env.hvdenv", arguments)
+
+
+@needs_root
+def test_an_environment_is_trusted_with_its_owners(tmp_path: Path) -> None:
+    prefix = environment(tmp_path)
+    for path in (prefix, *prefix.rglob("*")):
+        of_eve(path)
+    granted = trust.grant(prefix, OWN)
+    assert granted == trust.Granted(str(prefix), "", (EVE,), ())
+    assert trust.described(granted) == f"files of {EVE}"
+    policy = OWN._replace(granted=(granted,))
+    trust.refuse_prefix(prefix, policy, "", whole=True)
+    # Not what is beside it, and nobody else in it.
+    with pytest.raises(UntrustedError):
+        trust.refuse_prefix(of_eve(prefix.parent / "src"), policy, "", whole=True)
+    os.chown(prefix.parent / "src", 0, 0)
+    os.chown(prefix / "bin" / "pip", EVE + 7, GROUP)
+    with pytest.raises(UntrustedError, match=f"belongs to {EVE + 7}"):
+        trust.refuse_prefix(prefix, policy, "", whole=True)
+    (prefix / "bin").chmod(0o777)
+    with pytest.raises(UntrustedError, match="nobody can vouch for it"):
+        trust.grant(prefix, OWN)
+
+
+@needs_root
+def test_a_home_of_others_is_refused(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, site = tmp_path / "project" / "home", tmp_path / "site.toml"
+    home.mkdir(parents=True)
+    monkeypatch.setenv("HVDENV_HOME", str(home))
+    words = ["job", "local", "--", "true"]
+
+    def said() -> str:
+        assert main(words) == 2
+        return capsys.readouterr().err
+
+    assert "without a scheduler" in said()
+    home.chmod(0o1777)
+    assert f"HVDENV_HOME: {home}: this folder can be written by everybody" in said()
+    home.chmod(0o700)
+    of_eve(home)
+    assert f"this folder belongs to {EVE}" in said()
+    assert main(["trust", "--list"]) == 2
+    os.chown(home, 0, GROUP)
+    home.chmod(0o2770)
+    capsys.readouterr()
+    assert f"this folder can be written by the group {GROUP}" in said()
+    site.write_text(f'[trust]\ngroups = ["{GROUP}"]\n')
+    monkeypatch.setenv("HVDENV_SITE", str(site))
+    assert "without a scheduler" in said()
+    # For what leads to it one can vouch.
+    monkeypatch.delenv("HVDENV_SITE")
+    home.chmod(0o700)
+    os.chown(home.parent, 0, GROUP)
+    home.parent.chmod(0o2770)
+    assert f"hvdenv trust {home}" in said()
+    assert main(["trust", str(home)]) == 0
+    capsys.readouterr()
+    assert "without a scheduler" in said()
+    home.parent.chmod(0o2777)
+    assert "can be written by everybody" in said()
+    assert main([*words[:2], "--trust", *words[2:]]) == 2
+    assert "without a scheduler" in capsys.readouterr().err
+
+
+def test_all_that_a_recipe_names_is_judged() -> None:
+    """A key that takes a folder, a file or a URL is among these, or not executed from."""
+    recipe = resolve("local").recipe
+    modules = decode(
+        Modules, {"init": "/a/init", "use": ["/a/use"], "source": ["/a/source"], "load": ["x"]}
+    )
+    conda = decode(
+        Conda, {"channels": ["file:///a/chan%20nel", "conda-forge"], "program": "/a/conda"}
+    )
+    torch = FrameworkPackage(
+        "1", wheelhouse="/a/wheels", cpu_index="file:///a/index", extra_index="https://x/y",
+        source=Source("file:///a/git", "v1"),
+    )  # fmt: skip
+    named = executed_paths(
+        recipe._replace(
+            modules=modules,
+            conda=conda,
+            frameworks={"torch": torch},
+            python=recipe.python._replace(prefix="/a/prefix"),
+        )
+    )
+    assert {path for _, path in named} == {
+        "/a/init", "/a/use", "/a/source", "/a/conda", "/a/prefix", "/a/wheels", "/a/index", "/a/git",
+        "/a/chan nel",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "kept"),
+    [
+        (".:/usr/bin::bin:/bin:", "/usr/bin:/bin"),
+        (".", os.defpath),
+        ("/usr/bin", "/usr/bin"),
+    ],
+)
+def test_programs_of_the_current_folder_are_not_found(
+    path: str, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "quota"
+    program.write_text("#!/bin/sh\ntouch mark\n")
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", path)
+    drop_relative_folders()
+    assert os.environ["PATH"] == kept
+    assert shutil.which("quota") in (None, "/usr/bin/quota")
+    assert Runner().run(Command(("sh", "-c", "echo $PATH"))).output == kept
+
+
+def start(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_modules_of_the_current_folder_are_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("pathlib", "argparse", "tomllib", "pwd", "signal", "packaging", "pip", "horovod"):
+        (tmp_path / f"{name}.py").write_text(f"print('{name} of the folder')\n")
+    done = start(tmp_path, "-m", "hvdenv", "show", "local")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "of the folder" not in done.stdout
+    # Nor by the Pythons that hvdenv starts.
+    monkeypatch.chdir(tmp_path)
+    runner = Runner()
+    for words in (("-m", "pip", "--version"), ("-c", "import pathlib")):
+        outcome = runner.run(Command((sys.executable, *words)))
+        assert outcome
+        assert "of the folder" not in outcome.output
+
+
+def test_jobs_start_hvdenv_without_the_current_folder() -> None:
+    from hvdenv.cli import job
+
+    assert ("-P" in job._OWN) == (sys.version_info >= (3, 11))
