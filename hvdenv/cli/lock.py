@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hvdenv.cli.locking import (
     find,
+    for_cpus,
     inputs_of,
     missing_packages,
     no_lock,
@@ -35,6 +36,8 @@ from hvdenv.cli.options import (
 from hvdenv.errors import LockError, RecipeError, StepError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hvdenv.environments.scratch import Scratch
     from hvdenv.locks.lockfile import Built, Inputs, Locked
     from hvdenv.plans.resolution import Resolution
@@ -80,9 +83,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{error}\nwriting it anew, of what there is now", file=sys.stderr)
         present = None
     if arguments.check:
-        return _check(present, inputs, arguments, root)
+        return _check(present, prepared, inputs, arguments, root)
     _refuse_unknown(arguments.update, present)
-    if present and _fits(present, inputs) and not (arguments.update or arguments.upgrade):
+    if present and _fits(present, prepared, inputs) and not (arguments.update or arguments.upgrade):
         wanted = present._replace(lock=present.lock._replace(inputs=inputs, built=None))
     else:
         wanted = _resolve(arguments, prepared, inputs, present, root)
@@ -112,16 +115,26 @@ def _prepare(arguments: argparse.Namespace) -> Prepared:
     return prepared._replace(facts=prepared.facts._replace(machine=machine, origin="declared"))
 
 
-def _fits(present: Locked, inputs: Inputs) -> bool:
+def _fits(present: Locked, prepared: Prepared, inputs: Inputs) -> bool:
     """Whether the packages of a lock are still those to take."""
     from hvdenv.locks import compare
 
     moved = any(map(compare.moves_packages, compare.changed(present.lock.inputs, inputs)))
-    return not moved and not missing_packages(present, inputs)
+    return not (moved or missing_packages(present, inputs) or _cuda_builds(present, prepared))
+
+
+def _cuda_builds(locked: Locked, prepared: Prepared) -> tuple[str, ...]:
+    from hvdenv.locks import compare, pypi
+
+    return compare.cuda_builds(pypi.packages(locked), for_cpus(prepared.resolved.recipe))
 
 
 def _check(
-    present: Locked | None, inputs: Inputs, arguments: argparse.Namespace, root: Path
+    present: Locked | None,
+    prepared: Prepared,
+    inputs: Inputs,
+    arguments: argparse.Namespace,
+    root: Path,
 ) -> int:
     """Say whether the recipe has changed, and whether the lock satisfies it all the same."""
     from hvdenv.locks import compare
@@ -129,7 +142,7 @@ def _check(
     if present is None:
         raise no_lock(inputs, root)
     changes = [str(each) for each in compare.changed(present.lock.inputs, inputs)]
-    problems = unsatisfied(present, inputs)
+    problems = unsatisfied(present, inputs, for_cpus(prepared.resolved.recipe))
     if arguments.json:
         answer = {"folder": str(present.folder), "changed": changes, "unsatisfied": problems}
         print_json(answer)
@@ -199,7 +212,24 @@ def _resolve(
             detail="\n".join(missing),
             remedy="look at pip's configuration (constraints?) and at the channels",
         )
+    if cuda := _cuda_builds(found, prepared):
+        raise _no_cpu_builds(prepared, inputs, cuda)
     return found
+
+
+def _no_cpu_builds(prepared: Prepared, inputs: Inputs, cuda: Sequence[str]) -> LockError:
+    """The error where indexes have nothing but CUDA builds for a recipe without GPUs."""
+    frameworks = prepared.resolved.recipe.frameworks
+    indexes = {name: each.cpu_index for name, each in frameworks.items() if each.cpu_index}
+    keys = " and ".join(f"frameworks.{name}.cpu_index" for name in indexes)
+    return LockError(
+        "the recipe asks for CPU builds, and pip found builds for CUDA only; nothing is written",
+        where=inputs.name,
+        detail="\n".join(cuda),
+        remedy=f"lock where {' and '.join(indexes.values())} can be reached, or name another place"
+        " that has CPU builds: PIP_EXTRA_INDEX_URL=URL or PIP_FIND_LINKS=FOLDER\n"
+        f"if CUDA builds are meant, use a recipe without {keys}",
+    )
 
 
 def _conda(
@@ -211,6 +241,7 @@ def _conda(
     from hvdenv.locks import condalock
     from hvdenv.locks.lockfile import CONDA
 
+    condalock.load()  # before the solve, which takes minutes
     before = condalock.packages(kept) if kept and CONDA in kept.texts else None
     free = (
         [arguments.update]

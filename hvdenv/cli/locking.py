@@ -24,6 +24,7 @@ from hvdenv.plans.step import Step
 
 if TYPE_CHECKING:
     from hvdenv.environments.scratch import Scratch
+    from hvdenv.model.recipe import Recipe
 
 # In a folder of fetched files: the lock that they are of.
 LOCK = "lock"
@@ -61,8 +62,17 @@ def inputs_of(prepared: Prepared) -> Inputs:
 def find(arguments: argparse.Namespace, prepared: Prepared, inputs: Inputs) -> Locked | None:
     """The lock that lies where locks do; None if there is none."""
     resolved = prepared.resolved
-    gpu = resolved.recipe.horovod.gpu is not None
-    return choose(root_of(arguments, resolved), inputs, gpu=gpu)
+    recipe = resolved.recipe
+    gpu = recipe.horovod.gpu is not None
+    return choose(root_of(arguments, resolved), inputs, gpu=gpu, for_cpus=for_cpus(recipe))
+
+
+def for_cpus(recipe: Recipe) -> tuple[str, ...]:
+    """Packages of which a recipe without GPU operations asks for builds for CPUs."""
+    if recipe.horovod.gpu:
+        return ()
+    wanted = ((name, recipe.frameworks[name]) for name in recipe.horovod.frameworks)
+    return tuple(each.package or name for name, each in wanted if each.cpu_index)
 
 
 def needed(
@@ -77,12 +87,12 @@ def needed(
     locked = folders.read(named) if named else find(arguments, prepared, inputs)
     if locked is None:
         raise no_lock(inputs, root_of(arguments, prepared.resolved))
-    refuse_other(locked, inputs)
+    refuse_other(locked, inputs, for_cpus(prepared.resolved.recipe))
     _refuse_untrusted(locked, arguments)
     return locked
 
 
-def choose(root: Path, inputs: Inputs, *, gpu: bool) -> Locked | None:
+def choose(root: Path, inputs: Inputs, *, gpu: bool, for_cpus: Sequence[str] = ()) -> Locked | None:
     """The lock for a recipe, Python and platform; None if there is none.
 
     Where there are several, those of other builds of the frameworks have a label: a recipe
@@ -92,7 +102,7 @@ def choose(root: Path, inputs: Inputs, *, gpu: bool) -> Locked | None:
     found = folders.candidates(root, inputs)
     preferred = sorted(found, key=lambda each: each.name.endswith("-cpu") == gpu)
     locks = [folders.read(each) for each in preferred]
-    fitting = (each for each in locks if not unsatisfied(each, inputs))
+    fitting = (each for each in locks if not unsatisfied(each, inputs, for_cpus))
     return next(fitting, locks[0] if locks else None)
 
 
@@ -128,7 +138,7 @@ def with_recorded_lock(
     for folder in folders.candidates(root, inputs):
         locked = folders.read(folder)
         if locked.digest == digest:
-            refuse_other(locked, inputs)
+            refuse_other(locked, inputs, for_cpus(prepared.resolved.recipe))
             _refuse_untrusted(locked, arguments)
             return prepared._replace(locked=locked)
     raise LockError(
@@ -184,13 +194,18 @@ def _source(arguments: argparse.Namespace, inputs: Inputs) -> Path | None:
     return source
 
 
-def refuse_other(locked: Locked, inputs: Inputs) -> None:
+def refuse_other(locked: Locked, inputs: Inputs, for_cpus: Sequence[str] = ()) -> None:
     """See that a lock gives what the recipe asks for.
+
+    Args:
+        locked: the lock.
+        inputs: what the recipe asks for now.
+        for_cpus: packages that are to be builds for CPUs.
 
     Raises:
         LockError: it does not.
     """
-    problems = unsatisfied(locked, inputs)
+    problems = unsatisfied(locked, inputs, for_cpus)
     if problems:
         raise LockError(
             "the lock is not what the recipe asks for now",
@@ -201,24 +216,32 @@ def refuse_other(locked: Locked, inputs: Inputs) -> None:
         )
 
 
-def unsatisfied(locked: Locked, inputs: Inputs) -> list[str]:
-    """Why a lock does not give what is asked for."""
+def unsatisfied(locked: Locked, inputs: Inputs, for_cpus: Sequence[str] = ()) -> list[str]:
+    """Why a lock does not give what is asked for; see refuse_other()."""
     differences = compare.changed(locked.lock.inputs, inputs)
     changed = [str(each) for each in differences if not compare.is_wish(each)]
-    return changed + missing_packages(locked, inputs)
+    cuda = compare.cuda_builds(pypi.packages(locked), for_cpus)
+    return [*changed, *missing_packages(locked, inputs), *cuda]
 
 
 def missing_packages(locked: Locked, inputs: Inputs) -> list[str]:
-    """What is asked of pip and conda, and the lock does not have."""
-    python = {each.name: each.version for each in pypi.packages(locked)}
+    """What is asked of pip and conda, or required by a package, and the lock does not have; and
+    what it has although nothing requires it."""
+    packages = pypi.packages(locked)
+    python = {each.name: each.version for each in packages}
+    by_conda: dict[str, str] = {}
     missing: list[str] = []
     if inputs.conda:
         if CONDA not in locked.texts:
             return [f"{each}: not in the lock" for each in inputs.conda.packages]
         conda = condalock.packages(locked)
         missing += condalock.unsatisfied(conda.packages, inputs.conda.packages)
-        python |= condalock.for_pip(conda)
-    return [*missing, *compare.unsatisfied(python, inputs.packages)]
+        by_conda = condalock.for_pip(conda)
+    missing += compare.unsatisfied({**python, **by_conda}, inputs.packages)
+    missing += compare.unclosed(packages, by_conda)
+    if not missing:
+        missing += compare.unneeded(packages, inputs.packages)
+    return missing
 
 
 def run_steps(arguments: argparse.Namespace, steps: Sequence[Step], scratch: Scratch) -> None:
