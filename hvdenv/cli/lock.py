@@ -17,9 +17,11 @@ from hvdenv.cli.locking import (
     missing_packages,
     no_lock,
     prepare_trusted,
+    refuse_unsigned,
     resolution_of,
     root_of,
     run_steps,
+    signed,
     unsatisfied,
 )
 from hvdenv.cli.options import (
@@ -48,6 +50,7 @@ examples:
   hvdenv lock local --check              has the recipe changed, does the lock still satisfy it
   hvdenv lock local --update numpy       move one package, keep all others
   hvdenv lock local --upgrade            resolve everything anew
+  hvdenv lock local --sign --key ~/.ssh/id_ed25519.pub
   hvdenv lock taurus --platform linux-ppc64le --lockfiles ~/locks
 """
 
@@ -60,6 +63,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_loudness(parser)
     add_lockfiles(parser)
     add_trust(parser)
+    parser.add_argument("--sign", action="store_true", help="sign the lock: you vouch for it")
+    parser.add_argument(
+        "--key", metavar="FILE", help="of the key to sign with (default: places.locks.key)"
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--check", action="store_true", help="only compare; exit 4 if it differs")
     what.add_argument("--update", metavar="NAME", help="move this package to what is there now")
@@ -74,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     prepared = _prepare(arguments)
     inputs = inputs_of(prepared)
-    root = root_of(arguments, prepared.resolved)
+    root, key = root_of(arguments, prepared.resolved), _key(arguments, prepared)
     try:
         present = find(arguments, prepared, inputs)
     except (LockError, RecipeError) as error:
@@ -89,14 +96,31 @@ def run(arguments: argparse.Namespace) -> int:
         wanted = present._replace(lock=present.lock._replace(inputs=inputs, built=None))
     else:
         wanted = _resolve(arguments, prepared, inputs, present, root)
-    wanted = _with_build(wanted, present, prepared)
+    wanted = signed(_with_build(wanted, present, prepared), present, key)
     changed = folders.write(wanted)
+    if present and present.signature and not wanted.signature:
+        print("not signed any more, since the lock has changed: --sign", file=sys.stderr)
     if arguments.json:
         print_json({"folder": str(wanted.folder), "changed": changed})
     elif not arguments.quiet:
-        built = "built" if wanted.lock.built else "resolved, not built yet"
-        print(f"{'written' if changed else 'nothing to do'}: {wanted.folder} ({built})")
+        states = ["built" if wanted.lock.built else "resolved, not built yet"]
+        states += ["signed"] if wanted.signature else []
+        print(f"{'written' if changed else 'nothing to do'}: {wanted.folder} ({', '.join(states)})")
     return 0
+
+
+def _key(arguments: argparse.Namespace, prepared: Prepared) -> str:
+    """File of the key to sign with; empty if nothing is to be signed."""
+    if not arguments.sign and not arguments.key:
+        return ""
+    if not arguments.sign or arguments.check:
+        raise UsageError("--key goes with --sign, and --sign does not go with --check")
+    key = arguments.key or prepared.resolved.recipe.places.locks.key
+    if not key:
+        raise UsageError(
+            "no key to sign with", remedy="name its file with --key, or in places.locks.key"
+        )
+    return str(key)
 
 
 def _prepare(arguments: argparse.Namespace) -> Prepared:
@@ -141,6 +165,7 @@ def _check(
 
     if present is None:
         raise no_lock(inputs, root)
+    refuse_unsigned(present, arguments, prepared)
     changes = [str(each) for each in compare.changed(present.lock.inputs, inputs)]
     problems = unsatisfied(present, inputs, for_cpus(prepared.resolved.recipe))
     if arguments.json:

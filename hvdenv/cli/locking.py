@@ -16,7 +16,7 @@ from hvdenv.cli.options import (
 )
 from hvdenv.errors import LockError, UsageError
 from hvdenv.locks import compare, condalock, folders, pypi
-from hvdenv.locks.lockfile import CONDA, MAIN, Inputs, Locked
+from hvdenv.locks.lockfile import CONDA, MAIN, SIGNATURE, Inputs, Locked, render
 from hvdenv.model.cascade import Resolved
 from hvdenv.plans.plan import PLACEHOLDER, steps_of
 from hvdenv.plans.resolution import Resolution
@@ -87,6 +87,7 @@ def needed(
     locked = folders.read(named) if named else find(arguments, prepared, inputs)
     if locked is None:
         raise no_lock(inputs, root_of(arguments, prepared.resolved))
+    refuse_unsigned(locked, arguments, prepared)
     refuse_other(locked, inputs, for_cpus(prepared.resolved.recipe))
     _refuse_untrusted(locked, arguments)
     return locked
@@ -138,6 +139,7 @@ def with_recorded_lock(
     for folder in folders.candidates(root, inputs):
         locked = folders.read(folder)
         if locked.digest == digest:
+            refuse_unsigned(locked, arguments, prepared)
             refuse_other(locked, inputs, for_cpus(prepared.resolved.recipe))
             _refuse_untrusted(locked, arguments)
             return prepared._replace(locked=locked)
@@ -154,6 +156,64 @@ def _refuse_untrusted(locked: Locked, arguments: argparse.Namespace) -> None:
         return
     for name in (MAIN, *locked.texts):
         refuse_untrusted(locked.folder / name)
+
+
+def refuse_unsigned(locked: Locked, arguments: argparse.Namespace, prepared: Prepared) -> None:
+    """See that a lock is signed, where the site requires it.
+
+    Raises:
+        LockError: it is not, or not by a key that the site names.
+        RecipeError: somebody else can write the file with these keys.
+        UsageError: --require-signed, and no site names keys.
+    """
+    from hvdenv.runner import Runner
+    from hvdenv.wheels import signing
+
+    signers = prepared.resolved.recipe.places.locks.signers
+    if not signers:
+        if getattr(arguments, "require_signed", False):
+            raise UsageError(
+                "--require-signed: no site file says whose signature counts",
+                remedy="name one with --site that sets places.locks.signers",
+            )
+        return
+    refusal = "it is not signed, and the site requires it"
+    if locked.signature:
+        if not Path(signers).is_file():
+            raise LockError("the keys that locks are signed with are not there", where=signers)
+        refuse_untrusted(Path(signers))
+        text, signature = render(locked.lock).encode(), locked.signature.encode()
+        refusal = signing.refusal(text, signature, Path(signers), Runner(), signing.LOCK)
+    if refusal:
+        raise LockError(
+            f"the lock is not used: {refusal}",
+            where=str(locked.folder / SIGNATURE),
+            remedy="somebody whose key the site names reads the lock, and then signs it:"
+            f" hvdenv lock {locked.lock.inputs.recipe} --sign",
+        )
+
+
+def signed(locked: Locked, present: Locked | None, key: str) -> Locked:
+    """A lock with its signature.
+
+    Args:
+        locked: what is going to be written.
+        present: what was there before, whose signature stays if it is the same lock.
+        key: file of the key to sign with; empty to sign nothing.
+
+    Raises:
+        StepError: ssh-keygen does not sign.
+    """
+    from hvdenv.runner import Runner
+    from hvdenv.wheels import signing
+
+    text = render(locked.lock)
+    if key:
+        return locked._replace(
+            signature=signing.sign(text.encode(), key, Runner(), signing.LOCK).decode()
+        )
+    kept = present.signature if present and render(present.lock) == text else ""
+    return locked._replace(signature=kept)
 
 
 def no_lock(inputs: Inputs, root: Path) -> LockError:
@@ -231,11 +291,13 @@ def missing_packages(locked: Locked, inputs: Inputs) -> list[str]:
     python = {each.name: each.version for each in packages}
     by_conda: dict[str, str] = {}
     missing: list[str] = []
-    if inputs.conda:
+    if inputs.conda or CONDA in locked.texts:
+        wanted = inputs.conda.packages if inputs.conda else ()
         if CONDA not in locked.texts:
-            return [f"{each}: not in the lock" for each in inputs.conda.packages]
+            return [f"{each}: not in the lock" for each in wanted]
         conda = condalock.packages(locked)
-        missing += condalock.unsatisfied(conda.packages, inputs.conda.packages)
+        missing += condalock.unsatisfied(conda.packages, wanted)
+        missing += condalock.unneeded(conda.packages, wanted)
         by_conda = condalock.for_pip(conda)
     missing += compare.unsatisfied({**python, **by_conda}, inputs.packages)
     missing += compare.unclosed(packages, by_conda)

@@ -288,12 +288,19 @@ def packages(locked: Locked) -> CondaLock:
     """The conda packages of a lock.
 
     Raises:
-        RecipeError: it has none, or its file is malformed.
+        RecipeError: it has none, or its file is malformed or holds what no lock may hold.
     """
     where = str(locked.folder / CONDA)
     if CONDA not in locked.texts:
         raise malformed("the lock has no conda packages, and the recipe asks for some", where)
-    return parse(locked.texts[CONDA], where)
+    found, inputs = parse(locked.texts[CONDA], where), locked.lock.inputs.conda
+    known = ("https://", *(f"{each.rstrip('/')}/" for each in (inputs.channels if inputs else ())))
+    for each in found.packages:
+        if not each.url.startswith(known):
+            raise malformed(
+                f"{each.url}: expected https://, or a channel that the recipe names", where
+            )
+    return found
 
 
 # What else pip knows by another name than conda.
@@ -360,6 +367,22 @@ def unsatisfied(packages: Sequence[CondaPackage], specs: Iterable[str]) -> tuple
             has = records[name]
             found.append(f"{by} asks for {text}, and the lock has {name} {has.version} {has.build}")
     return tuple(found)
+
+
+def unneeded(packages: Sequence[CondaPackage], specs: Iterable[str]) -> tuple[str, ...]:
+    """Packages of a lock that neither the recipe nor another package asks for."""
+    known = {each.name: each for each in packages}
+    waiting, reached = [_split(text)[0] for text in specs], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in known and name not in reached:
+            reached.add(name)
+            waiting += (_split(text)[0] for text in known[name].depends)
+    return tuple(
+        f"neither the recipe nor a package asks for {each.name} {each.version}"
+        for each in packages
+        if each.name not in reached
+    )
 
 
 def _split(spec: str) -> tuple[str, str]:

@@ -23,6 +23,7 @@ MAIN = "hvdenv-lock.toml"
 File = Literal["pylock.toml", "conda-lock.yml"]
 PYPI: File = "pylock.toml"
 CONDA: File = "conda-lock.yml"
+SIGNATURE = f"{MAIN}.sig"
 
 ANEW = "`hvdenv lock RECIPE` writes it anew"
 
@@ -143,11 +144,13 @@ class Locked(NamedTuple):
         folder: that it lies in, or is to lie in.
         lock: the main file.
         texts: text of each of the other files, by name.
+        signature: of the text of the main file, which render() makes; empty if there is none.
     """
 
     folder: Path
     lock: Lock
     texts: Mapping[File, str]
+    signature: str = ""
 
     @property
     def digest(self) -> str:

@@ -392,14 +392,16 @@ class Steps(NamedTuple):
     def closure(self) -> Step:
         """Compare the lock with the metadata of what it installed: that is not in the lock."""
         from hvdenv.locks import pypi
+        from hvdenv.locks.lockfile import CONDA
 
         assert self.locked
         listed = TextFile(self.build / "packages.txt", pypi.listing(pypi.packages(self.locked)))
         probe = self._probe("check_requirements.py")
+        conda = ("--conda",) if CONDA in self.locked.texts else ()
         return Step(
             "requirements",
             "a lock that leaves out what a package requires installs just as well, so look",
-            (self._command(self.env_python, str(probe.path), str(listed.path)),),
+            (self._command(self.env_python, str(probe.path), str(listed.path), *conda),),
             (probe, listed),
             effect="closure",
         )

@@ -2,12 +2,13 @@
 
 Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer, with any pip.
 
-    check_requirements.py PACKAGES.txt
+    check_requirements.py PACKAGES.txt [--conda]
 
 The file has a line NAME VERSION for each package to judge; others may be the site's and are
-only looked for. Prints a line for each problem; the exit status is 1 if there is one.
+only looked for. With --conda the conda packages are judged too, by their own records. Prints a line for each problem; the exit status is 1 if there is one.
 """
 
+import json
 import os
 import re
 import sys
@@ -92,14 +93,34 @@ def problems(wanted, found):
     return lines + sorted(told)
 
 
-def main(path):
+def conda_problems(folder):
+    """What conda packages ask for, and there is none of that name."""
+    records = []
+    for name in sorted(os.listdir(folder)):
+        if name.endswith(".json"):
+            with open(os.path.join(folder, name), encoding="utf-8") as stream:
+                records.append(json.load(stream))
+    there = {each["name"] for each in records}
+    for each in records:
+        for text in each.get("depends", ()):
+            name = re.split(r"[\s=<>!~\[]", text.strip(), maxsplit=1)[0].rpartition("::")[2].lower()
+            # A package of two underscores is the machine's.
+            if name not in there and name[:2] != "__":
+                yield "%s %s requires %s, which is not installed" % (
+                    each["name"], each["version"], text,
+                )  # fmt: skip
+
+
+def main(path, conda=""):
     with open(path, encoding="utf-8") as stream:
         wanted = dict(line.split() for line in stream)
     sys.path.pop(0)  # this folder: its file names must not stand in for modules
     lines = problems(wanted, installed())
+    if conda:
+        lines += conda_problems(os.path.join(sys.prefix, "conda-meta"))
     print("\n".join(lines) or "%d packages have all that they require" % len(wanted))
     return 1 if lines else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

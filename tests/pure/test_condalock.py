@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from hvdenv.errors import RecipeError, StepError
 from hvdenv.locks import condalock
 from hvdenv.locks.condalock import CondaLock, CondaPackage
+from hvdenv.locks.lockfile import CONDA, Conda, Horovod, Inputs, bind
 
 CHANNEL = "https://conda.example.org/site"
 SPEC = {
@@ -198,6 +200,42 @@ def test_what_packages_of_a_lock_do_not_satisfy_of_each_other(lock: CondaLock) -
         "numpy asks for libblas, which is not in the lock",
         "numpy asks for python_abi 3.10.* *_cp310, and the lock has python_abi 3.10 2_pypy",
     )
+
+
+def test_conda_packages_that_nothing_asks_for(lock: CondaLock) -> None:
+    assert condalock.unneeded(lock.packages, SPEC["specs"]) == ()
+    assert condalock.unneeded(lock.packages, ["conda-forge::python_abi=3.10"]) == (
+        "neither the recipe nor a package asks for libblas 3.9.0",
+        "neither the recipe nor a package asks for numpy 1.22.0",
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "channels", "good"),
+    [
+        ("https://elsewhere.example.org/site", (), True),
+        ("http://mirror.example.org/site", (), False),
+        ("http://mirror.example.org/site", ("http://mirror.example.org/site/",), True),
+        ("http://mirror.example.org/site-2", ("http://mirror.example.org/site",), False),
+        ("file:///apps/channel", ("conda-forge",), False),
+        ("file:///apps/channel", ("conda-forge", "file:///apps/channel"), True),
+    ],
+)
+def test_where_conda_packages_of_a_lock_come_from(
+    text: str, address: str, channels: tuple[str, ...], good: bool
+) -> None:
+    inputs = Inputs(
+        "x", (), "3.10", "linux-x86_64", Horovod("0.28.1"), conda=Conda((), channels)
+    )  # fmt: skip
+    locked = bind(
+        Path("here"), inputs, {CONDA: text.replace(f"url: {CHANNEL}/", f"url: {address}/")}
+    )
+    if good:
+        assert condalock.packages(locked).packages
+    else:
+        with pytest.raises(RecipeError, match="or a channel that the recipe names") as caught:
+            condalock.packages(locked)
+        assert caught.value.where == "here/conda-lock.yml"
 
 
 def test_what_is_asked_of_the_probe(lock: CondaLock) -> None:

@@ -16,7 +16,7 @@ from hvdenv.composition import difference
 from hvdenv.environments import inventory
 from hvdenv.errors import LockError, RecipeError
 from hvdenv.locks import compare, contents, folders, lockfile, pypi
-from hvdenv.locks.lockfile import MAIN, PYPI, Built, Horovod, Inputs, Locked
+from hvdenv.locks.lockfile import MAIN, PYPI, SIGNATURE, Built, Horovod, Inputs, Locked
 from hvdenv.locks.pypi import Package
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.recipe import Recipe
@@ -377,6 +377,35 @@ def test_a_lock_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert pypi.packages(folders.read(folder)) == (NINJA, TORCH)
 
 
+def test_a_signature_stays_with_the_lock_that_it_is_of(tmp_path: Path) -> None:
+    one = locked(tmp_path)._replace(signature="made by ssh-keygen\n")
+    assert folders.write(one)
+    assert folders.read(tmp_path) == one
+    assert not folders.write(one)
+    assert locking.signed(one._replace(signature=""), one, "").signature == one.signature
+    built = one._replace(lock=one.lock._replace(built=BUILT))
+    changed = locking.signed(built, one, "")
+    assert changed.signature == ""
+    assert folders.write(changed)
+    assert not (tmp_path / SIGNATURE).exists()
+    assert folders.read(tmp_path) == changed
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--key", "x"], "--key goes with --sign"),
+        (["--sign", "--check"], "--sign does not go with --check"),
+        (["--sign"], "no key to sign with"),
+    ],
+)
+def test_what_signing_needs(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lock", "local", "--lockfiles", str(tmp_path), *words]) == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_build_does_not_change_what_a_lock_is() -> None:
     one = locked(Path("x"))
     assert one._replace(lock=one.lock._replace(built=BUILT)).digest == one.digest
@@ -552,6 +581,7 @@ def test_of_several_locks_one_that_fits_is_taken(tmp_path: Path) -> None:
         (["--offline"], "--offline goes with --from"),
         (["--from", "{tmp}", "--offline"], "--from goes with --locked"),
         (["--lock", "x"], "--lock goes with --locked"),
+        (["--require-signed"], "--require-signed goes with --locked"),
         (["--locked", "--from", "{tmp}"], "is no folder of fetched files"),
         (["--locked", "--accept-drift", "typo"], "no such drift"),
     ],
