@@ -6,11 +6,13 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hvdenv.cli import lock as command
 from hvdenv.errors import RecipeError, StepError
 from hvdenv.locks import condalock
 from hvdenv.locks.condalock import CondaLock, CondaPackage
@@ -256,3 +258,10 @@ def test_how_to_get_what_is_missing(
     with pytest.raises(StepError, match="needs conda-lock and py-rattler") as caught:
         condalock.load()
     assert "pip install 'hvdenv[conda]'" in str(caught.value)
+
+
+def test_what_is_missing_is_said_before_the_solve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "conda_lock.lockfile.v1.models", None)
+    unused: Any = None
+    with pytest.raises(StepError, match="needs conda-lock and py-rattler"):
+        command._conda(unused, unused, unused, unused)
