@@ -95,12 +95,14 @@ class Built(NamedTuple):
         generation: its folder.
         changed: False when there was nothing to do.
         seconds: wall time.
+        drift: how it was made otherwise than the build that filled in the lock.
     """
 
     prefix: Path
     generation: Path
     changed: bool
     seconds: float
+    drift: tuple[compare.Difference, ...] = ()
 
 
 def try_modules(recipe: Recipe, runner: Runner) -> Loaded | None:
@@ -207,7 +209,7 @@ def build(
         None if rebuild else already_built(environment, request.digest, locked, request.accepted)
     )
     if present:
-        return Built(environment.prefix, present, False, time.monotonic() - started)
+        return finished(environment, present.name, locked, started, changed=False)
     generations.claim(environment)
     with buildlock.hold(environment.store, wait=LOCK_WAIT_SECONDS, break_lock=break_lock) as held:
         if held.replaced:
@@ -224,6 +226,8 @@ def build(
             record = generations.read_record(environment.record(identity))
             registry.register(places, environment, record["recipe"], record["variants"])
             progress.note(f"generation {identity} is of this plan: the prefix points to it again")
+            for each in _drift(locked, record):
+                progress.note(f"drift from the lock: {each}")
         else:
             identity = generations.new_identity(environment, request.digest)
             left = generations.discard(environment, identity) if rebuild else ""
@@ -234,9 +238,24 @@ def build(
                 _Run(
                     request, environment, generation, places, progress, held, break_lock, folder
                 ).run()
-    return Built(
-        environment.prefix, environment.generation(identity), True, time.monotonic() - started
-    )
+    return finished(environment, identity, locked, started, changed=True)
+
+
+def finished(
+    environment: Environment, identity: str, locked: Locked | None, started: float, *, changed: bool
+) -> Built:
+    """What a build came to, with the drift that it would tell if it were made now.
+
+    Args:
+        environment: that was built.
+        identity: of its generation.
+        locked: the lock to go by.
+        started: on the monotonic clock.
+        changed: whether there was something to do.
+    """
+    drift = _drift(locked, generations.read_record(environment.record(identity)))
+    folder, seconds = environment.generation(identity), time.monotonic() - started
+    return Built(environment.prefix, folder, changed, seconds, drift)
 
 
 @contextmanager
@@ -535,6 +554,8 @@ class _Run:
         with _on_disk(log), log.open("a", encoding="utf-8") as stream:
             stream.write(f"$ {mask(spelled_out(command))}\n")
         outcome = self.runner.run(command, log=log, on_line=self.progress.step_line)
+        if not outcome and step.effect == "closure":
+            raise _not_closed(self.plan.locked, outcome)
         if not outcome:
             raise _failed(step, indexes.with_other_pages(outcome, self.runner, log), log)
         for line in indexes.withdrawn(outcome.output):
@@ -834,6 +855,17 @@ def _on_disk(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise blocked(Path(error.filename or path), error) from error
+
+
+def _not_closed(locked: Locked | None, outcome: Outcome) -> LockError:
+    """The error where packages of a lock require what is not there."""
+    return LockError(
+        "the packages of the lock, once installed, do not have all that they require",
+        where=str(locked.folder) if locked else "",
+        detail=outcome.tail(15),
+        remedy="the lock was changed by hand, or an index had other metadata: `hvdenv lock --upgrade"
+        " RECIPE` writes a new one",
+    )
 
 
 def _failed(step: Step, outcome: Outcome, log: Path) -> StepError:

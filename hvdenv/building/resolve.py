@@ -101,5 +101,7 @@ def pylock(maker: Resolution, before: Iterable[pypi.Package]) -> str:
     """
     report = read_json(maker.report, RESULT)
     packages = pypi.with_urls_of(pypi.from_report(report, index_hints(maker)), before)
+    if not maker.portable:
+        packages = pypi.without_the_sites(packages)
     python = ".".join(maker.python.version.split(".")[:2])
     return pypi.render(packages, python, maker.facts.machine)

@@ -4,6 +4,8 @@ a build that was killed goes on from its last finished step."""
 from __future__ import annotations
 
 import argparse
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,7 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from hvdenv.building.build import Built, already_built
+    from hvdenv.building.build import already_built, finished
 
     if arguments.where == "compute":
         from hvdenv.cli.job import run_there
@@ -92,10 +94,16 @@ def run(arguments: argparse.Namespace) -> int:
     refuse_foreign_path(str(target.prefix), arguments)
     refuse_foreign_prefix(target.store, arguments)
     before = target.active()
-    present = None
+    present, started = None, time.monotonic()
     if not arguments.rebuild:
         present = already_built(target, prepared.digest(), prepared.locked, arguments.accept_drift)
-    built = Built(target.prefix, present, False, 0.0) if present else _build(prepared, arguments)
+    if present:
+        built = finished(target, present.name, prepared.locked, started, changed=False)
+    else:
+        built = _build(prepared, arguments)
+    if not built.changed and not arguments.quiet:
+        for each in built.drift:
+            print(f"drift from the lock: {each}", file=sys.stderr)
     if arguments.json:
         print_json(encode(built))
     elif not arguments.quiet:

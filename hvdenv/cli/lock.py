@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 
 from hvdenv.cli.locking import (
     find,
+    for_cpus,
     inputs_of,
     missing_packages,
     no_lock,
+    refuse_unsigned,
     resolution_of,
     root_of,
     run_steps,
+    signed,
     unsatisfied,
 )
 from hvdenv.cli.options import (
@@ -36,6 +39,8 @@ from hvdenv.errors import LockError, RecipeError, StepError, UsageError
 from hvdenv.reading import RESULT, read_json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hvdenv.environments.scratch import Scratch
     from hvdenv.locks.lockfile import Built, Inputs, Locked
     from hvdenv.plans.resolution import Resolution
@@ -46,6 +51,7 @@ examples:
   hvdenv lock local --check              has the recipe changed, does the lock still satisfy it
   hvdenv lock local --update numpy       move one package, keep all others
   hvdenv lock local --upgrade            resolve everything anew
+  hvdenv lock local --sign --key ~/.ssh/id_ed25519.pub
   hvdenv lock taurus --platform linux-ppc64le --lockfiles ~/locks
 """
 
@@ -58,6 +64,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_loudness(parser)
     add_lockfiles(parser)
     add_trust(parser)
+    parser.add_argument("--sign", action="store_true", help="sign the lock: you vouch for it")
+    parser.add_argument(
+        "--key", metavar="FILE", help="of the key to sign with (default: places.locks.key)"
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--check", action="store_true", help="only compare; exit 4 if it differs")
     what.add_argument("--update", metavar="NAME", help="move this package to what is there now")
@@ -72,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     prepared = _prepare(arguments)
     inputs = inputs_of(prepared)
-    root = root_of(arguments, prepared.resolved)
+    root, key = root_of(arguments, prepared.resolved), _key(arguments, prepared)
     try:
         present = find(arguments, prepared, inputs)
     except (LockError, RecipeError) as error:
@@ -81,20 +91,37 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{error}\nwriting it anew, of what there is now", file=sys.stderr)
         present = None
     if arguments.check:
-        return _check(present, inputs, arguments, root)
+        return _check(present, prepared, inputs, arguments, root)
     _refuse_unknown(arguments.update, present)
-    if present and _fits(present, inputs) and not (arguments.update or arguments.upgrade):
+    if present and _fits(present, prepared, inputs) and not (arguments.update or arguments.upgrade):
         wanted = present._replace(lock=present.lock._replace(inputs=inputs, built=None))
     else:
         wanted = _resolve(arguments, prepared, inputs, present, root)
-    wanted = _with_build(wanted, present, prepared)
+    wanted = signed(_with_build(wanted, present, prepared), present, key)
     changed = folders.write(wanted)
+    if present and present.signature and not wanted.signature:
+        print("not signed any more, since the lock has changed: --sign", file=sys.stderr)
     if arguments.json:
         print_json({"folder": str(wanted.folder), "changed": changed})
     elif not arguments.quiet:
-        built = "built" if wanted.lock.built else "resolved, not built yet"
-        print(f"{'written' if changed else 'nothing to do'}: {wanted.folder} ({built})")
+        states = ["built" if wanted.lock.built else "resolved, not built yet"]
+        states += ["signed"] if wanted.signature else []
+        print(f"{'written' if changed else 'nothing to do'}: {wanted.folder} ({', '.join(states)})")
     return 0
+
+
+def _key(arguments: argparse.Namespace, prepared: Prepared) -> str:
+    """File of the key to sign with; empty if nothing is to be signed."""
+    if not arguments.sign and not arguments.key:
+        return ""
+    if not arguments.sign or arguments.check:
+        raise UsageError("--key goes with --sign, and --sign does not go with --check")
+    key = arguments.key or prepared.resolved.recipe.places.locks.key
+    if not key:
+        raise UsageError(
+            "no key to sign with", remedy="name its file with --key, or in places.locks.key"
+        )
+    return str(key)
 
 
 def _prepare(arguments: argparse.Namespace) -> Prepared:
@@ -113,24 +140,35 @@ def _prepare(arguments: argparse.Namespace) -> Prepared:
     return prepared._replace(facts=prepared.facts._replace(machine=machine, origin="declared"))
 
 
-def _fits(present: Locked, inputs: Inputs) -> bool:
+def _fits(present: Locked, prepared: Prepared, inputs: Inputs) -> bool:
     """Whether the packages of a lock are still those to take."""
     from hvdenv.locks import compare
 
     moved = any(map(compare.moves_packages, compare.changed(present.lock.inputs, inputs)))
-    return not moved and not missing_packages(present, inputs)
+    return not (moved or missing_packages(present, inputs) or _cuda_builds(present, prepared))
+
+
+def _cuda_builds(locked: Locked, prepared: Prepared) -> tuple[str, ...]:
+    from hvdenv.locks import compare, pypi
+
+    return compare.cuda_builds(pypi.packages(locked), for_cpus(prepared.resolved.recipe))
 
 
 def _check(
-    present: Locked | None, inputs: Inputs, arguments: argparse.Namespace, root: Path
+    present: Locked | None,
+    prepared: Prepared,
+    inputs: Inputs,
+    arguments: argparse.Namespace,
+    root: Path,
 ) -> int:
     """Say whether the recipe has changed, and whether the lock satisfies it all the same."""
     from hvdenv.locks import compare
 
     if present is None:
         raise no_lock(inputs, root)
+    refuse_unsigned(present, arguments, prepared)
     changes = [str(each) for each in compare.changed(present.lock.inputs, inputs)]
-    problems = unsatisfied(present, inputs)
+    problems = unsatisfied(present, inputs, for_cpus(prepared.resolved.recipe))
     if arguments.json:
         answer = {"folder": str(present.folder), "changed": changes, "unsatisfied": problems}
         print_json(answer)
@@ -200,7 +238,24 @@ def _resolve(
             detail="\n".join(missing),
             remedy="look at pip's configuration (constraints?) and at the channels",
         )
+    if cuda := _cuda_builds(found, prepared):
+        raise _no_cpu_builds(prepared, inputs, cuda)
     return found
+
+
+def _no_cpu_builds(prepared: Prepared, inputs: Inputs, cuda: Sequence[str]) -> LockError:
+    """The error where indexes have nothing but CUDA builds for a recipe without GPUs."""
+    frameworks = prepared.resolved.recipe.frameworks
+    indexes = {name: each.cpu_index for name, each in frameworks.items() if each.cpu_index}
+    keys = " and ".join(f"frameworks.{name}.cpu_index" for name in indexes)
+    return LockError(
+        "the recipe asks for CPU builds, and pip found builds for CUDA only; nothing is written",
+        where=inputs.name,
+        detail="\n".join(cuda),
+        remedy=f"lock where {' and '.join(indexes.values())} can be reached, or name another place"
+        " that has CPU builds: PIP_EXTRA_INDEX_URL=URL or PIP_FIND_LINKS=FOLDER\n"
+        f"if CUDA builds are meant, use a recipe without {keys}",
+    )
 
 
 def _conda(
@@ -211,6 +266,7 @@ def _conda(
     from hvdenv.locks import condalock
     from hvdenv.locks.lockfile import CONDA
 
+    condalock.load()  # before the solve, which takes minutes
     before = condalock.packages(kept) if kept and CONDA in kept.texts else None
     free = (
         [arguments.update]

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from hvdenv.cli.options import (
     Prepared,
+    policy_of,
     refuse_foreign_content,
 )
 from hvdenv.errors import LockError, UsageError
 from hvdenv.locks import compare, condalock, folders, pypi
-from hvdenv.locks.lockfile import CONDA, MAIN, Inputs, Locked
+from hvdenv.locks.lockfile import CONDA, MAIN, SIGNATURE, Inputs, Locked, render
 from hvdenv.model.cascade import Resolved, recipe_folder
 from hvdenv.plans.plan import PLACEHOLDER, steps_of
 from hvdenv.plans.resolution import Resolution
@@ -23,6 +24,7 @@ from hvdenv.reading import Content
 
 if TYPE_CHECKING:
     from hvdenv.environments.scratch import Scratch
+    from hvdenv.model.recipe import Recipe
 
 # In a folder of fetched files: the lock that they are of.
 LOCK = "lock"
@@ -54,9 +56,17 @@ def inputs_of(prepared: Prepared) -> Inputs:
 def find(arguments: argparse.Namespace, prepared: Prepared, inputs: Inputs) -> Locked | None:
     """The lock that lies where locks do; None if there is none."""
     resolved = prepared.resolved
-    gpu = resolved.recipe.horovod.gpu is not None
-    root = root_of(arguments, resolved)
-    return choose(root, inputs, _judge(arguments, root), gpu=gpu)
+    recipe, root = resolved.recipe, root_of(arguments, resolved)
+    gpu = recipe.horovod.gpu is not None
+    return choose(root, inputs, _judge(arguments, root), gpu=gpu, for_cpus=for_cpus(recipe))
+
+
+def for_cpus(recipe: Recipe) -> tuple[str, ...]:
+    """Packages of which a recipe without GPU operations asks for builds for CPUs."""
+    if recipe.horovod.gpu:
+        return ()
+    wanted = ((name, recipe.frameworks[name]) for name in recipe.horovod.frameworks)
+    return tuple(each.package or name for name, each in wanted if each.cpu_index)
 
 
 def needed(
@@ -75,12 +85,18 @@ def needed(
         if found is None:
             raise no_lock(inputs, root_of(arguments, prepared.resolved))
         locked = found
-    refuse_other(locked, inputs)
+    refuse_unsigned(locked, arguments, prepared)
+    refuse_other(locked, inputs, for_cpus(prepared.resolved.recipe))
     return locked
 
 
 def choose(
-    root: Path, inputs: Inputs, judge: Callable[[Content], None] | None = None, *, gpu: bool
+    root: Path,
+    inputs: Inputs,
+    judge: Callable[[Content], None] | None = None,
+    *,
+    gpu: bool,
+    for_cpus: Sequence[str] = (),
 ) -> Locked | None:
     """The lock for a recipe, Python and platform; None if there is none.
 
@@ -91,7 +107,7 @@ def choose(
     found = folders.candidates(root, inputs)
     preferred = sorted(found, key=lambda each: each.name.endswith("-cpu") == gpu)
     locks = [folders.read(each, judge) for each in preferred]
-    fitting = (each for each in locks if not unsatisfied(each, inputs))
+    fitting = (each for each in locks if not unsatisfied(each, inputs, for_cpus))
     return next(fitting, locks[0] if locks else None)
 
 
@@ -127,7 +143,8 @@ def with_recorded_lock(
     for folder in folders.candidates(root, inputs):
         locked = folders.read(folder, _judge(arguments, root))
         if locked.digest == digest:
-            refuse_other(locked, inputs)
+            refuse_unsigned(locked, arguments, prepared)
+            refuse_other(locked, inputs, for_cpus(prepared.resolved.recipe))
             return prepared._replace(locked=locked)
     raise LockError(
         "the lock that this environment was built from is not here, or was written anew since",
@@ -142,6 +159,66 @@ def _judge(arguments: argparse.Namespace, root: Path) -> Callable[[Content], Non
     if arguments.command == "plan" or root == recipe_folder().parent / "lockfiles":
         return None
     return partial(refuse_foreign_content, arguments=arguments)
+
+
+def refuse_unsigned(locked: Locked, arguments: argparse.Namespace, prepared: Prepared) -> None:
+    """See that a lock is signed, where the site requires it.
+
+    Raises:
+        LockError: it is not, or not by a key that the site names.
+        RecipeError: somebody else can write the file with these keys.
+        UsageError: --require-signed, and no site names keys.
+    """
+    from hvdenv import trust
+    from hvdenv.runner import Runner
+    from hvdenv.wheels import signing
+
+    signers = prepared.resolved.recipe.places.locks.signers
+    if not signers:
+        if getattr(arguments, "require_signed", False):
+            raise UsageError(
+                "--require-signed: no site file says whose signature counts",
+                remedy="name one with --site that sets places.locks.signers",
+            )
+        return
+    refusal = "it is not signed, and the site requires it"
+    if locked.signature:
+        if not Path(signers).is_file():
+            raise LockError("the keys that locks are signed with are not there", where=signers)
+        if policy := policy_of(arguments):
+            trust.refuse_path(signers, policy, "hvdenv would accept the signatures of its keys")
+        text, signature = render(locked.lock).encode(), locked.signature.encode()
+        refusal = signing.refusal(text, signature, Path(signers), Runner(), signing.LOCK)
+    if refusal:
+        raise LockError(
+            f"the lock is not used: {refusal}",
+            where=str(locked.folder / SIGNATURE),
+            remedy="somebody whose key the site names reads the lock, and then signs it:"
+            f" hvdenv lock {locked.lock.inputs.recipe} --sign",
+        )
+
+
+def signed(locked: Locked, present: Locked | None, key: str) -> Locked:
+    """A lock with its signature.
+
+    Args:
+        locked: what is going to be written.
+        present: what was there before, whose signature stays if it is the same lock.
+        key: file of the key to sign with; empty to sign nothing.
+
+    Raises:
+        StepError: ssh-keygen does not sign.
+    """
+    from hvdenv.runner import Runner
+    from hvdenv.wheels import signing
+
+    text = render(locked.lock)
+    if key:
+        return locked._replace(
+            signature=signing.sign(text.encode(), key, Runner(), signing.LOCK).decode()
+        )
+    kept = present.signature if present and render(present.lock) == text else ""
+    return locked._replace(signature=kept)
 
 
 def no_lock(inputs: Inputs, root: Path) -> LockError:
@@ -182,13 +259,18 @@ def _source(arguments: argparse.Namespace, inputs: Inputs) -> Path | None:
     return source
 
 
-def refuse_other(locked: Locked, inputs: Inputs) -> None:
+def refuse_other(locked: Locked, inputs: Inputs, for_cpus: Sequence[str] = ()) -> None:
     """See that a lock gives what the recipe asks for.
+
+    Args:
+        locked: the lock.
+        inputs: what the recipe asks for now.
+        for_cpus: packages that are to be builds for CPUs.
 
     Raises:
         LockError: it does not.
     """
-    problems = unsatisfied(locked, inputs)
+    problems = unsatisfied(locked, inputs, for_cpus)
     if problems:
         raise LockError(
             "the lock is not what the recipe asks for now",
@@ -199,24 +281,34 @@ def refuse_other(locked: Locked, inputs: Inputs) -> None:
         )
 
 
-def unsatisfied(locked: Locked, inputs: Inputs) -> list[str]:
-    """Why a lock does not give what is asked for."""
+def unsatisfied(locked: Locked, inputs: Inputs, for_cpus: Sequence[str] = ()) -> list[str]:
+    """Why a lock does not give what is asked for; see refuse_other()."""
     differences = compare.changed(locked.lock.inputs, inputs)
     changed = [str(each) for each in differences if not compare.is_wish(each)]
-    return changed + missing_packages(locked, inputs)
+    cuda = compare.cuda_builds(pypi.packages(locked), for_cpus)
+    return [*changed, *missing_packages(locked, inputs), *cuda]
 
 
 def missing_packages(locked: Locked, inputs: Inputs) -> list[str]:
-    """What is asked of pip and conda, and the lock does not have."""
-    python = {each.name: each.version for each in pypi.packages(locked)}
+    """What is asked of pip and conda, or required by a package, and the lock does not have; and
+    what it has although nothing requires it."""
+    packages = pypi.packages(locked)
+    python = {each.name: each.version for each in packages}
+    by_conda: dict[str, str] = {}
     missing: list[str] = []
-    if inputs.conda:
+    if inputs.conda or CONDA in locked.texts:
+        wanted = inputs.conda.packages if inputs.conda else ()
         if CONDA not in locked.texts:
-            return [f"{each}: not in the lock" for each in inputs.conda.packages]
+            return [f"{each}: not in the lock" for each in wanted]
         conda = condalock.packages(locked)
-        missing += condalock.unsatisfied(conda.packages, inputs.conda.packages)
-        python |= condalock.for_pip(conda)
-    return [*missing, *compare.unsatisfied(python, inputs.packages)]
+        missing += condalock.unsatisfied(conda.packages, wanted)
+        missing += condalock.unneeded(conda.packages, wanted)
+        by_conda = condalock.for_pip(conda)
+    missing += compare.unsatisfied({**python, **by_conda}, inputs.packages)
+    missing += compare.unclosed(packages, by_conda)
+    if not missing:
+        missing += compare.unneeded(packages, inputs.packages)
+    return missing
 
 
 def run_steps(arguments: argparse.Namespace, steps: Sequence[Step], scratch: Scratch) -> None:

@@ -567,6 +567,11 @@ def add_locked(parser: argparse.ArgumentParser) -> None:
         "--lock", metavar="FOLDER", type=Path, help="this very lock, where there are several"
     )
     parser.add_argument(
+        "--require-signed", action="store_true",
+        help="only a lock that is signed by a key of places.locks.signers; always so where a site"
+        " file sets that",
+    )  # fmt: skip
+    parser.add_argument(
         "--from", metavar="DIR", type=Path, dest="source_folder",
         help="take files from what `hvdenv fetch` put there",
     )  # fmt: skip
@@ -582,7 +587,7 @@ def is_locked(arguments: argparse.Namespace) -> bool:
             "--offline goes with --from: nothing else has all that is needed",
             remedy="`hvdenv fetch` fills such a folder where there is a network",
         )
-    for name in ("lock", "source_folder", "accept_drift"):
+    for name in ("lock", "source_folder", "accept_drift", "require_signed"):
         if getattr(arguments, name, None) and not arguments.locked:
             option = {"source_folder": "from"}.get(name, name.replace("_", "-"))
             raise UsageError(f"--{option} goes with --locked")

@@ -7,12 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from hvdenv.locks.lockfile import Built, Inputs
+from hvdenv.locks.pypi import Package, required
 from hvdenv.schema import encode
 
 # What a lock may still satisfy although the recipe words it otherwise: compared item by item.
 _WISHES = ("packages", "conda.packages")
 # What has no part in which packages fit together.
 _NO_PACKAGES = ("horovod.", "mpi", "sources.")
+
+# What only builds for CUDA require.
+_OF_CUDA = re.compile(r"nvidia-|cuda-|triton$")
 
 # What a build may be made with otherwise; and modules.NAME.
 DRIFTS = ("python", "compiler", "mpi", "nvcc", "glibc", "driver", "wheel")
@@ -63,7 +67,7 @@ def unsatisfied(versions: Mapping[str, str], requirements: Iterable[str]) -> tup
     """What is asked of pip, and the lock does not have.
 
     Args:
-        versions: of Python packages, by normalised name.
+        versions: of Python packages, by normalised name; empty if any will do.
         requirements: as pip takes them.
     """
     from packaging.requirements import Requirement
@@ -75,9 +79,81 @@ def unsatisfied(versions: Mapping[str, str], requirements: Iterable[str]) -> tup
         version = versions.get(canonicalize_name(wanted.name))
         if version is None:
             problems.append(f"{text}: not in the lock")
-        elif not wanted.specifier.contains(version, prereleases=True):
+        elif version and not wanted.specifier.contains(version, prereleases=True):
             problems.append(f"{text}: the lock has {version}")
     return tuple(problems)
+
+
+def unclosed(packages: Iterable[Package], others: Mapping[str, str]) -> tuple[str, ...]:
+    """What packages of a lock require, by their recorded metadata, and the lock does not have.
+
+    Args:
+        packages: of pylock.toml.
+        others: versions of Python packages that conda brings, by normalised name.
+    """
+    packages = tuple(packages)
+    if any(each.requires is None for each in packages):
+        return (
+            "the lock does not record what its packages require, so nobody can tell whether it is"
+            " whole; `hvdenv lock` adds that, and keeps every version",
+        )
+    # The virtual environment comes with pip.
+    versions = {"pip": "", **others, **{each.name: each.version for each in packages}}
+    return tuple(
+        f"required by {each.name} {each.version}: {problem}"
+        for each in packages
+        for problem in unsatisfied(versions, each.requires or ())
+    )
+
+
+def unneeded(packages: Iterable[Package], requirements: Iterable[str]) -> tuple[str, ...]:
+    """Packages of a lock that neither the recipe nor another package requires.
+
+    Args:
+        packages: of pylock.toml, with their requirements.
+        requirements: what pip is asked for.
+    """
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    packages = tuple(packages)
+    names = {canonicalize_name(Requirement(text).name) for text in requirements}
+    needed = _with_what_they_require(packages, names)
+    return tuple(
+        f"{each.name} {each.version}: neither the recipe nor a package of the lock requires it"
+        for each in packages
+        if each.name not in needed
+    )
+
+
+def cuda_builds(packages: Iterable[Package], names: Iterable[str]) -> tuple[str, ...]:
+    """Packages that were to be builds for CPUs, and require CUDA's.
+
+    Args:
+        packages: of pylock.toml, with their requirements.
+        names: of those that are to be builds for CPUs.
+    """
+    packages = tuple(packages)
+    versions = {each.name: each.version for each in packages}
+    found = []
+    for name in names:
+        cuda = sorted(filter(_OF_CUDA.match, _with_what_they_require(packages, [name])))
+        if cuda:
+            such = f"{len(cuda)} packages such as {cuda[0]}"
+            found.append(f"{name} {versions[name]} is a CUDA build, which requires {such}")
+    return tuple(found)
+
+
+def _with_what_they_require(packages: Iterable[Package], names: Iterable[str]) -> set[str]:
+    """Names of packages of a lock, with those that they require, directly or not."""
+    known = {each.name: each for each in packages}
+    waiting, reached = list(names), set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in known and name not in reached:
+            reached.add(name)
+            waiting += map(required, known[name].requires or ())
+    return reached
 
 
 def drift(locked: Built, found: Built) -> tuple[Difference, ...]:

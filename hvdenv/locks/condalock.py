@@ -19,8 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from hvdenv import schema
 from hvdenv.errors import RecipeError, StepError
-from hvdenv.locks.lockfile import CONDA, Locked
-from hvdenv.masking import mask
+from hvdenv.locks.lockfile import CONDA, Locked, malformed
 
 _HEADER = """\
 # Written by hvdenv in the format of conda-lock: `conda-lock install` takes it as well.
@@ -160,19 +159,19 @@ def parse(text: str, where: str = "conda-lock.yml") -> CondaLock:
     document = _read_yaml(text, where)
     version = document.get("version") if isinstance(document, dict) else None
     if version != 1:
-        raise _malformed(f"expected a lock of conda-lock with version 1, found {version}", where)
+        raise malformed(f"expected a lock of conda-lock with version 1, found {version}", where)
     try:
         found = Lockfile.model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
-        raise _malformed(f"{schema.dotted(first['loc'])}: {first['msg']}", where) from None
+        raise malformed(f"{schema.dotted(first['loc'])}: {first['msg']}", where) from None
     except (AttributeError, KeyError, TypeError):  # of conda-lock's own checks
-        raise _malformed("it is not as conda-lock writes it", where) from None
+        raise malformed("it is not as conda-lock writes it", where) from None
     platforms = found.metadata.platforms
     platform = platforms[0] if len(platforms) == 1 else None
     for each in found.package:
         if (each.manager, each.platform, each.category) != ("conda", platform, "main"):
-            raise _malformed(
+            raise malformed(
                 f"{each.name} is for {each.manager}, {each.platform}, {each.category}: a lock "
                 "of hvdenv has packages for conda, one platform and the category main",
                 where,
@@ -198,10 +197,10 @@ def _read_yaml(text: str, where: str) -> Any:
             depth -= isinstance(event, yaml.CollectionEndEvent)
             # To build it takes stack for each level, and the process dies where that ends.
             if depth > _DEPTH:
-                raise _malformed("it is nested too deeply", where)
+                raise malformed("it is nested too deeply", where)
         return yaml.load(text, Loader=loader)
     except (yaml.YAMLError, ValueError) as error:
-        raise _malformed(f"it is not YAML: {error}", where) from None
+        raise malformed(f"it is not YAML: {error}", where) from None
 
 
 def _plain(package: Any) -> dict[str, object]:
@@ -216,27 +215,23 @@ def _decoded(document: dict[str, Any], where: str) -> CondaLock:
     names = [each["name"] for each in document["packages"]]
     for one, other in pairwise(names):
         if one == other:
-            raise _malformed(f"{one} is there twice", where)
+            raise malformed(f"{one} is there twice", where)
     try:
         found = schema.decode(CondaLock, document)
     except schema.Problem as problem:
         index = problem.path[1] if problem.path[:1] == ("packages",) else None
         subject = f"{names[index]}: " if isinstance(index, int) else ""
-        raise _malformed(f"{subject}{problem}", where) from None
+        raise malformed(f"{subject}{problem}", where) from None
     for each in found.packages:
         if each.subdir not in (found.platform, "noarch"):
-            raise _malformed(f"{each.url} is not for {found.platform}", where)
+            raise malformed(f"{each.url} is not for {found.platform}", where)
         if not each.file_name.startswith(f"{each.name}-{each.version}-"):
-            raise _malformed(f"{each.url} is not {each.name} {each.version}", where)
+            raise malformed(f"{each.url} is not {each.name} {each.version}", where)
     return found
 
 
-def _malformed(message: str, where: str) -> RecipeError:
-    return RecipeError(re.sub(r"/t/[^/\s]+", "/t/***", mask(message)), where=where)
-
-
 def load() -> None:
-    """Import what takes a second, as whoever waits for a solve can do in the meantime.
+    """Import what reads and writes locks: it takes a second, and an extra of hvdenv brings it.
 
     Raises:
         StepError: it is not installed.
@@ -293,12 +288,19 @@ def packages(locked: Locked) -> CondaLock:
     """The conda packages of a lock.
 
     Raises:
-        RecipeError: it has none, or its file is malformed.
+        RecipeError: it has none, or its file is malformed or holds what no lock may hold.
     """
     where = str(locked.folder / CONDA)
     if CONDA not in locked.texts:
-        raise _malformed("the lock has no conda packages, and the recipe asks for some", where)
-    return parse(locked.texts[CONDA], where)
+        raise malformed("the lock has no conda packages, and the recipe asks for some", where)
+    found, inputs = parse(locked.texts[CONDA], where), locked.lock.inputs.conda
+    known = ("https://", *(f"{each.rstrip('/')}/" for each in (inputs.channels if inputs else ())))
+    for each in found.packages:
+        if not each.url.startswith(known):
+            raise malformed(
+                f"{each.url}: expected https://, or a channel that the recipe names", where
+            )
+    return found
 
 
 # What else pip knows by another name than conda.
@@ -307,9 +309,11 @@ _PIP_NAMES = {"pytorch": "torch", "msgpack-python": "msgpack", "tensorflow-base"
 
 def for_pip(found: CondaLock) -> dict[str, str]:
     """The Python packages among them, by the names that pip knows them by."""
+    from packaging.utils import canonicalize_name
+
     python = {"python", "python_abi"}
     return {
-        _PIP_NAMES.get(each.name, each.name): each.version
+        canonicalize_name(_PIP_NAMES.get(each.name, each.name)): each.version
         for each in found.packages
         if python & {_split(text)[0] for text in each.depends}
     }
@@ -363,6 +367,22 @@ def unsatisfied(packages: Sequence[CondaPackage], specs: Iterable[str]) -> tuple
             has = records[name]
             found.append(f"{by} asks for {text}, and the lock has {name} {has.version} {has.build}")
     return tuple(found)
+
+
+def unneeded(packages: Sequence[CondaPackage], specs: Iterable[str]) -> tuple[str, ...]:
+    """Packages of a lock that neither the recipe nor another package asks for."""
+    known = {each.name: each for each in packages}
+    waiting, reached = [_split(text)[0] for text in specs], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in known and name not in reached:
+            reached.add(name)
+            waiting += (_split(text)[0] for text in known[name].depends)
+    return tuple(
+        f"neither the recipe nor a package asks for {each.name} {each.version}"
+        for each in packages
+        if each.name not in reached
+    )
 
 
 def _split(spec: str) -> tuple[str, str]:

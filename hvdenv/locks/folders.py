@@ -6,7 +6,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hvdenv.errors import RecipeError
-from hvdenv.locks.lockfile import CONDA, MAIN, PYPI, Inputs, Locked, check_file, parse, render
+from hvdenv.locks.lockfile import (
+    CONDA,
+    MAIN,
+    PYPI,
+    SIGNATURE,
+    Inputs,
+    Locked,
+    check_file,
+    parse,
+    render,
+)
 from hvdenv.places import blocked, make_folder, write_text
 from hvdenv.reading import LOCK, Content, read_file, read_text
 
@@ -47,7 +57,8 @@ def read(folder: Path, judge: Callable[[Content], None] | None = None) -> Locked
     for name in lock.files:
         texts[name] = _text(folder / name, judge)
         check_file(lock, name, texts[name], folder / name)
-    return Locked(folder, lock, texts)
+    signature = _text(folder / SIGNATURE, judge) if (folder / SIGNATURE).is_file() else ""
+    return Locked(folder, lock, texts, signature)
 
 
 def write(locked: Locked) -> bool:
@@ -56,14 +67,18 @@ def write(locked: Locked) -> bool:
     Raises:
         StepError: the folder cannot be written.
     """
-    texts = [*locked.texts.items(), (MAIN, render(locked.lock))]
-    if all(_present(locked.folder / name) == text for name, text in texts):
+    signed = [(SIGNATURE, locked.signature)] if locked.signature else []
+    texts = [*locked.texts.items(), *signed, (MAIN, render(locked.lock))]
+    superfluous = {PYPI, CONDA, SIGNATURE} - {name for name, _ in texts}
+    if all(_present(locked.folder / name) == text for name, text in texts) and not any(
+        (locked.folder / name).exists() for name in superfluous
+    ):
         return False
     make_folder(locked.folder)
     try:
         for name, text in texts:
             write_text(locked.folder / name, text)
-        for name in {PYPI, CONDA} - locked.texts.keys():
+        for name in superfluous:
             (locked.folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise blocked(locked.folder, error) from error

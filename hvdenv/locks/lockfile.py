@@ -8,11 +8,13 @@ made with, and binds the other two by their hashes: ``pylock.toml`` (PEP 751) an
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from hvdenv.errors import LockError, RecipeError
+from hvdenv.masking import mask
 from hvdenv.model.recipe import Channel, Commit, GitUrl, Name, Sha256, Version
 from hvdenv.schema import Pattern, Problem, decode, encode, line_of, parse_toml
 
@@ -21,6 +23,7 @@ MAIN = "hvdenv-lock.toml"
 File = Literal["pylock.toml", "conda-lock.yml"]
 PYPI: File = "pylock.toml"
 CONDA: File = "conda-lock.yml"
+SIGNATURE = f"{MAIN}.sig"
 
 ANEW = "`hvdenv lock RECIPE` writes it anew"
 
@@ -141,11 +144,13 @@ class Locked(NamedTuple):
         folder: that it lies in, or is to lie in.
         lock: the main file.
         texts: text of each of the other files, by name.
+        signature: of the text of the main file, which render() makes; empty if there is none.
     """
 
     folder: Path
     lock: Lock
     texts: Mapping[File, str]
+    signature: str = ""
 
     @property
     def digest(self) -> str:
@@ -176,6 +181,11 @@ def check_file(lock: Lock, name: File, text: str, path: Path) -> None:
             where=str(path),
             remedy="take both from where they were written; or `hvdenv lock RECIPE` for new ones",
         )
+
+
+def malformed(message: str, where: str, remedy: str = "") -> RecipeError:
+    """The error for a file of a lock, without the secrets that it may show."""
+    return RecipeError(re.sub(r"/t/[^/\s]+", "/t/***", mask(message)), where=where, remedy=remedy)
 
 
 def render(lock: Lock) -> str:

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 from urllib.parse import quote, unquote, urlsplit
 
 from hvdenv.composition.contents import hint
-from hvdenv.errors import LockError, RecipeError
-from hvdenv.locks.lockfile import ANEW, PYPI, Locked
+from hvdenv.errors import LockError
+from hvdenv.locks.lockfile import ANEW, PYPI, Locked, malformed
 from hvdenv.masking import mask
+from hvdenv.model.recipe import Sha256
+from hvdenv.schema import Pattern
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 
 class Package(NamedTuple):
@@ -28,6 +33,8 @@ class Package(NamedTuple):
         file: name of a wheel or of a source archive.
         sha256: of that file.
         url: where it was seen; empty where that is only known to the machine that locked.
+        requires: what its metadata asks for on the machines of the lock, sorted; None in a
+            lock that does not record it.
     """
 
     name: str
@@ -35,6 +42,7 @@ class Package(NamedTuple):
     file: str
     sha256: str
     url: str = ""
+    requires: tuple[str, ...] | None = None
 
     @property
     def is_wheel(self) -> bool:
@@ -56,6 +64,7 @@ def from_report(report: Mapping[str, Any], hints: Mapping[str, str]) -> tuple[Pa
     from packaging.version import Version
 
     found = []
+    requires = _requires(report)
     for each in report["install"]:
         name = canonicalize_name(each["metadata"]["name"])
         download = each["download_info"]
@@ -71,9 +80,67 @@ def from_report(report: Mapping[str, Any], hints: Mapping[str, str]) -> tuple[Pa
         url = hint(download["url"].partition("#")[0].partition("?")[0])
         if address.scheme == "file" and name in hints:
             url = f"{hints[name].rstrip('/')}/{quote(file)}"
+        if not re.fullmatch(get_args(Url)[1].regex, url):
+            url = ""
         version = str(Version(each["metadata"]["version"]))
-        found.append(Package(name, version, file, sha256, url))
+        found.append(Package(name, version, file, sha256, url, requires[name]))
     return tuple(sorted(found))
+
+
+def _requires(report: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """What each package requires where it is going to be installed, extras included.
+
+    Raises:
+        LockError: a requirement is malformed.
+    """
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
+
+    stated: dict[str, list[Requirement]] = {}
+    extras: dict[str, set[str]] = {}
+    for each in report["install"]:
+        name = canonicalize_name(each["metadata"]["name"])
+        try:
+            stated[name] = [Requirement(text) for text in each["metadata"].get("requires_dist", ())]
+        except InvalidRequirement as error:
+            raise LockError(f"the metadata of {name} cannot be read: {error}") from error
+        extras[name] = {*each.get("requested_extras", ())}
+    environment = report.get("environment", {})
+    found: dict[str, tuple[str, ...]] = {}
+    known = -1
+    # An extra that one package asks of another can bring requirements that ask for more.
+    while known != (known := sum(map(len, extras.values()))):
+        for package, requirements in stated.items():
+            holding = [each for each in requirements if _holds(each, environment, extras[package])]
+            for each in holding:
+                extras.setdefault(canonicalize_name(each.name), set()).update(each.extras)
+            texts = {f"{canonicalize_name(each.name)}{each.specifier}" for each in holding}
+            found[package] = tuple(sorted(texts))
+    return found
+
+
+def _holds(requirement: Requirement, environment: Mapping[str, str], extras: set[str]) -> bool:
+    """Whether a requirement applies there, with these extras of the package that states it."""
+    marker = requirement.marker
+    return marker is None or any(
+        marker.evaluate({**environment, "extra": extra}) for extra in ("", *extras)
+    )
+
+
+def without_the_sites(packages: Iterable[Package]) -> tuple[Package, ...]:
+    """The same without requirements that packages of the site satisfy: these are not locked."""
+    known = {each.name: each for each in packages}
+    return tuple(
+        each._replace(
+            requires=tuple(text for text in each.requires or () if required(text) in known)
+        )
+        for each in known.values()
+    )
+
+
+def required(requirement: str) -> str:
+    """The name that a requirement begins with, as a lock records it."""
+    return re.split(r"[^a-z0-9-]", requirement, maxsplit=1)[0]
 
 
 def render(packages: Iterable[Package], python: str, machine: str) -> str:
@@ -103,6 +170,8 @@ def render(packages: Iterable[Package], python: str, machine: str) -> str:
             if package.is_wheel
             else {"sdist": PackageSdist(**file)}
         )
+        if package.requires is not None:
+            kind["tool"] = {"hvdenv": {"requires": list(package.requires)}}
         return Entry(name=canonicalize_name(package.name), version=Version(package.version), **kind)
 
     marker = (
@@ -120,6 +189,63 @@ def render(packages: Iterable[Package], python: str, machine: str) -> str:
     return tomlkit.dumps(document.to_dict())
 
 
+# What pylock.toml of a lock may hold: PEP 751 has more, and each further key is refused.
+Url = Annotated[
+    str,
+    Pattern(
+        r"https://(?!.*/t/[^/]+/)([A-Za-z0-9-]+\.)+[A-Za-z][A-Za-z0-9-]*(:[0-9]+)?/[^\s@?#*]+",
+        "an https:// address without credentials",
+    ),
+]
+FileName = Annotated[str, Pattern(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]*", "the name of a file")]
+Required = Annotated[
+    str, Pattern(r"[a-z0-9][a-z0-9-]*([<>=!~][^\s;@]*)?", "a requirement such as numpy>=1.23")
+]
+
+
+class _Hashes(NamedTuple):
+    sha256: Sha256
+
+
+class _File(NamedTuple):
+    name: FileName
+    hashes: _Hashes
+    url: Url | None = None
+    path: FileName | None = None
+
+
+class _Own(NamedTuple):
+    requires: tuple[Required, ...]
+
+
+class _Tool(NamedTuple):
+    hvdenv: _Own
+
+
+class _Entry(NamedTuple):
+    name: Annotated[str, Pattern(r"[a-z0-9][a-z0-9-]*", "a normalised name")]
+    version: Annotated[str, Pattern(r"[a-z0-9.!+]+", "a version")]
+    wheels: tuple[_File, ...] = ()
+    sdist: _File | None = None
+    tool: _Tool | None = None
+
+
+class _Document(NamedTuple):
+    lock_version: Literal["1.0"]
+    environments: tuple[str, ...]
+    requires_python: str
+    created_by: Literal["hvdenv"]
+    packages: tuple[_Entry, ...]
+
+
+_FIELDS = {name: name.replace("_", "-") for name in _Document._fields}
+
+
+def _field(key: str) -> str:
+    """The name of a field; keys that nobody knows stay as they are."""
+    return next((name for name, written in _FIELDS.items() if written == key), key)
+
+
 def parse(text: str, path: Path, python: str = "") -> tuple[Package, ...]:
     """Read pylock.toml as hvdenv writes it: one file for each package, with its hash.
 
@@ -129,37 +255,51 @@ def parse(text: str, path: Path, python: str = "") -> tuple[Package, ...]:
         python: the minor version that it has to be for.
 
     Raises:
-        RecipeError: it is malformed, for another Python, or a package has no file or no hash.
+        RecipeError: it is malformed, for another Python, or holds what no lock may hold.
     """
     from packaging.pylock import Pylock, PylockUnsupportedVersionError, PylockValidationError
 
-    from hvdenv.schema import parse_toml
+    from hvdenv.schema import Problem, decode, line_of, parse_toml
 
+    where = str(path)
     try:
-        document = Pylock.from_dict(parse_toml(text))
+        document = parse_toml(text)
+        listed = decode(_Document, {_field(key): each for key, each in document.items()})
+        Pylock.from_dict(document)
+    except Problem as problem:
+        keys = tuple(_FIELDS.get(str(key), key) for key in problem.path)
+        where = f"{path}:{line_of(text, keys)}"
+        raise malformed(str(Problem(keys, problem.message)), where, ANEW) from problem
     except (ValueError, PylockValidationError, PylockUnsupportedVersionError) as error:
-        raise RecipeError(str(error), where=str(path), remedy=ANEW) from error
-    if python and str(document.requires_python) != f"=={python}.*":
-        raise RecipeError(f"is not for Python {python}", where=str(path), remedy=ANEW)
+        raise malformed(str(error), where, ANEW) from error
+    if python and listed.requires_python != f"=={python}.*":
+        raise malformed(f"is not for Python {python}", where, ANEW)
     found: list[Package] = []
-    for entry in document.packages:
-        files = [*(entry.wheels or ()), *([entry.sdist] if entry.sdist else ())]
-        hashes = [file.hashes.get("sha256", "") for file in files]
-        whole = len(files) == 1 and re.fullmatch("[0-9a-f]{64}", hashes[0]) and not entry.marker
-        if not whole or entry.version is None or entry.name in {each.name for each in found}:
-            raise RecipeError(
-                f"{entry.name} has to be there once, with a version and one file with its sha256",
-                where=str(path),
-                remedy=ANEW,
+    for index, entry in enumerate(listed.packages):
+        if wrong := _problem(entry, {each.name for each in found}):
+            where = f"{path}:{line_of(text, ('packages', index))}"
+            raise malformed(f"{entry.name}: {wrong}", where, ANEW)
+        file = entry.sdist or entry.wheels[0]
+        requires = entry.tool.hvdenv.requires if entry.tool else None
+        found.append(
+            Package(
+                entry.name, entry.version, file.name, file.hashes.sha256, file.url or "", requires
             )
-        file = files[0]
-        name = file.name or posixpath.basename(unquote(urlsplit(file.url or "").path))
-        if not name or "/" in name or name.startswith("."):
-            raise RecipeError(
-                f"{entry.name}: {name!r} is no name of a file", where=str(path), remedy=ANEW
-            )
-        found.append(Package(entry.name, str(entry.version), name, hashes[0], file.url or ""))
+        )
     return tuple(sorted(found))
+
+
+def _problem(entry: _Entry, before: Collection[str]) -> str:
+    """What is wrong with an entry whose keys are all known; or empty."""
+    files = [*entry.wheels, *([entry.sdist] if entry.sdist else ())]
+    if entry.name in before:
+        return "it is in the lock twice"
+    if len(files) != 1:
+        return f"expected one file to install it from, found {len(files)}"
+    (file,) = files
+    if bool(file.url) == bool(file.path) or file.path not in (None, file.name):
+        return "expected a file with either a url, or a path that is its name and nothing else"
+    return ""
 
 
 def packages(locked: Locked) -> tuple[Package, ...]:
@@ -196,6 +336,11 @@ def platforms(packages: Iterable[Package]) -> tuple[str, ...]:
     wheels = (each.file for each in packages if each.is_wheel)
     found = {tag.platform for file in wheels for tag in parse_wheel_filename(file)[3]}
     return tuple(sorted(found - {"any"}))
+
+
+def listing(packages: Iterable[Package]) -> str:
+    """Names and versions, a line for each package: for ``check_requirements.py``."""
+    return "".join(f"{each.name} {each.version}\n" for each in packages)
 
 
 def requirements(packages: Iterable[Package]) -> str:

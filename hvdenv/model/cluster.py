@@ -273,6 +273,19 @@ class Wheels(NamedTuple):
     own_gb: float = 10.0
 
 
+class Locks(NamedTuple):
+    """Who vouches for locks.
+
+    Attributes:
+        signers: file with the public keys of those whose signature a lock needs.
+        key: what ``hvdenv lock --sign`` signs with: a private key's file, or the public one's
+            of a key that an agent holds.
+    """
+
+    signers: Folder | None = None
+    key: Folder | None = None
+
+
 class Places(NamedTuple):
     """Where things lie at this site.
 
@@ -281,12 +294,14 @@ class Places(NamedTuple):
         workspace: allocated first; environments lie in it.
         expires_days: files there are purged after so many days without use.
         wheels: where compiled wheels are kept.
+        locks: whose signature they need.
     """
 
     environments: Folder | None = None
     workspace: Workspace | None = None
     expires_days: int | None = None
     wheels: Wheels = Wheels()
+    locks: Locks = Locks()
 
 
 # What `verify --bench` measures, and in which unit.

@@ -16,7 +16,9 @@ _NOT_IN_DIGEST = {
     "HVDENV_FILES", "PIP_DEST", "PIP_FIND_LINKS", "PIP_NO_INDEX", "UV_CACHE_DIR", "UV_FIND_LINKS",
 }  # fmt: skip
 
-Effect = Literal["", "modules", "packages", "lookup", "keep", "tidy", "manifest", "record"]
+Effect = Literal[
+    "", "modules", "packages", "closure", "lookup", "keep", "tidy", "manifest", "record"
+]
 
 
 class TextFile(NamedTuple):
@@ -38,6 +40,7 @@ class Step(NamedTuple):
         effect: what hvdenv itself does in this step, after the commands:
             ``modules`` loads them, and all later steps see what they set,
             ``packages`` keeps other builds from the files that they share meanwhile,
+            ``closure`` says of a failure that it is the lock's,
             ``lookup`` looks for a wheel in the cache that fits what the commands print,
             ``keep`` keeps the wheel in the cache, ``tidy`` removes the build folder,
             ``manifest`` lists every file, ``record`` marks the generation as complete

@@ -91,7 +91,9 @@ class Steps(NamedTuple):
             for name in self.recipe.horovod.frameworks
             if self.recipe.frameworks[name].provider == "source"
         ]
-        packages = [self.packages()] if self.locked else [self.tools(), self.frameworks()]
+        packages = (
+            [self.packages(), self.closure()] if self.locked else [self.tools(), self.frameworks()]
+        )
         return [
             *packages,
             *from_source,
@@ -386,6 +388,23 @@ class Steps(NamedTuple):
             tuple(files),
             effect="packages",
             installs=True,
+        )
+
+    def closure(self) -> Step:
+        """Compare the lock with the metadata of what it installed: that is not in the lock."""
+        from hvdenv.locks import pypi
+        from hvdenv.locks.lockfile import CONDA
+
+        assert self.locked
+        listed = TextFile(self.build / "packages.txt", pypi.listing(pypi.packages(self.locked)))
+        probe = self._probe("check_requirements.py")
+        conda = ("--conda",) if CONDA in self.locked.texts else ()
+        return Step(
+            "requirements",
+            "a lock that leaves out what a package requires installs just as well, so look",
+            (self._command(self.env_python, str(probe.path), str(listed.path), *conda),),
+            (probe, listed),
+            effect="closure",
         )
 
     def _from_wheels(self, listed: str) -> tuple[Command, Command]:

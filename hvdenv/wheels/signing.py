@@ -12,24 +12,25 @@ from hvdenv.reading import KEY, read_file
 from hvdenv.runner import Runner
 
 # What is signed for another purpose is no signature here.
-NAMESPACE = "hvdenv-wheel"
+WHEEL, LOCK = "hvdenv-wheel", "hvdenv-lock"
 SECONDS = 60.0
 
 
-def sign(text: bytes, key: str, runner: Runner) -> bytes:
+def sign(text: bytes, key: str, runner: Runner, namespace: str = WHEEL) -> bytes:
     """The signature of a text.
 
     Args:
         text: what is signed.
         key: file of the private key, or of the public one if an agent holds the private one.
         runner: runs ssh-keygen.
+        namespace: what it is signed for.
 
     Raises:
         StepError: it does not sign.
     """
     with _file(text) as path:
         command = Command(
-            ("ssh-keygen", "-Y", "sign", "-f", key, "-n", NAMESPACE, str(path)), timeout=SECONDS
+            ("ssh-keygen", "-Y", "sign", "-f", key, "-n", namespace, str(path)), timeout=SECONDS
         )
         outcome = runner.run(command)
         signature = path.with_name(f"{path.name}.sig")
@@ -44,7 +45,9 @@ def sign(text: bytes, key: str, runner: Runner) -> bytes:
         return read_file(signature, KEY).data
 
 
-def refusal(text: bytes, signature: bytes, signers: Path, runner: Runner) -> str:
+def refusal(
+    text: bytes, signature: bytes, signers: Path, runner: Runner, namespace: str = WHEEL
+) -> str:
     """Why a signature does not count; empty if it does.
 
     Args:
@@ -52,6 +55,7 @@ def refusal(text: bytes, signature: bytes, signers: Path, runner: Runner) -> str
         signature: as ssh-keygen makes it.
         signers: allowed signers, as ssh-keygen reads them.
         runner: runs ssh-keygen.
+        namespace: what it has to be signed for.
     """
     with _file(text) as path:
         made = path.with_name("signature")
@@ -65,7 +69,7 @@ def refusal(text: bytes, signature: bytes, signers: Path, runner: Runner) -> str
             if not found or not lines:
                 return f"it is not signed by a key that is valid in {signers}"
             # What it complains of comes before what it has found.
-            verify = ("ssh-keygen", "-Y", "verify", "-n", NAMESPACE, "-I", lines[-1], *common)
+            verify = ("ssh-keygen", "-Y", "verify", "-n", namespace, "-I", lines[-1], *common)
             outcome = runner.run(Command(verify, timeout=SECONDS, stdin=str(path)))
         except StepError as error:
             return error.message

@@ -68,6 +68,14 @@ sys.exit(not content)
 """
 
 
+# Stands for hvdenv/probes/check_requirements.py.
+LOOK = """
+import os, sys
+if os.path.exists(sys.argv[1] + "/open"):
+    sys.exit("tensorflow 2.15.1 requires six>=1.12, which is not installed")
+"""
+
+
 class Recorder:
     """Keeps what a person would be told."""
 
@@ -132,6 +140,9 @@ class Site(NamedTuple):
             Step("manifest", "", effect="manifest", undoes="environment"),
             Step("record", "", effect="record"),
         )
+        if self.locked:
+            look = Command((sys.executable, "-c", LOOK, str(self.switches)))
+            steps = (*steps[:2], Step("requirements", "", (look,), effect="closure"), *steps[2:])
         if self.present:
             steps = tuple(step for step in steps if step.name in ("environment", *STEPS[-2:]))
         python = Interpreter(sys.executable, "3.11.0")
@@ -361,6 +372,33 @@ def test_a_drift_that_is_an_error_stops_the_build_unless_it_is_accepted(
     assert not os.path.lexists(site.environment.prefix)
     built, _ = site.build(accepted=("modules.gcc/12",))
     assert built.changed
+
+
+def test_a_lock_whose_packages_lack_something_once_installed_is_refused(site: Site) -> None:
+    site = of_a_lock(site, present=False)
+    site.switch("open", on=True)
+    for _ in range(2):
+        with pytest.raises(LockError, match="do not have all that they require") as caught:
+            site.build(accepted=("modules.gcc/12",))
+        assert "tensorflow 2.15.1 requires six>=1.12, which is not installed" in caught.value.detail
+        assert not os.path.lexists(site.environment.prefix)
+    site.switch("open", on=False)
+    assert site.build(accepted=("modules.gcc/12",))[0].changed
+
+
+def test_a_build_with_nothing_to_do_tells_the_drift(site: Site) -> None:
+    site = of_a_lock(site, present=True)
+    site.build(accepted=("modules.gcc/12",))
+    assert site.locked
+    newer = Made("0.1.0", "3.11.9")
+    drifted = site.locked._replace(lock=site.locked.lock._replace(built=newer))
+    built, _ = site._replace(locked=drifted).build()
+    assert not built.changed
+    assert [str(each) for each in built.drift] == ["python: 3.11.9 in the lock, 3.11.0 here"]
+    # Nor does it keep quiet where the prefix pointed elsewhere meanwhile.
+    site.environment.prefix.unlink()
+    built, _ = site._replace(locked=drifted).build()
+    assert [each.name for each in built.drift] == ["python"]
 
 
 def test_what_was_built_with_an_accepted_drift_is_not_what_the_lock_says(site: Site) -> None:

@@ -401,7 +401,7 @@ def test_every_operation_and_every_type_is_there_by_default(probe: Any) -> None:
 def test_a_wrong_reducescatter_over_gloo_is_a_known_fault(
     controller: str, operation: str, known: bool
 ) -> None:
-    wrong = {"wrong": 1, "cases": ["Sum float16 17: got 2, wanted 1"]}
-    events = [report(rank, operation, **wrong) for rank in range(2)]
+    cases = ["Sum float16 17: got 2, wanted 1"]
+    events = [report(rank, operation, wrong=1, cases=cases) for rank in range(2)]
     run = run_of(*events)._replace(controller=controller)
     assert ("patch gloo-reducescatter" in dict(judge(run))[operation].remedy) == known

@@ -5,14 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hvdenv.cli import lock as command
 from hvdenv.errors import RecipeError, StepError
 from hvdenv.locks import condalock
 from hvdenv.locks.condalock import CondaLock, CondaPackage
+from hvdenv.locks.lockfile import CONDA, Conda, Horovod, Inputs, bind
 
 CHANNEL = "https://conda.example.org/site"
 SPEC = {
@@ -200,6 +204,42 @@ def test_what_packages_of_a_lock_do_not_satisfy_of_each_other(lock: CondaLock) -
     )
 
 
+def test_conda_packages_that_nothing_asks_for(lock: CondaLock) -> None:
+    assert condalock.unneeded(lock.packages, SPEC["specs"]) == ()
+    assert condalock.unneeded(lock.packages, ["conda-forge::python_abi=3.10"]) == (
+        "neither the recipe nor a package asks for libblas 3.9.0",
+        "neither the recipe nor a package asks for numpy 1.22.0",
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "channels", "good"),
+    [
+        ("https://elsewhere.example.org/site", (), True),
+        ("http://mirror.example.org/site", (), False),
+        ("http://mirror.example.org/site", ("http://mirror.example.org/site/",), True),
+        ("http://mirror.example.org/site-2", ("http://mirror.example.org/site",), False),
+        ("file:///apps/channel", ("conda-forge",), False),
+        ("file:///apps/channel", ("conda-forge", "file:///apps/channel"), True),
+    ],
+)
+def test_where_conda_packages_of_a_lock_come_from(
+    text: str, address: str, channels: tuple[str, ...], good: bool
+) -> None:
+    inputs = Inputs(
+        "x", (), "3.10", "linux-x86_64", Horovod("0.28.1"), conda=Conda((), channels)
+    )  # fmt: skip
+    locked = bind(
+        Path("here"), inputs, {CONDA: text.replace(f"url: {CHANNEL}/", f"url: {address}/")}
+    )
+    if good:
+        assert condalock.packages(locked).packages
+    else:
+        with pytest.raises(RecipeError, match="or a channel that the recipe names") as caught:
+            condalock.packages(locked)
+        assert caught.value.where == "here/conda-lock.yml"
+
+
 def test_what_is_asked_of_the_probe(lock: CondaLock) -> None:
     spec = condalock.explicit(lock)
     assert set(spec) == {"platform", "explicit"}
@@ -218,3 +258,10 @@ def test_how_to_get_what_is_missing(
     with pytest.raises(StepError, match="needs conda-lock and py-rattler") as caught:
         condalock.load()
     assert "pip install 'hvdenv[conda]'" in str(caught.value)
+
+
+def test_what_is_missing_is_said_before_the_solve(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "conda_lock.lockfile.v1.models", None)
+    unused: Any = None
+    with pytest.raises(StepError, match="needs conda-lock and py-rattler"):
+        command._conda(unused, unused, unused, unused)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,20 @@ from hvdenv.composition import difference
 from hvdenv.environments import inventory
 from hvdenv.errors import LockError, RecipeError
 from hvdenv.locks import compare, contents, folders, lockfile, pypi
-from hvdenv.locks.lockfile import MAIN, PYPI, Built, Horovod, Inputs, Locked
+from hvdenv.locks.lockfile import MAIN, PYPI, SIGNATURE, Built, Horovod, Inputs, Locked
 from hvdenv.locks.pypi import Package
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import find_places
 from hvdenv.plans.plan import make_plan, steps_of
 from hvdenv.plans.resolution import Resolution
+from hvdenv.plans.step import Step
 
 HASH = "0123456789abcdef" * 4
-NINJA = Package("ninja", "1.13.2", "ninja-1.13.2-py3-none-any.whl", HASH, "https://x.org/n.whl")
-TORCH = Package("torch", "2.13.0+cpu", "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl", "a" * 64)
+NINJA = Package("ninja", "1.13.2", "ninja-1.13.2-py3-none-any.whl", HASH, "https://x.org/n.whl", ())
+TORCH = Package(
+    "torch", "2.13.0+cpu", "torch-2.13.0+cpu-cp311-cp311-linux_x86_64.whl", "a" * 64, "", ()
+)
 INPUTS = Inputs(
     "local", ("torch",), "3.11", "linux-x86_64",
     Horovod("0.28.1", HASH, {"any-folder": HASH}, {"HOROVOD_WITH_MPI": "1"}),
@@ -36,10 +40,12 @@ GCC = "g++ (Debian 12.2.0-14+deb12u1) 12.2.0"
 BUILT = Built("0.1.0", "3.11.7", GCC, "Open MPI 4.1.8", glibc="2.36", wheel=HASH)
 
 
-def reported(name: str, version: str, url: str, sha256: str = HASH) -> dict[str, Any]:
+def reported(
+    name: str, version: str, url: str, sha256: str = HASH, requires: tuple[str, ...] = ()
+) -> dict[str, Any]:
     archive = {"hashes": {"sha256": sha256}} if sha256 else {}
     return {
-        "metadata": {"name": name, "version": version},
+        "metadata": {"name": name, "version": version, "requires_dist": list(requires)},
         "download_info": {"url": url, "archive_info": archive},
     }
 
@@ -59,10 +65,165 @@ def test_what_pip_reports_becomes_packages_sorted_by_name() -> None:
     }
     assert pypi.from_report(report, {}) == (
         Package("ninja", "1.13.2", "ninja-1.13.2-py3-none-any.whl", HASH,
-                "https://x.org/ninja-1.13.2-py3-none-any.whl"),
+                "https://x.org/ninja-1.13.2-py3-none-any.whl", ()),
         Package("pyyaml", "6.0.3", "PyYAML-6.0.3.tar.gz", HASH,
-                "https://host.org:8080/a/PyYAML-6.0.3.tar.gz"),
+                "https://host.org:8080/a/PyYAML-6.0.3.tar.gz", ()),
     )  # fmt: skip
+
+
+def test_what_packages_require_is_recorded_as_it_applies_on_the_target() -> None:
+    url = "https://x.org/{}-1-py3-none-any.whl"
+    lib = (
+        "Six>=1.12", 'old ; python_version < "3.8"', 'power ; platform_machine == "ppc64le"',
+        'yaml>=5 ; extra == "conf"', 'never ; extra == "other"',
+    )  # fmt: skip
+    app = ('typing_extensions[x]~=4.0 ; python_full_version >= "3.11.0"', "lib[conf]")
+    more = ('deep ; extra == "x"',)
+    report = {
+        "environment": {
+            "python_version": "3.11", "python_full_version": "3.11.0", "platform_machine": "x86_64",
+        },
+        "install": [
+            # Asks for the extra after its package was looked at.
+            reported("lib", "1", url.format("lib"), requires=lib),
+            reported("app", "1", url.format("app"), requires=app),
+            reported("typing-extensions", "4.1", url.format("t"), requires=more),
+        ],
+    }  # fmt: skip
+    assert {each.name: each.requires for each in pypi.from_report(report, {})} == {
+        "app": ("lib", "typing-extensions~=4.0"),
+        "lib": ("six>=1.12", "yaml>=5"),
+        "typing-extensions": ("deep",),
+    }
+    report["install"][0]["metadata"]["requires_dist"] = ["six (=>1)"]  # type: ignore[index]
+    with pytest.raises(LockError, match="the metadata of lib cannot be read"):
+        pypi.from_report(report, {})
+
+
+def closed(*packages: tuple[str, str, tuple[str, ...] | None]) -> tuple[Package, ...]:
+    return tuple(
+        Package(
+            name,
+            version,
+            f"{name.replace('-', '_')}-{version}-py3-none-any.whl",
+            HASH,
+            "",
+            requires,
+        )
+        for name, version, requires in packages
+    )
+
+
+WHOLE = closed(
+    ("app", "1.0", ("lib<3,>=2", "pip>=20", "numpy>=1.20")), ("lib", "2.1", ("six",)),
+    ("six", "1.17.0", ()),
+)  # fmt: skip
+BY_CONDA = {"numpy": "1.22.0"}
+
+
+@pytest.mark.parametrize(
+    ("packages", "by_conda", "problems"),
+    [
+        (WHOLE, BY_CONDA, []),
+        (WHOLE[:2], BY_CONDA, ["required by lib 2.1: six: not in the lock"]),
+        (WHOLE, {"numpy": "1.19"}, ["required by app 1.0: numpy>=1.20: the lock has 1.19"]),
+        (WHOLE, {}, ["required by app 1.0: numpy>=1.20: not in the lock"]),
+        (
+            (WHOLE[0], *closed(("lib", "1.9", ("six",))), WHOLE[2]), BY_CONDA,
+            ["required by app 1.0: lib<3,>=2: the lock has 1.9"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_lock_has_all_that_its_packages_require(
+    packages: tuple[Package, ...], by_conda: dict[str, str], problems: list[str]
+) -> None:
+    assert compare.unclosed(packages, by_conda) == tuple(problems)
+
+
+def test_a_lock_that_does_not_say_what_its_packages_require_is_not_whole(tmp_path: Path) -> None:
+    old = locked(tmp_path, (NINJA._replace(requires=None), TORCH))
+    (said,) = locking.missing_packages(old, INPUTS)
+    assert "does not record what its packages require" in said
+    assert "`hvdenv lock` adds that, and keeps every version" in said
+
+
+def test_packages_that_nothing_requires_are_not_in_a_lock(tmp_path: Path) -> None:
+    assert compare.unneeded(WHOLE, ["App[x]>=1"]) == ()
+    two = closed(("left", "1", ("right",)), ("right", "1", ("left",)))
+    found = compare.unneeded((*WHOLE, *two), ["app"])
+    assert [each.partition(":")[0] for each in found] == ["left 1", "right 1"]
+    evil = closed(("evil", "1", ()))
+    (said,) = locking.missing_packages(locked(tmp_path, (*evil, NINJA, TORCH)), INPUTS)
+    assert said == "evil 1: neither the recipe nor a package of the lock requires it"
+
+
+CUDA = closed(
+    ("torch", "2.13.0", ("nvidia-cublas", "sympy", "triton==3.6.0")), ("nvidia-cublas", "13.1", ()),
+    ("sympy", "1.14.0", ()), ("triton", "3.6.0", ()),
+)  # fmt: skip
+ASKED = INPUTS._replace(packages=("torch==2.13.0",))
+SAID = "torch 2.13.0 is a CUDA build, which requires 2 packages such as nvidia-cublas"
+
+
+def test_a_build_for_cuda_is_not_one_for_cpus(tmp_path: Path) -> None:
+    assert compare.cuda_builds(CUDA, ["torch", "other"]) == (SAID,)
+    assert compare.cuda_builds(CUDA, []) == ()
+    # Of what torch for CPUs does not require, somebody else may have asked.
+    cpu = CUDA[0]._replace(requires=("sympy",))
+    assert compare.cuda_builds((cpu, *CUDA[1:]), ["torch"]) == ()
+    for folder, packages in ((tmp_path / "a", CUDA), (tmp_path / "b", (cpu, CUDA[2]))):
+        lock = lockfile.bind(folder, ASKED, {PYPI: pypi.render(packages, "3.11", "x86_64")})
+        assert locking.unsatisfied(lock, ASKED) == []
+        assert locking.unsatisfied(lock, ASKED, ["torch"]) == ([SAID] if packages is CUDA else [])
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"), [((), True), (("--set", 'horovod.gpu.operations="nccl"'), False)]
+)
+def test_where_only_cuda_builds_are_found_no_lock_is_written(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    change: tuple[str, ...],
+    refused: bool,
+) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('format = 1\nname = "mine"\nextends = "local"\n')
+    words = [str(recipe), "--variant", "torch", *change, "--lockfiles", str(tmp_path / "locks")]
+    main(["lock", *words, "--check"])
+    capsys.readouterr()
+
+    def answered(arguments: Any, steps: tuple[Step, ...], scratch: Any) -> None:
+        """As where the index of CPU builds does not answer."""
+        wish = json.loads(steps[-1].files[-1].text)
+        file = "https://x.org/{}-py3-none-any.whl"
+        report = [
+            reported(each.name, each.version, file.format(f"{each.name.replace('-', '_')}-{each.version}"), requires=each.requires or ())
+            for each in CUDA
+        ]  # fmt: skip
+        for text in wish["requirements"]:
+            if not text.startswith("torch"):
+                name, version = re.split("[<>=]+", text)[:2]
+                url = file.format(f"{name}-{version.rstrip(',')}")
+                report.append(reported(name, version.rstrip(","), url))
+        Path(wish["report"]).parent.mkdir(parents=True, exist_ok=True)
+        Path(wish["report"]).write_text(json.dumps({"install": report}))
+
+    monkeypatch.setattr("hvdenv.cli.lock.run_steps", answered)
+    assert main(["lock", *words]) == (4 if refused else 0)
+    said = capsys.readouterr()
+    assert bool(list(tmp_path.rglob(MAIN))) == (not refused)
+    if refused:
+        assert SAID in said.err
+        assert "https://download.pytorch.org/whl/cpu" in said.err
+        assert "use a recipe without frameworks.torch.cpu_index" in said.err
+    else:
+        assert main(["lock", *words, "--check"]) == 0
+
+
+def test_what_a_site_brings_is_not_required_of_the_lock() -> None:
+    packages = closed(("app", "1", ("lib>=2", "site[x]<3", "site-too")), ("lib", "2", ()))
+    assert [each.requires for each in pypi.without_the_sites(packages)] == [("lib>=2",), ()]
 
 
 def test_a_folder_of_the_machine_is_not_in_a_lock() -> None:
@@ -96,7 +257,9 @@ def some_packages(draw: st.DrawFn) -> tuple[Package, ...]:
         end = draw(st.sampled_from(["-py3-none-any.whl", ".tar.gz"]))
         file = f"{name.replace('-', '_')}-{version}{end}"
         url = draw(st.sampled_from(["", f"https://files.org/{file}"]))
-        found.append(Package(name, version, file, draw(st.sampled_from([HASH, "f" * 64])), url))
+        requires = draw(st.sampled_from([None, (), ("numpy<2,>=1.23", "six")]))
+        sha256 = draw(st.sampled_from([HASH, "f" * 64]))
+        found.append(Package(name, version, file, sha256, url, requires))
     return tuple(found)
 
 
@@ -110,36 +273,69 @@ def test_a_pylock_is_read_as_it_was_written(packages: tuple[Package, ...]) -> No
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ('lock-version = "1.0"', 'lock-version = "2.0"', "2.0"),
-        ("[[packages]]", "[packages]", "packages"),
-        (f'sha256 = "{HASH}"', f'sha512 = "{HASH}"', "ninja has to be there once, with a version"),
+        ('lock-version = "1.0"', 'lock-version = "2.0"', "1: lock-version: expected one of"),
+        ('created-by = "hvdenv"', 'created-by = "uv"', "4: created-by: expected one of"),
+        ("[[packages]]", "[packages]", "6: packages: expected a list"),
+        (f'sha256 = "{HASH}"', f'sha512 = "{HASH}"', 'sha512: unknown key; did you mean "sha256"'),
+        (f'sha256 = "{HASH}"', f'sha256 = "{HASH}\\n-i http://x"', "sha256: control characters"),
         (
-            f'sha256 = "{HASH}"',
-            f'sha256 = "{HASH}\\n--extra-index-url http://x"',
-            "ninja has to be",
+            'version = "1.13.2"',
+            'version = "1.13.2"\nmarker = "x"',
+            "9: packages[0].marker: unknown",
         ),
         (
             'version = "1.13.2"',
-            'version = "1.13.2"\nmarker = "python_version > \'3\'"',
-            "ninja has",
+            'version = "1.13.2"\nindex = "http://x"',
+            "packages[0].index: unknown",
         ),
-        ('version = "1.13.2"', 'version = "one"', "version"),
-        ("ninja-1.13.2-py3-none-any.whl", "../../ninja-1.13.2-py3-none-any.whl", "ninja"),
+        ('version = "1.13.2"', 'version = "1"\nvcs = {type="git"}', "packages[0].vcs: unknown"),
+        ('version = "1.13.2"', 'version = "1"\ndirectory = {path="/x"}', "].directory: unknown"),
+        ('version = "1.13.2"', 'version = "1"\narchive = {path="/x"}', "].archive: unknown"),
+        ('version = "1.13.2"', 'version = "one"', "ersion"),
+        ('name = "ninja-1', 'name = "../../ninja-1', "name: expected the name of a file"),
+        ('name = "ninja-1.13', 'name = "six-1.13', "Name in 'six-1.13.2-py3-none-any.whl'"),
+        ("https://x.org/", "http://x.org/", "12: packages[0].wheels[0].url: expected an https://"),
+        ("https://x.org/", "file:///tmp/", "url: expected an https://"),
+        ("https://x.org/", "https://me:pw@x.org/", "url: expected an https://"),
+        ("https://x.org/", "https://x.org/t/s3cret/", "url: expected an https://"),
+        ("https://x.org/n.whl", "https://x.org/n.whl?token=a", "url: expected an https://"),
+        ("https://x.org/", "https://localhost/", "url: expected an https://"),
+        ('url = "https://x.org/n.whl"', 'path = "/tmp/n.whl"', "path: expected the name of a file"),
+        (
+            'url = "https://x.org/n.whl"',
+            'path = "other.whl"',
+            "a path that is its name and nothing",
+        ),
+        (
+            'url = "https',
+            'path = "ninja-1.13.2-py3-none-any.whl"\nurl = "https',
+            "either a url, or",
+        ),
+        ('url = "https://x.org/n.whl"', "", "path or url must be provided"),
+        (
+            "requires = []",
+            'requires = ["six @ file:///tmp"]',
+            "requires[0]: expected a requirement",
+        ),
+        ("requires = []", "requires = []\nrun = 1", "packages[0].tool.hvdenv.run: unknown key"),
         ("=", "", "Expected"),
     ],
 )
 def test_a_damaged_pylock_is_refused(before: str, after: str, said: str) -> None:
     text = pypi.render([NINJA], "3.11", "x86_64")
     assert before in text
-    with pytest.raises(RecipeError, match=said) as error:
-        pypi.parse(text.replace(before, after), Path("here/pylock.toml"))
-    assert error.value.where == "here/pylock.toml"
+    with pytest.raises(RecipeError) as error:
+        pypi.parse(text.replace(before, after, 1), Path("here/pylock.toml"))
+    assert said in str(error.value)
+    assert error.value.where.startswith("here/pylock.toml")
+    assert "s3cret" not in str(error.value)
+    assert ":pw@" not in str(error.value)
 
 
 def test_a_pylock_has_each_package_once_and_one_python() -> None:
     text = pypi.render([NINJA], "3.11", "x86_64")
     entry = text[text.index("[[packages]]") :]
-    with pytest.raises(RecipeError, match="ninja has to be there once"):
+    with pytest.raises(RecipeError, match="ninja: it is in the lock twice"):
         pypi.parse(f"{text}\n{entry}", Path("x"))
     with pytest.raises(RecipeError, match=r"is not for Python 3\.12"):
         pypi.parse(text, Path("x"), "3.12")
@@ -147,7 +343,7 @@ def test_a_pylock_has_each_package_once_and_one_python() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["http://localhost:8081/n.whl", "https://mirror/n.whl", "http://10.0.0.1/n.whl"],
+    ["http://localhost:8081/n.whl", "https://mirror/n.whl", "http://x.org/n.whl", "file:///n.whl"],
 )
 def test_an_address_that_means_nothing_elsewhere_is_not_in_a_lock(url: str) -> None:
     (found,) = pypi.from_report({"install": [reported("n", "1", url)]}, {})
@@ -179,6 +375,35 @@ def test_a_lock_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert folders.candidates(tmp_path, INPUTS) == (folder,)
     assert folders.candidates(tmp_path, INPUTS._replace(python="3.12")) == ()
     assert pypi.packages(folders.read(folder)) == (NINJA, TORCH)
+
+
+def test_a_signature_stays_with_the_lock_that_it_is_of(tmp_path: Path) -> None:
+    one = locked(tmp_path)._replace(signature="made by ssh-keygen\n")
+    assert folders.write(one)
+    assert folders.read(tmp_path) == one
+    assert not folders.write(one)
+    assert locking.signed(one._replace(signature=""), one, "").signature == one.signature
+    built = one._replace(lock=one.lock._replace(built=BUILT))
+    changed = locking.signed(built, one, "")
+    assert changed.signature == ""
+    assert folders.write(changed)
+    assert not (tmp_path / SIGNATURE).exists()
+    assert folders.read(tmp_path) == changed
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--key", "x"], "--key goes with --sign"),
+        (["--sign", "--check"], "--sign does not go with --check"),
+        (["--sign"], "no key to sign with"),
+    ],
+)
+def test_what_signing_needs(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lock", "local", "--lockfiles", str(tmp_path), *words]) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_a_build_does_not_change_what_a_lock_is() -> None:
@@ -325,7 +550,7 @@ def test_what_a_lock_keeps_of_a_build() -> None:
 def test_two_locks_are_compared_as_a_change_log(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     folders.write(locked(one))
-    newer = Package("ninja", "1.14", "ninja-1.14-py3-none-any.whl", "b" * 64)
+    newer = Package("ninja", "1.14", "ninja-1.14-py3-none-any.whl", "b" * 64, "", ())
     folders.write(locked(two, (newer, TORCH)))
     named = [inventory.named(str(each), find_places()) for each in (one, two)]
     changes = difference.compare(*(each.contents for each in named))
@@ -356,6 +581,7 @@ def test_of_several_locks_one_that_fits_is_taken(tmp_path: Path) -> None:
         (["--offline"], "--offline goes with --from"),
         (["--from", "{tmp}", "--offline"], "--from goes with --locked"),
         (["--lock", "x"], "--lock goes with --locked"),
+        (["--require-signed"], "--require-signed goes with --locked"),
         (["--locked", "--from", "{tmp}"], "is no folder of fetched files"),
         (["--locked", "--accept-drift", "typo"], "no such drift"),
     ],

@@ -1,0 +1,87 @@
+"""What an environment that was installed from a lock has, by the metadata of its packages."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvdenv import PROBES
+from tests.probes import load
+
+PACKAGES = {
+    "app-1.0": ("Lib[conf]<3,>=2", 'old ; python_version < "3.6"', 'no ; extra == "no"'),
+    "lib-2.1": ('deep>=1 ; extra == "conf"', 'never ; extra == "never"', "site-too"),
+    "deep-1.5": (),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, requires in PACKAGES.items():
+        install(tmp_path, name, *requires)
+    (tmp_path / "site_too-7.egg-info").mkdir()
+    return tmp_path
+
+
+def install(folder: Path, name: str, *requires: str) -> None:
+    made = folder / f"{name}.dist-info"
+    made.mkdir(exist_ok=True)
+    lines = [f"Name: {name.rpartition('-')[0]}", f"Version: {name.rpartition('-')[2]}"]
+    lines += [f"Requires-Dist: {each}" for each in requires]
+    (made / "METADATA").write_text("\n".join(lines) + "\n\nRequires-Dist: not-this\n")
+
+
+def judged(folder: Path, packages: str = "app 1.0\nlib 2.1\ndeep 1.5\n") -> tuple[int, list[str]]:
+    listed = folder / "packages.txt"
+    listed.write_text(packages)
+    done = subprocess.run(
+        [sys.executable, PROBES / "check_requirements.py", listed],
+        env={"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert not done.stderr
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_an_environment_that_has_everything(folder: Path) -> None:
+    assert judged(folder) == (0, ["3 packages have all that they require"])
+    # As a lock and a package may spell one version.
+    assert judged(folder, "app 1\nlib 2.1\ndeep 1.5.0\n")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("gone", "made", "packages", "said"),
+    [
+        ("deep-1.5", "", "app 1.0\nlib 2.1\n", ["lib 2.1 requires deep>=1, which is not installed"]),
+        ("deep-1.5", "deep-0.9", "app 1.0\nlib 2.1\n", ["lib 2.1 requires deep>=1, and 0.9 is installed"]),
+        ("app-1.0", "", "app 1.0\n", ["app 1.0 is not installed"]),
+        ("app-1.0", "app-1.1", "app 1.0\n", ["app 1.1 is installed, not 1.0"]),
+        ("", "bad-1", "app 1.0\nlib 2.1\n", ["2 packages have all that they require"]),
+    ],
+)  # fmt: skip
+def test_what_is_missing(
+    folder: Path, gone: str, made: str, packages: str, said: list[str]
+) -> None:
+    if gone:
+        (folder / f"{gone}.dist-info" / "METADATA").unlink()
+        (folder / f"{gone}.dist-info").rmdir()
+    if made:
+        # What is not of the lock is not judged, whatever it lacks.
+        install(folder, made, *(["nothing"] if made == "bad-1" else []))
+    assert judged(folder, packages) == (int("have all" not in said[0]), said)
+
+
+def test_what_conda_packages_lack(tmp_path: Path) -> None:
+    records = {
+        "numpy": ["python >=3.10", "LIBBLAS>=3.9", "__glibc >=2.17", "conda-forge::deep 1.*"],
+        "python": [], "libblas": [],
+    }  # fmt: skip
+    for name, depends in records.items():
+        record = {"name": name, "version": "1.0", "depends": depends}
+        (tmp_path / f"{name}-1.0-0.json").write_text(json.dumps(record))
+    (tmp_path / "history").write_text("")
+    found = load("check_requirements").conda_problems(str(tmp_path))
+    assert list(found) == ["numpy 1.0 requires conda-forge::deep 1.*, which is not installed"]
