@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hvdenv.errors import RecipeError
 from hvdenv.locks.lockfile import CONDA, MAIN, PYPI, Inputs, Locked, check_file, parse, render
-from hvdenv.places import blocked, make_folder, write_text
+from hvdenv.places import blocked, make_folder, named_folder, write_text
 from hvdenv.reading import LOCK, read_text
 
 
@@ -55,6 +55,7 @@ def write(locked: Locked) -> bool:
     texts = [*locked.texts.items(), (MAIN, render(locked.lock))]
     if all(_present(locked.folder / name) == text for name, text in texts):
         return False
+    named_folder(locked.folder)
     make_folder(locked.folder)
     try:
         for name, text in texts:
