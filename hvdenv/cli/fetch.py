@@ -66,7 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     prepared = prepare(arguments, thorough=False)
     locked = needed(arguments, prepared, inputs_of(prepared), arguments.lock)
-    to = make_folder(named_folder(arguments.to))
+    named_folder(arguments.to)
+    to = make_folder(arguments.to.absolute())
     with scratch.folder(find_places().scratch, "fetching") as work:
         maker = resolution_of(prepared, work.path)
         run_steps(arguments, maker.fetch(locked, to, own=to / OWN, package=PACKAGE), work)

@@ -16,7 +16,7 @@ from hvdenv.cli.options import (
     resolved_of,
 )
 from hvdenv.errors import UsageError
-from hvdenv.reading import RECIPE, read_text
+from hvdenv.reading import OWN, read_text
 
 if TYPE_CHECKING:
     from hvdenv.environments.generations import Environment
@@ -116,7 +116,8 @@ def _publish(folder: Path, entry: Entry, text: str, suffix: str) -> None:
 
     from hvdenv.places import make_folder, named_file, named_folder, write_text
 
-    folder = named_folder(folder)
+    named_folder(folder)
+    folder = Path(os.path.abspath(folder.expanduser()))
     path = folder / f"{entry.name}{suffix}"
     _refuse_foreign(path)
     make_folder(path.parent)
@@ -131,7 +132,7 @@ def _refuse_foreign(path: Path) -> None:
     from hvdenv.environments.modulefile import WRITTEN_BY
 
     try:
-        head = read_text(path, RECIPE, errors="replace")[:100]
+        head = read_text(path, OWN, errors="replace")[:100]
     except FileNotFoundError:
         return
     except OSError as error:

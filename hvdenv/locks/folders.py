@@ -17,7 +17,7 @@ from hvdenv.locks.lockfile import (
     parse,
     render,
 )
-from hvdenv.places import blocked, make_folder, write_text
+from hvdenv.places import blocked, make_folder, named_folder, write_text
 from hvdenv.reading import LOCK, Content, read_file, read_text
 
 
@@ -74,6 +74,7 @@ def write(locked: Locked) -> bool:
         (locked.folder / name).exists() for name in superfluous
     ):
         return False
+    named_folder(locked.folder)
     make_folder(locked.folder)
     try:
         for name, text in texts:

@@ -398,7 +398,7 @@ class Tail:
             with open_file(self.path, OUTPUT) as stream:
                 end = stream.seek(0, os.SEEK_END)
                 stream.seek(self._offset)
-                while block := stream.read(min(MIB, end - self._offset)):
+                while block := stream.read(max(0, min(MIB, end - self._offset))):
                     self._offset += len(block)
                     yield block
         except OSError:
