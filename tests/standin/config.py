@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-# What ranks find in their environment on every host, however they were started. UCX and the
-# components of Open MPI that open it are left out: on these hosts, whose network is none of
-# UCX's, it crashes in MPI_Init now and then.
+# What ranks find in their environment on every host, however they were started: Open MPI without
+# UCX, which has no network here to use. This does not cure the crash of srun's ranks that
+# docs/standin.md describes: UCX only prints its backtrace.
 FOR_RANKS = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_osc": "^ucx"}
 
 
