@@ -5,10 +5,11 @@
 # make standin   a cluster on this machine to try things on: hosts, ssh, Slurm, modules (root)
 # make optin     tests that CI does not run: Apptainer from Debian sid (root, network)
 # make bench     the measurements of docs/measurements.md (half an hour)
+# make gpu-kit   one archive that proves the GPU path on a node without a network (docs/gpu-kit.md)
 # make clean     remove .venv and all caches
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint pure standin optin install bench clean
+.PHONY: help demo test lint pure standin optin install bench gpu-kit clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -71,6 +72,10 @@ bench: install
 	$(BIN)/python benchmarks/compile.py --frameworks torch
 	$(BIN)/python benchmarks/compile.py --frameworks both
 	$(BIN)/python benchmarks/again.py
+
+# For instance TESTS=~/src/horovod, a checkout of Horovod 0.28.1.
+gpu-kit: install
+	$(BIN)/python gpukit/make.py dist/gpu-kit.tar.gz $(if $(TESTS),--tests $(TESTS))
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist

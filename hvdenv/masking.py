@@ -3,23 +3,77 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, cast
 
-# Both take time in proportion to the text, whatever it is: logs hold very long words.
+# All take time in proportion to the text, whatever it is: logs hold very long words.
 _URL_CREDENTIALS = re.compile(r"://[^/\s'\"]+@")
+_WORD = r"(?:token|password|passwd|secret|api[_-]?key)[\w-]{0,64}['\"]?"
+# After a slash, only what looks like a variable: /etc/passwd: is a file.
 _NAMED_SECRET = re.compile(
-    r"(?i)(?P<name>(?<!/)(?:token|password|passwd|secret|api[_-]?key)[\w-]{0,64}['\"]?(?:=|: )['\"]?)[^\s&'\"]+"
+    rf"(?i)(?P<name>(?:(?<!/){_WORD}(?:=|: )|(?<=/){_WORD}=)['\"]?)[^\s&'\"]+"
 )
+_AUTHORIZATION = re.compile(
+    r"(?i)(?P<name>authorization['\"]?[ \t]{0,4}[:=][ \t]{0,4}['\"]?"
+    r"(?:(?:bearer|basic|digest|negotiate|token|apikey)[ \t]{1,4})?)[^\s'\"]+"
+)
+_BEARER = re.compile(r"(?i)(?P<name>bearer[ \t]{1,4})[\w.~+/=-]{16,}")
+# Sequences of terminals, controls (C0 and C1), and characters that change the order of
+# others (bidi) or break lines.
 _CONTROL = re.compile(
-    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
 )
 
 
 def mask(text: str) -> str:
-    """Replace credentials in URLs and values of variables that name a secret."""
+    """Replace credentials in URLs and headers, and values of variables that name a secret."""
     text = _URL_CREDENTIALS.sub("://***@", text)
+    for secret in (_AUTHORIZATION, _BEARER):
+        text = secret.sub(r"\g<name>***", text)
     return _NAMED_SECRET.sub(r"\g<name>***", text)
 
 
 def plain(text: str) -> str:
-    """Drop terminal control sequences; tabs and newlines stay."""
+    """Drop control sequences and characters, C1 and bidi as well; tabs and newlines stay."""
     return _CONTROL.sub("", text)
+
+
+class PlainStream:
+    """A stream for people: nothing that is printed to it can control their terminal.
+
+    Args:
+        stream: what it writes to.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.unfiltered = stream
+
+    def write(self, text: str) -> int:
+        self.unfiltered.write(plain(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unfiltered, name)
+
+
+@contextmanager
+def plain_output() -> Iterator[None]:
+    """Filter everything that Python prints meanwhile; programs that are run print by themselves."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast("TextIO", PlainStream(each)) for each in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def print_coloured(text: str) -> None:
+    """Print a text with colours; whoever put them in has made the rest of it plain."""
+    print(text, end="", file=getattr(sys.stdout, "unfiltered", sys.stdout))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import stat
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,7 +116,10 @@ def make_folder(folder: Path) -> Path:
         StepError: it cannot be created or written to.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        # Not mkdir(parents=True), whose parents anybody could write with a umask of 000.
+        for each in (*reversed(folder.parents), folder):
+            if not each.is_dir():
+                each.mkdir(mode=0o775, exist_ok=True)
     except OSError as error:
         raise blocked(folder, error) from error
     return folder
@@ -122,12 +127,29 @@ def make_folder(folder: Path) -> Path:
 
 def blocked(path: Path, error: OSError, doing: str = "write") -> StepError:
     """The error for something that could not be read or written."""
+    elsewhere = f"name another place with {HOME_VARIABLE} or --prefix"
+    known = next((text for numbers, text in _WAYS_OUT if error.errno in numbers), None)
     return StepError(
         f"cannot {doing}: {error.strerror or error}",
         where=str(path),
-        remedy="look at the permissions, the free space and the quota there, "
-        f"or name another place with {HOME_VARIABLE} or --prefix",
+        remedy=f"{known or 'look at the permissions, the free space and the quota there'}, or "
+        f"{elsewhere}",
     )
+
+
+# What to do about an error of a file system, by its number.
+_WAYS_OUT = (
+    ({errno.EACCES, errno.EPERM}, "look at the owner and the permissions there (ls -ld)"),
+    ({errno.EROFS}, "have it mounted for writing: this host may only read this file system"),
+    ({errno.ENOSPC}, "free space there (df -h; df -i for the number of files)"),
+    ({errno.EDQUOT}, "free some of your quota there (quota -s)"),
+    (
+        {errno.EIO, errno.ESTALE, errno.ESHUTDOWN, errno.ETIMEDOUT, errno.EUCLEAN},
+        "run the command again once the disk or file server works (dmesg; ask support)",
+    ),
+)
+# Errors that are the machine's, never a mistake of hvdenv.
+OF_THE_MACHINE = frozenset(number for numbers, _ in _WAYS_OUT for number in numbers)
 
 
 def named_file(path: Path) -> Path:
@@ -136,22 +158,175 @@ def named_file(path: Path) -> Path:
     Whoever is root would put a file in the place of /dev/null, or of a link, by renaming.
 
     Raises:
-        StepError: what is there is a folder or a device.
+        StepError: what is there is a folder or a device, belongs to another user in a folder
+            that others can write, or is behind a link that another user could have put there.
     """
-    if path.exists() and not path.is_file():
+    found = named_folder(path, last=True)
+    try:
+        status, folder = os.lstat(found), os.stat(found.parent)
+    except OSError:
+        return found
+    if not stat.S_ISREG(status.st_mode):
         raise StepError("this is no file", where=str(path), remedy="name a file")
-    return path.resolve()
+    if folder.st_mode & _OTHERS_WRITE and status.st_uid not in (os.geteuid(), folder.st_uid):
+        raise _not_ours("file", found, status)
+    return found
+
+
+def named_folder(path: Path, *, last: bool = False) -> Path:
+    """The folder that a user names to be written into: where its links lead.
+
+    Args:
+        path: it need not be there.
+        last: its last part may be a link only if the user, or root, has made that.
+
+    Raises:
+        StepError: a link on the way belongs to another user, and its folder can be written
+            by others, as /tmp can.
+    """
+    named = os.path.expanduser(path)
+    parts = (named if os.path.isabs(named) else os.path.join(os.getcwd(), named)).split(os.sep)[
+        ::-1
+    ]
+    done, links = Path("/"), 0
+    while parts:
+        part = parts.pop()
+        here = done.parent if part == ".." else done / part if part not in ("", ".") else done
+        try:
+            status = os.lstat(here)
+            if not stat.S_ISLNK(status.st_mode):
+                done = here
+                continue
+            _see_link(here, status, os.lstat(done), strict=last and not any(parts))
+            target = os.readlink(here)
+        except (FileNotFoundError, NotADirectoryError):
+            done = here
+            continue
+        except OSError as error:
+            raise blocked(here, error, "look at it") from error
+        links += 1
+        if links > _MOST_LINKS:
+            raise blocked(path, OSError(errno.ELOOP, os.strerror(errno.ELOOP)))
+        parts += target.split(os.sep)[::-1]
+        done = Path("/") if target.startswith(os.sep) else done
+    return done
+
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_MOST_LINKS = 40
+
+
+def _see_link(link: Path, status: os.stat_result, folder: os.stat_result, *, strict: bool) -> None:
+    """Refuse a link that another user could have put there for this to be written through."""
+    if status.st_uid in (os.geteuid(), 0):
+        return
+    if strict or (folder.st_mode & _OTHERS_WRITE and status.st_uid != folder.st_uid):
+        raise _not_ours("link", link, status)
+
+
+def _not_ours(what: str, path: Path, status: os.stat_result) -> StepError:
+    return StepError(
+        f"this {what} belongs to another user (uid {status.st_uid}): nothing is written there",
+        where=str(path),
+        remedy="name a file in a folder of your own",
+    )
 
 
 def sync_folder(folder: Path) -> None:
     """Have the names in a folder on the disk, where its file system can do that."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    sync(folder)
+
+
+def sync_tree(root: Path, since: float = 0.0) -> None:
+    """Have everything in a tree on the disk, so that it survives a power cut.
+
+    On a local file system one system call writes all that is pending there. On a shared one
+    that could wait for the data of other programs, so each file and folder is synced by itself.
+
+    Args:
+        root: a file or folder; need not exist.
+        since: Unix time in seconds; what has not changed since then is already on the disk.
+
+    Raises:
+        OSError: the file system cannot store it.
+    """
+    if not root.exists() or _sync_file_system(root):
+        return
+    from concurrent.futures import ThreadPoolExecutor
+
+    # Each sync waits for the file server: several at a time.
+    with ThreadPoolExecutor(8) as pool:
+        for _ in pool.map(sync, _changed(root, since)):
+            pass
+
+
+# Types as statfs(2) has them: ext2 to ext4, XFS, Btrfs, F2FS, ZFS, bcachefs, overlayfs, tmpfs.
+# Any other may be shared, or may ignore syncfs(), as FUSE does.
+_LOCAL_FILE_SYSTEMS = frozenset(
+    {
+        *(0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x2FC12FC1, 0xCA451A4E),
+        *(0x794C7630, 0x01021994),
+    }
+)
+
+
+def _sync_file_system(path: Path) -> bool:
+    """Sync a whole file system. Returns whether it is a local one, where this is possible."""
     try:
-        os.fsync(descriptor)
-    except OSError:
-        pass
+        import ctypes
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        syncfs, statfs = libc.syncfs, libc.fstatfs
+    except (ImportError, OSError, AttributeError):
+        return False
+    status = (ctypes.c_long * 64)()  # its first field is the type
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        if statfs(descriptor, status) != 0 or status[0] not in _LOCAL_FILE_SYSTEMS:
+            return False
+        if syncfs(descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(path))
     finally:
         os.close(descriptor)
+    return True
+
+
+def _changed(root: Path, since: float) -> Iterator[str]:
+    """Files and folders of a tree that have changed, and its root."""
+    folders = [os.fspath(root)] if root.is_dir() else []
+    yield os.fspath(root)
+    while folders:
+        with os.scandir(folders.pop()) as children:
+            for child in children:
+                is_folder = child.is_dir(follow_symlinks=False)
+                if is_folder:
+                    folders.append(child.path)
+                if not is_folder and not child.is_file(follow_symlinks=False):
+                    continue
+                # File systems without fractions of a second round down.
+                if child.stat(follow_symlinks=False).st_ctime > since - 1:
+                    yield child.path
+
+
+def sync(path: Path | str) -> None:
+    """Have the content of a file or folder on the disk.
+
+    Raises:
+        OSError: the file system cannot store it. That it cannot sync folders is no error.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+# What file systems answer that cannot sync a folder.
+_CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF, errno.EISDIR})
 
 
 def write_json(path: Path, data: Mapping[str, Any], mode: int = 0o666) -> None:
@@ -173,17 +348,19 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
 
     Args:
         path: the file.
-        text: what it shall hold.
-        mode: permissions before the umask is taken off.
+        text: what it shall hold; bytes that are no UTF-8 as Python's surrogates.
+        mode: permissions of a new file before the umask is taken off; one that is there keeps
+            its own, and its owner and group where that is allowed.
 
     Raises:
         StepError: the folder cannot be written to.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & ~0o002)
         with open(descriptor, "wb") as stream:
-            stream.write(text.encode())
+            keep_mode(descriptor, path)
+            stream.write(text.encode("utf-8", "surrogateescape"))
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
@@ -192,3 +369,25 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
         raise blocked(path, error) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def keep_mode(descriptor: int, path: Path) -> None:
+    """Give a new file the permissions, owner and group of the one that it replaces.
+
+    Raises:
+        OSError: the permissions cannot be changed.
+    """
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(found.st_mode):
+        return
+    made, mode = os.fstat(descriptor), stat.S_IMODE(found.st_mode) & 0o777
+    if (made.st_uid, made.st_gid) != (found.st_uid, found.st_gid):
+        try:
+            os.fchown(descriptor, found.st_uid, found.st_gid)
+        except PermissionError:
+            # What a group was allowed, another one is not.
+            mode &= 0o707 if made.st_gid != found.st_gid else 0o777
+    os.fchmod(descriptor, mode)

@@ -7,12 +7,13 @@ as they report a missing file or a missing permission.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -37,12 +38,15 @@ HOSTS = Kind("a file with hosts", 4 * MIB)
 KEY = Kind("a key or a signature", 64 * KIB)
 LOCK = Kind("a file of a lock", 32 * MIB)
 REPORT = Kind("a report", 32 * MIB)
-RECORD = Kind("a record of hvdenv", 32 * MIB)
+STATE = Kind("a record of hvdenv", 32 * MIB)
 RESULT = Kind("the result of a command", 64 * MIB)
 MANIFEST = Kind("a manifest", 256 * MIB)
 SYSTEM = Kind("a file of the system", MIB)
 LOG = Kind("a log", 4 * GIB)
-PROGRAM = Kind("a program", 16 * MIB)
+OUTPUT = Kind("the output of a job", 1024 * GIB)
+WHEEL = Kind("a wheel", 8 * GIB)
+ARCHIVE = Kind("an archive of wheels", 17 * GIB)
+OWN = Kind("a file of hvdenv's own", 16 * MIB)
 
 _OTHER_TYPES = (
     (stat.S_ISDIR, "folder"),
@@ -83,12 +87,14 @@ def read_file(path: str | os.PathLike[str], kind: Kind) -> Content:
         OSError: it cannot be read, is no regular file, or is larger than its kind may be.
     """
     with open_file(path, kind) as stream:
-        # The size says nothing of files in /proc, and one that is written to still grows.
-        data = stream.read(kind.limit + 1)
         status = os.fstat(stream.fileno())
-    if len(data) > kind.limit:
-        raise _too_large(path, kind, f"over {_size(kind.limit)}")
-    return Content(Path(path), data, status)
+        data = bytearray()
+        # The size says nothing of files in /proc, and one that is written to still grows.
+        while block := stream.read(MIB):
+            data += block
+            if len(data) > kind.limit:
+                raise _too_large(path, kind, f"over {kind.limit:,}")
+    return Content(Path(path), bytes(data), status)
 
 
 def read_text(path: str | os.PathLike[str], kind: Kind, errors: str = "strict") -> str:
@@ -99,6 +105,19 @@ def read_text(path: str | os.PathLike[str], kind: Kind, errors: str = "strict") 
         UnicodeDecodeError: it is not UTF-8 (with ``errors="strict"``).
     """
     return read_file(path, kind).data.decode("utf-8", errors)
+
+
+def read_json(path: str | os.PathLike[str], kind: Kind) -> Any:
+    """Read a whole JSON document; see read_file().
+
+    Raises:
+        OSError: as of read_file().
+        ValueError: it is not JSON, or is nested too deeply.
+    """
+    try:
+        return json.loads(read_file(path, kind).data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 @contextmanager
@@ -114,7 +133,7 @@ def open_file(path: str | os.PathLike[str], kind: Kind) -> Iterator[BinaryIO]:
         if not stat.S_ISREG(found.st_mode):
             raise _not_regular(path, found.st_mode)
         if found.st_size > kind.limit:
-            raise _too_large(path, kind, _size(found.st_size))
+            raise _too_large(path, kind, f"{found.st_size:,}")
         with open(descriptor, "rb", closefd=False) as stream:
             yield stream
     finally:
@@ -138,17 +157,5 @@ def _not_regular(path: str | os.PathLike[str], mode: int) -> OSError:
 
 
 def _too_large(path: str | os.PathLike[str], kind: Kind, size: str) -> OSError:
-    limit = _size(kind.limit)
-    return OSError(
-        errno.EFBIG,
-        f"its size is {size}, and the limit for {kind.name} is {limit}",
-        os.fspath(path),
-    )
-
-
-def _size(count: int) -> str:
-    unit, name = max(each for each in _UNITS if each[0] <= max(count, 1))
-    return f"{count / unit:,.4g} {name}"
-
-
-_UNITS = ((1, "bytes"), (KIB, "KiB"), (MIB, "MiB"), (GIB, "GiB"))
+    said = f"its size is {size} bytes, and the limit for {kind.name} is {kind.limit:,} bytes"
+    return OSError(errno.EFBIG, said, os.fspath(path))

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from hvdenv.command import OWN_PYTHON, Command, Outcome
@@ -91,13 +92,17 @@ class Runner:
     Args:
         environ: what processes start from; cleaned before use.
         token: marks every process that this runner starts, directly or not.
+
+    Attributes:
+        given: the variables before they were cleaned, for what runs as in the user's shell.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None, token: str = "") -> None:
         from threading import Event
 
         self.token = token or os.urandom(16).hex()
-        self._base = clean(os.environ if environ is None else environ)
+        self.given = os.environ if environ is None else environ
+        self._base = clean(self.given)
         self._stopped = Event()
 
     def environment(self, command: Command) -> dict[str, str]:
@@ -112,20 +117,21 @@ class Runner:
             made["LD_LIBRARY_PATH"] = os.environ.get("LD_LIBRARY_PATH", "")
         return {**seen, **made}
 
-    def branch(self, keep: re.Pattern[str] | None = None) -> Runner:
+    def branch(self, base: Mapping[str, str] | None = None) -> Runner:
         """A runner that stops with this one and ends only what it started itself.
 
         Args:
-            keep: names of the variables that its processes see; all if not given.
+            base: variables that its processes start from, not cleaned; those of this runner
+                if not given.
         """
-        other = Runner({}, f"{self.token}.{os.urandom(4).hex()}")
-        other._base = {n: v for n, v in self._base.items() if keep is None or keep.fullmatch(n)}
+        other = Runner(self.given, f"{self.token}.{os.urandom(4).hex()}")
+        other._base = self._base if base is None else {**base, **dict(ALWAYS_SET)}
         other._stopped = self._stopped
         return other
 
     def changed(self, set_variables: Mapping[str, str], unset: Iterable[str] = ()) -> Runner:
         """A runner with the same token whose processes see other variables too: those of modules."""
-        other = Runner({}, self.token)
+        other = Runner(self.given, self.token)
         base = {**self._base, **set_variables}
         other._base = {name: value for name, value in base.items() if name not in set(unset)}
         other._stopped = self._stopped
@@ -290,7 +296,10 @@ def hand_over(command: Command, environ: Mapping[str, str], *, alone: bool = Fal
             _take_terminal(terminal, os.getpgrp())
     process.returncode = code = _exit_code(status)
     if code and alone:
-        end_marked(token)
+        try:
+            end_marked(token)
+        except Exception as error:  # the code is what counts
+            print(f"warning: orphaned processes were not looked for: {error}", file=sys.stderr)
     return code
 
 
@@ -302,8 +311,25 @@ def _own_terminal() -> int:
         return -1
 
 
+_umask: list[int] = []
+
+
+def forbid_world_writes() -> None:
+    """Have nothing that hvdenv and its builds make be writable by everybody.
+
+    With a umask of 000, anybody could put programs into the environment. Programs of `run` and
+    `shell` have the user's own umask.
+    """
+    before = os.umask(0o077)
+    os.umask(before | 0o002)
+    if not _umask:
+        _umask.append(before)
+
+
 def _lead(terminal: int, blocked: Iterable[signal.Signals | int]) -> None:
     """In a new process: a group of its own, in the foreground."""
+    if _umask:
+        os.umask(_umask[0])
     os.setpgid(0, 0)
     _take_terminal(terminal, os.getpid())
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
@@ -313,32 +339,49 @@ def _take_terminal(terminal: int, group: int) -> None:
     """Put a process group into the foreground of the terminal."""
     if terminal < 0:
         return
-    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-    try:
+    with (
+        handled((signal.SIGTTOU,), signal.SIG_IGN),
+        suppress(OSError),  # the terminal has gone
+    ):
         os.tcsetpgrp(terminal, group)
-    except OSError:
-        pass  # the terminal has gone
-    finally:
-        signal.signal(signal.SIGTTOU, before)
 
 
 @contextmanager
 def _forwarding(group: int) -> Iterator[None]:
-    """Pass signals to a process group; what is ignored, as by nohup, stays so."""
+    """Pass signals to a process group."""
 
-    def forward(number: int, frame: object) -> None:
+    def forward(number: int, _frame: FrameType | None) -> None:
         with suppress(ProcessLookupError):
             (os.kill if number in _TO_FIRST else os.killpg)(group, number)
 
-    before = {number: signal.getsignal(number) for number in (*_TO_ALL, *_TO_FIRST)}
-    heard = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    with handled((*_TO_ALL, *_TO_FIRST), forward):
+        yield
+
+
+@contextmanager
+def handled(
+    numbers: Iterable[signal.Signals],
+    handler: Callable[[int, FrameType | None], None] | signal.Handlers,
+) -> Iterator[None]:
+    """Handle signals in a block; what is ignored, as by nohup, stays so.
+
+    Python cannot put back a handler that a C library has installed (one of LD_PRELOAD, say):
+    after the block, such a signal does what it does by default.
+
+    Args:
+        numbers: of the signals.
+        handler: called with the number and the frame.
+    """
+    before = {number: signal.getsignal(number) for number in numbers}
+    heard = [number for number, each in before.items() if each is not signal.SIG_IGN]
     try:
         for number in heard:
-            signal.signal(number, forward)
+            signal.signal(number, handler)
         yield
     finally:
         for number in heard:
-            signal.signal(number, before[number])
+            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, default if before[number] is None else before[number])
 
 
 def _wait(pid: int, terminal: int) -> int:
@@ -379,7 +422,7 @@ def end_marked(token: str) -> list[int]:
     import psutil
 
     ended: list[int] = []
-    while True:
+    while token:  # without one, every process that carries none would be meant
         found = len(ended)
         for process in psutil.process_iter():
             try:
@@ -392,7 +435,8 @@ def end_marked(token: str) -> list[int]:
                 continue
         # What was ended may have started another one while they were being listed.
         if len(ended) == found:
-            return ended
+            break
+    return ended
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
@@ -447,7 +491,10 @@ def _log_lines(
     """A function that takes each line to the log, the caller and a bounded list."""
     lines: deque[str] = deque()
     size = 0
-    stream = log.open("a", encoding="utf-8") if log else None
+    try:
+        stream = log.open("a", encoding="utf-8") if log else None
+    except OSError as error:
+        raise _cannot_log(log, error) from error
 
     def take(line: str) -> None:
         nonlocal size
@@ -457,8 +504,11 @@ def _log_lines(
         while size > OUTPUT_LIMIT and len(lines) > 1:
             size -= len(lines.popleft()) + 1
         if stream:
-            stream.write(line + "\n")
-            stream.flush()
+            try:
+                stream.write(line + "\n")
+                stream.flush()
+            except OSError as error:
+                raise _cannot_log(log, error) from error
         if on_line:
             on_line(line)
 
@@ -466,4 +516,13 @@ def _log_lines(
         yield take, lines
     finally:
         if stream:
-            stream.close()
+            with suppress(OSError):  # what could not be written was said before
+                stream.close()
+
+
+def _cannot_log(log: Path | None, error: OSError) -> StepError:
+    return StepError(
+        f"cannot write the log: {error.strerror}",
+        where=str(log),
+        remedy="look at the free space and the state of the file system there (df -h, dmesg)",
+    )

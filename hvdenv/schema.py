@@ -63,11 +63,20 @@ def decode(kind: type[T], value: object, path: tuple[str | int, ...] = ()) -> T:
     return typing.cast(T, _decode(kind, value, path))
 
 
-def _decode(kind: Any, value: object, path: tuple[str | int, ...]) -> object:
+def check_part(kind: Any, value: object) -> None:
+    """See that a table fits a type as far as it goes: it may lack what is required.
+
+    Raises:
+        Problem: a key is unknown, or its value does not fit.
+    """
+    _decode(kind, value, (), whole=False)
+
+
+def _decode(kind: Any, value: object, path: tuple[str | int, ...], *, whole: bool = True) -> object:
     origin = typing.get_origin(kind)
     if origin is typing.Annotated:
         base, pattern = typing.get_args(kind)
-        return _matching(_decode(base, value, path), pattern, path)
+        return _matching(_decode(base, value, path, whole=whole), pattern, path)
     if origin is typing.Literal:
         choices = typing.get_args(kind)
         # By type as well: to Python, true and 1.0 are equal to 1.
@@ -76,7 +85,7 @@ def _decode(kind: Any, value: object, path: tuple[str | int, ...]) -> object:
             raise Problem(path, f"expected one of {_quoted(choices)}, found {_shown(value)}{meant}")
         return value
     if origin in (typing.Union, types.UnionType):
-        return _decode_union(typing.get_args(kind), value, path)
+        return _decode_union(typing.get_args(kind), value, path, whole)
     if origin is tuple:
         (item, _) = typing.get_args(kind)
         return tuple(
@@ -86,11 +95,11 @@ def _decode(kind: Any, value: object, path: tuple[str | int, ...]) -> object:
     if origin is dict:
         key_kind, item = typing.get_args(kind)
         return {
-            _decode(key_kind, key, (*path, key)): _decode(item, each, (*path, key))
+            _decode(key_kind, key, (*path, key)): _decode(item, each, (*path, key), whole=whole)
             for key, each in _expect(dict, value, path).items()
         }
     if hasattr(kind, "_fields"):
-        return _decode_record(kind, _expect(dict, value, path), path)
+        return _decode_record(kind, _expect(dict, value, path), path, whole)
     if kind is str:
         return _text(_expect(str, value, path), path)
     if kind is float:
@@ -98,7 +107,9 @@ def _decode(kind: Any, value: object, path: tuple[str | int, ...]) -> object:
     return _expect(kind, value, path)
 
 
-def _decode_union(kinds: tuple[Any, ...], value: object, path: tuple[str | int, ...]) -> object:
+def _decode_union(
+    kinds: tuple[Any, ...], value: object, path: tuple[str | int, ...], whole: bool
+) -> object:
     if value is None and type(None) in kinds:
         return None
     others = [kind for kind in kinds if kind is not type(None)]
@@ -106,18 +117,23 @@ def _decode_union(kinds: tuple[Any, ...], value: object, path: tuple[str | int, 
         strings = [kind for kind in others if _is_string(kind)]
         wants_string = not isinstance(value, (list, dict))
         others = strings if wants_string else [k for k in others if k not in strings]
-    return _decode(others[0], value, path)
+    return _decode(others[0], value, path, whole=whole)
 
 
-def _decode_record(kind: Any, table: dict[str, object], path: tuple[str | int, ...]) -> object:
+def _decode_record(
+    kind: Any, table: dict[str, object], path: tuple[str | int, ...], whole: bool
+) -> object:
     hints = fields(kind)
     for key in table:
         if key not in hints:
             raise Problem((*path, key), f"unknown key{_nearest(key, hints)}")
     for key in hints:
-        if key not in table and key not in kind._field_defaults:
+        if whole and key not in table and key not in kind._field_defaults:
             raise Problem((*path, key), "this key is required and missing")
-    return kind(**{key: _decode(hints[key], each, (*path, key)) for key, each in table.items()})
+    found = {
+        key: _decode(hints[key], each, (*path, key), whole=whole) for key, each in table.items()
+    }
+    return kind(**found) if whole else None
 
 
 @cache
@@ -136,6 +152,8 @@ def _expect(kind: type, value: object, path: tuple[str | int, ...]) -> Any:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         hint = " (put it in quotes)" if kind is str and isinstance(value, (int, float)) else ""
         raise Problem(path, f"expected {_NAMES[kind]}, found {_shown(value)}{hint}")
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        raise Problem(path, "this number is too large: the limit is 2^63")
     return value
 
 
@@ -144,9 +162,13 @@ _NAMES: dict[type, str] = {
 }  # fmt: skip
 
 
+# Also those of C1, line separators, and what makes a text look like another (bidi).
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
 def _text(value: str, path: tuple[str | int, ...]) -> str:
     """No string may hold control characters: a newline can add a batch directive."""
-    if re.search(r"[\x00-\x1f\x7f]", value):
+    if _CONTROL.search(value):
         raise Problem(path, f"control characters are not allowed, found {_shown(value)}")
     return value
 
@@ -154,7 +176,7 @@ def _text(value: str, path: tuple[str | int, ...]) -> str:
 def _number(value: object, path: tuple[str | int, ...]) -> float:
     """A whole number will do; TOML's inf and nan will not."""
     whole = isinstance(value, int) and not isinstance(value, bool)
-    number: Any = value if whole else _expect(float, value, path)
+    number = _expect(int if whole else float, value, path)
     if not math.isfinite(number):
         raise Problem(path, f"expected a number, found {_shown(value)}")
     return float(number)
@@ -169,7 +191,10 @@ def _matching(value: object, pattern: Pattern, path: tuple[str | int, ...]) -> o
 def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # a number of thousands of digits
+        return "a number that is too large"
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -258,36 +283,65 @@ def line_of(text: str, path: tuple[str | int, ...]) -> int:
 
 
 def _statements(text: str) -> Iterator[tuple[int, tuple[str | int, ...]]]:
-    """Each statement's first line and the path that it sets.
-
-    A statement is the fewest lines that parse on their own, so strings and lists
-    over several lines need no grammar of ours.
-    """
+    """Each statement's first line and the path that it sets."""
     table: tuple[str | int, ...] = ()
     counts: dict[tuple[str | int, ...], int] = {}
-    pending, start = "", 0
-    # Not splitlines(): to TOML, a form feed or U+2028 does not end a line.
-    for number, line in enumerate(re.findall(r"[^\n]*\n|[^\n]+", text), 1):
-        pending, start = (pending + line, start) if pending else (line, number)
-        try:
-            parsed = parse_toml(pending)
-        except ValueError:
-            continue
-        stripped, pending = pending.strip(), ""
+    for line, statement in _split(text):
+        stripped = statement.strip()
         if not stripped or stripped.startswith("#"):
             continue
-        keys = _leading_keys(parsed, table=stripped.startswith("["))
+        keys = _leading_keys(parse_toml(stripped), table=stripped.startswith("["))
         if stripped.startswith("["):
             keys = _indexed(keys, counts)
         if stripped.startswith("[["):
             counts[keys] = counts.get(keys, -1) + 1
             table = (*keys, counts[keys])
-            yield start, table
+            yield line, table
         elif stripped.startswith("["):
             table = keys
-            yield start, table
+            yield line, table
         else:
-            yield start, (*table, *keys)
+            yield line, (*table, *keys)
+
+
+_MARK = re.compile(r"[\"'#\[\]{}\n]")
+# What ends a string that begins so; an escaped character is passed over.
+_STRING_END = {
+    '"': re.compile(r'\\.|"', re.DOTALL), '"""': re.compile(r'\\.|"{3,5}', re.DOTALL),
+    "'": re.compile("'"), "'''": re.compile("'{3,5}"),
+}  # fmt: skip
+
+
+def _split(text: str) -> Iterator[tuple[int, str]]:
+    """The statements of a TOML document, each with the line that it begins in."""
+    line = first = 1
+    begin = at = depth = 0
+    while mark := _MARK.search(text, at):
+        found, at = mark[0], mark.end()
+        if found in "\"'#":
+            at = _after(text, mark.start())
+            line += text.count("\n", mark.end(), at)
+        elif found != "\n":
+            depth += 1 if found in "[{" else -1
+        else:
+            line += 1
+            if depth == 0:
+                yield first, text[begin:at]
+                begin, first = at, line
+    yield first, text[begin:]
+
+
+def _after(text: str, start: int) -> int:
+    """Where the string or comment that begins at ``start`` has ended."""
+    quote = text[start]
+    if quote == "#":
+        end = text.find("\n", start)
+        return end if end >= 0 else len(text)
+    opening = quote * 3 if text.startswith(quote * 3, start) else quote
+    for found in _STRING_END[opening].finditer(text, start + len(opening)):
+        if found[0][0] == quote:
+            return found.end()
+    return len(text)
 
 
 def _indexed(
@@ -312,12 +366,17 @@ def _leading_keys(parsed: object, *, table: bool) -> tuple[str | int, ...]:
     return tuple(keys)
 
 
+# Parts of one key. The deepest one of a recipe has seven.
+KEY_PARTS = 32
+
+
 def parse_toml(text: str) -> dict[str, Any]:
     """Parse TOML.
 
     Raises:
-        ValueError: the text is not TOML; the message names line and column.
+        ValueError: the text is not TOML, or is nested too deeply; the message names the line.
     """
+    _refuse_long_keys(text)
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -327,3 +386,27 @@ def parse_toml(text: str) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return document
+
+
+def _refuse_long_keys(text: str) -> None:
+    """The parser takes time and memory by the square of a key's parts."""
+    if all(line.count(".") < KEY_PARTS for line in text.split("\n")):
+        return
+    for number, statement in _split(text):
+        bare = re.split(r"[=,\[\]{}\n]", _without_strings(statement))
+        longest = max(part.count(".") + 1 for part in bare)
+        if longest > KEY_PARTS:
+            raise ValueError(
+                f"a key of {longest} parts; the limit is {KEY_PARTS} (in the statement of line {number})"
+            )
+
+
+def _without_strings(text: str) -> str:
+    """A TOML statement with neither strings nor comments."""
+    kept, begin, at = [], 0, 0
+    while mark := _MARK.search(text, at):
+        at = mark.end()
+        if mark[0] in "\"'#":
+            kept.append(text[begin : mark.start()])
+            begin = at = _after(text, mark.start())
+    return "".join([*kept, text[begin:]])

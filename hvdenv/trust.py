@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from hvdenv.errors import UntrustedError
 from hvdenv.places import Places, make_folder, write_json
-from hvdenv.reading import RECORD, Content, read_file
+from hvdenv.reading import STATE, Content, read_file
 
 FORMAT = 1
 _MOST_LINKS = 40  # as of Linux
@@ -428,7 +428,7 @@ def grant(path: Path, policy: Policy) -> Granted:
     """
     here = real_path(path)
     if not os.path.isdir(path):
-        return Granted(here, hashlib.sha256(read_file(path, RECORD).data).hexdigest())
+        return Granted(here, hashlib.sha256(read_file(path, STATE).data).hexdigest())
     faults = list(faults_in(here, policy, whole=True))
     for fault in faults:
         if fault.everybody:
@@ -450,7 +450,7 @@ def read_granted(places: Places) -> tuple[Granted, ...]:
     import json
 
     try:
-        content = read_file(_record(places), RECORD)
+        content = read_file(_record(places), STATE)
         status = content.status
         if status.st_uid != os.geteuid() or status.st_mode & _OTHERS_WRITE:
             return ()

@@ -9,7 +9,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -19,6 +19,7 @@ from packaging.specifiers import SpecifierSet
 from hvdenv import __version__
 from hvdenv.building import indexes
 from hvdenv.command import Command, Outcome, spelled_out
+from hvdenv.composition.contents import normal
 from hvdenv.environments import buildlock, generations, journal, manifest, registry
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.installation import is_version, with_modules
@@ -33,10 +34,11 @@ from hvdenv.model.cluster import Wheels
 from hvdenv.model.facts import Facts
 from hvdenv.model.observe import ask_interpreter
 from hvdenv.model.recipe import Recipe
-from hvdenv.places import Places, blocked, make_folder
+from hvdenv.places import Places, blocked, make_folder, sync_folder, sync_tree
 from hvdenv.plans.plan import Plan, brought_python
-from hvdenv.plans.step import Step, identity
-from hvdenv.runner import Runner, end_marked
+from hvdenv.plans.step import Step, TextFile, identity
+from hvdenv.reading import RESULT, WHEEL, read_file, read_json
+from hvdenv.runner import Runner, end_marked, environment
 from hvdenv.schema import encode
 from hvdenv.sites.modules import Loaded
 from hvdenv.wheels import downloads, entries, wheelcache
@@ -211,6 +213,11 @@ def build(
         if held.replaced:
             ended = len(end_marked(held.replaced.token))
             progress.note(f"going on after a build that was killed ({ended} left processes ended)")
+        damage = "" if rebuild else environment.damage(environment.pointed())
+        if damage:
+            progress.note(
+                f"files of {environment.prefix} are damaged, so it is built anew: {damage}"
+            )
         identity = "" if rebuild else _earlier(environment, request, locked)
         if identity:
             generations.switch(environment, identity)
@@ -239,7 +246,11 @@ def _temporary() -> Iterator[Path]:
 
     from hvdenv.environments import scratch  # only who builds needs them
 
-    with scratch.folder(Path(gettempdir()), "build") as temporary:
+    try:
+        root = Path(gettempdir())
+    except OSError as error:
+        raise blocked(Path(environment().get("TMPDIR", "/tmp")), error) from error
+    with scratch.folder(root, "build") as temporary:
         yield temporary.path
 
 
@@ -316,6 +327,8 @@ class _Run:
         # What steps recorded, by step name: in this run or in one before it.
         self.recorded: dict[str, Mapping[str, Any]] = {}
         self.keys: dict[str, str] = {}
+        # When all of the generation was on the disk, by the clock that dates its files.
+        self.synced = 0.0
 
     def run(self) -> None:
         # Now, so that `doctor` finds it wherever it lies if a step fails.
@@ -323,9 +336,13 @@ class _Run:
         if self.journal.damage:
             self.progress.note(self.journal.damage)
         make_folder(self.generation / LOGS)
+        self._sync_all()  # what an earlier process has left may be in memory only
         key = ""
-        for number, step in enumerate(self.plan.steps, 1):
+        for step in self.plan.steps:
             key = self.keys[step.name] = journal.chain(key, identity(step))
+        self._repair()
+        for number, step in enumerate(self.plan.steps, 1):
+            key = self.keys[step.name]
             done = self.journal.finished(key)
             # Modules are loaded anew: what they set is only in the memory of a build.
             if done and step.effect != "modules":
@@ -335,21 +352,106 @@ class _Run:
             self.held.check()
             self._do(number, step, key)
 
+    def _repair(self) -> None:
+        """Undo in the journal what the files contradict: those steps are done again."""
+        finished = [step for step in self.plan.steps if self.journal.finished(self.keys[step.name])]
+        broken = self._broken(finished)
+        for step in finished:
+            reason = broken.get(step.name) or self._contradiction(step, finished)
+            if reason:
+                self.progress.note(f"{step.name} is done again: {reason}")
+                self.journal.append(
+                    journal.FAILED, step.name, self.keys[step.name], data={"error": reason}
+                )
+                return
+
+    def _contradiction(self, step: Step, finished: Sequence[Step]) -> str:
+        """What of a finished step's result is not there; empty if nothing is known to be."""
+        tidied = any(
+            event.key == self.keys[each.name]
+            for each in self.plan.steps
+            if each.effect == "tidy"
+            for event in self.journal.events
+        )
+        build = self.generation / "build"
+        for file in step.files:
+            if not (tidied and file.path.is_relative_to(build)) and not _holds(file):
+                return f"{file.path} is not what it wrote"
+        done = self.journal.finished(self.keys[step.name])
+        data = (done.data if done else None) or {}
+        if step.effect == "manifest":
+            written = self.generation / manifest.NAME
+            if not written.is_file() or _sha256(written) != data.get("digest"):
+                return f"{written} is not what it wrote"
+        if step.effect == "lookup" and not tidied and not _size(self.plan.wheel):
+            # What was compiled may be in the cache by now.
+            wheel = self.plan.wheel.parent
+            if data.get("wheel") or any(wheel in each.resets for each in finished):
+                return f"{self.plan.wheel} is empty or missing"
+        return ""
+
+    def _broken(self, finished: Sequence[Step]) -> dict[str, str]:
+        """Finished steps that have installed a package of which files are lost, and which."""
+        venv = self.plan.environment
+        makers = [step for step in finished if venv in step.resets]
+        if not makers or not venv.is_relative_to(self.generation):
+            return {}
+        folder = next(iter(venv.glob("lib/python3.*/site-packages")), None)
+        settings, python = venv / "pyvenv.cfg", venv / "bin/python"
+        if (
+            folder is None
+            or (settings.exists() and not _size(settings))
+            or (python.is_symlink() and not python.exists())
+        ):
+            return {makers[0].name: f"{venv} is no whole environment"}
+        inside = str(folder.relative_to(self.generation))
+        before = [
+            (step.name, self._installed_before(step, inside))
+            for step in self.plan.steps
+            if step.installs
+        ]
+        found: dict[str, str] = {}
+        for problem in manifest.verify_records(folder):
+            name = problem.partition(": ")[0]
+            # Whoever found it missing and then finished has brought it.
+            bringers = [
+                step
+                for step, names in before
+                if names is not None and not {name, f"{name}.dist-info"} & names
+            ]
+            found.setdefault(bringers[-1] if bringers else makers[0].name, problem)
+        return found
+
+    def _installed_before(self, step: Step, folder: str) -> frozenset[str] | None:
+        """What was in a folder when a step began; None if it never did."""
+        key = self.keys[step.name]
+        started = (
+            event
+            for event in reversed(self.journal.events)
+            if event.key == key and event.event == journal.STARTED and event.data
+        )
+        event = next(started, None)
+        return frozenset(event.data["installed"].get(folder, ())) if event and event.data else None
+
+    def _undo(self, step: Step, reason: str) -> None:
+        """Note in the journal that a step is to be done again, and what goes with it."""
+        self.journal.append(journal.FAILED, step.name, self.keys[step.name], data={"error": reason})
+        if step.undoes:
+            self.journal.append(journal.FAILED, step.undoes, self.keys[step.undoes])
+
     def _do(self, number: int, step: Step, key: str) -> None:
         if step.spared_by_cache and self.recorded["stack"].get("wheel"):
             self._finish(number, step, key, "not needed: the wheel is in the cache", {}, 0.0)
             return
         started = time.monotonic()
         self.progress.step_started(number, step)
-        self._reset(step, key)
-        self.journal.append(journal.STARTED, step.name, key, data=self._baseline(step))
+        before = self._reset(step, key)
+        self.journal.append(journal.STARTED, step.name, key, data=before)
         log = self.generation / LOGS / f"{number:02}-{step.name}.log"
         try:
             note, data = self._perform(step, log)
         except StepError as error:
-            self.journal.append(journal.FAILED, step.name, key, data={"error": error.message})
-            if step.undoes:
-                self.journal.append(journal.FAILED, step.undoes, self.keys[step.undoes])
+            self._undo(step, error.message)
             raise
         self._finish(number, step, key, note, data, time.monotonic() - started)
 
@@ -358,10 +460,31 @@ class _Run:
     ) -> None:
         self.recorded[step.name] = data
         if step.effect != "record":  # the record is the last thing written into a generation
+            self._sync(step)
             self.journal.append(
                 journal.FINISHED, step.name, key, seconds=round(seconds, 3), data=data
             )
         self.progress.step_done(number, step, note, seconds)
+
+    def _sync(self, step: Step) -> None:
+        """Have what a step has made on the disk, before the journal says that it finished."""
+        if step.installs or self.plan.environment in step.resets:
+            self._sync_all()
+            return
+        with _on_disk(self.generation):
+            sync_tree(self.generation / "build")
+            for file in step.files:
+                if file.path.exists():
+                    sync_tree(file.path)
+            sync_folder(self.generation)
+
+    def _sync_all(self) -> None:
+        """Have the whole generation on the disk."""
+        with _on_disk(self.generation):
+            os.utime(self.generation)
+            now = self.generation.stat().st_mtime
+            sync_tree(self.generation, self.synced)
+            self.synced = now
 
     def _perform(self, step: Step, log: Path) -> tuple[str, dict[str, Any]]:
         if step.report:
@@ -384,7 +507,15 @@ class _Run:
         }
         if step.effect in effects:
             return effects[step.effect](output)
-        return "", {"packages": _installed(step.report)} if step.report else {}
+        return "", {"packages": self._packages(step)} if step.report else {}
+
+    def _packages(self, step: Step) -> list[dict[str, str]]:
+        """What a step has installed, and what a killed attempt at it had."""
+        assert step.report
+        before = self._earlier_start(self.keys[step.name]) or {}
+        now = _installed(step.report)
+        known = {_identity(each) for each in now}
+        return now + [each for each in before.get("kept", ()) if _identity(each) not in known]
 
     @contextmanager
     def _alone(self, step: Step) -> Iterator[None]:
@@ -401,7 +532,7 @@ class _Run:
         downloads.trim(self.places, folder, Runner(token=self.held.token))
 
     def _execute(self, step: Step, command: Command, log: Path) -> Outcome:
-        with log.open("a", encoding="utf-8") as stream:
+        with _on_disk(log), log.open("a", encoding="utf-8") as stream:
             stream.write(f"$ {mask(spelled_out(command))}\n")
         outcome = self.runner.run(command, log=log, on_line=self.progress.step_line)
         if not outcome:
@@ -410,43 +541,70 @@ class _Run:
             self.progress.note(line)
         return outcome
 
-    def _reset(self, step: Step, key: str) -> None:
-        """Take away what an earlier attempt at this step left half done."""
+    def _reset(self, step: Step, key: str) -> dict[str, Any] | None:
+        """Take away what an earlier attempt at this step left half done.
+
+        Returns:
+            What the journal notes at the start of the step.
+        """
         for path in step.resets:
             _delete(path)
-        if step.installs:
-            self._remove_what_came_after(key)
-
-    def _remove_what_came_after(self, key: str) -> None:
-        """Remove what a killed attempt at a step has installed."""
-        # What was tried before another step finished is no more.
-        since = takewhile(
-            lambda event: event.event != journal.FINISHED, reversed(self.journal.events)
-        )
-        started = (event for event in since if event.event == journal.STARTED)
-        before = next((event.data for event in started if event.key == key and event.data), None)
-        for folder, names in before["installed"].items() if before else ():
-            for entry in list((self.generation / folder).glob("*")):
-                if entry.name not in names:
-                    _delete(entry)
-
-    def _baseline(self, step: Step) -> dict[str, Any] | None:
-        """What is installed before a step adds to it."""
         if not step.installs:
             return None
+        before = self._earlier_start(key)
+        if not before:
+            return {"installed": self._installed_now(), "kept": []}
+        kept = self._whole_packages(step, before)
+        files = {file for package in kept for file in package.files}
+        above = {folder for file in files for folder in file.parents}
+        for folder, names in before["installed"].items():
+            for entry in list((self.generation / folder).glob("*")):
+                if entry.name not in names:
+                    _delete_but(entry, files, above)
+        reported = [package.reported for package in kept if package.reported]
+        return {"installed": before["installed"], "kept": reported}
+
+    def _earlier_start(self, key: str) -> Mapping[str, Any] | None:
+        """What an attempt at this step noted that was killed, if its results still count."""
+        # What was tried before an earlier step was done again is no more.
+        earlier = {*takewhile(lambda each: each != key, self.keys.values())}
+        since = takewhile(lambda event: event.key not in earlier, reversed(self.journal.events))
+        started = (event for event in since if event.event == journal.STARTED)
+        return next((event.data for event in started if event.key == key and event.data), None)
+
+    def _whole_packages(self, step: Step, before: Mapping[str, Any]) -> list[_Kept]:
+        """Packages that a killed attempt has installed to their end: pip goes on after them.
+
+        Only those that a report of pip's or the lock names, so that the record has them all.
+        """
+        known: dict[tuple[str, str], Mapping[str, str] | None] = {}
+        if step.effect == "packages" and self.plan.locked:
+            known = {(normal(p.name), p.version): None for p in pypi.packages(self.plan.locked)}
+        if step.report:
+            with suppress(OSError, ValueError, KeyError, TypeError):  # cut off by the kill
+                known = {_identity(each): each for each in _installed(step.report)}
+            known |= {_identity(each): each for each in before.get("kept", ())}
+        folder = next(iter(self.plan.environment.glob("lib/python3.*/site-packages")), None)
+        if not known or folder is None or not folder.is_relative_to(self.generation):
+            return []
+        names = before["installed"].get(str(folder.relative_to(self.generation)), ())
+        found = manifest.finished_packages(folder)
+        new = {name: _package(name) for name in found if f"{name}.dist-info" not in names}
+        return [
+            _Kept(found[name], known[package]) for name, package in new.items() if package in known
+        ]
+
+    def _installed_now(self) -> dict[str, list[str]]:
+        """What is in the folders that packages are installed into."""
         venv = self.plan.environment
         folders = [
             *sorted(venv.glob("lib/python3.*/site-packages")),
             *(venv / name for name in ("bin", "lib", "share", "etc", "include", ".")),
         ]
         return {
-            "installed": {
-                str(folder.relative_to(self.generation)): sorted(
-                    each.name for each in folder.iterdir()
-                )
-                for folder in folders
-                if folder.is_dir()
-            }
+            str(folder.relative_to(self.generation)): sorted(each.name for each in folder.iterdir())
+            for folder in folders
+            if folder.is_dir()
         }
 
     def _load_modules(self, step: Step) -> tuple[str, dict[str, Any]]:
@@ -475,6 +633,12 @@ class _Run:
                     where=f"frameworks.{name}",
                     remedy="name the module that brings it in modules.load; with"
                     " python.system_site_packages the environment sees its packages",
+                )
+            if found and not found["version"]:
+                raise StepError(
+                    f"the metadata of {name} say no version: files of it are lost",
+                    where=f"frameworks.{name}",
+                    remedy="build again; with --rebuild, everything is installed anew",
                 )
             if found and not is_version(found["version"], stated):
                 raise StepError(
@@ -536,7 +700,7 @@ class _Run:
 
     def _keep(self, output: str) -> tuple[str, dict[str, Any]]:
         inspected = json.loads(output.strip().splitlines()[-1])
-        inspected["sha256"] = hashlib.sha256(self.plan.wheel.read_bytes()).hexdigest()
+        inspected["sha256"] = _sha256(self.plan.wheel)
         if not self.recorded["stack"].get("wheel"):
             self._store(self.caches[0])
         if self.request.wheels.publish:
@@ -570,6 +734,8 @@ class _Run:
             self.generation, (LOGS, JOURNAL, generations.RECORD, generations.MARKER), site_packages
         )
         if written.problems:
+            if self.plan.locked:  # they may be so where uv unpacks them from
+                downloads.forget_unpacked(self.places, Runner(token=self.held.token))
             raise StepError(
                 "packages in the environment are not whole",
                 where=str(site_packages),
@@ -595,6 +761,7 @@ class _Run:
             "manifest_digest": listed["digest"],
             "files": listed["files"],
             "bytes": listed["bytes"],
+            "sizes": self._sample(listed["digest"]),
             "variables": plan.variables,
             "resolved": self.request.resolved,
             "findings": list(self.request.findings),
@@ -619,9 +786,18 @@ class _Run:
             self._refuse_drift(record)
         if plan.locked:
             record["lock"] = self._of_lock(plan.locked, record)
+        self._sync_all()
         generations.write_record(self.environment.record(self.generation.name), record)
         generations.switch(self.environment, self.generation.name)
         return str(self.environment.prefix), {}
+
+    def _sample(self, digest: str) -> dict[str, int]:
+        """Sizes of some files, by which a later command sees at no cost that some are lost."""
+        try:
+            read = manifest.read(self.generation / manifest.NAME, digest)
+            return manifest.sample(self.generation, read)
+        except OSError as error:
+            raise blocked(self.generation / manifest.NAME, error, "read") from error
 
     def _of_lock(self, locked: Locked, record: Mapping[str, Any]) -> dict[str, Any]:
         """What the record says of the lock."""
@@ -651,6 +827,15 @@ class _Run:
             return {}
 
 
+@contextmanager
+def _on_disk(path: Path) -> Iterator[None]:
+    """Tell of what cannot be written to the disk."""
+    try:
+        yield
+    except OSError as error:
+        raise blocked(Path(error.filename or path), error) from error
+
+
 def _failed(step: Step, outcome: Outcome, log: Path) -> StepError:
     known = diagnose_step(log).best
     how = f"exit status {outcome.returncode}"
@@ -668,7 +853,7 @@ def _failed(step: Step, outcome: Outcome, log: Path) -> StepError:
 
 def _installed(report: Path) -> list[dict[str, str]]:
     """Name, version, address and hash of what pip installed."""
-    found = json.loads(report.read_text(encoding="utf-8"))
+    found = read_json(report, RESULT)
     if isinstance(found, list):  # of conda packages
         return [{**each, "url": mask(each["url"])} for each in found]
     return [
@@ -683,6 +868,48 @@ def _installed(report: Path) -> list[dict[str, str]]:
         }
         for each in found["install"]
     ]
+
+
+class _Kept(NamedTuple):
+    """A package that stays: its files, and what pip's report said of it if there is one."""
+
+    files: frozenset[Path]
+    reported: Mapping[str, str] | None
+
+
+def _package(name: str) -> tuple[str, str]:
+    """What a distribution is by the name of its folder, such as ``torch-2.13.0``."""
+    project, _, version = name.rpartition("-")
+    return normal(project), version
+
+
+def _identity(package: Mapping[str, str]) -> tuple[str, str]:
+    return normal(package["name"]), package["version"]
+
+
+def _holds(file: TextFile) -> bool:
+    """Whether a file has the text that a step wrote into it."""
+    try:
+        return file.path.read_text(encoding="utf-8") == file.text
+    except (FileNotFoundError, UnicodeDecodeError):
+        return False
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(read_file(file, WHEEL).data).hexdigest()
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _delete_but(path: Path, kept: Collection[Path], above: Collection[Path]) -> None:
+    """Delete a file or tree, but for some files and the folders above them."""
+    if path in above and not path.is_symlink():
+        for entry in list(path.iterdir()):
+            _delete_but(entry, kept, above)
+    elif path not in kept:
+        _delete(path)
 
 
 def _delete(path: Path) -> None:

@@ -10,9 +10,14 @@ from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.runner import Runner
 
 _YANKED = re.compile(
-    r"is a yanked version: '([^']+)' candidate \(version (\S+) .*\n(?:Reason for being yanked: (.*))?"
+    r"^.{0,200}?is a yanked version: '([^']+)' candidate \(version (\S+) .*\n"
+    r"(?:Reason for being yanked: (.*))?",
+    re.MULTILINE,
 )
-_NOTHING = re.compile(r"satisfies the requirement ([A-Za-z0-9][\w.-]*).*\(from versions: none\)")
+_NOTHING = re.compile(
+    r"^.{0,200}?satisfies the requirement ([A-Za-z0-9][\w.-]*)(?:[^\w.\n-].*)?\(from versions: none\)",
+    re.MULTILINE,
+)
 _LOOKING = re.compile(r"^Looking in indexes: (.+)$", re.MULTILINE)
 # Where pip looks when its configuration names none; it does not say so then.
 _DEFAULT = "https://pypi.org/simple"

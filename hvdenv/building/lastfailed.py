@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
@@ -15,6 +14,7 @@ from hvdenv.environments.journal import FAILED, STARTED, Journal
 from hvdenv.errors import HvdenvError
 from hvdenv.knowledge.diagnosis import Diagnosis, diagnose, diagnose_step
 from hvdenv.places import Places
+from hvdenv.reading import REPORT, read_json
 from hvdenv.reports.report import Report
 
 
@@ -84,7 +84,7 @@ def _reports(places: Places) -> Iterator[Failure]:
     """The newest report whose verdict is not good."""
     for path in sorted(places.reports.glob("*.json"), reverse=True):
         try:
-            report = Report.from_json(json.loads(path.read_bytes()))
+            report = Report.from_json(read_json(path, REPORT))
             time = path.stat().st_mtime
         except (OSError, ValueError, RecursionError):
             continue

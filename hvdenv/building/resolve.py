@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
@@ -15,6 +14,7 @@ from hvdenv.locks import pypi
 from hvdenv.places import find_places, make_folder, write_text
 from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Step
+from hvdenv.reading import RESULT, read_json
 from hvdenv.runner import Runner
 
 
@@ -99,7 +99,7 @@ def pylock(maker: Resolution, before: Iterable[pypi.Package]) -> str:
         maker: of the steps that were performed.
         before: packages of the lock that is replaced.
     """
-    report = json.loads(maker.report.read_text(encoding="utf-8"))
+    report = read_json(maker.report, RESULT)
     packages = pypi.with_urls_of(pypi.from_report(report, index_hints(maker)), before)
     python = ".".join(maker.python.version.split(".")[:2])
     return pypi.render(packages, python, maker.facts.machine)

@@ -20,6 +20,7 @@ from hvdenv.cli.options import (
     resolved_of,
 )
 from hvdenv.errors import StepError, UsageError
+from hvdenv.masking import print_coloured
 
 if TYPE_CHECKING:
     from hvdenv.launch.preflight import Answers, Wanted
@@ -139,14 +140,9 @@ def _plan(arguments: argparse.Namespace, resolved: Resolved) -> Plan:
 
 
 def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(
-            f"cannot write the definition: {error.strerror}",
-            where=str(path),
-            remedy="name another file with --to",
-        ) from error
+    from hvdenv.places import named_file, write_text
+
+    write_text(named_file(path), text)
 
 
 def _build(arguments: argparse.Namespace, resolved: Resolved, text: str) -> str:
@@ -201,7 +197,9 @@ def _tool(form: Format) -> str:
 
 def _build_file(arguments: argparse.Namespace, build: Build) -> None:
     """Build a file; under its name there is never a half of it."""
-    target = Path(build.image)
+    from hvdenv.places import named_folder, sync
+
+    target = named_folder(Path(build.image), last=True)
     part = target.with_name(f".{target.name}.{os.getpid()}")
     if target.exists():
         raise UsageError(
@@ -211,6 +209,7 @@ def _build_file(arguments: argparse.Namespace, build: Build) -> None:
         )
     try:
         _run_build(arguments, build._replace(image=str(part)))
+        sync(part)
         os.rename(part, target)
     except OSError as error:
         raise StepError(f"cannot write the image: {error.strerror}", where=str(target)) from error
@@ -254,7 +253,7 @@ def _preflight(arguments: argparse.Namespace, resolved: Resolved) -> int:
         print_json(report.to_json())
     else:
         colour = arguments.color == "always" or (arguments.color == "auto" and sys.stdout.isatty())
-        print(render(report, colour=colour))
+        print_coloured(render(report, colour=colour) + "\n")
     return EXIT_CODES[report.verdict]
 
 

@@ -11,6 +11,7 @@ import argparse
 import sys
 
 from hvdenv.cli.options import add_json, print_json
+from hvdenv.masking import print_coloured
 
 EXAMPLES = """\
 examples:
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         auto = arguments.color == "auto" and sys.stdout.isatty()
         print(f"{first.label} -> {second.label}: {'they differ' if found else 'the same'}")
-        print(difference.render(found, colour=auto or arguments.color == "always"), end="")
+        print_coloured(difference.render(found, colour=auto or arguments.color == "always"))
         for each in (first, second):
             if not each.contents.recipe:
                 print(f"{each.label}: not by hvdenv; only packages were compared", file=sys.stderr)

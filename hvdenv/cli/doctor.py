@@ -12,6 +12,7 @@ from hvdenv.cli.options import add_json, print_json
 from hvdenv.errors import UsageError
 from hvdenv.knowledge.diagnosis import Diagnosis, Found, diagnose
 from hvdenv.masking import mask, plain
+from hvdenv.reading import LOG, open_file
 
 if TYPE_CHECKING:
     from hvdenv.knowledge.remedies import Change
@@ -64,7 +65,7 @@ def _of_log(name: str) -> tuple[tuple[str, ...], Diagnosis]:
     if name == "-":
         return ("standard input",), diagnose(sys.stdin.buffer)
     try:
-        with open(name, "rb") as log:
+        with open_file(name, LOG) as log:
             return (name,), diagnose(log)
     except OSError as error:
         raise UsageError(
@@ -128,6 +129,7 @@ def _document(
         "rank": diagnosis.rank,
         "versions": _masked(diagnosis.mentions),
         "lines": diagnosis.lines,
+        "given_up": diagnosis.given_up,
         **({"change": {"diff": change.diff, "options": change.options}} if change else {}),
     }
 
@@ -150,6 +152,8 @@ def _told(diagnosis: Diagnosis, change: Change | None) -> Iterator[str]:
         yield "the first lines that look like an error:"
         yield from (_line(each.number, each.line) for each in diagnosis.errors)
         yield f"what to do: {_UNKNOWN}"
+    if diagnosis.given_up:
+        yield "some lines were not searched: matching them takes too long"
     if diagnosis.mentions:
         named = ", ".join(f"{name} {value}" for name, value in diagnosis.mentions.items())
         yield f"the log names: {named}"

@@ -62,11 +62,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from hvdenv.environments import scratch
     from hvdenv.locks import folders
-    from hvdenv.places import find_places, make_folder
+    from hvdenv.places import find_places, make_folder, named_folder
 
     prepared = prepare(arguments, thorough=False)
     locked = needed(arguments, prepared, inputs_of(prepared), arguments.lock)
-    to = make_folder(arguments.to.absolute())
+    to = make_folder(named_folder(arguments.to))
     with scratch.folder(find_places().scratch, "fetching") as work:
         maker = resolution_of(prepared, work.path)
         run_steps(arguments, maker.fetch(locked, to, own=to / OWN, package=PACKAGE), work)

@@ -5,7 +5,6 @@ built. Packages that were added before stay."""
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +29,7 @@ from hvdenv.cli.options import (
     refuse_foreign_prefix,
 )
 from hvdenv.errors import IncompatibleError, StepError, UsageError
+from hvdenv.reading import RESULT, read_json
 from hvdenv.schema import Problem, decode, encode
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _answer(maker: Resolution, python: str, runner: Runner, progress: Progress) 
         # Without the pins, pip says what it would move; or it fails for another reason.
         if attempt(maker.addition(python, may_move=True), runner, progress) is not None:
             raise failure(step, failed, ", ".join(maker.additions.requirements))
-    found = reported(json.loads(maker.report.read_text(encoding="utf-8")))
+    found = reported(read_json(maker.report, RESULT))
     moved = moves(found, present)
     if failed is not None or moved:
         raise refusal(moved, output, maker.additions)

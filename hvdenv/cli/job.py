@@ -201,7 +201,7 @@ def _start(
     from hvdenv.launch.inside import start_inside
     from hvdenv.launch.launchers import LAUNCHERS, Launch
     from hvdenv.launch.placement import START_SECONDS, Wishes, choose_launcher, exported, mpi_of
-    from hvdenv.sites.batch import HOSTFILE, HOSTS
+    from hvdenv.sites.batch import HOST_NAMES, HOSTFILE, HOSTS
 
     recipe = chosen.recipe
     name = choose_launcher(recipe, wanted)
@@ -225,10 +225,14 @@ def _start(
         root=os.geteuid() == 0,
         mpi=mpi_of(recipe),
         exports=exported(
-            recipe, activated(chosen), dict.fromkeys(recipe.launch.exports, ""), Wishes()
+            recipe.launch.exports,
+            activated(chosen),
+            dict.fromkeys(recipe.launch.exports, ""),
+            Wishes(),
         ),
         start_timeout=START_SECONDS,
         host_list=HOSTS,
+        host_names=HOST_NAMES,
         # LSF lists the host of the script too, which runs no ranks.
         hostfile=HOSTFILE if scheduler in ("pbs", "cobalt") else "",
         ranks_per_node=job.ranks_per_node,
@@ -245,19 +249,11 @@ def _start(
 
 def _give(arguments: argparse.Namespace, text: str, job: Job) -> int:
     """Print the script or write it."""
-    from hvdenv.places import named_file
+    from hvdenv.places import named_file, write_text
     from hvdenv.sites.batch import cost
 
     if arguments.to:
-        file = named_file(arguments.to)
-        try:
-            file.write_bytes(os.fsencode(text))
-            file.chmod(0o755)
-        except OSError as error:
-            raise UsageError(
-                f"cannot write: {error.strerror}", where=str(arguments.to),
-                remedy="name another file with --to",
-            ) from error  # fmt: skip
+        write_text(named_file(arguments.to), text, 0o777)
     if arguments.json:
         print_json({"text": text, **cost(job)._asdict()})
     elif arguments.to:

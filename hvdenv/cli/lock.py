@@ -33,6 +33,7 @@ from hvdenv.cli.options import (
     print_json,
 )
 from hvdenv.errors import LockError, RecipeError, StepError, UsageError
+from hvdenv.reading import RESULT, read_json
 
 if TYPE_CHECKING:
     from hvdenv.environments.scratch import Scratch
@@ -206,7 +207,6 @@ def _conda(
     arguments: argparse.Namespace, maker: Resolution, kept: Locked | None, work: Scratch
 ) -> str:
     """Have the conda packages solved; what was locked is preferred."""
-    import json
 
     from hvdenv.locks import condalock
     from hvdenv.locks.lockfile import CONDA
@@ -219,7 +219,7 @@ def _conda(
     )
     prefer = condalock.preferring(before, free) if before else {}
     run_steps(arguments, maker.solution(prefer), work)
-    records = json.loads(maker.solved.read_text(encoding="utf-8"))
+    records = read_json(maker.solved, RESULT)
     return condalock.render(condalock.lock(records, maker.conda_spec))
 
 

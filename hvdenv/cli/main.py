@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from hvdenv import __version__
 from hvdenv.errors import OWN_FAILURE, HvdenvError, InterruptedRunError
+from hvdenv.masking import mask, plain, plain_output
 from hvdenv.runner import drop_relative_folders
 
 # Command: one line for `hvdenv --help`. Each has a module of its name here, with
@@ -99,6 +100,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A path may hold bytes that the terminal's encoding has no characters for.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+    with plain_output():
+        return _main(argv)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     command = next((word for word in words if not word.startswith("-")), "")
     program: list[str] = []
@@ -114,6 +120,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command is None:
         make_parser("").print_help()
         return 2
+    from hvdenv.runner import forbid_world_writes
+
+    forbid_world_writes()
     signal.signal(signal.SIGTERM, _interrupt)
     drop_relative_folders()
     try:
@@ -124,8 +133,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HvdenvError as error:
         code = _say(error)
         return OWN_FAILURE if command in PASS_CODES_ON else code
-    except PermissionError as error:
-        return _say(_no_permission(error))
     except KeyboardInterrupt:
         return _say(InterruptedRunError())
     except BrokenPipeError:
@@ -133,18 +140,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Nothing is left to be written when Python flushes once more at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except Exception:
+    except Exception as error:
+        if of_machine := _of_machine(error):
+            return _say(of_machine)
         code = _bug()
         return OWN_FAILURE if command in PASS_CODES_ON else code
 
 
-def _no_permission(error: PermissionError) -> HvdenvError:
-    """Somebody else's files, wherever they were come upon: nobody's mistake in hvdenv."""
+def _of_machine(error: Exception) -> HvdenvError | None:
+    """Somebody else's files, a full or broken disk, wherever it was met: not a bug in hvdenv."""
     from pathlib import Path
 
-    from hvdenv.places import blocked
+    from hvdenv.places import OF_THE_MACHINE, blocked
 
-    return blocked(Path(error.filename or "."), error, "get at it")
+    if not isinstance(error, OSError) or error.errno not in OF_THE_MACHINE:
+        return None
+    named = Path(os.fsdecode(error.filename)) if error.filename else Path()
+    return blocked(named, error, "read or write")
 
 
 def _refuse_foreign_home(arguments: argparse.Namespace) -> None:
@@ -159,8 +171,6 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _say(error: HvdenvError) -> int:
-    from hvdenv.masking import mask, plain
-
     print(f"error: {mask(plain(str(error)))}", file=sys.stderr)
     return error.exit_code
 
@@ -168,8 +178,6 @@ def _say(error: HvdenvError) -> int:
 def _bug() -> int:
     import platform
     import traceback
-
-    from hvdenv.masking import mask
 
     print(
         f"this is a bug in hvdenv {__version__} (Python {platform.python_version()}); "

@@ -16,6 +16,7 @@ from hvdenv.cli.options import (
     resolved_of,
 )
 from hvdenv.errors import UsageError
+from hvdenv.reading import RECIPE, read_text
 
 if TYPE_CHECKING:
     from hvdenv.environments.generations import Environment
@@ -112,22 +113,14 @@ def _publish(folder: Path, entry: Entry, text: str, suffix: str) -> None:
     """Write the modulefile, whole or not at all."""
     import os
     import shlex
-    import uuid
 
-    from hvdenv.places import blocked, make_folder
+    from hvdenv.places import make_folder, named_file, named_folder, write_text
 
-    folder = Path(os.path.abspath(folder.expanduser()))
+    folder = named_folder(folder)
     path = folder / f"{entry.name}{suffix}"
     _refuse_foreign(path)
     make_folder(path.parent)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise blocked(path, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(named_file(path), text)
     print(f"wrote {path}")
     print(f"use it with: module use {shlex.quote(str(folder))}; module load {entry.name}")
     python = entry.environment / "bin" / "python"
@@ -138,7 +131,7 @@ def _refuse_foreign(path: Path) -> None:
     from hvdenv.environments.modulefile import WRITTEN_BY
 
     try:
-        head = path.read_text(encoding="utf-8", errors="replace")[:100]
+        head = read_text(path, RECIPE, errors="replace")[:100]
     except FileNotFoundError:
         return
     except OSError as error:

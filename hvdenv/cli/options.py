@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvdenv.model.cascade import Layer, Resolved, places_of, read_layer, resolve, trusted_by
+from hvdenv.reading import HOSTS, read_text
 
 if TYPE_CHECKING:
     from hvdenv.environments.generations import Environment
@@ -92,7 +93,7 @@ def read_hostfile(path: Path) -> str:
     from hvdenv.errors import UsageError
 
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_text(path, HOSTS, errors="replace")
     except OSError as error:
         raise UsageError(
             f"cannot read the file with the hosts: {error.strerror}", where=str(path),
@@ -147,6 +148,15 @@ def add_where(parser: argparse.ArgumentParser) -> None:
         choices=("here", "compute"),
         default="here",
         help="compute: submit it as a job with what the recipe asks for, and follow it",
+    )
+
+
+def add_clean(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--clean",
+        action="store_true",
+        help="drop the variables of your shell that change results, such as LD_PRELOAD,"
+        " LD_LIBRARY_PATH, HOROVOD_*, NCCL_* and OMPI_MCA_*",
     )
 
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hvdenv.building.build import compiled_objects
+from hvdenv.masking import plain
 from hvdenv.plans.step import Step
 
 if TYPE_CHECKING:
@@ -80,11 +81,14 @@ class Live(Lines):
 
     def __init__(self, steps: int) -> None:
         super().__init__(steps)
+        from rich.console import Console
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         self._progress: RichProgress = Progress(
             SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"),
             TimeElapsedColumn(), transient=True,
+            # It moves the cursor, which what is printed otherwise may not.
+            console=Console(file=getattr(sys.stderr, "unfiltered", sys.stderr)),
         )  # fmt: skip
         self._task: TaskID | None = None
 
@@ -123,7 +127,7 @@ class Live(Lines):
         super().step_done(number, step, note, seconds)
 
     def note(self, text: str) -> None:
-        self._progress.console.print(text, markup=False, highlight=False)
+        self._progress.console.print(plain(text), markup=False, highlight=False)
 
 
 class ObjectClock:

@@ -40,7 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
-        print(f"{row['name']:{width}}  {row['summary']} ({row['status']})")
+        summary = " ".join(str(row["summary"]).split())
+        print(f"{row['name']:{width}}  {summary} ({row['status']})")
         if row["variants"]:
             print(f"{'':{width}}  variants: {', '.join(row['variants'])}")
     return 0

@@ -8,12 +8,13 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvdenv.cli.options import (
+    add_clean,
     add_hosts,
     add_prefix,
     add_recipe,
@@ -42,6 +43,7 @@ examples:
   hvdenv run neuron -n 8 --hosts gpu32:4,gpu33:4 --launcher mpirun -- python train.py
   hvdenv run neuron --hosts gpu[32-33]:2 --launcher horovodrun-gloo -x WANDB_MODE -- python train.py
   hvdenv run neuron --dry-run -- python train.py    prints the command line
+  hvdenv run local -n 2 --clean -- python train.py  without LD_PRELOAD, HOROVOD_* and the like
   hvdenv run singularity -n 4 --hosts f1:2,f2:2 -- python train.py       in its image
   hvdenv run --prefix ~/envs/horovod -n 2 -x HOROVOD_TIMELINE=t.json -- python train.py
 
@@ -122,6 +124,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "-x", "--export", metavar="NAME[=VALUE]", action="append", default=[],
         help="a variable for every rank; may be repeated",
     )  # fmt: skip
+    add_clean(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the line and run nothing")
     add_trust(parser)
 
@@ -145,7 +148,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from hvdenv.command import Command
     from hvdenv.environments import lastuse
     from hvdenv.launch.inside import start_inside
-    from hvdenv.launch.placement import choose_launcher, place, refuse_unfit
+    from hvdenv.launch.placement import choose_launcher, hidden, of_shell, place, refuse_unfit
     from hvdenv.places import find_places
     from hvdenv.runner import environment, hand_over
 
@@ -154,22 +157,23 @@ def _run(arguments: argparse.Namespace) -> int:
             "there is no command to run",
             remedy="write it after --: hvdenv run RECIPE -- python train.py",
         )
-    environ = environment()
     chosen = choose(arguments, built=not arguments.dry_run, image=True)
     wishes = _wishes(arguments)
+    environ = of_shell(environment(), clean=arguments.clean, kept=wishes.exports)
     allocation = current_allocation()
     name = choose_launcher(chosen.recipe, wishes.launcher)
-    if not arguments.dry_run:
-        refuse_unfit(name, chosen.recipe, wishes, allocation)
     launch = place(
         chosen.recipe, tuple(arguments.program), wishes, allocation,
         cores=len(os.sched_getaffinity(0)), root=os.geteuid() == 0,
     )  # fmt: skip
+    # A dry run shows the line for the site's own allocations.
+    scheduler = allocation.scheduler or (chosen.recipe.scheduler if arguments.dry_run else None)
+    refuse_unfit(name, chosen.recipe, wishes, scheduler, len(launch.hosts))
     launch = _completed(name, launch, chosen, wishes, environ)
     start = start_inside(name, launch, chosen.inside, os.uname().nodename)
-    line = _line(start, _hidden(name, environ, wishes, activated(chosen)))
+    line = _line(start, hidden(name, environ, wishes, activated(chosen)))
     if arguments.dry_run:
-        _print(line, chosen)
+        _print(line, chosen, [name for name in environment() if name not in environ])
         return 0
     lastuse.note(find_places(), chosen.prefix)
     words = ("bash", "-c", chosen.before + _SCRIPT, "hvdenv", start.argv[0], *line)
@@ -213,6 +217,12 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
         raise UsageError("no environment is named", remedy="name a recipe, or a --prefix")
     active = environment.active()
     if not active and (built or not arguments.recipe):
+        if damage := environment.damage(environment.pointed()):
+            raise UsageError(
+                f"files of this environment are damaged: {damage}",
+                where=str(environment.prefix),
+                remedy=remedy,
+            )
         raise UsageError(f"there is no environment {name} at {environment.prefix}", remedy=remedy)
     record = generations.read_record(environment.record(active)) if active else {}
     refuse_foreign_prefix(environment.prefix, arguments, also=elsewhere(record))
@@ -316,7 +326,7 @@ def _completed(
 
     names = activated(chosen)
     launch = with_mpi(launch, chosen)._replace(
-        exports=exported(chosen.recipe, names, environ, wishes),
+        exports=exported(chosen.recipe.launch.exports, names, environ, wishes),
         interactive=True,
     )
     return launch._replace(program=found_program(name, launch, chosen, launch.program))
@@ -392,17 +402,6 @@ def _ask_mpi(chosen: Chosen) -> tuple[Mpi, dict[str, str]]:
     return parse_mpi_version(output), {name: value for name, _, value in pairs}
 
 
-def _hidden(
-    launcher: str, environ: Mapping[str, str], wishes: Wishes, activated: Collection[str]
-) -> tuple[str, ...]:
-    """What this launcher would put on command lines that others can read."""
-    from hvdenv.launch.placement import may_be_seen
-
-    if launcher != "horovodrun-gloo":
-        return ()
-    return tuple(n for n in environ if n not in activated and not may_be_seen(n, wishes))
-
-
 def _line(start: Start, hidden: tuple[str, ...]) -> tuple[str, ...]:
     """The launcher with its variables, once the environment is the current one."""
     # Modules are loaded before: `module` itself lives in variables that are hidden then.
@@ -411,9 +410,11 @@ def _line(start: Start, hidden: tuple[str, ...]) -> tuple[str, ...]:
     return ("env", *unset, *variables, *start.argv) if unset or variables else start.argv
 
 
-def _print(line: tuple[str, ...], chosen: Chosen) -> None:
+def _print(line: tuple[str, ...], chosen: Chosen, dropped: Sequence[str]) -> None:
     """The line, for a shell; in one of its own, which it does not change."""
     words = shlex.join(line)
-    print(words if chosen.before == "true" else f"( {chosen.before} && exec {words} )")
+    first = f"unset {shlex.join(dropped)}; " if dropped else ""
+    plain = chosen.before == "true" and not first
+    print(words if plain else f"( {first}{chosen.before} && exec {words} )")
     if not (chosen.prefix.exists() if chosen.container else chosen.record):
         print(f"note: {chosen.name} was not built yet", file=sys.stderr)

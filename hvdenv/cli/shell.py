@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdenv.cli.options import add_prefix, add_recipe, add_trust
+from hvdenv.cli.options import add_clean, add_prefix, add_recipe, add_trust
 from hvdenv.cli.run import Chosen, choose, current_allocation, own_failures
 from hvdenv.errors import UsageError
 
@@ -64,6 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     asks.add_argument("--partition", metavar="P", help="partition or queue")
     for name in _WORDS:
         asks.add_argument(f"--{name}", metavar=name.upper())
+    add_clean(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the line and run nothing")
     add_trust(parser)
 
@@ -76,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from hvdenv.command import Command
     from hvdenv.environments import lastuse
+    from hvdenv.launch.placement import of_shell
     from hvdenv.places import find_places
     from hvdenv.runner import environment, hand_over
 
@@ -92,7 +94,7 @@ def _run(arguments: argparse.Namespace) -> int:
     lastuse.note(places, chosen.prefix)
     if words[0] == "qsub":
         print(f"type this there: . {shlex.quote(chosen.activate)}", file=sys.stderr)
-    return hand_over(Command(words), environment())
+    return hand_over(Command(words), of_shell(environment(), clean=arguments.clean))
 
 
 def shell_command(shell: str, folder: Path) -> tuple[str, ...]:
@@ -130,18 +132,13 @@ def _write(chosen: Chosen, places: Places) -> Path:
     """Put the files where the hosts of an allocation see them too, beside the environments."""
     import hashlib
 
-    from hvdenv.places import blocked, make_folder
+    from hvdenv.places import make_folder, write_text
 
     # Two environments may have one name.
     digest = hashlib.sha256(os.fsencode(chosen.prefix)).hexdigest()[:12]
     folder = make_folder(places.home / "shells" / digest)
     for file, text in start_files(chosen.activate, chosen.name, folder).items():
-        temporary = folder / f"{file}.{os.getpid()}"
-        try:
-            temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
-            os.replace(temporary, folder / file)
-        except OSError as error:
-            raise blocked(folder / file, error) from error
+        write_text(folder / file, text)
     return folder
 
 

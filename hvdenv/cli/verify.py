@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvdenv.cli.options import (
+    add_clean,
     add_hosts,
     add_json,
     add_loudness,
@@ -26,7 +27,9 @@ from hvdenv.cli.options import (
     wished_hosts,
 )
 from hvdenv.errors import InterruptedRunError, UsageError
+from hvdenv.masking import print_coloured
 from hvdenv.places import environment_name
+from hvdenv.reading import REPORT, read_json
 
 if TYPE_CHECKING:
     from hvdenv.environments.installation import Expectation, Installation
@@ -78,7 +81,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_trust(parser)
     parser.add_argument(
         "-n", "--ranks", type=int, metavar="N",
-        help="how many (default: what the allocation has room for, else 2)",
+        help="how many (default: what the allocation has room for; else 3, or 4 on four cores"
+        " and more, but no more than there are GPUs where NCCL is expected; 2 with --quick)",
     )  # fmt: skip
     add_hosts(parser)
     parser.add_argument(
@@ -92,6 +96,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="srun, mpirun, mpiexec, horovodrun-mpi, horovodrun-gloo, aprun or jsrun; may be"
         " repeated, one for each controller (default: the recipe's, and horovodrun-gloo)",
     )  # fmt: skip
+    add_clean(parser)
     extent = parser.add_mutually_exclusive_group()
     extent.add_argument(
         "--quick", action="store_true",
@@ -134,8 +139,9 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from hvdenv.environments import lastuse
     from hvdenv.launch.launchers import LAUNCHERS
+    from hvdenv.launch.placement import of_shell
     from hvdenv.places import find_places
-    from hvdenv.runner import Runner
+    from hvdenv.runner import Runner, environment
     from hvdenv.verification.verify import DEFAULT_EXERCISES, FULL_EXERCISES, verify
 
     _refuse_files(arguments)
@@ -149,11 +155,11 @@ def run(arguments: argparse.Namespace) -> int:
     places = find_places()
     effort = _effort(arguments, places)
     timeout = _timeout(arguments, effort)
-    runner = Runner()
+    runner = Runner(of_shell(environment(), clean=arguments.clean))
     installation, expectation, recipe = _chosen(arguments, places)
     lastuse.note(places, Path(installation.prefix))
     installation = _with_modules(installation, recipe, runner)
-    launch, launchers = _launched(arguments, recipe)
+    launch, launchers = _launched(arguments, recipe, expectation)
     quiet = arguments.quiet
     exercises = FULL_EXERCISES if arguments.full else () if arguments.quick else DEFAULT_EXERCISES
 
@@ -188,7 +194,7 @@ def _show(report: Report, arguments: argparse.Namespace) -> int:
         from hvdenv.reports.render import render
 
         colour = arguments.color == "always" or (arguments.color == "auto" and sys.stdout.isatty())
-        print(render(report, colour=colour))
+        print_coloured(render(report, colour=colour) + "\n")
     written = _write_files(report, arguments)
     return EXIT_CODES[report.verdict] or written
 
@@ -222,13 +228,19 @@ def _refuse_files(arguments: argparse.Namespace) -> None:
     Raises:
         UsageError: a file could not be written.
     """
+    from hvdenv.errors import StepError
+    from hvdenv.places import named_file
+
     for option in _FILES:
         path = getattr(arguments, option)
         if path is None:
             continue
-        folder = path.resolve().parent
-        if path.exists() and not path.is_file():
-            raise UsageError("this is no file", where=f"--{option} {path}", remedy="name a file")
+        try:
+            folder = named_file(path).parent
+        except StepError as error:
+            raise UsageError(
+                error.message, where=f"--{option} {error.where}", remedy=error.remedy
+            ) from error
         if not os.access(folder, os.W_OK | os.X_OK):
             why = "nothing can be written there" if folder.is_dir() else "there is no such folder"
             raise UsageError(why, where=f"--{option} {folder}", remedy="name another place")
@@ -240,18 +252,16 @@ def _read(arguments: argparse.Namespace) -> Report:
     Raises:
         UsageError: it cannot be read, or more was asked for than to show it.
     """
-    import json
-
     from hvdenv.reports.report import Report
 
     where = f"--from {arguments.kept}"
     if arguments.recipe or arguments.prefix or arguments.where == "compute":
         raise UsageError("a report is shown as it is", where=where, remedy="name no environment")
     try:
-        return Report.from_json(json.loads(arguments.kept.read_bytes()))
+        return Report.from_json(read_json(arguments.kept, REPORT))
     except OSError as error:
         raise UsageError(f"cannot read it: {error.strerror}", where=where) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(
             f"this is no report of verify: {error}",
             where=where,
@@ -292,7 +302,7 @@ def _in_a_job(arguments: argparse.Namespace) -> int:
 
 
 def _launched(
-    arguments: argparse.Namespace, recipe: Recipe | None
+    arguments: argparse.Namespace, recipe: Recipe | None, expectation: Expectation
 ) -> tuple[Launch, tuple[str, ...]]:
     """How many ranks there are and where, and the launchers for each controller."""
     from hvdenv.cli.run import current_allocation
@@ -308,7 +318,7 @@ def _launched(
     if recipe is None and wishes.hosts:
         launch = _on_hosts(wishes)
     elif recipe is None or not (allocation.hosts or allocation.nodes or wishes.hosts):
-        launch = TWO_RANKS._replace(ranks=wishes.ranks or TWO_RANKS.ranks)
+        launch = TWO_RANKS._replace(ranks=wishes.ranks or _usual_ranks(arguments, expectation))
         if recipe:
             launch = launch._replace(settings=recipe.launch, network=recipe.network)
     else:
@@ -319,6 +329,17 @@ def _launched(
     schedulers = LAUNCHERS[usual].schedulers
     fits = not schedulers or allocation.scheduler in schedulers
     return launch, (usual if fits else DEFAULT_LAUNCHERS[0], *DEFAULT_LAUNCHERS)
+
+
+def _usual_ranks(arguments: argparse.Namespace, expectation: Expectation) -> int:
+    """Two for allreduces alone; operations need more."""
+    from hvdenv.model.observe import gpus
+    from hvdenv.verification.verify import TWO_RANKS, usual_ranks
+
+    if arguments.quick:
+        return TWO_RANKS.ranks
+    wanted = expectation.operations is None or "NCCL" in expectation.operations
+    return usual_ranks(len(os.sched_getaffinity(0)), len(gpus()) if wanted else 0)
 
 
 def _on_hosts(wishes: Wishes) -> Launch:

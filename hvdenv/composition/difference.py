@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
 from hvdenv.composition.contents import Contents, Horovod, Package
+from hvdenv.masking import plain
 from hvdenv.sites.modules import family_of
 
 Kind = Literal["added", "removed", "up", "down", "changed"]
@@ -96,7 +97,7 @@ def _line(change: Difference, colour: bool) -> str:
     code = _COLOURS.get(change.kind, "")
     word = f"{change.kind:8}"
     word = f"\x1b[{code}m{word}\x1b[0m" if colour and code else word
-    return f"  {word} {change.subject}  {values}"
+    return f"  {word} {plain(change.subject)}  {plain(values)}"
 
 
 def _short(text: str) -> str:

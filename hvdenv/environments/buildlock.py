@@ -20,13 +20,14 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv.errors import BusyError, HvdenvError
 from hvdenv.places import blocked, make_folder
+from hvdenv.reading import STATE, SYSTEM, read_file, read_text
 from hvdenv.runner import environment
 
 LOCK = "lock"
@@ -41,8 +42,10 @@ _GONE = {errno.ENOENT, errno.ESTALE}
 _REBOOT_SECONDS = 60.0
 # How long to go on trying for the lock of a dead holder that others try for as well.
 _HANDOVER_SECONDS = 5.0
-# A claim is held for milliseconds: nobody who is alive holds one for so long.
+# A claim is held for milliseconds: nobody who is alive holds one for so long. Nor does anybody
+# hold a lock that is empty: its holder would have noticed, and touched it no more.
 _CLAIM_SECONDS = 60.0
+_DRAFT_SECONDS = 5.0
 
 
 class Holder(NamedTuple):
@@ -69,6 +72,10 @@ class Holder(NamedTuple):
     user: str
     since: str
     token: str
+
+
+# Of an empty file: somebody is about to fill it, or a power cut has emptied it.
+_NOBODY = Holder("", "", "", 0, "", "", "", "", "")
 
 
 class Held:
@@ -99,7 +106,7 @@ class Held:
         except OSError as error:
             raise blocked(self._path, error, "read") from error
         if holder is None or holder.token != self.token:
-            who = f"; {_describe(holder)} holds it now" if holder else ""
+            who = f"; {_describe(holder)} holds it now" if holder and holder.pid else ""
             raise BusyError(
                 f"the lock of this build was taken away{who}",
                 where=str(self._path),
@@ -147,6 +154,8 @@ def hold(
         replaced = _acquire(store, mine, wait, break_lock)
     except OSError as error:
         raise blocked(store, error) from error
+    with suppress(OSError):
+        sweep(store)
     held = Held(store, mine, replaced)
     stop = threading.Event()
     heart = threading.Thread(target=held._beat, args=(stop, beat), daemon=True)
@@ -162,15 +171,16 @@ def hold(
 def sweep(store: Path) -> None:
     """Delete what killed processes left beside the lock. Call it with the lock held.
 
-    A draft that is still in use is simply made again by its owner. A claim is left
-    while its owner may be alive. The others are on earlier locks: whoever makes such
-    a claim again finds another token in the lock, and does nothing.
+    A draft is in use for milliseconds. A claim is left while its owner may be alive. The
+    others are on earlier locks: whoever makes such a claim again finds another token in the
+    lock, and does nothing.
     """
     now = _server_time(store)
     for path in store.iterdir():
         try:
             if path.name.startswith(_DRAFT):
-                path.unlink()
+                if now - path.lstat().st_mtime > _DRAFT_SECONDS:
+                    path.unlink()
             elif path.name.startswith(_CLAIM):
                 owner, _ = _read(path)
                 age = now - path.lstat().st_mtime
@@ -196,7 +206,7 @@ def _acquire(store: Path, mine: Holder, wait: float, break_lock: bool) -> Holder
                 condemned = token
             gone = _surely_gone(holder, age)
             if (gone or token == condemned) and _take(store, LOCK, token, mine, break_lock):
-                return holder
+                return None if holder == _NOBODY else holder
         except FileNotFoundError:
             # The store was removed meanwhile, or our draft was swept away.
             continue
@@ -215,7 +225,11 @@ def _take(store: Path, name: str, token: str, mine: Holder, break_lock: bool) ->
         holder, age = _read(store / name)
         if age is None or (holder.token if holder else "") != token:
             return False
-        os.replace(_draft(store, mine), store / name)
+        draft = _draft(store, mine)
+        try:
+            os.replace(draft, store / name)
+        finally:
+            draft.unlink(missing_ok=True)
         return True
 
 
@@ -270,15 +284,29 @@ def _create_exclusively(path: Path, holder: Holder) -> bool:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     except FileExistsError:
         return False
-    with open(descriptor, "wb") as stream:
-        stream.write(_render(holder))
+    _fill(path, descriptor, holder)
     return True
 
 
 def _draft(store: Path, holder: Holder) -> Path:
     path = store / f"{_DRAFT}{uuid.uuid4().hex}"
-    path.write_bytes(_render(holder))
+    _fill(path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), holder)
     return path
+
+
+def _fill(path: Path, descriptor: int, holder: Holder) -> None:
+    """Write a lock, claim or draft; where there is no space, no empty file stays behind.
+
+    It is on the disk before it gets its name: a power cut would leave a lock of nobody.
+    """
+    try:
+        with open(descriptor, "wb") as stream:
+            stream.write(_render(holder))
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _render(holder: Holder) -> bytes:
@@ -292,15 +320,16 @@ def _read(path: Path, store: Path | None = None) -> tuple[Holder | None, float |
     file server if the store is given, and 0 otherwise.
     """
     try:
-        content = path.read_bytes()
-        touched = path.stat().st_mtime
+        content = read_file(path, STATE)
     except OSError as error:
         if error.errno in _GONE:
             return None, None
         raise
-    age = max(0.0, _server_time(store) - touched) if store else 0.0
+    age = max(0.0, _server_time(store) - content.status.st_mtime) if store else 0.0
+    if not content.data:
+        return _NOBODY, age
     try:
-        holder = Holder(**json.loads(content))
+        holder = Holder(**json.loads(content.data))
     except (ValueError, TypeError):
         return None, age
     right = (
@@ -325,7 +354,11 @@ def _server_time(store: Path) -> float:
 
 def _surely_gone(holder: Holder | None, age: float | None) -> bool:
     """Whether the holder cannot be running any more, on any machine."""
-    if holder is None or age is None or holder.host != os.uname().nodename:
+    if age is None:
+        return False
+    if holder == _NOBODY:
+        return age > _CLAIM_SECONDS
+    if holder is None or holder.host != os.uname().nodename:
         return False
     if holder.boot != _boot():
         return age > _REBOOT_SECONDS
@@ -349,7 +382,7 @@ def _alive(holder: Holder) -> bool:
 def _busy(store: Path, holder: Holder | None, age: float) -> BusyError:
     beat = f"last sign of life {age:.0f} s ago"
     where = str(store / LOCK)
-    if holder is None:
+    if holder is None or holder == _NOBODY:
         return BusyError(
             f"the lock of this prefix names no holder ({beat})",
             where=where,
@@ -399,7 +432,7 @@ def _myself() -> Holder:
 
 def _boot() -> str:
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return read_text("/proc/sys/kernel/random/boot_id", SYSTEM).strip()
     except OSError:
         return ""
 
@@ -415,7 +448,7 @@ def _namespace() -> str:
 def _started(pid: int) -> str:
     """When a process started: empty if unknown, ENDED if only its exit status is left."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        stat = read_text(f"/proc/{pid}/stat", SYSTEM, errors="replace")
     except OSError:
         return "" if Path("/proc/self/stat").exists() else _started_elsewhere(pid)
     state, *fields = stat.rpartition(")")[2].split()

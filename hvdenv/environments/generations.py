@@ -1,15 +1,14 @@
 """Environments: a prefix that is a link, and the generations that it may point to.
 
 The generations of ``P`` lie beside it in ``.P.hvdenv``. One is complete when its
-``hvdenv.json`` is there and can be read; a complete one is never changed. Nothing
-here deletes what does not carry hvdenv's marker.
+``hvdenv.json`` can be read and the files whose sizes it states have not shrunk; a
+complete one is never changed. Nothing here deletes what does not carry hvdenv's marker.
 """
 
 from __future__ import annotations
 
 import errno
 import itertools
-import json
 import os
 import re
 import shutil
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 from hvdenv.environments.prefixes import refuse_foreign, refuse_inside, refuse_unfit
 from hvdenv.errors import HvdenvError, StepError, UsageError
 from hvdenv.places import blocked, make_folder, sync_folder, write_json
+from hvdenv.reading import STATE, read_json
 
 FORMAT = 1
 RECORD = "hvdenv.json"
@@ -40,6 +40,7 @@ _RECORD_TYPES: Mapping[str, type | tuple[type, ...]] = {
     "manifest_digest": str,
     "files": int,
     "bytes": int,
+    "sizes": dict,
     "packages": list,
     "findings": list,
     "observed": dict,
@@ -86,6 +87,17 @@ class Environment(NamedTuple):
         """Whether a generation was built to its end."""
         return identity in self.records([identity])
 
+    def damage(self, identity: str) -> str:
+        """What is wrong with a generation that has a record; empty if nothing is known to be.
+
+        Only some files are looked at, so this costs no more than a millisecond or two.
+        """
+        try:
+            record = read_record(self.record(identity))
+        except HvdenvError as error:
+            return error.message if os.path.lexists(self.record(identity)) else ""
+        return _lost(self.generation(identity), record)
+
     def begun(self, identity: str) -> bool:
         """Whether a build has begun a generation that was never complete.
 
@@ -113,9 +125,11 @@ class Environment(NamedTuple):
             if not _ours(self.generation(identity)):
                 continue
             try:
-                found[identity] = read_record(self.record(identity))
+                record = read_record(self.record(identity))
             except HvdenvError:
                 continue
+            if not _lost(self.generation(identity), record):
+                found[identity] = record
         order = sorted(found, key=lambda one: (found[one].get("created", ""), one), reverse=True)
         return {identity: found[identity] for identity in order}
 
@@ -161,7 +175,9 @@ def claim(environment: Environment) -> None:
         refuse_foreign(store)
     for folder in (parent, make_folder(store)):
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise blocked(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+            read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
+            number = errno.EROFS if read_only else errno.EACCES
+            raise blocked(folder, OSError(number, os.strerror(number)))
 
 
 def new_identity(environment: Environment, digest: str) -> str:
@@ -241,7 +257,13 @@ def switch(environment: Environment, identity: str) -> None:
         StepError: it is not complete, or the link cannot be made.
         UsageError: something that is not hvdenv's is in the way.
     """
-    read_record(environment.record(identity))
+    lost = _lost(environment.generation(identity), read_record(environment.record(identity)))
+    if lost:
+        raise StepError(
+            f"files of this generation are damaged: {lost}",
+            where=str(environment.generation(identity)),
+            remedy="build it again: hvdenv build RECIPE --rebuild",
+        )
     prefix = environment.prefix
     if not environment.pointed():
         refuse_foreign(prefix)
@@ -277,7 +299,7 @@ def read_record(path: Path) -> dict[str, Any]:
         StepError: it is not there, damaged, or of another format.
     """
     try:
-        record = json.loads(path.read_bytes())
+        record = read_json(path, STATE)
     except FileNotFoundError as error:
         raise StepError(
             "no record: this build never finished, or somebody has removed it",
@@ -334,6 +356,24 @@ def erase(path: Path) -> str:
     if not path.exists():
         return ""
     return f"{path} could not be deleted wholly; the next prune tries again (read-only? in use?)"
+
+
+def _lost(generation: Path, record: Mapping[str, Any]) -> str:
+    """Files of which less is there than the record states: the first, and how many more.
+
+    A power cut leaves files empty, a purge takes them away. What somebody adds is no damage.
+    """
+    lost = []
+    for path, size in record.get("sizes", {}).items():
+        try:
+            found = os.stat(generation / path).st_size
+        except OSError as error:
+            lost.append(f"{path}: {error.strerror}")
+            continue
+        if isinstance(size, int) and found < size:
+            lost.append(f"{path} has {found} bytes instead of {size}")
+    more = f" and {len(lost) - 1} more files" if lost[1:] else ""
+    return f"{lost[0]}{more}" if lost else ""
 
 
 def _ours(path: Path) -> bool:

@@ -16,6 +16,7 @@ from hvdenv.environments.activation import filled_in, job_id
 from hvdenv.errors import UsageError
 from hvdenv.launch.inside import inside
 from hvdenv.model.cluster import Container, Reference
+from hvdenv.reading import SYSTEM, read_text
 from hvdenv.runner import environment
 
 # Every root file system has it, and nothing that Python needs lies there.
@@ -230,6 +231,8 @@ def _may_have_horovod(base: Path) -> bool:
         return True
     if any(base.glob("lib*/python3*/site-packages/horovod/__init__.py")):
         return True
-    settings = base / "pyvenv.cfg"
-    shared = settings.read_text(errors="replace").lower().split("\n") if settings.exists() else []
+    try:
+        shared = read_text(base / "pyvenv.cfg", SYSTEM, errors="replace").lower().split("\n")
+    except OSError:
+        shared = []
     return any(line.replace(" ", "") == "include-system-site-packages=true" for line in shared)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,7 @@ from hvdenv.locks import folders
 from hvdenv.locks.contents import contents as of_lock
 from hvdenv.locks.lockfile import MAIN
 from hvdenv.places import Places
+from hvdenv.reading import STATE, SYSTEM, read_json, read_text
 
 _DISTRIBUTION = re.compile(r"([^-]+)-([^-]+?)(-py[\d.]+)?\.(dist|egg)-info")
 
@@ -168,7 +168,7 @@ def _python_package(name: str, version: str, folder: Path) -> Package:
 def _json(path: Path) -> dict[str, Any]:
     """A document that another program wrote; empty if there is none to be read."""
     try:
-        document = json.loads(path.read_bytes())
+        document = read_json(path, STATE)
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}
@@ -177,7 +177,7 @@ def _json(path: Path) -> dict[str, Any]:
 def _of_venv(path: Path) -> str:
     """The version of Python that a virtual environment was made with."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_text(path, SYSTEM, errors="replace")
     except OSError:
         return ""
     found = re.search(r"^version(?:_info)?\s*=\s*(\d+(?:\.\d+){1,2})", text, re.MULTILINE)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvdenv.places import blocked
+from hvdenv.reading import STATE, read_file
 
 STARTED, FINISHED, FAILED = "step-started", "step-finished", "step-failed"
 _EVENTS = frozenset({STARTED, FINISHED, FAILED})
@@ -73,7 +74,7 @@ class Journal:
             StepError: the file cannot be read.
         """
         try:
-            content = path.read_bytes()
+            content = read_file(path, STATE).data
         except FileNotFoundError:
             content = b""
         except OSError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Literal, NamedTuple
 from hvdenv.environments.generations import Environment, at
 from hvdenv.errors import UsageError
 from hvdenv.places import Places, environment_name, make_folder, write_json
+from hvdenv.reading import STATE, read_json
 
 State = Literal["complete", "incomplete", "broken", "missing"]
 
@@ -68,7 +68,7 @@ def list_environments(places: Places) -> list[Listed]:
     known = dict(_in_home(places))
     for path in sorted(places.registry.glob("*.json")):
         try:
-            entry = json.loads(path.read_bytes())
+            entry = read_json(path, STATE)
             environment = at(Path(entry["prefix"]))
             known[environment] = (str(entry["recipe"]), tuple(map(str, entry["variants"])))
         except (OSError, ValueError, TypeError, KeyError, UsageError):

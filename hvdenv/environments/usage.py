@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, NamedTuple
 
 from hvdenv.environments.generations import Environment
+from hvdenv.reading import SYSTEM, open_file
 
 if TYPE_CHECKING:
     import psutil
@@ -93,8 +94,8 @@ def _paths_of(process: psutil.Process) -> tuple[list[str], bool]:
         except psutil.Error:
             return paths, True
     try:
-        with open(f"/proc/{process.pid}/maps", errors="surrogateescape") as stream:
-            fields = (line.rstrip("\n").split(None, 5) for line in stream)
+        with open_file(f"/proc/{process.pid}/maps", SYSTEM) as stream:
+            fields = (os.fsdecode(line).rstrip("\n").split(None, 5) for line in stream)
             paths += {field[5] for field in fields if len(field) == 6}
     except OSError:
         pass

@@ -7,13 +7,16 @@ are searched at once, as they stand, and patterns only see lines that hold one.
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
+from time import thread_time
 from typing import BinaryIO, NamedTuple
 
 from hvdenv.knowledge.signatures import Kind, Phase, Signature, all_signatures
+from hvdenv.reading import LOG, open_file
 
 BLOCK = 1 << 15
 # How much of a line is looked at on either side of a text that is searched, and how much of it
@@ -22,6 +25,10 @@ BEFORE, AFTER, LINES = 600, 1400, 3
 # So many lines may hold a signature's text without fitting its pattern; fewer, where those of all
 # signatures together are more than any real log has.
 TRIES, ALL_TRIES, FEW_TRIES = 2000, 10_000, 50
+# Processor time in seconds that one signature, and all of them, may take for a log. Real logs need
+# hundredths of a second. Only a log made for it comes near these limits, since patterns are at most
+# quadratic in the length of a line, which is cut.
+PATTERN_SECONDS, ALL_SECONDS = 1.0, 10.0
 # How often texts that are no longer wanted may be in a block before they are left out.
 IDLE = 1000
 ERRORS = 5
@@ -83,6 +90,24 @@ _ERROR = (
     r"|CMake Error at|Segmentation fault|Bus error|core dumped|FATAL\b)",
 )  # fmt: skip
 
+# A process that crashed by itself; others that end after it, or are killed, follow from that.
+_CRASH = (
+    (
+        "Segmentation fault", "segfault at ", "Bus error", "Illegal instruction", "SIGSEGV",
+        "SIGBUS", "SIGILL", "exited on signal 11", "status code 139", "status code -11",
+    ),
+    "",
+)  # fmt: skip
+# In a backtrace by UCX or Open MPI, the frames of whoever handles the signal stand before that of
+# what crashed: UCX's, whatever it is that crashed, and the C library's, which may be called too.
+_FRAME_START = r"(?:\[\S{1,64}:\d{1,8}\] )?[ \[]{0,4}\d{1,2}\]? {1,3}"
+_FRAME = (
+    ("libc.so.6(", "libpthread.so.0(", "libc-2.", "libpthread-2.", "libucs.so.0("),
+    rf"^{_FRAME_START}\S{{0,200}}/lib(?:c|pthread|ucs)[-.][\w.]{{2,10}}\(\+0x[^\n]*"
+    rf"(?:\n{_FRAME_START}\S{{0,200}}/libc[-.][\w.]{{2,10}}\([^\n]*)?"
+    rf"\n{_FRAME_START}\S{{0,200}}/(?!libc[-.]|libucs\.)([^/\s(]{{1,80}}\.so[\w.]{{0,20}})\((\w{{0,60}})",
+)
+
 
 class Place(NamedTuple):
     """A line of a log.
@@ -102,7 +127,8 @@ class Found(NamedTuple):
     """A signature that was found, its texts filled in.
 
     Attributes:
-        id, cause, remedy, kind, rules, source, certainty: as in Signature.
+        id, cause, remedy, kind, rules, source, certainty, kill: as in Signature; a kill after a
+            crash is a consequence.
         number, line, rank: as in Place.
     """
 
@@ -116,6 +142,7 @@ class Found(NamedTuple):
     number: int = 0
     line: str = ""
     rank: str = ""
+    kill: bool = False
 
 
 class Diagnosis(NamedTuple):
@@ -126,12 +153,14 @@ class Diagnosis(NamedTuple):
         errors: the first lines that look like an error.
         mentions: versions and places that it names.
         lines: how many it has.
+        given_up: matching took too long, so not all of its lines were searched.
     """
 
     found: tuple[Found, ...]
     errors: tuple[Place, ...]
     mentions: dict[str, str]
     lines: int
+    given_up: bool = False
 
     def of_kind(self, kind: Kind) -> tuple[Found, ...]:
         """What was found of one kind."""
@@ -179,24 +208,43 @@ class _Block(NamedTuple):
     number: int
 
 
+class _Time:
+    """Processor time in seconds that is left."""
+
+    def __init__(self, left: float = math.inf) -> None:
+        self.left = left
+
+
 class _Watch:
     """Texts that are looked for, and where one of them was found."""
 
-    def __init__(self, texts: Sequence[str], pattern: str = "", most: int = 1) -> None:
+    def __init__(
+        self, texts: Sequence[str], pattern: str = "", most: int = 1, time: _Time | None = None
+    ) -> None:
         self.texts = tuple(text.encode() for text in texts)
         self.pattern = pattern
         self.places: dict[int, tuple[Place, re.Match[str]]] = {}
         self.most = most
         self.tries = 0
+        self.time = time or _Time()
+        self.own_time = _Time(PATTERN_SECONDS)
 
     def active(self, tries: int) -> bool:
-        return len(self.places) < self.most and self.tries < tries
+        return len(self.places) < self.most and self.tries < tries and not self.given_up
+
+    @property
+    def given_up(self) -> bool:
+        return min(self.time.left, self.own_time.left) <= 0
 
     def look(self, block: _Block, at: int) -> None:
         """Keep a place if its line fits."""
         self.tries += 1
+        began = thread_time()
         if seen := _look(block, at, _compiled(self.pattern)):
             self.places.setdefault(seen[0].number, seen)
+        taken = thread_time() - began
+        self.time.left -= taken
+        self.own_time.left -= taken
 
 
 @cache
@@ -257,20 +305,25 @@ def diagnose(log: BinaryIO, phase: Phase | None = None) -> Diagnosis:
         phase: what it is the log of; None if that is not known.
     """
     signatures = [each for each in all_signatures() if phase is None or phase in each.phases]
-    watches = [_Watch(each.texts, each.pattern) for each in signatures]
+    time = _Time(ALL_SECONDS)
+    watches = [_Watch(each.texts, each.pattern, time=time) for each in signatures]
     contexts = {text: _Watch((text,)) for each in signatures for text in each.needs + each.unless}
-    mentions = [(name, _Watch((text,), pattern)) for name, text, pattern in _MENTIONS]
-    errors = _Watch(*_ERROR, most=ERRORS)
-    lines = _search(log, [*watches, *contexts.values(), *(each for _, each in mentions), errors])
+    mentions = [(name, _Watch((text,), pattern, time=time)) for name, text, pattern in _MENTIONS]
+    errors = _Watch(*_ERROR, most=ERRORS, time=time)
+    crash, frame = _Watch(*_CRASH, time=time), _Watch(*_FRAME, time=time)
+    others = [*contexts.values(), *(each for _, each in mentions), errors, crash, frame]
+    lines = _search(log, [*watches, *others])
     seen = {text for text, watch in contexts.items() if watch.places}
+    crashed, where = min(crash.places, default=lines + 1), _where(frame)
     found = [
-        _Match(_filled(signature, *first), _last_line(*first))
+        _Match(_filled(signature, *first, where, crashed), _last_line(*first))
         for signature, watch in zip(signatures, watches, strict=True)
         for first in watch.places.values()
         if _counts(signature, seen)
     ]
     places = tuple(place for place, _ in errors.places.values())
-    return Diagnosis(_ranked(found), places, _named(mentions), lines)
+    given_up = any(watch.given_up for watch in watches)
+    return Diagnosis(_ranked(found), places, _named(mentions), lines, given_up)
 
 
 def _search(log: BinaryIO, watches: Sequence[_Watch]) -> int:
@@ -296,7 +349,7 @@ def _named(mentions: Sequence[tuple[str, _Watch]]) -> dict[str, str]:
 
 def diagnose_step(path: Path) -> Diagnosis:
     """Look into the log of a build's step: at its last command, for each attempt is added to it."""
-    with path.open("rb") as log:
+    with open_file(path, LOG) as log:
         start = offset = 0
         for line in log:
             start = offset if line.startswith(b"$ ") else start
@@ -305,9 +358,18 @@ def diagnose_step(path: Path) -> Diagnosis:
         return diagnose(log, "build")
 
 
-def explain(text: str, phase: Phase) -> Found | None:
-    """The cause that a text shows, or else where it stopped; None if nothing is known of it."""
-    return diagnose(io.BytesIO(text.encode("utf-8", "replace")), phase).best
+def explain(text: str, phase: Phase, *, kills: bool = True) -> Found | None:
+    """The cause that a text shows, or else where it stopped; None if nothing is known of it.
+
+    Args:
+        text: what a build or a run printed.
+        phase: which of them.
+        kills: whether it counts that a process was killed, as launchers say it of ranks.
+    """
+    diagnosis = diagnose(io.BytesIO(text.encode("utf-8", "replace")), phase)
+    if not kills:
+        diagnosis = diagnosis._replace(found=tuple(f for f in diagnosis.found if not f.kill))
+    return diagnosis.best
 
 
 def _blocks(log: BinaryIO) -> Iterator[_Block]:
@@ -376,13 +438,34 @@ def _last_line(place: Place, match: re.Match[str]) -> int:
     return place.number + match.string[: match.end()].rstrip().count("\n")
 
 
-def _filled(signature: Signature, place: Place, match: re.Match[str]) -> Found:
+def _where(frame: _Watch) -> str:
+    """In which library a process crashed, for the text of a cause; empty if no backtrace says."""
+    for _, match in frame.places.values():
+        return f" in {match[1]}" + (f" ({match[2]})" if match[2] else "")
+    return ""
+
+
+def _filled(
+    signature: Signature, place: Place, match: re.Match[str], where: str, crashed: int
+) -> Found:
+    """A signature with its texts filled in.
+
+    Args:
+        signature: that was found.
+        place: where.
+        match: of its pattern.
+        where: the library in which a process crashed.
+        crashed: number of the line that tells of it; what is killed after that is no cause.
+    """
     groups = [group or "" for group in match.groups()]
-    if signature.kind == "consequence" and "rank" not in match.groupdict():
-        place = place._replace(rank="")  # who says it is not who failed
+    follows = signature.kill and place.number > crashed
+    kind: Kind = "consequence" if follows else signature.kind
+    if follows or (kind == "consequence" and "rank" not in match.groupdict()):
+        place = place._replace(rank="")  # who says it, or was ended after it, is not who failed
+    cause = signature.cause.format(*groups, where=where)
     return Found(
-        signature.id, signature.cause.format(*groups), signature.remedy.format(*groups),
-        signature.kind, signature.rules, signature.source, signature.certainty, *place,
+        signature.id, cause, signature.remedy.format(*groups), kind, signature.rules,
+        signature.source, signature.certainty, *place, signature.kill,
     )  # fmt: skip
 
 

@@ -26,8 +26,8 @@ _SINCE = {
 def horovod_variables(recipe: Recipe, machine: str) -> dict[str, str]:
     """The variables of Horovod's build. Values may begin with $NAME, which the modules set.
 
-    Only the value 1 counts (0.20 and newer compare as strings), and HOROVOD_WITH_GLOO is
-    read by nothing since 0.20: Gloo is there unless refused.
+    Only the value 1 counts (0.20 and newer compare as strings). HOROVOD_WITH_GLOO has no
+    effect since 0.20, which builds Gloo unless told not to; sites' documents set it.
 
     Raises:
         IncompatibleError: this release would ignore what the recipe asks for.
@@ -38,10 +38,8 @@ def horovod_variables(recipe: Recipe, machine: str) -> dict[str, str]:
         variables[f"HOROVOD_WITH{'' if asked else 'OUT'}_{name}"] = "1"
     mpi = "mpi" in wanted.controllers
     variables[f"HOROVOD_WITH{'' if mpi else 'OUT'}_MPI"] = "1"
-    if "gloo" not in wanted.controllers:
-        variables["HOROVOD_WITHOUT_GLOO"] = "1"
-    elif _older(wanted.version, "0.20.0"):
-        variables["HOROVOD_WITH_GLOO"] = "1"
+    gloo = "gloo" in wanted.controllers
+    variables[f"HOROVOD_WITH{'' if gloo else 'OUT'}_GLOO"] = "1"
     if wanted.cpu_operations:
         variables["HOROVOD_CPU_OPERATIONS"] = wanted.cpu_operations.upper()
     if wanted.gpu:
@@ -66,7 +64,7 @@ def _gpu_variables(gpu: Gpu, version: Version, recipe: Recipe) -> dict[str, str]
     _refuse_ignored(gpu, version)
     _refuse_two_nccls(gpu, recipe)
     variables = {"HOROVOD_GPU": {"cuda": "CUDA", "rocm": "ROCM"}[gpu.platform]}
-    if gpu.operations:
+    if gpu.operations and gpu.operations != "host":  # without any, Horovod copies
         variables["HOROVOD_GPU_OPERATIONS"] = gpu.operations.upper()
     for name in _OPERATIONS:
         library = getattr(gpu, name)

@@ -17,6 +17,7 @@ from hvdenv.knowledge.rules import Rule, judge
 from hvdenv.model.facts import Facts, Interpreter, Tool
 from hvdenv.model.recipe import Controller, Framework, Gpu, Name, Recipe, Version
 from hvdenv.model.recipe import Mpi as RecipeMpi
+from hvdenv.reading import OWN, read_text
 from hvdenv.reports.report import Status
 from hvdenv.schema import Pattern, decode
 
@@ -189,7 +190,7 @@ def read(text: str) -> tuple[Row, ...]:
 @lru_cache(maxsize=1)
 def all_rows() -> tuple[Row, ...]:
     """The rows that come with hvdenv."""
-    return read(FILE.read_text(encoding="utf-8"))
+    return read(read_text(FILE, OWN))
 
 
 def ask(asked: Asked, rows: Sequence[Row]) -> Answer:

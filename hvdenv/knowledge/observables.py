@@ -74,6 +74,7 @@ def _of_machine(recipe: Recipe, facts: Facts) -> Found:
     lacking = [
         flag for flag in wanted if facts.cpu_flags and not _instructions(flag) <= {*facts.cpu_flags}
     ]
+    needed = _megabytes(recipe)
     free = [left for left in (facts.disk_free, facts.quota_free) if left is not None]
     return {
         "system": facts.system,
@@ -83,10 +84,38 @@ def _of_machine(recipe: Recipe, facts: Facts) -> Found:
         "arch_flags": frozenset(wanted),
         "cpu_lacks": frozenset(lacking),
         "disk_free_mb": min(free) // 1_000_000 if free else None,
+        "disk_needed_mb": needed,
+        "tmp_free_mb": None if facts.tmp_free is None else facts.tmp_free // 1_000_000,
+        # Libraries for CUDA hardly get smaller in a wheel.
+        "tmp_needed_mb": needed // (2 if needed > _CUDA_MB else 5),
         "inodes_free": facts.inodes_free,
         "memory_per_core_mb": facts.memory // facts.cores // 1_000_000 if facts.memory else None,
         "variables": frozenset(facts.variables),
     }
+
+
+# Measured: the environment, with a quarter to spare. A Python environment with the tools and
+# files of a build, and each framework with what it needs. Estimated: conda's packages and their
+# cache, torch's libraries for CUDA, and a source tree with what is compiled in it. Downloads lie in TMPDIR until they are unpacked: a
+# wheel has about a fifth of the size of its files on the disk, or a little more.
+_BASE_MB, _CONDA_MB, _CUDA_MB, _SOURCE_MB = 700, 1500, 4000, 5000
+_FRAMEWORK_MB: dict[Framework, int] = {"torch": 1100, "tensorflow": 1500}
+
+
+def _megabytes(recipe: Recipe) -> int:
+    """What a build of a recipe needs on the disk, but for what its site brings."""
+    if recipe.python.provider not in ("venv", "conda", "clone"):
+        return _BASE_MB
+    needed = _BASE_MB + (_CONDA_MB if recipe.python.provider == "conda" else 0)
+    for name in recipe.horovod.frameworks:
+        provider = recipe.frameworks[name].provider
+        if provider in ("pip", "conda", "source"):
+            needed += _FRAMEWORK_MB[name]
+        if provider == "source":
+            needed += _SOURCE_MB
+        elif name == "torch" and recipe.horovod.gpu and recipe.horovod.gpu.platform == "cuda":
+            needed += _CUDA_MB
+    return needed
 
 
 def _of_python(recipe: Recipe, python: Interpreter | None) -> Found:

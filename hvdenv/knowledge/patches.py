@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv.model.recipe import Specifier
+from hvdenv.reading import OWN, read_text
 from hvdenv.schema import decode, parse_toml
 
 FOLDER = Path(__file__).parent / "patches"
@@ -48,7 +49,7 @@ class Patch(NamedTuple):
 
 def read_patch(path: Path) -> Patch:
     """Read one patch file."""
-    document = parse_toml(path.read_text(encoding="utf-8"))
+    document = parse_toml(read_text(path, OWN))
     # Source text holds line breaks, which decode() refuses in every other string.
     edits = tuple(Edit(**edit) for edit in document.pop("edit"))
     return decode(Patch, {**document, "name": path.stem, "edit": []})._replace(edit=edits)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from hvdenv.knowledge.rules import Rule
 from hvdenv.model.cascade import Resolved
+from hvdenv.reading import RECIPE, read_text
 from hvdenv.schema import parse_toml
 
 
@@ -84,8 +85,7 @@ def _extending(name: str) -> str:
 
 
 def _text(file: str) -> str:
-    with open(file, encoding="utf-8") as stream:
-        return stream.read()
+    return read_text(file, RECIPE)
 
 
 def _path(

@@ -8,9 +8,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+from hvdenv.reading import OWN, read_text
 from hvdenv.schema import Pattern, decode, parse_toml
 
 FOLDER = Path(__file__).parent / "rules"
+# Patterns see this many characters of a word, which bounds their time.
+LONGEST = 1000
 
 # What rules speak about: a version or a name, a number, or a set of names.
 Observable = str | int | frozenset[str]
@@ -80,7 +83,7 @@ def themes() -> dict[str, str]:
 
 
 def _read(path: Path) -> _RuleFile:
-    return decode(_RuleFile, parse_toml(path.read_text(encoding="utf-8")))
+    return decode(_RuleFile, parse_toml(read_text(path, OWN)))
 
 
 def judge(seen: Observables) -> tuple[Rule, ...]:
@@ -105,11 +108,18 @@ def each_of(conditions: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _filled(rule: Rule, seen: Observables) -> Rule:
-    """A rule that applies, with what was found in the places of {found} and {name}."""
+    """A rule that applies, with what was found in the places of {found} and {name}.
+
+    In its message, the name of an observable in braces stands for its value.
+    """
     found = _found(rule, seen)
     names = [word.partition("=")[0] for word in found] or [""]
     return rule._replace(
-        message=rule.message.replace("{found}", ", ".join(found)),
+        message=re.sub(
+            r"\{([a-z_]+)\}",
+            lambda name: str(seen.get(name[1], name[0])),
+            rule.message.replace("{found}", ", ".join(found)),
+        ),
         edit={
             key.replace("{name}", name): value for key, value in rule.edit.items() for name in names
         },
@@ -131,7 +141,8 @@ def _found(rule: Rule, seen: Observables) -> list[str]:
 
 
 def _words(value: Observable) -> Iterable[str]:
-    return value if isinstance(value, frozenset) else (str(value),)
+    """What patterns are tried on."""
+    return (each[:LONGEST] for each in (value if isinstance(value, frozenset) else (str(value),)))
 
 
 def _holds(condition: str, value: Observable | None, seen: Observables) -> bool:

@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from hvdenv.reading import OWN, read_text
 from hvdenv.schema import decode, parse_toml
 
 FOLDER = Path(__file__).parent / "signatures"
@@ -21,7 +22,8 @@ class Signature(NamedTuple):
         id: stable name.
         phases: whether builds print it, or runs of ranks, or both.
         texts: one of them is in the line: what is searched first, as it stands.
-        cause: what happened; ``{0}`` stands for the pattern's first group.
+        cause: what happened; ``{0}`` stands for the pattern's first group, ``{where}`` for
+            `` in LIBRARY (FUNCTION)`` where a backtrace names what crashed.
         remedy: what to do.
         source: where the text comes from.
         certainty: as in rules.
@@ -34,6 +36,8 @@ class Signature(NamedTuple):
         rules: ids of the rules that know it before a build.
         needs: it only counts where one of these is somewhere in the log too.
         unless: it does not count where one of these is somewhere in the log.
+        kill: it reports that a process was killed, which launchers and schedulers also do to the
+            other ranks when one has ended by itself.
         theme: the file that it is in.
     """
 
@@ -49,6 +53,7 @@ class Signature(NamedTuple):
     rules: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
+    kill: bool = False
     theme: str = ""
 
 
@@ -70,4 +75,4 @@ def all_signatures() -> tuple[Signature, ...]:
 
 
 def _read(path: Path) -> _SignatureFile:
-    return decode(_SignatureFile, parse_toml(path.read_text(encoding="utf-8")))
+    return decode(_SignatureFile, parse_toml(read_text(path, OWN)))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from hvdenv.errors import UsageError
@@ -13,7 +14,7 @@ MOST_HOSTS = 20_000
 MOST_SLOTS = 10_000
 
 _NAME = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?", re.ASCII)
-_OUTSIDE_BRACKETS = re.compile(r",(?![^\[\]]*\])")
+_COMMA = re.compile(r"(?P<brackets>\[[^\]]*\]?)|,")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", re.ASCII)
 _IPV6 = re.compile(r"\[?[0-9A-Fa-f:.]*(%\w+)?\]?(:[0-9]*)?", re.ASCII)
 _REMEDY = "write names with slots, such as gpu32:4,gpu33:4"
@@ -36,7 +37,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     """
     hosts: list[Host] = []
     try:
-        for word in _OUTSIDE_BRACKETS.split(text):
+        for word in _between_commas(text):
             names, slots = _split(word.strip())
             hosts += [Host(name, slots) for name in expand(names)]
     except UsageError as error:
@@ -55,11 +56,18 @@ def expand(text: str) -> tuple[str, ...]:
         UsageError: it is no such list, or names more hosts than any machine has.
     """
     names: list[str] = []
-    for word in _OUTSIDE_BRACKETS.split(text):
+    for word in _between_commas(text):
         names += _expand_word(word)
         if len(names) > MOST_HOSTS:
             raise _wrong(text, f"that is more than {MOST_HOSTS} hosts")
     return tuple(names)
+
+
+def _between_commas(text: str) -> Iterator[str]:
+    """The words of a list; commas in brackets do not separate."""
+    commas = [found.start() for found in _COMMA.finditer(text) if found["brackets"] is None]
+    for before, after in pairwise((-1, *commas, len(text))):
+        yield text[before + 1 : after]
 
 
 def parse_hostfile(text: str, where: str) -> tuple[Host, ...]:

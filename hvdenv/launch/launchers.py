@@ -20,7 +20,7 @@ Variables = tuple[tuple[str, str], ...]
 _VERSIONS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("Spectrum MPI", re.compile(r"\(IBM Spectrum MPI\) (?P<version>[\d.]+)")),
     ("Open MPI", re.compile(r"\((?:Open MPI|OpenRTE)\) (?P<version>[\d.]+)")),
-    ("Intel MPI", re.compile(r"Intel\(R\) MPI Library.*?Version (?P<version>[\d.]+)")),
+    ("Intel MPI", re.compile(r"Intel\(R\) MPI Library.{0,200}?Version (?P<version>[\d.]+)")),
     ("Hydra", re.compile(r"HYDRA build details:\s+Version:\s+(?P<version>[\d.]+)")),
 )
 # What recipes call them.
@@ -63,6 +63,7 @@ class Launch(NamedTuple):
         hosts: where the ranks go, with as many slots as ranks; this host if empty.
         host_list: stands for the hosts with their slots where these are not known yet, such
             as a variable in a script.
+        host_names: stands for the names of the hosts alone, likewise.
         hostfile: a file with the hosts, for launchers that read one.
         ranks_per_node: the most ranks of a host; 0 if that is not known.
         allowed: the most that the scheduler counts on a host; 0 if it does not.
@@ -87,6 +88,7 @@ class Launch(NamedTuple):
     start_timeout: int = 60
     hosts: tuple[Host, ...] = ()
     host_list: str = ""
+    host_names: str = ""
     hostfile: str = ""
     ranks_per_node: int = 0
     allowed: int = 0
@@ -384,13 +386,23 @@ def _mapping(launch: Launch) -> list[str]:
 
 
 def _hydra(launch: Launch) -> list[str]:
-    """MPICH, MVAPICH and Intel MPI: all variables go along by themselves."""
+    """Arguments for MPICH, MVAPICH and Intel MPI, which pass on all variables by themselves.
+
+    Raises:
+        UsageError: Intel MPI cannot be told different numbers of ranks for the hosts.
+    """
     words = ["-np", str(launch.ranks)]
     if launch.hostfile:
         words += ["-f", launch.hostfile, "-ppn", str(launch.per_node)]
-    elif len({host.slots for host in launch.hosts}) == 1:
-        names = ",".join(host.name for host in launch.hosts)
+    elif len({host.slots for host in launch.hosts}) == 1 or launch.host_names:
+        names = launch.host_names or ",".join(host.name for host in launch.hosts)
         words += ["-hosts", names, "-ppn", str(launch.per_node)]
+    elif launch.elsewhere and launch.mpi.kind == "Intel MPI":
+        raise UsageError(
+            "Intel MPI's -hosts takes names only, so every host gets the same number of ranks",
+            where="--hosts",
+            remedy="give all hosts the same number of ranks",
+        )
     elif launch.elsewhere:
         words += ["-hosts", launch.with_slots]
     for name, value in _for_ranks(launch):

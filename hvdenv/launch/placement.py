@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from hvdenv.errors import IncompatibleError, UsageError
@@ -27,6 +27,12 @@ _FOR_LAUNCHERS = re.compile(
     r"|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE"
     r"|SLURM_\w+|PBS_\w+|LSB_\w+|LS_SUBCWD|COBALT_\w+|CUDA_VISIBLE_DEVICES"
     r"|(OMPI|PRTE|PMIX)_(MCA_\w+|ALLOW_RUN_AS_ROOT(_CONFIRM)?)"
+)
+# What else of a shell changes what ranks compute, or by which path.
+_FOR_PROGRAMS = re.compile(
+    r"LD_(PRELOAD|AUDIT|LIBRARY_PATH|BIND_NOW)|GLIBC_TUNABLES|MALLOC_\w+|OPAL_PREFIX"
+    r"|(OMPI|PRTE|PMIX)_MCA_\w+|(CUDA|CUBLAS|CUDNN)_(?!VISIBLE_DEVICES)\w+|NVIDIA_\w+|KERAS_\w+"
+    r"|PYTHON(HASHSEED|OPTIMIZE|WARNINGS|MALLOC|INTMAXSTRDIGITS|DEVMODE)"
 )
 # What module systems keep for themselves.
 _OF_MODULES = re.compile(r"_.*|LMOD_\w+|MODULE\w+|LOADEDMODULES\w*|BASH_ENV")
@@ -239,11 +245,20 @@ def _cpus_per_rank(launch: Launch, recipe: Recipe, allocation: Allocation) -> in
     return min(asked, room) if asked else usual if usual <= room else 0
 
 
-def refuse_unfit(name: str, recipe: Recipe, wishes: Wishes, allocation: Allocation) -> None:
-    """See that a launcher has the allocation that it works in, and is told what it can be told.
+def refuse_unfit(
+    name: str, recipe: Recipe, wishes: Wishes, scheduler: str | None, hosts: int
+) -> None:
+    """Check that a launcher runs under this scheduler and can be given these hosts.
+
+    Args:
+        name: of the launcher.
+        recipe: for commands to type.
+        wishes: of the user.
+        scheduler: of the allocation, if there is one.
+        hosts: how many hosts ranks are started on.
 
     Raises:
-        UsageError: it does not.
+        UsageError: it does not, or cannot.
     """
     launcher = LAUNCHERS[name]
     if wishes.hosts and not launcher.takes_hosts:
@@ -252,19 +267,54 @@ def refuse_unfit(name: str, recipe: Recipe, wishes: Wishes, allocation: Allocati
             where="--hosts",
             remedy="leave it out, and say with -n how many ranks there are",
         )
-    if launcher.schedulers and allocation.scheduler not in launcher.schedulers:
-        this = f"one of {allocation.scheduler}" if allocation.scheduler else "none"
+    # On several hosts srun starts one torchrun on each.
+    by_srun = name == "torchrun" and hosts > 1
+    schedulers = ("slurm",) if by_srun else launcher.schedulers
+    if schedulers and scheduler not in schedulers:
+        this = f"one of {scheduler}" if scheduler else "none"
         raise UsageError(
-            f"{name} starts ranks in an allocation of {' or '.join(launcher.schedulers)},"
-            f" and this is {this}",
+            f"{name} starts ranks {'on several hosts ' if by_srun else ''}in an allocation of"
+            f" {' or '.join(schedulers)}, and this is {this}",
             where="--launcher",
             remedy=f"ask for one (hvdenv shell {recipe.name} --nodes 1, or hvdenv job), or take"
             " another launcher such as --launcher mpirun",
         )
 
 
+def influences(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that change what ranks compute, or by which path, apart from PATH."""
+    return {
+        name: environ[name]
+        for name in sorted(environ)
+        if FOR_RANKS.fullmatch(name) or _FOR_PROGRAMS.fullmatch(name)
+    }
+
+
+def of_shell(
+    environ: Mapping[str, str], *, clean: bool = False, kept: Collection[str] = ()
+) -> dict[str, str]:
+    """The variables of the user's shell that run, shell and the ranks of verify start from.
+
+    Args:
+        environ: of this process.
+        clean: leave out all that influences() names.
+        kept: names that the user asks for, which stay.
+    """
+    dropped = {*influences(environ)} - {*kept} if clean else set()
+    return {name: value for name, value in environ.items() if name not in dropped}
+
+
+def hidden(
+    launcher: str, environ: Mapping[str, str], wishes: Wishes, activated: Collection[str]
+) -> tuple[str, ...]:
+    """What this launcher would put on command lines that others can read: ranks do not get it."""
+    if launcher != "horovodrun-gloo":
+        return ()
+    return tuple(n for n in environ if n not in activated and not may_be_seen(n, wishes))
+
+
 def exported(
-    recipe: Recipe,
+    site: Sequence[str],
     activated: Collection[str],
     environ: Mapping[str, str],
     wishes: Wishes,
@@ -274,12 +324,11 @@ def exported(
     Where a recipe has no exports, programs must not see what belongs to this host.
 
     Args:
-        recipe: names the site's.
+        site: the names of the recipe (launch.exports).
         activated: what activate.sh sets.
         environ: of this process.
         wishes: names the user's.
     """
-    site = recipe.launch.exports
     known = {*activated, *environ}
     activated = sorted(name for name in activated if not _OF_MODULES.fullmatch(name))
     own = [name for name in environ if FOR_RANKS.fullmatch(name)]
@@ -293,4 +342,9 @@ def may_be_seen(name: str, wishes: Wishes) -> bool:
     if name in wishes.exports:
         return True
     listed = FOR_RANKS.fullmatch(name) or _FOR_LAUNCHERS.fullmatch(name)
-    return bool(listed) and not _SECRET.search(name)
+    return bool(listed) and not is_secret(name)
+
+
+def is_secret(name: str) -> bool:
+    """Whether a variable looks like one that holds a password."""
+    return bool(_SECRET.search(name))

@@ -19,6 +19,7 @@ from hvdenv.errors import UsageError
 from hvdenv.launch.launchers import MPI_KINDS, Mpi, parse_mpi_version
 from hvdenv.model.cluster import Container, LauncherName
 from hvdenv.model.recipe import Mpi as RecipeMpi
+from hvdenv.reading import OWN, read_file
 from hvdenv.reports.report import Finding, Status
 from hvdenv.schema import Problem, decode
 
@@ -124,7 +125,7 @@ def question(host: str, image: str, peers: Sequence[str], path: str, *, here: st
     argument = base64.b64encode(json.dumps(asked).encode("ascii")).decode("ascii")
     if here:
         return Command((here, str(PROBE), argument), timeout=SECONDS)
-    program = base64.b64encode(PROBE.read_bytes()).decode("ascii")
+    program = base64.b64encode(read_file(PROBE, OWN).data).decode("ascii")
     # One word without line breaks and exclamation marks: it may be csh that reads it.
     code = f"exec(__import__('base64').b64decode('{program}'))"
     remote = shlex.join(("python3", "-c", code, argument))
@@ -271,7 +272,7 @@ def _name(wanted: Wanted, nodes: Mapping[str, Node]) -> Iterator[Finding]:
 def _tool(container: Container, nodes: Mapping[str, Node]) -> Iterator[Finding]:
     for host, node in nodes.items():
         text = node.tools.get(container.runtime, "")
-        found = re.search(r"(?:^|\S+ version )(\d+)\.(\d+)\S*", text)
+        found = re.search(r"(?:^|\S{1,40} version )(\d+)\.(\d+)\S*", text)
         others = [name for name, said in node.tools.items() if said and name != container.runtime]
         if not text:
             remedy = (

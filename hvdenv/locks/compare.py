@@ -125,7 +125,7 @@ def _family(said: str) -> str:
 
 def _series(said: str) -> tuple[str, str]:
     """Name and major.minor of what a program says of itself."""
-    version = (re.findall(r"[0-9]+(?:\.[0-9]+)+", said) or [""])[-1]
+    version = (re.findall(r"(?<![0-9])[0-9]+(?:\.[0-9]+)+", said) or [""])[-1]
     return re.sub(r"[0-9].*", "", said), ".".join(version.split(".")[:2])
 
 

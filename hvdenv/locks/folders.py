@@ -8,7 +8,7 @@ from pathlib import Path
 from hvdenv.errors import RecipeError
 from hvdenv.locks.lockfile import CONDA, MAIN, PYPI, Inputs, Locked, check_file, parse, render
 from hvdenv.places import blocked, make_folder, write_text
-from hvdenv.reading import LOCK, Content, read_file
+from hvdenv.reading import LOCK, Content, read_file, read_text
 
 
 def place(root: Path, inputs: Inputs, labels: Sequence[str] = ()) -> Path:
@@ -72,7 +72,7 @@ def write(locked: Locked) -> bool:
 
 def _present(path: Path) -> str | None:
     try:
-        return path.read_bytes().decode()
+        return read_text(path, LOCK)
     except (OSError, ValueError):
         return None
 

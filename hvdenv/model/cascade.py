@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hvdenv import PACKAGE
 from hvdenv.errors import RecipeError, UsageError
 from hvdenv.reading import RECIPE, SITE, Content, read_file
-from hvdenv.schema import Problem, decode, dotted, line_of, parse_toml
+from hvdenv.schema import Problem, check_part, decode, dotted, line_of, parse_toml
 
 # What a list of recipes does not need is imported where it is used: the types of the format.
 if TYPE_CHECKING:
@@ -177,6 +177,8 @@ def resolve(
     bases = _with_what_it_extends(read_layer("recipe", path), folders)
     base = bases[-1]
     offered = {variant: each for each in bases for variant in variants_of(each.values)}
+    for each in bases:
+        _check_variants(each)
     chosen = sorted(set(variants))
     layers = [
         read_layer("default", DEFAULTS),
@@ -246,6 +248,22 @@ def _with_what_it_extends(layer: Layer, folders: Sequence[str]) -> list[Layer]:
         found.insert(0, read_layer(f"recipe {path.stem}", path))
 
 
+def _check_variants(layer: Layer) -> None:
+    """Types and names of keys in all variants: also in those that nobody takes today."""
+    from hvdenv.model.recipe import Recipe
+
+    variants = layer.values.get("variants", {})
+    if not isinstance(variants, dict):
+        where = f"{layer.file}:{line_of(layer.text, ('variants',))}: variants"
+        raise RecipeError(f"expected a table for each variant, found {variants!r}", where=where)
+    for variant in variants:
+        taken = _variant(layer, {variant: layer}, variant)
+        try:
+            check_part(Recipe, taken.values)
+        except Problem as problem:
+            raise _explain(problem, taken, {}) from problem
+
+
 def _without_variants(layer: Layer) -> Layer:
     kept = {k: v for k, v in layer.values.items() if k not in ("variants", "extends")}
     return layer._replace(values=kept)
@@ -260,14 +278,18 @@ def _variant(base: Layer, offered: Mapping[str, Layer], variant: str) -> Layer:
         )
     base, prefix = offered[variant], ("variants", variant)
     values = base.values["variants"][variant]
-    where = f"{base.file}:{line_of(base.text, prefix)}: {dotted(prefix)}"
+
+    def refused(message: str, *below: str) -> RecipeError:
+        path = (*prefix, *below)
+        return RecipeError(message, where=f"{base.file}:{line_of(base.text, path)}: {dotted(path)}")
+
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,63}", variant):
-        raise RecipeError("the name of a variant has a-z, 0-9, _ and - only", where=where)
+        raise refused("the name of a variant has a-z, 0-9, _ and - only")
     if not isinstance(values, dict):
-        raise RecipeError(f"expected a table, found {values!r}", where=where)
+        raise refused(f"expected a table, found {values!r}")
     without = values.get("without", [])
     if not isinstance(without, list) or not all(isinstance(key, str) for key in without):
-        raise RecipeError(f"expected a list of keys, found {without!r}", where=f"{where}.without")
+        raise refused(f"expected a list of keys, found {without!r}", "without")
     kept = {key: value for key, value in values.items() if key != "without"}
     return Layer(
         f"variant {variant}", base.file, base.text, kept, prefix, tuple(without), base.content
@@ -419,9 +441,10 @@ def _merge(
         if isinstance(value, dict) and isinstance(into.get(key, {}), dict):
             _merge(into.setdefault(key, {}), value, layer, origins, where)
         else:
+            if isinstance(into.get(key), dict):
+                for below in [o for o in origins if o.startswith(f"{dotted(where)}.")]:
+                    del origins[below]
             into[key] = value
-            for below in [origin for origin in origins if origin.startswith(f"{dotted(where)}.")]:
-                del origins[below]
             origins[dotted(where)] = layer
 
 

@@ -9,7 +9,7 @@ from hvdenv.schema import Pattern
 ModuleName = Annotated[
     str,
     Pattern(
-        r"(?!.*\.eb$)[A-Za-z0-9][A-Za-z0-9_+-]*([./][A-Za-z0-9._+-]+)*",
+        r"(?!.*\.eb$)[A-Za-z0-9][A-Za-z0-9_+-]*([./][A-Za-z0-9._+-]+(/[A-Za-z0-9._+-]+)*)?",
         "a module name such as gcc/10.2.0 (NAME.eb is the name of an EasyBuild file, not of a module)",
     ),
 ]
@@ -17,7 +17,7 @@ ModuleName = Annotated[
 Folder = Annotated[
     str,
     Pattern(
-        r"(/|\{home\}/)([A-Za-z0-9._+@:-]+|\{user\}|/)*",
+        r"(/|\{home\}/)[A-Za-z0-9._+@:/-]*(\{user\}[A-Za-z0-9._+@:/-]*)*",
         "an absolute folder; {user} and {home} may stand in it",
     ),
 ]
@@ -25,7 +25,7 @@ Folder = Annotated[
 ModuleFolder = Annotated[
     str,
     Pattern(
-        r"(/|\$[A-Za-z_][A-Za-z0-9_]*(/|$))([A-Za-z0-9._+@:-]+|/)*",
+        r"(/|\$[A-Za-z_][A-Za-z0-9_]*(/|$))[A-Za-z0-9._+@:/-]*",
         "an absolute folder, or one below a variable that the modules set, such as $CUDA_HOME",
     ),
 ]

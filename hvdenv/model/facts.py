@@ -50,6 +50,7 @@ class Facts(NamedTuple):
         memory: bytes that this process may use.
         variables: names of variables that are set here and change what programs of the
             environment do; no values, which may hold passwords.
+        tmp_free: bytes that are free in TMPDIR; None where it cannot be read.
     """
 
     origin: Literal["observed", "declared"]
@@ -74,6 +75,7 @@ class Facts(NamedTuple):
     driver: Number = ""
     memory: int | None = None
     variables: tuple[str, ...] = ()
+    tmp_free: int | None = None
 
 
 # A fact is a command and a pure parser: the program, what to ask it, and where the
@@ -82,7 +84,7 @@ VERSION_QUESTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "cc": (("gcc", "-dumpfullversion", "-dumpversion"), r"^(\d+(?:\.\d+)*)$"),
     "cxx": (("g++", "-dumpfullversion", "-dumpversion"), r"^(\d+(?:\.\d+)*)$"),
     "cmake": (("cmake", "--version"), r"^cmake\S* version (\d+(?:\.\d+)*)"),
-    "mpirun": (("mpirun", "--version"), r"(\d+\.\d+(?:\.\d+)?)"),
+    "mpirun": (("mpirun", "--version"), r"(?<!\d)(\d+\.\d+(?:\.\d+)?)"),
     "nvcc": (("nvcc", "--version"), r"release (\d+\.\d+)"),
 }
 
@@ -95,8 +97,8 @@ def parse_version(fact: str, output: str) -> str:
 
 def parse_cpuinfo(text: str) -> tuple[str, tuple[str, ...]]:
     """Model name and instruction set extensions from /proc/cpuinfo."""
-    model = re.search(r"^(?:model name|cpu)\s*:\s*(.+)$", text, re.MULTILINE)
-    flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
+    model = re.search(r"^(?:model name|cpu)[ \t]*:[ \t]*(\S.*)$", text, re.MULTILINE)
+    flags = re.search(r"^(?:flags|Features)[ \t]*:[ \t]*(\S.*)$", text, re.MULTILINE)
     return (
         model.group(1).strip() if model else "",
         tuple(sorted(flags.group(1).split())) if flags else (),
@@ -125,7 +127,7 @@ def parse_quota(text: str) -> int | None:
     left = [
         ((int(hard) or int(soft)) - int(used)) * 1024
         for used, soft, hard in re.findall(
-            r"^\s*/\S*\s+(\d+)\*?\s+(\d+)\s+(\d+)\s", text, re.MULTILINE
+            r"^[ \t]*/\S*\s+(\d+)\*?\s+(\d+)\s+(\d+)\s", text, re.MULTILINE
         )
         if int(hard) or int(soft)
     ]

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from hvdenv.model.facts import (
     parse_quota,
     parse_version,
 )
+from hvdenv.reading import FACTS, SYSTEM, read_json, read_text
 from hvdenv.runner import Runner, environment
 from hvdenv.schema import Problem, decode
 
@@ -72,8 +74,9 @@ def observe(place: Path, runner: Runner, *, thorough: bool) -> Facts:
         interpreters=(own_interpreter(), *_candidates()),
         disk_free=disk_free,
         inodes_free=inodes_free,
+        tmp_free=_temporary_space(),
         quota_free=quota(runner) if thorough else None,
-        gpus=_gpus() if thorough else (),
+        gpus=gpus() if thorough else (),
         driver=parse_driver(_read("/proc/driver/nvidia/version")) if thorough else "",
         memory=parse_memory(_read("/proc/meminfo"), _read("/sys/fs/cgroup/memory.max"))
         if thorough
@@ -89,15 +92,11 @@ def declared(path: Path) -> Facts:
     Raises:
         RecipeError: the file cannot be read or does not hold facts.
     """
-    import json
-
     try:
-        return decode(Facts, json.loads(path.read_text(encoding="utf-8")))._replace(
-            origin="declared"
-        )
+        return decode(Facts, read_json(path, FACTS))._replace(origin="declared")
     except OSError as error:
         raise RecipeError(f"cannot read this file: {error.strerror}", where=str(path)) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise RecipeError(f"not valid JSON: {error}", where=str(path)) from error
     except Problem as problem:
         raise RecipeError(str(problem), where=str(path)) from problem
@@ -171,7 +170,7 @@ def _tool(name: str, runner: Runner) -> Tool | None:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
+        return read_text(path, SYSTEM, errors="replace")
     except OSError:
         return ""
 
@@ -195,6 +194,14 @@ def space(place: Path) -> tuple[int | None, int | None]:
     return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
 
 
+def _temporary_space() -> int | None:
+    """Bytes that are free in TMPDIR; 0 where there is no folder that a file fits into."""
+    try:
+        return space(Path(tempfile.gettempdir()))[0]
+    except OSError:
+        return 0
+
+
 def quota(runner: Runner) -> int | None:
     """Bytes that the user's tightest quota leaves; None if there is none that can be asked."""
     path = shutil.which("quota")
@@ -215,10 +222,10 @@ def _variables() -> tuple[str, ...]:
     return tuple(sorted(name for name in environment() if re.fullmatch(_SPOKEN_OF, name)))
 
 
-def _gpus() -> tuple[str, ...]:
+def gpus() -> tuple[str, ...]:
     """GPUs that the NVIDIA driver lists; no driver, no GPU."""
     names = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        found = re.search(r"^Model:\s*(.+)$", _read(str(path)), re.MULTILINE)
+        found = re.search(r"^Model:[ \t]*(\S.*)$", _read(str(path)), re.MULTILINE)
         names.append(found.group(1).strip() if found else "NVIDIA GPU")
     return tuple(names)

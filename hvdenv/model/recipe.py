@@ -61,7 +61,8 @@ Flags = Annotated[
 CondaSpec = Annotated[
     str,
     Pattern(
-        r"(([<>=!~]=?)?[0-9][A-Za-z0-9.*+_!-]*,?)+( [A-Za-z0-9_.*-]+)?|\*",
+        r"([<>=!~]=?)?[0-9][A-Za-z0-9.*+_!-]*((,([<>=!~]=?)?|[<>=~]=?)[0-9][A-Za-z0-9.*+_!-]*)*,?"
+        r"( [A-Za-z0-9_.*-]+)?|\*",
         "a version as conda writes it, such as 1.12.0, 11.3.* or >=2.0,<3; a build may follow",
     ),
 ]
@@ -179,6 +180,8 @@ class Mpi(NamedTuple):
         package: package of the index that brings it; the modules or the machine if not given.
         cxx: the compiler wrapper, where it is not mpicxx (Cray: CC).
         cuda_aware: whether it can take buffers on a GPU.
+        sha256: hash of its source archive, which an image compiles; hvdenv knows that of most
+            releases.
     """
 
     kind: Literal["openmpi", "mpich", "mvapich", "cray-mpich", "intel", "spectrum"] = "openmpi"
@@ -186,6 +189,7 @@ class Mpi(NamedTuple):
     package: Literal["openmpi", "mpich"] | None = None
     cxx: Label | None = None
     cuda_aware: bool = False
+    sha256: Sha256 | None = None
 
 
 class Gpu(NamedTuple):
@@ -193,7 +197,8 @@ class Gpu(NamedTuple):
 
     Attributes:
         platform: CUDA or ROCm.
-        operations: the library for all operations.
+        operations: the library for all operations; ``host`` copies tensors into the host's
+            memory and reduces them there.
         allreduce, allgather, broadcast, alltoall, reducescatter: or for one of them.
         allow_mixed: allreduce by NCCL and others by MPI, which can deadlock.
         cuda_home, nccl_home, rocm_home: where they lie, if not where they are looked for.
@@ -205,7 +210,7 @@ class Gpu(NamedTuple):
     """
 
     platform: Literal["cuda", "rocm"] = "cuda"
-    operations: Operations | None = None
+    operations: Literal["nccl", "mpi", "host"] | None = None
     allreduce: Literal["nccl", "mpi", "ddl"] | None = None
     allgather: Operations | None = None
     broadcast: Operations | None = None

@@ -181,8 +181,10 @@ def moves(found: Mapping[str, str], present: Mapping[str, str]) -> tuple[Move, .
     )
 
 
-_CONSTRAINT = re.compile(r"^ +The user requested \(constraint\) (\S+?)==(\S+)$", re.MULTILINE)
-_DEPENDS = re.compile(r"^ +(\S+ \S+) depends on ([\w.-]+)(.*?)(?:;.*)?$", re.MULTILINE)
+_CONSTRAINT = re.compile(r"^ +The user requested \(constraint\) ([^\s=]+)==(\S+)$", re.MULTILINE)
+_DEPENDS = re.compile(
+    r"^ +(\S+ \S+) depends on ([\w.-]+)((?:[^\w.;\n-][^;\n]*)?)(?:;.*)?$", re.MULTILINE
+)
 
 
 def reasons(output: str) -> tuple[str, ...]:

@@ -22,11 +22,13 @@ from hvdenv.model.facts import Facts, Interpreter, Tool
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.plan import Plan, candidates, make_plan
 from hvdenv.plans.script import render_bash
+from hvdenv.schema import parse_toml
 
 Format = Literal["singularity", "docker"]
 
 FOLDER = Path("/opt/horovod")
 SCRIPT = "/usr/local/share/horovod/build.sh"
+_MPI_SOURCES = Path(__file__).parents[1] / "knowledge/mpi_sources.toml"
 
 # The first that is on the machine builds.
 TOOLS: dict[Format, tuple[str, ...]] = {
@@ -286,10 +288,13 @@ def define(recipe: Recipe, plan: Plan, form: Format) -> str:
     stage += baseimage(
         image=base, _distro=distribution.hpccm, _arch=_architecture(plan)
     )  # fmt: skip
-    wanted = {*distribution.packages, *_python_packages(distribution, plan), *container.packages}
-    stage += packages(ospackages=[shlex.quote(each) for each in sorted(wanted)])
     mpi = _mpi(recipe)
+    wanted = {*distribution.packages, *_python_packages(distribution, plan), *container.packages}
+    wanted |= {"wget"} if mpi else set()
+    stage += packages(ospackages=[shlex.quote(each) for each in sorted(wanted)])
     if mpi is not None:
+        stage += comment("Checked here: hpccm's own wget keeps a file that exists", reformat=False)
+        stage += shell(commands=_checked_download(recipe, str(mpi)), chdir=False)
         stage += mpi
     stage += comment("The steps of the plan", reformat=False)
     stage += shell(
@@ -425,8 +430,8 @@ def build_command(build: Build) -> Command:
 _REFUSALS = (
     (
         r"could not use fakeroot|You must be the root user"
-        r"|(not enough IDs|insufficient UIDs or GIDs) available in .*namespace"
-        r"|creating \S*/dev/null: operation not permitted|set(groups|egid|euid) \d+ failed"
+        r"|(not enough IDs|insufficient UIDs or GIDs) available in .{0,200}namespace"
+        r"|creating \S{0,200}/dev/null: operation not permitted|set(groups|egid|euid) \d+ failed"
         r"|/\.singularity\.d/libs/fake(d|root)",
         "you may not be root in an image here (fakeroot): /etc/subuid and /etc/subgid give you"
         " no range of numbers",
@@ -440,7 +445,7 @@ _REFUSALS = (
         "build on another machine or as root, and copy the image here",
     ),
     (
-        r"Cannot connect to the Docker daemon|permission denied .*docker\S* daemon",
+        r"Cannot connect to the Docker daemon|permission denied .{0,80}docker\S{0,2} daemon",
         "the docker here has no daemon that answers you",
         "start it, join its group, or install podman or buildah, which need none",
     ),
@@ -517,11 +522,44 @@ def _mpi(recipe: Recipe) -> Any:
         )
     more: dict[str, Any] = {}
     if mpi.kind == "openmpi":
-        # UCX is the way to InfiniBand since Open MPI 4; it is found if its headers are there.
-        more = {"cuda": "/usr/local/cuda" if mpi.cuda_aware else False, "infiniband": False}
+        # Since version 4 InfiniBand goes through UCX, which configure finds by its headers.
+        # Only the BTL openib needs verbs.
+        transports = recipe.launch.mca.get("btl", "")
+        verbs = not transports.startswith("^") and "openib" in transports.split(",")
+        more = {"cuda": "/usr/local/cuda" if mpi.cuda_aware else False, "infiniband": verbs}
     return blocks[mpi.kind](
         version=mpi.version, prefix="/usr/local", ldconfig=True, environment=False, **more
     )
+
+
+def _checked_download(recipe: Recipe, block: str) -> list[str]:
+    """Shell commands that download the source of MPI and compare it with its hash.
+
+    Args:
+        recipe: names the MPI.
+        block: hpccm's commands, which name the address.
+
+    Raises:
+        IncompatibleError: the hash is not known.
+    """
+    mpi = recipe.mpi
+    address = re.search(r"https://\S+\.tar\.\w+", block)
+    assert mpi is not None
+    assert address is not None
+    url = address.group()
+    known = parse_toml(_MPI_SOURCES.read_text(encoding="utf-8"))
+    sha256 = mpi.sha256 or known[mpi.kind].get(mpi.version)
+    if not sha256:
+        raise IncompatibleError(
+            f"hvdenv does not know the hash of {mpi.kind} {mpi.version}, and compiles no source unchecked",
+            where="mpi.sha256",
+            remedy=f"set it to the SHA-256 of {url}: --set mpi.sha256=HASH",
+        )
+    file = f"/var/tmp/{url.rpartition('/')[2]}"
+    return [
+        f"wget -q -O {file} {shlex.quote(url)}",
+        f"echo '{sha256}  {file}' | sha256sum -c -",
+    ]
 
 
 def _mpi_variables(recipe: Recipe) -> dict[str, str]:

@@ -18,6 +18,9 @@ _WITHOUT_HVDENV = {
     "record": "hvdenv marks the environment as complete here; this script does not",
 }
 
+# A table of what was compiled. Only ranks show that it works.
+_CHECK = """bash -c '. "$0/activate.sh" && horovodrun --check-build' "$folder\""""
+
 _CLEANING = """\
 # What a shell may carry and a build must not see.
 for name in $(compgen -e); do
@@ -61,7 +64,8 @@ def render_bash(plan: Plan, folder: Path) -> str:
 
 def _step(plan: Plan, step: Step) -> list[str]:
     if step.effect in _WITHOUT_HVDENV:
-        return [f"# ({_WITHOUT_HVDENV[step.effect]})"]
+        check = [_CHECK] if step.effect == "record" else []
+        return [f"# ({_WITHOUT_HVDENV[step.effect]})", *check]
     if step.effect == "tidy":
         return ['rm -rf -- "$folder/build"']
     return [

@@ -15,6 +15,7 @@ from hvdenv.knowledge.patches import Patch
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.recipe import Framework, FrameworkPackage, Recipe, Version
 from hvdenv.plans.step import Step, TextFile
+from hvdenv.reading import OWN, read_text
 from hvdenv.sites.modules import shell_lines
 
 # Most plans are of no lock, and of nothing that a user adds.
@@ -656,7 +657,7 @@ class Steps(NamedTuple):
         return tuple(map(self._probe, names))
 
     def _probe(self, name: str) -> TextFile:
-        return TextFile(self.build / name, (PROBES / name).read_text(encoding="utf-8"))
+        return TextFile(self.build / name, read_text(PROBES / name, OWN))
 
 
 def _sources(wanted: FrameworkPackage) -> list[str]:

@@ -23,12 +23,20 @@ EXACT = {
 }
 DTYPES = tuple(EXACT)
 NUMBERS = DTYPES[:-1]  # bool has no sums
+# Bytes of a number.
+WIDTHS = {"float16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
 # The distance from 1 to the next number.
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 
 ODD = (17,)
-SHAPES = ((), (0,), (1,), (3, 5), (1003,))
+SHAPES = ((), (0,), (1,), (3, 5), (1003,), (25013,))
 MORE_SHAPES = ((2, 7, 11), (100003,))
+# What messages larger than every eager and segment limit are tried with.
+MAIN_DTYPES = ("float16", "float32", "float64", "int32", "int64")
+# Open MPI, UCX and Gloo split or switch protocols at up to 1 MiB, NCCL at its buffer of 4 MiB.
+BULK_BYTES, MOST_BULK_BYTES = 5 * 2**18, 17 * 2**18
+# No transport sends this much eagerly; blocks of one rank are as large on any number of ranks.
+LEAST_BLOCK_BYTES = 72 * 2**10
 GROUP = ((17, 2), (5, 3), (1003,))
 # How many rows a rank gives, or one rank gives to another: a number of one or both ranks.
 ROWS = {
@@ -38,7 +46,16 @@ ROWS = {
     "2 rows each": lambda number: 2,
 }
 MORE_ROWS = {"many rows": lambda number: 3000 + number * 7 % 5}
+BULK_ROWS = {"large rows": lambda number: 4 + number * 2 % 3}
+# Process sets: overlapping, each with two ranks or more and never with all of them.
+SETS = {
+    "all but the last": lambda size: list(range(size - 1)),
+    "all but the first": lambda size: list(range(1, size)),
+    "every other": lambda size: list(range(0, size, 2)),
+}
+LEAST_FOR_SETS = 3  # ranks; of two, only single ranks are proper subsets
 REDUCED = ("Sum", "Average", "Min", "Max", "Product")
+STEPS = 5  # under one name: Horovod answers all but the first from its cache
 # Broadcasts come from no more ranks than that unless all is asked for.
 ROOTS = 16
 # The numbers of larger tensors repeat; a prime, so that this is no multiple of a block.
@@ -46,13 +63,14 @@ PATTERN = 65537
 # Past the fusion threshold, which was 64 MiB and is 128 MiB since Horovod 0.21.
 LARGE_BYTES = 129 * 2**20
 LARGE = "past the fusion threshold"
+PROCESS_SETS = "process sets"
 
 
 class TooLarge(Exception):
     """So many ranks have no sum that is exact in the type."""
 
 
-_FIELDS = "kind dtype shapes reduce rows root scale form halves label name"
+_FIELDS = "kind dtype shapes reduce rows root scale form among label name"
 
 
 class Case(namedtuple("Case", _FIELDS)):
@@ -69,7 +87,7 @@ class Case(namedtuple("Case", _FIELDS)):
         root: where a broadcast comes from, counted among the members.
         scale: factors before and after.
         form: which of the functions for it is used; empty for the usual one.
-        halves: whether the ranks with even and with odd numbers do it each for themselves.
+        among: the process set that does it, a name in SETS; empty for all ranks.
         label: what else makes it unlike others of its kind.
         name: of the tensors, if that is not the title.
     """
@@ -80,19 +98,19 @@ class Case(namedtuple("Case", _FIELDS)):
         shapes = "+".join("x".join(map(str, shape)) or "scalar" for shape in self.shapes)
         root = "from %d" % self.root if self.kind == "broadcast" else ""
         scale = "" if self.scale == (1, 1) else "times %g and %g" % self.scale
-        label = self.label or ("in a set" if self.halves else "")
-        words = (self.reduce, self.dtype, shapes, self.rows, root, scale, self.form, label)
-        return " ".join(word for word in words if word)
+        among = "among " + self.among if self.among else ""
+        words = (self.reduce, self.dtype, shapes, self.rows, root, scale, self.form, among)
+        return " ".join(word for word in (*words, self.label) if word)
 
-    def members(self, rank, size):
-        """The ranks that one does it with."""
-        return list(range(rank % 2, size, 2)) if self.halves else list(range(size))
+    def members(self, size):
+        """The ranks that do it."""
+        return SETS[self.among](size) if self.among else list(range(size))
 
 
 def case(kind, dtype="float32", *shapes, **more):
     """A case with what is usual wherever nothing is said."""
     reduce = "Sum" if kind in ("allreduce", "reducescatter") else ""
-    usual = {"reduce": reduce, "rows": "", "root": 0, "scale": (1, 1), "form": "", "halves": False}
+    usual = {"reduce": reduce, "rows": "", "root": 0, "scale": (1, 1), "form": "", "among": ""}
     usual.update({"label": "", "name": ""}, **more)
     return Case(kind, dtype, shapes or (ODD,), **usual)
 
@@ -163,7 +181,7 @@ def elements(shape):
 
 def rows(case, number):
     """How many rows there are for a number of a rank, or of two."""
-    return dict(ROWS, **MORE_ROWS)[case.rows](number)
+    return dict(ROWS, **dict(MORE_ROWS, **BULK_ROWS))[case.rows](number)
 
 
 def splits(case, sender, members):
@@ -183,7 +201,7 @@ def shape_of(case, which, rank, members):
 
 def given(numpy, case, rank, size):
     """The arrays that a rank puts in."""
-    members = case.members(rank, size)
+    members = case.members(size)
     arrays = []
     for which in range(len(case.shapes)):
         shape = shape_of(case, which, rank, members)
@@ -201,17 +219,17 @@ def wanted(numpy, case, rank, size):
         return [numpy.array(0)]
     if case.kind == "join":
         return [*join_wanted(numpy, rank, size), numpy.array(size - 1)]
-    members = case.members(rank, size)
+    members = case.members(size)
     if case.reduce:
         arrays = [reduced(numpy, case, which, members) for which in range(len(case.shapes))]
         return [part(each, rank, members) for each in arrays] if "scatter" in case.kind else arrays
     if case.kind == "broadcast":
         return given(numpy, case, members[case.root], size)
-    inputs = [given(numpy, case, member, size) for member in members]
+    # One at a time: together, the inputs of an alltoall grow with the square of the ranks.
+    inputs = (given(numpy, case, member, size) for member in members)
     if case.kind == "allgather":
-        tensors = range(len(case.shapes))
-        return [numpy.concatenate([arrays[which] for arrays in inputs]) for which in tensors]
-    return exchanged(numpy, case, rank, [arrays[0] for arrays in inputs], members)
+        return [numpy.concatenate(arrays) for arrays in zip(*inputs)]
+    return exchanged(numpy, case, rank, (arrays[0] for arrays in inputs), members)
 
 
 def reduced(numpy, case, which, members):
@@ -219,7 +237,8 @@ def reduced(numpy, case, which, members):
     shape = case.shapes[which]
     found = [numbers(numpy, case, which, each, elements(shape), members) for each in members]
     if case.reduce == "Average":
-        return numpy.resize(sum(found) / float(len(members)), shape)
+        factor = case.scale[0] * case.scale[1] / float(len(members))
+        return numpy.resize(sum(found) * factor, shape)
     if case.reduce == "Adasum":
         return numpy.resize(adasum(found), shape)
     combine = {"Min": numpy.minimum, "Max": numpy.maximum, "Product": numpy.multiply}
@@ -250,11 +269,11 @@ def part(array, rank, members):
 def exchanged(numpy, case, rank, inputs, members):
     """What a rank gets in an alltoall, and from whom how much."""
     place, parts, counts = members.index(rank), [], []
-    for number, sender in enumerate(members):
-        equal = [len(inputs[number]) // len(members)] * len(members)
+    for sender, array in zip(members, inputs):
+        equal = [len(array) // len(members)] * len(members)
         lengths = splits(case, sender, members) if case.rows else equal
         begin = sum(lengths[:place])
-        parts.append(inputs[number][begin : begin + lengths[place]])
+        parts.append(array[begin : begin + lengths[place]].copy())
         counts.append(lengths[place])
     return [numpy.concatenate(parts), numpy.array(counts, "int32")]
 
@@ -268,12 +287,14 @@ def bounds(case, size):
     and some cut it off. In each of the log2(n) levels of Adasum the same few roundings are
     of no more than all values together.
     """
-    terms = len(case.members(0, size))
+    terms = len(case.members(size))
     if case.reduce == "Adasum":
         return 0.0, 8 * terms.bit_length() * EPSILON[case.dtype] * limit(case, terms) * terms
     if case.reduce != "Average":
         return 0.0, 0.0
-    return (0.0, 2.0 * (terms + 2) / terms) if case.dtype in EPSILON else (2.0**-50, 1.0)
+    # Factors are powers of two: they round nothing, but enlarge what was rounded.
+    larger = max(case.scale[0] * case.scale[1], case.scale[1], 1)
+    return (0.0, larger * 2.0 * (terms + 2) / terms) if case.dtype in EPSILON else (2.0**-50, 1.0)
 
 
 def types(case, arrays):
@@ -344,11 +365,36 @@ def allreduces(operation, full):
 def scaled():
     """Allreduces with factors: powers of two for floats, so that nothing is rounded."""
     factors = {True: ((0.5, 4), (8, 0.25)), False: ((2, 3),)}
-    return [
+    cases = [
         case("allreduce", dtype, scale=pair)
         for dtype in NUMBERS
         for pair in factors[dtype in EPSILON]
     ]
+    averages = [(dtype, pair) for dtype in EPSILON for pair in factors[True]]
+    return cases + [case("allreduce", d, reduce="Average", scale=pair) for d, pair in averages]
+
+
+def bulky(kind, size, dtypes=MAIN_DTYPES, **more):
+    """Messages beyond the limits of all transports: of float32 the largest.
+
+    Args:
+        kind: of the cases.
+        size: how many ranks there are.
+        dtypes: one case of each.
+        more: what else the cases have.
+    """
+    cases = []
+    for number, dtype in enumerate(dtypes):
+        count = (MOST_BULK_BYTES if dtype == "float32" else BULK_BYTES) // WIDTHS[dtype]
+        if kind in ("allgather", "alltoall"):
+            block = max(count // size, LEAST_BLOCK_BYTES // WIDTHS[dtype])
+            cases.append(case(kind, dtype, (block // 4 + 1,), rows="large rows", **more))
+        elif kind == "reducescatter":
+            cases.append(case(kind, dtype, (2 * size + 1, count // (2 * size) + 1), **more))
+        else:
+            root = {"root": number % size} if kind == "broadcast" else {}
+            cases.append(case(kind, dtype, (count + 1,), **dict(root, **more)))
+    return cases
 
 
 def uneven(kind, full):
@@ -383,12 +429,14 @@ def reducescatters(size, full):
     return cases + [case("reducescatter", "float32", each) for each in dict.fromkeys(others)]
 
 
-def groups(kind, full, form=""):
-    """Grouped operations."""
+def groups(kind, size, full, form=""):
+    """Grouped operations; in the usual form also with a large tensor."""
     rows = "uneven rows" if kind == "allgather" else ""
     every = DTYPES if kind == "allgather" else NUMBERS
     chosen = every if full else ("float32", "int64", "float16", "uint8")
-    return [case(kind, dtype, *GROUP, rows=rows, form=form) for dtype in chosen]
+    cases = [case(kind, dtype, *GROUP, rows=rows, form=form) for dtype in chosen]
+    large = [] if form else bulky(kind, size, ("float32",))
+    return cases + [each._replace(shapes=(*each.shapes, (5, 3))) for each in large]
 
 
 def one_of_each(size, form="", **more):
@@ -415,17 +463,19 @@ def in_place(form):
     ]
 
 
-def repeated():
+def repeated(size):
     """The same names again, with other values and at last with other shapes: as steps of training."""
     batches = []
-    for step, rows in enumerate(("2 rows each", "2 rows each", "2 rows each", "uneven rows")):
-        shape = (3, 5) if step == 3 else ODD
+    for step in range(STEPS + 1):
+        shape, rows = (ODD, "2 rows each") if step < STEPS else ((3, 5), "uneven rows")
+        scattered = (2 * size + 1, 3 if step < STEPS else 5)
         label = "step %d" % step
         batches.append([
             case("allreduce", "float32", shape, label=label, name="repeated.allreduce"),
             case("allgather", "int32", (3,), rows=rows, label=label, name="repeated.allgather"),
             case("broadcast", "float64", shape, root=-1, label=label, name="repeated.broadcast"),
             case("alltoall", "float32", (3,), rows=rows, label=label, name="repeated.alltoall"),
+            case("reducescatter", "float32", scattered, label=label, name="repeated.reducescatter"),
         ])  # fmt: skip
     return batches
 
@@ -467,32 +517,63 @@ def variables(full):
     return [*cases, slow] if full else cases
 
 
+def in_sets(size):
+    """A case of each operation, and a large one, for each of the process sets."""
+    cases = []
+    for name in SETS:
+        members = len(SETS[name](size))
+        cases += one_of_each(members, among=name)
+        cases += bulky("allreduce", members, ("float64",), among=name)
+    return cases
+
+
+def laid_out():
+    """Tensors of torch that are parts of others; what one rank is refused has to be refused to all."""
+    return [
+        each
+        for form in ("within a larger tensor", "every other row")
+        for each in (
+            case("allreduce", "float32", (1003, 3), form=form),
+            case("allgather", "float32", (3,), rows="2 rows each", form=form),
+            case("broadcast", "float32", (1003, 3), root=-1, form=form),
+            case("alltoall", "float32", (3,), rows="2 rows each", form=form),
+            case("reducescatter", "float32", (1003, 3), form=form),
+        )
+    ]
+
+
 def operations(framework, size, full):
     """All that is tried, in this order.
 
     Returns:
         Pairs of a name and batches: the cases of a batch are under way together.
     """
-    tried = [("allreduce " + each, [allreduces(each, full)]) for each in REDUCED]
+    tried = [
+        ("allreduce " + each, [allreduces(each, full), bulky("allreduce", size, reduce=each)])
+        for each in REDUCED
+    ]
+    bulk = {kind: bulky(kind, size) for kind in ("allgather", "broadcast", "alltoall")}
+    scattered = [reducescatters(size, full), bulky("reducescatter", size)]
     tried += [
         ("allreduce with factors", [scaled()]),
         ("Adasum", [adasums()]),
-        ("grouped allreduce", [groups("allreduce", full)]),
-        ("allgather", [uneven("allgather", full)]),
-        ("grouped allgather", [groups("allgather", full)]),
-        ("broadcast", [broadcasts(size, full)]),
-        ("alltoall", [alltoalls(size, full)]),
-        ("reducescatter", [reducescatters(size, full)]),
-        ("grouped reducescatter", [groups("reducescatter", full)]),
-        ("repeated names", repeated()),
+        ("grouped allreduce", [groups("allreduce", size, full)]),
+        ("allgather", [uneven("allgather", full), bulk["allgather"]]),
+        ("grouped allgather", [groups("allgather", size, full)]),
+        ("broadcast", [broadcasts(size, full), bulk["broadcast"]]),
+        ("alltoall", [alltoalls(size, full), bulk["alltoall"]]),
+        ("reducescatter", scattered),
+        ("grouped reducescatter", [groups("reducescatter", size, full)]),
+        ("repeated names", repeated(size)),
         ("barrier", [[case("barrier")]]),
         ("join", [[case("join")]]),
-        ("process sets", [one_of_each(size, halves=True)]),
+        (PROCESS_SETS, [in_sets(size)]),
     ]
     if framework == "torch":
-        together = [groups(kind, False, "at once") for kind in ("allreduce", "allgather")]
+        together = [groups(kind, size, False, "at once") for kind in ("allreduce", "allgather")]
         tried += [
             ("in-place forms", [in_place("in place"), in_place("in place at once")]),
+            ("parts of tensors", [laid_out()]),
             ("polled forms", [one_of_each(size, "polled")]),
             ("forms that wait", [one_of_each(size, "at once"), *together]),
         ]

@@ -15,8 +15,8 @@ import urllib.request
 
 SECONDS = 5
 LARGEST = 1 << 20
-FILE = re.compile(r"""href=["']?[^"'> ]+\.(whl|tar\.gz|tar\.bz2|zip|egg)\b""", re.IGNORECASE)
-TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
+FILE = re.compile(r"""href=["']?[^"'>=\s]+\.(whl|tar\.gz|tar\.bz2|zip|egg)\b""", re.IGNORECASE)
+TITLE = re.compile(r"<title[^<>]*>(.{0,200}?)</title>", re.IGNORECASE | re.DOTALL)
 
 
 def other_page(url):

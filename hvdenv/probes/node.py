@@ -86,7 +86,7 @@ def driver():
     """Version of the NVIDIA kernel driver; empty without one."""
     try:
         with open("/proc/driver/nvidia/version") as stream:
-            found = re.search(r"Kernel Module\D*?\s(\d+\.[\d.]+)", stream.read())
+            found = re.search(r"Kernel Module\D{0,200}?\s(\d+\.[\d.]+)", stream.read())
     except OSError:
         return ""
     return found.group(1) if found else "unknown"

@@ -192,7 +192,7 @@ def resolve(objects):
     said = answer(
         [os.path.realpath("/proc/self/exe")], LD_TRACE_LOADED_OBJECTS="1", LD_PRELOAD=preload
     )
-    return dict(re.findall(r"^\s*(\S+) => (/\S+) \(0x", said, re.MULTILINE))
+    return dict(re.findall(r"^[ \t]*(\S+) => (/\S+) \(0x", said, re.MULTILINE))
 
 
 _ASKED = {}
@@ -237,7 +237,7 @@ def driver():
     """The version of NVIDIA's kernel driver; empty without one."""
     try:
         with open("/proc/driver/nvidia/version") as stream:
-            found = re.search(r"Kernel Module.*?\s(\d+(\.\d+)+)\s", stream.read())
+            found = re.search(r"Kernel Module.{0,200}?\s(\d+(\.\d+)+)\s", stream.read())
     except OSError:
         return ""
     return found.group(1) if found else ""

@@ -18,6 +18,8 @@ import tarfile
 
 from digest import sha256_of
 
+LARGEST_TOTAL, MOST_MEMBERS = 2 << 30, 100000
+
 
 def fail(message):
     sys.exit("prepare_source: " + message)
@@ -29,7 +31,15 @@ def unpack(archive, dest):
     shutil.rmtree(unpacked, ignore_errors=True)
     root = os.path.realpath(unpacked)
     with tarfile.open(archive) as tar:
-        for member in tar.getmembers():
+        total = 0
+        # Not getmembers(): a compressed archive of a megabyte can hold a terabyte.
+        for number, member in enumerate(tar, 1):
+            total += member.size
+            if total > LARGEST_TOTAL or number > MOST_MEMBERS:
+                fail(
+                    "%s holds more than %d bytes or %d files"
+                    % (archive, LARGEST_TOTAL, MOST_MEMBERS)
+                )
             target = os.path.realpath(os.path.join(root, member.name))
             if not (member.isfile() or member.isdir()):
                 fail("%s holds %s, which is neither a file nor a folder" % (archive, member.name))

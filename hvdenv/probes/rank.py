@@ -71,6 +71,9 @@ TAIL_LINES = 40
 TAIL_BYTES = 2500
 PART_BYTES = 380
 STALLED_BYTES = 200
+# How a crash begins, and how many lines of it say in what: a backtrace may be longer than a tail.
+CRASH = ("Caught signal ", "*** Process received signal ***", "Fatal Python error: ")
+CRASH_LINES, CRASH_WIDTH = 9, 160
 LEAST_SPACE = 1 << 20
 
 
@@ -106,6 +109,7 @@ class Tail:
     def __init__(self):
         self._rest = b""
         self._lines = []
+        self._crash = []
         self._names_missing = False
         self.stalled = ""
         self.seen = rank_path.Seen()
@@ -120,6 +124,9 @@ class Tail:
         self._take_stall(line)
         if line and not self.seen.take(line):
             self._lines = [*self._lines[1 - TAIL_LINES :], line[:300]]
+            begins = any(text in line for text in CRASH)
+            if (self._crash or begins) and len(self._crash) < CRASH_LINES:
+                self._crash.append(_narrowed(line))
 
     def _take_stall(self, line):
         """Keep Horovod's list of the ranks that it waits for, and for which tensors."""
@@ -133,12 +140,27 @@ class Tail:
             self._names_missing = False
 
     def text(self):
-        """Last lines that fit into one event, control characters shown as such."""
+        """Last lines that fit into one event, control characters shown as such.
+
+        Where a crash would not be among them, it stands first, in a few lines.
+        """
         lines = self._lines + ([self._rest.decode("utf-8", "replace")[:300]] if self._rest else [])
-        text = "\n".join(lines)
-        while len(json.dumps(text)) > TAIL_BYTES:
-            text = text[len(text) // 20 + 1 :]
+        text = self._fitting("\n".join(lines))
+        if self._crash and self._crash[0] not in text:
+            text = self._fitting("\n".join(lines), "\n".join([*self._crash, "...", ""]))
         return text
+
+    def _fitting(self, text, before=""):
+        """As much of the end of a text as fits into one event, behind another one."""
+        while text and len(json.dumps(before + text)) > TAIL_BYTES:
+            text = text[len(text) // 20 + 1 :]
+        return before + text
+
+
+def _narrowed(line):
+    """A line whose middle is left out if it is long: of a frame, the end of its path counts."""
+    half = CRASH_WIDTH // 2
+    return line if len(line) <= CRASH_WIDTH else "{}...{}".format(line[:half], line[-half:])
 
 
 def seconds_left(deadline):
@@ -196,10 +218,8 @@ def child_environment(deadline, controller, device, exercises):
         OMP_NUM_THREADS="1",
         PYTHONNOUSERSITE="1",
     )
-    if device == "host":
-        env["CUDA_VISIBLE_DEVICES"] = "-1"
     if controller == "MPI":  # for Gloo, Horovod's launcher sets it, with what it needs
-        env["HOROVOD_CONTROLLER"] = "mpi"
+        env.setdefault("HOROVOD_CONTROLLER", "mpi")
     return env
 
 

@@ -123,7 +123,8 @@ def reduce_and_judge(hvd, reduce_all, prefix=""):
         prefix: of their names.
 
     Returns:
-        How many there were, and what was wrong in the first few that failed.
+        How many there were, what was wrong in those that failed, and in how many of these the
+        rank got back what it had put in.
     """
     import numpy
 
@@ -144,12 +145,15 @@ def reduce_and_judge(hvd, reduce_all, prefix=""):
             for name, shape, dtype, operation in tests
         ]
     )
-    wrong = []
+    wrong, own = [], 0
     for name, shape, dtype, operation in tests:
         want = wanted(numpy, hvd.size(), shape, dtype, operation)
         bounds = tolerance(numpy, hvd.size(), dtype, operation)
-        wrong.append(compare(numpy, name, got[name], want, *bounds))
-    return len(tests), [one for one in wrong if one]
+        found = compare(numpy, name, got[name], want, *bounds)
+        if found:
+            wrong.append(found)
+            own += numpy.array_equal(got[name], values(numpy, hvd.rank(), shape, dtype))
+    return len(tests), wrong, own
 
 
 def enabled(hvd, name):
@@ -162,12 +166,12 @@ def run(context):
     """Reduce, compare, and report ``result`` with what Horovod says about this rank."""
     hvd = context.hvd
     reduce_all = REDUCERS[context.framework](context)
-    tests, wrong = reduce_and_judge(hvd, reduce_all)
+    tests, wrong, own = reduce_and_judge(hvd, reduce_all)
     if context.gpu:
         context.device = context.gpu  # exercises go on there
         context.stage("allreduce", "on GPUs")
-        more, wrong_there = reduce_and_judge(hvd, reduce_all, "gpu.")
-        tests, wrong = tests + more, wrong + wrong_there
+        more, wrong_there, own_there = reduce_and_judge(hvd, reduce_all, "gpu.")
+        tests, wrong, own = tests + more, wrong + wrong_there, own + own_there
     context.report(
         "result",
         mpi_enabled=enabled(hvd, "mpi_enabled"),
@@ -178,5 +182,6 @@ def run(context):
         tests=tests,
         failed=len(wrong),
         wrong=wrong[:3],
+        own=int(own),
         **context.numbers(),
     )

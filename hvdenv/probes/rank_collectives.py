@@ -7,6 +7,7 @@ order, each judges by itself, and reports each operation as ``collectives``:
 ``operation``, ``right``, ``wrong``  its name, and how many cases were what
 ``types``    those of the right cases
 ``skipped``  [type, why, how many]: what this Horovod or this number of ranks does not have
+``unproven`` why it could not be tried, where more ranks could have
 ``cases``    what was wrong in the first few
 ``ended``    only where Horovod cannot go on: why
 
@@ -34,6 +35,8 @@ _ABSENT = re.compile(
     r"Tensor type \S+ is not supported|not in (the )?list of allowed values"
     r"|Type \S+ is not supported in \w+ mode|No \w+ operation enabled"
 )
+# Whatever its type: a caller has to make it contiguous, and gets no wrong numbers.
+_REFUSED_LAYOUT = re.compile(r"\bcontiguous\b")
 _OVER = re.compile(r"shut ?down", re.IGNORECASE)
 
 
@@ -53,6 +56,7 @@ class Tally:
         self.right = 0
         self.types = set()
         self.skipped = {}
+        self.unproven = ""
         self.wrong = []
 
     def skip(self, why, dtype="", count=1):
@@ -75,6 +79,7 @@ class Tally:
             "wrong": len(self.wrong),
             "types": sorted(self.types),
             "skipped": [[dtype, why, n] for (dtype, why), n in sorted(self.skipped.items())],
+            "unproven": self.unproven,
             "cases": [shortened(text, CASE) for text in self.wrong[:SHOWN]],
         }
 
@@ -91,7 +96,7 @@ class Caller:
         self.native = context.native
         self.torch = context.framework == "torch"
         self.rank, self.size = context.hvd.rank(), context.hvd.size()
-        self.sets = []
+        self.sets = {}
         self.pending = []
 
     def try_all(self, operation, batches):
@@ -101,17 +106,24 @@ class Caller:
             Ended: Horovod gave up; the tally is its second argument.
         """
         tally = Tally(operation)
-        why = self.lack(operation)
+        sets = operation == collective_cases.PROCESS_SETS
+        there = hasattr(self.hvd, "add_process_set")
+        if sets and there and self.size < collective_cases.LEAST_FOR_SETS:
+            tally.unproven = "a process set of two ranks needs a third one beside it"
+        why = tally.unproven or self.lack(operation)
         if why:
             tally.skip(why, count=sum(len(batch) for batch in batches))
             return tally
+        if sets and not self.attempt(tally, batches[0][0], self.add_sets):
+            return tally
         for batch in batches:
-            begun = [(case, self.attempt(tally, case, self.begin, case)) for case in batch]
+            own = [case for case in batch if self.rank in case.members(self.size)]
+            begun = [(case, self.attempt(tally, case, self.begin, case)) for case in own]
             for case, wait in begun:
                 if wait is not None:
                     self.attempt(tally, case, self.finish, tally, case, wait)
         while self.sets:
-            self.hvd.remove_process_set(self.sets.pop())
+            self.hvd.remove_process_set(self.sets.popitem()[1])
         return tally
 
     def attempt(self, tally, case, function, *arguments):
@@ -127,6 +139,9 @@ class Caller:
             if absent:
                 tally.skip(shortened(absent.group(), REASON), case.dtype)
                 return None
+            if _REFUSED_LAYOUT.search(text):
+                tally.skip("it takes contiguous tensors only")
+                return None
             tally.take(case, text)
             if _OVER.search(text):
                 raise Ended(shortened(text, CASE), tally) from error
@@ -134,8 +149,6 @@ class Caller:
 
     def lack(self, operation):
         """Why there is no point in trying an operation; empty if there is one."""
-        if operation == "process sets" and self.size == 1:
-            return "one rank has no smaller sets"
         if operation == "Adasum" and self.context.device:
             return "on GPUs it averages within each host first"
         if operation == "Adasum" and self.context.controller == "Gloo":
@@ -164,7 +177,7 @@ class Caller:
             return self.join()
         arrays = collective_cases.given(self.numpy, case, self.rank, self.size)
         tensors = [self.tensor(array, case.dtype) for array in arrays]
-        members = case.members(self.rank, self.size)
+        members = case.members(self.size)
         values = [tensors if len(tensors) > 1 else tensors[0]]
         arguments = self.arguments(case)
         if case.kind == "broadcast":
@@ -193,16 +206,20 @@ class Caller:
             found.update(rank_allreduce.operation_arguments(self.hvd, case.reduce))
         if case.scale != (1, 1):
             found.update(prescale_factor=case.scale[0], postscale_factor=case.scale[1])
-        if case.halves:
-            found["process_set"] = self.own_set()
+        if case.among:
+            found["process_set"] = self.sets[case.among]
         return found
 
-    def own_set(self):
-        """The process set of this rank: that of the even or that of the odd numbers."""
-        if not self.sets:
-            halves = [list(range(first, self.size, 2)) for first in (0, 1)]
-            self.sets = [self.call("add_process_set", [half]) for half in halves]
-        return self.sets[self.rank % 2]
+    def add_sets(self):
+        """Make all process sets, on every rank in the same order; returns how many.
+
+        Raises:
+            Absent: this Horovod has none.
+        """
+        self.need("add_process_set")
+        for name, ranks in collective_cases.SETS.items():
+            self.sets[name] = self.call("add_process_set", [ranks(self.size)])
+        return len(self.sets)
 
     def call(self, function, values=(), arguments=None, module=None):
         """Call a function of Horovod by its name; of the arguments only the name may be unknown."""
@@ -281,6 +298,14 @@ class Caller:
         """The function that changes its tensors and waits by itself."""
         self.call(function + "_", values, arguments)
         return lambda: values[0]
+
+    def part(self, function, values, arguments, step):
+        """The function that returns a handle, on each row, or each second one, of a larger tensor."""
+        rows = len(values[0])
+        larger = self.native.ones((step * rows + 1, *values[0].shape[1:]), dtype=values[0].dtype)
+        rest = larger.to(values[0].device)[1::step]
+        rest.copy_(values[0])
+        return self.asynchronous(function, [rest, *values[1:]], arguments)
 
     def assign(self, name, values):
         """A broadcast into variables of TensorFlow."""
@@ -366,6 +391,8 @@ FORMS = {
         "broadcast_variables", values
     ),
     "broadcast_": lambda caller, _, values, __: caller.assign("broadcast_", values),
+    "within a larger tensor": lambda *call: Caller.part(*call, 1),
+    "every other row": lambda *call: Caller.part(*call, 2),
     "graph": Caller.in_graph,
     "keras": Caller.keras,
 }

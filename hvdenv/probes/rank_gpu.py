@@ -1,4 +1,6 @@
-"""Gives each rank a GPU of its own, where Horovod has NCCL and all ranks can have one.
+"""Gives each rank a GPU: its own where Horovod has NCCL, else one that ranks may share.
+
+A Horovod for CUDA without NCCL copies tensors into the host's memory and reduces them there.
 
 Runs on Python 3.6 and up; needs numpy, which the frameworks bring.
 """
@@ -9,13 +11,14 @@ import os
 import rank_allreduce
 
 
-def choose(visible, there, local_rank, local_size):
-    """Which of the GPUs that a rank sees is its own.
+def choose(visible, there, local_rank, local_size, shared=False):
+    """Which of the GPUs that a rank sees it takes.
 
     Args:
         visible: how many the framework sees.
         there: how many this host has for it.
         local_rank, local_size: the rank among those of its host.
+        shared: whether several ranks may take one.
 
     Returns:
         Its index, or None; and why there is none.
@@ -24,8 +27,8 @@ def choose(visible, there, local_rank, local_size):
         return None, "there is no GPU here that this process may use"
     if not visible:
         return None, "the host has GPUs, but the framework sees none"
-    if visible >= local_size:
-        return local_rank, ""
+    if visible >= local_size or shared:
+        return local_rank % visible, ""
     if visible == 1 and there >= local_size:  # the scheduler gives each rank one
         return 0, ""
     return None, "{} ranks on this host, and {} GPUs".format(local_size, min(visible, there))
@@ -88,26 +91,31 @@ def hide():
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 
-def take(context, built):
+def take(context, built, device):
     """Give the rank its GPU: context.gpu.
 
     Args:
         context: of rank_work.py, after init.
-        built: whether Horovod has NCCL.
+        built: what Horovod has, by name: extension.py's.
+        device: ``gpu`` where ranks may use NCCL.
 
     Returns:
         ``device``, empty if there is none; ``why`` that is so; and how many GPUs are
         ``there`` on the host.
     """
-    there = devices()
-    if not built:
+    there, nccl = devices(), built.get("NCCL")
+    if nccl and device != "gpu":
         hide()
+        return {}
+    usable = nccl or built.get("CUDA") or built.get("ROCm")
     index, why = None, "Horovod has no NCCL here"
-    if built:
-        hvd = context.hvd
-        index, why = choose(_count(context), there, hvd.local_rank(), hvd.local_size())
-    device = "" if index is None else _prepare(context, index)
-    if not _all_have(context, bool(device)) and device:
-        device, why = "", "another rank has no GPU"
-    context.gpu = device
-    return {"device": device, "why": why, "there": there}
+    if usable:
+        numbers = context.hvd.local_rank(), context.hvd.local_size()
+        index, why = choose(_count(context), there, *numbers, shared=not nccl)
+    else:
+        hide()
+    taken = "" if index is None else _prepare(context, index)
+    if not _all_have(context, bool(taken)) and taken:
+        taken, why = "", "another rank has no GPU"
+    context.gpu = taken
+    return {"device": taken, "why": why, "there": there}

@@ -35,7 +35,7 @@ _SAID = tuple(
         ("btl", r"mca: bml: Using (\w+) btl for send to"),
         ("provider", r"mtl:ofi:prov(?:ider)?: (\S+)"),
         ("provider", r"libfabric provider: (\S+)"),
-        ("ucx", r"UCX +INFO .*?(self |intra-node |inter-node )?(?:ep_cfg\[\d+\]: |cfg#\d+ ?)(\w.*\))"),
+        ("ucx", r"UCX +INFO .{0,40}?(self |intra-node |inter-node )?(?:ep_cfg\[\d+\]: |cfg#\d{1,9} ?)(\w.*\))"),
         ("nccl", r"[NR]CCL version (\d[\w.+-]*)"),
         ("network", r"NCCL INFO Using network (.+)"),
         (

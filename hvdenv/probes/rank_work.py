@@ -5,7 +5,7 @@ usage: python rank_work.py FRAMEWORK CONTROLLER DEVICE REPORT_FD DUMP_SECONDS [E
 Reports are lines of JSON to REPORT_FD: ``extension``, what extension.py says of this
 rank's Horovod; ``joined``, its numbers; ``stage``, what comes next; ``result`` and ``path``,
 what came of the allreduces and how their data went; and what the exercises found. DEVICE is
-gpu where ranks may use GPUs, and host where they must not. Where CONTROLLER was not built in,
+gpu where ranks may use NCCL, and host where they must not. Where CONTROLLER was not built in,
 nothing is joined. An EXERCISE is NAME or NAME=OPTION: the function run(context, option) of
 rank_NAME.py; the allreduces of rank_allreduce.py come before all of them. After DUMP_SECONDS
 the stacks of all threads go to standard error. Runs on Python 3.6 and up.
@@ -89,7 +89,7 @@ def main(framework, controller, device, report_fd, dump_seconds, *wanted):
     context.hvd.init()
     context.report("joined", **context.numbers())
     context.stage("allreduce")
-    gpu = rank_gpu.take(context, facts["built"].get("NCCL")) if device == "gpu" else {}
+    gpu = rank_gpu.take(context, facts["built"], device)
     rank_allreduce.run(context)
     rank_path.run(context, gpu)
     for name, _, option in exercises:

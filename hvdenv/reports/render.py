@@ -17,8 +17,8 @@ VERDICTS: dict[Verdict, str] = {
     "unproven": "nothing failed, but something could not be proven on this host",
 }
 _EVIDENCE_LINES = 60
-# Checks whose messages are figures.
-_FIGURES = ("bench", "yardstick")
+# Checks that are shown where nothing is wrong with them, too, by their headings.
+_ALWAYS_SHOWN = {"Speed": ("bench", "yardstick"), "Variables": ("variables",)}
 # What neither UTF-8 nor XML can hold; it comes from file names and broken output.
 _IMPOSSIBLE = re.compile("[\ud800-\udfff\ufffe\uffff]")
 
@@ -27,7 +27,7 @@ def render(report: Report, *, colour: bool = False) -> str:
     """The report as text; without colour it is plain ASCII apart from what programs said."""
     lines = [
         *_table(report.table),
-        *_speed(report.findings),
+        *(line for title in _ALWAYS_SHOWN for line in _passed(title, report.findings)),
         *(line for finding in _shown(report) for line in _finding(finding, colour)),
         _verdict(report, colour),
     ]
@@ -35,6 +35,7 @@ def render(report: Report, *, colour: bool = False) -> str:
 
 
 def _table(rows: tuple[Row, ...]) -> Iterator[str]:
+    rows = tuple(row._replace(section=clean(row.section), name=clean(row.name)) for row in rows)
     width = max((len(f"Available {row.section}:") for row in rows), default=0)
     for section, group in groupby(rows, key=lambda row: row.section):
         yield f"{f'Available {section}:':{width}}  expected  built  proven"
@@ -44,11 +45,12 @@ def _table(rows: tuple[Row, ...]) -> Iterator[str]:
         yield ""
 
 
-def _speed(findings: Sequence[Finding]) -> Iterator[str]:
-    """Figures are shown where nothing is wrong with them, too."""
-    good = [each for each in findings if each.check in _FIGURES and each.status == "pass"]
+def _passed(title: str, findings: Sequence[Finding]) -> Iterator[str]:
+    """What passed of the checks that have a heading."""
+    checks = _ALWAYS_SHOWN[title]
+    good = [each for each in findings if each.check in checks and each.status == "pass"]
     if good:
-        yield "Speed:"
+        yield f"{title}:"
         yield from (f"    {clean(each.subject)}: {clean(each.message)}" for each in good)
         yield ""
 
@@ -64,7 +66,7 @@ def _shown(report: Report) -> list[Finding]:
 
 def _finding(finding: Finding, colour: bool) -> Iterator[str]:
     status = _coloured(finding.status, finding.status, colour)
-    yield f"{status}: {finding.check}: {clean(finding.subject)}: {clean(finding.message)}"
+    yield f"{status}: {clean(finding.check)}: {clean(finding.subject)}: {clean(finding.message)}"
     evidence = clean(finding.evidence).splitlines()
     if len(evidence) > _EVIDENCE_LINES:
         left_out = len(evidence) - _EVIDENCE_LINES

@@ -17,10 +17,11 @@ from hvdenv.errors import UsageError
 from hvdenv.model.cluster import Job, Partition, Scheduler
 from hvdenv.schema import Problem, decode, fields
 
-# A word of a launcher's arguments that stands for the file with the job's hosts, or for
-# a list of them such as n1:4,n2:4.
+# Words of a launcher's arguments that stand for the file with the job's hosts, for a list of
+# the hosts with their slots such as n1:4,n2:4, and for their names alone.
 HOSTFILE = "{hostfile}"
 HOSTS = "{hosts}"
+HOST_NAMES = "{host_names}"
 ENDED = "hvdenv: job {id} ended with exit code"
 
 # Nothing else may stand in a directive: no blank, quote, newline or comment sign, and
@@ -129,9 +130,9 @@ def script(scheduler: Scheduler, batch: BatchJob) -> str:
     lines += [f'export {name}="${{{name}-}}"' for name in passed]
     exports = [f"export {name}={quote(value)}" for name, value in batch.env]
     lines += [line for line in exports if line not in lines]
-    if HOSTS in batch.launch:
-        each = f"s/$/:{batch.job.ranks_per_node}/"
-        lines.append(f"hosts=$({dialect.hosts} | sed '{each}' | paste -sd, -)")
+    slots = f" | sed 's/$/:{batch.job.ranks_per_node}/'" if HOSTS in batch.launch else ""
+    if slots or HOST_NAMES in batch.launch:
+        lines.append(f"hosts=$({dialect.hosts}{slots} | paste -sd, -)")
     words = [_launch_word(dialect, word) for word in batch.launch]
     return "\n".join([*lines, "", " ".join([*words, *map(quote, batch.command)]), ""])
 
@@ -139,7 +140,7 @@ def script(scheduler: Scheduler, batch: BatchJob) -> str:
 def _launch_word(dialect: Dialect, word: str) -> str:
     if word == HOSTFILE:
         return f'"${dialect.hostfile}"'
-    return '"$hosts"' if word == HOSTS else quote(word)
+    return '"$hosts"' if word in (HOSTS, HOST_NAMES) else quote(word)
 
 
 def quote(word: str) -> str:

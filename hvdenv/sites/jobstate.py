@@ -149,13 +149,14 @@ def pbs_told(text: str) -> Status | None:
     letter = values.get("job_state", "")
     if not letter:
         return None
+    chunks = values.get("exec_host", "").split("+")  # gpu1/0*4+gpu2/0*4
     status = Status(
         "waiting" if letter in "QHWTM" else "running",
         values.get("comment", ""),
         outputs=tuple(
             sorted({values[key].partition(":")[2] for key in ("Output_Path", "Error_Path") if key in values})
         ),
-        hosts="+".join(dict.fromkeys(re.findall(r"([^/+]+)/[^+]*", values.get("exec_host", "")))),
+        hosts="+".join(dict.fromkeys(each.split("/")[0] for each in chunks if "/" in each)),
         name=values.get("Job_Name", ""),
     )  # fmt: skip
     if letter not in "FXC":
@@ -193,7 +194,8 @@ def cobalt_told(text: str) -> Status | None:
     """From ``qstat -l --header``. Nothing is printed for a job that has ended."""
     if not text.strip():
         return Status("gone")
-    values = dict(re.findall(r"^\s*([A-Za-z_]+)\s*: (.*?)\s*$", text, re.MULTILINE))
+    found = re.findall(r"^[ \t]*([A-Za-z_]+)[ \t]*: (.*)$", text, re.MULTILINE)
+    values = {name: value.strip() for name, value in found}
     word = values.get("State", "")
     if not word:
         return None
@@ -249,7 +251,8 @@ def lsf_told(text: str) -> Status | None:
     code = values.get("EXIT_CODE", "")
     folder = values.get("EXEC_CWD", "")
     files = {values.get(key, "") for key in ("OUTPUT_FILE", "ERROR_FILE")} - {"", "-"}
-    hosts = dict.fromkeys(re.findall(r"(?:[0-9]+\*)?([^:]+)", values.get("EXEC_HOST", "")))
+    slots = values.get("EXEC_HOST", "").split(":")  # 4*gpu1:4*gpu2
+    hosts = dict.fromkeys(each.rpartition("*")[2] for each in slots if each)
     return Status(
         state,
         values.get("EXIT_REASON", "") or values.get("PEND_REASON", ""),

@@ -32,10 +32,10 @@ _OF_THE_SHELL = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASH_ENV", "ENV", "FP
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 # Behind names in lists: (default), (@alias), (D), <L>.
-_MARKING = re.compile(r"\s*(\([^()]*\)|<[^<>]*>)")
+_MARKING = re.compile(r"(?<!\s)\s*(\([^()]*\)|<[^<>]*>)")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+/-]*")
 _PREREQUISITES = re.compile(
-    r"You will need to load all module\(s\) on any one of the lines below[^\n]*\n"
+    r"You will need to load all module\(s\) on any one of the lines below[^\n]{0,200}\n"
     r"[ \t]*\n(?P<lines>([ \t]+[^\s][^\n]*\n)+)"
 )
 

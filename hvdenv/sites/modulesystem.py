@@ -18,6 +18,7 @@ from hvdenv.command import Command, Outcome
 from hvdenv.errors import IncompatibleError, StepError
 from hvdenv.masking import mask, plain
 from hvdenv.model.cluster import Modules
+from hvdenv.reading import RESULT, read_file, read_text
 from hvdenv.runner import Runner
 from hvdenv.sites.modules import (
     Examined,
@@ -166,7 +167,7 @@ def load(
             _refuse(examined)
             raise failure
         before = runner.environment(outcome.command)
-        loaded = compare(before, parse_environment(dump.read_bytes()))
+        loaded = compare(before, parse_environment(read_file(dump, RESULT).data))
     if not all(is_among(module, loaded.loaded) for module, _ in trial_commands(modules, phase)):
         # Swapped out by another module of the set; or there under another name.
         _refuse(examine(system, modules, phase, runner, seconds=seconds))
@@ -306,7 +307,7 @@ def _listing(system: ModuleSystem, path: str) -> tuple[str, ...]:
 def _text(path: Path) -> str:
     """What the shell has written to a file, for people; nothing if it did not come to that."""
     try:
-        return mask(plain(path.read_text(encoding="utf-8", errors="replace")))
+        return mask(plain(read_text(path, RESULT, errors="replace")))
     except FileNotFoundError:
         return ""
 

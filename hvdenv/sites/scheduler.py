@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,6 +15,7 @@ from hvdenv.errors import StepError, UsageError
 from hvdenv.masking import mask, plain
 from hvdenv.model.cluster import Scheduler
 from hvdenv.places import Places, make_folder, write_json
+from hvdenv.reading import MIB, OUTPUT, STATE, open_file, read_json
 from hvdenv.runner import LINE_LIMIT, TOKEN_VARIABLE, Runner
 from hvdenv.schema import Problem, decode
 from hvdenv.sites.jobstate import QUEUES, State, Status, exit_code_in, never_starts, number_of
@@ -26,6 +27,7 @@ OUTPUT_SECONDS = 3.0
 # A scheduler is restarted for maintenance now and then, and jobs live on.
 PATIENCE_SECONDS = 900.0
 ASK_SECONDS = 60.0
+COMMAND_NOT_FOUND = 127
 _TICK = 0.5
 
 
@@ -94,6 +96,15 @@ def submit(
     words = ("env", "-u", TOKEN_VARIABLE, *QUEUES[scheduler].submit(str(path)))
     outcome = _ask(words, runner)
     job = QUEUES[scheduler].submitted(outcome.output) if outcome else ""
+    if outcome.returncode == COMMAND_NOT_FOUND:
+        path.unlink()
+        program = {"slurm": "sbatch", "lsf": "bsub"}.get(scheduler, "qsub")
+        raise StepError(
+            f"there is no {program} on this host, so no job can be submitted from here",
+            where=os.uname().nodename,
+            remedy="call hvdenv on a login node of the cluster, or load the module that has"
+            f" {program}\nhvdenv job RECIPE --to job.sh writes the script instead",
+        )
     if not job:
         path.unlink()
         raise StepError(
@@ -130,7 +141,7 @@ def records(places: Places) -> list[Submitted]:
     found = []
     for path in places.jobs.glob("*.json"):
         try:
-            found.append(decode(Submitted, json.loads(path.read_bytes())))
+            found.append(decode(Submitted, read_json(path, STATE)))
         except (OSError, ValueError, Problem):
             continue
     return sorted(found, key=lambda record: record.submitted)
@@ -371,27 +382,39 @@ class Tail:
         Args:
             last: a line without its end counts too.
         """
+        for block in self._new_blocks():
+            *whole, self._rest = (self._rest + block).split(b"\n")
+            if len(self._rest) > LINE_LIMIT:
+                whole, self._rest = [*whole, self._rest], b""
+            yield from map(_shown, whole)
+        if last and self._rest:
+            yield _shown(self._rest)
+            self._rest = b""
+
+    def _new_blocks(self) -> Iterator[bytes]:
+        """What was added since the last call, a part of it at a time."""
         # Opened each time: that is when NFS looks what is new.
         try:
-            with self.path.open("rb") as stream:
+            with open_file(self.path, OUTPUT) as stream:
+                end = stream.seek(0, os.SEEK_END)
                 stream.seek(self._offset)
-                block = stream.read()
+                while block := stream.read(min(MIB, end - self._offset)):
+                    self._offset += len(block)
+                    yield block
         except OSError:
-            block = b""
-        self._offset += len(block)
-        *whole, self._rest = (self._rest + block).split(b"\n")
-        if last or len(self._rest) > LINE_LIMIT:
-            whole, self._rest = [*whole, *([self._rest] if self._rest else [])], b""
-        for line in whole:
-            # Of a progress bar, only how it looks in the end.
-            shown = line.rstrip(b"\r").rsplit(b"\r", 1)[-1]
-            yield mask(plain(shown.decode("utf-8", "replace")))
+            return
+
+
+def _shown(line: bytes) -> str:
+    """A line for people; of a progress bar, only how it looks in the end."""
+    shown = line.rstrip(b"\r").rsplit(b"\r", 1)[-1]
+    return mask(plain(shown.decode("utf-8", "replace")))
 
 
 def _last_lines(path: str) -> str:
     """The end of a file; empty if it cannot be read."""
     try:
-        with open(path, "rb") as stream:
+        with open_file(path, OUTPUT) as stream:
             stream.seek(0, 2)
             stream.seek(max(0, stream.tell() - LINE_LIMIT))
             return stream.read().decode("utf-8", "replace")

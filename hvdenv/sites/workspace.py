@@ -56,7 +56,10 @@ def remaining(folder: Path, runner: Runner) -> str:
 def parse_remaining(text: str, folder: Path) -> str:
     """The remaining time of a folder's workspace in the output of ``ws_list``; or empty."""
     found = re.findall(
-        r"workspace directory\s*:\s*(/\S+)\s*\n(?:.*\n)??\s*remaining time\s*:\s*(\S[^\n]*)", text
+        r"^.{0,80}?workspace directory[ \t]*:[ \t]*(/\S+)[ \t]*\n"
+        r"(?:.*\n)??[ \t]*remaining time[ \t]*:[ \t]*(\S.*)",
+        text,
+        re.MULTILINE,
     )
     return next((left.strip() for place, left in found if folder.is_relative_to(place)), "")
 

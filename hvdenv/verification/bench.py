@@ -29,7 +29,7 @@ from hvdenv.verification import ranks
 from hvdenv.verification.ranks import Judgement, RankRun
 
 EXERCISES = ("bench", "speed")
-_YARDSTICK = re.compile(r"@hvdenv-yardstick (\{.*\})")
+_YARDSTICK = re.compile(r"@hvdenv-yardstick (\{[^{}]*\})")
 _NAMES = {size: name for name, size in SIZES.items()}
 _REMEDY = "measure again while nothing else runs on these hosts; if it stays, see the evidence"
 

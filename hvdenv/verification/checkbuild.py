@@ -20,7 +20,7 @@ _SECTIONS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("NCCL", "DDL", "MLSL", "MPI", "Gloo"),
     ),
 }
-_TITLE = re.compile(r"\s*Horovod v(?P<version>\d+\.\d+[\w.+!-]*):\s*")
+_TITLE = re.compile(r"\s*Horovod v(?P<version>\d+\.\d[\w.+!-]*):\s*")
 _SECTION = re.compile(r"\s*(?P<name>Available \w+(?: \w+)*):\s*")
 _ROW = re.compile(r"\s*\[(?P<mark>.?)\] (?P<name>\w+)\s*")
 _REMEDY = (

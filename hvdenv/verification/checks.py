@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from hvdenv.command import Outcome
 from hvdenv.environments.installation import Expectation, is_version
 from hvdenv.environments.manifest import Difference
 from hvdenv.knowledge.diagnosis import explain
 from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi
+from hvdenv.launch.placement import Wishes, hidden, is_secret
 from hvdenv.launch.preflight import compatible
 from hvdenv.reports.report import Finding, Row, Status
 from hvdenv.verification import bench, collectives, datapath, ranks, training
 from hvdenv.verification.bench import Benchmark, Effort
+from hvdenv.verification.checkbuild import CheckBuild
 from hvdenv.verification.drift import compare
 from hvdenv.verification.evidence import (
     CONTROLLERS,
+    FILES_OF_RANKS,
     NEED_MPIRUN,
     ROWS,
     BuildTable,
@@ -35,8 +39,12 @@ from hvdenv.verification.ranks import RankRun
 
 OPERATIONS = ("NCCL", "DDL", "CCL", "MLSL", "MPI", "Gloo")
 
+# Of a variable's value, such as a long LD_LIBRARY_PATH.
+_VALUE = 200
 # What the import of a framework may take on a slow file system.
 _FAIR_SECONDS = 30.0
+
+_NOWHERE = Launch((), 0)
 
 CHECKS: dict[str, Callable[..., Iterator[Finding]]] = {}
 
@@ -44,6 +52,18 @@ _REBUILD = (
     "build Horovod again in this environment, with HOROVOD_WITH_{name}=1 so that a failure shows:"
     " a build that makes no extension says success otherwise"
 )
+
+
+class Shell(NamedTuple):
+    """What of the user's shell changes what ranks do.
+
+    Attributes:
+        passed: the variables that ranks get, as they do from `hvdenv run`.
+        dropped: names of those that they do not get.
+    """
+
+    passed: Mapping[str, str]
+    dropped: tuple[str, ...] = ()
 
 
 def check(
@@ -86,8 +106,29 @@ def check_build(
         remedy = "reinstall Horovod; horovodrun and the package come from two installations"
         yield Finding(name, subject, "fail", message, evidence, remedy)
         return
+    if invented := _invented(table, extensions):
+        message = (
+            f"it marks {', '.join(invented)}, which the extensions themselves say they were built"
+            " without: this table is not about this installation"
+        )
+        remedy = (
+            "rely on the other findings; look at what horovodrun here is (a script, another"
+            " installation), and reinstall Horovod"
+        )
+        yield Finding(name, subject, "fail", message, evidence, remedy)
+        return
     notes = _notes(table.frameworks, extensions, expectation)
     yield Finding(name, subject, "pass", "; ".join([f"Horovod {table.version}", *notes]))
+
+
+def _invented(table: CheckBuild, extensions: Mapping[str, Extension]) -> list[str]:
+    """Rows that are marked though every extension there can be asked and was built without them."""
+    present = [extension for extension in extensions.values() if extension.present]
+    if not present or not all(extension.usable for extension in present):
+        return []
+    rows = (table.controllers, table.tensor_operations)
+    marked = dict.fromkeys(name for each in rows for name in each if each[name])
+    return [name for name in marked if all(each.built(name) == 0 for each in present)]
 
 
 def _notes(
@@ -101,6 +142,15 @@ def _notes(
         elif frameworks[row] and framework not in (expectation.frameworks or (framework,)):
             notes.append(f"{row} is there though nothing asks for it")
     return notes
+
+
+# What to do about anything that fails where files are damaged.
+REBUILD = "build it again with `hvdenv build RECIPE --rebuild`, where nothing is purged"
+
+
+def damaged(changed_files: Sequence[Difference]) -> list[Difference]:
+    """Files that are gone or empty, as a purge or a power cut leaves them."""
+    return [d for d in changed_files if d.kind == "missing" or d.detail.startswith("0 bytes ")]
 
 
 @check("files")
@@ -117,11 +167,11 @@ def files(changed_files: Sequence[Difference] | None) -> Iterator[Finding]:
         for kind in ("missing", "changed", "extra")
     }
     evidence = "\n".join(f"{d.kind}: {d.path} {d.detail}".rstrip() for d in changed_files[:40])
-    broken = kinds["missing"] + [d for d in kinds["changed"] if "/site-packages/horovod/" in d.path]
-    if broken:
+    lost = damaged(changed_files)
+    if lost or any("/site-packages/horovod/" in d.path for d in kinds["changed"]):
         message = f"{len(kinds['missing'])} files are missing and {len(kinds['changed'])} changed since the build"
-        remedy = "build it again with `hvdenv build RECIPE --rebuild`, where nothing is purged"
-        yield Finding("files", "manifest", "fail", message, evidence, remedy)
+        message = f"files are damaged: {message}" if lost else message
+        yield Finding("files", "manifest", "fail", message, evidence, REBUILD)
         return
     others = [
         f"{len(kinds[kind])} {word}"
@@ -154,6 +204,33 @@ def drift(observed: Observed | None) -> Iterator[Finding]:
         message = "; ".join(harmless[:3]) or "nothing has changed"
         more = f"; {len(harmless) - 3} more changes that do no harm" if harmless[3:] else ""
         yield Finding("drift", "since the build", "pass", message + more, evidence)
+
+
+@check("variables")
+def variables(shell: Shell, launchers: tuple[str, ...]) -> Iterator[Finding]:
+    """What of the user's shell changes what ranks do: it is judged with it, or without it."""
+    files = [name for name in shell.passed if name in FILES_OF_RANKS]
+    passed = {name: value for name, value in shell.passed.items() if name not in files}
+    said, evidence = [], [f"{name}={_shown(name, value)}" for name, value in passed.items()]
+    if passed:
+        said.append(
+            f"ranks get {', '.join(passed)} from your shell, as under `hvdenv run`;"
+            " --clean drops such variables in both"
+        )
+    if files:
+        said.append(f"{', '.join(files)} only from `hvdenv run`: it names a file of yours")
+    if shell.dropped:
+        said.append(f"--clean drops {', '.join(shell.dropped)}; `hvdenv run --clean` does the same")
+    for launcher in {LAUNCHERS[name].controller: name for name in reversed(launchers)}.values():
+        if away := hidden(launcher, passed, Wishes(), ()):
+            evidence.append(f"not passed on by {launcher}: {', '.join(away)}")
+    if said:
+        yield Finding("variables", "your shell", "pass", "; ".join(said), "\n".join(evidence))
+
+
+def _shown(name: str, value: str) -> str:
+    """A value for a report: none that may be a secret."""
+    return "***" if is_secret(name) else value[:_VALUE]
 
 
 @check("frameworks")
@@ -393,11 +470,13 @@ def operations(
     for framework, found in extensions.items():
         if not found.usable or not expectation.asks(framework):
             continue
-        right = [
+        runs = [
             run
             for (name, _), run in rank_runs.items()
-            if name == framework and run and run.size > 1 and ranks.judge(run).status == "pass"
+            if name == framework and run and run.size > 1
         ]
+        right = [run for run in runs if ranks.judge(run).status == "pass"]
+        failed = [run for run in runs if ranks.judge(run).status == "fail"]
         seen = {name for run in right for name in datapath.operations(run)}
         for name in expectation.operations or OPERATIONS:
             subject = f"{name} in {framework}"
@@ -407,7 +486,7 @@ def operations(
             elif expectation.operations is None and _of_other_controller(name, expectation):
                 yield Finding("operation", subject, "skip", "not asked for, so not tried")
             elif found.built(name):
-                status, why, remedy = _why_not_seen(name, found, right)
+                status, why, remedy = _why_not_seen(name, found, right, failed)
                 yield Finding("operation", subject, status, why, remedy=remedy)
 
 
@@ -417,10 +496,14 @@ def _of_other_controller(name: str, expectation: Expectation) -> bool:
 
 
 def _why_not_seen(
-    name: str, extension: Extension, right: Sequence[RankRun]
+    name: str, extension: Extension, right: Sequence[RankRun], failed: Sequence[RankRun]
 ) -> tuple[Status, str, str]:
     """Why an operation that was built was not seen at work in runs that were right."""
     if name != "NCCL":
+        over = {run.controller for run in failed if name in (run.controller, *run.operations)}
+        if over or (failed and name not in CONTROLLERS):
+            named = ", ".join(sorted(over)) or "a controller that could use it"
+            return "unproven", f"it was built, but the ranks over {named} failed", "see allreduce"
         return "unproven", f"it was built, but no rank used {name}", ""
     if not extension.facts.get("gpus"):
         return (
@@ -467,11 +550,15 @@ def data_path(
 
 @check("collectives")
 def computed(
-    extension: Extension, rank_run: RankRun | None, framework: str, controller: str
+    extension: Extension,
+    rank_run: RankRun | None,
+    framework: str,
+    controller: str,
+    launch: Launch = _NOWHERE,
 ) -> Iterator[Finding]:
     """Whether each of Horovod's operations gives right numbers on every rank."""
     if rank_run is not None and _had(collectives.EXERCISE, rank_run, extension):
-        judgements = collectives.judge(rank_run)
+        judgements = collectives.judge(rank_run, launch.ranks)
         yield from _findings("collectives", f"{framework} over {controller}", judgements)
 
 

@@ -18,8 +18,8 @@ _WITHIN = {
     "cuda_copy", "cuda_ipc", "gdr_copy", "rocm_copy", "rocm_ipc",
 }  # fmt: skip
 _TCP = re.compile(r"tcp|sockets|udp", re.I)
-_LANES = re.compile(r"(?P<place>self|intra-node|inter-node)?.*?\btag\((?P<lanes>[^)]*)\)")
-_RELEASE = re.compile(r"(\d+(?:\.\d+)+)")
+_LANES = re.compile(r"(?P<place>self|intra-node|inter-node)?.*?\btag\((?P<lanes>[^()]*)\)")
+_RELEASE = re.compile(r"(?<!\d)(\d+(?:\.\d+)+)")
 _KINDS: tuple[tuple[str, Kind], ...] = (
     ("Open MPI", "Open MPI"),
     ("Spectrum", "Spectrum MPI"),
@@ -69,7 +69,7 @@ def _ucx(lines: Sequence[str]) -> tuple[str, ...]:
     """What UCX uses between hosts: ``rc_mlx5/mlx5_0:1``."""
     found: dict[str, None] = {}
     for line in lines:
-        lanes = _LANES.search(line)
+        lanes = _LANES.match(line)
         if lanes and lanes["place"] in (None, "inter-node"):
             used = [lane for lane in lanes["lanes"].split() if lane.split("/")[0] not in _WITHIN]
             found.update(dict.fromkeys(used))
@@ -179,6 +179,8 @@ def _carried(run: RankRun) -> str:
     """Who carried the data, and how."""
     operations = ", ".join(sorted(run.operations)) or "an operation that Horovod did not name"
     text = f"{run.controller} negotiated, {operations} reduced in the memory of the host"
+    if not uses_nccl(run) and any(rank.path.get("gpu", {}).get("device") for rank in run.ranks):
+        text += ", also tensors of GPUs, which Horovod copied there and back"
     said = _all_said(run.ranks)
     if run.controller == "MPI" or "MPI" in run.operations:
         text += f" ({of_mpi(said).name or 'this MPI does not say how it sends'})"

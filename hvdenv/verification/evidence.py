@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from hvdenv.environments.installation import Expectation, Installation, mpi_pref
 from hvdenv.errors import CheckBuildError, InterruptedRunError, StepError
 from hvdenv.launch.inside import on_this_host, start_inside
 from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi, parse_mpi_version
+from hvdenv.launch.placement import Wishes, exported, hidden, of_shell
 from hvdenv.masking import mask, plain
 from hvdenv.model.cluster import MPI_ALONE, NCCL_ALONE
 from hvdenv.runner import TOKEN_VARIABLE, Runner
@@ -42,14 +43,12 @@ ROWS = {"torch": "PyTorch", "tensorflow": "TensorFlow", "mxnet": "MXNet"}
 
 _EXTENSION = "@hvdenv-extension "
 _OBSERVED = "@hvdenv-observed "
-# Launchers forward what they see, horovodrun even on command lines that others can read.
-_FOR_RANKS = re.compile(
-    r"PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TZ|LANG|LC_\w+|LD_LIBRARY_PATH|PYTHONNOUSERSITE"
-    r"|SSH_AUTH_SOCK|SLURM_\w+|PBS_\w+|LSB_\w+|LS_SUBCWD|COBALT_\w+|PE_HOSTFILE|XDG_RUNTIME_DIR"
-    r"|(UCX|FI|PSM2?|OMPI_MCA|PRTE_MCA|PMIX_MCA)_\w+"
-)
+# They name files of the user's, which verify's ranks would overwrite.
+FILES_OF_RANKS = ("HOROVOD_TIMELINE", "HOROVOD_AUTOTUNE_LOG")
+# What activate.sh unsets.
+_UNSET = ("PYTHONHOME", "PYTHONPATH")
 # Files of which every byte counts: Horovod's, and the MPI's that it calls.
-_CLOSELY = re.compile(r".*/site-packages/horovod/.*|.*/libmpi[\w-]*\.so[.\d]*")
+_CLOSELY = re.compile(r"/site-packages/horovod/|/libmpi[\w-]*\.so[.\d]*\Z")
 # Others are the scheduler's, or Horovod's own.
 NEED_MPIRUN = ("mpirun", "horovodrun-mpi")
 # What ranks on other hosts need by name, where the launcher does not pass on all it sees.
@@ -304,7 +303,7 @@ def changed_files(
     folder = Path(installation.generation)
     record = generations.read_record(folder / generations.RECORD)
     listed = manifest.read(folder / manifest.NAME, record["manifest_digest"])
-    return manifest.compare(folder, listed, lambda path: bool(_CLOSELY.fullmatch(path)), go_on)
+    return manifest.compare(folder, listed, lambda path: bool(_CLOSELY.search(path)), go_on)
 
 
 @fact("changes since the build", lambda installation: bool(installation.generation))
@@ -452,26 +451,49 @@ def _start(
 ) -> Outcome:
     """What came of a program on all ranks; the words `inside` put each into an image."""
     variables = dict(installation.env)
+    activated = {"PATH", "PYTHONNOUSERSITE", *variables}
+    environ = for_ranks(name, runner.given, activated, inside)
+    names = exported(launch.settings.exports, activated, environ, Wishes())
     # An image's ranks are started by an MPI that nothing but PATH leads to.
     seen = {"PATH": _path(installation, runner), **variables} if inside else variables
     launch = launch._replace(
         start_timeout=max(int(timeout), 1),
-        exports=tuple(dict.fromkeys([*_EXPORTED, *variables])) if launch.elsewhere else (),
+        exports=tuple(dict.fromkeys([*_EXPORTED, *variables, *names])) if launch.elsewhere else (),
         mpi_prefix=mpi_prefix(seen),
     )
     start = start_inside(name, launch, inside, os.uname().nodename)
     argv = (installation.program(start.argv[0]) or start.argv[0], *start.argv[1:])
-    env = (*_bounded_ssh(launch, runner), *(_KEEPALIVE if launch.elsewhere else ()), *start.env)
+    env = (*_bounded_ssh(launch, environ), *(_KEEPALIVE if launch.elsewhere else ()), *start.env)
     command = _command(installation, runner, argv, timeout, env)
-    return runner.branch(_FOR_RANKS).run(command)
+    return runner.branch(environ).run(command)
 
 
-def _bounded_ssh(launch: Launch, runner: Runner) -> tuple[tuple[str, str], ...]:
+def for_ranks(
+    launcher: str,
+    given: Mapping[str, str],
+    activated: Collection[str],
+    inside: tuple[str, ...] = (),
+) -> dict[str, str]:
+    """The variables that a launcher starts ranks from: those that `hvdenv run` hands it.
+
+    Args:
+        launcher: its name.
+        given: the variables of the user's shell.
+        activated: names of those that the environment sets.
+        inside: the words that put a rank into an image, where no activate.sh is sourced.
+    """
+    environ = of_shell(given)
+    unset = () if inside else _UNSET
+    left_out = {*FILES_OF_RANKS, *unset, *hidden(launcher, environ, Wishes(), activated)}
+    return {name: value for name, value in environ.items() if name not in left_out}
+
+
+def _bounded_ssh(launch: Launch, environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Options for the ssh of mpirun, which would wait minutes for a host that is down.
 
     Where somebody has said how mpirun reaches other hosts, that is left alone.
     """
-    named = (*launch.settings.mca, *runner.environment(Command(())))
+    named = (*launch.settings.mca, *environ)
     if not launch.elsewhere or any("plm_" in name for name in named):
         return ()
     options = "-o BatchMode=yes -o ConnectTimeout=10"

@@ -42,10 +42,17 @@ _GAVE_UP = re.compile(
 # The last line of a traceback, without the exception's module.
 _EXCEPTION = re.compile(r"^(?:\w+\.)*(?P<said>\w*(?:Error|Exception|Interrupt|Exit)\b.*)")
 _SAID = 300
-# How launchers call the end that late ranks are put to by those who watch over them.
-_KILLED = re.compile(
-    r"^.*(?:exited on signal 9|exit with status code (?:137|-9)|: Killed\b).*$", re.M
-)
+# In which order endings explain each other: once one rank fails, launchers and schedulers end
+# the others, or these notice, or wait for it. Nobody lets a rank crash.
+_ENDINGS = tuple(
+    map(
+        re.compile,
+        (
+            r"was ended by (?!its launcher|SIGKILL|SIGTERM)", r"was ended by SIG", r"is stopped",
+            r"ended ", r"was lost", r"hangs", r"was ended by its launcher",
+        ),
+    )
+)  # fmt: skip
 
 
 class Rank(NamedTuple):
@@ -298,12 +305,18 @@ def _evidence(run: RankRun, ranks: Sequence[Rank] = (), lines: Sequence[str] = (
 
 
 def _explained(run: RankRun, judgement: Judgement, ranks: Sequence[Rank] = ()) -> Judgement:
-    """With the cause and its remedy, where output of ranks or of the launcher shows it."""
-    late = any(rank.ending == "hangs" for rank in ranks)
-    said = _KILLED.sub("", run.tail) if late else run.tail
-    texts = (*(rank.tail for rank in ranks[:_SHOWN]), said)
+    """With the cause and its remedy, where output of ranks or of the launcher shows it.
+
+    Args:
+        run: that failed.
+        judgement: what is wrong with it.
+        ranks: those that failed first.
+    """
+    text = "\n".join((*(rank.tail for rank in ranks[:_SHOWN]), run.tail))
     # What was seen on a host says more than a text about it, or about where a rank stopped.
-    found = _full(ranks) or explain("\n".join(texts), "run")
+    found = _full(ranks) or explain(text, "run", kills=not ranks or any(map(_may_be_killed, ranks)))
+    if found and found.kill and ranks and not _is_of(found, ranks):
+        found = explain(text, "run", kills=False)
     if (found is None or found.kind != "cause") and any(rank.nameless for rank in ranks):
         found = _NAMELESS
     if not found:
@@ -313,6 +326,16 @@ def _explained(run: RankRun, judgement: Judgement, ranks: Sequence[Rank] = ()) -
         evidence = f"{evidence}\nearlier, the launcher said:\n    {found.line.strip()}"
     message = f"{judgement.message}: {found.cause}"
     return judgement._replace(message=message, evidence=evidence, remedy=found.remedy)
+
+
+def _may_be_killed(rank: Rank) -> bool:
+    """Whether a launcher that reports kills may mean this rank, and not one that it ended itself."""
+    return rank.ending in ("was ended by SIGKILL", "was lost without a word")
+
+
+def _is_of(found: Found, ranks: Sequence[Rank]) -> bool:
+    """Whether what a launcher reports is about one of these ranks, as far as it names one."""
+    return not found.rank.isdigit() or int(found.rank) in {rank.number for rank in ranks}
 
 
 def _full(ranks: Sequence[Rank]) -> Found | None:
@@ -344,7 +367,8 @@ def _nothing_started(run: RankRun) -> Judgement | None:
 
 def _singletons(run: RankRun) -> Judgement | None:
     results = [rank.result for rank in run.ranks if rank.result]
-    if run.size == 1 or len(results) < 2 or any(result["size"] != 1 for result in results):
+    said = _alone(results)
+    if run.size == 1 or len(results) < 2 or not said:
         return None
     lines = [f"{r.name}: {r.started.get('variables', {})}" for r in run.ranks]
     mpi = next((r.path["mpi"] for r in run.ranks if r.path), "")
@@ -352,13 +376,25 @@ def _singletons(run: RankRun) -> Judgement | None:
         lines.append(f"MPI of the ranks: {mpi}")
     return Judgement(
         "fail",
-        f"{len(results)} processes were started, but each says that it is alone (size 1)",
+        f"{len(results)} processes were started, but {said}",
         _evidence(run, lines=lines),
         _alone_under_srun(run, mpi) if run.launcher == "srun" else
         "the launcher and the MPI that Horovod was built with do not know each other: start with"
         " the mpirun of that MPI (see `started by`), or build Horovod again with the MPI that you"
         " start with",
     )  # fmt: skip
+
+
+def _alone(results: Sequence[dict[str, Any]]) -> str:
+    """How ranks show that each reduces with nobody, whatever size they say; empty if they do not."""
+    if all(result["size"] == 1 for result in results):
+        return "each says that it is alone (size 1)"
+    if all(result["failed"] and result.get("own") == result["failed"] for result in results):
+        size = results[0]["size"]
+        return (
+            f"each gets back what it put in: each is alone, though it says that the size is {size}"
+        )
+    return ""
 
 
 def _alone_under_srun(run: RankRun, mpi: str) -> str:
@@ -475,13 +511,14 @@ def _first_broken(run: RankRun) -> tuple[list[Rank], list[Rank]]:
     suspects = [rank for rank in broken if not rank.gave_up] or broken
     if not suspects:
         return [], []
-    # Once one rank fails, launchers end the others, or these notice, or wait for it.
-    order = (
-        "was ended by SIG", "is stopped", "ended ", "was lost", "hangs", "was ended by its launcher"
-    )  # fmt: skip
-    first = min(next(i for i, o in enumerate(order) if r.ending.startswith(o)) for r in suspects)
-    cause = [rank for rank in suspects if rank.ending.startswith(order[first])]
+    first = min(map(_order, suspects))
+    cause = [rank for rank in suspects if _order(rank) == first]
     return cause, [rank for rank in broken if rank not in cause]
+
+
+def _order(rank: Rank) -> int:
+    """Where a rank's ending stands among those that explain each other."""
+    return next(number for number, ending in enumerate(_ENDINGS) if ending.match(rank.ending))
 
 
 def _numbering(run: RankRun) -> Judgement | None:

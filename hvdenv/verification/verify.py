@@ -19,11 +19,12 @@ from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.errors import HvdenvError, InterruptedRunError, StepError
 from hvdenv.launch import leftovers
 from hvdenv.launch.launchers import Launch
+from hvdenv.launch.placement import influences
 from hvdenv.reports.report import Finding, Measurement, Report
-from hvdenv.runner import Runner, end_marked
+from hvdenv.runner import Runner, end_marked, environment, handled
 from hvdenv.verification import bench, collectives, training
 from hvdenv.verification.bench import Effort
-from hvdenv.verification.checks import CHECKS, table
+from hvdenv.verification.checks import CHECKS, REBUILD, Shell, damaged, table
 from hvdenv.verification.evidence import CONTROLLERS, FACTS, FRAMEWORKS
 
 DEFAULT_LAUNCHERS = ("mpirun", "horovodrun-gloo")
@@ -31,6 +32,8 @@ DEFAULT_TIMEOUT = 600.0
 # What ranks do after their allreduces: NAME or NAME=OPTION, see probes/rank_work.py.
 DEFAULT_EXERCISES: tuple[str, ...] = (collectives.EXERCISE, training.FIRST)
 FULL_EXERCISES = (collectives.FULL, training.EXERCISE)
+# Three for process sets that overlap; Adasum needs 2, 4, 8 and so on.
+_USUAL_RANKS, _RANKS_WITH_ROOM = 3, 4
 TWO_RANKS = Launch((), 2)
 
 # Parameters that stand for all of a kind, and the fact that they are made of.
@@ -102,6 +105,7 @@ def verify(
         on_event: called with ``started`` or ``finished``, a label and the seconds.
     """
     cores = cores or len(os.sched_getaffinity(0))
+    mine, passed = influences(environment()), influences(runner.given)
     began, started = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
     given = {
         "installation": installation,
@@ -113,11 +117,16 @@ def verify(
         "exercises": exercises,
         "effort": effort,
         "cores": cores,
+        "shell": Shell(passed, tuple(name for name in mine if name not in passed)),
     }
     with _ended_by_signals(runner):
         facts, measurements = _Facts(given, on_event).find_all()
         findings = list(_all_findings(given, facts))
-        findings += _leftovers(facts, launch, runner)
+        findings = _with_cause(findings, facts.get(Key("changed_files")))
+        try:
+            findings += _leftovers(facts, launch, runner)
+        except Exception as error:
+            findings.append(_own_mistake("leftovers", "hosts", error))
     extensions = _collected("extension", facts)
     rows = () if isinstance(extensions, Failed) else tuple(table(expectation, extensions, findings))
     speeds = bench.measurements(_collected("bench_run", facts), _collected("speed_runs", facts))
@@ -133,6 +142,17 @@ def verify(
         rows,
         tuple(_environment(given, facts)),
     )
+
+
+def usual_ranks(cores: int, gpus: int = 0) -> int:
+    """How many ranks verify starts where nobody says it.
+
+    Args:
+        cores: how many there are for them.
+        gpus: how many GPUs ranks should use; two ranks cannot share one under NCCL.
+    """
+    ranks = _RANKS_WITH_ROOM if cores >= _RANKS_WITH_ROOM else _USUAL_RANKS
+    return min(ranks, gpus) if gpus > 1 else ranks
 
 
 def _environment(given: Mapping[str, Any], facts: Mapping[Key, Any]) -> Iterator[tuple[str, str]]:
@@ -176,19 +196,12 @@ def _ended_by_signals(runner: Runner) -> Iterator[None]:
         runner.stop()
 
     main = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main else ()
-    before = {number: signal.getsignal(number) for number in numbers}
-    heard = [number for number in before if before[number] is not signal.SIG_IGN]
     try:
-        for number in heard:
-            signal.signal(number, stop)
-        yield
+        with handled((signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main else (), stop):
+            yield
     except BaseException:
         runner.stop()
         raise
-    finally:
-        for number in heard:
-            signal.signal(number, before[number])
 
 
 class _Facts:
@@ -428,6 +441,19 @@ def _all_findings(given: Mapping[str, Any], facts: Mapping[Key, Any]) -> Iterato
         )  # fmt: skip
 
 
+def _with_cause(findings: list[Finding], changed_files: Any) -> list[Finding]:
+    """The same; where files are damaged, that comes first, and no other remedy is given."""
+    if isinstance(changed_files, Failed) or not damaged(changed_files or ()):
+        return findings
+    others = [each for each in findings if each.check != "files"]
+    return [each for each in findings if each.check == "files"] + [
+        each._replace(remedy=f"files are damaged: {REBUILD}")
+        if each.status in ("fail", "error")
+        else each
+        for each in others
+    ]
+
+
 def _ask(key: Key, given: Mapping[str, Any], facts: Mapping[Key, Any]) -> list[Finding]:
     """The findings of one check; its own error is a finding too.
 
@@ -443,12 +469,17 @@ def _ask(key: Key, given: Mapping[str, Any], facts: Mapping[Key, Any]) -> list[F
         text = error.message if not error.where else f"{error.where}: {error.message}"
         return [Finding(key.name, _subject(key), "error", text, error.detail, error.remedy)]
     except Exception as error:
-        import traceback
+        return [_own_mistake(key.name, _subject(key), error)]
 
-        evidence = "".join(traceback.format_exception(error))
-        message = f"the check could not run: {type(error).__name__}: {error}"
-        remedy = "this is a mistake in hvdenv: report it with the evidence"
-        return [Finding(key.name, _subject(key), "error", message, evidence, remedy)]
+
+def _own_mistake(check: str, subject: str, error: Exception) -> Finding:
+    """What is said of an error in hvdenv itself: the rest of the report is kept."""
+    import traceback
+
+    evidence = "".join(traceback.format_exception(error))
+    message = f"the check could not run: {type(error).__name__}: {error}"
+    remedy = "this is a mistake in hvdenv: report it with the evidence"
+    return Finding(check, subject, "error", message, evidence, remedy)
 
 
 def _subject(key: Key) -> str:

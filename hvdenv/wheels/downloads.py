@@ -88,6 +88,11 @@ def remove(places: Places, entry: Kept, runner: Runner) -> bool:
     return not entry.path.exists()
 
 
+def forget_unpacked(places: Places, runner: Runner) -> None:
+    """Have uv unpack everything anew: a power cut may have left empty files in its cache."""
+    remove(places, Kept(_uv(places), 0, ""), runner)
+
+
 def _files(places: Places) -> list[Path]:
     return list((places.cache / "files").glob("*"))
 

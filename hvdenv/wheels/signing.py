@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hvdenv.command import Command
 from hvdenv.errors import StepError
+from hvdenv.reading import KEY, read_file
 from hvdenv.runner import Runner
 
 # What is signed for another purpose is no signature here.
@@ -40,7 +41,7 @@ def sign(text: bytes, key: str, runner: Runner) -> bytes:
                 remedy="a key with a passphrase has to be in the agent (ssh-add); name the file of"
                 " its public key then",
             )
-        return signature.read_bytes()
+        return read_file(signature, KEY).data
 
 
 def refusal(text: bytes, signature: bytes, signers: Path, runner: Runner) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import re
@@ -10,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from hvdenv.errors import RecipeError
-from hvdenv.places import blocked, named_file
+from hvdenv.places import blocked, keep_mode, named_file, sync
+from hvdenv.reading import ARCHIVE, open_file
 from hvdenv.runner import Runner
 from hvdenv.wheels.entries import (
     LARGEST,
@@ -23,6 +25,7 @@ from hvdenv.wheels.entries import (
     Entry,
     NotUsedError,
     opened_folder,
+    read_record,
     whole,
 )
 from hvdenv.wheels.wheelcache import describe, made_folder, place, write_file
@@ -31,6 +34,9 @@ _MEMBER = re.compile(
     rf"(?P<key>[0-9a-f]{{64}})/(?P<file>{re.escape(RECORD)}|{re.escape(SIGNATURE)}"
     r"|[A-Za-z0-9][A-Za-z0-9._+-]{0,200}\.whl)"
 )
+
+# Of all that one file may hold. Wheels of Horovod have 5 to 150 MB.
+LARGEST_TOTAL, MOST_MEMBERS, LARGEST_HEADER = 16 << 30, 10_000, 1 << 20
 
 
 def export(entries: Mapping[str, Cache], file: Path, runner: Runner) -> None:
@@ -51,6 +57,8 @@ def export(entries: Mapping[str, Cache], file: Path, runner: Runner) -> None:
         with temporary.open("xb") as stream, tarfile.open(fileobj=stream, mode="w") as tar:
             for key, cache in sorted(entries.items()):
                 _add(tar, cache, key, runner)
+            keep_mode(stream.fileno(), file)
+        sync(temporary)
         os.replace(temporary, file)
     except OSError as error:
         raise blocked(file, error) from error
@@ -104,7 +112,7 @@ def take_in(cache: Cache, file: Path, runner: Runner) -> list[str]:
     """
     try:
         # Beside the entries, so that they only have to be renamed.
-        with file.open("rb") as stream, made_folder(cache) as (temporary, within):
+        with open_file(file, ARCHIVE) as stream, made_folder(cache) as (temporary, within):
             unpacked = cache._replace(folder=temporary)
             keys = _unpack(stream, file, within)
             for key in keys:
@@ -120,27 +128,84 @@ def take_in(cache: Cache, file: Path, runner: Runner) -> list[str]:
 
 
 def _unpack(stream: IO[bytes], file: Path, into: int) -> list[str]:
-    """Write the members of the file into a folder, as entries lie in a cache; their keys."""
-    found: dict[str, list[str]] = {}
+    """Write the members of the file into a folder, as entries lie in a cache; their keys.
+
+    Nothing is written before all headers, all records and the hash of each wheel were seen.
+    """
     try:
-        with tarfile.open(fileobj=stream, mode="r:") as tar:
-            for member in tar:
-                key, name = _member(file, member)
-                if name in found.setdefault(key, []):
-                    raise _refused(file, f"{member.name} is there twice")
-                found[key].append(name)
-                source = tar.extractfile(member)
-                assert source
+        with tarfile.open(fileobj=cast("IO[bytes]", _Bounded(stream)), mode="r:") as tar:
+            found = _entries(tar, file)
+            for key, members in found.items():
+                _see_hash(tar, file, key, members)
+            for key, members in found.items():
                 with _folder(into, key[:2]) as shard, _folder(shard, key) as descriptor:
-                    write_file(descriptor, name, iter(partial(source.read, 1 << 20), b""))
-    except (tarfile.TarError, EOFError, ValueError) as error:
+                    for name, member in members.items():
+                        write_file(descriptor, name, _blocks(tar, member))
+    except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError) as error:
         raise _refused(file, str(error)) from error
+    return sorted(found)
+
+
+class _Bounded:
+    """A stream that no header of a tar file can have read into memory as a whole."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.seek, self.tell = stream.seek, stream.tell
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= LARGEST_HEADER:
+            raise ValueError(f"a header has {size:,} bytes; the limit is {LARGEST_HEADER:,}")
+        return self._stream.read(size)
+
+
+def _entries(tar: tarfile.TarFile, file: Path) -> dict[str, dict[str, tarfile.TarInfo]]:
+    """The members of each entry by their names, from the headers alone."""
+    found: dict[str, dict[str, tarfile.TarInfo]] = {}
+    total = 0
+    for number, member in enumerate(tar, 1):
+        key, name = _member(file, member)
+        if name in found.setdefault(key, {}):
+            raise _refused(file, f"{member.name} is there twice")
+        found[key][name] = member
+        total += member.size
+        if total > LARGEST_TOTAL or number > MOST_MEMBERS:
+            raise _refused(
+                file,
+                f"it holds more than {MOST_MEMBERS:,} files or {LARGEST_TOTAL:,} bytes",
+            )
     if not found:
         raise _refused(file, "there is no entry in it")
-    for key, names in found.items():
-        if len([name for name in names if name.endswith(".whl")]) > 1:
+    for key, members in found.items():
+        wheels = [name for name in members if name.endswith(".whl")]
+        if len(wheels) > 1:
             raise _refused(file, f"{key} has more than one wheel")
-    return sorted(found)
+        if not wheels or RECORD not in members:
+            raise _refused(file, f"{key} has no {'record' if wheels else 'wheel'}")
+    return found
+
+
+def _see_hash(
+    tar: tarfile.TarFile, file: Path, key: str, members: Mapping[str, tarfile.TarInfo]
+) -> None:
+    record, _ = read_record(b"".join(_blocks(tar, members[RECORD])))
+    if record.key != key or record.file not in members:
+        raise _refused(file, f"{key}/{RECORD} does not describe this wheel")
+    digest = hashlib.sha256()
+    for block in _blocks(tar, members[record.file]):
+        digest.update(block)
+    if digest.hexdigest() != record.sha256:
+        raise _refused(
+            file,
+            f"{key}/{record.file} is damaged: its hash is {digest.hexdigest()},"
+            f" recorded was {record.sha256}",
+        )
+
+
+def _blocks(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
+    source = tar.extractfile(member)
+    assert source
+    return iter(partial(source.read, 1 << 20), b"")
 
 
 def _member(file: Path, member: tarfile.TarInfo) -> tuple[str, str]:

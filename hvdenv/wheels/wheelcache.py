@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from hvdenv.errors import StepError
 from hvdenv.model.cluster import Wheels
 from hvdenv.places import Places, blocked, make_folder, sync_folder
+from hvdenv.reading import WHEEL, open_file
 from hvdenv.runner import Runner, environment
 from hvdenv.wheels import signing
 from hvdenv.wheels.entries import (
@@ -399,7 +400,7 @@ def _copy_in(wheel: Path, within: int) -> str:
     digest = hashlib.sha256()
 
     def blocks() -> Iterator[bytes]:
-        with wheel.open("rb") as source:
+        with open_file(wheel, WHEEL) as source:
             while block := source.read(1 << 20):
                 digest.update(block)
                 yield block
@@ -457,13 +458,15 @@ def place(cache: Cache, temporary: Path, descriptor: int, name: str, runner: Run
     entry = cache.entry(name)
     _have_shard(cache, entry.parent)
     _permit(cache, descriptor)
+    sync_folder(temporary)
     while not _renamed(temporary, entry):
         found = describe(cache, name, runner, thorough=True)
         if not found.problem:
             return
         if os.path.lexists(entry) and not (found.damaged and _discard(entry)):
             raise StepError(f"its place is taken: {found.problem}", where=str(entry))
-    sync_folder(entry.parent)
+    for folder in (entry.parent, cache.folder):
+        sync_folder(folder)
 
 
 def _have_shard(cache: Cache, shard: Path) -> None:

@@ -137,6 +137,33 @@ def test_only_the_runner_starts_processes_and_reads_the_environment() -> None:
                 assert said not in ("os.environ", "os.getenv", "os.system", "os.popen"), module
 
 
+# What they open they have seen by other means: the null device or a file of their own, what
+# a folder's listing calls a regular file, and entries of a cache, below a descriptor.
+OPENERS = {"reading", "runner", "environments.manifest", "wheels.entries", "wheels.wheelarchive"}
+
+
+def _reads(node: ast.AST) -> bool:
+    """Whether a call reads a file by its path."""
+    if not isinstance(node, ast.Call):
+        return False
+    if isinstance(node.func, ast.Attribute) and node.func.attr in ("read_text", "read_bytes"):
+        return True
+    name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+    owner = getattr(getattr(node.func, "value", None), "id", "")
+    if name != "open" or owner in ("os", "tarfile"):
+        return False
+    given = [*node.args, *(keyword.value for keyword in node.keywords)]
+    modes = {each.value for each in given if isinstance(each, ast.Constant)}
+    return not modes & {"w", "wb", "a", "ab", "x", "xb"}
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - OPENERS))
+def test_files_are_read_by_the_one_reader(module: str) -> None:
+    """It refuses devices and pipes, and bounds what is read."""
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    assert [node.lineno for node in ast.walk(tree) if _reads(node)] == []  # type: ignore[attr-defined]
+
+
 HEAVY = {
     "dataclasses", "inspect", "rich", "psutil", "packaging", "subprocess", "platformdirs", "asyncio",
     "logging", "urllib.request", "shtab", "uuid", "difflib", "tempfile", "concurrent", "jinja2",

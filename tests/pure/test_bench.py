@@ -405,6 +405,16 @@ def test_ranks_that_measure_print_no_more_than_others(monkeypatch: pytest.Monkey
         assert env.get("HOROVOD_LOG_LEVEL") == level
 
 
+def test_the_controller_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under `hvdenv run`: Horovod would go by it there."""
+    probe = load("rank", monkeypatch)
+    for value in ("", "gloo"):
+        if value:
+            monkeypatch.setenv("HOROVOD_CONTROLLER", value)
+        env = probe.child_environment(60.0, "MPI", "host", ())
+        assert env["HOROVOD_CONTROLLER"] == (value or "mpi")
+
+
 def test_only_ranks_that_add_process_sets_may(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = load("rank", monkeypatch)
     for words, value in (

@@ -15,7 +15,7 @@ import pytest
 
 from hvdenv.building.build import Built, Request, build
 from hvdenv.command import Command
-from hvdenv.environments.generations import Environment, at
+from hvdenv.environments.generations import Environment, at, switch
 from hvdenv.errors import LockError, StepError
 from hvdenv.locks.lockfile import Built as Made
 from hvdenv.locks.lockfile import Horovod, Inputs, Locked, bind
@@ -38,7 +38,7 @@ os.makedirs(folder, exist_ok=True)
 version = len([each for each in os.listdir(switches) if each.startswith(name)]) + 1
 open(f"{switches}/{name}-{version}", "w").close()
 os.mkdir(f"{folder}/{name}-{version}.dist-info")
-files = {f"{name}.py": content, f"{name}-{version}.dist-info/METADATA": "",
+files = {f"{name}.py": content, f"{name}-{version}.dist-info/METADATA": "x",
          f"{name}-{version}.dist-info/RECORD": f"{name}.py,,5"}
 for path, text in files.items():
     with open(f"{folder}/{path}", "w") as stream:
@@ -59,8 +59,10 @@ with open(wheel, "w") as stream:
 
 # Stands for hvdenv/probes/inspect_wheel.py.
 INSPECT = """
-import sys
+import os, sys
 content = open(sys.argv[1]).read()
+if os.path.exists(sys.argv[2] + "/uninspected"):
+    sys.exit(1)
 print('{"frameworks": {}, "bytes": %d}' % len(content))
 sys.exit(not content)
 """
@@ -122,7 +124,7 @@ class Site(NamedTuple):
             Step(
                 "inspection",
                 "",
-                (Command((sys.executable, "-c", INSPECT, str(wheel))),),
+                (Command((sys.executable, "-c", INSPECT, str(wheel), str(self.switches))),),
                 effect="keep",
                 undoes="stack",
             ),
@@ -291,6 +293,53 @@ def test_packages_that_are_not_whole_are_all_installed_again(site: Site, rebuild
     _, done = site.build(rebuild=rebuild)
     assert done == STEPS
     assert site.installed() == {"first-3", "second-3"}
+
+
+@pytest.mark.parametrize(
+    ("lost", "step"),
+    [
+        ("first.py", "environment"),
+        ("first-1.dist-info/RECORD", "environment"),
+        ("second.py", "frameworks"),
+        ("second-1.dist-info/METADATA", "frameworks"),
+        ("../../../../build/wheel/x.whl", "stack"),
+    ],
+)
+def test_a_step_whose_files_are_lost_is_done_again(site: Site, lost: str, step: str) -> None:
+    """The journal says that it finished, and a power cut has left a file empty."""
+    site.switch("uninspected", on=True)
+    with pytest.raises(StepError, match="step inspection failed"):
+        site.build()
+    site.switch("uninspected", on=False)
+    folder = site.environment.generation(DIGEST[:12]) / "venv/lib/python3.11/site-packages"
+    # As if the build had been killed before it noted that the inspection failed.
+    journal = folder.parents[3] / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(lines[:-2]))
+    os.truncate(folder / lost, 0)
+    _, done = site.build()
+    assert done == STEPS[STEPS.index(step) :]
+    assert {name.partition("-")[0] for name in site.installed()} == {"first", "second"}
+    assert len(site.installed()) == 2
+
+
+def test_nothing_is_done_again_where_nothing_is_lost(site: Site) -> None:
+    site.switch("uninspected", on=True)
+    with pytest.raises(StepError, match="step inspection failed"):
+        site.build()
+    site.switch("uninspected", on=False)
+    assert site.build()[1] == STEPS[2:]
+
+
+def test_a_complete_generation_that_has_lost_files_is_not_taken(site: Site) -> None:
+    first, _ = site.build()
+    os.truncate(first.generation / "manifest.txt", 0)
+    assert site.environment.active() == ""
+    second, done = site.build()
+    assert done == STEPS
+    assert site.environment.active() == second.generation.name != first.generation.name
+    with pytest.raises(StepError, match="files of this generation are damaged: manifest.txt has 0"):
+        switch(site.environment, first.generation.name)
 
 
 def of_a_lock(site: Site, *, present: bool) -> Site:

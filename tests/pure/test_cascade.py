@@ -1,8 +1,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -10,6 +16,8 @@ from hypothesis import strategies as st
 from hvdenv.cli.main import main
 from hvdenv.errors import RecipeError, UsageError
 from hvdenv.model.cascade import resolve, shipped_recipes
+from hvdenv.model.recipe import Recipe
+from hvdenv.schema import Problem, check_part, json_schema
 
 RECIPE = """\
 format = 1
@@ -48,9 +56,6 @@ frameworks.torch.version = "2.2.0"
 
 [variants.gloo]
 horovod.controllers = ["gloo"]
-
-[variants."a b"]
-mpi.version = "5.0.11"
 """
 TOGETHER = ["five", "gloo", "old", "same"]
 
@@ -135,14 +140,103 @@ def test_the_order_of_variants_does_not_matter(path: Path, order: list[str], cou
 
 
 def test_a_variant_that_there_is_not(path: Path) -> None:
-    with pytest.raises(UsageError, match="its variants are: a b, five, fives, gloo, old, same"):
+    with pytest.raises(UsageError, match="its variants are: five, fives, gloo, old, same"):
         resolve(str(path), variants=["conda"])
 
 
-def test_a_variant_whose_name_would_need_quotes(path: Path) -> None:
-    line = RECIPE.split("\n").index('[variants."a b"]') + 1
-    with pytest.raises(RecipeError, match=rf":{line}: variants\.a b: the name of a variant has"):
-        resolve(str(path), variants=["a b"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("variants = 3", "6: variants: expected a table for each variant, found 3"),
+        ("[variants]\nx = 3", "7: variants.x: expected a table, found 3"),
+        ('[variants."a b"]\nmpi.version = "5.0.11"', "6: variants.a b: the name of a variant has"),
+        ("[variants.x]\nwithout = 3", "7: variants.x.without: expected a list of keys, found 3"),
+        ("[variants.x]\nmpi.version = 5", "7: mpi.version: expected a string, found 5"),
+        ("[variants.x]\nmpi = 5", "7: mpi: expected a table, found 5"),
+        ("[variants.x]\nmpi.versoin = '5.0.11'", '7: mpi.versoin: unknown key; did you mean "v'),
+        ("[variants.x.variants.y]\n", "6: variants: unknown key"),
+    ],
+)
+def test_variants_are_judged_also_if_nobody_takes_them(path: Path, text: str, message: str) -> None:
+    path.with_name("child.toml").write_text(
+        f'format = 1\nname = "child"\nextends = "{path}"\n\n\n{text}\n'
+    )
+    with pytest.raises(RecipeError) as caught:
+        resolve(str(path.with_name("child.toml")))
+    assert f"child.toml:{message}" in str(caught.value)
+
+
+def _without_required(schema: Any) -> Any:
+    """The JSON Schema of a part of a recipe."""
+    if isinstance(schema, list):
+        return [_without_required(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {key: _without_required(each) for key, each in schema.items() if key != "required"}
+
+
+PART = _without_required(json_schema(Recipe))
+
+
+def _keys(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, below in schema.get("properties", {}).items():
+        yield (*path, name)
+        yield from _keys(below, (*path, name))
+    if isinstance(below := schema.get("additionalProperties"), dict):
+        yield (*path, "torch")
+        yield from _keys(below, (*path, "torch"))
+    for each in schema.get("anyOf", ()):
+        yield from _keys(each, path)
+
+
+@pytest.mark.parametrize("value", [3, 1.5, True, "text", "a\u202eb", [3], [[]], {"x": 3}, {}, []])
+def test_no_value_of_a_wrong_type_is_accepted(value: object) -> None:
+    """At any key: what is accepted fits the JSON Schema too."""
+    judge = jsonschema.Draft202012Validator(PART)
+    keys = set(_keys(PART))
+    assert len(keys) > 100
+    for path in keys:
+        document: Any = value
+        for name in reversed(path):
+            document = {name: document}
+        with suppress(Problem):
+            check_part(Recipe, document)
+            assert judge.is_valid(document), path
+
+
+BASE = 'format = 1\nname = "large"\nextends = "local"\n'
+LARGE = {
+    "a key of 20,000 parts": BASE + ".".join(["environment", *["a"] * 20_000]) + " = 1\n",
+    "20,000 keys": BASE
+    + "".join(f'environment.run.A{n} = "x"\n' for n in range(20_000))
+    + "foo = 1",
+    "keys of tables": BASE + "".join(f"environment.A{n}.a.b = 1\n" for n in range(20_000)),
+    "3,000 entries": BASE + "packages = [\n" + '  "a",\n' * 3000 + "]\nfoo = 1\n",
+    "20,000 tables": BASE + "[[references]]\n" * 20_000 + "foo = 1\n",
+    "nested lists": BASE + "packages = " + "[" * 20_000 + "]" * 20_000,
+    "nested tables": BASE + "packages = " + "{a=" * 20_000 + "1" + "}" * 20_000,
+    "a number": BASE + "packages = 0x" + "f" * 1_000_000,
+    "a string": BASE + 'packages = "' + "\\n" * 500_000 + '"',
+    "unclosed": BASE + 'packages = ["' + "\\" * 900_000,
+    "quotes": BASE + "packages = [" + '"", ' * 200_000 + "]\nfoo = 1",
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_time_and_memory_for_a_recipe_are_bounded(name: str, tmp_path: Path) -> None:
+    (tmp_path / "large.toml").write_text(LARGE[name])
+    program = (
+        "import resource, sys; from hvdenv.cli.main import main\n"
+        "resource.setrlimit(resource.RLIMIT_CPU, (20, 20))\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
+        "sys.exit(main(['show', sys.argv[1]]))"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "large.toml"],
+        text=True, capture_output=True,
+    )  # fmt: skip
+    assert (shown.returncode, shown.stdout) == (2, ""), shown.stderr[-500:]
+    assert len(shown.stderr) < 1000
 
 
 def test_nothing_in_the_current_folder_shadows_a_shipped_name(

@@ -13,7 +13,7 @@ from hvdenv.launch.launchers import Launch, Mpi
 from hvdenv.reports.report import Finding, Row
 from hvdenv.verification import evidence
 from hvdenv.verification.checkbuild import parse
-from hvdenv.verification.checks import CHECKS, table
+from hvdenv.verification.checks import CHECKS, Shell, table
 from hvdenv.verification.evidence import ROWS, BuildTable, Extension, missing_rows
 from hvdenv.verification.ranks import Rank, RankRun
 from hvdenv.verification.verify import Failed, Key, _ask
@@ -129,6 +129,16 @@ def test_check_build_says_where_the_table_is_wrong() -> None:
     finding = check_build(build_table(text(*ALL_ROWS)), ANYTHING, torch=absent("torch"))
     assert finding.status == "pass"
     assert "it marks PyTorch, which has no extension" in finding.message
+
+
+def test_check_build_marks_what_the_extensions_do_not_have() -> None:
+    table = build_table(text(*ALL_ROWS, "T/NCCL"))
+    finding = check_build(table)
+    assert finding.status == "fail"
+    assert finding.message.startswith("it marks NCCL, which the extensions themselves say")
+    # An extension that does not load may have it: that horovodrun cannot be called a liar.
+    broken = extension("tensorflow", error="ImportError: x", built={"NCCL": 0})
+    assert check_build(table, tensorflow=broken).status == "pass"
 
 
 def test_check_build_of_another_installation() -> None:
@@ -348,7 +358,12 @@ def test_operations() -> None:
     assert operations(with_nccl, rank_run(), expected) == {
         "NCCL in torch": "unproven", "MPI in torch": "pass",
     }  # fmt: skip
-    assert operations(with_nccl, rank_run(failed=1), expected)["MPI in torch"] == "unproven"
+    failed = {("torch", "MPI"): rank_run(failed=1)}
+    arguments = {"extensions": {"torch": with_nccl}, "expectation": expected}
+    found = {f.subject: f for f in ask("operation", rank_runs=failed, **arguments)}["MPI in torch"]
+    assert (found.status, found.message, found.remedy) == (
+        "unproven", "it was built, but the ranks over MPI failed", "see allreduce",
+    )  # fmt: skip
     assert operations(extension("torch"), rank_run(), ANYTHING) == {
         "MPI in torch": "pass", "Gloo in torch": "unproven",
     }  # fmt: skip
@@ -429,3 +444,31 @@ def test_training_is_over_the_first_controller_that_is_expected(
     expectation = Expectation(controllers=stated)
     first = {each for each in startable if evidence._comes_first(each, startable, expectation)}
     assert first == trained
+
+
+def said_of(shell: Shell) -> list[Finding]:
+    return list(CHECKS["variables"](shell=shell, launchers=("srun", *LAUNCHERS)))
+
+
+def test_variables_that_change_results_are_named() -> None:
+    assert said_of(Shell({})) == []
+    mine = {"HOROVOD_API_TOKEN": "x1y2", "HOROVOD_TIMELINE": "t.json", "LD_PRELOAD": "w.so"}
+    (finding,) = said_of(Shell(mine))
+    assert (finding.subject, finding.status) == ("your shell", "pass")
+    assert finding.message == (
+        "ranks get HOROVOD_API_TOKEN, LD_PRELOAD from your shell, as under `hvdenv run`; --clean"
+        " drops such variables in both; HOROVOD_TIMELINE only from `hvdenv run`: it names a file of"
+        " yours"
+    )
+    assert finding.evidence.splitlines() == [
+        "HOROVOD_API_TOKEN=***",
+        "LD_PRELOAD=w.so",
+        "not passed on by horovodrun-gloo: HOROVOD_API_TOKEN, LD_PRELOAD",
+    ]
+
+
+def test_variables_that_are_dropped_are_named() -> None:
+    (finding,) = said_of(Shell({}, ("LD_PRELOAD", "NCCL_ALGO")))
+    assert finding.message == (
+        "--clean drops LD_PRELOAD, NCCL_ALGO; `hvdenv run --clean` does the same"
+    )

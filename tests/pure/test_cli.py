@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import re
@@ -171,6 +172,17 @@ def test_a_bug_gives_70_and_a_text_to_paste(
     assert said.err.startswith(f"this is a bug in hvdenv {__version__} (Python 3.")
     assert "Traceback (most recent call last)" in said.err
     assert "ValueError: https://***@host" in said.err
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ENOSPC, errno.EROFS])
+def test_what_a_file_system_refuses_is_no_bug(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured, number: int
+) -> None:
+    with_command(monkeypatch, fail(OSError(number, os.strerror(number), "/data/x")))
+    assert main(["recipes"]) == 5
+    said = capsys.readouterr().err
+    assert f"/data/x: cannot read or write: {os.strerror(number)}" in said
+    assert "bug" not in said
 
 
 def test_an_interruption_gives_130(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:

@@ -24,6 +24,7 @@ from hvdenv.cli.shell import shell_command, start_files
 from hvdenv.command import Command
 from hvdenv.environments import generations, lastuse
 from hvdenv.errors import StepError
+from hvdenv.launch.placement import influences
 from hvdenv.model.cascade import resolve
 from hvdenv.places import find_places
 from hvdenv.runner import hand_over
@@ -351,6 +352,21 @@ def test_hosts_from_files(
     file.unlink()
     assert call("run", recipe, "--", "true") == 125
     assert "cannot read the file with the hosts" in capsys.readouterr().err
+
+
+def test_variables_that_change_results_can_be_dropped(
+    recipe: str, built: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in influences(os.environ):
+        monkeypatch.delenv(name)
+    for name in ("HOROVOD_FUSION_THRESHOLD", "NCCL_ALGO", "LD_BIND_NOW"):
+        monkeypatch.setenv(name, "1")
+    words = ("--launcher", "mpirun", "--hosts", "a:2", "-x", "NCCL_ALGO", "--", "python", "x.py")
+    line = dry(capsys, recipe, *words)
+    assert "unset" not in line and "-x HOROVOD_FUSION_THRESHOLD" in line
+    line = dry(capsys, recipe, "--clean", *words)
+    assert line.startswith("( unset HOROVOD_FUSION_THRESHOLD LD_BIND_NOW; . ")
+    assert "-x NCCL_ALGO" in line and "-x HOROVOD_FUSION_THRESHOLD" not in line
 
 
 def test_secrets_stay_off_command_lines(

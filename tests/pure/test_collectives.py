@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvdenv.launch.launchers import Launch
 from hvdenv.verification.checks import computed
 from hvdenv.verification.collectives import judge
 from hvdenv.verification.evidence import Extension
@@ -228,6 +229,69 @@ def test_the_check() -> None:
     assert list(computed(extension, None, "torch", "MPI")) == []
 
 
+NEEDS_MORE: dict[str, Any] = {
+    "right": 0,
+    "skipped": [["", "it takes three", 14]],
+    "unproven": "it takes three",
+}
+
+
+def test_what_more_ranks_would_prove_is_unproven() -> None:
+    events = [report(rank) for rank in (0, 1)]
+    events += [report(rank, "process sets", **NEEDS_MORE) for rank in (0, 1)]
+    found = judged(*events)
+    assert found[""].status == "pass"
+    assert "not tried: process sets (it takes three)" in found[""].message
+    sets = found["process sets"]
+    assert (sets.status, sets.message) == ("unproven", "it takes three")
+    assert "-n 3" in sets.remedy
+
+
+def test_what_more_ranks_prove_elsewhere_is_skipped() -> None:
+    """Ranks of an image are on one host where Horovod's own launcher starts them."""
+    extension = Extension("torch", None, {"built": {"MPI": 1}})  # type: ignore[arg-type]
+    run = run_of(
+        *(report(rank, "process sets", **NEEDS_MORE) for rank in (0, 1)), report(0), report(1)
+    )
+    for ranks, status in ((2, "unproven"), (4, "skip")):
+        found = {f.subject: f for f in computed(extension, run, "torch", "MPI", Launch((), ranks))}
+        assert found["process sets, torch over MPI"].status == status
+
+
+def test_each_set_overlaps_another_and_none_has_all(probe: Any) -> None:
+    sets = probe.collective_cases.SETS.values()
+    for size in (3, 4, 5, 64):
+        members = [frozenset(each(size)) for each in sets]
+        assert len(set(members)) == len(members)
+        for each in members:
+            assert 1 < len(each) < size
+            assert any(each & other for other in members if other != each)
+
+
+def test_every_operation_has_a_large_message_in_every_main_type(probe: Any) -> None:
+    cases = probe.collective_cases
+    for size in (2, 3, 64):
+        tried = {
+            name: [case for batch in batches for case in batch]
+            for name, batches in cases.operations("tensorflow", size, False)
+        }
+        for name in (*(f"allreduce {each}" for each in cases.REDUCED), *MOVES):
+            large = {c.dtype: given_bytes(cases, c, size) for c in tried[name]}
+            assert all(large[dtype] > 2**20 for dtype in cases.MAIN_DTYPES), name
+            assert large["float32"] > 2**22
+
+
+MOVES = ("allgather", "broadcast", "alltoall", "reducescatter")
+
+
+def given_bytes(cases: Any, case: Any, size: int) -> int:
+    """Bytes of all that one rank gives, or gets where that is more; of types without a width none."""
+    members = case.members(size)
+    shape = cases.shape_of(case, 0, size - 1, members)
+    times = size if case.kind == "allgather" else 1
+    return int(cases.elements(shape) * cases.WIDTHS.get(case.dtype, 0) * times)
+
+
 # The side of the ranks, as far as it can be tried without numpy.
 
 
@@ -323,3 +387,21 @@ def test_every_operation_and_every_type_is_there_by_default(probe: Any) -> None:
     assert {case.dtype for case in tried if case.kind == "reducescatter"} == set(cases.NUMBERS)
     assert {case.root for case in tried if case.kind == "broadcast"} >= {0, 1, 2}
     assert {0, 1, 17} <= {shape[0] for case in tried for shape in case.shapes if len(shape) == 1}
+
+
+@pytest.mark.parametrize(
+    ("controller", "operation", "known"),
+    [
+        ("Gloo", "reducescatter", True),
+        ("Gloo", "grouped reducescatter", True),
+        ("Gloo", "alltoall", False),
+        ("MPI", "reducescatter", False),
+    ],
+)
+def test_a_wrong_reducescatter_over_gloo_is_a_known_fault(
+    controller: str, operation: str, known: bool
+) -> None:
+    wrong = {"wrong": 1, "cases": ["Sum float16 17: got 2, wanted 1"]}
+    events = [report(rank, operation, **wrong) for rank in range(2)]
+    run = run_of(*events)._replace(controller=controller)
+    assert ("patch gloo-reducescatter" in dict(judge(run))[operation].remedy) == known

@@ -402,7 +402,7 @@ def test_a_note_at_the_start_is_not_the_cause() -> None:
         (["--set", f"container.base={DEBIAN}", "--preflight"], 2, "--hosts f1:2,f2:2"),
         (["--set", f"container.base={DEBIAN}", "--hosts", "f1"], 2, "belong to --preflight"),
         (["--set", f"container.base={DEBIAN}", "--preflight", "--build"], 2, "build it first"),
-        (["--set", f"container.base={DEBIAN}", "--to", "/nowhere/x"], 2, "cannot write"),
+        (["--set", f"container.base={DEBIAN}", "--to", "/nowhere/x"], 5, "cannot write"),
         (["--set", f"container.base={DEBIAN}", "--python", "3.12"], 3, "--python asks for 3.12"),
         # torch 2.13 needs a newer g++ than Red Hat 8 has.
         (["--set", "container.base=rockylinux:8", "--python", "3.11"], 3, "known incompatibility"),
@@ -427,3 +427,27 @@ def test_the_definition_on_standard_output_and_in_a_file(
     assert main([*words, "--to", str(tmp_path / "x.def"), "--quiet"]) == 0
     assert capsys.readouterr().out == ""
     assert (tmp_path / "x.def").read_text(encoding="utf-8") == text
+
+
+def test_the_source_of_mpi_is_checked_before_it_is_compiled() -> None:
+    for form in FORMATS:
+        text = define(on_gpus(), plan_of(on_gpus()), form)
+        assert text.index("sha256sum -c -") < text.index("./configure")
+    unknown = on_gpus()._replace(mpi=Mpi(version="4.1.99"))
+    with pytest.raises(IncompatibleError, match=r"hash of openmpi 4\.1\.99"):
+        define(unknown, plan_of(unknown), "docker")
+    named = on_gpus()._replace(mpi=Mpi(version="4.1.99", sha256="a" * 64))
+    assert f"{'a' * 64}  /var/tmp/openmpi-4.1.99.tar.bz2" in define(named, plan_of(named), "docker")
+    mpich = on_gpus()._replace(mpi=Mpi(kind="mpich", version="4.3.2"))
+    assert "/var/tmp/mpich-4.3.2.tar.gz" in define(mpich, plan_of(mpich), "docker")
+
+
+def test_the_btl_openib_is_built_where_the_recipe_uses_it() -> None:
+    openib = resolve("singularity", variants=["openib"]).recipe
+    assert openib.container
+    facts = image_facts(openib.container, "x86_64", 4)
+    plan = image_plan(openib, ("openib",), facts, image_python(openib, facts, None))
+    text = define(openib, plan, "singularity")
+    assert "--with-verbs" in text
+    assert "openmpi-3.1.2.tar.bz2" in text
+    assert "--with-verbs" not in define(on_gpus(), plan_of(on_gpus()), "singularity")

@@ -136,6 +136,11 @@ def test_each_rank_has_a_gpu_of_its_own_or_none(
         assert wanted in why
 
 
+def test_ranks_share_gpus_where_no_nccl_needs_its_own() -> None:
+    assert [rank_gpu.choose(2, 2, rank, 3, shared=True)[0] for rank in range(3)] == [0, 1, 0]
+    assert rank_gpu.choose(0, 0, 0, 2, shared=True)[0] is None
+
+
 def test_gpus_that_a_process_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert rank_gpu.devices(str(tmp_path)) == 0

@@ -145,9 +145,13 @@ def test_what_a_release_would_ignore_is_refused(
     assert caught.value.remedy
 
 
-def test_before_0_20_gloo_has_to_be_asked_for() -> None:
+def test_gloo_is_asked_for_or_refused() -> None:
+    """Before 0.20 it has to be asked for; sites' documents go on doing so."""
     assert variables(horovod__version="0.19.5")["HOROVOD_WITH_GLOO"] == "1"
-    assert "HOROVOD_WITH_GLOO" not in variables()
+    assert variables()["HOROVOD_WITH_GLOO"] == "1"
+    without = variables(horovod__controllers=("mpi",))
+    assert without["HOROVOD_WITHOUT_GLOO"] == "1"
+    assert "HOROVOD_WITH_GLOO" not in without
 
 
 def test_one_build_is_for_the_gpus_of_all_partitions() -> None:

@@ -247,6 +247,17 @@ def test_hydra_with_other_hosts() -> None:
     assert started("mpirun", file).argv == words("mpirun -np 8 -f /n -ppn 4 python train_hvd.py")
 
 
+def test_intel_mpi_is_given_names_of_hosts_only() -> None:
+    """In a script as under `run`: its -hosts does not read n1:4."""
+    listed = train(Mpi("Intel MPI"), hosts=(), host_list="{hosts}", host_names="{host_names}", ranks=8, ranks_per_node=4)  # fmt: skip
+    assert started("mpirun", listed).argv == words(
+        "mpirun -np 8 -hosts {host_names} -ppn 4 python train_hvd.py"
+    )
+    uneven = train(Mpi("Intel MPI"), (Host("a", 2), Host("b", 1)))
+    with pytest.raises(UsageError, match="names only"):
+        started("mpirun", uneven)
+
+
 def test_an_unknown_mpi_is_told_no_hosts() -> None:
     with pytest.raises(IncompatibleError, match="not known") as caught:
         started("mpirun", train(Mpi("unknown")))

@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdenv.environments.manifest import NAME, compare, read, verify_records, write
+from hvdenv.environments.manifest import (
+    NAME,
+    compare,
+    finished_packages,
+    read,
+    verify_records,
+    write,
+)
 from hvdenv.errors import StepError
 
 ODD = st.binary(min_size=1, max_size=20).filter(
@@ -229,6 +236,10 @@ def test_whole_packages_pass_shared_files_too(site: Path, tmp_path: Path) -> Non
             lambda site: (site / "two-1.0.dist-info/RECORD").write_text("two.py\n"),
             "two-1.0: two-1.0.dist-info/RECORD is damaged",
         ),
+        (
+            lambda site: (site / "two-1.0.dist-info/RECORD").write_text(""),
+            "two-1.0: two-1.0.dist-info/RECORD is empty",
+        ),
         (lambda site: (site / "~wo").mkdir(), "~wo: left behind by an interrupted pip"),
     ],
 )
@@ -237,6 +248,23 @@ def test_half_installed_packages_are_named(
 ) -> None:
     damage(site)
     assert verify_records(site)[0].startswith(problem)
+
+
+def test_packages_that_were_installed_to_their_end(site: Path) -> None:
+    """pip lists its own INSTALLER file only in the RECORD that it writes last of all."""
+    (site / "one/__pycache__").mkdir()
+    (site / "one/__pycache__/never.cpython-311.pyc").touch()
+    assert finished_packages(site) == {}
+    for name in ("one", "two"):
+        info = site / f"{name}-1.0.dist-info"
+        (info / "INSTALLER").write_text("pip")
+        with (info / "RECORD").open("a") as stream:
+            stream.write(f"{info.name}/INSTALLER,,\n")
+    # Of the other, a file without a size is missing.
+    assert set(finished_packages(site)) == {"one-1.0"}
+    assert site.parents[1] / "bin/one" in finished_packages(site)["one-1.0"]
+    (site / "one/a.py").write_bytes(b"")
+    assert finished_packages(site) == {}
 
 
 def test_other_content_of_the_same_size_is_seen_while_hashing(site: Path, tmp_path: Path) -> None:

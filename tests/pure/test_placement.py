@@ -16,14 +16,18 @@ from hvdenv.launch.placement import (
     Wishes,
     choose_launcher,
     exported,
+    hidden,
+    influences,
     may_be_seen,
     mpi_of,
+    of_shell,
     place,
     refuse_unfit,
 )
 from hvdenv.model import cluster
 from hvdenv.model.cascade import resolve
 from hvdenv.model.recipe import Recipe
+from hvdenv.verification.evidence import for_ranks
 
 LOCAL = resolve("local").recipe
 SITE = LOCAL._replace(
@@ -197,18 +201,25 @@ def test_ranks_would_be_alone() -> None:
 def test_launchers_and_allocations(name: str) -> None:
     wanted = LAUNCHERS[name].schedulers
     for scheduler in ("slurm", "pbs", "cobalt", "lsf", None):
-        allocation = Allocation(scheduler, "1")
         if not wanted or scheduler in wanted:
-            refuse_unfit(name, SITE, Wishes(), allocation)
+            refuse_unfit(name, SITE, Wishes(), scheduler, 1)
         else:
             with pytest.raises(UsageError, match=f"{name} starts ranks in an allocation of"):
-                refuse_unfit(name, SITE, Wishes(), allocation)
+                refuse_unfit(name, SITE, Wishes(), scheduler, 1)
+
+
+def test_torchrun_on_several_hosts_needs_slurm() -> None:
+    refuse_unfit("torchrun", SITE, Wishes(), "slurm", 2)
+    for scheduler in ("pbs", None):
+        refuse_unfit("torchrun", SITE, Wishes(), scheduler, 1)
+        with pytest.raises(UsageError, match="torchrun starts ranks on several hosts"):
+            refuse_unfit("torchrun", SITE, Wishes(), scheduler, 2)
 
 
 @pytest.mark.parametrize("name", ["aprun", "jsrun"])
 def test_launchers_that_choose_hosts_themselves(name: str) -> None:
     with pytest.raises(UsageError, match="chooses the hosts itself"):
-        refuse_unfit(name, SITE, Wishes(hosts=TWO), Allocation())
+        refuse_unfit(name, SITE, Wishes(hosts=TWO), None, 2)
 
 
 def test_the_mpi_of_a_recipe() -> None:
@@ -226,16 +237,48 @@ def test_variables_for_other_hosts() -> None:
     )  # fmt: skip
     activated = {"PATH", "VIRTUAL_ENV", "CUDA_HOME", "LMOD_CMD", "_ModuleTable001_", "MODULEPATH"}
     wishes = Wishes(variables=(("OMP_NUM_THREADS", "4"),), exports=("MINE", "NOT_SET"))
-    assert exported(SITE, activated, environ, wishes) == (
+    assert exported(SITE.launch.exports, activated, environ, wishes) == (
         "PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "VIRTUAL_ENV", "HOROVOD_TIMELINE", "MINE",
     )  # fmt: skip
 
 
 def test_programs_that_get_nothing_of_the_host_get_what_is_meant_for_ranks() -> None:
-    apart = SITE._replace(launch=cluster.Launch("mpirun", exports=()))
     environ = {"HOROVOD_TIMELINE": "1", "A": "1", "LD_LIBRARY_PATH": "/lib"}
-    assert exported(apart, {"PATH"}, environ, Wishes()) == ("HOROVOD_TIMELINE",)
-    assert exported(apart, {"PATH"}, {"A": "1"}, Wishes(exports=("A",))) == ("A",)
+    assert exported((), {"PATH"}, environ, Wishes()) == ("HOROVOD_TIMELINE",)
+    assert exported((), {"PATH"}, {"A": "1"}, Wishes(exports=("A",))) == ("A",)
+
+
+SHELL = {
+    "HOME": "/h", "PATH": "/bin", "LD_PRELOAD": "w.so", "LD_LIBRARY_PATH": "/lib", "MINE": "1",
+    "HOROVOD_FUSION_THRESHOLD": "0", "NCCL_ALGO": "Ring", "OMPI_MCA_pml": "ob1", "OPAL_PREFIX": "/o",
+    "OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "1", "CUDA_LAUNCH_BLOCKING": "1",
+    "SLURM_JOB_ID": "3", "PYTHONHASHSEED": "0", "PYTHONNOUSERSITE": "1", "SSH_AUTH_SOCK": "/s",
+}  # fmt: skip
+TELLING = {
+    "LD_PRELOAD", "LD_LIBRARY_PATH", "HOROVOD_FUSION_THRESHOLD", "NCCL_ALGO", "OMPI_MCA_pml",
+    "OPAL_PREFIX", "OMP_NUM_THREADS", "CUDA_LAUNCH_BLOCKING", "PYTHONHASHSEED",
+}  # fmt: skip
+
+
+def test_variables_that_change_results() -> None:
+    assert influences(SHELL).keys() == TELLING
+    assert of_shell(SHELL) == SHELL
+    assert of_shell(SHELL, clean=True).keys() == SHELL.keys() - TELLING
+    assert of_shell(SHELL, clean=True, kept=("NCCL_ALGO",)).keys() & TELLING == {"NCCL_ALGO"}
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "srun", "horovodrun-gloo"])
+def test_ranks_of_verify_get_what_run_hands_on(launcher: str) -> None:
+    """All but what activate.sh unsets, and files that the ranks would write to."""
+    environ = {**SHELL, "PYTHONPATH": "/x", "HOROVOD_TIMELINE": "t.json"}
+    kept = for_ranks(launcher, environ, {"PATH"})
+    away = hidden(launcher, environ, Wishes(), {"PATH"})
+    assert kept.keys() == SHELL.keys() - {*away}
+    assert for_ranks(launcher, environ, {"PATH"}, ("apptainer",)).keys() >= kept.keys()
+    if launcher == "horovodrun-gloo":
+        assert {"LD_PRELOAD", "MINE"} <= {*away} and "HOROVOD_FUSION_THRESHOLD" in kept
+    else:
+        assert not away
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -11,7 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdenv.errors import StepError, UsageError
-from hvdenv.places import Places, blocked, environment_name, find_places, make_folder, write_json
+from hvdenv.places import (
+    Places,
+    blocked,
+    environment_name,
+    find_places,
+    make_folder,
+    named_file,
+    named_folder,
+    write_json,
+    write_text,
+)
 from tests.wheels import umask
 
 VARIANTS = st.lists(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,8}", fullmatch=True), max_size=5)
@@ -105,3 +121,137 @@ def test_blocked_says_what_was_tried(tmp_path: Path) -> None:
     assert "cannot read: Input/output error" in str(
         blocked(tmp_path, OSError(5, os.strerror(5)), "read")
     )
+
+
+@pytest.fixture
+def sticky(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that everybody can write, and whose files belong to somebody else: see foreign()."""
+    folder = Path(tempfile.mkdtemp(prefix="hvdenv-sticky-"))
+    folder.chmod(0o1777)
+    if os.geteuid():
+        # This user's files are the other one's then, and the folder is nobody's.
+        real = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: real + 1)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def foreign(path: Path) -> Path:
+    """Make it belong to another user than this process and the folder's owner."""
+    if os.getuid() == 0:
+        os.lchown(path, 4242, 4242)
+    return path
+
+
+def test_nothing_is_written_through_a_link_of_another_user(sticky: Path, tmp_path: Path) -> None:
+    target = tmp_path / "secret"
+    target.write_text("root's")
+    target.chmod(0o600)
+    (sticky / "report.html").symlink_to(target)
+    foreign(sticky / "report.html")
+    with pytest.raises(StepError, match="this link belongs to another user") as caught:
+        named_file(sticky / "report.html")
+    assert caught.value.where == str(sticky / "report.html")
+    assert (target.read_text(), target.stat().st_mode & 0o777) == ("root's", 0o600)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
+@pytest.mark.parametrize("mode", [0o1777, 0o777, 0o775])
+def test_nor_through_a_link_on_the_way(sticky: Path, tmp_path: Path, mode: int) -> None:
+    sticky.chmod(mode)
+    (tmp_path / "folder").mkdir()
+    (sticky / "link").symlink_to(tmp_path / "folder")
+    foreign(sticky / "link")
+    for asked in (named_file, named_folder):
+        with pytest.raises(StepError, match="this link belongs to another user"):
+            asked(sticky / "link" / "x")
+    # Nor by a link of one's own that leads there.
+    (tmp_path / "own").symlink_to(sticky / "link")
+    with pytest.raises(StepError, match="this link belongs to another user"):
+        named_folder(tmp_path / "own" / "x")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
+def test_a_file_of_another_user_in_a_sticky_folder_is_not_replaced(sticky: Path) -> None:
+    foreign_file = foreign(Path(shutil.copy("/dev/null", sticky / "x")))
+    with pytest.raises(StepError, match="this file belongs to another user"):
+        named_file(foreign_file)
+
+
+def test_links_of_ones_own_and_of_folders_nobody_else_writes_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir(mode=0o755)
+    (tmp_path / "a").symlink_to("data")
+    (tmp_path / "data" / "report").symlink_to("../b/../data/real")
+    (tmp_path / "b").symlink_to(tmp_path / "data")
+    assert named_file(tmp_path / "a" / "report") == (tmp_path / "a" / "report").resolve()
+    assert named_folder(tmp_path / "a" / "new" / ".." / "x") == tmp_path / "data" / "x"
+
+
+def test_a_circle_of_links(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("a")
+    with pytest.raises(StepError, match="symbolic links"):
+        named_file(tmp_path / "a")
+
+
+names = st.sampled_from(["a", "b", "c", "..", ".", ""])
+
+
+@given(st.lists(st.tuples(names, st.lists(names, max_size=3)), max_size=5), st.lists(names))
+def test_links_lead_where_the_system_says(
+    links: list[tuple[str, list[str]]], parts: list[str]
+) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made).resolve()
+        (folder / "d" / "a").mkdir(parents=True)
+        for name, target in links:
+            with suppress(OSError):
+                (folder / "d" / name).symlink_to("/".join(target))
+        path = folder / "d" / "/".join(parts)
+        try:
+            expected = os.path.realpath(path, strict=True)
+        except OSError:
+            return
+        assert str(named_folder(path)) == expected
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o400, 0o664, 0o755])
+def test_a_file_that_is_there_keeps_its_mode(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "report"
+    path.write_text("old")
+    path.chmod(mode)
+    with umask(0o000):
+        write_text(path, "new", 0o777)
+    assert (path.read_text(), path.stat().st_mode & 0o7777) == ("new", mode)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
+def test_a_file_that_is_there_keeps_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "report"
+    path.write_text("old")
+    path.chmod(0o640)
+    write_text(foreign(path), "new")
+    found = path.stat()
+    assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (4242, 4242, 0o640)
+
+
+def test_a_umask_of_nothing_makes_nothing_that_everybody_can_write(tmp_path: Path) -> None:
+    with umask(0o000):
+        write_text(make_folder(tmp_path / "a" / "b") / "c", "text")
+    for path in (tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c"):
+        assert not path.stat().st_mode & 0o002
+
+
+def test_everything_that_a_command_makes_has_a_safe_umask(tmp_path: Path) -> None:
+    """Also what its children make; programs of `run` have the user's own umask."""
+    program = (
+        "import os, sys; os.umask(0)\n"
+        "from hvdenv.cli.main import main; from hvdenv.command import Command\n"
+        "from hvdenv.runner import Runner, hand_over\n"
+        "main(['recipes']); show = ('sh', '-c', 'umask')\n"
+        "print(Runner().run(Command(show)).output)\n"
+        "sys.stdout.flush(); hand_over(Command(show), os.environ)"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", program], text=True, capture_output=True, check=True
+    ).stdout.split()
+    assert shown[-2:] == ["0002", "0000"]

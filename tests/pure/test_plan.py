@@ -225,11 +225,11 @@ def test_no_python_at_all(facts: Facts) -> None:
     [
         (
             ("torch", "tensorflow"), ("mpi", "gloo"),
-            {"WITH_TENSORFLOW", "WITH_PYTORCH", "WITHOUT_MXNET", "WITH_MPI", "WITHOUT_NVTX"},
+            {"WITH_TENSORFLOW", "WITH_PYTORCH", "WITHOUT_MXNET", "WITH_MPI", "WITH_GLOO", "WITHOUT_NVTX"},
         ),
         (
             ("torch",), ("gloo",),
-            {"WITHOUT_TENSORFLOW", "WITH_PYTORCH", "WITHOUT_MXNET", "WITHOUT_MPI", "WITHOUT_NVTX"},
+            {"WITHOUT_TENSORFLOW", "WITH_PYTORCH", "WITHOUT_MXNET", "WITHOUT_MPI", "WITH_GLOO", "WITHOUT_NVTX"},
         ),
         (
             ("tensorflow",), ("mpi",),

@@ -155,6 +155,15 @@ def test_the_last_words_of_a_rank_are_read_though_nobody_looks_while_it_ends() -
     assert watch.tail.text() == "last"
 
 
+def test_how_a_crash_began_is_kept_though_its_backtrace_is_long() -> None:
+    tail = rank.Tail()
+    frames = [f" {number}  /x{'y' * 250}/libpython3.so(f+0x1) [0x7f]" for number in range(4, 40)]
+    tail.take("\n".join([BACKTRACE, *frames, "last", ""]).encode())
+    text = tail.text()
+    assert len(json.dumps(text)) <= rank.TAIL_BYTES
+    assert "Caught signal 11" in text and "uct_mm_iface_init" in text and text.endswith("\nlast")
+
+
 def test_good_run() -> None:
     judgement = judge(run(*good(3), size=3))
     assert judgement.status == "pass"
@@ -176,6 +185,18 @@ CLOSED = (
 )
 BY_LAUNCHER = {"code": -15, "signal": "SIGTERM", "ended_by": "launcher"}
 
+BACKTRACE = """\
+[n1:41   :0:41] Caught signal 11 (Segmentation fault: address not mapped to object at address 0xc)
+==== backtrace (tid:     41) ====
+ 0  /opt/openmpi/lib/libucs.so.0(ucs_handle_error+0x294) [0x7f3b84dc1a14]
+ 1  /opt/openmpi/lib/libucs.so.0(+0x33bcc) [0x7f3b84dc1bcc]
+ 2  /lib/x86_64-linux-gnu/libc.so.6(+0x3c050) [0x7f3baee5a050]
+ 3  /opt/openmpi/lib/libuct.so.0(uct_mm_iface_init+0x11) [0x7f3b9365f1e1]
+ 4  /opt/openmpi/lib/libmpi.so.40(PMPI_Init_thread+0x55) [0x7f3b9365f1f1]"""
+SRUN_SAYS = """\
+srun: launch/slurm: _step_signal: Terminating StepId=1.0
+srun: error: n1: task 1: Killed
+srun: error: n1: task 0: Segmentation fault"""
 MPIRUN_SAYS = "\n".join(["root@n2: Permission denied (publickey).", *["* advice"] * 40])
 ON_ANOTHER = {"size": 4711, "version": "0.27.0"}
 
@@ -203,6 +224,11 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
         run(*[kind(r) for r in (0, 1) for kind in (started, exited)],
             result(0, 1), {**result(0, 1), "pid": 101}),
         "each says that it is alone (size 1)", "OMPI_COMM_WORLD_RANK",
+    ),
+    "singletons with numbers of the launcher": (
+        run(*[kind(r) for r in (0, 1) for kind in (started, exited)],
+            *(result(r, failed=2, own=2, wrong=[{"test": "int64.Sum"}]) for r in (0, 1))),
+        "2 processes were started, but each gets back what it put in: each is alone", "",
     ),
     "killed": (
         run(started(0), started(1), exited(0, **BY_LAUNCHER), KILLED, returncode=137),
@@ -310,6 +336,25 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
         run(started(0), started(1), exited(0, code=1, tail=CLOSED), exited(1, code=1, tail=CLOSED)),
         "rank 0 on n1, rank 1 on n1: ended with exit code 1 (HorovodInternalError: Horovod has", "",
     ),
+    "a crash, and the kill of another rank by the scheduler": (
+        run(started(0), started(1), exited(0, code=-11, signal="SIGSEGV", tail=BACKTRACE), KILLED,
+            tail=SRUN_SAYS, returncode=139),
+        "rank 0 on n1: was ended by SIGSEGV: a process crashed (Segmentation fault) in libuct.so.0"
+        " (uct_mm_iface_init), and UCX is in its backtrace",
+        "task 1: Killed",
+    ),
+    "a crash without a backtrace, and the kill": (
+        run(started(0), started(1), exited(0, code=-7, signal="SIGBUS"), tail=SRUN_SAYS),
+        "rank 0 on n1: was ended by SIGBUS", "task 1: Killed",
+    ),
+    "an exit code, and the kill": (
+        run(started(0), started(1), exited(0, code=3), tail=SRUN_SAYS),
+        "rank 0 on n1: ended with exit code 3", "task 1: Killed",
+    ),
+    "a signal without a name": (
+        run(*good()[:3], started(1), exited(1, code=-40, signal="signal 40")),
+        "rank 1 on n1: was ended by signal 40", "",
+    ),
     "stopped": (
         run(started(0), overdue(0, STACK), exited(0, **LATE),
             started(1), {**overdue(1, ""), "stopped": True}, exited(1, **LATE)),
@@ -348,6 +393,14 @@ def test_what_ranks_say_is_not_taken_for_a_cause_where_another_rank_broke_first(
     secondary = exited(0, code=1, tail="ncclAllReduce failed: unhandled system error")
     judgement = judge(run(started(0), started(1), secondary, KILLED))
     assert judgement.message == "rank 1 on n1: was ended by SIGKILL"
+
+
+def test_a_kill_is_explained_by_what_the_launcher_reports_of_that_rank() -> None:
+    said = "srun: error: n1: task {}: Killed"
+    for task, cause in ((1, ": task 1 on n1 was killed: most likely its host's memory"), (0, "")):
+        judgement = judge(run(started(0), started(1), KILLED, tail=said.format(task)))
+        assert judgement.message.startswith("rank 1 on n1: was ended by SIGKILL" + cause)
+        assert ("memory" in judgement.message) == (task == 1)
 
 
 def test_that_late_ranks_are_killed_is_not_taken_for_a_cause() -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -96,9 +98,9 @@ def test_a_file_of_the_limit_is_read_and_a_larger_one_is_not(tmp_path: Path) -> 
 def test_a_huge_sparse_file_costs_nothing(tmp_path: Path) -> None:
     with open(tmp_path / "x", "wb") as stream:
         stream.truncate(5 << 40)
-    assert "its size is 5,120 GiB" in str(refusal(tmp_path / "x"))
+    assert "its size is 5,497,558,138,880 bytes" in str(refusal(tmp_path / "x"))
     with (
-        pytest.raises(OSError, match="the limit for a recipe is 1 MiB"),
+        pytest.raises(OSError, match="the limit for a recipe is 1,048,576 bytes"),
         open_file(tmp_path / "x", RECIPE),
     ):
         pass
@@ -128,3 +130,41 @@ def test_no_descriptor_is_left_open_and_none_is_inherited(tmp_path: Path) -> Non
     assert len(os.listdir("/proc/self/fd")) == before
     with open_file(tmp_path / "x", RECIPE) as stream:
         assert not os.get_inheritable(stream.fileno())
+
+
+COMMANDS = [
+    ["show", "{}.toml"],
+    ["show", "local", "--site", "{}"],
+    ["plan", "local", "--facts", "{}"],
+    ["check", "{}.toml"],
+    ["verify", "--from", "{}"],
+    ["doctor", "{}"],
+    ["doctor", "--recipe", "{}.toml", "README.md"],
+    ["plan", "local", "--locked", "--lock", "{folder}", "--facts", "{facts}"],
+    ["cache", "import", "{}"],
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words[:2]))
+@pytest.mark.parametrize("what", ["pipe", "device", "large"])
+def test_no_command_waits_for_a_pipe_or_reads_a_device(
+    words: list[str], what: str, tmp_path: Path, cases: Path
+) -> None:
+    for name in ("x", "x.toml", "hvdenv-lock.toml"):
+        if what == "pipe":
+            os.mkfifo(tmp_path / name)
+        elif what == "device":
+            (tmp_path / name).symlink_to("/dev/zero")
+        else:
+            with open(tmp_path / name, "wb") as stream:
+                stream.truncate(5 << 40)
+    program = [
+        word.format(tmp_path / "x", folder=tmp_path, facts=cases / "facts.json") for word in words
+    ]
+    shown = subprocess.run(
+        [sys.executable, "-m", "hvdenv", *program], text=True, capture_output=True, timeout=60
+    )
+    assert shown.returncode in (2, 5), shown.stderr
+    said = {"pipe": "it is a pipe", "device": "it is a device", "large": "and the limit for a"}
+    assert said[what] in shown.stderr
+    assert str(tmp_path) in shown.stderr

@@ -56,6 +56,12 @@ def test_what_passed_is_not_listed_and_what_was_skipped_only_with_evidence() -> 
     assert "verdict: pass: everything" in text
 
 
+def test_variables_of_the_shell_are_listed() -> None:
+    said = Finding("variables", "your shell", "pass", "ranks get LD_PRELOAD", "LD_PRELOAD=x.so")
+    text = render(report(PASS, said))
+    assert "Variables:\n    your shell: ranks get LD_PRELOAD\n\nverdict: pass" in text
+
+
 def test_long_evidence_is_cut_at_its_beginning() -> None:
     long = FAIL._replace(evidence="\n".join(f"line {number}" for number in range(100)))
     text = render(report(long))

@@ -19,7 +19,7 @@ from hvdenv.knowledge.rules import Observables, Rule, all_rules, applies, each_o
 from hvdenv.model.cascade import read_layer, resolve, shipped_recipes, variants_of
 from hvdenv.model.cluster import Container, Job, Modules, Partition, Places
 from hvdenv.model.facts import Facts, Interpreter, Tool
-from hvdenv.model.recipe import Conda, FrameworkPackage, Gpu, Mpi, Recipe
+from hvdenv.model.recipe import Conda, Framework, FrameworkPackage, Gpu, Mpi, Recipe
 from hvdenv.plans.plan import choose_versions
 from hvdenv.runner import Runner
 from hvdenv.schema import decode, encode, parse_toml
@@ -275,7 +275,7 @@ def test_observables(recipe: Recipe, facts: Facts, python: Interpreter) -> None:
         "patches": frozenset(
             {
                 "any-folder", "cmake4-gloo", "cuda-on-request", "cuda13-cxx17", "gcc13-includes",
-                "gcc14-flatbuffers",
+                "gcc14-flatbuffers", "gloo-reducescatter",
                 "lean-compile", "mpich-hydra", "openmpi5-horovodrun", "python312-distutils",
                 "relocatable", "reproducible", "torch-cxx17",
             }
@@ -312,6 +312,9 @@ def test_observables(recipe: Recipe, facts: Facts, python: Interpreter) -> None:
         "run_variables": frozenset(),
         "glibc": "2.36",
         "disk_free_mb": 7000,
+        "disk_needed_mb": 3300,
+        "tmp_free_mb": 20_000,
+        "tmp_needed_mb": 660,
         "inodes_free": 5_000_000,
         "job_nodes": 1,
         "ranks_per_node": 1,
@@ -327,6 +330,41 @@ def test_observables(recipe: Recipe, facts: Facts, python: Interpreter) -> None:
         "packages": frozenset({"cffi", "cloudpickle", "numpy", "psutil", "pyyaml"}),
         **{f"wanted_{n}": s for n, s in {**recipe.packages, **recipe.build_tools}.items()},
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("frameworks", "provider", "free", "refused"),
+    [
+        (("torch",), "pip", 2_000_000_000, False),
+        (("torch",), "pip", 1_500_000_000, True),
+        (("tensorflow", "torch"), "pip", 2_000_000_000, True),
+        (("torch",), "modules", 1_000_000_000, False),
+        (("torch",), "source", 6_000_000_000, True),
+    ],
+)
+def test_the_space_that_is_asked_for_is_that_of_the_frameworks(
+    recipe: Recipe,
+    facts: Facts,
+    python: Interpreter,
+    frameworks: tuple[Framework, ...],
+    provider: Any,
+    free: int,
+    refused: bool,
+) -> None:
+    packages = {name: each._replace(provider=provider) for name, each in recipe.frameworks.items()}
+    recipe = recipe._replace(
+        frameworks=packages, horovod=recipe.horovod._replace(frameworks=frameworks)
+    )
+    found = judge(observables(recipe, facts._replace(disk_free=free), python, VERSIONS))
+    assert ("disk-low" in {rule.id for rule in found}) == refused
+
+
+def test_a_full_tmpdir_is_noticed_before_the_build(
+    recipe: Recipe, facts: Facts, python: Interpreter
+) -> None:
+    found = judge(observables(recipe, facts._replace(tmp_free=10_000_000), python, VERSIONS))[0]
+    assert (found.id, found.severity) == ("tmp-low", "block")
+    assert "needs about 660 MB in TMPDIR, and 10 MB are free there" in found.message
 
 
 def test_observables_that_are_not_there_are_left_out(recipe: Recipe, facts: Facts) -> None:

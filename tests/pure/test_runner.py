@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -47,12 +46,16 @@ def test_the_environment_is_cleaned_then_set() -> None:
     }  # fmt: skip
 
 
-def test_a_branch_sees_what_it_may_see() -> None:
-    runner = Runner({"PATH": os.environ["PATH"], "SECRET": "1"}, "t")
-    branch = runner.branch(re.compile("PATH"))
+def test_a_branch_sees_what_it_is_given() -> None:
+    given = {"PATH": os.environ["PATH"], "KEPT": "1", "LD_PRELOAD": "x.so"}
+    runner = Runner(given, "t")
+    assert runner.branch().environment(Command(("x",)))["KEPT"] == "1"
+    assert "LD_PRELOAD" not in runner.branch().environment(Command(("x",)))
+    assert runner.changed({"A": "1"}).branch().given == given
+    branch = runner.branch({"PATH": os.environ["PATH"], "LD_PRELOAD": "x.so"})
     assert branch.token.startswith("t.")
-    assert set(branch.environment(Command(("x",)))) == {"PATH", TOKEN_VARIABLE}
-    assert runner.branch().environment(Command(("x",)))["SECRET"] == "1"
+    seen = branch.environment(Command(("x",)))
+    assert (seen["LD_PRELOAD"], seen["LC_ALL"], "KEPT" in seen) == ("x.so", "C.UTF-8", False)
     runner.stop()
     with pytest.raises(InterruptedRunError):
         branch.run(sh("true"))
@@ -98,6 +101,11 @@ def test_a_line_comes_before_the_process_ends(tmp_path: Path) -> None:
     seen = tmp_path / "seen"
     waits = sh(f"echo now; until test -e {seen}; do sleep 0.05; done", timeout=60)
     assert Runner().run(waits, on_line=lambda _: seen.touch())
+
+
+def test_a_log_that_cannot_be_written_is_an_error_that_names_it() -> None:
+    with pytest.raises(StepError, match="/dev/full: cannot write the log: No space left"):
+        Runner().run(sh("echo x"), log=Path("/dev/full"))
 
 
 def test_log_and_output_are_masked(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv.errors import UsageError
+from hvdenv.errors import StepError, UsageError
 from hvdenv.model.cluster import Scheduler
 from hvdenv.places import Places
 from hvdenv.runner import Runner
@@ -33,6 +33,7 @@ from hvdenv.sites.scheduler import (
     keep,
     recall,
     records,
+    submit,
     unfinished,
 )
 
@@ -311,3 +312,19 @@ def test_a_job_whose_end_was_seen_needs_no_scheduler(tmp_path: Path) -> None:
     listener = Listener(said.append, lambda status: said.append(status.state), said.append)
     status = follow(ended, Runner({}), places, listener)
     assert (status.state, status.exit_code, said) == ("failed", 3, ["one", "two"])
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "lsf"])
+def test_a_host_without_the_scheduler(
+    scheduler: Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message does not blame partition and account."""
+    (tmp_path / "bin").mkdir()
+    for name in ("env", "sh"):
+        (tmp_path / "bin" / name).symlink_to(f"/usr/bin/{name}")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    places = Places(tmp_path / "home")
+    with pytest.raises(StepError, match="no (sbatch|qsub|bsub) on this host") as caught:
+        submit("#!/bin/sh\n", scheduler, "train", Runner(), places)
+    assert "login node" in caught.value.remedy
+    assert list(places.jobs.iterdir()) == []

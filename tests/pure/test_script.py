@@ -206,3 +206,9 @@ def test_the_script_takes_away_the_same(plan: Plan, tmp_path: Path) -> None:
 
 def test_the_pattern_is_one_that_bash_and_python_read_alike() -> None:
     assert not any(each in CLEANED_PATTERN for each in ("\\", "(?", "{", "^", "$", " "))
+
+
+def test_the_script_ends_with_the_check_of_the_documents(plan: Plan) -> None:
+    lines = render_bash(plan, Path("/envs/local")).rstrip().splitlines()
+    check = lines.index("""bash -c '. "$0/activate.sh" && horovodrun --check-build' "$folder\"""")
+    assert not [line for line in lines[check + 1 : -1] if line and not line.startswith("#")]

@@ -143,7 +143,7 @@ def test_horovod_reads_what_the_recipe_asks_for(name: str, variant: str) -> None
     for arch in {each.arch for each in recipe.partitions.values()} or {"x86_64"}:
         variables = horovod_variables(recipe, arch)
         assert any(variables.get(f"HOROVOD_WITH_{each}") for each in ("PYTORCH", "TENSORFLOW"))
-        assert any(key.startswith("HOROVOD_GPU_") for key in variables) == bool(recipe.horovod.gpu)
+        assert any(key.startswith("HOROVOD_GPU") for key in variables) == bool(recipe.horovod.gpu)
     assert not any(key.startswith("HOROVOD_GPU") for key in recipe.environment.run)
 
 

@@ -8,15 +8,17 @@ from pathlib import Path
 import pytest
 
 from hvdenv.cli import verify
+from hvdenv.environments.installation import Expectation
 from hvdenv.errors import UsageError
 from hvdenv.launch.hosts import Host
+from hvdenv.verification.verify import usual_ranks
 
 
 def hosts_of(*words: str) -> tuple[int, tuple[Host, ...]]:
     """How many ranks there are, and where, in an environment without a recipe."""
     parser = argparse.ArgumentParser()
     verify.configure(parser)
-    launch, _ = verify._launched(parser.parse_args(words), None)
+    launch, _ = verify._launched(parser.parse_args(words), None, Expectation())
     return launch.ranks, launch.hosts
 
 
@@ -43,6 +45,22 @@ def test_a_hostfile(
     assert hosts_of("--hostfile", str(path), *options) == (ranks, hosts)
     named = ",".join(line.replace(" slots=", ":") for line in text.splitlines())
     assert hosts_of("--hosts", named, *options) == (ranks, hosts)
+
+
+@pytest.mark.parametrize(
+    ("cores", "gpus", "ranks"),
+    [(1, 0, 3), (2, 0, 3), (4, 0, 4), (64, 0, 4), (64, 1, 4), (64, 2, 2), (64, 3, 3), (64, 8, 4)],
+)
+def test_enough_ranks_for_process_sets(cores: int, gpus: int, ranks: int) -> None:
+    """Two share no proper subset; more than there are GPUs would take NCCL its proof."""
+    assert usual_ranks(cores, gpus) == ranks
+
+
+def test_allreduces_alone_take_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr("hvdenv.model.observe.gpus", lambda: ())
+    for words, ranks in (((), 3), (("--full",), 3), (("--quick",), 2), (("--quick", "-n", "5"), 5)):
+        assert hosts_of(*words) == (ranks, ())
 
 
 def test_a_hostfile_that_is_not_there(tmp_path: Path) -> None:

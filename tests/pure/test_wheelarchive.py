@@ -12,6 +12,7 @@ import pytest
 from hvdenv.errors import RecipeError, StepError
 from hvdenv.places import Places
 from hvdenv.runner import Runner
+from hvdenv.wheels import wheelarchive
 from hvdenv.wheels.entries import Cache, key
 from hvdenv.wheels.wheelarchive import export, take_in
 from hvdenv.wheels.wheelcache import names, own, store, take
@@ -116,6 +117,7 @@ def rename(found: Members) -> None:
         if name.startswith(KEYS[0]):
             info, content = found.pop(name)
             info.name = name.replace(KEYS[0], "0" * 64)
+            info.pax_headers = {}
             found[info.name] = (info, content)
 
 
@@ -151,8 +153,8 @@ HOSTILE: dict[str, tuple[Callable[[Members], object], str]] = {
     "flipped": (flip, "is damaged: its hash is"),
     "renamed": (rename, "does not describe this wheel"),
     "path in the record": (other_file, "expected the name of a wheel"),
-    "no wheel": (lambda found: found.pop(f"{KEYS[1]}/{NAME}"), "No such file"),
-    "no record": (lambda found: found.pop(f"{KEYS[1]}/entry.json"), "No such file"),
+    "no wheel": (lambda found: found.pop(f"{KEYS[1]}/{NAME}"), "has no wheel"),
+    "no record": (lambda found: found.pop(f"{KEYS[1]}/entry.json"), "has no record"),
     "empty": (lambda found: found.clear(), "there is no entry in it"),
 }
 
@@ -182,6 +184,56 @@ def test_a_file_that_is_too_large_is_not_even_unpacked(
     info.size = size
     (tmp_path / "x.tar").write_bytes(info.tobuf())
     with pytest.raises(RecipeError, match="is too large"):
+        take_in(other, tmp_path / "x.tar", RUNNER)
+
+
+def holes(file: Path, found: list[tuple[str, bytes, int]], kind: bytes = tarfile.REGTYPE) -> None:
+    """A tar file whose members go on with zeros that take no room on the disk."""
+    with open(file, "wb") as stream:
+        for name, content, size in found:
+            info = tarfile.TarInfo(name)
+            info.size, info.type = size, kind
+            stream.write(info.tobuf(tarfile.GNU_FORMAT))
+            end = stream.tell() + size + -size % 512
+            stream.write(content)
+            stream.truncate(end)
+            stream.seek(end)
+        stream.write(bytes(1024))
+
+
+def test_nothing_is_written_of_a_wheel_that_its_record_does_not_describe(
+    other: Cache, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six holes of half a gigabyte were unpacked before anybody looked at them."""
+    written: list[str] = []
+    monkeypatch.setattr(wheelarchive, "write_file", lambda *words: written.append(words[1]))
+    record = members(file)[f"{KEYS[0]}/entry.json"][1]
+    named = [(f"{KEYS[0]}/entry.json", record, len(record)), (f"{KEYS[0]}/{NAME}", b"", 64 << 20)]
+    holes(file, named)
+    with pytest.raises(RecipeError, match="is damaged: its hash is"):
+        take_in(other, file, RUNNER)
+    assert written == []
+
+
+def test_all_of_an_archive_is_bounded(other: Cache, tmp_path: Path) -> None:
+    """The headers alone say so: 17 files of 1 GiB are not even read."""
+    holes(tmp_path / "x.tar", [(f"{n:064x}/{NAME}", b"", 1023 << 20) for n in range(17)])
+    with pytest.raises(RecipeError, match="holds more than 10,000 files or 17,179,869,184 bytes"):
+        take_in(other, tmp_path / "x.tar", RUNNER)
+    holes(tmp_path / "x.tar", [(f"{n:064x}/{NAME}", b"", 0) for n in range(10_001)])
+    with pytest.raises(RecipeError, match="holds more than"):
+        take_in(other, tmp_path / "x.tar", RUNNER)
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_header_is_not_read_into_memory_whatever_its_size(
+    other: Cache, tmp_path: Path, kind: bytes
+) -> None:
+    holes(tmp_path / "x.tar", [("x", b"", 1 << 30)], kind)
+    with pytest.raises(RecipeError, match="a header has 1,073,741,824 bytes; the limit is"):
+        take_in(other, tmp_path / "x.tar", RUNNER)
+    holes(tmp_path / "x.tar", [("x", b"x", 512)] * 2000, tarfile.GNUTYPE_LONGNAME)
+    with pytest.raises(RecipeError, match="nothing is imported"):
         take_in(other, tmp_path / "x.tar", RUNNER)
 
 

@@ -112,8 +112,9 @@ def test_second_prefix_compiles_nothing_and_survives_kills(
     moments = random.Random(os.getpid())
 
     def unpacking() -> bool:
-        logs = generations.at(prefix).store.glob("*/logs/03-frameworks.log")
-        return any("Installing collected packages" in each.read_text() for each in logs)
+        packages = "*/venv/lib/python3*/site-packages"
+        records = generations.at(prefix).store.glob(f"{packages}/numpy-*.dist-info/RECORD")
+        return any("INSTALLER" in each.read_text() for each in records)
 
     # In the first steps, and in the middle of installing the frameworks.
     for step in ("environment", "build-tools", "frameworks"):
@@ -136,6 +137,13 @@ def test_second_prefix_compiles_nothing_and_survives_kills(
     ] == [1, 1, 1]
     environment, identity = active(prefix)
     logs = environment.generation(identity) / "logs"
+    # What was installed to its end before a kill stays, and is on record as the rest is.
+    whole, reference = read_record(environment.record(identity)), active(local_prefix)
+    names = [package["name"] for package in whole["packages"]]
+    expected = read_record(reference[0].record(reference[1]))["packages"]
+    assert sorted(names) == sorted(package["name"] for package in expected)
+    frameworks = (logs / "03-frameworks.log").read_text().rpartition("$ ")[2]
+    assert "Requirement already satisfied: numpy" in frameworks
     assert not (logs / "06-wheel.log").exists(), "the wheel was compiled again"
     no_processes_left(tmp_path)
     assert cli("verify", "--quick", "--prefix", str(prefix), "--json").json["verdict"] == "pass"

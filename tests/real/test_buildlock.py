@@ -278,12 +278,43 @@ def test_any_other_failure_to_link_is_an_error(
     assert os.listdir(store) == []
 
 
+def test_a_full_disk_leaves_no_empty_files(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(_: int) -> None:
+        """Stands for a full disk."""
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(StepError, match="No space left"), hold(store, wait=0):
+        pass
+    assert os.listdir(store) == []
+
+
+def test_the_next_holder_clears_what_killed_ones_left(store: Path) -> None:
+    dead = write_lock(store, pid=2**31 - 1)
+    (store / ".lock-claim-other").write_text(json.dumps(dead))
+    (store / ".lock-draft-1").touch()
+    os.utime(store / ".lock-draft-1", (0, 0))
+    with hold(store, wait=0):
+        assert os.listdir(store) == ["lock"]
+
+
+def test_a_lock_that_has_long_named_nobody_is_taken_over(store: Path) -> None:
+    """A power cut empties it; a living holder would have noticed."""
+    store.mkdir()
+    (store / "lock").touch()
+    os.utime(store / "lock", (0, 0))
+    with hold(store, wait=0) as held:
+        held.check()
+    assert os.listdir(store) == []
+
+
 def test_sweeping_spares_the_lock_and_claims_in_use(store: Path) -> None:
     alive = buildlock._myself()
     with hold(store, wait=0) as held:
         for name in (".lock-draft-1", ".lock-claim-old", ".lock-claim-new", "other"):
             (store / name).touch()
-        os.utime(store / ".lock-claim-old", (0, 0))
+        for name in (".lock-draft-1", ".lock-claim-old"):
+            os.utime(store / name, (0, 0))
         (store / ".lock-claim-alive").write_bytes(buildlock._render(alive))
         dead = alive._replace(pid=2**31 - 1)
         (store / ".lock-claim-dead").write_bytes(buildlock._render(dead))

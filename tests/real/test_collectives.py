@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +16,14 @@ from hvdenv.verification import collectives
 from hvdenv.verification.checks import computed
 from hvdenv.verification.evidence import Extension
 from hvdenv.verification.ranks import RankRun
-from tests.real.doctored import run_ranks
+from hvdenv.verification.verify import usual_ranks
+from tests.probes import load
+from tests.real.conftest import Cli
+from tests.real.doctored import run_ranks, without_check_build
 
 CONTROLLERS = {"torch": "MPI", "tensorflow": "Gloo"}
+HERE = Path(__file__).parent
+REDUCED = load("collective_cases").REDUCED
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +49,7 @@ def wrong_run(original: Installation) -> Callable[[str], RankRun]:
 WRONG = [
     ("torch", "allreduce Min", "rank 0 on {host}, rank 1 on {host}", "Min int32 17: got "),
     ("torch", "grouped allreduce", "rank 1 on {host}", " are wrong"),
-    ("torch", "allgather", "rank 1 on {host}", "in 1 of 10 cases: int8 3 uneven rows: got "),
+    ("torch", "allgather", "rank 1 on {host}", "in 1 of 15 cases: int8 3 uneven rows: got "),
     ("torch", "broadcast", "rank 1 on {host}", " are wrong"),
     ("torch", "alltoall", "rank 1 on {host}", " are wrong"),
     ("torch", "reducescatter", "rank 1 on {host}", "got float64, wanted int32"),
@@ -72,7 +78,7 @@ def test_what_does_wrong_is_found(
 @pytest.mark.parametrize(
     ("framework", "shared"),
     [
-        ("torch", {"repeated names", "process sets", "polled forms"}),
+        ("torch", {"repeated names", "process sets", "parts of tensors", "polled forms"}),
         ("tensorflow", {"repeated names", "process sets", "one graph"}),
     ],
 )
@@ -116,11 +122,114 @@ def test_a_doctored_installation(copy: Callable[..., Installation], runner: Runn
     assert (wrong.check, wrong.status) == ("collectives", "fail")
     host = run.ranks[0].host
     assert f"wrong on rank 0 on {host}, rank 1 on {host}, rank 2 on {host}, in " in wrong.message
-    others = {"repeated names", "process sets", "polled forms"}
+    others = {"repeated names", "process sets", "parts of tensors", "polled forms"}
     assert findings.keys() <= {f"{name}, torch over Gloo" for name in {"alltoall", *others}}
+
+
+@pytest.fixture(scope="module")
+def wrong_mpi(original: Installation, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of wrong_mpi.c."""
+    library = tmp_path_factory.mktemp("wrong") / "wrong_mpi.so"
+    path = os.pathsep.join((*original.path, os.environ["PATH"]))
+    words = ("mpicc", "-shared", "-fPIC", "-O1", "-o", str(library), str(HERE / "wrong_mpi.c"))
+    subprocess.run(words, check=True, env={**os.environ, "PATH": path})
+    return library
+
+
+# How many cases are wrong, of which the first is which.
+WRONG_IN_MPI = {
+    **{f"allreduce {each}": f"in 5 of 16 cases: {each} float16 655361: " for each in REDUCED},
+    "grouped allreduce": "in 1 of 4 cases: Sum float32 1114113+5x3: ",
+    "allgather": "in 5 of 15 cases: float16 54614 large rows: ",
+    "grouped allgather": "in 1 of 5 cases: float32 92843+5x3 large rows: ",
+    "broadcast": "in 3 of 21 cases: float32 1114113 from 1: ",  # rank 0 has what it gave itself
+    "alltoall": "in 5 of 16 cases: float16 54614 large rows: ",
+    "reducescatter": "in 5 of 16 cases: Sum float16 7x109227: ",
+    "grouped reducescatter": "in 1 of 4 cases: Sum float32 7x185686+5x3: ",
+    "process sets": "in 6 of 14 cases: Sum float32 1003 among all but the last: ",
+    "parts of tensors": "in 1 of 5 cases: float32 1003x3 from -1 within a larger tensor: ",
+}
+
+
+def test_an_mpi_that_is_wrong_in_large_messages_and_in_process_sets(
+    original: Installation, wrong_mpi: Path
+) -> None:
+    """By default, on as many ranks as verify starts on a small machine, from the user's shell."""
+    shell = {**os.environ, "LD_PRELOAD": str(wrong_mpi), "WRONG_ABOVE": str(2**20)}
+    size, exercises = usual_ranks(cores=2), (collectives.EXERCISE,)
+    run = run_ranks(original, Runner(shell), "MPI", size=size, exercises=exercises)
+    judged = {name: each.message for name, each in collectives.judge(run)}
+    assert judged.keys() == WRONG_IN_MPI.keys()
+    for operation, found in WRONG_IN_MPI.items():
+        assert found in judged[operation], judged[operation]
+
+
+def test_what_verify_judges_is_what_run_runs(
+    original: Installation, copy: Callable[..., Installation], cli: Cli, wrong_mpi: Path
+) -> None:
+    """A library that the user's shell preloads reaches the ranks of both, or of neither."""
+    preloaded = {"LD_PRELOAD": str(wrong_mpi), "WRONG_ABOVE": str(2**16)}
+    preloaded["UCX_DEBUG_SIGNO"] = "0"  # UCX, which comes along, would handle SIGHUP in hvdenv
+    path = os.pathsep.join((*original.path, cli.variables["PATH"]))  # mpirun
+    hvdenv = Cli(cli.home, {**cli.variables, **preloaded, "PATH": path})
+    words = ("run", "--prefix", original.prefix, "-n", "2", "--launcher", "mpirun")
+    program = ("--", "sh", "-c", "echo preloaded: $LD_PRELOAD")
+    assert hvdenv(*words, *program).stdout.count(f"preloaded: {wrong_mpi}\n") == 2
+    assert hvdenv(*words, "--clean", *program).stdout == "preloaded:\n" * 2
+
+    prefix = without_check_build(copy()).prefix
+    words = ("verify", "--prefix", prefix, "--framework", "torch", "--controller", "MPI")
+    for option, status, said in (
+        (
+            (),
+            "fail",
+            "ranks get LD_PRELOAD, ",
+        ),
+        (
+            ("--clean",),
+            "pass",
+            "--clean drops LD_PRELOAD, ",
+        ),
+    ):
+        report = hvdenv(*words, "--quick", "--json", *option, code=None).json
+        findings = {(each["check"], each["subject"]): each for each in report["findings"]}
+        reduced = findings["allreduce", "torch over MPI"]
+        assert reduced["status"] == status, reduced
+        assert said in findings["variables", "your shell"]["message"]
+
+
+def test_two_ranks_do_not_prove_process_sets(original: Installation, runner: Runner) -> None:
+    run = run_ranks(original, runner, "Gloo", exercises=(collectives.EXERCISE,))
+    judged = dict(collectives.judge(run))
+    assert {name: each.status for name, each in judged.items()} == {
+        "": "pass", "process sets": "unproven",
+    }  # fmt: skip
+    assert judged["process sets"].message == (
+        "a process set of two ranks needs a third one beside it"
+    )
+    assert "-n 3" in judged["process sets"].remedy
 
 
 def test_wrong_answers_differ_from_the_right_ones(original: Installation) -> None:
     program = Path(__file__).parent / "wrong_answers.py"
     output = subprocess.check_output([original.python, str(program), str(PROBES)], text=True)
     assert int(output) >= 30
+
+
+@pytest.fixture
+def full_socket(tmp_path: Path) -> Path:
+    """A library that lets sockets be full for a while on all ranks but rank 0."""
+    library = tmp_path / "full_socket.so"
+    source = Path(__file__).parent / "full_socket.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+def test_right_sums_over_sockets_that_are_full(
+    original: Installation, runner: Runner, full_socket: Path
+) -> None:
+    """Without the patch gloo-reducescatter nearly all reducescatters on rank 0 are wrong here."""
+    slow = original._replace(env=(*original.env, ("LD_PRELOAD", str(full_socket))))
+    run = run_ranks(slow, runner, "Gloo", exercises=(collectives.EXERCISE,), timeout=300)
+    assert {name: said.message for name, said in collectives.judge(run) if name} == {}
+    assert [said.status for _, said in collectives.judge(run)] == ["pass"]

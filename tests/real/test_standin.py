@@ -38,6 +38,8 @@ import torch
 hvd.init()
 total = hvd.allreduce(torch.full((1 << 18,), float(hvd.rank() + 1)), op=hvd.Sum)
 assert (total == total[0]).all()
+# UCX loads its transports, libuct_cma among them, only once Open MPI starts it.
+assert "libuct_cma" not in pathlib.Path("/proc/self/maps").read_text(), "UCX was started"
 where = socket.gethostname()
 # Not printed: launchers mix the output of ranks, even within a line.
 said = pathlib.Path(sys.argv[1], f"rank-{hvd.rank()}")

@@ -151,7 +151,8 @@ class Cluster:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on a host, in its root folder; otherwise like `run`."""
         inside = enter(self._pids[host], *INSIDE)
-        return self.run([*inside, *argv], env=env, check=check, timeout=timeout)
+        seen = {**config.FOR_RANKS, **env}
+        return self.run([*inside, *argv], env=seen, check=check, timeout=timeout)
 
     def start_scheduler(self) -> None:
         """Start slurmctld, with the jobs that it knew."""
@@ -260,6 +261,7 @@ class Cluster:
             "etc/hosts": config.hosts_file({**self.addresses, **head}),
             "etc/ssh_config": config.ssh_config(folder, self.addresses),
             "etc/sshd_config": config.sshd_config(folder),
+            "bin/task-prolog": config.task_prolog(),
             "ssh/known_hosts": config.known_hosts(host_key, self.addresses),
             "slurm/slurm.conf": config.slurm_conf(slurm),
             "slurm/gres.conf": config.gres_conf(slurm),

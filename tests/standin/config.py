@@ -6,6 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+# What ranks find in their environment on every host, however they were started. UCX and the
+# components of Open MPI that open it are left out: on these hosts, whose network is none of
+# UCX's, it crashes in MPI_Init now and then.
+FOR_RANKS = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_osc": "^ucx"}
+
 
 class Partition(NamedTuple):
     """A partition of Slurm.
@@ -64,6 +69,7 @@ def slurm_conf(slurm: Slurm) -> str:
         # Nothing in the machine's control groups that could stay behind.
         "ProctrackType=proctrack/linuxproc",
         "TaskPlugin=task/none",
+        f"TaskProlog={folder}/bin/task-prolog",
         "JobAcctGatherType=jobacct_gather/none",
         "MpiDefault=none",
         "ReturnToService=2",
@@ -83,6 +89,12 @@ def slurm_conf(slurm: Slurm) -> str:
         for number, partition in enumerate(slurm.partitions)
     ]
     return "\n".join([*lines, ""])
+
+
+def task_prolog() -> str:
+    """The program whose output Slurm adds to the environment of each task."""
+    lines = [f"echo 'export {name}={value}'" for name, value in FOR_RANKS.items()]
+    return "\n".join(["#!/bin/sh", *lines, ""])
 
 
 def gres_conf(slurm: Slurm) -> str:
@@ -106,6 +118,7 @@ def hosts_file(names: Mapping[str, str]) -> str:
 
 def sshd_config(folder: Path) -> str:
     """A daemon for root, by key only, whose sessions find Slurm."""
+    variables = {"SLURM_CONF": f"{folder}/slurm/slurm.conf", **FOR_RANKS}
     return f"""Port 22
 HostKey {folder}/ssh/host
 AuthorizedKeysFile {folder}/ssh/user.pub
@@ -117,7 +130,7 @@ KbdInteractiveAuthentication no
 UsePAM no
 PidFile none
 Subsystem sftp internal-sftp
-SetEnv SLURM_CONF={folder}/slurm/slurm.conf
+SetEnv {" ".join(f"{name}={value}" for name, value in variables.items())}
 """
 
 

@@ -11,8 +11,14 @@ RUN apt-get update -y && \
         openssh-client \
         python3.10 \
         python3.10-dev \
-        python3.10-venv && \
+        python3.10-venv \
+        wget && \
     rm -rf /var/lib/apt/lists/*
+
+# Checked here: hpccm's own wget keeps a file that exists
+
+RUN wget -q -O /var/tmp/openmpi-4.1.8.tar.bz2 https://www.open-mpi.org/software/ompi/v4.1/downloads/openmpi-4.1.8.tar.bz2 && \
+    echo '466f68e3132a1dc02710cc2011fafced8336d98359fa2dae4dddcfd5719f12a9  /var/tmp/openmpi-4.1.8.tar.bz2' | sha256sum -c -
 
 # OpenMPI version 4.1.8
 RUN apt-get update -y && \

