@@ -214,7 +214,7 @@ def refuse_content(content: Content, policy: Policy, use: str) -> None:
 
 
 def _of_content(content: Content, policy: Policy) -> Iterator[Fault]:
-    yield from _faults(str(content.path), content.status, policy, last=True)
+    yield from _faults(real_path(content.path), content.status, policy, last=True)
     here, status = _way(content.path)[0][-1]
     if not os.path.samestat(status, content.status):
         yield Fault(here, "was exchanged for another file while it was read")
@@ -224,12 +224,15 @@ def _of_content(content: Content, policy: Policy) -> Iterator[Fault]:
 def refuse_path(path: str | os.PathLike[str], policy: Policy, use: str) -> None:
     """Refuse a script or folder that programs will use, if somebody else could change it.
 
+    A hash cannot vouch for a script: its owner can change it before a shell opens it.
+
     Raises:
         UntrustedError: with who could, and what to do.
     """
     here = real_path(path)
     for fault in faults_on_way(path, policy.at(here)):
-        raise refusal(fault, here, use)
+        granted = here if os.path.isdir(here) else os.path.dirname(here)
+        raise refusal(fault, here, use, granted)
 
 
 def refuse_prefix(
@@ -377,19 +380,28 @@ def _no_home(fault: Fault) -> UntrustedError:
     )
 
 
-def refusal(fault: Fault, path: str, use: str) -> UntrustedError:
+def refusal(fault: Fault, path: str, use: str, granted: str = "") -> UntrustedError:
     """The error for what somebody else could change.
 
     Args:
         fault: what lets them.
         path: what was to be used.
         use: what would be done with it.
+        granted: what `hvdenv trust` has to be told, if not the path.
     """
-    subject = "this" if fault.path == path else f"{fault.path}, on the way to it or in it,"
-    remedy = f"if you trust whoever can change it, `hvdenv trust {shlex.quote(path)}`"
+    folder = os.path.isdir(path)
+    if fault.path == path:
+        subject = f"this {'folder' if folder else 'file'}"
+    elif path.startswith(f"{fault.path}/"):
+        subject = f"its folder {fault.path}"
+    else:
+        subject = f"{fault.path} in it" if fault.path.startswith(f"{path}/") else fault.path
+    by_owner = folder or bool(granted)
+    vouch = "if you trust whoever can change it:" if by_owner else "read it; if it does no harm:"
+    remedy = f"{vouch} `hvdenv trust {shlex.quote(granted or path)}`"
     if fault.owner is None:
         mend = f"`chmod go-w {shlex.quote(fault.path)}` if it is yours"
-        remedy = mend if fault.everybody and os.path.isdir(path) else f"{mend}; {remedy}"
+        remedy = mend if fault.everybody and by_owner else f"{mend}; or {remedy}"
     return UntrustedError(
         f"{subject} {fault.problem}, and {use}",
         where=path,

@@ -166,6 +166,28 @@ def test_a_file_is_trusted_as_it_is(tmp_path: Path, capsys: Captured) -> None:
 
 
 @needs_root
+def test_a_script_is_trusted_with_the_owner_of_its_folder(tmp_path: Path, capsys: Captured) -> None:
+    """Not by its hash: its owner can change it before a shell opens it."""
+    folder = tmp_path / "init"
+    folder.mkdir()
+    init = folder / "sh"
+    init.write_text("true\n")
+    of_eve(init)
+    recipe = mine(tmp_path, f'modules = {{ init = "{init}", load = ["x"] }}')
+    command = ["job", str(recipe), "--", "true"]
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert f"{init}: this file belongs to {EVE}, and {recipe} names it: modules.init" in said
+    assert f"`hvdenv trust {folder}`" in said
+    assert main(["trust", str(init)]) == 0
+    assert main(command) == 2
+    assert f"belongs to {EVE}" in capsys.readouterr().err
+    assert main(["trust", str(folder)]) == 0
+    assert main(command) == 2
+    assert "without a scheduler" in capsys.readouterr().err
+
+
+@needs_root
 def test_nobody_else_can_grant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hvdenv.places import find_places
 
