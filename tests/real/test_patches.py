@@ -1,18 +1,44 @@
-"""All patches together on Horovod's real source, in any order."""
+"""All patches together on Horovod's real source, in any order, and what they leave as it is."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from packaging.specifiers import SpecifierSet
 
 from hvdenv import PROBES
-from hvdenv.knowledge.patches import all_patches
+from hvdenv.knowledge.patches import Patch, all_patches
+
+
+def prepare(python: Path, version: str, patches: Sequence[Patch], folder: Path) -> Path:
+    """The source of a release of Horovod with patches."""
+    folder.mkdir(exist_ok=True)
+    archive = folder / f"horovod-{version}.tar.gz"
+    if not archive.exists():
+        subprocess.run(
+            [python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation",
+             "--no-binary", "horovod", "--dest", folder, f"horovod=={version}"],
+            check=True,
+        )  # fmt: skip
+    data = [
+        {"name": patch.name, "edits": [edit._asdict() for edit in patch.edit]} for patch in patches
+    ]
+    (folder / "patches.json").write_text(json.dumps(data))
+    sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
+    source = folder / f"source-{len(patches)}"
+    subprocess.run(
+        [sys.executable, PROBES / "prepare_source.py", archive, sha256, source,
+         folder / "patches.json"],
+        check=True,
+    )  # fmt: skip
+    return source
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["by name", "reversed"])
@@ -20,24 +46,76 @@ from hvdenv.knowledge.patches import all_patches
 def test_patches_fit_the_source(
     version: str, order: int, local_prefix: Path, tmp_path: Path
 ) -> None:
-    subprocess.run(
-        [local_prefix / "venv" / "bin" / "python", "-m", "pip", "download", "--quiet", "--no-deps",
-         "--no-build-isolation", "--no-binary", "horovod", "--dest", tmp_path, f"horovod=={version}"],
-        check=True,
-    )  # fmt: skip
-    archive = tmp_path / f"horovod-{version}.tar.gz"
     patches = [p for p in all_patches() if SpecifierSet(p.horovod).contains(version)][::order]
     assert patches
-    data = [
-        {"name": patch.name, "edits": [edit._asdict() for edit in patch.edit]} for patch in patches
-    ]
-    (tmp_path / "patches.json").write_text(json.dumps(data))
-    sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
-    subprocess.run(
-        [sys.executable, PROBES / "prepare_source.py", archive, sha256, tmp_path / "source",
-         tmp_path / "patches.json"],
-        check=True,
-    )  # fmt: skip
+    source = prepare(local_prefix / "venv" / "bin" / "python", version, patches, tmp_path)
     for patch in patches:
         for edit in patch.edit:
-            assert edit.replace in (tmp_path / "source" / edit.file).read_text()
+            assert edit.replace in (source / edit.file).read_text()
+
+
+# Prints what horovodrun --mpi would execute on as many hosts as it has settings of its own for.
+LAUNCH = """
+import os, sys
+from horovod.runner import mpi_run
+from horovod.runner.common.util.settings import Settings
+os.execve = lambda program, words, env: print(words[-1])
+hosts = ",".join("n%d:1" % number for number in range(64))
+settings = Settings(num_proc=64, hosts=hosts, ssh_port=1022, ssh_identity_file="key", verbose=0)
+mpi_run.mpi_run(settings, ["lo"], dict(os.environ), ["prog", "-mca", "-bind-to none"])
+"""
+
+
+@pytest.fixture(scope="module")
+def sources(local_prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Horovod's source without patches, and with those that concern its launcher."""
+    python = local_prefix / "venv" / "bin" / "python"
+    folder = tmp_path_factory.mktemp("horovod")
+    patches = [p for p in all_patches() if any("mpi_run.py" in edit.file for edit in p.edit)]
+    return (
+        prepare(python, "0.28.1", [], folder),
+        prepare(python, "0.28.1", patches, folder),
+    )
+
+
+@pytest.fixture
+def launched(
+    sources: tuple[Path, Path], local_prefix: Path, tmp_path: Path
+) -> Callable[[str], tuple[str, str]]:
+    """What horovodrun executes where mpirun says what it is: without and with patches."""
+
+    def run(says: str) -> tuple[str, str]:
+        mpirun = tmp_path / "mpirun"
+        mpirun.write_text(f"#!/bin/sh\necho '{says}'\n")
+        mpirun.chmod(0o755)
+        stock, patched = (
+            subprocess.run(
+                [local_prefix / "venv" / "bin" / "python", "-c", LAUNCH],
+                env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(source)},
+                stdout=subprocess.PIPE, text=True, check=True,
+            ).stdout.replace(str(source), "SOURCE")
+            for source in sources
+        )  # fmt: skip
+        return stock, patched
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "says", ["mpirun (Open MPI) 4.1.8", "mpirun (IBM Spectrum MPI) 10.4", "Intel(R) MPI Library"]
+)
+def test_the_launch_line_of_other_mpis_stays(
+    launched: Callable[[str], tuple[str, str]], says: str
+) -> None:
+    stock, patched = launched(says)
+    assert "-np 64" in patched
+    assert patched == stock
+
+
+def test_the_launch_line_of_open_mpi_5(launched: Callable[[str], tuple[str, str]]) -> None:
+    stock, patched = launched("mpirun (Open MPI) 5.0.11")
+    options, program = stock.split(" prog ")
+    for name in ("mca", "bind-to", "map-by"):
+        assert f" -{name} " in options
+        options = options.replace(f" -{name} ", f" --{name} ")
+    assert patched == f"{options} prog {program}"
