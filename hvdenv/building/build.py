@@ -37,7 +37,7 @@ from hvdenv.model.recipe import Recipe
 from hvdenv.places import Places, blocked, make_folder, sync_folder, sync_tree
 from hvdenv.plans.plan import Plan, brought_python
 from hvdenv.plans.step import Step, TextFile, identity
-from hvdenv.reading import RESULT, WHEEL, read_file, read_json
+from hvdenv.reading import RESULT, WHEEL, read_file, read_json, read_text
 from hvdenv.runner import Runner, end_marked, environment
 from hvdenv.schema import encode
 from hvdenv.sites.modules import Loaded
@@ -922,7 +922,7 @@ def _identity(package: Mapping[str, str]) -> tuple[str, str]:
 def _holds(file: TextFile) -> bool:
     """Whether a file has the text that a step wrote into it."""
     try:
-        return file.path.read_text(encoding="utf-8") == file.text
+        return read_text(file.path, RESULT) == file.text
     except (FileNotFoundError, UnicodeDecodeError):
         return False
 

@@ -22,6 +22,7 @@ from hvdenv.model.facts import Facts, Interpreter, Tool
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.plan import Plan, candidates, make_plan
 from hvdenv.plans.script import render_bash
+from hvdenv.reading import OWN, read_text
 from hvdenv.schema import parse_toml
 
 Format = Literal["singularity", "docker"]
@@ -543,11 +544,11 @@ def _checked_download(recipe: Recipe, block: str) -> list[str]:
         IncompatibleError: the hash is not known.
     """
     mpi = recipe.mpi
-    address = re.search(r"https://\S+\.tar\.\w+", block)
+    address = re.search(r" -P /var/tmp (\S+)", block)
     assert mpi is not None
     assert address is not None
-    url = address.group()
-    known = parse_toml(_MPI_SOURCES.read_text(encoding="utf-8"))
+    url = address[1]
+    known = parse_toml(read_text(_MPI_SOURCES, OWN))
     sha256 = mpi.sha256 or known[mpi.kind].get(mpi.version)
     if not sha256:
         raise IncompatibleError(

@@ -52,6 +52,7 @@ MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("knowledge/diagnosis.py", "pattern"): list,  # below, for windows
     ("knowledge/rules.py", "condition.removeprefix('matches ')"): lambda: _rule_patterns(),
     ("knowledge/rules.py", "word"): lambda: _rule_patterns(),
+    ("locks/pypi.py", "get_args(Url)[1].regex"): list,  # a type of the schema
     ("model/facts.py", "VERSION_QUESTIONS[fact][1]"): lambda: [each for _, each in VERSION_QUESTIONS.values()],
     ("plans/container.py", "each.pattern"): lambda: [each.pattern for each in container.DISTRIBUTIONS],
     ("plans/container.py", "pattern"): lambda: [each for each, *_ in container._REFUSALS],
