@@ -221,7 +221,8 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
             raise UsageError(
                 f"files of this environment are damaged: {damage}",
                 where=str(environment.prefix),
-                remedy=remedy,
+                remedy="rebuild it: hvdenv build "
+                f"{named(arguments) if arguments.recipe else 'RECIPE'} --rebuild",
             )
         raise UsageError(f"there is no environment {name} at {environment.prefix}", remedy=remedy)
     record = generations.read_record(environment.record(active)) if active else {}

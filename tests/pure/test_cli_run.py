@@ -422,6 +422,21 @@ def test_an_environment_that_was_not_built(recipe: str, capsys: Captured) -> Non
     assert "mpirun -np 1 " in dry(capsys, recipe, "--launcher", "mpirun", "--", "true")
 
 
+@pytest.mark.parametrize("named", ["recipe", "prefix"])
+def test_a_damaged_environment_is_to_be_rebuilt(
+    named: str, recipe: str, built: Path, capsys: Captured
+) -> None:
+    record = built / "hvdenv.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "sizes": {"activate.sh": 1}}))
+    (built / "activate.sh").write_text("")
+    words = (recipe,) if named == "recipe" else ("--prefix", str(built))
+    for command in (("run", *words, "--", "true"), ("shell", *words), ("module", *words)):
+        assert call(*command)
+        said = capsys.readouterr().err
+        assert "files of this environment are damaged: activate.sh has 0 bytes" in said
+        assert " --rebuild" in said
+
+
 def hvdenv(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "hvdenv", *words], env={**os.environ, **variables},
