@@ -430,7 +430,7 @@ class _Run:
         found: dict[str, str] = {}
         for problem in manifest.verify_records(folder):
             name = problem.partition(": ")[0]
-            # Whoever found it missing and then finished has brought it.
+            # A step that found it missing and then finished has installed it.
             bringers = [
                 step
                 for step, names in before
@@ -561,7 +561,7 @@ class _Run:
         return outcome
 
     def _reset(self, step: Step, key: str) -> dict[str, Any] | None:
-        """Take away what an earlier attempt at this step left half done.
+        """Remove what an earlier attempt at this step left unfinished.
 
         Returns:
             What the journal notes at the start of the step.
@@ -848,7 +848,7 @@ class _Run:
 
 @contextmanager
 def _on_disk(path: Path) -> Iterator[None]:
-    """Tell of what cannot be written to the disk."""
+    """Report what cannot be written to the disk."""
     try:
         yield
     except OSError as error:

@@ -155,7 +155,7 @@ def with_recorded_lock(
 
 def _judge(arguments: argparse.Namespace, root: Path) -> Callable[[Content], None] | None:
     """What refuses a lock that others could have changed; None where that does not matter."""
-    # Who can change the locks that come with hvdenv can change hvdenv; `plan` runs nothing.
+    # Anybody who can change shipped locks can change hvdenv; `plan` runs nothing.
     if arguments.command == "plan" or root == recipe_folder().parent / "lockfiles":
         return None
     return partial(refuse_foreign_content, arguments=arguments)

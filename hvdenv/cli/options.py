@@ -465,7 +465,7 @@ def _note_ignored_trust(site: str) -> None:
 
 
 def refuse_foreign_home(arguments: argparse.Namespace) -> None:
-    """What lies under HVDENV_HOME is executed by many commands: nobody else may write it.
+    """Many commands execute files below HVDENV_HOME: nobody else may write it.
 
     Raises:
         UntrustedError: somebody can.
@@ -510,7 +510,7 @@ def refuse_foreign_names(
     policy = policy or policy_of(arguments)
     if policy is None:
         return
-    # The user's own `module` command reads these already.
+    # The user's `module` command reads these anyway.
     already = environment().get("MODULEPATH", "").split(":")
     for key, path in executed_paths(recipe):
         if path.startswith("/") and not (key == "modules.use" and path in already):

@@ -220,7 +220,7 @@ def variables(shell: Shell, launchers: tuple[str, ...]) -> Iterator[Finding]:
             " --clean drops such variables in both"
         )
     if files:
-        said.append(f"{', '.join(files)} only from `hvdenv run`: it names a file of yours")
+        said.append(f"{', '.join(files)} under `hvdenv run` only: it names a file of yours")
     if shell.dropped:
         said.append(f"--clean drops {', '.join(shell.dropped)}; `hvdenv run --clean` does the same")
     for launcher in {LAUNCHERS[name].controller: name for name in reversed(launchers)}.values():
