@@ -402,7 +402,7 @@ def test_secrets_stay_off_command_lines(
         (("RECIPE", "--", "true"), "srun starts ranks in an allocation of slurm"),
         (("RECIPE", "-x", "A B=1", "--", "true"), "no name of a variable"),
         (("RECIPE", "--prefix", "/none/such", "--", "true"), "there is no environment site at"),
-        (("--prefix", "/none/such", "--", "true"), "there is no environment"),
+        (("--prefix", "/none/such", "--", "true"), "there is no environment at /none/such"),
         (("sitte", "--", "true"), "no recipe named"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
