@@ -1,11 +1,10 @@
 """Make one archive that proves hvdenv's GPU path on a node without a network.
 
-usage: python gpukit/make.py ARCHIVE [--tests FOLDER]
-
 The archive holds hvdenv, an Open MPI, two Horovod wheels of the recipe local-cuda (one with NCCL,
 one that copies GPU tensors through the host's memory), pytest, and with --tests a named subset of
-Horovod's own tests from a checkout of it. It does not hold torch: the node has it. docs/gpu-kit.md
-says how to use it.
+Horovod's own tests from a checkout of it. It does not hold torch: the node has it.
+
+Run it by `make gpu-kit`; docs/gpu-kit.md says how to use the archive.
 """
 
 from __future__ import annotations
@@ -62,8 +61,12 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("archive", type=Path)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "archive", metavar="ARCHIVE", type=Path, help="file to write: dist/gpu-kit.tar.gz"
+    )
     parser.add_argument("--tests", type=Path, metavar="FOLDER", help="a checkout of Horovod 0.28.1")
     return parser.parse_args()
 

@@ -127,7 +127,9 @@ def make_folder(folder: Path) -> Path:
 
 def blocked(path: Path, error: OSError, doing: str = "write") -> StepError:
     """The error for something that could not be read or written."""
-    elsewhere = f"name another place with {HOME_VARIABLE} or --prefix"
+    elsewhere = (
+        f"name another place ({HOME_VARIABLE}, --prefix, or the option that names this path)"
+    )
     known = next((text for numbers, text in _WAYS_OUT if error.errno in numbers), None)
     return StepError(
         f"cannot {doing}: {error.strerror or error}",
@@ -140,7 +142,7 @@ def blocked(path: Path, error: OSError, doing: str = "write") -> StepError:
 # What to do about an error of a file system, by its number.
 _WAYS_OUT = (
     ({errno.EACCES, errno.EPERM}, "look at the owner and the permissions there (ls -ld)"),
-    ({errno.EROFS}, "have it mounted for writing: this host may only read this file system"),
+    ({errno.EROFS}, "use a host where this file system is not mounted read-only"),
     ({errno.ENOSPC}, "free space there (df -h; df -i for the number of files)"),
     ({errno.EDQUOT}, "free some of your quota there (quota -s)"),
     (
@@ -226,7 +228,7 @@ def _see_link(link: Path, status: os.stat_result, folder: os.stat_result, *, str
 
 def _not_ours(what: str, path: Path, status: os.stat_result) -> StepError:
     return StepError(
-        f"this {what} belongs to another user (uid {status.st_uid}): nothing is written there",
+        f"this {what} belongs to another user (uid {status.st_uid}), so hvdenv does not write to it",
         where=str(path),
         remedy="name a file in a folder of your own",
     )

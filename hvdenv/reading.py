@@ -141,7 +141,7 @@ def open_file(path: str | os.PathLike[str], kind: Kind) -> Iterator[BinaryIO]:
 
 
 def _descriptor(path: str | os.PathLike[str]) -> int:
-    """A descriptor that no pipe without a writer keeps waiting for."""
+    """A descriptor whose opening never waits, as it would for a pipe without a writer."""
     try:
         return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:

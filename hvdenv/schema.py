@@ -389,7 +389,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def _refuse_long_keys(text: str) -> None:
-    """The parser takes time and memory by the square of a key's parts."""
+    """The parser's time and memory grow with the square of a key's parts."""
     if all(line.count(".") < KEY_PARTS for line in text.split("\n")):
         return
     for number, statement in _split(text):

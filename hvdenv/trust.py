@@ -372,10 +372,10 @@ def refuse_home(home: Path, policy: Policy, *, way: bool = True) -> None:
 
 def _no_home(fault: Fault) -> UntrustedError:
     return UntrustedError(
-        f"this folder {fault.problem}, and hvdenv keeps here what it runs",
+        f"this folder {fault.problem}, and hvdenv runs programs from it",
         where=f"HVDENV_HOME: {fault.path}",
         remedy=f"`chmod go-w {shlex.quote(fault.path)}` if it is yours; or name a folder of your"
-        " own: export HVDENV_HOME=...; a site file of root can name a group that shares it"
+        " own: export HVDENV_HOME=...; a site file that belongs to root can name a group that shares it"
         ' ([trust] groups = ["..."])',
     )
 
@@ -387,7 +387,7 @@ def refusal(fault: Fault, path: str, use: str, granted: str = "") -> UntrustedEr
         fault: what lets them.
         path: what was to be used.
         use: what would be done with it.
-        granted: what `hvdenv trust` has to be told, if not the path.
+        granted: the path to pass to `hvdenv trust`, if another.
     """
     folder = os.path.isdir(path)
     if fault.path == path:
@@ -397,11 +397,13 @@ def refusal(fault: Fault, path: str, use: str, granted: str = "") -> UntrustedEr
     else:
         subject = f"{fault.path} in it" if fault.path.startswith(f"{path}/") else fault.path
     by_owner = folder or bool(granted)
-    vouch = "if you trust whoever can change it:" if by_owner else "read it; if it does no harm:"
+    vouch = (
+        "if you trust everybody who can change it:" if by_owner else "read it; if it is harmless:"
+    )
     remedy = f"{vouch} `hvdenv trust {shlex.quote(granted or path)}`"
     if fault.owner is None:
-        mend = f"`chmod go-w {shlex.quote(fault.path)}` if it is yours"
-        remedy = mend if fault.everybody and by_owner else f"{mend}; or {remedy}"
+        fix = f"`chmod go-w {shlex.quote(fault.path)}` if it is yours"
+        remedy = fix if fault.everybody and by_owner else f"{fix}; or {remedy}"
     return UntrustedError(
         f"{subject} {fault.problem}, and {use}",
         where=path,
@@ -433,7 +435,7 @@ def grant(path: Path, policy: Policy) -> Granted:
     for fault in faults:
         if fault.everybody:
             raise UntrustedError(
-                f"{fault.path} {fault.problem}: nobody can vouch for it", where=here,
+                f"{fault.path} {fault.problem}, so it cannot be trusted", where=here,
                 remedy=f"chmod o-w {shlex.quote(fault.path)}",
             )  # fmt: skip
     owners = {fault.owner for fault in faults if fault.owner is not None}
@@ -492,7 +494,7 @@ def _user(number: int) -> str:
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
-        return str(number)
+        return f"uid {number}"
 
 
 def _private(user: int, group: int, name: str) -> bool:

@@ -217,9 +217,7 @@ def build(
             progress.note(f"going on after a build that was killed ({ended} left processes ended)")
         damage = "" if rebuild else environment.damage(environment.pointed())
         if damage:
-            progress.note(
-                f"files of {environment.prefix} are damaged, so it is built anew: {damage}"
-            )
+            progress.note(f"files of {environment.prefix} are damaged, so it is rebuilt: {damage}")
         identity = "" if rebuild else _earlier(environment, request, locked)
         if identity:
             generations.switch(environment, identity)
@@ -378,7 +376,7 @@ class _Run:
         for step in finished:
             reason = broken.get(step.name) or self._contradiction(step, finished)
             if reason:
-                self.progress.note(f"{step.name} is done again: {reason}")
+                self.progress.note(f"step {step.name} runs again: {reason}")
                 self.journal.append(
                     journal.FAILED, step.name, self.keys[step.name], data={"error": reason}
                 )
@@ -395,13 +393,13 @@ class _Run:
         build = self.generation / "build"
         for file in step.files:
             if not (tidied and file.path.is_relative_to(build)) and not _holds(file):
-                return f"{file.path} is not what it wrote"
+                return f"{file.path} differs from what the step wrote"
         done = self.journal.finished(self.keys[step.name])
         data = (done.data if done else None) or {}
         if step.effect == "manifest":
             written = self.generation / manifest.NAME
             if not written.is_file() or _sha256(written) != data.get("digest"):
-                return f"{written} is not what it wrote"
+                return f"{written} differs from what the step wrote"
         if step.effect == "lookup" and not tidied and not _size(self.plan.wheel):
             # What was compiled may be in the cache by now.
             wheel = self.plan.wheel.parent
@@ -422,7 +420,7 @@ class _Run:
             or (settings.exists() and not _size(settings))
             or (python.is_symlink() and not python.exists())
         ):
-            return {makers[0].name: f"{venv} is no whole environment"}
+            return {makers[0].name: f"{venv} is incomplete"}
         inside = str(folder.relative_to(self.generation))
         before = [
             (step.name, self._installed_before(step, inside))
@@ -432,7 +430,7 @@ class _Run:
         found: dict[str, str] = {}
         for problem in manifest.verify_records(folder):
             name = problem.partition(": ")[0]
-            # Whoever found it missing and then finished has brought it.
+            # A step that found it missing and then finished has installed it.
             bringers = [
                 step
                 for step, names in before
@@ -563,7 +561,7 @@ class _Run:
         return outcome
 
     def _reset(self, step: Step, key: str) -> dict[str, Any] | None:
-        """Take away what an earlier attempt at this step left half done.
+        """Remove what an earlier attempt at this step left unfinished.
 
         Returns:
             What the journal notes at the start of the step.
@@ -657,9 +655,9 @@ class _Run:
                 )
             if found and not found["version"]:
                 raise StepError(
-                    f"the metadata of {name} say no version: files of it are lost",
+                    f"the metadata of {name} has no version: files of it are missing",
                     where=f"frameworks.{name}",
-                    remedy="build again; with --rebuild, everything is installed anew",
+                    remedy="build again with --rebuild, which installs everything again",
                 )
             if found and not is_version(found["version"], stated):
                 raise StepError(
@@ -850,7 +848,7 @@ class _Run:
 
 @contextmanager
 def _on_disk(path: Path) -> Iterator[None]:
-    """Tell of what cannot be written to the disk."""
+    """Report what cannot be written to the disk."""
     try:
         yield
     except OSError as error:
@@ -860,7 +858,7 @@ def _on_disk(path: Path) -> Iterator[None]:
 def _not_closed(locked: Locked | None, outcome: Outcome) -> LockError:
     """The error where packages of a lock require what is not there."""
     return LockError(
-        "the packages of the lock, once installed, do not have all that they require",
+        "the installed packages of the lock lack something that they require",
         where=str(locked.folder) if locked else "",
         detail=outcome.tail(15),
         remedy="the lock was changed by hand, or an index had other metadata: `hvdenv lock --upgrade"

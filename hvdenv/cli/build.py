@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         prepared = with_lock(arguments, prepared)
     target = prepared.target
-    # A build goes on in what an earlier one has begun.
+    # A build resumes what an earlier one began.
     refuse_foreign_path(str(target.prefix), arguments)
     refuse_foreign_prefix(target.store, arguments)
     before = target.active()

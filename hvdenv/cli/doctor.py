@@ -153,7 +153,7 @@ def _told(diagnosis: Diagnosis, change: Change | None) -> Iterator[str]:
         yield from (_line(each.number, each.line) for each in diagnosis.errors)
         yield f"what to do: {_UNKNOWN}"
     if diagnosis.given_up:
-        yield "some lines were not searched: matching them takes too long"
+        yield "some lines were not searched: matching them took too long"
     if diagnosis.mentions:
         named = ", ".join(f"{name} {value}" for name, value in diagnosis.mentions.items())
         yield f"the log names: {named}"

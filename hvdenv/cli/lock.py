@@ -64,9 +64,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_loudness(parser)
     add_lockfiles(parser)
     add_trust(parser)
-    parser.add_argument("--sign", action="store_true", help="sign the lock: you vouch for it")
     parser.add_argument(
-        "--key", metavar="FILE", help="of the key to sign with (default: places.locks.key)"
+        "--sign", action="store_true", help="sign the lock: you vouch for its contents"
+    )
+    parser.add_argument(
+        "--key", metavar="FILE", help="key to sign with (default: places.locks.key)"
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--check", action="store_true", help="only compare; exit 4 if it differs")
@@ -100,7 +102,10 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = signed(_with_build(wanted, present, prepared), present, key)
     changed = folders.write(wanted)
     if present and present.signature and not wanted.signature:
-        print("not signed any more, since the lock has changed: --sign", file=sys.stderr)
+        print(
+            "the lock has changed, so its signature is gone: sign again with --sign",
+            file=sys.stderr,
+        )
     if arguments.json:
         print_json({"folder": str(wanted.folder), "changed": changed})
     elif not arguments.quiet:
@@ -119,7 +124,7 @@ def _key(arguments: argparse.Namespace, prepared: Prepared) -> str:
     key = arguments.key or prepared.resolved.recipe.places.locks.key
     if not key:
         raise UsageError(
-            "no key to sign with", remedy="name its file with --key, or in places.locks.key"
+            "no key to sign with", remedy="name it: --key FILE, or places.locks.key in a site file"
         )
     return str(key)
 
@@ -249,12 +254,12 @@ def _no_cpu_builds(prepared: Prepared, inputs: Inputs, cuda: Sequence[str]) -> L
     indexes = {name: each.cpu_index for name, each in frameworks.items() if each.cpu_index}
     keys = " and ".join(f"frameworks.{name}.cpu_index" for name in indexes)
     return LockError(
-        "the recipe asks for CPU builds, and pip found builds for CUDA only; nothing is written",
+        "the recipe asks for CPU builds, but pip found only CUDA builds; no lock was written",
         where=inputs.name,
         detail="\n".join(cuda),
         remedy=f"lock where {' and '.join(indexes.values())} can be reached, or name another place"
         " that has CPU builds: PIP_EXTRA_INDEX_URL=URL or PIP_FIND_LINKS=FOLDER\n"
-        f"if CUDA builds are meant, use a recipe without {keys}",
+        f"if you want CUDA builds, use a recipe without {keys}",
     )
 
 

@@ -155,7 +155,7 @@ def with_recorded_lock(
 
 def _judge(arguments: argparse.Namespace, root: Path) -> Callable[[Content], None] | None:
     """What refuses a lock that others could have changed; None where that does not matter."""
-    # Who can change the locks that come with hvdenv can change hvdenv; `plan` runs nothing.
+    # Anybody who can change shipped locks can change hvdenv; `plan` runs nothing.
     if arguments.command == "plan" or root == recipe_folder().parent / "lockfiles":
         return None
     return partial(refuse_foreign_content, arguments=arguments)
@@ -177,23 +177,23 @@ def refuse_unsigned(locked: Locked, arguments: argparse.Namespace, prepared: Pre
     if not signers:
         if getattr(arguments, "require_signed", False):
             raise UsageError(
-                "--require-signed: no site file says whose signature counts",
-                remedy="name one with --site that sets places.locks.signers",
+                "--require-signed: no site file sets places.locks.signers",
+                remedy="name a site file that does: --site FILE, or the variable HVDENV_SITE",
             )
         return
-    refusal = "it is not signed, and the site requires it"
+    refusal = "it is not signed, but the site requires signatures"
     if locked.signature:
         if not Path(signers).is_file():
-            raise LockError("the keys that locks are signed with are not there", where=signers)
+            raise LockError("the file with the accepted keys is missing", where=signers)
         if policy := policy_of(arguments):
             trust.refuse_path(signers, policy, "hvdenv would accept the signatures of its keys")
         text, signature = render(locked.lock).encode(), locked.signature.encode()
         refusal = signing.refusal(text, signature, Path(signers), Runner(), signing.LOCK)
     if refusal:
         raise LockError(
-            f"the lock is not used: {refusal}",
+            f"the lock is refused: {refusal}",
             where=str(locked.folder / SIGNATURE),
-            remedy="somebody whose key the site names reads the lock, and then signs it:"
+            remedy="review the lock and sign it with a key that the site accepts:"
             f" hvdenv lock {locked.lock.inputs.recipe} --sign",
         )
 

@@ -39,7 +39,7 @@ COMMANDS = {
     "export": "write what an environment is made of for other programs: CycloneDX, conda, pip",
     "envs": "list, roll back, remove or prune environments",
     "cache": "list, verify, prune, export, import or sign compiled wheels",
-    "trust": "trust a file of somebody else as it is now, or an environment with its owners",
+    "trust": "trust a file of another user as it is now, or an environment with its owners",
     "completion": "print a completion script for bash, zsh or tcsh",
 }
 # Of these, what follows `--` is a program to run with its arguments: arguments.program.

@@ -77,10 +77,16 @@ def _entry(environment: Environment, name: str) -> Entry:
 
     active = environment.active()
     if not active:
+        if damage := environment.damage(environment.pointed()):
+            raise UsageError(
+                f"files of this environment are damaged: {damage}",
+                where=str(environment.prefix),
+                remedy="rebuild it: hvdenv build RECIPE --rebuild",
+            )
         raise UsageError(
             "hvdenv built no environment here",
             where=str(environment.prefix),
-            remedy="`hvdenv envs` lists those that there are",
+            remedy="`hvdenv envs` lists the environments that exist",
         )
     # Not the prefix: what a module brings is not to change while jobs use it.
     generation = environment.generation(active)

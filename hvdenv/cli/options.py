@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -407,7 +409,9 @@ def print_json(value: Any) -> None:
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--trust", action="store_true", help="for this call, use files that others could change"
+        "--trust",
+        action="store_true",
+        help="for this call, use files that other users could change",
     )
 
 
@@ -442,14 +446,26 @@ def named_by_site(arguments: argparse.Namespace, site: Layer | None = None) -> P
             site = read_layer("site", file)
         except HvdenvError:  # a command that needs it says so
             return policy
-    if site and site.content and trust.is_of_root(site.content):
+    if site and site.content:
         named = trusted_by(site)
-        return trust.with_names(policy, named.owners, named.groups)
+        if trust.is_of_root(site.content):
+            return trust.with_names(policy, named.owners, named.groups)
+        if named.owners or named.groups:
+            _note_ignored_trust(site.file)
     return policy
 
 
+@cache
+def _note_ignored_trust(site: str) -> None:
+    print(
+        f"note: {site}: [trust] is ignored: only root may be able to write this file and the"
+        " folders that lead to it",
+        file=sys.stderr,
+    )
+
+
 def refuse_foreign_home(arguments: argparse.Namespace) -> None:
-    """What lies under HVDENV_HOME is executed by many commands: nobody else may write it.
+    """Many commands execute files below HVDENV_HOME: nobody else may write it.
 
     Raises:
         UntrustedError: somebody can.
@@ -494,7 +510,7 @@ def refuse_foreign_names(
     policy = policy or policy_of(arguments)
     if policy is None:
         return
-    # The user's own `module` command reads these already.
+    # The user's `module` command reads these anyway.
     already = environment().get("MODULEPATH", "").split(":")
     for key, path in executed_paths(recipe):
         if path.startswith("/") and not (key == "modules.use" and path in already):
@@ -568,8 +584,8 @@ def add_locked(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--require-signed", action="store_true",
-        help="only a lock that is signed by a key of places.locks.signers; always so where a site"
-        " file sets that",
+        help="refuse a lock without a signature by a key of places.locks.signers (default: only if a"
+        " site file sets that)",
     )  # fmt: skip
     parser.add_argument(
         "--from", metavar="DIR", type=Path, dest="source_folder",

@@ -221,9 +221,11 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
             raise UsageError(
                 f"files of this environment are damaged: {damage}",
                 where=str(environment.prefix),
-                remedy=remedy,
+                remedy="rebuild it: hvdenv build "
+                f"{named(arguments) if arguments.recipe else 'RECIPE'} --rebuild",
             )
-        raise UsageError(f"there is no environment {name} at {environment.prefix}", remedy=remedy)
+        which = f"{name} at" if arguments.recipe else "at"
+        raise UsageError(f"there is no environment {which} {environment.prefix}", remedy=remedy)
     record = generations.read_record(environment.record(active)) if active else {}
     refuse_foreign_prefix(environment.prefix, arguments, also=elsewhere(record))
     recipe = resolved.recipe if arguments.recipe else decode(Recipe, record["resolved"])

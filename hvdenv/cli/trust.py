@@ -1,8 +1,8 @@
-"""Trust a file as it is now, or a folder with its owners, so that no call needs --trust for it.
+"""Trust a file as it is now, or a folder with its owners, instead of passing --trust each time.
 
-A file (a recipe, a site file, a file of a lock) is trusted by the hash of its bytes: after any change
-it is not. A folder (an environment, modulefiles, a folder with recipes) is trusted together with
-the users and groups that can change it now; files of anybody else in it are refused."""
+A file (a recipe, a site file, a file of a lock) is trusted by the hash of its bytes, until it
+changes. A folder (an environment, modulefiles, a folder with recipes) is trusted together with
+the users and groups that can change it now; files of other users in it are refused."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ examples:
   hvdenv trust --list
   hvdenv trust --remove ./from-a-colleague.toml
 
-What is recorded is under $HVDENV_HOME/trusted, and holds for you alone. A site file of root can
-name owners and groups for all users: [trust] owners = ["hpc-support"].
+hvdenv records this in $HVDENV_HOME/trusted; it counts for you only. A site file that belongs to root
+can name owners and groups for all users: [trust] owners = ["hpc-support"].
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", metavar="PATH", nargs="*", type=Path, help="a file or a folder")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--list", action="store_true", help="print what is trusted")
-    what.add_argument("--remove", action="store_true", help="trust these paths no longer")
+    what.add_argument("--list", action="store_true", help="print what you trust")
+    what.add_argument("--remove", action="store_true", help="stop trusting these paths")
     add_json(parser)
     add_site(parser)
 
@@ -78,7 +78,7 @@ def _removed(path: Path, granted: dict[str, Granted]) -> Granted:
         return granted.pop(real_path(path))
     except KeyError as error:
         raise UsageError(
-            "was not trusted", where=real_path(path), remedy="`hvdenv trust --list` lists what is"
+            "is not trusted", where=real_path(path), remedy="list what is: hvdenv trust --list"
         ) from error
 
 

@@ -81,8 +81,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_trust(parser)
     parser.add_argument(
         "-n", "--ranks", type=int, metavar="N",
-        help="how many (default: what the allocation has room for; else 3, or 4 on four cores"
-        " and more, but no more than there are GPUs where NCCL is expected; 2 with --quick)",
+        help="number of ranks (default: those of the allocation; else 3, or 4 on four cores or"
+        " more, at most one per GPU if NCCL is expected; 2 with --quick)",
     )  # fmt: skip
     add_hosts(parser)
     parser.add_argument(

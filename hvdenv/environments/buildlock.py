@@ -74,7 +74,7 @@ class Holder(NamedTuple):
     token: str
 
 
-# Of an empty file: somebody is about to fill it, or a power cut has emptied it.
+# For an empty file: another process is about to fill it, or a power cut has emptied it.
 _NOBODY = Holder("", "", "", 0, "", "", "", "", "")
 
 

@@ -361,7 +361,7 @@ def erase(path: Path) -> str:
 def _lost(generation: Path, record: Mapping[str, Any]) -> str:
     """Files of which less is there than the record states: the first, and how many more.
 
-    A power cut leaves files empty, a purge takes them away. What somebody adds is no damage.
+    A power cut leaves files empty, a purge removes them. An added file is no damage.
     """
     lost = []
     for path, size in record.get("sizes", {}).items():

@@ -96,7 +96,7 @@ def _of_machine(recipe: Recipe, facts: Facts) -> Found:
 
 # Measured: the environment, with a quarter to spare. A Python environment with the tools and
 # files of a build, and each framework with what it needs. Estimated: conda's packages and their
-# cache, torch's libraries for CUDA, and a source tree with what is compiled in it. Downloads lie in TMPDIR until they are unpacked: a
+# cache, torch's libraries for CUDA, and a source tree with what is compiled in it. Downloads are in TMPDIR until they are unpacked: a
 # wheel has about a fifth of the size of its files on the disk, or a little more.
 _BASE_MB, _CONDA_MB, _CUDA_MB, _SOURCE_MB = 700, 1500, 4000, 5000
 _FRAMEWORK_MB: dict[Framework, int] = {"torch": 1100, "tensorflow": 1500}

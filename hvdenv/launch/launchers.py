@@ -399,7 +399,7 @@ def _hydra(launch: Launch) -> list[str]:
         words += ["-hosts", names, "-ppn", str(launch.per_node)]
     elif launch.elsewhere and launch.mpi.kind == "Intel MPI":
         raise UsageError(
-            "Intel MPI's -hosts takes names only, so every host gets the same number of ranks",
+            "Intel MPI's -hosts accepts names only, so every host gets the same number of ranks",
             where="--hosts",
             remedy="give all hosts the same number of ranks",
         )

@@ -94,8 +94,8 @@ def unclosed(packages: Iterable[Package], others: Mapping[str, str]) -> tuple[st
     packages = tuple(packages)
     if any(each.requires is None for each in packages):
         return (
-            "the lock does not record what its packages require, so nobody can tell whether it is"
-            " whole; `hvdenv lock` adds that, and keeps every version",
+            "the lock does not record what its packages require, so hvdenv cannot check that it is"
+            " complete; `hvdenv lock` adds that, and keeps every version",
         )
     # The virtual environment comes with pip.
     versions = {"pip": "", **others, **{each.name: each.version for each in packages}}

@@ -166,7 +166,7 @@ def parse(text: str, where: str = "conda-lock.yml") -> CondaLock:
         first = error.errors()[0]
         raise malformed(f"{schema.dotted(first['loc'])}: {first['msg']}", where) from None
     except (AttributeError, KeyError, TypeError):  # of conda-lock's own checks
-        raise malformed("it is not as conda-lock writes it", where) from None
+        raise malformed("it is not in the format that conda-lock writes", where) from None
     platforms = found.metadata.platforms
     platform = platforms[0] if len(platforms) == 1 else None
     for each in found.package:
@@ -215,7 +215,7 @@ def _decoded(document: dict[str, Any], where: str) -> CondaLock:
     names = [each["name"] for each in document["packages"]]
     for one, other in pairwise(names):
         if one == other:
-            raise malformed(f"{one} is there twice", where)
+            raise malformed(f"{one} is listed twice", where)
     try:
         found = schema.decode(CondaLock, document)
     except schema.Problem as problem:

@@ -177,9 +177,9 @@ def check_file(lock: Lock, name: File, text: str, path: Path) -> None:
     """
     if sha256(text) != lock.files[name]:
         raise LockError(
-            f"is not the file that {MAIN} beside it was written with: the hash is another",
+            f"its hash differs from the one in {MAIN} beside it",
             where=str(path),
-            remedy="take both from where they were written; or `hvdenv lock RECIPE` for new ones",
+            remedy="restore both files, or write a new lock: hvdenv lock RECIPE",
         )
 
 

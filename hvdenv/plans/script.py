@@ -18,7 +18,7 @@ _WITHOUT_HVDENV = {
     "record": "hvdenv marks the environment as complete here; this script does not",
 }
 
-# A table of what was compiled. Only ranks show that it works.
+# A table of what was compiled. It does not show that it works: only ranks do.
 _CHECK = """bash -c '. "$0/activate.sh" && horovodrun --check-build' "$folder\""""
 
 _CLEANING = """\

@@ -401,7 +401,7 @@ class Steps(NamedTuple):
         conda = ("--conda",) if CONDA in self.locked.texts else ()
         return Step(
             "requirements",
-            "a lock that leaves out what a package requires installs just as well, so look",
+            "a lock that lacks a requirement installs without an error, so compare",
             (self._command(self.env_python, str(probe.path), str(listed.path), *conda),),
             (probe, listed),
             effect="closure",

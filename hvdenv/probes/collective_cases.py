@@ -528,7 +528,7 @@ def in_sets(size):
 
 
 def laid_out():
-    """Tensors of torch that are parts of others; what one rank is refused has to be refused to all."""
+    """Parts of torch tensors; Horovod must refuse a case on all ranks or on none."""
     return [
         each
         for form in ("within a larger tensor", "every other row")

@@ -140,7 +140,7 @@ class Caller:
                 tally.skip(shortened(absent.group(), REASON), case.dtype)
                 return None
             if _REFUSED_LAYOUT.search(text):
-                tally.skip("it takes contiguous tensors only")
+                tally.skip("Horovod accepts contiguous tensors only here")
                 return None
             tally.take(case, text)
             if _OVER.search(text):

@@ -17,7 +17,7 @@ VERDICTS: dict[Verdict, str] = {
     "unproven": "nothing failed, but something could not be proven on this host",
 }
 _EVIDENCE_LINES = 60
-# Checks that are shown where nothing is wrong with them, too, by their headings.
+# Checks that are shown even if they pass, by their headings.
 _ALWAYS_SHOWN = {"Speed": ("bench", "yardstick"), "Variables": ("variables",)}
 # What neither UTF-8 nor XML can hold; it comes from file names and broken output.
 _IMPOSSIBLE = re.compile("[\ud800-\udfff\ufffe\uffff]")

@@ -29,6 +29,12 @@ PATIENCE_SECONDS = 900.0
 ASK_SECONDS = 60.0
 COMMAND_NOT_FOUND = 127
 _TICK = 0.5
+# What sbatch, qsub and bsub print if no server answers, or none is configured on this host.
+_UNREACHABLE = (
+    "Could not establish a configuration source", "Unable to contact slurm controller",
+    "cannot connect to server", "No default server", "Connection refused", "LSF is down",
+    "Cannot connect to LSF",
+)  # fmt: skip
 
 
 class Submitted(NamedTuple):
@@ -107,12 +113,15 @@ def submit(
         )
     if not job:
         path.unlink()
+        silent = any(each in outcome.output for each in _UNREACHABLE)
         raise StepError(
-            "the scheduler did not take the job",
+            "the scheduler cannot be reached" if silent else "the scheduler rejected the job",
             where=" ".join(QUEUES[scheduler].submit("SCRIPT")[:1]),
             detail=outcome.tail(5),
-            remedy="see what it says above: partition, account, time and nodes have to be what the"
-            " site allows; if it cannot be reached, try again in a few minutes",
+            remedy="try again in a few minutes, or on a login node of the cluster\n"
+            "hvdenv job RECIPE --to job.sh writes the script instead"
+            if silent
+            else "its message is above: check partition, account, time and nodes",
         )
     record = Submitted(scheduler, job, name, str(path), _now(), key, log)
     keep(record, places)

@@ -109,10 +109,10 @@ def check_build(
     if invented := _invented(table, extensions):
         message = (
             f"it marks {', '.join(invented)}, which the extensions themselves say they were built"
-            " without: this table is not about this installation"
+            " without: this table describes another installation"
         )
         remedy = (
-            "rely on the other findings; look at what horovodrun here is (a script, another"
+            "rely on the other findings; check which horovodrun runs here (a script, another"
             " installation), and reinstall Horovod"
         )
         yield Finding(name, subject, "fail", message, evidence, remedy)
@@ -145,7 +145,9 @@ def _notes(
 
 
 # What to do about anything that fails where files are damaged.
-REBUILD = "build it again with `hvdenv build RECIPE --rebuild`, where nothing is purged"
+REBUILD = (
+    "rebuild it: `hvdenv build RECIPE --rebuild` (with --prefix if unused files are purged there)"
+)
 
 
 def damaged(changed_files: Sequence[Difference]) -> list[Difference]:
@@ -218,7 +220,7 @@ def variables(shell: Shell, launchers: tuple[str, ...]) -> Iterator[Finding]:
             " --clean drops such variables in both"
         )
     if files:
-        said.append(f"{', '.join(files)} only from `hvdenv run`: it names a file of yours")
+        said.append(f"{', '.join(files)} under `hvdenv run` only: it names a file of yours")
     if shell.dropped:
         said.append(f"--clean drops {', '.join(shell.dropped)}; `hvdenv run --clean` does the same")
     for launcher in {LAUNCHERS[name].controller: name for name in reversed(launchers)}.values():

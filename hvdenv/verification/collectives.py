@@ -13,7 +13,7 @@ from hvdenv.verification.ranks import Judgement, Rank, RankRun, listed
 EXERCISE = "collectives"
 FULL = f"{EXERCISE}=full"
 
-_MORE_RANKS = "verify with three ranks or more (-n 3), where there is room"
+_MORE_RANKS = "verify with three ranks or more: -n 3"
 _REMEDY = (
     "what uses this operation computes wrong numbers or fails: build Horovod again for this"
     " machine; if it stays, try the other controller and report it with this evidence"

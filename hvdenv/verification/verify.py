@@ -145,7 +145,7 @@ def verify(
 
 
 def usual_ranks(cores: int, gpus: int = 0) -> int:
-    """How many ranks verify starts where nobody says it.
+    """How many ranks verify starts by default.
 
     Args:
         cores: how many there are for them.
@@ -478,7 +478,7 @@ def _own_mistake(check: str, subject: str, error: Exception) -> Finding:
 
     evidence = "".join(traceback.format_exception(error))
     message = f"the check could not run: {type(error).__name__}: {error}"
-    remedy = "this is a mistake in hvdenv: report it with the evidence"
+    remedy = "this is a bug in hvdenv: report it with the evidence"
     return Finding(check, subject, "error", message, evidence, remedy)
 
 

@@ -89,7 +89,7 @@ def remove(places: Places, entry: Kept, runner: Runner) -> bool:
 
 
 def forget_unpacked(places: Places, runner: Runner) -> None:
-    """Have uv unpack everything anew: a power cut may have left empty files in its cache."""
+    """Have uv unpack everything again: a power cut may have left empty files in its cache."""
     remove(places, Kept(_uv(places), 0, ""), runner)
 
 

@@ -128,7 +128,7 @@ def take_in(cache: Cache, file: Path, runner: Runner) -> list[str]:
 
 
 def _unpack(stream: IO[bytes], file: Path, into: int) -> list[str]:
-    """Write the members of the file into a folder, as entries lie in a cache; their keys.
+    """Unpack the entries into a folder with the layout of a cache. Returns their keys.
 
     Nothing is written before all headers, all records and the hash of each wheel were seen.
     """

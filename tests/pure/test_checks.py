@@ -457,7 +457,7 @@ def test_variables_that_change_results_are_named() -> None:
     assert (finding.subject, finding.status) == ("your shell", "pass")
     assert finding.message == (
         "ranks get HOROVOD_API_TOKEN, LD_PRELOAD from your shell, as under `hvdenv run`; --clean"
-        " drops such variables in both; HOROVOD_TIMELINE only from `hvdenv run`: it names a file of"
+        " drops such variables in both; HOROVOD_TIMELINE under `hvdenv run` only: it names a file of"
         " yours"
     )
     assert finding.evidence.splitlines() == [

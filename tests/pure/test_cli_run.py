@@ -402,7 +402,7 @@ def test_secrets_stay_off_command_lines(
         (("RECIPE", "--", "true"), "srun starts ranks in an allocation of slurm"),
         (("RECIPE", "-x", "A B=1", "--", "true"), "no name of a variable"),
         (("RECIPE", "--prefix", "/none/such", "--", "true"), "there is no environment site at"),
-        (("--prefix", "/none/such", "--", "true"), "there is no environment"),
+        (("--prefix", "/none/such", "--", "true"), "there is no environment at /none/such"),
         (("sitte", "--", "true"), "no recipe named"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -420,6 +420,21 @@ def test_an_environment_that_was_not_built(recipe: str, capsys: Captured) -> Non
     assert call("run", recipe, "--launcher", "mpirun", "--", "true") == 125
     assert f"hvdenv build {recipe}" in capsys.readouterr().err
     assert "mpirun -np 1 " in dry(capsys, recipe, "--launcher", "mpirun", "--", "true")
+
+
+@pytest.mark.parametrize("named", ["recipe", "prefix"])
+def test_a_damaged_environment_is_to_be_rebuilt(
+    named: str, recipe: str, built: Path, capsys: Captured
+) -> None:
+    record = built / "hvdenv.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "sizes": {"activate.sh": 1}}))
+    (built / "activate.sh").write_text("")
+    words = (recipe,) if named == "recipe" else ("--prefix", str(built))
+    for command in (("run", *words, "--", "true"), ("shell", *words), ("module", *words)):
+        assert call(*command)
+        said = capsys.readouterr().err
+        assert "files of this environment are damaged: activate.sh has 0 bytes" in said
+        assert " --rebuild" in said
 
 
 def hvdenv(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -107,7 +107,7 @@ def test_umask_is_honoured(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StepError, match="HVDENV_HOME or --prefix") as caught:
+    with pytest.raises(StepError, match="HVDENV_HOME, --prefix") as caught:
         make_folder(tmp_path / "file/folder")
     assert str(tmp_path / "file/folder") in str(caught.value)
 

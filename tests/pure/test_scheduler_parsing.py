@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -328,3 +329,27 @@ def test_a_host_without_the_scheduler(
         submit("#!/bin/sh\n", scheduler, "train", Runner(), places)
     assert "login node" in caught.value.remedy
     assert list(places.jobs.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "message", "remedy"),
+    [
+        (
+            "sbatch: fatal: Could not establish a configuration source",
+            "cannot be reached",
+            "login node",
+        ),
+        ("sbatch: error: Invalid partition name specified", "rejected the job", "partition"),
+    ],
+)
+def test_a_scheduler_that_cannot_be_reached_rejects_nothing(
+    said: str, message: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "sbatch"
+    program.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(StepError, match=message) as caught:
+        submit("#!/bin/sh\n", "slurm", "train", Runner(), Places(tmp_path / "home"))
+    assert remedy in caught.value.remedy
+    assert said in caught.value.detail
