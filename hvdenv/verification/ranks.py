@@ -165,7 +165,9 @@ class Rank(NamedTuple):
     @property
     def working_in(self) -> str:
         """The file of its innermost Python frame when it was late; empty if no stack shows it."""
-        for stack in _THREAD.split(self.tail)[1:]:
+        # On a busy host the stacks may come after the report that the rank is overdue.
+        tails = (str(event.get("tail", "")) for event in (self.overdue, self.exited) if event)
+        for stack in (stack for tail in tails for stack in _THREAD.split(tail)[1:]):
             if "rank_work.py" in stack and (frame := _FRAME.search(stack)):
                 return frame["file"]
         return ""

@@ -406,7 +406,7 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
     ),
     "hung in a join of its own": (
         run(started(0), overdue(0, WAITS), exited(0, **LATE, **IN_JOIN),
-            started(1), overdue(1, SLEEPS), exited(1, **LATE, **IN_JOIN),
+            started(1), overdue(1, "x"), exited(1, **LATE, **IN_JOIN, tail=SLEEPS),
             started(2), overdue(2, WAITS), size=3),  # in a step before its join
         "rank 1 on n1: no end within 60 s; rank 0 on n1, rank 2 on n1 waited for that;",
         "rank 1 on n1 (process 101) hangs",
