@@ -7,6 +7,7 @@ rank_work.py runs it. Runs on Python 3.6 and up; needs numpy, which the framewor
 import importlib
 import os
 import sys
+import time
 
 SHAPES = ((1,), (17,), (3, 5), (2, 7, 11), (100003,))
 DTYPES = ("float32", "float64", "int64")
@@ -90,7 +91,9 @@ def torch_reducer(context):
             (name, context.hvd.allreduce_async(context.tensor(array), name=name, **arguments))
             for name, array, arguments in inputs
         ]
-        return {name: context.array(context.hvd.synchronize(handle)) for name, handle in handles}
+        with context.waiting():
+            results = [(name, context.hvd.synchronize(handle)) for name, handle in handles]
+        return {name: context.array(result) for name, result in results}
 
     return reduce_all
 
@@ -101,12 +104,13 @@ def tensorflow_reducer(context):
     def reduce_all(inputs):
         # Otherwise it takes a GPU for tensors of the host's memory as well.
         with context.native.device(context.device or "/cpu:0"):
-            return {
-                name: context.array(
-                    context.hvd.allreduce(context.tensor(array), name=name, **arguments)
-                )
-                for name, array, arguments in inputs
-            }
+            return {name: reduce_one(name, array, given) for name, array, given in inputs}
+
+    def reduce_one(name, array, arguments):
+        tensor = context.tensor(array)
+        with context.waiting():
+            result = context.hvd.allreduce(tensor, name=name, **arguments)
+        return context.array(result)
 
     return reduce_all
 
@@ -163,10 +167,16 @@ def enabled(hvd, name):
 
 
 def run(context):
-    """Reduce, compare, and report ``result`` with what Horovod says about this rank."""
+    """Reduce, compare, and report ``result`` with what Horovod says about this rank.
+
+    ``busy`` are the seconds that it needed itself, without those in which it waited for others.
+    """
     hvd = context.hvd
+    importlib.import_module("numpy")  # its seconds are the file system's
     reduce_all = REDUCERS[context.framework](context)
+    began, waited = time.time(), context.waited
     tests, wrong, own = reduce_and_judge(hvd, reduce_all)
+    busy = time.time() - began - (context.waited - waited)
     if context.gpu:
         context.device = context.gpu  # exercises go on there
         context.stage("allreduce", "on GPUs")
@@ -183,5 +193,6 @@ def run(context):
         failed=len(wrong),
         wrong=wrong[:3],
         own=int(own),
+        busy=round(max(busy, 0.001), 3),
         **context.numbers(),
     )

@@ -370,10 +370,12 @@ class Caller:
         self.need("join")  # without it, ranks with more steps would wait for the others
         results = []
         for step in range(collective_cases.join_steps(self.rank, self.size)):
+            self.context.stage("collectives", "join: step %d, before hvd.join()" % step)
             case = collective_cases.joined_case(step)
             (array,) = collective_cases.given(self.numpy, case, self.rank, self.size)
             tensor = self.tensor(array, case.dtype)
             results.append(self.call("allreduce", [tensor], self.arguments(case)))
+        self.context.stage("collectives", "join: in hvd.join()")
         last = self.call("join")
         # Up to Horovod 0.22 it does not say who that was.
         told = hasattr(last, "numpy") or isinstance(last, int)

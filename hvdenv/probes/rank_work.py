@@ -11,11 +11,13 @@ rank_NAME.py; the allreduces of rank_allreduce.py come before all of them. After
 the stacks of all threads go to standard error. Runs on Python 3.6 and up.
 """
 
+import contextlib
 import faulthandler
 import importlib
 import json
 import os
 import sys
+import time
 
 import extension
 import rank_allreduce
@@ -34,6 +36,7 @@ class Context:
         version: of the framework.
         gpu: this rank's GPU as the framework calls it; empty without one.
         device: where tensor() puts its values: that GPU, or empty for the host's memory.
+        waited: seconds within waiting() so far.
     """
 
     def __init__(self, framework, controller, descriptor):
@@ -44,6 +47,7 @@ class Context:
         self.hvd = importlib.import_module("horovod." + framework)
         self.version = str(self.native.__version__)
         self.gpu = self.device = ""
+        self.waited = 0.0
         if framework == "torch":
             self.native.set_num_threads(1)
         elif not self.native.executing_eagerly():
@@ -57,6 +61,15 @@ class Context:
     def stage(self, name, detail=""):
         """Say what is tried next, so that a rank that ends there can be judged by it."""
         self.report("stage", stage=name, detail=detail)
+
+    @contextlib.contextmanager
+    def waiting(self):
+        """Within it, this rank depends on others, and its seconds are not its own."""
+        began = time.time()
+        try:
+            yield
+        finally:
+            self.waited += time.time() - began
 
     def tensor(self, array):
         """The framework's tensor with an array's values, where `device` says."""

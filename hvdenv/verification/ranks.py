@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import shlex
+import statistics
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,17 @@ _GAVE_UP = re.compile(
 # The last line of a traceback, without the exception's module.
 _EXCEPTION = re.compile(r"^(?:\w+\.)*(?P<said>\w*(?:Error|Exception|Interrupt|Exit)\b.*)")
 _SAID = 300
+# A rank is slow from so many times the others' seconds, and so many seconds more, on.
+_SLOW_FACTOR, _SLOW_SECONDS = 5.0, 0.25
+# Which ranks Horovod says it waits for, as rank.py keeps it: ``missing ranks: 1: [a] 2: [a]``.
+_MISSING = re.compile(r"\b(\d+): \[")
+# faulthandler's stacks: one block for each thread, the innermost frame first.
+_THREAD = re.compile(r"^(?:Current t|T)hread 0x.*$", re.MULTILINE)
+_FRAME = re.compile(r'^ *File "(?P<file>[^"\n]*)", line \d+ in ', re.MULTILINE)
+# Files whose functions call into Horovod's library, and there wait for the other ranks.
+_WAITING = re.compile(
+    r"/horovod/\w+/(?:mpi_ops|basics|process_sets)\.py$|/tensorflow/python/|^<string>$"
+)
 # In which order endings explain each other: once one rank fails, launchers and schedulers end
 # the others, or these notice, or wait for it. Nobody lets a rank crash.
 _ENDINGS = tuple(
@@ -149,6 +161,16 @@ class Rank(NamedTuple):
         """Whether it ended because another rank was gone."""
         failed = self.ending.startswith(("ended with", "was ended by SIGABRT"))
         return failed and bool(_GAVE_UP.search(self.tail))
+
+    @property
+    def working_in(self) -> str:
+        """The file of its innermost Python frame when it was late; empty if no stack shows it."""
+        # On a busy host the stacks may come after the report that the rank is overdue.
+        tails = (str(event.get("tail", "")) for event in (self.overdue, self.exited) if event)
+        for stack in (stack for tail in tails for stack in _THREAD.split(tail)[1:]):
+            if "rank_work.py" in stack and (frame := _FRAME.search(stack)):
+                return frame["file"]
+        return ""
 
     @property
     def tail(self) -> str:
@@ -284,7 +306,23 @@ def judge(run: RankRun) -> Judgement:
     return Judgement(
         "pass",
         f"{run.size} ranks on {listed(hosts)} agree on {first['tests']} reductions,"
-        f" with {run.controller} as the controller ({run.launcher})",
+        f" with {run.controller} as the controller ({run.launcher}){_slow(run)}",
+    )
+
+
+def _slow(run: RankRun) -> str:
+    """The rank that took much longer than the others for the same work, in words; or nothing."""
+    took = [float((rank.result or {}).get("busy") or 0) for rank in run.ranks]
+    if len(took) < 2 or not all(took):
+        return ""
+    *others, longest = sorted(took)
+    usual, slowest = statistics.median(others), run.ranks[took.index(longest)]
+    if longest < max(_SLOW_FACTOR * usual, usual + _SLOW_SECONDS):
+        return ""
+    return (
+        f"; but {slowest.name} took {longest / usual:.0f} times as long as the others for its"
+        f" own part of that ({longest:.2g} s, not {usual:.2g} s), and every rank waits for the"
+        f" slowest: look at what else runs on {slowest.host}, and at its cores and their clock"
     )
 
 
@@ -475,6 +513,8 @@ def _brokenness(run: RankRun) -> Judgement | None:
     message = f"{listed([rank.name for rank in cause])}: {cause[0].ending}"
     if cause[0].ending == "hangs":
         message = f"{listed([r.name for r in cause])}: no end within {run.timeout:.0f} s"
+        if waited := [rank.name for rank in others if rank.ending == "hangs"]:
+            message += f"; {listed(waited)} waited for that"
         reported = [rank.name for rank in run.ranks if rank.result]
         message += f"; results came from {listed(reported) or 'no rank'}{_awaited(run)}"
     elif len({rank.ending for rank in cause}) > 1:
@@ -513,7 +553,29 @@ def _first_broken(run: RankRun) -> tuple[list[Rank], list[Rank]]:
         return [], []
     first = min(map(_order, suspects))
     cause = [rank for rank in suspects if _order(rank) == first]
+    if cause[0].ending == "hangs":
+        cause = _awaited_ranks(cause)
     return cause, [rank for rank in broken if rank not in cause]
+
+
+def _awaited_ranks(hanging: Sequence[Rank]) -> list[Rank]:
+    """Those of the hanging ranks that the others wait for; all of them if that cannot be told."""
+    return _missing(hanging) or _outside(hanging) or list(hanging)
+
+
+def _missing(hanging: Sequence[Rank]) -> list[Rank]:
+    """Those that Horovod misses, unless these are all."""
+    stalled = " ".join(str((rank.overdue or {}).get("stalled", "")) for rank in hanging)
+    numbers = set(map(int, _MISSING.findall(stalled)))
+    found = [rank for rank in hanging if rank.number in numbers]
+    return found if len(found) < len(hanging) else []
+
+
+def _outside(hanging: Sequence[Rank]) -> list[Rank]:
+    """Those that were not waiting within Horovod, where others were."""
+    shown = [rank for rank in hanging if rank.working_in]
+    found = [rank for rank in shown if not _WAITING.search(rank.working_in)]
+    return found if len(found) < len(shown) else []
 
 
 def _order(rank: Rank) -> int:

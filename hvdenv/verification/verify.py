@@ -124,7 +124,8 @@ def verify(
         findings = list(_all_findings(given, facts))
         findings = _with_cause(findings, facts.get(Key("changed_files")))
         try:
-            findings += _leftovers(facts, launch, runner)
+            suspects = _suspects(installation, time.time() - (time.monotonic() - began))
+            findings += _leftovers(facts, launch, runner, suspects)
         except Exception as error:
             findings.append(_own_mistake("leftovers", "hosts", error))
     extensions = _collected("extension", facts)
@@ -177,15 +178,26 @@ def _environment(given: Mapping[str, Any], facts: Mapping[Key, Any]) -> Iterator
     yield "kernel", os.uname().release
 
 
-def _leftovers(facts: Mapping[Key, Any], launch: Launch, runner: Runner) -> Iterator[Finding]:
+def _suspects(installation: Installation, since: float) -> leftovers.Suspects:
+    """Processes that may be what ranks left; none for an image, whose programs are inside it."""
+    folders = [installation.prefix, os.path.dirname(installation.python)]
+    folders += [os.path.realpath(folder) for folder in folders]
+    return leftovers.Suspects(() if installation.inside else tuple(dict.fromkeys(folders)), since)
+
+
+def _leftovers(
+    facts: Mapping[Key, Any], launch: Launch, runner: Runner, suspects: leftovers.Suspects
+) -> Iterator[Finding]:
     """What ranks have left on their hosts; others than this are asked where it ended badly."""
     ranks = [value for key, value in facts.items() if key.name == "rank_run"]
     failed = any(run and not isinstance(run, Failed) and run.returncode for run in ranks)
     if not failed and not runner.stopped:
         end_marked(runner.token)  # what a rank may have started beside itself
-        return
-    seconds = _HURRIED_SECONDS if runner.stopped else _LEFTOVER_SECONDS
-    yield from leftovers.end([host.name for host in launch.hosts], runner, seconds)
+    else:
+        seconds = _HURRIED_SECONDS if runner.stopped else _LEFTOVER_SECONDS
+        yield from leftovers.end([host.name for host in launch.hosts], runner, seconds, suspects)
+    if any(ranks):
+        yield from leftovers.orphans(suspects)
 
 
 @contextmanager

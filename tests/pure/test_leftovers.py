@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from hvdenv.launch import leftovers
+from hvdenv.launch.leftovers import Suspects
 from hvdenv.runner import Runner
 from tests.waiting import runs, wait_until
 
@@ -76,3 +80,53 @@ def test_a_runner_that_was_stopped_still_ends_what_it_started(
     runner.stop()
     write_ssh(tmp_path, LAST)
     assert [finding.status for finding in leftovers.end(["n2"], runner, 60)] == ["pass"]
+
+
+def test_an_orphan_that_has_dropped_the_token_is_reported_and_not_ended(tmp_path: Path) -> None:
+    python = tmp_path / "env/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    since = time.time()
+    sleep = "import time; time.sleep(600)"
+    # Its parent is gone; the other one has a parent, and is not meant.
+    start = f"env -i '{python}' -c '{sleep}' >/dev/null & echo $!"
+    pid = int(subprocess.check_output(["sh", "-c", start], text=True))
+    child = subprocess.Popen([python, "-c", sleep])
+    try:
+        wait_until(lambda: str(python) in Path(f"/proc/{pid}/cmdline").read_text())
+        (finding,) = leftovers.orphans(Suspects((str(tmp_path / "env"),), since))
+        assert (finding.subject, finding.status) == (HERE, "unproven")
+        assert f"still run on {HERE}: {pid};" in finding.message
+        assert finding.remedy.endswith(f": kill {pid}")
+        assert "time.sleep(600)" in finding.evidence
+        assert runs(pid)
+        for other in (Suspects((str(tmp_path / "en"),), since), Suspects((), since)):
+            assert not list(leftovers.orphans(other))
+        later = Suspects((str(tmp_path / "env"),), time.time() + 60)
+        assert not list(leftovers.orphans(later))
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        child.kill()
+        child.wait()
+
+
+def test_orphans_on_another_host(tmp_path: Path, runner: Runner) -> None:
+    lines = [
+        "77 1 3 /env/bin/python3 -c x", "78 1 9999 /env/bin/python3 before",
+        "79 70 3 /env/bin/python3 child", "80 1 3 /usr/bin/python3 other", "81 1 3 /env/bin/mpirun",
+    ]  # fmt: skip
+    text = "".join(f"echo '@hvdenv-process {line}'\n" for line in lines)
+    write_ssh(tmp_path, f"{text}echo @hvdenv-ended")
+    suspects = Suspects(("/env",), time.time() - 60)
+    found, rest = leftovers.end(["n2"], runner, 60, suspects)
+    assert (found.subject, found.status) == ("n2", "unproven")
+    assert "still run on n2: 77;" in found.message
+    assert found.remedy.endswith(": ssh n2 kill 77")
+    assert rest.message == f"nothing of this run is left on n2, {HERE}"
+
+
+def test_what_hosts_are_asked_for_is_what_ps_says(tmp_path: Path, runner: Runner) -> None:
+    write_ssh(tmp_path, f"HVDENV_TOKEN=other\nexport HVDENV_TOKEN\n{LAST}")
+    answer = leftovers._ask("n2", runner, 60)
+    processes = [line.split(None, 4) for line in answer if line.startswith("@hvdenv-process ")]
+    assert [str(os.getpid()), str(os.getppid())] in [words[1:3] for words in processes]

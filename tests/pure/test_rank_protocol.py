@@ -170,6 +170,25 @@ def test_good_run() -> None:
     assert "3 ranks on n1 agree on 30 reductions" in judgement.message
 
 
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        ((0.1, 1.02), "; but rank 1 on n1 took 10 times as long as the others for its own part of"),
+        ((0.1, 0.12, 1.0, 0.11), "; but rank 2 on n1 took 9 times as long as the others"),
+        ((0.1, 0.4), ""),  # twice the ranks of a busy machine's cores
+        ((0.01, 0.2), ""),  # too little to matter
+        ((0.1, 1.0, 1.1), ""),  # it is the first that is special
+    ],
+)
+def test_a_slow_rank_is_named_and_fails_nothing(seconds: tuple[float, ...], said: str) -> None:
+    size = len(seconds)
+    events = [{**event, "busy": seconds[event["pid"] - 100]} for event in good(size)]
+    judgement = judge(run(*events, size=size))
+    assert judgement.status == "pass"
+    assert said in judgement.message
+    assert ("took" in judgement.message) == bool(said)
+
+
 def test_rank_numbers_come_from_the_launcher_until_the_rank_says_its_own() -> None:
     assert Rank("n1", 1, started(3)).name == "rank 3 on n1"
     assert Rank("n1", 1, {}).name == "rank unknown on n1"
@@ -178,6 +197,17 @@ def test_rank_numbers_come_from_the_launcher_until_the_rank_says_its_own() -> No
 
 KILLED = exited(1, code=-9, signal="SIGKILL", tail="last words")
 STACK = "Timeout (0:00:58)!\n  File train.py, line 3 in wait"
+# As faulthandler writes them, of a rank that waits in Horovod and of one that sleeps.
+_STACKS = """Timeout (0:00:58)!
+Thread 0x00007f8d1ffff6c0 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 331 in wait
+
+Thread 0x00007f8d6b2c7740 (most recent call first):
+  File "/env/lib/python3.11/site-packages/horovod/torch/{}", line 1030 in join
+  File "/hvdenv/probes/rank_collectives.py", line 260 in call
+  File "/hvdenv/probes/rank_work.py", line 107 in <module>"""
+WAITS, SLEEPS = _STACKS.format("mpi_ops.py"), _STACKS.format("__init__.py")
+IN_JOIN = {"stage": "collectives", "detail": "join: in hvd.join()"}
 LATE = {"code": -9, "signal": "SIGKILL", "ended_by": "deadline"}
 CLOSED = (
     "Horovod background loop uncaught exception: pair.cc:598 Connection closed by peer\n"
@@ -368,6 +398,23 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
         run(started(0), {**overdue(0, STACK), "stalled": "missing ranks: 1: [a]"}, exited(0, **LATE),
             started(1), overdue(1, STACK), exited(1, **LATE)),
         "results came from no rank; Horovod says: missing ranks: 1: [a]", "",
+    ),
+    "missed by Horovod": (
+        run(started(0), {**overdue(0, STACK), "stalled": "missing ranks: 1: [a]"}, exited(0, **LATE),
+            started(1), overdue(1, STACK), exited(1, **LATE)),
+        "rank 1 on n1: no end within 60 s; rank 0 on n1 waited for that; results", "rank 0 on n1",
+    ),
+    "hung in a join of its own": (
+        run(started(0), overdue(0, WAITS), exited(0, **LATE, **IN_JOIN),
+            started(1), overdue(1, "x"), exited(1, **LATE, **IN_JOIN, tail=SLEEPS),
+            started(2), overdue(2, WAITS), size=3),  # in a step before its join
+        "rank 1 on n1: no end within 60 s; rank 0 on n1, rank 2 on n1 waited for that;",
+        "rank 1 on n1 (process 101) hangs",
+    ),
+    "all wait for each other": (
+        run(started(0), overdue(0, WAITS), exited(0, **LATE, **IN_JOIN),
+            started(1), overdue(1, WAITS), exited(1, **LATE, **IN_JOIN)),
+        "rank 0 on n1, rank 1 on n1: no end within 60 s; results", "",
     ),
     "never started": (
         run(started(0), overdue(0, STACK), exited(0, **LATE), hosts=("n1", "n2.site")),

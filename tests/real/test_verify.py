@@ -166,7 +166,10 @@ def test_a_rank_that_hangs_ends_in_time_and_shows_where(
     judgement = ranks.judge(run_ranks(installation, runner, controller, timeout=timeout))
     assert time.monotonic() - began < timeout + 20
     assert judgement.status == "fail"
-    assert f"no end within {timeout - 5:.0f} s; results came from no rank" in judgement.message
+    assert judgement.message.startswith(
+        f"rank 1 on {os.uname().nodename}: no end within {timeout - 5:.0f} s; rank 0 on"
+    )
+    assert "waited for that; results came from no rank" in judgement.message
     assert "in allreduce_async" in judgement.evidence
 
 

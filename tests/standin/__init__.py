@@ -265,6 +265,7 @@ class Cluster:
             "ssh/known_hosts": config.known_hosts(host_key, self.addresses),
             "slurm/slurm.conf": config.slurm_conf(slurm),
             "slurm/gres.conf": config.gres_conf(slurm),
+            "slurm/mpi.conf": config.mpi_conf(),
         }
         if self._modules:
             profile = config.profile(self._modules.init, self.modulefiles)
