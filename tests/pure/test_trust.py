@@ -535,7 +535,8 @@ def test_all_that_a_recipe_names_is_judged() -> None:
         Conda, {"channels": ["file:///a/chan%20nel", "conda-forge"], "program": "/a/conda"}
     )
     torch = FrameworkPackage(
-        "1", wheelhouse="/a/wheels", cpu_index="file:///a/index", extra_index="https://x/y",
+        "1", wheelhouse="/a/wheels", cpu_index="file://localhost/a/index",
+        extra_index="file:///a/more%23x#fragment",
         source=Source("file:///a/git", "v1"),
     )  # fmt: skip
     named = executed_paths(
@@ -548,7 +549,7 @@ def test_all_that_a_recipe_names_is_judged() -> None:
     )
     assert {path for _, path in named} == {
         "/a/init", "/a/use", "/a/source", "/a/conda", "/a/prefix", "/a/wheels", "/a/index", "/a/git",
-        "/a/chan nel",
+        "/a/chan nel", "/a/more#x",
     }  # fmt: skip
 
 
