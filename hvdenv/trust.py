@@ -366,8 +366,27 @@ def refuse_home(home: Path, policy: Policy, *, way: bool = True) -> None:
     for fault in _faults(*found[-1], policy, last=True) if there else ():
         raise _no_home(fault)
     policy = policy._replace(granted=read_granted(Places(home))).at(real_path(home))
-    for fault in faults_on_way(home, policy) if way else ():
-        raise refusal(fault, str(home), "hvdenv would run programs from below it")
+    for folder in (home, *(home / each for each in _OF_HOME)) if way else ():
+        for fault in faults_on_way(folder, policy):
+            raise _no_way(fault, home)
+
+
+# What programs are run from or installed from; wheels of the cache are judged one by one.
+_OF_HOME = ("envs", "jobs", "cache", "cache/scratch", "cache/files", "cache/conda", "cache/uv")
+
+
+def _no_way(fault: Fault, home: Path) -> UntrustedError:
+    make = "" if home.exists() else f"mkdir -p {shlex.quote(str(home))} && "
+    trusting = f"`{make}hvdenv trust {shlex.quote(str(home))}` if you trust whoever can change it; "
+    mending = f"`chmod go-w {shlex.quote(fault.path)}` if it is yours; "
+    inside = fault.path.startswith(f"{real_path(home)}/")
+    return UntrustedError(
+        f"{'' if inside else 'its folder '}{fault.path} {fault.problem}, and hvdenv would run"
+        " programs from below it",
+        where=f"HVDENV_HOME: {home}",
+        remedy=f"{mending if fault.owner is None else ''}{'' if fault.everybody else trusting}"
+        "or name a folder of your own: export HVDENV_HOME=...; or --trust for this call",
+    )
 
 
 def _no_home(fault: Fault) -> UntrustedError:

@@ -525,6 +525,38 @@ def test_a_home_of_others_is_refused(
     assert "without a scheduler" in capsys.readouterr().err
 
 
+@needs_root
+def test_a_home_that_was_never_made_can_be_trusted_as_the_message_says(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root in a CI job has the home folder of another user."""
+    home = of_eve(tmp_path) / "no folder"
+    monkeypatch.setenv("HVDENV_HOME", str(home))
+    words = ["job", "local", "--", "true"]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert f"HVDENV_HOME: {home}: its folder {tmp_path} belongs to {EVE}" in said
+    assert f"`mkdir -p '{home}' && hvdenv trust '{home}'`" in said
+    home.mkdir(parents=True)
+    assert main(["trust", str(home)]) == 0
+    assert main(words) == 2
+    assert "without a scheduler" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("inside", ["cache", "cache/uv", "jobs"])
+def test_a_home_in_which_others_can_write_is_refused(
+    inside: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an older hvdenv left it with a umask of 000."""
+    (tmp_path / inside).mkdir(parents=True)
+    (tmp_path / inside).chmod(0o777)
+    monkeypatch.setenv("HVDENV_HOME", str(tmp_path))
+    assert main(["job", "local", "--", "true"]) == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path / inside} can be written by everybody" in said
+    assert f"`chmod go-w {tmp_path / inside}`" in said
+
+
 def test_all_that_a_recipe_names_is_judged() -> None:
     """A key that takes a folder, a file or a URL is among these, or not executed from."""
     recipe = resolve("local").recipe
