@@ -14,6 +14,7 @@ import hashlib
 import os
 import shlex
 import stat
+import struct
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
@@ -160,8 +161,32 @@ def _faults(here: str, status: os.stat_result, policy: Policy, *, last: bool) ->
     if mode & stat.S_IWOTH:
         yield Fault(here, "can be written by everybody")
     elif mode & stat.S_IWGRP and not policy.shares(status.st_gid):
-        name = _group(status.st_gid)[0] or str(status.st_gid)
-        yield Fault(here, f"can be written by the group {name}", group=status.st_gid)
+        yield _by_group(here, status.st_gid)
+    if mode & stat.S_IWGRP:  # or nothing in an access control list counts
+        yield from _faults_of_list(here, policy)
+
+
+def _by_group(here: str, group: int) -> Fault:
+    name = _group(group)[0] or str(group)
+    return Fault(here, f"can be written by the group {name}", group=group)
+
+
+_LIST = "system.posix_acl_access"
+_USER, _GROUP, _WRITE = 0x02, 0x08, 0x02  # as in linux/posix_acl.h
+
+
+def _faults_of_list(here: str, policy: Policy) -> Iterator[Fault]:
+    """Users and groups whom an access control list (setfacl) allows to write."""
+    try:
+        entries = os.getxattr(here, _LIST)[4:]
+    except OSError:  # there is none, or the file system has none
+        return
+    for at in range(0, len(entries) - 7, 8):
+        tag, rights, number = struct.unpack_from("<HHI", entries, at)
+        if tag == _USER and rights & _WRITE and not policy.owns(number):
+            yield Fault(here, f"can be written by {_user(number)}", owner=number)
+        elif tag == _GROUP and rights & _WRITE and not policy.shares(number):
+            yield _by_group(here, number)
 
 
 def _way(path: str | os.PathLike[str]) -> tuple[list[tuple[str, os.stat_result]], bool]:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -523,6 +524,30 @@ def test_a_home_of_others_is_refused(
     assert "can be written by everybody" in said()
     assert main([*words[:2], "--trust", *words[2:]]) == 2
     assert "without a scheduler" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("tag", "said"),
+    [(0x02, f"can be written by {EVE}"), (0x08, f"can be written by the group {EVE}")],
+)
+def test_who_may_write_by_an_access_control_list_counts(
+    tag: int, said: str, tmp_path: Path
+) -> None:
+    """Then the group's rights in the mode are the most that the list gives."""
+    rights = [(0x01, 7, -1), (tag, 6, EVE), (0x04, 0, -1), (0x10, 7, -1), (0x20, 0, -1)]
+    if tag == 0x08:
+        rights[1:3] = rights[2:0:-1]
+    listed = b"".join(struct.pack("<HHi", *each) for each in rights)
+    path = tmp_path / "recipe.toml"
+    path.touch()
+    try:
+        os.setxattr(path, "system.posix_acl_access", struct.pack("<I", 2) + listed)
+    except OSError as error:
+        pytest.skip(f"no access control lists here: {error}")
+    own_group = OWN._replace(groups=frozenset({os.getegid()}))
+    assert problems(path, own_group) == [said]
+    path.chmod(0o640)
+    assert problems(path, own_group) == []
 
 
 @needs_root
