@@ -403,7 +403,7 @@ _OF_HOME = ("envs", "jobs", "cache", "cache/scratch", "cache/files", "cache/cond
 def _no_way(fault: Fault, home: Path) -> UntrustedError:
     make = "" if home.exists() else f"mkdir -p {shlex.quote(str(home))} && "
     trusting = f"`{make}hvdenv trust {shlex.quote(str(home))}` if you trust whoever can change it; "
-    mending = f"`chmod go-w {shlex.quote(fault.path)}` if it is yours; "
+    mending = f"{_mending(fault)}; "
     inside = fault.path.startswith(f"{real_path(home)}/")
     return UntrustedError(
         f"{'' if inside else 'its folder '}{fault.path} {fault.problem}, and hvdenv would run"
@@ -418,10 +418,17 @@ def _no_home(fault: Fault) -> UntrustedError:
     return UntrustedError(
         f"this folder {fault.problem}, and hvdenv keeps here what it runs",
         where=f"HVDENV_HOME: {fault.path}",
-        remedy=f"`chmod go-w {shlex.quote(fault.path)}` if it is yours; or name a folder of your"
+        remedy=f"{_mending(fault)}; or name a folder of your"
         " own: export HVDENV_HOME=...; a site file of root can name a group that shares it"
         ' ([trust] groups = ["..."])',
     )
+
+
+def _mending(fault: Fault) -> str:
+    """What its owner can do; a device has to stay as it is."""
+    if not os.path.isfile(fault.path) and not os.path.isdir(fault.path):
+        return "name another place: this is neither a file nor a folder"
+    return f"`chmod go-w {shlex.quote(fault.path)}` if it is yours"
 
 
 def refusal(fault: Fault, path: str, use: str, granted: str = "") -> UntrustedError:
@@ -444,7 +451,7 @@ def refusal(fault: Fault, path: str, use: str, granted: str = "") -> UntrustedEr
     vouch = "if you trust whoever can change it:" if by_owner else "read it; if it does no harm:"
     remedy = f"{vouch} `hvdenv trust {shlex.quote(granted or path)}`"
     if fault.owner is None:
-        mend = f"`chmod go-w {shlex.quote(fault.path)}` if it is yours"
+        mend = _mending(fault)
         remedy = mend if fault.everybody and by_owner else f"{mend}; or {remedy}"
     return UntrustedError(
         f"{subject} {fault.problem}, and {use}",

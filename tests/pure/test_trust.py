@@ -568,6 +568,17 @@ def test_a_home_that_was_never_made_can_be_trusted_as_the_message_says(
     assert "without a scheduler" in capsys.readouterr().err
 
 
+def test_nobody_is_told_to_change_a_device(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UntrustedError) as refused:
+        trust.refuse_path("/dev/null", OWN, "it would be run")
+    monkeypatch.setenv("HVDENV_HOME", "/dev/null")
+    assert main(["job", "local", "--", "true"]) == 2
+    said = f"{refused.value}{capsys.readouterr().err}"
+    assert said.count("neither a file nor a folder") == 2 and "chmod" not in said
+
+
 @pytest.mark.parametrize("inside", ["cache", "cache/uv", "jobs"])
 def test_a_home_in_which_others_can_write_is_refused(
     inside: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
