@@ -10,10 +10,17 @@ from typing import Any, TextIO, cast
 
 # All take time in proportion to the text, whatever it is: logs hold very long words.
 _URL_CREDENTIALS = re.compile(r"://[^/\s'\"]+@")
-_WORD = r"(?:token|password|passwd|secret|api[_-]?key)[\w-]{0,64}['\"]?"
-# After a slash, only what looks like a variable: /etc/passwd: is a file.
+_WORD = r"(?:token|pass(?:word|wd|phrase)|secret|api[_-]?key)[\w-]{0,64}['\"]?"
+_IS = r"(?:[ \t]{0,2}=[ \t]{0,2}(?!=)|: |:(?=['\"]))"
+# After a slash, only what looks like a variable: /etc/passwd: is a file. Quotes may hold spaces.
 _NAMED_SECRET = re.compile(
-    rf"(?i)(?P<name>(?:(?<!/){_WORD}(?:=|: )|(?<=/){_WORD}=)['\"]?)[^\s&'\"]+"
+    rf"(?i)(?P<name>(?:(?<!/){_WORD}{_IS}|(?<=/){_WORD}=)['\"]?)(?:(?<=['\"])[^'\"\n]+|[^\s&'\"]+)"
+)
+_OPTION = re.compile(
+    rf"(?i)(?P<name>--(?:[a-z]{{1,16}}-)?{_WORD}[ \t]{{1,4}}['\"]?)[^\s'\"-][^\s'\"]*"
+)
+_KNOWN = re.compile(
+    r"\b(?P<name>gh[a-z]_|github_pat_|glpat-|hf_)(?:[A-Za-z0-9]{30,}|(?<=t[_-])[\w-]{20,})"
 )
 _AUTHORIZATION = re.compile(
     r"(?i)(?P<name>authorization['\"]?[ \t]{0,4}[:=][ \t]{0,4}['\"]?"
@@ -31,9 +38,9 @@ _CONTROL = re.compile(
 def mask(text: str) -> str:
     """Replace credentials in URLs and headers, and values of variables that name a secret."""
     text = _URL_CREDENTIALS.sub("://***@", text)
-    for secret in (_AUTHORIZATION, _BEARER):
+    for secret in (_AUTHORIZATION, _BEARER, _NAMED_SECRET, _OPTION, _KNOWN):
         text = secret.sub(r"\g<name>***", text)
-    return _NAMED_SECRET.sub(r"\g<name>***", text)
+    return text
 
 
 def plain(text: str) -> str:

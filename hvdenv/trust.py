@@ -14,6 +14,7 @@ import hashlib
 import os
 import shlex
 import stat
+import struct
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
@@ -160,8 +161,32 @@ def _faults(here: str, status: os.stat_result, policy: Policy, *, last: bool) ->
     if mode & stat.S_IWOTH:
         yield Fault(here, "can be written by everybody")
     elif mode & stat.S_IWGRP and not policy.shares(status.st_gid):
-        name = _group(status.st_gid)[0] or str(status.st_gid)
-        yield Fault(here, f"can be written by the group {name}", group=status.st_gid)
+        yield _by_group(here, status.st_gid)
+    if mode & stat.S_IWGRP:  # or nothing in an access control list counts
+        yield from _faults_of_list(here, policy)
+
+
+def _by_group(here: str, group: int) -> Fault:
+    name = _group(group)[0] or str(group)
+    return Fault(here, f"can be written by the group {name}", group=group)
+
+
+_LIST = "system.posix_acl_access"
+_USER, _GROUP, _WRITE = 0x02, 0x08, 0x02  # as in linux/posix_acl.h
+
+
+def _faults_of_list(here: str, policy: Policy) -> Iterator[Fault]:
+    """Users and groups whom an access control list (setfacl) allows to write."""
+    try:
+        entries = os.getxattr(here, _LIST)[4:]
+    except OSError:  # there is none, or the file system has none
+        return
+    for at in range(0, len(entries) - 7, 8):
+        tag, rights, number = struct.unpack_from("<HHI", entries, at)
+        if tag == _USER and rights & _WRITE and not policy.owns(number):
+            yield Fault(here, f"can be written by {_user(number)}", owner=number)
+        elif tag == _GROUP and rights & _WRITE and not policy.shares(number):
+            yield _by_group(here, number)
 
 
 def _way(path: str | os.PathLike[str]) -> tuple[list[tuple[str, os.stat_result]], bool]:
@@ -366,18 +391,44 @@ def refuse_home(home: Path, policy: Policy, *, way: bool = True) -> None:
     for fault in _faults(*found[-1], policy, last=True) if there else ():
         raise _no_home(fault)
     policy = policy._replace(granted=read_granted(Places(home))).at(real_path(home))
-    for fault in faults_on_way(home, policy) if way else ():
-        raise refusal(fault, str(home), "hvdenv would run programs from below it")
+    for folder in (home, *(home / each for each in _OF_HOME)) if way else ():
+        for fault in faults_on_way(folder, policy):
+            raise _no_way(fault, home)
+
+
+# What programs are run from or installed from; wheels of the cache are judged one by one.
+_OF_HOME = ("envs", "jobs", "cache", "cache/scratch", "cache/files", "cache/conda", "cache/uv")
+
+
+def _no_way(fault: Fault, home: Path) -> UntrustedError:
+    make = "" if home.exists() else f"mkdir -p {shlex.quote(str(home))} && "
+    trusting = f"`{make}hvdenv trust {shlex.quote(str(home))}` if you trust whoever can change it; "
+    mending = f"{_fix(fault)}; "
+    inside = fault.path.startswith(f"{real_path(home)}/")
+    return UntrustedError(
+        f"{'' if inside else 'its folder '}{fault.path} {fault.problem}, and hvdenv would run"
+        " programs from below it",
+        where=f"HVDENV_HOME: {home}",
+        remedy=f"{mending if fault.owner is None else ''}{'' if fault.everybody else trusting}"
+        "or name a folder of your own: export HVDENV_HOME=...; or --trust for this call",
+    )
 
 
 def _no_home(fault: Fault) -> UntrustedError:
     return UntrustedError(
         f"this folder {fault.problem}, and hvdenv runs programs from it",
         where=f"HVDENV_HOME: {fault.path}",
-        remedy=f"`chmod go-w {shlex.quote(fault.path)}` if it is yours; or name a folder of your"
+        remedy=f"{_fix(fault)}; or name a folder of your"
         " own: export HVDENV_HOME=...; a site file that belongs to root can name a group that shares it"
         ' ([trust] groups = ["..."])',
     )
+
+
+def _fix(fault: Fault) -> str:
+    """What its owner can do; a device has to stay as it is."""
+    if not os.path.isfile(fault.path) and not os.path.isdir(fault.path):
+        return "name another place: this is neither a file nor a folder"
+    return f"`chmod go-w {shlex.quote(fault.path)}` if it is yours"
 
 
 def refusal(fault: Fault, path: str, use: str, granted: str = "") -> UntrustedError:
@@ -402,7 +453,7 @@ def refusal(fault: Fault, path: str, use: str, granted: str = "") -> UntrustedEr
     )
     remedy = f"{vouch} `hvdenv trust {shlex.quote(granted or path)}`"
     if fault.owner is None:
-        fix = f"`chmod go-w {shlex.quote(fault.path)}` if it is yours"
+        fix = _fix(fault)
         remedy = fix if fault.everybody and by_owner else f"{fix}; or {remedy}"
     return UntrustedError(
         f"{subject} {fault.problem}, and {use}",

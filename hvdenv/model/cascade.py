@@ -227,6 +227,9 @@ def _check_format(base: Layer) -> None:
         )
 
 
+_MOST_BASES = 20  # in practice there are two
+
+
 def _with_what_it_extends(layer: Layer, folders: Sequence[str]) -> list[Layer]:
     """The recipe and those that it extends, the deepest first."""
     found = [layer]
@@ -245,6 +248,8 @@ def _with_what_it_extends(layer: Layer, folders: Sequence[str]) -> list[Layer]:
             path = Path(found[0].file).parent / path
         if any(os.path.realpath(path) == os.path.realpath(each.file) for each in found):
             raise RecipeError(f"{parent} extends this recipe in its turn", where=where)
+        if len(found) > _MOST_BASES:
+            raise RecipeError(f"more than {_MOST_BASES} recipes extend one another", where=where)
         found.insert(0, read_layer(f"recipe {path.stem}", path))
 
 

@@ -131,19 +131,10 @@ def ask_interpreter(path: str, runner: Runner) -> Interpreter | None:
 
 def _candidates() -> Iterator[Interpreter]:
     """Other interpreters by the version that their place gives away; nothing is run."""
-    home = Path.home()
     seen: set[str] = set()
-    folders = [Path(folder) for folder in environment().get("PATH", "").split(":") if folder]
-    for pattern in (
-        ".pyenv/versions/3*/bin",
-        ".local/share/uv/python/cpython-3*/bin",
-        ".asdf/installs/python/3*/bin",
-        ".local/share/mise/installs/python/3*/bin",
-    ):
-        folders += sorted(home.glob(pattern), reverse=True)
-    folders += [Path("/usr/bin"), Path("/usr/local/bin"), *sorted(Path("/opt").glob("*/bin"))]
-    for folder in folders:
-        for path in sorted(folder.glob("python3.[0-9]*")):
+    named = [Path(each) for each in environment().get("PATH", "").split(":") if each]
+    for folder in [*named, *_version_folders()]:
+        for path in _files(folder, "python3.[0-9]*"):
             found = re.fullmatch(r"python(3\.\d+)", path.name)
             real = os.path.realpath(path)
             if (
@@ -151,9 +142,37 @@ def _candidates() -> Iterator[Interpreter]:
                 and real not in seen
                 and os.access(path, os.X_OK)
                 and "shims" not in path.parts
+                and (folder in named or not _foreign(path))
             ):
                 seen.add(real)
                 yield Interpreter(str(path), found.group(1))
+
+
+def _version_folders() -> Iterator[Path]:
+    """Where version managers and administrators put interpreters that are not on PATH."""
+    for pattern in (
+        ".pyenv/versions/3*/bin",
+        ".local/share/uv/python/cpython-3*/bin",
+        ".asdf/installs/python/3*/bin",
+        ".local/share/mise/installs/python/3*/bin",
+    ):
+        yield from reversed(_files(Path.home(), pattern))
+    yield from (Path("/usr/bin"), Path("/usr/local/bin"), *_files(Path("/opt"), "*/bin"))
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    """What fits in a folder, sorted; nothing if this user may not look: PATH is often root's."""
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError:
+        return []
+
+
+def _foreign(program: Path) -> bool:
+    """Whether somebody else could have put a program there: HOME may be another user's."""
+    from hvdenv.trust import faults_on_way, own_policy
+
+    return next(faults_on_way(program, own_policy()), None) is not None
 
 
 def _tool(name: str, runner: Runner) -> Tool | None:

@@ -73,13 +73,13 @@ VirtualPackage = Annotated[
 Channel = Annotated[
     str,
     Pattern(
-        r"(https?|file)://[^\s@?'\"`$\\]+|[a-z0-9][a-z0-9._/-]*",
+        r"(https?|file)://[^\s@?#'\"`$\\]+|[a-z0-9][a-z0-9._/-]*",
         "a channel's name such as conda-forge, or its URL without credentials",
     ),
 ]
 GitUrl = Annotated[
     str,
-    Pattern(r"(https|file)://[^\s@?'\"`$\\]+", "an https URL of a git repository"),
+    Pattern(r"(https|file)://[^\s@?#'\"`$\\]+", "an https URL of a git repository"),
 ]
 Commit = Annotated[str, Pattern(r"[0-9a-f]{40}", "a commit of 40 hexadecimal digits")]
 
@@ -330,7 +330,9 @@ def executed_paths(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _local(url: str | None) -> str | None:
-    """The path of a file:// URL."""
+    """The path of a file:// URL, which pip and git find behind a host and before a fragment too."""
     from urllib.parse import unquote
 
-    return unquote(url.removeprefix("file://")) if url and url.startswith("file://") else None
+    if not url or not url.startswith("file://"):
+        return None
+    return unquote("/" + url.removeprefix("file://").partition("#")[0].partition("/")[2])

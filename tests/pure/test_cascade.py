@@ -401,6 +401,14 @@ def test_a_recipe_extends_another(path: Path, child: Path) -> None:
     assert {str(path), str(child)} <= set(found.foreign_files)
 
 
+def test_a_chain_of_recipes_has_an_end(tmp_path: Path) -> None:
+    for number in range(500):
+        text = f'format = 1\nname = "x"\nextends = "./{number + 1}.toml"\n'
+        (tmp_path / f"{number}.toml").write_text(text)
+    with pytest.raises(RecipeError, match="more than 20 recipes extend one another"):
+        resolve(str(tmp_path / "0.toml"))
+
+
 def test_variants_of_the_extended_recipe_are_offered_too(child: Path) -> None:
     assert {"old", "five", "gloo-only"} <= set(resolve(str(child)).offered)
     mpi = resolve(str(child), variants=["five"]).recipe.mpi

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -210,3 +211,40 @@ def test_this_machine_is_observed(tmp_path: Path) -> None:
     path = tmp_path / "facts.json"
     path.write_text(json.dumps(encode(seen)))
     assert declared(path) == seen._replace(origin="declared")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give a file away")
+def test_interpreters_of_another_user_are_not_found_but_on_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sudo -E` keeps another user's HOME."""
+    folder = tmp_path / ".pyenv/versions/3.99.1/bin"
+    folder.mkdir(parents=True)
+    program = folder / "python3.99"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "/usr/bin")
+
+    def found() -> bool:
+        interpreters = observe(tmp_path, Runner(), thorough=False).interpreters
+        return str(program) in [each.path for each in interpreters]
+
+    assert found()
+    os.chown(program, 12345, 12345)
+    assert not found()
+    monkeypatch.setenv("PATH", f"/usr/bin:{folder}")
+    assert found()
+
+
+def test_folders_that_may_not_be_looked_into_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`su` keeps the PATH of root."""
+
+    def glob(folder: Path, pattern: str) -> None:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(Path, "glob", glob)
+    found = observe(tmp_path, Runner(), thorough=False).interpreters
+    assert found == (own_interpreter(),)

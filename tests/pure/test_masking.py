@@ -35,7 +35,16 @@ TEXTS = st.text() | st.lists(PIECES).map("".join)
         ("PIP_INDEX_URL='https://u:p@h/'", "PIP_INDEX_URL='https://***@h/'"),
         ("WANDB_API_KEY=abc123", "WANDB_API_KEY=***"),
         ("HF_TOKEN=hf_x HOME=/root", "HF_TOKEN=*** HOME=/root"),
-        ("env MY_SECRET_2='a b' x", "env MY_SECRET_2='*** b' x"),
+        ("env MY_SECRET_2='a b' x", "env MY_SECRET_2='***' x"),
+        ("password = hunter2", "password = ***"),
+        ('{"token":"abc"}', '{"token":"***"}'),
+        ("curl --token abc --password 'a' x", "curl --token *** --password '***' x"),
+        ("--proxy-password abc", "--proxy-password ***"),
+        ("--password --verbose", "--password --verbose"),
+        ("if (token == other)", "if (token == other)"),
+        (f"with ghp_{'a1' * 18} in it", "with ghp_*** in it"),
+        (f"glpat-{'a1' * 10}, hf_{'aB' * 17}", "glpat-***, hf_***"),
+        ("hf_hub_download_with_a_very_long_name", "hf_hub_download_with_a_very_long_name"),
         ("password: hunter2", "password: ***"),
         ("Passwd=x", "Passwd=***"),
         ('{"token": "abc"}', '{"token": "***"}'),
@@ -108,7 +117,8 @@ SECRETS = st.from_regex(r"[A-Za-z0-9]{16,24}", fullmatch=True)
     TEXTS,
     st.sampled_from(
         ["Authorization: Bearer {}", "authorization=basic {}", "'Authorization': 'Token {}'",
-         "Bearer {}", "/TOKEN={}", "MY_TOKEN={}", "?api-key={}&x", "'password': '{}'"]
+         "Bearer {}", "/TOKEN={}", "MY_TOKEN={}", "?api-key={}&x", "'password': '{}'",
+         "password = {}", "'passphrase':'a {}'", "--token {}"]
     ),
     SECRETS,
     st.sampled_from(["", " ", "\n", "'", '"', " x"]),

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -527,6 +528,73 @@ def test_a_home_of_others_is_refused(
     assert "without a scheduler" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("tag", "said"),
+    [(0x02, f"can be written by {EVE}"), (0x08, f"can be written by the group {EVE}")],
+)
+def test_who_may_write_by_an_access_control_list_counts(
+    tag: int, said: str, tmp_path: Path
+) -> None:
+    """Then the group's rights in the mode are the most that the list gives."""
+    rights = [(0x01, 7, -1), (tag, 6, EVE), (0x04, 0, -1), (0x10, 7, -1), (0x20, 0, -1)]
+    if tag == 0x08:
+        rights[1:3] = rights[2:0:-1]
+    listed = b"".join(struct.pack("<HHi", *each) for each in rights)
+    path = tmp_path / "recipe.toml"
+    path.touch()
+    try:
+        os.setxattr(path, "system.posix_acl_access", struct.pack("<I", 2) + listed)
+    except OSError as error:
+        pytest.skip(f"no access control lists here: {error}")
+    own_group = OWN._replace(groups=frozenset({os.getegid()}))
+    assert problems(path, own_group) == [said]
+    path.chmod(0o640)
+    assert problems(path, own_group) == []
+
+
+@needs_root
+def test_a_home_that_was_never_made_can_be_trusted_as_the_message_says(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root in a CI job has the home folder of another user."""
+    home = of_eve(tmp_path) / "no folder"
+    monkeypatch.setenv("HVDENV_HOME", str(home))
+    words = ["job", "local", "--", "true"]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert f"HVDENV_HOME: {home}: its folder {tmp_path} belongs to {EVE}" in said
+    assert f"`mkdir -p '{home}' && hvdenv trust '{home}'`" in said
+    home.mkdir(parents=True)
+    assert main(["trust", str(home)]) == 0
+    assert main(words) == 2
+    assert "without a scheduler" in capsys.readouterr().err
+
+
+def test_nobody_is_told_to_change_a_device(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UntrustedError) as refused:
+        trust.refuse_path("/dev/null", OWN, "it would be run")
+    monkeypatch.setenv("HVDENV_HOME", "/dev/null")
+    assert main(["job", "local", "--", "true"]) == 2
+    said = f"{refused.value}{capsys.readouterr().err}"
+    assert said.count("neither a file nor a folder") == 2 and "chmod" not in said
+
+
+@pytest.mark.parametrize("inside", ["cache", "cache/uv", "jobs"])
+def test_a_home_in_which_others_can_write_is_refused(
+    inside: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an older hvdenv left it with a umask of 000."""
+    (tmp_path / inside).mkdir(parents=True)
+    (tmp_path / inside).chmod(0o777)
+    monkeypatch.setenv("HVDENV_HOME", str(tmp_path))
+    assert main(["job", "local", "--", "true"]) == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path / inside} can be written by everybody" in said
+    assert f"`chmod go-w {tmp_path / inside}`" in said
+
+
 def test_all_that_a_recipe_names_is_judged() -> None:
     """A key that takes a folder, a file or a URL is among these, or not executed from."""
     recipe = resolve("local").recipe
@@ -537,7 +605,8 @@ def test_all_that_a_recipe_names_is_judged() -> None:
         Conda, {"channels": ["file:///a/chan%20nel", "conda-forge"], "program": "/a/conda"}
     )
     torch = FrameworkPackage(
-        "1", wheelhouse="/a/wheels", cpu_index="file:///a/index", extra_index="https://x/y",
+        "1", wheelhouse="/a/wheels", cpu_index="file://localhost/a/index",
+        extra_index="file:///a/more%23x#fragment",
         source=Source("file:///a/git", "v1"),
     )  # fmt: skip
     named = executed_paths(
@@ -550,7 +619,7 @@ def test_all_that_a_recipe_names_is_judged() -> None:
     )
     assert {path for _, path in named} == {
         "/a/init", "/a/use", "/a/source", "/a/conda", "/a/prefix", "/a/wheels", "/a/index", "/a/git",
-        "/a/chan nel",
+        "/a/chan nel", "/a/more#x",
     }  # fmt: skip
 
 
