@@ -402,14 +402,14 @@ _OF_HOME = ("envs", "jobs", "cache", "cache/scratch", "cache/files", "cache/cond
 
 def _no_way(fault: Fault, home: Path) -> UntrustedError:
     make = "" if home.exists() else f"mkdir -p {shlex.quote(str(home))} && "
-    trusting = f"`{make}hvdenv trust {shlex.quote(str(home))}` if you trust whoever can change it; "
-    mending = f"{_fix(fault)}; "
+    trusting = f"`{make}hvdenv trust {shlex.quote(str(home))}` if you trust everybody who can change it; "
+    fixing = f"{_fix(fault)}; "
     inside = fault.path.startswith(f"{real_path(home)}/")
     return UntrustedError(
         f"{'' if inside else 'its folder '}{fault.path} {fault.problem}, and hvdenv would run"
         " programs from below it",
         where=f"HVDENV_HOME: {home}",
-        remedy=f"{mending if fault.owner is None else ''}{'' if fault.everybody else trusting}"
+        remedy=f"{fixing if fault.owner is None else ''}{'' if fault.everybody else trusting}"
         "or name a folder of your own: export HVDENV_HOME=...; or --trust for this call",
     )
 

@@ -530,7 +530,7 @@ def test_a_home_of_others_is_refused(
 
 @pytest.mark.parametrize(
     ("tag", "said"),
-    [(0x02, f"can be written by {EVE}"), (0x08, f"can be written by the group {EVE}")],
+    [(0x02, f"can be written by uid {EVE}"), (0x08, f"can be written by the group {EVE}")],
 )
 def test_who_may_write_by_an_access_control_list_counts(
     tag: int, said: str, tmp_path: Path
@@ -562,7 +562,7 @@ def test_a_home_that_was_never_made_can_be_trusted_as_the_message_says(
     words = ["job", "local", "--", "true"]
     assert main(words) == 2
     said = capsys.readouterr().err
-    assert f"HVDENV_HOME: {home}: its folder {tmp_path} belongs to {EVE}" in said
+    assert f"HVDENV_HOME: {home}: its folder {tmp_path} belongs to uid {EVE}" in said
     assert f"`mkdir -p '{home}' && hvdenv trust '{home}'`" in said
     home.mkdir(parents=True)
     assert main(["trust", str(home)]) == 0
