@@ -231,5 +231,6 @@ def test_right_sums_over_sockets_that_are_full(
     """Without the patch gloo-reducescatter nearly all reducescatters on rank 0 are wrong here."""
     slow = original._replace(env=(*original.env, ("LD_PRELOAD", str(full_socket))))
     run = run_ranks(slow, runner, "Gloo", exercises=(collectives.EXERCISE,), timeout=300)
-    assert {name: said.message for name, said in collectives.judge(run) if name} == {}
-    assert [said.status for _, said in collectives.judge(run)] == ["pass"]
+    # Two ranks prove nothing about process sets.
+    said = {name: each.status for name, each in collectives.judge(run)}
+    assert said == {"": "pass", "process sets": "unproven"}

@@ -189,13 +189,13 @@ def test_a_site_requires_signed_locks(cli: Cli, tmp_path: Path) -> None:
 
     plan = ("plan", *by_site, "--locked")
     signature = locks / name / SIGNATURE
-    assert f"{signature}: the lock is not used: it is not signed" in refused(*plan)
+    assert f"{signature}: the lock is refused: it is not signed" in refused(*plan)
     assert "it is not signed" in refused("lock", *by_site, "--check")
     assert cli("plan", *of, "--locked").returncode == 0
-    assert "no site file says" in refused("plan", *of, "--locked", "--require-signed", code=2)
+    assert "no site file sets" in refused("plan", *of, "--locked", "--require-signed", code=2)
     for with_key, namespace in ((tmp_path / "other", "hvdenv-lock"), (key, "hvdenv-wheel")):
         sign(with_key, namespace)
-        assert "the lock is not used: " in refused(*plan)
+        assert "the lock is refused: " in refused(*plan)
 
     assert "signed)" in cli("lock", *by_site, "--sign", "--key", str(key)).stdout
     cli(*plan, "--require-signed")
@@ -209,9 +209,9 @@ def test_a_site_requires_signed_locks(cli: Cli, tmp_path: Path) -> None:
     assert "its signature is not good" in refused(*plan)
     folders.write(good)
     signers.chmod(0o666)
-    assert "can be written by others" in refused(*plan, code=2)
+    assert "can be written by everybody" in refused(*plan, code=2)
     signers.unlink()
-    assert "the keys that locks are signed with are not there" in refused(*plan)
+    assert "the file with the accepted keys is missing" in refused(*plan)
 
 
 def test_a_lock_whose_requirements_were_taken_out_is_refused_once_it_is_installed(

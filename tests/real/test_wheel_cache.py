@@ -179,14 +179,13 @@ def test_many_at_once(place: Path, wheel: Path) -> None:
 def test_publishers_that_are_killed(place: Path, wheel: Path) -> None:
     folder = group_cache(place)
     trusting = shared(folder, trust=(str(ANN),))
-    pipe = place / "horovod-0-slow.whl"
-    os.mkfifo(pipe)
-    pipe.chmod(0o644)
-    process, reading = start_as(ANN, publishing(trusting, pipe))
-    with pipe.open("wb", buffering=0) as stream:
-        stream.write(bytes(3 << 20))
-        wait_until(lambda: any(path.stat().st_size for path in folder.glob(".*/*.whl")), 60)
-        os.kill(process, signal.SIGKILL)
+    large = place / "horovod-0-large.whl"
+    with large.open("wb") as stream:
+        stream.truncate(1000 << 20)
+    large.chmod(0o644)
+    process, reading = start_as(ANN, publishing(trusting, large))
+    wait_until(lambda: any(path.stat().st_size for path in folder.glob(".*/*.whl")), 60)
+    os.kill(process, signal.SIGKILL)
     end_of(process, reading)
     (left,) = folder.glob(".*")
     assert as_user(BOB, taking(trusting, wheel)) == "nothing"
@@ -425,4 +424,5 @@ def test_the_command_line(place: Path, wheel: Path, signers: Path) -> None:
     assert [each["shared"] for each in cli("cache", "list", "--json").json] == [False]
     assert "removed" in cli("cache", "prune", "--max-size", "1KB").stdout
     assert cli("cache", "list", "--json").json == []
-    assert "--key" in cli("cache", "sign", "--site", "/dev/null", code=2).stderr
+    (empty := place / "empty.toml").touch()
+    assert "--key" in cli("cache", "sign", "--site", str(empty), code=2).stderr
