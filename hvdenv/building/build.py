@@ -251,7 +251,8 @@ def finished(
         started: on the monotonic clock.
         changed: whether there was something to do.
     """
-    drift = _drift(locked, generations.read_record(environment.record(identity)))
+    record = generations.read_record(environment.record(identity)) if locked else {}
+    drift = _drift(locked, record)
     folder, seconds = environment.generation(identity), time.monotonic() - started
     return Built(environment.prefix, folder, changed, seconds, drift)
 
