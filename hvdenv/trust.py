@@ -402,7 +402,9 @@ _OF_HOME = ("envs", "jobs", "cache", "cache/scratch", "cache/files", "cache/cond
 
 def _no_way(fault: Fault, home: Path) -> UntrustedError:
     make = "" if home.exists() else f"mkdir -p {shlex.quote(str(home))} && "
-    trusting = f"`{make}hvdenv trust {shlex.quote(str(home))}` if you trust everybody who can change it; "
+    trusting = (
+        f"`{make}hvdenv trust {shlex.quote(str(home))}` if you trust everybody who can change it; "
+    )
     fixing = f"{_fix(fault)}; "
     inside = fault.path.startswith(f"{real_path(home)}/")
     return UntrustedError(
