@@ -452,7 +452,7 @@ class _Run:
         return frozenset(event.data["installed"].get(folder, ())) if event and event.data else None
 
     def _undo(self, step: Step, reason: str) -> None:
-        """Note in the journal that a step is to be done again, and what goes with it."""
+        """Mark a step as failed in the journal, and with it the step that it undoes, so both run again."""
         self.journal.append(journal.FAILED, step.name, self.keys[step.name], data={"error": reason})
         if step.undoes:
             self.journal.append(journal.FAILED, step.undoes, self.keys[step.undoes])

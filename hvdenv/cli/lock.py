@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _key(arguments: argparse.Namespace, prepared: Prepared) -> str:
-    """File of the key to sign with; empty if nothing is to be signed."""
+    """File of the key to sign with; empty if no signature is requested."""
     if not arguments.sign and not arguments.key:
         return ""
     if not arguments.sign or arguments.check:
