@@ -304,6 +304,8 @@ _WAITING = {
     "QOSMaxJobsPerUserLimit": "so many jobs of yours run already",
     "AssocGrpCpuLimit": "the account uses all that it may at once",
     "Reservation": "the reservation has not begun",
+    # Its whole reason: Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_...
+    "Nodes_required_for_job_are_DOWN": "nodes that it needs are down, drained or reserved",
 }
 _NEVER = {
     "PartitionConfig": "the partition cannot give what it asks for: look at nodes, time and account",

@@ -79,7 +79,7 @@ def submit(hvdenv: Cli, *words: str) -> subprocess.Popen[str]:
 
 
 def line(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
-    """Wait for a line on standard error, three minutes at most."""
+    """Wait for a line on standard error, three minutes at most; end the process without it."""
     assert process.stderr
     seen = ""
     timer = threading.Timer(180, process.kill)
@@ -91,6 +91,8 @@ def line(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
                 return found
     finally:
         timer.cancel()
+    process.kill()
+    process.communicate()
     raise AssertionError(f"no {pattern} in:\n{seen}")
 
 
