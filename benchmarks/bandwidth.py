@@ -3,7 +3,7 @@
     python benchmarks/bandwidth.py [--prefix PREFIX] [--pairs N] [--sizes 4,16,64]
 
 Two ranks of torch over MPI reduce a tensor by hvdenv's own loop and clock
-(hvdenv/probes/rank_bench.py), and then by a loop as one would write it in a script, in turn
+(hvdenv/standalone/ranks/rank_bench.py), and then by a loop as one would write it in a script, in turn
 within the same processes, so that what else the machine does disturbs both alike. Prints the bus
 bandwidth of both and the ratio for each size in MiB: of the medians, and of the best of each, which
 other programs disturb least.
@@ -17,18 +17,18 @@ import os
 import subprocess
 from pathlib import Path
 
-from hvdenv import PROBES
+from hvdenv import RANK_PROGRAMS
 from hvdenv.environments.installation import inspect_prefix
 from hvdenv.launch.launchers import LAUNCHERS, Launch
 from hvdenv.places import find_places
 from hvdenv.runner import Runner
-from hvdenv.verification import bench, evidence
+from hvdenv.verification import bench, collectors
 
 RANKS, TIMEOUT = 2, 60.0
 PROGRAM = """
 import json, statistics, sys, time
-probes, pairs, *sizes = sys.argv[1:]
-sys.path.insert(0, probes)
+programs, pairs, *sizes = sys.argv[1:]
+sys.path.insert(0, programs)
 import rank_bench, rank_work
 context = rank_work.Context("torch", "MPI", 2)
 import torch
@@ -65,11 +65,11 @@ def main() -> None:
     installation = inspect_prefix(str(arguments.prefix))
     sizes = [str(int(each) << 20) for each in arguments.sizes.split(",")]
     launch = Launch(
-        (installation.python, "-c", PROGRAM, str(PROBES), str(arguments.pairs), *sizes),
+        (installation.python, "-c", PROGRAM, str(RANK_PROGRAMS), str(arguments.pairs), *sizes),
         RANKS,
         len(os.sched_getaffinity(0)),
         os.geteuid() == 0,
-        evidence.mpi(installation, Runner(), TIMEOUT)[0],
+        collectors.mpi(installation, Runner(), TIMEOUT)[0],
     )
     start = LAUNCHERS["mpirun"].start(launch)
     variables = {

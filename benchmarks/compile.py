@@ -27,10 +27,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv import PROBES
+from hvdenv import STEP_PROGRAMS
 from hvdenv.environments import generations
 from hvdenv.knowledge.patches import all_patches
-from hvdenv.model.cascade import resolve
+from hvdenv.model.layers import resolve
 from hvdenv.model.observe import observe, own_interpreter
 from hvdenv.places import find_places
 from hvdenv.plans.plan import Plan, make_plan
@@ -76,7 +76,7 @@ def compile_once(python: Path, plan: Plan, folder: Path, *, lean: bool) -> Run:
     ]
     (folder / "patches.json").write_text(json.dumps(patches))
     subprocess.run(
-        [python, PROBES / "prepare_source.py", archive(python, plan), plan.wheel_inputs["source"],
+        [python, STEP_PROGRAMS / "prepare_source.py", archive(python, plan), plan.wheel_inputs["source"],
          source, folder / "patches.json"],
         check=True, stdout=subprocess.DEVNULL,
     )  # fmt: skip

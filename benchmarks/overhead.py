@@ -3,7 +3,7 @@
     python benchmarks/overhead.py [--prefix PREFIX] [--ranks 2,8,32]
 
 For each number of ranks: the events and bytes that a rank sends, processor seconds and memory
-of its own of the process that watches over it (hvdenv/probes/rank.py), and seconds and memory of
+of its own of the process that watches over it (hvdenv/standalone/ranks/rank.py), and seconds and memory of
 hvdenv itself, which reads and judges them. 32 ranks of torch take 8 GiB and some minutes.
 """
 
@@ -26,7 +26,7 @@ from hvdenv.environments.installation import Expectation, Installation, inspect_
 from hvdenv.launch.launchers import Launch
 from hvdenv.places import find_places
 from hvdenv.runner import TOKEN_VARIABLE, Runner
-from hvdenv.verification import evidence, ranks
+from hvdenv.verification import collectors, ranks
 from hvdenv.verification.verify import DEFAULT_LAUNCHERS
 
 TIMEOUT = 1500.0
@@ -87,12 +87,12 @@ def events_of(rank: ranks.Rank) -> Iterator[dict[str, Any]]:
 def measure(installation: Installation, count: int) -> Cost:
     runner = Runner()
     launch = Launch((), count, len(os.sched_getaffinity(0)), os.geteuid() == 0)
-    mpi = evidence.mpi(installation, runner, TIMEOUT)
+    mpi = collectors.mpi(installation, runner, TIMEOUT)
     watchers = Watchers(runner.token)
     watchers.start()
     started = time.monotonic()
     try:
-        run = evidence.rank_run(
+        run = collectors.rank_run(
             installation, runner, mpi, DEFAULT_LAUNCHERS, launch, TIMEOUT, (), "torch", "Gloo",
             Expectation(),
         )  # fmt: skip

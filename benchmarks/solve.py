@@ -32,12 +32,12 @@ SPECS = ["python 3.11.*", *(f"package{number}" for number in range(3000, 3600, 4
 LOCK = """
 import json, subprocess, sys
 from hvdenv.locks import condalock
-probe, wish, records, target = sys.argv[1:]
-with subprocess.Popen([sys.executable, probe, "--solve-only", wish, records]) as solve:
+probe, request, records, target = sys.argv[1:]
+with subprocess.Popen([sys.executable, probe, "--solve-only", request, records]) as solve:
     condalock.load()
 if solve.returncode:
     sys.exit(solve.returncode)
-with open(wish) as w, open(records) as r, open(target, "w") as t:
+with open(request) as w, open(records) as r, open(target, "w") as t:
     t.write(condalock.render(condalock.lock(json.load(r), json.load(w))))
 """
 
@@ -109,10 +109,10 @@ def run(words: list[str | Path], home: Path) -> Taken:
 
 def by_hvdenv(channel: str, folder: Path) -> Taken:
     spec = {"channels": [channel], "specs": SPECS, "platform": "linux-64", "virtual": {}}
-    wish, found = folder / "wish.json", folder / "records.json"
-    wish.write_text(json.dumps(spec))
-    probe = ROOT / "hvdenv/probes/conda_env.py"
-    words = [probe, wish, found, folder / "conda-lock.yml"]
+    request, found = folder / "request.json", folder / "records.json"
+    request.write_text(json.dumps(spec))
+    probe = ROOT / "hvdenv/standalone/steps/conda_env.py"
+    words = [probe, request, found, folder / "conda-lock.yml"]
     return run([sys.executable, "-c", LOCK, *words], folder)
 
 

@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 
 from hvdenv.places import find_places
 from hvdenv.runner import Runner
-from hvdenv.wheels import entries, wheelcache
+from hvdenv.wheels import cache_entry, wheelcache
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 50_000_000
@@ -79,7 +79,7 @@ def _horovod(folder: Path, variant: tuple[str, ...]) -> None:
     prefix = places.prefix("local-cuda", variant[1:])
     record = json.loads((prefix / "hvdenv.json").read_text(encoding="utf-8"))
     folder.mkdir()
-    cache = entries.Cache(places.wheels)
+    cache = cache_entry.Cache(places.wheels)
     wheel = folder / f"horovod-0.28.1-cp312-cp312-linux_{_machine()}.whl"
     taken = wheelcache.take([cache], record["stack"], wheel, Runner())
     if taken.entry is None:

@@ -15,5 +15,8 @@ from pathlib import Path  # noqa: E402
 __version__ = "0.1.0"
 
 PACKAGE = Path(__file__).parent
-# Programs that run elsewhere: in environments, on hosts, as ranks. Nothing imports them.
-PROBES = PACKAGE / "probes"
+# Stand-alone programs: run in environments, on hosts and as ranks. hvdenv imports none.
+STANDALONE = PACKAGE / "standalone"
+STEP_PROGRAMS = STANDALONE / "steps"
+INSPECT_PROGRAMS = STANDALONE / "inspect"
+RANK_PROGRAMS = STANDALONE / "ranks"

@@ -19,8 +19,8 @@ from packaging.specifiers import SpecifierSet
 from hvdenv import __version__
 from hvdenv.building import indexes
 from hvdenv.command import Command, Outcome, spelled_out
-from hvdenv.composition.contents import normal
-from hvdenv.environments import buildlock, generations, journal, manifest, registry
+from hvdenv.contents.packages import normal
+from hvdenv.environments import generations, journal, manifest, prefix_lock, registry
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.installation import is_version, with_modules
 from hvdenv.environments.installation import recorded as installed
@@ -35,13 +35,13 @@ from hvdenv.model.facts import Facts
 from hvdenv.model.observe import ask_interpreter
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import Places, blocked, make_folder, sync_folder, sync_tree
-from hvdenv.plans.plan import Plan, brought_python
+from hvdenv.plans.plan import Plan, site_python
 from hvdenv.plans.step import Step, TextFile, identity
 from hvdenv.reading import RESULT, WHEEL, read_file, read_json, read_text
 from hvdenv.runner import Runner, end_marked, environment
 from hvdenv.schema import encode
 from hvdenv.sites.modules import Loaded
-from hvdenv.wheels import downloads, entries, wheelcache
+from hvdenv.wheels import cache_entry, downloads, wheelcache
 
 LOCK_WAIT_SECONDS = 2.0
 # Fetching and installing gigabytes takes minutes.
@@ -121,7 +121,7 @@ def try_modules(recipe: Recipe, runner: Runner) -> Loaded | None:
 
     system = modulesystem.find(runner, recipe.modules.init)
     loaded = modulesystem.load(system, recipe.modules, "build", runner)
-    if recipe.python.provider == "conda" or not (brought := brought_python(recipe)):
+    if recipe.python.provider == "conda" or not (brought := site_python(recipe)):
         return loaded
     runner = runner.changed(loaded.set, loaded.unset)
     named = Command((), derived=(("PYTHON", brought.path),))
@@ -211,7 +211,7 @@ def build(
     if present:
         return finished(environment, present.name, locked, started, changed=False)
     generations.claim(environment)
-    with buildlock.hold(environment.store, wait=LOCK_WAIT_SECONDS, break_lock=break_lock) as held:
+    with prefix_lock.hold(environment.store, wait=LOCK_WAIT_SECONDS, break_lock=break_lock) as held:
         if held.replaced:
             ended = len(end_marked(held.replaced.token))
             progress.note(f"going on after a build that was killed ({ended} left processes ended)")
@@ -325,7 +325,7 @@ class _Run:
         generation: Path,
         places: Places,
         progress: Progress,
-        held: buildlock.Held,
+        held: prefix_lock.Held,
         break_lock: bool,
         temporary: Path,
     ) -> None:
@@ -542,7 +542,7 @@ class _Run:
             yield
             return
         folder = self.places.cache / "files" / self.plan.locked.digest[:12]
-        with buildlock.hold(folder, wait=FILES_WAIT_SECONDS, break_lock=self.break_lock) as held:
+        with prefix_lock.hold(folder, wait=FILES_WAIT_SECONDS, break_lock=self.break_lock) as held:
             if held.replaced:
                 end_marked(held.replaced.token)
             yield
@@ -730,14 +730,14 @@ class _Run:
         )
         return f"extensions for {names}; {inspected['bytes'] / 1e6:.1f} MB", inspected
 
-    def _store(self, cache: entries.Cache) -> None:
+    def _store(self, cache: cache_entry.Cache) -> None:
         """Keep the wheel for later builds; this one goes on without."""
         inputs, wheels = self.recorded["stack"]["inputs"], self.request.wheels
         runner, signing_key = Runner(token=self.held.token), wheels.key if cache.shared else None
         try:
             wheelcache.store(cache, inputs, self.plan.wheel, runner, signing_key or "")
             if not cache.shared:
-                wheelcache.trim(cache, wheels.own_gb * 1e9, entries.key(inputs), runner)
+                wheelcache.trim(cache, wheels.own_gb * 1e9, cache_entry.key(inputs), runner)
         except StepError as error:
             self.progress.note(f"the wheel is not kept: {error.where}: {error.message}")
 
@@ -832,7 +832,7 @@ class _Run:
 
     def _observed(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """What the environment has, as verify will see it, to tell later what has changed."""
-        from hvdenv.verification import evidence
+        from hvdenv.verification import collectors
 
         # Not the runner of the steps: modules for the build are loaded there.
         runner = Runner(token=self.held.token)
@@ -840,8 +840,8 @@ class _Run:
         try:
             found = installed(self.generation, record)
             found = with_modules(found, loaded["set"]) if loaded else found
-            mpi, _ = evidence.mpi(found, runner, OBSERVE_SECONDS)
-            return {"observed": encode(evidence.observe(found, runner, OBSERVE_SECONDS, mpi))}
+            mpi, _ = collectors.mpi(found, runner, OBSERVE_SECONDS)
+            return {"observed": encode(collectors.observe(found, runner, OBSERVE_SECONDS, mpi))}
         except HvdenvError as error:
             self.progress.note(f"verify will not tell what has changed since: {error.message}")
             return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from hvdenv import PROBES
+from hvdenv import STEP_PROGRAMS
 from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.runner import Runner
 
@@ -49,6 +49,6 @@ def with_other_pages(outcome: Outcome, runner: Runner, log: Path | None = None) 
     looked = _LOOKING.search(outcome.output)
     urls = [each.strip() for each in looked[1].split(",")] if looked else [_DEFAULT]
     web = [url for url in urls if url.startswith(("http://", "https://"))]
-    probe = (OWN_PYTHON, str(PROBES / "index_page.py"), nothing[1])
+    probe = (OWN_PYTHON, str(STEP_PROGRAMS / "index_page.py"), nothing[1])
     told = runner.run(Command((*probe, *web), timeout=_SECONDS), log=log).output
     return outcome._replace(output=f"{outcome.output}\n{told}") if told else outcome

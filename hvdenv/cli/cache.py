@@ -18,7 +18,7 @@ from hvdenv.errors import HvdenvError, UsageError
 if TYPE_CHECKING:
     from hvdenv.model.cluster import Wheels
     from hvdenv.runner import Runner
-    from hvdenv.wheels.entries import Cache
+    from hvdenv.wheels.cache_entry import Cache
     from hvdenv.wheels.wheelcache import Listed
 
 EXAMPLES = """\

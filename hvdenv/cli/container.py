@@ -24,7 +24,7 @@ from hvdenv.masking import print_coloured
 
 if TYPE_CHECKING:
     from hvdenv.launch.preflight import Answers, Wanted
-    from hvdenv.model.cascade import Resolved
+    from hvdenv.model.layers import Resolved
     from hvdenv.plans.container import Build, Format
     from hvdenv.plans.plan import Plan
     from hvdenv.reports.report import Report

@@ -95,7 +95,7 @@ def _of_last() -> tuple[tuple[str, ...], Diagnosis]:
 def _change(root: Found | None, recipe: str) -> Change | None:
     """The remedy as a change of a recipe; None if its rules name none."""
     from hvdenv.knowledge.remedies import agreed_edits, propose
-    from hvdenv.model.cascade import resolve
+    from hvdenv.model.layers import resolve
 
     resolved = resolve(recipe)
     edits = agreed_edits(_rules(root)) if root else {}

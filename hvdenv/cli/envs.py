@@ -17,9 +17,9 @@ from hvdenv.places import environment_name
 
 if TYPE_CHECKING:
     from hvdenv.environments.generations import Environment
+    from hvdenv.environments.prune import Cleared
     from hvdenv.environments.registry import Listed
     from hvdenv.environments.storage import Cache, Generation, Room
-    from hvdenv.environments.upkeep import Cleared
     from hvdenv.places import Places
 
 EXAMPLES = """\
@@ -66,20 +66,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from hvdenv.environments import lastuse, registry, upkeep
+    from hvdenv.environments import last_used, prune, registry
     from hvdenv.places import find_places
 
     places = find_places()
     if arguments.action == "rollback":
         target = registry.find(places, arguments.environment)
-        print(f"{target.prefix} -> {upkeep.rollback(target, arguments.to)}")
+        print(f"{target.prefix} -> {prune.rollback(target, arguments.to)}")
     elif arguments.action == "remove":
         target = registry.find(places, arguments.environment)
-        cleared = upkeep.remove(target, force=arguments.force)
+        cleared = prune.remove(target, force=arguments.force)
         _tell(target, cleared)
         registry.forget(places, target)
         for identity in cleared.removed:
-            lastuse.forget(places, target.generation(identity))
+            last_used.forget(places, target.generation(identity))
     elif arguments.action == "prune":
         _prune(arguments, places)
     elif arguments.action == "storage":
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _prune(arguments: argparse.Namespace, places: Places) -> None:
-    from hvdenv.environments import generations, lastuse, registry, storage, upkeep
+    from hvdenv.environments import generations, last_used, prune, registry, storage
 
     by_age = bool(arguments.older_than or arguments.unused_for)
     keep = arguments.keep if arguments.keep is not None else 0 if by_age else 1
@@ -108,12 +108,12 @@ def _prune(arguments: argparse.Namespace, places: Places) -> None:
             for each in storage.list_generations(target, places, storage.Counter(_progress))
         }
         _say_blind(target, idle)
-        cleared = upkeep.prune(
+        cleared = prune.prune(
             target, keep=keep, spare=_spared(found, before, idle), dry_run=arguments.dry_run
         )
         _tell(target, cleared, found, "would remove" if arguments.dry_run else "removed")
         for identity in () if arguments.dry_run else cleared.removed:
-            lastuse.forget(places, target.generation(identity))
+            last_used.forget(places, target.generation(identity))
 
 
 def _spared(found: Mapping[str, Generation], before: str, idle: str) -> Callable[[str], bool]:
@@ -138,9 +138,9 @@ def _spared(found: Mapping[str, Generation], before: str, idle: str) -> Callable
 
 
 def _say_blind(target: Environment, idle: str) -> None:
-    from hvdenv.environments import lastuse
+    from hvdenv.environments import last_used
 
-    if idle and not lastuse.keeps_access_times(target.store):
+    if idle and not last_used.keeps_access_times(target.store):
         print(
             f"{target.prefix}: no access times are kept here (noatime): who sourced activate.sh"
             " without hvdenv is not seen",

@@ -25,7 +25,7 @@ and how; `hvdenv build` is what builds it again.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    from hvdenv.composition.exports import FORMATS
+    from hvdenv.contents.exports import FORMATS
 
     add_recipe(parser, optional=True)
     add_prefix(parser)
@@ -36,8 +36,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from hvdenv.composition import exports
-    from hvdenv.environments import inventory
+    from hvdenv.contents import exports
+    from hvdenv.environments import listing
     from hvdenv.places import find_places, named_file, write_text
 
     places = find_places()
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         prefix = arguments.prefix.expanduser().absolute()
     else:
         raise UsageError("which environment?", remedy="name a recipe, or a prefix with --prefix")
-    text = exports.export(inventory.named(str(prefix), places).contents, arguments.format)
+    text = exports.export(listing.named(str(prefix), places).contents, arguments.format)
     if arguments.output:
         write_text(named_file(arguments.output), text)
         print(f"wrote {arguments.output}", file=sys.stderr)

@@ -23,7 +23,7 @@ from hvdenv.knowledge.grid import (
     told,
     told_answer,
 )
-from hvdenv.model.cascade import resolve
+from hvdenv.model.layers import resolve
 from hvdenv.schema import encode
 
 EXAMPLES = """\

@@ -34,7 +34,7 @@ from hvdenv.schema import Problem, decode, encode
 
 if TYPE_CHECKING:
     from hvdenv.building.resolve import Progress
-    from hvdenv.composition.contents import Contents
+    from hvdenv.contents.packages import Contents
     from hvdenv.plans.additions import Additions
     from hvdenv.plans.resolution import Resolution
     from hvdenv.runner import Runner
@@ -71,7 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from hvdenv.environments import generations, inventory
+    from hvdenv.environments import generations, listing
     from hvdenv.plans import additions
 
     wanted = additions.parse(arguments.packages)
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     prepared = with_recorded_lock(arguments, prepared, record)
     before = _before(record, target.record(active))
     base = _base(prepared, before.base if before else record.get("plan_digest", ""))
-    contents = inventory.of_folder(target.generation(active))
+    contents = listing.of_folder(target.generation(active))
     chosen = additions.added_to(before, base, wanted, contents.distributions, contents.packages)
     if chosen.requirements == (before.requirements if before else ()):
         there = {name: contents.distributions[name] for name in wanted}

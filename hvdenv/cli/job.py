@@ -24,8 +24,8 @@ from hvdenv.errors import RecipeError, UsageError
 if TYPE_CHECKING:
     from hvdenv.cli.run import Chosen
     from hvdenv.launch.launchers import Start
-    from hvdenv.model.cascade import Resolved
     from hvdenv.model.cluster import Job, Scheduler
+    from hvdenv.model.layers import Resolved
     from hvdenv.places import Places
     from hvdenv.runner import Runner
     from hvdenv.sites.batch import BatchJob
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     text = script(scheduler, batch)
     if not arguments.submit:
         return _give(arguments, text, batch.job)
-    from hvdenv.environments import lastuse
+    from hvdenv.environments import last_used
     from hvdenv.sites.scheduler import submit
 
     runner = Runner()
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         _say(f"{batch.job.name}: {charged(batch.job)}")
     record = submit(text, scheduler, batch.job.name, runner, places)
     if batch.activate:  # none is there in an image
-        lastuse.note(places, Path(batch.activate).parent)
+        last_used.note(places, Path(batch.activate).parent)
     if not arguments.detach:
         if not arguments.quiet:
             _say(f"job {record.id} was submitted")
@@ -198,9 +198,9 @@ def _start(
         UsageError, IncompatibleError: the launcher does not work there.
     """
     from hvdenv.cli.run import activated, found_program, with_mpi
-    from hvdenv.launch.inside import start_inside
+    from hvdenv.launch.container import start_inside
     from hvdenv.launch.launchers import LAUNCHERS, Launch
-    from hvdenv.launch.placement import START_SECONDS, Wishes, choose_launcher, exported, mpi_of
+    from hvdenv.launch.placement import START_SECONDS, Requested, choose_launcher, exported, mpi_of
     from hvdenv.sites.batch import HOST_NAMES, HOSTFILE, HOSTS
 
     recipe = chosen.recipe
@@ -228,7 +228,7 @@ def _start(
             recipe.launch.exports,
             activated(chosen),
             dict.fromkeys(recipe.launch.exports, ""),
-            Wishes(),
+            Requested(),
         ),
         start_timeout=START_SECONDS,
         host_list=HOSTS,

@@ -16,7 +16,7 @@ from hvdenv.cli.options import (
 from hvdenv.errors import LockError, UsageError
 from hvdenv.locks import compare, condalock, folders, pypi
 from hvdenv.locks.lockfile import CONDA, MAIN, SIGNATURE, Inputs, Locked, render
-from hvdenv.model.cascade import Resolved, recipe_folder
+from hvdenv.model.layers import Resolved, recipe_folder
 from hvdenv.plans.plan import PLACEHOLDER, steps_of
 from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Step
@@ -284,7 +284,7 @@ def refuse_other(locked: Locked, inputs: Inputs, for_cpus: Sequence[str] = ()) -
 def unsatisfied(locked: Locked, inputs: Inputs, for_cpus: Sequence[str] = ()) -> list[str]:
     """Why a lock does not give what is asked for; see refuse_other()."""
     differences = compare.changed(locked.lock.inputs, inputs)
-    changed = [str(each) for each in differences if not compare.is_wish(each)]
+    changed = [str(each) for each in differences if not compare.is_request(each)]
     cuda = compare.cuda_builds(pypi.packages(locked), for_cpus)
     return [*changed, *missing_packages(locked, inputs), *cuda]
 

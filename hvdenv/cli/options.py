@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hvdenv.model.cascade import Layer, Resolved, places_of, read_layer, resolve, trusted_by
+from hvdenv.model.layers import Layer, Resolved, places_of, read_layer, resolve, trusted_by
 from hvdenv.reading import HOSTS, read_text
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def wished_hosts(arguments: argparse.Namespace) -> tuple[Host, ...]:
+def requested_hosts(arguments: argparse.Namespace) -> tuple[Host, ...]:
     """The hosts of --hosts or --hostfile; empty without these.
 
     Raises:
@@ -353,9 +353,9 @@ def choose_python(
     """
     from hvdenv.errors import IncompatibleError
     from hvdenv.model.observe import ask_interpreter
-    from hvdenv.plans.plan import brought_python
+    from hvdenv.plans.plan import site_python
 
-    brought = brought_python(resolved.recipe)
+    brought = site_python(resolved.recipe)
     if brought:
         return brought
     incomplete = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from hvdenv.cli.options import add_json, add_site, print_json, site_file
-from hvdenv.model.cascade import known_recipes, read_layer, recipe_folders, variants_of
+from hvdenv.model.layers import known_recipes, read_layer, recipe_folders, variants_of
 
 EXAMPLES = """\
 examples:

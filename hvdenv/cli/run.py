@@ -24,15 +24,15 @@ from hvdenv.cli.options import (
     refuse_foreign_names,
     refuse_foreign_path,
     refuse_foreign_prefix,
+    requested_hosts,
     resolved_of,
-    wished_hosts,
 )
 from hvdenv.errors import OWN_FAILURE, HvdenvError, UsageError
 
 if TYPE_CHECKING:
     from hvdenv.launch.allocation import Allocation
     from hvdenv.launch.launchers import Launch, Mpi, Start
-    from hvdenv.launch.placement import Wishes
+    from hvdenv.launch.placement import Requested
     from hvdenv.model.cluster import Container
     from hvdenv.model.recipe import Recipe
 
@@ -84,7 +84,7 @@ class Chosen(NamedTuple):
     @property
     def inside(self) -> tuple[str, ...]:
         """The words before a program that runs in the image."""
-        from hvdenv.launch.inside import inside
+        from hvdenv.launch.container import inside
 
         return inside(self.container, os.getcwd()) if self.container else ()
 
@@ -146,8 +146,8 @@ def own_failures() -> Iterator[None]:
 
 def _run(arguments: argparse.Namespace) -> int:
     from hvdenv.command import Command
-    from hvdenv.environments import lastuse
-    from hvdenv.launch.inside import start_inside
+    from hvdenv.environments import last_used
+    from hvdenv.launch.container import start_inside
     from hvdenv.launch.placement import choose_launcher, hidden, of_shell, place, refuse_unfit
     from hvdenv.places import find_places
     from hvdenv.runner import environment, hand_over
@@ -158,24 +158,24 @@ def _run(arguments: argparse.Namespace) -> int:
             remedy="write it after --: hvdenv run RECIPE -- python train.py",
         )
     chosen = choose(arguments, built=not arguments.dry_run, image=True)
-    wishes = _wishes(arguments)
-    environ = of_shell(environment(), clean=arguments.clean, kept=wishes.exports)
+    requested = _requested(arguments)
+    environ = of_shell(environment(), clean=arguments.clean, kept=requested.exports)
     allocation = current_allocation()
-    name = choose_launcher(chosen.recipe, wishes.launcher)
+    name = choose_launcher(chosen.recipe, requested.launcher)
     launch = place(
-        chosen.recipe, tuple(arguments.program), wishes, allocation,
+        chosen.recipe, tuple(arguments.program), requested, allocation,
         cores=len(os.sched_getaffinity(0)), root=os.geteuid() == 0,
     )  # fmt: skip
     # A dry run shows the line for the site's own allocations.
     scheduler = allocation.scheduler or (chosen.recipe.scheduler if arguments.dry_run else None)
-    refuse_unfit(name, chosen.recipe, wishes, scheduler, len(launch.hosts))
-    launch = _completed(name, launch, chosen, wishes, environ)
+    refuse_unfit(name, chosen.recipe, requested, scheduler, len(launch.hosts))
+    launch = _completed(name, launch, chosen, requested, environ)
     start = start_inside(name, launch, chosen.inside, os.uname().nodename)
-    line = _line(start, hidden(name, environ, wishes, activated(chosen)))
+    line = _line(start, hidden(name, environ, requested, activated(chosen)))
     if arguments.dry_run:
         _print(line, chosen, [name for name in environment() if name not in environ])
         return 0
-    lastuse.note(find_places(), chosen.prefix)
+    last_used.note(find_places(), chosen.prefix)
     words = ("bash", "-c", chosen.before + _SCRIPT, "hvdenv", start.argv[0], *line)
     return hand_over(Command(words), environ, alone=True)
 
@@ -194,7 +194,7 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
         StepError: its record is damaged.
     """
     from hvdenv.environments import generations
-    from hvdenv.launch.inside import image_of
+    from hvdenv.launch.container import image_of
     from hvdenv.model.recipe import Recipe
     from hvdenv.places import environment_name, find_places
     from hvdenv.schema import decode
@@ -258,7 +258,7 @@ def refuse_missing_image(container: Container, recipe: str, folder: str) -> None
     Raises:
         UsageError: it is not, with how to get it.
     """
-    from hvdenv.launch.inside import shown
+    from hvdenv.launch.container import shown
 
     image = Path(str(container.image))
     if not image.exists():
@@ -296,10 +296,10 @@ def current_allocation() -> Allocation:
     return find_allocation(environment(), read_hostfile(Path(path)) if path else "")
 
 
-def _wishes(arguments: argparse.Namespace) -> Wishes:
+def _requested(arguments: argparse.Namespace) -> Requested:
     import re
 
-    from hvdenv.launch.placement import Wishes
+    from hvdenv.launch.placement import Requested
 
     if arguments.ranks is not None and arguments.ranks < 1:
         raise UsageError(f"{arguments.ranks} ranks are none", where="-n", remedy="take 1 or more")
@@ -310,9 +310,9 @@ def _wishes(arguments: argparse.Namespace) -> Wishes:
                 f"{name!r} is no name of a variable", where="-x",
                 remedy="write NAME, or NAME=VALUE",
             )  # fmt: skip
-    return Wishes(
+    return Requested(
         arguments.ranks,
-        wished_hosts(arguments),
+        requested_hosts(arguments),
         str(arguments.hostfile.absolute()) if arguments.hostfile else "",
         arguments.launcher or "",
         tuple((name, value) for name, equals, value in pairs if equals),
@@ -321,14 +321,14 @@ def _wishes(arguments: argparse.Namespace) -> Wishes:
 
 
 def _completed(
-    name: str, launch: Launch, chosen: Chosen, wishes: Wishes, environ: Mapping[str, str]
+    name: str, launch: Launch, chosen: Chosen, requested: Requested, environ: Mapping[str, str]
 ) -> Launch:
     """What only the environment and this process know."""
     from hvdenv.launch.placement import exported
 
     names = activated(chosen)
     launch = with_mpi(launch, chosen)._replace(
-        exports=exported(chosen.recipe.launch.exports, names, environ, wishes),
+        exports=exported(chosen.recipe.launch.exports, names, environ, requested),
         interactive=True,
     )
     return launch._replace(program=found_program(name, launch, chosen, launch.program))

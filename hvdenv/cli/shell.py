@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     from hvdenv.command import Command
-    from hvdenv.environments import lastuse
+    from hvdenv.environments import last_used
     from hvdenv.launch.placement import of_shell
     from hvdenv.places import find_places
     from hvdenv.runner import environment, hand_over
@@ -91,7 +91,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         print(shlex.join(words))
         return 0
-    lastuse.note(places, chosen.prefix)
+    last_used.note(places, chosen.prefix)
     if words[0] == "qsub":
         print(f"type this there: . {shlex.quote(chosen.activate)}", file=sys.stderr)
     return hand_over(Command(words), of_shell(environment(), clean=arguments.clean))

@@ -23,8 +23,8 @@ from hvdenv.cli.options import (
     refuse_foreign_names,
     refuse_foreign_path,
     refuse_foreign_prefix,
+    requested_hosts,
     resolved_of,
-    wished_hosts,
 )
 from hvdenv.errors import InterruptedRunError, UsageError
 from hvdenv.masking import print_coloured
@@ -34,7 +34,7 @@ from hvdenv.reading import REPORT, read_json
 if TYPE_CHECKING:
     from hvdenv.environments.installation import Expectation, Installation
     from hvdenv.launch.launchers import Launch
-    from hvdenv.launch.placement import Wishes
+    from hvdenv.launch.placement import Requested
     from hvdenv.model.recipe import Recipe
     from hvdenv.places import Places
     from hvdenv.reports.report import Report
@@ -137,7 +137,7 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from hvdenv.environments import lastuse
+    from hvdenv.environments import last_used
     from hvdenv.launch.launchers import LAUNCHERS
     from hvdenv.launch.placement import of_shell
     from hvdenv.places import find_places
@@ -157,7 +157,7 @@ def run(arguments: argparse.Namespace) -> int:
     timeout = _timeout(arguments, effort)
     runner = Runner(of_shell(environment(), clean=arguments.clean))
     installation, expectation, recipe = _chosen(arguments, places)
-    lastuse.note(places, Path(installation.prefix))
+    last_used.note(places, Path(installation.prefix))
     installation = _with_modules(installation, recipe, runner)
     launch, launchers = _launched(arguments, recipe, expectation)
     quiet = arguments.quiet
@@ -307,22 +307,22 @@ def _launched(
     """How many ranks there are and where, and the launchers for each controller."""
     from hvdenv.cli.run import current_allocation
     from hvdenv.launch.launchers import LAUNCHERS
-    from hvdenv.launch.placement import Wishes, place
+    from hvdenv.launch.placement import Requested, place
     from hvdenv.verification.verify import DEFAULT_LAUNCHERS, TWO_RANKS
 
     if arguments.ranks is not None and arguments.ranks < 1:
         raise UsageError(f"{arguments.ranks} ranks are none", where="-n", remedy="take 1 or more")
     allocation = current_allocation()
     named = str(arguments.hostfile.absolute()) if arguments.hostfile else ""
-    wishes = Wishes(arguments.ranks, wished_hosts(arguments), named)
-    if recipe is None and wishes.hosts:
-        launch = _on_hosts(wishes)
-    elif recipe is None or not (allocation.hosts or allocation.nodes or wishes.hosts):
-        launch = TWO_RANKS._replace(ranks=wishes.ranks or _usual_ranks(arguments, expectation))
+    requested = Requested(arguments.ranks, requested_hosts(arguments), named)
+    if recipe is None and requested.hosts:
+        launch = _on_hosts(requested)
+    elif recipe is None or not (allocation.hosts or allocation.nodes or requested.hosts):
+        launch = TWO_RANKS._replace(ranks=requested.ranks or _usual_ranks(arguments, expectation))
         if recipe:
             launch = launch._replace(settings=recipe.launch, network=recipe.network)
     else:
-        launch = place(recipe, (), wishes, allocation)
+        launch = place(recipe, (), requested, allocation)
     if arguments.launcher:
         return launch, tuple(arguments.launcher)
     usual = recipe.launch.launcher if recipe else DEFAULT_LAUNCHERS[0]
@@ -342,14 +342,14 @@ def _usual_ranks(arguments: argparse.Namespace, expectation: Expectation) -> int
     return usual_ranks(len(os.sched_getaffinity(0)), len(gpus()) if wanted else 0)
 
 
-def _on_hosts(wishes: Wishes) -> Launch:
-    """Ranks on the hosts that are wished, as evenly as their slots allow."""
+def _on_hosts(requested: Requested) -> Launch:
+    """Ranks on the hosts that are requested, as evenly as their slots allow."""
     from hvdenv.launch.hosts import distribute
     from hvdenv.verification.verify import TWO_RANKS
 
-    ranks = wishes.ranks or sum(host.slots or 1 for host in wishes.hosts)
-    each = -(-ranks // len(wishes.hosts))
-    hosts = (host._replace(slots=host.slots or each) for host in wishes.hosts)
+    ranks = requested.ranks or sum(host.slots or 1 for host in requested.hosts)
+    each = -(-ranks // len(requested.hosts))
+    hosts = (host._replace(slots=host.slots or each) for host in requested.hosts)
     return TWO_RANKS._replace(ranks=ranks, hosts=distribute(hosts, ranks))
 
 
@@ -360,7 +360,7 @@ def _chosen(
     from hvdenv.cli.run import elsewhere, named, refuse_missing_image
     from hvdenv.environments import generations
     from hvdenv.environments.installation import in_image, inspect_prefix
-    from hvdenv.launch.inside import image_of
+    from hvdenv.launch.container import image_of
 
     recipe: Recipe | None = None
     if arguments.recipe:

@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hvdenv import PROBES
+from hvdenv import STANDALONE
 from hvdenv.environments import generations
 from hvdenv.environments.activation import filled_in, job_id
 from hvdenv.errors import UsageError
-from hvdenv.launch.inside import inside
+from hvdenv.launch.container import inside
 from hvdenv.model.cluster import Container, Reference
 from hvdenv.reading import SYSTEM, read_text
 from hvdenv.runner import environment
 
 # Every root file system has it, and nothing that Python needs lies there.
-_PROBES_INSIDE = "/srv"
+_PROGRAMS_INSIDE = "/srv"
 
 
 class Installation(NamedTuple):
@@ -34,7 +34,7 @@ class Installation(NamedTuple):
         recipe: what it was built from; empty if nobody knows.
         generation: folder of the generation that hvdenv built; empty if it did not.
         inside: the words before a program that runs in it, if it is an image.
-        probes: folder of the probes, as its programs see it.
+        programs: folder of the stand-alone programs, as a container sees it.
     """
 
     prefix: str
@@ -44,7 +44,7 @@ class Installation(NamedTuple):
     recipe: str = ""
     generation: str = ""
     inside: tuple[str, ...] = ()
-    probes: str = str(PROBES)
+    programs: str = str(STANDALONE)
 
     def program(self, name: str) -> str:
         """Where a program lies in the environment or its modules; empty if it is in neither.
@@ -167,8 +167,8 @@ def in_image(container: Container) -> Installation:
     Args:
         container: from inside.image_of().
     """
-    words = inside(container, "/", (f"{PROBES}:{_PROBES_INSIDE}",))
-    return Installation(str(container.image), "python", (), inside=words, probes=_PROBES_INSIDE)
+    words = inside(container, "/", (f"{STANDALONE}:{_PROGRAMS_INSIDE}",))
+    return Installation(str(container.image), "python", (), inside=words, programs=_PROGRAMS_INSIDE)
 
 
 def _user() -> str:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.environments import buildlock
+from hvdenv.environments import prefix_lock
 from hvdenv.errors import HvdenvError
 from hvdenv.places import blocked, make_folder
 from hvdenv.runner import Runner, end_marked
@@ -50,7 +50,7 @@ def folder(root: Path, purpose: str) -> Iterator[Scratch]:
     except OSError as error:
         raise blocked(root, error) from error
     try:
-        with buildlock.hold(path, wait=0) as held:
+        with prefix_lock.hold(path, wait=0) as held:
             yield Scratch(path, Runner(token=held.token).changed({"TMPDIR": str(path)}))
     finally:
         shutil.rmtree(path, ignore_errors=True)
@@ -58,7 +58,7 @@ def folder(root: Path, purpose: str) -> Iterator[Scratch]:
 
 def _delete_if_left(path: Path) -> None:
     """Delete a folder of a process that is gone, and end what that has left running."""
-    lock = path / buildlock.LOCK
+    lock = path / prefix_lock.LOCK
     with suppress(OSError, HvdenvError):
         if path.lstat().st_uid != os.getuid():
             return
@@ -67,7 +67,7 @@ def _delete_if_left(path: Path) -> None:
         old = time.time() - living.stat().st_mtime > LEFT_ALONE_SECONDS
         if not lock.exists() and not old:
             return
-        with buildlock.hold(path, wait=0, break_lock=old) as held:
+        with prefix_lock.hold(path, wait=0, break_lock=old) as held:
             if held.replaced:
                 end_marked(held.replaced.token)
         if held.replaced or old:

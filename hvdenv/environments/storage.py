@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from hvdenv.environments import generations, lastuse
+from hvdenv.environments import generations, last_used
 from hvdenv.environments.generations import Environment
 from hvdenv.model.observe import quota, space
 from hvdenv.places import Places
@@ -43,7 +43,7 @@ class Generation(NamedTuple):
         created: when it was finished, or last worked at; in UTC.
         bytes, files: what it takes.
         used: when it was last used, as far as that was seen; or empty.
-        used_by: how that was seen; see lastuse.LastUse.
+        used_by: how that was seen; see last_used.LastUsed.
         added: packages that the user has added with `install`.
     """
 
@@ -145,7 +145,7 @@ def _generation(
     counter: Counter,
 ) -> Generation:
     folder = environment.generation(identity)
-    used = lastuse.find(places, folder)
+    used = last_used.find(places, folder)
     if record is not None:
         state: State = "active" if active else "complete"
         created = record.get("created", "")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from hvdenv.knowledge.rules import Rule
-from hvdenv.model.cascade import Resolved
+from hvdenv.model.layers import Resolved
 from hvdenv.reading import RECIPE, read_text
 from hvdenv.schema import parse_toml
 

@@ -1,4 +1,4 @@
-"""Where ranks go and what they get: a recipe, an allocation and a user's wishes give a Launch."""
+"""Where ranks go and what they get: a recipe, an allocation and a user's requested give a Launch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _OF_MODULES = re.compile(r"_.*|LMOD_\w+|MODULE\w+|LOADEDMODULES\w*|BASH_ENV")
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)(_|$)", re.I)
 
 
-class Wishes(NamedTuple):
+class Requested(NamedTuple):
     """What the user says.
 
     Attributes:
@@ -95,7 +95,7 @@ def mpi_of(recipe: Recipe) -> Mpi:
 def place(
     recipe: Recipe,
     program: tuple[str, ...],
-    wishes: Wishes,
+    requested: Requested,
     allocation: Allocation,
     *,
     cores: int = 0,
@@ -106,7 +106,7 @@ def place(
     Args:
         recipe: says what is usual here.
         program: what each rank runs.
-        wishes: of the user.
+        requested: of the user.
         allocation: that this process is in.
         cores: of this host.
         root: whether root starts them.
@@ -115,22 +115,22 @@ def place(
         UsageError: there is no room for so many, or a host is not in the allocation.
     """
     launch = Launch(
-        program, wishes.ranks or 1, cores, root, mpi_of(recipe),
+        program, requested.ranks or 1, cores, root, mpi_of(recipe),
         start_timeout=START_SECONDS,
         gpus_per_node=allocation.gpus_per_node or recipe.job.gpus_per_node or 0,
         settings=recipe.launch,
         network=recipe.network,
-        variables=wishes.variables,
+        variables=requested.variables,
         job=allocation.job,
         nested=allocation.nested,
     )  # fmt: skip
-    if wishes.hosts:
-        launch = _on_wished(launch, recipe, wishes, allocation)
+    if requested.hosts:
+        launch = _on_requested(launch, recipe, requested, allocation)
     elif allocation.hosts:
-        launch = _on_allocated(launch, recipe, wishes, allocation)
+        launch = _on_allocated(launch, recipe, requested, allocation)
     elif allocation.nodes:
         each = recipe.job.ranks_per_node
-        ranks = wishes.ranks or allocation.nodes * each
+        ranks = requested.ranks or allocation.nodes * each
         launch = launch._replace(ranks=ranks, ranks_per_node=min(each, ranks))
     else:
         return launch
@@ -138,25 +138,27 @@ def place(
     return launch._replace(cpus_per_rank=_cpus_per_rank(launch, recipe, allocation))
 
 
-def _on_wished(launch: Launch, recipe: Recipe, wishes: Wishes, allocation: Allocation) -> Launch:
+def _on_requested(
+    launch: Launch, recipe: Recipe, requested: Requested, allocation: Allocation
+) -> Launch:
     known = {short(host.name): host for host in allocation.hosts}
-    foreign = [host.name for host in wishes.hosts if known and short(host.name) not in known]
+    foreign = [host.name for host in requested.hosts if known and short(host.name) not in known]
     if foreign:
         raise UsageError(
             f"{foreign[0]} is not in this allocation",
             where="--hosts",
             remedy=f"it has {', '.join(host.name for host in allocation.hosts)}",
         )
-    hosts = wishes.hosts
+    hosts = requested.hosts
     if not hosts[0].slots:
-        each = -(-wishes.ranks // len(hosts)) if wishes.ranks else 0
+        each = -(-requested.ranks // len(hosts)) if requested.ranks else 0
         usual = {name: _usual(host, recipe, allocation) for name, host in known.items()}
         hosts = tuple(
             host._replace(slots=each or usual.get(short(host.name), recipe.job.ranks_per_node))
             for host in hosts
         )
     room = sum(host.slots for host in hosts)
-    ranks = wishes.ranks or room
+    ranks = requested.ranks or room
     if ranks > room:
         raise UsageError(
             f"{ranks} ranks have no room on {room} slots",
@@ -166,19 +168,21 @@ def _on_wished(launch: Launch, recipe: Recipe, wishes: Wishes, allocation: Alloc
     return launch._replace(
         ranks=ranks,
         hosts=filled(hosts, ranks),
-        hostfile=wishes.hostfile if ranks == room and _even(hosts) else "",
+        hostfile=requested.hostfile if ranks == room and _even(hosts) else "",
         ranks_per_node=max(host.slots for host in filled(hosts, ranks)),
         allowed=min(allocation.tasks, default=0),
         placed=True,
     )
 
 
-def _on_allocated(launch: Launch, recipe: Recipe, wishes: Wishes, allocation: Allocation) -> Launch:
+def _on_allocated(
+    launch: Launch, recipe: Recipe, requested: Requested, allocation: Allocation
+) -> Launch:
     usual = tuple(
         host._replace(slots=_usual(host, recipe, allocation)) for host in allocation.hosts
     )
     room = sum(host.slots for host in usual)
-    ranks = wishes.ranks or room
+    ranks = requested.ranks or room
     # More than usual is for the scheduler to refuse.
     each = max(-(-ranks // len(usual)), 1)
     hosts = usual if ranks == room else (
@@ -246,14 +250,14 @@ def _cpus_per_rank(launch: Launch, recipe: Recipe, allocation: Allocation) -> in
 
 
 def refuse_unfit(
-    name: str, recipe: Recipe, wishes: Wishes, scheduler: str | None, hosts: int
+    name: str, recipe: Recipe, requested: Requested, scheduler: str | None, hosts: int
 ) -> None:
     """Check that a launcher runs under this scheduler and can be given these hosts.
 
     Args:
         name: of the launcher.
         recipe: for commands to type.
-        wishes: of the user.
+        requested: of the user.
         scheduler: of the allocation, if there is one.
         hosts: how many hosts ranks are started on.
 
@@ -261,7 +265,7 @@ def refuse_unfit(
         UsageError: it does not, or cannot.
     """
     launcher = LAUNCHERS[name]
-    if wishes.hosts and not launcher.takes_hosts:
+    if requested.hosts and not launcher.takes_hosts:
         raise UsageError(
             f"{name} chooses the hosts itself, in the order of the allocation",
             where="--hosts",
@@ -305,19 +309,19 @@ def of_shell(
 
 
 def hidden(
-    launcher: str, environ: Mapping[str, str], wishes: Wishes, activated: Collection[str]
+    launcher: str, environ: Mapping[str, str], requested: Requested, activated: Collection[str]
 ) -> tuple[str, ...]:
     """What this launcher would put on command lines that others can read: ranks do not get it."""
     if launcher != "horovodrun-gloo":
         return ()
-    return tuple(n for n in environ if n not in activated and not may_be_seen(n, wishes))
+    return tuple(n for n in environ if n not in activated and not may_be_seen(n, requested))
 
 
 def exported(
     site: Sequence[str],
     activated: Collection[str],
     environ: Mapping[str, str],
-    wishes: Wishes,
+    requested: Requested,
 ) -> tuple[str, ...]:
     """Names of the variables that ranks on other hosts get from this process.
 
@@ -327,19 +331,19 @@ def exported(
         site: the names of the recipe (launch.exports).
         activated: what activate.sh sets.
         environ: of this process.
-        wishes: names the user's.
+        requested: names the user's.
     """
     known = {*activated, *environ}
     activated = sorted(name for name in activated if not _OF_MODULES.fullmatch(name))
     own = [name for name in environ if FOR_RANKS.fullmatch(name)]
-    given = {name for name, _ in wishes.variables}
-    names = [*site, *(activated if site else ()), *sorted(own), *wishes.exports]
+    given = {name for name, _ in requested.variables}
+    names = [*site, *(activated if site else ()), *sorted(own), *requested.exports]
     return tuple(n for n in dict.fromkeys(names) if n in known and n not in given)
 
 
-def may_be_seen(name: str, wishes: Wishes) -> bool:
+def may_be_seen(name: str, requested: Requested) -> bool:
     """Whether a variable may stand on command lines on other hosts."""
-    if name in wishes.exports:
+    if name in requested.exports:
         return True
     listed = FOR_RANKS.fullmatch(name) or _FOR_LAUNCHERS.fullmatch(name)
     return bool(listed) and not is_secret(name)

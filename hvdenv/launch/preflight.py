@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv import PROBES
+from hvdenv import INSPECT_PROGRAMS
 from hvdenv.command import Command
 from hvdenv.errors import UsageError
 from hvdenv.launch.launchers import MPI_KINDS, Mpi, parse_mpi_version
@@ -23,7 +23,7 @@ from hvdenv.reading import OWN, read_file
 from hvdenv.reports.report import Finding, Status
 from hvdenv.schema import Problem, decode
 
-PROBE = PROBES / "node.py"
+PROGRAM = INSPECT_PROGRAMS / "node.py"
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 # An image has gigabytes, and each node reads all of it.
 SECONDS = 600.0
@@ -124,8 +124,8 @@ def question(host: str, image: str, peers: Sequence[str], path: str, *, here: st
     asked = {"image": image, "peers": list(peers), "path": path.split(":") if path else []}
     argument = base64.b64encode(json.dumps(asked).encode("ascii")).decode("ascii")
     if here:
-        return Command((here, str(PROBE), argument), timeout=SECONDS)
-    program = base64.b64encode(read_file(PROBE, OWN).data).decode("ascii")
+        return Command((here, str(PROGRAM), argument), timeout=SECONDS)
+    program = base64.b64encode(read_file(PROGRAM, OWN).data).decode("ascii")
     # One word without line breaks and exclamation marks: it may be csh that reads it.
     code = f"exec(__import__('base64').b64decode('{program}'))"
     remote = shlex.join(("python3", "-c", code, argument))

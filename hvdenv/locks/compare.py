@@ -53,14 +53,14 @@ def changed(locked: Inputs, now: Inputs) -> tuple[Difference, ...]:
     )
 
 
-def is_wish(difference: Difference) -> bool:
+def is_request(difference: Difference) -> bool:
     """Whether it is only about which packages are asked for: the lock may have them."""
     return difference.name.startswith(tuple(f"{name}." for name in _WISHES))
 
 
 def moves_packages(difference: Difference) -> bool:
     """Whether it may change which packages fit together."""
-    return not is_wish(difference) and not difference.name.startswith(_NO_PACKAGES)
+    return not is_request(difference) and not difference.name.startswith(_NO_PACKAGES)
 
 
 def unsatisfied(versions: Mapping[str, str], requirements: Iterable[str]) -> tuple[str, ...]:

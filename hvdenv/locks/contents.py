@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hvdenv.composition.contents import Contents, Horovod, Package, from_record
+from hvdenv.contents.packages import Contents, Horovod, Package, from_record
 from hvdenv.locks import condalock, pypi
 from hvdenv.locks.lockfile import CONDA, Built, Locked
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 from urllib.parse import quote, unquote, urlsplit
 
-from hvdenv.composition.contents import hint
+from hvdenv.contents.packages import hint
 from hvdenv.errors import LockError
 from hvdenv.locks.lockfile import ANEW, PYPI, Locked, malformed
 from hvdenv.masking import mask

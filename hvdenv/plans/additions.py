@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hvdenv.composition.contents import Package, normal
+from hvdenv.contents.packages import Package, normal
 from hvdenv.errors import IncompatibleError, UsageError
 
 if TYPE_CHECKING:

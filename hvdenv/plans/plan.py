@@ -85,7 +85,7 @@ def _for_python(alternatives: tuple[ByPython, ...], python: Interpreter) -> Vers
     )
 
 
-def brought_python(recipe: Recipe) -> Interpreter | None:
+def site_python(recipe: Recipe) -> Interpreter | None:
     """The Python that modules, conda or the site's environment bring; None if this machine's.
 
     Its version is what the recipe says: it is not there yet, or not without its modules.
@@ -115,7 +115,7 @@ def steps_of(recipe: Recipe, facts: Facts, python: Interpreter, generation: Path
     Args:
         recipe: the resolved recipe.
         facts: of the machine that builds.
-        python: brought_python(), or one of candidates().
+        python: site_python(), or one of candidates().
         generation: folder to build in.
     """
     versions = choose_versions(recipe, python)
@@ -143,7 +143,7 @@ def make_plan(
         recipe: the resolved recipe.
         variants: names of its variants, sorted.
         facts: of the machine that builds.
-        python: brought_python(), or one of candidates().
+        python: site_python(), or one of candidates().
         generation: folder to build in.
         locked: the lock to build from.
         source_folder: with files that were fetched before.

@@ -107,13 +107,13 @@ class Resolution(Steps):
         Args:
             prefer: what is to stay as it was locked, as condalock.preferring() has it.
         """
-        probes = self._probes(*CONDA_ENV)
+        programs = self._programs(*CONDA_ENV)
         spec = self._conda_file({**self._conda_spec(), **prefer})
         command = Command(
-            (OWN_PYTHON, str(probes[0].path), "--solve-only", str(spec.path), str(self.solved))
+            (OWN_PYTHON, str(programs[0].path), "--solve-only", str(spec.path), str(self.solved))
         )
         reason = "what channels have, for what the target has, not this machine"
-        return (Step("solution", reason, (command,), (*probes, spec)),)
+        return (Step("solution", reason, (command,), (*programs, spec)),)
 
     @property
     def solved(self) -> Path:
@@ -144,8 +144,8 @@ class Resolution(Steps):
             "machine": self.facts.machine,
             "glibc": self._glibc,
         }
-        wish = {"pins": dict(pins), "installed": dict(installed), "target": target}
-        return (self._resolver(), self._ask(self._resolver_python, wish))
+        request = {"pins": dict(pins), "installed": dict(installed), "target": target}
+        return (self._resolver(), self._ask(self._resolver_python, request))
 
     @property
     def _glibc(self) -> str:
@@ -218,11 +218,11 @@ class Resolution(Steps):
         return Step("files", reason, tuple(commands), files)
 
     def _conda_files(self, locked: Locked, to: Path) -> Step:
-        probes = self._probes(*CONDA_ENV)
+        programs = self._programs(*CONDA_ENV)
         spec = self._conda_file(condalock.explicit(condalock.packages(locked)))
         words = ("--fetch-only", str(spec.path), str(to))
-        command = Command((OWN_PYTHON, str(probes[0].path), *words))
-        return Step("conda-files", "every conda package of the lock", (command,), (*probes, spec))
+        command = Command((OWN_PYTHON, str(programs[0].path), *words))
+        return Step("conda-files", "every conda package of the lock", (command,), (*programs, spec))
 
     def _own(self, to: Path, package: Path) -> Command:
         """Get hvdenv as wheels: of this checkout, or of the release that is installed."""
@@ -230,17 +230,17 @@ class Resolution(Steps):
         wanted = str(package.parent) if checkout.is_file() else f"hvdenv=={__version__}"
         return Command((OWN_PYTHON, *PIP, "wheel", "--quiet", "--wheel-dir", str(to), wanted))
 
-    def _ask(self, python: str, wish: Mapping[str, object]) -> Step:
-        probes = self._probes("pip_resolve.py", "pip_install.py", "digest.py")
+    def _ask(self, python: str, request: Mapping[str, object]) -> Step:
+        programs = self._programs("pip_resolve.py", "pip_install.py", "digest.py")
         spec = TextFile(
-            self.build / "wish.json",
+            self.build / "request.json",
             json.dumps(
                 {
                     "requirements": self.requirements,
                     "cpu_indexes": self.cpu_indexes,
                     "arguments": self.sources,
                     "report": str(self.report),
-                    **wish,
+                    **request,
                 },
                 indent=1,
             )
@@ -249,6 +249,6 @@ class Resolution(Steps):
         return Step(
             "resolution",
             "what pip would install, with the hash of every file",
-            (self._command(python, str(probes[0].path), str(spec.path)),),
-            (*probes, spec),
+            (self._command(python, str(programs[0].path), str(spec.path)),),
+            (*programs, spec),
         )

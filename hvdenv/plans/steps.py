@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hvdenv import PROBES
+from hvdenv import STEP_PROGRAMS
 from hvdenv.command import OWN_PYTHON, Command
 from hvdenv.environments.activation import KINDS, activate_script
 from hvdenv.knowledge.flags import nccl_of_torch, split
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin")
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
-# The probe for conda packages, and those that it imports.
+# The program for conda packages, and those that it imports.
 CONDA_ENV = ("conda_env.py", "digest.py", "index_page.py")
 # Older ones cannot write down what they install, and know fewer platforms.
 _PIP_ITSELF = "pip>=22.2"
@@ -172,9 +172,9 @@ class Steps(NamedTuple):
         )
 
     def _conda(self) -> Step:
-        probes, spec = (
-            self._probes(*CONDA_ENV),
-            self._conda_file(self._conda_wish()),
+        programs, spec = (
+            self._programs(*CONDA_ENV),
+            self._conda_file(self._conda_request()),
         )
         report = self._report("environment")
         reason = (
@@ -188,20 +188,20 @@ class Steps(NamedTuple):
             reason,
             (
                 Command(
-                    (OWN_PYTHON, str(probes[0].path), str(spec.path), str(self.environment),
+                    (OWN_PYTHON, str(programs[0].path), str(spec.path), str(self.environment),
                      "--report", str(report)),
                     env,
                 ),
             ),
-            (*probes, spec),
+            (*programs, spec),
             resets=(self.environment,),
             report=report,
         )  # fmt: skip
 
-    def _conda_file(self, wish: Mapping[str, object]) -> TextFile:
-        return TextFile(self.build / "conda.json", json.dumps(wish, indent=1) + "\n")
+    def _conda_file(self, request: Mapping[str, object]) -> TextFile:
+        return TextFile(self.build / "conda.json", json.dumps(request, indent=1) + "\n")
 
-    def _conda_wish(self) -> Mapping[str, object]:
+    def _conda_request(self) -> Mapping[str, object]:
         """The packages of the lock, or what is to be solved."""
         spec = self._conda_spec()
         if not self.locked:
@@ -239,13 +239,13 @@ class Steps(NamedTuple):
         return {n: v for n, v in known.items() if v} | dict(self.recipe.conda.virtual)
 
     def _clone(self) -> Step:
-        source, probes = str(self.recipe.python.prefix), self._probes(*CONDA_ENV)
-        program = str(probes[0].path)
+        source, programs = str(self.recipe.python.prefix), self._programs(*CONDA_ENV)
+        program = str(programs[0].path)
         return Step(
             "environment",
             f"a copy of the site's environment {source}, which packages can be added to",
             (self._plain(OWN_PYTHON, program, "--clone", source, str(self.environment)),),
-            probes,
+            programs,
             resets=(self.environment,),
         )  # fmt: skip
 
@@ -337,9 +337,9 @@ class Steps(NamedTuple):
 
     def _from_indexes(self, name: str, reason: str, requirements: Sequence[str]) -> Step:
         indexes = [word for index in self.cpu_indexes for word in ("--cpu-index", index)]
-        probe = self._probe("pip_install.py")
+        program = self._program("pip_install.py")
         command = self._command(
-            self.env_python, str(probe.path), *indexes, "--",
+            self.env_python, str(program.path), *indexes, "--",
             "--disable-pip-version-check", "--no-input", *self._reporting(name),
             *self._keeping, *self.sources, *requirements,
         )  # fmt: skip
@@ -347,7 +347,7 @@ class Steps(NamedTuple):
             name,
             reason,
             (command,),
-            (probe, *self._constraints),
+            (program, *self._constraints),
             installs=True,
             report=self._kept_report(name),
         )
@@ -376,7 +376,7 @@ class Steps(NamedTuple):
         if wheels := [each for each in locked if each.is_wheel]:
             listed = TextFile(self.build / "wheels.txt", pypi.requirements(wheels))
             commands += self._from_wheels(str(listed.path))
-            files += [*self._probes("get_files.py", "digest.py"), listed]
+            files += [*self._programs("get_files.py", "digest.py"), listed]
         if archives := [each for each in locked if not each.is_wheel]:
             listed = TextFile(self.build / "archives.txt", pypi.requirements(archives))
             commands += self._from_archives(str(listed.path))
@@ -397,13 +397,13 @@ class Steps(NamedTuple):
 
         assert self.locked
         listed = TextFile(self.build / "packages.txt", pypi.listing(pypi.packages(self.locked)))
-        probe = self._probe("check_requirements.py")
+        program = self._program("check_requirements.py")
         conda = ("--conda",) if CONDA in self.locked.texts else ()
         return Step(
             "requirements",
             "a lock that lacks a requirement installs without an error, so compare",
-            (self._command(self.env_python, str(probe.path), str(listed.path), *conda),),
-            (probe, listed),
+            (self._command(self.env_python, str(program.path), str(listed.path), *conda),),
+            (program, listed),
             effect="closure",
         )
 
@@ -416,7 +416,7 @@ class Steps(NamedTuple):
         shared = self.caches / "files" / self.locked.digest[:12] if self.caches else None
         folder = str(shared or self.build / "files")
         get = self._command(
-            self.env_python, str(self._probe("get_files.py").path), listed, *PIP[2:], "download",
+            self.env_python, str(self._program("get_files.py").path), listed, *PIP[2:], "download",
             *self.sources, *wheels, env=self._sparing((("PIP_DEST", folder),)),
         )  # fmt: skip
         if self.alone or self._python < _UV_PYTHON:
@@ -440,14 +440,14 @@ class Steps(NamedTuple):
     def framework_source(self, name: Framework) -> Step:
         source = self.recipe.frameworks[name].source
         assert source
-        probe, folder = self._probe("fetch_git.py"), self.build / name
+        program, folder = self._program("fetch_git.py"), self.build / name
         env = (("CC", self.c_compiler), ("CXX", self.compiler), ("MAX_JOBS", str(self.facts.cores)))
         return Step(
             f"{name}-source",
             f"{name} {source.tag} from its repository: there is no package for this machine",
             (
                 self._command(
-                    self.env_python, str(probe.path), source.git, source.tag,
+                    self.env_python, str(program.path), source.git, source.tag,
                     source.commit or "-", str(folder),
                 ),
                 self._pip(
@@ -456,14 +456,14 @@ class Steps(NamedTuple):
                     env=(*env, *source.build.items()),
                 ),
             ),
-            (probe,),
+            (program,),
             resets=(folder,),
             installs=True,
             report=self._kept_report(f"{name}-source"),
         )  # fmt: skip
 
     def stack(self) -> Step:
-        probe = self._probe("stack.py")
+        program = self._program("stack.py")
         gpu = self.recipe.horovod.gpu
         # A folder that modules name is on PATH.
         home = gpu.cuda_home if gpu and gpu.cuda_home and gpu.cuda_home[0] == "/" else ""
@@ -471,15 +471,15 @@ class Steps(NamedTuple):
         return Step(
             "stack",
             "what Horovod is compiled against decides whether a cached wheel fits",
-            (self._command(self.env_python, str(probe.path), self.compiler, *programs),),
-            (probe,),
+            (self._command(self.env_python, str(program.path), self.compiler, *programs),),
+            (program,),
             effect="lookup",
         )
 
     def source(self) -> Step:
         version, sha256 = self.recipe.horovod.version, self.recipe.horovod.sha256
         archive = self.build / f"horovod-{version}.tar.gz"
-        probes = self._probes("prepare_source.py", "digest.py")
+        programs = self._programs("prepare_source.py", "digest.py")
         requirement = TextFile(self.build / "horovod.txt", self.horovod_requirement)
         patches = TextFile(
             self.build / "patches.json",
@@ -502,11 +502,11 @@ class Steps(NamedTuple):
                     "--require-hashes", "--dest", str(self.build), "--requirement", str(requirement.path),
                 ),
                 self._command(
-                    self.env_python, str(probes[0].path), str(archive), sha256,
+                    self.env_python, str(programs[0].path), str(archive), sha256,
                     str(self.build / "source"), str(patches.path),
                 ),
             ),
-            (*probes, requirement, patches),
+            (*programs, requirement, patches),
             resets=(self.build / "source", archive),
             spared_by_cache=True,
         )  # fmt: skip
@@ -518,12 +518,12 @@ class Steps(NamedTuple):
         return f"horovod=={horovod.version} --hash=sha256:{horovod.sha256}\n"
 
     def nccl(self) -> Step:
-        probe, folder = self._probe("nccl_of_torch.py"), self.build / "nccl"
+        program, folder = self._program("nccl_of_torch.py"), self.build / "nccl"
         return Step(
             "nccl",
             "Horovod links the NCCL that torch brings: two in one process do not know each other",
-            (self._command(self.env_python, str(probe.path), str(folder)),),
-            (probe,),
+            (self._command(self.env_python, str(program.path), str(folder)),),
+            (program,),
             resets=(folder,),
             spared_by_cache=True,
         )
@@ -553,33 +553,33 @@ class Steps(NamedTuple):
             "--wheel-dir", str(self.build / "wheel"), str(self.build / "source"),
             env=env,
         )  # fmt: skip
-        probe = self._probe("normalise_wheel.py")
+        program = self._program("normalise_wheel.py")
         return Step(
             "wheel",
             "compile without build isolation, or pip would build where no framework is",
             (
                 command._replace(derived=(*command.derived, *flags.derived.items())),
-                self._command(self.env_python, str(probe.path), str(self.wheel_path)),
+                self._command(self.env_python, str(program.path), str(self.wheel_path)),
             ),
-            (probe,),
+            (program,),
             resets=(self.build / "wheel", self.build / "source" / "build"),
             spared_by_cache=True,
         )
 
     def inspection(self) -> Step:
-        probe = self._probe("inspect_wheel.py")
+        program = self._program("inspect_wheel.py")
         return Step(
             "inspection",
             "a wheel without extensions installs just as well: pip says success, so look",
             (
                 self._command(
                     self.env_python,
-                    str(probe.path),
+                    str(program.path),
                     str(self.wheel_path),
                     *self.recipe.horovod.frameworks,
                 ),
             ),
-            (probe,),
+            (program,),
             effect="keep",
             undoes="stack",
         )
@@ -671,12 +671,12 @@ class Steps(NamedTuple):
     def _reporting(self, name: str) -> tuple[str, ...]:
         return () if self._python < _OLD_PIP else ("--report", str(self._report(name)))
 
-    def _probes(self, *names: str) -> tuple[TextFile, ...]:
-        """A probe, and those that it imports."""
-        return tuple(map(self._probe, names))
+    def _programs(self, *names: str) -> tuple[TextFile, ...]:
+        """A program, and those that it imports."""
+        return tuple(map(self._program, names))
 
-    def _probe(self, name: str) -> TextFile:
-        return TextFile(self.build / name, read_text(PROBES / name, OWN))
+    def _program(self, name: str) -> TextFile:
+        return TextFile(self.build / name, read_text(STEP_PROGRAMS / name, OWN))
 
 
 def _sources(wanted: FrameworkPackage) -> list[str]:

@@ -241,7 +241,7 @@ def follow(
     Raises:
         StepError: it can never start, or the scheduler stays silent.
     """
-    watch = _Watch(record, runner, places, listener, withdraw=withdraw, patience=patience)
+    watch = _Follower(record, runner, places, listener, withdraw=withdraw, patience=patience)
     while not watch.status or not watch.status.over:
         watch.ask()
         watch.read()
@@ -251,7 +251,7 @@ def follow(
     return watch.status
 
 
-class _Watch:
+class _Follower:
     """A job that is being followed: what is known of it, and when to ask again."""
 
     def __init__(
@@ -267,7 +267,7 @@ class _Watch:
         self.record, self.runner, self.places, self.listener = record, runner, places, listener
         self.withdraw, self.patience = withdraw, patience
         self.status = Status(record.state, exit_code=record.exit_code) if record.state else None
-        self._tails: dict[str, Tail] = {}
+        self._tails: dict[str, OutputTail] = {}
         self._pause = self._due = 0.0
         self._silent_since: float | None = None
 
@@ -314,8 +314,8 @@ class _Watch:
             for line in tail.lines(last=True):
                 self.listener.line(line)
 
-    def _open_tails(self) -> list[Tail]:
-        return [self._tails.setdefault(file, Tail(file)) for file in self.record.files]
+    def _open_tails(self) -> list[OutputTail]:
+        return [self._tails.setdefault(file, OutputTail(file)) for file in self.record.files]
 
     def _learn(self, status: Status) -> None:
         """Note where the output goes: the scheduler forgets it some minutes after the end."""
@@ -373,7 +373,7 @@ def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
-class Tail:
+class OutputTail:
     """A file that grows on another machine.
 
     Args:

@@ -1,7 +1,7 @@
 """How fast allreduces and training steps are: beside MPI or NCCL alone, and beside reference values.
 
-The ranks (hvdenv/probes/rank_bench.py, rank_speed.py) and the yardstick
-(hvdenv/probes/yardstick.c) measure, this says what their figures mean.
+The ranks (hvdenv/standalone/ranks/rank_bench.py, rank_speed.py) and the yardstick
+(hvdenv/standalone/ranks/yardstick.c) measure, this says what their figures mean.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The judgements of verify: facts in, findings out, nothing is run here.
 
 To add a check, write one function with the decorator. Its parameters name what it
-judges: facts of hvdenv/verification/evidence.py, or what the caller of verify gave. One with a
+judges: facts of hvdenv/verification/collectors.py, or what the caller of verify gave. One with a
 parameter ``framework`` or ``controller`` is asked once for each; ``extensions`` and
 ``rank_runs`` are all of a kind, by framework and by framework and controller.
 """
@@ -17,14 +17,13 @@ from hvdenv.environments.installation import Expectation, is_version
 from hvdenv.environments.manifest import Difference
 from hvdenv.knowledge.diagnosis import explain
 from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi
-from hvdenv.launch.placement import Wishes, hidden, is_secret
+from hvdenv.launch.placement import Requested, hidden, is_secret
 from hvdenv.launch.preflight import compatible
 from hvdenv.reports.report import Finding, Row, Status
 from hvdenv.verification import bench, collectives, datapath, ranks, training
 from hvdenv.verification.bench import Benchmark, Effort
 from hvdenv.verification.checkbuild import CheckBuild
-from hvdenv.verification.drift import compare
-from hvdenv.verification.evidence import (
+from hvdenv.verification.collectors import (
     CONTROLLERS,
     FILES_OF_RANKS,
     NEED_MPIRUN,
@@ -35,6 +34,7 @@ from hvdenv.verification.evidence import (
     launcher_for,
     missing_rows,
 )
+from hvdenv.verification.drift import compare
 from hvdenv.verification.ranks import RankRun
 
 OPERATIONS = ("NCCL", "DDL", "CCL", "MLSL", "MPI", "Gloo")
@@ -224,7 +224,7 @@ def variables(shell: Shell, launchers: tuple[str, ...]) -> Iterator[Finding]:
     if shell.dropped:
         said.append(f"--clean drops {', '.join(shell.dropped)}; `hvdenv run --clean` does the same")
     for launcher in {LAUNCHERS[name].controller: name for name in reversed(launchers)}.values():
-        if away := hidden(launcher, passed, Wishes(), ()):
+        if away := hidden(launcher, passed, Requested(), ()):
             evidence.append(f"not passed on by {launcher}: {', '.join(away)}")
     if said:
         yield Finding("variables", "your shell", "pass", "; ".join(said), "\n".join(evidence))

@@ -79,7 +79,7 @@ class Module(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """What an environment has, as hvdenv/probes/observe_env.py saw it.
+    """What an environment has, as hvdenv/standalone/inspect/observe_env.py saw it.
 
     Paths in the environment are relative; others are absolute.
 

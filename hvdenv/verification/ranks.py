@@ -1,4 +1,4 @@
-"""What ranks report (hvdenv/probes/rank.py writes it), and what that says about a run."""
+"""What ranks report (hvdenv/standalone/ranks/rank.py writes it), and what that says about a run."""
 
 from __future__ import annotations
 

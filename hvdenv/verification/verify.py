@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from hvdenv import __version__
 from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.errors import HvdenvError, InterruptedRunError, StepError
-from hvdenv.launch import leftovers
+from hvdenv.launch import orphans
 from hvdenv.launch.launchers import Launch
 from hvdenv.launch.placement import influences
 from hvdenv.reports.report import Finding, Measurement, Report
@@ -25,11 +25,11 @@ from hvdenv.runner import Runner, end_marked, environment, handled
 from hvdenv.verification import bench, collectives, training
 from hvdenv.verification.bench import Effort
 from hvdenv.verification.checks import CHECKS, REBUILD, Shell, damaged, table
-from hvdenv.verification.evidence import CONTROLLERS, FACTS, FRAMEWORKS
+from hvdenv.verification.collectors import CONTROLLERS, FACTS, FRAMEWORKS
 
 DEFAULT_LAUNCHERS = ("mpirun", "horovodrun-gloo")
 DEFAULT_TIMEOUT = 600.0
-# What ranks do after their allreduces: NAME or NAME=OPTION, see probes/rank_work.py.
+# What ranks do after their allreduces: NAME or NAME=OPTION, see standalone/ranks/rank_work.py.
 DEFAULT_EXERCISES: tuple[str, ...] = (collectives.EXERCISE, training.FIRST)
 FULL_EXERCISES = (collectives.FULL, training.EXERCISE)
 # Three for process sets that overlap; Adasum needs 2, 4, 8 and so on.
@@ -50,7 +50,7 @@ _FIRST = (
 # TensorFlow takes longest to import: what runs alone at the end should be short.
 _SLOWEST = ("tensorflow", "torch", "mxnet", "")
 # How long hosts have to say what is left there; a batch system that ends verify does not wait.
-_LEFTOVER_SECONDS, _HURRIED_SECONDS = 6.0, 1.0
+_ORPHAN_SECONDS, _HURRIED_SECONDS = 6.0, 1.0
 _LEAST_SECONDS = 2.0
 # To end what hangs takes time too.
 _ENDING_SECONDS = 3.0
@@ -125,9 +125,9 @@ def verify(
         findings = _with_cause(findings, facts.get(Key("changed_files")))
         try:
             suspects = _suspects(installation, time.time() - (time.monotonic() - began))
-            findings += _leftovers(facts, launch, runner, suspects)
+            findings += _orphans(facts, launch, runner, suspects)
         except Exception as error:
-            findings.append(_own_mistake("leftovers", "hosts", error))
+            findings.append(_own_mistake("orphans", "hosts", error))
     extensions = _collected("extension", facts)
     rows = () if isinstance(extensions, Failed) else tuple(table(expectation, extensions, findings))
     speeds = bench.measurements(_collected("bench_run", facts), _collected("speed_runs", facts))
@@ -178,15 +178,15 @@ def _environment(given: Mapping[str, Any], facts: Mapping[Key, Any]) -> Iterator
     yield "kernel", os.uname().release
 
 
-def _suspects(installation: Installation, since: float) -> leftovers.Suspects:
+def _suspects(installation: Installation, since: float) -> orphans.Suspects:
     """Processes that may be what ranks left; none for an image, whose programs are inside it."""
     folders = [installation.prefix, os.path.dirname(installation.python)]
     folders += [os.path.realpath(folder) for folder in folders]
-    return leftovers.Suspects(() if installation.inside else tuple(dict.fromkeys(folders)), since)
+    return orphans.Suspects(() if installation.inside else tuple(dict.fromkeys(folders)), since)
 
 
-def _leftovers(
-    facts: Mapping[Key, Any], launch: Launch, runner: Runner, suspects: leftovers.Suspects
+def _orphans(
+    facts: Mapping[Key, Any], launch: Launch, runner: Runner, suspects: orphans.Suspects
 ) -> Iterator[Finding]:
     """What ranks have left on their hosts; others than this are asked where it ended badly."""
     ranks = [value for key, value in facts.items() if key.name == "rank_run"]
@@ -194,10 +194,10 @@ def _leftovers(
     if not failed and not runner.stopped:
         end_marked(runner.token)  # what a rank may have started beside itself
     else:
-        seconds = _HURRIED_SECONDS if runner.stopped else _LEFTOVER_SECONDS
-        yield from leftovers.end([host.name for host in launch.hosts], runner, seconds, suspects)
+        seconds = _HURRIED_SECONDS if runner.stopped else _ORPHAN_SECONDS
+        yield from orphans.end([host.name for host in launch.hosts], runner, seconds, suspects)
     if any(ranks):
-        yield from leftovers.orphans(suspects)
+        yield from orphans.orphans(suspects)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from hvdenv.locks import condalock, pypi
 from hvdenv.locks.lockfile import CONDA, Locked
 from hvdenv.runner import Runner
 from hvdenv.wheels import wheelarchive, wheelcache
-from hvdenv.wheels.entries import Cache, NotUsedError, whole
+from hvdenv.wheels.cache_entry import Cache, NotUsedError, whole
 
 # Below the folder of fetched files: a cache of wheels.
 FOLDER = "wheels"

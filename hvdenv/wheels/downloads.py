@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv.command import OWN_PYTHON, Command
-from hvdenv.environments import buildlock
+from hvdenv.environments import prefix_lock
 from hvdenv.environments.storage import Counter
 from hvdenv.errors import BusyError
 from hvdenv.places import Places
@@ -81,7 +81,7 @@ def remove(places: Places, entry: Kept, runner: Runner) -> bool:
         shutil.rmtree(entry.path, ignore_errors=True)
         return not entry.path.exists()
     try:
-        with buildlock.hold(entry.path, wait=0):
+        with prefix_lock.hold(entry.path, wait=0):
             shutil.rmtree(entry.path, ignore_errors=True)
     except BusyError:
         return False

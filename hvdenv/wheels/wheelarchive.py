@@ -17,7 +17,7 @@ from hvdenv.errors import RecipeError
 from hvdenv.places import blocked, keep_mode, named_file, sync
 from hvdenv.reading import ARCHIVE, open_file
 from hvdenv.runner import Runner
-from hvdenv.wheels.entries import (
+from hvdenv.wheels.cache_entry import (
     LARGEST,
     RECORD,
     SIGNATURE,

@@ -26,7 +26,7 @@ from hvdenv.places import Places, blocked, make_folder, sync_folder
 from hvdenv.reading import WHEEL, open_file
 from hvdenv.runner import Runner, environment
 from hvdenv.wheels import signing
-from hvdenv.wheels.entries import (
+from hvdenv.wheels.cache_entry import (
     RECORD,
     SIGNATURE,
     Cache,

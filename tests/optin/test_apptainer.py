@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.launch.inside import inside
+from hvdenv.launch.container import inside
 from hvdenv.model.cluster import Container
 from hvdenv.plans.container import Build, build_command, define, mount_points
 from tests.real.conftest import home

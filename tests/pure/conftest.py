@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.model.cascade import resolve
 from hvdenv.model.facts import Facts, Interpreter
+from hvdenv.model.layers import resolve
 from hvdenv.model.observe import declared
 from hvdenv.model.recipe import Recipe
 

@@ -12,11 +12,11 @@ from hvdenv.cli.locking import resolution_of, root_of, with_recorded_lock
 from hvdenv.cli.main import main, make_parser
 from hvdenv.cli.options import Prepared, prepare
 from hvdenv.command import Command
-from hvdenv.composition.contents import Package
+from hvdenv.contents.packages import Package
 from hvdenv.errors import IncompatibleError, LockError, StepError, UsageError
 from hvdenv.locks import folders
-from hvdenv.model.cascade import resolve
 from hvdenv.model.facts import Facts
+from hvdenv.model.layers import resolve
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.additions import (
     Additions,

@@ -23,7 +23,7 @@ LAYERS = (
     ("sites",),
     ("knowledge",),
     ("launch",),
-    ("composition",),
+    ("contents",),
     ("locks",),
     ("environments",),
     ("plans",),
@@ -53,7 +53,7 @@ def name_of(path: Path) -> str:
 MODULES = {
     name_of(path): path
     for path in sorted(PACKAGE.rglob("*.py"))
-    if path.name != "__init__.py" and path.parent.name != "probes"
+    if path.name != "__init__.py" and path.parent.parent.name != "standalone"
 }
 
 
@@ -100,8 +100,10 @@ def test_there_is_no_circle() -> None:
         visit(module, ())
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.glob("probes/*.py")), ids=lambda path: path.name)
-def test_probes_stand_alone_and_are_old_python(path: Path) -> None:
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.glob("standalone/*/*.py")), ids=lambda path: path.name
+)
+def test_programs_stand_alone_and_are_old_python(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert imported(path) == set()
     tree = ast.parse(text, feature_version=(3, 6))
@@ -114,7 +116,12 @@ def test_probes_stand_alone_and_are_old_python(path: Path) -> None:
         )
     }  # fmt: skip
     frameworks = {"horovod", "torch", "tensorflow", "mxnet", "numpy"}
-    others = {"rattler", "pip", "pkg_resources", *(each.stem for each in path.parent.glob("*.py"))}
+    others = {
+        "rattler",
+        "pip",
+        "pkg_resources",
+        *(each.stem for each in path.parents[1].rglob("*.py")),
+    }
     assert names <= sys.stdlib_module_names | frameworks | others
     assert "dataclasses" not in names
     for node in ast.walk(tree):

@@ -14,23 +14,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv import PROBES
+from hvdenv import RANK_PROGRAMS
 from hvdenv.cli.main import main
 from hvdenv.environments.installation import Expectation
 from hvdenv.errors import RecipeError
 from hvdenv.launch.hosts import Host
 from hvdenv.launch.launchers import Launch
-from hvdenv.model.cascade import resolve
 from hvdenv.model.cluster import SIZES, Reference
 from hvdenv.model.facts import Facts
+from hvdenv.model.layers import resolve
 from hvdenv.model.recipe import Recipe
-from hvdenv.plans.plan import brought_python, candidates, make_plan
+from hvdenv.plans.plan import candidates, make_plan, site_python
 from hvdenv.reports.report import Finding
 from hvdenv.schema import decode, encode
 from hvdenv.verification import bench
 from hvdenv.verification.bench import Benchmark, Point, Yardstick
 from hvdenv.verification.checks import CHECKS
-from hvdenv.verification.evidence import FACTS
+from hvdenv.verification.collectors import FACTS
 from hvdenv.verification.ranks import Rank, RankRun
 
 SUBJECT: Final = "torch over MPI"
@@ -38,8 +38,8 @@ MIB = 1 << 20
 
 
 def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(PROBES))
-    spec = importlib.util.spec_from_file_location(name, PROBES / f"{name}.py")
+    monkeypatch.syspath_prepend(str(RANK_PROGRAMS))
+    spec = importlib.util.spec_from_file_location(name, RANK_PROGRAMS / f"{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -523,7 +523,7 @@ def test_a_wrong_reference_is_refused(tmp_path: Path, old: str, new: str, said: 
 
 def test_references_do_not_change_what_is_built(tmp_path: Path, facts: Facts) -> None:
     def digest(recipe: Recipe) -> str:
-        python = brought_python(recipe) or candidates(recipe, facts)[0]
+        python = site_python(recipe) or candidates(recipe, facts)[0]
         return make_plan(recipe, (), facts, python, Path("/g")).digest
 
     recipe = resolved(tmp_path)

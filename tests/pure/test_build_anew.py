@@ -25,7 +25,7 @@ from hvdenv.places import Places
 from hvdenv.plans.plan import Plan
 from hvdenv.plans.step import Step
 from hvdenv.runner import Runner
-from hvdenv.wheels.entries import Cache, key
+from hvdenv.wheels.cache_entry import Cache, key
 from hvdenv.wheels.wheelcache import names, own, store
 
 DIGEST = "1" * 64
@@ -57,7 +57,7 @@ with open(wheel, "w") as stream:
     stream.write("" if os.path.exists(f"{switches}/empty") else "extension")
 """
 
-# Stands for hvdenv/probes/inspect_wheel.py.
+# Stands for hvdenv/standalone/steps/inspect_wheel.py.
 INSPECT = """
 import os, sys
 content = open(sys.argv[1]).read()
@@ -68,7 +68,7 @@ sys.exit(not content)
 """
 
 
-# Stands for hvdenv/probes/check_requirements.py.
+# Stands for hvdenv/standalone/steps/check_requirements.py.
 LOOK = """
 import os, sys
 if os.path.exists(sys.argv[1] + "/open"):
@@ -270,13 +270,13 @@ def test_a_rebuild_begins_anew_where_a_build_was_begun(site: Site) -> None:
     site.switch("stopped", on=True)
     with pytest.raises(StepError):
         site.build()
-    leftover = site.environment.generation(DIGEST[:12]) / "leftover"
-    leftover.touch()
+    orphan = site.environment.generation(DIGEST[:12]) / "orphan"
+    orphan.touch()
     site.switch("stopped", on=False)
     built, done = site.build(rebuild=True)
     assert done == STEPS
-    assert built.generation == leftover.parent
-    assert not leftover.exists()
+    assert built.generation == orphan.parent
+    assert not orphan.exists()
     assert site.installed() == {"first-2", "second-2"}
 
 

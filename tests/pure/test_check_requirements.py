@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv import PROBES
-from tests.probes import load
+from hvdenv import STEP_PROGRAMS
+from tests.standalone import load
 
 PACKAGES = {
     "app-1.0": ("Lib[conf]<3,>=2", 'old ; python_version < "3.6"', 'no ; extra == "no"'),
@@ -39,7 +39,7 @@ def judged(folder: Path, packages: str = "app 1.0\nlib 2.1\ndeep 1.5\n") -> tupl
     listed = folder / "packages.txt"
     listed.write_text(packages)
     done = subprocess.run(
-        [sys.executable, PROBES / "check_requirements.py", listed],
+        [sys.executable, STEP_PROGRAMS / "check_requirements.py", listed],
         env={"PYTHONPATH": str(folder)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert not done.stderr

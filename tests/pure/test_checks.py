@@ -11,10 +11,10 @@ from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.errors import IncompatibleError
 from hvdenv.launch.launchers import Launch, Mpi
 from hvdenv.reports.report import Finding, Row
-from hvdenv.verification import evidence
+from hvdenv.verification import collectors
 from hvdenv.verification.checkbuild import parse
 from hvdenv.verification.checks import CHECKS, Shell, table
-from hvdenv.verification.evidence import ROWS, BuildTable, Extension, missing_rows
+from hvdenv.verification.collectors import ROWS, BuildTable, Extension, missing_rows
 from hvdenv.verification.ranks import Rank, RankRun
 from hvdenv.verification.verify import Failed, Key, _ask
 
@@ -442,7 +442,7 @@ def test_training_is_over_the_first_controller_that_is_expected(
     stated: tuple[str, ...] | None, startable: tuple[str, ...], trained: set[str]
 ) -> None:
     expectation = Expectation(controllers=stated)
-    first = {each for each in startable if evidence._comes_first(each, startable, expectation)}
+    first = {each for each in startable if collectors._comes_first(each, startable, expectation)}
     assert first == trained
 
 

@@ -10,7 +10,7 @@ import pytest
 from hvdenv.cli.main import main
 from hvdenv.places import Places
 from hvdenv.runner import Runner
-from hvdenv.wheels.entries import Cache, key
+from hvdenv.wheels.cache_entry import Cache, key
 from hvdenv.wheels.wheelcache import names, own, store
 from tests.wheels import NAME, wheel_in
 

@@ -22,10 +22,10 @@ import pytest
 from hvdenv.cli.main import main
 from hvdenv.cli.shell import shell_command, start_files
 from hvdenv.command import Command
-from hvdenv.environments import generations, lastuse
+from hvdenv.environments import generations, last_used
 from hvdenv.errors import StepError
 from hvdenv.launch.placement import influences
-from hvdenv.model.cascade import resolve
+from hvdenv.model.layers import resolve
 from hvdenv.places import find_places
 from hvdenv.runner import hand_over
 from hvdenv.schema import encode
@@ -161,9 +161,9 @@ def test_what_is_started_is_a_use_of_the_environment(
         (job, True),
     ):
         assert call(*words) == 0, (words, capsys.readouterr())
-        found = lastuse.find(places, generations.at(built).generation(ONE))
+        found = last_used.find(places, generations.at(built).generation(ONE))
         assert (found.how == "hvdenv") == used, words
-        lastuse.forget(places, generations.at(built).generation(ONE))
+        last_used.forget(places, generations.at(built).generation(ONE))
 
 
 IMAGE = """

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hvdenv.launch.launchers import Launch
 from hvdenv.verification.checks import computed
 from hvdenv.verification.collectives import judge
-from hvdenv.verification.evidence import Extension
+from hvdenv.verification.collectors import Extension
 from hvdenv.verification.ranks import Judgement, RankRun, collect
-from tests.probes import load
+from tests.standalone import load
 
 Event = dict[str, Any]
 

@@ -12,7 +12,7 @@ from hvdenv.locks.pypi import Package, render
 from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.wheels import compiled
-from hvdenv.wheels.entries import Cache, key
+from hvdenv.wheels.cache_entry import Cache, key
 from hvdenv.wheels.wheelcache import own, store, take
 from tests.wheels import umask, wheel_in
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hvdenv.cli.main import main
 from hvdenv.command import Command, Outcome
 from hvdenv.errors import IncompatibleError, RecipeError, UsageError
-from hvdenv.model.cascade import resolve
 from hvdenv.model.cluster import Container
+from hvdenv.model.layers import resolve
 from hvdenv.model.recipe import Gpu, Mpi, Recipe
 from hvdenv.plans.container import (
     DISTRIBUTIONS,

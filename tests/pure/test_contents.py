@@ -11,9 +11,9 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from packageurl import PackageURL
 
-from hvdenv.composition import exports
-from hvdenv.composition.contents import Contents, Installed, from_installed, from_record, hint
-from hvdenv.composition.exports import FORMATS, Format
+from hvdenv.contents import exports
+from hvdenv.contents.exports import FORMATS, Format
+from hvdenv.contents.packages import Contents, Installed, from_installed, from_record, hint
 from hvdenv.schema import decode
 
 CASES = ("local", "cluster")

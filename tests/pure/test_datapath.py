@@ -18,9 +18,9 @@ from hvdenv.model.cluster import Launch as Settings
 from hvdenv.schema import parse_toml
 from hvdenv.verification import datapath
 from hvdenv.verification.checks import CHECKS
-from hvdenv.verification.evidence import Extension
+from hvdenv.verification.collectors import Extension
 from hvdenv.verification.ranks import Rank, RankRun
-from tests.probes import load
+from tests.standalone import load
 
 rank_path, rank_gpu = load("rank_path"), load("rank_gpu")
 CASES = {

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from hvdenv.composition.contents import Contents, Horovod, Package
-from hvdenv.composition.difference import Difference, compare, document, render
+from hvdenv.contents.difference import Difference, compare, document, render
+from hvdenv.contents.packages import Contents, Horovod, Package
 
 BUILT = Contents(
     recipe="local",

@@ -12,7 +12,7 @@ import pytest
 
 from hvdenv import errors
 from hvdenv.cli.main import COMMANDS, RUN_PROGRAMS, make_parser
-from hvdenv.model.cascade import resolve, shipped_recipes
+from hvdenv.model.layers import resolve, shipped_recipes
 from hvdenv.reports.report import EXIT_CODES
 
 ROOT = Path(__file__).parents[2]

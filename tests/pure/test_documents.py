@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hvdenv.cli.main import main
-from hvdenv.model.cascade import resolve
+from hvdenv.model.layers import resolve
 from hvdenv.schema import parse_toml
 
 CASES = Path(__file__).parents[1] / "cases"

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from hvdenv.cli.main import main
-from hvdenv.environments import buildlock
+from hvdenv.environments import prefix_lock
 from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.wheels import downloads
-from tests.probes import load
+from tests.standalone import load
 
 DAY = 86400
 NAMES = ["files/aaa", "files/bbb", "conda/packages/ccc", "uv"]
@@ -53,7 +53,7 @@ def test_prune(places: Places, words: tuple[str, ...], stay: list[str]) -> None:
 
 
 def test_what_a_build_uses_stays(places: Places, capsys: pytest.CaptureFixture[str]) -> None:
-    with buildlock.hold(places.cache / "files/bbb", wait=0):
+    with prefix_lock.hold(places.cache / "files/bbb", wait=0):
         assert main(["cache", "prune", "--downloads", "--max-size", "0"]) == 5
     assert left(places) == ["files/bbb"]
     assert "removed files/aaa, 1.0 MB\n" in capsys.readouterr().out

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hvdenv.reports.report import Finding
 from hvdenv.schema import Problem, encode
 from hvdenv.verification.checks import CHECKS
+from hvdenv.verification.collectors import Observed
 from hvdenv.verification.drift import (
     Library,
     Linked,
@@ -23,7 +24,6 @@ from hvdenv.verification.drift import (
     compare,
     read,
 )
-from hvdenv.verification.evidence import Observed
 
 CASES = Path(__file__).parents[1] / "cases/drift"
 BUILT = json.loads((CASES / "built.json").read_text(encoding="utf-8"))

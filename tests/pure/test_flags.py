@@ -7,7 +7,7 @@ import pytest
 
 from hvdenv.errors import IncompatibleError
 from hvdenv.knowledge.flags import Split, compute_capabilities, horovod_variables, operations, split
-from hvdenv.model.cascade import resolve
+from hvdenv.model.layers import resolve
 from hvdenv.model.recipe import Recipe
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.environments import generations, upkeep
+from hvdenv.environments import generations, prune
 from hvdenv.environments.generations import Environment, at
 from hvdenv.errors import StepError, UsageError
 from tests.environments import ONE, TWO, build
@@ -227,5 +227,5 @@ def test_a_marker_is_there_from_the_first_moment(
     monkeypatch.undo()
     assert environment.identities() == []
     assert generations.new_identity(environment, "1" * 64) == ONE
-    upkeep.prune(environment, keep=0)
+    prune.prune(environment, keep=0)
     assert os.listdir(environment.store) == []

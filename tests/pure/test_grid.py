@@ -33,8 +33,8 @@ from hvdenv.knowledge.grid import (
 from hvdenv.knowledge.patches import all_patches
 from hvdenv.knowledge.rules import all_rules
 from hvdenv.knowledge.signatures import all_signatures
-from hvdenv.model.cascade import resolve
 from hvdenv.model.facts import Facts, Tool
+from hvdenv.model.layers import resolve
 from hvdenv.model.recipe import Gpu, Recipe
 from hvdenv.schema import Problem, encode
 

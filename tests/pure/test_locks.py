@@ -12,8 +12,8 @@ from packaging.version import Version
 
 from hvdenv.cli import locking
 from hvdenv.cli.main import main
-from hvdenv.composition import difference
-from hvdenv.environments import inventory
+from hvdenv.contents import difference
+from hvdenv.environments import listing
 from hvdenv.errors import LockError, RecipeError
 from hvdenv.locks import compare, contents, folders, lockfile, pypi
 from hvdenv.locks.lockfile import MAIN, PYPI, SIGNATURE, Built, Horovod, Inputs, Locked
@@ -195,19 +195,19 @@ def test_where_only_cuda_builds_are_found_no_lock_is_written(
 
     def answered(arguments: Any, steps: tuple[Step, ...], scratch: Any) -> None:
         """As where the index of CPU builds does not answer."""
-        wish = json.loads(steps[-1].files[-1].text)
+        request = json.loads(steps[-1].files[-1].text)
         file = "https://x.org/{}-py3-none-any.whl"
         report = [
             reported(each.name, each.version, file.format(f"{each.name.replace('-', '_')}-{each.version}"), requires=each.requires or ())
             for each in CUDA
         ]  # fmt: skip
-        for text in wish["requirements"]:
+        for text in request["requirements"]:
             if not text.startswith("torch"):
                 name, version = re.split("[<>=]+", text)[:2]
                 url = file.format(f"{name}-{version.rstrip(',')}")
                 report.append(reported(name, version.rstrip(","), url))
-        Path(wish["report"]).parent.mkdir(parents=True, exist_ok=True)
-        Path(wish["report"]).write_text(json.dumps({"install": report}))
+        Path(request["report"]).parent.mkdir(parents=True, exist_ok=True)
+        Path(request["report"]).write_text(json.dumps({"install": report}))
 
     monkeypatch.setattr("hvdenv.cli.lock.run_steps", answered)
     assert main(["lock", *words]) == (4 if refused else 0)
@@ -473,7 +473,7 @@ def test_what_changed_in_the_recipe_is_told_value_by_value() -> None:
         "packages.ninja>=1.11: asked for in the lock, none here",
         "packages.ninja>=1.12: none in the lock, asked for here",
     ]
-    assert [compare.is_wish(each) for each in found] == [False, False, True, True]
+    assert [compare.is_request(each) for each in found] == [False, False, True, True]
     assert compare.changed(INPUTS, INPUTS) == ()
 
 
@@ -552,7 +552,7 @@ def test_two_locks_are_compared_as_a_change_log(tmp_path: Path) -> None:
     folders.write(locked(one))
     newer = Package("ninja", "1.14", "ninja-1.14-py3-none-any.whl", "b" * 64, "", ())
     folders.write(locked(two, (newer, TORCH)))
-    named = [inventory.named(str(each), find_places()) for each in (one, two)]
+    named = [listing.named(str(each), find_places()) for each in (one, two)]
     changes = difference.compare(*(each.contents for each in named))
     assert [(each.subject, each.kind) for each in changes] == [("ninja", "up")]
 
@@ -624,19 +624,23 @@ def test_inputs_hold_all_that_decides(maker: Resolution, recipe: Recipe) -> None
 def test_resolving_here_asks_pip_in_an_environment_like_the_builds(maker: Resolution) -> None:
     steps = maker.here({"numpy": "1.26.4"})
     assert [step.name for step in steps] == ["environment", "resolution"]
-    wish = json.loads(steps[-1].files[-1].text)
-    assert wish["pins"] == {"numpy": "1.26.4"}
-    assert wish["fresh"]
-    assert "target" not in wish
-    assert "torch==2.13.0" in wish["requirements"]
+    request = json.loads(steps[-1].files[-1].text)
+    assert request["pins"] == {"numpy": "1.26.4"}
+    assert request["fresh"]
+    assert "target" not in request
+    assert "torch==2.13.0" in request["requirements"]
 
 
 def test_resolving_for_another_machine_names_it(maker: Resolution) -> None:
     other = Resolution(*maker._replace(facts=maker.facts._replace(machine="ppc64le")))
     steps = other.elsewhere({}, {"numpy": "1.26.4"})
-    wish = json.loads(steps[-1].files[-1].text)
-    assert wish["target"] == {"python": maker.python.version, "machine": "ppc64le", "glibc": "2.28"}
-    assert wish["installed"] == {"numpy": "1.26.4"}
+    request = json.loads(steps[-1].files[-1].text)
+    assert request["target"] == {
+        "python": maker.python.version,
+        "machine": "ppc64le",
+        "glibc": "2.28",
+    }
+    assert request["installed"] == {"numpy": "1.26.4"}
     made = [command.argv[-4:] for command in steps[0].commands]
     assert ("uninstall", "--quiet", "--yes", "setuptools") in made
 

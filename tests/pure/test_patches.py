@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hvdenv import PROBES
+from hvdenv import STEP_PROGRAMS
 from hvdenv.knowledge.patches import FOLDER, all_patches, applicable, read_patch
 from hvdenv.schema import Problem
 
@@ -73,7 +73,7 @@ def prepare(
     file.write_text(json.dumps(patches))
     found = subprocess.run(
         [
-            sys.executable, str(PROBES / "prepare_source.py"), str(archive),
+            sys.executable, str(STEP_PROGRAMS / "prepare_source.py"), str(archive),
             sha256 or hashlib.sha256(archive.read_bytes()).hexdigest(), str(dest), str(file),
         ],
         capture_output=True, text=True, check=False,

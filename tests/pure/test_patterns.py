@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hvdenv.composition import contents
+from hvdenv.contents import packages
 from hvdenv.environments import activation
 from hvdenv.knowledge import diagnosis, rules
 from hvdenv.knowledge.diagnosis import AFTER, BEFORE
@@ -36,7 +36,7 @@ FLAGS_AT = {"sub": 4, "subn": 4, "split": 3}
 # repetition count in it, as in .{0,200}.
 FEW = 200
 # Modules that cut texts to this many characters before they try patterns, which may be quadratic.
-CUT = {"knowledge/rules.py": rules.LONGEST, "probes/rank_path.py": 500}
+CUT = {"knowledge/rules.py": rules.LONGEST, "standalone/ranks/rank_path.py": 500}
 # The characters that doctor tries a pattern on, and in how many ways loops may divide them.
 WINDOW, MOST = BEFORE + AFTER, 20_000
 # What a pattern may take for the worst text, in seconds of processor time.
@@ -45,8 +45,8 @@ SECONDS = 0.1
 # Patterns that are only known at run time, by file and expression: all of them, or examples. A new
 # one has to be entered here.
 MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
-    ("composition/contents.py", "name"): lambda: _brought_names(),
-    ("composition/contents.py", "f'{re.escape(folder)}(?=[/:\\\\s]|$)'"): lambda: [r"/home/x(?=[/:\s]|$)"],
+    ("contents/packages.py", "name"): lambda: _brought_names(),
+    ("contents/packages.py", "f'{re.escape(folder)}(?=[/:\\\\s]|$)'"): lambda: [r"/home/x(?=[/:\s]|$)"],
     ("environments/activation.py", "'|'.join(map(re.escape, _OPEN))"): lambda: [activation._TEMPLATE.pattern],
     ("environments/activation.py", "f'({_TEMPLATE.pattern})'"): lambda: [activation._TEMPLATE.pattern],
     ("knowledge/diagnosis.py", "pattern"): list,  # below, for windows
@@ -56,10 +56,10 @@ MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("model/facts.py", "VERSION_QUESTIONS[fact][1]"): lambda: [each for _, each in VERSION_QUESTIONS.values()],
     ("plans/container.py", "each.pattern"): lambda: [each.pattern for each in container.DISTRIBUTIONS],
     ("plans/container.py", "pattern"): lambda: [each for each, *_ in container._REFUSALS],
-    ("probes/conda_env.py", "b'(?:' + alternatives + b')(?![\\\\w-]|\\\\.\\\\w)'"): lambda: [r"(?:/a|/b)(?![\w-]|\.\w)"],
-    ("probes/conda_env.py", "b'#!' + re.escape(new) + b'/(?:\\\\S*/)?(\\\\S+)(.*)'"): lambda: [r"#!/a/(?:\S*/)?(\S+)(.*)"],
-    ("probes/conda_env.py", "b'(' + pattern.pattern + b'[^\\\\0]*)(\\\\0*)'"): lambda: [r"((?:/a|/b)(?![\w-]|\.\w)[^\0]*)(\0*)"],
-    ("probes/observe_env.py", "prefix.encode() + b'_(\\\\d+(?:\\\\.\\\\d+)+)\\\\0'"): lambda: [r"GLIBC_(\d+(?:\.\d+)+)\0"],
+    ("standalone/steps/conda_env.py", "b'(?:' + alternatives + b')(?![\\\\w-]|\\\\.\\\\w)'"): lambda: [r"(?:/a|/b)(?![\w-]|\.\w)"],
+    ("standalone/steps/conda_env.py", "b'#!' + re.escape(new) + b'/(?:\\\\S*/)?(\\\\S+)(.*)'"): lambda: [r"#!/a/(?:\S*/)?(\S+)(.*)"],
+    ("standalone/steps/conda_env.py", "b'(' + pattern.pattern + b'[^\\\\0]*)(\\\\0*)'"): lambda: [r"((?:/a|/b)(?![\w-]|\.\w)[^\0]*)(\0*)"],
+    ("standalone/inspect/observe_env.py", "prefix.encode() + b'_(\\\\d+(?:\\\\.\\\\d+)+)\\\\0'"): lambda: [r"GLIBC_(\d+(?:\.\d+)+)\0"],
     ("schema.py", "pattern.regex"): lambda: _of_types(),
     ("sites/batch.py", "pattern"): lambda: [e for d in batch.DIALECTS.values() for e in d.times],
     ("sites/batch.py", "allowed"): lambda: [*batch._FIELDS.values(), *(e for d in batch.DIALECTS.values() for e in d.fields.values())],
@@ -192,7 +192,7 @@ def _patterns(module: _Module, call: ast.Call, place: str) -> Iterable[Any]:
         return [module.value(call.args[0])]
     except NameError:
         made = MADE.get((place, ast.unparse(call.args[0])))
-        if made is None and place == "probes/rank_path.py":
+        if made is None and place == "standalone/ranks/rank_path.py":
             return [each for _, each in module.value(_iterable(module, call))]
         assert made is not None, (
             f"{place}:{call.lineno}: the pattern {ast.unparse(call.args[0])} is only known at run"
@@ -244,7 +244,7 @@ def _rule_patterns() -> list[str]:
 
 def _brought_names() -> list[str]:
     """What `_brought` is asked for."""
-    tree = _module(Path(contents.__file__))
+    tree = _module(Path(packages.__file__))
     return [
         tree.value(node.args[0])
         for node in tree.nodes

@@ -1,4 +1,4 @@
-"""Where ranks go: recipes, allocations and wishes."""
+"""Where ranks go: recipes, allocations and requested."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvdenv.launch.allocation import Allocation
 from hvdenv.launch.hosts import Host
 from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi
 from hvdenv.launch.placement import (
-    Wishes,
+    Requested,
     choose_launcher,
     exported,
     hidden,
@@ -25,9 +25,9 @@ from hvdenv.launch.placement import (
     refuse_unfit,
 )
 from hvdenv.model import cluster
-from hvdenv.model.cascade import resolve
+from hvdenv.model.layers import resolve
 from hvdenv.model.recipe import Recipe
-from hvdenv.verification.evidence import for_ranks
+from hvdenv.verification.collectors import for_ranks
 
 LOCAL = resolve("local").recipe
 SITE = LOCAL._replace(
@@ -43,9 +43,9 @@ ASKED = Allocation(
 def placed(
     allocation: Allocation = Allocation(),  # noqa: B008
     recipe: Recipe = SITE,
-    **wishes: Any,
+    **requested: Any,
 ) -> Launch:
-    return place(recipe, ("python",), Wishes(**wishes), allocation, cores=2)
+    return place(recipe, ("python",), Requested(**requested), allocation, cores=2)
 
 
 def test_here() -> None:
@@ -101,7 +101,7 @@ def test_the_schedulers_file_goes_to_the_launcher() -> None:
     assert placed(pbs, ranks=3).hostfile == ""
 
 
-def test_wished_hosts() -> None:
+def test_requested_hosts() -> None:
     launch = placed(hosts=(Host("gpu32", 4), Host("gpu33", 4)))
     assert (launch.ranks, launch.placed, launch.per_node) == (8, True, 4)
     fewer = placed(hosts=(Host("gpu32", 4), Host("gpu33", 4)), ranks=5)
@@ -111,7 +111,7 @@ def test_wished_hosts() -> None:
     assert placed(ASKED, hosts=TWO).ranks == 8
 
 
-def test_wished_hosts_from_a_file() -> None:
+def test_requested_hosts_from_a_file() -> None:
     assert placed(hosts=TWO, hostfile="/f").hostfile == "/f"
     assert placed(hosts=TWO, hostfile="/f", ranks=3).hostfile == ""
 
@@ -202,24 +202,24 @@ def test_launchers_and_allocations(name: str) -> None:
     wanted = LAUNCHERS[name].schedulers
     for scheduler in ("slurm", "pbs", "cobalt", "lsf", None):
         if not wanted or scheduler in wanted:
-            refuse_unfit(name, SITE, Wishes(), scheduler, 1)
+            refuse_unfit(name, SITE, Requested(), scheduler, 1)
         else:
             with pytest.raises(UsageError, match=f"{name} starts ranks in an allocation of"):
-                refuse_unfit(name, SITE, Wishes(), scheduler, 1)
+                refuse_unfit(name, SITE, Requested(), scheduler, 1)
 
 
 def test_torchrun_on_several_hosts_needs_slurm() -> None:
-    refuse_unfit("torchrun", SITE, Wishes(), "slurm", 2)
+    refuse_unfit("torchrun", SITE, Requested(), "slurm", 2)
     for scheduler in ("pbs", None):
-        refuse_unfit("torchrun", SITE, Wishes(), scheduler, 1)
+        refuse_unfit("torchrun", SITE, Requested(), scheduler, 1)
         with pytest.raises(UsageError, match="torchrun starts ranks on several hosts"):
-            refuse_unfit("torchrun", SITE, Wishes(), scheduler, 2)
+            refuse_unfit("torchrun", SITE, Requested(), scheduler, 2)
 
 
 @pytest.mark.parametrize("name", ["aprun", "jsrun"])
 def test_launchers_that_choose_hosts_themselves(name: str) -> None:
     with pytest.raises(UsageError, match="chooses the hosts itself"):
-        refuse_unfit(name, SITE, Wishes(hosts=TWO), None, 2)
+        refuse_unfit(name, SITE, Requested(hosts=TWO), None, 2)
 
 
 def test_the_mpi_of_a_recipe() -> None:
@@ -236,16 +236,16 @@ def test_variables_for_other_hosts() -> None:
          "DATA", "MINE"), "1",
     )  # fmt: skip
     activated = {"PATH", "VIRTUAL_ENV", "CUDA_HOME", "LMOD_CMD", "_ModuleTable001_", "MODULEPATH"}
-    wishes = Wishes(variables=(("OMP_NUM_THREADS", "4"),), exports=("MINE", "NOT_SET"))
-    assert exported(SITE.launch.exports, activated, environ, wishes) == (
+    requested = Requested(variables=(("OMP_NUM_THREADS", "4"),), exports=("MINE", "NOT_SET"))
+    assert exported(SITE.launch.exports, activated, environ, requested) == (
         "PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "VIRTUAL_ENV", "HOROVOD_TIMELINE", "MINE",
     )  # fmt: skip
 
 
 def test_programs_that_get_nothing_of_the_host_get_what_is_meant_for_ranks() -> None:
     environ = {"HOROVOD_TIMELINE": "1", "A": "1", "LD_LIBRARY_PATH": "/lib"}
-    assert exported((), {"PATH"}, environ, Wishes()) == ("HOROVOD_TIMELINE",)
-    assert exported((), {"PATH"}, {"A": "1"}, Wishes(exports=("A",))) == ("A",)
+    assert exported((), {"PATH"}, environ, Requested()) == ("HOROVOD_TIMELINE",)
+    assert exported((), {"PATH"}, {"A": "1"}, Requested(exports=("A",))) == ("A",)
 
 
 SHELL = {
@@ -272,7 +272,7 @@ def test_ranks_of_verify_get_what_run_hands_on(launcher: str) -> None:
     """All but what activate.sh unsets, and files that the ranks would write to."""
     environ = {**SHELL, "PYTHONPATH": "/x", "HOROVOD_TIMELINE": "t.json"}
     kept = for_ranks(launcher, environ, {"PATH"})
-    away = hidden(launcher, environ, Wishes(), {"PATH"})
+    away = hidden(launcher, environ, Requested(), {"PATH"})
     assert kept.keys() == SHELL.keys() - {*away}
     assert for_ranks(launcher, environ, {"PATH"}, ("apptainer",)).keys() >= kept.keys()
     if launcher == "horovodrun-gloo":
@@ -291,4 +291,4 @@ def test_ranks_of_verify_get_what_run_hands_on(launcher: str) -> None:
 )  # fmt: skip
 def test_what_may_stand_on_command_lines(name: str, seen: bool) -> None:
     """The last one because the user says so."""
-    assert may_be_seen(name, Wishes(exports=("WANDB_API_KEY",))) is seen
+    assert may_be_seen(name, Requested(exports=("WANDB_API_KEY",))) is seen

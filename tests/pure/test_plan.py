@@ -8,14 +8,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hvdenv import PROBES
+from hvdenv import STEP_PROGRAMS
 from hvdenv.cli.main import main
 from hvdenv.cli.options import choose_python
 from hvdenv.errors import IncompatibleError
 from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.knowledge.patches import Edit, applicable
-from hvdenv.model.cascade import read_layer, resolve, shipped_recipes, variants_of
 from hvdenv.model.facts import Facts, Interpreter
+from hvdenv.model.layers import read_layer, resolve, shipped_recipes, variants_of
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans import steps
 from hvdenv.plans.plan import (
@@ -158,12 +158,12 @@ def test_patches_and_probes_change_the_digest(
         after = plan(recipe, facts)
     assert after.digest != before.digest
     assert after.wheel_inputs["patches"] != before.wheel_inputs["patches"]
-    for probe in PROBES.glob("*.py"):
+    for probe in STEP_PROGRAMS.glob("*.py"):
         text = probe.read_text(encoding="utf-8")
         (tmp_path / probe.name).write_text(
             f"{text}# changed\n" if probe.name == "stack.py" else text
         )
-    monkeypatch.setattr(steps, "PROBES", tmp_path)
+    monkeypatch.setattr(steps, "STEP_PROGRAMS", tmp_path)
     assert plan(recipe, facts).digest != before.digest
     assert plan(recipe, facts).wheel_inputs == before.wheel_inputs
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.environments import generations, upkeep
+from hvdenv.environments import generations, prune
 from hvdenv.environments.generations import at
 from hvdenv.environments.prefixes import UNFIT_IN_BASH, UNFIT_IN_PREFIX
 from hvdenv.errors import UsageError
@@ -67,7 +67,7 @@ def test_what_is_not_ours_is_refused_and_left(
     build(environment, ONE)
     with pytest.raises(UsageError, match=what):
         generations.switch(environment, ONE)
-    cleared = upkeep.remove(environment)
+    cleared = prune.remove(environment)
     assert cleared.removed == (ONE,)
     assert [path for path, _ in cleared.kept] == [str(environment.prefix)]
     assert os.path.lexists(environment.prefix)
@@ -80,7 +80,7 @@ def test_a_store_that_is_not_ours_is_refused(tmp_path: Path, make: Callable[[Pat
     with pytest.raises(UsageError, match="that hvdenv did not make"):
         generations.claim(environment)
     with pytest.raises(UsageError, match="no environment"):
-        upkeep.remove(environment)
+        prune.remove(environment)
 
 
 @pytest.mark.parametrize("character", [*UNFIT, "\x85", "\u2003", "\udcff"])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hvdenv.masking import mask, plain
 from hvdenv.verification.ranks import Rank, RankRun, collect, judge, judge_exercise, parse_events
-from tests.probes import load
+from tests.standalone import load
 
 rank = load("rank")
 TOKEN = "0123abc"
@@ -24,7 +24,7 @@ TOKEN = "0123abc"
 
 def lines(event: dict[str, Any], token: str = TOKEN) -> list[str]:
     """As a process that says no more than this event writes it, but once."""
-    return list(rank.Voice(token).lines(event))
+    return list(rank.EventWriter(token).lines(event))
 
 
 def started(rank: int, pid: int = 0) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def test_what_launchers_cut_and_mix_arrives(size: int, data: st.DataObject) -> N
     """Horovod's own, srun and mpirun; and a rank begins anywhere in what they read."""
     texts, events = [], []
     for number in range(3):
-        voice = rank.Voice(TOKEN)
+        voice = rank.EventWriter(TOKEN)
         said = [started(number), exited(number, code=1, tail="x" * data.draw(st.integers(0, 5000)))]
         written = (f"\n{line}\n{line}\n" for each in said for line in voice.lines(each))
         texts.append("-" * data.draw(st.integers(0, size)) + "".join(written))
@@ -116,7 +116,7 @@ def test_what_launchers_cut_and_mix_arrives(size: int, data: st.DataObject) -> N
 
 
 def test_lines_are_shorter_than_what_srun_cuts(capfd: pytest.CaptureFixture[str]) -> None:
-    rank.Voice("f" * 32).emit("result", tail="x" * 9000)
+    rank.EventWriter("f" * 32).emit("result", tail="x" * 9000)
     written = capfd.readouterr().out
     assert max(map(len, written.splitlines())) <= 500
     ((event),) = parse_events(written, "f" * 32)
@@ -136,7 +136,7 @@ def test_what_a_rank_says_is_masked_only_after_it_was_checked() -> None:
     assert rank.tail == "token=*** https://***@host red"
 
 
-class _Unseen(rank.Watch):  # type: ignore[misc, name-defined]
+class _Unseen(rank.Supervisor):  # type: ignore[misc, name-defined]
     """Watches over a program that ends while nobody looks: on a machine that stalls there."""
 
     def _start(self, *_: object) -> subprocess.Popen[bytes]:
@@ -147,7 +147,7 @@ class _Unseen(rank.Watch):  # type: ignore[misc, name-defined]
 
 
 def test_the_last_words_of_a_rank_are_read_though_nobody_looks_while_it_ends() -> None:
-    watch = _Unseen(rank.Voice(TOKEN), 60.0, "torch", "MPI", "host", ())
+    watch = _Unseen(rank.EventWriter(TOKEN), 60.0, "torch", "MPI", "host", ())
     with watch.child:
         assert watch.run() == 0
     os.close(watch.reports)
@@ -156,7 +156,7 @@ def test_the_last_words_of_a_rank_are_read_though_nobody_looks_while_it_ends() -
 
 
 def test_how_a_crash_began_is_kept_though_its_backtrace_is_long() -> None:
-    tail = rank.Tail()
+    tail = rank.OutputTail()
     frames = [f" {number}  /x{'y' * 250}/libpython3.so(f+0x1) [0x7f]" for number in range(4, 40)]
     tail.take("\n".join([BACKTRACE, *frames, "last", ""]).encode())
     text = tail.text()
@@ -204,8 +204,8 @@ Thread 0x00007f8d1ffff6c0 (most recent call first):
 
 Thread 0x00007f8d6b2c7740 (most recent call first):
   File "/env/lib/python3.11/site-packages/horovod/torch/{}", line 1030 in join
-  File "/hvdenv/probes/rank_collectives.py", line 260 in call
-  File "/hvdenv/probes/rank_work.py", line 107 in <module>"""
+  File "/hvdenv/standalone/ranks/rank_collectives.py", line 260 in call
+  File "/hvdenv/standalone/ranks/rank_work.py", line 107 in <module>"""
 WAITS, SLEEPS = _STACKS.format("mpi_ops.py"), _STACKS.format("__init__.py")
 IN_JOIN = {"stage": "collectives", "detail": "join: in hvd.join()"}
 LATE = {"code": -9, "signal": "SIGKILL", "ended_by": "deadline"}

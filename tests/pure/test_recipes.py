@@ -12,7 +12,7 @@ import pytest
 from hvdenv.cli.main import main
 from hvdenv.cli.show import recipe_schema
 from hvdenv.errors import RecipeError, UsageError
-from hvdenv.model.cascade import read_layer, resolve, shipped_recipes, variants_of
+from hvdenv.model.layers import read_layer, resolve, shipped_recipes, variants_of
 from hvdenv.schema import parse_toml
 
 CASES = sorted((Path(__file__).parents[1] / "cases/recipes").glob("*.toml"))

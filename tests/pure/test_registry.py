@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.environments import generations, registry, upkeep
+from hvdenv.environments import generations, prune, registry
 from hvdenv.environments.generations import at
 from hvdenv.places import Places
 from tests.environments import ONE, TWO, build
@@ -46,7 +46,7 @@ def test_environments_are_listed_wherever_they_lie(tmp_path: Path) -> None:
 
     outside.record(TWO).write_text("{")
     assert listing(places)[1][3] == "broken"
-    upkeep.remove(outside)
+    prune.remove(outside)
     assert listing(places)[1][3] == "missing"
     registry.forget(places, outside)
     registry.forget(places, outside)

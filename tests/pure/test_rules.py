@@ -16,9 +16,9 @@ from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.patches import all_patches
 from hvdenv.knowledge.remedies import edits_of, propose
 from hvdenv.knowledge.rules import Observables, Rule, all_rules, applies, each_of, judge, themes
-from hvdenv.model.cascade import read_layer, resolve, shipped_recipes, variants_of
 from hvdenv.model.cluster import Container, Job, Modules, Partition, Places
 from hvdenv.model.facts import Facts, Interpreter, Tool
+from hvdenv.model.layers import read_layer, resolve, shipped_recipes, variants_of
 from hvdenv.model.recipe import Conda, Framework, FrameworkPackage, Gpu, Mpi, Recipe
 from hvdenv.plans.plan import choose_versions
 from hvdenv.runner import Runner

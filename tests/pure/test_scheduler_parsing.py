@@ -28,8 +28,8 @@ from hvdenv.sites.jobstate import (
 )
 from hvdenv.sites.scheduler import (
     Listener,
+    OutputTail,
     Submitted,
-    Tail,
     follow,
     keep,
     recall,
@@ -258,7 +258,7 @@ def test_each_unhappy_end_has_a_remedy() -> None:
 
 def test_a_file_that_grows(tmp_path: Path) -> None:
     path = tmp_path / "out"
-    tail = Tail(str(path))
+    tail = OutputTail(str(path))
     assert list(tail.lines()) == []
     path.write_bytes(b"one\ntw")
     assert list(tail.lines()) == ["one"]
@@ -274,7 +274,7 @@ def test_a_file_is_read_whole_however_it_grows(
     blocks: list[bytes], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("tail") / "out"
-    at_once, bit_by_bit = Tail(str(path)), Tail(str(path))
+    at_once, bit_by_bit = OutputTail(str(path)), OutputTail(str(path))
     read = []
     for block in blocks:
         with path.open("ab") as stream:

@@ -15,8 +15,8 @@ import pytest
 from hvdenv.cli.main import main
 from hvdenv.errors import RecipeError, UsageError
 from hvdenv.knowledge.flags import horovod_variables
-from hvdenv.model.cascade import read_layer, resolve, shipped_recipes, variants_of
 from hvdenv.model.cluster import Job, Swap
+from hvdenv.model.layers import read_layer, resolve, shipped_recipes, variants_of
 from hvdenv.model.recipe import ByPython, Deviation, Note, Recipe
 from hvdenv.schema import fields, parse_toml
 from hvdenv.sites.batch import check

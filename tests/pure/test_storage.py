@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hvdenv.cli.main import main
-from hvdenv.environments import generations, lastuse, registry, storage
+from hvdenv.environments import generations, last_used, registry, storage
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.storage import Counter, Size
 from hvdenv.places import Places, find_places
@@ -101,27 +101,27 @@ def test_a_long_count_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_use_is_noted_beside_the_environment(environment: Environment) -> None:
     places, generation = find_places(), environment.generation(THREE)
-    assert lastuse.find(places, generation) == ("", "")
+    assert last_used.find(places, generation) == ("", "")
     before = sorted(os.listdir(generation))
-    lastuse.note(places, environment.prefix)
-    found = lastuse.find(places, generation)
+    last_used.note(places, environment.prefix)
+    found = last_used.find(places, generation)
     assert found.how == "hvdenv"
     assert ago(1) < found.when <= ago(0)
     assert sorted(os.listdir(generation)) == before
     assert listed(environment)[THREE].used == found.when
-    lastuse.forget(places, generation)
-    lastuse.forget(places, generation)
-    assert lastuse.find(places, generation) == ("", "")
+    last_used.forget(places, generation)
+    last_used.forget(places, generation)
+    assert last_used.find(places, generation) == ("", "")
 
 
 def test_what_hvdenv_did_not_build_has_no_note(tmp_path: Path) -> None:
-    lastuse.note(Places(tmp_path / "home"), tmp_path)
+    last_used.note(Places(tmp_path / "home"), tmp_path)
     assert not (tmp_path / "home").exists()
 
 
 def test_a_home_that_cannot_be_written_stops_nothing(environment: Environment) -> None:
     (environment.prefix.parent / "file").write_text("")
-    lastuse.note(Places(environment.prefix.parent / "file"), environment.prefix)
+    last_used.note(Places(environment.prefix.parent / "file"), environment.prefix)
 
 
 def test_access_times_are_the_second_best(
@@ -130,20 +130,20 @@ def test_access_times_are_the_second_best(
     places, generation = find_places(), environment.generation(ONE)
     activate = generation / "activate.sh"
     # Changing times sets the change of the inode to now: take that as long ago.
-    genuine = lastuse._time
+    genuine = last_used._time
     monkeypatch.setattr(
-        lastuse, "_time", lambda path, which: 0.0 if which == "st_ctime" else genuine(path, which)
+        last_used, "_time", lambda path, which: 0.0 if which == "st_ctime" else genuine(path, which)
     )
     set_times(environment.record(ONE), accessed=50, changed=50)
     # Read by its own build, before the record was written.
     set_times(activate, accessed=51, changed=52)
-    assert lastuse.find(places, generation) == ("", "")
+    assert last_used.find(places, generation) == ("", "")
     set_times(activate, accessed=20, changed=52)
-    found = lastuse.find(places, generation)
+    found = last_used.find(places, generation)
     assert found.how == "access time"
     assert ago(21) < found.when < ago(19)
-    lastuse.note(places, generation)
-    assert lastuse.find(places, generation).how == "hvdenv"
+    last_used.note(places, generation)
+    assert last_used.find(places, generation).how == "hvdenv"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_access_times_are_the_second_best(
 def test_prune_by_age_and_use(
     words: tuple[str, ...], gone: list[str], environment: Environment, capsys: Captured
 ) -> None:
-    lastuse.note(find_places(), environment.generation(ONE))
+    last_used.note(find_places(), environment.generation(ONE))
     (note,) = find_places().used.iterdir()
     set_times(note, accessed=1, changed=1)
     assert main(["envs", "prune", *words, "--dry-run"]) == 0
@@ -201,7 +201,7 @@ def test_ages_that_are_none(age: str, capsys: Captured) -> None:
 def test_where_no_access_times_are_kept_it_is_said(
     environment: Environment, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lastuse, "keeps_access_times", lambda folder: False)
+    monkeypatch.setattr(last_used, "keeps_access_times", lambda folder: False)
     assert main(["envs", "prune", "--unused-for", "12w", "--dry-run"]) == 0
     assert "noatime" in capsys.readouterr().err
     assert main(["envs", "prune", "--older-than", "12w", "--dry-run"]) == 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hvdenv import PROBES
+from hvdenv import RANK_PROGRAMS
 from hvdenv.verification.ranks import RankRun, collect
 from hvdenv.verification.training import judge
 
@@ -171,7 +171,7 @@ def test_ranks_that_did_not_come_to_it() -> None:
 
 @pytest.fixture(scope="module")
 def probe() -> Any:
-    path = PROBES / "rank_training.py"
+    path = RANK_PROGRAMS / "rank_training.py"
     spec = importlib.util.spec_from_file_location("rank_training", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

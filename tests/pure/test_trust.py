@@ -21,8 +21,8 @@ from hvdenv.cli.options import refuse_foreign_path, refuse_foreign_prefix
 from hvdenv.command import Command
 from hvdenv.environments import generations
 from hvdenv.errors import UntrustedError
-from hvdenv.model.cascade import resolve
 from hvdenv.model.cluster import Modules
+from hvdenv.model.layers import resolve
 from hvdenv.model.recipe import Conda, FrameworkPackage, Source, executed_paths
 from hvdenv.reading import RECIPE, read_file
 from hvdenv.runner import Runner, drop_relative_folders
@@ -357,7 +357,7 @@ def test_bytes_that_are_used_are_those_that_were_judged(tmp_path: Path) -> None:
 
 def test_what_is_read_once_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between reading and judging nothing is opened again."""
-    from hvdenv.model import cascade
+    from hvdenv.model import layers
 
     recipe = mine(tmp_path)
     opened: list[Path] = []
@@ -366,8 +366,8 @@ def test_what_is_read_once_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         opened.append(path)
         return read_file(path, RECIPE)
 
-    monkeypatch.setattr(cascade, "read_file", reading)
-    resolved = cascade.resolve(str(recipe))
+    monkeypatch.setattr(layers, "read_file", reading)
+    resolved = layers.resolve(str(recipe))
     assert opened.count(recipe) == 1
     (content,) = resolved.contents
     assert content.data == recipe.read_bytes()

@@ -13,7 +13,7 @@ from hvdenv.errors import RecipeError, StepError
 from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.wheels import wheelarchive
-from hvdenv.wheels.entries import Cache, key
+from hvdenv.wheels.cache_entry import Cache, key
 from hvdenv.wheels.wheelarchive import export, take_in
 from hvdenv.wheels.wheelcache import names, own, store, take
 from tests.wheels import NAME, wheel_in

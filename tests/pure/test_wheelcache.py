@@ -17,7 +17,7 @@ from hvdenv.errors import StepError
 from hvdenv.model.cluster import Wheels
 from hvdenv.places import Places
 from hvdenv.runner import Runner
-from hvdenv.wheels.entries import Cache, key, read_record
+from hvdenv.wheels.cache_entry import Cache, key, read_record
 from hvdenv.wheels.wheelcache import (
     Listed,
     Taken,

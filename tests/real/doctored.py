@@ -17,12 +17,12 @@ from pathlib import Path
 
 import psutil
 
-from hvdenv import PROBES
+from hvdenv import RANK_PROGRAMS
 from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.launch.launchers import Launch
 from hvdenv.reports.report import Finding, Report
 from hvdenv.runner import TOKEN_VARIABLE, Runner
-from hvdenv.verification import evidence, ranks
+from hvdenv.verification import collectors, ranks
 from hvdenv.verification.verify import DEFAULT_LAUNCHERS
 
 # How much longer than on an idle machine things take: what hangs is told from it by waiting.
@@ -105,10 +105,10 @@ def run_ranks(
 ) -> ranks.RankRun:
     """Ranks as verify starts them; nothing else is looked at."""
     cores = len(os.sched_getaffinity(0))
-    run: ranks.RankRun = evidence.rank_run(
+    run: ranks.RankRun = collectors.rank_run(
         installation=installation,
         runner=runner,
-        mpi=evidence.mpi(installation, runner, timeout),
+        mpi=collectors.mpi(installation, runner, timeout),
         launchers=DEFAULT_LAUNCHERS,
         launch=Launch((), size, cores, os.geteuid() == 0),
         timeout=timeout,
@@ -147,7 +147,7 @@ def processes_running(runner: Runner, script: str, count: int) -> list[psutil.Pr
                 words = process.cmdline()
             except psutil.Error:
                 continue
-            if "python" in Path((words or [""])[0]).name and str(PROBES / script) in words:
+            if "python" in Path((words or [""])[0]).name and str(RANK_PROGRAMS / script) in words:
                 there.append(process)
         if len(there) >= count:
             return there

@@ -13,7 +13,7 @@ from hvdenv.launch.hosts import Host
 from hvdenv.launch.launchers import Launch
 from hvdenv.model.cluster import Network, Reference
 from hvdenv.runner import Runner
-from hvdenv.verification import evidence
+from hvdenv.verification import collectors
 from hvdenv.verification.bench import Effort, Gpus
 from hvdenv.verification.verify import DEFAULT_LAUNCHERS, verify
 from tests.real.doctored import TIMEOUT, found
@@ -72,8 +72,8 @@ def test_a_compiler_that_does_not_do(
     mpicc.chmod(0o755)
     mpirun.symlink_to(original.program("mpirun"))
     other = original._replace(path=(str(mpicc.parent), *original.path))
-    yardstick = evidence.measure_yardstick(
-        other, runner, evidence.mpi(original, runner, TIMEOUT), DEFAULT_LAUNCHERS, LAUNCH,
+    yardstick = collectors.measure_yardstick(
+        other, runner, collectors.mpi(original, runner, TIMEOUT), DEFAULT_LAUNCHERS, LAUNCH,
         TIMEOUT, Effort(0.1, str(tmp_path)), 1024,
     )  # fmt: skip
     assert yardstick.points == ()
@@ -128,8 +128,8 @@ def test_the_yardstick_on_what_stands_for_gpus(
         argv = (original.program("mpicc"), "-shared", "-fPIC", f"-DGPUS={gpus}", "-o", str(library))
         command = Command((*argv, str(tmp_path / "pretended.c")), original.env)
         assert runner.run(command).returncode == 0
-    yardstick = evidence.measure_yardstick(
-        original, runner, evidence.mpi(original, runner, TIMEOUT), ("mpirun",), LAUNCH,
+    yardstick = collectors.measure_yardstick(
+        original, runner, collectors.mpi(original, runner, TIMEOUT), ("mpirun",), LAUNCH,
         TIMEOUT, Effort(0.2, str(tmp_path)), 1024, Gpus(str(library), str(library)),
     )  # fmt: skip
     if problem:
@@ -148,8 +148,8 @@ def test_the_yardstick_on_two_hosts(
         hosts=tuple(Host(name, 1) for name in cluster.hosts),
         network=Network(use=(cluster.interface,)),
     )
-    mpi = evidence.mpi(original, runner, TIMEOUT)
-    yardstick = evidence.measure_yardstick(
+    mpi = collectors.mpi(original, runner, TIMEOUT)
+    yardstick = collectors.measure_yardstick(
         original, runner, mpi, ("mpirun",), launch, TIMEOUT, Effort(0.5, str(tmp_path)), 1 << 20
     )
     assert yardstick.points, yardstick

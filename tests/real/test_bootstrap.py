@@ -48,6 +48,10 @@ def test_the_wheel_has_what_steps_and_users_need(bundle: Path) -> None:
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
         fields = Parser().parsestr(archive.read(metadata).decode())
     assert fields["Requires-Python"] == ">=3.10"
-    needed = {"hvdenv/recipes/local.toml", "hvdenv/model/defaults.toml", "hvdenv/probes/rank.py"}
+    needed = {
+        "hvdenv/recipes/local.toml",
+        "hvdenv/model/defaults.toml",
+        "hvdenv/standalone/ranks/rank.py",
+    }
     assert needed <= names
     assert wheel.name == f"hvdenv-{__version__}-py3-none-any.whl"

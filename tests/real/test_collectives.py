@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv import PROBES
+from hvdenv import RANK_PROGRAMS
 from hvdenv.environments.installation import Installation
 from hvdenv.runner import Runner
 from hvdenv.verification import collectives
 from hvdenv.verification.checks import computed
-from hvdenv.verification.evidence import Extension
+from hvdenv.verification.collectors import Extension
 from hvdenv.verification.ranks import RankRun
 from hvdenv.verification.verify import usual_ranks
-from tests.probes import load
 from tests.real.conftest import Cli
 from tests.real.doctored import run_ranks, without_check_build
+from tests.standalone import load
 
 CONTROLLERS = {"torch": "MPI", "tensorflow": "Gloo"}
 HERE = Path(__file__).parent
@@ -212,7 +212,7 @@ def test_two_ranks_do_not_prove_process_sets(original: Installation, runner: Run
 
 def test_wrong_answers_differ_from_the_right_ones(original: Installation) -> None:
     program = Path(__file__).parent / "wrong_answers.py"
-    output = subprocess.check_output([original.python, str(program), str(PROBES)], text=True)
+    output = subprocess.check_output([original.python, str(program), str(RANK_PROGRAMS)], text=True)
     assert int(output) >= 30
 
 

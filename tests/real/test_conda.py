@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
+from hvdenv import STEP_PROGRAMS
 from tests.channel import PLACEHOLDER, Channel, File, find_interpreter, python_channel
 from tests.index import served
 from tests.real.conftest import hear_interrupts
 
-PROBE = Path(__file__).parents[2] / "hvdenv/probes/conda_env.py"
+CONDA_ENV = STEP_PROGRAMS / "conda_env.py"
 PROGRAM = (
     f'#include <stdio.h>\nstatic volatile const char *prefix = "{PLACEHOLDER}/share";\n'
     'int main(void) { printf("%s\\n", (const char *)prefix); return 0; }\n'
@@ -67,7 +68,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(*words: str | Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, str(PROBE), *map(str, words)],
+        [sys.executable, str(CONDA_ENV), *map(str, words)],
         env={"PATH": "/usr/bin:/bin", "HOME": os.environ.get("HOME", "/")}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
         preexec_fn=hear_interrupts,
@@ -357,7 +358,7 @@ def test_the_interpreter_is_not_let_to_its_end(tools: Channel, cache: Path, tmp_
     """It dies there in one of four runs that installed something."""
     (tmp_path / "sitecustomize.py").write_text("import atexit; atexit.register(print, 'the end')")
     words = (document(tmp_path, [tools.url], ["greeter"]), tmp_path / "env", "--cache", cache)
-    for program, reaches_it in ((["-c", ""], True), ([str(PROBE), *map(str, words)], False)):
+    for program, reaches_it in ((["-c", ""], True), ([str(CONDA_ENV), *map(str, words)], False)):
         said = subprocess.run(
             [sys.executable, *program], env={"PYTHONPATH": str(tmp_path)}, text=True, check=True,
             stdout=subprocess.PIPE, timeout=300,

@@ -20,7 +20,7 @@ from tests.channel import PLACEHOLDER, Channel, File
 from tests.index import Site, served
 
 ROOT = Path(__file__).parents[2]
-PROBE = ROOT / "hvdenv/probes/conda_env.py"
+PROGRAM = ROOT / "hvdenv/standalone/steps/conda_env.py"
 SPECS = ["tool", "greeter >=1"]
 
 
@@ -55,7 +55,7 @@ def spec_of(url: str, **changed: Any) -> dict[str, Any]:
 def run(spec: dict[str, Any], *words: str | Path, path: Path) -> tuple[int, str]:
     path.write_text(json.dumps(spec))
     done = subprocess.run(
-        [sys.executable, PROBE, path, *words], env={"PATH": "/usr/bin:/bin", "HOME": f"{path.parent}-home"},
+        [sys.executable, PROGRAM, path, *words], env={"PATH": "/usr/bin:/bin", "HOME": f"{path.parent}-home"},
         text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout
@@ -68,7 +68,7 @@ def good(spec: dict[str, Any], *words: str | Path, path: Path) -> str:
 
 
 def solved(spec: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    good(spec, "--solve-only", folder / "records.json", path=folder / "wish.json")
+    good(spec, "--solve-only", folder / "records.json", path=folder / "request.json")
     found: list[dict[str, Any]] = json.loads((folder / "records.json").read_text())
     return found
 
@@ -351,7 +351,7 @@ def test_only_what_is_named_moves_and_what_it_needs(tmp_path: Path) -> None:
     channel.index()
     spec |= condalock.preferring(before, [])
     assert versions(spec) == {**as_before, "base2": "1.1"}
-    said = good(spec, "--solve-only", tmp_path / "records.json", path=tmp_path / "wish.json")
+    said = good(spec, "--solve-only", tmp_path / "records.json", path=tmp_path / "request.json")
     assert "no longer in the channels: base2 1.0 0" in said
 
 

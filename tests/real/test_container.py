@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import pytest
 
-from hvdenv.model.cascade import resolve
+from hvdenv.model.layers import resolve
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.container import (
     Build,

@@ -19,7 +19,7 @@ from hvdenv.reports.report import Finding
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
 from hvdenv.sites import modulesystem
-from hvdenv.verification import evidence
+from hvdenv.verification import collectors
 from hvdenv.verification.checks import CHECKS
 from tests.modulesystems import KINDS, cache_folder, install, write_module
 from tests.real.doctored import TIMEOUT, make_copy, purelib
@@ -42,16 +42,16 @@ def libmpi(built: Installation) -> Path:
 
 def record(built: Installation, runner: Runner) -> None:
     """Write the record as the end of a build does."""
-    mpi, _ = evidence.mpi(built, runner, TIMEOUT)
-    seen = evidence.observe(built, runner, TIMEOUT, mpi)
+    mpi, _ = collectors.mpi(built, runner, TIMEOUT)
+    seen = collectors.observe(built, runner, TIMEOUT, mpi)
     path = Path(built.generation, generations.RECORD)
     generations.write_record(path, {"hvdenv": "0.1.0", "observed": encode(seen)})
 
 
 def drift(now: Installation, runner: Runner) -> list[Finding]:
     """The findings of verify's check."""
-    mpi = evidence.mpi(now, runner, TIMEOUT)
-    observed = evidence.observed(now, runner, TIMEOUT, mpi)
+    mpi = collectors.mpi(now, runner, TIMEOUT)
+    observed = collectors.observed(now, runner, TIMEOUT, mpi)
     return list(CHECKS["drift"](observed=observed))
 
 
@@ -225,11 +225,11 @@ def test_a_generation_of_an_older_hvdenv(built: Installation, runner: Runner) ->
 
 
 def test_what_hvdenv_did_not_build_has_nothing_to_compare(original: Installation) -> None:
-    applies = evidence.FACTS["observed"].applies
+    applies = collectors.FACTS["observed"].applies
     assert applies(installation=original)
     assert not applies(installation=original._replace(generation=""))
 
 
 def test_a_python_that_gives_no_answer(built: Installation, runner: Runner) -> None:
     with pytest.raises(StepError, match="could not be observed"):
-        evidence.observe(built._replace(python="/bin/true"), runner, TIMEOUT, Mpi("unknown"))
+        collectors.observe(built._replace(python="/bin/true"), runner, TIMEOUT, Mpi("unknown"))

@@ -21,12 +21,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvdenv import PROBES
+from hvdenv import RANK_PROGRAMS
 from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.launch.hosts import Host
 from hvdenv.reports.report import Finding, Report
 from hvdenv.runner import Runner
-from hvdenv.verification import evidence, ranks
+from hvdenv.verification import collectors, ranks
 from hvdenv.verification.checks import CHECKS
 from hvdenv.verification.verify import TWO_RANKS, verify
 from tests.real.conftest import Cli, hear_interrupts
@@ -214,8 +214,8 @@ def library_of(installation: Installation) -> Path:
 
 def judged(installation: Installation, runner: Runner) -> Finding:
     """What the check of the extension says about torch."""
-    libraries = evidence.libraries(installation, runner, TIMEOUT)
-    seen = evidence.extension(installation, runner, TIMEOUT, libraries, {}, "torch")
+    libraries = collectors.libraries(installation, runner, TIMEOUT)
+    seen = collectors.extension(installation, runner, TIMEOUT, libraries, {}, "torch")
     (finding,) = CHECKS["extension"](extension=seen, expectation=TORCH, framework="torch")
     assert finding.status == "fail"
     return finding
@@ -279,7 +279,7 @@ def test_a_package_of_a_module_in_front(copy: Copy, runner: Runner, tmp_path: Pa
     for folder in (package, package.parent):
         (folder / "__init__.py").write_text("__version__ = '0.28.1'\n")
     installation = copy()._replace(env=(("PYTHONPATH", str(tmp_path / "module")),))
-    libraries = evidence.libraries(installation, runner, TIMEOUT)
+    libraries = collectors.libraries(installation, runner, TIMEOUT)
     (finding,) = CHECKS["shadowing"](libraries=libraries, expectation=TORCH)
     assert finding.status == "fail"
     assert finding.message == (
@@ -338,7 +338,7 @@ def test_a_noisy_child_of_a_rank_holds_nobody_up(copy: Copy, runner: Runner) -> 
     report = verify(installation, OVER_MPI, runner, timeout=TIMEOUT)
     assert report.seconds < TIMEOUT / 2, "it was waited for"
     assert found(report, "allreduce")["torch over MPI"].status == "pass"
-    left = found(report, "leftovers")[HERE]
+    left = found(report, "orphans")[HERE]
     assert left.status == "unproven" and STRAY in left.evidence
     assert all(f" on {HERE}: {installation.prefix}/" in line for line in left.evidence.splitlines())
     subprocess.run(left.remedy.rpartition(": ")[2].split(), check=True)
@@ -390,7 +390,11 @@ def test_a_signal_leaves_a_report_and_nothing_else(
     words = [sys.executable, "-c", DRIVER, installation.prefix, (runner := Runner()).token]
     words += installation.path
     with subprocess.Popen(
-        words, cwd=PROBES.parents[1], preexec_fn=hear_interrupts, stdout=subprocess.PIPE, text=True
+        words,
+        cwd=RANK_PROGRAMS.parents[2],
+        preexec_fn=hear_interrupts,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         processes_running(runner, script, 1)
         time.sleep(1)
@@ -449,7 +453,7 @@ def test_a_library_that_handles_signals_in_c_costs_no_report_and_no_exit_code(
         "assert signal.getsignal(signal.SIGINT) is None\n" + AFTER_ALL[name]
     )
     ended = subprocess.run(
-        [sys.executable, "-c", code], cwd=PROBES.parents[1],
+        [sys.executable, "-c", code], cwd=RANK_PROGRAMS.parents[2],
         env={**os.environ, "LD_PRELOAD": str(library)},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -499,7 +503,7 @@ def test_a_host_that_cannot_be_reached(
     finding = found(report, "allreduce")["torch over Gloo"]
     assert finding.status == "fail"
     assert "horovodrun-gloo started none of 2 ranks" in finding.message
-    left = found(report, "leftovers")[unplugged]
+    left = found(report, "orphans")[unplugged]
     assert left.status == "unproven"
     assert f"unconfirmed whether ranks still run on {unplugged}: " in left.message
 
@@ -526,7 +530,7 @@ def test_a_host_that_is_lost_in_the_middle(cluster: Cluster, copy: Copy, tmp_pat
     assert report.verdict == "fail"
     finding = found(report, "allreduce")["torch over MPI"]
     assert f"rank 1 on {lost}: was lost without a word" in finding.message
-    assert found(report, "leftovers")[lost].status == "unproven"
+    assert found(report, "orphans")[lost].status == "unproven"
 
 
 def test_what_a_killed_launcher_leaves_on_other_hosts_is_ended(
@@ -552,7 +556,7 @@ def test_what_a_killed_launcher_leaves_on_other_hosts_is_ended(
     wait_until(lambda: not any(probes_on(cluster, host) for host in cluster.hosts), 30)
     (report,) = reports
     assert report.verdict == "fail"
-    told = found(report, "leftovers")["hosts"].message
+    told = found(report, "orphans")["hosts"].message
     assert "nothing of this run is left on" in told
     assert all(host in told for host in cluster.hosts)
     # The rank there may end by itself before it is asked for, or has to be ended too.

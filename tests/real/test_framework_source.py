@@ -13,7 +13,7 @@ import pytest
 
 from tests.real.conftest import Cli
 
-PROBE = Path(__file__).parents[2] / "hvdenv/probes/fetch_git.py"
+PROGRAM = Path(__file__).parents[2] / "hvdenv/standalone/steps/fetch_git.py"
 TAG = "v1.7.1"
 # Nobody's name and configuration; since 2.38.1 git wants to be asked about submodules in files.
 GIT = {
@@ -115,7 +115,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Repository:
 def fetch(folder: Path, *words: str, **variables: str) -> tuple[int, str]:
     """Run the step's first command."""
     done = subprocess.run(
-        [sys.executable, PROBE, *words, folder], env={**os.environ, **GIT, **variables},
+        [sys.executable, PROGRAM, *words, folder], env={**os.environ, **GIT, **variables},
         text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     return done.returncode, done.stdout

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvdenv.environments import generations, upkeep, usage
+from hvdenv.environments import generations, in_use, prune
 from hvdenv.environments.generations import Environment, at
 from hvdenv.errors import BusyError
 from tests.waiting import wait_until
@@ -38,7 +38,7 @@ while True:
 REMOVE = """
 import sys
 from pathlib import Path
-from hvdenv.environments import generations, upkeep
+from hvdenv.environments import generations, prune
 environment = generations.at(Path(sys.argv[1]))
 print(flush=True)
 getattr(upkeep, sys.argv[2])(environment, **eval(sys.argv[3]))
@@ -124,14 +124,14 @@ def test_a_generation_in_use_is_neither_pruned_nor_removed(
 ) -> None:
     process = use(environment, start)
     try:
-        wait_until(lambda: usage.in_use(environment, ONE))
+        wait_until(lambda: in_use.in_use(environment, ONE))
 
-        cleared = upkeep.prune(environment, keep=0)
+        cleared = prune.prune(environment, keep=0)
         assert cleared.removed == ()
         assert [identity for identity, _ in cleared.kept] == [ONE]
         assert f"process {process.pid} (" in cleared.kept[0][1]
         with pytest.raises(BusyError, match=f"process {process.pid} ") as caught:
-            upkeep.remove(environment)
+            prune.remove(environment)
         assert caught.value.exit_code == 6
         assert "--force" in caught.value.remedy
         assert environment.active() == TWO
@@ -140,28 +140,28 @@ def test_a_generation_in_use_is_neither_pruned_nor_removed(
     finally:
         process.kill()
         process.wait()
-    wait_until(lambda: not usage.in_use(environment, ONE))
-    assert upkeep.prune(environment, keep=0).removed == (ONE,)
+    wait_until(lambda: not in_use.in_use(environment, ONE))
+    assert prune.prune(environment, keep=0).removed == (ONE,)
 
 
 def test_only_the_generation_that_is_used_is_kept(environment: Environment, start: Start) -> None:
     process = runs(environment, start)
-    wait_until(lambda: usage.in_use(environment, ONE))
-    assert usage.in_use(environment, TWO) == ()
-    assert [user.pid for user in usage.uses(environment).users] == [process.pid]
+    wait_until(lambda: in_use.in_use(environment, ONE))
+    assert in_use.in_use(environment, TWO) == ()
+    assert [user.pid for user in in_use.uses(environment).users] == [process.pid]
 
 
 def test_naming_the_prefix_is_not_using_it(environment: Environment, start: Start) -> None:
     for path in (f"{environment.prefix}", f"{environment.prefix}/", f"{environment.prefix}-2/x"):
         process = psutil.Process(start(sys.executable, "-c", SLEEP, "--prefix", path).pid)
         wait_until(lambda process=process, path=path: path in process.cmdline())  # type: ignore[misc]
-    assert usage.uses(environment).users == ()
+    assert in_use.uses(environment).users == ()
 
 
 def test_removed_by_force_although_used(environment: Environment, start: Start) -> None:
     runs(environment, start)
-    wait_until(lambda: usage.in_use(environment, ONE))
-    assert upkeep.remove(environment, force=True).removed == (ONE, TWO)
+    wait_until(lambda: in_use.in_use(environment, ONE))
+    assert prune.remove(environment, force=True).removed == (ONE, TWO)
     assert not environment.store.exists()
 
 
@@ -183,7 +183,7 @@ def test_a_kill_while_switching_leaves_a_complete_one(
         kill_at_random(start(sys.executable, "-c", SWITCH, environment.prefix), 0.05, chance)
         seen.append(environment.active())
         assert seen[-1] in (ONE, TWO) and len(seen) < 150
-    upkeep.prune(environment, keep=1)
+    prune.prune(environment, keep=1)
     assert set(os.listdir(environment.store)) == {ONE, TWO}
 
 
@@ -208,9 +208,9 @@ def test_a_kill_while_removing_leaves_nothing_that_looks_whole(
             assert whole(environment, identity)
         if function == "prune":
             assert environment.active() == TWO
-            upkeep.prune(environment, keep=0)
+            prune.prune(environment, keep=0)
             assert os.listdir(environment.store) == [TWO]
         elif environment.store.exists():
-            upkeep.remove(environment)
+            prune.remove(environment)
             assert not environment.store.exists()
         assert function == "prune" or not os.path.lexists(environment.prefix)

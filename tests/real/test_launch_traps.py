@@ -14,7 +14,7 @@ from hvdenv.launch.launchers import Launch
 from hvdenv.model.cluster import Launch as Settings
 from hvdenv.model.cluster import Network
 from hvdenv.runner import Runner
-from hvdenv.verification import datapath, evidence, ranks
+from hvdenv.verification import collectors, datapath, ranks
 from tests.real.doctored import purelib, run_ranks
 from tests.standin import Cluster
 
@@ -31,10 +31,10 @@ def start(
     installation: Installation, runner: Runner, launcher: str, launch: Launch = ON_BOTH
 ) -> ranks.RankRun:
     """Ranks of torch, as verify starts them; nothing else is looked at."""
-    run: ranks.RankRun = evidence.rank_run(
+    run: ranks.RankRun = collectors.rank_run(
         installation=installation,
         runner=runner,
-        mpi=evidence.mpi(installation, runner, SECONDS),
+        mpi=collectors.mpi(installation, runner, SECONDS),
         launchers=(launcher,),
         launch=launch,
         timeout=SECONDS,
@@ -59,7 +59,7 @@ def test_right_ranks_behind_a_proxy_that_nobody_answers_at(
     judgement = ranks.judge(run)
     assert judgement.status == "pass", judgement
     assert "2 ranks on gpu32, gpu33 agree" in judgement.message
-    path = datapath.judge(run, evidence.mpi(original, Runner(), SECONDS)[0], {})
+    path = datapath.judge(run, collectors.mpi(original, Runner(), SECONDS)[0], {})
     assert path.status == "pass", path
     assert how.format(interface=cluster.interface) in path.message
 

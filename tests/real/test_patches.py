@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from hvdenv import PROBES
+from hvdenv import STEP_PROGRAMS
 from hvdenv.knowledge.patches import Patch, all_patches
 
 
@@ -34,7 +34,7 @@ def prepare(python: Path, version: str, patches: Sequence[Patch], folder: Path) 
     sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
     source = folder / f"source-{len(patches)}"
     subprocess.run(
-        [sys.executable, PROBES / "prepare_source.py", archive, sha256, source,
+        [sys.executable, STEP_PROGRAMS / "prepare_source.py", archive, sha256, source,
          folder / "patches.json"],
         check=True,
     )  # fmt: skip

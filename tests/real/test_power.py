@@ -19,7 +19,7 @@ import pytest
 
 from hvdenv import places
 from hvdenv.building.build import Request, build
-from hvdenv.environments import buildlock, generations, manifest
+from hvdenv.environments import generations, manifest, prefix_lock
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import HvdenvError, StepError
 from hvdenv.model.observe import declared
@@ -195,9 +195,9 @@ def test_a_file_system_that_may_only_be_read_is_named(site: Site, disk: Disk) ->
 
 def test_a_lock_survives_its_holder(disk: Disk) -> None:
     def cut() -> None:
-        with buildlock.hold(disk.root, wait=0):
+        with prefix_lock.hold(disk.root, wait=0):
             disk.cut()
 
     assert in_a_process(disk, cut) == 0
-    with buildlock.hold(disk.root, wait=0) as held:
+    with prefix_lock.hold(disk.root, wait=0) as held:
         held.check()

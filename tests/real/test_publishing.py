@@ -27,7 +27,7 @@ import subprocess, sys
 from pathlib import Path
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.activation import activate_script
-from hvdenv.model.cascade import resolve
+from hvdenv.model.layers import resolve
 from hvdenv.schema import encode
 
 prefix, bundle = map(Path, sys.argv[1:])

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import psutil
 import pytest
 
-from hvdenv.environments import buildlock, scratch
+from hvdenv.environments import prefix_lock, scratch
 from tests.waiting import runs, wait_until
 
 HOLDER = """
@@ -70,11 +70,11 @@ def test_what_nobody_is_known_to_hold_goes_when_it_is_old(
     """One that was just made, and one of another host, where nobody can look."""
     fresh, away = (tmp_path / f"hvdenv-scratch-{name}" for name in ("fetching-1", "fetching-2"))
     fresh.mkdir()
-    with buildlock.hold(away, wait=0):
-        lock = (away / buildlock.LOCK).read_text().replace(os.uname().nodename, "elsewhere")
-    (away / buildlock.LOCK).write_text(lock)
+    with prefix_lock.hold(away, wait=0):
+        lock = (away / prefix_lock.LOCK).read_text().replace(os.uname().nodename, "elsewhere")
+    (away / prefix_lock.LOCK).write_text(lock)
     when = time.time() - age
-    for path in (fresh, away / buildlock.LOCK):
+    for path in (fresh, away / prefix_lock.LOCK):
         os.utime(path, (when, when))
     with monkeypatch.context() as another:
         another.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)

@@ -25,7 +25,7 @@ from tests.modulesystems import cache_folder, install, write_lua_module
 from tests.real.conftest import Cli
 from tests.standin import Cluster, Missing, Partition
 
-PROBE = Path(__file__).parents[2] / "hvdenv/probes/conda_env.py"
+PROGRAM = Path(__file__).parents[2] / "hvdenv/standalone/steps/conda_env.py"
 HOSTS = ("node1", "node2")
 
 
@@ -238,7 +238,7 @@ def conda(home: Path, site: Site) -> Path:
     }  # fmt: skip
     spec.write_text(json.dumps(wanted))
     subprocess.run(
-        [sys.executable, PROBE, spec, prefix, "--cache", home / "cache/conda"],
+        [sys.executable, PROGRAM, spec, prefix, "--cache", home / "cache/conda"],
         check=True, capture_output=True, timeout=300,
     )  # fmt: skip
     library = f"lib/python{python.minor}"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv import PROBES
+from hvdenv import RANK_PROGRAMS
 from hvdenv.environments.installation import Installation
 from hvdenv.runner import Runner
 from hvdenv.verification import training
 from hvdenv.verification.checks import trained
-from hvdenv.verification.evidence import Extension
+from hvdenv.verification.collectors import Extension
 from hvdenv.verification.ranks import RankRun, judge_exercise
 from tests.real.doctored import run_ranks
 
@@ -107,7 +107,7 @@ def test_the_bound_holds_and_is_narrow(original: Installation) -> None:
     """Ranks that compute in float32, and exchange float16, are within it; wrong gradients are not."""
     code = f"""
 import sys, numpy
-sys.path.insert(0, {str(PROBES)!r})
+sys.path.insert(0, {str(RANK_PROGRAMS)!r})
 import rank_training as probe
 
 def ranks(plan, factor):

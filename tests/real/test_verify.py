@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvdenv import PROBES
+from hvdenv import RANK_PROGRAMS
 from hvdenv.environments.installation import Expectation, Installation, inspect_prefix
 from hvdenv.errors import UsageError
 from hvdenv.launch.launchers import Launch
 from hvdenv.reports.report import Finding
 from hvdenv.runner import Runner
-from hvdenv.verification import evidence, ranks
+from hvdenv.verification import collectors, ranks
 from hvdenv.verification.verify import verify
 from tests.real.doctored import (
     PATIENCE,
@@ -92,16 +92,16 @@ def test_framework_replaced_after_the_build(
     assert finding.message.startswith("built with torch 1.0.0, but ")
 
 
-def imported(installation: Installation, runner: Runner) -> evidence.Extension:
+def imported(installation: Installation, runner: Runner) -> collectors.Extension:
     """The extension of torch as a process of its own sees it."""
-    libraries = evidence.libraries(installation, runner, TIMEOUT)
-    found: evidence.Extension = evidence.extension(
+    libraries = collectors.libraries(installation, runner, TIMEOUT)
+    found: collectors.Extension = collectors.extension(
         installation, runner, TIMEOUT, libraries, {}, "torch"
     )
     return found
 
 
-def evidence_findings(extension: evidence.Extension) -> list[Finding]:
+def evidence_findings(extension: collectors.Extension) -> list[Finding]:
     from hvdenv.verification.checks import CHECKS
 
     return list(CHECKS["extension"](extension=extension, expectation=TORCH, framework="torch"))
@@ -213,7 +213,7 @@ def test_no_wrong_reduction_gives_the_right_values(original: Installation) -> No
     """What other operations, or sums over other ranks, give differs in every element."""
     code = f"""
 import sys, numpy
-sys.path.insert(0, {str(PROBES)!r})
+sys.path.insert(0, {str(RANK_PROGRAMS)!r})
 import rank_allreduce as probe
 for size in (2, 3, 4, 7, 16):
     for shape in probe.SHAPES:

@@ -22,7 +22,7 @@ from hvdenv.model.cluster import Wheels
 from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.wheels import wheelcache
-from hvdenv.wheels.entries import Cache, key
+from hvdenv.wheels.cache_entry import Cache, key
 from hvdenv.wheels.wheelarchive import export, take_in
 from hvdenv.wheels.wheelcache import describe, names, own, sign, store, take
 from tests.real.conftest import Cli

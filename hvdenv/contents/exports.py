@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Literal, get_args
 
-from hvdenv.composition.contents import Contents, Package
+from hvdenv.contents.packages import Contents, Package
 
 if TYPE_CHECKING:
     from cyclonedx.model import HashType, Property

@@ -16,15 +16,15 @@ from typing import Any
 
 import pytest
 
-from hvdenv.environments import buildlock
-from hvdenv.environments.buildlock import hold
+from hvdenv.environments import prefix_lock
+from hvdenv.environments.prefix_lock import hold
 from hvdenv.errors import BusyError, StepError
 
 # Prints its token when it has the lock, and keeps it until standard input ends.
 HOLDER = """
 import sys
 from pathlib import Path
-from hvdenv.environments.buildlock import hold
+from hvdenv.environments.prefix_lock import hold
 with hold(Path(sys.argv[1]), wait=float(sys.argv[2]), beat=0.05) as held:
     print(held.token, flush=True)
     sys.stdin.read()
@@ -35,7 +35,7 @@ with hold(Path(sys.argv[1]), wait=float(sys.argv[2]), beat=0.05) as held:
 WORKER = """
 import os, random, signal, sys, time
 from pathlib import Path
-from hvdenv.environments import buildlock
+from hvdenv.environments import prefix_lock
 store, rounds, suicidal, links = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 if links == "no":
     # Stands for a file system without hard links.
@@ -44,11 +44,11 @@ if links == "no":
     os.link = link
 witness = store.parent / "witness"
 for _ in range(rounds):
-    with buildlock.hold(store, wait=240, beat=0.01) as held:
-        me = f"{os.getpid()} {buildlock._started(os.getpid())}"
+    with prefix_lock.hold(store, wait=240, beat=0.01) as held:
+        me = f"{os.getpid()} {prefix_lock._started(os.getpid())}"
         if witness.exists():
             pid, started = witness.read_text().split()
-            if buildlock._started(int(pid)) == started:
+            if prefix_lock._started(int(pid)) == started:
                 sys.exit(f"{me} holds the lock, and so does {pid}")
         draft = store.parent / f"witness-{os.getpid()}"
         draft.write_text(me)
@@ -99,7 +99,7 @@ def token(process: subprocess.Popen[str]) -> str:
 def write_lock(store: Path, **changes: Any) -> dict[str, Any]:
     """A lock of this process, but for the changes."""
     store.mkdir(exist_ok=True)
-    holder = {**buildlock._myself()._asdict(), **changes}
+    holder = {**prefix_lock._myself()._asdict(), **changes}
     (store / "lock").write_text(json.dumps(holder))
     return holder
 
@@ -309,16 +309,16 @@ def test_a_lock_that_has_long_named_nobody_is_taken_over(store: Path) -> None:
 
 
 def test_sweeping_spares_the_lock_and_claims_in_use(store: Path) -> None:
-    alive = buildlock._myself()
+    alive = prefix_lock._myself()
     with hold(store, wait=0) as held:
         for name in (".lock-draft-1", ".lock-claim-old", ".lock-claim-new", "other"):
             (store / name).touch()
         for name in (".lock-draft-1", ".lock-claim-old"):
             os.utime(store / name, (0, 0))
-        (store / ".lock-claim-alive").write_bytes(buildlock._render(alive))
+        (store / ".lock-claim-alive").write_bytes(prefix_lock._render(alive))
         dead = alive._replace(pid=2**31 - 1)
-        (store / ".lock-claim-dead").write_bytes(buildlock._render(dead))
-        buildlock.sweep(store)
+        (store / ".lock-claim-dead").write_bytes(prefix_lock._render(dead))
+        prefix_lock.sweep(store)
         held.check()
         assert set(os.listdir(store)) == {"lock", ".lock-claim-new", ".lock-claim-alive", "other"}
 
@@ -338,9 +338,9 @@ def test_a_claim_left_by_a_killed_process_stands_in_nobodys_way(store: Path) -> 
 def test_a_dead_lock_that_somebody_else_takes_is_waited_for(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buildlock, "_HANDOVER_SECONDS", 60.0)
+    monkeypatch.setattr(prefix_lock, "_HANDOVER_SECONDS", 60.0)
     dead = write_lock(store, pid=2**31 - 1, token="dead")
-    alive = {**buildlock._myself()._asdict(), "token": "claimant"}
+    alive = {**prefix_lock._myself()._asdict(), "token": "claimant"}
     (store / ".lock-claim-dead").write_text(json.dumps(alive))
     timer = threading.Timer(0.5, (store / ".lock-claim-dead").unlink)
     timer.start()
@@ -387,7 +387,7 @@ def test_one_holder_at_a_time_when_holders_and_takers_are_killed(
 def test_a_lock_that_changed_hands_since_it_was_judged_is_left_alone(store: Path) -> None:
     write_lock(store, pid=2**31 - 1, token="dead")
     with hold(store, wait=0) as held:
-        late = buildlock._myself()
-        assert not buildlock._take(store, "lock", "dead", late, break_lock=False)
+        late = prefix_lock._myself()
+        assert not prefix_lock._take(store, "lock", "dead", late, break_lock=False)
         held.check()
     assert os.listdir(store) == []

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.environments import buildlock
+from hvdenv.environments import prefix_lock
 from hvdenv.environments.generations import TEMPORARY, Environment, delete, erase, switch
+from hvdenv.environments.in_use import User, Uses, uses
 from hvdenv.environments.prefixes import what_is_at
-from hvdenv.environments.usage import User, Uses, uses
 from hvdenv.errors import BusyError, UsageError
 from hvdenv.places import blocked, sync_folder
 
@@ -47,7 +47,7 @@ def rollback(environment: Environment, identity: str = "") -> str:
         BusyError: a build holds the environment.
     """
     _require(environment)
-    with buildlock.hold(environment.store, wait=0):
+    with prefix_lock.hold(environment.store, wait=0):
         known = list(environment.records())
         active = environment.active()
         older = known[known.index(active) + 1 :] if active in known else known
@@ -76,7 +76,7 @@ def remove(environment: Environment, *, force: bool = False, break_lock: bool = 
         StepError: no permission.
     """
     _require(environment)
-    with buildlock.hold(environment.store, wait=0, break_lock=break_lock):
+    with prefix_lock.hold(environment.store, wait=0, break_lock=break_lock):
         found = Uses((), 0) if force else uses(environment)
         if found.users:
             raise _in_use(environment, found)
@@ -128,7 +128,7 @@ def prune(
             tuple(each for each in chosen if each not in used), tuple(kept), found.unseen
         )
     removed, kept = [], []
-    with buildlock.hold(environment.store, wait=0):
+    with prefix_lock.hold(environment.store, wait=0):
         found = uses(environment)
         for identity in _prunable(environment, keep, spare):
             users = found.of(identity)
@@ -168,7 +168,7 @@ def _unlink(path: Path) -> None:
 
 def _clean(store: Path) -> list[tuple[str, str]]:
     """Delete what killed processes left in a store whose lock is held."""
-    buildlock.sweep(store)
+    prefix_lock.sweep(store)
     kept = []
     for name in sorted(os.listdir(store)):
         if name.startswith(TEMPORARY) and (note := erase(store / name)):
@@ -185,7 +185,7 @@ def _strangers(store: Path) -> list[tuple[str, str]]:
     return [
         (str(store / name), "hvdenv did not make it")
         for name in names
-        if not (name == buildlock.LOCK or name.startswith((".lock-", *TEMPORARY)))
+        if not (name == prefix_lock.LOCK or name.startswith((".lock-", *TEMPORARY)))
     ]
 
 

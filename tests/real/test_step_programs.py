@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from hvdenv import PROBES
+from hvdenv import STEP_PROGRAMS
 from tests.index import package, served
 
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
@@ -38,7 +38,7 @@ def probe(name: str, *words: str, path: Path | None = None, **given: str) -> tup
     if path:
         env["PYTHONPATH"] = str(path)
     found = subprocess.run(
-        [sys.executable, str(PROBES / name), *words], env=env, text=True, check=False,
+        [sys.executable, str(STEP_PROGRAMS / name), *words], env=env, text=True, check=False,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     return found.returncode, found.stdout

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.launch import leftovers
-from hvdenv.launch.leftovers import Suspects
+from hvdenv.launch import orphans
+from hvdenv.launch.orphans import Suspects
 from hvdenv.runner import Runner
 from tests.waiting import runs, wait_until
 
@@ -37,7 +37,7 @@ def test_processes_on_another_host(tmp_path: Path, runner: Runner, branch: str) 
     start = f"{mark} sleep 600 & echo $! > {tmp_path}/pid"
     started = f"until grep -qsz '^{mark}$' /proc/$!/environ; do sleep 0.05; done"
     write_ssh(tmp_path, f"{start}\n{started}\nHVDENV_TOKEN=other\nexport HVDENV_TOKEN\n{LAST}")
-    (finding,) = leftovers.end(["n2", HERE], runner, 60)
+    (finding,) = orphans.end(["n2", HERE], runner, 60)
     assert finding.status == "pass"
     # It may be seen dying when this host is looked at, which is the same.
     assert finding.message.removesuffix(f", 1 on {HERE}") == (
@@ -49,7 +49,7 @@ def test_processes_on_another_host(tmp_path: Path, runner: Runner, branch: str) 
 
 def test_nothing_is_left(tmp_path: Path, runner: Runner) -> None:
     write_ssh(tmp_path, f"HVDENV_TOKEN=other\nexport HVDENV_TOKEN\n{LAST}")
-    (finding,) = leftovers.end(["n2"], runner, 60)
+    (finding,) = orphans.end(["n2"], runner, 60)
     assert finding.message == f"nothing of this run is left on n2, {HERE}"
 
 
@@ -66,7 +66,7 @@ def test_a_host_that_does_not_answer(
 ) -> None:
     write_ssh(tmp_path, text)
     began = time.monotonic()
-    unknown, rest = leftovers.end(["n2"], runner, seconds)
+    unknown, rest = orphans.end(["n2"], runner, seconds)
     assert time.monotonic() - began < 60
     assert (unknown.subject, unknown.status) == ("n2", "unproven")
     assert unknown.message.startswith("unconfirmed whether ranks still run on n2: ")
@@ -79,7 +79,7 @@ def test_a_runner_that_was_stopped_still_ends_what_it_started(
 ) -> None:
     runner.stop()
     write_ssh(tmp_path, LAST)
-    assert [finding.status for finding in leftovers.end(["n2"], runner, 60)] == ["pass"]
+    assert [finding.status for finding in orphans.end(["n2"], runner, 60)] == ["pass"]
 
 
 def test_an_orphan_that_has_dropped_the_token_is_reported_and_not_ended(tmp_path: Path) -> None:
@@ -94,16 +94,16 @@ def test_an_orphan_that_has_dropped_the_token_is_reported_and_not_ended(tmp_path
     child = subprocess.Popen([python, "-c", sleep])
     try:
         wait_until(lambda: str(python) in Path(f"/proc/{pid}/cmdline").read_text())
-        (finding,) = leftovers.orphans(Suspects((str(tmp_path / "env"),), since))
+        (finding,) = orphans.orphans(Suspects((str(tmp_path / "env"),), since))
         assert (finding.subject, finding.status) == (HERE, "unproven")
         assert f"still run on {HERE}: {pid};" in finding.message
         assert finding.remedy.endswith(f": kill {pid}")
         assert "time.sleep(600)" in finding.evidence
         assert runs(pid)
         for other in (Suspects((str(tmp_path / "en"),), since), Suspects((), since)):
-            assert not list(leftovers.orphans(other))
+            assert not list(orphans.orphans(other))
         later = Suspects((str(tmp_path / "env"),), time.time() + 60)
-        assert not list(leftovers.orphans(later))
+        assert not list(orphans.orphans(later))
     finally:
         os.kill(pid, signal.SIGKILL)
         child.kill()
@@ -118,7 +118,7 @@ def test_orphans_on_another_host(tmp_path: Path, runner: Runner) -> None:
     text = "".join(f"echo '@hvdenv-process {line}'\n" for line in lines)
     write_ssh(tmp_path, f"{text}echo @hvdenv-ended")
     suspects = Suspects(("/env",), time.time() - 60)
-    found, rest = leftovers.end(["n2"], runner, 60, suspects)
+    found, rest = orphans.end(["n2"], runner, 60, suspects)
     assert (found.subject, found.status) == ("n2", "unproven")
     assert "still run on n2: 77;" in found.message
     assert found.remedy.endswith(": ssh n2 kill 77")
@@ -127,6 +127,6 @@ def test_orphans_on_another_host(tmp_path: Path, runner: Runner) -> None:
 
 def test_what_hosts_are_asked_for_is_what_ps_says(tmp_path: Path, runner: Runner) -> None:
     write_ssh(tmp_path, f"HVDENV_TOKEN=other\nexport HVDENV_TOKEN\n{LAST}")
-    answer = leftovers._ask("n2", runner, 60)
+    answer = orphans._ask("n2", runner, 60)
     processes = [line.split(None, 4) for line in answer if line.startswith("@hvdenv-process ")]
     assert [str(os.getpid()), str(os.getppid())] in [words[1:3] for words in processes]

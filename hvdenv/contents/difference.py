@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
-from hvdenv.composition.contents import Contents, Horovod, Package
+from hvdenv.contents.packages import Contents, Horovod, Package
 from hvdenv.masking import plain
 from hvdenv.sites.modules import family_of
 

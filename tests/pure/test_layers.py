@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from hvdenv.cli.main import main
 from hvdenv.errors import RecipeError, UsageError
-from hvdenv.model.cascade import resolve, shipped_recipes
+from hvdenv.model.layers import resolve, shipped_recipes
 from hvdenv.model.recipe import Recipe
 from hvdenv.schema import Problem, check_part, json_schema
 
 RECIPE = """\
 format = 1
-name = "cascade"
+name = "layers"
 summary = "every layer"
 status = "documented"
 
@@ -62,7 +62,7 @@ TOGETHER = ["five", "gloo", "old", "same"]
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    path = tmp_path / "cascade.toml"
+    path = tmp_path / "layers.toml"
     path.write_text(RECIPE)
     return path
 
@@ -246,8 +246,8 @@ def test_nothing_in_the_current_folder_shadows_a_shipped_name(
     Path("local.toml").write_text(RECIPE)
     Path("mine.toml").write_text(RECIPE)
     assert resolve("local").file == str(shipped_recipes()["local"])
-    assert resolve("./local.toml").recipe.name == "cascade"
-    assert resolve("mine.toml").recipe.name == "cascade"
+    assert resolve("./local.toml").recipe.name == "layers"
+    assert resolve("mine.toml").recipe.name == "layers"
     with pytest.raises(UsageError, match=r"for the file mine\.toml write \./mine\.toml"):
         resolve("mine")
 
@@ -370,7 +370,7 @@ def test_show_prints_deviations_with_their_reason(capsys: pytest.CaptureFixture[
 CHILD = """\
 format = 1
 name = "child"
-extends = "cascade.toml"
+extends = "layers.toml"
 
 [mpi]
 version = "4.1.7"
@@ -396,7 +396,7 @@ def test_a_recipe_extends_another(path: Path, child: Path) -> None:
     assert found.recipe.name == "child"
     assert found.recipe.mpi and found.recipe.mpi.version == "4.1.7"
     assert found.origins["mpi.version"] == "recipe"
-    assert found.origins["mpi.package"] == "recipe cascade"
+    assert found.origins["mpi.package"] == "recipe layers"
     assert found.recipe.frameworks["torch"].version == "2.13.0"
     assert {str(path), str(child)} <= set(found.foreign_files)
 
@@ -423,8 +423,8 @@ def test_a_variant_does_without_a_table(child: Path) -> None:
 
 
 def test_a_circle_of_recipes_is_refused(child: Path) -> None:
-    child.with_name("cascade.toml").write_text('format = 1\nextends = "./child.toml"\n')
-    with pytest.raises(RecipeError, match=r"cascade.toml:2: extends: ./child.toml extends this"):
+    child.with_name("layers.toml").write_text('format = 1\nextends = "./child.toml"\n')
+    with pytest.raises(RecipeError, match=r"layers.toml:2: extends: ./child.toml extends this"):
         resolve(str(child))
 
 
@@ -448,9 +448,9 @@ def test_a_site_file_names_folders_with_recipes(
 ) -> None:
     site = tmp_path / "site.toml"
     site.write_text(f'recipe_folders = ["{path.parent}"]\n')
-    assert resolve("cascade", site=site).recipe.summary == "every layer"
+    assert resolve("layers", site=site).recipe.summary == "every layer"
     assert main(["recipes", "--site", str(site), "--json"]) == 0
-    assert "cascade" in {row["name"] for row in json.loads(capsys.readouterr().out)}
+    assert "layers" in {row["name"] for row in json.loads(capsys.readouterr().out)}
     site.write_text("recipe_folders = ['here']\n")
     with pytest.raises(RecipeError, match="site.toml:1: recipe_folders: expected an absolute"):
-        resolve("cascade", site=site)
+        resolve("layers", site=site)

@@ -1,4 +1,4 @@
-"""The hash of a file, for probes that verify files before they use them.
+"""The hash of a file, for programs that verify files before they use them.
 
 Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer.
 """

@@ -91,27 +91,27 @@ def add_missing_hashes(path):
 
 def main(path):
     with open(path, encoding="utf-8") as stream:
-        wish = json.load(stream)
-    target = wish.get("target")
+        request = json.load(stream)
+    target = request.get("target")
     arguments = ["install", "--dry-run", "--disable-pip-version-check", "--no-input"]
-    arguments += ["--report", wish["report"]] + index_arguments(wish["cpu_indexes"])
-    arguments += wish["arguments"]
-    if wish.get("fresh"):
+    arguments += ["--report", request["report"]] + index_arguments(request["cpu_indexes"])
+    arguments += request["arguments"]
+    if request.get("fresh"):
         arguments.append("--ignore-installed")
     if target:
         pretend(target)
         arguments += target_arguments(target)
     with tempfile.TemporaryDirectory() as folder:
         if target:
-            install_in_name_only(wish["installed"], folder)
+            install_in_name_only(request["installed"], folder)
         pins = os.path.join(folder, "pins.txt")
         with open(pins, "w", encoding="utf-8") as stream:
-            stream.writelines("%s==%s\n" % pair for pair in sorted(wish["pins"].items()))
+            stream.writelines("%s==%s\n" % pair for pair in sorted(request["pins"].items()))
         from pip._internal.cli.main import main as pip
 
-        status = pip(arguments + ["--constraint", pins] + wish["requirements"])
+        status = pip(arguments + ["--constraint", pins] + request["requirements"])
     if status == 0:
-        add_missing_hashes(wish["report"])
+        add_missing_hashes(request["report"])
     return status
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from hvdenv.errors import IncompatibleError
+from hvdenv.launch.container import image_of, inside, start_inside
 from hvdenv.launch.hosts import Host
-from hvdenv.launch.inside import image_of, inside, start_inside
 from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi
-from hvdenv.model.cascade import resolve
 from hvdenv.model.cluster import Container
+from hvdenv.model.layers import resolve
 
 BOTH = Container(
     None, (), "singularity", "/images/h.sif", ("/scratch", "/data"), "nvidia"

@@ -19,14 +19,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hvdenv import PROBES
+from hvdenv import RANK_PROGRAMS
 from hvdenv.command import Command, Outcome
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import Expectation, Installation, mpi_prefix
 from hvdenv.errors import CheckBuildError, InterruptedRunError, StepError
-from hvdenv.launch.inside import on_this_host, start_inside
+from hvdenv.launch.container import on_this_host, start_inside
 from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi, parse_mpi_version
-from hvdenv.launch.placement import Wishes, exported, hidden, of_shell
+from hvdenv.launch.placement import Requested, exported, hidden, of_shell
 from hvdenv.masking import mask, plain
 from hvdenv.model.cluster import MPI_ALONE, NCCL_ALONE
 from hvdenv.runner import TOKEN_VARIABLE, Runner
@@ -84,7 +84,7 @@ class BuildTable(NamedTuple):
 
 
 class Extension(NamedTuple):
-    """One framework's part of Horovod (hvdenv/probes/extension.py reports it)."""
+    """One framework's part of Horovod (hvdenv/standalone/inspect/extension.py reports it)."""
 
     framework: str
     outcome: Outcome
@@ -196,7 +196,7 @@ def _extensions(
     frameworks: tuple[str, ...],
     *options: str,
 ) -> dict[str, Extension]:
-    probe = f"{installation.probes}/extension.py"
+    probe = f"{installation.programs}/inspect/extension.py"
     argv = (*installation.inside, installation.python, "-s", probe, *options, *frameworks)
     outcome = runner.branch().run(_command(installation, runner, argv, timeout))
     found = {name: Extension(name, outcome, {}) for name in frameworks}
@@ -334,7 +334,7 @@ def observe(installation: Installation, runner: Runner, timeout: float, mpi: Mpi
     Raises:
         StepError: there is no answer, or none that can be read.
     """
-    probe = f"{installation.probes}/observe_env.py"
+    probe = f"{installation.programs}/inspect/observe_env.py"
     argv = (installation.python, "-s", probe, installation.generation)
     outcome = runner.branch().run(_command(installation, runner, argv, timeout))
     told = [line for line in outcome.output.splitlines() if line.startswith(_OBSERVED)]
@@ -406,7 +406,7 @@ def rank_run(
     token = uuid.uuid4().hex
     deadline = timeout - min(_LAUNCHER_SECONDS, timeout / 4)
     watcher = (
-        *(installation.python, "-S", "-u", f"{installation.probes}/rank.py"),
+        *(installation.python, "-S", "-u", f"{installation.programs}/ranks/rank.py"),
         *(token, f"{deadline:g}@{time.time() + deadline:.1f}"),
         *(framework, controller, _device(expectation), *exercises),
     )
@@ -453,7 +453,7 @@ def _start(
     variables = dict(installation.env)
     activated = {"PATH", "PYTHONNOUSERSITE", *variables}
     environ = for_ranks(name, runner.given, activated, inside)
-    names = exported(launch.settings.exports, activated, environ, Wishes())
+    names = exported(launch.settings.exports, activated, environ, Requested())
     # An image's ranks are started by an MPI that nothing but PATH leads to.
     seen = {"PATH": _path(installation, runner), **variables} if inside else variables
     launch = launch._replace(
@@ -484,7 +484,7 @@ def for_ranks(
     """
     environ = of_shell(given)
     unset = () if inside else _UNSET
-    left_out = {*FILES_OF_RANKS, *unset, *hidden(launcher, environ, Wishes(), activated)}
+    left_out = {*FILES_OF_RANKS, *unset, *hidden(launcher, environ, Requested(), activated)}
     return {name: value for name, value in environ.items() if name not in left_out}
 
 
@@ -586,7 +586,7 @@ def measure_yardstick(
         Path(effort.folder).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="yardstick-", dir=effort.folder) as folder:
             program = f"{folder}/yardstick"
-            argv = (compiler, "-O2", "-o", program, str(PROBES / "yardstick.c"), "-ldl")
+            argv = (compiler, "-O2", "-o", program, str(RANK_PROGRAMS / "yardstick.c"), "-ldl")
             built = runner.branch().run(_command(installation, runner, argv, timeout))
             if built.returncode:
                 return Yardstick((), f"{compiler} does not compile", built.tail(20))

@@ -10,7 +10,7 @@ from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import Installation, inspect_prefix
 from hvdenv.errors import InterruptedRunError, StepError, UsageError
 from hvdenv.runner import Runner
-from hvdenv.verification import evidence
+from hvdenv.verification import collectors
 from hvdenv.verification.checks import CHECKS
 
 HOROVOD = "venv/lib/python3.11/site-packages/horovod/torch/mpi_ops.py"
@@ -32,7 +32,7 @@ def changed_files(
     generation: Path, timeout: float = 60, runner: Runner | None = None
 ) -> list[manifest.Difference]:
     installation = Installation("", "", (), generation=str(generation))
-    found: list[manifest.Difference] = evidence.changed_files(
+    found: list[manifest.Difference] = collectors.changed_files(
         installation, runner or Runner(), timeout
     )
     return found

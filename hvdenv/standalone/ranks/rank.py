@@ -77,7 +77,7 @@ CRASH_LINES, CRASH_WIDTH = 9, 160
 LEAST_SPACE = 1 << 20
 
 
-class Voice:
+class EventWriter:
     """Says to hvdenv what happens, through whatever the launcher does with lines."""
 
     def __init__(self, token):
@@ -103,7 +103,7 @@ class Voice:
         self.count += 1
 
 
-class Tail:
+class OutputTail:
     """The last lines of the child's output, and what libraries say there about themselves."""
 
     def __init__(self):
@@ -223,7 +223,7 @@ def child_environment(deadline, controller, device, exercises):
     return env
 
 
-class Watch:
+class Supervisor:
     """Runs the child to its end, whatever end that is."""
 
     def __init__(self, voice, deadline, framework, controller, device, exercises):
@@ -232,7 +232,7 @@ class Watch:
         self.at = {"stage": "start", "detail": ""}
         self.started = time.time()
         self.parent = os.getppid()
-        self.tail = Tail()
+        self.tail = OutputTail()
         self.report = b""
         self.ended_by = ""
         self.kill_at = self.gone_at = 0.0
@@ -391,9 +391,9 @@ def follow(code):
 
 def main(token, deadline, framework, controller, device, *exercises):
     seen = {name: os.environ[name] for name in LAUNCHER_VARIABLES if name in os.environ}
-    voice = Voice(token)
+    voice = EventWriter(token)
     voice.emit("started", variables=seen)
-    watch = Watch(voice, seconds_left(deadline), framework, controller, device, exercises)
+    watch = Supervisor(voice, seconds_left(deadline), framework, controller, device, exercises)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, watch.on_signal)
     signal.alarm(int(watch.deadline) + 2 * LATE_SECONDS)  # even if nobody reads any more

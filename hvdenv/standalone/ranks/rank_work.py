@@ -19,10 +19,12 @@ import os
 import sys
 import time
 
-import extension
-import rank_allreduce
-import rank_gpu
-import rank_path
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(1, os.path.join(os.path.dirname(HERE), "inspect"))
+import extension  # noqa: E402
+import rank_allreduce  # noqa: E402
+import rank_gpu  # noqa: E402
+import rank_path  # noqa: E402
 
 
 class Context:
@@ -93,7 +95,7 @@ def main(framework, controller, device, report_fd, dump_seconds, *wanted):
     faulthandler.dump_traceback_later(float(dump_seconds))
     exercises = [word.partition("=") for word in wanted]
     modules = {name: importlib.import_module("rank_" + name) for name, _, _ in exercises}
-    sys.path.pop(0)  # this folder: its file names must not stand in for modules
+    del sys.path[:2]  # hvdenv's folders: their file names must not stand in for modules
     context = Context(framework, controller, int(report_fd))
     facts = dict(extension.files(framework), **extension.imported(framework))
     context.report("extension", facts=facts)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.environments import generations, upkeep
+from hvdenv.environments import generations, prune
 from hvdenv.environments.generations import Environment, at
 from hvdenv.errors import BusyError, UsageError
 from tests.environments import ONE, THREE, TWO, build
@@ -25,16 +25,16 @@ def test_rollback_goes_to_the_one_before(environment: Environment) -> None:
         build(environment, identity)
     generations.create(environment, "4" * 12)
     generations.switch(environment, THREE)
-    assert upkeep.rollback(environment) == ONE
-    assert upkeep.rollback(environment) == TWO
+    assert prune.rollback(environment) == ONE
+    assert prune.rollback(environment) == TWO
     with pytest.raises(UsageError, match="no earlier generation") as caught:
-        upkeep.rollback(environment)
+        prune.rollback(environment)
     assert f"complete are: {THREE}, {ONE}, {TWO}" in caught.value.remedy
-    assert upkeep.rollback(environment, THREE) == THREE
+    assert prune.rollback(environment, THREE) == THREE
     assert environment.active() == THREE
     for other in ("4" * 12, "5" * 12, "../x"):
         with pytest.raises(UsageError, match="no complete generation"):
-            upkeep.rollback(environment, other)
+            prune.rollback(environment, other)
     assert environment.active() == THREE
 
 
@@ -43,7 +43,7 @@ def test_rollback_from_a_damaged_one_takes_the_newest(environment: Environment) 
     build(environment, TWO)
     generations.switch(environment, TWO)
     environment.record(TWO).write_text("{")
-    assert upkeep.rollback(environment) == ONE
+    assert prune.rollback(environment) == ONE
 
 
 def test_prune_keeps_the_active_one_and_as_many_as_asked(environment: Environment) -> None:
@@ -55,12 +55,12 @@ def test_prune_keeps_the_active_one_and_as_many_as_asked(environment: Environmen
     (environment.store / ".new-x").mkdir()
     (environment.store / ".link-x").symlink_to("/usr")
     (environment.store / "mine").mkdir()
-    cleared = upkeep.prune(environment, keep=1)
+    cleared = prune.prune(environment, keep=1)
     assert set(cleared.removed) == {ONE, THREE, "4" * 12, "6" * 12}
     assert cleared.kept == ()
     assert set(os.listdir(environment.store)) == {TWO, "5" * 12, "mine"}
     assert environment.active() == TWO
-    upkeep.prune(environment, keep=0)
+    prune.prune(environment, keep=0)
     assert environment.identities() == [TWO]
 
 
@@ -68,7 +68,7 @@ def test_prune_keeps_what_the_prefix_points_to_even_damaged(environment: Environ
     build(environment, ONE)
     generations.switch(environment, ONE)
     environment.record(ONE).unlink()
-    upkeep.prune(environment, keep=0)
+    prune.prune(environment, keep=0)
     assert environment.identities() == [ONE]
 
 
@@ -84,7 +84,7 @@ def test_removing_never_follows_links_out(environment: Environment, tmp_path: Pa
     (environment.generation(THREE) / "data").touch()
     generations.switch(environment, ONE)
 
-    cleared = upkeep.remove(environment)
+    cleared = prune.remove(environment)
 
     assert cleared.removed == (ONE,)
     assert {Path(path).name for path, _ in cleared.kept} == {TWO, THREE}
@@ -97,15 +97,15 @@ def test_remove_leaves_nothing(environment: Environment, tmp_path: Path) -> None
     build(environment, ONE)
     generations.create(environment, TWO)
     generations.switch(environment, ONE)
-    cleared = upkeep.remove(environment)
+    cleared = prune.remove(environment)
     assert (cleared.removed, cleared.kept) == ((ONE, TWO), ())
     assert os.listdir(tmp_path) == []
     with pytest.raises(UsageError, match="no environment that hvdenv built"):
-        upkeep.remove(environment)
+        prune.remove(environment)
     with pytest.raises(UsageError, match="no environment that hvdenv built"):
-        upkeep.prune(environment, keep=1)
+        prune.prune(environment, keep=1)
     with pytest.raises(UsageError, match="no environment that hvdenv built"):
-        upkeep.rollback(environment)
+        prune.rollback(environment)
     assert os.listdir(tmp_path) == []
 
 
@@ -122,15 +122,15 @@ def test_nothing_is_changed_while_a_build_runs(environment: Environment) -> None
     generations.switch(environment, TWO)
     foreign_lock(environment)
     for change in (
-        lambda: upkeep.remove(environment, force=True),
-        lambda: upkeep.prune(environment, keep=0),
-        lambda: upkeep.rollback(environment),
+        lambda: prune.remove(environment, force=True),
+        lambda: prune.prune(environment, keep=0),
+        lambda: prune.rollback(environment),
     ):
         with pytest.raises(BusyError):
             change()
     assert environment.active() == TWO
     assert environment.identities() == [ONE, TWO]
-    upkeep.remove(environment, break_lock=True)
+    prune.remove(environment, break_lock=True)
     assert not environment.store.exists()
 
 
@@ -148,9 +148,9 @@ def test_what_is_half_deleted_does_not_look_whole(
     monkeypatch.setattr(generations, "erase", killed)
     options = {"keep": 0} if function == "prune" else {}
     with pytest.raises(Killed):
-        getattr(upkeep, function)(environment, **options)
+        getattr(prune, function)(environment, **options)
     monkeypatch.undo()
     assert environment.identities() == []
     assert environment.records() == {}
-    assert upkeep.remove(environment).kept == ()
+    assert prune.remove(environment).kept == ()
     assert not environment.store.exists()

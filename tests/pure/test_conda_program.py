@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv import PROBES
-from tests.probes import load
+from hvdenv import STEP_PROGRAMS
+from tests.standalone import load
 
-PROBE = PROBES / "conda_env.py"
+PROGRAM = STEP_PROGRAMS / "conda_env.py"
 PLACEHOLDER = "/opt/" + "placehold_" * 25
 SPEC: dict[str, Any] = {
     "channels": ["https://conda.example.org/site", "conda-forge"],
@@ -35,7 +35,7 @@ conda_env = load("conda_env")
 def run(*words: str | Path, path: str = "/nowhere") -> subprocess.CompletedProcess[str]:
     """Run it where no library and, unless PATH has one, no conda program is."""
     return subprocess.run(
-        [sys.executable, "-E", "-S", str(PROBE), *map(str, words)],
+        [sys.executable, "-E", "-S", str(PROGRAM), *map(str, words)],
         env={"PATH": path}, text=True, check=False, timeout=60,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip

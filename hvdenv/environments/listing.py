@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hvdenv.composition.contents import (
+from hvdenv.contents.packages import (
     Contents,
     Installed,
     Package,

@@ -183,7 +183,7 @@ def channels_of(spec):
     return [each for name in spec["channels"] for each in SEVERAL.get(name, (name,))]
 
 
-def wish(spec):
+def requested(spec):
     """What the channels were asked for, for messages."""
     machine = ["%s %s" % (name, version) for name, version, _ in virtual_packages(spec)]
     if "explicit" in spec:
@@ -507,7 +507,7 @@ def virtual(rattler, name, version, build):
 
 def unsolvable(spec, explanation):
     lines = ["the channels have no packages that fit together", explanation.strip()]
-    lines += ["Asked for was"] + wish(spec)
+    lines += ["Asked for was"] + requested(spec)
     if re.search(r"(^|\W)__[a-z]", explanation):
         lines.append(
             "A package asks more of the machine (__cuda, __glibc, ...) than it is said to have: "
@@ -598,7 +598,7 @@ def run_program(command, spec, cache):
     status = subprocess.call(command, env=dict(os.environ, **program_variables(spec, cache)))
     if status:
         lines = ["%s create failed with exit status %d; above is why" % (command[0], status)]
-        raise Failure("\n".join(lines + ["Asked for was"] + wish(spec)))
+        raise Failure("\n".join(lines + ["Asked for was"] + requested(spec)))
 
 
 def solve_by_program(program, spec, work):
@@ -619,7 +619,7 @@ def solve_by_program(program, spec, work):
     if process.returncode or "actions" not in answer:
         said = answer.get("message") or answer.get("error") or answer
         lines = ["%s finds no packages: %s" % (program, said), "Asked for was"]
-        raise Failure("\n".join(lines + wish(spec)))
+        raise Failure("\n".join(lines + requested(spec)))
     fetched = {each["name"]: each for each in answer["actions"].get("FETCH", ())}
     linked = [each["name"] for each in answer["actions"].get("LINK", ())]
     packages = [told(fetched.get(name, {"name": name})) for name in linked if name[:2] != "__"]
@@ -995,7 +995,7 @@ def main(arguments):
             # $NAME is what a module has set.
             clone(os.path.expandvars(options.source), target)
         else:
-            for line in wish(spec):
+            for line in requested(spec):
                 say(line.strip())
             make(spec, target, cache, mark)
         packages = report(target)
@@ -1012,7 +1012,7 @@ def main(arguments):
 
 def prepare(spec, target, cache, fetching):
     """Solve, or fetch what a lock names; install nothing."""
-    for line in wish(spec):
+    for line in requested(spec):
         say(line.strip())
     if fetching:
         os.makedirs(target, exist_ok=True)

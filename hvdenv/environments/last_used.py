@@ -19,7 +19,7 @@ from hvdenv.errors import StepError
 from hvdenv.places import Places, make_folder, write_text
 
 
-class LastUse(NamedTuple):
+class LastUsed(NamedTuple):
     """The latest use that was seen.
 
     Attributes:
@@ -54,15 +54,15 @@ def forget(places: Places, generation: Path) -> None:
     _note(places, generation).unlink(missing_ok=True)
 
 
-def find(places: Places, generation: Path) -> LastUse:
+def find(places: Places, generation: Path) -> LastUsed:
     """When a generation was last used."""
     noted = _time(_note(places, generation), "st_mtime")
     activate = generation / "activate.sh"
     read = _time(activate, "st_atime")
     # The build itself reads it, before it writes the record.
     if read > max(noted, _time(generation / RECORD, "st_mtime"), _time(activate, "st_ctime")):
-        return LastUse(_told(read), "access time")
-    return LastUse(_told(noted), "hvdenv") if noted else LastUse()
+        return LastUsed(_told(read), "access time")
+    return LastUsed(_told(noted), "hvdenv") if noted else LastUsed()
 
 
 def keeps_access_times(folder: Path) -> bool:

@@ -98,7 +98,7 @@ def end(
     message = f"nothing of this run is left on {', '.join(ended)}"
     if found:
         message += f"; processes that had to be ended: {', '.join(found)}"
-    yield Finding("leftovers", "hosts", "pass", message)
+    yield Finding("orphans", "hosts", "pass", message)
 
 
 def orphans(suspects: Suspects) -> Iterator[Finding]:
@@ -161,7 +161,7 @@ def _reported(found: Sequence[Orphan]) -> Iterator[Finding]:
     kill = f"kill {' '.join(pids)}"
     shown = ", ".join(pids[:_SHOWN]) + (f" and {len(pids) - _SHOWN} more" * (len(pids) > _SHOWN))
     yield Finding(
-        "leftovers",
+        "orphans",
         host,
         "unproven",
         f"orphaned processes of this environment's Python that began during verify still run on"
@@ -196,7 +196,7 @@ def _why(outcome: Outcome) -> str:
 
 def _unconfirmed(host: str, why: str) -> Finding:
     return Finding(
-        "leftovers",
+        "orphans",
         host,
         "unproven",
         f"unconfirmed whether ranks still run on {host}: {why}",

@@ -1,0 +1,21 @@
+"""Stand-alone programs as modules: hvdenv runs them and imports none of them."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+
+from hvdenv import INSPECT_PROGRAMS, RANK_PROGRAMS, STEP_PROGRAMS
+
+FOLDERS = [str(folder) for folder in (STEP_PROGRAMS, INSPECT_PROGRAMS, RANK_PROGRAMS)]
+
+
+def load(name: str) -> ModuleType:
+    """A program, which finds those that it imports."""
+    before = sys.path[:]
+    sys.path[:0] = FOLDERS
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path[:] = before
