@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdenv.cli.build import build_prepared
-from hvdenv.cli.locking import (
+from hvdenv.cli.find_lock import (
     resolution_of,
     with_recorded_lock,
 )
@@ -71,7 +71,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from hvdenv.environments import generations, listing
+    from hvdenv.environments import generations, installed
     from hvdenv.plans import additions
 
     wanted = additions.parse(arguments.packages)
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     prepared = with_recorded_lock(arguments, prepared, record)
     before = _before(record, target.record(active))
     base = _base(prepared, before.base if before else record.get("plan_digest", ""))
-    contents = listing.of_folder(target.generation(active))
+    contents = installed.contents_of_folder(target.generation(active))
     chosen = additions.added_to(before, base, wanted, contents.distributions, contents.packages)
     if chosen.requirements == (before.requirements if before else ()):
         there = {name: contents.distributions[name] for name in wanted}
