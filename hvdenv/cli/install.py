@@ -12,7 +12,7 @@ from typing import Any
 from hvdenv.building.build import try_modules
 from hvdenv.building.resolve import Progress, attempt, failure
 from hvdenv.cli.build import build_prepared
-from hvdenv.cli.locking import (
+from hvdenv.cli.find_lock import (
     resolution_of,
     with_recorded_lock,
 )
@@ -32,7 +32,7 @@ from hvdenv.cli.options import (
 )
 from hvdenv.cli.progress import choose
 from hvdenv.contents.packages import Contents
-from hvdenv.environments import generations, listing, scratch
+from hvdenv.environments import generations, installed, scratch
 from hvdenv.errors import IncompatibleError, StepError, UsageError
 from hvdenv.places import find_places
 from hvdenv.plans import additions
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     prepared = with_recorded_lock(arguments, prepared, record)
     before = _before(record, target.record(active))
     base = _base(prepared, before.base if before else record.get("plan_digest", ""))
-    contents = listing.of_folder(target.generation(active))
+    contents = installed.contents_of_folder(target.generation(active))
     chosen = additions.added_to(before, base, wanted, contents.distributions, contents.packages)
     if chosen.requirements == (before.requirements if before else ()):
         there = {name: contents.distributions[name] for name in wanted}

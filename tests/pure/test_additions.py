@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hvdenv.building.resolve import attempt, perform
-from hvdenv.cli.locking import resolution_of, root_of, with_recorded_lock
+from hvdenv.cli.find_lock import resolution_of, root_of, with_recorded_lock
 from hvdenv.cli.main import main, make_parser
 from hvdenv.cli.options import Prepared, prepare
 from hvdenv.command import Command
@@ -275,7 +275,7 @@ def test_a_generation_of_a_lock_gets_that_lock_again() -> None:
     record = {"lock": {"digest": folders.read(folder).digest}}
     found = with_recorded_lock(arguments, prepared, record)
     assert found.locked and found.locked.folder == folder
-    with pytest.raises(LockError, match="is not here, or was written anew"):
+    with pytest.raises(LockError, match="is not here, or was rewritten"):
         with_recorded_lock(arguments, prepared, {"lock": {"digest": "0" * 64}})
     arguments, other = prepared_for("local", "--python", "3.11", "--set", "packages.rich=>=13", "a")
     with pytest.raises(LockError, match="not what the recipe asks for now"):

@@ -17,7 +17,7 @@ PACKAGE = Path(hvdenv.__file__).parent
 LAYERS = (
     ("errors", "schema", "masking", "reading", "command", "reports"),
     ("runner",),
-    ("places",),
+    ("places", "signing"),
     ("trust",),
     ("model",),
     ("sites",),
@@ -30,7 +30,7 @@ LAYERS = (
     ("wheels",),
     ("verification",),
     ("building",),
-    ("cli.options", "cli.progress", "cli.locking"),
+    ("cli.options", "cli.progress", "cli.find_lock"),
     ("cli",),
     ("cli.main",),
     ("__main__",),
@@ -146,7 +146,13 @@ def test_only_the_runner_starts_processes_and_reads_the_environment() -> None:
 
 # What they open they have seen by other means: the null device or a file of their own, what
 # a folder's listing calls a regular file, and entries of a cache, below a descriptor.
-OPENERS = {"reading", "runner", "environments.manifest", "wheels.entries", "wheels.wheelarchive"}
+OPENERS = {
+    "reading",
+    "runner",
+    "environments.manifest",
+    "wheels.cache_entry",
+    "wheels.wheelarchive",
+}
 
 
 def _reads(node: ast.AST) -> bool:
