@@ -44,7 +44,7 @@ def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    sys.modules.pop("rank_allreduce", None)
+    sys.modules.pop("allreduce", None)
     return module
 
 
@@ -344,13 +344,13 @@ class Clock:
 def test_how_often_ranks_measure(
     monkeypatch: pytest.MonkeyPatch, one: float, limit: float, repeats: int, rounds: int
 ) -> None:
-    probe = load("rank_bench", monkeypatch)
+    probe = load("bench", monkeypatch)
     found, each = probe.measure(Clock(one, limit), lambda: None, 0.5)
     assert (each, len(found)) == (repeats, rounds)
 
 
 def test_sizes_of_messages_are_those_of_references(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(load("rank_bench", monkeypatch).sizes()) == list(SIZES.values())
+    assert list(load("bench", monkeypatch).sizes()) == list(SIZES.values())
 
 
 @pytest.mark.parametrize(
@@ -387,11 +387,11 @@ def test_memory_that_a_job_can_get(
     for name, text in {**memory, **files}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert load("rank_bench", monkeypatch).available(str(tmp_path)) == expected
+    assert load("bench", monkeypatch).available(str(tmp_path)) == expected
 
 
 def test_memory_bounds_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = load("rank_bench", monkeypatch)
+    probe = load("bench", monkeypatch)
     assert probe.available() > 0
     assert probe.fits(MIB, 8 * MIB, 2)
     assert not probe.fits(MIB, 8 * MIB, 3)
@@ -429,7 +429,7 @@ def test_only_ranks_that_add_process_sets_may(monkeypatch: pytest.MonkeyPatch) -
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
 def test_quartiles(values: list[float]) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        found = load("rank_bench", monkeypatch).quartiles(values)
+        found = load("bench", monkeypatch).quartiles(values)
     assert len(found) == 5
     assert found == sorted(found)
     assert (found[0], found[4]) == (min(values), max(values))

@@ -171,8 +171,8 @@ def test_ranks_that_did_not_come_to_it() -> None:
 
 @pytest.fixture(scope="module")
 def probe() -> Any:
-    path = RANK_PROGRAMS / "rank_training.py"
-    spec = importlib.util.spec_from_file_location("rank_training", path)
+    path = RANK_PROGRAMS / "training.py"
+    spec = importlib.util.spec_from_file_location("training", path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -200,7 +200,7 @@ def test_keras_that_horovod_does_not_know(
     probe: Any, keras: str, backend: SimpleNamespace, horovod: str, reason: str
 ) -> None:
     module, version = SimpleNamespace(__version__=keras), horovod.rstrip("+")
-    said = probe.keras_limit(module, backend, version, mended=version != horovod)
+    said = probe.keras_limit(module, backend, version, patched=version != horovod)
     assert bool(said) == bool(reason)
     assert reason in said
 
