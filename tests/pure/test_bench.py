@@ -22,7 +22,7 @@ from hvdenv.launch.hosts import Host
 from hvdenv.launch.launchers import Launch
 from hvdenv.model.cluster import SIZES, Reference
 from hvdenv.model.facts import Facts
-from hvdenv.model.layers import resolve
+from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.plan import candidates, make_plan, site_python
 from hvdenv.reports.report import Finding
@@ -468,7 +468,7 @@ def resolved(tmp_path: Path, old: str = "", new: str = "") -> Recipe:
     path = tmp_path / "case.toml"
     assert old in RECIPE
     path.write_text(RECIPE.replace(old, new, 1))
-    return resolve(str(path)).recipe
+    return load_recipe(str(path)).recipe
 
 
 def test_references_in_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

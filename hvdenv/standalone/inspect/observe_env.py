@@ -146,7 +146,7 @@ class Environment:
         for name in elf.needed:
             files = [os.path.join(package, below, name) for below in FOLDERS[framework]]
             inside += [file for file in files if package and os.path.exists(file)][:1]
-        found = resolve([*inside, path])
+        found = loaded_libraries([*inside, path])
         own = {os.path.basename(file) for file in inside}
         libraries = [name for name in elf.needed if name not in own and not OF_GLIBC.match(name)]
         return {
@@ -183,7 +183,7 @@ def package_folder(name):
     return found.submodule_search_locations[0] if found and found.origin else ""
 
 
-def resolve(objects):
+def loaded_libraries(objects):
     """Which file each library's name means in a Python that loads these, in this order."""
     if any(re.search(r"[\s:]", path) for path in objects):
         return {}  # LD_PRELOAD cannot name them
