@@ -286,7 +286,7 @@ class Locks(NamedTuple):
     key: Folder | None = None
 
 
-class Places(NamedTuple):
+class Storage(NamedTuple):
     """Where things lie at this site.
 
     Attributes:

@@ -54,7 +54,8 @@ def test_patches_go_by_versions_and_frameworks() -> None:
     assert names({**BOTH, "horovod": "0.25.0"}) == names({**BOTH, "horovod": "0.26.1"}) - {
         "python312-distutils"
     }
-    assert names({**BOTH, "horovod": "0.24.3"}) == {"gloo-kernel-headers"}
+    gloo = {"gloo-kernel-headers", "gloo-rendezvous"}
+    assert names({**BOTH, "horovod": "0.24.3"}) == gloo
     assert names({**BOTH, "horovod": "0.19.5"}) == names({**BOTH, "horovod": "0.29.0"}) == set()
 
 

@@ -153,7 +153,7 @@ class Environment:
         for name in elf.needed:
             files = [os.path.join(package, below, name) for below in FOLDERS[framework]]
             own_files += [file for file in files if package and os.path.exists(file)][:1]
-        found = resolve([*own_files, path])
+        found = loaded_libraries([*own_files, path])
         own = {os.path.basename(file) for file in own_files}
         libraries = [name for name in elf.needed if name not in own and not OF_GLIBC.match(name)]
         return {
@@ -190,7 +190,7 @@ def package_folder(name: str) -> str:
     return (found.submodule_search_locations or [""])[0] if found and found.origin else ""
 
 
-def resolve(objects: List[str]) -> Dict[str, str]:
+def loaded_libraries(objects: List[str]) -> Dict[str, str]:
     """The file that each library's name resolves to in a Python that loads these, in this order."""
     if any(re.search(r"[\s:]", path) for path in objects):
         return {}  # LD_PRELOAD cannot contain such paths

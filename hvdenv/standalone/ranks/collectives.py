@@ -14,11 +14,14 @@ order, each judges by itself, and reports each operation as ``collectives``:
 and at the end ``collectives-done`` with the seconds. Runs on Python 3.6 and up.
 """
 
+import collections
 import importlib
 import inspect
 import re
 import socket
+import threading
 import time
+import types
 import zlib
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
@@ -87,6 +90,39 @@ class Tally:
             "unproven": self.unproven,
             "cases": [shortened(text, CASE) for text in self.wrong[:SHOWN]],
         }
+
+
+def gloo_sets_hang(hvd: Any) -> str:
+    """Why process sets that overlap can hang over Gloo in this Horovod; empty if they do not."""
+    release = importlib.import_module("horovod").__version__.split(".")[:2]
+    # Seen with 0.26.1, which calls torch's Gloo: a rank negotiates while others still connect.
+    if [int(each) for each in release] < [0, 27]:
+        return "Horovod before 0.27 can hang when it adds sets that overlap over Gloo"
+    if hvd.cross_size() > 1 and not has_gloo_rendezvous_patch():
+        return "Horovod up to 0.28.1 hangs when it adds such sets over Gloo on several hosts"
+    return ""
+
+
+def has_gloo_rendezvous_patch() -> bool:
+    """Whether the rendezvous server of this Horovod is the one of hvdenv's patch gloo-rendezvous.
+
+    The patch changes compiled code, too. The server shows it: it no longer forgets who has left
+    one scope when another one is complete.
+    """
+    server = importlib.import_module("horovod.runner.http.http_server")
+    handler = server.RendezvousHandler.__new__(server.RendezvousHandler)
+    handler.send_status_code = lambda code: None
+    handler.server = types.SimpleNamespace(
+        cache={},
+        cache_lock=threading.Lock(),
+        finished_list=collections.defaultdict(list),
+        finished_list_lock=threading.Lock(),
+        scope_size={"one": 2, "other": 1},
+        verbose=False,
+    )
+    for handler.path in ("/one/0", "/other/0"):
+        handler.do_DELETE()
+    return bool(handler.server.finished_list["one"] == ["0"])
 
 
 class Caller:
@@ -226,10 +262,10 @@ class Caller:
             Absent: this Horovod has none, or can hang when it adds them.
         """
         self.need("add_process_set")
-        release = importlib.import_module("horovod").__version__.split(".")[:2]
-        # Seen with 0.26.1, which calls torch's Gloo: a rank negotiates while others still connect.
-        if self.context.controller == "Gloo" and [int(each) for each in release] < [0, 27]:
-            raise Absent("Horovod before 0.27 can hang when it adds sets that overlap over Gloo")
+        if self.context.controller == "Gloo":
+            reason = gloo_sets_hang(self.hvd)
+            if reason:
+                raise Absent(reason)
         for name, ranks in collective_cases.SETS.items():
             self.sets[name] = self.call("add_process_set", [ranks(self.size)])
         return len(self.sets)
