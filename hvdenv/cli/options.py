@@ -17,9 +17,9 @@ from hvdenv.environments.generations import Environment
 from hvdenv.errors import HvdenvError, IncompatibleError, UsageError
 from hvdenv.launch.hosts import Host, parse_hostfile, parse_hosts
 from hvdenv.locks.lockfile import Locked
-from hvdenv.model.cluster import Places as SitePlaces
+from hvdenv.model.cluster import Storage
 from hvdenv.model.facts import Facts, Interpreter
-from hvdenv.model.layers import Layer, Resolved, places_of, read_layer, resolve, trusted_by
+from hvdenv.model.layers import Layer, Resolved, load_recipe, read_layer, storage_of, trusted_by
 from hvdenv.model.observe import ask_interpreter, declared, observe
 from hvdenv.model.recipe import Recipe, executed_paths
 from hvdenv.places import Places, environment_name, find_places
@@ -179,7 +179,7 @@ def resolved_of(arguments: argparse.Namespace, *, shown: bool = False) -> Resolv
     Raises:
         UntrustedError: somebody else could have changed it, or a script or folder that it names.
     """
-    resolved = resolve(
+    resolved = load_recipe(
         arguments.recipe,
         variants=arguments.variant,
         site=site_file(arguments),
@@ -200,10 +200,10 @@ def _for_user(recipe: Recipe) -> Recipe:
     return filled._replace(environment=recipe.environment)
 
 
-def places_of_site(arguments: argparse.Namespace) -> SitePlaces:
+def storage_of_site(arguments: argparse.Namespace) -> Storage:
     """Where things lie, as the site file says: for what needs no recipe."""
     site = site_file(arguments)
-    found: SitePlaces = _with_names(places_of(read_layer("site", site) if site else None))
+    found: Storage = _with_names(storage_of(read_layer("site", site) if site else None))
     return found
 
 
@@ -368,7 +368,7 @@ def _variant_for(resolved: Resolved, facts: Facts, wanted: str | None) -> str:
     """A variant whose Python is here; or empty."""
     for variant in resolved.offered:
         if variant not in resolved.variants:
-            other = resolve(resolved.file, variants=[variant])
+            other = load_recipe(resolved.file, variants=[variant])
             if _candidates(other, facts, wanted):
                 return variant
     return ""

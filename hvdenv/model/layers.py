@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from hvdenv import PACKAGE
 from hvdenv.errors import RecipeError, UsageError
-from hvdenv.model.cluster import Places, RecipeFolders, Trust
+from hvdenv.model.cluster import RecipeFolders, Storage, Trust
 from hvdenv.model.recipe import Recipe
 from hvdenv.reading import RECIPE, SITE, Content, read_file
 from hvdenv.schema import Problem, check_part, decode, dotted, line_of, parse_toml
@@ -150,7 +150,7 @@ def read_layer(name: str, path: Path) -> Layer:
         raise RecipeError(f"not valid TOML: {error}", where=str(path)) from error
 
 
-def resolve(
+def load_recipe(
     name: str,
     *,
     variants: Sequence[str] = (),
@@ -349,14 +349,14 @@ def recipe_folders(site: Layer | None) -> tuple[str, ...]:
         raise RecipeError(problem.message, where=where) from problem
 
 
-def places_of(site: Layer | None) -> Places:
+def storage_of(site: Layer | None) -> Storage:
     """Where things lie, as a site file says: what needs no recipe.
 
     Raises:
         RecipeError: the file says it wrongly.
     """
     try:
-        return decode(Places, site.values.get("places", {}) if site else {}, ("places",))
+        return decode(Storage, site.values.get("places", {}) if site else {}, ("places",))
     except Problem as problem:
         assert site
         raise _explain(problem, site, {}) from problem

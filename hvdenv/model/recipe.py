@@ -18,9 +18,9 @@ from hvdenv.model.cluster import (
     Modules,
     Network,
     Partition,
-    Places,
     Reference,
     Scheduler,
+    Storage,
     Value,
     VariableName,
 )
@@ -294,7 +294,7 @@ class Recipe(NamedTuple):
     launch: Launch = Launch()
     network: Network = Network()
     environment: Environment = Environment()
-    places: Places = Places()
+    places: Storage = Storage()
     container: Container | None = None
     references: tuple[Reference, ...] = ()
     deviations: tuple[Deviation, ...] = ()

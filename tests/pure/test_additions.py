@@ -16,7 +16,7 @@ from hvdenv.contents.packages import Package
 from hvdenv.errors import IncompatibleError, LockError, StepError, UsageError
 from hvdenv.locks import folders
 from hvdenv.model.facts import Facts
-from hvdenv.model.layers import resolve
+from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.additions import (
     Additions,
@@ -212,7 +212,7 @@ def test_another_addition_or_version_is_another_plan(recipe: Recipe, facts: Fact
 
 
 def test_conda_is_asked_for_what_is_there(facts: Facts) -> None:
-    recipe = resolve("neuron").recipe
+    recipe = load_recipe("neuron").recipe
     conda = next(
         file.text
         for file in step(plan(recipe, facts, chosen("tqdm")), "environment").files
