@@ -4,8 +4,8 @@
 # make pure      only the tests that compile nothing and start no cluster (two minutes)
 # make standin   a cluster on this machine to try things on: hosts, ssh, Slurm, modules (root)
 # make optin     tests that CI does not run: Apptainer from Debian sid (root, network)
-# make bench     the measurements of docs/measurements.md (half an hour)
-# make gpu-kit   one archive that proves the GPU path on a node without a network (docs/gpu-kit.md)
+# make bench     the measurements of docs/explanation/measurements.md (half an hour)
+# make gpu-kit   one archive that proves the GPU path on a node without a network (docs/how-to/prove-the-gpu-path.md)
 # make clean     remove .venv and all caches
 SHELL := /bin/bash
 .DEFAULT_GOAL := help

@@ -1,4 +1,4 @@
-"""docs/grid.md, made of the rows."""
+"""docs/generated/grid.md, made of the rows."""
 
 from __future__ import annotations
 

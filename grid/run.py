@@ -7,7 +7,7 @@
     python -m grid.run --before "nice -n 19"
 
 From the root of a checkout. It takes minutes and gigabytes for each combination; one environment
-lies on the disk at a time, and is removed. Rows go into hvdenv/knowledge/grid.json and docs/grid.md, each
+lies on the disk at a time, and is removed. Rows go into hvdenv/knowledge/grid.json and docs/generated/grid.md, each
 whole or not at all: what is killed or interrupted is gone on with by the next call. What is the
 machine's fault (a full disk, no network, no such Python, out of time) gives no row.
 """

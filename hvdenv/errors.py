@@ -1,6 +1,6 @@
 """Errors that a user can do something about, one exit code each.
 
-Nothing else in hvdenv decides an exit code; ``docs/exit-codes.md`` is the table
+Nothing else in hvdenv decides an exit code; ``docs/reference/exit-codes.md`` is the table
 that users see.
 """
 

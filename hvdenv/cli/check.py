@@ -41,7 +41,7 @@ examples:
   hvdenv check local --facts compute-node.json
   hvdenv check ./mine.toml                          the remedy as a diff of the recipe
 
-docs/rules.md lists all rules. --allow RULE goes past one that blocks.
+docs/generated/rules.md lists all rules. --allow RULE goes past one that blocks.
 """
 
 

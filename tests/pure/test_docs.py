@@ -75,7 +75,7 @@ CALLS = list(calls())
 
 
 def test_calls_are_found() -> None:
-    assert {call.page for call in CALLS} >= {"README.md", "docs/jobs.md", "docs/containers.md"}
+    assert {call.page for call in CALLS} >= {"README.md", "docs/how-to/run-jobs.md", "docs/how-to/use-containers.md"}
     text = "```console\n$ a \\\n    --b\nout\n$ c\n```\n\n    d\n\n```\nout\n```\n```sh\ne\n```\n"
     assert list(commands(text)) == ["a --b", "c", "d", "e"]
     line = "hvdenv show x  # all\n"
@@ -130,7 +130,7 @@ def test_the_readme_leads_to_every_page() -> None:
 
 
 def test_exit_codes() -> None:
-    told = re.findall(r"^\| ([0-9]+) \|", PAGES["docs/exit-codes.md"], re.MULTILINE)
+    told = re.findall(r"^\| ([0-9]+) \|", PAGES["docs/reference/exit-codes.md"], re.MULTILINE)
     classes = [
         each
         for each in vars(errors).values()

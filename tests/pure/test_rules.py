@@ -26,7 +26,7 @@ from hvdenv.schema import decode, encode, parse_toml
 
 CASES = Path(__file__).parents[1] / "cases/rules"
 SHIPPED = Path(__file__).parents[1] / "cases/findings.toml"
-PAGE = Path(__file__).parents[2] / "docs/rules.md"
+PAGE = Path(__file__).parents[2] / "docs/generated/rules.md"
 RULES = {rule.id: rule for rule in all_rules()}
 
 
@@ -216,7 +216,7 @@ def test_findings_of_the_shipped_recipes(
 
 
 def test_the_page_of_all_rules(pytestconfig: pytest.Config) -> None:
-    """docs/rules.md is made from the data. `pytest tests/pure --regenerate` writes it anew."""
+    """docs/generated/rules.md is made from the data. `pytest tests/pure --regenerate` writes it anew."""
     lines = [
         "# What `hvdenv check` knows",
         "",

@@ -227,7 +227,7 @@ def test_there_is_a_check_for_each_cluster_of_the_documents() -> None:
     assert {path.stem for path in DOCUMENTS} == expected
 
 
-# ---------------------------------------------------------------- docs/recipes.md
+# ---------------------------------------------------------------- docs/reference/recipe-format.md
 
 REFERENCE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
 
@@ -297,7 +297,7 @@ def test_links_between_headings_lead_somewhere(page: str) -> None:
         assert (Path(__file__).parents[2] / "docs" / file).is_file(), file
 
 
-# ---------------------------------------------------------------- docs/new-cluster.md
+# ---------------------------------------------------------------- docs/how-to/add-your-cluster.md
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "new-cluster.md").read_text(encoding="utf-8")
 
