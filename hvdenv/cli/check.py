@@ -41,7 +41,7 @@ examples:
   hvdenv check local --facts compute-node.json
   hvdenv check ./mine.toml                          the remedy as a diff of the recipe
 
-docs/generated/rules.md lists all rules. --allow RULE goes past one that blocks.
+`make docs` in a checkout writes a page of all rules. --allow RULE overrides one that blocks.
 """
 
 
