@@ -33,10 +33,10 @@ from hvdenv.reading import RESULT, read_json
 from hvdenv.schema import Problem, decode, encode
 
 if TYPE_CHECKING:
-    from hvdenv.building.resolve import Progress
     from hvdenv.contents.packages import Contents
     from hvdenv.plans.additions import Additions
     from hvdenv.plans.resolution import Resolution
+    from hvdenv.plans.step import Progress
     from hvdenv.runner import Runner
 
 EXAMPLES = """\
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _tell(arguments, "would add", added, {"changed": False})
     arguments.rebuild = False
     arguments.accept_drift = record.get("lock", {}).get("accepted", [])
-    built = build_prepared(prepared, arguments)
+    built = build_prepared(prepared, prepared.plan(), arguments)
     _tell(arguments, "added", added, encode(built))
     if not (arguments.json or arguments.quiet):
         print(f"built in {built.seconds:.0f} s: {built.prefix}")
@@ -148,7 +148,7 @@ def _base(prepared: Prepared, built: str) -> str:
     Raises:
         UsageError: the active generation is of another plan, so that more would move.
     """
-    digest = prepared.digest()
+    digest = prepared.plan().digest
     if digest != built:
         raise UsageError(
             "the environment is not what the recipe makes now: more than packages would change",
@@ -170,7 +170,7 @@ def _ask(
     """
     from packaging.version import Version
 
-    from hvdenv.building.build import try_modules
+    from hvdenv.building.effects import try_modules
     from hvdenv.cli.progress import choose
     from hvdenv.environments import scratch
     from hvdenv.places import find_places

@@ -17,9 +17,11 @@ from hvdenv.errors import LockError, UsageError
 from hvdenv.locks import compare, condalock, folders, pypi
 from hvdenv.locks.lockfile import CONDA, MAIN, SIGNATURE, Inputs, Locked, render
 from hvdenv.model.layers import Resolved, recipe_folder
-from hvdenv.plans.plan import PLACEHOLDER, steps_of
+from hvdenv.places import find_places
+from hvdenv.plans.plan import steps_of
 from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Step
+from hvdenv.plans.steps import GENERATION
 from hvdenv.reading import Content
 
 if TYPE_CHECKING:
@@ -38,14 +40,15 @@ def root_of(arguments: argparse.Namespace, resolved: Resolved) -> Path:
     return (folder.parent if folder.name == "recipes" else folder) / "lockfiles"
 
 
-def resolution_of(prepared: Prepared, folder: Path = PLACEHOLDER) -> Resolution:
+def resolution_of(prepared: Prepared, folder: Path = GENERATION) -> Resolution:
     """The maker of the steps that find the packages of a lock.
 
     Args:
         prepared: the recipe and the machine.
         folder: to resolve in.
     """
-    return Resolution(*steps_of(prepared.resolved.recipe, prepared.facts, prepared.python, folder))
+    maker = steps_of(prepared.resolved.recipe, prepared.facts, prepared.python, folder)
+    return Resolution(*maker._replace(caches=find_places().cache))
 
 
 def inputs_of(prepared: Prepared) -> Inputs:

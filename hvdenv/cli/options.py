@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hvdenv.model.layers import Layer, Resolved, places_of, read_layer, resolve, trusted_by
 from hvdenv.reading import HOSTS, read_text
+from hvdenv.schema import fill
 
 if TYPE_CHECKING:
     from hvdenv.environments.generations import Environment
@@ -215,19 +216,7 @@ def _with_names(value: Any) -> Any:
         return value
     import getpass
 
-    return _filled_in(value, {"{user}": getpass.getuser(), "{home}": str(Path.home())})
-
-
-def _filled_in(value: Any, words: dict[str, str]) -> Any:
-    if isinstance(value, str):
-        for word, text in words.items():
-            value = value.replace(word, text)
-        return value
-    if hasattr(value, "_fields"):
-        return type(value)(*(_filled_in(each, words) for each in value))
-    if isinstance(value, dict):
-        return {key: _filled_in(each, words) for key, each in value.items()}
-    return tuple(_filled_in(each, words) for each in value) if isinstance(value, tuple) else value
+    return fill(value, {"{user}": getpass.getuser(), "{home}": str(Path.home())})
 
 
 def environment_of(
@@ -281,7 +270,6 @@ class Prepared(NamedTuple):
         source_folder: with files that were fetched before.
         offline: whether no index is asked.
         additions: packages that the user adds.
-        alone: whether a script runs the plan, without hvdenv and its caches.
     """
 
     resolved: Resolved
@@ -292,34 +280,43 @@ class Prepared(NamedTuple):
     source_folder: Path | None = None
     offline: bool = False
     additions: Additions | None = None
-    alone: bool = False
 
-    def plan_for(self, generation: Path) -> Plan:
-        """The plan for a generation's folder."""
+    def plan(self, *, alone: bool = False) -> Plan:
+        """Make the plan. A command does so once, and hands it on.
+
+        Args:
+            alone: whether a script runs the plan, without hvdenv and its caches.
+        """
         from hvdenv.places import find_places
         from hvdenv.plans.plan import make_plan
 
         return make_plan(
-            self.resolved.recipe, self.resolved.variants, self.facts, self.python, generation,
+            self.resolved.recipe, self.resolved.variants, self.facts, self.python,
             locked=self.locked, source_folder=self.source_folder, offline=self.offline,
-            caches=find_places().cache if self.locked and not self.alone else None,
-            additions=self.additions, alone=self.alone,
+            caches=find_places().cache, additions=self.additions, alone=alone,
         )  # fmt: skip
 
-    def digest(self) -> str:
-        """The digest of the plan, which no folder changes."""
-        from hvdenv.plans.plan import PLACEHOLDER
 
-        return self.plan_for(PLACEHOLDER).digest
+def prepare(
+    arguments: argparse.Namespace,
+    *,
+    thorough: bool,
+    shown: bool = False,
+    resolved: Resolved | None = None,
+) -> Prepared:
+    """Read the recipe and look at the machine, or at the facts that --facts declares.
 
-
-def prepare(arguments: argparse.Namespace, *, thorough: bool, shown: bool = False) -> Prepared:
-    """Read the recipe and look at the machine, or at the facts that --facts declares."""
+    Args:
+        arguments: of the command.
+        thorough: look for what no plan depends on, too; see observe().
+        shown: nothing that the recipe names is executed.
+        resolved: the recipe, if it was read already.
+    """
     from hvdenv.model.observe import declared, observe
     from hvdenv.places import find_places
     from hvdenv.runner import Runner
 
-    resolved = resolved_of(arguments, shown=shown)
+    resolved = resolved or resolved_of(arguments, shown=shown)
     target = environment_of(arguments, resolved, find_places())
     runner = Runner()
     file = getattr(arguments, "facts", None)
