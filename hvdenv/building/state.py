@@ -14,8 +14,7 @@ from hvdenv.environments import prefix_lock
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.journal import FAILED, Journal, chain
 from hvdenv.errors import LockError
-from hvdenv.locks import compare
-from hvdenv.locks.contents import built as made_with
+from hvdenv.locks import built, compare
 from hvdenv.locks.lockfile import Locked
 from hvdenv.model.cluster import Wheels
 from hvdenv.model.facts import Facts
@@ -163,7 +162,7 @@ def drift(locked: Locked | None, record: Record) -> tuple[compare.Difference, ..
     """How a build differs from the one that filled in the lock."""
     if locked is None or locked.lock.built is None:
         return ()
-    return compare.drift(locked.lock.built, made_with(record))
+    return built.drift(locked.lock.built, built.built_with(record))
 
 
 def refused_drift(

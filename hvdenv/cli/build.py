@@ -76,8 +76,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from hvdenv.building.engine import already_built
+    from hvdenv.cli.find_lock import with_lock
     from hvdenv.cli.job import run_there
-    from hvdenv.cli.locking import with_lock
     from hvdenv.model.observe import complete
     from hvdenv.runner import Runner
 

@@ -6,17 +6,16 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hvdenv import PACKAGE
 from hvdenv.errors import RecipeError, UsageError
+from hvdenv.model.cluster import RecipeFolders, Storage, Trust
+from hvdenv.model.recipe import Recipe
 from hvdenv.reading import RECIPE, SITE, Content, read_file
 from hvdenv.schema import Problem, check_part, decode, dotted, line_of, parse_toml
 
 # What a list of recipes does not need is imported where it is used: the types of the format.
-if TYPE_CHECKING:
-    from hvdenv.model.cluster import Places, Trust
-    from hvdenv.model.recipe import Recipe
 
 DEFAULTS = Path(__file__).parent / "defaults.toml"
 FORMAT = 1
@@ -151,7 +150,7 @@ def read_layer(name: str, path: Path) -> Layer:
         raise RecipeError(f"not valid TOML: {error}", where=str(path)) from error
 
 
-def resolve(
+def load_recipe(
     name: str,
     *,
     variants: Sequence[str] = (),
@@ -169,8 +168,6 @@ def resolve(
     Raises:
         RecipeError, UsageError: with file, line, key and the nearest known key.
     """
-    from hvdenv.model.recipe import Recipe
-
     site_layer = _site_layer(site) if site else None
     folders = recipe_folders(site_layer)
     path = find_recipe(name, folders)
@@ -255,8 +252,6 @@ def _with_what_it_extends(layer: Layer, folders: Sequence[str]) -> list[Layer]:
 
 def _check_variants(layer: Layer) -> None:
     """Types and names of keys in all variants: also in those that nobody takes today."""
-    from hvdenv.model.recipe import Recipe
-
     variants = layer.values.get("variants", {})
     if not isinstance(variants, dict):
         where = f"{layer.file}:{line_of(layer.text, ('variants',))}: variants"
@@ -345,8 +340,6 @@ def recipe_folders(site: Layer | None) -> tuple[str, ...]:
     """
     if site is None:
         return ()
-    from hvdenv.model.cluster import RecipeFolders
-
     named = {k: v for k, v in site.values.items() if k == "recipe_folders"}
     try:
         return decode(RecipeFolders, named).recipe_folders
@@ -356,16 +349,14 @@ def recipe_folders(site: Layer | None) -> tuple[str, ...]:
         raise RecipeError(problem.message, where=where) from problem
 
 
-def places_of(site: Layer | None) -> Places:
+def storage_of(site: Layer | None) -> Storage:
     """Where things lie, as a site file says: what needs no recipe.
 
     Raises:
         RecipeError: the file says it wrongly.
     """
-    from hvdenv.model.cluster import Places
-
     try:
-        return decode(Places, site.values.get("places", {}) if site else {}, ("places",))
+        return decode(Storage, site.values.get("places", {}) if site else {}, ("places",))
     except Problem as problem:
         assert site
         raise _explain(problem, site, {}) from problem
@@ -377,8 +368,6 @@ def trusted_by(site: Layer) -> Trust:
     Raises:
         RecipeError: the file says it wrongly.
     """
-    from hvdenv.model.cluster import Trust
-
     try:
         return decode(Trust, site.values.get("trust", {}), ("trust",))
     except Problem as problem:

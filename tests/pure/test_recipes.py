@@ -12,7 +12,7 @@ import pytest
 from hvdenv.cli.main import main
 from hvdenv.cli.show import recipe_schema
 from hvdenv.errors import RecipeError, UsageError
-from hvdenv.model.layers import read_layer, resolve, shipped_recipes, variants_of
+from hvdenv.model.layers import load_recipe, read_layer, shipped_recipes, variants_of
 from hvdenv.schema import parse_toml
 
 CASES = sorted((Path(__file__).parents[1] / "cases/recipes").glob("*.toml"))
@@ -31,7 +31,7 @@ def test_a_wrong_recipe_is_refused_with_file_line_and_key(path: Path) -> None:
     expected = text.split("\n")[0].removeprefix("# expect: ")
     variants = ["chosen"] if "variants.chosen" in text else []
     with pytest.raises(RecipeError) as caught:
-        resolve(str(path), variants=variants)
+        load_recipe(str(path), variants=variants)
     said = str(caught.value)
     assert said.startswith(f"{path}:")
     assert said.removeprefix(f"{path}:").lstrip().startswith(expected)
@@ -45,7 +45,7 @@ def test_a_recipe_that_is_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "latin.toml"
     path.write_bytes(b'format = 1\nsummary = "\xe9"\n')
     with pytest.raises(RecipeError, match=r"latin\.toml: cannot read this file: it is not UTF-8"):
-        resolve(str(path))
+        load_recipe(str(path))
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_a_recipe_that_is_not_utf8(tmp_path: Path) -> None:
 )
 def test_a_recipe_that_cannot_be_read(name: str, reason: str) -> None:
     with pytest.raises(RecipeError, match=f"cannot read this file: {reason}"):
-        resolve(name)
+        load_recipe(name)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_recipes_load_and_are_named_like_their_file(name: str) -> None:
-    resolved = resolve(name)
+    resolved = load_recipe(name)
     assert resolved.recipe.name == name
     assert not resolved.foreign_files
     assert resolved.recipe.sources
@@ -72,18 +72,18 @@ def test_shipped_recipes_load_and_are_named_like_their_file(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "variant"), SHIPPED_VARIANTS)
 def test_shipped_variants_load(name: str, variant: str) -> None:
-    assert resolve(name, variants=[variant]).variants == (variant,)
+    assert load_recipe(name, variants=[variant]).variants == (variant,)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_pairs_of_shipped_variants_load_or_clash(name: str) -> None:
     def clashes(pair: tuple[str, ...]) -> bool:
         try:
-            return resolve(name, variants=pair).variants != pair
+            return load_recipe(name, variants=pair).variants != pair
         except UsageError as error:
             return "both set" in str(error)
 
-    found = [pair for pair in itertools.combinations(resolve(name).offered, 2) if clashes(pair)]
+    found = [pair for pair in itertools.combinations(load_recipe(name).offered, 2) if clashes(pair)]
     if name == "local":
         assert found == [("tensorflow", "torch")]
 
