@@ -21,13 +21,19 @@ Each part reports one ``training``:
 Runs on Python 3.6 and up; needs numpy, which the frameworks bring.
 """
 
-import collections
 import hashlib
 import importlib
 import os
 import shutil
 import tempfile
 import time
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Tuple
+
+from context import Array, Context
+
+Data = Tuple[Array, Array]
+Step = Tuple[float, Array]
+Part = Callable[[Context], Dict[str, Any]]
 
 FEATURES, OUTPUTS = 7, 3
 PER_RANK, BATCH = 12, 4
@@ -40,14 +46,28 @@ FLOAT32, FLOAT16 = 2.0**-24, 2.0**-11
 # The last Horovod there is; it knows Keras 2 only, unless a patch tells it more.
 KNOWS_KERAS_2 = (0, 28, 1)
 
-# What one process does. steps: for each the learning rate and the numbers of the samples, a
-# row for each rank; starts: parameters that each rank has in the first step, after which all
-# have what rank 0 has; velocity: of the momentum; factor: gradients are averaged and
-# multiplied by it; half: they travel as float16.
-Plan = collections.namedtuple("Plan", "data steps starts velocity momentum factor half")
+
+class Plan(NamedTuple):
+    """A training that one process computes.
+
+    Attributes:
+        steps: learning rate and numbers of the samples, a row for each rank.
+        starts: parameters of each rank in the first step, after which all have rank 0's.
+        velocity: of the momentum, at the start.
+        factor: averaged gradients are multiplied by it.
+        half: whether gradients are exchanged as float16.
+    """
+
+    data: Data
+    steps: List[Step]
+    starts: Array
+    velocity: Array
+    momentum: float
+    factor: float
+    half: bool
 
 
-def make_data(numpy, size):
+def make_data(numpy: Any, size: int) -> Data:
     """All samples: inputs, the last of which is 1 for the bias, and targets."""
     source = numpy.random.RandomState(0)
     inputs = source.uniform(-2, 2, (PER_RANK * size, FEATURES + 1))
@@ -57,19 +77,19 @@ def make_data(numpy, size):
     return inputs.astype("float32"), targets.astype("float32")
 
 
-def random_values(numpy, rank, kind):
+def random_values(numpy: Any, rank: int, kind: str) -> Array:
     """What a rank begins with: ``parameters`` or ``velocity``; the last row is the bias."""
     source = numpy.random.RandomState(2 * rank + (kind == "velocity"))
     return source.uniform(-1, 1, (FEATURES + 1, OUTPUTS)).astype("float32")
 
 
-def beginning(numpy, size):
+def beginning(numpy: Any, size: int) -> Tuple[Array, Array]:
     """What all ranks begin with once they have it from rank 0: parameters and velocity."""
     parameters = random_values(numpy, 0, "parameters")
     return numpy.stack([parameters] * size), random_values(numpy, 0, "velocity")
 
 
-def steps_of(numpy, order, size, rates):
+def steps_of(numpy: Any, order: Iterable[int], size: int, rates: List[float]) -> List[Step]:
     """The steps of a plan.
 
     Args:
@@ -83,7 +103,7 @@ def steps_of(numpy, order, size, rates):
     return [(rate, batches[step % len(batches)]) for step, rate in enumerate(rates)]
 
 
-def one_process(numpy, plan):
+def one_process(numpy: Any, plan: Plan) -> Tuple[Array, float]:
     """What one process gets, in float64.
 
     Returns:
@@ -108,7 +128,9 @@ def one_process(numpy, plan):
     return weights, errors_at_end(numpy, errors, plan.momentum)
 
 
-def errors_at_end(numpy, errors, momentum):
+def errors_at_end(
+    numpy: Any, errors: List[Tuple[float, Array, float, float]], momentum: float
+) -> float:
     """How large the errors of all steps together can be in the parameters at the end.
 
     Going back from the end, `carry` is the matrix by which an error in parameters and
@@ -131,11 +153,11 @@ def errors_at_end(numpy, errors, momentum):
     return float(total)
 
 
-def compare(numpy, plan, rank, got):
+def compare(numpy: Any, plan: Plan, rank: int, got: Array) -> Dict[str, Any]:
     """How far this rank's parameters are from those of one process."""
     wanted, bound = one_process(numpy, plan)
     difference = float(abs(got - wanted).max())
-    facts = {"difference": difference, "bound": bound, "steps": len(plan.steps)}
+    facts: Dict[str, Any] = {"difference": difference, "bound": bound, "steps": len(plan.steps)}
     if not difference <= bound:
         own = [(rate, rows[rank : rank + 1]) for rate, rows in plan.steps]
         others = {
@@ -149,12 +171,14 @@ def compare(numpy, plan, rank, got):
     return facts
 
 
-def digest(*arrays):
+def digest(*arrays: Array) -> str:
     """A checksum of all bits."""
     return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()[:16]
 
 
-def checkpoint(context, save, load):
+def checkpoint(
+    context: Context, save: Callable[[str], object], load: Callable[[str], bool]
+) -> Dict[str, Any]:
     """Let rank 0 save, load what it saved, and compare.
 
     Args:
@@ -173,19 +197,19 @@ def checkpoint(context, save, load):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def torch_split(context, values):
+def torch_split(context: Context, values: Array) -> Tuple[Any, Any]:
     """Weight and bias with a rank's values."""
     return context.tensor(values[:-1].T.copy()), context.tensor(values[-1].copy())
 
 
-def torch_joined(context, weight, bias):
+def torch_joined(context: Context, weight: Any, bias: Any) -> Array:
     """One array of weight and bias."""
     import numpy
 
     return numpy.vstack([context.array(weight.detach()).T, context.array(bias.detach())])
 
 
-def torch_model(context, compression):
+def torch_model(context: Context, compression: Any) -> Tuple[Any, Any, Dict[str, str]]:
     """A model and its optimizer, after Horovod's broadcasts.
 
     Returns:
@@ -226,7 +250,7 @@ def torch_model(context, compression):
     )
 
 
-def torch_data(context, data):
+def torch_data(context: Context, data: Data) -> Tuple[Any, Any, Any]:
     """The data set with the samples' numbers, and two samplers: this rank's, and one for all."""
     torch, hvd = context.native, context.hvd
     dataset = torch.utils.data.TensorDataset(
@@ -239,7 +263,7 @@ def torch_data(context, data):
     return dataset, own, sampler(dataset, num_replicas=1, rank=0)
 
 
-def train_torch(context, compression):
+def train_torch(context: Context, compression: Any) -> Dict[str, Any]:
     """hvd.DistributedOptimizer, both broadcasts, and a DistributedSampler."""
     import numpy
 
@@ -250,12 +274,14 @@ def train_torch(context, compression):
     dataset, own, everything = torch_data(context, data)
     loss_of = torch.nn.MSELoss()
 
-    def measure(name):
+    def measure(name: str) -> List[float]:
         _, x, y = dataset[sorted(own)]
         loss = loss_of(model(x), y).detach()
         return [float(loss), float(hvd.allreduce(loss, name="training." + name))]
 
-    first, steps, seen = measure("first"), [], []
+    first = measure("first")
+    steps: List[Step] = []
+    seen: List[List[int]] = []
     for epoch in range(EPOCHS):
         own.set_epoch(epoch)
         everything.set_epoch(epoch)
@@ -270,7 +296,7 @@ def train_torch(context, compression):
     got = torch_joined(context, model.weight, model.bias)
     checksums["parameters at the end"] = digest(got)
 
-    def load(path):
+    def load(path: str) -> bool:
         saved = torch.load(path)
         return digest(torch_joined(context, saved["weight"], saved["bias"])) == digest(got)
 
@@ -289,17 +315,17 @@ def train_torch(context, compression):
     )
 
 
-def torch_plain(context):
+def torch_plain(context: Context) -> Dict[str, Any]:
     """Gradients travel as float32."""
     return train_torch(context, context.hvd.Compression.none)
 
 
-def torch_half(context):
+def torch_half(context: Context) -> Dict[str, Any]:
     """Gradients travel as float16."""
     return train_torch(context, context.hvd.Compression.fp16)
 
 
-def tensorflow_data(context, data):
+def tensorflow_data(context: Context, data: Data) -> Any:
     """This rank's share of the data set, with the samples' numbers."""
     dataset = context.native.data.Dataset
     numbers = context.native.range(len(data[0]))
@@ -307,18 +333,18 @@ def tensorflow_data(context, data):
     return slices.shard(context.hvd.size(), context.hvd.rank())
 
 
-def tape(context):
+def tape(context: Context) -> Dict[str, Any]:
     """hvd.DistributedGradientTape and broadcast_variables, without Keras, whose versions differ."""
     import numpy
 
     tensorflow, hvd = context.native, context.hvd
     rank, size = hvd.rank(), hvd.size()
 
-    def variables(kind):
+    def variables(kind: str) -> List[Any]:
         values = random_values(numpy, rank, kind)
         return [tensorflow.Variable(values[:-1]), tensorflow.Variable(values[-1])]
 
-    def joined(pair):
+    def joined(pair: List[Any]) -> Array:
         return numpy.vstack([context.array(one) for one in pair])
 
     weights, velocity = variables("parameters"), variables("velocity")
@@ -327,17 +353,18 @@ def tape(context):
     data = make_data(numpy, size)
     shard = tensorflow_data(context, data)
 
-    def loss_of(x, y):
+    def loss_of(x: Any, y: Any) -> Any:
         errors = tensorflow.matmul(x, weights[0]) + weights[1] - y
         return tensorflow.reduce_mean(tensorflow.square(errors))
 
-    def measure(name):
+    def measure(name: str) -> List[float]:
         _, x, y = next(iter(shard.batch(PER_RANK)))
         loss = loss_of(x, y)
         mean = hvd.allreduce(loss, name="training." + name)
         return [float(context.array(loss)), float(context.array(mean))]
 
-    first, seen = measure("first"), []
+    first = measure("first")
+    seen: List[List[int]] = []
     for _ in range(EPOCHS):
         seen.append([])
         for numbers, x, y in shard.batch(BATCH):
@@ -352,7 +379,7 @@ def tape(context):
     got = joined(weights)
     checksums["variables at the end"] = digest(got)
 
-    def load(path):
+    def load(path: str) -> bool:
         other = [tensorflow.Variable(tensorflow.zeros_like(weight)) for weight in weights]
         saved = tensorflow.train.Checkpoint(weight=other[0], bias=other[1])
         saved.restore(path + "-1")
@@ -372,7 +399,7 @@ def tape(context):
     )
 
 
-def numbers_of(version):
+def numbers_of(version: str) -> Tuple[int, ...]:
     """The numbers that a version begins with: 2.16.0rc1 is (2, 16)."""
     numbers = []
     for part in version.split("."):
@@ -382,22 +409,22 @@ def numbers_of(version):
     return tuple(numbers)
 
 
-def has_keras_3(keras):
+def has_keras_3(keras: Any) -> bool:
     """Whether tensorflow.keras is Keras 3."""
     return numbers_of(getattr(keras, "__version__", "2")) >= (3,)
 
 
-def keras_limit(keras, backend, horovod_version, mended):
+def keras_limit(keras: Any, backend: Any, horovod_version: str, patched: bool) -> str:
     """Why Horovod cannot train with this Keras; empty if it can.
 
     Args:
         keras: the module tensorflow.keras.
         backend: the module that Horovod takes for its backend.
         horovod_version: as text.
-        mended: whether it is patched for Keras 3.
+        patched: whether it is patched for Keras 3.
     """
     version = getattr(keras, "__version__", "2")
-    if mended or numbers_of(horovod_version) > KNOWS_KERAS_2:
+    if patched or numbers_of(horovod_version) > KNOWS_KERAS_2:
         return ""
     if has_keras_3(keras):
         return "Horovod {} knows Keras 2 only, and here is Keras {} (TensorFlow since 2.16)".format(
@@ -410,7 +437,7 @@ def keras_limit(keras, backend, horovod_version, mended):
     return ""
 
 
-def warmup_rates(size):
+def warmup_rates(size: int) -> List[float]:
     """Learning rate of each step: it grows from base to size * base, which is RATE."""
     by_epoch = PER_RANK // BATCH
     rates = []
@@ -420,7 +447,7 @@ def warmup_rates(size):
     return rates
 
 
-def keras_model(context, horovod, start):
+def keras_model(context: Context, horovod: Any, start: Array) -> Any:
     """A compiled model with a rank's values."""
     keras = context.native.keras
     model = keras.Sequential([keras.layers.Dense(OUTPUTS)])
@@ -440,15 +467,15 @@ def keras_model(context, horovod, start):
     return model
 
 
-def keras_fit(context):
+def keras_fit(context: Context) -> Dict[str, Any]:
     """model.fit with Horovod's optimizer for Keras and its three callbacks."""
     import numpy
 
     hvd, keras = context.hvd, context.native.keras
     horovod = importlib.import_module("horovod.tensorflow.keras")
     version = importlib.import_module("horovod").__version__
-    mended = hasattr(importlib.import_module("horovod._keras"), "is_keras_3")
-    limit = keras_limit(keras, horovod.callbacks.K, version, mended)
+    patched = hasattr(importlib.import_module("horovod._keras"), "is_keras_3")
+    limit = keras_limit(keras, horovod.callbacks.K, version, patched)
     if limit:
         return {"skip": limit}
     size = hvd.size()
@@ -456,12 +483,14 @@ def keras_fit(context):
     model = keras_model(context, horovod, starts[hvd.rank()])
     data = make_data(numpy, size)
     shard = tensorflow_data(context, data)
-    checksums, local, averaged = {}, [], []
+    checksums: Dict[str, str] = {}
+    local: List[float] = []
+    averaged: List[float] = []
 
-    def weights():
+    def weights() -> Array:
         return numpy.vstack(model.get_weights())
 
-    def after_batch(batch, logs=None):
+    def after_batch(batch: Any, logs: Any = None) -> None:
         name = "weights after BroadcastGlobalVariablesCallback"
         checksums.setdefault(name, digest(weights()))
 
@@ -485,7 +514,7 @@ def keras_fit(context):
     checksums["weights at the end"] = digest(got)
     ending = ".weights.h5" if has_keras_3(keras) else ""
 
-    def load(path):
+    def load(path: str) -> bool:
         model.set_weights([0 * array for array in model.get_weights()])
         model.load_weights(path + ending)
         return digest(weights()) == digest(got)
@@ -509,7 +538,7 @@ def keras_fit(context):
     )
 
 
-def without_tf32(context):
+def without_tf32(context: Context) -> None:
     """Let GPUs compute products in float32, and not in a type of fewer bits."""
     if context.framework == "torch":
         matmul = getattr(context.native.backends.cuda, "matmul", None)  # since 1.7
@@ -520,10 +549,10 @@ def without_tf32(context):
         getattr(context.native.config.experimental, name, lambda enabled: None)(False)
 
 
-def in_tensorflow(part):
+def in_tensorflow(part: Part) -> Part:
     """The part on the rank's device; or why it is left out."""
 
-    def run_part(context):
+    def run_part(context: Context) -> Dict[str, Any]:
         tensorflow = context.native
         if numbers_of(context.version) < (2,):
             return {"skip": "hvdenv trains with TensorFlow 2 and newer only"}
@@ -533,7 +562,7 @@ def in_tensorflow(part):
     return run_part
 
 
-PARTS = {
+PARTS: Dict[str, List[Tuple[str, Part]]] = {
     "torch": [
         ("DistributedOptimizer", torch_plain),
         ("DistributedOptimizer with Compression.fp16", torch_half),
@@ -545,7 +574,7 @@ PARTS = {
 }
 
 
-def run(context, option):
+def run(context: Context, option: str) -> None:
     """Train with all parts of the framework; there are no options."""
     if context.device:
         without_tf32(context)

@@ -7,11 +7,15 @@ Runs on Python 3.6 and up; needs numpy, which the frameworks bring.
 
 import glob
 import os
+from typing import Any, Dict, List, Optional, Tuple
 
-import rank_allreduce
+import allreduce
+from context import Context
 
 
-def choose(visible, there, local_rank, local_size, shared=False):
+def choose(
+    visible: int, there: int, local_rank: int, local_size: int, shared: bool = False
+) -> Tuple[Optional[int], str]:
     """Which of the GPUs that a rank sees it takes.
 
     Args:
@@ -34,19 +38,19 @@ def choose(visible, there, local_rank, local_size, shared=False):
     return None, "{} ranks on this host, and {} GPUs".format(local_size, min(visible, there))
 
 
-def _count(context):
+def _count(context: Context) -> int:
     if context.framework == "torch":
         return context.native.cuda.device_count() if context.native.cuda.is_available() else 0
     return len(_tensorflow_gpus(context))
 
 
-def _tensorflow_gpus(context):
+def _tensorflow_gpus(context: Context) -> List[Any]:
     config = getattr(context.native, "config", None)
     listed = getattr(config, "list_physical_devices", None)  # since 2.1
     return listed("GPU") if listed else []
 
 
-def _prepare(context, index):
+def _prepare(context: Context, index: int) -> str:
     """Make a GPU the framework's; TensorFlow wants that before anything else."""
     if context.framework == "torch":
         context.native.cuda.set_device(index)
@@ -57,18 +61,18 @@ def _prepare(context, index):
     return "/gpu:0"
 
 
-def _all_have(context, mine):
+def _all_have(context: Context, mine: bool) -> bool:
     """Whether all ranks say so: tensors on GPUs of some ranks only would wait for ever."""
     import numpy
 
-    reduce_all = rank_allreduce.REDUCERS[context.framework](context)
+    reduce_all = allreduce.REDUCERS[context.framework](context)
     vote = numpy.array([1.0 if mine else 0.0], dtype="float32")
-    how = rank_allreduce.operation_arguments(context.hvd, "Sum")
+    how = allreduce.operation_arguments(context.hvd, "Sum")
     total = reduce_all([("gpu.vote", vote, how)])["gpu.vote"]
-    return int(total[0]) == context.hvd.size()
+    return int(total[0]) == int(context.hvd.size())
 
 
-def devices(folder="/dev"):
+def devices(folder: str = "/dev") -> int:
     """How many GPUs of NVIDIA or AMD this process may use; schedulers lock others out."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles"):
         return 0
@@ -78,7 +82,7 @@ def devices(folder="/dev"):
     return sum(map(_opens, found))
 
 
-def _opens(path):
+def _opens(path: str) -> bool:
     try:
         os.close(os.open(path, os.O_RDWR))
     except OSError:
@@ -86,12 +90,12 @@ def _opens(path):
     return True
 
 
-def hide():
+def hide() -> None:
     """Let no framework take memory of GPUs that are not used here; before its first tensor."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 
-def take(context, built, device):
+def take(context: Context, built: Dict[str, Any], device: str) -> Dict[str, Any]:
     """Give the rank its GPU: context.gpu.
 
     Args:

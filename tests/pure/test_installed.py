@@ -9,7 +9,7 @@ import pytest
 
 from hvdenv.cli.main import main
 from hvdenv.contents.packages import Package
-from hvdenv.environments import generations, listing, registry
+from hvdenv.environments import generations, installed, registry
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import HvdenvError
 from hvdenv.places import Places, find_places
@@ -45,7 +45,7 @@ def venv(tmp_path: Path) -> Path:
 
 
 def test_a_virtual_environment(venv: Path) -> None:
-    found = listing.installed(venv)
+    found = installed.installed_packages(venv)
     assert sorted(found.packages) == [
         Package("pypi", "b", "1", url="git+https://github.com/a/b@f00"),
         Package("pypi", "horovod", "0.28.1", sha256="e" * 64),
@@ -56,7 +56,7 @@ def test_a_virtual_environment(venv: Path) -> None:
     ]
     assert found.distributions["torch"] == "2.13.0+cpu"
     assert found.python == "3.11.7"
-    contents = listing.of_folder(venv)
+    contents = installed.contents_of_folder(venv)
     assert contents.horovod
     assert contents.horovod.wheel == "e" * 64
     assert len(contents.packages) == 5
@@ -80,13 +80,13 @@ def test_a_conda_prefix(tmp_path: Path) -> None:
     for name, record in records.items():
         (meta / f"{name}.json").write_text(json.dumps(record))
     (meta / "broken.json").write_text("{")
-    found = listing.installed(tmp_path)
+    found = installed.installed_packages(tmp_path)
     assert [(each.kind, each.name) for each in sorted(found.packages)] == [
         ("conda", "python"), ("conda", "pytorch"), ("conda", "six"), ("pypi", "mine"),
     ]  # fmt: skip
     assert found.distributions == {"torch": "1.12.0", "six": "1.16.0", "mine": "1"}
     assert found.python == "3.11.9"
-    assert listing.of_folder(tmp_path).channels == ("pytorch",)
+    assert installed.contents_of_folder(tmp_path).channels == ("pytorch",)
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def environment(venv: Path) -> Environment:
 
 
 def labels(*texts: str) -> list[str]:
-    return [listing.named(each, find_places()).label for each in texts]
+    return [installed.named_contents(each, find_places()).label for each in texts]
 
 
 def test_how_an_environment_is_named(environment: Environment, tmp_path: Path) -> None:
@@ -136,14 +136,14 @@ def test_what_is_no_environment(text: str, said: str, environment: Environment, 
     if text == "local@":
         environment.prefix.unlink()
     with pytest.raises(HvdenvError) as caught:
-        listing.named(text.replace("VENV", str(venv)), find_places())
+        installed.named_contents(text.replace("VENV", str(venv)), find_places())
     assert said in str(caught.value)
 
 
 def test_a_beginning_of_two_generations(environment: Environment) -> None:
     build(environment, "1" * 11 + "2")
     with pytest.raises(HvdenvError, match="2 generations begin with 11"):
-        listing.named("local@11", Places(find_places().home))
+        installed.named_contents("local@11", Places(find_places().home))
     assert labels(f"local@{ONE}") == [f"local@{ONE}"]
 
 

@@ -1,4 +1,4 @@
-"""Reading what is installed in an environment; nothing of it is run."""
+"""Reads the contents of environments and locks from disk; runs nothing in them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from hvdenv.contents.packages import (
     Contents,
+    Horovod,
     Installed,
     Package,
     from_installed,
@@ -18,9 +19,8 @@ from hvdenv.contents.packages import (
 )
 from hvdenv.environments import generations, registry
 from hvdenv.errors import UsageError
-from hvdenv.locks import folders
-from hvdenv.locks.contents import contents as of_lock
-from hvdenv.locks.lockfile import MAIN
+from hvdenv.locks import condalock, folders, pypi
+from hvdenv.locks.lockfile import CONDA, MAIN, Locked
 from hvdenv.places import Places
 from hvdenv.reading import STATE, SYSTEM, read_json, read_text
 
@@ -28,23 +28,18 @@ _DISTRIBUTION = re.compile(r"([^-]+)-([^-]+?)(-py[\d.]+)?\.(dist|egg)-info")
 
 
 class Named(NamedTuple):
-    """An environment as the user named it.
-
-    Attributes:
-        label: for people.
-        contents: what it is made of.
-    """
+    """The contents of an environment, with a label for people."""
 
     label: str
     contents: Contents
 
 
-def named(text: str, places: Places) -> Named:
-    """The contents of ``NAME``, ``PREFIX`` or the folder of a generation or of a lock, or of
-    ``…@GENERATION``.
+def named_contents(text: str, places: Places) -> Named:
+    """The contents of an environment or lock that the user names.
 
     Args:
-        text: a name has no slash; a generation can be cut short.
+        text: a name, a prefix, or the folder of a generation or of a lock. The first two may be
+            followed by @ and the beginning of a generation; the default is the active one.
         places: where environments are registered.
 
     Raises:
@@ -53,7 +48,7 @@ def named(text: str, places: Places) -> Named:
         RecipeError, LockError: a lock is malformed, or its files do not belong together.
     """
     if (Path(text) / MAIN).is_file():
-        return Named(text, of_lock(folders.read(Path(text))))
+        return Named(text, contents_of_lock(folders.read(Path(text))))
     name, identity = text, ""
     if "@" in text and not Path(text).exists():
         name, _, identity = text.rpartition("@")
@@ -63,34 +58,35 @@ def named(text: str, places: Places) -> Named:
             raise UsageError(
                 "there are no generations here: hvdenv did not build it",
                 where=str(environment.prefix),
-                remedy="`hvdenv envs` lists the environments that it built",
+                remedy="list the environments that hvdenv built: hvdenv envs",
             )
-        return Named(name, of_folder(environment.prefix))
+        return Named(name, contents_of_folder(environment.prefix))
     chosen = _generation(environment, identity)
-    return Named(f"{name}@{chosen}", of_folder(environment.generation(chosen)))
+    return Named(f"{name}@{chosen}", contents_of_folder(environment.generation(chosen)))
 
 
-def _generation(environment: generations.Environment, wanted: str) -> str:
+def _generation(environment: generations.Environment, requested: str) -> str:
     complete = list(environment.records())
-    if not wanted:
-        fitting = [environment.active()] if environment.active() else []
+    if not requested:
+        fitting = list(filter(None, [environment.active()]))
+        message = "no active generation"
     else:
-        fitting = [each for each in complete if each == wanted] or [
-            each for each in complete if each.startswith(wanted)
-        ]
+        fitting = [requested] if requested in complete else [
+            each for each in complete if each.startswith(requested)
+        ]  # fmt: skip
+        message = f"no complete generation {requested}"
     if len(fitting) != 1:
-        what = f"{len(fitting)} generations begin with {wanted}" if fitting else (
-            f"no complete generation {wanted}" if wanted else "no active generation"
-        )  # fmt: skip
+        if fitting:
+            message = f"{len(fitting)} generations begin with {requested}"
         raise UsageError(
-            what,
+            message,
             where=str(environment.prefix),
-            remedy=f"complete are: {', '.join(complete) or 'none'}",
+            remedy=f"name one of the complete ones: {', '.join(complete) or 'none'}",
         )
     return fitting[0]
 
 
-def of_folder(root: Path) -> Contents:
+def contents_of_folder(root: Path) -> Contents:
     """The contents of a generation, or of an environment that hvdenv did not build.
 
     Raises:
@@ -100,19 +96,66 @@ def of_folder(root: Path) -> Contents:
     if (root / generations.RECORD).exists():
         record = generations.read_record(root / generations.RECORD)
         base = root / record.get("environment", "venv")  # an absolute one stays as it is
-        found = installed(base) if base.is_dir() else None
+        found = installed_packages(base) if base.is_dir() else None
         return from_record(record, found, str(Path.home()))
     if not any((root / each).exists() for each in ("bin/python", "conda-meta")):
         raise UsageError(
             "this is no Python environment: it has neither bin/python nor conda-meta",
             where=str(root),
-            remedy="`hvdenv envs` lists those that there are; `hvdenv build RECIPE` makes one",
+            remedy="list environments with `hvdenv envs`, or build one: hvdenv build RECIPE",
         )
-    return from_installed(installed(root))
+    return from_installed(installed_packages(root))
 
 
-def installed(base: Path) -> Installed:
-    """What lies in a virtual environment or a conda prefix."""
+def contents_of_lock(locked: Locked) -> Contents:
+    """The contents of an environment built from this lock, as far as the lock states them.
+
+    Raises:
+        RecipeError: a file of the lock is malformed.
+    """
+    inputs, built = locked.lock.inputs, locked.lock.built
+    packages = [
+        Package("pypi", each.name, each.version, "", each.sha256, each.url)
+        for each in pypi.packages(locked)
+    ]
+    if CONDA in locked.texts:
+        packages += [
+            Package("conda", each.name, each.version, each.build, each.sha256, each.url)
+            for each in condalock.packages(locked).packages
+        ]
+    found = Contents(
+        recipe=inputs.recipe,
+        variants=inputs.variants,
+        python=inputs.python,
+        machine=inputs.platform.partition("-")[2],
+        packages=tuple(sorted(packages)),
+        distributions={each.name: each.version for each in packages},
+        horovod=Horovod(
+            version=inputs.horovod.version,
+            source=inputs.horovod.sha256,
+            patches=inputs.horovod.patches,
+            variables=inputs.horovod.variables,
+            wheel=built.wheel if built else "",
+        ),
+        modules=dict.fromkeys(inputs.modules, ""),
+        channels=inputs.conda.channels if inputs.conda else (),
+    )
+    if built is None:
+        return found
+    tools = {
+        "compiler": built.compiler, "mpi": built.mpi, "cuda": built.nvcc, "glibc": built.glibc,
+        "driver": built.driver,
+    }  # fmt: skip
+    return found._replace(
+        python=built.python,
+        modules=built.modules,
+        toolchain={name: version for name, version in tools.items() if version},
+        hvdenv=built.hvdenv,
+    )
+
+
+def installed_packages(base: Path) -> Installed:
+    """What is installed in a virtual environment or a conda prefix."""
     records = [_json(path) for path in sorted(base.glob("conda-meta/*.json"))]
     conda = [_conda_package(each) for each in records if "name" in each]
     of_conda = {
@@ -132,12 +175,12 @@ def installed(base: Path) -> Installed:
     }
     version = next((each.version for each in conda if each.name == "python"), "")
     return Installed(
-        (*conda, *own.values()), distributions, version or _of_venv(base / "pyvenv.cfg")
+        (*conda, *own.values()), distributions, version or _venv_python(base / "pyvenv.cfg")
     )
 
 
 def _distributions(base: Path) -> Iterator[tuple[str, str, Path]]:
-    """Name, version and folder of what Python finds there."""
+    """Name, version and metadata folder of each Python package."""
     for folder in sorted(base.glob("lib*/python3*/site-packages")):
         if folder.parent.parent.is_symlink():
             continue
@@ -155,7 +198,7 @@ def _conda_package(record: dict[str, Any]) -> Package:
 
 
 def _python_package(name: str, version: str, folder: Path) -> Package:
-    """A Python package; pip notes where it came from only if that was named by its URL."""
+    """A Python package; pip records its origin only if it was installed from a URL."""
     origin = _json(folder / "direct_url.json")
     sha256 = origin.get("archive_info", {}).get("hashes", {}).get("sha256", "")
     commit = origin.get("vcs_info", {}).get("commit_id", "")
@@ -166,7 +209,7 @@ def _python_package(name: str, version: str, folder: Path) -> Package:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """A document that another program wrote; empty if there is none to be read."""
+    """A document that another program wrote; empty if it cannot be read."""
     try:
         document = read_json(path, STATE)
     except (OSError, ValueError):
@@ -174,8 +217,8 @@ def _json(path: Path) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
-def _of_venv(path: Path) -> str:
-    """The version of Python that a virtual environment was made with."""
+def _venv_python(path: Path) -> str:
+    """The Python version that a virtual environment was created with."""
     try:
         text = read_text(path, SYSTEM, errors="replace")
     except OSError:

@@ -14,8 +14,12 @@ Runs on Python 3.6 and up; needs numpy, which the frameworks bring.
 
 import os
 import time
+from typing import Callable, Iterator, List, Optional, Sequence, Tuple
 
-from rank_allreduce import operation_arguments
+from allreduce import operation_arguments
+from context import Context
+
+Loop = Callable[[int], None]
 
 SMALLEST, LARGEST, FACTOR = 1024, 256 << 20, 4
 TRIALS, FEWEST, ROUNDS, REPEATS = 3, 3, 50, 1000
@@ -34,7 +38,7 @@ GROUPS = (
 )
 
 
-def sizes():
+def sizes() -> Iterator[int]:
     """Bytes of the messages."""
     size = SMALLEST
     while size <= LARGEST:
@@ -42,14 +46,14 @@ def sizes():
         size *= FACTOR
 
 
-def number(path, name=""):
+def number(path: str, name: str = "") -> int:
     """The number that a file consists of, or that stands behind a name in it."""
     with open(path) as stream:
         words = stream.read().split()
     return int(words[words.index(name) + 1 if name else 0])
 
 
-def room(group, folder):
+def room(group: Sequence[str], folder: str) -> Optional[int]:
     """Bytes that processes of a control group can still get; None if it sets no limit."""
     _, limit, use, spare = group
     try:
@@ -59,9 +63,9 @@ def room(group, folder):
         return None  # "max", or the topmost group
 
 
-def available(root="/"):
+def available(root: str = "/") -> int:
     """Bytes of memory that programs of this job can still get on this host."""
-    free = [number(os.path.join(root, "proc/meminfo"), "MemAvailable:") * 1024]
+    free: List[Optional[int]] = [number(os.path.join(root, "proc/meminfo"), "MemAvailable:") * 1024]
     with open(os.path.join(root, "proc/self/cgroup")) as stream:
         lines = [line.rstrip("\n").split(":", 2) for line in stream]
     for _, controllers, path in lines:
@@ -74,38 +78,38 @@ def available(root="/"):
     return min(one for one in free if one is not None)
 
 
-def fits(size, memory, ranks):
+def fits(size: int, memory: int, ranks: int) -> bool:
     """Whether all ranks of a host can reduce tensors of this size at once."""
     return COPIES * size * ranks <= memory
 
 
-def quartiles(values):
+def quartiles(values: List[float]) -> List[float]:
     """Minimum, quartiles and maximum."""
     ordered = sorted(values)
     return [ordered[quarter * (len(ordered) - 1) // 4] for quarter in range(5)]
 
 
-def torch_loop(context, size, name):
+def torch_loop(context: Context, size: int, name: str) -> Loop:
     """A function that reduces a tensor of this size again and again, in place."""
     # Not from numpy, which takes large pages for large arrays: torch does not.
     tensor = context.native.empty(size // 4, device=context.device or "cpu").fill_(0)
     arguments = operation_arguments(context.hvd, "Sum")
 
-    def loop(repeats):
+    def loop(repeats: int) -> None:
         for _ in range(repeats):
             context.hvd.allreduce_(tensor, name=name, **arguments)
 
     return loop
 
 
-def tensorflow_loop(context, size, name):
+def tensorflow_loop(context: Context, size: int, name: str) -> Loop:
     """The same for TensorFlow, whose tensors do not change: each result is a new one."""
     import numpy
 
     tensor = context.tensor(numpy.full(size // 4, 0, "float32"))
     arguments = operation_arguments(context.hvd, "Sum")
 
-    def loop(repeats):
+    def loop(repeats: int) -> None:
         # Otherwise it takes a GPU for tensors of the host's memory as well.
         with context.native.device(context.device or "/cpu:0"):
             for _ in range(repeats):
@@ -120,13 +124,13 @@ LOOPS = {"torch": torch_loop, "tensorflow": tensorflow_loop}
 class Clock:
     """Times what all ranks do together, so that all of them know the same figures."""
 
-    def __init__(self, context, limit):
+    def __init__(self, context: Context, limit: float) -> None:
         self._context = context
         self._started = time.perf_counter()
         self._limit = limit
         self.agree(0.0)
 
-    def agree(self, own):
+    def agree(self, own: float) -> float:
         """The most of what the ranks say; they all come here before any goes on."""
         import numpy
 
@@ -137,14 +141,14 @@ class Clock:
         self.left = self._limit - float(elapsed)
         return float(slowest)
 
-    def time(self, loop, repeats):
+    def time(self, loop: Loop, repeats: int) -> float:
         """Seconds of one repetition, on the slowest rank."""
         started = time.perf_counter()
         loop(repeats)
         return self.agree((time.perf_counter() - started) / repeats)
 
 
-def measure(clock, loop, share):
+def measure(clock: Clock, loop: Loop, share: float) -> Tuple[List[float], int]:
     """The seconds of one repetition, in each of some rounds, and how many make a round.
 
     Args:
@@ -155,13 +159,13 @@ def measure(clock, loop, share):
     one = min(clock.time(loop, 1) for _ in range(TRIALS))
     repeats = min(int(ROUND_SECONDS / one) + 1, REPEATS)
     end = clock.left * (1 - share)
-    rounds = []
+    rounds: List[float] = []
     while len(rounds) < FEWEST or (len(rounds) < ROUNDS and clock.left > end):
         rounds.append(clock.time(loop, repeats))
     return rounds, repeats
 
 
-def least(context, value):
+def least(context: Context, value: int) -> int:
     """The least of what the ranks say."""
     import numpy
 
@@ -169,7 +173,7 @@ def least(context, value):
     return int(context.array(context.hvd.allgather(tensor, name="bench.least")).min())
 
 
-def run(context, option):
+def run(context: Context, option: str) -> None:
     """Measure size by size, until there is no time or memory for the next one."""
     first = context.hvd.rank() == 0
     ranks = context.hvd.local_size()

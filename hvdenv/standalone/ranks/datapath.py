@@ -11,6 +11,9 @@ import glob
 import json
 import os
 import re
+from typing import Any, Dict, List
+
+from context import Context
 
 VARIABLES = {
     "HOROVOD_LOG_LEVEL": "debug",
@@ -77,10 +80,10 @@ _ASKED = (
 class Seen:
     """What the libraries said so far: values by name, each once."""
 
-    def __init__(self):
-        self.values = {}
+    def __init__(self) -> None:
+        self.values: Dict[str, List[str]] = {}
 
-    def take(self, line):
+    def take(self, line: str) -> bool:
         """Read a line.
 
         Returns:
@@ -93,13 +96,13 @@ class Seen:
                 self._add(name, value[:120])
         return bool(_ASKED_FOR.search(line[:_LINE]))
 
-    def of_horovod(self):
+    def of_horovod(self) -> Dict[str, str]:
         """What Horovod named last as its controller and for tensors in the host's memory."""
         return {
             name: self.values[name][-1] for name in ("controller", "cpu") if name in self.values
         }
 
-    def _add(self, name, value):
+    def _add(self, name: str, value: str) -> None:
         values = self.values.setdefault(name, [])
         if value not in values:
             values.append(value)
@@ -107,9 +110,9 @@ class Seen:
                 values.pop()
 
 
-def libraries(maps="/proc/self/maps"):
+def libraries(maps: str = "/proc/self/maps") -> Dict[str, List[str]]:
     """Paths of the libraries of interest that are loaded, by name."""
-    found = {}
+    found: Dict[str, List[str]] = {}
     with open(maps) as stream:
         for line in stream:
             path = line.split(None, 5)[-1].strip()
@@ -119,7 +122,7 @@ def libraries(maps="/proc/self/maps"):
     return found
 
 
-def mpi_version(loaded):
+def mpi_version(loaded: Dict[str, List[str]]) -> str:
     """What the MPI that is loaded calls itself; empty if none is, or it is too old to say."""
     for name in sorted(loaded):
         if name.startswith("libmpi"):
@@ -134,7 +137,7 @@ def mpi_version(loaded):
     return ""
 
 
-def nccl_version(loaded):
+def nccl_version(loaded: Dict[str, List[str]]) -> int:
     """The number of the NCCL that is loaded, such as 21805; 0 if none is, or it is static."""
     version = ctypes.c_int()
     for name in ("libnccl", "librccl"):
@@ -147,7 +150,7 @@ def nccl_version(loaded):
     return 0
 
 
-def fast_networks(devices="/sys/class"):
+def fast_networks(devices: str = "/sys/class") -> List[str]:
     """Adapters of InfiniBand, Omni-Path or Slingshot of which a port is active.
 
     Ethernet adapters with RDMA are left out: most of them are used as plain ones.
@@ -162,7 +165,7 @@ def fast_networks(devices="/sys/class"):
     return found[:8]
 
 
-def _read(folder, name):
+def _read(folder: str, name: str) -> str:
     try:
         with open(os.path.join(folder, name)) as stream:
             return stream.read()
@@ -170,12 +173,12 @@ def _read(folder, name):
         return ""
 
 
-def run(context, gpu):
+def run(context: Context, gpu: Dict[str, Any]) -> None:
     """Report ``path``.
 
     Args:
         context: of rank_work.py.
-        gpu: what rank_gpu.py found.
+        gpu: what gpus.py found.
     """
     loaded = libraries()
     facts = {

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-import rank_collectives  # type: ignore[import-not-found]  # it is beside rank_work.py
+import collectives  # it is beside rank_work.py
 
 Function = Callable[..., Any]
 
@@ -109,4 +109,4 @@ def tensorflow_faults(context: Any) -> None:
 def run(context: Any, option: str) -> None:
     """Try all operations of a Horovod that is doctored."""
     {"torch": torch_faults, "tensorflow": tensorflow_faults}[context.framework](context)
-    rank_collectives.run(context, option)
+    collectives.run(context, option)

@@ -9,13 +9,15 @@ rounds, and the seconds of one step: minimum, quartiles and maximum of the round
 Runs on Python 3.6 and up; needs numpy, which the frameworks bring.
 """
 
-import rank_bench
+import bench
+from bench import Loop
+from context import Context
 
 BATCH, FEATURES, HIDDEN, CLASSES = 64, 512, 1024, 10
 RATE = 0.01
 
 
-def torch_step(context):
+def torch_step(context: Context) -> Loop:
     """A function that does training steps."""
     torch, hvd = context.native, context.hvd
     torch.manual_seed(0)
@@ -33,7 +35,7 @@ def torch_step(context):
     classes = torch.randint(0, CLASSES, (BATCH,)).to(context.device or "cpu")
     loss = torch.nn.CrossEntropyLoss()
 
-    def steps(repeats):
+    def steps(repeats: int) -> None:
         for _ in range(repeats):
             optimizer.zero_grad()
             loss(model(features), classes).backward()
@@ -43,7 +45,7 @@ def torch_step(context):
     return steps
 
 
-def tensorflow_step(context):
+def tensorflow_step(context: Context) -> Loop:
     """The same without Keras, whose versions differ."""
     tensorflow, hvd = context.native, context.hvd
     half = HIDDEN // 2
@@ -58,8 +60,8 @@ def tensorflow_step(context):
         classes = tensorflow.random.uniform((BATCH,), 0, CLASSES, "int64")
     hvd.broadcast_variables(weights, root_rank=0)
 
-    @tensorflow.function
-    def step():
+    @tensorflow.function  # type: ignore[untyped-decorator]
+    def step() -> None:
         with tensorflow.GradientTape() as tape:
             values = features
             for weight in weights[:-1]:
@@ -72,7 +74,7 @@ def tensorflow_step(context):
         for weight, gradient in zip(weights, gradients):
             weight.assign_sub(RATE * gradient)
 
-    def steps(repeats):
+    def steps(repeats: int) -> None:
         with tensorflow.device(device):
             for _ in range(repeats):
                 step()
@@ -84,14 +86,14 @@ def tensorflow_step(context):
 STEPS = {"torch": torch_step, "tensorflow": tensorflow_step}
 
 
-def run(context, option):
+def run(context: Context, option: str) -> None:
     """Train for as long as that takes."""
     steps = STEPS[context.framework](context)
-    clock = rank_bench.Clock(context, float(option))
-    rounds, repeats = rank_bench.measure(clock, steps, 1.0)
+    clock = bench.Clock(context, float(option))
+    rounds, repeats = bench.measure(clock, steps, 1.0)
     if context.hvd.rank() == 0:
         samples = BATCH * context.hvd.size()
-        seconds = rank_bench.quartiles(rounds)
+        seconds = bench.quartiles(rounds)
         context.report(
             "speed", samples=samples, repeats=repeats, rounds=len(rounds), seconds=seconds
         )

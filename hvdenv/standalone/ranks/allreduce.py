@@ -8,13 +8,19 @@ import importlib
 import os
 import sys
 import time
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+from context import Array, Context, Shape
+
+Input = Tuple[str, Array, Dict[str, Any]]
+Reducer = Callable[[List[Input]], Dict[str, Array]]
 
 SHAPES = ((1,), (17,), (3, 5), (2, 7, 11), (100003,))
 DTYPES = ("float32", "float64", "int64")
 OPERATIONS = ("Sum", "Average")
 
 
-def values(numpy, rank, shape, dtype):
+def values(numpy: Any, rank: int, shape: Shape, dtype: str) -> Array:
     """What a rank puts in: whole numbers from 500 to 1496, times a factor for wide types.
 
     Whole numbers make sums exact in float32 for 11000 ranks, in any order; that none is
@@ -30,7 +36,7 @@ def values(numpy, rank, shape, dtype):
     return whole.astype(dtype).reshape(shape)
 
 
-def wanted(numpy, size, shape, dtype, operation):
+def wanted(numpy: Any, size: int, shape: Shape, dtype: str, operation: str) -> Array:
     """The right answer for all ranks' values."""
     total = values(numpy, 0, shape, dtype)
     for rank in range(1, size):
@@ -38,7 +44,7 @@ def wanted(numpy, size, shape, dtype, operation):
     return total if operation == "Sum" else total.astype("float64") / size
 
 
-def tolerance(numpy, size, dtype, operation):
+def tolerance(numpy: Any, size: int, dtype: str, operation: str) -> Tuple[float, float]:
     """Relative and absolute error that a right average may have; a sum may have none."""
     if operation == "Sum":
         return 0.0, 0.0
@@ -47,7 +53,9 @@ def tolerance(numpy, size, dtype, operation):
     return float(numpy.finfo(dtype).eps) * (size + 4), 0.0
 
 
-def compare(numpy, name, got, want, relative, absolute):
+def compare(
+    numpy: Any, name: str, got: Array, want: Array, relative: float, absolute: float
+) -> Optional[Dict[str, Any]]:
     """None, or what is wrong with the answer."""
     if got.shape != want.shape:
         return {
@@ -76,17 +84,17 @@ def compare(numpy, name, got, want, relative, absolute):
     }
 
 
-def operation_arguments(hvd, operation):
+def operation_arguments(hvd: Any, operation: str) -> Dict[str, Any]:
     """How this version of Horovod is told what to do with the values."""
     if hasattr(hvd, operation):
         return {"op": getattr(hvd, operation)}
     return {"average": operation == "Average"}
 
 
-def torch_reducer(context):
+def torch_reducer(context: Context) -> Reducer:
     """A function that reduces many named arrays at once."""
 
-    def reduce_all(inputs):
+    def reduce_all(inputs: List[Input]) -> Dict[str, Array]:
         handles = [
             (name, context.hvd.allreduce_async(context.tensor(array), name=name, **arguments))
             for name, array, arguments in inputs
@@ -98,15 +106,15 @@ def torch_reducer(context):
     return reduce_all
 
 
-def tensorflow_reducer(context):
+def tensorflow_reducer(context: Context) -> Reducer:
     """A function that reduces many named arrays."""
 
-    def reduce_all(inputs):
+    def reduce_all(inputs: List[Input]) -> Dict[str, Array]:
         # Otherwise it takes a GPU for tensors of the host's memory as well.
         with context.native.device(context.device or "/cpu:0"):
             return {name: reduce_one(name, array, given) for name, array, given in inputs}
 
-    def reduce_one(name, array, arguments):
+    def reduce_one(name: str, array: Array, arguments: Dict[str, Any]) -> Array:
         tensor = context.tensor(array)
         with context.waiting():
             result = context.hvd.allreduce(tensor, name=name, **arguments)
@@ -118,7 +126,9 @@ def tensorflow_reducer(context):
 REDUCERS = {"torch": torch_reducer, "tensorflow": tensorflow_reducer}
 
 
-def reduce_and_judge(hvd, reduce_all, prefix=""):
+def reduce_and_judge(
+    hvd: Any, reduce_all: Reducer, prefix: str = ""
+) -> Tuple[int, List[Dict[str, Any]], int]:
     """All tests.
 
     Args:
@@ -160,13 +170,13 @@ def reduce_and_judge(hvd, reduce_all, prefix=""):
     return len(tests), wrong, own
 
 
-def enabled(hvd, name):
+def enabled(hvd: Any, name: str) -> Optional[bool]:
     """mpi_enabled() or gloo_enabled(); None where this version does not have it."""
     ask = getattr(hvd, name, None)
     return bool(ask()) if ask else None
 
 
-def run(context):
+def run(context: Context) -> None:
     """Reduce, compare, and report ``result`` with what Horovod says about this rank.
 
     ``busy`` are the seconds that it needed itself, without those in which it waited for others.
@@ -187,7 +197,7 @@ def run(context):
         mpi_enabled=enabled(hvd, "mpi_enabled"),
         gloo_enabled=enabled(hvd, "gloo_enabled"),
         python=sys.executable,
-        horovod=os.path.dirname(importlib.import_module("horovod").__file__),
+        horovod=os.path.dirname(str(importlib.import_module("horovod").__file__)),
         framework=context.version,
         tests=tests,
         failed=len(wrong),

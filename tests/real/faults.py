@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
-import rank_training  # type: ignore[import-not-found]  # it is beside rank_work.py
+import training  # it is beside rank_work.py
 
 # What has which attribute, and what stands in for it.
 Fault = list[tuple[Any, str, Any]]
@@ -108,4 +108,5 @@ def run(context: Any, option: str) -> None:
         with contextlib.ExitStack() as stack:
             for where, what, instead in fault:
                 stack.enter_context(mock.patch.object(where, what, instead))
-            rank_training.run(Context(context, name), "")
+            stand_in: Any = Context(context, name)
+            training.run(stand_in, "")
