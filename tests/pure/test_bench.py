@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv import RANK_PROGRAMS
 from hvdenv.cli.main import main
 from hvdenv.environments.installation import Expectation
 from hvdenv.errors import RecipeError
@@ -27,67 +23,43 @@ from hvdenv.model.recipe import Recipe
 from hvdenv.plans.plan import candidates, make_plan, site_python
 from hvdenv.reports.report import Finding
 from hvdenv.schema import decode, encode
+from hvdenv.standalone.ranks.events import Bench, BenchEnd, DataPath, RankEvent, Speed
 from hvdenv.verification import bench
 from hvdenv.verification.bench import Benchmark, Point, Yardstick
 from hvdenv.verification.checks import CHECKS
 from hvdenv.verification.collectors import FACTS
-from hvdenv.verification.ranks import Rank, RankRun
+from hvdenv.verification.ranks import RankRun
+from tests import rank_events
+from tests.rank_events import event, exited, good
+from tests.standalone import load
 
 SUBJECT: Final = "torch over MPI"
 MIB = 1 << 20
 
 
-def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(RANK_PROGRAMS))
-    spec = importlib.util.spec_from_file_location(name, RANK_PROGRAMS / f"{name}.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.modules.pop("rank_allreduce", None)
-    return module
+def measured(**seconds: float) -> list[RankEvent]:
+    """What rank 0 reports of sizes, such as 64MiB=0.1 for 0.1 s."""
+    return [
+        Bench(size=SIZES[name], seconds=[0.9 * s, s, s, s, 2 * s]) for name, s in seconds.items()
+    ]
 
 
-def reports(**seconds: float) -> dict[str, tuple[dict[str, Any], ...]]:
-    """What rank 0 says of sizes, such as 64MiB=0.1 for 0.1 s."""
-    events = tuple(
-        {"size": SIZES[name], "seconds": [0.9 * s, s, s, s, 2 * s], "device": ""}
-        for name, s in seconds.items()
-    )
-    return {"bench": events}
+def speed(samples: int, seconds: float) -> Speed:
+    return Speed(samples=samples, seconds=[seconds] * 5)
 
 
-def speed(samples: int, seconds: float) -> dict[str, tuple[dict[str, Any], ...]]:
-    return {"speed": ({"samples": samples, "seconds": [seconds] * 5},)}
-
-
-def run(size: int, said: dict[str, tuple[dict[str, Any], ...]], **exited: Any) -> RankRun:
-    ranks = []
-    for number in range(size):
-        result = {
-            "rank": number, "size": size, "local_rank": number, "local_size": size, "tests": 30,
-            "failed": 0, "wrong": [], "said": {"controller": "MPI"},
-        }  # fmt: skip
-        end = {
-            "code": 0,
-            "signal": "",
-            "ended_by": "",
-            "stage": "shutdown",
-            "detail": "",
-            "tail": "",
-        }
-        ranks.append(
-            Rank("n1", 100 + number, {}, result, exited={**end, **(exited if number else {})},
-                 reports={} if number else said)
-        )  # fmt: skip
-    return RankRun("mpirun", "MPI", ("mpirun",), size, tuple(ranks), exercises=bench.EXERCISES)
+def run(size: int, *of_first: RankEvent, **ended: Any) -> RankRun:
+    """A run whose rank 0 reports these events, and whose others end in this way."""
+    events = good(size) + [event(0, each) for each in of_first]
+    events += [exited(rank, **ended) for rank in range(1, size) if ended]
+    return rank_events.run(*events, size=size, exercises=bench.EXERCISES)
 
 
 def point(name: str, seconds: float, ranks: int = 2) -> Point:
     return Point(SIZES[name], ranks, (seconds,) * 5)
 
 
-GOOD = run(2, {**reports(**{"1KiB": 85e-6, "64MiB": 0.016}), **speed(128, 0.05)})
+GOOD = run(2, *measured(**{"1KiB": 85e-6, "64MiB": 0.016}), speed(128, 0.05))
 ONE = run(1, speed(64, 0.045))
 MPI = Yardstick((point("1KiB", 3e-6), point("64MiB", 0.012)))
 REFERENCE = Reference("allreduce bandwidth", SUBJECT, 4.0, "GB/s", "64MiB", lower=-0.1)
@@ -135,7 +107,7 @@ def test_all_figures_become_measurements() -> None:
 
 
 def test_one_rank_has_no_bandwidth() -> None:
-    alone = run(1, {**reports(**{"1KiB": 1e-3}), **speed(64, 0.05)})
+    alone = run(1, *measured(**{"1KiB": 1e-3}), speed(64, 0.05))
     found = bench.measurements({("torch", "MPI"): Benchmark(alone, Yardstick(()))}, {})
     assert {each.name for each in found} == {"allreduce latency", "training speed"}
     judgement = bench.judge(SUBJECT, Benchmark(alone, Yardstick(())), (), ())
@@ -165,8 +137,8 @@ def test_good_figures() -> None:
 
 
 def test_what_was_not_measured_is_told() -> None:
-    ended = {**GOOD.ranks[0].reports, "bench_end": ({"size": 256 * MIB, "why": "memory"},)}
-    judgement = bench.judge(SUBJECT, Benchmark(run(2, ended), MPI), (), ())
+    ended = run(2, *measured(**{"64MiB": 0.016}), BenchEnd(256 * MIB, "memory"))
+    judgement = bench.judge(SUBJECT, Benchmark(ended, MPI), (), ())
     assert judgement.evidence.endswith(
         "256 MiB and more were not measured: the ranks of a host may together not take more than is free"
     )
@@ -219,8 +191,8 @@ def test_a_reference_without_a_figure_is_unproven() -> None:
 @pytest.mark.parametrize("broken", ["all", "smaller"])
 def test_ranks_that_break_are_told_and_not_their_figures(broken: str) -> None:
     dead = {"code": -9, "signal": "SIGKILL", "stage": "speed", "detail": ""}
-    whole = run(2, {**reports(**{"1KiB": 1e-3})}, **dead) if broken == "all" else GOOD
-    smaller = ONE if broken == "all" else run(2, {}, **dead)._replace(exercises=("speed",))
+    whole = run(2, *measured(**{"1KiB": 1e-3}), **dead) if broken == "all" else GOOD
+    smaller = ONE if broken == "all" else run(2, **dead)._replace(exercises=("speed",))
     judgement = bench.judge(SUBJECT, Benchmark(whole, MPI), (smaller,), ())
     assert judgement.status == "fail"
     assert judgement.message.startswith("with 2 ranks: rank 1 on n1")
@@ -281,8 +253,7 @@ def test_gpus_have_a_yardstick_of_their_own() -> None:
 def test_the_libraries_of_gpus(
     libraries: dict[str, list[str]], found: tuple[str, str] | None
 ) -> None:
-    path = {"libraries": libraries}
-    assert bench.libraries_of_gpus(run(2, {"path": (path,)})) == found
+    assert bench.libraries_of_gpus(run(2, DataPath(libraries=libraries))) == found
 
 
 def test_the_checks_have_findings_of_their_own() -> None:
@@ -341,16 +312,14 @@ class Clock:
         (5.0, 10.0, 1, 3),  # never fewer
     ],
 )
-def test_how_often_ranks_measure(
-    monkeypatch: pytest.MonkeyPatch, one: float, limit: float, repeats: int, rounds: int
-) -> None:
-    probe = load("rank_bench", monkeypatch)
+def test_how_often_ranks_measure(one: float, limit: float, repeats: int, rounds: int) -> None:
+    probe = load("rank_bench")
     found, each = probe.measure(Clock(one, limit), lambda: None, 0.5)
     assert (each, len(found)) == (repeats, rounds)
 
 
-def test_sizes_of_messages_are_those_of_references(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(load("rank_bench", monkeypatch).sizes()) == list(SIZES.values())
+def test_sizes_of_messages_are_those_of_references() -> None:
+    assert list(load("rank_bench").sizes()) == list(SIZES.values())
 
 
 @pytest.mark.parametrize(
@@ -380,25 +349,23 @@ def test_sizes_of_messages_are_those_of_references(monkeypatch: pytest.MonkeyPat
         ),
     ],
 )
-def test_memory_that_a_job_can_get(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: dict[str, str], expected: int
-) -> None:
+def test_memory_that_a_job_can_get(tmp_path: Path, files: dict[str, str], expected: int) -> None:
     memory = {"proc/meminfo": "MemTotal:  900000 kB\nMemAvailable:    65536 kB\n"}
     for name, text in {**memory, **files}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert load("rank_bench", monkeypatch).available(str(tmp_path)) == expected
+    assert load("rank_bench").available(str(tmp_path)) == expected
 
 
-def test_memory_bounds_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = load("rank_bench", monkeypatch)
+def test_memory_bounds_the_size() -> None:
+    probe = load("rank_bench")
     assert probe.available() > 0
     assert probe.fits(MIB, 8 * MIB, 2)
     assert not probe.fits(MIB, 8 * MIB, 3)
 
 
 def test_ranks_that_measure_print_no_more_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = load("rank", monkeypatch)
+    probe = load("rank")
     monkeypatch.delenv("HOROVOD_LOG_LEVEL", raising=False)
     for words, level in (((), "debug"), (("bench=1", "speed=1"), None), (("speed=1",), None)):
         env = probe.child_environment(60.0, "MPI", "host", words)
@@ -407,7 +374,7 @@ def test_ranks_that_measure_print_no_more_than_others(monkeypatch: pytest.Monkey
 
 def test_the_controller_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """As under `hvdenv run`: Horovod would go by it there."""
-    probe = load("rank", monkeypatch)
+    probe = load("rank")
     for value in ("", "gloo"):
         if value:
             monkeypatch.setenv("HOROVOD_CONTROLLER", value)
@@ -415,8 +382,8 @@ def test_the_controller_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> No
         assert env["HOROVOD_CONTROLLER"] == (value or "mpi")
 
 
-def test_only_ranks_that_add_process_sets_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = load("rank", monkeypatch)
+def test_only_ranks_that_add_process_sets_may() -> None:
+    probe = load("rank")
     for words, value in (
         (("collectives=full",), "1"),
         (("collectives=", "training="), "1"),
@@ -428,8 +395,7 @@ def test_only_ranks_that_add_process_sets_may(monkeypatch: pytest.MonkeyPatch) -
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
 def test_quartiles(values: list[float]) -> None:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        found = load("rank_bench", monkeypatch).quartiles(values)
+    found = load("rank_bench").quartiles(values)
     assert len(found) == 5
     assert found == sorted(found)
     assert (found[0], found[4]) == (min(values), max(values))

@@ -2,28 +2,10 @@
 
 usage: python -S -u rank.py TOKEN DEADLINE FRAMEWORK CONTROLLER DEVICE [EXERCISE...]
 
-The work (rank_work.py) is a child of its own, so that a rank that crashes, hangs
-or prints nonsense is reported all the same. Nothing of the child's output is passed on
-as it is; events go to standard output, in lines of at most 500 bytes:
-
-    @hvdenv TOKEN CRC32 SOURCE.EVENT.PART.PARTS.PAYLOAD
-
-SOURCE stands for this process, EVENT counts from 0, PART from 0 to PARTS - 1. The payloads
-of all parts are JSON in base64 without padding: launchers prefix lines, programs colour them
-and hvdenv hides what looks like a password in them, and all that would change JSON.
-
-Launchers cut what ranks write and mix the pieces: srun cuts lines after 1024 bytes, mpirun
-wherever 4096 bytes or the terminal's buffer end, Horovod's own after 1000 bytes. So lines
-are short, and each is written twice, one after the other: one cut spares one of them.
-
-``started``  host, process, and what the launcher says about this rank
-``extension``, ``joined``, ``stage``, ``result``, ``path`` and those of exercises  what
-    rank_work.py says and found
-``overdue``  the deadline is near: the child's last lines, its stacks among them, whether it
-    is stopped, and what Horovod says that it waits for
-``exited``   exit code or signal, last lines, seconds, what ended it
-
-``overdue`` and ``exited`` name the last stage and what was tried in it.
+The work (rank_work.py) is a child of its own, so that a rank that crashes, hangs or prints
+nonsense is reported all the same. Nothing of the child's output is passed on as it is: events go
+to standard output (events.py). ``started``, ``overdue`` and ``exited`` are this program's own;
+the others come from rank_work.py and its exercises.
 
 The child ends with this process (parent death signal), and this process ends by itself
 at the deadline and when its launcher is gone. DEADLINE is SECONDS@UNTIL: seconds from now,
@@ -33,7 +15,6 @@ where ranks may use GPUs, and host where they must not.
 Runs on Python 3.6 and up with nothing but its standard library.
 """
 
-import base64
 import contextlib
 import ctypes
 import json
@@ -45,8 +26,8 @@ import socket
 import subprocess
 import sys
 import time
-import zlib
 
+import events
 import rank_path
 
 LAUNCHER_VARIABLES = (
@@ -69,38 +50,11 @@ GRACE_SECONDS = 3.0
 LATE_SECONDS = 3
 TAIL_LINES = 40
 TAIL_BYTES = 2500
-PART_BYTES = 380
 STALLED_BYTES = 200
 # How a crash begins, and how many lines of it say in what: a backtrace may be longer than a tail.
 CRASH = ("Caught signal ", "*** Process received signal ***", "Fatal Python error: ")
 CRASH_LINES, CRASH_WIDTH = 9, 160
 LEAST_SPACE = 1 << 20
-
-
-class EventWriter:
-    """Says to hvdenv what happens, through whatever the launcher does with lines."""
-
-    def __init__(self, token):
-        self.token = token
-        self.source = base64.b16encode(os.urandom(4)).decode("ascii")
-        self.count = 0
-
-    def emit(self, kind, **payload):
-        """Write one event; a launcher that no longer reads is not an error."""
-        event = dict(payload, event=kind, host=socket.gethostname(), pid=os.getpid())
-        with contextlib.suppress(OSError):
-            for line in self.lines(event):
-                os.write(1, "\n{0}\n{0}\n".format(line).encode("ascii"))
-
-    def lines(self, event):
-        """The lines that say one event."""
-        whole = base64.b64encode(json.dumps(event).encode("ascii")).rstrip(b"=").decode("ascii")
-        parts = [whole[at : at + PART_BYTES] for at in range(0, len(whole), PART_BYTES)]
-        for number, part in enumerate(parts):
-            said = ".".join(map(str, (self.source, self.count, number, len(parts), part)))
-            crc = zlib.crc32(said.encode("ascii")) & 0xFFFFFFFF
-            yield "@hvdenv {} {:08x} {}".format(self.token, crc, said)
-        self.count += 1
 
 
 class OutputTail:
@@ -226,10 +180,10 @@ def child_environment(deadline, controller, device, exercises):
 class Supervisor:
     """Runs the child to its end, whatever end that is."""
 
-    def __init__(self, voice, deadline, framework, controller, device, exercises):
-        self.emit = voice.emit
+    def __init__(self, writer, deadline, framework, controller, device, exercises):
+        self.emit = writer.emit
         self.deadline = deadline
-        self.at = {"stage": "start", "detail": ""}
+        self.at = events.Stage("start")
         self.started = time.time()
         self.parent = os.getppid()
         self.tail = OutputTail()
@@ -306,18 +260,16 @@ class Supervisor:
     def _take_report(self, block):
         *whole, self.report = (self.report + block).split(b"\n")
         for line in whole:
-            payload = json.loads(line.decode("utf-8"))
-            kind = payload.pop("event")
-            if kind == "stage" and payload["stage"] == self.at["stage"]:
-                self.at = payload  # details are many: they are told if it ends there
-                continue
-            if kind == "stage":
-                self.at = payload
-            if kind == "result":
-                payload["said"] = self.tail.seen.of_horovod()
-            if kind == "path":
-                payload["said"] = self.tail.seen.values
-            self.emit(kind, **payload)
+            event = events.from_json(json.loads(line.decode("utf-8")))
+            if isinstance(event, events.Stage):
+                stage, self.at = self.at.stage, event
+                if event.stage == stage:
+                    continue  # details are many: they are reported if the rank ends there
+            elif isinstance(event, events.Result):
+                event = event._replace(logged=self.tail.seen.of_horovod())
+            elif isinstance(event, events.DataPath):
+                event = event._replace(logged=self.tail.seen.values)
+            self.emit(event)
 
     def _look_at_the_clock(self):
         now = time.time()
@@ -331,12 +283,14 @@ class Supervisor:
         elif left <= OVERDUE_SECONDS and not self.overdue:
             self.overdue = True
             self.emit(
-                "overdue",
-                tail=self.tail.text(),
-                seconds=self.seconds(),
-                stopped=is_stopped(self.child.pid),
-                stalled=self.tail.stalled,
-                **self.at,
+                events.Overdue(
+                    stage=self.at.stage,
+                    detail=self.at.detail,
+                    tail=self.tail.text(),
+                    seconds=self.seconds(),
+                    stopped=is_stopped(self.child.pid),
+                    stalled=self.tail.stalled,
+                )
             )
 
     def _kill(self, why):
@@ -391,23 +345,27 @@ def follow(code):
 
 def main(token, deadline, framework, controller, device, *exercises):
     seen = {name: os.environ[name] for name in LAUNCHER_VARIABLES if name in os.environ}
-    voice = EventWriter(token)
-    voice.emit("started", variables=seen)
-    watch = Supervisor(voice, seconds_left(deadline), framework, controller, device, exercises)
+    writer = events.EventWriter(token)
+    writer.emit(events.Started(seen))
+    supervisor = Supervisor(
+        writer, seconds_left(deadline), framework, controller, device, exercises
+    )
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, watch.on_signal)
-    signal.alarm(int(watch.deadline) + 2 * LATE_SECONDS)  # even if nobody reads any more
-    code = watch.run()
-    voice.emit(
-        "exited",
-        code=code,
-        signal=signal_name(code),
-        ended_by=watch.ended_by,
-        seconds=watch.seconds(),
-        tail=watch.tail.text() if code else "",
-        full=full_folders() if code else [],
-        nameless=code < 0 and controller == "Gloo" and not resolves(socket.gethostname()),
-        **watch.at,
+        signal.signal(number, supervisor.on_signal)
+    signal.alarm(int(supervisor.deadline) + 2 * LATE_SECONDS)  # even if nobody reads any more
+    code = supervisor.run()
+    writer.emit(
+        events.Exited(
+            stage=supervisor.at.stage,
+            detail=supervisor.at.detail,
+            code=code,
+            signal=signal_name(code),
+            ended_by=supervisor.ended_by,
+            seconds=supervisor.seconds(),
+            tail=supervisor.tail.text() if code else "",
+            full=full_folders() if code else [],
+            nameless=code < 0 and controller == "Gloo" and not resolves(socket.gethostname()),
+        )
     )
     if code:
         # Launchers end the other ranks as soon as one fails, and then read no more.

@@ -9,6 +9,8 @@ import os
 import sys
 import time
 
+import events
+
 SHAPES = ((1,), (17,), (3, 5), (2, 7, 11), (100003,))
 DTYPES = ("float32", "float64", "int64")
 OPERATIONS = ("Sum", "Average")
@@ -182,8 +184,7 @@ def run(context):
         context.stage("allreduce", "on GPUs")
         more, wrong_there, own_there = reduce_and_judge(hvd, reduce_all, "gpu.")
         tests, wrong, own = tests + more, wrong + wrong_there, own + own_there
-    context.report(
-        "result",
+    result = events.Result(
         mpi_enabled=enabled(hvd, "mpi_enabled"),
         gloo_enabled=enabled(hvd, "gloo_enabled"),
         python=sys.executable,
@@ -196,3 +197,4 @@ def run(context):
         busy=round(max(busy, 0.001), 3),
         **context.numbers(),
     )
+    context.report(result)

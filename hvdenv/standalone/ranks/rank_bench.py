@@ -15,6 +15,7 @@ Runs on Python 3.6 and up; needs numpy, which the frameworks bring.
 import os
 import time
 
+import events
 from rank_allreduce import operation_arguments
 
 SMALLEST, LARGEST, FACTOR = 1024, 256 << 20, 4
@@ -182,13 +183,19 @@ def run(context, option):
             why = "memory"
         if why:
             if first:
-                context.report("bench_end", size=size, why=why)
+                context.report(events.BenchEnd(size, why))
             return
         context.stage("bench", "{} bytes".format(size))
         loop = LOOPS[context.framework](context, size, "bench.{}".format(size))
         rounds, repeats = measure(clock, loop, 0.5 / (len(todo) - index))
         last = min(rounds)
         if first:
-            seconds = quartiles(rounds)
-            facts = {"repeats": repeats, "rounds": len(rounds), "device": context.device}
-            context.report("bench", size=size, seconds=seconds, **facts)
+            context.report(
+                events.Bench(
+                    size=size,
+                    seconds=quartiles(rounds),
+                    repeats=repeats,
+                    rounds=len(rounds),
+                    device=context.device,
+                )
+            )

@@ -22,6 +22,7 @@ import time
 import zlib
 
 import collective_cases
+import events
 import rank_allreduce
 
 # What a report holds has to fit into one event.
@@ -71,17 +72,18 @@ class Tally:
             self.right += 1
             self.types.add(case.dtype)
 
-    def facts(self):
-        """What is reported."""
-        return {
-            "operation": self.operation,
-            "right": self.right,
-            "wrong": len(self.wrong),
-            "types": sorted(self.types),
-            "skipped": [[dtype, why, n] for (dtype, why), n in sorted(self.skipped.items())],
-            "unproven": self.unproven,
-            "cases": [shortened(text, CASE) for text in self.wrong[:SHOWN]],
-        }
+    def event(self, ended=""):
+        """What is reported; `ended` says why Horovod could not go on."""
+        return events.Operation(
+            operation=self.operation,
+            right=self.right,
+            wrong=len(self.wrong),
+            types=sorted(self.types),
+            skipped=[events.Skipped(*key, n) for key, n in sorted(self.skipped.items())],
+            cases=[shortened(text, CASE) for text in self.wrong[:SHOWN]],
+            ended=ended,
+            unproven=self.unproven,
+        )
 
 
 class Caller:
@@ -431,10 +433,10 @@ def try_operations(context, full):
     caller = Caller(context)
     for operation, batches in collective_cases.operations(context.framework, caller.size, full):
         try:
-            context.report("collectives", **caller.try_all(operation, batches).facts())
+            context.report(caller.try_all(operation, batches).event())
         except Ended as error:
             why, tally = error.args
-            context.report("collectives", ended=why, **tally.facts())
+            context.report(tally.event(ended=why))
             break
 
 
@@ -447,4 +449,4 @@ def run(context, option):
         # Otherwise it takes a GPU for tensors of the host's memory as well.
         with context.native.device(context.device or "/cpu:0"):
             try_operations(context, option == "full")
-    context.report("collectives-done", seconds=round(time.time() - began, 2))
+    context.report(events.OperationsDone(round(time.time() - began, 2)))

@@ -8,6 +8,7 @@ Runs on Python 3.6 and up; needs numpy, which the frameworks bring.
 import glob
 import os
 
+import events
 import rank_allreduce
 
 
@@ -100,13 +101,12 @@ def take(context, built, device):
         device: ``gpu`` where ranks may use NCCL.
 
     Returns:
-        ``device``, empty if there is none; ``why`` that is so; and how many GPUs are
-        ``there`` on the host.
+        An events.Gpu.
     """
     there, nccl = devices(), built.get("NCCL")
     if nccl and device != "gpu":
         hide()
-        return {}
+        return events.Gpu()
     usable = nccl or built.get("CUDA") or built.get("ROCm")
     index, why = None, "Horovod has no NCCL here"
     if usable:
@@ -118,4 +118,4 @@ def take(context, built, device):
     if not _all_have(context, bool(taken)) and taken:
         taken, why = "", "another rank has no GPU"
     context.gpu = taken
-    return {"device": taken, "why": why, "there": there}
+    return events.Gpu(device=taken, why=why, on_host=there)

@@ -12,6 +12,8 @@ import json
 import os
 import re
 
+import events
+
 VARIABLES = {
     "HOROVOD_LOG_LEVEL": "debug",
     "OMPI_MCA_pml_base_verbose": "10",
@@ -175,16 +177,15 @@ def run(context, gpu):
 
     Args:
         context: of rank_work.py.
-        gpu: what rank_gpu.py found.
+        gpu: what rank_gpu.py found, an events.Gpu.
     """
     loaded = libraries()
-    facts = {
-        "gpu": gpu,
-        "mpi": mpi_version(loaded),
-        "nccl": nccl_version(loaded),
-        "fast": fast_networks(),
-        "asked": {n: os.environ[n][:60] for n in _ASKED if os.environ.get(n, "-1") != "-1"},
-        "libraries": {name: paths[:2] for name, paths in loaded.items()},
-    }
-    # What makes the event too long to arrive in one piece is the least of it.
-    context.report("path", **facts)
+    path = events.DataPath(
+        gpu=gpu,
+        mpi=mpi_version(loaded),
+        nccl=nccl_version(loaded),
+        fast=fast_networks(),
+        variables={n: os.environ[n][:60] for n in _ASKED if os.environ.get(n, "-1") != "-1"},
+        libraries={name: paths[:2] for name, paths in loaded.items()},
+    )
+    context.report(path)

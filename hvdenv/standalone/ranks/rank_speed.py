@@ -9,6 +9,7 @@ rounds, and the seconds of one step: minimum, quartiles and maximum of the round
 Runs on Python 3.6 and up; needs numpy, which the frameworks bring.
 """
 
+import events
 import rank_bench
 
 BATCH, FEATURES, HIDDEN, CLASSES = 64, 512, 1024, 10
@@ -91,7 +92,4 @@ def run(context, option):
     rounds, repeats = rank_bench.measure(clock, steps, 1.0)
     if context.hvd.rank() == 0:
         samples = BATCH * context.hvd.size()
-        seconds = rank_bench.quartiles(rounds)
-        context.report(
-            "speed", samples=samples, repeats=repeats, rounds=len(rounds), seconds=seconds
-        )
+        context.report(events.Speed(samples, rank_bench.quartiles(rounds), repeats, len(rounds)))

@@ -29,6 +29,8 @@ import shutil
 import tempfile
 import time
 
+import events
+
 FEATURES, OUTPUTS = 7, 3
 PER_RANK, BATCH = 12, 4
 EPOCHS, WARMUP_EPOCHS, KERAS_EPOCHS = 4, 1, 2
@@ -553,4 +555,5 @@ def run(context, option):
         context.stage("training", name)
         began = time.time()
         facts = part(context)
-        context.report("training", part=name, seconds=round(time.time() - began, 2), **facts)
+        seconds = round(time.time() - began, 2)
+        context.report(events.Training(part=name, seconds=seconds, **facts))

@@ -21,6 +21,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(1, os.path.join(os.path.dirname(HERE), "inspect"))
+import events  # noqa: E402
 import extension  # noqa: E402
 import rank_allreduce  # noqa: E402
 import rank_gpu  # noqa: E402
@@ -55,14 +56,14 @@ class Context:
         elif not self.native.executing_eagerly():
             self.native.compat.v1.enable_eager_execution()
 
-    def report(self, event, **facts):
-        """Give one report to the process that watches over this one."""
-        line = json.dumps(dict(facts, event=event)) + "\n"
+    def report(self, event):
+        """Report one of the events of events.py to this rank's supervisor, rank.py."""
+        line = json.dumps(events.to_json(event)) + "\n"
         os.write(self._descriptor, line.encode("ascii"))
 
     def stage(self, name, detail=""):
         """Say what is tried next, so that a rank that ends there can be judged by it."""
-        self.report("stage", stage=name, detail=detail)
+        self.report(events.Stage(name, detail))
 
     @contextlib.contextmanager
     def waiting(self):
@@ -97,14 +98,14 @@ def main(framework, controller, device, report_fd, dump_seconds, *wanted):
     modules = {name: importlib.import_module("rank_" + name) for name, _, _ in exercises}
     del sys.path[:2]  # hvdenv's folders: their file names must not stand in for modules
     context = Context(framework, controller, int(report_fd))
-    facts = dict(extension.files(framework), **extension.imported(framework))
-    context.report("extension", facts=facts)
-    if facts["built"].get(controller) == 0:
+    facts = events.ExtensionFacts(**extension.files(framework), **extension.imported(framework))
+    context.report(facts)
+    if facts.built.get(controller) == 0:
         return
     context.hvd.init()
-    context.report("joined", **context.numbers())
+    context.report(events.Joined(**context.numbers()))
     context.stage("allreduce")
-    gpu = rank_gpu.take(context, facts["built"], device)
+    gpu = rank_gpu.take(context, facts.built, device)
     rank_allreduce.run(context)
     rank_path.run(context, gpu)
     for name, _, option in exercises:
