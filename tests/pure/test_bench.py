@@ -18,7 +18,7 @@ from hvdenv.launch.hosts import Host
 from hvdenv.launch.launchers import Launch
 from hvdenv.model.cluster import SIZES, Reference
 from hvdenv.model.facts import Facts
-from hvdenv.model.layers import resolve
+from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.plan import candidates, make_plan, site_python
 from hvdenv.reports.report import Finding
@@ -35,6 +35,7 @@ from tests.standalone import load
 
 SUBJECT: Final = "torch over MPI"
 MIB = 1 << 20
+RANK, RANK_BENCH = load("rank"), load("bench")
 
 
 def measured(**seconds: float) -> list[RankEvent]:
@@ -313,13 +314,12 @@ class Clock:
     ],
 )
 def test_how_often_ranks_measure(one: float, limit: float, repeats: int, rounds: int) -> None:
-    probe = load("rank_bench")
-    found, each = probe.measure(Clock(one, limit), lambda: None, 0.5)
+    found, each = RANK_BENCH.measure(Clock(one, limit), lambda: None, 0.5)
     assert (each, len(found)) == (repeats, rounds)
 
 
 def test_sizes_of_messages_are_those_of_references() -> None:
-    assert list(load("rank_bench").sizes()) == list(SIZES.values())
+    assert list(RANK_BENCH.sizes()) == list(SIZES.values())
 
 
 @pytest.mark.parametrize(
@@ -354,48 +354,44 @@ def test_memory_that_a_job_can_get(tmp_path: Path, files: dict[str, str], expect
     for name, text in {**memory, **files}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert load("rank_bench").available(str(tmp_path)) == expected
+    assert RANK_BENCH.available(str(tmp_path)) == expected
 
 
 def test_memory_bounds_the_size() -> None:
-    probe = load("rank_bench")
-    assert probe.available() > 0
-    assert probe.fits(MIB, 8 * MIB, 2)
-    assert not probe.fits(MIB, 8 * MIB, 3)
+    assert RANK_BENCH.available() > 0
+    assert RANK_BENCH.fits(MIB, 8 * MIB, 2)
+    assert not RANK_BENCH.fits(MIB, 8 * MIB, 3)
 
 
 def test_ranks_that_measure_print_no_more_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = load("rank")
     monkeypatch.delenv("HOROVOD_LOG_LEVEL", raising=False)
     for words, level in (((), "debug"), (("bench=1", "speed=1"), None), (("speed=1",), None)):
-        env = probe.child_environment(60.0, "MPI", "host", words)
+        env = RANK.child_environment(60.0, "MPI", words)
         assert env.get("HOROVOD_LOG_LEVEL") == level
 
 
 def test_the_controller_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """As under `hvdenv run`: Horovod would go by it there."""
-    probe = load("rank")
     for value in ("", "gloo"):
         if value:
             monkeypatch.setenv("HOROVOD_CONTROLLER", value)
-        env = probe.child_environment(60.0, "MPI", "host", ())
+        env = RANK.child_environment(60.0, "MPI", ())
         assert env["HOROVOD_CONTROLLER"] == (value or "mpi")
 
 
 def test_only_ranks_that_add_process_sets_may() -> None:
-    probe = load("rank")
     for words, value in (
         (("collectives=full",), "1"),
         (("collectives=", "training="), "1"),
         ((), None),
     ):
-        env = probe.child_environment(60.0, "MPI", "host", words)
+        env = RANK.child_environment(60.0, "MPI", words)
         assert env.get("HOROVOD_DYNAMIC_PROCESS_SETS") == value
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
 def test_quartiles(values: list[float]) -> None:
-    found = load("rank_bench").quartiles(values)
+    found = RANK_BENCH.quartiles(values)
     assert len(found) == 5
     assert found == sorted(found)
     assert (found[0], found[4]) == (min(values), max(values))
@@ -434,7 +430,7 @@ def resolved(tmp_path: Path, old: str = "", new: str = "") -> Recipe:
     path = tmp_path / "case.toml"
     assert old in RECIPE
     path.write_text(RECIPE.replace(old, new, 1))
-    return resolve(str(path)).recipe
+    return load_recipe(str(path)).recipe
 
 
 def test_references_in_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

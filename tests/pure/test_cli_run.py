@@ -25,7 +25,7 @@ from hvdenv.command import Command
 from hvdenv.environments import generations, last_used
 from hvdenv.errors import StepError
 from hvdenv.launch.placement import influences
-from hvdenv.model.layers import resolve
+from hvdenv.model.layers import load_recipe
 from hvdenv.places import find_places
 from hvdenv.runner import hand_over
 from hvdenv.schema import encode
@@ -101,7 +101,7 @@ def built(recipe: str, tmp_path: Path) -> Path:
     prefix.parent.mkdir(parents=True)
     environment = generations.at(prefix)
     generations.claim(environment)
-    resolved = encode(resolve(recipe).recipe)
+    resolved = encode(load_recipe(recipe).recipe)
     build(environment, ONE, recipe="site", variants=[], resolved=resolved, variables={"A_B": "1"})
     (environment.generation(ONE) / "activate.sh").write_text(ACTIVATE)
     generations.switch(environment, ONE)
