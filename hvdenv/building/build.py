@@ -20,7 +20,14 @@ from hvdenv import __version__
 from hvdenv.building import indexes
 from hvdenv.command import Command, Outcome, spelled_out
 from hvdenv.contents.packages import normal
-from hvdenv.environments import generations, journal, manifest, prefix_lock, registry
+from hvdenv.environments import (
+    generations,
+    journal,
+    manifest,
+    package_records,
+    prefix_lock,
+    registry,
+)
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.installation import is_version, with_modules
 from hvdenv.environments.installation import recorded as installed
@@ -429,7 +436,7 @@ class _Run:
             if step.installs
         ]
         found: dict[str, str] = {}
-        for problem in manifest.verify_records(folder):
+        for problem in package_records.verify_records(folder):
             name = problem.partition(": ")[0]
             # A step that found it missing and then finished has installed it.
             bringers = [
@@ -608,7 +615,7 @@ class _Run:
         if not known or folder is None or not folder.is_relative_to(self.generation):
             return []
         names = before["installed"].get(str(folder.relative_to(self.generation)), ())
-        found = manifest.finished_packages(folder)
+        found = package_records.finished_packages(folder)
         new = {name: _package(name) for name in found if f"{name}.dist-info" not in names}
         return [
             _Kept(found[name], known[package]) for name, package in new.items() if package in known
