@@ -13,7 +13,6 @@ from hvdenv.reading import HOSTS, read_text
 
 if TYPE_CHECKING:
     from hvdenv.environments.generations import Environment
-    from hvdenv.launch.hosts import Host
     from hvdenv.locks.lockfile import Locked
     from hvdenv.model.cluster import Places as SitePlaces
     from hvdenv.model.facts import Facts, Interpreter
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from hvdenv.plans.plan import Plan
     from hvdenv.reading import Content
     from hvdenv.runner import Runner
+    from hvdenv.sites.hosts import Host
     from hvdenv.trust import Policy
 
 SITE_VARIABLE = "HVDENV_SITE"
@@ -79,7 +79,7 @@ def requested_hosts(arguments: argparse.Namespace) -> tuple[Host, ...]:
     Raises:
         UsageError: they are not understood, or the file cannot be read.
     """
-    from hvdenv.launch.hosts import parse_hostfile, parse_hosts
+    from hvdenv.sites.hosts import parse_hostfile, parse_hosts
 
     if arguments.hostfile:
         return parse_hostfile(read_hostfile(arguments.hostfile), str(arguments.hostfile))

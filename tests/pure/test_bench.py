@@ -18,7 +18,6 @@ from hvdenv import RANK_PROGRAMS
 from hvdenv.cli.main import main
 from hvdenv.environments.installation import Expectation
 from hvdenv.errors import RecipeError
-from hvdenv.launch.hosts import Host
 from hvdenv.launch.launchers import Launch
 from hvdenv.model.cluster import SIZES, Reference
 from hvdenv.model.facts import Facts
@@ -27,6 +26,7 @@ from hvdenv.model.recipe import Recipe
 from hvdenv.plans.plan import candidates, make_plan, site_python
 from hvdenv.reports.report import Finding
 from hvdenv.schema import decode, encode
+from hvdenv.sites.hosts import Host
 from hvdenv.verification import bench
 from hvdenv.verification.bench import Benchmark, Point, Yardstick
 from hvdenv.verification.checks import CHECKS
