@@ -3,7 +3,7 @@
     python benchmarks/bandwidth.py [--prefix PREFIX] [--pairs N] [--sizes 4,16,64]
 
 Two ranks of torch over MPI reduce a tensor by hvdenv's own loop and clock
-(hvdenv/standalone/ranks/rank_bench.py), and then by a loop as one would write it in a script, in turn
+(hvdenv/standalone/ranks/bench.py), and then by a loop as one would write it in a script, in turn
 within the same processes, so that what else the machine does disturbs both alike. Prints the bus
 bandwidth of both and the ratio for each size in MiB: of the medians, and of the best of each, which
 other programs disturb least.
@@ -29,15 +29,16 @@ PROGRAM = """
 import json, statistics, sys, time
 programs, pairs, *sizes = sys.argv[1:]
 sys.path.insert(0, programs)
-import rank_bench, rank_work
-context = rank_work.Context("torch", "MPI", 2)
+import bench
+from context import Context
+context = Context("torch", "MPI", 2)
 import torch
 import horovod.torch as hvd
 
 hvd.init()
-clock = rank_bench.Clock(context, 1e9)
+clock = bench.Clock(context, 1e9)
 for size in map(int, sizes):
-    loop = rank_bench.torch_loop(context, size, "hvdenv")
+    loop = bench.torch_loop(context, size, "hvdenv")
     tensor = torch.zeros(size // 4).fill_(0)
     measured, by_hand = [], []
     for pair in range(int(pairs) + 3):

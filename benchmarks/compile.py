@@ -30,7 +30,7 @@ from typing import NamedTuple
 from hvdenv import STEP_PROGRAMS
 from hvdenv.environments import generations
 from hvdenv.knowledge.patches import all_patches
-from hvdenv.model.layers import resolve
+from hvdenv.model.layers import load_recipe
 from hvdenv.model.observe import observe, own_interpreter
 from hvdenv.places import find_places
 from hvdenv.plans.plan import Plan, make_plan
@@ -59,7 +59,7 @@ def environment_python() -> Path:
 
 def plan_of(frameworks: str, folder: Path) -> Plan:
     variants = ["torch"] if frameworks == "torch" else []
-    resolved = resolve("local", variants=variants)
+    resolved = load_recipe("local", variants=variants)
     facts = observe(folder, Runner(), thorough=False)
     return make_plan(resolved.recipe, resolved.variants, facts, own_interpreter(), folder)
 

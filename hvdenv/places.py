@@ -7,7 +7,6 @@ import json
 import os
 import re
 import stat
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,18 +70,13 @@ class Places(NamedTuple):
         return self.envs / environment_name(recipe, variants)
 
 
-def find_places(environ: Mapping[str, str] | None = None) -> Places:
-    """HVDENV_HOME, or the user's data folder where that is not set.
-
-    Args:
-        environ: environment variables; those of this process if not given.
-    """
-    named = (environment() if environ is None else environ).get(HOME_VARIABLE, "")
-    if named:
+def find_places() -> Places:
+    """HVDENV_HOME, or the user's XDG data folder if that is not set."""
+    environ = environment()
+    if named := environ.get(HOME_VARIABLE, ""):
         return Places(Path(os.path.abspath(os.path.expanduser(named))))
-    import platformdirs
-
-    return Places(platformdirs.user_data_path("hvdenv"))
+    data = environ.get("XDG_DATA_HOME", "").strip() or "~/.local/share"
+    return Places(Path(os.path.expanduser(data), "hvdenv"))
 
 
 def environment_name(recipe: str, variants: Iterable[str]) -> str:
@@ -357,7 +351,7 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
     Raises:
         StepError: the folder cannot be written to.
     """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    temporary = path.with_name(f".{path.name}.{os.urandom(16).hex()}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & ~0o002)
         with open(descriptor, "wb") as stream:

@@ -10,20 +10,24 @@ nobody else can have exchanged anything on it in the meantime.
 
 from __future__ import annotations
 
+import grp
 import hashlib
+import json
 import os
+import pwd
 import shlex
 import stat
 import struct
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
+from glob import escape, glob
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvdenv.errors import UntrustedError
 from hvdenv.places import Places, make_folder, write_json
-from hvdenv.reading import STATE, Content, read_file
+from hvdenv.reading import RECIPE, STATE, Content, read_file
 
 FORMAT = 1
 _MOST_LINKS = 40  # as of Linux
@@ -121,8 +125,6 @@ def is_of_root(content: Content) -> bool:
 
 def with_names(policy: Policy, owners: Iterable[str], groups: Iterable[str]) -> Policy:
     """The policy with owners and groups by name or number; one that does not exist is nobody."""
-    import grp
-    import pwd
 
     def numbers(names: Iterable[str], lookup: Any) -> Iterator[int]:
         for name in names:
@@ -315,8 +317,6 @@ def faults_in(prefix: str, policy: Policy, *, whole: bool) -> Iterator[Fault]:
 
 
 def _libraries(base: str) -> list[str]:
-    from glob import escape, glob
-
     found = glob(f"{escape(base)}/lib*/python3*")
     return [*found, *(f"{each}/site-packages" for each in found)]
 
@@ -357,8 +357,6 @@ def _leads_away(link: str, root: str) -> bool:
 
 def _named_by_pth(base: str) -> Iterator[str]:
     """Folders that .pth files of an environment put on the search path of modules."""
-    from hvdenv.reading import RECIPE
-
     for folder in _libraries(base):
         if not folder.endswith("/site-packages") or not os.path.isdir(folder):
             continue
@@ -502,8 +500,6 @@ def _record(places: Places) -> Path:
 
 def read_granted(places: Places) -> tuple[Granted, ...]:
     """What this user has granted; nothing where the record is not this user's alone."""
-    import json
-
     try:
         content = read_file(_record(places), STATE)
         status = content.status
@@ -542,8 +538,6 @@ def described(granted: Granted) -> str:
 
 @cache
 def _user(number: int) -> str:
-    import pwd
-
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:
@@ -552,8 +546,6 @@ def _user(number: int) -> str:
 
 def _private(user: int, group: int, name: str) -> bool:
     """Whether a group is a user's own, as useradd makes one for each user."""
-    import pwd
-
     try:
         found = pwd.getpwuid(user)
         return (found.pw_name, found.pw_gid) == (name, group)
@@ -564,9 +556,6 @@ def _private(user: int, group: int, name: str) -> bool:
 @cache
 def _group(number: int) -> tuple[str, tuple[int, ...]]:
     """Name of a group, and the ids of its listed members; empty if it has no name."""
-    import grp
-    import pwd
-
     try:
         found = grp.getgrgid(number)
     except KeyError:
@@ -582,8 +571,6 @@ def _group(number: int) -> tuple[str, tuple[int, ...]]:
 
 @cache
 def _groups_of(user: int) -> frozenset[int]:
-    import pwd
-
     try:
         found = pwd.getpwuid(user)
         return frozenset(os.getgrouplist(found.pw_name, found.pw_gid))

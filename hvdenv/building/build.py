@@ -27,7 +27,7 @@ from hvdenv.environments.installation import recorded as installed
 from hvdenv.errors import HvdenvError, LockError, StepError
 from hvdenv.knowledge.diagnosis import diagnose_step
 from hvdenv.locks import compare, pypi
-from hvdenv.locks.contents import built as made_with
+from hvdenv.locks.built import built_with, drift
 from hvdenv.locks.lockfile import Locked
 from hvdenv.masking import mask
 from hvdenv.model.cluster import Wheels
@@ -289,7 +289,7 @@ def _drift(locked: Locked | None, record: Mapping[str, Any]) -> tuple[compare.Di
     """What is made otherwise than by the build that filled in the lock."""
     if locked is None or locked.lock.built is None:
         return ()
-    return compare.drift(locked.lock.built, made_with(record))
+    return drift(locked.lock.built, built_with(record))
 
 
 def _refused(

@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         _allocate(wanted, arguments)
     prepared = prepare(arguments, thorough=False)
     if is_locked(arguments):
-        from hvdenv.cli.locking import with_lock
+        from hvdenv.cli.find_lock import with_lock
 
         prepared = with_lock(arguments, prepared)
     target = prepared.target

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hvdenv.cli.options import add_json, add_site, places_of_site, print_json
+from hvdenv.cli.options import add_json, add_site, print_json, storage_of_site
 from hvdenv.errors import HvdenvError, UsageError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _days(text: str) -> int:
 def run(arguments: argparse.Namespace) -> int:
     from hvdenv.runner import Runner
 
-    wheels = places_of_site(arguments).wheels
+    wheels = storage_of_site(arguments).wheels
     caches = _caches(arguments, wheels)
     runner = Runner()
     actions: dict[str, Callable[[], int]] = {

@@ -38,11 +38,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from hvdenv.contents import difference
-    from hvdenv.environments import listing
+    from hvdenv.environments import installed
     from hvdenv.places import find_places
 
     places = find_places()
-    first, second = (listing.named(each, places) for each in (arguments.first, arguments.second))
+    first, second = (
+        installed.named_contents(each, places) for each in (arguments.first, arguments.second)
+    )
     found = difference.compare(first.contents, second.contents)
     if arguments.json:
         names = {"a": first.label, "b": second.label}

@@ -95,9 +95,9 @@ def _of_last() -> tuple[tuple[str, ...], Diagnosis]:
 def _change(root: Found | None, recipe: str) -> Change | None:
     """The remedy as a change of a recipe; None if its rules name none."""
     from hvdenv.knowledge.remedies import agreed_edits, propose
-    from hvdenv.model.layers import resolve
+    from hvdenv.model.layers import load_recipe
 
-    resolved = resolve(recipe)
+    resolved = load_recipe(recipe)
     edits = agreed_edits(_rules(root)) if root else {}
     return propose(resolved, edits) if edits else None
 

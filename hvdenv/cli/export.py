@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from hvdenv.contents import exports
-    from hvdenv.environments import listing
+    from hvdenv.environments import installed
     from hvdenv.places import find_places, named_file, write_text
 
     places = find_places()
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         prefix = arguments.prefix.expanduser().absolute()
     else:
         raise UsageError("which environment?", remedy="name a recipe, or a prefix with --prefix")
-    text = exports.export(listing.named(str(prefix), places).contents, arguments.format)
+    text = exports.export(installed.named_contents(str(prefix), places).contents, arguments.format)
     if arguments.output:
         write_text(named_file(arguments.output), text)
         print(f"wrote {arguments.output}", file=sys.stderr)

@@ -10,13 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvdenv import PACKAGE
-from hvdenv.cli.locking import (
-    LOCK,
-    inputs_of,
-    needed,
-    resolution_of,
-    run_steps,
-)
+from hvdenv.cli.find_lock import LOCK, inputs_of, required, resolution_of, run_steps
 from hvdenv.cli.options import (
     Prepared,
     add_json,
@@ -65,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hvdenv.places import find_places, make_folder, named_folder
 
     prepared = prepare(arguments, thorough=False)
-    locked = needed(arguments, prepared, inputs_of(prepared), arguments.lock)
+    locked = required(arguments, prepared, inputs_of(prepared), arguments.lock)
     named_folder(arguments.to)
     to = make_folder(arguments.to.absolute())
     with scratch.folder(find_places().scratch, "fetching") as work:

@@ -23,7 +23,7 @@ from hvdenv.knowledge.grid import (
     told,
     told_answer,
 )
-from hvdenv.model.layers import resolve
+from hvdenv.model.layers import load_recipe
 from hvdenv.schema import encode
 
 EXAMPLES = """\
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not any(asked):
         _show_all(rows, as_json=arguments.json)
         return 0
-    advice = advise(asked, resolve(BASE).recipe, rows)
+    advice = advise(asked, load_recipe(BASE).recipe, rows)
     if arguments.json:
         print_json(_document(asked, advice))
     else:

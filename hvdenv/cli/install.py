@@ -7,10 +7,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from hvdenv.building.build import try_modules
+from hvdenv.building.resolve import Progress, attempt, failure
 from hvdenv.cli.build import build_prepared
-from hvdenv.cli.locking import (
+from hvdenv.cli.find_lock import (
     resolution_of,
     with_recorded_lock,
 )
@@ -28,16 +30,17 @@ from hvdenv.cli.options import (
     print_json,
     refuse_foreign_prefix,
 )
+from hvdenv.cli.progress import choose
+from hvdenv.contents.packages import Contents
+from hvdenv.environments import generations, installed, scratch
 from hvdenv.errors import IncompatibleError, StepError, UsageError
+from hvdenv.places import find_places
+from hvdenv.plans import additions
+from hvdenv.plans.additions import Additions, moves, refusal, reported
+from hvdenv.plans.resolution import Resolution
 from hvdenv.reading import RESULT, read_json
+from hvdenv.runner import Runner
 from hvdenv.schema import Problem, decode, encode
-
-if TYPE_CHECKING:
-    from hvdenv.building.resolve import Progress
-    from hvdenv.contents.packages import Contents
-    from hvdenv.plans.additions import Additions
-    from hvdenv.plans.resolution import Resolution
-    from hvdenv.runner import Runner
 
 EXAMPLES = """\
 examples:
@@ -71,9 +74,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from hvdenv.environments import generations, listing
-    from hvdenv.plans import additions
-
     wanted = additions.parse(arguments.packages)
     prepared = prepare(arguments, thorough=True)
     target, active = prepared.target, _active(prepared)
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     prepared = with_recorded_lock(arguments, prepared, record)
     before = _before(record, target.record(active))
     base = _base(prepared, before.base if before else record.get("plan_digest", ""))
-    contents = listing.of_folder(target.generation(active))
+    contents = installed.contents_of_folder(target.generation(active))
     chosen = additions.added_to(before, base, wanted, contents.distributions, contents.packages)
     if chosen.requirements == (before.requirements if before else ()):
         there = {name: contents.distributions[name] for name in wanted}
@@ -128,8 +128,6 @@ def _active(prepared: Prepared) -> str:
 
 def _before(record: Mapping[str, Any], path: Path) -> Additions | None:
     """What was added to the active generation."""
-    from hvdenv.plans.additions import Additions
-
     if "additions" not in record:
         return None
     try:
@@ -170,11 +168,6 @@ def _ask(
     """
     from packaging.version import Version
 
-    from hvdenv.building.build import try_modules
-    from hvdenv.cli.progress import choose
-    from hvdenv.environments import scratch
-    from hvdenv.places import find_places
-
     pip = contents.distributions.get("pip", "0")
     if Version(pip) < Version(_TELLING_PIP):
         raise IncompatibleError(
@@ -196,9 +189,6 @@ def _ask(
 
 
 def _answer(maker: Resolution, python: str, runner: Runner, progress: Progress) -> dict[str, str]:
-    from hvdenv.building.resolve import attempt, failure
-    from hvdenv.plans.additions import moves, refusal, reported
-
     assert maker.additions
     present = {**maker.additions.own, **maker.additions.earlier}
     step = maker.addition(python, may_move=False)

@@ -1,27 +1,26 @@
 """Write the lock of a recipe: every package with its hash, sources, patches and flags.
 
-What is locked already keeps its versions; a lock that still fits is left as it is. After
-`hvdenv build --locked` the lock also gets what the build was made with."""
+Locked packages keep their versions, and a lock that still fits is left as it is. After
+`hvdenv build --locked`, run it again to record what the build was made with."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from hvdenv.cli.locking import (
+from hvdenv import signing
+from hvdenv.building.resolve import pylock
+from hvdenv.cli.find_lock import (
+    cpu_packages,
     find,
-    for_cpus,
     inputs_of,
-    missing_packages,
     no_lock,
     refuse_unsigned,
     resolution_of,
     root_of,
     run_steps,
-    signed,
-    unsatisfied,
 )
 from hvdenv.cli.options import (
     Prepared,
@@ -35,22 +34,25 @@ from hvdenv.cli.options import (
     prepare,
     print_json,
 )
+from hvdenv.contents.packages import normal
+from hvdenv.environments import scratch
+from hvdenv.environments.scratch import Scratch
 from hvdenv.errors import LockError, RecipeError, StepError, UsageError
+from hvdenv.locks import compare, condalock, folders, pypi
+from hvdenv.locks.built import built_with
+from hvdenv.locks.lockfile import CONDA, PYPI, File, Inputs, Locked, Platform, bind, render
+from hvdenv.places import find_places
+from hvdenv.plans.resolution import Resolution
 from hvdenv.reading import RESULT, read_json
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hvdenv.environments.scratch import Scratch
-    from hvdenv.locks.lockfile import Built, Inputs, Locked
-    from hvdenv.plans.resolution import Resolution
+from hvdenv.runner import Runner
+from hvdenv.schema import Problem, decode
 
 EXAMPLES = """\
 examples:
   hvdenv lock local                      resolve, and write lockfiles/local/py3.11-linux-x86_64
   hvdenv lock local --check              has the recipe changed, does the lock still satisfy it
   hvdenv lock local --update numpy       move one package, keep all others
-  hvdenv lock local --upgrade            resolve everything anew
+  hvdenv lock local --upgrade            resolve everything again
   hvdenv lock local --sign --key ~/.ssh/id_ed25519.pub
   hvdenv lock taurus --platform linux-ppc64le --lockfiles ~/locks
 """
@@ -72,16 +74,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--check", action="store_true", help="only compare; exit 4 if it differs")
-    what.add_argument("--update", metavar="NAME", help="move this package to what is there now")
+    what.add_argument("--update", metavar="NAME", help="move this package to its newest version")
     what.add_argument("--upgrade", action="store_true", help="move all packages")
     parser.add_argument(
-        "--platform", metavar="P", help="such as linux-ppc64le: of a machine that is not this one"
+        "--platform", metavar="P", help="lock for another machine, such as linux-ppc64le"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from hvdenv.locks import folders
-
     prepared = _prepare(arguments)
     inputs = inputs_of(prepared)
     root, key = root_of(arguments, prepared.resolved), _key(arguments, prepared)
@@ -90,29 +90,34 @@ def run(arguments: argparse.Namespace) -> int:
     except (LockError, RecipeError) as error:
         if arguments.check or arguments.update:
             raise
-        print(f"{error}\nwriting it anew, of what there is now", file=sys.stderr)
+        print(f"{error}\nwriting a new lock from what is available now", file=sys.stderr)
         present = None
     if arguments.check:
         return _check(present, prepared, inputs, arguments, root)
     _refuse_unknown(arguments.update, present)
-    if present and _fits(present, prepared, inputs) and not (arguments.update or arguments.upgrade):
-        wanted = present._replace(lock=present.lock._replace(inputs=inputs, built=None))
+    moves = arguments.update or arguments.upgrade
+    if present and not moves and compare.packages_still_fit(present, inputs, _cpu(prepared)):
+        locked = present._replace(lock=present.lock._replace(inputs=inputs, built=None))
     else:
-        wanted = _resolve(arguments, prepared, inputs, present, root)
-    wanted = signed(_with_build(wanted, present, prepared), present, key)
-    changed = folders.write(wanted)
-    if present and present.signature and not wanted.signature:
+        locked = _resolve(arguments, prepared, inputs, present, root)
+    locked = signed(_with_build(locked, present, prepared), present, key)
+    changed = folders.write(locked)
+    if present and present.signature and not locked.signature:
         print(
-            "the lock has changed, so its signature is gone: sign again with --sign",
+            "the lock has changed, so its signature was removed: sign it again with --sign",
             file=sys.stderr,
         )
     if arguments.json:
-        print_json({"folder": str(wanted.folder), "changed": changed})
+        print_json({"folder": str(locked.folder), "changed": changed})
     elif not arguments.quiet:
-        states = ["built" if wanted.lock.built else "resolved, not built yet"]
-        states += ["signed"] if wanted.signature else []
-        print(f"{'written' if changed else 'nothing to do'}: {wanted.folder} ({', '.join(states)})")
+        states = ["built" if locked.lock.built else "resolved, not built yet"]
+        states += ["signed"] if locked.signature else []
+        print(f"{'written' if changed else 'nothing to do'}: {locked.folder} ({', '.join(states)})")
     return 0
+
+
+def _cpu(prepared: Prepared) -> tuple[str, ...]:
+    return cpu_packages(prepared.resolved.recipe)
 
 
 def _key(arguments: argparse.Namespace, prepared: Prepared) -> str:
@@ -130,10 +135,7 @@ def _key(arguments: argparse.Namespace, prepared: Prepared) -> str:
 
 
 def _prepare(arguments: argparse.Namespace) -> Prepared:
-    """The recipe, for this machine or for the platform that was named."""
-    from hvdenv.locks.lockfile import Platform
-    from hvdenv.schema import Problem, decode
-
+    """The recipe, for this machine or for the platform of --platform."""
     prepared = prepare(arguments, thorough=False)
     if not arguments.platform:
         return prepared
@@ -145,20 +147,6 @@ def _prepare(arguments: argparse.Namespace) -> Prepared:
     return prepared._replace(facts=prepared.facts._replace(machine=machine, origin="declared"))
 
 
-def _fits(present: Locked, prepared: Prepared, inputs: Inputs) -> bool:
-    """Whether the packages of a lock are still those to take."""
-    from hvdenv.locks import compare
-
-    moved = any(map(compare.moves_packages, compare.changed(present.lock.inputs, inputs)))
-    return not (moved or missing_packages(present, inputs) or _cuda_builds(present, prepared))
-
-
-def _cuda_builds(locked: Locked, prepared: Prepared) -> tuple[str, ...]:
-    from hvdenv.locks import compare, pypi
-
-    return compare.cuda_builds(pypi.packages(locked), for_cpus(prepared.resolved.recipe))
-
-
 def _check(
     present: Locked | None,
     prepared: Prepared,
@@ -166,19 +154,17 @@ def _check(
     arguments: argparse.Namespace,
     root: Path,
 ) -> int:
-    """Say whether the recipe has changed, and whether the lock satisfies it all the same."""
-    from hvdenv.locks import compare
-
+    """Report whether the recipe has changed, and whether the lock still satisfies it."""
     if present is None:
         raise no_lock(inputs, root)
     refuse_unsigned(present, arguments, prepared)
     changes = [str(each) for each in compare.changed(present.lock.inputs, inputs)]
-    problems = unsatisfied(present, inputs, for_cpus(prepared.resolved.recipe))
+    problems = compare.problems(present, inputs, _cpu(prepared))
     if arguments.json:
         answer = {"folder": str(present.folder), "changed": changes, "unsatisfied": problems}
         print_json(answer)
     elif not arguments.quiet:
-        print(f"recipe since the lock: {'changed' if changes else 'as it was'}")
+        print(f"recipe since the lock: {'changed' if changes else 'unchanged'}")
         print("".join(f"  {line}\n" for line in changes), end="")
         print(f"lock: {'does not satisfy' if problems else 'satisfies'} the recipe")
         print("".join(f"  {line}\n" for line in problems), end="")
@@ -186,8 +172,7 @@ def _check(
 
 
 def _refuse_unknown(name: str | None, present: Locked | None) -> None:
-    """A name that is not in the lock would move nothing."""
-    if name and not (present and {name, _normal(name)} & _names(present)):
+    if name and not (present and {name, normal(name)} & _names(present)):
         raise UsageError(
             f"--update: {name} is not in the lock",
             where=str(present.folder) if present else "",
@@ -196,19 +181,10 @@ def _refuse_unknown(name: str | None, present: Locked | None) -> None:
 
 
 def _names(present: Locked) -> set[str]:
-    from hvdenv.locks import condalock, pypi
-    from hvdenv.locks.lockfile import CONDA
-
     names = {each.name for each in pypi.packages(present)}
     if CONDA in present.texts:
         names |= {each.name for each in condalock.packages(present).packages}
     return names
-
-
-def _normal(name: str | None) -> str:
-    from packaging.utils import canonicalize_name
-
-    return canonicalize_name(name) if name else ""
 
 
 def _resolve(
@@ -218,12 +194,7 @@ def _resolve(
     present: Locked | None,
     root: Path,
 ) -> Locked:
-    """A lock of what indexes and channels have now, or still of what was locked."""
-    from hvdenv.environments import scratch
-    from hvdenv.locks import folders, pypi
-    from hvdenv.locks.lockfile import CONDA, PYPI, File, bind
-    from hvdenv.places import find_places
-
+    """A new lock from indexes and channels; it keeps versions of the present one if it can."""
     kept = None if arguments.upgrade else present
     texts: dict[File, str] = {}
     packages: tuple[pypi.Package, ...] = ()
@@ -236,20 +207,20 @@ def _resolve(
             packages = pypi.parse(texts[PYPI], Path(PYPI))
     names = [each.package or name for name, each in prepared.resolved.recipe.frameworks.items()]
     found = bind(folders.place(root, inputs, pypi.labels(packages, names)), inputs, texts)
-    if missing := missing_packages(found, inputs):
+    if problems := compare.package_problems(found, inputs):
         raise LockError(
-            "what pip and conda answered is not what they were asked for",
+            "the answer of pip and conda is not what was requested",
             where=inputs.name,
-            detail="\n".join(missing),
+            detail="\n".join(problems),
             remedy="look at pip's configuration (constraints?) and at the channels",
         )
-    if cuda := _cuda_builds(found, prepared):
+    if cuda := compare.cuda_builds(pypi.packages(found), _cpu(prepared)):
         raise _no_cpu_builds(prepared, inputs, cuda)
     return found
 
 
 def _no_cpu_builds(prepared: Prepared, inputs: Inputs, cuda: Sequence[str]) -> LockError:
-    """The error where indexes have nothing but CUDA builds for a recipe without GPUs."""
+    """The error where indexes have only CUDA builds for a recipe without GPUs."""
     frameworks = prepared.resolved.recipe.frameworks
     indexes = {name: each.cpu_index for name, each in frameworks.items() if each.cpu_index}
     keys = " and ".join(f"frameworks.{name}.cpu_index" for name in indexes)
@@ -266,18 +237,11 @@ def _no_cpu_builds(prepared: Prepared, inputs: Inputs, cuda: Sequence[str]) -> L
 def _conda(
     arguments: argparse.Namespace, maker: Resolution, kept: Locked | None, work: Scratch
 ) -> str:
-    """Have the conda packages solved; what was locked is preferred."""
-
-    from hvdenv.locks import condalock
-    from hvdenv.locks.lockfile import CONDA
-
+    """Solve for the conda packages; locked versions are preferred."""
     condalock.load()  # before the solve, which takes minutes
     before = condalock.packages(kept) if kept and CONDA in kept.texts else None
-    free = (
-        [arguments.update]
-        if before and arguments.update in {p.name for p in before.packages}
-        else []
-    )
+    names = {each.name for each in before.packages} if before else set()
+    free = [arguments.update] if arguments.update in names else []
     prefer = condalock.preferring(before, free) if before else {}
     run_steps(arguments, maker.solution(prefer), work)
     records = read_json(maker.solved, RESULT)
@@ -292,53 +256,61 @@ def _pypi(
     conda: str | None,
     work: Scratch,
 ) -> str:
-    """Have pip resolve; where what was locked does not fit any more, everything anew."""
-    from hvdenv.building.resolve import pylock
-    from hvdenv.locks import condalock, pypi
-
-    moved = _normal(arguments.update)
+    """Resolve with pip: with the locked versions, or without them if they no longer fit."""
+    moved = normal(arguments.update or "")
     locked = pypi.packages(kept) if kept else ()
     pins = {each.name: each.version for each in locked if each.name != moved}
     installed = condalock.for_pip(condalock.parse(conda)) if conda else {}
-    here = prepared.facts.origin == "observed" and not conda
+    on_this_machine = prepared.facts.origin == "observed" and not conda
     choices = [pins] if arguments.update or not pins else [pins, {}]
-    # Where a package has no wheel for all machines, one for this machine may be built.
-    ways = [
+    # If a package has no wheel for all machines, one for this machine may be built.
+    attempts = [
         steps
         for each in choices
         for steps in (
             *([maker.elsewhere(each, installed)] if maker.portable else ()),
-            *([maker.here(each)] if here else ()),
+            *([maker.here(each)] if on_this_machine else ()),
         )
     ]
-    for number, steps in enumerate(ways, 1):
+    for number, steps in enumerate(attempts, 1):
         try:
             run_steps(arguments, steps, work)
         except StepError as error:
-            if number == len(ways):
+            if number == len(attempts):
                 raise
             print(f"{error.message}; trying another way", file=sys.stderr)
             continue
         return pylock(maker, locked)
     raise UsageError(
-        "the packages of this recipe can only be told on its own machines",
+        "the packages of this recipe can only be resolved on its own machines",
         where=prepared.resolved.file,
         remedy="run `hvdenv lock` there",
     )
 
 
-def _with_build(wanted: Locked, present: Locked | None, prepared: Prepared) -> Locked:
-    """The lock with what a build of it was made with, if there is such a build."""
-    built = _build_of(wanted, prepared)
-    if built is None and present and present.digest == wanted.digest:
-        built = present.lock.built
-    return wanted._replace(lock=wanted.lock._replace(built=built))
-
-
-def _build_of(wanted: Locked, prepared: Prepared) -> Built | None:
-    from hvdenv.locks.contents import built
-
+def _with_build(locked: Locked, present: Locked | None, prepared: Prepared) -> Locked:
+    """The lock with what a build of it was made with, if it was built."""
     for record in prepared.target.records().values():
-        if record.get("lock", {}).get("digest") == wanted.digest:
-            return built(record)
-    return None
+        if record.get("lock", {}).get("digest") == locked.digest:
+            return locked._replace(lock=locked.lock._replace(built=built_with(record)))
+    built = present.lock.built if present and present.digest == locked.digest else None
+    return locked._replace(lock=locked.lock._replace(built=built))
+
+
+def signed(locked: Locked, present: Locked | None, key: str) -> Locked:
+    """A lock with its signature.
+
+    Args:
+        locked: the new lock.
+        present: the lock before; its signature is kept if the new lock is the same.
+        key: file of the key to sign with; empty to sign nothing.
+
+    Raises:
+        StepError: ssh-keygen does not sign.
+    """
+    text = render(locked.lock)
+    if key:
+        signature = signing.sign(text.encode(), key, Runner(), signing.LOCK).decode()
+        return locked._replace(signature=signature)
+    kept = present.signature if present and render(present.lock) == text else ""
+    return locked._replace(signature=kept)

@@ -9,11 +9,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from hvdenv import __version__
 from hvdenv.errors import OWN_FAILURE, HvdenvError, InterruptedRunError
 from hvdenv.masking import mask, plain, plain_output
-from hvdenv.runner import drop_relative_folders
+from hvdenv.runner import drop_relative_folders, forbid_world_writes
 
 # Command: one line for `hvdenv --help`. Each has a module of its name here, with
 # `configure(parser)` and `run(arguments) -> exit code`; only the one that is used is
@@ -120,8 +121,6 @@ def _main(argv: Sequence[str] | None) -> int:
     if arguments.command is None:
         make_parser("").print_help()
         return 2
-    from hvdenv.runner import forbid_world_writes
-
     forbid_world_writes()
     signal.signal(signal.SIGTERM, _interrupt)
     drop_relative_folders()
@@ -149,8 +148,6 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _of_machine(error: Exception) -> HvdenvError | None:
     """Somebody else's files, a full or broken disk, wherever it was met: not a bug in hvdenv."""
-    from pathlib import Path
-
     from hvdenv.places import OF_THE_MACHINE, blocked
 
     if not isinstance(error, OSError) or error.errno not in OF_THE_MACHINE:
@@ -176,11 +173,10 @@ def _say(error: HvdenvError) -> int:
 
 
 def _bug() -> int:
-    import platform
     import traceback
 
     print(
-        f"this is a bug in hvdenv {__version__} (Python {platform.python_version()}); "
+        f"this is a bug in hvdenv {__version__} (Python {sys.version.split()[0]}); "
         "please report it with the lines below\n" + mask(traceback.format_exc()),
         file=sys.stderr,
     )

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import getpass
+import json
+import re
 import sys
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from hvdenv.model.layers import Layer, Resolved, places_of, read_layer, resolve, trusted_by
-from hvdenv.reading import HOSTS, read_text
-
-if TYPE_CHECKING:
-    from hvdenv.environments.generations import Environment
-    from hvdenv.locks.lockfile import Locked
-    from hvdenv.model.cluster import Places as SitePlaces
-    from hvdenv.model.facts import Facts, Interpreter
-    from hvdenv.model.recipe import Recipe
-    from hvdenv.places import Places
-    from hvdenv.plans.additions import Additions
-    from hvdenv.plans.plan import Plan
-    from hvdenv.reading import Content
-    from hvdenv.runner import Runner
-    from hvdenv.sites.hosts import Host
-    from hvdenv.trust import Policy
+from hvdenv import trust
+from hvdenv.environments import generations
+from hvdenv.environments.generations import Environment
+from hvdenv.errors import HvdenvError, IncompatibleError, UsageError
+from hvdenv.locks.lockfile import Locked
+from hvdenv.model.cluster import Storage
+from hvdenv.model.facts import Facts, Interpreter
+from hvdenv.model.layers import Layer, Resolved, load_recipe, read_layer, storage_of, trusted_by
+from hvdenv.model.observe import ask_interpreter, declared, observe
+from hvdenv.model.recipe import Recipe, executed_paths
+from hvdenv.places import Places, environment_name, find_places
+from hvdenv.plans.additions import Additions
+from hvdenv.plans.plan import PLACEHOLDER, Plan, candidates, make_plan, site_python
+from hvdenv.reading import HOSTS, Content, read_text
+from hvdenv.runner import Runner, environment
+from hvdenv.sites import workspace
+from hvdenv.sites.hosts import Host, parse_hostfile, parse_hosts
+from hvdenv.trust import Policy
 
 SITE_VARIABLE = "HVDENV_SITE"
 
@@ -56,8 +61,6 @@ def add_site(parser: argparse.ArgumentParser) -> None:
 
 def site_file(arguments: argparse.Namespace) -> Path | None:
     """The site file that the options or the environment name."""
-    from hvdenv.runner import environment
-
     named = arguments.site or environment().get(SITE_VARIABLE)
     return Path(named) if named else None
 
@@ -79,8 +82,6 @@ def requested_hosts(arguments: argparse.Namespace) -> tuple[Host, ...]:
     Raises:
         UsageError: they are not understood, or the file cannot be read.
     """
-    from hvdenv.sites.hosts import parse_hostfile, parse_hosts
-
     if arguments.hostfile:
         return parse_hostfile(read_hostfile(arguments.hostfile), str(arguments.hostfile))
     return parse_hosts(arguments.hosts) if arguments.hosts is not None else ()
@@ -92,8 +93,6 @@ def read_hostfile(path: Path) -> str:
     Raises:
         UsageError: it cannot be read.
     """
-    from hvdenv.errors import UsageError
-
     try:
         return read_text(path, HOSTS, errors="replace")
     except OSError as error:
@@ -119,8 +118,6 @@ def add_python(parser: argparse.ArgumentParser) -> None:
 
 
 def _python(text: str) -> str:
-    import re
-
     if not re.fullmatch(r"\d+\.\d+(\.\d+)?", text):
         raise argparse.ArgumentTypeError(
             f"{text!r} is no version such as 3.11; hvdenv finds the interpreter on PATH"
@@ -182,7 +179,7 @@ def resolved_of(arguments: argparse.Namespace, *, shown: bool = False) -> Resolv
     Raises:
         UntrustedError: somebody else could have changed it, or a script or folder that it names.
     """
-    resolved = resolve(
+    resolved = load_recipe(
         arguments.recipe,
         variants=arguments.variant,
         site=site_file(arguments),
@@ -203,18 +200,16 @@ def _for_user(recipe: Recipe) -> Recipe:
     return filled._replace(environment=recipe.environment)
 
 
-def places_of_site(arguments: argparse.Namespace) -> SitePlaces:
+def storage_of_site(arguments: argparse.Namespace) -> Storage:
     """Where things lie, as the site file says: for what needs no recipe."""
     site = site_file(arguments)
-    found: SitePlaces = _with_names(places_of(read_layer("site", site) if site else None))
+    found: Storage = _with_names(storage_of(read_layer("site", site) if site else None))
     return found
 
 
 def _with_names(value: Any) -> Any:
     if not any(word in repr(value) for word in ("{user}", "{home}")):
         return value
-    import getpass
-
     return _filled_in(value, {"{user}": getpass.getuser(), "{home}": str(Path.home())})
 
 
@@ -238,9 +233,6 @@ def environment_of(
     Raises:
         UsageError: the recipe's workspace is not allocated.
     """
-    from hvdenv.environments import generations
-    from hvdenv.places import environment_name
-
     if arguments.prefix:
         return generations.at(arguments.prefix)
     recipe = resolved.recipe
@@ -254,10 +246,6 @@ def environment_of(
 
 
 def _workspace(recipe: Recipe) -> Path:
-    from hvdenv.errors import UsageError
-    from hvdenv.runner import Runner
-    from hvdenv.sites import workspace
-
     wanted = recipe.places.workspace
     assert wanted
     found = workspace.find(wanted, Runner())
@@ -296,9 +284,6 @@ class Prepared(NamedTuple):
 
     def plan_for(self, generation: Path) -> Plan:
         """The plan for a generation's folder."""
-        from hvdenv.places import find_places
-        from hvdenv.plans.plan import make_plan
-
         return make_plan(
             self.resolved.recipe, self.resolved.variants, self.facts, self.python, generation,
             locked=self.locked, source_folder=self.source_folder, offline=self.offline,
@@ -308,17 +293,11 @@ class Prepared(NamedTuple):
 
     def digest(self) -> str:
         """The digest of the plan, which no folder changes."""
-        from hvdenv.plans.plan import PLACEHOLDER
-
         return self.plan_for(PLACEHOLDER).digest
 
 
 def prepare(arguments: argparse.Namespace, *, thorough: bool, shown: bool = False) -> Prepared:
     """Read the recipe and look at the machine, or at the facts that --facts declares."""
-    from hvdenv.model.observe import declared, observe
-    from hvdenv.places import find_places
-    from hvdenv.runner import Runner
-
     resolved = resolved_of(arguments, shown=shown)
     target = environment_of(arguments, resolved, find_places())
     runner = Runner()
@@ -351,10 +330,6 @@ def choose_python(
     Raises:
         IncompatibleError: none fits, with what was found and which variant would.
     """
-    from hvdenv.errors import IncompatibleError
-    from hvdenv.model.observe import ask_interpreter
-    from hvdenv.plans.plan import site_python
-
     brought = site_python(resolved.recipe)
     if brought:
         return brought
@@ -382,8 +357,6 @@ def choose_python(
 
 
 def _candidates(resolved: Resolved, facts: Facts, wanted: str | None) -> list[Interpreter]:
-    from hvdenv.plans.plan import candidates
-
     return [
         each
         for each in candidates(resolved.recipe, facts)
@@ -395,15 +368,13 @@ def _variant_for(resolved: Resolved, facts: Facts, wanted: str | None) -> str:
     """A variant whose Python is here; or empty."""
     for variant in resolved.offered:
         if variant not in resolved.variants:
-            other = resolve(resolved.file, variants=[variant])
+            other = load_recipe(resolved.file, variants=[variant])
             if _candidates(other, facts, wanted):
                 return variant
     return ""
 
 
 def print_json(value: Any) -> None:
-    import json
-
     print(json.dumps(value, indent=1))
 
 
@@ -425,9 +396,6 @@ def policy_of(arguments: argparse.Namespace, site: Layer | None = None) -> Polic
         arguments: of any command.
         site: the site file, where it was read already.
     """
-    from hvdenv import trust
-    from hvdenv.places import find_places
-
     if getattr(arguments, "trust", False):
         return None
     granted = trust.read_granted(find_places())
@@ -436,9 +404,6 @@ def policy_of(arguments: argparse.Namespace, site: Layer | None = None) -> Polic
 
 def named_by_site(arguments: argparse.Namespace, site: Layer | None = None) -> Policy:
     """Whose files are used without asking, and by what a site file of root says."""
-    from hvdenv import trust
-    from hvdenv.errors import HvdenvError
-
     policy = trust.own_policy()
     file = None if site else site_file(arguments)
     if file:
@@ -470,17 +435,12 @@ def refuse_foreign_home(arguments: argparse.Namespace) -> None:
     Raises:
         UntrustedError: somebody can.
     """
-    from hvdenv import trust
-    from hvdenv.places import find_places
-
     if not getattr(arguments, "trust", False):
         trust.refuse_home(find_places().home, named_by_site(arguments))
 
 
 def _refuse_foreign(resolved: Resolved, arguments: argparse.Namespace) -> None:
     """Judge what was read of a recipe and a site file, then the scripts and folders they name."""
-    from hvdenv import trust
-
     policy = policy_of(arguments, resolved.site)
     if policy is None:
         return
@@ -503,10 +463,6 @@ def refuse_foreign_names(
     Raises:
         UntrustedError: somebody else could change one.
     """
-    from hvdenv import trust
-    from hvdenv.model.recipe import executed_paths
-    from hvdenv.runner import environment
-
     policy = policy or policy_of(arguments)
     if policy is None:
         return
@@ -531,8 +487,6 @@ def refuse_foreign_prefix(
     Raises:
         UntrustedError: somebody else could change it.
     """
-    from hvdenv import trust
-
     policy = policy_of(arguments)
     if policy:
         use = "hvdenv would run its programs"
@@ -545,8 +499,6 @@ def refuse_foreign_path(path: str, arguments: argparse.Namespace) -> None:
     Raises:
         UntrustedError: somebody else could change it.
     """
-    from hvdenv import trust
-
     policy = policy_of(arguments)
     if policy:
         trust.refuse_path(path, policy, "hvdenv would run its programs")
@@ -558,8 +510,6 @@ def refuse_foreign_content(content: Content, arguments: argparse.Namespace) -> N
     Raises:
         UntrustedError: somebody else could have changed it.
     """
-    from hvdenv import trust
-
     policy = policy_of(arguments)
     if policy:
         trust.refuse_content(content, policy, "hvdenv would install and run what it lists")
@@ -596,8 +546,6 @@ def add_locked(parser: argparse.ArgumentParser) -> None:
 
 def is_locked(arguments: argparse.Namespace) -> bool:
     """Whether a lock is asked for, by options that go together."""
-    from hvdenv.errors import UsageError
-
     if arguments.offline and not arguments.source_folder:
         raise UsageError(
             "--offline goes with --from: nothing else has all that is needed",

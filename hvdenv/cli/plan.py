@@ -52,7 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     prepared = prepare(arguments, thorough=False, shown=True)
     if is_locked(arguments):
-        from hvdenv.cli.locking import with_lock
+        from hvdenv.cli.find_lock import with_lock
 
         prepared = with_lock(arguments, prepared)
     prepared = prepared._replace(alone=arguments.format == "bash")

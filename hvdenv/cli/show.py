@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator
 from typing import Any
 
 from hvdenv.cli.options import add_json, add_recipe, print_json, resolved_of
+from hvdenv.errors import UsageError
 from hvdenv.model.recipe import Recipe
 from hvdenv.schema import encode, json_schema
 
@@ -32,8 +34,6 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(recipe_schema())
         return 0
     if not arguments.recipe:
-        from hvdenv.errors import UsageError
-
         raise UsageError("show needs a recipe", remedy="`hvdenv recipes` lists them")
     resolved = resolved_of(arguments, shown=True)
     values = encode(resolved.recipe)
@@ -93,8 +93,6 @@ def _leaves(value: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
 
 def _toml(value: Any) -> str:
     """A value as it would stand in a recipe."""
-    import json
-
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, dict):

@@ -9,13 +9,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from hvdenv import trust
 from hvdenv.cli.options import add_json, add_site, named_by_site, print_json
 from hvdenv.errors import UsageError
-
-if TYPE_CHECKING:
-    from hvdenv.trust import Granted, Policy
+from hvdenv.places import find_places
+from hvdenv.trust import Granted, Policy, described, real_path
 
 EXAMPLES = """\
 examples:
@@ -39,9 +38,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from hvdenv import trust
-    from hvdenv.places import find_places
-
     if bool(arguments.paths) == arguments.list:
         raise UsageError("trust needs a path, or --list alone", remedy="hvdenv trust ./mine.toml")
     places, policy = find_places(), named_by_site(arguments)
@@ -61,8 +57,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _granted(path: Path, policy: Policy) -> Granted:
-    from hvdenv import trust
-
     try:
         return trust.grant(path, policy)
     except OSError as error:
@@ -72,8 +66,6 @@ def _granted(path: Path, policy: Policy) -> Granted:
 
 
 def _removed(path: Path, granted: dict[str, Granted]) -> Granted:
-    from hvdenv.trust import real_path
-
     try:
         return granted.pop(real_path(path))
     except KeyError as error:
@@ -83,8 +75,6 @@ def _removed(path: Path, granted: dict[str, Granted]) -> Granted:
 
 
 def _tell(what: Iterable[Granted], arguments: argparse.Namespace) -> None:
-    from hvdenv.trust import described
-
     if arguments.json:
         print_json([each._asdict() for each in what])
         return

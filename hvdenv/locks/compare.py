@@ -1,36 +1,33 @@
-"""Comparing a lock: with what a recipe asks for now, and with what a build is made with."""
+"""Whether a lock satisfies a recipe, and what has changed in the recipe since the lock."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from hvdenv.locks.lockfile import Built, Inputs
+from hvdenv.locks import condalock, pypi
+from hvdenv.locks.lockfile import CONDA, Inputs, Locked
 from hvdenv.locks.pypi import Package, required
 from hvdenv.schema import encode
 
-# What a lock may still satisfy although the recipe words it otherwise: compared item by item.
-_WISHES = ("packages", "conda.packages")
-# What has no part in which packages fit together.
+# Requests that a lock may satisfy even if the recipe states them differently: compared one by one.
+_REQUESTS = ("packages", "conda.packages")
+# Inputs that do not affect which packages fit together.
 _NO_PACKAGES = ("horovod.", "mpi", "sources.")
-
-# What only builds for CUDA require.
-_OF_CUDA = re.compile(r"nvidia-|cuda-|triton$")
-
-# What a build may be made with otherwise; and modules.NAME.
-DRIFTS = ("python", "compiler", "mpi", "nvcc", "glibc", "driver", "wheel")
+# Only CUDA builds require these.
+_CUDA_PACKAGE = re.compile(r"nvidia-|cuda-|triton$")
 
 
 class Difference(NamedTuple):
-    """One value that differs.
+    """A value that differs from the lock.
 
     Attributes:
         name: which, such as ``horovod.variables.HOROVOD_WITH_MPI``.
         locked: in the lock; empty if it has none.
         found: now; empty if there is none.
-        severity: of a drift: whether the build stops.
-        reason: the rule that says so.
+        severity: for drift: whether the build stops.
+        reason: why it stops.
     """
 
     name: str
@@ -43,8 +40,56 @@ class Difference(NamedTuple):
         return f"{self.name}: {self.locked or 'none'} in the lock, {self.found or 'none'} here"
 
 
+def problems(locked: Locked, inputs: Inputs, cpu_packages: Iterable[str] = ()) -> list[str]:
+    """Why a lock does not satisfy a recipe; empty if it does.
+
+    Args:
+        locked: the lock.
+        inputs: what the recipe asks for now.
+        cpu_packages: packages that must be CPU builds.
+    """
+    differences = changed(locked.lock.inputs, inputs)
+    changes = [str(each) for each in differences if not is_request(each)]
+    return [
+        *changes,
+        *package_problems(locked, inputs),
+        *cuda_builds(pypi.packages(locked), cpu_packages),
+    ]
+
+
+def package_problems(locked: Locked, inputs: Inputs) -> list[str]:
+    """Packages that are requested or required but missing from a lock, or in it without need."""
+    packages = pypi.packages(locked)
+    conda_versions: dict[str, str] = {}
+    found: list[str] = []
+    if inputs.conda or CONDA in locked.texts:
+        requested = inputs.conda.packages if inputs.conda else ()
+        if CONDA not in locked.texts:
+            return [f"{each}: not in the lock" for each in requested]
+        conda = condalock.packages(locked)
+        found += condalock.unsatisfied(conda.packages, requested)
+        found += condalock.unneeded(conda.packages, requested)
+        conda_versions = condalock.for_pip(conda)
+    versions = {each.name: each.version for each in packages} | conda_versions
+    found += unsatisfied(versions, inputs.packages)
+    found += unclosed(packages, conda_versions)
+    return found or list(unneeded(packages, inputs.packages))
+
+
+def packages_still_fit(locked: Locked, inputs: Inputs, cpu_packages: Iterable[str]) -> bool:
+    """Whether the packages of a lock are still the ones to install."""
+    return not (
+        any(
+            not is_request(each) and not each.name.startswith(_NO_PACKAGES)
+            for each in changed(locked.lock.inputs, inputs)
+        )
+        or package_problems(locked, inputs)
+        or cuda_builds(pypi.packages(locked), cpu_packages)
+    )
+
+
 def changed(locked: Inputs, now: Inputs) -> tuple[Difference, ...]:
-    """What the recipe asks for otherwise than when it was locked, sorted by name."""
+    """What the recipe asks for differently than when it was locked, sorted by name."""
     before, after = dict(_flat(encode(locked))), dict(_flat(encode(now)))
     return tuple(
         Difference(name, before.get(name, ""), after.get(name, ""))
@@ -54,50 +99,43 @@ def changed(locked: Inputs, now: Inputs) -> tuple[Difference, ...]:
 
 
 def is_request(difference: Difference) -> bool:
-    """Whether it is only about which packages are asked for: the lock may have them."""
-    return difference.name.startswith(tuple(f"{name}." for name in _WISHES))
-
-
-def moves_packages(difference: Difference) -> bool:
-    """Whether it may change which packages fit together."""
-    return not is_request(difference) and not difference.name.startswith(_NO_PACKAGES)
+    return difference.name.startswith(tuple(f"{name}." for name in _REQUESTS))
 
 
 def unsatisfied(versions: Mapping[str, str], requirements: Iterable[str]) -> tuple[str, ...]:
-    """What is asked of pip, and the lock does not have.
+    """Requirements that are not met.
 
     Args:
-        versions: of Python packages, by normalised name; empty if any will do.
-        requirements: as pip takes them.
+        versions: of Python packages, by normalised name; an empty one meets any requirement.
+        requirements: in pip's syntax.
     """
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
-    problems = []
+    found = []
     for text in requirements:
-        wanted = Requirement(text)
-        version = versions.get(canonicalize_name(wanted.name))
+        requirement = Requirement(text)
+        version = versions.get(canonicalize_name(requirement.name))
         if version is None:
-            problems.append(f"{text}: not in the lock")
-        elif version and not wanted.specifier.contains(version, prereleases=True):
-            problems.append(f"{text}: the lock has {version}")
-    return tuple(problems)
+            found.append(f"{text}: not in the lock")
+        elif version and not requirement.specifier.contains(version, prereleases=True):
+            found.append(f"{text}: the lock has {version}")
+    return tuple(found)
 
 
-def unclosed(packages: Iterable[Package], others: Mapping[str, str]) -> tuple[str, ...]:
-    """What packages of a lock require, by their recorded metadata, and the lock does not have.
+def unclosed(packages: Sequence[Package], others: Mapping[str, str]) -> tuple[str, ...]:
+    """Requirements in the recorded metadata of packages that the lock does not meet.
 
     Args:
         packages: of pylock.toml.
-        others: versions of Python packages that conda brings, by normalised name.
+        others: versions of Python packages from conda, by normalised name.
     """
-    packages = tuple(packages)
     if any(each.requires is None for each in packages):
         return (
             "the lock does not record what its packages require, so hvdenv cannot check that it is"
             " complete; `hvdenv lock` adds that, and keeps every version",
         )
-    # The virtual environment comes with pip.
+    # Every virtual environment has pip.
     versions = {"pip": "", **others, **{each.name: each.version for each in packages}}
     return tuple(
         f"required by {each.name} {each.version}: {problem}"
@@ -106,19 +144,13 @@ def unclosed(packages: Iterable[Package], others: Mapping[str, str]) -> tuple[st
     )
 
 
-def unneeded(packages: Iterable[Package], requirements: Iterable[str]) -> tuple[str, ...]:
-    """Packages of a lock that neither the recipe nor another package requires.
-
-    Args:
-        packages: of pylock.toml, with their requirements.
-        requirements: what pip is asked for.
-    """
+def unneeded(packages: Sequence[Package], requirements: Iterable[str]) -> tuple[str, ...]:
+    """Packages of pylock.toml that neither the recipe nor another package requires."""
     from packaging.requirements import Requirement
     from packaging.utils import canonicalize_name
 
-    packages = tuple(packages)
     names = {canonicalize_name(Requirement(text).name) for text in requirements}
-    needed = _with_what_they_require(packages, names)
+    needed = _with_dependencies(packages, names)
     return tuple(
         f"{each.name} {each.version}: neither the recipe nor a package of the lock requires it"
         for each in packages
@@ -126,26 +158,22 @@ def unneeded(packages: Iterable[Package], requirements: Iterable[str]) -> tuple[
     )
 
 
-def cuda_builds(packages: Iterable[Package], names: Iterable[str]) -> tuple[str, ...]:
-    """Packages that were to be builds for CPUs, and require CUDA's.
-
-    Args:
-        packages: of pylock.toml, with their requirements.
-        names: of those that are to be builds for CPUs.
-    """
-    packages = tuple(packages)
+def cuda_builds(packages: Sequence[Package], cpu_packages: Iterable[str]) -> tuple[str, ...]:
+    """Packages that must be CPU builds, but require CUDA packages."""
     versions = {each.name: each.version for each in packages}
     found = []
-    for name in names:
-        cuda = sorted(filter(_OF_CUDA.match, _with_what_they_require(packages, [name])))
+    for name in cpu_packages:
+        cuda = sorted(filter(_CUDA_PACKAGE.match, _with_dependencies(packages, [name])))
         if cuda:
-            such = f"{len(cuda)} packages such as {cuda[0]}"
-            found.append(f"{name} {versions[name]} is a CUDA build, which requires {such}")
+            found.append(
+                f"{name} {versions[name]} is a CUDA build, which requires {len(cuda)} packages"
+                f" such as {cuda[0]}"
+            )
     return tuple(found)
 
 
-def _with_what_they_require(packages: Iterable[Package], names: Iterable[str]) -> set[str]:
-    """Names of packages of a lock, with those that they require, directly or not."""
+def _with_dependencies(packages: Iterable[Package], names: Iterable[str]) -> set[str]:
+    """Names of packages, and of the packages that they require, directly or not."""
     known = {each.name: each for each in packages}
     waiting, reached = list(names), set[str]()
     while waiting:
@@ -156,60 +184,11 @@ def _with_what_they_require(packages: Iterable[Package], names: Iterable[str]) -
     return reached
 
 
-def drift(locked: Built, found: Built) -> tuple[Difference, ...]:
-    """What a build is made with otherwise than the one that the lock was filled in by.
-
-    What neither build has, or only one of them can know, is no drift.
-    """
-    differences = [
-        _judged(name, was, now)
-        for name in DRIFTS
-        if (was := getattr(locked, name)) and (now := getattr(found, name)) and was != now
-    ]
-    return (*differences, *_modules(locked.modules, found.modules))
-
-
-def _judged(name: str, locked: str, found: str) -> Difference:
-    """A drift, and whether one of the rules makes it an error."""
-    reason = ""
-    if name == "compiler" and _family(locked) != _family(found):
-        reason = "another compiler may have another C++ interface"
-    if name in ("mpi", "nvcc") and _series(locked) != _series(found):
-        reason = "Horovod is bound to the implementation and its series (major.minor)"
-    return Difference(name, locked, found, "error" if reason else "note", reason)
-
-
-def _modules(locked: Mapping[str, str], found: Mapping[str, str]) -> Iterator[Difference]:
-    for name in sorted(locked.keys() - found.keys()):
-        yield Difference(
-            f"modules.{name}", "loaded", "", "error", "the module system chose another"
-        )
-    for name in sorted(found.keys() - locked.keys()):
-        yield Difference(
-            f"modules.{name}", "", "loaded", "error", "the module system chose another"
-        )
-    for name in sorted(locked.keys() & found.keys()):
-        if locked[name] and found[name] and locked[name] != found[name]:
-            yield Difference(f"modules.{name}", locked[name][:12], found[name][:12], "note")
-
-
-def _family(said: str) -> str:
-    """Whose compiler it is: GCC prints whatever name it was called by."""
-    known = {"clang": "Clang", "icpx": "Intel", "intel": "Intel", "nvc": "NVIDIA", "cray": "Cray"}
-    return next((name for word, name in known.items() if word in said.lower()), "GCC")
-
-
-def _series(said: str) -> tuple[str, str]:
-    """Name and major.minor of what a program says of itself."""
-    version = (re.findall(r"(?<![0-9])[0-9]+(?:\.[0-9]+)+", said) or [""])[-1]
-    return re.sub(r"[0-9].*", "", said), ".".join(version.split(".")[:2])
-
-
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, dict):
         for key, each in value.items():
             yield from _flat(each, f"{name}.{key}" if name else key)
-    elif name in _WISHES:
-        yield from ((f"{name}.{each}", "asked for") for each in value)
+    elif name in _REQUESTS:
+        yield from ((f"{name}.{each}", "requested") for each in value)
     elif value not in ([], ""):
         yield name, ", ".join(value) if isinstance(value, list) else str(value)

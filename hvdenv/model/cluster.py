@@ -286,7 +286,7 @@ class Locks(NamedTuple):
     key: Folder | None = None
 
 
-class Places(NamedTuple):
+class Storage(NamedTuple):
     """Where things lie at this site.
 
     Attributes:
@@ -309,7 +309,7 @@ BANDWIDTH, LATENCY, SPEED = "allreduce bandwidth", "allreduce latency", "trainin
 UNITS = {BANDWIDTH: "GB/s", LATENCY: "us", SPEED: "samples/s"}
 # The network without Horovod, between the memories of hosts and between GPUs.
 YARDSTICKS = MPI_ALONE, NCCL_ALONE = "MPI alone", "NCCL alone"
-# Of messages: what hvdenv/standalone/ranks/rank_bench.py measures.
+# Of messages: what hvdenv/standalone/ranks/bench.py measures.
 Size = Literal[
     "1KiB", "4KiB", "16KiB", "64KiB", "256KiB", "1MiB", "4MiB", "16MiB", "64MiB", "256MiB"
 ]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +28,7 @@ from hvdenv.model.facts import (
 from hvdenv.reading import FACTS, SYSTEM, read_json, read_text
 from hvdenv.runner import Runner, environment
 from hvdenv.schema import Problem, decode
+from hvdenv.trust import faults_on_way, own_policy
 
 QUESTION_SECONDS = 10.0
 
@@ -104,9 +107,6 @@ def declared(path: Path) -> Facts:
 
 def own_interpreter() -> Interpreter:
     """The interpreter that hvdenv itself runs on, not the virtual environment around it."""
-    import importlib.util
-    import sysconfig
-
     base = getattr(sys, "_base_executable", sys.executable)
     executable = Path(os.path.realpath(base))
     headers = Path(sysconfig.get_path("include"), "Python.h").exists()
@@ -170,8 +170,6 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 
 def _foreign(program: Path) -> bool:
     """Whether somebody else could have put a program there: HOME may be another user's."""
-    from hvdenv.trust import faults_on_way, own_policy
-
     return next(faults_on_way(program, own_policy()), None) is not None
 
 

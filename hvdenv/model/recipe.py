@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Annotated, Literal, NamedTuple
+from urllib.parse import unquote
 
 from hvdenv.model.cluster import (
     Capability,
@@ -17,9 +18,9 @@ from hvdenv.model.cluster import (
     Modules,
     Network,
     Partition,
-    Places,
     Reference,
     Scheduler,
+    Storage,
     Value,
     VariableName,
 )
@@ -293,7 +294,7 @@ class Recipe(NamedTuple):
     launch: Launch = Launch()
     network: Network = Network()
     environment: Environment = Environment()
-    places: Places = Places()
+    places: Storage = Storage()
     container: Container | None = None
     references: tuple[Reference, ...] = ()
     deviations: tuple[Deviation, ...] = ()
@@ -331,8 +332,6 @@ def executed_paths(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 def _local(url: str | None) -> str | None:
     """The path of a file:// URL, which pip and git find behind a host and before a fragment too."""
-    from urllib.parse import unquote
-
     if not url or not url.startswith("file://"):
         return None
     return unquote("/" + url.removeprefix("file://").partition("#")[0].partition("/")[2])

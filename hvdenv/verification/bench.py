@@ -1,6 +1,6 @@
 """How fast allreduces and training steps are: beside MPI or NCCL alone, and beside reference values.
 
-The ranks (hvdenv/standalone/ranks/rank_bench.py, rank_speed.py) and the yardstick
+The ranks (hvdenv/standalone/ranks/bench.py, speed.py) and the yardstick
 (hvdenv/standalone/ranks/yardstick.c) measure, this says what their figures mean.
 """
 

@@ -1,4 +1,4 @@
-"""What ranks report of Horovod's operations (hvdenv/standalone/ranks/rank_collectives.py), and what that proves."""
+"""What ranks report of Horovod's operations (hvdenv/standalone/ranks/collectives.py), and what that proves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""By which path the data of ranks went, from what they report of it (standalone/ranks/rank_path.py)."""
+"""By which path the data of ranks went, from what they report of it (standalone/ranks/datapath.py)."""
 
 from __future__ import annotations
 

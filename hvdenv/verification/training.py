@@ -1,4 +1,4 @@
-"""What ranks found when they trained a small model (standalone/ranks/rank_training.py), judged together."""
+"""What ranks found when they trained a small model (standalone/ranks/training.py), judged together."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+from hvdenv import signing
 from hvdenv.model.recipe import Sha256
 from hvdenv.places import blocked
 from hvdenv.runner import Runner
 from hvdenv.schema import Pattern, Problem, decode
-from hvdenv.wheels import signing
 
 RECORD, SIGNATURE = "entry.json", "entry.json.sig"
 # More than this is no record, no signature and no wheel of Horovod.

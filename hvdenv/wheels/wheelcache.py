@@ -20,12 +20,12 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from hvdenv import signing
 from hvdenv.errors import StepError
 from hvdenv.model.cluster import Wheels
 from hvdenv.places import Places, blocked, make_folder, sync_folder
 from hvdenv.reading import WHEEL, open_file
 from hvdenv.runner import Runner, environment
-from hvdenv.wheels import signing
 from hvdenv.wheels.cache_entry import (
     RECORD,
     SIGNATURE,

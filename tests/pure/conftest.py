@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hvdenv.model.facts import Facts, Interpreter
-from hvdenv.model.layers import resolve
+from hvdenv.model.layers import load_recipe
 from hvdenv.model.observe import declared
 from hvdenv.model.recipe import Recipe
 
@@ -32,7 +32,7 @@ def python(facts: Facts) -> Interpreter:
 @pytest.fixture
 def recipe() -> Recipe:
     """The shipped recipe `local`."""
-    return resolve("local").recipe
+    return load_recipe("local").recipe
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hvdenv.building.resolve import attempt, perform
-from hvdenv.cli.locking import resolution_of, root_of, with_recorded_lock
+from hvdenv.cli.find_lock import resolution_of, root_of, with_recorded_lock
 from hvdenv.cli.main import main, make_parser
 from hvdenv.cli.options import Prepared, prepare
 from hvdenv.command import Command
@@ -16,7 +16,7 @@ from hvdenv.contents.packages import Package
 from hvdenv.errors import IncompatibleError, LockError, StepError, UsageError
 from hvdenv.locks import folders
 from hvdenv.model.facts import Facts
-from hvdenv.model.layers import resolve
+from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.additions import (
     Additions,
@@ -212,7 +212,7 @@ def test_another_addition_or_version_is_another_plan(recipe: Recipe, facts: Fact
 
 
 def test_conda_is_asked_for_what_is_there(facts: Facts) -> None:
-    recipe = resolve("neuron").recipe
+    recipe = load_recipe("neuron").recipe
     conda = next(
         file.text
         for file in step(plan(recipe, facts, chosen("tqdm")), "environment").files
@@ -275,7 +275,7 @@ def test_a_generation_of_a_lock_gets_that_lock_again() -> None:
     record = {"lock": {"digest": folders.read(folder).digest}}
     found = with_recorded_lock(arguments, prepared, record)
     assert found.locked and found.locked.folder == folder
-    with pytest.raises(LockError, match="is not here, or was written anew"):
+    with pytest.raises(LockError, match="is not here, or was rewritten"):
         with_recorded_lock(arguments, prepared, {"lock": {"digest": "0" * 64}})
     arguments, other = prepared_for("local", "--python", "3.11", "--set", "packages.rich=>=13", "a")
     with pytest.raises(LockError, match="not what the recipe asks for now"):

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv import RANK_PROGRAMS
 from hvdenv.cli.main import main
 from hvdenv.environments.installation import Expectation
 from hvdenv.errors import RecipeError
 from hvdenv.launch.launchers import Launch
 from hvdenv.model.cluster import SIZES, Reference
 from hvdenv.model.facts import Facts
-from hvdenv.model.layers import resolve
+from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.plan import candidates, make_plan, site_python
 from hvdenv.reports.report import Finding
@@ -32,20 +28,11 @@ from hvdenv.verification.bench import Benchmark, Point, Yardstick
 from hvdenv.verification.checks import CHECKS
 from hvdenv.verification.collectors import FACTS
 from hvdenv.verification.ranks import Rank, RankRun
+from tests.standalone import load
 
 SUBJECT: Final = "torch over MPI"
 MIB = 1 << 20
-
-
-def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(RANK_PROGRAMS))
-    spec = importlib.util.spec_from_file_location(name, RANK_PROGRAMS / f"{name}.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.modules.pop("rank_allreduce", None)
-    return module
+RANK, RANK_BENCH = load("rank"), load("bench")
 
 
 def reports(**seconds: float) -> dict[str, tuple[dict[str, Any], ...]]:
@@ -341,16 +328,13 @@ class Clock:
         (5.0, 10.0, 1, 3),  # never fewer
     ],
 )
-def test_how_often_ranks_measure(
-    monkeypatch: pytest.MonkeyPatch, one: float, limit: float, repeats: int, rounds: int
-) -> None:
-    probe = load("rank_bench", monkeypatch)
-    found, each = probe.measure(Clock(one, limit), lambda: None, 0.5)
+def test_how_often_ranks_measure(one: float, limit: float, repeats: int, rounds: int) -> None:
+    found, each = RANK_BENCH.measure(Clock(one, limit), lambda: None, 0.5)
     assert (each, len(found)) == (repeats, rounds)
 
 
-def test_sizes_of_messages_are_those_of_references(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(load("rank_bench", monkeypatch).sizes()) == list(SIZES.values())
+def test_sizes_of_messages_are_those_of_references() -> None:
+    assert list(RANK_BENCH.sizes()) == list(SIZES.values())
 
 
 @pytest.mark.parametrize(
@@ -380,56 +364,49 @@ def test_sizes_of_messages_are_those_of_references(monkeypatch: pytest.MonkeyPat
         ),
     ],
 )
-def test_memory_that_a_job_can_get(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, files: dict[str, str], expected: int
-) -> None:
+def test_memory_that_a_job_can_get(tmp_path: Path, files: dict[str, str], expected: int) -> None:
     memory = {"proc/meminfo": "MemTotal:  900000 kB\nMemAvailable:    65536 kB\n"}
     for name, text in {**memory, **files}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert load("rank_bench", monkeypatch).available(str(tmp_path)) == expected
+    assert RANK_BENCH.available(str(tmp_path)) == expected
 
 
-def test_memory_bounds_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = load("rank_bench", monkeypatch)
-    assert probe.available() > 0
-    assert probe.fits(MIB, 8 * MIB, 2)
-    assert not probe.fits(MIB, 8 * MIB, 3)
+def test_memory_bounds_the_size() -> None:
+    assert RANK_BENCH.available() > 0
+    assert RANK_BENCH.fits(MIB, 8 * MIB, 2)
+    assert not RANK_BENCH.fits(MIB, 8 * MIB, 3)
 
 
 def test_ranks_that_measure_print_no_more_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = load("rank", monkeypatch)
     monkeypatch.delenv("HOROVOD_LOG_LEVEL", raising=False)
     for words, level in (((), "debug"), (("bench=1", "speed=1"), None), (("speed=1",), None)):
-        env = probe.child_environment(60.0, "MPI", "host", words)
+        env = RANK.child_environment(60.0, "MPI", "host", words)
         assert env.get("HOROVOD_LOG_LEVEL") == level
 
 
 def test_the_controller_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """As under `hvdenv run`: Horovod would go by it there."""
-    probe = load("rank", monkeypatch)
     for value in ("", "gloo"):
         if value:
             monkeypatch.setenv("HOROVOD_CONTROLLER", value)
-        env = probe.child_environment(60.0, "MPI", "host", ())
+        env = RANK.child_environment(60.0, "MPI", "host", ())
         assert env["HOROVOD_CONTROLLER"] == (value or "mpi")
 
 
-def test_only_ranks_that_add_process_sets_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = load("rank", monkeypatch)
+def test_only_ranks_that_add_process_sets_may() -> None:
     for words, value in (
         (("collectives=full",), "1"),
         (("collectives=", "training="), "1"),
         ((), None),
     ):
-        env = probe.child_environment(60.0, "MPI", "host", words)
+        env = RANK.child_environment(60.0, "MPI", "host", words)
         assert env.get("HOROVOD_DYNAMIC_PROCESS_SETS") == value
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
 def test_quartiles(values: list[float]) -> None:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        found = load("rank_bench", monkeypatch).quartiles(values)
+    found = RANK_BENCH.quartiles(values)
     assert len(found) == 5
     assert found == sorted(found)
     assert (found[0], found[4]) == (min(values), max(values))
@@ -468,7 +445,7 @@ def resolved(tmp_path: Path, old: str = "", new: str = "") -> Recipe:
     path = tmp_path / "case.toml"
     assert old in RECIPE
     path.write_text(RECIPE.replace(old, new, 1))
-    return resolve(str(path)).recipe
+    return load_recipe(str(path)).recipe
 
 
 def test_references_in_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ from hvdenv.command import Command
 from hvdenv.environments import generations, last_used
 from hvdenv.errors import StepError
 from hvdenv.launch.placement import influences
-from hvdenv.model.layers import resolve
+from hvdenv.model.layers import load_recipe
 from hvdenv.places import find_places
 from hvdenv.runner import hand_over
 from hvdenv.schema import encode
@@ -101,7 +101,7 @@ def built(recipe: str, tmp_path: Path) -> Path:
     prefix.parent.mkdir(parents=True)
     environment = generations.at(prefix)
     generations.claim(environment)
-    resolved = encode(resolve(recipe).recipe)
+    resolved = encode(load_recipe(recipe).recipe)
     build(environment, ONE, recipe="site", variants=[], resolved=resolved, variables={"A_B": "1"})
     (environment.generation(ONE) / "activate.sh").write_text(ACTIVATE)
     generations.switch(environment, ONE)
@@ -290,7 +290,7 @@ def test_an_image_that_is_missing_or_lacks_its_variables(
     (tmp_path / "h.sif/scratch").mkdir()
     assert call("run", imaged, *words) == 125
     said = capsys.readouterr().err
-    assert "h.sif/ch/environment: ch-run finds no file" in said and "ch-convert" in said
+    assert "h.sif/ch/environment: the image has no file" in said and "ch-convert" in said
 
 
 def test_a_launcher_of_the_image_cannot_reach_other_hosts(imaged: str, capsys: Captured) -> None:

@@ -297,7 +297,7 @@ def given_bytes(cases: Any, case: Any, size: int) -> int:
 
 @pytest.fixture(scope="module")
 def probe() -> Any:
-    return load("rank_collectives")
+    return load("collectives")
 
 
 class Stages:

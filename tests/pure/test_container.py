@@ -15,7 +15,7 @@ from hvdenv.cli.main import main
 from hvdenv.command import Command, Outcome
 from hvdenv.errors import IncompatibleError, RecipeError, UsageError
 from hvdenv.model.cluster import Container
-from hvdenv.model.layers import resolve
+from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Gpu, Mpi, Recipe
 from hvdenv.plans.container import (
     DISTRIBUTIONS,
@@ -42,7 +42,7 @@ FORMATS: tuple[Format, ...] = ("singularity", "docker")
 
 
 def torch_on(base: str, *overrides: str) -> Recipe:
-    return resolve(
+    return load_recipe(
         "local", variants=["torch"], overrides=[f"container.base={base}", *overrides]
     ).recipe
 
@@ -256,7 +256,7 @@ def test_an_image_that_does_not_say_it_is_refused(base: str) -> None:
 
 def test_a_distribution_without_the_python_is_refused() -> None:
     overrides = ["container.base=debian:trixie", "python.version=>=3.10,<3.13"]
-    recipe = resolve("local", overrides=overrides).recipe
+    recipe = load_recipe("local", overrides=overrides).recipe
     assert recipe.container
     facts = image_facts(recipe.container, "x86_64", 4)
     with pytest.raises(IncompatibleError, match=r"needs Python .*; the image has 3\.13"):
@@ -443,7 +443,7 @@ def test_the_source_of_mpi_is_checked_before_it_is_compiled() -> None:
 
 
 def test_the_btl_openib_is_built_where_the_recipe_uses_it() -> None:
-    openib = resolve("singularity", variants=["openib"]).recipe
+    openib = load_recipe("singularity", variants=["openib"]).recipe
     assert openib.container
     facts = image_facts(openib.container, "x86_64", 4)
     plan = image_plan(openib, ("openib",), facts, image_python(openib, facts, None))

@@ -22,7 +22,7 @@ from hvdenv.verification.collectors import Extension
 from hvdenv.verification.ranks import Rank, RankRun
 from tests.standalone import load
 
-rank_path, rank_gpu = load("rank_path"), load("rank_gpu")
+rank_datapath, gpus = load("datapath"), load("gpus")
 CASES = {
     path.stem: parse_toml(path.read_text(encoding="utf-8"))
     for path in sorted((Path(__file__).parents[1] / "cases/datapath").glob("*.toml"))
@@ -33,7 +33,7 @@ TCP: dict[str, Any] = {"pml": ["ob1"], "btl": ["self", "tcp"]}
 
 
 def seen_in(output: str) -> Any:
-    seen = rank_path.Seen()
+    seen = rank_datapath.Seen()
     for line in output.splitlines():
         seen.take(line)
     return seen
@@ -52,7 +52,7 @@ def test_what_libraries_print(name: str) -> None:
 
 
 def test_lines_that_were_asked_for_are_told_from_others() -> None:
-    seen = rank_path.Seen()
+    seen = rank_datapath.Seen()
     assert seen.take("[gpu33:00251] mca: bml: Using tcp btl for send to [[3075,1],0] on node gpu32")
     assert seen.take("n1:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC/read")
     for kept in (
@@ -86,7 +86,7 @@ def test_loaded_libraries(tmp_path: Path) -> None:
         "/env/libfabric-9666849b.so.1.2", "[heap]",
     ]  # fmt: skip
     maps.write_text("".join(f"7f00-7f01 r-xp 00000000 fe:00 1    {path}\n" for path in paths))
-    assert rank_path.libraries(str(maps)) == {
+    assert rank_datapath.libraries(str(maps)) == {
         "libmpi": ["/env/lib/libmpi.so.40.30.8", "/opt/other/libmpi.so.12"],
         "libnccl": ["/nvidia/libnccl.so.2"],
         "libstdc++": ["/usr/lib/libstdc++.so.6.0.30"],
@@ -96,9 +96,9 @@ def test_loaded_libraries(tmp_path: Path) -> None:
 
 
 def test_libraries_that_do_not_say_their_version() -> None:
-    assert rank_path.mpi_version({"libmpi": ["/not/there/libmpi.so"], "libnccl": []}) == ""
-    assert rank_path.mpi_version({}) == ""
-    assert rank_path.nccl_version({"libnccl": ["/not/there/libnccl.so.2"]}) == 0
+    assert rank_datapath.mpi_version({"libmpi": ["/not/there/libmpi.so"], "libnccl": []}) == ""
+    assert rank_datapath.mpi_version({}) == ""
+    assert rank_datapath.nccl_version({"libnccl": ["/not/there/libnccl.so.2"]}) == 0
 
 
 def test_adapters(tmp_path: Path) -> None:
@@ -111,9 +111,9 @@ def test_adapters(tmp_path: Path) -> None:
         port.mkdir(parents=True)
         (port / "state").write_text(f"{state}\n")
         (port / "link_layer").write_text(f"{layer}\n")
-    assert rank_path.fast_networks(str(tmp_path)) == ["hfi1_0", "mlx5_0"]
+    assert rank_datapath.fast_networks(str(tmp_path)) == ["hfi1_0", "mlx5_0"]
     (tmp_path / "cxi/cxi0").mkdir(parents=True)
-    assert rank_path.fast_networks(str(tmp_path)) == ["hfi1_0", "mlx5_0", "cxi0"]
+    assert rank_datapath.fast_networks(str(tmp_path)) == ["hfi1_0", "mlx5_0", "cxi0"]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_adapters(tmp_path: Path) -> None:
 def test_each_rank_has_a_gpu_of_its_own_or_none(
     visible: int, there: int, local_rank: int, local_size: int, wanted: int | str
 ) -> None:
-    index, why = rank_gpu.choose(visible, there, local_rank, local_size)
+    index, why = gpus.choose(visible, there, local_rank, local_size)
     if isinstance(wanted, int):
         assert (index, why) == (wanted, "")
     else:
@@ -137,20 +137,20 @@ def test_each_rank_has_a_gpu_of_its_own_or_none(
 
 
 def test_ranks_share_gpus_where_no_nccl_needs_its_own() -> None:
-    assert [rank_gpu.choose(2, 2, rank, 3, shared=True)[0] for rank in range(3)] == [0, 1, 0]
-    assert rank_gpu.choose(0, 0, 0, 2, shared=True)[0] is None
+    assert [gpus.choose(2, 2, rank, 3, shared=True)[0] for rank in range(3)] == [0, 1, 0]
+    assert gpus.choose(0, 0, 0, 2, shared=True)[0] is None
 
 
 def test_gpus_that_a_process_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert rank_gpu.devices(str(tmp_path)) == 0
+    assert gpus.devices(str(tmp_path)) == 0
     for name in ("nvidia0", "nvidia1", "nvidiactl"):
         (tmp_path / name).touch()
     (tmp_path / "nvidia2").mkdir()  # cannot be opened for writing, by root either
-    assert rank_gpu.devices(str(tmp_path)) == 2
+    assert gpus.devices(str(tmp_path)) == 2
     for hidden in ("", "-1", "NoDevFiles"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-        assert rank_gpu.devices(str(tmp_path)) == 0
+        assert gpus.devices(str(tmp_path)) == 0
 
 
 def rank(number: int, host: str = "", **path: Any) -> Rank:

@@ -12,7 +12,7 @@ import pytest
 
 from hvdenv import errors
 from hvdenv.cli.main import COMMANDS, RUN_PROGRAMS, make_parser
-from hvdenv.model.layers import resolve, shipped_recipes
+from hvdenv.model.layers import load_recipe, shipped_recipes
 from hvdenv.reports.report import EXIT_CODES
 
 ROOT = Path(__file__).parents[2]
@@ -98,7 +98,7 @@ def test_every_call_is_understood(call: Call, capsys: pytest.CaptureFixture[str]
         return  # --help, --version
     recipe = getattr(arguments, "recipe", None)
     if recipe and recipe.islower() and "/" not in recipe and not recipe.endswith(".toml"):
-        resolve(recipe, variants=arguments.variant, overrides=arguments.overrides)
+        load_recipe(recipe, variants=arguments.variant, overrides=arguments.overrides)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -145,7 +145,7 @@ def test_exit_codes() -> None:
 
 def test_the_table_of_recipes() -> None:
     rows = re.findall(r"^\| `([a-z0-9-]+)` \| (.+) \| (\w+) \|$", PAGES["README.md"], re.MULTILINE)
-    recipes = [resolve(name).recipe for name in sorted(shipped_recipes())]
+    recipes = [load_recipe(name).recipe for name in sorted(shipped_recipes())]
     assert rows == [(recipe.name, recipe.summary, recipe.status) for recipe in recipes]
 
 

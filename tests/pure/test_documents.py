@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hvdenv.cli.main import main
-from hvdenv.model.layers import resolve
+from hvdenv.model.layers import load_recipe
 from hvdenv.schema import parse_toml
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -45,7 +45,7 @@ def output(recipe: str, command: dict[str, Any], capsys: pytest.CaptureFixture[s
     variants = [word for name in command.get("variants", []) for word in ("--variant", name)]
     called, arguments = command["covered_by"], command.get("arguments", [])
     words = [called, recipe, *variants]
-    container = resolve(recipe).recipe.container
+    container = load_recipe(recipe).recipe.container
     prefix = [] if container and container.image else ["--prefix", "/scratch/envs/horovod"]
     if called == "show":
         calls = [words]
@@ -71,7 +71,7 @@ def test_a_command_of_a_document_is_covered(
 ) -> None:
     how = command["how"]
     if command["covered_by"] == "deviation":
-        deviations = {each.document: each for each in resolve(recipe).recipe.deviations}
+        deviations = {each.document: each for each in load_recipe(recipe).recipe.deviations}
         assert deviations[how].reason
     elif command["covered_by"] in SAYS_WHY:
         assert isinstance(how, str)

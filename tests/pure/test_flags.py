@@ -7,14 +7,14 @@ import pytest
 
 from hvdenv.errors import IncompatibleError
 from hvdenv.knowledge.flags import Split, compute_capabilities, horovod_variables, operations, split
-from hvdenv.model.layers import resolve
+from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 
 
 def recipe(**values: Any) -> Recipe:
     """The recipe ``local`` with other values; ``__`` in a name is a dot."""
     texts = [f"{key.replace('__', '.')}={json.dumps(value)}" for key, value in values.items()]
-    return resolve("local", overrides=texts).recipe
+    return load_recipe("local", overrides=texts).recipe
 
 
 def variables(**values: Any) -> dict[str, str]:

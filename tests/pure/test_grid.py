@@ -34,7 +34,7 @@ from hvdenv.knowledge.patches import all_patches
 from hvdenv.knowledge.rules import all_rules
 from hvdenv.knowledge.signatures import all_signatures
 from hvdenv.model.facts import Facts, Tool
-from hvdenv.model.layers import resolve
+from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Gpu, Recipe
 from hvdenv.schema import Problem, encode
 
@@ -113,7 +113,7 @@ def test_a_row_is_built_again_by_its_options() -> None:
 
 
 def advised(*rows: Row, **asked: str) -> grid.Advice:
-    return grid.advise(Asked(**asked), resolve("local").recipe, rows)
+    return grid.advise(Asked(**asked), load_recipe("local").recipe, rows)
 
 
 def test_which_horovod_and_patches() -> None:
@@ -215,7 +215,7 @@ def test_what_is_wanted(tmp_path: Path) -> None:
     for one in wanted:
         path = tmp_path / "grid.toml"
         path.write_text(one.recipe, encoding="utf-8")
-        recipe = resolve(str(path)).recipe
+        recipe = load_recipe(str(path)).recipe
         assert set(recipe.horovod.frameworks) == {
             name for name in ("torch", "tensorflow") if getattr(one, name)
         }
@@ -364,7 +364,7 @@ class StandIn:
         patch.setattr(run, "PAGE", folder / "grid.md")
         patch.setattr(sys, "argv", ["run", "--folder", str(folder / "work")])
         self.answers: dict[str, dict[str, Any]] = {
-            "show": {"prints": {"recipe": encode(resolve("local", variants=["torch"]).recipe)}},
+            "show": {"prints": {"recipe": encode(load_recipe("local", variants=["torch"]).recipe)}},
             "plan": {"prints": {
                 "facts": encode(facts), "python": {"version": "3.10.13"},
                 "versions": {"horovod": "0.28.1", "torch": "1.12.1"},

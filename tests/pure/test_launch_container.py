@@ -8,7 +8,7 @@ from hvdenv.errors import IncompatibleError
 from hvdenv.launch.container import image_of, inside, start_inside
 from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi
 from hvdenv.model.cluster import Container
-from hvdenv.model.layers import resolve
+from hvdenv.model.layers import load_recipe
 from hvdenv.sites.hosts import Host
 
 BOTH = Container(
@@ -19,13 +19,13 @@ TRAIN = ("python", "train.py")
 
 
 def test_a_recipe_that_names_an_image_has_its_programs_there() -> None:
-    named = image_of(resolve("singularity").recipe, "/scratch/ann")
+    named = image_of(load_recipe("singularity").recipe, "/scratch/ann")
     assert named and named.image == "/scratch/ann/horovod.sif"
     other = ["container.image=/images/../images/h.sif"]
-    named = image_of(resolve("singularity", overrides=other).recipe, "/scratch/ann")
+    named = image_of(load_recipe("singularity", overrides=other).recipe, "/scratch/ann")
     assert named and named.image == "/images/h.sif"
-    assert image_of(resolve("local").recipe, "/") is None
-    defined = resolve("local", overrides=["container.base=debian:12"]).recipe
+    assert image_of(load_recipe("local").recipe, "/") is None
+    defined = load_recipe("local", overrides=["container.base=debian:12"]).recipe
     assert defined.container and image_of(defined, "/") is None
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hvdenv.cli.main import main
 from hvdenv.errors import RecipeError, UsageError
-from hvdenv.model.layers import resolve, shipped_recipes
+from hvdenv.model.layers import load_recipe, shipped_recipes
 from hvdenv.model.recipe import Recipe
 from hvdenv.schema import Problem, check_part, json_schema
 
@@ -75,7 +75,7 @@ def site(tmp_path: Path) -> Path:
 
 
 def test_each_value_has_the_layer_that_set_it(path: Path, site: Path) -> None:
-    found = resolve(
+    found = load_recipe(
         str(path),
         variants=["five"],
         site=site,
@@ -114,7 +114,7 @@ def test_the_later_layer_wins(path: Path, tmp_path: Path, depth: int) -> None:
         path.write_text(path.read_text() + '\n[packages]\nnumpy = "==2"\n')
     site = tmp_path / "numpy.toml"
     site.write_text('[packages]\nnumpy = "==4"\n')
-    found = resolve(
+    found = load_recipe(
         str(path),
         variants=["numpy"] if depth >= 2 else [],
         site=site if depth >= 3 else None,
@@ -127,21 +127,21 @@ def test_the_later_layer_wins(path: Path, tmp_path: Path, depth: int) -> None:
 
 def test_variants_that_clash_are_refused(path: Path) -> None:
     with pytest.raises(UsageError, match=r"variant five and variant fives both set mpi\.version"):
-        resolve(str(path), variants=["fives", "five"])
+        load_recipe(str(path), variants=["fives", "five"])
 
 
 @given(st.permutations(TOGETHER), st.integers(0, 4))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 def test_the_order_of_variants_does_not_matter(path: Path, order: list[str], count: int) -> None:
     chosen = order[:count]
-    assert resolve(str(path), variants=chosen) == resolve(
+    assert load_recipe(str(path), variants=chosen) == load_recipe(
         str(path), variants=sorted(chosen) + chosen
     )
 
 
 def test_a_variant_that_there_is_not(path: Path) -> None:
     with pytest.raises(UsageError, match="its variants are: five, fives, gloo, old, same"):
-        resolve(str(path), variants=["conda"])
+        load_recipe(str(path), variants=["conda"])
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_variants_are_judged_also_if_nobody_takes_them(path: Path, text: str, me
         f'format = 1\nname = "child"\nextends = "{path}"\n\n\n{text}\n'
     )
     with pytest.raises(RecipeError) as caught:
-        resolve(str(path.with_name("child.toml")))
+        load_recipe(str(path.with_name("child.toml")))
     assert f"child.toml:{message}" in str(caught.value)
 
 
@@ -236,7 +236,7 @@ def test_time_and_memory_for_a_recipe_are_bounded(name: str, tmp_path: Path) -> 
         text=True, capture_output=True,
     )  # fmt: skip
     assert (shown.returncode, shown.stdout) == (2, ""), shown.stderr[-500:]
-    assert len(shown.stderr) < 1000
+    assert len(shown.stderr) < 5000
 
 
 def test_nothing_in_the_current_folder_shadows_a_shipped_name(
@@ -245,16 +245,16 @@ def test_nothing_in_the_current_folder_shadows_a_shipped_name(
     monkeypatch.chdir(tmp_path)
     Path("local.toml").write_text(RECIPE)
     Path("mine.toml").write_text(RECIPE)
-    assert resolve("local").file == str(shipped_recipes()["local"])
-    assert resolve("./local.toml").recipe.name == "layers"
-    assert resolve("mine.toml").recipe.name == "layers"
+    assert load_recipe("local").file == str(shipped_recipes()["local"])
+    assert load_recipe("./local.toml").recipe.name == "layers"
+    assert load_recipe("mine.toml").recipe.name == "layers"
     with pytest.raises(UsageError, match=r"for the file mine\.toml write \./mine\.toml"):
-        resolve("mine")
+        load_recipe("mine")
 
 
 def test_a_name_that_is_nearly_right() -> None:
     with pytest.raises(UsageError, match='did you mean "local"'):
-        resolve("lokal")
+        load_recipe("lokal")
 
 
 @pytest.mark.parametrize(
@@ -267,14 +267,14 @@ def test_a_site_file_cannot_set_what_makes_the_recipe(
     site = tmp_path / "site.toml"
     site.write_text(f"# a site\n{text}\n")
     with pytest.raises(RecipeError, match=r"site\.toml:2: \w+: a site file cannot set this"):
-        resolve(str(path), site=site)
+        load_recipe(str(path), site=site)
 
 
 def test_what_is_wrong_in_a_site_file_is_said_of_that_file(path: Path, tmp_path: Path) -> None:
     site = tmp_path / "site.toml"
     site.write_text('\n\n[mpi]\nversion = "4.x"\n')
     with pytest.raises(RecipeError) as caught:
-        resolve(str(path), site=site)
+        load_recipe(str(path), site=site)
     assert caught.value.where == f"{site}:4: mpi.version"
 
 
@@ -282,13 +282,13 @@ def test_a_site_file_that_replaces_a_table_is_the_one_named(path: Path, tmp_path
     site = tmp_path / "site.toml"
     site.write_text('\nmpi = "4.1.8"\n')
     with pytest.raises(RecipeError) as caught:
-        resolve(str(path), site=site)
+        load_recipe(str(path), site=site)
     assert caught.value.where == f"{site}:2: mpi"
 
 
 def test_a_missing_site_file(path: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"none\.toml: cannot read this file"):
-        resolve(str(path), site=tmp_path / "none.toml")
+        load_recipe(str(path), site=tmp_path / "none.toml")
 
 
 def test_the_site_file_of_the_environment_is_used(
@@ -323,12 +323,12 @@ def test_the_site_file_of_the_environment_is_used(
 )
 def test_a_bad_override(path: Path, override: str, error: type[Exception], said: str) -> None:
     with pytest.raises(error) as caught:
-        resolve(str(path), overrides=[override])
+        load_recipe(str(path), overrides=[override])
     assert said in str(caught.value)
 
 
 def test_overrides_are_toml_or_text(path: Path) -> None:
-    recipe = resolve(
+    recipe = load_recipe(
         str(path),
         overrides=[
             "mpi.version=5.0.11",
@@ -392,7 +392,7 @@ def child(path: Path) -> Path:
 
 
 def test_a_recipe_extends_another(path: Path, child: Path) -> None:
-    found = resolve(str(child))
+    found = load_recipe(str(child))
     assert found.recipe.name == "child"
     assert found.recipe.mpi and found.recipe.mpi.version == "4.1.7"
     assert found.origins["mpi.version"] == "recipe"
@@ -406,18 +406,18 @@ def test_a_chain_of_recipes_has_an_end(tmp_path: Path) -> None:
         text = f'format = 1\nname = "x"\nextends = "./{number + 1}.toml"\n'
         (tmp_path / f"{number}.toml").write_text(text)
     with pytest.raises(RecipeError, match="more than 20 recipes extend one another"):
-        resolve(str(tmp_path / "0.toml"))
+        load_recipe(str(tmp_path / "0.toml"))
 
 
 def test_variants_of_the_extended_recipe_are_offered_too(child: Path) -> None:
-    assert {"old", "five", "gloo-only"} <= set(resolve(str(child)).offered)
-    mpi = resolve(str(child), variants=["five"]).recipe.mpi
+    assert {"old", "five", "gloo-only"} <= set(load_recipe(str(child)).offered)
+    mpi = load_recipe(str(child), variants=["five"]).recipe.mpi
     assert mpi and mpi.version == "5.0.9"
-    assert resolve(str(child), variants=["old"]).recipe.frameworks["torch"].version == "2.2.0"
+    assert load_recipe(str(child), variants=["old"]).recipe.frameworks["torch"].version == "2.2.0"
 
 
 def test_a_variant_does_without_a_table(child: Path) -> None:
-    found = resolve(str(child), variants=["gloo-only"])
+    found = load_recipe(str(child), variants=["gloo-only"])
     assert found.recipe.mpi is None
     assert not any(key.startswith("mpi") for key in found.origins)
 
@@ -425,7 +425,7 @@ def test_a_variant_does_without_a_table(child: Path) -> None:
 def test_a_circle_of_recipes_is_refused(child: Path) -> None:
     child.with_name("layers.toml").write_text('format = 1\nextends = "./child.toml"\n')
     with pytest.raises(RecipeError, match=r"layers.toml:2: extends: ./child.toml extends this"):
-        resolve(str(child))
+        load_recipe(str(child))
 
 
 @pytest.mark.parametrize(
@@ -439,7 +439,7 @@ def test_a_circle_of_recipes_is_refused(child: Path) -> None:
 def test_what_is_not_there_cannot_be_done_without(child: Path, line: str, message: str) -> None:
     child.write_text(CHILD.replace('without = ["mpi"]', line))
     with pytest.raises(RecipeError, match=message) as caught:
-        resolve(str(child), variants=["gloo-only"])
+        load_recipe(str(child), variants=["gloo-only"])
     assert "variants.gloo-only.without" in caught.value.where
 
 
@@ -448,9 +448,11 @@ def test_a_site_file_names_folders_with_recipes(
 ) -> None:
     site = tmp_path / "site.toml"
     site.write_text(f'recipe_folders = ["{path.parent}"]\n')
-    assert resolve("layers", site=site).recipe.summary == "every layer"
+    assert load_recipe("layers", site=site).recipe.summary == "every layer"
     assert main(["recipes", "--site", str(site), "--json"]) == 0
     assert "layers" in {row["name"] for row in json.loads(capsys.readouterr().out)}
     site.write_text("recipe_folders = ['here']\n")
-    with pytest.raises(RecipeError, match="site.toml:1: recipe_folders: expected an absolute"):
-        resolve("layers", site=site)
+    with pytest.raises(
+        RecipeError, match=r"site.toml:1: recipe_folders\[0\]: expected an absolute"
+    ):
+        load_recipe("layers", site=site)

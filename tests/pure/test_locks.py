@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.version import Version
 
-from hvdenv.cli import locking
+from hvdenv.cli import find_lock
+from hvdenv.cli.lock import signed
 from hvdenv.cli.main import main
 from hvdenv.contents import difference
-from hvdenv.environments import listing
+from hvdenv.environments import installed
 from hvdenv.errors import LockError, RecipeError
-from hvdenv.locks import compare, contents, folders, lockfile, pypi
+from hvdenv.locks import compare, folders, lockfile, pypi
+from hvdenv.locks.built import built_with, drift
 from hvdenv.locks.lockfile import MAIN, PYPI, SIGNATURE, Built, Horovod, Inputs, Locked
 from hvdenv.locks.pypi import Package
 from hvdenv.model.facts import Facts, Interpreter
@@ -142,7 +144,7 @@ def test_a_lock_has_all_that_its_packages_require(
 
 def test_a_lock_that_does_not_say_what_its_packages_require_is_not_whole(tmp_path: Path) -> None:
     old = locked(tmp_path, (NINJA._replace(requires=None), TORCH))
-    (said,) = locking.missing_packages(old, INPUTS)
+    (said,) = compare.package_problems(old, INPUTS)
     assert "does not record what its packages require" in said
     assert "`hvdenv lock` adds that, and keeps every version" in said
 
@@ -153,7 +155,7 @@ def test_packages_that_nothing_requires_are_not_in_a_lock(tmp_path: Path) -> Non
     found = compare.unneeded((*WHOLE, *two), ["app"])
     assert [each.partition(":")[0] for each in found] == ["left 1", "right 1"]
     evil = closed(("evil", "1", ()))
-    (said,) = locking.missing_packages(locked(tmp_path, (*evil, NINJA, TORCH)), INPUTS)
+    (said,) = compare.package_problems(locked(tmp_path, (*evil, NINJA, TORCH)), INPUTS)
     assert said == "evil 1: neither the recipe nor a package of the lock requires it"
 
 
@@ -173,8 +175,8 @@ def test_a_build_for_cuda_is_not_one_for_cpus(tmp_path: Path) -> None:
     assert compare.cuda_builds((cpu, *CUDA[1:]), ["torch"]) == ()
     for folder, packages in ((tmp_path / "a", CUDA), (tmp_path / "b", (cpu, CUDA[2]))):
         lock = lockfile.bind(folder, ASKED, {PYPI: pypi.render(packages, "3.11", "x86_64")})
-        assert locking.unsatisfied(lock, ASKED) == []
-        assert locking.unsatisfied(lock, ASKED, ["torch"]) == ([SAID] if packages is CUDA else [])
+        assert compare.problems(lock, ASKED) == []
+        assert compare.problems(lock, ASKED, ["torch"]) == ([SAID] if packages is CUDA else [])
 
 
 @pytest.mark.parametrize(
@@ -382,9 +384,9 @@ def test_a_signature_stays_with_the_lock_that_it_is_of(tmp_path: Path) -> None:
     assert folders.write(one)
     assert folders.read(tmp_path) == one
     assert not folders.write(one)
-    assert locking.signed(one._replace(signature=""), one, "").signature == one.signature
+    assert signed(one._replace(signature=""), one, "").signature == one.signature
     built = one._replace(lock=one.lock._replace(built=BUILT))
-    changed = locking.signed(built, one, "")
+    changed = signed(built, one, "")
     assert changed.signature == ""
     assert folders.write(changed)
     assert not (tmp_path / SIGNATURE).exists()
@@ -470,8 +472,8 @@ def test_what_changed_in_the_recipe_is_told_value_by_value() -> None:
     assert [str(each) for each in found] == [
         "horovod.variables.HOROVOD_WITHOUT_MPI: none in the lock, 1 here",
         "horovod.variables.HOROVOD_WITH_MPI: 1 in the lock, none here",
-        "packages.ninja>=1.11: asked for in the lock, none here",
-        "packages.ninja>=1.12: none in the lock, asked for here",
+        "packages.ninja>=1.11: requested in the lock, none here",
+        "packages.ninja>=1.12: none in the lock, requested here",
     ]
     assert [compare.is_request(each) for each in found] == [False, False, True, True]
     assert compare.changed(INPUTS, INPUTS) == ()
@@ -519,7 +521,7 @@ def test_whether_a_lock_has_what_is_asked_for(requirement: str, problem: str) ->
 def test_drift_is_an_error_only_where_a_rule_says_so(
     change: dict[str, Any], severity: str | None
 ) -> None:
-    found = compare.drift(BUILT, BUILT._replace(**change))
+    found = drift(BUILT, BUILT._replace(**change))
     assert [each.severity for each in found] == ([severity] if severity else [])
     assert all(bool(each.reason) == (each.severity == "error") for each in found)
 
@@ -527,7 +529,7 @@ def test_drift_is_an_error_only_where_a_rule_says_so(
 def test_modules_that_resolve_otherwise() -> None:
     was = BUILT._replace(modules={"gcc/12": "a" * 64, "cuda/11.8": "", "cmake/3": "c" * 64})
     now = BUILT._replace(modules={"gcc/12": "b" * 64, "cuda/12.0": "", "cmake/3": "c" * 64})
-    assert [(each.name, each.severity) for each in compare.drift(was, now)] == [
+    assert [(each.name, each.severity) for each in drift(was, now)] == [
         ("modules.cuda/11.8", "error"),
         ("modules.cuda/12.0", "error"),
         ("modules.gcc/12", "note"),
@@ -544,7 +546,7 @@ def test_what_a_lock_keeps_of_a_build() -> None:
         "modules": {"run": {"loaded": ["gcc/12"]}, "build": {"loaded": ["gcc/12", "cmake/3"]}},
         "wheel": {"sha256": HASH},
     }  # fmt: skip
-    assert contents.built(record) == BUILT._replace(modules={"cmake/3": "", "gcc/12": ""})
+    assert built_with(record) == BUILT._replace(modules={"cmake/3": "", "gcc/12": ""})
 
 
 def test_two_locks_are_compared_as_a_change_log(tmp_path: Path) -> None:
@@ -552,7 +554,7 @@ def test_two_locks_are_compared_as_a_change_log(tmp_path: Path) -> None:
     folders.write(locked(one))
     newer = Package("ninja", "1.14", "ninja-1.14-py3-none-any.whl", "b" * 64, "", ())
     folders.write(locked(two, (newer, TORCH)))
-    named = [listing.named(str(each), find_places()) for each in (one, two)]
+    named = [installed.named_contents(str(each), find_places()) for each in (one, two)]
     changes = difference.compare(*(each.contents for each in named))
     assert [(each.subject, each.kind) for each in changes] == [("ninja", "up")]
 
@@ -565,14 +567,14 @@ def test_of_several_locks_one_that_fits_is_taken(tmp_path: Path) -> None:
 
     def chosen(torch: str, *, gpu: bool) -> Path | None:
         wanted = INPUTS._replace(packages=("ninja>=1.11", torch))
-        found = locking.choose(tmp_path, wanted, gpu=gpu)
+        found = find_lock.choose(tmp_path, wanted, gpu=gpu)
         return found.folder if found else None
 
     assert chosen("torch>2", gpu=False) == cpu
     assert chosen("torch>2", gpu=True) == plain
     assert chosen("torch==2.14.0", gpu=False) == plain
     assert chosen("torch==1.0", gpu=False) == cpu
-    assert locking.choose(tmp_path, INPUTS._replace(python="3.12"), gpu=False) is None
+    assert find_lock.choose(tmp_path, INPUTS._replace(python="3.12"), gpu=False) is None
 
 
 @pytest.mark.parametrize(

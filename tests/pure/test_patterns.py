@@ -37,7 +37,7 @@ FLAGS_AT = {"sub": 4, "subn": 4, "split": 3}
 # repetition count in it, as in .{0,200}.
 FEW = 200
 # Modules that cut texts to this many characters before they try patterns, which may be quadratic.
-CUT = {"knowledge/rules.py": rules.LONGEST, "standalone/ranks/rank_path.py": 500}
+CUT = {"knowledge/rules.py": rules.LONGEST, "standalone/ranks/datapath.py": 500}
 # The characters that doctor tries a pattern on, and in how many ways loops may divide them.
 WINDOW, MOST = BEFORE + AFTER, 20_000
 # What a pattern may take for the worst text, in seconds of processor time.
@@ -196,7 +196,7 @@ def _patterns(module: _Module, call: ast.Call, place: str) -> Iterable[Any]:
         return [module.value(call.args[0])]
     except NameError:
         made = MADE.get((place, ast.unparse(call.args[0])))
-        if made is None and place == "standalone/ranks/rank_path.py":
+        if made is None and place == "standalone/ranks/datapath.py":
             return [each for _, each in module.value(_iterable(module, call))]
         assert made is not None, (
             f"{place}:{call.lineno}: the pattern {ast.unparse(call.args[0])} is only known at run"

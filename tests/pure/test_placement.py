@@ -23,13 +23,13 @@ from hvdenv.launch.placement import (
     refuse_unfit,
 )
 from hvdenv.model import cluster
-from hvdenv.model.layers import resolve
+from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.sites.hosts import Host
 from hvdenv.sites.schedulers.dialect import Allocation
 from hvdenv.verification.collectors import for_ranks
 
-LOCAL = resolve("local").recipe
+LOCAL = load_recipe("local").recipe
 SITE = LOCAL._replace(
     job=cluster.Job(nodes=4, ranks_per_node=8, cpus_per_rank=4, gpus_per_node=8),
     launch=cluster.Launch("srun"),

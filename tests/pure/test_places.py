@@ -33,24 +33,33 @@ from tests.wheels import umask
 VARIANTS = st.lists(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,8}", fullmatch=True), max_size=5)
 
 
-def test_home_is_where_the_variable_says(tmp_path: Path) -> None:
-    places = find_places({"HVDENV_HOME": f"{tmp_path}/x/../home"})
+def test_home_is_where_the_variable_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HVDENV_HOME", f"{tmp_path}/x/../home")
+    places = find_places()
     assert places == Places(tmp_path / "home")
     assert places.prefix("local", ["torch"]) == tmp_path / "home/envs/local+torch"
     assert places.wheels == tmp_path / "home/cache/wheels"
     assert places.reports.parent == places.registry.parent == places.home
 
 
-def test_home_may_name_the_users_folder() -> None:
-    assert find_places({"HVDENV_HOME": "~/h"}).home == Path(os.path.expanduser("~/h"))
-
-
-@pytest.mark.parametrize("environ", [{}, {"HVDENV_HOME": ""}])
-def test_home_is_the_data_folder_otherwise(
-    environ: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("home", "data", "expected"),
+    [
+        ("~/h", "/data", "~/h"),
+        ("", "/data", "/data/hvdenv"),
+        (None, "/data", "/data/hvdenv"),
+        (None, "", "~/.local/share/hvdenv"),
+    ],
+)
+def test_home_by_the_environment(
+    home: str | None, data: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert find_places(environ).home == tmp_path / "hvdenv"
+    monkeypatch.setenv("XDG_DATA_HOME", data)
+    if home is None:
+        monkeypatch.delenv("HVDENV_HOME", raising=False)
+    else:
+        monkeypatch.setenv("HVDENV_HOME", home)
+    assert find_places().home == Path(os.path.expanduser(expected))
 
 
 @given(VARIANTS, st.randoms(use_true_random=False))

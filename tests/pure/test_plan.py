@@ -15,7 +15,7 @@ from hvdenv.errors import IncompatibleError
 from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.knowledge.patches import Edit, applicable
 from hvdenv.model.facts import Facts, Interpreter
-from hvdenv.model.layers import read_layer, resolve, shipped_recipes, variants_of
+from hvdenv.model.layers import load_recipe, read_layer, shipped_recipes, variants_of
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans import steps
 from hvdenv.plans.plan import (
@@ -122,8 +122,8 @@ CHANGES: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("key", "value"), CHANGES, ids=[key for key, _ in CHANGES])
 def test_recipe_values_change_the_digest(facts: Facts, key: str, value: Any) -> None:
-    changed = resolve("local", overrides=[f"{key}={json.dumps(value)}"]).recipe
-    assert plan(changed, facts).digest != plan(resolve("local").recipe, facts).digest
+    changed = load_recipe("local", overrides=[f"{key}={json.dumps(value)}"]).recipe
+    assert plan(changed, facts).digest != plan(load_recipe("local").recipe, facts).digest
 
 
 @pytest.mark.parametrize(
@@ -133,8 +133,8 @@ def test_recipe_values_change_the_digest(facts: Facts, key: str, value: Any) -> 
 def test_what_does_not_change_what_is_built_does_not_change_the_digest(
     facts: Facts, key: str
 ) -> None:
-    changed = resolve("local", overrides=[key]).recipe
-    assert plan(changed, facts).digest == plan(resolve("local").recipe, facts).digest
+    changed = load_recipe("local", overrides=[key]).recipe
+    assert plan(changed, facts).digest == plan(load_recipe("local").recipe, facts).digest
 
 
 def test_python_and_compiler_change_the_digest(recipe: Recipe, facts: Facts) -> None:
@@ -195,12 +195,12 @@ def test_only_a_newer_python_is_refused_with_the_variant_that_works(
     )
     newer = facts._replace(interpreters=(Interpreter("/usr/bin/python3.13", "3.13.1"),))
     with pytest.raises(IncompatibleError) as caught:
-        choose_python(resolve(str(path)), newer, Runner(), None)
+        choose_python(load_recipe(str(path)), newer, Runner(), None)
     said = str(caught.value)
     assert "the recipe needs Python >=3.10,<3.13; found here: 3.13.1" in said
     assert "--variant torch, which works with a Python that is here" in said
     assert (
-        choose_python(resolve(str(path), variants=["torch"]), newer, Runner(), None)
+        choose_python(load_recipe(str(path), variants=["torch"]), newer, Runner(), None)
         == newer.interpreters[0]
     )
 
@@ -209,14 +209,14 @@ def test_the_version_that_the_user_names_is_taken(facts: Facts) -> None:
     both = facts._replace(
         interpreters=(Interpreter("/a", "3.11.7"), Interpreter("/b", "3.10.2")), origin="declared"
     )
-    assert choose_python(resolve("local"), both, Runner(), "3.10").path == "/b"
+    assert choose_python(load_recipe("local"), both, Runner(), "3.10").path == "/b"
     with pytest.raises(IncompatibleError, match="--python asks for 3.1; found"):
-        choose_python(resolve("local"), both, Runner(), "3.1")
+        choose_python(load_recipe("local"), both, Runner(), "3.1")
 
 
 def test_no_python_at_all(facts: Facts) -> None:
     with pytest.raises(IncompatibleError, match="found here: none") as caught:
-        choose_python(resolve("local"), facts._replace(interpreters=()), Runner(), None)
+        choose_python(load_recipe("local"), facts._replace(interpreters=()), Runner(), None)
     assert "--variant" not in str(caught.value)
 
 

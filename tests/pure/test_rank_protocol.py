@@ -204,7 +204,7 @@ Thread 0x00007f8d1ffff6c0 (most recent call first):
 
 Thread 0x00007f8d6b2c7740 (most recent call first):
   File "/env/lib/python3.11/site-packages/horovod/torch/{}", line 1030 in join
-  File "/hvdenv/standalone/ranks/rank_collectives.py", line 260 in call
+  File "/hvdenv/standalone/ranks/collectives.py", line 260 in call
   File "/hvdenv/standalone/ranks/rank_work.py", line 107 in <module>"""
 WAITS, SLEEPS = _STACKS.format("mpi_ops.py"), _STACKS.format("__init__.py")
 IN_JOIN = {"stage": "collectives", "detail": "join: in hvd.join()"}

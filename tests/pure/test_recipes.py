@@ -12,7 +12,7 @@ import pytest
 from hvdenv.cli.main import main
 from hvdenv.cli.show import recipe_schema
 from hvdenv.errors import RecipeError, UsageError
-from hvdenv.model.layers import read_layer, resolve, shipped_recipes, variants_of
+from hvdenv.model.layers import load_recipe, read_layer, shipped_recipes, variants_of
 from hvdenv.schema import parse_toml
 
 CASES = sorted((Path(__file__).parents[1] / "cases/recipes").glob("*.toml"))
@@ -31,7 +31,7 @@ def test_a_wrong_recipe_is_refused_with_file_line_and_key(path: Path) -> None:
     expected = text.split("\n")[0].removeprefix("# expect: ")
     variants = ["chosen"] if "variants.chosen" in text else []
     with pytest.raises(RecipeError) as caught:
-        resolve(str(path), variants=variants)
+        load_recipe(str(path), variants=variants)
     said = str(caught.value)
     assert said.startswith(f"{path}:")
     assert said.removeprefix(f"{path}:").lstrip().startswith(expected)
@@ -41,11 +41,76 @@ def test_the_cases_are_there() -> None:
     assert len(CASES) >= 40
 
 
+WRONG = """\
+format = 1
+name = "wrong"
+extends = "local"
+status = "testd"
+colour = 3
+
+[python]
+versoin = ">=3.10"
+
+[horovod]
+frameworks = ["torchh"]
+
+[variants.a]
+python.verzion = "3"
+horovod.gpu = 3
+
+[variants."B"]
+"""
+EXPECTED = """\
+4: status: expected one of "tested", "documented", "decommissioned", found 'testd'; did you mean "tested"?
+5: colour: unknown key; known are
+8: python.versoin: unknown key; did you mean "version"?
+11: horovod.frameworks[0]: expected one of "tensorflow", "torch", found 'torchh'; did you mean "torch"?
+14: python.verzion: unknown key; did you mean "version"?
+15: horovod.gpu: expected a table, found 3
+17: variants.B: the name of a variant has a-z, 0-9, _ and - only"""
+
+
+def test_all_errors_of_a_recipe_are_reported_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text(WRONG)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(str(path))
+    *lines, remedy = str(caught.value).split("\n")
+    assert remedy == "what to do: fix these 7 errors"
+    for line, expected in zip(lines, EXPECTED.split("\n"), strict=True):
+        assert line.startswith(f"{path}:{expected}")
+
+
+def test_what_no_single_value_shows_is_reported_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text(
+        'format = 1\nname = "w"\nextends = "local"\n[horovod]\nframeworks = []\ncontrollers = []\n'
+    )
+    with pytest.raises(RecipeError, match=r":5: horovod.frameworks: .*\n.*:6: horovod.controllers"):
+        load_recipe(str(path))
+
+
+def test_at_most_twenty_errors_are_reported(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.toml"
+    keys = "".join(f"x{number} = 1\n" for number in range(50))
+    path.write_text(f'format = 1\nname = "w"\nextends = "local"\n{keys}')
+    with pytest.raises(RecipeError, match="at most 20 at a time") as caught:
+        load_recipe(str(path))
+    assert str(caught.value).count("unknown key") == 20
+
+
+def test_all_keys_that_a_site_file_cannot_set_are_reported(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text('modles = 1\nstatus = "x"\n')
+    with pytest.raises(RecipeError, match=r'(?s):1: modles: .*"modules".*:2: status: a site file'):
+        load_recipe("local", site=path)
+
+
 def test_a_recipe_that_is_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "latin.toml"
     path.write_bytes(b'format = 1\nsummary = "\xe9"\n')
     with pytest.raises(RecipeError, match=r"latin\.toml: cannot read this file: it is not UTF-8"):
-        resolve(str(path))
+        load_recipe(str(path))
 
 
 @pytest.mark.parametrize(
@@ -59,12 +124,12 @@ def test_a_recipe_that_is_not_utf8(tmp_path: Path) -> None:
 )
 def test_a_recipe_that_cannot_be_read(name: str, reason: str) -> None:
     with pytest.raises(RecipeError, match=f"cannot read this file: {reason}"):
-        resolve(name)
+        load_recipe(name)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_recipes_load_and_are_named_like_their_file(name: str) -> None:
-    resolved = resolve(name)
+    resolved = load_recipe(name)
     assert resolved.recipe.name == name
     assert not resolved.foreign_files
     assert resolved.recipe.sources
@@ -72,18 +137,18 @@ def test_shipped_recipes_load_and_are_named_like_their_file(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "variant"), SHIPPED_VARIANTS)
 def test_shipped_variants_load(name: str, variant: str) -> None:
-    assert resolve(name, variants=[variant]).variants == (variant,)
+    assert load_recipe(name, variants=[variant]).variants == (variant,)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_pairs_of_shipped_variants_load_or_clash(name: str) -> None:
     def clashes(pair: tuple[str, ...]) -> bool:
         try:
-            return resolve(name, variants=pair).variants != pair
+            return load_recipe(name, variants=pair).variants != pair
         except UsageError as error:
             return "both set" in str(error)
 
-    found = [pair for pair in itertools.combinations(resolve(name).offered, 2) if clashes(pair)]
+    found = [pair for pair in itertools.combinations(load_recipe(name).offered, 2) if clashes(pair)]
     if name == "local":
         assert found == [("tensorflow", "torch")]
 

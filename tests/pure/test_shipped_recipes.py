@@ -16,7 +16,7 @@ from hvdenv.cli.main import main
 from hvdenv.errors import RecipeError, UsageError
 from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.model.cluster import Job, Swap
-from hvdenv.model.layers import read_layer, resolve, shipped_recipes, variants_of
+from hvdenv.model.layers import load_recipe, read_layer, shipped_recipes, variants_of
 from hvdenv.model.recipe import ByPython, Deviation, Note, Recipe
 from hvdenv.schema import fields, parse_toml
 from hvdenv.sites.batch import check
@@ -50,7 +50,7 @@ WITHOUT_VERSION = {
 
 
 def of(name: str, *variants: str) -> Recipe:
-    return resolve(name, variants=[each for each in variants if each]).recipe
+    return load_recipe(name, variants=[each for each in variants if each]).recipe
 
 
 def exclude_each_other(name: str, variants: tuple[str, ...]) -> bool:
@@ -64,9 +64,9 @@ def test_every_combination_of_variants_resolves_or_is_known_to_clash(name: str) 
         for variants in itertools.combinations(offered, length):
             if exclude_each_other(name, variants):
                 with pytest.raises(UsageError, match="both set"):
-                    resolve(name, variants=variants)
+                    load_recipe(name, variants=variants)
             else:
-                assert resolve(name, variants=variants).variants == variants
+                assert load_recipe(name, variants=variants).variants == variants
 
 
 def test_the_clusters_of_the_documents_are_there() -> None:
@@ -281,7 +281,7 @@ def test_the_reference_says_what_a_site_file_may_set(tmp_path: Path) -> None:
     site = tmp_path / "site.toml"
     site.write_text("horovod.version = '0.28.1'\n")
     with pytest.raises(RecipeError) as caught:
-        resolve("local", site=site)
+        load_recipe("local", site=site)
     said = REFERENCE.split("\n### Site files\n")[1].split("```")[0]
     for name in caught.value.remedy.removeprefix("it can set ").split(", "):
         assert f"`{name}`" in said or name == "recipe_folders"
@@ -349,7 +349,7 @@ def test_the_short_recipe_of_the_guide(tmp_path: Path) -> None:
     head = block("format = 1").split("[modules]")[0]
     file = tmp_path / "fenn.toml"
     file.write_text(head + block('[modules]\nload = ["Horovod/'))
-    assert resolve(str(file)).recipe.horovod.provider == "present"
+    assert load_recipe(str(file)).recipe.horovod.provider == "present"
 
 
 def test_the_commands_of_the_guide_are_real(

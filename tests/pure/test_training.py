@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hvdenv import RANK_PROGRAMS
 from hvdenv.verification.ranks import RankRun, collect
 from hvdenv.verification.training import judge
+from tests.standalone import load
+
+PROGRAM = load("training")
 
 Change = Callable[[int, dict[str, Any]], None]
 
@@ -169,16 +170,6 @@ def test_ranks_that_did_not_come_to_it() -> None:
     assert "rank 1 on n1: was ended by SIGKILL, in training (Keras fit)" in judgement.message
 
 
-@pytest.fixture(scope="module")
-def probe() -> Any:
-    path = RANK_PROGRAMS / "rank_training.py"
-    spec = importlib.util.spec_from_file_location("rank_training", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 KERAS_2 = SimpleNamespace(get_value=None)
 
 # Keras that TensorFlow has, backend that Horovod takes, Horovod, the reason for no training;
@@ -197,14 +188,14 @@ LIMITS = [
 
 @pytest.mark.parametrize(("keras", "backend", "horovod", "reason"), LIMITS)
 def test_keras_that_horovod_does_not_know(
-    probe: Any, keras: str, backend: SimpleNamespace, horovod: str, reason: str
+    keras: str, backend: SimpleNamespace, horovod: str, reason: str
 ) -> None:
     module, version = SimpleNamespace(__version__=keras), horovod.rstrip("+")
-    said = probe.keras_limit(module, backend, version, mended=version != horovod)
+    said = PROGRAM.keras_limit(module, backend, version, patched=version != horovod)
     assert bool(said) == bool(reason)
     assert reason in said
 
 
-def test_the_learning_rate_warms_up_from_base_to_size_times_base(probe: Any) -> None:
-    assert probe.warmup_rates(1) == [probe.RATE] * 6
-    assert probe.warmup_rates(4) == pytest.approx([0.125, 0.1875, 0.25, 0.25, 0.25, 0.25])
+def test_the_learning_rate_warms_up_from_base_to_size_times_base() -> None:
+    assert PROGRAM.warmup_rates(1) == [PROGRAM.RATE] * 6
+    assert PROGRAM.warmup_rates(4) == pytest.approx([0.125, 0.1875, 0.25, 0.25, 0.25, 0.25])

@@ -22,7 +22,7 @@ from hvdenv.command import Command
 from hvdenv.environments import generations
 from hvdenv.errors import UntrustedError
 from hvdenv.model.cluster import Modules
-from hvdenv.model.layers import resolve
+from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Conda, FrameworkPackage, Source, executed_paths
 from hvdenv.reading import RECIPE, read_file
 from hvdenv.runner import Runner, drop_relative_folders
@@ -367,7 +367,7 @@ def test_what_is_read_once_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return read_file(path, RECIPE)
 
     monkeypatch.setattr(layers, "read_file", reading)
-    resolved = layers.resolve(str(recipe))
+    resolved = layers.load_recipe(str(recipe))
     assert opened.count(recipe) == 1
     (content,) = resolved.contents
     assert content.data == recipe.read_bytes()
@@ -432,7 +432,7 @@ def test_a_prefix_of_another_user_is_not_run(
     prefix = tmp_path / "env"
     environment_ = generations.at(prefix)
     generations.claim(environment_)
-    record = {"recipe": "local", "variants": [], "resolved": encode(resolve("local").recipe)}
+    record = {"recipe": "local", "variants": [], "resolved": encode(load_recipe("local").recipe)}
     build(environment_, ONE, **record, environment=".")
     generations.switch(environment_, ONE)
     mark = tmp_path / "mark"
@@ -597,7 +597,7 @@ def test_a_home_in_which_others_can_write_is_refused(
 
 def test_all_that_a_recipe_names_is_judged() -> None:
     """A key that takes a folder, a file or a URL is among these, or not executed from."""
-    recipe = resolve("local").recipe
+    recipe = load_recipe("local").recipe
     modules = decode(
         Modules, {"init": "/a/init", "use": ["/a/use"], "source": ["/a/source"], "load": ["x"]}
     )

@@ -28,7 +28,7 @@ REDUCED = load("collective_cases").REDUCED
 
 @pytest.fixture(scope="module")
 def wrong_run(original: Installation) -> Callable[[str], RankRun]:
-    """Ranks of a framework that try all operations of a Horovod with the faults of rank_wrong.py."""
+    """Ranks of a framework that try all operations of a Horovod with the faults of wrong.py."""
     runs: dict[str, RankRun] = {}
     place = str(Path(__file__).parent)
     doctored = original._replace(env=(*original.env, ("PYTHONPATH", place)))

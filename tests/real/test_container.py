@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import pytest
 
-from hvdenv.model.layers import resolve
+from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.container import (
     Build,
@@ -163,7 +163,7 @@ def pip_binds(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 
 def recipe_and_plan() -> tuple[Recipe, Plan]:
-    recipe = resolve("local", variants=["torch"], overrides=[f"container.base={BASE}"]).recipe
+    recipe = load_recipe("local", variants=["torch"], overrides=[f"container.base={BASE}"]).recipe
     assert recipe.container
     facts = image_facts(recipe.container, "x86_64", len(os.sched_getaffinity(0)))
     python = image_python(recipe, facts, None)

@@ -15,7 +15,7 @@ from rattler import MatchSpec
 from hvdenv.building.build import _installed
 from hvdenv.contents import exports
 from hvdenv.contents.packages import from_record
-from hvdenv.environments import listing
+from hvdenv.environments import installed
 from tests.real.conftest import Cli
 
 # Small, of pure Python, and nothing needs them to be compiled.
@@ -45,7 +45,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_pip_takes_the_requirements_with_their_hashes(environment: Path, tmp_path: Path) -> None:
     record = {"recipe": "small", "packages": _installed(environment / "report.json")}
-    contents = from_record(record, listing.installed(environment), "")
+    contents = from_record(record, installed.installed_packages(environment), "")
     file = tmp_path / "requirements.txt"
     words = ("install", "--dry-run", "--ignore-installed", "--require-hashes", "-r", str(file))
     file.write_text(exports.requirements(contents))
@@ -63,7 +63,7 @@ def test_pip_takes_the_requirements_with_their_hashes(environment: Path, tmp_pat
 
 def test_pip_keeps_to_the_constraints(environment: Path, tmp_path: Path) -> None:
     file = tmp_path / "constraints.txt"
-    contents = listing.of_folder(environment)
+    contents = installed.contents_of_folder(environment)
     file.write_text(exports.constraints(contents))
     words = ("install", "--dry-run", "--no-deps", "--upgrade", "-c", str(file))
     done = pip(environment, *words, *PACKAGES)

@@ -148,7 +148,7 @@ def test_what_cannot_be_fetched(repository: Repository, tmp_path: Path) -> None:
     assert status == 1
     assert "hvdenv: git clone failed" in said
     status, said = fetch(tmp_path / "torch", repository.url, TAG, "-", PATH=str(tmp_path))
-    assert (status, said) == (1, "hvdenv: there is no git here: load its module, or install it\n")
+    assert (status, said) == (1, "hvdenv: git is not on PATH: load its module, or install it\n")
 
 
 def test_it_is_built_and_installed(repository: Repository, tmp_path: Path) -> None:

@@ -332,11 +332,11 @@ def test_json(hvdenv: Cli) -> None:
 # What a command does with `--where compute`.
 IN_JOB = """
 import sys
-from hvdenv.model.layers import resolve
+from hvdenv.model.layers import load_recipe
 from hvdenv.cli.job import JobRequest, run_in_job
 from hvdenv.places import find_places
 request = JobRequest("verify", nodes=1)
-sys.exit(run_in_job(resolve("./site.toml"), tuple(sys.argv[1:]), find_places(), request))
+sys.exit(run_in_job(load_recipe("./site.toml"), tuple(sys.argv[1:]), find_places(), request))
 """
 
 

@@ -66,11 +66,11 @@ def test_right_ranks_behind_a_proxy_that_nobody_answers_at(
 
 # The memory of the host stands for a GPU, of which rank 1 may have none.
 PRETENDED = """
-import rank_gpu
+import gpus
 nccl_built = lambda: 21805
-rank_gpu.devices = lambda: 2
-rank_gpu._count = lambda context: 2 if rank() == 0 or {all_have} else 0
-rank_gpu._prepare = lambda context, index: "cpu"
+gpus.devices = lambda: 2
+gpus._count = lambda context: 2 if rank() == 0 or {all_have} else 0
+gpus._prepare = lambda context, index: "cpu"
 """
 
 

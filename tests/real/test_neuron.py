@@ -185,7 +185,7 @@ def test_the_environment_is_had_again_from_a_lock(hvdenv: Cli, tmp_path: Path) -
     unknown = {name for name, sha256 in made.modules.items() if not sha256}
     assert unknown == {"cmake/3.16.9"}
     assert len(made.modules) == 4
-    assert hvdenv("lock", *this, "--check").stdout.splitlines()[0].endswith("as it was")
+    assert hvdenv("lock", *this, "--check").stdout.splitlines()[0].endswith(": unchanged")
 
 
 def test_a_module_that_was_renamed(hvdenv: Cli, neuron: Cluster) -> None:

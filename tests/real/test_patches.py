@@ -71,7 +71,7 @@ def sources(local_prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
     """Horovod's source without patches, and with those that concern its launcher."""
     python = local_prefix / "venv" / "bin" / "python"
     folder = tmp_path_factory.mktemp("horovod")
-    patches = [p for p in all_patches() if any("mpi_run.py" in edit.file for edit in p.edit)]
+    patches = [p for p in all_patches() if any("/runner/" in edit.file for edit in p.edit)]
     return (
         prepare(python, "0.28.1", [], folder),
         prepare(python, "0.28.1", patches, folder),
@@ -119,3 +119,36 @@ def test_the_launch_line_of_open_mpi_5(launched: Callable[[str], tuple[str, str]
         assert f" -{name} " in options
         options = options.replace(f" -{name} ", f" --{name} ")
     assert patched == f"{options} prog {program}"
+
+
+# What a rendezvous server knows after a meeting of two ranks on one host, in an order in which
+# two quick ranks leave the meetings of all, of the host, and of each with itself.
+MEETING = """
+import collections, threading, types
+from horovod.runner.http.http_server import RendezvousHandler
+handler = RendezvousHandler.__new__(RendezvousHandler)
+handler.send_status_code = lambda code: None
+size = {"global": 2, "local_h": 2, "cross_0": 1, "cross_1": 1}
+handler.server = types.SimpleNamespace(
+    cache={scope: {"0": b"", "1": b""} for scope in size}, cache_lock=threading.Lock(),
+    finished_list=collections.defaultdict(list), finished_list_lock=threading.Lock(),
+    scope_size=size, verbose=False,
+)
+for path in "global/0 global/1 local_h/0 cross_0/0 local_h/1 cross_1/0".split():
+    handler.path = "/" + path
+    handler.do_DELETE()
+print(sorted(scope for scope, keys in handler.server.cache.items() if keys))
+"""
+
+
+def test_no_address_is_left_for_the_next_init(
+    sources: tuple[Path, Path], local_prefix: Path
+) -> None:
+    stock, patched = (
+        subprocess.run(
+            [local_prefix / "venv" / "bin" / "python", "-c", MEETING],
+            env={"PYTHONPATH": str(source)}, stdout=subprocess.PIPE, text=True, check=True,
+        ).stdout.strip()
+        for source in sources
+    )  # fmt: skip
+    assert (stock, patched) == ("['local_h']", "[]")

@@ -27,7 +27,7 @@ import subprocess, sys
 from pathlib import Path
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.activation import activate_script
-from hvdenv.model.layers import resolve
+from hvdenv.model.layers import load_recipe
 from hvdenv.schema import encode
 
 prefix, bundle = map(Path, sys.argv[1:])
@@ -48,7 +48,7 @@ generations.write_record(environment.record(folder.name), {
     "recipe": "local", "variants": [], "prefix": str(prefix), "generation": folder.name,
     "created": generations.now(), "plan_digest": "00", "manifest_digest": listed.digest,
     "files": listed.files, "bytes": listed.bytes, "variables": {}, "environment": "venv",
-    "resolved": encode(resolve("local").recipe),
+    "resolved": encode(load_recipe("local").recipe),
 })
 generations.switch(environment, folder.name)
 """

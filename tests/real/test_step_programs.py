@@ -194,7 +194,7 @@ def test_a_cpu_index_that_does_not_answer_costs_seconds_and_pip_goes_on(tmp_path
         )
         both = time.monotonic() - started - plain
     assert (code, without) == (0, 0)
-    assert f"hvdenv: no answer from {silent} (timed out); pip goes by its own configuration" in said
+    assert f"hvdenv: no answer from {silent} (timed out); pip uses its own configuration" in said
     assert said.count("hvdenv: no answer from ") == 2
     assert (tmp_path / "t/tiny.py").exists()
     assert both - plain < 60  # pip itself would wait for minutes; busy machines take their time

@@ -22,7 +22,7 @@ CONTROLLERS = {"torch": "Gloo", "tensorflow": "MPI"}
 
 @pytest.fixture(scope="module")
 def run_with_faults(original: Installation) -> Callable[[str], RankRun]:
-    """Ranks of a framework that train with all faults of rank_faults.py, one after the other."""
+    """Ranks of a framework that train with all faults of faults.py, one after the other."""
     runs: dict[str, RankRun] = {}
     place = str(Path(__file__).parent)
     doctored = original._replace(env=(*original.env, ("PYTHONPATH", place)))
@@ -108,7 +108,7 @@ def test_the_bound_holds_and_is_narrow(original: Installation) -> None:
     code = f"""
 import sys, numpy
 sys.path.insert(0, {str(RANK_PROGRAMS)!r})
-import rank_training as probe
+import training as probe
 
 def ranks(plan, factor):
     weights, velocity = plan.starts.copy(), plan.velocity

@@ -214,7 +214,7 @@ def test_no_wrong_reduction_gives_the_right_values(original: Installation) -> No
     code = f"""
 import sys, numpy
 sys.path.insert(0, {str(RANK_PROGRAMS)!r})
-import rank_allreduce as probe
+import allreduce as probe
 for size in (2, 3, 4, 7, 16):
     for shape in probe.SHAPES:
         for dtype in probe.DTYPES:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import numpy  # type: ignore[import-not-found]  # the environment has it
+import numpy  # the environment has it
 
 sys.path.insert(0, sys.argv[1])
 cases = importlib.import_module("collective_cases")

@@ -1,11 +1,11 @@
-"""What the frameworks' parts of Horovod are.
+"""Report on the extensions that Horovod has for each framework.
 
 usage: python extension.py [--import] torch|tensorflow|mxnet ...
 
-For each framework one line `@hvdenv-extension PAYLOAD`, JSON in base64, so that what
-hides passwords in output does not change it. Without --import only files are looked at,
-which is quick. An import that works proves little: up to today's Horovod `import
-horovod.torch` succeeds without any extension. Runs on Python 3.6 and up and imports
+Prints one line `@hvdenv-extension PAYLOAD` for each framework: JSON in base64, which the
+masking of passwords in output does not change. Without --import only files are examined,
+which is quick. A successful import proves little: in all versions of Horovod, `import
+horovod.torch` succeeds without any extension. Runs on Python 3.6 and newer and imports
 nothing but the framework and Horovod.
 """
 
@@ -22,6 +22,7 @@ import struct
 import sys
 import sysconfig
 import traceback
+from typing import Any, Dict, List, Optional
 
 LIBRARIES = {"torch": "mpi_lib_v2", "tensorflow": "mpi_lib", "mxnet": "mpi_lib"}
 METADATA_KEYS = {"torch": "pytorch", "tensorflow": "tensorflow", "mxnet": "mxnet"}
@@ -37,20 +38,20 @@ BUILT = {
 }
 
 
-def horovod_folder():
-    """Where the package horovod lies; empty when there is none."""
+def horovod_folder() -> str:
+    """The folder of the package horovod; empty if there is none."""
     found = importlib.util.find_spec("horovod")
     return os.path.dirname(found.origin) if found and found.origin else ""
 
 
-def library(folder, framework):
+def library(folder: str, framework: str) -> str:
     """The extension's path."""
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
     return os.path.join(folder, framework, LIBRARIES[framework] + suffix)
 
 
-def others(path):
-    """Names of the framework's extensions for another Python than this one."""
+def others(path: str) -> List[str]:
+    """Names of the framework's extensions for other versions of Python."""
     if not path or os.path.exists(path):
         return []
     name = os.path.basename(path).partition(".")[0]
@@ -59,10 +60,10 @@ def others(path):
     )
 
 
-def size_by_header(path):
-    """The bytes that a shared library has by its own header; 0 if that is not to be read.
+def size_by_header(path: str) -> int:
+    """The size of a shared library in bytes by its header; 0 if the header cannot be read.
 
-    The table of sections lies at the end of such a file.
+    The table of sections is at the end of such a file.
     """
     try:
         with open(path, "rb") as stream:
@@ -73,11 +74,11 @@ def size_by_header(path):
         return 0
     (offset,) = struct.unpack_from("<Q", header, 40)
     length, count = struct.unpack_from("<HH", header, 58)
-    return offset + length * count
+    return int(offset + length * count)
 
 
-def sources(folder):
-    """Hash of all that is Python in the package, by which copies of it are told apart."""
+def sources(folder: str) -> str:
+    """Hash of the package's Python files, which tells copies of the package apart."""
     found = hashlib.sha256()
     for below, folders, names in os.walk(folder):
         folders.sort()
@@ -89,32 +90,33 @@ def sources(folder):
     return found.hexdigest()[:12]
 
 
-def shadowed(framework):
-    """Packages in front of this environment's own by PYTHONPATH, and where those are."""
+def shadowed(framework: str) -> Dict[str, str]:
+    """Packages on PYTHONPATH that hide those of this environment, with their folders."""
     own = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}
-    found = {}
+    found: Dict[str, str] = {}
     for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep):
         if not os.path.isdir(folder) or os.path.realpath(folder) in map(os.path.realpath, own):
             continue
         for name in ("horovod", framework):
-            here = any(os.path.isdir(os.path.join(each, name)) for each in own)
-            if here and os.path.isdir(os.path.join(folder, name)):
+            installed = any(os.path.isdir(os.path.join(each, name)) for each in own)
+            if installed and os.path.isdir(os.path.join(folder, name)):
                 found.setdefault(name, folder)
     return found
 
 
-def built_with(folder, framework):
+def built_with(folder: str, framework: str) -> Optional[str]:
     """The framework version in metadata.json; None where that does not exist (< 0.21.1)."""
     try:
         with open(os.path.join(folder, "metadata.json")) as stream:
-            return json.load(stream).get(METADATA_KEYS[framework], "")
+            version: Optional[str] = json.load(stream).get(METADATA_KEYS[framework], "")
+            return version
     except (OSError, ValueError):
         return None
 
 
-def built(module):
-    """Each *_built() of a framework's module; None where it cannot be asked."""
-    answers = {}
+def built(module: Any) -> Dict[str, Optional[int]]:
+    """The result of each *_built() of a framework's module; None if the call fails."""
+    answers: Dict[str, Optional[int]] = {}
     for name, function in BUILT.items():
         try:
             answers[name] = int(getattr(module, function)())
@@ -123,19 +125,19 @@ def built(module):
     return answers
 
 
-def files(framework):
-    """What the files say, without an import."""
+def files(framework: str) -> Dict[str, Any]:
+    """Facts from files, without an import."""
     folder = horovod_folder()
     path = library(folder, framework) if folder else ""
-    there = os.path.exists(path)
+    exists = os.path.exists(path)
     return {
         "framework": framework,
         "python": sys.executable,
         "python_version": sys.version.split()[0],
         "horovod": folder,
         "path": path,
-        "size": os.path.getsize(path) if there else 0,
-        "size_by_header": size_by_header(path) if there else 0,
+        "size": os.path.getsize(path) if exists else 0,
+        "size_by_header": size_by_header(path) if exists else 0,
         "sources": sources(folder),
         "others": others(path),
         "shadowed": shadowed(framework),
@@ -144,8 +146,8 @@ def files(framework):
     }
 
 
-def imported(framework):
-    """What the modules say; an exception of theirs is not caught."""
+def imported(framework: str) -> Dict[str, Any]:
+    """Facts from the modules, whose exceptions are not caught."""
     return {
         "installed": str(importlib.import_module(framework).__version__),
         "version": importlib.import_module("horovod").__version__,
@@ -153,8 +155,8 @@ def imported(framework):
     }
 
 
-def look(framework):
-    """Everything about one framework."""
+def look(framework: str) -> Dict[str, Any]:
+    """All facts about one framework."""
     facts = files(framework)
     if facts["size"]:
         try:
@@ -165,9 +167,9 @@ def look(framework):
     return facts
 
 
-def main(arguments):
+def main(arguments: List[str]) -> None:
     faulthandler.enable()
-    sys.path.pop(0)  # this folder: its file names must not stand in for modules
+    sys.path.pop(0)  # this folder: its files must not shadow modules
     find = look if arguments[0] == "--import" else files
     for framework in arguments:
         if framework != "--import":

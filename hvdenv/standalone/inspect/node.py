@@ -1,12 +1,12 @@
-"""Tell what one node has of what running an image there takes.
+"""Report whether a node has what it needs to run an image.
 
-usage: python3 node.py QUESTION
+usage: python3 node.py REQUEST
 
-QUESTION and the answer are JSON in base64, so that no shell changes them. Asked are
-    path: folders to look for programs in, before this process's own
-    image: file or folder of the image; hashed if it is there
+REQUEST and the answer are JSON in base64, which no shell changes. Keys of the request:
+    path: folders to search for programs before PATH
+    image: file or folder of the image, which is hashed
     peers: hosts to reach by ssh without a password
-The answer is one line, `@hvdenv-node PAYLOAD`. Runs on Python 3.6 and up.
+The answer is one line, `@hvdenv-node PAYLOAD`. Runs on Python 3.6 and newer.
 """
 
 import base64
@@ -20,14 +20,15 @@ import socket
 import stat
 import subprocess
 import sys
+from typing import Any, Dict, Optional, Tuple, Union
 
 SECONDS = 20
 TOOLS = ("apptainer", "singularity", "ch-run")
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 
 
-def said(path, *words):
-    """What a program prints, as one line, and its exit code; None where it does not run or end."""
+def output_of(path: str, *words: str) -> Tuple[str, Optional[int]]:
+    """The output of a program in one line, and its exit code; None if it cannot run or hangs."""
     program = shutil.which(words[0], path=path)
     if program is None:
         return "", None
@@ -46,8 +47,8 @@ def said(path, *words):
     return re.sub(r"[\x00-\x20\x7f]+", " ", text).strip(), done.returncode
 
 
-def folder(path):
-    """Size and sha256 of what is listed in a folder: names, kinds and sizes, no contents."""
+def folder(path: str) -> Dict[str, Union[int, str]]:
+    """Size of a folder, and sha256 of its listing: names, kinds and sizes, no contents."""
     found = hashlib.sha256()
     size = 0
     for parent, folders, files in os.walk(path):
@@ -63,8 +64,8 @@ def folder(path):
     return {"size": size, "sha256": found.hexdigest()}
 
 
-def image(path):
-    """Size and sha256 of an image; the reason where it cannot be read."""
+def image(path: str) -> Dict[str, Union[int, str]]:
+    """Size and sha256 of an image, or why it cannot be read."""
     if os.path.isdir(path):
         return folder(path)
     found = hashlib.sha256()
@@ -82,8 +83,8 @@ def image(path):
     return {"size": size, "sha256": found.hexdigest()}
 
 
-def driver():
-    """Version of the NVIDIA kernel driver; empty without one."""
+def driver() -> str:
+    """Version of NVIDIA's kernel driver; empty without one."""
     try:
         with open("/proc/driver/nvidia/version") as stream:
             found = re.search(r"Kernel Module\D{0,200}?\s(\d+\.[\d.]+)", stream.read())
@@ -92,27 +93,27 @@ def driver():
     return found.group(1) if found else "unknown"
 
 
-def resolves(name):
-    """Whether a name means an address."""
+def resolves(name: str) -> bool:
+    """Whether a host name has an address."""
     try:
         return bool(socket.getaddrinfo(name, None))
     except OSError:
         return False
 
 
-def main(question):
-    path = os.pathsep.join([*question["path"], os.environ.get("PATH", os.defpath)])
-    tools = {name: said(path, name, "--version")[0] for name in TOOLS}
+def main(request: Dict[str, Any]) -> None:
+    path = os.pathsep.join([*request["path"], os.environ.get("PATH", os.defpath)])
+    tools = {name: output_of(path, name, "--version")[0] for name in TOOLS}
     peers = {}
-    for peer in question["peers"]:
-        text, code = said(path, *SSH, peer, "true")
-        peers[peer] = "" if code == 0 else text[-300:] or "there is no ssh"
+    for peer in request["peers"]:
+        text, code = output_of(path, *SSH, peer, "true")
+        peers[peer] = "" if code == 0 else text[-300:] or "ssh is not on PATH"
     answer = {
         "name": os.uname().nodename,
         "resolves": resolves(os.uname().nodename),
         "tools": tools,
-        "image": image(question["image"]),
-        "mpirun": said(path, "mpirun", "--version")[0],
+        "image": image(request["image"]),
+        "mpirun": output_of(path, "mpirun", "--version")[0],
         "driver": driver(),
         "gpus": len(glob.glob("/dev/nvidia[0-9]*")),
         "rocm": os.path.exists("/dev/kfd"),

@@ -1,11 +1,11 @@
-"""What an environment has, to be compared with what it had when it was built.
+"""Report the contents of an environment, to compare them with those at its build.
 
 usage: python observe_env.py ROOT
 
-Stand-alone, for Python 3.6 and newer, inside the environment. Prints one line
-`@hvdenv-observed PAYLOAD`, JSON in base64, so that what hides passwords in output does not
-change it. Paths below ROOT are relative, so that an environment that was moved is the
-same. No framework is imported: the dynamic linker itself is asked what it would load.
+Runs inside the environment on Python 3.6 and newer. Prints one line
+`@hvdenv-observed PAYLOAD`: JSON in base64, which the masking of passwords in output does not
+change. Paths below ROOT are relative, so that a moved environment gives the same result.
+No framework is imported: the dynamic linker is asked what it would load.
 """
 
 import base64
@@ -20,13 +20,13 @@ import shutil
 import struct
 import subprocess
 import sys
+from typing import Any, Dict, List, Tuple
 
 import extension
 
-# Where the libraries of a framework lie in its package: they are there before the
-# extension is loaded.
+# Folders of a framework's libraries in its package; they are loaded before the extension.
 FOLDERS = {"torch": ("lib",), "tensorflow": ("", "python"), "mxnet": ("",)}
-# Their version is glibc's.
+# Parts of glibc, which has one version for all.
 OF_GLIBC = re.compile(r"(libc|libm|libdl|librt|libpthread|libutil|ld-linux[\w-]*|ld64)\.so\.")
 MPI = re.compile(r"libmpi(ch)?(_cray|_ibm|_gnu_\w+|_intel\w*)?\.so\.")
 ASK_MPI = """
@@ -41,17 +41,22 @@ NEEDED, STRTAB, STRSZ = 1, 5, 10
 BUILD_ID = 3
 
 
+Segment = Tuple[int, ...]
+
+
 class Elf:
-    """What the file of a library says; nothing is loaded.
+    """Facts from the file of a library, without loading it.
 
     Attributes:
-        needed: names of the libraries that it links.
-        strings: names of its symbols and of their versions.
-        build: its build id, or its size if it has none.
+        needed: names of the libraries that the file links.
+        strings: names of symbols and of their versions.
+        build: build id, or the size if there is none.
     """
 
-    def __init__(self, path):
-        self.needed, self.strings, self.build = [], b"", "%d bytes" % os.path.getsize(path)
+    def __init__(self, path: str) -> None:
+        self.needed: List[str] = []
+        self.strings = b""
+        self.build = "%d bytes" % os.path.getsize(path)
         try:
             with open(path, "rb") as stream:
                 content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
@@ -59,9 +64,9 @@ class Elf:
             if content[:6] == b"\x7fELF\x02\x01":
                 self._read(content)
         except (OSError, ValueError, struct.error):
-            pass  # it is not whole; that is for others to say
+            pass  # a truncated file, which other checks report
 
-    def _read(self, content):
+    def _read(self, content: mmap.mmap) -> None:
         (start,) = struct.unpack_from("<Q", content, 32)
         size, count = struct.unpack_from("<HH", content, 54)
         segments = [
@@ -73,7 +78,9 @@ class Elf:
             elif kind == NOTE:
                 self._read_notes(content, offset, offset + length)
 
-    def _read_dynamic(self, content, segments, offset, length):
+    def _read_dynamic(
+        self, content: mmap.mmap, segments: List[Segment], offset: int, length: int
+    ) -> None:
         entries = list(struct.iter_unpack("<qQ", content[offset : offset + length]))
         known = dict(entries)
         address = known.get(STRTAB, 0)
@@ -85,7 +92,7 @@ class Elf:
             if tag == NEEDED:
                 self.needed.append(self.strings[value:].split(b"\0", 1)[0].decode())
 
-    def _read_notes(self, content, offset, end):
+    def _read_notes(self, content: mmap.mmap, offset: int, end: int) -> None:
         while offset + 12 <= end:
             names, length, kind = struct.unpack_from("<III", content, offset)
             name = offset + 12
@@ -94,28 +101,28 @@ class Elf:
                 self.build = "".join("%02x" % byte for byte in content[note : note + length])
             offset = note + (length + 3) // 4 * 4
 
-    def highest(self, prefix):
+    def highest(self, prefix: str) -> str:
         """The highest version of a series of symbol versions, such as GLIBCXX; or empty."""
         found = re.findall(prefix.encode() + rb"_(\d+(?:\.\d+)+)\0", self.strings)
         return max((each.decode() for each in found), key=numbers, default="")
 
 
-def numbers(version):
+def numbers(version: str) -> List[int]:
     return [int(number) for number in version.split(".")]
 
 
 class Environment:
-    """What is asked of one environment."""
+    """One environment, whose facts look() returns."""
 
-    def __init__(self, root):
+    def __init__(self, root: str) -> None:
         self.root = os.path.realpath(root)
 
-    def placed(self, path):
-        """A path without links; below the root, relative to it."""
+    def placed(self, path: str) -> str:
+        """A path with links resolved; relative if it is below the root."""
         real = os.path.realpath(path)
         return os.path.relpath(real, self.root) if real.startswith(self.root + os.sep) else real
 
-    def look(self):
+    def look(self) -> Dict[str, Any]:
         folder = extension.horovod_folder()
         frameworks = {name: package_folder(name) for name in extension.LIBRARIES}
         frameworks = {name: found for name, found in frameworks.items() if found}
@@ -126,7 +133,7 @@ class Environment:
             "host": platform.node(),
             "python": {"version": platform.python_version(), "path": self.placed(sys.executable)},
             "places": {name: self.placed(path) for name, path in places.items()},
-            "built_with": {name: str(said) for name, said in built_with.items() if said},
+            "built_with": {name: str(version) for name, version in built_with.items() if version},
             "packages": packages(),
             "extensions": {
                 name: self.linked(extension.library(folder, name), name, frameworks.get(name, ""))
@@ -134,20 +141,20 @@ class Environment:
                 if folder and os.path.exists(extension.library(folder, name))
             },
             "mpirun": {"path": self.placed(mpirun) if mpirun else ""},
-            "glibc": os.confstr("CS_GNU_LIBC_VERSION").split()[-1],
+            "glibc": str(os.confstr("CS_GNU_LIBC_VERSION")).split()[-1],
             "driver": driver(),
             "modules": self.modules(),
         }
 
-    def linked(self, path, framework, package):
-        """What an extension links, and which files that means in this environment."""
+    def linked(self, path: str, framework: str, package: str) -> Dict[str, Any]:
+        """The libraries that an extension links, as this environment resolves them."""
         elf = Elf(path)
-        inside = []
+        own_files: List[str] = []
         for name in elf.needed:
             files = [os.path.join(package, below, name) for below in FOLDERS[framework]]
-            inside += [file for file in files if package and os.path.exists(file)][:1]
-        found = resolve([*inside, path])
-        own = {os.path.basename(file) for file in inside}
+            own_files += [file for file in files if package and os.path.exists(file)][:1]
+        found = loaded_libraries([*own_files, path])
+        own = {os.path.basename(file) for file in own_files}
         libraries = [name for name in elf.needed if name not in own and not OF_GLIBC.match(name)]
         return {
             "libraries": {name: self.library(name, found.get(name, "")) for name in libraries},
@@ -155,8 +162,8 @@ class Environment:
             "glibc": elf.highest("GLIBC"),
         }
 
-    def library(self, name, path):
-        """The file that a library's name means; empty where there is none."""
+    def library(self, name: str, path: str) -> Dict[str, str]:
+        """The file that a library's name resolves to; an empty path if there is none."""
         if not path:
             return {"path": ""}
         elf = Elf(path)
@@ -165,8 +172,8 @@ class Environment:
             version = elf.highest("GLIBCXX")
         return {"path": self.placed(path), "build": elf.build, "version": version}
 
-    def modules(self):
-        """The modules that are loaded, with the files that their names mean."""
+    def modules(self) -> List[Dict[str, str]]:
+        """The loaded modules with their modulefiles."""
         names = [name for name in os.environ.get("LOADEDMODULES", "").split(":") if name]
         files = os.environ.get("_LMFILES_", "").split(":")
         if len(files) != len(names):
@@ -177,36 +184,36 @@ class Environment:
         ]
 
 
-def package_folder(name):
-    """Where a package lies, without importing it; empty if there is none."""
+def package_folder(name: str) -> str:
+    """The folder of a package, without importing it; empty if there is none."""
     found = importlib.util.find_spec(name)
-    return found.submodule_search_locations[0] if found and found.origin else ""
+    return (found.submodule_search_locations or [""])[0] if found and found.origin else ""
 
 
-def resolve(objects):
-    """Which file each library's name means in a Python that loads these, in this order."""
+def loaded_libraries(objects: List[str]) -> Dict[str, str]:
+    """The file that each library's name resolves to in a Python that loads these, in this order."""
     if any(re.search(r"[\s:]", path) for path in objects):
-        return {}  # LD_PRELOAD cannot name them
+        return {}  # LD_PRELOAD cannot contain such paths
     already = os.environ.get("LD_PRELOAD")
     preload = ":".join([*([already] if already else []), *objects])
-    said = answer(
+    listing = answer(
         [os.path.realpath("/proc/self/exe")], LD_TRACE_LOADED_OBJECTS="1", LD_PRELOAD=preload
     )
-    return dict(re.findall(r"^[ \t]*(\S+) => (/\S+) \(0x", said, re.MULTILINE))
+    return dict(re.findall(r"^[ \t]*(\S+) => (/\S+) \(0x", listing, re.MULTILINE))
 
 
-_ASKED = {}
+_MPI_VERSIONS: Dict[str, str] = {}
 
 
-def mpi_version(path):
-    """What an MPI library calls itself, as `Open MPI v5.0.1`; a process of its own asks it."""
-    if path not in _ASKED:
-        said = answer([sys.executable, "-S", "-E", "-c", ASK_MPI, path])
-        _ASKED[path] = re.sub(r"\s+", " ", re.split(r"[,\n]", said.strip())[0])
-    return _ASKED[path]
+def mpi_version(path: str) -> str:
+    """The name and version of an MPI library, as `Open MPI v5.0.1`, asked by a separate process."""
+    if path not in _MPI_VERSIONS:
+        text = answer([sys.executable, "-S", "-E", "-c", ASK_MPI, path])
+        _MPI_VERSIONS[path] = re.sub(r"\s+", " ", re.split(r"[,\n]", text.strip())[0])
+    return _MPI_VERSIONS[path]
 
 
-def answer(command, **variables):
+def answer(command: List[str], **variables: str) -> str:
     """The standard output of a program; empty when it fails."""
     try:
         done = subprocess.run(
@@ -215,12 +222,12 @@ def answer(command, **variables):
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout.decode("utf-8", "replace")
+    return str(done.stdout, "utf-8", "replace")
 
 
-def packages():
-    """Names and versions of all packages, by the names of their folders: as they are found."""
-    found = {}
+def packages() -> Dict[str, str]:
+    """Names and versions of all packages, from the names of their folders in search order."""
+    found: Dict[str, str] = {}
     for folder in sys.path:
         try:
             names = os.listdir(folder)
@@ -233,7 +240,7 @@ def packages():
     return found
 
 
-def driver():
+def driver() -> str:
     """The version of NVIDIA's kernel driver; empty without one."""
     try:
         with open("/proc/driver/nvidia/version") as stream:
@@ -243,7 +250,7 @@ def driver():
     return found.group(1) if found else ""
 
 
-def digest(path):
+def digest(path: str) -> str:
     """Hash of a modulefile; empty where it cannot be read."""
     try:
         with open(path, "rb") as stream:
@@ -252,8 +259,8 @@ def digest(path):
         return ""
 
 
-def main(root):
-    sys.path.pop(0)  # this folder: its file names must not stand in for modules
+def main(root: str) -> None:
+    sys.path.pop(0)  # this folder: its files must not shadow modules
     found = json.dumps(Environment(root).look(), sort_keys=True)
     print("\n@hvdenv-observed " + base64.b64encode(found.encode()).decode())
 

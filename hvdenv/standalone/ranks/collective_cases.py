@@ -1,13 +1,14 @@
-"""What rank_collectives.py tries: the cases, what each rank puts in, and what has to come out.
+"""What collectives.py tries: the cases, what each rank puts in, and what has to come out.
 
 Nothing here knows Horovod: all of it is computed from a case, the number of a rank and
 how many there are. ``numpy`` is handed in. Runs on Python 3.6 and up.
 """
 
 import zlib
-from collections import namedtuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Sequence, Tuple
 
-import rank_allreduce
+import allreduce
+from context import Array, Shape
 
 # Up to this all whole numbers are exact in a type.
 EXACT = {
@@ -39,16 +40,16 @@ BULK_BYTES, MOST_BULK_BYTES = 5 * 2**18, 17 * 2**18
 LEAST_BLOCK_BYTES = 72 * 2**10
 GROUP = ((17, 2), (5, 3), (1003,))
 # How many rows a rank gives, or one rank gives to another: a number of one or both ranks.
-ROWS = {
+ROWS: Dict[str, Callable[[int], int]] = {
     "uneven rows": lambda number: number * 3 % 4,
     "rows of one": lambda number: int(number == 0),
     "no rows": lambda number: 0,
     "2 rows each": lambda number: 2,
 }
-MORE_ROWS = {"many rows": lambda number: 3000 + number * 7 % 5}
-BULK_ROWS = {"large rows": lambda number: 4 + number * 2 % 3}
+MORE_ROWS: Dict[str, Callable[[int], int]] = {"many rows": lambda number: 3000 + number * 7 % 5}
+BULK_ROWS: Dict[str, Callable[[int], int]] = {"large rows": lambda number: 4 + number * 2 % 3}
 # Process sets: overlapping, each with two ranks or more and never with all of them.
-SETS = {
+SETS: Dict[str, Callable[[int], List[int]]] = {
     "all but the last": lambda size: list(range(size - 1)),
     "all but the first": lambda size: list(range(1, size)),
     "every other": lambda size: list(range(0, size, 2)),
@@ -70,10 +71,7 @@ class TooLarge(Exception):
     """So many ranks have no sum that is exact in the type."""
 
 
-_FIELDS = "kind dtype shapes reduce rows root scale form among label name"
-
-
-class Case(namedtuple("Case", _FIELDS)):
+class Case(NamedTuple):
     """One call of one operation.
 
     Attributes:
@@ -92,8 +90,20 @@ class Case(namedtuple("Case", _FIELDS)):
         name: of the tensors, if that is not the title.
     """
 
+    kind: str
+    dtype: str
+    shapes: Tuple[Shape, ...]
+    reduce: str
+    rows: str
+    root: int
+    scale: Tuple[float, float]
+    form: str
+    among: str
+    label: str
+    name: str
+
     @property
-    def title(self):
+    def title(self) -> str:
         """What the case is called; no two of a kind have the same."""
         shapes = "+".join("x".join(map(str, shape)) or "scalar" for shape in self.shapes)
         root = "from %d" % self.root if self.kind == "broadcast" else ""
@@ -102,15 +112,22 @@ class Case(namedtuple("Case", _FIELDS)):
         words = (self.reduce, self.dtype, shapes, self.rows, root, scale, self.form, among)
         return " ".join(word for word in (*words, self.label) if word)
 
-    def members(self, size):
+    def members(self, size: int) -> List[int]:
         """The ranks that do it."""
         return SETS[self.among](size) if self.among else list(range(size))
 
 
-def case(kind, dtype="float32", *shapes, **more):
+def case(kind: str, dtype: str = "float32", *shapes: Shape, **more: Any) -> Case:
     """A case with what is usual wherever nothing is said."""
     reduce = "Sum" if kind in ("allreduce", "reducescatter") else ""
-    usual = {"reduce": reduce, "rows": "", "root": 0, "scale": (1, 1), "form": "", "among": ""}
+    usual: Dict[str, Any] = {
+        "reduce": reduce,
+        "rows": "",
+        "root": 0,
+        "scale": (1, 1),
+        "form": "",
+        "among": "",
+    }
     usual.update({"label": "", "name": ""}, **more)
     return Case(kind, dtype, shapes or (ODD,), **usual)
 
@@ -118,7 +135,7 @@ def case(kind, dtype="float32", *shapes, **more):
 # Inputs.
 
 
-def drawn(numpy, seed, count):
+def drawn(numpy: Any, seed: int, count: int) -> Array:
     """Numbers of 64 bits without a pattern, always the same for a seed."""
     mixed = numpy.arange(min(count, PATTERN), dtype="uint64") + numpy.uint64(seed)
     for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
@@ -126,7 +143,7 @@ def drawn(numpy, seed, count):
     return mixed ^ (mixed >> numpy.uint64(31))
 
 
-def limit(case, terms):
+def limit(case: Case, terms: int) -> int:
     """How large a rank's numbers may be: so that all sums of them are exact.
 
     Raises:
@@ -145,7 +162,7 @@ def limit(case, terms):
     return found
 
 
-def numbers(numpy, case, which, rank, count, members):
+def numbers(numpy: Any, case: Case, which: int, rank: int, count: int, members: List[int]) -> Array:
     """What a rank puts into one tensor of a case: whole numbers, none of them 0.
 
     They use the whole range in which the type is exact, so that it shows if anything was
@@ -165,13 +182,13 @@ def numbers(numpy, case, which, rank, count, members):
     return numpy.where(random >> numpy.uint64(63), -found, found)
 
 
-def spread(numpy, found, shape, dtype):
+def spread(numpy: Any, found: Array, shape: Shape, dtype: str) -> Array:
     """An array with the numbers, over and over; bfloat16 is float32 until it is a tensor."""
     kind = "float32" if dtype == "bfloat16" else dtype
     return numpy.resize(found.astype(kind), shape)
 
 
-def elements(shape):
+def elements(shape: Shape) -> int:
     """How many elements a shape has."""
     count = 1
     for length in shape:
@@ -179,17 +196,17 @@ def elements(shape):
     return count
 
 
-def rows(case, number):
+def rows(case: Case, number: int) -> int:
     """How many rows there are for a number of a rank, or of two."""
     return dict(ROWS, **dict(MORE_ROWS, **BULK_ROWS))[case.rows](number)
 
 
-def splits(case, sender, members):
+def splits(case: Case, sender: int, members: List[int]) -> List[int]:
     """How many rows a rank gives to each in an alltoall."""
     return [rows(case, sender + 2 * receiver) for receiver in members]
 
 
-def shape_of(case, which, rank, members):
+def shape_of(case: Case, which: int, rank: int, members: List[int]) -> Shape:
     """The shape that a rank's tensor has."""
     shape = case.shapes[which]
     if not case.rows:
@@ -199,7 +216,7 @@ def shape_of(case, which, rank, members):
     return (rows(case, rank),) + shape
 
 
-def given(numpy, case, rank, size):
+def given(numpy: Any, case: Case, rank: int, size: int) -> List[Array]:
     """The arrays that a rank puts in."""
     members = case.members(size)
     arrays = []
@@ -213,7 +230,7 @@ def given(numpy, case, rank, size):
 # Right answers.
 
 
-def wanted(numpy, case, rank, size):
+def wanted(numpy: Any, case: Case, rank: int, size: int) -> List[Array]:
     """The arrays that a rank has to get."""
     if case.kind == "barrier":
         return [numpy.array(0)]
@@ -232,7 +249,7 @@ def wanted(numpy, case, rank, size):
     return exchanged(numpy, case, rank, (arrays[0] for arrays in inputs), members)
 
 
-def reduced(numpy, case, which, members):
+def reduced(numpy: Any, case: Case, which: int, members: List[int]) -> Array:
     """What the ranks' values come to; whole numbers as long as that is possible."""
     shape = case.shapes[which]
     found = [numbers(numpy, case, which, each, elements(shape), members) for each in members]
@@ -248,7 +265,7 @@ def reduced(numpy, case, which, members):
     return spread(numpy, result, shape, case.dtype)
 
 
-def adasum(arrays):
+def adasum(arrays: List[Array]) -> Array:
     """Adasum: of neighbours first, then of pairs of them."""
     if len(arrays) == 1:
         return arrays[0].astype("float64")
@@ -258,7 +275,7 @@ def adasum(arrays):
     return (1 - both / (2 * a.dot(a))) * a + (1 - both / (2 * b.dot(b))) * b
 
 
-def part(array, rank, members):
+def part(array: Array, rank: int, members: List[int]) -> Array:
     """What a rank gets of a reduced array: the first ones get what is left over."""
     length, place = array.shape[0], members.index(rank)
     least, over = divmod(length, len(members))
@@ -266,7 +283,9 @@ def part(array, rank, members):
     return array[begin : begin + least + int(place < over)]
 
 
-def exchanged(numpy, case, rank, inputs, members):
+def exchanged(
+    numpy: Any, case: Case, rank: int, inputs: Iterable[Array], members: List[int]
+) -> List[Array]:
     """What a rank gets in an alltoall, and from whom how much."""
     place, parts, counts = members.index(rank), [], []
     for sender, array in zip(members, inputs):
@@ -278,7 +297,7 @@ def exchanged(numpy, case, rank, inputs, members):
     return [numpy.concatenate(parts), numpy.array(counts, "int32")]
 
 
-def bounds(case, size):
+def bounds(case: Case, size: int) -> Tuple[float, float]:
     """Relative and absolute error that right values may have.
 
     None where nothing is rounded. In an average of n ranks each value, each sum and the
@@ -297,7 +316,7 @@ def bounds(case, size):
     return (0.0, larger * 2.0 * (terms + 2) / terms) if case.dtype in EPSILON else (2.0**-50, 1.0)
 
 
-def types(case, arrays):
+def types(case: Case, arrays: List[Array]) -> List[str]:
     """The types of what comes out; empty where they are not judged."""
     if case.kind in ("barrier", "join") or (case.reduce == "Average" and case.dtype not in EPSILON):
         return [""] * len(arrays)  # up to Horovod 0.19, TensorFlow's averages are floats
@@ -306,17 +325,17 @@ def types(case, arrays):
     return [case.dtype] * len(arrays)
 
 
-def join_steps(rank, size):
+def join_steps(rank: int, size: int) -> int:
     """How many allreduces a rank does before it joins: the last rank is the last one."""
     return 3 if rank == size - 1 else 1 + rank % 2
 
 
-def joined_case(step):
+def joined_case(step: int) -> Case:
     """What the ranks that have not joined reduce: all steps under one name."""
     return case("allreduce", "float32", (5, 3), label="join step %d" % step, name="join")
 
 
-def join_wanted(numpy, rank, size):
+def join_wanted(numpy: Any, rank: int, size: int) -> List[Array]:
     """What a rank gets in its steps: those that have joined count as 0."""
     found = []
     for step in range(join_steps(rank, size)):
@@ -325,7 +344,7 @@ def join_wanted(numpy, rank, size):
     return found
 
 
-def problem(numpy, case, rank, size, got):
+def problem(numpy: Any, case: Case, rank: int, size: int, got: List[Tuple[str, Array]]) -> str:
     """What is wrong with what a rank got, pairs of a type and an array; empty if nothing is."""
     want = wanted(numpy, case, rank, size)
     if case.kind == "alltoall":
@@ -336,7 +355,7 @@ def problem(numpy, case, rank, size, got):
         kind = types(case, want)[which]
         if kind and dtype != kind:
             return "got %s, wanted %s" % (dtype, kind)
-        wrong = rank_allreduce.compare(numpy, "", array, want[which], *bounds(case, size))
+        wrong = allreduce.compare(numpy, "", array, want[which], *bounds(case, size))
         if wrong:
             text = "got {got}, wanted {wanted}".format(**wrong)
             where = " in element {index}, {elements} of {of} are wrong"
@@ -347,13 +366,13 @@ def problem(numpy, case, rank, size, got):
 # What is tried.
 
 
-def shapes_for(dtype, full):
+def shapes_for(dtype: str, full: bool) -> Tuple[Shape, ...]:
     """Every type with an odd number of elements, float32 with all shapes, or all with all."""
     more = SHAPES + (MORE_SHAPES if full else ())
     return (ODD,) + more if full or dtype == "float32" else (ODD,)
 
 
-def allreduces(operation, full):
+def allreduces(operation: str, full: bool) -> List[Case]:
     """One kind of allreduce with every type that has it."""
     return [
         case("allreduce", dtype, shape, reduce=operation)
@@ -362,7 +381,7 @@ def allreduces(operation, full):
     ]
 
 
-def scaled():
+def scaled() -> List[Case]:
     """Allreduces with factors: powers of two for floats, so that nothing is rounded."""
     factors = {True: ((0.5, 4), (8, 0.25)), False: ((2, 3),)}
     cases = [
@@ -374,7 +393,7 @@ def scaled():
     return cases + [case("allreduce", d, reduce="Average", scale=pair) for d, pair in averages]
 
 
-def bulky(kind, size, dtypes=MAIN_DTYPES, **more):
+def bulky(kind: str, size: int, dtypes: Sequence[str] = MAIN_DTYPES, **more: Any) -> List[Case]:
     """Messages beyond the limits of all transports: of float32 the largest.
 
     Args:
@@ -397,7 +416,7 @@ def bulky(kind, size, dtypes=MAIN_DTYPES, **more):
     return cases
 
 
-def uneven(kind, full):
+def uneven(kind: str, full: bool) -> List[Case]:
     """Allgathers or alltoalls with every type and every kind of rows."""
     more = dict(ROWS, **MORE_ROWS) if full else ROWS
     return [
@@ -409,7 +428,7 @@ def uneven(kind, full):
     ]
 
 
-def broadcasts(size, full):
+def broadcasts(size: int, full: bool) -> List[Case]:
     """Broadcasts of every type, and from every rank."""
     step = 1 if full else max(size // ROOTS, 1)
     roots = sorted({size - 1, *range(0, size, step)})
@@ -420,7 +439,7 @@ def broadcasts(size, full):
     return cases
 
 
-def reducescatters(size, full):
+def reducescatters(size: int, full: bool) -> List[Case]:
     """Reducescatters of every type; of rows that do not divide, one each, fewer than ranks."""
     odd = (2 * size + 1, 3)
     cases = [case("reducescatter", dtype, odd) for dtype in NUMBERS]
@@ -429,7 +448,7 @@ def reducescatters(size, full):
     return cases + [case("reducescatter", "float32", each) for each in dict.fromkeys(others)]
 
 
-def groups(kind, size, full, form=""):
+def groups(kind: str, size: int, full: bool, form: str = "") -> List[Case]:
     """Grouped operations; in the usual form also with a large tensor."""
     rows = "uneven rows" if kind == "allgather" else ""
     every = DTYPES if kind == "allgather" else NUMBERS
@@ -439,7 +458,7 @@ def groups(kind, size, full, form=""):
     return cases + [each._replace(shapes=(*each.shapes, (5, 3))) for each in large]
 
 
-def one_of_each(size, form="", **more):
+def one_of_each(size: int, form: str = "", **more: Any) -> List[Case]:
     """A case of each operation, in one of its forms."""
     more["form"] = form
     return [
@@ -452,7 +471,7 @@ def one_of_each(size, form="", **more):
     ]
 
 
-def in_place(form):
+def in_place(form: str) -> List[Case]:
     """What changes the tensors that it is given."""
     return [
         case("allreduce", "float32", form=form),
@@ -463,7 +482,7 @@ def in_place(form):
     ]
 
 
-def repeated(size):
+def repeated(size: int) -> List[List[Case]]:
     """The same names again, with other values and at last with other shapes: as steps of training."""
     batches = []
     for step in range(STEPS + 1):
@@ -480,7 +499,7 @@ def repeated(size):
     return batches
 
 
-def large(size):
+def large(size: int) -> List[List[Case]]:
     """Tensors past the fusion threshold: alone, and three that are past it together."""
     whole = (LARGE_BYTES // 4,)
     third = (LARGE_BYTES // 12 + 1,)
@@ -496,18 +515,18 @@ def large(size):
     ]
 
 
-def alltoalls(size, full):
+def alltoalls(size: int, full: bool) -> List[Case]:
     """Alltoalls of every type and every kind of rows, and one that says nothing of rows."""
     return [*uneven("alltoall", full), case("alltoall", "float32", (2 * size, 3))]
 
 
-def adasums():
+def adasums() -> List[Case]:
     """Adasum in the types that it has."""
     types = ("float16", "float32", "float64")
     return [case("allreduce", each, (1003,), reduce="Adasum") for each in types]
 
 
-def variables(full):
+def variables(full: bool) -> List[Case]:
     """Broadcasts into variables of TensorFlow; one of the functions takes a second or two."""
     cases = [
         case("broadcast", "float64", *GROUP, root=-1, form="broadcast_"),
@@ -517,7 +536,7 @@ def variables(full):
     return [*cases, slow] if full else cases
 
 
-def in_sets(size):
+def in_sets(size: int) -> List[Case]:
     """A case of each operation, and a large one, for each of the process sets."""
     cases = []
     for name in SETS:
@@ -527,7 +546,7 @@ def in_sets(size):
     return cases
 
 
-def laid_out():
+def laid_out() -> List[Case]:
     """Parts of torch tensors; Horovod must refuse a case on all ranks or on none."""
     return [
         each
@@ -542,7 +561,7 @@ def laid_out():
     ]
 
 
-def operations(framework, size, full):
+def operations(framework: str, size: int, full: bool) -> List[Tuple[str, List[List[Case]]]]:
     """All that is tried, in this order.
 
     Returns:

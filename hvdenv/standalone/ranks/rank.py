@@ -47,7 +47,7 @@ import sys
 import time
 import zlib
 
-import rank_path
+import datapath
 
 LAUNCHER_VARIABLES = (
     "OMPI_COMM_WORLD_RANK",
@@ -112,7 +112,7 @@ class OutputTail:
         self._crash = []
         self._names_missing = False
         self.stalled = ""
-        self.seen = rank_path.Seen()
+        self.seen = datapath.Seen()
 
     def take(self, block):
         whole = (self._rest + block).replace(b"\r", b"\n").split(b"\n")
@@ -200,11 +200,11 @@ def child_environment(deadline, controller, device, exercises):
     A stall is named by Horovod, but not ended by it: the deadline does that for all
     ranks at once, and then each of them still shows where it was.
     """
-    env = {name: os.environ[name] for name in os.environ if name not in rank_path.ELSEWHERE}
+    env = {name: os.environ[name] for name in os.environ if name not in datapath.ELSEWHERE}
     env.pop("PYTHONSAFEPATH", None)  # rank_work.py imports its siblings
     names = {word.partition("=")[0] for word in exercises}
     if not names & set(TIMED):
-        env.update(rank_path.VARIABLES)
+        env.update(datapath.VARIABLES)
     if "collectives" in names:
         # It adds process sets later. Ranks that do not agree about this wait for each other.
         env["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"

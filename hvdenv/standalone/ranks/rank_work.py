@@ -1,101 +1,38 @@
-"""What a rank does: one process of Horovod, watched over by rank.py.
+"""The work of a rank: one process of Horovod, supervised by rank.py.
 
 usage: python rank_work.py FRAMEWORK CONTROLLER DEVICE REPORT_FD DUMP_SECONDS [EXERCISE...]
 
-Reports are lines of JSON to REPORT_FD: ``extension``, what extension.py says of this
-rank's Horovod; ``joined``, its numbers; ``stage``, what comes next; ``result`` and ``path``,
-what came of the allreduces and how their data went; and what the exercises found. DEVICE is
-gpu where ranks may use NCCL, and host where they must not. Where CONTROLLER was not built in,
-nothing is joined. An EXERCISE is NAME or NAME=OPTION: the function run(context, option) of
-rank_NAME.py; the allreduces of rank_allreduce.py come before all of them. After DUMP_SECONDS
-the stacks of all threads go to standard error. Runs on Python 3.6 and up.
+Events are lines of JSON to REPORT_FD: ``extension``, the facts of extension.py about this
+rank's Horovod; ``joined``, the rank's numbers; ``stage``, what comes next; ``result`` and
+``path``, the result of the allreduces and the path of their data; and those of the exercises.
+DEVICE is gpu if ranks may use NCCL, and host if they must not. If CONTROLLER was not built in,
+the rank ends after ``extension``. An EXERCISE is NAME or NAME=OPTION, for the function
+run(context, option) of NAME.py. The allreduces of allreduce.py always come first. After
+DUMP_SECONDS the stacks of all threads go to standard error. Runs on Python 3.6 and newer.
 """
 
-import contextlib
 import faulthandler
 import importlib
-import json
 import os
 import sys
-import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(1, os.path.join(os.path.dirname(HERE), "inspect"))
+import allreduce  # noqa: E402
+import datapath  # noqa: E402
 import extension  # noqa: E402
-import rank_allreduce  # noqa: E402
-import rank_gpu  # noqa: E402
-import rank_path  # noqa: E402
+import gpus  # noqa: E402
+from context import Context  # noqa: E402
 
 
-class Context:
-    """What exercises work with.
-
-    Attributes:
-        framework: ``torch`` or ``tensorflow``.
-        controller: ``MPI`` or ``Gloo``.
-        native: the framework's module.
-        hvd: Horovod's module for it.
-        version: of the framework.
-        gpu: this rank's GPU as the framework calls it; empty without one.
-        device: where tensor() puts its values: that GPU, or empty for the host's memory.
-        waited: seconds within waiting() so far.
-    """
-
-    def __init__(self, framework, controller, descriptor):
-        self.framework = framework
-        self.controller = controller
-        self._descriptor = descriptor
-        self.native = importlib.import_module(framework)  # first: Horovod needs its libraries
-        self.hvd = importlib.import_module("horovod." + framework)
-        self.version = str(self.native.__version__)
-        self.gpu = self.device = ""
-        self.waited = 0.0
-        if framework == "torch":
-            self.native.set_num_threads(1)
-        elif not self.native.executing_eagerly():
-            self.native.compat.v1.enable_eager_execution()
-
-    def report(self, event, **facts):
-        """Give one report to the process that watches over this one."""
-        line = json.dumps(dict(facts, event=event)) + "\n"
-        os.write(self._descriptor, line.encode("ascii"))
-
-    def stage(self, name, detail=""):
-        """Say what is tried next, so that a rank that ends there can be judged by it."""
-        self.report("stage", stage=name, detail=detail)
-
-    @contextlib.contextmanager
-    def waiting(self):
-        """Within it, this rank depends on others, and its seconds are not its own."""
-        began = time.time()
-        try:
-            yield
-        finally:
-            self.waited += time.time() - began
-
-    def tensor(self, array):
-        """The framework's tensor with an array's values, where `device` says."""
-        if self.framework == "torch":
-            return self.native.from_numpy(array).to(self.device or "cpu")
-        with self.native.device(self.device or "/cpu:0"):
-            return self.native.constant(array)
-
-    def array(self, tensor):
-        """A tensor's values as an array of numpy."""
-        return tensor.cpu().numpy() if self.framework == "torch" else tensor.numpy()
-
-    def numbers(self):
-        """Where this rank is among all."""
-        names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
-        return {name: getattr(self.hvd, name, lambda: None)() for name in names}
-
-
-def main(framework, controller, device, report_fd, dump_seconds, *wanted):
+def main(
+    framework: str, controller: str, device: str, report_fd: str, dump_seconds: str, *wanted: str
+) -> None:
     faulthandler.enable()
     faulthandler.dump_traceback_later(float(dump_seconds))
     exercises = [word.partition("=") for word in wanted]
-    modules = {name: importlib.import_module("rank_" + name) for name, _, _ in exercises}
-    del sys.path[:2]  # hvdenv's folders: their file names must not stand in for modules
+    modules = {name: importlib.import_module(name) for name, _, _ in exercises}
+    del sys.path[:2]  # hvdenv's folders: their files must not shadow modules
     context = Context(framework, controller, int(report_fd))
     facts = dict(extension.files(framework), **extension.imported(framework))
     context.report("extension", facts=facts)
@@ -104,9 +41,9 @@ def main(framework, controller, device, report_fd, dump_seconds, *wanted):
     context.hvd.init()
     context.report("joined", **context.numbers())
     context.stage("allreduce")
-    gpu = rank_gpu.take(context, facts["built"], device)
-    rank_allreduce.run(context)
-    rank_path.run(context, gpu)
+    gpu = gpus.take(context, facts["built"], device)
+    allreduce.run(context)
+    datapath.run(context, gpu)
     for name, _, option in exercises:
         context.stage(name)
         modules[name].run(context, option)

@@ -2,7 +2,7 @@
 
    usage: yardstick SECONDS LARGEST DEADLINE [NCCL RUNTIME]
 
-   It measures as rank_bench.py does: sizes from 1 KiB to LARGEST bytes, each four times the
+   It measures as bench.py does: sizes from 1 KiB to LARGEST bytes, each four times the
    one before; rounds of allreduces in place, with a barrier before each; the slowest rank
    counts. Rank 0 prints one line for each size:
 

@@ -1,11 +1,12 @@
-"""See that packages of an environment have all that their metadata requires.
+"""Check that an environment has everything that the metadata of its packages requires.
 
 Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer, with any pip.
 
     check_requirements.py PACKAGES.txt [--conda]
 
-The file has a line NAME VERSION for each package to judge; others may be the site's and are
-only looked for. With --conda the conda packages are judged too, by their own records. Prints a line for each problem; the exit status is 1 if there is one.
+The file has a line NAME VERSION for each package to check; other packages, such as the
+site's, only satisfy requirements. With --conda, conda packages are checked too, by their own
+records. Prints a line for each problem; the exit status is 1 if there is one.
 """
 
 import json
@@ -13,6 +14,7 @@ import os
 import re
 import sys
 from email.parser import HeaderParser
+from typing import Dict, Iterator, List, Set, Tuple
 
 from pip._vendor.packaging.requirements import Requirement
 from pip._vendor.packaging.utils import canonicalize_name
@@ -23,22 +25,22 @@ class Package:
     """An installed package.
 
     Attributes:
-        version: as the name of its folder has it.
-        requires: what its metadata states.
+        version: from its metadata, or from the name of its folder.
+        requires: its requirements.
     """
 
-    def __init__(self, version, folder):
+    def __init__(self, version: str, folder: str) -> None:
         self.version, self.requires = version, []
         try:
             with open(os.path.join(folder, "METADATA"), encoding="utf-8") as stream:
                 stated = HeaderParser().parse(stream)
         except OSError:
-            return  # an egg: it is there, and says this in other words
+            return  # an egg, which states its requirements elsewhere
         self.version = stated["Version"] or version
         self.requires = [Requirement(text) for text in stated.get_all("Requires-Dist", ())]
 
-    def required(self, extras):
-        """What applies on this machine, with these extras of the package."""
+    def required(self, extras: Set[str]) -> Iterator[Requirement]:
+        """The requirements that apply on this machine, with these extras of the package."""
         for each in self.requires:
             if each.marker is None or any(
                 each.marker.evaluate({"extra": extra}) for extra in ("", *sorted(extras))
@@ -46,7 +48,7 @@ class Package:
                 yield each
 
 
-def installed():
+def installed() -> Dict[str, Package]:
     """The packages that Python finds, by their normalised names."""
     found = {}
     for folder in sys.path:
@@ -62,10 +64,12 @@ def installed():
     return found
 
 
-def problems(wanted, found):
-    """What is not as it should be, a line each.
+def problems(wanted: Dict[str, str], found: Dict[str, Package]) -> List[str]:
+    """A line for each problem.
 
-    wanted: versions of the packages to judge, by name. found: what is installed.
+    Args:
+        wanted: versions of the packages to check, by name.
+        found: installed packages by name.
     """
     lines = []
     for name, version in sorted(wanted.items()):
@@ -74,47 +78,48 @@ def problems(wanted, found):
         elif parse(found[name].version) != parse(version):
             lines.append("%s %s is installed, not %s" % (name, found[name].version, version))
     judged = sorted(set(wanted) & set(found))
-    extras = {name: set() for name in judged}
-    known, needed = -1, set()
-    # An extra that one package asks of another can bring requirements that ask for more.
+    extras: Dict[str, Set[str]] = {name: set() for name in judged}
+    known = -1
+    needed: Set[Tuple[str, Requirement]] = set()
+    # Requirements of an extra can require further extras.
     while known != sum(map(len, extras.values())):
         known = sum(map(len, extras.values()))
         needed = {(name, each) for name in judged for each in found[name].required(extras[name])}
         for _, each in needed:
             extras.setdefault(canonicalize_name(each.name), set()).update(each.extras)
-    told = set()
+    unmet = set()
     for name, each in needed:
         other = found.get(canonicalize_name(each.name))
         stated = "%s %s requires %s%s" % (name, found[name].version, each.name, each.specifier)
         if other is None:
-            told.add(stated + ", which is not installed")
+            unmet.add(stated + ", which is not installed")
         elif not each.specifier.contains(other.version, prereleases=True):
-            told.add(stated + ", and %s is installed" % other.version)
-    return lines + sorted(told)
+            unmet.add(stated + ", and %s is installed" % other.version)
+    return lines + sorted(unmet)
 
 
-def conda_problems(folder):
-    """What conda packages ask for, and there is none of that name."""
+def conda_problems(folder: str) -> Iterator[str]:
+    """Requirements of conda packages for which no package of that name is installed."""
     records = []
     for name in sorted(os.listdir(folder)):
         if name.endswith(".json"):
             with open(os.path.join(folder, name), encoding="utf-8") as stream:
                 records.append(json.load(stream))
-    there = {each["name"] for each in records}
+    names = {each["name"] for each in records}
     for each in records:
         for text in each.get("depends", ()):
             name = re.split(r"[\s=<>!~\[]", text.strip(), maxsplit=1)[0].rpartition("::")[2].lower()
-            # A package of two underscores is the machine's.
-            if name not in there and name[:2] != "__":
+            # Names with two underscores stand for features of the machine.
+            if name not in names and name[:2] != "__":
                 yield "%s %s requires %s, which is not installed" % (
                     each["name"], each["version"], text,
                 )  # fmt: skip
 
 
-def main(path, conda=""):
+def main(path: str, conda: str = "") -> int:
     with open(path, encoding="utf-8") as stream:
         wanted = dict(line.split() for line in stream)
-    sys.path.pop(0)  # this folder: its file names must not stand in for modules
+    sys.path.pop(0)  # this folder: its files must not shadow modules
     lines = problems(wanted, installed())
     if conda:
         lines += conda_problems(os.path.join(sys.prefix, "conda-meta"))

@@ -1,4 +1,4 @@
-"""The hash of a file, for programs that verify files before they use them.
+"""The sha256 of a file.
 
 Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer.
 """
@@ -6,7 +6,7 @@ Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer.
 import hashlib
 
 
-def sha256_of(path):
+def sha256_of(path: str) -> str:
     found = hashlib.sha256()
     with open(path, "rb") as stream:
         for block in iter(lambda: stream.read(1 << 20), b""):

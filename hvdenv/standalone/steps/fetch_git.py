@@ -1,4 +1,4 @@
-"""Fetch one tag of a git repository with all its submodules, and compare its commit.
+"""Clone one tag of a git repository with all its submodules, and compare its commit.
 
 Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer.
 
@@ -11,17 +11,17 @@ import subprocess
 import sys
 
 
-def git(*arguments):
-    """Run git; nobody is there to type a password."""
+def git(*arguments: str) -> None:
+    """Run git, which must not ask for a password."""
     environment = dict(os.environ, GIT_TERMINAL_PROMPT="0")
     if subprocess.call(("git",) + arguments, env=environment):
         sys.exit("hvdenv: git %s failed" % arguments[0])
 
 
-def main(url, tag, commit, folder):
+def main(url: str, tag: str, commit: str, folder: str) -> None:
     if shutil.which("git") is None:
-        sys.exit("hvdenv: there is no git here: load its module, or install it")
-    # Submodules in a step of their own: their depth would need what few servers allow.
+        sys.exit("hvdenv: git is not on PATH: load its module, or install it")
+    # Not with --recurse-submodules --depth, which needs a feature that few servers allow.
     git("clone", "--depth", "1", "--branch", tag, "--", url, folder)
     head = subprocess.check_output(("git", "-C", folder, "rev-parse", "HEAD")).decode().strip()
     if commit not in ("-", head):

@@ -1,12 +1,12 @@
-"""Get the files of a list with pip, but for those that are there already.
+"""Download the files of a list with pip, except those that are in the folder already.
 
 Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer.
 
     get_files.py LIST PIP_DOWNLOAD_ARGUMENTS...
 
-LIST is a requirements file with one hash in each line; $PIP_DEST is the folder. pip would ask
-an index about each file, also about those that it then finds there. What is there counts by
-its hash; the rest, and what is damaged, is pip's.
+LIST is a requirements file with one hash in each line; $PIP_DEST is the folder. pip itself
+would ask an index about every file, even about those in the folder. Files are recognised by
+their hash, so damaged ones are downloaded again.
 """
 
 import os
@@ -14,22 +14,23 @@ import re
 import subprocess
 import sys
 import tempfile
+from typing import Set
 
 from digest import sha256_of
 
 HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 
-def hashes_in(folder):
+def hashes_in(folder: str) -> Set[str]:
     names = os.listdir(folder) if os.path.isdir(folder) else []
     return {sha256_of(os.path.join(folder, name)) for name in names if name.endswith(".whl")}
 
 
-def main(listed, *arguments):
+def main(listed: str, *arguments: str) -> int:
     with open(listed, encoding="utf-8") as stream:
         lines = stream.readlines()
     present = hashes_in(os.environ["PIP_DEST"])
-    missing = [line for line in lines if HASH.search(line).group(1) not in present]
+    missing = [line for line in lines if not set(HASH.findall(line)) & present]
     print("%d of %d files are there" % (len(lines) - len(missing), len(lines)))
     sys.stdout.flush()
     if not missing:

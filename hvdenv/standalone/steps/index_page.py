@@ -1,17 +1,18 @@
-"""Say which package indexes answer with a page that is none, such as the login page of a network.
+"""Report package indexes that answer with some other page, such as the login page of a network.
 
 Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer.
 
     index_page.py PACKAGE URL...
 
-pip only says that it found no version. A page counts as one of an index if it links to a
-package, or has the title that indexes give to a page without any.
+pip only says that it found no version. A page counts as an index if it links to a package,
+or has the title of an index page without packages.
 """
 
 import html
 import re
 import sys
 import urllib.request
+from typing import Optional
 
 SECONDS = 5
 LARGEST = 1 << 20
@@ -19,8 +20,8 @@ FILE = re.compile(r"""href=["']?[^"'>=\s]+\.(whl|tar\.gz|tar\.bz2|zip|egg)\b""",
 TITLE = re.compile(r"<title[^<>]*>(.{0,200}?)</title>", re.IGNORECASE | re.DOTALL)
 
 
-def other_page(url):
-    """What follows "URL answers with a page that is no index"; None where it does not."""
+def other_page(url: str) -> Optional[str]:
+    """ ": TITLE" or "" if a URL answers with a page that is no index; else None."""
     try:
         with urllib.request.urlopen(url, timeout=SECONDS) as answer:
             title = title_of_other(answer.read(LARGEST).decode("utf-8", "replace"))
@@ -29,8 +30,8 @@ def other_page(url):
     return ": " + title if title else title
 
 
-def title_of_other(text):
-    """None for the page of an index and what is no page at all, else the title of the page."""
+def title_of_other(text: str) -> Optional[str]:
+    """The title of an HTML page that is no index page; None for everything else."""
     found = TITLE.search(text)
     title = " ".join(html.unescape(found.group(1)).split()) if found else ""
     if FILE.search(text) or title.startswith("Links for") or not text.lstrip().startswith("<"):
@@ -38,7 +39,7 @@ def title_of_other(text):
     return title[:80]
 
 
-def main(package, *indexes):
+def main(package: str, *indexes: str) -> None:
     for index in indexes:
         url = "%s/%s/" % (index.rstrip("/"), re.sub(r"[-_.]+", "-", package).lower())
         title = other_page(url)

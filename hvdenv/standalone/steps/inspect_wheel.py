@@ -1,8 +1,8 @@
-"""Judge a Horovod wheel before it is installed.
+"""Check a Horovod wheel before it is installed.
 
 Stand-alone: imports nothing of hvdenv and runs on Python 3.8 and newer, inside the
-environment that the wheel is for. Prints problems, and last one JSON document; exit
-status 1 when the wheel is not what was asked for.
+environment that the wheel is for. Prints problems, and one JSON document as the last line;
+the exit status is 1 if there is a problem.
 
     inspect_wheel.py WHEEL FRAMEWORK...
 """
@@ -17,6 +17,7 @@ import sys
 import sysconfig
 import tempfile
 import zipfile
+from typing import Any, Dict, List, Optional, Tuple
 
 # Framework: distributions that provide it, its key in metadata.json, its extension.
 FRAMEWORKS = {
@@ -29,17 +30,17 @@ FRAMEWORKS = {
 }
 
 
-def folder_of(framework):
-    """Where a framework's package lies, without importing it; empty if there is none."""
+def folder_of(framework: str) -> str:
+    """The folder of a framework's package, without importing it; empty if there is none."""
     spec = importlib.util.find_spec(framework)
     return spec.submodule_search_locations[0] if spec and spec.submodule_search_locations else ""
 
 
-def installed_version(framework, distributions):
-    """What the framework's __version__ is.
+def installed_version(framework: str, distributions: Tuple[str, ...]) -> Optional[str]:
+    """The framework's __version__.
 
-    torch's is in a file and can say more than its distribution does: 2.13.0+cu130 in
-    a package 2.13.0.
+    torch's is in a file and can be longer than that of its distribution: 2.13.0+cu130 in a
+    package 2.13.0.
     """
     try:
         with open(os.path.join(folder_of(framework), "version.py"), encoding="utf-8") as stream:
@@ -56,17 +57,17 @@ def installed_version(framework, distributions):
     return None
 
 
-def library_folders():
-    """Where libraries lie that are found at run time through the process that imports them."""
+def library_folders() -> List[str]:
+    """Folders of libraries that the importing process has loaded before the extension."""
     folders = [os.path.join(sys.prefix, "lib")]
     for name, below in (("torch", ("lib",)), ("tensorflow", ("", "python"))):
         if folder_of(name):
             folders += [os.path.join(folder_of(name), each) for each in below]
-    # The extension's run path leads there, but not from where it is looked at here.
+    # The extension's run path names this folder relative to its installed path.
     return [*folders, os.path.join(sysconfig.get_path("purelib"), "nvidia", "nccl", "lib")]
 
 
-def missing_libraries(path):
+def missing_libraries(path: str) -> List[str]:
     environment = dict(os.environ)
     inherited = environment.get("LD_LIBRARY_PATH")
     environment["LD_LIBRARY_PATH"] = ":".join(
@@ -79,8 +80,10 @@ def missing_libraries(path):
     return [line.split()[0] for line in listing.split("\n") if "not found" in line]
 
 
-def inspect(wheel, framework, folder):
-    """Problems with one framework's extension, and what is known of it."""
+def inspect(
+    wheel: zipfile.ZipFile, framework: str, folder: str
+) -> Tuple[List[str], Dict[str, Any]]:
+    """Problems with one framework's extension, and facts about it."""
     names, key, stem = FRAMEWORKS[framework]
     member = stem + sysconfig.get_config_var("EXT_SUFFIX")
     if member not in wheel.namelist():
@@ -99,7 +102,7 @@ def inspect(wheel, framework, folder):
     return problems, {"built_with": built_with, "extension": member, "bytes": size}
 
 
-def main(path, frameworks):
+def main(path: str, frameworks: List[str]) -> None:
     problems, found = [], {}
     with zipfile.ZipFile(path) as wheel, tempfile.TemporaryDirectory() as folder:
         for framework in frameworks:

@@ -1,7 +1,7 @@
-"""Make a folder that NCCL can be linked from: the one that torch's own packages bring.
+"""Make a folder from which the NCCL of torch's own packages can be linked.
 
 Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer, inside the
-environment. The package has no libnccl.so, which linkers look for, only libnccl.so.2.
+environment. Linkers look for libnccl.so; the package only has libnccl.so.2.
 
     nccl_of_torch.py FOLDER
 """
@@ -13,16 +13,18 @@ import sys
 LIBRARY = "libnccl.so.2"
 
 
-def main(folder):
+def main(folder: str) -> None:
     nvidia = importlib.util.find_spec("nvidia")
-    places = list(nvidia.submodule_search_locations) if nvidia else []
-    packages = [os.path.join(place, "nccl") for place in places]
+    packages = [
+        os.path.join(parent, "nccl")
+        for parent in (nvidia and nvidia.submodule_search_locations) or ()
+    ]
     found = [each for each in packages if os.path.exists(os.path.join(each, "lib", LIBRARY))]
     if not found:
         sys.exit(
-            "nccl_of_torch: no package has nvidia/nccl/lib/%s: this torch is for CPUs, or takes NCCL"
-            " from elsewhere\nwhat to do: take a build for CUDA from the package index, or name"
-            " NCCL's folder in horovod.gpu.nccl_home" % LIBRARY
+            "nccl_of_torch: no package has nvidia/nccl/lib/%s: this torch is for CPUs, or uses NCCL"
+            " from elsewhere\nwhat to do: install a build for CUDA from the package index, or set"
+            " horovod.gpu.nccl_home to NCCL's folder" % LIBRARY
         )
     os.makedirs(os.path.join(folder, "lib"))
     os.symlink(os.path.join(found[0], "include"), os.path.join(folder, "include"))

@@ -1,7 +1,7 @@
-"""Take out of a wheel what the umask of its builder put in: the permissions of its files.
+"""Normalise the permissions of a wheel's files, which depend on the umask of its builder.
 
-Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer. The times of
-the files are SOURCE_DATE_EPOCH already, and their order is that of their names.
+Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer. The files have the
+time SOURCE_DATE_EPOCH already, and are sorted by name.
 
     normalise_wheel.py WHEEL
 """
@@ -12,7 +12,7 @@ import sys
 import zipfile
 
 
-def normalise(path):
+def normalise(path: str) -> None:
     temporary = path + ".normalised"
     with zipfile.ZipFile(path) as before, zipfile.ZipFile(temporary, "w") as after:
         for member in before.infolist():

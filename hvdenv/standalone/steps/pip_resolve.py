@@ -1,19 +1,19 @@
-"""Find what pip would install, without installing it; also for a machine that is not this one.
+"""Report what pip would install, without installing it; also for another machine than this one.
 
 Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer, with pip 22.2 or newer.
 
-    pip_resolve.py WISH.json
+    pip_resolve.py REQUEST.json
 
-WISH.json::
+REQUEST.json::
 
     {"requirements": ["torch==2.13.0"], "cpu_indexes": [], "arguments": ["--extra-index-url", URL],
      "report": "/where/pip/reports.json", "pins": {"numpy": "1.26.4"}, "fresh": true,
      "installed": {"numpy": "1.26.4"},
      "target": {"python": "3.10", "machine": "ppc64le", "glibc": "2.28"}}
 
-``pins`` are versions to keep to. Without ``target`` pip resolves for the Python that runs
-it, and goes by what is installed there unless ``fresh``. ``installed`` is what is there
-already on the target; pip takes it as it is.
+``pins`` are versions that pip must keep. Without ``target`` pip resolves for the Python that
+runs it, and considers what is installed there unless ``fresh``. ``installed`` are packages
+that the target has already; pip keeps them.
 """
 
 import json
@@ -22,17 +22,18 @@ import sys
 import tempfile
 import urllib.parse
 import urllib.request
+from typing import Dict, List
 
 from digest import sha256_of
 from pip_install import index_arguments
 
 OLDEST_MANYLINUX = 5
-# Names of before PEP 600, with the glibc that they stand for.
+# Names from before PEP 600, by the minor version of glibc 2.
 OLD_NAMES = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
 
 
-def platforms(machine, glibc):
-    """Platform tags of wheels that run there, best first."""
+def platforms(machine: str, glibc: str) -> List[str]:
+    """Platform tags of wheels that run on the machine, best first."""
     found = []
     for minor in range(int(glibc.split(".")[1]), OLDEST_MANYLINUX - 1, -1):
         found.append("manylinux_2_%d_%s" % (minor, machine))
@@ -41,42 +42,41 @@ def platforms(machine, glibc):
     return found + ["linux_" + machine]
 
 
-def target_arguments(target):
+def target_arguments(target: Dict[str, str]) -> List[str]:
     names = platforms(target["machine"], target["glibc"])
     python = ".".join(target["python"].split(".")[:2])
     arguments = ["--python-version", python, "--implementation", "cp", "--only-binary", ":all:"]
     return arguments + [word for name in names for word in ("--platform", name)]
 
 
-def pretend(target):
-    """Have pip judge the conditions of requirements as on the target, not as here."""
+def pretend(target: Dict[str, str]) -> None:
+    """Have pip evaluate markers of requirements for the target, not for this machine."""
     from pip._vendor.packaging import markers
 
-    here = markers.default_environment()
     short = ".".join(target["python"].split(".")[:2])
     full = target["python"] if target["python"].count(".") > 1 else short + ".0"
-    there = dict(
-        here,
+    environment = dict(
+        markers.default_environment(),
         python_version=short,
         python_full_version=full,
         implementation_version=full,
         platform_machine=target["machine"],
     )
-    markers.default_environment = lambda: there
+    markers.default_environment = lambda: environment
 
 
-def install_in_name_only(packages, folder):
-    """Let pip find packages that the target has."""
+def install_in_name_only(packages: Dict[str, str], folder: str) -> None:
+    """Let pip find the packages that the target has."""
     for name, version in packages.items():
-        place = os.path.join(folder, "%s-%s.dist-info" % (name.replace("-", "_"), version))
-        os.mkdir(place)
-        with open(os.path.join(place, "METADATA"), "w", encoding="utf-8") as stream:
+        metadata = os.path.join(folder, "%s-%s.dist-info" % (name.replace("-", "_"), version))
+        os.mkdir(metadata)
+        with open(os.path.join(metadata, "METADATA"), "w", encoding="utf-8") as stream:
             stream.write("Metadata-Version: 2.1\nName: %s\nVersion: %s\n" % (name, version))
     sys.path.insert(0, folder)
 
 
-def add_missing_hashes(path):
-    """Files of a folder have no hash in pip's report."""
+def add_missing_hashes(path: str) -> None:
+    """Add hashes to pip's report for files from folders, which pip leaves out."""
     with open(path, encoding="utf-8") as stream:
         report = json.load(stream)
     for each in report["install"]:
@@ -89,7 +89,7 @@ def add_missing_hashes(path):
         json.dump(report, stream)
 
 
-def main(path):
+def main(path: str) -> int:
     with open(path, encoding="utf-8") as stream:
         request = json.load(stream)
     target = request.get("target")
@@ -109,7 +109,7 @@ def main(path):
             stream.writelines("%s==%s\n" % pair for pair in sorted(request["pins"].items()))
         from pip._internal.cli.main import main as pip
 
-        status = pip(arguments + ["--constraint", pins] + request["requirements"])
+        status = int(pip(arguments + ["--constraint", pins] + request["requirements"]))
     if status == 0:
         add_missing_hashes(request["report"])
     return status

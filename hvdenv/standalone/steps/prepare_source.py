@@ -1,13 +1,12 @@
 """Unpack a source archive and apply text edits to it.
 
-Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer, so the
-script that ``hvdenv plan --format bash`` prints can carry it along.
+Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer, so that the
+script of ``hvdenv plan --format bash`` can contain it.
 
     prepare_source.py ARCHIVE SHA256 DEST PATCHES.json
 
-PATCHES.json holds ``[{"name", "edits": [{"file", "find", "replace"}]}]``. Each
-``find`` has to occur exactly once: a patch that no longer fits stops the build
-instead of being applied somewhere else.
+PATCHES.json holds ``[{"name", "edits": [{"file", "find", "replace"}]}]``. Each ``find``
+must occur exactly once; otherwise the build stops.
 """
 
 import json
@@ -15,18 +14,19 @@ import os
 import shutil
 import sys
 import tarfile
+from typing import Any, Dict, NoReturn
 
 from digest import sha256_of
 
 LARGEST_TOTAL, MOST_MEMBERS = 2 << 30, 100000
 
 
-def fail(message):
+def fail(message: str) -> NoReturn:
     sys.exit("prepare_source: " + message)
 
 
-def unpack(archive, dest):
-    """Unpack ARCHIVE so that its single top folder becomes DEST."""
+def unpack(archive: str, dest: str) -> None:
+    """Unpack an archive so that its only top folder becomes DEST."""
     unpacked = dest + ".unpacking"
     shutil.rmtree(unpacked, ignore_errors=True)
     root = os.path.realpath(unpacked)
@@ -44,7 +44,7 @@ def unpack(archive, dest):
             if not (member.isfile() or member.isdir()):
                 fail("%s holds %s, which is neither a file nor a folder" % (archive, member.name))
             if os.path.commonpath([root, target]) != root:
-                fail("%s holds %s, which lies outside the archive" % (archive, member.name))
+                fail("%s holds %s, a path outside of the archive" % (archive, member.name))
         # Checked above; the filter= argument exists only since Python 3.12.
         tar.extraction_filter = getattr(tarfile, "data_filter", None)
         tar.extractall(root)
@@ -56,7 +56,7 @@ def unpack(archive, dest):
     os.rmdir(root)
 
 
-def apply_patch(dest, patch):
+def apply_patch(dest: str, patch: Dict[str, Any]) -> None:
     for number, edit in enumerate(patch["edits"], 1):
         path = os.path.join(dest, edit["file"])
         where = "patch %s, edit %d, %s" % (patch["name"], number, edit["file"])
@@ -75,7 +75,7 @@ def apply_patch(dest, patch):
             stream.write(text.replace(edit["find"], edit["replace"]))
 
 
-def main(archive, sha256, dest, patches_json):
+def main(archive: str, sha256: str, dest: str, patches_json: str) -> None:
     found = sha256_of(archive)
     if found != sha256:
         fail("%s has sha256 %s, expected %s" % (archive, found, sha256))

@@ -1,7 +1,7 @@
-"""Tell what Horovod is about to be compiled against, as one JSON document.
+"""Print what Horovod is about to be compiled against, as one JSON document.
 
 Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer, inside the
-environment. What it prints decides whether a cached wheel fits.
+environment. hvdenv compares the document with that of a cached wheel.
 
     stack.py COMPILER [PROGRAM...]
 """
@@ -13,20 +13,21 @@ import re
 import subprocess
 import sys
 import sysconfig
+from typing import Dict, Optional, Tuple
 
 try:
     import importlib.metadata as metadata
 except ImportError:  # before Python 3.8
-    metadata = None
+    metadata = None  # type: ignore[assignment]
 
 NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 FRAMEWORKS = {"torch": ("torch",), "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-gpu")}
 
 
-def answer(*command):
-    """What a program prints, in one line; empty when it cannot be run.
+def answer(*command: str) -> str:
+    """The standard output of a program in one line; empty when the program cannot be run.
 
-    Not what it complains of: Open MPI names host and process where it misses an interface.
+    Standard error is left out: Open MPI names host and process there in warnings.
     """
     try:
         output = subprocess.run(
@@ -37,7 +38,7 @@ def answer(*command):
     return re.sub(r"\s+", " ", output).strip()
 
 
-def distribution(name):
+def distribution(name: str) -> Optional[Tuple[str, str]]:
     """Version and list of files of an installed distribution; None if there is none."""
     if metadata:
         try:
@@ -54,14 +55,14 @@ def distribution(name):
     return found.version, found.get_metadata("RECORD") if found.has_metadata("RECORD") else ""
 
 
-def framework(names):
-    """Version of a framework and a hash of its list of files: two builds of one version differ."""
+def framework(names: Tuple[str, ...]) -> Optional[Dict[str, str]]:
+    """Version of a framework, and a hash of its list of files to tell two builds apart."""
     for name in names:
         found = distribution(name)
         if not found:
             continue
         version, listed = found
-        # Scripts name the environment's folder, and compiled files its time.
+        # Scripts contain the environment's folder, and compiled files a time.
         files = [
             line
             for line in listed.split("\n")
@@ -75,9 +76,9 @@ def framework(names):
     return None
 
 
-def main(compiler, *programs):
+def main(compiler: str, *programs: str) -> None:
     found = {name: framework(names) for name, names in FRAMEWORKS.items()}
-    # What is built for GPUs may link the NCCL that torch brings.
+    # A build for GPUs may link the NCCL of torch's own packages.
     nccl = [distribution(name) for name in NCCL] if programs else []
     print(
         json.dumps(

@@ -1,0 +1,248 @@
+"""Finding the lock that a command uses, and checking that it fits the recipe and is trusted."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hvdenv import signing, trust
+from hvdenv.building.resolve import perform
+from hvdenv.cli.options import Prepared, policy_of, refuse_foreign_content
+from hvdenv.cli.progress import choose as choose_progress
+from hvdenv.errors import LockError, UsageError
+from hvdenv.locks import compare, folders
+from hvdenv.locks.built import DRIFTS
+from hvdenv.locks.lockfile import MAIN, SIGNATURE, Inputs, Locked, render
+from hvdenv.model.layers import Resolved, recipe_folder
+from hvdenv.plans.plan import PLACEHOLDER, steps_of
+from hvdenv.plans.resolution import Resolution
+from hvdenv.plans.step import Step
+from hvdenv.reading import Content
+from hvdenv.runner import Runner
+
+if TYPE_CHECKING:
+    from hvdenv.environments.scratch import Scratch
+    from hvdenv.model.recipe import Recipe
+
+# The lock in a folder of fetched files.
+LOCK = "lock"
+
+
+def root_of(arguments: argparse.Namespace, resolved: Resolved) -> Path:
+    """The folder of the locks for a recipe."""
+    if arguments.lockfiles:
+        return Path(arguments.lockfiles)
+    folder = Path(resolved.file).absolute().parent
+    return (folder.parent if folder.name == "recipes" else folder) / "lockfiles"
+
+
+def resolution_of(prepared: Prepared, folder: Path = PLACEHOLDER) -> Resolution:
+    """Makes the steps that resolve the packages of a lock, in a folder."""
+    return Resolution(*steps_of(prepared.resolved.recipe, prepared.facts, prepared.python, folder))
+
+
+def inputs_of(prepared: Prepared) -> Inputs:
+    """What a lock of the recipe must contain on this machine."""
+    return resolution_of(prepared).inputs(prepared.resolved.variants)
+
+
+def cpu_packages(recipe: Recipe) -> tuple[str, ...]:
+    """Packages that must be CPU builds: those with a CPU index in a recipe without GPUs."""
+    if recipe.horovod.gpu:
+        return ()
+    frameworks = ((name, recipe.frameworks[name]) for name in recipe.horovod.frameworks)
+    return tuple(each.package or name for name, each in frameworks if each.cpu_index)
+
+
+def find(arguments: argparse.Namespace, prepared: Prepared, inputs: Inputs) -> Locked | None:
+    """The lock in the recipe's folder of locks; None if there is none."""
+    recipe, root = prepared.resolved.recipe, root_of(arguments, prepared.resolved)
+    return choose(
+        root,
+        inputs,
+        _refuse_others(arguments, root),
+        gpu=recipe.horovod.gpu is not None,
+        cpu_packages=cpu_packages(recipe),
+    )
+
+
+def choose(
+    root: Path,
+    inputs: Inputs,
+    judge: Callable[[Content], None] | None = None,
+    *,
+    gpu: bool,
+    cpu_packages: Sequence[str] = (),
+) -> Locked | None:
+    """The lock for a recipe, Python and platform; None if there is none.
+
+    There can be several: one for each build of the frameworks, by label. The first that
+    satisfies the recipe is chosen; a recipe without GPUs prefers the label ``cpu``, any
+    other a lock without it.
+    """
+    candidates = folders.candidates(root, inputs)
+    preferred = sorted(candidates, key=lambda each: each.name.endswith("-cpu") == gpu)
+    locks = [folders.read(each, judge) for each in preferred]
+    fitting = (each for each in locks if not compare.problems(each, inputs, cpu_packages))
+    return next(fitting, locks[0] if locks else None)
+
+
+def required(
+    arguments: argparse.Namespace, prepared: Prepared, inputs: Inputs, named: Path | None
+) -> Locked:
+    """The named lock, or else the one in the recipe's folder of locks.
+
+    Raises:
+        LockError: there is none, or it does not satisfy the recipe.
+        UntrustedError: another user could have changed it.
+    """
+    if named:
+        locked: Locked | None = folders.read(named, _refuse_others(arguments, named))
+    else:
+        locked = find(arguments, prepared, inputs)
+    if locked is None:
+        raise no_lock(inputs, root_of(arguments, prepared.resolved))
+    _check(locked, arguments, prepared, inputs)
+    return locked
+
+
+def with_lock(arguments: argparse.Namespace, prepared: Prepared) -> Prepared:
+    """Add the lock that --locked asks for; see required()."""
+    _refuse_unknown_drifts(getattr(arguments, "accept_drift", ()))
+    inputs = inputs_of(prepared)
+    source = _source(arguments, inputs)
+    named = arguments.lock or (source / LOCK if source else None)
+    locked = required(arguments, prepared, inputs, named)
+    return prepared._replace(locked=locked, source_folder=source, offline=arguments.offline)
+
+
+def with_recorded_lock(
+    arguments: argparse.Namespace, prepared: Prepared, record: Mapping[str, Any]
+) -> Prepared:
+    """Add the lock that a generation was built from, if it was built from one.
+
+    Raises:
+        LockError: that lock is gone, or does not satisfy the recipe.
+        UntrustedError: another user could have changed it.
+    """
+    digest = record.get("lock", {}).get("digest")
+    if not digest:
+        return prepared
+    inputs, root = inputs_of(prepared), root_of(arguments, prepared.resolved)
+    for folder in folders.candidates(root, inputs):
+        locked = folders.read(folder, _refuse_others(arguments, root))
+        if locked.digest == digest:
+            _check(locked, arguments, prepared, inputs)
+            return prepared._replace(locked=locked)
+    raise LockError(
+        "the lock that this environment was built from is not here, or was rewritten since",
+        where=str(root),
+        remedy="name the folder that has it with --lockfiles, or run `hvdenv build` with --locked"
+        " first",
+    )
+
+
+def _check(
+    locked: Locked, arguments: argparse.Namespace, prepared: Prepared, inputs: Inputs
+) -> None:
+    refuse_unsigned(locked, arguments, prepared)
+    problems = compare.problems(locked, inputs, cpu_packages(prepared.resolved.recipe))
+    if problems:
+        raise LockError(
+            "the lock is not what the recipe asks for now",
+            where=str(locked.folder),
+            detail="\n".join(problems),
+            remedy="write a new one with `hvdenv lock` and the same options, or build without"
+            " --locked",
+        )
+
+
+def _refuse_others(arguments: argparse.Namespace, root: Path) -> Callable[[Content], None] | None:
+    """What refuses a lock that another user could have changed; None where that does not matter."""
+    # Whoever can change shipped locks can change hvdenv; `plan` runs nothing.
+    if arguments.command == "plan" or root == recipe_folder().parent / "lockfiles":
+        return None
+    return partial(refuse_foreign_content, arguments=arguments)
+
+
+def refuse_unsigned(locked: Locked, arguments: argparse.Namespace, prepared: Prepared) -> None:
+    """Require a valid signature where the site requires signatures.
+
+    Raises:
+        LockError: there is none, or not by a key that the site accepts.
+        RecipeError: another user can write the file with these keys.
+        UsageError: --require-signed, and no site names keys.
+    """
+    signers = prepared.resolved.recipe.places.locks.signers
+    if not signers:
+        if getattr(arguments, "require_signed", False):
+            raise UsageError(
+                "--require-signed: no site file sets places.locks.signers",
+                remedy="name a site file that does: --site FILE, or the variable HVDENV_SITE",
+            )
+        return
+    refusal = "it is not signed, but the site requires signatures"
+    if locked.signature:
+        if not Path(signers).is_file():
+            raise LockError("the file with the accepted keys is missing", where=signers)
+        if policy := policy_of(arguments):
+            trust.refuse_path(signers, policy, "hvdenv would accept the signatures of its keys")
+        text, signature = render(locked.lock).encode(), locked.signature.encode()
+        refusal = signing.refusal(text, signature, Path(signers), Runner(), signing.LOCK)
+    if refusal:
+        raise LockError(
+            f"the lock is refused: {refusal}",
+            where=str(locked.folder / SIGNATURE),
+            remedy="review the lock and sign it with a key that the site accepts:"
+            f" hvdenv lock {locked.lock.inputs.recipe} --sign",
+        )
+
+
+def no_lock(inputs: Inputs, root: Path) -> LockError:
+    return LockError(
+        f"there is no lock of {inputs.name} for Python {inputs.python} on {inputs.platform}",
+        where=str(root),
+        remedy=f"write one with `hvdenv lock {inputs.recipe}`, or name a folder that has one with"
+        " --lockfiles, or another Python with --python",
+    )
+
+
+def _refuse_unknown_drifts(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in DRIFTS and not name.startswith("modules."):
+            raise UsageError(
+                f"--accept-drift {name}: no such drift",
+                remedy=f"known are {', '.join(DRIFTS)} and modules.NAME",
+            )
+
+
+def _source(arguments: argparse.Namespace, inputs: Inputs) -> Path | None:
+    """The folder of fetched files to build from."""
+    if not arguments.source_folder:
+        return None
+    source = Path(arguments.source_folder).absolute()
+    if not (source / LOCK / MAIN).is_file():
+        raise UsageError(
+            "is no folder of fetched files, or `hvdenv fetch` did not finish",
+            where=str(source),
+            remedy=f"`hvdenv fetch {inputs.recipe} --to {source}`",
+        )
+    if inputs.sources:
+        raise UsageError(
+            f"a repository cannot be fetched: {', '.join(inputs.sources)} is built from one",
+            remedy="build without --from on a host that can reach the repository",
+        )
+    return source
+
+
+def run_steps(arguments: argparse.Namespace, steps: Sequence[Step], scratch: Scratch) -> None:
+    """Run the steps of a Resolution in a scratch folder, and show progress.
+
+    Raises:
+        StepError: a step failed.
+    """
+    with choose_progress(len(steps), quiet=arguments.quiet, verbose=arguments.verbose) as progress:
+        perform(steps, scratch.runner, progress)

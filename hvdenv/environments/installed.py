@@ -1,0 +1,227 @@
+"""Reads the contents of environments and locks from disk; runs nothing in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hvdenv.contents.packages import (
+    Contents,
+    Horovod,
+    Installed,
+    Package,
+    from_installed,
+    from_record,
+    hint,
+    normal,
+)
+from hvdenv.environments import generations, registry
+from hvdenv.errors import UsageError
+from hvdenv.locks import condalock, folders, pypi
+from hvdenv.locks.lockfile import CONDA, MAIN, Locked
+from hvdenv.places import Places
+from hvdenv.reading import STATE, SYSTEM, read_json, read_text
+
+_DISTRIBUTION = re.compile(r"([^-]+)-([^-]+?)(-py[\d.]+)?\.(dist|egg)-info")
+
+
+class Named(NamedTuple):
+    """The contents of an environment, with a label for people."""
+
+    label: str
+    contents: Contents
+
+
+def named_contents(text: str, places: Places) -> Named:
+    """The contents of an environment or lock that the user names.
+
+    Args:
+        text: a name, a prefix, or the folder of a generation or of a lock. The first two may be
+            followed by @ and the beginning of a generation; the default is the active one.
+        places: where environments are registered.
+
+    Raises:
+        UsageError: there is no such environment or generation.
+        StepError: its record is damaged.
+        RecipeError, LockError: a lock is malformed, or its files do not belong together.
+    """
+    if (Path(text) / MAIN).is_file():
+        return Named(text, contents_of_lock(folders.read(Path(text))))
+    name, identity = text, ""
+    if "@" in text and not Path(text).exists():
+        name, _, identity = text.rpartition("@")
+    environment = registry.find(places, name)
+    if not environment.store.is_dir():
+        if identity:
+            raise UsageError(
+                "there are no generations here: hvdenv did not build it",
+                where=str(environment.prefix),
+                remedy="list the environments that hvdenv built: hvdenv envs",
+            )
+        return Named(name, contents_of_folder(environment.prefix))
+    chosen = _generation(environment, identity)
+    return Named(f"{name}@{chosen}", contents_of_folder(environment.generation(chosen)))
+
+
+def _generation(environment: generations.Environment, requested: str) -> str:
+    complete = list(environment.records())
+    if not requested:
+        fitting = list(filter(None, [environment.active()]))
+        message = "no active generation"
+    else:
+        fitting = [requested] if requested in complete else [
+            each for each in complete if each.startswith(requested)
+        ]  # fmt: skip
+        message = f"no complete generation {requested}"
+    if len(fitting) != 1:
+        if fitting:
+            message = f"{len(fitting)} generations begin with {requested}"
+        raise UsageError(
+            message,
+            where=str(environment.prefix),
+            remedy=f"name one of the complete ones: {', '.join(complete) or 'none'}",
+        )
+    return fitting[0]
+
+
+def contents_of_folder(root: Path) -> Contents:
+    """The contents of a generation, or of an environment that hvdenv did not build.
+
+    Raises:
+        UsageError: it is no Python environment.
+        StepError: the record of the generation is damaged.
+    """
+    if (root / generations.RECORD).exists():
+        record = generations.read_record(root / generations.RECORD)
+        base = root / record.get("environment", "venv")  # an absolute one stays as it is
+        found = installed_packages(base) if base.is_dir() else None
+        return from_record(record, found, str(Path.home()))
+    if not any((root / each).exists() for each in ("bin/python", "conda-meta")):
+        raise UsageError(
+            "this is no Python environment: it has neither bin/python nor conda-meta",
+            where=str(root),
+            remedy="list environments with `hvdenv envs`, or build one: hvdenv build RECIPE",
+        )
+    return from_installed(installed_packages(root))
+
+
+def contents_of_lock(locked: Locked) -> Contents:
+    """The contents of an environment built from this lock, as far as the lock states them.
+
+    Raises:
+        RecipeError: a file of the lock is malformed.
+    """
+    inputs, built = locked.lock.inputs, locked.lock.built
+    packages = [
+        Package("pypi", each.name, each.version, "", each.sha256, each.url)
+        for each in pypi.packages(locked)
+    ]
+    if CONDA in locked.texts:
+        packages += [
+            Package("conda", each.name, each.version, each.build, each.sha256, each.url)
+            for each in condalock.packages(locked).packages
+        ]
+    found = Contents(
+        recipe=inputs.recipe,
+        variants=inputs.variants,
+        python=inputs.python,
+        machine=inputs.platform.partition("-")[2],
+        packages=tuple(sorted(packages)),
+        distributions={each.name: each.version for each in packages},
+        horovod=Horovod(
+            version=inputs.horovod.version,
+            source=inputs.horovod.sha256,
+            patches=inputs.horovod.patches,
+            variables=inputs.horovod.variables,
+            wheel=built.wheel if built else "",
+        ),
+        modules=dict.fromkeys(inputs.modules, ""),
+        channels=inputs.conda.channels if inputs.conda else (),
+    )
+    if built is None:
+        return found
+    tools = {
+        "compiler": built.compiler, "mpi": built.mpi, "cuda": built.nvcc, "glibc": built.glibc,
+        "driver": built.driver,
+    }  # fmt: skip
+    return found._replace(
+        python=built.python,
+        modules=built.modules,
+        toolchain={name: version for name, version in tools.items() if version},
+        hvdenv=built.hvdenv,
+    )
+
+
+def installed_packages(base: Path) -> Installed:
+    """What is installed in a virtual environment or a conda prefix."""
+    records = [_json(path) for path in sorted(base.glob("conda-meta/*.json"))]
+    conda = [_conda_package(each) for each in records if "name" in each]
+    of_conda = {
+        found[1]
+        for each in records
+        for file in each.get("files", ())
+        if (found := re.search(r"site-packages/([^/]+\.(?:dist|egg)-info)(?:/|$)", file))
+    }
+    python = list(_distributions(base))
+    distributions: dict[str, str] = {}
+    for name, version, _ in python:
+        distributions.setdefault(name, version)
+    own = {
+        name: _python_package(name, version, folder)
+        for name, version, folder in reversed(python)
+        if folder.name not in of_conda
+    }
+    version = next((each.version for each in conda if each.name == "python"), "")
+    return Installed(
+        (*conda, *own.values()), distributions, version or _venv_python(base / "pyvenv.cfg")
+    )
+
+
+def _distributions(base: Path) -> Iterator[tuple[str, str, Path]]:
+    """Name, version and metadata folder of each Python package."""
+    for folder in sorted(base.glob("lib*/python3*/site-packages")):
+        if folder.parent.parent.is_symlink():
+            continue
+        for path in sorted(folder.iterdir()):
+            found = _DISTRIBUTION.fullmatch(path.name)
+            if found:
+                yield normal(found[1]), found[2], path
+
+
+def _conda_package(record: dict[str, Any]) -> Package:
+    return Package(
+        "conda", record["name"], record["version"], record.get("build", ""),
+        record.get("sha256") or "", hint(record.get("url", "")),
+    )  # fmt: skip
+
+
+def _python_package(name: str, version: str, folder: Path) -> Package:
+    """A Python package; pip records its origin only if it was installed from a URL."""
+    origin = _json(folder / "direct_url.json")
+    sha256 = origin.get("archive_info", {}).get("hashes", {}).get("sha256", "")
+    commit = origin.get("vcs_info", {}).get("commit_id", "")
+    url = origin.get("url", "")
+    return Package(
+        "pypi", name, version, "", sha256, hint(f"git+{url}@{commit}" if commit else url)
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A document that another program wrote; empty if it cannot be read."""
+    try:
+        document = read_json(path, STATE)
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _venv_python(path: Path) -> str:
+    """The Python version that a virtual environment was created with."""
+    try:
+        text = read_text(path, SYSTEM, errors="replace")
+    except OSError:
+        return ""
+    found = re.search(r"^version(?:_info)?\s*=\s*(\d+(?:\.\d+){1,2})", text, re.MULTILINE)
+    return found[1] if found else ""

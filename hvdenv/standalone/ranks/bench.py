@@ -1,0 +1,198 @@
+"""The exercise ``bench``: how long allreduces take, from 1 KiB to 256 MiB.
+
+OPTION is for how many seconds it may measure. Sizes grow fourfold; for each there are rounds
+of named allreduces, one after the other, so that Horovod knows the tensor from its response
+cache. The slowest rank counts, and all ranks decide by what the slowest one says, so that
+none of them gets out of step. yardstick.c does the same without Horovod. Rank 0 reports
+
+``bench``      for each size: allreduces of a round, rounds, the GPU if the tensors are there,
+               and the seconds of one allreduce: minimum, quartiles and maximum of the rounds
+``bench_end``  the size that was not measured any more, and why: ``time`` or ``memory``
+
+Runs on Python 3.6 and up; needs numpy, which the frameworks bring.
+"""
+
+import os
+import time
+from typing import Callable, Iterator, List, Optional, Sequence, Tuple
+
+from allreduce import operation_arguments
+from context import Context
+
+Loop = Callable[[int], None]
+
+SMALLEST, LARGEST, FACTOR = 1024, 256 << 20, 4
+TRIALS, FEWEST, ROUNDS, REPEATS = 3, 3, 50, 1000
+ROUND_SECONDS = 0.01
+# The tensor, the result where it is another one, and what the network layers copy it to.
+COPIES = 4
+# Of version 2 and 1 of control groups: where they lie, limit, use, and what of that can go.
+GROUPS = (
+    ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    (
+        "sys/fs/cgroup/memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "total_inactive_file",
+    ),
+)
+
+
+def sizes() -> Iterator[int]:
+    """Bytes of the messages."""
+    size = SMALLEST
+    while size <= LARGEST:
+        yield size
+        size *= FACTOR
+
+
+def number(path: str, name: str = "") -> int:
+    """The number that a file consists of, or that stands behind a name in it."""
+    with open(path) as stream:
+        words = stream.read().split()
+    return int(words[words.index(name) + 1 if name else 0])
+
+
+def room(group: Sequence[str], folder: str) -> Optional[int]:
+    """Bytes that processes of a control group can still get; None if it sets no limit."""
+    _, limit, use, spare = group
+    try:
+        free = number(os.path.join(folder, limit)) - number(os.path.join(folder, use))
+        return free + number(os.path.join(folder, "memory.stat"), spare)
+    except (OSError, ValueError):
+        return None  # "max", or the topmost group
+
+
+def available(root: str = "/") -> int:
+    """Bytes of memory that programs of this job can still get on this host."""
+    free: List[Optional[int]] = [number(os.path.join(root, "proc/meminfo"), "MemAvailable:") * 1024]
+    with open(os.path.join(root, "proc/self/cgroup")) as stream:
+        lines = [line.rstrip("\n").split(":", 2) for line in stream]
+    for _, controllers, path in lines:
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        group = GROUPS[1 if controllers else 0]
+        names = [name for name in path.split("/") if name]
+        for depth in range(len(names) + 1):
+            free.append(room(group, os.path.join(root, group[0], *names[:depth])))
+    return min(one for one in free if one is not None)
+
+
+def fits(size: int, memory: int, ranks: int) -> bool:
+    """Whether all ranks of a host can reduce tensors of this size at once."""
+    return COPIES * size * ranks <= memory
+
+
+def quartiles(values: List[float]) -> List[float]:
+    """Minimum, quartiles and maximum."""
+    ordered = sorted(values)
+    return [ordered[quarter * (len(ordered) - 1) // 4] for quarter in range(5)]
+
+
+def torch_loop(context: Context, size: int, name: str) -> Loop:
+    """A function that reduces a tensor of this size again and again, in place."""
+    # Not from numpy, which takes large pages for large arrays: torch does not.
+    tensor = context.native.empty(size // 4, device=context.device or "cpu").fill_(0)
+    arguments = operation_arguments(context.hvd, "Sum")
+
+    def loop(repeats: int) -> None:
+        for _ in range(repeats):
+            context.hvd.allreduce_(tensor, name=name, **arguments)
+
+    return loop
+
+
+def tensorflow_loop(context: Context, size: int, name: str) -> Loop:
+    """The same for TensorFlow, whose tensors do not change: each result is a new one."""
+    import numpy
+
+    tensor = context.tensor(numpy.full(size // 4, 0, "float32"))
+    arguments = operation_arguments(context.hvd, "Sum")
+
+    def loop(repeats: int) -> None:
+        # Otherwise it takes a GPU for tensors of the host's memory as well.
+        with context.native.device(context.device or "/cpu:0"):
+            for _ in range(repeats):
+                context.hvd.allreduce(tensor, name=name, **arguments)
+
+    return loop
+
+
+LOOPS = {"torch": torch_loop, "tensorflow": tensorflow_loop}
+
+
+class Clock:
+    """Times what all ranks do together, so that all of them know the same figures."""
+
+    def __init__(self, context: Context, limit: float) -> None:
+        self._context = context
+        self._started = time.perf_counter()
+        self._limit = limit
+        self.agree(0.0)
+
+    def agree(self, own: float) -> float:
+        """The most of what the ranks say; they all come here before any goes on."""
+        import numpy
+
+        said = [[own, time.perf_counter() - self._started]]
+        tensor = self._context.tensor(numpy.array(said, "float64"))
+        found = self._context.array(self._context.hvd.allgather(tensor, name="bench.clock"))
+        slowest, elapsed = found.max(axis=0)
+        self.left = self._limit - float(elapsed)
+        return float(slowest)
+
+    def time(self, loop: Loop, repeats: int) -> float:
+        """Seconds of one repetition, on the slowest rank."""
+        started = time.perf_counter()
+        loop(repeats)
+        return self.agree((time.perf_counter() - started) / repeats)
+
+
+def measure(clock: Clock, loop: Loop, share: float) -> Tuple[List[float], int]:
+    """The seconds of one repetition, in each of some rounds, and how many make a round.
+
+    Args:
+        clock: agrees on what was measured.
+        loop: repeats something.
+        share: of the time that is left, how much to take.
+    """
+    one = min(clock.time(loop, 1) for _ in range(TRIALS))
+    repeats = min(int(ROUND_SECONDS / one) + 1, REPEATS)
+    end = clock.left * (1 - share)
+    rounds: List[float] = []
+    while len(rounds) < FEWEST or (len(rounds) < ROUNDS and clock.left > end):
+        rounds.append(clock.time(loop, repeats))
+    return rounds, repeats
+
+
+def least(context: Context, value: int) -> int:
+    """The least of what the ranks say."""
+    import numpy
+
+    tensor = context.tensor(numpy.array([value], "int64"))
+    return int(context.array(context.hvd.allgather(tensor, name="bench.least")).min())
+
+
+def run(context: Context, option: str) -> None:
+    """Measure size by size, until there is no time or memory for the next one."""
+    first = context.hvd.rank() == 0
+    ranks = context.hvd.local_size()
+    clock, last, todo = Clock(context, float(option)), 0.0, list(sizes())
+    for index, size in enumerate(todo):
+        why = ""
+        if (TRIALS + FEWEST) * FACTOR * last > clock.left:
+            why = "time"
+        elif not least(context, fits(size, available(), ranks)):
+            why = "memory"
+        if why:
+            if first:
+                context.report("bench_end", size=size, why=why)
+            return
+        context.stage("bench", "{} bytes".format(size))
+        loop = LOOPS[context.framework](context, size, "bench.{}".format(size))
+        rounds, repeats = measure(clock, loop, 0.5 / (len(todo) - index))
+        last = min(rounds)
+        if first:
+            seconds = quartiles(rounds)
+            facts = {"repeats": repeats, "rounds": len(rounds), "device": context.device}
+            context.report("bench", size=size, seconds=seconds, **facts)

@@ -1,0 +1,501 @@
+"""An exercise of every rank: all operations of this Horovod, on inputs that every rank knows.
+
+Option: empty for a selection, ``full`` for every type with every shape and for tensors past
+the fusion threshold; collective_cases.py has them. All ranks try the same cases in the same
+order, each judges by itself, and reports each operation as ``collectives``:
+
+``operation``, ``right``, ``wrong``  its name, and how many cases were what
+``types``    those of the right cases
+``skipped``  [type, why, how many]: what this Horovod or this number of ranks does not have
+``unproven`` why it could not be tried, where more ranks could have
+``cases``    what was wrong in the first few
+``ended``    only where Horovod cannot go on: why
+
+and at the end ``collectives-done`` with the seconds. Runs on Python 3.6 and up.
+"""
+
+import collections
+import importlib
+import inspect
+import re
+import socket
+import threading
+import time
+import types
+import zlib
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+
+import allreduce
+import collective_cases
+from collective_cases import Case
+from context import Array, Context
+
+Wait = Callable[[], Any]
+
+# What a report holds has to fit into one event.
+SHOWN, CASE, REASON = 3, 300, 90
+BARRIER_SECONDS = 0.05  # one rank of each host comes so much later
+# Tensors past the fusion threshold that a rank has at once, with the copies of Horovod and numpy.
+LARGE_COPIES = 8
+
+# How Horovod and the frameworks say that there is no such thing.
+_ABSENT = re.compile(
+    r"Tensor type \S+ is not supported|not in (the )?list of allowed values"
+    r"|Type \S+ is not supported in \w+ mode|No \w+ operation enabled"
+)
+# Whatever its type: a caller has to make it contiguous, and gets no wrong numbers.
+_REFUSED_LAYOUT = re.compile(r"\bcontiguous\b")
+_OVER = re.compile(r"shut ?down", re.IGNORECASE)
+
+
+class Absent(Exception):
+    """This Horovod does not have it."""
+
+
+class Ended(Exception):
+    """Horovod cannot go on."""
+
+
+class Tally:
+    """What came of the cases of one operation."""
+
+    def __init__(self, operation: str) -> None:
+        self.operation = operation
+        self.right = 0
+        self.types: Set[str] = set()
+        self.skipped: Dict[Tuple[str, str], int] = {}
+        self.unproven = ""
+        self.wrong: List[str] = []
+
+    def skip(self, why: str, dtype: str = "", count: int = 1) -> None:
+        """Count cases that could not be tried."""
+        self.skipped[dtype, why] = self.skipped.get((dtype, why), 0) + count
+
+    def take(self, case: Case, problem: str) -> None:
+        """Count a case that was tried; the problem is empty if all was right."""
+        if problem:
+            self.wrong.append("%s: %s" % (case.title, problem))
+        else:
+            self.right += 1
+            self.types.add(case.dtype)
+
+    def facts(self) -> Dict[str, Any]:
+        """What is reported."""
+        return {
+            "operation": self.operation,
+            "right": self.right,
+            "wrong": len(self.wrong),
+            "types": sorted(self.types),
+            "skipped": [[dtype, why, n] for (dtype, why), n in sorted(self.skipped.items())],
+            "unproven": self.unproven,
+            "cases": [shortened(text, CASE) for text in self.wrong[:SHOWN]],
+        }
+
+
+def gloo_sets_hang(hvd: Any) -> str:
+    """Why process sets that overlap can hang over Gloo in this Horovod; empty if they do not."""
+    release = importlib.import_module("horovod").__version__.split(".")[:2]
+    # Seen with 0.26.1, which calls torch's Gloo: a rank negotiates while others still connect.
+    if [int(each) for each in release] < [0, 27]:
+        return "Horovod before 0.27 can hang when it adds sets that overlap over Gloo"
+    if hvd.cross_size() > 1 and not has_gloo_rendezvous_patch():
+        return "Horovod up to 0.28.1 hangs when it adds such sets over Gloo on several hosts"
+    return ""
+
+
+def has_gloo_rendezvous_patch() -> bool:
+    """Whether the rendezvous server of this Horovod is the one of hvdenv's patch gloo-rendezvous.
+
+    The patch changes compiled code, too. The server shows it: it no longer forgets who has left
+    one scope when another one is complete.
+    """
+    server = importlib.import_module("horovod.runner.http.http_server")
+    handler = server.RendezvousHandler.__new__(server.RendezvousHandler)
+    handler.send_status_code = lambda code: None
+    handler.server = types.SimpleNamespace(
+        cache={},
+        cache_lock=threading.Lock(),
+        finished_list=collections.defaultdict(list),
+        finished_list_lock=threading.Lock(),
+        scope_size={"one": 2, "other": 1},
+        verbose=False,
+    )
+    for handler.path in ("/one/0", "/other/0"):
+        handler.do_DELETE()
+    return bool(handler.server.finished_list["one"] == ["0"])
+
+
+class Caller:
+    """Calls Horovod, whatever the framework and the version."""
+
+    def __init__(self, context: Context) -> None:
+        import numpy
+
+        self.numpy = numpy
+        self.context = context
+        self.hvd = context.hvd
+        self.native = context.native
+        self.torch = context.framework == "torch"
+        self.rank, self.size = context.hvd.rank(), context.hvd.size()
+        self.sets: Dict[str, Any] = {}
+        self.pending: List[Dict[str, Any]] = []
+
+    def try_all(self, operation: str, batches: List[List[Case]]) -> Tally:
+        """Try the cases of one operation.
+
+        Raises:
+            Ended: Horovod gave up; the tally is its second argument.
+        """
+        tally = Tally(operation)
+        sets = operation == collective_cases.PROCESS_SETS
+        there = hasattr(self.hvd, "add_process_set")
+        if sets and there and self.size < collective_cases.LEAST_FOR_SETS:
+            tally.unproven = "a process set of two ranks needs a third one beside it"
+        why = tally.unproven or self.lack(operation)
+        if why:
+            tally.skip(why, count=sum(len(batch) for batch in batches))
+            return tally
+        if sets and not self.attempt(tally, batches[0][0], self.add_sets):
+            return tally
+        for batch in batches:
+            own = [case for case in batch if self.rank in case.members(self.size)]
+            begun = [(case, self.attempt(tally, case, self.begin, case)) for case in own]
+            for case, wait in begun:
+                if wait is not None:
+                    self.attempt(tally, case, self.finish, tally, case, wait)
+        while self.sets:
+            self.hvd.remove_process_set(self.sets.popitem()[1])
+        return tally
+
+    def attempt(
+        self, tally: Tally, case: Case, function: Callable[..., Any], *arguments: Any
+    ) -> Any:
+        """Call a function for a case; what it raises is counted, and None returned."""
+        self.context.stage("collectives", "%s: %s" % (tally.operation, case.title))
+        try:
+            return function(*arguments)
+        except (Absent, NotImplementedError, collective_cases.TooLarge) as error:
+            tally.skip(shortened(error, REASON))
+        except Exception as error:
+            text = "%s: %s" % (type(error).__name__, error)
+            absent = _ABSENT.search(text)
+            if absent:
+                tally.skip(shortened(absent.group(), REASON), case.dtype)
+                return None
+            if _REFUSED_LAYOUT.search(text):
+                tally.skip("Horovod accepts contiguous tensors only here")
+                return None
+            tally.take(case, text)
+            if _OVER.search(text):
+                raise Ended(shortened(text, CASE), tally) from error
+        return None
+
+    def lack(self, operation: str) -> str:
+        """Why there is no point in trying an operation; empty if there is one."""
+        if operation == "Adasum" and self.context.device:
+            return "on GPUs it averages within each host first"
+        if operation == "Adasum" and self.context.controller == "Gloo":
+            return "on CPUs only MPI does it"
+        if operation == "Adasum" and self.size & (self.size - 1):
+            return "it needs 2, 4, 8 and so on ranks"
+        if operation == collective_cases.LARGE and not self.has_memory():
+            return "a host has too little memory free"
+        return ""
+
+    def has_memory(self) -> bool:
+        """Whether all hosts have memory for tensors past the threshold; all ranks get to know."""
+        needed = LARGE_COPIES * collective_cases.LARGE_BYTES * self.hvd.local_size()
+        enough = self.numpy.array([available_memory() >= needed], "int32")
+        given = dict(allreduce.operation_arguments(self.hvd, "Sum"), name="memory")
+        result = self.call("allreduce", [self.tensor(enough, "int32")], given)
+        return int(self.array(result)[1][0]) == int(self.size)
+
+    # One case.
+
+    def begin(self, case: Case) -> Wait:
+        """Begin a case; what is returned waits for the tensors that come out."""
+        if case.kind == "barrier":
+            return self.barrier()
+        if case.kind == "join":
+            return self.join()
+        arrays = collective_cases.given(self.numpy, case, self.rank, self.size)
+        tensors = [self.tensor(array, case.dtype) for array in arrays]
+        members = case.members(self.size)
+        values = [tensors if len(tensors) > 1 else tensors[0]]
+        arguments = self.arguments(case)
+        if case.kind == "broadcast":
+            values.append(members[case.root])
+        if case.kind == "alltoall" and case.rows:
+            arguments["splits"] = collective_cases.splits(case, self.rank, members)
+        function = "grouped_" + case.kind if len(tensors) > 1 else case.kind
+        # In TensorFlow two at a time need a graph: names count for nothing outside of one.
+        form = case.form or ("asynchronous" if self.torch else "at once")
+        return FORMS[form](self, function, values, arguments)
+
+    def finish(self, tally: Tally, case: Case, wait: Wait) -> None:
+        """Wait for a case and judge what came out."""
+        result = wait()
+        tensors = list(result) if isinstance(result, (tuple, list)) else [result]
+        got = [self.array(tensor) for tensor in tensors]
+        tally.take(case, collective_cases.problem(self.numpy, case, self.rank, self.size, got))
+
+    def arguments(self, case: Case) -> Dict[str, Any]:
+        """What is said besides the tensors."""
+        # No spaces: names are scopes in TensorFlow's graphs.
+        found: Dict[str, Any] = {
+            "name": case.name or re.sub(r"\W+", "_", case.kind + " " + case.title)
+        }
+        if case.reduce:
+            if case.reduce not in ("Sum", "Average"):
+                self.need(case.reduce)
+            found.update(allreduce.operation_arguments(self.hvd, case.reduce))
+        if case.scale != (1, 1):
+            found.update(prescale_factor=case.scale[0], postscale_factor=case.scale[1])
+        if case.among:
+            found["process_set"] = self.sets[case.among]
+        return found
+
+    def add_sets(self) -> int:
+        """Make all process sets, on every rank in the same order; returns how many.
+
+        Raises:
+            Absent: this Horovod has none, or can hang when it adds them.
+        """
+        self.need("add_process_set")
+        if self.context.controller == "Gloo":
+            reason = gloo_sets_hang(self.hvd)
+            if reason:
+                raise Absent(reason)
+        for name, ranks in collective_cases.SETS.items():
+            self.sets[name] = self.call("add_process_set", [ranks(self.size)])
+        return len(self.sets)
+
+    def call(
+        self,
+        function: str,
+        values: Sequence[Any] = (),
+        arguments: Optional[Dict[str, Any]] = None,
+        module: Any = None,
+    ) -> Any:
+        """Call a function of Horovod by its name; of the arguments only the name may be unknown."""
+        module = module or self.hvd
+        called, arguments = self.need(function, module), arguments or {}
+        known = inspect.signature(called).parameters.values()
+        if not any(each.kind == each.VAR_KEYWORD for each in known):
+            names = {each.name for each in known}
+            for unknown in sorted(set(arguments) - names - {"name"}):
+                raise Absent("%s.%s has no %s" % (module.__name__, function, unknown))
+            arguments = {key: arguments[key] for key in arguments if key in names}
+        return called(*values, **arguments)
+
+    def need(self, name: str, module: Any = None) -> Any:
+        """What has a name in Horovod.
+
+        Raises:
+            Absent: nothing has.
+        """
+        module = module or self.hvd
+        if not hasattr(module, name):
+            raise Absent("there is no %s.%s" % (module.__name__, name))
+        return getattr(module, name)
+
+    def tensor(self, array: Array, dtype: str) -> Any:
+        """The framework's tensor; that of torch shares the memory of the array."""
+        tensor = self.context.tensor(array)
+        if dtype != "bfloat16":
+            return tensor
+        return tensor.bfloat16() if self.torch else self.native.cast(tensor, "bfloat16")
+
+    def array(self, tensor: Any) -> Tuple[str, Array]:
+        """A tensor's type and values; some functions give arrays."""
+        if not hasattr(tensor, "numpy"):
+            array = self.numpy.asarray(tensor)
+            return str(array.dtype), array
+        dtype = str(tensor.dtype)[len("torch.") :] if self.torch else tensor.dtype.name
+        if dtype == "bfloat16":
+            tensor = tensor.float() if self.torch else self.native.cast(tensor, "float32")
+        return dtype, self.context.array(tensor)
+
+    # The forms that operations come in.
+
+    def asynchronous(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
+        """The function that returns a handle."""
+        handle = self.call(function + "_async", values, arguments)
+        return lambda: self.hvd.synchronize(handle)
+
+    def polled(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
+        """The same, asked for until it is ready."""
+        handle = self.call(function + "_async", values, arguments)
+
+        def wait() -> Any:
+            while not self.hvd.poll(handle):
+                time.sleep(0.0005)
+            return self.hvd.synchronize(handle)
+
+        return wait
+
+    def at_once(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
+        """The function that waits by itself."""
+        result = self.call(function, values, arguments)
+        return lambda: result
+
+    def in_place(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
+        """The function that changes its tensors and returns a handle."""
+        handle = self.call(function + "_async_", values, arguments)
+
+        def wait() -> Any:
+            self.hvd.synchronize(handle)
+            return values[0]
+
+        return wait
+
+    def in_place_at_once(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
+        """The function that changes its tensors and waits by itself."""
+        self.call(function + "_", values, arguments)
+        return lambda: values[0]
+
+    def part(self, function: str, values: List[Any], arguments: Dict[str, Any], step: int) -> Wait:
+        """The function that returns a handle, on each row, or each second one, of a larger tensor."""
+        rows = len(values[0])
+        larger = self.native.ones((step * rows + 1, *values[0].shape[1:]), dtype=values[0].dtype)
+        rest = larger.to(values[0].device)[1::step]
+        rest.copy_(values[0])
+        return self.asynchronous(function, [rest, *values[1:]], arguments)
+
+    def assign(self, name: str, values: List[Any]) -> Wait:
+        """A broadcast into variables of TensorFlow."""
+        named = [("variable%d" % number, tensor) for number, tensor in enumerate(values[0])]
+        variables = [self.native.Variable(tensor, name=name) for name, tensor in named]
+        self.call(name, [variables, values[1]])
+        return lambda: variables
+
+    def keras(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
+        """The function of horovod.tensorflow.keras, which takes an array."""
+        module = importlib.import_module("horovod.tensorflow.keras")
+        values[0] = self.context.array(values[0])
+        result = self.call(function, values, arguments, module)
+        return lambda: result
+
+    def in_graph(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
+        """One function of TensorFlow for all that are pending: there they run side by side."""
+        call = {"what": (function, values, arguments)}
+        self.pending.append(call)
+
+        def wait() -> Any:
+            if "result" not in call:
+                self.run_graph()
+            if isinstance(call["result"], Exception):
+                raise call["result"]
+            return call["result"]
+
+        return wait
+
+    def run_graph(self) -> None:
+        """Run what is pending; an error is the result of all of it."""
+        pending, self.pending = self.pending, []
+        calls = [call["what"] for call in pending]
+        try:
+            graph = self.native.function(
+                lambda: [self.call(*call) for call in calls], autograph=False
+            )
+            results = graph()
+        except Exception as error:
+            results = [error] * len(pending)
+        for number, call in enumerate(pending):
+            call["result"] = results[number]
+
+    # What is no operation on a tensor.
+
+    def barrier(self) -> Wait:
+        """How many ranks of this host left before the last one had come."""
+        self.need("barrier")
+        if self.hvd.local_rank() == self.hvd.local_size() - 1:
+            time.sleep(BARRIER_SECONDS)
+        host = zlib.crc32(socket.gethostname().encode())
+        came = microseconds()
+        self.call("barrier")
+        times = self.numpy.array([[host, came, microseconds()]], "int64")
+        result = self.call("allgather", [self.tensor(times, "int64")], {"name": "barrier times"})
+        _, table = self.array(result)
+        here = table[table[:, 0] == host]
+        return lambda: self.numpy.array((here[:, 2] < here[:, 1].max()).sum())
+
+    def join(self) -> Wait:
+        """What came out of this rank's steps, and who joined last."""
+        self.need("join")  # without it, ranks with more steps would wait for the others
+        results = []
+        for step in range(collective_cases.join_steps(self.rank, self.size)):
+            self.context.stage("collectives", "join: step %d, before hvd.join()" % step)
+            case = collective_cases.joined_case(step)
+            (array,) = collective_cases.given(self.numpy, case, self.rank, self.size)
+            tensor = self.tensor(array, case.dtype)
+            results.append(self.call("allreduce", [tensor], self.arguments(case)))
+        self.context.stage("collectives", "join: in hvd.join()")
+        last = self.call("join")
+        # Up to Horovod 0.22 it does not say who that was.
+        told = hasattr(last, "numpy") or isinstance(last, int)
+        last = self.array(last)[1] if told else self.size - 1
+        return lambda: [*results, self.numpy.array(int(last))]
+
+
+FORMS: Dict[str, Callable[..., Wait]] = {
+    "asynchronous": Caller.asynchronous,
+    "polled": Caller.polled,
+    "at once": Caller.at_once,
+    "in place": Caller.in_place,
+    "in place at once": Caller.in_place_at_once,
+    "broadcast_variables": lambda caller, _, values, __: caller.assign(
+        "broadcast_variables", values
+    ),
+    "broadcast_": lambda caller, _, values, __: caller.assign("broadcast_", values),
+    "within a larger tensor": lambda caller, *call: caller.part(*call, step=1),
+    "every other row": lambda caller, *call: caller.part(*call, step=2),
+    "graph": Caller.in_graph,
+    "keras": Caller.keras,
+}
+
+
+def shortened(text: object, length: int) -> str:
+    """A line of ASCII with the first and the last words of a text."""
+    line = " ".join(str(text).encode("ascii", "replace").decode("ascii").split())
+    return (
+        line
+        if len(line) <= length
+        else line[: length // 2 - 3] + " ... " + line[-length // 2 + 2 :]
+    )
+
+
+def microseconds() -> int:
+    """A clock that all processes of a host share."""
+    return int(time.monotonic() * 1e6)
+
+
+def available_memory() -> int:
+    """Bytes that programs can still have; 0 if the kernel does not say."""
+    with open("/proc/meminfo") as stream:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", stream.read(), re.MULTILINE)
+    return int(found.group(1)) * 1024 if found else 0
+
+
+def try_operations(context: Context, full: bool) -> None:
+    """Try all operations and report each."""
+    caller = Caller(context)
+    for operation, batches in collective_cases.operations(context.framework, caller.size, full):
+        try:
+            context.report("collectives", **caller.try_all(operation, batches).facts())
+        except Ended as error:
+            why, tally = error.args
+            context.report("collectives", ended=why, **tally.facts())
+            break
+
+
+def run(context: Context, option: str) -> None:
+    """Try all operations where the tensors are."""
+    began = time.time()
+    if context.framework == "torch":
+        try_operations(context, option == "full")
+    else:
+        # Otherwise it takes a GPU for tensors of the host's memory as well.
+        with context.native.device(context.device or "/cpu:0"):
+            try_operations(context, option == "full")
+    context.report("collectives-done", seconds=round(time.time() - began, 2))

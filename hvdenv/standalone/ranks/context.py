@@ -1,0 +1,78 @@
+"""What exercises work with on a rank: the framework, Horovod and the way to report.
+
+Runs on Python 3.6 and newer.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import time
+from typing import Any, Dict, Iterator, Optional, Tuple
+
+# Arrays of numpy, which mypy does not know here.
+Array = Any
+Shape = Tuple[int, ...]
+
+
+class Context:
+    """One rank, with its framework and Horovod.
+
+    Attributes:
+        framework: ``torch`` or ``tensorflow``.
+        controller: ``MPI`` or ``Gloo``.
+        native: the framework's module.
+        hvd: Horovod's module for it.
+        version: of the framework.
+        gpu: this rank's GPU as the framework calls it; empty without one.
+        device: the GPU of tensors that tensor() makes; empty for the host's memory.
+        waited: seconds spent within waiting() so far.
+    """
+
+    def __init__(self, framework: str, controller: str, descriptor: int) -> None:
+        self.framework = framework
+        self.controller = controller
+        self._descriptor = descriptor
+        self.native = importlib.import_module(framework)  # first: Horovod needs its libraries
+        self.hvd = importlib.import_module("horovod." + framework)
+        self.version = str(self.native.__version__)
+        self.gpu = self.device = ""
+        self.waited = 0.0
+        if framework == "torch":
+            self.native.set_num_threads(1)
+        elif not self.native.executing_eagerly():
+            self.native.compat.v1.enable_eager_execution()
+
+    def report(self, event: str, **facts: Any) -> None:
+        """Send one event to the supervisor, rank.py."""
+        line = json.dumps(dict(facts, event=event)) + "\n"
+        os.write(self._descriptor, line.encode("ascii"))
+
+    def stage(self, name: str, detail: str = "") -> None:
+        """Report what is tried next, which tells where a rank failed."""
+        self.report("stage", stage=name, detail=detail)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Within this block the rank waits for others."""
+        began = time.time()
+        try:
+            yield
+        finally:
+            self.waited += time.time() - began
+
+    def tensor(self, array: Array) -> Any:
+        """The framework's tensor with an array's values, on `device`."""
+        if self.framework == "torch":
+            return self.native.from_numpy(array).to(self.device or "cpu")
+        with self.native.device(self.device or "/cpu:0"):
+            return self.native.constant(array)
+
+    def array(self, tensor: Any) -> Array:
+        """The values of a tensor."""
+        return tensor.cpu().numpy() if self.framework == "torch" else tensor.numpy()
+
+    def numbers(self) -> Dict[str, Optional[int]]:
+        """The numbers of this rank and of its host; None where this Horovod has no such function."""
+        names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+        return {name: getattr(self.hvd, name, lambda: None)() for name in names}

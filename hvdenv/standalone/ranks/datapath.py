@@ -1,0 +1,193 @@
+"""By which path a rank's data goes: what libraries say of it, and what the rank has loaded.
+
+rank.py sets VARIABLES, so that the libraries say it, and gathers that from the rank's output
+with Seen; rank_work.py calls run() after the first allreduces, for the rest. Together they
+are the event ``path``. What it means is judged elsewhere (hvdenv/verification/datapath.py). Runs on
+Python 3.6 and up.
+"""
+
+import ctypes
+import glob
+import json
+import os
+import re
+from typing import Any, Dict, List
+
+from context import Context
+
+VARIABLES = {
+    "HOROVOD_LOG_LEVEL": "debug",
+    "OMPI_MCA_pml_base_verbose": "10",
+    "OMPI_MCA_mtl_base_verbose": "10",
+    "OMPI_MCA_btl_base_verbose": "1",
+    "UCX_LOG_LEVEL": "info",
+    "I_MPI_DEBUG": "2",
+    "NCCL_DEBUG": "INFO",
+    "NCCL_DEBUG_SUBSYS": "INIT",
+}
+# They would send elsewhere what is to be read here.
+ELSEWHERE = ("NCCL_DEBUG_FILE", "UCX_LOG_FILE")
+
+# What a line of output says: groups of one pattern become one value.
+_SAID = tuple(
+    (name, re.compile(pattern))
+    for name, pattern in (
+        ("controller", r"Using (\w+) to perform controller operations\.$"),
+        ("cpu", r"Using (\w+) to perform CPU operations\.$"),
+        ("pml", r"\] selected (\w+) best priority"),
+        ("btl", r"mca: bml: Using (\w+) btl for send to"),
+        ("provider", r"mtl:ofi:prov(?:ider)?: (\S+)"),
+        ("provider", r"libfabric provider: (\S+)"),
+        ("ucx", r"UCX +INFO .{0,40}?(self |intra-node |inter-node )?(?:ep_cfg\[\d+\]: |cfg#\d{1,9} ?)(\w.*\))"),
+        ("nccl", r"[NR]CCL version (\d[\w.+-]*)"),
+        ("network", r"NCCL INFO Using network (.+)"),
+        (
+            "comm",
+            r"NCCL INFO (?:\w+ )?comm \S+ rank \d+ nranks (\d+)"
+            r"(?: cudaDev \d+)?(?: nvmlDev \d+)?(?: (busId \w+))?.* - (?:Init )?COMPLETE",
+        ),
+        ("via", r"NCCL INFO (?:Channel|Ring) .* via ([\w ]+(?:/[A-Za-z ]+)?)"),
+    )
+)  # fmt: skip
+# Lines that are there because of VARIABLES alone: what a rank says last should be its own.
+_ASKED_FOR = re.compile(
+    r"\[\S+:\d+\] (mca: (base|bml): |mca:base:select|select: |selected \w+ best|check:select)"
+    r"|UCX +INFO |NCCL INFO (Channel|Ring|Trees?) "
+)
+_SEEN_BYTES = 1100
+_LINE = 500
+
+# Libraries of which a second copy, or another version, makes a difference, and those of GPUs
+# that yardstick.c opens as well.
+_LIBRARIES = re.compile(
+    r"lib(mpi(ch|_ibm|_cray|_gnu_\w+|_intel_\w+)?|nccl|rccl|cudart|amdhip64|ucp|fabric|stdc\+\+)"
+    r"(\.so|-[\w.]+\.so)"
+)
+_ASKED = (
+    "OMPI_MCA_pml",
+    "OMPI_MCA_btl",
+    "UCX_TLS",
+    "UCX_NET_DEVICES",
+    "FI_PROVIDER",
+    "HOROVOD_GLOO_IFACE",
+    "HOROVOD_CPU_OPERATIONS",
+    "NCCL_IB_DISABLE",
+    "NCCL_SOCKET_IFNAME",
+    "CUDA_VISIBLE_DEVICES",
+)
+
+
+class Seen:
+    """What the libraries said so far: values by name, each once."""
+
+    def __init__(self) -> None:
+        self.values: Dict[str, List[str]] = {}
+
+    def take(self, line: str) -> bool:
+        """Read a line.
+
+        Returns:
+            Whether it was only there because it was asked for.
+        """
+        for name, pattern in _SAID:
+            found = pattern.search(line[:_LINE])
+            if found:
+                value = " ".join(group.strip() for group in found.groups() if group)
+                self._add(name, value[:120])
+        return bool(_ASKED_FOR.search(line[:_LINE]))
+
+    def of_horovod(self) -> Dict[str, str]:
+        """What Horovod named last as its controller and for tensors in the host's memory."""
+        return {
+            name: self.values[name][-1] for name in ("controller", "cpu") if name in self.values
+        }
+
+    def _add(self, name: str, value: str) -> None:
+        values = self.values.setdefault(name, [])
+        if value not in values:
+            values.append(value)
+            if len(json.dumps(self.values)) > _SEEN_BYTES:
+                values.pop()
+
+
+def libraries(maps: str = "/proc/self/maps") -> Dict[str, List[str]]:
+    """Paths of the libraries of interest that are loaded, by name."""
+    found: Dict[str, List[str]] = {}
+    with open(maps) as stream:
+        for line in stream:
+            path = line.split(None, 5)[-1].strip()
+            name = _LIBRARIES.match(os.path.basename(path))
+            if name and path not in found.setdefault(name.group(0).split(".so")[0], []):
+                found[name.group(0).split(".so")[0]].append(path)
+    return found
+
+
+def mpi_version(loaded: Dict[str, List[str]]) -> str:
+    """What the MPI that is loaded calls itself; empty if none is, or it is too old to say."""
+    for name in sorted(loaded):
+        if name.startswith("libmpi"):
+            text = ctypes.create_string_buffer(8192)  # Open MPI and MPICH have less
+            length = ctypes.c_int()
+            try:
+                ctypes.CDLL(loaded[name][0]).MPI_Get_library_version(text, ctypes.byref(length))
+            except (OSError, AttributeError):
+                continue
+            words = text.value.decode("utf-8", "replace").split()
+            return " ".join(words)[:120]
+    return ""
+
+
+def nccl_version(loaded: Dict[str, List[str]]) -> int:
+    """The number of the NCCL that is loaded, such as 21805; 0 if none is, or it is static."""
+    version = ctypes.c_int()
+    for name in ("libnccl", "librccl"):
+        for path in loaded.get(name, ()):
+            try:
+                ctypes.CDLL(path).ncclGetVersion(ctypes.byref(version))
+            except (OSError, AttributeError):
+                continue
+            return version.value
+    return 0
+
+
+def fast_networks(devices: str = "/sys/class") -> List[str]:
+    """Adapters of InfiniBand, Omni-Path or Slingshot of which a port is active.
+
+    Ethernet adapters with RDMA are left out: most of them are used as plain ones.
+    """
+    found = []
+    for port in sorted(glob.glob(os.path.join(devices, "infiniband", "*", "ports", "*"))):
+        name = port.split(os.sep)[-3]
+        if "ACTIVE" in _read(port, "state") and "InfiniBand" in _read(port, "link_layer"):
+            found += [] if name in found else [name]
+    for card in sorted(glob.glob(os.path.join(devices, "cxi", "*"))):
+        found.append(os.path.basename(card))
+    return found[:8]
+
+
+def _read(folder: str, name: str) -> str:
+    try:
+        with open(os.path.join(folder, name)) as stream:
+            return stream.read()
+    except OSError:
+        return ""
+
+
+def run(context: Context, gpu: Dict[str, Any]) -> None:
+    """Report ``path``.
+
+    Args:
+        context: of rank_work.py.
+        gpu: what gpus.py found.
+    """
+    loaded = libraries()
+    facts = {
+        "gpu": gpu,
+        "mpi": mpi_version(loaded),
+        "nccl": nccl_version(loaded),
+        "fast": fast_networks(),
+        "asked": {n: os.environ[n][:60] for n in _ASKED if os.environ.get(n, "-1") != "-1"},
+        "libraries": {name: paths[:2] for name, paths in loaded.items()},
+    }
+    # What makes the event too long to arrive in one piece is the least of it.
+    context.report("path", **facts)

@@ -1,0 +1,99 @@
+"""The exercise ``speed``: samples per second of a training step.
+
+OPTION is for how many seconds it may measure. The model is a perceptron of 2.1 million
+weights (8 MiB of gradients), the data are random and lie in memory, each rank has a batch
+of its own: the total grows with the ranks, as it does for those who train so. The slowest
+rank counts. Rank 0 reports ``speed``: samples of a step on all ranks, steps of a round,
+rounds, and the seconds of one step: minimum, quartiles and maximum of the rounds.
+
+Runs on Python 3.6 and up; needs numpy, which the frameworks bring.
+"""
+
+import bench
+from bench import Loop
+from context import Context
+
+BATCH, FEATURES, HIDDEN, CLASSES = 64, 512, 1024, 10
+RATE = 0.01
+
+
+def torch_step(context: Context) -> Loop:
+    """A function that does training steps."""
+    torch, hvd = context.native, context.hvd
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(FEATURES, HIDDEN), torch.nn.ReLU(),
+        torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.ReLU(),
+        torch.nn.Linear(HIDDEN, HIDDEN // 2), torch.nn.ReLU(),
+        torch.nn.Linear(HIDDEN // 2, CLASSES),
+    ).to(context.device or "cpu")  # fmt: skip
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=RATE), named_parameters=model.named_parameters()
+    )
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    features = torch.randn(BATCH, FEATURES).to(context.device or "cpu")
+    classes = torch.randint(0, CLASSES, (BATCH,)).to(context.device or "cpu")
+    loss = torch.nn.CrossEntropyLoss()
+
+    def steps(repeats: int) -> None:
+        for _ in range(repeats):
+            optimizer.zero_grad()
+            loss(model(features), classes).backward()
+            optimizer.step()
+        next(model.parameters()).sum().item()  # a GPU is ready when its figures are here
+
+    return steps
+
+
+def tensorflow_step(context: Context) -> Loop:
+    """The same without Keras, whose versions differ."""
+    tensorflow, hvd = context.native, context.hvd
+    half = HIDDEN // 2
+    shapes = ((FEATURES, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, half), (half, CLASSES))
+    device = context.device or "/cpu:0"
+    with tensorflow.device(device):
+        weights = [
+            tensorflow.Variable(tensorflow.random.normal(shape, stddev=shape[0] ** -0.5))
+            for shape in shapes
+        ]
+        features = tensorflow.random.normal((BATCH, FEATURES))
+        classes = tensorflow.random.uniform((BATCH,), 0, CLASSES, "int64")
+    hvd.broadcast_variables(weights, root_rank=0)
+
+    @tensorflow.function  # type: ignore[untyped-decorator]
+    def step() -> None:
+        with tensorflow.GradientTape() as tape:
+            values = features
+            for weight in weights[:-1]:
+                values = tensorflow.nn.relu(tensorflow.matmul(values, weight))
+            loss = tensorflow.nn.sparse_softmax_cross_entropy_with_logits(
+                classes, tensorflow.matmul(values, weights[-1])
+            )
+            loss = tensorflow.reduce_mean(loss)
+        gradients = hvd.DistributedGradientTape(tape).gradient(loss, weights)
+        for weight, gradient in zip(weights, gradients):
+            weight.assign_sub(RATE * gradient)
+
+    def steps(repeats: int) -> None:
+        with tensorflow.device(device):
+            for _ in range(repeats):
+                step()
+            tensorflow.reduce_sum(weights[0]).numpy()
+
+    return steps
+
+
+STEPS = {"torch": torch_step, "tensorflow": tensorflow_step}
+
+
+def run(context: Context, option: str) -> None:
+    """Train for as long as that takes."""
+    steps = STEPS[context.framework](context)
+    clock = bench.Clock(context, float(option))
+    rounds, repeats = bench.measure(clock, steps, 1.0)
+    if context.hvd.rank() == 0:
+        samples = BATCH * context.hvd.size()
+        seconds = bench.quartiles(rounds)
+        context.report(
+            "speed", samples=samples, repeats=repeats, rounds=len(rounds), seconds=seconds
+        )

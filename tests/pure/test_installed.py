@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdenv.cli.main import main
+from hvdenv.contents.packages import Package
+from hvdenv.environments import generations, installed, registry
+from hvdenv.environments.generations import Environment
+from hvdenv.errors import HvdenvError
+from hvdenv.places import Places, find_places
+from tests.environments import ONE, TWO, build
+
+Captured = pytest.CaptureFixture[str]
+SITE = "lib/python3.11/site-packages"
+
+
+def install(base: Path, *names: str, **files: dict[str, Any]) -> None:
+    """Put folders of metadata where Python looks, and JSON files into them."""
+    for name in names:
+        folder = base / SITE / name
+        folder.mkdir(parents=True)
+        for file, content in files.items():
+            (folder / f"{file}.json").write_text(json.dumps(content))
+
+
+@pytest.fixture
+def venv(tmp_path: Path) -> Path:
+    base = tmp_path / "venv"
+    install(base, "Jinja2-3.1.6.dist-info", "typing_extensions-4.16.0.dist-info", "jinja2")
+    install(base, "old-1.0-py3.11.egg-info", "torch-2.13.0+cpu.dist-info")
+    origin = {"url": "file:///home/ann/h.whl", "archive_info": {"hashes": {"sha256": "e" * 64}}}
+    install(base, "horovod-0.28.1.dist-info", direct_url=origin)
+    git = {"url": "https://github.com/a/b", "vcs_info": {"vcs": "git", "commit_id": "f00"}}
+    install(base, "b-1.dist-info", direct_url=git)
+    (base / "lib64").symlink_to("lib")
+    (base / "pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.11.7\n")
+    (base / "bin").mkdir()
+    (base / "bin/python").write_text("")
+    return base
+
+
+def test_a_virtual_environment(venv: Path) -> None:
+    found = installed.installed_packages(venv)
+    assert sorted(found.packages) == [
+        Package("pypi", "b", "1", url="git+https://github.com/a/b@f00"),
+        Package("pypi", "horovod", "0.28.1", sha256="e" * 64),
+        Package("pypi", "jinja2", "3.1.6"),
+        Package("pypi", "old", "1.0"),
+        Package("pypi", "torch", "2.13.0+cpu"),
+        Package("pypi", "typing-extensions", "4.16.0"),
+    ]
+    assert found.distributions["torch"] == "2.13.0+cpu"
+    assert found.python == "3.11.7"
+    contents = installed.contents_of_folder(venv)
+    assert contents.horovod
+    assert contents.horovod.wheel == "e" * 64
+    assert len(contents.packages) == 5
+
+
+def test_a_conda_prefix(tmp_path: Path) -> None:
+    """What conda installed is conda's, whatever name Python has for it."""
+    install(tmp_path, "torch-1.12.0-py3.11.egg-info", "six-1.16.0.dist-info", "mine-1.dist-info")
+    meta = tmp_path / "conda-meta"
+    meta.mkdir()
+    (meta / "history").write_text("")
+    records = {
+        "pytorch": {
+            "name": "pytorch", "version": "1.12.0", "build": "h0", "sha256": "1" * 64,
+            "url": "https://conda.anaconda.org/pytorch/linux-64/pytorch-1.12.0-h0.conda",
+            "files": [f"{SITE}/torch-1.12.0-py3.11.egg-info/PKG-INFO"],
+        },
+        "six": {"name": "six", "version": "1.16.0", "files": [f"{SITE}/six-1.16.0.dist-info/RECORD"]},
+        "python": {"name": "python", "version": "3.11.9", "build": "h1", "files": []},
+    }  # fmt: skip
+    for name, record in records.items():
+        (meta / f"{name}.json").write_text(json.dumps(record))
+    (meta / "broken.json").write_text("{")
+    found = installed.installed_packages(tmp_path)
+    assert [(each.kind, each.name) for each in sorted(found.packages)] == [
+        ("conda", "python"), ("conda", "pytorch"), ("conda", "six"), ("pypi", "mine"),
+    ]  # fmt: skip
+    assert found.distributions == {"torch": "1.12.0", "six": "1.16.0", "mine": "1"}
+    assert found.python == "3.11.9"
+    assert installed.contents_of_folder(tmp_path).channels == ("pytorch",)
+
+
+@pytest.fixture
+def environment(venv: Path) -> Environment:
+    """`local`, of which the second of two generations is active."""
+    places = find_places()
+    environment = generations.at(places.prefix("local", []))
+    environment.prefix.parent.mkdir(parents=True)
+    generations.claim(environment)
+    fields = {"recipe": "local", "variants": [], "environment": str(venv)}
+    build(environment, ONE, **fields, wheel={"bytes": 1})
+    build(environment, TWO, **fields, hvdenv="1")
+    generations.switch(environment, TWO)
+    registry.register(places, environment, "local", [])
+    return environment
+
+
+def labels(*texts: str) -> list[str]:
+    return [installed.named_contents(each, find_places()).label for each in texts]
+
+
+def test_how_an_environment_is_named(environment: Environment, tmp_path: Path) -> None:
+    prefix = environment.prefix
+    assert labels("local", "local@1", f"local@{TWO}") == [
+        f"local@{TWO}", f"local@{ONE}", f"local@{TWO}",
+    ]  # fmt: skip
+    assert labels(str(prefix), f"{prefix}@11") == [f"{prefix}@{TWO}", f"{prefix}@{ONE}"]
+    folder = environment.generation(ONE)
+    assert labels(str(folder)) == [str(folder)]
+    strange = tmp_path / "with@sign"
+    strange.symlink_to(tmp_path / "venv")
+    assert labels(str(strange)) == [str(strange)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("none", "no environment named none"),
+        ("local@3", "no complete generation 3"),
+        ("local@", "no active generation"),
+        ("VENV@1", "hvdenv did not build it"),
+        ("/", "cannot be a prefix"),
+        ("./nowhere", "this is no Python environment"),
+    ],
+)
+def test_what_is_no_environment(text: str, said: str, environment: Environment, venv: Path) -> None:
+    if text == "local@":
+        environment.prefix.unlink()
+    with pytest.raises(HvdenvError) as caught:
+        installed.named_contents(text.replace("VENV", str(venv)), find_places())
+    assert said in str(caught.value)
+
+
+def test_a_beginning_of_two_generations(environment: Environment) -> None:
+    build(environment, "1" * 11 + "2")
+    with pytest.raises(HvdenvError, match="2 generations begin with 11"):
+        installed.named_contents("local@11", Places(find_places().home))
+    assert labels(f"local@{ONE}") == [f"local@{ONE}"]
+
+
+def test_diff(environment: Environment, venv: Path, capsys: Captured) -> None:
+    assert main(["diff", "local@1", "local", "--exit-code"]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"local@{ONE} -> local@{TWO}: the same\n"
+    install(environment.generation(ONE) / "own", "six-1.dist-info")
+    path = environment.record(ONE)
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, "environment": "own"}))
+    assert main(["diff", "local@1", "local"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"local@{ONE} -> local@{TWO}: they differ\n")
+    assert "\n  removed  six  1\n" in out
+    assert main(["diff", "local@1", str(venv), "--exit-code", "--json"]) == 1
+    said = capsys.readouterr()
+    document = json.loads(said.out)
+    assert (document["a"], document["b"], document["same"]) == (f"local@{ONE}", str(venv), False)
+    assert main(["diff", "local", str(venv)]) == 0
+    assert "not by hvdenv" in capsys.readouterr().err
+
+
+def test_export(environment: Environment, tmp_path: Path, capsys: Captured) -> None:
+    assert main(["export", "local", "--format", "constraints"]) == 0
+    assert "\ntorch==2.13.0+cpu\n" in capsys.readouterr().out
+    file = tmp_path / "requirements.txt"
+    words = ["export", "--prefix", f"{environment.prefix}@1", "--format", "requirements"]
+    assert main([*words, "--output", str(file)]) == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", f"wrote {file}\n")
+    assert "torch==2.13.0+cpu" in file.read_text()
+    (tmp_path / "link").symlink_to(file)
+    assert main([*words, "--output", str(tmp_path / "link")]) == 0
+    assert (tmp_path / "link").is_symlink() and file.is_file()
+    os.mkfifo(tmp_path / "device")
+    assert main([*words, "--output", str(tmp_path / "device")]) == 5
+    assert "device: this is no file" in capsys.readouterr().err
+    assert (tmp_path / "device").is_fifo()
+    assert main(["export", "--format", "constraints"]) == 2
+    assert "which environment?" in capsys.readouterr().err
+    assert main(["export", "local", "--variant", "torch", "--format", "constraints"]) == 2
+    assert "hvdenv build" in capsys.readouterr().err
