@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from hvdenv.knowledge.diagnosis import Found, explain
-from hvdenv.launch.hosts import short
 from hvdenv.masking import mask, plain
 from hvdenv.reports.report import Status
+from hvdenv.sites.hosts import short
 from hvdenv.standalone.ranks.events import (
     DataPath,
     Exited,
