@@ -288,12 +288,12 @@ def _look(
     image = wanted.image
     answers = ask(hosts, image, runner, ssh=wanted.ssh)
     report = Report(
-        "+".join((resolved.recipe.name, *resolved.variants)),
-        image,
-        os.uname().nodename,
-        started,
-        time.monotonic() - began,
-        judge_nodes(wanted, answers),
+        recipe="+".join((resolved.recipe.name, *resolved.variants)),
+        prefix=image,
+        host=os.uname().nodename,
+        started=started,
+        seconds=time.monotonic() - began,
+        findings=judge_nodes(wanted, answers),
     )
     return report, answers
 
