@@ -1,6 +1,7 @@
-"""Write the batch script of a job that runs in an environment, or in the image that the
-recipe names; or submit it and follow it to its end. What it asks for stands in the recipe;
-options say otherwise."""
+"""Write the batch script of a job that runs a command in an environment or image.
+
+With --submit, job submits the script and follows the job to its end. The resources come from
+[job] in the recipe; options override them."""
 
 from __future__ import annotations
 
@@ -42,10 +43,10 @@ examples:
   hvdenv job neuron --nodes 2 --to train.sh -- python train.py
   hvdenv job neuron --nodes 2 --time 8:00:00 --submit -- python train.py
   hvdenv job neuron --submit --detach -- python train.py   prints the id of the job
-  hvdenv job --follow 12345                                takes it up again
+  hvdenv job --follow 12345                                follows it again
 
-With --submit and --follow the exit code is that of the job. Ctrl-C asks on a terminal
-whether to cancel it; elsewhere, and if the connection is lost, the job goes on.
+With --submit and --follow the exit code is that of the job. On a terminal, Ctrl-C asks whether to
+cancel the job; otherwise, and if the connection is lost, the job continues.
 """
 
 
@@ -55,8 +56,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_prefix(parser)
     add_json(parser)
     add_trust(parser)
-    parser.add_argument("-q", "--quiet", action="store_true", help="say only what went wrong")
-    asks = parser.add_argument_group("what the job asks for, instead of what the recipe says")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print errors only")
+    asks = parser.add_argument_group("resources, instead of those of the recipe")
     asks.add_argument("--nodes", type=int, metavar="N")
     asks.add_argument("--ranks-per-node", type=int, metavar="N")
     asks.add_argument("--cpus-per-rank", type=int, metavar="N")
@@ -66,15 +67,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     asks.add_argument("--account", metavar="A")
     asks.add_argument("--name", metavar="NAME")
     asks.add_argument("--comment", metavar="C")
-    asks.add_argument("--launcher", metavar="L", help="what starts the ranks")
+    asks.add_argument("--launcher", metavar="L", help="launcher that starts the ranks")
     asks.add_argument(
-        "--output", metavar="FILE", help="for its output, with the scheduler's placeholders"
+        "--output",
+        metavar="FILE",
+        help="file for the job's output; the scheduler's placeholders are allowed",
     )
-    does = parser.add_argument_group("what to do with the script, instead of printing it")
-    does.add_argument("--to", metavar="FILE", type=Path, help="write it to a file")
-    does.add_argument("--submit", action="store_true", help="submit it and follow the job")
-    does.add_argument("--detach", action="store_true", help="do not follow the job")
-    does.add_argument("--follow", metavar="ID", help="follow a job that was submitted before")
+    does = parser.add_argument_group("instead of printing the script")
+    does.add_argument("--to", metavar="FILE", type=Path, help="write the script to a file")
+    does.add_argument("--submit", action="store_true", help="submit the job and follow it")
+    does.add_argument("--detach", action="store_true", help="with --submit: do not follow the job")
+    does.add_argument("--follow", metavar="ID", help="follow a job that hvdenv submitted earlier")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -105,6 +105,7 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
             name, help=COMMANDS[name], description=module.__doc__, epilog=module.EXAMPLES,
             formatter_class=Help, allow_abbrev=False,
         )  # fmt: skip
+        command._positionals.title = "arguments"
         module.configure(command)
         command.set_defaults(run=module.run)
     return parser

@@ -1,6 +1,7 @@
-"""An interactive shell in an environment: here, or with --nodes, --time or another option of
-an allocation on the first node of one that is asked for. The exit code is the shell's own;
-if hvdenv itself cannot start it, 125."""
+"""Open an interactive shell in an environment.
+
+With --nodes, --time or another resource option, shell requests an allocation and opens the shell
+on its first node. The exit code is that of the shell; it is 125 if hvdenv cannot start it."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ examples:
   hvdenv shell polaris --nodes 1 --account myproject
   hvdenv shell neuron --nodes 2 --dry-run           prints the command line
 
-What else an allocation asks for stands in the recipe, under [job]. PBS and Cobalt start
-your login shell: what to type there is said.
+Other resources come from [job] in the recipe. PBS and Cobalt start your login shell; hvdenv then
+prints the command to type there.
 """
 
 # Options of an allocation; a terminal has no output file.
@@ -57,7 +58,7 @@ PS1={prompt}"${{PS1-}}"
 def configure(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser, optional=True)
     add_prefix(parser)
-    asks = parser.add_argument_group("in an allocation, and what it asks for")
+    asks = parser.add_argument_group("in a new allocation, with these resources")
     for name in _NUMBERS:
         asks.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N")
     asks.add_argument("--time", metavar="T", help="such as 1:30:00")
@@ -65,7 +66,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for name in _WORDS:
         asks.add_argument(f"--{name}", metavar=name.upper())
     add_clean(parser)
-    parser.add_argument("--dry-run", action="store_true", help="print the line and run nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the command line without running it"
+    )
     add_trust(parser)
 
 
