@@ -13,7 +13,8 @@ import sys
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from contextlib import suppress
+from functools import cache, lru_cache
 from pathlib import PurePath
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,21 +28,29 @@ class Pattern(NamedTuple):
     meaning: str
 
 
+Path = tuple[str | int, ...]
+
+# Further ones are not looked for: to name the nearest key takes time.
+MOST_PROBLEMS = 20
+
+
 class Problem(Exception):
     """A value does not fit its type.
 
     Attributes:
         path: keys and indexes that lead to the value.
         message: what is wrong with it.
+        all: every problem of the document, this one first; at most MOST_PROBLEMS.
     """
 
-    def __init__(self, path: tuple[str | int, ...], message: str) -> None:
+    def __init__(self, path: Path, message: str) -> None:
         super().__init__(f"{dotted(path)}: {message}" if path else message)
         self.path = path
         self.message = message
+        self.all: tuple[Problem, ...] = (self,)
 
 
-def dotted(path: tuple[str | int, ...]) -> str:
+def dotted(path: Path) -> str:
     """The path as users write it: ``frameworks.torch.version[1]``."""
     text = ""
     for part in path:
@@ -49,7 +58,26 @@ def dotted(path: tuple[str | int, ...]) -> str:
     return text
 
 
-def decode(kind: type[T], value: object, path: tuple[str | int, ...] = ()) -> T:
+def fill(value: T, words: Mapping[str, str]) -> T:
+    """The same data with words replaced in every string and path in it."""
+    return typing.cast(T, _fill(value, words))
+
+
+def _fill(value: Any, words: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        for word, text in words.items():
+            value = value.replace(word, text)
+        return value
+    if isinstance(value, PurePath):
+        return type(value)(_fill(str(value), words))
+    if hasattr(value, "_fields"):
+        return type(value)(*(_fill(each, words) for each in value))
+    if isinstance(value, dict):
+        return {key: _fill(each, words) for key, each in value.items()}
+    return tuple(_fill(each, words) for each in value) if isinstance(value, tuple) else value
+
+
+def decode(kind: type[T], value: object, path: Path = ()) -> T:
     """Turn a parsed document into typed data.
 
     Args:
@@ -58,82 +86,151 @@ def decode(kind: type[T], value: object, path: tuple[str | int, ...] = ()) -> T:
         path: where the value stands, for messages.
 
     Raises:
-        Problem: the value does not fit; unknown keys name the nearest known one.
+        Problem: the value does not fit, with all that is wrong; unknown keys name the nearest
+            known one.
     """
-    return typing.cast(T, _decode(kind, value, path))
+    return typing.cast(T, _Decoder().document(kind, value, path))
 
 
 def check_part(kind: Any, value: object) -> None:
-    """See that a table fits a type as far as it goes: it may lack what is required.
+    """Check a table whose required keys may be missing, such as a variant.
 
     Raises:
-        Problem: a key is unknown, or its value does not fit.
+        Problem: keys are unknown, or their values do not fit.
     """
-    _decode(kind, value, (), whole=False)
+    _Decoder(whole=False).document(kind, value, ())
 
 
-def _decode(kind: Any, value: object, path: tuple[str | int, ...], *, whole: bool = True) -> object:
-    origin = typing.get_origin(kind)
-    if origin is typing.Annotated:
-        base, pattern = typing.get_args(kind)
-        return _matching(_decode(base, value, path, whole=whole), pattern, path)
-    if origin is typing.Literal:
-        choices = typing.get_args(kind)
+class _TooMany(Exception):
+    """There are MOST_PROBLEMS problems."""
+
+
+class _Decoder:
+    """Decodes one document and collects its problems.
+
+    Args:
+        whole: whether required keys must be there.
+    """
+
+    def __init__(self, *, whole: bool = True) -> None:
+        self.whole = whole
+        self.problems: list[Problem] = []
+
+    def document(self, kind: Any, value: object, path: Path) -> object:
+        found = None
+        with suppress(_TooMany):
+            found = self.read(kind, value, path)
+        if self.problems:
+            first = self.problems[0]
+            first.all = tuple(self.problems)
+            raise first
+        return found
+
+    def refuse(self, path: Path, message: str) -> None:
+        self.problems.append(Problem(path, message))
+        if len(self.problems) >= MOST_PROBLEMS:
+            raise _TooMany
+
+    def read(self, kind: Any, value: object, path: Path) -> Any:
+        """The typed value; None where a problem was found."""
+        origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+        if origin is typing.Annotated:
+            return self.matching(self.read(arguments[0], value, path), arguments[1], path)
+        if origin is typing.Literal:
+            return self.choice(arguments, value, path)
+        if origin in (typing.Union, types.UnionType):
+            return self.union(arguments, value, path)
+        if origin is tuple:
+            return self.items(arguments[0], value, path)
+        if origin is dict:
+            return {
+                self.read(arguments[0], key, (*path, key)): self.read(
+                    arguments[1], each, (*path, key)
+                )
+                for key, each in (self.expect(dict, value, path) or {}).items()
+            }
+        if hasattr(kind, "_fields"):
+            return self.record(kind, value, path)
+        if kind is str:
+            return self.text(value, path)
+        if kind is float:
+            return self.number(value, path)
+        return self.expect(kind, value, path)
+
+    def choice(self, choices: tuple[object, ...], value: object, path: Path) -> object:
         # By type as well: to Python, true and 1.0 are equal to 1.
         if not any(value == each and type(value) is type(each) for each in choices):
-            meant = _meant(str(value), map(str, choices))
-            raise Problem(path, f"expected one of {_quoted(choices)}, found {_shown(value)}{meant}")
+            hint = nearest(str(value), map(str, choices))
+            self.refuse(path, f"expected one of {_quoted(choices)}, found {_shown(value)}{hint}")
         return value
-    if origin in (typing.Union, types.UnionType):
-        return _decode_union(typing.get_args(kind), value, path, whole)
-    if origin is tuple:
-        (item, _) = typing.get_args(kind)
-        return tuple(
-            _decode(item, each, (*path, index))
-            for index, each in enumerate(_expect(list, value, path))
-        )
-    if origin is dict:
-        key_kind, item = typing.get_args(kind)
-        return {
-            _decode(key_kind, key, (*path, key)): _decode(item, each, (*path, key), whole=whole)
-            for key, each in _expect(dict, value, path).items()
-        }
-    if hasattr(kind, "_fields"):
-        return _decode_record(kind, _expect(dict, value, path), path, whole)
-    if kind is str:
-        return _text(_expect(str, value, path), path)
-    if kind is float:
-        return _number(value, path)
-    return _expect(kind, value, path)
 
+    def union(self, kinds: tuple[Any, ...], value: object, path: Path) -> object:
+        if value is None and type(None) in kinds:
+            return None
+        others = [kind for kind in kinds if kind is not type(None)]
+        if len(others) > 1:
+            strings = [kind for kind in others if _is_string(kind)]
+            wants_string = not isinstance(value, (list, dict))
+            others = strings if wants_string else [k for k in others if k not in strings]
+        return self.read(others[0], value, path)
 
-def _decode_union(
-    kinds: tuple[Any, ...], value: object, path: tuple[str | int, ...], whole: bool
-) -> object:
-    if value is None and type(None) in kinds:
-        return None
-    others = [kind for kind in kinds if kind is not type(None)]
-    if len(others) > 1:
-        strings = [kind for kind in others if _is_string(kind)]
-        wants_string = not isinstance(value, (list, dict))
-        others = strings if wants_string else [k for k in others if k not in strings]
-    return _decode(others[0], value, path, whole=whole)
+    def items(self, kind: Any, value: object, path: Path) -> tuple[object, ...]:
+        """A list replaces the one of the layer below, so its tables are always whole."""
+        before, self.whole = self.whole, True
+        values = self.expect(list, value, path) or ()
+        found = tuple(self.read(kind, each, (*path, index)) for index, each in enumerate(values))
+        self.whole = before
+        return found
 
+    def record(self, kind: Any, value: object, path: Path) -> object:
+        table = self.expect(dict, value, path)
+        if table is None:
+            return None
+        known, hints = fields(kind), ""
+        found = {}
+        for key, each in table.items():
+            if key in known:
+                found[key] = self.read(known[key], each, (*path, key))
+            else:
+                hint = nearest(key, known)
+                hints += hint
+                self.refuse((*path, key), f"unknown key{hint or f'; known are {_listed(known)}'}")
+        missing = [key for key in known if key not in table and key not in kind._field_defaults]
+        for key in missing if self.whole else ():
+            if f'"{key}"' not in hints:  # a misspelt key is one problem
+                self.refuse((*path, key), "this key is required and missing")
+        return kind(**found) if self.whole and not self.problems else None
 
-def _decode_record(
-    kind: Any, table: dict[str, object], path: tuple[str | int, ...], whole: bool
-) -> object:
-    hints = fields(kind)
-    for key in table:
-        if key not in hints:
-            raise Problem((*path, key), f"unknown key{_nearest(key, hints)}")
-    for key in hints:
-        if whole and key not in table and key not in kind._field_defaults:
-            raise Problem((*path, key), "this key is required and missing")
-    found = {
-        key: _decode(hints[key], each, (*path, key), whole=whole) for key, each in table.items()
-    }
-    return kind(**found) if whole else None
+    def expect(self, kind: type, value: object, path: Path) -> Any:
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            hint = " (put it in quotes)" if kind is str and isinstance(value, (int, float)) else ""
+            self.refuse(path, f"expected {_NAMES[kind]}, found {_shown(value)}{hint}")
+            return None
+        if isinstance(value, int) and abs(value) >= 1 << 63:
+            self.refuse(path, "this number is too large: the limit is 2^63")
+            return None
+        return value
+
+    def text(self, value: object, path: Path) -> str | None:
+        """No string may hold control characters: a newline can add a batch directive."""
+        found: str | None = self.expect(str, value, path)
+        if found and _CONTROL.search(found):
+            self.refuse(path, f"control characters are not allowed, found {_shown(value)}")
+            return None
+        return found
+
+    def number(self, value: object, path: Path) -> float | None:
+        """A whole number will do; TOML's inf and nan will not."""
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        number = self.expect(int if whole else float, value, path)
+        if number is not None and not math.isfinite(number):
+            self.refuse(path, f"expected a number, found {_shown(value)}")
+        return None if number is None else float(number)
+
+    def matching(self, value: object, pattern: Pattern, path: Path) -> object:
+        if value is not None and not re.fullmatch(pattern.regex, str(value)):
+            self.refuse(path, f"expected {pattern.meaning}, found {_shown(value)}")
+        return value
 
 
 @cache
@@ -148,15 +245,6 @@ def _is_string(kind: Any) -> bool:
     )
 
 
-def _expect(kind: type, value: object, path: tuple[str | int, ...]) -> Any:
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        hint = " (put it in quotes)" if kind is str and isinstance(value, (int, float)) else ""
-        raise Problem(path, f"expected {_NAMES[kind]}, found {_shown(value)}{hint}")
-    if isinstance(value, int) and abs(value) >= 1 << 63:
-        raise Problem(path, "this number is too large: the limit is 2^63")
-    return value
-
-
 _NAMES: dict[type, str] = {
     str: "a string", int: "a whole number", float: "a number", bool: "true or false", list: "a list", dict: "a table",
 }  # fmt: skip
@@ -164,28 +252,6 @@ _NAMES: dict[type, str] = {
 
 # Also those of C1, line separators, and what makes a text look like another (bidi).
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-
-
-def _text(value: str, path: tuple[str | int, ...]) -> str:
-    """No string may hold control characters: a newline can add a batch directive."""
-    if _CONTROL.search(value):
-        raise Problem(path, f"control characters are not allowed, found {_shown(value)}")
-    return value
-
-
-def _number(value: object, path: tuple[str | int, ...]) -> float:
-    """A whole number will do; TOML's inf and nan will not."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    number = _expect(int if whole else float, value, path)
-    if not math.isfinite(number):
-        raise Problem(path, f"expected a number, found {_shown(value)}")
-    return float(number)
-
-
-def _matching(value: object, pattern: Pattern, path: tuple[str | int, ...]) -> object:
-    if not re.fullmatch(pattern.regex, str(value)):
-        raise Problem(path, f"expected {pattern.meaning}, found {_shown(value)}")
-    return value
 
 
 def _shown(value: object) -> str:
@@ -202,11 +268,12 @@ def _quoted(choices: tuple[object, ...]) -> str:
     return ", ".join(f'"{choice}"' for choice in choices)
 
 
-def _nearest(key: str, known: Mapping[str, Any]) -> str:
-    return _meant(key, known) or f"; known are {', '.join(sorted(known))}"
+def _listed(known: Iterable[str]) -> str:
+    return ", ".join(sorted(known))
 
 
-def _meant(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str]) -> str:
+    """What to add to a message about an unknown word: the nearest known one, or nothing."""
     import difflib
 
     close = difflib.get_close_matches(word, list(known), 1)
@@ -261,7 +328,7 @@ def json_schema(kind: Any) -> dict[str, Any]:
     }[kind]
 
 
-def line_of(text: str, path: tuple[str | int, ...]) -> int:
+def line_of(text: str, path: Path) -> int:
     """The line of a TOML document in which a key, or its nearest parent, is set.
 
     Args:
@@ -282,10 +349,15 @@ def line_of(text: str, path: tuple[str | int, ...]) -> int:
     return best
 
 
-def _statements(text: str) -> Iterator[tuple[int, tuple[str | int, ...]]]:
+@lru_cache(maxsize=4)
+def _statements(text: str) -> tuple[tuple[int, Path], ...]:
     """Each statement's first line and the path that it sets."""
-    table: tuple[str | int, ...] = ()
-    counts: dict[tuple[str | int, ...], int] = {}
+    return tuple(_find_statements(text))
+
+
+def _find_statements(text: str) -> Iterator[tuple[int, Path]]:
+    table: Path = ()
+    counts: dict[Path, int] = {}
     for line, statement in _split(text):
         stripped = statement.strip()
         if not stripped or stripped.startswith("#"):
@@ -344,18 +416,16 @@ def _after(text: str, start: int) -> int:
     return len(text)
 
 
-def _indexed(
-    keys: tuple[str | int, ...], counts: Mapping[tuple[str | int, ...], int]
-) -> tuple[str | int, ...]:
+def _indexed(keys: Path, counts: Mapping[Path, int]) -> Path:
     """The path of a table, with the indexes of the lists of tables that it lies in."""
-    path: tuple[str | int, ...] = ()
+    path: Path = ()
     for key in keys[:-1]:
         path = (*path, key)
         path = (*path, counts[path]) if path in counts else path
     return (*path, *keys[-1:])
 
 
-def _leading_keys(parsed: object, *, table: bool) -> tuple[str | int, ...]:
+def _leading_keys(parsed: object, *, table: bool) -> Path:
     """Keys of a document of one statement, down to its value."""
     keys: list[str | int] = []
     while isinstance(parsed, dict) and len(parsed) == 1:

@@ -1,8 +1,8 @@
-"""Environments: a prefix that is a link, and the generations that it may point to.
+"""Environments: a prefix, which is a symbolic link, and the generations that it can point to.
 
-The generations of ``P`` lie beside it in ``.P.hvdenv``. One is complete when its
-``hvdenv.json`` can be read and the files whose sizes it states have not shrunk; a
-complete one is never changed. Nothing here deletes what does not carry hvdenv's marker.
+The generations of ``P`` are in ``.P.hvdenv`` beside it. A generation is complete if its
+``hvdenv.json`` can be read and none of the files whose sizes it states has shrunk. A complete
+one is never changed. Nothing without hvdenv's marker is deleted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RECORD = "hvdenv.json"
 MARKER = ".hvdenv-generation"
 _ID = re.compile(r"[0-9a-f]{12}(-[0-9]+)?")
 _NEW, _REMOVED, _LINK = ".new-", ".removed-", ".link-"
-# How the names begin of what only a killed process leaves in a store.
+# Prefixes of names that only a killed process leaves in a store.
 TEMPORARY = (_NEW, _REMOVED, _LINK)
 _RECORD_TYPES: Mapping[str, type | tuple[type, ...]] = {
     "recipe": str,
@@ -49,29 +49,25 @@ _RECORD_TYPES: Mapping[str, type | tuple[type, ...]] = {
 
 
 class Environment(NamedTuple):
-    """An environment by its prefix. Make it with at().
-
-    Attributes:
-        prefix: the link, as an absolute path that is not resolved.
-    """
+    """An environment; construct it with at(). The prefix is absolute and not resolved."""
 
     prefix: Path
 
     @property
     def store(self) -> Path:
-        """The folder that the generations lie in."""
+        """The folder of the generations."""
         return self.prefix.with_name(f".{self.prefix.name}.hvdenv")
 
     def generation(self, identity: str) -> Path:
-        """Where a generation lies, whether or not there is one."""
+        """The folder of a generation, which need not exist."""
         return self.store / identity
 
     def record(self, identity: str) -> Path:
-        """Where the record of a generation lies."""
+        """The file of the record of a generation."""
         return self.store / identity / RECORD
 
     def pointed(self) -> str:
-        """The generation that the prefix points to, whatever its state; or empty."""
+        """The generation that the prefix points to, in any state; or empty."""
         if not os.path.islink(self.prefix):
             return ""
         target = Path(os.path.abspath(self.prefix.parent / os.readlink(self.prefix)))
@@ -84,13 +80,13 @@ class Environment(NamedTuple):
         return identity if identity and self.complete(identity) else ""
 
     def complete(self, identity: str) -> bool:
-        """Whether a generation was built to its end."""
+        """Whether the build of a generation finished, and nothing is known to be damaged."""
         return identity in self.records([identity])
 
     def damage(self, identity: str) -> str:
-        """What is wrong with a generation that has a record; empty if nothing is known to be.
+        """What is wrong with a generation that has a record; empty if nothing is known.
 
-        Only some files are looked at, so this costs no more than a millisecond or two.
+        Checks only a sample of the files, which takes a millisecond or two.
         """
         try:
             record = read_record(self.record(identity))
@@ -99,15 +95,16 @@ class Environment(NamedTuple):
         return _lost(self.generation(identity), record)
 
     def begun(self, identity: str) -> bool:
-        """Whether a build has begun a generation that was never complete.
+        """Whether a generation was begun and never complete.
 
-        What the prefix points to was: where its record is lost, jobs may still use it.
+        The one that the prefix points to was complete: even if its record is lost, jobs may
+        still use it.
         """
         known = identity in self.identities() and identity != self.pointed()
         return known and not os.path.lexists(self.record(identity))
 
     def identities(self) -> list[str]:
-        """All generations that hvdenv made here, sorted."""
+        """All generations that hvdenv made, sorted."""
         try:
             names = os.listdir(self.store)
         except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -115,11 +112,7 @@ class Environment(NamedTuple):
         return sorted(name for name in names if _ID.fullmatch(name) and _ours(self.store / name))
 
     def records(self, identities: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
-        """The records of the complete generations, the newest first.
-
-        Args:
-            identities: which to look at; all if not given.
-        """
+        """The records of the complete generations (default: of all), newest first."""
         found = {}
         for identity in self.identities() if identities is None else identities:
             if not _ours(self.generation(identity)):
@@ -135,28 +128,28 @@ class Environment(NamedTuple):
 
 
 def at(prefix: Path) -> Environment:
-    """The environment with this prefix; nothing is looked at or made.
+    """The environment with this prefix, which need not exist.
 
     Raises:
         UsageError: the path cannot be a prefix.
     """
     absolute = Path(os.path.abspath(os.path.expanduser(prefix)))
     if not absolute.name:
-        raise UsageError("cannot be a prefix", where=str(prefix), remedy="name a folder")
+        raise UsageError("cannot be a prefix", where=str(prefix), remedy="choose a folder")
     return Environment(absolute)
 
 
 def now() -> str:
-    """The present time as records have it: UTC, always the same length."""
+    """The present time in the format of records: UTC, always the same length."""
     return datetime.now(timezone.utc).isoformat(timespec="microseconds")
 
 
 def claim(environment: Environment) -> None:
-    """Make sure that an environment can be built here, and make its store.
+    """Check that an environment can be built here, and create its store.
 
     Raises:
-        UsageError: something that is not hvdenv's is in the way, there is no folder
-            for the prefix, or its path has characters that tools stumble over.
+        UsageError: something that hvdenv did not make is in the way, the parent folder does not
+            exist, or the path has characters that break tools.
         StepError: no permission to write there.
     """
     prefix, parent = environment.prefix, environment.prefix.parent
@@ -165,7 +158,7 @@ def claim(environment: Environment) -> None:
         raise UsageError(
             "the folder for the prefix does not exist",
             where=str(parent),
-            remedy=f"create it (mkdir -p {parent}), or name another place with --prefix",
+            remedy=f"create it (mkdir -p {parent}), or choose another place with --prefix",
         )
     refuse_inside(parent, MARKER)
     if not environment.pointed():
@@ -181,13 +174,9 @@ def claim(environment: Environment) -> None:
 
 
 def new_identity(environment: Environment, digest: str) -> str:
-    """The generation to build for a plan: one that was begun, or a new one.
+    """The generation to build for a plan with this digest: one that was begun, or a new one.
 
-    A generation whose record is damaged is not built into: jobs may be using it.
-
-    Args:
-        environment: where.
-        digest: the plan's digest in hexadecimal.
+    A generation with a damaged record is left alone: jobs may be using it.
     """
     for number in itertools.count(1):
         identity = digest[:12] if number == 1 else f"{digest[:12]}-{number}"
@@ -197,11 +186,11 @@ def new_identity(environment: Environment, digest: str) -> str:
 
 
 def create(environment: Environment, identity: str) -> Path:
-    """Make the folder of a generation, marked as hvdenv's from its first moment.
+    """Create the folder of a generation, which has hvdenv's marker from the first moment.
 
     Args:
         environment: claimed, with its lock held.
-        identity: from new_identity(); its folder may be there already.
+        identity: from new_identity(); its folder may exist.
 
     Raises:
         StepError: the store cannot be written.
@@ -221,14 +210,14 @@ def create(environment: Environment, identity: str) -> Path:
 
 
 def discard(environment: Environment, identity: str) -> str:
-    """Remove a generation that was begun and never complete, so as to begin it anew.
+    """Remove a generation that was begun and never complete, to start it again.
 
     Args:
         environment: with its lock held.
-        identity: from new_identity(); there need not be such a generation.
+        identity: from new_identity(); it need not exist.
 
     Returns:
-        Why something of it is still there; or empty.
+        Why some of it could not be deleted; or empty.
 
     Raises:
         UsageError: it was complete, or hvdenv did not make it.
@@ -241,21 +230,17 @@ def discard(environment: Environment, identity: str) -> str:
         raise UsageError(
             "is no unfinished generation that hvdenv made",
             where=str(path),
-            remedy="hvdenv envs prune removes the generations that are no longer needed",
+            remedy="to remove generations that are no longer needed: hvdenv envs prune",
         )
     return delete(environment, identity)
 
 
 def switch(environment: Environment, identity: str) -> None:
-    """Point the prefix to a complete generation, in one instant.
-
-    Args:
-        environment: with its lock held.
-        identity: the generation.
+    """Point the prefix to a complete generation, atomically. The lock must be held.
 
     Raises:
         StepError: it is not complete, or the link cannot be made.
-        UsageError: something that is not hvdenv's is in the way.
+        UsageError: something that hvdenv did not make is in the way.
     """
     lost = _lost(environment.generation(identity), read_record(environment.record(identity)))
     if lost:
@@ -269,7 +254,7 @@ def switch(environment: Environment, identity: str) -> None:
         refuse_foreign(prefix)
     temporary = environment.store / f"{_LINK}{uuid.uuid4().hex}"
     try:
-        # Relative, so that the link is right wherever the folder is mounted.
+        # Relative, so that it is valid wherever the folder is mounted.
         os.symlink(os.path.join(environment.store.name, identity), temporary)
         os.replace(temporary, prefix)
         sync_folder(prefix.parent)
@@ -280,11 +265,7 @@ def switch(environment: Environment, identity: str) -> None:
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Write the record of a generation: from now on it is complete.
-
-    Args:
-        path: ``hvdenv.json`` in the generation.
-        record: JSON values; the format number is added.
+    """Write the record of a generation, which makes it complete. Adds the format number.
 
     Raises:
         StepError: it cannot be written.
@@ -293,18 +274,18 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Read the record of a generation; keys that are not known are let through.
+    """Read the record of a generation; unknown keys are kept.
 
     Raises:
-        StepError: it is not there, damaged, or of another format.
+        StepError: it does not exist, is damaged, or has another format.
     """
     try:
         record = read_json(path, STATE)
     except FileNotFoundError as error:
         raise StepError(
-            "no record: this build never finished, or somebody has removed it",
+            "no record: this build never finished, or the record was removed",
             where=str(path),
-            remedy="build the environment again; it goes on from the last finished step",
+            remedy="build the environment again; it resumes after the last finished step",
         ) from error
     except OSError as error:
         raise blocked(path, error, "read") from error
@@ -325,14 +306,14 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def delete(environment: Environment, identity: str) -> str:
-    """Remove a generation: first its name, so that a kill leaves nothing that looks whole.
+    """Remove a generation: its name first, so that a kill leaves nothing that looks complete.
 
     Args:
         environment: with its lock held.
         identity: one of its identities().
 
     Returns:
-        Why something of it is still there; or empty.
+        Why some of it could not be deleted; or empty.
 
     Raises:
         StepError: no permission.
@@ -347,21 +328,23 @@ def delete(environment: Environment, identity: str) -> str:
 
 
 def erase(path: Path) -> str:
-    """Delete a file, link or tree; links are not followed. Returns why some is left."""
+    """Delete a file, link or tree, without following links. Returns why some is left; or empty."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return ""
-    # An open file on NFS leaves another in its place; the rest goes all the same.
+    # NFS renames an open file instead of deleting it; the rest can still be deleted.
     shutil.rmtree(path, ignore_errors=True)
     if not path.exists():
         return ""
-    return f"{path} could not be deleted wholly; the next prune tries again (read-only? in use?)"
+    return (
+        f"{path} could not be deleted completely; the next prune tries again (read-only? in use?)"
+    )
 
 
 def _lost(generation: Path, record: Mapping[str, Any]) -> str:
-    """Files of which less is there than the record states: the first, and how many more.
+    """The first file that is smaller than the record states, and the number of others.
 
-    A power cut leaves files empty, a purge removes them. An added file is no damage.
+    A power cut leaves files empty, a purge removes them. Added files are no damage.
     """
     lost = []
     for path, size in record.get("sizes", {}).items():
@@ -377,9 +360,8 @@ def _lost(generation: Path, record: Mapping[str, Any]) -> str:
 
 
 def _ours(path: Path) -> bool:
-    """Whether a folder is a generation that hvdenv made."""
+    """Whether a folder is a generation that hvdenv made; False if it cannot be looked into."""
     marker = path / MARKER
-    # These answer no where a folder above may not be looked into.
     whole = os.path.isdir(path) and os.path.isfile(marker)
     return whole and not os.path.islink(path) and not os.path.islink(marker)
 
@@ -388,5 +370,5 @@ def _damaged(path: Path, reason: str) -> StepError:
     return StepError(
         f"the record is damaged: {reason}",
         where=str(path),
-        remedy="hvdenv envs rollback goes back to another generation; or build it again",
+        remedy="go back to another generation with `hvdenv envs rollback`, or build again",
     )

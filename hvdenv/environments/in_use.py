@@ -1,4 +1,4 @@
-"""Who uses the generations of an environment, as far as this host can tell."""
+"""Which processes on this host use the generations of an environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class User(NamedTuple):
     Attributes:
         pid: process id.
         name: of its program.
-        generation: which; empty if it cannot be told.
+        generation: which; empty if unknown.
         path: by which it was noticed.
     """
 
@@ -29,12 +29,7 @@ class User(NamedTuple):
 
 
 class Uses(NamedTuple):
-    """Who uses the generations of an environment, on this host.
-
-    Attributes:
-        users: the processes.
-        unseen: how many processes of other users could not be looked into.
-    """
+    """The processes that use an environment, and how many others could not be checked."""
 
     users: tuple[User, ...]
     unseen: int
@@ -70,13 +65,8 @@ def uses(environment: Environment) -> Uses:
     return Uses(tuple(users), unseen)
 
 
-def in_use(environment: Environment, identity: str) -> tuple[User, ...]:
-    """The processes on this host that use one generation; see uses()."""
-    return uses(environment).of(identity)
-
-
 def _paths_of(process: psutil.Process) -> tuple[list[str], bool]:
-    """Every path by which a process can use an environment, and whether all were seen."""
+    """Every path by which a process can use an environment, and whether all could be read."""
     import psutil
 
     paths: list[str] = []
@@ -90,7 +80,7 @@ def _paths_of(process: psutil.Process) -> tuple[list[str], bool]:
         try:
             paths.append(look())
         except psutil.AccessDenied:
-            whole = whole and not arguments  # without arguments: one of the kernel's own
+            whole = whole and not arguments  # kernel threads have no arguments
         except psutil.Error:
             return paths, True
     try:
@@ -103,12 +93,12 @@ def _paths_of(process: psutil.Process) -> tuple[list[str], bool]:
 
 
 def _inside(environment: Environment, path: str) -> tuple[str, str] | None:
-    """The generation that a path lies in, and the path; None if it lies elsewhere."""
+    """The generation that a path is in, and the path; None if it is elsewhere."""
     for name, generations in ((environment.store.name, True), (environment.prefix.name, False)):
         parent = environment.prefix.parent
         for folder in {os.fspath(parent), os.path.realpath(parent)}:
             root = os.path.join(folder, name) + os.sep
-            # A prefix alone, with a slash or without, is an option of some command.
+            # The prefix alone, with or without a slash, is an option of some command.
             if path.rstrip(os.sep).startswith(root):
                 identity = path[len(root) :].partition(os.sep)[0] if generations else ""
                 return identity, path

@@ -1,9 +1,8 @@
-"""When a generation was last used, as far as anyone can tell.
+"""When a generation was last used, as far as that is known.
 
-hvdenv notes it when it starts something in an environment: a small file under HVDENV_HOME,
-since a complete generation is never changed and may be another user's. Who sources
-activate.sh without hvdenv leaves no more than the access time of that file, which some
-file systems do not keep.
+hvdenv notes each use in a small file under HVDENV_HOME, since a complete generation is never
+changed and may belong to another user. When activate.sh is sourced without hvdenv, only the
+access time of that file is known, which some file systems do not keep.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from hvdenv.places import Places, make_folder, write_text
 
 
 class LastUsed(NamedTuple):
-    """The latest use that was seen.
+    """The latest known use.
 
     Attributes:
-        when: in UTC as records have it; empty if none was seen.
-        how: ``hvdenv`` noted it, or the ``access time`` of activate.sh says it.
+        when: in UTC, in the format of records; empty if unknown.
+        how: noted by ``hvdenv``, or known by the ``access time`` of activate.sh.
     """
 
     when: str = ""
@@ -32,11 +31,9 @@ class LastUsed(NamedTuple):
 
 
 def note(places: Places, environment: Path) -> None:
-    """Note that an environment is used now; where that cannot be written, nothing is said.
+    """Note that an environment, by its prefix or generation, is used now.
 
-    Args:
-        places: where notes lie.
-        environment: its prefix or generation; one that hvdenv did not build is let through.
+    Does nothing if hvdenv did not build it or the note cannot be written.
     """
     generation = Path(os.path.realpath(environment))
     if not (generation / MARKER).is_file():
@@ -50,7 +47,7 @@ def note(places: Places, environment: Path) -> None:
 
 
 def forget(places: Places, generation: Path) -> None:
-    """Undo note() for a generation that is gone."""
+    """Delete the note of a generation that is gone."""
     _note(places, generation).unlink(missing_ok=True)
 
 
@@ -59,10 +56,10 @@ def find(places: Places, generation: Path) -> LastUsed:
     noted = _time(_note(places, generation), "st_mtime")
     activate = generation / "activate.sh"
     read = _time(activate, "st_atime")
-    # The build itself reads it, before it writes the record.
+    # The build itself reads it before it writes the record.
     if read > max(noted, _time(generation / RECORD, "st_mtime"), _time(activate, "st_ctime")):
-        return LastUsed(_told(read), "access time")
-    return LastUsed(_told(noted), "hvdenv") if noted else LastUsed()
+        return LastUsed(_timestamp(read), "access time")
+    return LastUsed(_timestamp(noted), "hvdenv") if noted else LastUsed()
 
 
 def keeps_access_times(folder: Path) -> bool:
@@ -85,6 +82,6 @@ def _time(path: Path, which: str) -> float:
         return 0.0
 
 
-def _told(seconds: float) -> str:
+def _timestamp(seconds: float) -> str:
     when = datetime.fromtimestamp(seconds, timezone.utc)
     return when.isoformat(timespec="microseconds")

@@ -1,12 +1,13 @@
-"""Going back to an earlier generation, and removing what is no longer needed.
+"""Going back to an earlier generation, and removing environments and generations.
 
-Nothing here deletes what does not carry hvdenv's marker.
+Nothing without hvdenv's marker is deleted.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,9 +23,9 @@ class Cleared(NamedTuple):
     """What remove() or prune() did.
 
     Attributes:
-        removed: generations that are gone.
-        kept: generation or path, and why it is still there.
-        unseen: processes of other users that could not be looked into.
+        removed: deleted generations.
+        kept: generation or path, and why it was not deleted.
+        unseen: number of other users' processes that could not be checked.
     """
 
     removed: tuple[str, ...]
@@ -33,14 +34,10 @@ class Cleared(NamedTuple):
 
 
 def rollback(environment: Environment, identity: str = "") -> str:
-    """Point the prefix to an earlier complete generation.
+    """Point the prefix to an earlier complete generation, and return it.
 
     Args:
-        environment: any.
         identity: which; the one finished before the active one if empty.
-
-    Returns:
-        The generation that is active now.
 
     Raises:
         UsageError: there is no such generation.
@@ -62,13 +59,11 @@ def rollback(environment: Environment, identity: str = "") -> str:
     return wanted
 
 
-def remove(environment: Environment, *, force: bool = False, break_lock: bool = False) -> Cleared:
+def remove(environment: Environment, *, force: bool = False) -> Cleared:
     """Remove an environment: its link and every generation that hvdenv made for it.
 
     Args:
-        environment: any.
-        force: do so although processes use it.
-        break_lock: do so although a build that cannot be seen from here holds it.
+        force: also if processes use it.
 
     Raises:
         UsageError: there is no environment.
@@ -76,7 +71,7 @@ def remove(environment: Environment, *, force: bool = False, break_lock: bool = 
         StepError: no permission.
     """
     _require(environment)
-    with prefix_lock.hold(environment.store, wait=0, break_lock=break_lock):
+    with prefix_lock.hold(environment.store, wait=0):
         found = Uses((), 0) if force else uses(environment)
         if found.users:
             raise _in_use(environment, found)
@@ -108,10 +103,9 @@ def prune(
     """Remove old and unfinished generations, except those that processes use.
 
     Args:
-        environment: any.
-        keep: how many complete ones to keep beside the active one, newest first.
-        spare: whether to leave another generation alone.
-        dry_run: remove nothing; say what would be.
+        keep: how many complete ones to keep besides the active one, newest first.
+        spare: returns whether to keep another generation.
+        dry_run: only report what would be removed.
 
     Raises:
         UsageError: there is no environment.
@@ -119,30 +113,24 @@ def prune(
         StepError: no permission.
     """
     _require(environment)
-    if dry_run:
-        found = uses(environment)
-        chosen = _prunable(environment, keep, spare)
-        kept = [(each, f"in use by {_name(found.of(each))}") for each in chosen if found.of(each)]
-        used = {identity for identity, _ in kept}
-        return Cleared(
-            tuple(each for each in chosen if each not in used), tuple(kept), found.unseen
-        )
     removed, kept = [], []
-    with prefix_lock.hold(environment.store, wait=0):
+    with nullcontext() if dry_run else prefix_lock.hold(environment.store, wait=0):
         found = uses(environment)
         for identity in _prunable(environment, keep, spare):
-            users = found.of(identity)
-            note = f"in use by {_name(users)}" if users else delete(environment, identity)
+            if users := found.of(identity):
+                note = f"in use by {_name(users)}"
+            else:
+                note = "" if dry_run else delete(environment, identity)
             if note:
                 kept.append((identity, note))
             else:
                 removed.append(identity)
-        kept += _clean(environment.store)
+        kept += [] if dry_run else _clean(environment.store)
     return Cleared(tuple(removed), tuple(kept), found.unseen)
 
 
 def _prunable(environment: Environment, keep: int, spare: Callable[[str], bool]) -> list[str]:
-    """The generations that are to go if no process uses them."""
+    """The generations to remove unless a process uses them."""
     pointed = environment.pointed()
     complete = [identity for identity in environment.records() if identity != pointed]
     spared = {pointed, *complete[:keep]}
@@ -154,7 +142,7 @@ def _require(environment: Environment) -> None:
         raise UsageError(
             "no environment that hvdenv built",
             where=str(environment.prefix),
-            remedy="hvdenv envs lists those that there are",
+            remedy="list them with `hvdenv envs`",
         )
 
 
@@ -177,7 +165,7 @@ def _clean(store: Path) -> list[tuple[str, str]]:
 
 
 def _strangers(store: Path) -> list[tuple[str, str]]:
-    """What keeps a store from being removed, other than the lock of a next build."""
+    """What keeps a store from being removed, other than the lock of a new build."""
     try:
         names = sorted(os.listdir(store))
     except FileNotFoundError:
@@ -193,8 +181,8 @@ def _in_use(environment: Environment, found: Uses) -> BusyError:
     return BusyError(
         f"in use by {_name(found.users)}",
         where=str(environment.prefix),
-        remedy="end them first, or remove it all the same with --force "
-        "(processes on other hosts cannot be seen from here)",
+        remedy="end them first, or remove it anyway with --force "
+        "(processes on other hosts are not checked)",
     )
 
 

@@ -1,4 +1,4 @@
-"""Which environments there are: in HVDENV_HOME, and elsewhere where one was noted."""
+"""Which environments there are: in HVDENV_HOME, and registered ones elsewhere."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ State = Literal["complete", "incomplete", "broken", "missing"]
 
 
 class Listed(NamedTuple):
-    """An environment as ``hvdenv envs`` shows it.
+    """An environment as ``hvdenv envs`` lists it.
 
     Attributes:
         recipe: name of its recipe.
         variants: sorted names.
         prefix: the link.
-        state: ``complete``; ``incomplete``: never built to its end; ``broken``: the
-            prefix points to nothing whole; ``missing``: nothing is left of it.
+        state: ``complete``; ``incomplete``: never finished; ``broken``: the prefix points to
+            nothing complete; ``missing``: nothing is left of it.
         created: when the active generation was finished, in UTC; or empty.
-        bytes: size of the active generation.
-        files: number of files in it.
-        generations: the complete ones, the newest first.
+        bytes, files: size of the active generation.
+        generations: the complete ones, newest first.
     """
 
     recipe: str
@@ -44,7 +43,7 @@ class Listed(NamedTuple):
 def register(
     places: Places, environment: Environment, recipe: str, variants: Iterable[str]
 ) -> None:
-    """Note that there is an environment with this prefix, for list_environments().
+    """Register an environment, so that list_environments() finds it anywhere.
 
     Raises:
         StepError: HVDENV_HOME cannot be written.
@@ -60,10 +59,10 @@ def forget(places: Places, environment: Environment) -> None:
 
 
 def list_environments(places: Places) -> list[Listed]:
-    """All environments under HVDENV_HOME, and those elsewhere that were registered.
+    """All environments under HVDENV_HOME, and registered ones elsewhere.
 
-    An entry of the registry that cannot be read is passed over; building the
-    environment again writes it anew.
+    Unreadable entries of the registry are skipped; the next build of the environment rewrites
+    its entry.
     """
     known = dict(_in_home(places))
     for path in sorted(places.registry.glob("*.json")):
@@ -81,7 +80,7 @@ def find(places: Places, name: str) -> Environment:
     """An environment by its name (``local+torch``) or, with a slash, by its prefix.
 
     Raises:
-        UsageError: none is named so, or several are.
+        UsageError: the name is unknown or ambiguous.
     """
     if "/" in name:
         return at(Path(name))
@@ -93,13 +92,13 @@ def find(places: Places, name: str) -> Environment:
         raise UsageError(
             f"{len(named)} environments are named {name}",
             detail="\n".join(each.prefix for each in named),
-            remedy="name its prefix",
+            remedy="use its prefix instead of its name",
         )
-    raise UsageError(f"there is no environment named {name}", remedy="`hvdenv envs` lists them")
+    raise UsageError(f"there is no environment named {name}", remedy="list them with `hvdenv envs`")
 
 
 def _in_home(places: Places) -> Iterator[tuple[Environment, tuple[str, tuple[str, ...]]]]:
-    """Environments in the default folder, named as environment_name() does it."""
+    """Environments in the default folder, by the names that environment_name() gives."""
     try:
         names = os.listdir(places.envs)
     except OSError:
@@ -123,14 +122,14 @@ def _list(environment: Environment, recipe: str, variants: tuple[str, ...]) -> L
     elif environment.identities():
         state = "incomplete"
     return Listed(
-        record.get("recipe", recipe),
-        tuple(record.get("variants", variants)),
-        str(environment.prefix),
-        state,
-        record.get("created", ""),
-        record.get("bytes", 0),
-        record.get("files", 0),
-        tuple(records),
+        recipe=record.get("recipe", recipe),
+        variants=tuple(record.get("variants", variants)),
+        prefix=str(environment.prefix),
+        state=state,
+        created=record.get("created", ""),
+        bytes=record.get("bytes", 0),
+        files=record.get("files", 0),
+        generations=tuple(records),
     )
 
 

@@ -1,6 +1,7 @@
-"""Folders for what is needed only while something is found, fetched or built.
+"""Temporary folders of one command: to resolve, fetch or build in.
 
-Each has the lock of its process, so that the next run can tell what a killed one has left.
+Each holds the lock of its process, so that the next command can tell which ones a killed
+process has left.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from hvdenv.errors import HvdenvError
 from hvdenv.places import blocked, make_folder
 from hvdenv.runner import Runner, end_marked
 
-# What is on another host, or has no lock yet, is left alone for so long.
+# How long a folder of another host, or without a lock, is left alone.
 LEFT_ALONE_SECONDS = 86400.0
-# Of names in a folder that others use as well: /tmp.
+# The folders may be in /tmp, which other programs use as well.
 _PREFIX = "hvdenv-scratch-"
 
 
 class Scratch(NamedTuple):
-    """A folder that is deleted in the end, and what runs commands with it as their TMPDIR."""
+    """A folder that is deleted in the end, and a runner whose commands have it as TMPDIR."""
 
     path: Path
     runner: Runner
@@ -34,11 +35,10 @@ class Scratch(NamedTuple):
 
 @contextmanager
 def folder(root: Path, purpose: str) -> Iterator[Scratch]:
-    """A new folder; those of killed runs are deleted first.
+    """Create a folder below ``root``; those of killed runs are deleted first.
 
     Args:
-        root: it lies in there.
-        purpose: is in its name.
+        purpose: becomes part of its name.
 
     Raises:
         StepError: ``root`` cannot be written.
@@ -57,7 +57,7 @@ def folder(root: Path, purpose: str) -> Iterator[Scratch]:
 
 
 def _delete_if_left(path: Path) -> None:
-    """Delete a folder of a process that is gone, and end what that has left running."""
+    """Delete a folder of a process that is gone, and end the processes that it left running."""
     lock = path / prefix_lock.LOCK
     with suppress(OSError, HvdenvError):
         if path.lstat().st_uid != os.getuid():

@@ -13,7 +13,16 @@ from hvdenv.errors import RecipeError, UsageError
 from hvdenv.model.cluster import RecipeFolders, Storage, Trust
 from hvdenv.model.recipe import Recipe
 from hvdenv.reading import RECIPE, SITE, Content, read_file
-from hvdenv.schema import Problem, check_part, decode, dotted, line_of, parse_toml
+from hvdenv.schema import (
+    MOST_PROBLEMS,
+    Problem,
+    check_part,
+    decode,
+    dotted,
+    line_of,
+    nearest,
+    parse_toml,
+)
 
 # What a list of recipes does not need is imported where it is used: the types of the format.
 
@@ -174,8 +183,7 @@ def load_recipe(
     bases = _with_what_it_extends(read_layer("recipe", path), folders)
     base = bases[-1]
     offered = {variant: each for each in bases for variant in variants_of(each.values)}
-    for each in bases:
-        _check_variants(each)
+    errors = [error for each in bases for error in _errors_of_variants(each)]
     chosen = sorted(set(variants))
     layers = [
         read_layer("default", DEFAULTS),
@@ -193,24 +201,53 @@ def load_recipe(
         _merge(merged, layer.values, layer, origins)
     try:
         recipe = decode(Recipe, merged)
+        problems = _problems_of_whole(recipe)
     except Problem as problem:
-        raise _explain(problem, base, origins) from problem
-    _check_whole(recipe, base, origins)
+        problems = list(problem.all)
+    _refuse([*errors, *(_explain(each, base, origins) for each in problems)])
     foreign = {
         layer.file: layer.content
         for layer in layers
         if layer.content and Path(layer.file).parent not in (DEFAULTS.parent, recipe_folder())
     }
     return Resolved(
-        recipe,
-        tuple(chosen),
-        tuple(sorted(offered)),
-        {key: layer.name for key, layer in origins.items()},
-        str(path),
-        tuple(foreign),
-        tuple(foreign.values()),
-        site_layer,
+        recipe=recipe,
+        variants=tuple(chosen),
+        offered=tuple(sorted(offered)),
+        origins={key: layer.name for key, layer in origins.items()},
+        file=str(path),
+        foreign_files=tuple(foreign),
+        contents=tuple(foreign.values()),
+        site=site_layer,
     )
+
+
+def _refuse(errors: Sequence[RecipeError]) -> None:
+    """Report all errors as one, in the order of their lines.
+
+    Raises:
+        RecipeError: there are any.
+    """
+    found = {error.where: error for error in errors}  # a variant and the merged recipe share some
+    in_order = sorted(found.values(), key=lambda error: _file_and_line(error.where))
+    if len(in_order) < 2:
+        for error in in_order:
+            raise error
+        return
+    first, *others = in_order[:MOST_PROBLEMS]
+    more = len(in_order) >= MOST_PROBLEMS
+    raise RecipeError(
+        first.message,
+        where=first.where,
+        detail="\n".join(map(str, others)),
+        remedy=f"fix these {len(others) + 1} errors"
+        + (f" and check again: hvdenv reports at most {MOST_PROBLEMS} at a time" if more else ""),
+    )
+
+
+def _file_and_line(where: str) -> tuple[str, int]:
+    found = re.match(r"(.*?):(\d+): ", where)
+    return (found[1], int(found[2])) if found else (where, 0)
 
 
 def _check_format(base: Layer) -> None:
@@ -250,18 +287,20 @@ def _with_what_it_extends(layer: Layer, folders: Sequence[str]) -> list[Layer]:
         found.insert(0, read_layer(f"recipe {path.stem}", path))
 
 
-def _check_variants(layer: Layer) -> None:
-    """Types and names of keys in all variants: also in those that nobody takes today."""
+def _errors_of_variants(layer: Layer) -> Iterator[RecipeError]:
+    """Wrong types and names of keys in all variants, chosen or not."""
     variants = layer.values.get("variants", {})
     if not isinstance(variants, dict):
         where = f"{layer.file}:{line_of(layer.text, ('variants',))}: variants"
         raise RecipeError(f"expected a table for each variant, found {variants!r}", where=where)
     for variant in variants:
-        taken = _variant(layer, {variant: layer}, variant)
         try:
-            check_part(Recipe, taken.values)
+            found = _variant(layer, {variant: layer}, variant)
+            check_part(Recipe, found.values)
+        except RecipeError as error:
+            yield error
         except Problem as problem:
-            raise _explain(problem, taken, {}) from problem
+            yield from (_explain(each, found, {}) for each in problem.all)
 
 
 def _without_variants(layer: Layer) -> Layer:
@@ -322,13 +361,17 @@ _OF_A_SITE = (
 
 def _site_layer(path: Path) -> Layer:
     layer = read_layer("site", path)
-    for key in layer.values:
-        if key not in _OF_A_SITE:
-            raise RecipeError(
-                "a site file cannot set this",
+    unknown = [key for key in layer.values if key not in _OF_A_SITE]
+    _refuse(
+        [
+            RecipeError(
+                f"a site file cannot set this{nearest(key, _OF_A_SITE)}",
                 where=f"{path}:{line_of(layer.text, (key,))}: {key}",
                 remedy=f"it can set {', '.join(_OF_A_SITE)}",
             )
+            for key in unknown[:MOST_PROBLEMS]
+        ]
+    )
     return layer
 
 
@@ -344,9 +387,7 @@ def recipe_folders(site: Layer | None) -> tuple[str, ...]:
     try:
         return decode(RecipeFolders, named).recipe_folders
     except Problem as problem:
-        line = line_of(site.text, ("recipe_folders",))
-        where = f"{site.file}:{line}: recipe_folders"
-        raise RecipeError(problem.message, where=where) from problem
+        raise _explain(problem, site, {}) from problem
 
 
 def storage_of(site: Layer | None) -> Storage:
@@ -460,9 +501,9 @@ def _explain(problem: Problem, base: Layer, origins: Mapping[str, Layer]) -> Rec
     return RecipeError(problem.message, where=where + dotted(problem.path))
 
 
-def _check_whole(recipe: Recipe, base: Layer, origins: Mapping[str, Layer]) -> None:
+def _problems_of_whole(recipe: Recipe) -> list[Problem]:
     """What no single value shows."""
-    for path, wrong, message in (
+    rules: list[tuple[tuple[str | int, ...], bool, str]] = [
         (
             ("horovod", "frameworks"),
             not recipe.horovod.frameworks,
@@ -536,6 +577,5 @@ def _check_whole(recipe: Recipe, base: Layer, origins: Mapping[str, Layer]) -> N
             for number, reference in enumerate(recipe.references)
             for key, message in reference.problems.items()
         ),
-    ):
-        if wrong:
-            raise _explain(Problem(path, message), base, origins)
+    ]
+    return [Problem(path, message) for path, wrong, message in rules if wrong]

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hvdenv.knowledge.diagnosis import Found, explain
-from hvdenv.launch.hosts import short
 from hvdenv.masking import mask, plain
 from hvdenv.reports.report import Status
+from hvdenv.sites.hosts import short
 
 _EVENT = re.compile(
     r"@hvdenv (?P<token>\w+) (?P<crc>[0-9a-f]{8}) (?P<said>(?P<source>[0-9A-F]+)"

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hvdenv.cli.main import main
 from hvdenv.environments.installation import Expectation
 from hvdenv.errors import RecipeError
-from hvdenv.launch.hosts import Host
 from hvdenv.launch.launchers import Launch
 from hvdenv.model.cluster import SIZES, Reference
 from hvdenv.model.facts import Facts
@@ -23,6 +22,7 @@ from hvdenv.model.recipe import Recipe
 from hvdenv.plans.plan import candidates, make_plan, site_python
 from hvdenv.reports.report import Finding
 from hvdenv.schema import decode, encode
+from hvdenv.sites.hosts import Host
 from hvdenv.verification import bench
 from hvdenv.verification.bench import Benchmark, Point, Yardstick
 from hvdenv.verification.checks import CHECKS
@@ -501,7 +501,7 @@ def test_a_wrong_reference_is_refused(tmp_path: Path, old: str, new: str, said: 
 def test_references_do_not_change_what_is_built(tmp_path: Path, facts: Facts) -> None:
     def digest(recipe: Recipe) -> str:
         python = site_python(recipe) or candidates(recipe, facts)[0]
-        return make_plan(recipe, (), facts, python, Path("/g")).digest
+        return make_plan(recipe, (), facts, python).digest
 
     recipe = resolved(tmp_path)
     assert recipe.references

@@ -61,7 +61,7 @@ def test_a_build_whose_record_is_gone_is_not_taken_for_an_environment_of_a_user(
     """There would be nothing then that its files are compared with."""
     assert inspect_prefix(str(generation)).generation == str(generation)
     (generation / generations.RECORD).unlink()
-    with pytest.raises(StepError, match="somebody has removed it"):
+    with pytest.raises(StepError, match="the record was removed"):
         inspect_prefix(str(generation))
 
 

@@ -236,7 +236,7 @@ def test_time_and_memory_for_a_recipe_are_bounded(name: str, tmp_path: Path) -> 
         text=True, capture_output=True,
     )  # fmt: skip
     assert (shown.returncode, shown.stdout) == (2, ""), shown.stderr[-500:]
-    assert len(shown.stderr) < 1000
+    assert len(shown.stderr) < 5000
 
 
 def test_nothing_in_the_current_folder_shadows_a_shipped_name(
@@ -452,5 +452,7 @@ def test_a_site_file_names_folders_with_recipes(
     assert main(["recipes", "--site", str(site), "--json"]) == 0
     assert "layers" in {row["name"] for row in json.loads(capsys.readouterr().out)}
     site.write_text("recipe_folders = ['here']\n")
-    with pytest.raises(RecipeError, match="site.toml:1: recipe_folders: expected an absolute"):
+    with pytest.raises(
+        RecipeError, match=r"site.toml:1: recipe_folders\[0\]: expected an absolute"
+    ):
         load_recipe("layers", site=site)

@@ -41,6 +41,71 @@ def test_the_cases_are_there() -> None:
     assert len(CASES) >= 40
 
 
+WRONG = """\
+format = 1
+name = "wrong"
+extends = "local"
+status = "testd"
+colour = 3
+
+[python]
+versoin = ">=3.10"
+
+[horovod]
+frameworks = ["torchh"]
+
+[variants.a]
+python.verzion = "3"
+horovod.gpu = 3
+
+[variants."B"]
+"""
+EXPECTED = """\
+4: status: expected one of "tested", "documented", "decommissioned", found 'testd'; did you mean "tested"?
+5: colour: unknown key; known are
+8: python.versoin: unknown key; did you mean "version"?
+11: horovod.frameworks[0]: expected one of "tensorflow", "torch", found 'torchh'; did you mean "torch"?
+14: python.verzion: unknown key; did you mean "version"?
+15: horovod.gpu: expected a table, found 3
+17: variants.B: the name of a variant has a-z, 0-9, _ and - only"""
+
+
+def test_all_errors_of_a_recipe_are_reported_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text(WRONG)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(str(path))
+    *lines, remedy = str(caught.value).split("\n")
+    assert remedy == "what to do: fix these 7 errors"
+    for line, expected in zip(lines, EXPECTED.split("\n"), strict=True):
+        assert line.startswith(f"{path}:{expected}")
+
+
+def test_what_no_single_value_shows_is_reported_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text(
+        'format = 1\nname = "w"\nextends = "local"\n[horovod]\nframeworks = []\ncontrollers = []\n'
+    )
+    with pytest.raises(RecipeError, match=r":5: horovod.frameworks: .*\n.*:6: horovod.controllers"):
+        load_recipe(str(path))
+
+
+def test_at_most_twenty_errors_are_reported(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.toml"
+    keys = "".join(f"x{number} = 1\n" for number in range(50))
+    path.write_text(f'format = 1\nname = "w"\nextends = "local"\n{keys}')
+    with pytest.raises(RecipeError, match="at most 20 at a time") as caught:
+        load_recipe(str(path))
+    assert str(caught.value).count("unknown key") == 20
+
+
+def test_all_keys_that_a_site_file_cannot_set_are_reported(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text('modles = 1\nstatus = "x"\n')
+    with pytest.raises(RecipeError, match=r'(?s):1: modles: .*"modules".*:2: status: a site file'):
+        load_recipe("local", site=path)
+
+
 def test_a_recipe_that_is_not_utf8(tmp_path: Path) -> None:
     path = tmp_path / "latin.toml"
     path.write_bytes(b'format = 1\nsummary = "\xe9"\n')

@@ -23,9 +23,9 @@ import pytest
 
 from hvdenv import RANK_PROGRAMS
 from hvdenv.environments.installation import Expectation, Installation
-from hvdenv.launch.hosts import Host
 from hvdenv.reports.report import Finding, Report
 from hvdenv.runner import Runner
+from hvdenv.sites.hosts import Host
 from hvdenv.verification import collectors, ranks
 from hvdenv.verification.checks import CHECKS
 from hvdenv.verification.verify import TWO_RANKS, verify

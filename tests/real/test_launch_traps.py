@@ -9,11 +9,11 @@ from typing import Literal
 import pytest
 
 from hvdenv.environments.installation import Expectation, Installation
-from hvdenv.launch.hosts import Host
 from hvdenv.launch.launchers import Launch
 from hvdenv.model.cluster import Launch as Settings
 from hvdenv.model.cluster import Network
 from hvdenv.runner import Runner
+from hvdenv.sites.hosts import Host
 from hvdenv.verification import collectors, datapath, ranks
 from tests.real.doctored import purelib, run_ranks
 from tests.standin import Cluster
