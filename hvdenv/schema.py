@@ -58,6 +58,25 @@ def dotted(path: Path) -> str:
     return text
 
 
+def fill(value: T, words: Mapping[str, str]) -> T:
+    """The same data with words replaced in every string and path in it."""
+    return typing.cast(T, _fill(value, words))
+
+
+def _fill(value: Any, words: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        for word, text in words.items():
+            value = value.replace(word, text)
+        return value
+    if isinstance(value, PurePath):
+        return type(value)(_fill(str(value), words))
+    if hasattr(value, "_fields"):
+        return type(value)(*(_fill(each, words) for each in value))
+    if isinstance(value, dict):
+        return {key: _fill(each, words) for key, each in value.items()}
+    return tuple(_fill(each, words) for each in value) if isinstance(value, tuple) else value
+
+
 def decode(kind: type[T], value: object, path: Path = ()) -> T:
     """Turn a parsed document into typed data.
 

@@ -230,7 +230,7 @@ def _prune_downloads(arguments: argparse.Namespace, runner: Runner) -> int:
     largest, days, places = arguments.max_size, arguments.older_than, find_places()
     if largest is None and days is None:
         largest = downloads.LARGEST_FILES
-    entries = downloads.kept(places, Counter(lambda folder, files: None))
+    entries = downloads.kept(places, Counter())
     status = 0
     for each in wheelcache.superfluous(entries, largest=largest, oldest=_ago(days)):
         gone = downloads.remove(places, each, runner)

@@ -243,11 +243,11 @@ def _run_build(arguments: argparse.Namespace, build: Build) -> None:
 
 
 def _preflight(arguments: argparse.Namespace, resolved: Resolved) -> int:
-    from hvdenv.launch.hosts import parse_hosts
     from hvdenv.launch.preflight import lacking
     from hvdenv.reports.render import render
     from hvdenv.reports.report import EXIT_CODES
     from hvdenv.runner import Runner
+    from hvdenv.sites.hosts import parse_hosts
 
     hosts = tuple(host.name for host in parse_hosts(arguments.hosts))
     wanted, runner = _wanted(arguments, resolved), Runner()

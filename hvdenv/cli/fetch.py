@@ -23,7 +23,6 @@ from hvdenv.cli.options import (
     prepare,
     print_json,
 )
-from hvdenv.plans.plan import PLACEHOLDER
 
 if TYPE_CHECKING:
     from hvdenv.environments.scratch import Scratch
@@ -92,7 +91,7 @@ def _carry_wheels(prepared: Prepared, locked: Locked, to: Path, work: Scratch) -
         wheelcache.own(find_places()),
         *wheelcache.shared(prepared.resolved.recipe.places.wheels),
     )
-    inputs = prepared.plan_for(PLACEHOLDER).wheel_inputs
+    inputs = prepared.plan().wheel_inputs
     chosen, notes = compiled.fitting(caches, inputs, locked, work.runner)
     for note in notes:
         print(note, file=sys.stderr)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hvdenv.building.build import try_modules
-from hvdenv.building.resolve import Progress, attempt, failure
+from hvdenv.building.effects import try_modules
+from hvdenv.building.resolve import attempt, failure
 from hvdenv.cli.build import build_prepared
 from hvdenv.cli.find_lock import (
     resolution_of,
@@ -40,6 +40,7 @@ from hvdenv.places import find_places
 from hvdenv.plans import additions
 from hvdenv.plans.additions import Additions, moves, refusal, reported
 from hvdenv.plans.resolution import Resolution
+from hvdenv.plans.step import Progress
 from hvdenv.reading import RESULT, read_json
 from hvdenv.runner import Runner
 from hvdenv.schema import Problem, decode, encode
@@ -102,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _tell(arguments, "would add", added, {"changed": False})
     arguments.rebuild = False
     arguments.accept_drift = record.get("lock", {}).get("accepted", [])
-    built = build_prepared(prepared, arguments)
+    built = build_prepared(prepared, prepared.plan(), arguments)
     _tell(arguments, "added", added, encode(built))
     if not (arguments.json or arguments.quiet):
         print(f"built in {built.seconds:.0f} s: {built.prefix}")
@@ -155,7 +156,7 @@ def _base(prepared: Prepared, built: str) -> str:
     Raises:
         UsageError: the active generation is of another plan, so that more would move.
     """
-    digest = prepared.digest()
+    digest = prepared.plan().digest
     if digest != built:
         raise UsageError(
             "the environment is not what the recipe makes now: more than packages would change",

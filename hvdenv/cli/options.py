@@ -15,7 +15,6 @@ from hvdenv import trust
 from hvdenv.environments import generations
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import HvdenvError, IncompatibleError, UsageError
-from hvdenv.launch.hosts import Host, parse_hostfile, parse_hosts
 from hvdenv.locks.lockfile import Locked
 from hvdenv.model.cluster import Storage
 from hvdenv.model.facts import Facts, Interpreter
@@ -24,10 +23,12 @@ from hvdenv.model.observe import ask_interpreter, declared, observe
 from hvdenv.model.recipe import Recipe, executed_paths
 from hvdenv.places import Places, environment_name, find_places
 from hvdenv.plans.additions import Additions
-from hvdenv.plans.plan import PLACEHOLDER, Plan, candidates, make_plan, site_python
+from hvdenv.plans.plan import Plan, candidates, make_plan, site_python
 from hvdenv.reading import HOSTS, Content, read_text
 from hvdenv.runner import Runner, environment
+from hvdenv.schema import fill
 from hvdenv.sites import workspace
+from hvdenv.sites.hosts import Host, parse_hostfile, parse_hosts
 from hvdenv.trust import Policy
 
 SITE_VARIABLE = "HVDENV_SITE"
@@ -211,19 +212,7 @@ def storage_of_site(arguments: argparse.Namespace) -> Storage:
 def _with_names(value: Any) -> Any:
     if not any(word in repr(value) for word in ("{user}", "{home}")):
         return value
-    return _filled_in(value, {"{user}": getpass.getuser(), "{home}": str(Path.home())})
-
-
-def _filled_in(value: Any, words: dict[str, str]) -> Any:
-    if isinstance(value, str):
-        for word, text in words.items():
-            value = value.replace(word, text)
-        return value
-    if hasattr(value, "_fields"):
-        return type(value)(*(_filled_in(each, words) for each in value))
-    if isinstance(value, dict):
-        return {key: _filled_in(each, words) for key, each in value.items()}
-    return tuple(_filled_in(each, words) for each in value) if isinstance(value, tuple) else value
+    return fill(value, {"{user}": getpass.getuser(), "{home}": str(Path.home())})
 
 
 def environment_of(
@@ -270,7 +259,6 @@ class Prepared(NamedTuple):
         source_folder: with files that were fetched before.
         offline: whether no index is asked.
         additions: packages that the user adds.
-        alone: whether a script runs the plan, without hvdenv and its caches.
     """
 
     resolved: Resolved
@@ -281,25 +269,36 @@ class Prepared(NamedTuple):
     source_folder: Path | None = None
     offline: bool = False
     additions: Additions | None = None
-    alone: bool = False
 
-    def plan_for(self, generation: Path) -> Plan:
-        """The plan for a generation's folder."""
+    def plan(self, *, alone: bool = False) -> Plan:
+        """Make the plan. A command does so once, and hands it on.
+
+        Args:
+            alone: whether a script runs the plan, without hvdenv and its caches.
+        """
         return make_plan(
-            self.resolved.recipe, self.resolved.variants, self.facts, self.python, generation,
+            self.resolved.recipe, self.resolved.variants, self.facts, self.python,
             locked=self.locked, source_folder=self.source_folder, offline=self.offline,
-            caches=find_places().cache if self.locked and not self.alone else None,
-            additions=self.additions, alone=self.alone,
+            caches=find_places().cache, additions=self.additions, alone=alone,
         )  # fmt: skip
 
-    def digest(self) -> str:
-        """The digest of the plan, which no folder changes."""
-        return self.plan_for(PLACEHOLDER).digest
 
+def prepare(
+    arguments: argparse.Namespace,
+    *,
+    thorough: bool,
+    shown: bool = False,
+    resolved: Resolved | None = None,
+) -> Prepared:
+    """Read the recipe and look at the machine, or at the facts that --facts declares.
 
-def prepare(arguments: argparse.Namespace, *, thorough: bool, shown: bool = False) -> Prepared:
-    """Read the recipe and look at the machine, or at the facts that --facts declares."""
-    resolved = resolved_of(arguments, shown=shown)
+    Args:
+        arguments: of the command.
+        thorough: look for what no plan depends on, too; see observe().
+        shown: nothing that the recipe names is executed.
+        resolved: the recipe, if it was read already.
+    """
+    resolved = resolved or resolved_of(arguments, shown=shown)
     target = environment_of(arguments, resolved, find_places())
     runner = Runner()
     file = getattr(arguments, "facts", None)

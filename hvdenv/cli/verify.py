@@ -347,7 +347,7 @@ def _usual_ranks(arguments: argparse.Namespace, expectation: Expectation) -> int
 
 def _on_hosts(requested: Requested) -> Launch:
     """Ranks on the hosts that are requested, as evenly as their slots allow."""
-    from hvdenv.launch.hosts import distribute
+    from hvdenv.sites.hosts import distribute
     from hvdenv.verification.verify import TWO_RANKS
 
     ranks = requested.ranks or sum(host.slots or 1 for host in requested.hosts)

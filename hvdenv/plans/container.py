@@ -253,7 +253,7 @@ def image_plan(
     recipe: Recipe, variants: tuple[str, ...], facts: Facts, python: Interpreter
 ) -> Plan:
     """The plan of what the image runs; arguments as for make_plan()."""
-    return make_plan(for_image(recipe), variants, facts, python, FOLDER)
+    return make_plan(for_image(recipe), variants, facts, python).at(FOLDER)
 
 
 def define(recipe: Recipe, plan: Plan, form: Format) -> str:

@@ -1,4 +1,4 @@
-"""What build.py does without starting anything; builds themselves are in tests/real."""
+"""Parts of a build that work without starting anything; builds themselves are in tests/real."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.building.build import _failed, _installed, compiled_objects
+from hvdenv.building.engine import _failed
+from hvdenv.building.repair import installed_packages
+from hvdenv.cli.progress import compiled_objects
 from hvdenv.command import Command, Outcome
 from hvdenv.plans.step import Step
 
@@ -68,7 +70,7 @@ def test_what_pip_installed(tmp_path: Path) -> None:
         "download_info": {"url": "file:///x", "dir_info": {}},
     }
     report.write_text(json.dumps({"install": [torch, local]}))
-    assert _installed(report) == [
+    assert installed_packages(report) == [
         {"name": "torch", "version": "2.13.0", "url": "https://***@host/torch.whl", "sha256": "ab"},
         {"name": "x", "version": "1", "url": "file:///x", "sha256": ""},
     ]

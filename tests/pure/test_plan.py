@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hvdenv import STEP_PROGRAMS
+from hvdenv.cli import options
 from hvdenv.cli.main import main
 from hvdenv.cli.options import choose_python
 from hvdenv.errors import IncompatibleError
@@ -16,14 +18,16 @@ from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.knowledge.patches import Edit, applicable
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.layers import load_recipe, read_layer, shipped_recipes, variants_of
+from hvdenv.model.observe import observe
 from hvdenv.model.recipe import Recipe
+from hvdenv.places import find_places
 from hvdenv.plans import steps
 from hvdenv.plans.plan import (
-    PLACEHOLDER,
     Plan,
     choose_versions,
     make_plan,
 )
+from hvdenv.plans.steps import Steps
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
 
@@ -54,6 +58,7 @@ def test_plans_of_shipped_recipes(
     digest = json.loads(capsys.readouterr().out)["digest"]
     assert main([*words, *(["--variant", variant] if variant else [])]) == 0
     said = capsys.readouterr().out.replace(digest[:12], "<DIGEST>")
+    said = said.replace(str(find_places().cache), "$CACHE")
     path = cases / f"plans/{'+'.join(filter(None, (name, variant)))}.txt"
     if pytestconfig.getoption("--regenerate"):
         path.write_text(said, encoding="utf-8")
@@ -66,9 +71,9 @@ def test_each_expected_plan_is_of_a_recipe(cases: Path) -> None:
 
 
 def plan(
-    recipe: Recipe, facts: Facts, python: Interpreter | None = None, folder: Path = PLACEHOLDER
+    recipe: Recipe, facts: Facts, python: Interpreter | None = None, folder: Path = Path("/g")
 ) -> Plan:
-    return make_plan(recipe, (), facts, python or facts.interpreters[0], folder)
+    return make_plan(recipe, (), facts, python or facts.interpreters[0]).at(folder)
 
 
 @given(
@@ -295,3 +300,51 @@ def test_facts_of_a_plan_can_be_declared_for_another(
     (tmp_path / "facts.json").write_text(json.dumps(printed["facts"]))
     assert main(["plan", "local", "--facts", str(tmp_path / "facts.json"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == printed
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts what a command prepares. Its steps are only those that run no command."""
+    counted: Counter[str] = Counter()
+
+    def count(owner: Any, name: str, function: Any) -> None:
+        def counting(*words: Any, **more: Any) -> Any:
+            counted[name] += 1
+            return function(*words, **more)
+
+        monkeypatch.setattr(owner, name, counting)
+
+    every = Steps.all
+    count(Steps, "all", lambda maker: tuple(s for s in every(maker) if not s.commands))
+    count(options, "make_plan", make_plan)
+    count(options, "observe", observe)
+    count(options, "load_recipe", load_recipe)
+    return counted
+
+
+ONCE = {"all": 1, "make_plan": 1, "observe": 1, "load_recipe": 1}
+
+
+@pytest.mark.parametrize("form", [[], ["--json"], ["--format", "bash"], ["--locked"]])
+def test_a_plan_is_shown_from_one_preparation(
+    calls: Counter[str], form: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "local", "--variant", "torch", *form]) == 0
+    assert calls == ONCE
+
+
+def test_a_build_prepares_and_plans_once(
+    calls: Counter[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build = ["build", "local", "--prefix", str(tmp_path / "env"), "--allow", "disk-low"]
+    assert main(build) == 0
+    assert calls == ONCE
+    capsys.readouterr()
+    assert (tmp_path / "env" / "activate.sh").is_file()
+    calls.clear()
+    assert main(build) == 0
+    assert calls == ONCE
+    assert capsys.readouterr().out.startswith("nothing to do: ")
+    calls.clear()
+    assert main([*build, "--rebuild"]) == 0
+    assert calls == ONCE
