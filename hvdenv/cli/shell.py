@@ -1,13 +1,7 @@
-<<<<<<< HEAD
 """Open an interactive shell in an environment.
 
 With --nodes, --time or another resource option, shell requests an allocation and opens the shell
 on its first node. The exit code is that of the shell; it is 125 if hvdenv cannot start it."""
-=======
-"""An interactive shell in an environment: on this host, or with --nodes, --time or another
-option of an allocation on the first node of a new one. The exit code is the shell's own; if
-hvdenv itself cannot start it, 125."""
->>>>>>> main
 
 from __future__ import annotations
 
@@ -38,13 +32,8 @@ examples:
   hvdenv shell polaris --nodes 1 --account myproject
   hvdenv shell neuron --nodes 2 --dry-run           prints the command line
 
-<<<<<<< HEAD
 Other resources come from [job] in the recipe. PBS and Cobalt start your login shell; hvdenv then
 prints the command to type there.
-=======
-The table [job] of the recipe has all other values of an allocation. PBS and Cobalt start your
-login shell; hvdenv prints what to type there.
->>>>>>> main
 """
 
 # Options of an allocation. A terminal has no output file.
@@ -73,11 +62,7 @@ PS1={prompt}"${{PS1-}}"
 def configure(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser, optional=True)
     add_prefix(parser)
-<<<<<<< HEAD
-    asks = parser.add_argument_group("in a new allocation, with these resources")
-=======
     requests = parser.add_argument_group("request an allocation with")
->>>>>>> main
     for name in _NUMBERS:
         requests.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N")
     requests.add_argument("--time", metavar="T", help="such as 1:30:00")
@@ -85,13 +70,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for name in _WORDS:
         requests.add_argument(f"--{name}", metavar=name.upper())
     add_clean(parser)
-<<<<<<< HEAD
     parser.add_argument(
         "--dry-run", action="store_true", help="print the command line without running it"
     )
-=======
-    parser.add_argument("--dry-run", action="store_true", help="print the command and run nothing")
->>>>>>> main
     add_trust(parser)
 
 
