@@ -1,5 +1,7 @@
-"""Write a definition of an image with the recipe's environment in it, for Apptainer and
-Singularity or as a Dockerfile; build it; look whether hosts can run it."""
+"""Write the definition of an image that contains the recipe's environment.
+
+container writes it for Apptainer and Singularity, or as a Dockerfile. It can also build the
+image, and check that hosts can run it."""
 
 from __future__ import annotations
 
@@ -37,9 +39,9 @@ examples:
   hvdenv container local --variant torch --set container.base=debian:bookworm-slim --format docker
   hvdenv container singularity --preflight --hosts f1:2,f2:2 --copy
 
-An image is built by apptainer or singularity, a Dockerfile by podman, buildah or docker:
-the first that is here. --preflight ends as verify does: 0 the hosts can run the image,
-1 they cannot, 7 not everything could be proven.
+--build uses apptainer or singularity, and for a Dockerfile podman, buildah or docker: the first
+that is installed. Exit codes of --preflight: 0 the hosts can run the image, 1 they cannot,
+7 not everything could be proven.
 """
 
 # What an image is called where neither the recipe nor an option says it.
@@ -55,33 +57,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_loudness(parser)
     parser.add_argument(
         "--format", choices=("singularity", "docker"), default="singularity",
-        help="a definition for Apptainer and Singularity (the default), or a Dockerfile",
+        help="singularity: a definition file for Apptainer and Singularity (default); docker: a"
+" Dockerfile",
     )  # fmt: skip
     parser.add_argument(
-        "--to", metavar="FILE", type=Path, help="write the definition there, not to standard output"
+        "--to",
+        metavar="FILE",
+        type=Path,
+        help="write the definition to a file instead of standard output",
     )
     parser.add_argument(
         "--image", metavar="FILE",
-        help="the image's file (its tag, for docker) in the place of the recipe's container.image",
+        help="image file (for docker: tag) to use instead of the recipe's container.image",
     )  # fmt: skip
     parser.add_argument(
         "--allow", metavar="RULE", action="append", default=[],
-        help="go on although this rule blocks",
+        help="continue although this rule blocks; may be repeated",
     )  # fmt: skip
     add_trust(parser)
     building = parser.add_argument_group("building")
     building.add_argument("--build", action="store_true", help="build the image")
     building.add_argument(
         "--bind", metavar="HERE[:THERE]", action="append", default=[],
-        help="a file or folder of this machine that the build sees, such as /etc/pip.conf",
+        help="make a file or folder of this machine visible to the build, such as /etc/pip.conf",
     )  # fmt: skip
-    hosts = parser.add_argument_group("looking at hosts")
+    hosts = parser.add_argument_group("checking hosts")
     hosts.add_argument(
-        "--preflight", action="store_true", help="look whether hosts can run the image"
+        "--preflight", action="store_true", help="check that hosts can run the image"
     )
-    hosts.add_argument("--hosts", metavar="H1:N,H2:N", help="the hosts")
+    hosts.add_argument("--hosts", metavar="H1:N,H2:N", help="hosts to check, with their slots")
     hosts.add_argument(
-        "--copy", action="store_true", help="copy the image from here to the hosts that lack it"
+        "--copy", action="store_true", help="copy the image to the hosts that lack it"
     )
 
 
@@ -237,11 +243,11 @@ def _run_build(arguments: argparse.Namespace, build: Build) -> None:
 
 
 def _preflight(arguments: argparse.Namespace, resolved: Resolved) -> int:
-    from hvdenv.launch.hosts import parse_hosts
     from hvdenv.launch.preflight import lacking
     from hvdenv.reports.render import render
     from hvdenv.reports.report import EXIT_CODES
     from hvdenv.runner import Runner
+    from hvdenv.sites.hosts import parse_hosts
 
     hosts = tuple(host.name for host in parse_hosts(arguments.hosts))
     wanted, runner = _wanted(arguments, resolved), Runner()
@@ -288,12 +294,12 @@ def _look(
     image = wanted.image
     answers = ask(hosts, image, runner, ssh=wanted.ssh)
     report = Report(
-        "+".join((resolved.recipe.name, *resolved.variants)),
-        image,
-        os.uname().nodename,
-        started,
-        time.monotonic() - began,
-        judge_nodes(wanted, answers),
+        recipe="+".join((resolved.recipe.name, *resolved.variants)),
+        prefix=image,
+        host=os.uname().nodename,
+        started=started,
+        seconds=time.monotonic() - began,
+        findings=judge_nodes(wanted, answers),
     )
     return report, answers
 

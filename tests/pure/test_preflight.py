@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdenv.errors import UsageError
-from hvdenv.launch.hosts import parse_hosts
 from hvdenv.launch.launchers import Mpi, parse_mpi_version
 from hvdenv.launch.preflight import (
     Image,
@@ -33,6 +32,7 @@ from hvdenv.model.cluster import Container
 from hvdenv.model.recipe import Mpi as RecipeMpi
 from hvdenv.reports.report import Finding, Status, judge
 from hvdenv.schema import encode
+from hvdenv.sites.hosts import parse_hosts
 
 IMAGE = "/images/horovod.sif"
 CONTAINER = Container("nvidia/cuda:11.8.0-devel-ubuntu22.04", runtime="singularity", image=IMAGE,

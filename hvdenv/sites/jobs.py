@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hvdenv.command import Command, Outcome
 from hvdenv.errors import StepError, UsageError
@@ -18,39 +19,35 @@ from hvdenv.places import Places, make_folder, write_json
 from hvdenv.reading import MIB, OUTPUT, STATE, open_file, read_json
 from hvdenv.runner import LINE_LIMIT, TOKEN_VARIABLE, Runner
 from hvdenv.schema import Problem, decode
-from hvdenv.sites.jobstate import QUEUES, State, Status, exit_code_in, never_starts, number_of
+from hvdenv.sites.job_status import exit_code_in, never_starts, number_of
+from hvdenv.sites.schedulers import DIALECTS
+from hvdenv.sites.schedulers.dialect import Dialect, State, Status, fill
 
-# Schedulers serve many users: they are asked often only where something changes.
+# Schedulers serve many users: hvdenv polls often only while something changes.
 FIRST_POLL, LAST_POLL, SLOWER = 1.0, 10.0, 1.5
-# Output lies on a file system that may show it a little later.
+# A network file system may show output a little later.
 OUTPUT_SECONDS = 3.0
-# A scheduler is restarted for maintenance now and then, and jobs live on.
+# Schedulers are restarted for maintenance now and then, while jobs go on.
 PATIENCE_SECONDS = 900.0
-ASK_SECONDS = 60.0
+QUERY_SECONDS = 60.0
 COMMAND_NOT_FOUND = 127
 _TICK = 0.5
-# What sbatch, qsub and bsub print if no server answers, or none is configured on this host.
-_UNREACHABLE = (
-    "Could not establish a configuration source", "Unable to contact slurm controller",
-    "cannot connect to server", "No default server", "Connection refused", "LSF is down",
-    "Cannot connect to LSF",
-)  # fmt: skip
 
 
 class Submitted(NamedTuple):
-    """A job that was submitted, as it is kept under HVDENV_HOME.
+    """A job that was submitted, as recorded under HVDENV_HOME.
 
     Attributes:
         scheduler: that has it.
-        id: as the scheduler calls it.
+        id: the scheduler's id.
         name: of the job.
         script: file that was submitted.
         submitted: when, in UTC.
-        key: what the job is for; a call for the same takes it up.
-        log: file that all its output goes to; empty where the scheduler decides.
-        outputs: files that the scheduler puts its output into, once that is known.
-        state: how it ended; empty as long as nobody has seen that.
-        exit_code: with which it ended, where that is known.
+        key: identifies what the job is for; a later call for the same resumes following it.
+        log: file that all its output goes to; empty if the scheduler decides.
+        outputs: files that the scheduler puts its output into, once known.
+        state: how it ended; None until that was observed.
+        exit_code: with which it ended, if known.
     """
 
     scheduler: Scheduler
@@ -80,73 +77,79 @@ def submit(
     key: str = "",
     log: str = "",
 ) -> Submitted:
-    """Hand a script to the scheduler and note the job.
-
-    Args:
-        text: the script.
-        scheduler: that takes it.
-        name: of the job.
-        runner: starts the scheduler's programs.
-        places: where scripts and notes are kept.
-        key: what the job is for.
-        log: file that the script writes its output to.
+    """Submit a script and record the job; see Submitted for the arguments.
 
     Raises:
-        StepError: the scheduler does not take it, with what it said.
+        StepError: the scheduler rejects it, or cannot be reached.
     """
-    folder = make_folder(places.jobs)
-    path = folder / f"{name}-{uuid.uuid4().hex[:12]}.sh"
+    dialect = DIALECTS[scheduler]
+    path = make_folder(places.jobs) / f"{name}-{uuid.uuid4().hex[:12]}.sh"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     path.chmod(0o700)  # Cobalt runs the file itself
-    # The mark would have the job ended with this process, were it on the same machine.
-    words = ("env", "-u", TOKEN_VARIABLE, *QUEUES[scheduler].submit(str(path)))
-    outcome = _ask(words, runner)
-    job = QUEUES[scheduler].submitted(outcome.output) if outcome else ""
-    if outcome.returncode == COMMAND_NOT_FOUND:
+    # With this variable, the job would end with this process if both are on the same machine.
+    words = ("env", "-u", TOKEN_VARIABLE, *fill(dialect.submit, script=str(path)))
+    outcome = _call(words, runner)
+    found = [*re.finditer(dialect.submitted, outcome.output, re.MULTILINE)] if outcome else []
+    if not found:
         path.unlink()
-        program = {"slurm": "sbatch", "lsf": "bsub"}.get(scheduler, "qsub")
-        raise StepError(
-            f"there is no {program} on this host, so no job can be submitted from here",
-            where=os.uname().nodename,
-            remedy="call hvdenv on a login node of the cluster, or load the module that has"
-            f" {program}\nhvdenv job RECIPE --to job.sh writes the script instead",
-        )
-    if not job:
-        path.unlink()
-        silent = any(each in outcome.output for each in _UNREACHABLE)
-        raise StepError(
-            "the scheduler cannot be reached" if silent else "the scheduler rejected the job",
-            where=" ".join(QUEUES[scheduler].submit("SCRIPT")[:1]),
-            detail=outcome.tail(5),
-            remedy="try again in a few minutes, or on a login node of the cluster\n"
-            "hvdenv job RECIPE --to job.sh writes the script instead"
-            if silent
-            else "its message is above: check partition, account, time and nodes",
-        )
-    record = Submitted(scheduler, job, name, str(path), _now(), key, log)
+        raise _not_submitted(dialect, outcome)
+    record = Submitted(
+        scheduler=scheduler,
+        id=found[-1]["id"],
+        name=name,
+        script=str(path),
+        submitted=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        key=key,
+        log=log,
+    )
     keep(record, places)
     return record
 
 
+def _not_submitted(dialect: Dialect, outcome: Outcome) -> StepError:
+    program = dialect.program
+    instead = "\nhvdenv job RECIPE --to job.sh writes the script instead"
+    if outcome.returncode == COMMAND_NOT_FOUND:
+        return StepError(
+            f"there is no {program} on this host, so no job can be submitted",
+            where=os.uname().nodename,
+            remedy="call hvdenv on a login node of the cluster, or load the module that provides"
+            f" {program}{instead}",
+        )
+    if any(each in outcome.output for each in dialect.unreachable):
+        return StepError(
+            "the scheduler cannot be reached",
+            where=program,
+            detail=outcome.tail(5),
+            remedy=f"try again in a few minutes, or on a login node of the cluster{instead}",
+        )
+    return StepError(
+        "the scheduler rejected the job",
+        where=program,
+        detail=outcome.tail(5),
+        remedy="see its message above; check partition, account, time and nodes",
+    )
+
+
 def recall(job: str, places: Places) -> Submitted:
-    """What was noted of a job.
+    """The record of a job.
 
     Raises:
-        UsageError: nothing was, with the jobs that are known.
+        UsageError: there is none.
     """
     found = [record for record in records(places) if number_of(record.id) == number_of(job)]
     if found:
         return found[-1]
     known = ", ".join(record.id for record in records(places)[-10:]) or "none"
     raise UsageError(
-        f"no job {job} was submitted from here",
+        f"no record of a job {job}",
         where="--follow",
-        remedy=f"known under {places.jobs}: {known}",
+        remedy=f"jobs recorded in {places.jobs}: {known}",
     )
 
 
 def records(places: Places) -> list[Submitted]:
-    """All jobs that were noted, the last one at the end; what cannot be read is passed over."""
+    """All recorded jobs, oldest first; unreadable records are skipped."""
     found = []
     for path in places.jobs.glob("*.json"):
         try:
@@ -157,25 +160,26 @@ def records(places: Places) -> list[Submitted]:
 
 
 def unfinished(key: str, places: Places) -> Submitted | None:
-    """A job for the same thing whose end nobody has seen."""
+    """The last job with this key whose end was not observed."""
     same = [record for record in records(places) if record.key == key and not record.state]
     return same[-1] if same else None
 
 
 def state_of(record: Submitted, runner: Runner) -> Status | None:
-    """How a job is; None if the scheduler does not answer.
+    """The status of a job; None if the scheduler does not answer.
 
     Raises:
-        StepError: the scheduler's programs are not here.
+        StepError: this host does not have the scheduler's programs.
     """
-    queue = QUEUES[record.scheduler]
-    status = queue.told(_ask(queue.ask(record.id), runner).output)
+    dialect = DIALECTS[record.scheduler]
+    status = dialect.parse_query(_call(fill(dialect.query, id=record.id), runner).output)
     if status and status.name and status.name != record.name:
         status = Status("gone")  # its number was given to another job
     if status is None or status.state != "gone":
         return status
-    if queue.past:
-        status = queue.told_past(_ask(queue.past(record.id), runner).output) or status
+    if dialect.history:
+        answer = _call(fill(dialect.history, id=record.id), runner).output
+        status = dialect.parse_history(answer) or status
     code = exit_code_in("\n".join(_last_lines(file) for file in record.files), record.id)
     if status.state != "gone" or code is None:
         return status
@@ -183,32 +187,31 @@ def state_of(record: Submitted, runner: Runner) -> Status | None:
 
 
 def cancel(record: Submitted, runner: Runner) -> None:
-    """Take a job back.
+    """Cancel a job.
 
     Raises:
         StepError: the scheduler refuses.
     """
-    outcome = _ask(QUEUES[record.scheduler].cancel(record.id), runner)
+    outcome = _call(_cancel_words(record), runner)
     if not outcome:
         raise StepError(
-            f"job {record.id} could not be cancelled",
+            f"cannot cancel job {record.id}",
             detail=outcome.tail(5),
-            remedy=f"try it yourself: {cancel_command(record)}",
+            remedy=f"try it yourself: {' '.join(_cancel_words(record))}",
         )
 
 
-def cancel_command(record: Submitted) -> str:
-    """What a person types to cancel a job."""
-    return " ".join(QUEUES[record.scheduler].cancel(record.id))
+def _cancel_words(record: Submitted) -> tuple[str, ...]:
+    return fill(DIALECTS[record.scheduler].cancel, id=record.id)
 
 
 class Listener(NamedTuple):
-    """Who is told how a job goes.
+    """Receives what happens to a job.
 
     Attributes:
-        line: of its output, masked and without control sequences.
-        status: its state, when that has changed.
-        note: what a person should know meanwhile.
+        line: called with each line of its output, masked and without control sequences.
+        status: called when its status changes.
+        note: called with other messages for the user.
     """
 
     line: Callable[[str], None]
@@ -225,34 +228,32 @@ def follow(
     withdraw: bool = False,
     patience: float = PATIENCE_SECONDS,
 ) -> Status:
-    """Watch a job until it has ended.
+    """Follow a job to its end, and record that.
 
     Args:
         record: the job.
         runner: starts the scheduler's programs.
-        places: where its end is noted.
-        listener: is told how it goes.
+        places: where jobs are recorded.
+        listener: receives output and status.
         withdraw: cancel the job if it can never start.
         patience: seconds that the scheduler may be silent.
 
-    Returns:
-        Its last state.
-
     Raises:
-        StepError: it can never start, or the scheduler stays silent.
+        StepError: the job can never start, or the scheduler stays silent.
     """
-    watch = _Follower(record, runner, places, listener, withdraw=withdraw, patience=patience)
-    while not watch.status or not watch.status.over:
-        watch.ask()
-        watch.read()
+    follower = _Follower(record, runner, places, listener, withdraw=withdraw, patience=patience)
+    while not follower.status or not follower.status.over:
+        follower.poll()
+        follower.read()
         time.sleep(_TICK)
-    watch.drain()
-    keep(watch.record._replace(state=watch.status.state, exit_code=watch.status.exit_code), places)
-    return watch.status
+    follower.drain()
+    status = follower.status
+    keep(follower.record._replace(state=status.state, exit_code=status.exit_code), places)
+    return status
 
 
 class _Follower:
-    """A job that is being followed: what is known of it, and when to ask again."""
+    """A job that is being followed: its last status, and when to poll again."""
 
     def __init__(
         self,
@@ -271,7 +272,7 @@ class _Follower:
         self._pause = self._due = 0.0
         self._silent_since: float | None = None
 
-    def ask(self) -> None:
+    def poll(self) -> None:
         """Ask the scheduler, if it is time to."""
         if time.monotonic() < self._due or (self.status and self.status.over):
             return
@@ -284,16 +285,14 @@ class _Follower:
             self.listener.note("the scheduler answers again")
         if status and status != self.status:
             self.status, self._pause = status, FIRST_POLL
-            self._learn(status)
+            self._keep_outputs(status)
             self.listener.status(status)
             self._refuse_hopeless(status)
         self._due = time.monotonic() + self._pause
 
     def read(self) -> int:
-        """Pass on what came of the job's output; the number of lines.
-
-        Before it runs, an older job may have left a file of the same name.
-        """
+        """Pass on new lines of the job's output; returns how many."""
+        # Before the job runs, a file of this name may be an older job's.
         if not self.status or self.status.state == "waiting":
             return 0
         lines = [line for tail in self._open_tails() for line in tail.lines()]
@@ -304,7 +303,7 @@ class _Follower:
         return len(lines)
 
     def drain(self) -> None:
-        """What still comes after the end of the job, until nothing more does."""
+        """Pass on output that arrives after the end of the job."""
         deadline = time.monotonic() + OUTPUT_SECONDS
         quiet = 0
         while quiet < 2 and time.monotonic() < deadline:
@@ -317,8 +316,8 @@ class _Follower:
     def _open_tails(self) -> list[OutputTail]:
         return [self._tails.setdefault(file, OutputTail(file)) for file in self.record.files]
 
-    def _learn(self, status: Status) -> None:
-        """Note where the output goes: the scheduler forgets it some minutes after the end."""
+    def _keep_outputs(self, status: Status) -> None:
+        """Record where the output goes: the scheduler forgets that minutes after the end."""
         if status.outputs and status.outputs != self.record.outputs:
             self.record = self.record._replace(outputs=status.outputs)
             keep(self.record, self.places)
@@ -328,57 +327,47 @@ class _Follower:
         if self._silent_since is None:
             self._silent_since = now
             self.listener.note(
-                "the scheduler does not answer; that does not touch the job; asking again"
+                "the scheduler does not answer; this does not affect the job; asking again"
             )
         elif now - self._silent_since > self.patience:
             raise StepError(
                 f"the scheduler has not answered for {self.patience:.0f} seconds",
                 where=f"job {self.record.id}",
-                remedy=f"the job goes on without it; later: hvdenv job --follow {self.record.id}",
+                remedy=f"the job goes on; follow it later: hvdenv job --follow {self.record.id}",
             )
 
     def _refuse_hopeless(self, status: Status) -> None:
-        reason = never_starts(status)
+        reason = never_starts(status, self.record.scheduler)
         if not reason:
             return
-        remedy = f"{cancel_command(self.record)} takes it back; then submit it with other values"
+        remedy = f"cancel it ({' '.join(_cancel_words(self.record))}) and submit it"
         if self.withdraw:
             cancel(self.record, self.runner)
             keep(self.record._replace(state="cancelled"), self.places)
-            remedy = "it was taken back; submit it with other values"
+            remedy = "hvdenv cancelled it; submit it again"
         raise StepError(
             f"it cannot start: {reason} ({status.reason})",
             where=f"job {self.record.id}",
-            remedy=remedy,
+            remedy=f"{remedy} with other values",
         )
 
 
 def keep(record: Submitted, places: Places) -> None:
-    """Note a job, or what has become of it.
+    """Write the record of a job.
 
     Raises:
         StepError: HVDENV_HOME cannot be written.
     """
-    values: dict[str, Any] = {
-        name: value for name, value in record._asdict().items() if value is not None
-    }
+    values = {name: value for name, value in record._asdict().items() if value is not None}
     write_json(places.jobs / f"{record.scheduler}-{number_of(record.id)}.json", values)
 
 
-def _ask(words: tuple[str, ...], runner: Runner) -> Outcome:
-    return runner.run(Command(words, timeout=ASK_SECONDS))
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+def _call(words: tuple[str, ...], runner: Runner) -> Outcome:
+    return runner.run(Command(words, timeout=QUERY_SECONDS))
 
 
 class OutputTail:
-    """A file that grows on another machine.
-
-    Args:
-        path: the file; it may not be there yet.
-    """
+    """Reads a file that grows on another machine and may not exist yet."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
@@ -386,11 +375,7 @@ class OutputTail:
         self._rest = b""
 
     def lines(self, *, last: bool = False) -> Iterator[str]:
-        """The lines that came since the last call.
-
-        Args:
-            last: a line without its end counts too.
-        """
+        """The lines since the last call; with ``last``, also one without a line break."""
         for block in self._new_blocks():
             *whole, self._rest = (self._rest + block).split(b"\n")
             if len(self._rest) > LINE_LIMIT:
@@ -401,8 +386,8 @@ class OutputTail:
             self._rest = b""
 
     def _new_blocks(self) -> Iterator[bytes]:
-        """What was added since the last call, a part of it at a time."""
-        # Opened each time: that is when NFS looks what is new.
+        """What was added since the last call, in parts."""
+        # Opened each time, since that is when NFS looks for changes.
         try:
             with open_file(self.path, OUTPUT) as stream:
                 end = stream.seek(0, os.SEEK_END)
@@ -415,7 +400,7 @@ class OutputTail:
 
 
 def _shown(line: bytes) -> str:
-    """A line for people; of a progress bar, only how it looks in the end."""
+    """A line for people; of a progress bar, only its last state."""
     shown = line.rstrip(b"\r").rsplit(b"\r", 1)[-1]
     return mask(plain(shown.decode("utf-8", "replace")))
 
