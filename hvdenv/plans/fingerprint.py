@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import hashlib
 from functools import cache
-from typing import Any
 
 # Without effect on what a program does.
 _IGNORED = {"annotation", "returns", "type_comment", "ctx", "kind"}
@@ -32,7 +31,7 @@ def _append(tokens: list[str], node: object) -> None:
         _append(tokens, [each for each in node.values if getattr(each, "value", None) != ""])
     elif isinstance(node, ast.AST):
         tokens.append(type(node).__name__)
-        for name in _fields(type(node)):
+        for name in _counted(node._fields):
             value = getattr(node, name, None)
             if value is not None and value != []:
                 tokens.append(name)
@@ -48,8 +47,8 @@ def _append(tokens: list[str], node: object) -> None:
 
 
 @cache
-def _fields(kind: Any) -> tuple[str, ...]:
-    return tuple(sorted({*kind._fields} - _IGNORED))
+def _counted(fields: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted({*fields} - _IGNORED))
 
 
 def _is_idle(statement: object) -> bool:

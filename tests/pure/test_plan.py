@@ -50,7 +50,7 @@ def test_plans_of_shipped_recipes(
 ) -> None:
     """What is printed for declared facts. `pytest tests/pure --regenerate` writes it anew.
 
-    The plan's digest is left out: it covers the text of every patch and probe.
+    The plan's digest is left out: it covers every patch and stand-alone program.
     """
     monkeypatch.setattr("hvdenv.cli.plan.environment", dict)
     words = ["plan", name, "--facts", str(cases / "facts.json"), "--prefix", PREFIX]
