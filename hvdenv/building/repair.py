@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from hvdenv.building.state import Record, State, sha256_of
 from hvdenv.contents.packages import normal
-from hvdenv.environments import journal, manifest
+from hvdenv.environments import journal, manifest, package_records
 from hvdenv.locks import pypi
 from hvdenv.masking import mask
 from hvdenv.plans.plan import Plan
@@ -75,7 +75,7 @@ def _broken(state: State, finished: Sequence[Step]) -> dict[str, str]:
         if step.installs
     ]
     found: dict[str, str] = {}
-    for problem in manifest.verify_records(folder):
+    for problem in package_records.verify_records(folder):
         name = problem.partition(": ")[0]
         # A step that started without it, and then finished, has installed it.
         installers = [
@@ -181,7 +181,7 @@ def _whole_packages(state: State, step: Step, before: Record) -> list[_Kept]:
     if not known or folder is None or not folder.is_relative_to(plan.generation):
         return []
     names = before["installed"].get(str(folder.relative_to(plan.generation)), ())
-    found = manifest.finished_packages(folder)
+    found = package_records.finished_packages(folder)
     new = {name: _package(name) for name in found if f"{name}.dist-info" not in names}
     return [_Kept(found[name], known[package]) for name, package in new.items() if package in known]
 

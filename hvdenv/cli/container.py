@@ -1,5 +1,7 @@
-"""Write the definition of an image with the recipe's environment, for Apptainer and Singularity
-or as a Dockerfile; build the image; check whether hosts can run it."""
+"""Write the definition of an image that contains the recipe's environment.
+
+container writes it for Apptainer and Singularity, or as a Dockerfile. It can also build the
+image, and check that hosts can run it."""
 
 from __future__ import annotations
 
@@ -62,9 +64,9 @@ examples:
   hvdenv container local --variant torch --set container.base=debian:bookworm-slim --format docker
   hvdenv container singularity --preflight --hosts f1:2,f2:2 --copy
 
-hvdenv builds an image with apptainer or singularity, a Dockerfile with podman, buildah or docker:
-the first one on PATH. The exit codes of --preflight are those of verify: 0 the hosts can run the
-image, 1 they cannot, 7 not everything could be proven.
+--build uses apptainer or singularity, and for a Dockerfile podman, buildah or docker: the first
+that is installed. Exit codes of --preflight: 0 the hosts can run the image, 1 they cannot,
+7 not everything could be proven.
 """
 
 # The default name of an image.
@@ -80,33 +82,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_loudness(parser)
     parser.add_argument(
         "--format", choices=tuple(FORMATS), default="singularity",
-        help="a definition for Apptainer and Singularity (the default), or a Dockerfile",
+        help="singularity: a definition file for Apptainer and Singularity (default); docker: a"
+" Dockerfile",
     )  # fmt: skip
-    parser.add_argument("--to", metavar="FILE", type=Path, help="write the definition to a file")
+    parser.add_argument(
+        "--to",
+        metavar="FILE",
+        type=Path,
+        help="write the definition to a file instead of standard output",
+    )
     parser.add_argument(
         "--image", metavar="FILE",
-        help="the image's file (its tag, for docker) instead of the recipe's container.image",
+        help="image file (for docker: tag) to use instead of the recipe's container.image",
     )  # fmt: skip
     parser.add_argument(
         "--allow", metavar="RULE", action="append", default=[],
-        help="continue although this rule blocks",
+        help="continue although this rule blocks; may be repeated",
     )  # fmt: skip
     add_trust(parser)
     building = parser.add_argument_group("building")
     building.add_argument("--build", action="store_true", help="build the image")
     building.add_argument(
         "--bind", metavar="HOST[:IMAGE]", action="append", default=[],
-        help="mount a file or folder of this machine in the build, such as /etc/pip.conf",
+        help="make a file or folder of this machine visible to the build, such as /etc/pip.conf",
     )  # fmt: skip
     hosts = parser.add_argument_group("checking hosts")
     hosts.add_argument(
-        "--preflight", action="store_true", help="check whether hosts can run the image"
+        "--preflight", action="store_true", help="check that hosts can run the image"
     )
-    hosts.add_argument("--hosts", metavar="H1:N,H2:N", help="the hosts")
+    hosts.add_argument("--hosts", metavar="H1:N,H2:N", help="hosts to check, with their slots")
     hosts.add_argument(
-        "--copy",
-        action="store_true",
-        help="copy the image from this host to the hosts that lack it",
+        "--copy", action="store_true", help="copy the image to the hosts that lack it"
     )
 
 

@@ -1,5 +1,6 @@
-"""A modulefile for an environment, for Lmod (Lua) or Environment Modules (Tcl): printed, or
-written into a folder of modulefiles for `module load`."""
+"""Write a modulefile of an environment, for Lmod (Lua) or Environment Modules (Tcl).
+
+Without --to, module prints it."""
 
 from __future__ import annotations
 
@@ -41,9 +42,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_trust(parser)
     parser.add_argument(
         "--format", choices=("lua", "tcl"),
-        help="lua for Lmod, tcl for Environment Modules (default: the one that is here)",
+        help="lua for Lmod, tcl for Environment Modules (default: the module system of this"
+" machine)",
     )  # fmt: skip
-    parser.add_argument("--to", metavar="FOLDER", type=Path, help="write it there, as NAME/VERSION")
+    parser.add_argument(
+        "--to",
+        metavar="FOLDER",
+        type=Path,
+        help="write the modulefile below this folder, as NAME/VERSION",
+    )
     parser.add_argument(
         "--name", metavar="NAME/VERSION", default="",
         help="name of the module (default: horovod/VERSION-RECIPE-VARIANTS)",

@@ -162,12 +162,12 @@ def _environment(given: Mapping[str, Any], facts: Mapping[Key, Any]) -> Iterator
     extensions = [value for key, value in known.items() if key.name == "extension"]
     yield "hvdenv", __version__
     for name, fact in (("Python", "python_version"), ("horovod", "version")):
-        versions = dict.fromkeys(each.facts[fact] for each in extensions if each.facts.get(fact))
+        versions = dict.fromkeys(filter(None, (getattr(each.facts, fact) for each in extensions)))
         if versions:
             yield name, ", ".join(versions)
     for each in extensions:
-        if each.facts.get("installed"):
-            yield each.framework, each.facts["installed"]
+        if each.facts.installed:
+            yield each.framework, each.facts.installed
     if Key("mpi") in known and known[Key("mpi")][1]:
         yield "mpirun", known[Key("mpi")][1]
     launch = given["launch"]
