@@ -61,7 +61,7 @@ def plan_of(frameworks: str, folder: Path) -> Plan:
     variants = ["torch"] if frameworks == "torch" else []
     resolved = load_recipe("local", variants=variants)
     facts = observe(folder, Runner(), thorough=False)
-    return make_plan(resolved.recipe, resolved.variants, facts, own_interpreter(), folder)
+    return make_plan(resolved.recipe, resolved.variants, facts, own_interpreter()).at(folder)
 
 
 def compile_once(python: Path, plan: Plan, folder: Path, *, lean: bool) -> Run:

@@ -8,7 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.building.build import JOURNAL, LOGS
+from hvdenv.building.state import JOURNAL, LOGS
 from hvdenv.environments import generations, registry
 from hvdenv.environments.journal import FAILED, STARTED, Journal
 from hvdenv.errors import HvdenvError

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
 
 from hvdenv.building import indexes
 from hvdenv.command import Outcome
 from hvdenv.errors import StepError
 from hvdenv.knowledge.diagnosis import explain
 from hvdenv.locks import pypi
-from hvdenv.places import find_places, make_folder, write_text
+from hvdenv.places import make_folder, write_text
 from hvdenv.plans.resolution import Resolution
-from hvdenv.plans.step import Step
+from hvdenv.plans.step import Progress, Step
 from hvdenv.reading import RESULT, read_json
 from hvdenv.runner import Runner
-
-
-class Progress(Protocol):
-    """Who is told how it goes."""
-
-    def step_started(self, number: int, step: Step) -> None: ...
-
-    def step_line(self, line: str) -> None: ...
-
-    def step_done(self, number: int, step: Step, note: str, seconds: float) -> None: ...
-
-    def note(self, text: str) -> None: ...
+from hvdenv.sites import modulesystem
 
 
 def perform(steps: Sequence[Step], runner: Runner, progress: Progress) -> None:
@@ -41,13 +29,10 @@ def perform(steps: Sequence[Step], runner: Runner, progress: Progress) -> None:
     Raises:
         StepError: a step failed.
     """
-    runner = runner.changed({"RATTLER_CACHE_DIR": str(find_places().cache / "conda")})
     for number, step in enumerate(steps, 1):
         started = time.monotonic()
         progress.step_started(number, step)
         if step.modules:
-            from hvdenv.sites import modulesystem
-
             system = modulesystem.find(runner, step.modules.init)
             loaded = modulesystem.load(system, step.modules, "build", runner)
             runner = runner.changed(loaded.set, loaded.unset)

@@ -1,12 +1,13 @@
-"""Build an environment. A second call with nothing changed does nothing; a call after
-a build that was killed goes on from its last finished step."""
+"""Build an environment.
+
+If nothing changed since the last build, build does nothing. After a build that was killed, it
+resumes at the first step that had not finished."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,10 +32,12 @@ from hvdenv.cli.options import (
 from hvdenv.schema import encode
 
 if TYPE_CHECKING:
-    from hvdenv.building.build import Built, Request
+    from hvdenv.building.engine import Built
     from hvdenv.environments.generations import Environment
     from hvdenv.knowledge.rules import Rule
     from hvdenv.model.cluster import Workspace
+    from hvdenv.model.layers import Resolved
+    from hvdenv.plans.plan import Plan
     from hvdenv.sites.modules import Loaded
 
 EXAMPLES = """\
@@ -42,11 +45,11 @@ examples:
   hvdenv build local
   hvdenv build local --variant torch --prefix ~/envs/horovod
   hvdenv build ./mine.toml --python 3.11
-  hvdenv build local --locked                       the packages of the lock, or exit 4
-  hvdenv build neuron --where compute               in a job; a second call takes it up
+  hvdenv build local --locked                       exactly what the lock lists, or exit 4
+  hvdenv build neuron --where compute               in a job; a second call follows it again
 
-The environment lies under $HVDENV_HOME (default: ~/.local/share/hvdenv) unless
---prefix says where. Use it with `. PREFIX/activate.sh`.
+The environment is stored under $HVDENV_HOME (default: ~/.local/share/hvdenv), or at --prefix.
+Activate it with `. PREFIX/activate.sh`.
 """
 
 
@@ -61,60 +64,59 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_locked(parser)
     parser.add_argument(
         "--accept-drift", metavar="NAME", action="append", default=[],
-        help="go on although this differs from what the lock was built with (compiler, mpi,"
-        " modules.NAME, ...); may be repeated",
+        help="continue although this differs from the lock (compiler, mpi, modules.NAME, ...); may"
+" be repeated",
     )  # fmt: skip
     parser.add_argument(
-        "--rebuild", action="store_true", help="make a new generation even if nothing changed"
+        "--rebuild", action="store_true", help="build a new generation even if nothing changed"
     )
     parser.add_argument(
-        "--break-lock", action="store_true", help="take over from another build, whoever runs it"
+        "--break-lock",
+        action="store_true",
+        help="take the prefix over from another build, whoever runs it",
     )
     add_trust(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from hvdenv.building.build import already_built, finished
+    from hvdenv.building.engine import already_built
+    from hvdenv.cli.find_lock import with_lock
+    from hvdenv.cli.job import run_there
+    from hvdenv.model.observe import complete
+    from hvdenv.runner import Runner
 
     if arguments.where == "compute":
-        from hvdenv.cli.job import run_there
-
         return run_there(arguments, "build", nodes=1)
     resolved = resolved_of(arguments)
-    wanted = resolved.recipe.places.workspace
-    if wanted and not arguments.prefix:
-        _allocate(wanted, arguments)
-    prepared = prepare(arguments, thorough=False)
+    workspace = resolved.recipe.places.workspace
+    if workspace and not arguments.prefix:
+        _allocate(workspace, resolved, arguments)
+    prepared = prepare(arguments, thorough=False, resolved=resolved)
     if is_locked(arguments):
-        from hvdenv.cli.find_lock import with_lock
-
         prepared = with_lock(arguments, prepared)
     target = prepared.target
     # A build resumes what an earlier one began.
     refuse_foreign_path(str(target.prefix), arguments)
     refuse_foreign_prefix(target.store, arguments)
-    before = target.active()
-    present, started = None, time.monotonic()
-    if not arguments.rebuild:
-        present = already_built(target, prepared.digest(), prepared.locked, arguments.accept_drift)
-    if present:
-        built = finished(target, present.name, prepared.locked, started, changed=False)
-    else:
-        built = _build(prepared, arguments)
-    if not built.changed and not arguments.quiet:
+    before, plan = target.active(), prepared.plan()
+    built = None if arguments.rebuild else already_built(target, plan, arguments.accept_drift)
+    if built is None:
+        prepared = prepared._replace(facts=complete(prepared.facts, Runner()))
+        built = build_prepared(prepared, plan, arguments)
+    elif not arguments.quiet:
         for each in built.drift:
             print(f"drift from the lock: {each}", file=sys.stderr)
     if arguments.json:
         print_json(encode(built))
     elif not arguments.quiet:
-        said = f"built in {built.seconds:.0f} s" if built.changed else "nothing to do"
-        print(f"{said}: {built.prefix}\nuse it with: . {built.prefix}/activate.sh")
-        _say_dropped(target, before)
+        result = f"built in {built.seconds:.0f} s" if built.changed else "nothing to do"
+        print(f"{result}: {built.prefix}\nuse it with: . {built.prefix}/activate.sh")
+        _report_dropped(target, before)
     return 0
 
 
-def _say_dropped(target: Environment, before: str) -> None:
-    """Say what the user had added to the generation that was active, and this one is without."""
+def _report_dropped(target: Environment, before: str) -> None:
+    """Name the packages that the user had added to the generation that was active before."""
     from hvdenv.environments.generations import read_record
 
     if before in ("", target.active()):
@@ -127,28 +129,32 @@ def _say_dropped(target: Environment, before: str) -> None:
         )
 
 
-def _allocate(wanted: Workspace, arguments: argparse.Namespace) -> None:
-    """Have the workspace in which the recipe keeps its environments.
+def _allocate(workspace: Workspace, resolved: Resolved, arguments: argparse.Namespace) -> None:
+    """Allocate the workspace in which the recipe keeps its environments.
 
-    It counts against the user's quota, so whatever else refuses the build comes first.
+    It counts against the user's quota, so everything else that could refuse the build comes first.
     """
     from hvdenv.runner import Runner
-    from hvdenv.sites import workspace
+    from hvdenv.sites import workspace as workspaces
 
     runner = Runner()
-    if workspace.find(wanted, runner) is None:
+    if workspaces.find(workspace, runner) is None:
         elsewhere = argparse.Namespace(**{**vars(arguments), "prefix": Path.cwd() / "unknown"})
-        prepared = prepare(elsewhere, thorough=True)
+        prepared = prepare(elsewhere, thorough=True, resolved=resolved)
         facts = prepared.facts._replace(disk_free=None, inodes_free=None, quota_free=None)
         _refuse(prepared._replace(facts=facts), arguments, quiet=True)
-        workspace.allocate(wanted, runner)
+        workspaces.allocate(workspace, runner)
 
 
 def _refuse(
     prepared: Prepared, arguments: argparse.Namespace, *, quiet: bool
 ) -> tuple[tuple[Rule, ...], Loaded | None]:
-    """Stop at what would make the build fail; the rules that apply, and what modules set."""
-    from hvdenv.building.build import try_modules
+    """Stop if a rule or a module would make the build fail.
+
+    Returns:
+        The rules that apply, and what the modules set.
+    """
+    from hvdenv.building.effects import try_modules
     from hvdenv.cli.check import judge_recipe, refuse_blocked
     from hvdenv.runner import Runner
 
@@ -157,65 +163,52 @@ def _refuse(
     return rules, try_modules(prepared.resolved.recipe, Runner())
 
 
-def _build(prepared: Prepared, arguments: argparse.Namespace) -> Built:
-    thorough = prepare(arguments, thorough=True)
-    return build_prepared(
-        prepared._replace(facts=thorough.facts, python=thorough.python), arguments
-    )
-
-
-def build_prepared(prepared: Prepared, arguments: argparse.Namespace) -> Built:
-    """Build what was prepared, unless a rule or a module stands in the way.
+def build_prepared(prepared: Prepared, plan: Plan, arguments: argparse.Namespace) -> Built:
+    """Build a plan, unless a rule or a module stands in the way.
 
     Args:
         prepared: with a thorough look at the machine.
+        plan: of it.
         arguments: allow, accept_drift, prefix, quiet, verbose, rebuild and break_lock.
     """
-    from hvdenv.building.build import build
+    from hvdenv.building.engine import build
+    from hvdenv.building.state import Request
     from hvdenv.cli.progress import choose
     from hvdenv.places import find_places, make_folder
-    from hvdenv.plans.plan import PLACEHOLDER
+    from hvdenv.wheels.compiled import cache_in
 
     rules, modules = _refuse(prepared, arguments, quiet=arguments.quiet)
-    places = find_places()
-    python, target = prepared.python, prepared.target
+    target, wheels = prepared.target, prepared.resolved.recipe.places.wheels
     if not arguments.prefix:
         make_folder(target.prefix.parent)
-    steps = len(prepared.plan_for(PLACEHOLDER).steps)
-    with choose(steps, quiet=arguments.quiet, verbose=arguments.verbose) as progress:
-        progress.note(f"building {target.prefix} with Python {python.version} ({python.path})")
+    request = Request(
+        plan=plan,
+        resolved=encode(prepared.resolved.recipe),
+        facts=prepared.facts,
+        findings=_findings(rules, arguments.allow),
+        modules=modules,
+        accepted=tuple(arguments.accept_drift),
+        wheels=wheels._replace(read=(*wheels.read, *cache_in(prepared.source_folder))),
+    )
+    with choose(len(plan.steps), quiet=arguments.quiet, verbose=arguments.verbose) as progress:
+        progress.note(
+            f"building {target.prefix} with Python {plan.python.version} ({plan.python.path})"
+        )
         return build(
-            _request(prepared, rules, modules, arguments.allow, arguments.accept_drift), target, places, progress,
+            request, target, find_places(), progress,
             rebuild=arguments.rebuild, break_lock=arguments.break_lock,
         )  # fmt: skip
 
 
-def _request(
-    prepared: Prepared,
-    rules: Sequence[Rule],
-    modules: Loaded | None,
-    allowed: Sequence[str],
-    accepted: Sequence[str] = (),
-) -> Request:
-    from hvdenv.building.build import Request
-    from hvdenv.wheels.compiled import cache_in
-
-    wheels = prepared.resolved.recipe.places.wheels
-    wheels = wheels._replace(read=(*wheels.read, *cache_in(prepared.source_folder)))
-    return Request(
-        prepared.plan_for,
-        prepared.digest(),
-        encode(prepared.resolved.recipe),
-        prepared.facts,
-        tuple(
-            {
-                "rule": rule.id,
-                "severity": rule.severity,
-                **({"allowed": True} if rule.id in allowed else {}),
-            }
-            for rule in rules
-        ),
-        modules,
-        tuple(accepted),
-        wheels,
+def _findings(
+    rules: Sequence[Rule], allowed: Sequence[str]
+) -> tuple[Mapping[str, str | bool], ...]:
+    """The rules that apply, for the record."""
+    return tuple(
+        {
+            "rule": rule.id,
+            "severity": rule.severity,
+            **({"allowed": True} if rule.id in allowed else {}),
+        }
+        for rule in rules
     )

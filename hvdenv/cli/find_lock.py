@@ -17,9 +17,11 @@ from hvdenv.locks import compare, folders
 from hvdenv.locks.built import DRIFTS
 from hvdenv.locks.lockfile import MAIN, SIGNATURE, Inputs, Locked, render
 from hvdenv.model.layers import Resolved, recipe_folder
-from hvdenv.plans.plan import PLACEHOLDER, steps_of
+from hvdenv.places import find_places
+from hvdenv.plans.plan import steps_of
 from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Step
+from hvdenv.plans.steps import GENERATION
 from hvdenv.reading import Content
 from hvdenv.runner import Runner
 
@@ -39,9 +41,10 @@ def root_of(arguments: argparse.Namespace, resolved: Resolved) -> Path:
     return (folder.parent if folder.name == "recipes" else folder) / "lockfiles"
 
 
-def resolution_of(prepared: Prepared, folder: Path = PLACEHOLDER) -> Resolution:
+def resolution_of(prepared: Prepared, folder: Path = GENERATION) -> Resolution:
     """Makes the steps that resolve the packages of a lock, in a folder."""
-    return Resolution(*steps_of(prepared.resolved.recipe, prepared.facts, prepared.python, folder))
+    maker = steps_of(prepared.resolved.recipe, prepared.facts, prepared.python, folder)
+    return Resolution(*maker._replace(caches=find_places().cache))
 
 
 def inputs_of(prepared: Prepared) -> Inputs:

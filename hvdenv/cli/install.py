@@ -1,6 +1,8 @@
-"""Add packages to an environment. They come into a new generation beside the active one, and
-every package that is there keeps its version; what would have to move is said, and nothing is
-built. Packages that were added before stay."""
+"""Add packages to an environment, in a new generation.
+
+Every installed package keeps its version. If a new package requires another version of an
+installed one, install reports the conflict and builds nothing. Packages that you added before
+are kept."""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hvdenv.building.build import try_modules
-from hvdenv.building.resolve import Progress, attempt, failure
+from hvdenv.building.effects import try_modules
+from hvdenv.building.resolve import attempt, failure
 from hvdenv.cli.build import build_prepared
 from hvdenv.cli.find_lock import (
     resolution_of,
@@ -38,6 +40,7 @@ from hvdenv.places import find_places
 from hvdenv.plans import additions
 from hvdenv.plans.additions import Additions, moves, refusal, reported
 from hvdenv.plans.resolution import Resolution
+from hvdenv.plans.step import Progress
 from hvdenv.reading import RESULT, read_json
 from hvdenv.runner import Runner
 from hvdenv.schema import Problem, decode, encode
@@ -45,10 +48,10 @@ from hvdenv.schema import Problem, decode, encode
 EXAMPLES = """\
 examples:
   hvdenv install local tqdm 'scipy>=1.11,<2'
-  hvdenv install local pandas --dry-run        what would be added; builds nothing
+  hvdenv install local pandas --dry-run        print what would be added, build nothing
   hvdenv install local --variant torch torchvision
-  hvdenv envs rollback local                   back to the generation before
-  hvdenv build local                           back to the recipe alone
+  hvdenv envs rollback local                   return to the previous generation
+  hvdenv build local                           return to the recipe without additions
 """
 
 # Before it, pip does not tell what it would install.
@@ -58,7 +61,10 @@ _TELLING_PIP = "22.2"
 def configure(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     parser.add_argument(
-        "packages", metavar="PACKAGE", nargs="+", help="a name, or a name with versions: 'scipy<2'"
+        "packages",
+        metavar="PACKAGE",
+        nargs="+",
+        help="a package, with or without versions: 'scipy<2'",
     )
     add_python(parser)
     add_prefix(parser)
@@ -66,9 +72,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_loudness(parser)
     add_allow(parser)
     add_lockfiles(parser)
-    parser.add_argument("--dry-run", action="store_true", help="say what would be added")
     parser.add_argument(
-        "--break-lock", action="store_true", help="take over from another build, whoever runs it"
+        "--dry-run", action="store_true", help="print what would be added, and build nothing"
+    )
+    parser.add_argument(
+        "--break-lock",
+        action="store_true",
+        help="take the prefix over from another build, whoever runs it",
     )
     add_trust(parser)
 
@@ -93,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _tell(arguments, "would add", added, {"changed": False})
     arguments.rebuild = False
     arguments.accept_drift = record.get("lock", {}).get("accepted", [])
-    built = build_prepared(prepared, arguments)
+    built = build_prepared(prepared, prepared.plan(), arguments)
     _tell(arguments, "added", added, encode(built))
     if not (arguments.json or arguments.quiet):
         print(f"built in {built.seconds:.0f} s: {built.prefix}")
@@ -146,7 +156,7 @@ def _base(prepared: Prepared, built: str) -> str:
     Raises:
         UsageError: the active generation is of another plan, so that more would move.
     """
-    digest = prepared.digest()
+    digest = prepared.plan().digest
     if digest != built:
         raise UsageError(
             "the environment is not what the recipe makes now: more than packages would change",

@@ -15,7 +15,6 @@ from hvdenv import trust
 from hvdenv.environments import generations
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import HvdenvError, IncompatibleError, UsageError
-from hvdenv.launch.hosts import Host, parse_hostfile, parse_hosts
 from hvdenv.locks.lockfile import Locked
 from hvdenv.model.cluster import Storage
 from hvdenv.model.facts import Facts, Interpreter
@@ -24,10 +23,12 @@ from hvdenv.model.observe import ask_interpreter, declared, observe
 from hvdenv.model.recipe import Recipe, executed_paths
 from hvdenv.places import Places, environment_name, find_places
 from hvdenv.plans.additions import Additions
-from hvdenv.plans.plan import PLACEHOLDER, Plan, candidates, make_plan, site_python
+from hvdenv.plans.plan import Plan, candidates, make_plan, site_python
 from hvdenv.reading import HOSTS, Content, read_text
 from hvdenv.runner import Runner, environment
+from hvdenv.schema import fill
 from hvdenv.sites import workspace
+from hvdenv.sites.hosts import Host, parse_hostfile, parse_hosts
 from hvdenv.trust import Policy
 
 SITE_VARIABLE = "HVDENV_SITE"
@@ -37,18 +38,18 @@ def add_recipe(parser: argparse.ArgumentParser, *, optional: bool = False) -> No
     """RECIPE and what is laid over it."""
     parser.add_argument(
         "recipe", metavar="RECIPE", nargs="?" if optional else None,
-        help="name of a shipped recipe, or path to a TOML file (with a slash or ending in .toml)",
+        help="a recipe's name, or the path of a TOML file (with a slash, or ending in .toml)",
     )  # fmt: skip
     parser.add_argument(
         "--variant",
         metavar="V",
         action="append",
         default=[],
-        help="take a variant; may be repeated",
+        help="use this variant of the recipe; may be repeated",
     )
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides",
-        help="set a value of the recipe, such as mpi.version=5.0.11; may be repeated",
+        help="override a value of the recipe, such as mpi.version=5.0.11; may be repeated",
     )  # fmt: skip
     add_site(parser)
 
@@ -69,11 +70,11 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
     """Where ranks go."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
-        "--hosts", metavar="H", help="such as gpu32:4,gpu33:4 (default: the allocation's)"
+        "--hosts",
+        metavar="H",
+        help="hosts and their slots, such as gpu32:4,gpu33:4 (default: those of the allocation)",
     )
-    where.add_argument(
-        "--hostfile", metavar="F", type=Path, help="file with the hosts, one on each line"
-    )
+    where.add_argument("--hostfile", metavar="F", type=Path, help="file with one host per line")
 
 
 def requested_hosts(arguments: argparse.Namespace) -> tuple[Host, ...]:
@@ -107,7 +108,7 @@ def add_prefix(parser: argparse.ArgumentParser) -> None:
         "--prefix",
         metavar="P",
         type=Path,
-        help="where the environment lies (a link that hvdenv makes)",
+        help="path of the environment (a symbolic link that hvdenv manages)",
     )
 
 
@@ -130,14 +131,14 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json",
         action="store_true",
-        help="the result as JSON on standard output, and nothing else there",
+        help="print the result as JSON, and nothing else, on standard output",
     )
 
 
 def add_allow(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow", metavar="RULE", action="append", default=[],
-        help="go past this rule although it blocks; may be repeated",
+        help="continue although this rule blocks; may be repeated",
     )  # fmt: skip
 
 
@@ -146,7 +147,8 @@ def add_where(parser: argparse.ArgumentParser) -> None:
         "--where",
         choices=("here", "compute"),
         default="here",
-        help="compute: submit it as a job with what the recipe asks for, and follow it",
+        help="compute: submit it as a job with the resources of the recipe, and follow it"
+        " (default: here)",
     )
 
 
@@ -154,7 +156,7 @@ def add_clean(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--clean",
         action="store_true",
-        help="drop the variables of your shell that change results, such as LD_PRELOAD,"
+        help="unset the variables of your shell that change results, such as LD_PRELOAD,"
         " LD_LIBRARY_PATH, HOROVOD_*, NCCL_* and OMPI_MCA_*",
     )
 
@@ -162,7 +164,7 @@ def add_clean(parser: argparse.ArgumentParser) -> None:
 def add_loudness(parser: argparse.ArgumentParser) -> None:
     """--quiet, --verbose and --color."""
     loudness = parser.add_mutually_exclusive_group()
-    loudness.add_argument("-q", "--quiet", action="store_true", help="say only what went wrong")
+    loudness.add_argument("-q", "--quiet", action="store_true", help="print errors only")
     loudness.add_argument(
         "-v", "--verbose", action="store_true", help="show the output of every command"
     )
@@ -210,19 +212,7 @@ def storage_of_site(arguments: argparse.Namespace) -> Storage:
 def _with_names(value: Any) -> Any:
     if not any(word in repr(value) for word in ("{user}", "{home}")):
         return value
-    return _filled_in(value, {"{user}": getpass.getuser(), "{home}": str(Path.home())})
-
-
-def _filled_in(value: Any, words: dict[str, str]) -> Any:
-    if isinstance(value, str):
-        for word, text in words.items():
-            value = value.replace(word, text)
-        return value
-    if hasattr(value, "_fields"):
-        return type(value)(*(_filled_in(each, words) for each in value))
-    if isinstance(value, dict):
-        return {key: _filled_in(each, words) for key, each in value.items()}
-    return tuple(_filled_in(each, words) for each in value) if isinstance(value, tuple) else value
+    return fill(value, {"{user}": getpass.getuser(), "{home}": str(Path.home())})
 
 
 def environment_of(
@@ -269,7 +259,6 @@ class Prepared(NamedTuple):
         source_folder: with files that were fetched before.
         offline: whether no index is asked.
         additions: packages that the user adds.
-        alone: whether a script runs the plan, without hvdenv and its caches.
     """
 
     resolved: Resolved
@@ -280,25 +269,36 @@ class Prepared(NamedTuple):
     source_folder: Path | None = None
     offline: bool = False
     additions: Additions | None = None
-    alone: bool = False
 
-    def plan_for(self, generation: Path) -> Plan:
-        """The plan for a generation's folder."""
+    def plan(self, *, alone: bool = False) -> Plan:
+        """Make the plan. A command does so once, and hands it on.
+
+        Args:
+            alone: whether a script runs the plan, without hvdenv and its caches.
+        """
         return make_plan(
-            self.resolved.recipe, self.resolved.variants, self.facts, self.python, generation,
+            self.resolved.recipe, self.resolved.variants, self.facts, self.python,
             locked=self.locked, source_folder=self.source_folder, offline=self.offline,
-            caches=find_places().cache if self.locked and not self.alone else None,
-            additions=self.additions, alone=self.alone,
+            caches=find_places().cache, additions=self.additions, alone=alone,
         )  # fmt: skip
 
-    def digest(self) -> str:
-        """The digest of the plan, which no folder changes."""
-        return self.plan_for(PLACEHOLDER).digest
 
+def prepare(
+    arguments: argparse.Namespace,
+    *,
+    thorough: bool,
+    shown: bool = False,
+    resolved: Resolved | None = None,
+) -> Prepared:
+    """Read the recipe and look at the machine, or at the facts that --facts declares.
 
-def prepare(arguments: argparse.Namespace, *, thorough: bool, shown: bool = False) -> Prepared:
-    """Read the recipe and look at the machine, or at the facts that --facts declares."""
-    resolved = resolved_of(arguments, shown=shown)
+    Args:
+        arguments: of the command.
+        thorough: look for what no plan depends on, too; see observe().
+        shown: nothing that the recipe names is executed.
+        resolved: the recipe, if it was read already.
+    """
+    resolved = resolved or resolved_of(arguments, shown=shown)
     target = environment_of(arguments, resolved, find_places())
     runner = Runner()
     file = getattr(arguments, "facts", None)
@@ -382,7 +382,7 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="for this call, use files that other users could change",
+        help="use files that other users can change, for this command only",
     )
 
 
@@ -518,30 +518,30 @@ def refuse_foreign_content(content: Content, arguments: argparse.Namespace) -> N
 def add_lockfiles(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lockfiles", metavar="DIR", type=Path,
-        help="folder of the locks (default: lockfiles beside the recipe, or beside its folder"
-        " if that is called recipes)",
+        help="folder of the locks (default: lockfiles beside the recipe, or beside its folder if"
+" that is named recipes)",
     )  # fmt: skip
 
 
 def add_locked(parser: argparse.ArgumentParser) -> None:
     """What build and plan take to go by a lock."""
     parser.add_argument(
-        "--locked", action="store_true", help="build what the lock says, or stop with exit 4"
+        "--locked", action="store_true", help="build exactly what the lock lists, or exit with 4"
     )
     add_lockfiles(parser)
     parser.add_argument(
-        "--lock", metavar="FOLDER", type=Path, help="this very lock, where there are several"
+        "--lock", metavar="FOLDER", type=Path, help="use this lock, if there are several"
     )
     parser.add_argument(
         "--require-signed", action="store_true",
-        help="refuse a lock without a signature by a key of places.locks.signers (default: only if a"
-        " site file sets that)",
+        help="refuse a lock without a signature by a key in places.locks.signers (default: only if"
+" a site file sets that key)",
     )  # fmt: skip
     parser.add_argument(
         "--from", metavar="DIR", type=Path, dest="source_folder",
-        help="take files from what `hvdenv fetch` put there",
+        help="use the files that `hvdenv fetch` downloaded",
     )  # fmt: skip
-    parser.add_argument("--offline", action="store_true", help="ask no index: use no network")
+    parser.add_argument("--offline", action="store_true", help="use no network")
 
 
 def is_locked(arguments: argparse.Namespace) -> bool:

@@ -1,4 +1,4 @@
-"""Show what build would run, in order, and why; nothing is run."""
+"""Show what build would run, in order, and why, without running it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from hvdenv.cli.options import (
 )
 from hvdenv.command import spelled_out
 from hvdenv.places import environment_name
-from hvdenv.runner import ALWAYS_SET, cleaned_names, environment
+from hvdenv.plans.plan import TEMPORARY
+from hvdenv.runner import cleaned_names, environment
 from hvdenv.sites.modules import told
 
 if TYPE_CHECKING:
@@ -55,9 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
         from hvdenv.cli.find_lock import with_lock
 
         prepared = with_lock(arguments, prepared)
-    prepared = prepared._replace(alone=arguments.format == "bash")
-    target = prepared.target
-    plan = prepared.plan_for(target.generation(prepared.digest()[:12]))
+    target, plan = prepared.target, prepared.plan(alone=arguments.format == "bash")
+    plan = plan.at(target.generation(plan.digest[:12]))
     if arguments.json:
         from hvdenv.schema import encode
 
@@ -77,9 +77,9 @@ def _text(plan: Plan, facts: Facts, prefix: Path) -> str:
         f"facts {facts.origin} on {facts.host}: {facts.machine}, glibc {facts.glibc or 'unknown'}, "
         f"g++ {facts.cxx.version if facts.cxx else 'none'}, {facts.cores} cores",
         f"Python {plan.python.version} ({plan.python.path})",
-        f"{prefix} -> {plan.generation}, below it is $G",
-        f"every step: {' '.join('='.join(pair) for pair in ALWAYS_SET)}; "
-        f"taken away here: {' '.join(cleaned_names(environment())) or 'nothing'}",
+        f"{prefix} -> {plan.generation}, below called $G; temporary files in $T",
+        f"every step: {' '.join('='.join(pair) for pair in plan.step_variables.items())}; "
+        f"unset here: {' '.join(cleaned_names(environment())) or 'nothing'}",
     ]
     lines: list[str] = []
     for number, step in enumerate(plan.steps, 1):
@@ -90,7 +90,8 @@ def _text(plan: Plan, facts: Facts, prefix: Path) -> str:
             lines += [f"   {line}" for line in told(step.modules)]
         lines += [line for file in step.files for line in _written(file)]
         lines += [f"   $ {spelled_out(command)}" for command in step.commands]
-    return "\n".join([*head, *(line.replace(str(plan.generation), "$G") for line in lines)])
+    below = (line.replace(str(plan.generation), "$G") for line in lines)
+    return "\n".join([*head, *below]).replace(str(TEMPORARY), "$T")
 
 
 def _written(file: TextFile) -> Iterator[str]:

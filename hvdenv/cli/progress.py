@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from hvdenv.building.build import compiled_objects
 from hvdenv.masking import plain
 from hvdenv.plans.step import Step
 
@@ -128,6 +128,15 @@ class Live(Lines):
 
     def note(self, text: str) -> None:
         self._progress.console.print(plain(text), markup=False, highlight=False)
+
+
+_OBJECTS = re.compile(r"^\s*\[(\d+)/(\d+)\] ")
+
+
+def compiled_objects(line: str) -> tuple[int, int] | None:
+    """How many objects of how many are compiled, if a line of Ninja reports that."""
+    found = _OBJECTS.match(line)
+    return (int(found.group(1)), int(found.group(2))) if found else None
 
 
 class ObjectClock:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from hvdenv.sites.batch import DIALECTS
+from hvdenv.sites.schedulers import DIALECTS
 
 Kind = Literal["venv", "conda", "none"]
 
@@ -25,7 +25,7 @@ KINDS: Mapping[str, Kind] = {
 }
 
 # Where the ids of jobs stand, of all schedulers.
-_JOBS = tuple(dialect.variable for dialect in DIALECTS.values())
+_JOBS = tuple(dialect.job_id for dialect in DIALECTS.values())
 # What a variable may leave open until a program runs, and what a shell puts there.
 _OPEN = {
     "{user}": '"$(id -un)"',

@@ -1,4 +1,4 @@
-"""What a build has done so far: one line of JSON for each event, never rewritten."""
+"""The journal of a build: one line of JSON for each event, only appended to."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _EVENTS = frozenset({STARTED, FINISHED, FAILED})
 
 
 class Event(NamedTuple):
-    """Something that happened to a step.
+    """An event of a step.
 
     Attributes:
         event: STARTED, FINISHED or FAILED.
         step: the step's name.
-        key: what the step and all before it are made of, from chain().
-        time: when, in UTC.
-        seconds: how long the step took, where it ended.
+        key: identifies the step and all before it; see chain().
+        time: in UTC.
+        seconds: how long the step took, if it ended.
         data: what the step recorded.
     """
 
@@ -38,23 +38,18 @@ class Event(NamedTuple):
 
 
 def chain(previous: str, rendered: str) -> str:
-    """The key of a step: it changes when the step or anything before it does.
-
-    Args:
-        previous: the key of the step before; empty for the first.
-        rendered: the step as text.
-    """
+    """The key of a step, from the key of the step before and the step as text."""
     return hashlib.sha256(f"{previous}\n{rendered}".encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class Journal:
-    """The events of one generation. Use read() to make one.
+    """The events of one generation, from read().
 
     Attributes:
         path: the file.
-        events: what it says, up to the first line that cannot be right.
-        damage: what is wrong with the file, for the user; empty if nothing is. A
-            last line without its end is no damage: the build was killed in it.
+        events: up to the first line that is not an event.
+        damage: what is wrong with the file, for the user; or empty. An incomplete last line is no
+            damage: the build was killed while writing it.
     """
 
     def __init__(self, path: Path, events: list[Event], size: int, damage: str) -> None:
@@ -68,7 +63,7 @@ class Journal:
 
     @classmethod
     def read(cls, path: Path) -> Journal:
-        """Read a journal; a file that is not there is an empty one.
+        """Read a journal; a missing file is an empty one.
 
         Raises:
             StepError: the file cannot be read.
@@ -86,7 +81,7 @@ class Journal:
             if event is None:
                 damage = (
                     f"{path}, line {number}: not an event of a build; "
-                    "the steps recorded from there on are done again"
+                    "the steps recorded from there on are repeated"
                 )
                 return cls(path, events, size, damage)
             events.append(event)
@@ -94,7 +89,7 @@ class Journal:
         return cls(path, events, size, "")
 
     def finished(self, key: str) -> Event | None:
-        """The event by which the step with this key finished, if it is still done."""
+        """The event by which the step with this key finished, unless that was undone."""
         return self._finished.get(key)
 
     def append(
@@ -106,13 +101,13 @@ class Journal:
         seconds: float | None = None,
         data: Mapping[str, Any] | None = None,
     ) -> Event:
-        """Write an event; it is on the disk when this returns.
+        """Write an event and sync it to disk.
 
         Raises:
             StepError: the file cannot be written.
         """
         time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        entry = Event(event, step, key, time, seconds, data)
+        entry = Event(event=event, step=step, key=key, time=time, seconds=seconds, data=data)
         fields = {name: value for name, value in entry._asdict().items() if value is not None}
         line = json.dumps(fields, allow_nan=False).encode() + b"\n"
         try:
@@ -126,7 +121,7 @@ class Journal:
     def _write(self, line: bytes) -> None:
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o666)
         try:
-            # What cannot be read any more would swallow the line that follows it.
+            # An incomplete line would swallow the line that follows it.
             os.ftruncate(descriptor, self._size)
             written = os.pwrite(descriptor, line, self._size)
             if written != len(line):
@@ -137,7 +132,7 @@ class Journal:
         self._size += len(line)
 
     def _apply(self, event: Event) -> None:
-        """Starting a step again undoes it and every step that was built upon it."""
+        """Starting a step again undoes it and every step that built on it."""
         if event.key in self._finished:
             keys = list(self._finished)
             for key in keys[keys.index(event.key) :]:
@@ -147,7 +142,7 @@ class Journal:
 
 
 def _parse(line: bytes) -> Event | None:
-    """An event, or None if the line is none."""
+    """The event in a line; None if there is none."""
     try:
         fields = json.loads(line)
         event = Event(**fields)

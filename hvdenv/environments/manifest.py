@@ -8,24 +8,23 @@ The file is text, sorted by path, fields separated by tabs::
     link <TAB> lib <TAB> lib64
 
 Backslash, tab, newline and carriage return are escaped as in Python; a name that is
-no UTF-8 keeps its bytes.
+not UTF-8 keeps its bytes.
 """
 
 from __future__ import annotations
 
-import base64
-import csv
 import hashlib
-import io
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from hvdenv.environments.package_records import is_bytecode, verify_records
 from hvdenv.errors import StepError
 from hvdenv.places import blocked, sync_folder
-from hvdenv.reading import MANIFEST, open_file, read_file
+from hvdenv.reading import MANIFEST, read_file
 
 NAME = "manifest.txt"
 _HEADER = "hvdenv.manifest/1"
@@ -36,7 +35,6 @@ _UNESCAPES = {escape[1]: character for character, escape in _ESCAPES.items()}
 _BLOCK = 1 << 20
 
 Kind = Literal["missing", "changed", "extra"]
-Hashes = Mapping[str, "Entry"]
 
 
 class Entry(NamedTuple):
@@ -60,7 +58,7 @@ class Written(NamedTuple):
         digest: sha256 of the manifest itself.
         files: number of files and links.
         bytes: their size.
-        problems: what does not agree with the RECORDs of the installed packages.
+        problems: what does not match the RECORDs of the installed packages.
     """
 
     digest: str
@@ -70,12 +68,12 @@ class Written(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Where a tree is not what its manifest says.
+    """How a tree differs from its manifest.
 
     Attributes:
         kind: ``missing``, ``changed`` or ``extra``.
         path: relative to the root.
-        detail: what was expected and what is there.
+        detail: the actual and the expected value.
     """
 
     kind: Kind
@@ -84,10 +82,10 @@ class Difference(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """A manifest that was read.
+    """A manifest.
 
     Attributes:
-        exclude: paths that it says nothing about.
+        exclude: paths that are not listed.
         entries: by relative path.
     """
 
@@ -101,7 +99,7 @@ def write(root: Path, exclude: Iterable[str] = (), site_packages: Path | None = 
     Args:
         root: the folder.
         exclude: relative paths of files or folders to leave out.
-        site_packages: compare the hashes with the RECORDs in this folder as well.
+        site_packages: also compare the hashes with the RECORDs in this folder.
 
     Raises:
         StepError: a file cannot be read, or the manifest cannot be written.
@@ -115,22 +113,21 @@ def write(root: Path, exclude: Iterable[str] = (), site_packages: Path | None = 
     problems: list[str] = []
     if site_packages is not None:
         base = os.path.abspath(root)
-        problems = verify_records(
-            site_packages, {os.path.join(base, path): entry for path, entry in entries.items()}
-        )
+        digests = {
+            os.path.join(base, path): entry.digest
+            for path, entry in entries.items()
+            if entry.digest != _LINK
+        }
+        problems = verify_records(site_packages, digests)
     size = sum(entry.size for entry in entries.values())
     return Written(digest, len(entries), size, tuple(problems))
 
 
 def read(path: Path, digest: str = "") -> Manifest:
-    """Read a manifest.
-
-    Args:
-        path: the file.
-        digest: what its own sha256 must be; not looked at if empty.
+    """Read a manifest, and compare its own sha256 if one is given.
 
     Raises:
-        StepError: it is not there, cannot be read, or is damaged.
+        StepError: it cannot be read, or is damaged.
     """
     try:
         content = read_file(path, MANIFEST).data
@@ -161,18 +158,14 @@ def read(path: Path, digest: str = "") -> Manifest:
 def sample(root: Path, manifest: Manifest) -> dict[str, int]:
     """Sizes of the files that a power cut or a purge would hit first, by relative path.
 
-    They are the youngest ones: Horovod and what is made after it; and the list of each
-    package. All of them can be looked at in a millisecond or two.
-
-    Args:
-        root: the folder.
-        manifest: of it.
+    These are the youngest ones (Horovod and what was made after it) and the RECORD of each package.
+    Checking all of them takes a millisecond or two.
     """
     young = {
         path: entry.size
         for path, entry in manifest.entries.items()
         if entry.digest != _LINK
-        and not _compiled(path)
+        and not is_bytecode(path)
         and ("/" not in path or path.endswith(".dist-info/RECORD") or _OF_HOROVOD in path)
     }
     return {**young, NAME: (root / NAME).stat().st_size}
@@ -184,22 +177,16 @@ def compare(
     closely: Callable[[str], bool] = lambda path: False,
     at_each: Callable[[], None] = lambda: None,
 ) -> list[Difference]:
-    """What has changed in a tree since its manifest was written.
+    """What has changed in a tree since its manifest was written, sorted by path.
 
-    Compiled Python files are not looked at: Python writes them anew as it likes.
+    Compiled Python files are skipped, since Python may rewrite them.
 
     Args:
-        root: the folder.
-        manifest: from read().
-        closely: for which paths the content counts; of others existence, size and where
-            a link points to.
-        at_each: called for each file that is there; what it raises ends this.
-
-    Returns:
-        The differences, sorted by path.
+        closely: for which paths to compare hashes; for others existence, size and link target.
+        at_each: called for each file in the tree; may raise to stop.
 
     Raises:
-        StepError: something there cannot be read.
+        StepError: a file cannot be read.
     """
     differences: list[Difference] = []
     try:
@@ -212,138 +199,14 @@ def compare(
     except OSError as error:
         raise blocked(Path(error.filename or root), error, "read") from error
     for path in sorted(manifest.entries.keys() | present.keys()):
-        if not _compiled(path):
+        if not is_bytecode(path):
             difference = _judge(path, manifest.entries.get(path), present.get(path))
             if difference:
                 differences.append(difference)
     return differences
 
 
-def verify_records(site_packages: Path, hashes: Hashes | None = None) -> list[str]:
-    """Find packages that are not wholly installed, by what their RECORDs promise.
-
-    Args:
-        site_packages: the folder that packages are installed in.
-        hashes: entries of a manifest by absolute path, to compare hashes as well.
-
-    Returns:
-        One sentence for each thing that is wrong; empty if nothing is.
-
-    Raises:
-        StepError: the folder cannot be read.
-    """
-    base = os.path.abspath(site_packages)
-    promises: dict[str, list[_Promise]] = {}
-    problems: list[str] = []
-    try:
-        names = sorted(os.listdir(base))
-    except OSError as error:
-        raise blocked(site_packages, error, "read") from error
-    for name in names:
-        if name.startswith("~"):
-            problems.append(f"{name}: left behind by an interrupted pip")
-        if name.endswith(".dist-info") and not name.startswith("~"):
-            problems += _collect(base, name, promises)
-    for path, candidates in sorted(promises.items()):
-        problem = _broken(path, candidates, hashes)
-        if problem:
-            problems.append(problem)
-    return problems
-
-
-def finished_packages(site_packages: Path) -> dict[str, frozenset[Path]]:
-    """Packages that were installed to their end, as ``name-version``, with all their files.
-
-    An installer names itself in the RECORD of a package, which it writes last.
-
-    Raises:
-        StepError: the folder cannot be read.
-    """
-    base = os.path.abspath(site_packages)
-    broken = {problem.partition(": ")[0] for problem in verify_records(site_packages)}
-    found = {}
-    for name in sorted(os.listdir(base)):
-        package = name.removesuffix(".dist-info")
-        if package in (name, *broken) or name.startswith("~"):
-            continue
-        record = os.path.join(base, name, "RECORD")
-        with open(record, encoding="utf-8", errors="surrogateescape", newline="") as stream:
-            paths = [row[0] for row in csv.reader(stream) if row]
-        files = frozenset(Path(os.path.normpath(os.path.join(base, path))) for path in paths)
-        if f"{name}/INSTALLER" in paths and all(file.exists() for file in files):
-            found[package] = files
-    return found
-
-
 _OF_HOROVOD = "/site-packages/horovod/"
-# As seen from site-packages.
-_PROGRAMS = "../../../bin/"
-
-
-class _Promise(NamedTuple):
-    """What one RECORD says about a file."""
-
-    distribution: str
-    path: str
-    digest: str
-    size: int
-
-
-def _collect(base: str, name: str, promises: dict[str, list[_Promise]]) -> list[str]:
-    """Add what the RECORD of one distribution says; returns what is wrong with it."""
-    distribution = name[: -len(".dist-info")]
-    of_conda = os.path.isdir(os.path.join(base, "../../../conda-meta"))
-    for needed in ("METADATA", "RECORD"):
-        path = os.path.join(base, name, needed)
-        if not os.path.isfile(path):
-            return [f"{distribution}: {name}/{needed} is missing"]
-        if not os.path.getsize(path) and not of_conda:
-            return [f"{distribution}: {name}/{needed} is empty"]
-    try:
-        record = os.path.join(base, name, "RECORD")
-        with open_file(record, MANIFEST) as raw:
-            stream = io.TextIOWrapper(raw, "utf-8", errors="surrogateescape", newline="")
-            for path, digest, size in csv.reader(stream):
-                # Wheels were edited after their RECORD was written (torch 1.12.0): this
-                # file only has to be there. conda makes programs for the place where they
-                # lie, and the RECORD is of where the package was made.
-                unlike = path == f"{name}/METADATA" or (of_conda and path.startswith(_PROGRAMS))
-                if size and not _compiled(path) and not unlike:
-                    full = os.path.normpath(os.path.join(base, path))
-                    promise = _Promise(distribution, path, _record_digest(digest), int(size))
-                    promises.setdefault(full, []).append(promise)
-    except (ValueError, csv.Error) as error:
-        return [f"{distribution}: {name}/RECORD is damaged ({error})"]
-    return []
-
-
-def _record_digest(text: str) -> str:
-    """The sha256 of a RECORD in hexadecimal; empty for any other algorithm."""
-    algorithm, _, value = text.partition("=")
-    if algorithm != "sha256":
-        return ""
-    return base64.urlsafe_b64decode(value + "=" * (-len(value) % 4)).hex()
-
-
-def _broken(path: str, promises: list[_Promise], hashes: Hashes | None) -> str:
-    """What is wrong with a file; empty if it is as one of its RECORDs promises.
-
-    Packages do share files, and then the one installed last has its way.
-    """
-    first = promises[0]
-    try:
-        size = os.stat(path).st_size
-    except OSError:
-        return f"{first.distribution}: {first.path} is missing"
-    fitting = [promise for promise in promises if promise.size == size]
-    if not fitting:
-        return f"{first.distribution}: {first.path} has {size} bytes instead of {first.size}"
-    entry = hashes.get(path) if hashes else None
-    if entry is None or entry.digest == _LINK:
-        return ""
-    if any(promise.digest in ("", entry.digest) for promise in fitting):
-        return ""
-    return f"{first.distribution}: {first.path} has other content than its RECORD says"
 
 
 def _walk(root: Path, exclude: Iterable[str]) -> Iterator[tuple[str, Entry]]:
@@ -366,8 +229,7 @@ def _walk(root: Path, exclude: Iterable[str]) -> Iterator[tuple[str, Entry]]:
 
 
 def _hashed(root: Path, entries: Iterable[tuple[str, Entry]]) -> Iterator[tuple[str, Entry]]:
-    """The same entries with the hashes of the files, the largest files first."""
-    from concurrent.futures import ThreadPoolExecutor
+    """The same entries with the hashes of the files, largest files first."""
 
     def hash_all(paths: list[str]) -> list[tuple[str, Entry]]:
         buffer = bytearray(_BLOCK)
@@ -429,10 +291,6 @@ def _judge(path: str, expected: Entry | None, actual: Entry | None) -> Differenc
     return None
 
 
-def _compiled(path: str) -> bool:
-    return path.endswith(".pyc") and "__pycache__/" in path
-
-
 def _save(path: Path, manifest: Manifest) -> str:
     """Write a manifest atomically; returns its digest."""
     lines = [_HEADER]
@@ -466,5 +324,5 @@ def _damaged(path: Path, reason: str) -> StepError:
     return StepError(
         f"damaged manifest: {reason}",
         where=str(path),
-        remedy="what the environment is made of can no longer be told: build it again",
+        remedy="the files of the environment can no longer be checked: build it again",
     )

@@ -1,7 +1,6 @@
-"""How much room environments and caches take, and what is left where they lie.
+"""Space used by environments and caches, and space left on their file systems.
 
-What a complete generation takes stands in its record; only unfinished ones and caches
-are walked through.
+The size of a complete generation is in its record; only unfinished ones and caches are walked.
 """
 
 from __future__ import annotations
@@ -21,10 +20,8 @@ from hvdenv.runner import Runner
 from hvdenv.sites import workspace
 
 State = Literal["active", "complete", "unfinished", "damaged"]
-# What walks far says so after this long, and then again and again.
+# Interval between two progress reports of a walk.
 QUIET_SECONDS = 2.0
-# Is told a folder and how many files were counted in it so far.
-Tell = Callable[[Path, int], None]
 
 
 class Size(NamedTuple):
@@ -39,12 +36,12 @@ class Generation(NamedTuple):
 
     Attributes:
         generation: its identity.
-        state: ``damaged`` is one without a record that can be read.
-        created: when it was finished, or last worked at; in UTC.
-        bytes, files: what it takes.
-        used: when it was last used, as far as that was seen; or empty.
-        used_by: how that was seen; see last_used.LastUsed.
-        added: packages that the user has added with `install`.
+        state: ``damaged`` has no readable record.
+        created: when it was finished, or last worked on; in UTC.
+        bytes, files: its size.
+        used: when it was last used, if known.
+        used_by: how that is known; see last_used.LastUsed.
+        added: packages that the user added with `install`.
     """
 
     generation: str
@@ -58,7 +55,7 @@ class Generation(NamedTuple):
 
     @property
     def since(self) -> str:
-        """Since when it is not used."""
+        """Time since when it is unused."""
         return max(self.created, self.used)
 
 
@@ -72,12 +69,7 @@ class Cache(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What is left on a file system; None where nobody says it.
-
-    Attributes:
-        path: a folder on it.
-        disk_free, inodes_free, quota_free: bytes, inodes and bytes.
-    """
+    """Space left on the file system of a folder, in bytes and inodes; None if unknown."""
 
     path: str
     disk_free: int | None
@@ -86,18 +78,14 @@ class Room(NamedTuple):
 
 
 class Counter:
-    """Walks through folders and tells how far it is.
+    """Counts files and bytes below folders, and reports progress of long walks."""
 
-    Args:
-        tell: is called once the walk takes long.
-    """
-
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[Path, int], None] = lambda folder, files: None) -> None:
+        self._report = report
         self._next = time.monotonic() + QUIET_SECONDS
 
     def count(self, folder: Path) -> Size:
-        """What lies in a folder; links are not followed, and what cannot be read is left out."""
+        """Size of a folder; links are not followed, and unreadable folders are left out."""
         size = files = 0
         waiting = [str(folder)]
         while waiting:
@@ -113,7 +101,7 @@ class Counter:
                 size += _size(entry)
             if time.monotonic() > self._next:
                 self._next = time.monotonic() + QUIET_SECONDS
-                self._tell(folder, files)
+                self._report(folder, files)
         return Size(size, files)
 
 
@@ -127,7 +115,7 @@ def _size(entry: os.DirEntry[str]) -> int:
 def list_generations(
     environment: Environment, places: Places, counter: Counter
 ) -> tuple[Generation, ...]:
-    """All generations of an environment, the newest first."""
+    """All generations of an environment, newest first."""
     records, active = environment.records(), environment.active()
     found = [
         _generation(environment, each, records.get(each), each == active, places, counter)
@@ -158,7 +146,7 @@ def _generation(
 
 
 def _worked_at(folder: Path) -> str:
-    """When a build last did something in a generation: its journal lies there."""
+    """When a build last changed something in a generation: its journal is there."""
     try:
         latest = max(entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(folder))
     except (OSError, ValueError):
@@ -167,7 +155,7 @@ def _worked_at(folder: Path) -> str:
 
 
 def list_caches(places: Places, counter: Counter) -> tuple[Cache, ...]:
-    """The caches under HVDENV_HOME; those of pip and others are their own matter."""
+    """The caches under HVDENV_HOME, not those of pip and other programs."""
     try:
         names = sorted(os.listdir(places.cache))
     except OSError:
@@ -177,7 +165,7 @@ def list_caches(places: Places, counter: Counter) -> tuple[Cache, ...]:
 
 
 def room(folders: Iterable[Path], runner: Runner) -> tuple[Room, ...]:
-    """What is left on the file systems of some folders, each once."""
+    """Space left on the file systems of some folders, each once."""
     devices: dict[int, Path] = {}
     for folder in folders:
         while not folder.exists() and folder != folder.parent:
@@ -188,7 +176,7 @@ def room(folders: Iterable[Path], runner: Runner) -> tuple[Room, ...]:
 
 
 def warnings(environment: Environment, runner: Runner) -> tuple[str, ...]:
-    """What will take an environment away although nobody removes it."""
+    """Policies that will delete files of an environment without the user."""
     active = environment.active()
     if not active:
         return ()
@@ -198,10 +186,10 @@ def warnings(environment: Environment, runner: Runner) -> tuple[str, ...]:
     elsewhere = stated.get("environments") not in (None, str(folder))
     if stated.get("expires_days") and not elsewhere:
         found.append(
-            f"files here are deleted {stated['expires_days']} days after their last use, each by"
-            " itself; `hvdenv verify` says what is missing"
+            f"each file here is deleted {stated['expires_days']} days after its last use;"
+            " `hvdenv verify` reports missing files"
         )
     if stated.get("workspace"):
         left = workspace.remaining(folder, runner)
-        found += [f"its workspace is deleted in {left}; ws_extend puts that off"] if left else []
+        found += [f"its workspace is deleted in {left}; extend it with ws_extend"] if left else []
     return tuple(found)

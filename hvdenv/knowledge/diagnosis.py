@@ -1,16 +1,16 @@
-"""What a log says about why something failed: signatures are looked for in it.
+"""Search a log for known failures (signatures).
 
-A log is read in blocks, so that one of any size takes little memory. The texts of all signatures
-are searched at once, as they stand, and patterns only see lines that hold one.
+A log is read in blocks, so memory does not grow with its size. One pass finds the literal texts of
+all signatures; patterns are tried only on lines that contain one.
 """
 
 from __future__ import annotations
 
 import io
-import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from time import thread_time
 from typing import BinaryIO, NamedTuple
@@ -18,36 +18,41 @@ from typing import BinaryIO, NamedTuple
 from hvdenv.knowledge.signatures import Kind, Phase, Signature, all_signatures
 from hvdenv.reading import LOG, open_file
 
+try:
+    from ahocorasick_rs import BytesAhoCorasick
+except ImportError:  # some machines have no wheel of it
+    BytesAhoCorasick = None  # type: ignore[assignment, misc]
+
 BLOCK = 1 << 15
-# How much of a line is looked at on either side of a text that is searched, and how much of it
-# and of the two lines after it a pattern sees: what bounds its time.
+# Characters before and after a text, and lines from its own on, that a pattern sees. This bounds
+# the time of a pattern.
 BEFORE, AFTER, LINES = 600, 1400, 3
-# So many lines may hold a signature's text without fitting its pattern; fewer, where those of all
-# signatures together are more than any real log has.
+# How many lines may contain a signature's text without matching its pattern. After ALL_TRIES for
+# all signatures together, more than any real log needs, only FEW_TRIES each.
 TRIES, ALL_TRIES, FEW_TRIES = 2000, 10_000, 50
-# Processor time in seconds that one signature, and all of them, may take for a log. Real logs need
-# hundredths of a second. Only a log made for it comes near these limits, since patterns are at most
-# quadratic in the length of a line, which is cut.
+# Processor time in seconds for one signature, and for all, in one log. Real logs need hundredths of
+# a second. Only a crafted log comes near: patterns are at most quadratic in the length of a line,
+# and lines are cut.
 PATTERN_SECONDS, ALL_SECONDS = 1.0, 10.0
-# How often texts that are no longer wanted may be in a block before they are left out.
+# When a block contains more texts that are no longer wanted than this, stop searching for them.
 IDLE = 1000
 ERRORS = 5
 
 _COLOURS = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))")
-# Of a tab, a line's end and an escape, something may be still to come.
+# Control characters other than tab, line end and escape are removed.
 _DROPPED = bytes({*range(32), 127} - set(b"\t\n\r\x1b"))
 
 _END = re.compile(rb"[\r\n]")
 
-# What stands before the text of a line: times, ranks by mpirun, horovodrun, srun and torchrun,
-# a container's build, continuous integration, Ray's workers, quotations and the titles of reports.
+# Prefixes of a line: times, ranks (mpirun, horovodrun, srun, torchrun), container builds, CI, Ray
+# workers, quotations and report titles.
 _PREFIX = re.compile(
     r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?\]?:? ?"
     r"|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}:?(?=\[)"
     r"|\[(?:[\w.@-]+@)?\d+,(?P<mpirun>\d+)\](?:<std(?:err|out)>)?: ?"
     r"|\[(?P<gloo>\d+)\](?:<std(?:err|out)>)?: ?"
     r"|\[rank(?P<torch>\d+)\]: ?"
-    r"| {0,4}(?P<srun>\d{1,5}): (?!\[[^\]]*\]$)"  # but not what a missing rank has to do
+    r"| {0,4}(?P<srun>\d{1,5}): (?!\[[^\]]*\]$)"  # but not the tensors that a missing rank has yet to submit
     r"|(?:\d{1,6} )?#\d+ \d+\.\d+ "
     r"|##\[error\]"
     r"|\(\w+ pid=\d+(?:, ip=[\d.]+)?\) ?"
@@ -55,7 +60,7 @@ _PREFIX = re.compile(
     r"|# "
 )
 
-# Versions and places that a log names: what, a text before them, and a pattern.
+# Versions and paths that a log names: what, a literal text, a pattern.
 _MENTIONS = (
     ("Horovod", "horovod-", r"horovod-(\d[\w.+]*?)(?:\.tar|-cp|-py|/|\s|$)"),
     ("Horovod", "Horovod v", r"Horovod v(\d[\w.+]*)"),
@@ -90,7 +95,7 @@ _ERROR = (
     r"|CMake Error at|Segmentation fault|Bus error|core dumped|FATAL\b)",
 )  # fmt: skip
 
-# A process that crashed by itself; others that end after it, or are killed, follow from that.
+# A process that crashed by itself. Processes that end or are killed after it are follow-on errors.
 _CRASH = (
     (
         "Segmentation fault", "segfault at ", "Bus error", "Illegal instruction", "SIGSEGV",
@@ -98,8 +103,8 @@ _CRASH = (
     ),
     "",
 )  # fmt: skip
-# In a backtrace by UCX or Open MPI, the frames of whoever handles the signal stand before that of
-# what crashed: UCX's, whatever it is that crashed, and the C library's, which may be called too.
+# In a backtrace by UCX or Open MPI, the frames of the signal handler (UCX, the C library) come
+# before the frame that crashed.
 _FRAME_START = r"(?:\[\S{1,64}:\d{1,8}\] )?[ \[]{0,4}\d{1,2}\]? {1,3}"
 _FRAME = (
     ("libc.so.6(", "libpthread.so.0(", "libc-2.", "libpthread-2.", "libucs.so.0("),
@@ -115,7 +120,7 @@ class Place(NamedTuple):
     Attributes:
         number: from 1.
         line: its text, without control sequences.
-        rank: which rank printed it, or it is about; empty if it does not say.
+        rank: the rank that printed it or that it is about; empty if unknown.
     """
 
     number: int
@@ -124,11 +129,11 @@ class Place(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A signature that was found, its texts filled in.
+    """A signature that was found, with its texts filled in.
 
     Attributes:
-        id, cause, remedy, kind, rules, source, certainty, kill: as in Signature; a kill after a
-            crash is a consequence.
+        id, cause, remedy, kind, rules, source, certainty, kill: as in Signature, except that a
+            kill after a crash is a consequence.
         number, line, rank: as in Place.
     """
 
@@ -149,11 +154,11 @@ class Diagnosis(NamedTuple):
     """What a log says.
 
     Attributes:
-        found: signatures: causes first, and then in the order of the log.
+        found: signatures, causes first, each kind in the order of the log.
         errors: the first lines that look like an error.
-        mentions: versions and places that it names.
-        lines: how many it has.
-        given_up: matching took too long, so not all of its lines were searched.
+        mentions: versions and paths that the log names.
+        lines: how many the log has.
+        given_up: matching took too long, so some lines were not searched.
     """
 
     found: tuple[Found, ...]
@@ -163,43 +168,69 @@ class Diagnosis(NamedTuple):
     given_up: bool = False
 
     def of_kind(self, kind: Kind) -> tuple[Found, ...]:
-        """What was found of one kind."""
+        """The signatures of one kind that were found."""
         return tuple(each for each in self.found if each.kind == kind)
 
     @property
     def root(self) -> Found | None:
-        """The cause that was there first; None if none is known."""
+        """The first cause in the log, if any."""
         return next(iter(self.of_kind("cause")), None)
 
     @property
     def best(self) -> Found | None:
-        """The cause, or else where it stopped; None if nothing is known of it."""
+        """The first cause, or else the first symptom."""
         return self.root or next(iter(self.of_kind("symptom")), None)
 
     @property
     def rank(self) -> str:
         """The rank that failed first; empty if the log does not say."""
-        # Its own first error tells: a launcher names the rank whose end it saw first, which is
-        # often one that another's failure has ended.
-        told = self.of_kind("consequence")
-        others = {each.number for each in told}  # what a rank says whom another has ended
-        first = [self.best] if self.best else [e for e in self.errors[:1] if e.number not in others]
-        return next((each.rank for each in (*first, *told) if each.rank), "")
+        # A rank's own first error counts more than a launcher's report: a launcher names the rank
+        # that it saw end first, which is often a victim.
+        consequences = self.of_kind("consequence")
+        lines = {each.number for each in consequences}
+        first = [self.best] if self.best else [e for e in self.errors[:1] if e.number not in lines]
+        return next((each.rank for each in (*first, *consequences) if each.rank), "")
 
 
-class _Match(NamedTuple):
-    """What was found, and the line that ends it."""
+class _Query(NamedTuple):
+    """What to search for in a log.
+
+    Attributes:
+        texts: one of them must be in the line.
+        pattern: must match the line, or from the line into those that follow.
+        most: how many lines to keep.
+    """
+
+    texts: tuple[bytes, ...]
+    pattern: str = ""
+    most: int = 1
+
+
+class _Hit(NamedTuple):
+    """A line that matches a query."""
+
+    place: Place
+    match: re.Match[str]
+
+    @property
+    def last_line(self) -> int:
+        """Where the match ends: in a traceback, what happened follows where it happened."""
+        return self.place.number + self.match.string[: self.match.end()].rstrip().count("\n")
+
+
+class _Ranked(NamedTuple):
+    """A signature that was found, and the line where its match ends."""
 
     found: Found
-    last: int
+    last_line: int
 
 
 class _Block(NamedTuple):
-    """A part of a log, cleaned.
+    """A cleaned part of a log.
 
     Attributes:
-        text: with some lines more than are to be searched, for patterns that go on in them.
-        end: where the search ends in it.
+        text: ends some lines after `end`, for patterns that go on into them.
+        end: where the search ends.
         number: of its first line.
     """
 
@@ -208,80 +239,104 @@ class _Block(NamedTuple):
     number: int
 
 
-class _Time:
-    """Processor time in seconds that is left."""
+class _Progress:
+    """How far the search for one query is."""
 
-    def __init__(self, left: float = math.inf) -> None:
-        self.left = left
-
-
-class _Watch:
-    """Texts that are looked for, and where one of them was found."""
-
-    def __init__(
-        self, texts: Sequence[str], pattern: str = "", most: int = 1, time: _Time | None = None
-    ) -> None:
-        self.texts = tuple(text.encode() for text in texts)
-        self.pattern = pattern
-        self.places: dict[int, tuple[Place, re.Match[str]]] = {}
-        self.most = most
+    def __init__(self) -> None:
+        self.hits: dict[int, _Hit] = {}  # by line number
         self.tries = 0
-        self.time = time or _Time()
-        self.own_time = _Time(PATTERN_SECONDS)
+        self.seconds = 0.0
 
-    def active(self, tries: int) -> bool:
-        return len(self.places) < self.most and self.tries < tries and not self.given_up
 
-    @property
-    def given_up(self) -> bool:
-        return min(self.time.left, self.own_time.left) <= 0
+class _Matcher:
+    """Finds the texts of several queries in one pass."""
 
-    def look(self, block: _Block, at: int) -> None:
-        """Keep a place if its line fits."""
-        self.tries += 1
+    def __init__(self, queries: Sequence[_Query], wanted: Iterable[int]) -> None:
+        pairs = [(text, index) for index in wanted for text in queries[index].texts]
+        self.query_of = [index for _, index in pairs]
+        self.find = _automaton([text for text, _ in pairs])
+
+
+class _Catalog(NamedTuple):
+    """All queries for the logs of one phase: those of the signatures come first."""
+
+    signatures: tuple[Signature, ...]
+    queries: tuple[_Query, ...]
+    contexts: dict[str, int]
+    mentions: range
+    matcher: _Matcher
+
+
+class _Search:
+    """One search for all queries of a catalog in one log."""
+
+    def __init__(self, catalog: _Catalog) -> None:
+        self.queries = catalog.queries
+        self.matcher = catalog.matcher
+        self.progress: defaultdict[int, _Progress] = defaultdict(_Progress)
+        self.tries = 0
+        self.seconds = 0.0
+        self.lines = 0
+
+    def read(self, log: BinaryIO) -> None:
+        for block in _blocks(log):
+            if self._read_block(block) > IDLE:
+                self.matcher = _Matcher(self.queries, filter(self._wants, range(len(self.queries))))
+            self.lines = block.number + block.text.count(b"\n", 0, block.end) - 1
+
+    def _read_block(self, block: _Block) -> int:
+        """Returns how many of the texts found were no longer wanted."""
+        idle = 0
+        searched: dict[int, int] = {}
+        for text, at, _ in self.matcher.find(block.text):
+            query = self.matcher.query_of[text]
+            if not self._wants(query):
+                idle += 1
+            elif searched.get(text, 0) <= at < block.end:
+                self._try(query, block, at)
+                line_end = _END.search(block.text, at, at + AFTER)
+                searched[text] = line_end.start() if line_end else at + AFTER
+        return idle
+
+    def _wants(self, query: int) -> bool:
+        progress, limit = self.progress[query], TRIES if self.tries < ALL_TRIES else FEW_TRIES
+        found_all = len(progress.hits) >= self.queries[query].most
+        return not found_all and progress.tries < limit and not self._out_of_time(query)
+
+    def _out_of_time(self, query: int) -> bool:
+        if not self.queries[query].pattern:  # one look at one line is enough
+            return False
+        return self.seconds >= ALL_SECONDS or self.progress[query].seconds >= PATTERN_SECONDS
+
+    def _try(self, query: int, block: _Block, at: int) -> None:
+        """Keep a line if it matches."""
+        progress = self.progress[query]
         began = thread_time()
-        if seen := _look(block, at, _compiled(self.pattern)):
-            self.places.setdefault(seen[0].number, seen)
-        taken = thread_time() - began
-        self.time.left -= taken
-        self.own_time.left -= taken
+        if hit := _look(block, at, _compiled(self.queries[query].pattern)):
+            progress.hits.setdefault(hit.place.number, hit)
+        seconds = thread_time() - began
+        progress.tries += 1
+        progress.seconds += seconds
+        self.tries += 1
+        self.seconds += seconds
+
+    def hits(self, query: int) -> list[_Hit]:
+        """The lines that match a query, in the order of the log."""
+        return list(self.progress[query].hits.values()) if query in self.progress else []
+
+    def gave_up(self, queries: Iterable[int]) -> bool:
+        return any(self._out_of_time(query) for query in queries)
 
 
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    # There are more of them than `re` keeps, and few are needed for one log.
+    # `re` caches fewer than there are, and one log needs few.
     return re.compile(pattern)
 
 
-class _Texts:
-    """The texts of several watches, to be searched at once."""
-
-    def __init__(self, watches: Iterable[_Watch]) -> None:
-        self.pairs = [(text, watch) for watch in watches for text in watch.texts]
-        self.search = _automaton(tuple(text for text, _ in self.pairs))
-
-    def find(self, block: _Block, tries: int) -> int:
-        """Let watches look at their texts; returns how many were no longer wanted."""
-        idle = 0
-        looked: dict[int, int] = {}
-        for pair, at, _ in self.search(block.text):
-            watch = self.pairs[pair][1]
-            if not watch.active(tries):
-                idle += 1
-            elif looked.get(pair, 0) <= at < block.end:
-                watch.look(block, at)
-                ended = _END.search(block.text, at, at + AFTER)
-                looked[pair] = ended.start() if ended else at + AFTER
-        return idle
-
-
-# Those of builds, of runs and of both: to make one takes longer than to read a short log.
-@lru_cache(maxsize=3)
-def _automaton(texts: tuple[bytes, ...]) -> Callable[[bytes], Iterable[tuple[int, int, int]]]:
-    """What finds texts in a block: the index of each, where it starts and where it ends."""
-    try:
-        from ahocorasick_rs import BytesAhoCorasick
-    except ImportError:  # there are no wheels of it for some machines
+def _automaton(texts: Sequence[bytes]) -> Callable[[bytes], Iterable[tuple[int, int, int]]]:
+    """A function that finds texts in a block: the index of each, where it starts and ends."""
+    if BytesAhoCorasick is None:
         return lambda block: _one_by_one(texts, block)
     automaton = BytesAhoCorasick(texts)
     return lambda block: automaton.find_matches_as_indexes(block, overlapping=True)
@@ -297,58 +352,68 @@ def _one_by_one(texts: Sequence[bytes], block: bytes) -> list[tuple[int, int, in
     return sorted(found, key=lambda each: each[2])
 
 
+@cache
+def _catalog(phase: Phase | None) -> _Catalog:
+    signatures = tuple(each for each in all_signatures() if phase is None or phase in each.phases)
+    texts = dict.fromkeys(text for each in signatures for text in each.needs + each.unless)
+    contexts = {text: number for number, text in enumerate(texts, len(signatures))}
+    first_mention = len(signatures) + len(contexts)
+    queries = (
+        *(_query(each.texts, each.pattern) for each in signatures),
+        *(_query((text,)) for text in contexts),
+        *(_query((text,), pattern) for _, text, pattern in _MENTIONS),
+        _query(*_ERROR, most=ERRORS),
+        _query(*_CRASH),
+        _query(*_FRAME),
+    )
+    mentions = range(first_mention, first_mention + len(_MENTIONS))
+    return _Catalog(
+        signatures=signatures,
+        queries=queries,
+        contexts=contexts,
+        mentions=mentions,
+        matcher=_Matcher(queries, range(len(queries))),
+    )
+
+
+def _query(texts: Sequence[str], pattern: str = "", most: int = 1) -> _Query:
+    return _Query(tuple(text.encode() for text in texts), pattern, most)
+
+
 def diagnose(log: BinaryIO, phase: Phase | None = None) -> Diagnosis:
-    """Look for what is known in a log.
+    """Search a log for all signatures.
 
     Args:
         log: of any size; it is read once.
         phase: what it is the log of; None if that is not known.
     """
-    signatures = [each for each in all_signatures() if phase is None or phase in each.phases]
-    time = _Time(ALL_SECONDS)
-    watches = [_Watch(each.texts, each.pattern, time=time) for each in signatures]
-    contexts = {text: _Watch((text,)) for each in signatures for text in each.needs + each.unless}
-    mentions = [(name, _Watch((text,), pattern, time=time)) for name, text, pattern in _MENTIONS]
-    errors = _Watch(*_ERROR, most=ERRORS, time=time)
-    crash, frame = _Watch(*_CRASH, time=time), _Watch(*_FRAME, time=time)
-    others = [*contexts.values(), *(each for _, each in mentions), errors, crash, frame]
-    lines = _search(log, [*watches, *others])
-    seen = {text for text, watch in contexts.items() if watch.places}
-    crashed, where = min(crash.places, default=lines + 1), _where(frame)
+    catalog = _catalog(phase)
+    search = _Search(catalog)
+    search.read(log)
+    errors, crashes, frames = (search.hits(len(catalog.queries) - n) for n in (3, 2, 1))
+    crashed = min((hit.place.number for hit in crashes), default=search.lines + 1)
+    seen = {text for text, query in catalog.contexts.items() if search.hits(query)}
     found = [
-        _Match(_filled(signature, *first, where, crashed), _last_line(*first))
-        for signature, watch in zip(signatures, watches, strict=True)
-        for first in watch.places.values()
+        _Ranked(_filled(signature, hit, _where(frames), crashed), hit.last_line)
+        for number, signature in enumerate(catalog.signatures)
+        for hit in search.hits(number)
         if _counts(signature, seen)
     ]
-    places = tuple(place for place, _ in errors.places.values())
-    given_up = any(watch.given_up for watch in watches)
-    return Diagnosis(_ranked(found), places, _named(mentions), lines, given_up)
-
-
-def _search(log: BinaryIO, watches: Sequence[_Watch]) -> int:
-    """Let watches find their texts in a log; returns how many lines it has."""
-    texts = _Texts(watches)
-    lines = 0
-    for block in _blocks(log):
-        tries = TRIES if sum(watch.tries for watch in watches) < ALL_TRIES else FEW_TRIES
-        if texts.find(block, tries) > IDLE:
-            texts = _Texts(watch for watch in watches if watch.active(tries))
-        lines = block.number + block.text.count(b"\n", 0, block.end) - 1
-    return lines
-
-
-def _named(mentions: Sequence[tuple[str, _Watch]]) -> dict[str, str]:
-    """What a log names; of several words for it, by the first."""
-    named: dict[str, str] = {}
-    for name, watch in mentions:
-        for _, match in watch.places.values():
-            named.setdefault(name, match[1])
-    return named
+    mentions: dict[str, str] = {}  # of several texts that name one thing, the first wins
+    for (name, _, _), query in zip(_MENTIONS, catalog.mentions, strict=True):
+        for hit in search.hits(query):
+            mentions.setdefault(name, hit.match[1])
+    return Diagnosis(
+        found=_ranked(found),
+        errors=tuple(hit.place for hit in errors),
+        mentions=mentions,
+        lines=search.lines,
+        given_up=search.gave_up(range(len(catalog.signatures))),
+    )
 
 
 def diagnose_step(path: Path) -> Diagnosis:
-    """Look into the log of a build's step: at its last command, for each attempt is added to it."""
+    """Diagnose the log of a build step from its last command on: each attempt appends to it."""
     with open_file(path, LOG) as log:
         start = offset = 0
         for line in log:
@@ -359,12 +424,12 @@ def diagnose_step(path: Path) -> Diagnosis:
 
 
 def explain(text: str, phase: Phase, *, kills: bool = True) -> Found | None:
-    """The cause that a text shows, or else where it stopped; None if nothing is known of it.
+    """The cause that a text shows, or else the symptom.
 
     Args:
-        text: what a build or a run printed.
-        phase: which of them.
-        kills: whether it counts that a process was killed, as launchers say it of ranks.
+        text: output of a build or a run.
+        phase: which of the two.
+        kills: whether to count reports that a process was killed, as launchers print them.
     """
     diagnosis = diagnose(io.BytesIO(text.encode("utf-8", "replace")), phase)
     if not kills:
@@ -373,7 +438,7 @@ def explain(text: str, phase: Phase, *, kills: bool = True) -> Found | None:
 
 
 def _blocks(log: BinaryIO) -> Iterator[_Block]:
-    """A log in parts that overlap by nothing that is searched twice."""
+    """The log in blocks; no line is searched twice."""
     rest, number = b"", 1
     while True:
         read = log.read(BLOCK)
@@ -383,7 +448,6 @@ def _blocks(log: BinaryIO) -> Iterator[_Block]:
         if not read:
             return
         number += text.count(b"\n", 0, end)
-        # Patterns look back to the start of their line.
         rest = text[end:]
 
 
@@ -394,7 +458,7 @@ def _cleaned(text: bytes) -> bytes:
 
 
 def _searchable(text: bytes) -> int:
-    """The end of the last line that is followed by as many as a pattern may see."""
+    """The end of the last line that is followed by as many lines as a pattern may see."""
     end = len(text)
     for _ in range(LINES):
         end = text.rfind(b"\n", max(0, len(text) - BLOCK // 2), end)
@@ -403,23 +467,23 @@ def _searchable(text: bytes) -> int:
     return end + 1
 
 
-def _look(block: _Block, at: int, pattern: re.Pattern[str]) -> tuple[Place, re.Match[str]] | None:
-    """The line of a position, if it, with those after it, fits a pattern."""
+def _look(block: _Block, at: int, pattern: re.Pattern[str]) -> _Hit | None:
+    """The line at a position if it, with those that follow, matches a pattern."""
     low = max(0, at - BEFORE)
     start = 1 + max(block.text.rfind(end, low, at) for end in (b"\n", b"\r")) or low
     window = block.text[start : at + AFTER].decode("utf-8", "replace").replace("\x1b", "")
     first, *more = re.split(r"\r\n|\n|\r", window, maxsplit=LINES)[:LINES]
     line, rank = _without_prefix(first)
     match = pattern.search("\n".join([line, *(_without_prefix(each)[0] for each in more)]))
-    if not match or match.start() > len(line):  # it is another line's
+    if not match or match.start() > len(line):  # it is in a line that follows
         return None
     named = match.groupdict().get("rank")
     number = block.number + block.text.count(b"\n", 0, start)
-    return Place(number, first, rank if named is None else named), match
+    return _Hit(Place(number, first, rank if named is None else named), match)
 
 
 def _without_prefix(line: str) -> tuple[str, str]:
-    """A line without what was put before it, and the rank that this names."""
+    """A line without its prefixes, and the rank that they name."""
     rank, at = "", 0
     while found := _PREFIX.match(line, at):
         rank = rank or next((each for each in found.groups() if each), "")
@@ -433,52 +497,54 @@ def _counts(signature: Signature, seen: set[str]) -> bool:
     )
 
 
-def _last_line(place: Place, match: re.Match[str]) -> int:
-    """Where a match ends: in a traceback, what happened stands after where it did."""
-    return place.number + match.string[: match.end()].rstrip().count("\n")
-
-
-def _where(frame: _Watch) -> str:
-    """In which library a process crashed, for the text of a cause; empty if no backtrace says."""
-    for _, match in frame.places.values():
+def _where(frames: Sequence[_Hit]) -> str:
+    """The library in which a process crashed, as text for a cause; empty if it is not known."""
+    for _, match in frames:
         return f" in {match[1]}" + (f" ({match[2]})" if match[2] else "")
     return ""
 
 
-def _filled(
-    signature: Signature, place: Place, match: re.Match[str], where: str, crashed: int
-) -> Found:
+def _filled(signature: Signature, hit: _Hit, where: str, crashed: int) -> Found:
     """A signature with its texts filled in.
 
     Args:
         signature: that was found.
-        place: where.
-        match: of its pattern.
+        hit: where it was found.
         where: the library in which a process crashed.
-        crashed: number of the line that tells of it; what is killed after that is no cause.
+        crashed: line number of the first crash; a process killed after it is not the cause.
     """
+    place, match = hit
     groups = [group or "" for group in match.groups()]
     follows = signature.kill and place.number > crashed
     kind: Kind = "consequence" if follows else signature.kind
     if follows or (kind == "consequence" and "rank" not in match.groupdict()):
-        place = place._replace(rank="")  # who says it, or was ended after it, is not who failed
-    cause = signature.cause.format(*groups, where=where)
+        # The rank that prints this, or that was ended by it, is not the one that failed.
+        place = place._replace(rank="")
     return Found(
-        signature.id, cause, signature.remedy.format(*groups), kind, signature.rules,
-        signature.source, signature.certainty, *place, signature.kill,
-    )  # fmt: skip
+        id=signature.id,
+        cause=signature.cause.format(*groups, where=where),
+        remedy=signature.remedy.format(*groups),
+        kind=kind,
+        rules=signature.rules,
+        source=signature.source,
+        certainty=signature.certainty,
+        number=place.number,
+        line=place.line,
+        rank=place.rank,
+        kill=signature.kill,
+    )
 
 
 _ORDER: tuple[Kind, ...] = ("cause", "symptom", "consequence", "warning")
 
 
-def _ranked(found: Sequence[_Match]) -> tuple[Found, ...]:
-    """By kind and the line that ends it; of several about the same lines, the first."""
+def _ranked(found: Sequence[_Ranked]) -> tuple[Found, ...]:
+    """By kind, then by last line; of several about the same lines, only the first."""
     starts: dict[int, Found] = {}
-    for each, _ in sorted(found, key=lambda match: _by_kind(match.found, match.found.number)):
+    for each, _ in sorted(found, key=lambda one: _by_kind(one.found, one.found.number)):
         starts.setdefault(each.number, each)
     ends: dict[int, Found] = {}
-    for each, last in sorted(found, key=lambda match: _by_kind(*match)):
+    for each, last in sorted(found, key=lambda one: _by_kind(*one)):
         if starts[each.number] is each and ends.keys().isdisjoint(range(each.number, last + 1)):
             ends[last] = each
     return tuple(ends.values())

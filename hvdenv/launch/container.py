@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 
 from hvdenv.errors import IncompatibleError
-from hvdenv.launch.hosts import short
 from hvdenv.launch.launchers import LAUNCHERS, Launch, Start
 from hvdenv.model.cluster import Container
 from hvdenv.model.recipe import Recipe
+from hvdenv.sites.hosts import short
 
 # Where the host's Open MPI lies. That of an image would look for its parts there; and if
 # the two differ, since the image sets one of them, Open MPI 4 waits for ever in MPI_Init.

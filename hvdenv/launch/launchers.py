@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from hvdenv.errors import IncompatibleError, UsageError
-from hvdenv.launch.hosts import Host
 from hvdenv.model import cluster
+from hvdenv.sites.hosts import Host
 
 Kind = Literal["Open MPI", "Spectrum MPI", "Intel MPI", "Hydra", "MVAPICH", "Cray MPICH", "unknown"]
 Variables = tuple[tuple[str, str], ...]

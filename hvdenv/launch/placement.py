@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from hvdenv.errors import IncompatibleError, UsageError
-from hvdenv.launch.allocation import Allocation
-from hvdenv.launch.hosts import Host, distribute, short
 from hvdenv.launch.launchers import LAUNCHERS, MPI_KINDS, Launch, Mpi
 from hvdenv.model.recipe import Recipe
+from hvdenv.sites.hosts import Host, distribute, short
+from hvdenv.sites.schedulers import DIALECTS
+from hvdenv.sites.schedulers.dialect import Allocation
 
 # Two hosts and many frameworks take longer to be ready than horovodrun waits by itself.
 START_SECONDS = 120
@@ -196,16 +197,19 @@ def _on_allocated(
         hostfile=allocation.hostfile if len(hosts) == len(usual) and _even(hosts) else "",
         ranks_per_node=max(host.slots for host in hosts),
         allowed=min(allocation.tasks, default=0),
-        placed=(allocation.scheduler == "slurm" and not whole) or len(hosts) < len(usual),
+        placed=(_counts_tasks(allocation) and not whole) or len(hosts) < len(usual),
     )
 
 
 def _usual(host: Host, recipe: Recipe, allocation: Allocation) -> int:
-    """How many ranks go to a host of the allocation if nothing else is said."""
-    if allocation.scheduler == "slurm":
+    """How many ranks go to a host of the allocation by default."""
+    if _counts_tasks(allocation):
         return host.slots or allocation.gpus_per_node or recipe.job.ranks_per_node
-    # The other schedulers count processors as well.
     return min(host.slots or recipe.job.ranks_per_node, recipe.job.ranks_per_node)
+
+
+def _counts_tasks(allocation: Allocation) -> bool:
+    return allocation.scheduler is not None and DIALECTS[allocation.scheduler].counts_tasks
 
 
 def filled(hosts: tuple[Host, ...], ranks: int) -> tuple[Host, ...]:

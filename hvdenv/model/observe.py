@@ -58,13 +58,11 @@ def observe(place: Path, runner: Runner, *, thorough: bool) -> Facts:
     Args:
         place: where the environment will lie; its nearest existing parent is asked for space.
         runner: starts the programs that are asked for their version.
-        thorough: also ask for what no plan depends on: CMake, MPI, CUDA, GPUs, quota.
+        thorough: also what complete() adds.
     """
     model, flags = parse_cpuinfo(_read("/proc/cpuinfo"))
     disk_free, inodes_free = space(place)
-    names = VERSION_QUESTIONS if thorough else ("cc", "cxx")
-    tools = {name: _tool(name, runner) for name in names}
-    return Facts(
+    facts = Facts(
         origin="observed",
         host=os.uname().nodename,
         system=os.uname().sysname,
@@ -78,14 +76,23 @@ def observe(place: Path, runner: Runner, *, thorough: bool) -> Facts:
         disk_free=disk_free,
         inodes_free=inodes_free,
         tmp_free=_temporary_space(),
-        quota_free=quota(runner) if thorough else None,
-        gpus=gpus() if thorough else (),
-        driver=parse_driver(_read("/proc/driver/nvidia/version")) if thorough else "",
-        memory=parse_memory(_read("/proc/meminfo"), _read("/sys/fs/cgroup/memory.max"))
-        if thorough
-        else None,
-        variables=_variables() if thorough else (),
-        **tools,
+        cc=_tool("cc", runner),
+        cxx=_tool("cxx", runner),
+    )
+    return complete(facts, runner) if thorough else facts
+
+
+def complete(facts: Facts, runner: Runner) -> Facts:
+    """Add what no plan depends on: CMake, MPI, CUDA, GPUs, quota."""
+    return facts._replace(
+        quota_free=quota(runner),
+        gpus=gpus(),
+        driver=parse_driver(_read("/proc/driver/nvidia/version")),
+        memory=parse_memory(_read("/proc/meminfo"), _read("/sys/fs/cgroup/memory.max")),
+        variables=_variables(),
+        cmake=_tool("cmake", runner),
+        mpirun=_tool("mpirun", runner),
+        nvcc=_tool("nvcc", runner),
     )
 
 

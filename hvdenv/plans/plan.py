@@ -12,28 +12,31 @@ from hvdenv.knowledge.patches import applicable
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.recipe import ByPython, Recipe, Version
 from hvdenv.plans.step import Step, content, digest
-from hvdenv.plans.steps import Steps, run_variables
+from hvdenv.plans.steps import GENERATION, Steps, run_variables
+from hvdenv.runner import ALWAYS_SET
+from hvdenv.schema import fill
 
 # Most plans are of no lock, and of nothing that a user adds.
 if TYPE_CHECKING:
     from hvdenv.locks.lockfile import Locked
     from hvdenv.plans.additions import Additions
 
-# In the place of a generation's folder while the plan's digest is computed.
-PLACEHOLDER = Path("/GENERATION")
+# Stands for the folder of temporary files until Plan.at() names one.
+TEMPORARY = Path("/{TEMPORARY}")
 
 
 class Plan(NamedTuple):
-    """What a build does.
+    """What a build does. Make it with make_plan(), once for each command.
 
     Attributes:
         recipe, variants: what it is a plan of.
         python: the interpreter that the environment is made with.
         versions: exact versions that the recipe gives for that Python.
-        generation: folder that the steps make.
+        generation: folder that the steps make; GENERATION until at() names one.
         environment: the Python environment: in that folder, or the site's.
-        wheel: where the compiled wheel lies until it is installed.
+        wheel: path of the compiled wheel until it is installed.
         variables: what programs of the environment need at run time.
+        step_variables: what every step sees, on top of the cleaned environment.
         steps: in order.
         wheel_inputs: what, beside the stack, decides whether a cached wheel fits.
         digest: identifies what is built, whatever the folder.
@@ -49,11 +52,29 @@ class Plan(NamedTuple):
     environment: Path
     wheel: Path
     variables: dict[str, str]
+    step_variables: dict[str, str]
     steps: tuple[Step, ...]
     wheel_inputs: dict[str, Any]
     digest: str
     locked: Locked | None = None
     additions: Additions | None = None
+
+    def at(self, generation: Path, temporary: Path = TEMPORARY) -> Plan:
+        """The same plan for one folder.
+
+        Args:
+            generation: folder to build in.
+            temporary: TMPDIR of every step.
+        """
+        words = {str(GENERATION): str(generation), str(TEMPORARY): str(temporary)}
+        return self._replace(
+            generation=generation,
+            environment=fill(self.environment, words),
+            wheel=fill(self.wheel, words),
+            variables=fill(self.variables, words),
+            step_variables=fill(self.step_variables, words),
+            steps=fill(self.steps, words),
+        )
 
 
 def choose_versions(recipe: Recipe, python: Interpreter) -> dict[str, Version]:
@@ -109,7 +130,9 @@ def candidates(recipe: Recipe, facts: Facts) -> tuple[Interpreter, ...]:
     return tuple(each for each in facts.interpreters if wanted.contains(each.version))
 
 
-def steps_of(recipe: Recipe, facts: Facts, python: Interpreter, generation: Path) -> Steps:
+def steps_of(
+    recipe: Recipe, facts: Facts, python: Interpreter, generation: Path = GENERATION
+) -> Steps:
     """The maker of the steps for one machine.
 
     Args:
@@ -119,8 +142,15 @@ def steps_of(recipe: Recipe, facts: Facts, python: Interpreter, generation: Path
         generation: folder to build in.
     """
     versions = choose_versions(recipe, python)
-    flags = horovod_variables(recipe, facts.machine)
-    return Steps(recipe, facts, python, versions, applicable(versions), flags, generation)
+    return Steps(
+        recipe=recipe,
+        facts=facts,
+        python=python,
+        versions=versions,
+        patches=applicable(versions),
+        flags=horovod_variables(recipe, facts.machine),
+        generation=generation,
+    )
 
 
 def make_plan(
@@ -128,7 +158,6 @@ def make_plan(
     variants: tuple[str, ...],
     facts: Facts,
     python: Interpreter,
-    generation: Path,
     *,
     locked: Locked | None = None,
     source_folder: Path | None = None,
@@ -137,45 +166,47 @@ def make_plan(
     additions: Additions | None = None,
     alone: bool = False,
 ) -> Plan:
-    """The plan for one machine.
+    """The plan for one machine, of no folder yet.
 
     Args:
         recipe: the resolved recipe.
         variants: names of its variants, sorted.
         facts: of the machine that builds.
         python: site_python(), or one of candidates().
-        generation: folder to build in.
         locked: the lock to build from.
         source_folder: with files that were fetched before.
         offline: whether no index is asked.
         caches: folder of files that builds share.
         additions: packages that the user adds.
-        alone: whether a script runs it, without hvdenv.
+        alone: whether a script runs it, without hvdenv and its caches.
     """
-    maker = steps_of(recipe, facts, python, generation)
-    maker = maker._replace(
-        locked=locked, source_folder=source_folder, offline=offline, caches=caches,
-        additions=additions, alone=alone,
-    )  # fmt: skip
-    reference = maker._replace(generation=PLACEHOLDER).all()
-    modules = recipe.modules
+    maker = steps_of(recipe, facts, python)._replace(
+        locked=locked,
+        source_folder=source_folder,
+        offline=offline,
+        caches=None if alone else caches,
+        additions=additions,
+        alone=alone,
+    )
+    steps, modules = maker.all(), recipe.modules
     return Plan(
-        recipe.name,
-        variants,
-        python,
-        dict(maker.versions),
-        generation,
-        maker.environment,
-        maker.wheel_path,
-        run_variables(recipe, maker.environment),
-        maker.all(),
-        {
+        recipe=recipe.name,
+        variants=variants,
+        python=python,
+        versions=dict(maker.versions),
+        generation=maker.generation,
+        environment=maker.environment,
+        wheel=maker.wheel_path,
+        variables=run_variables(recipe, maker.environment),
+        step_variables=dict(ALWAYS_SET) | ({} if alone else {"TMPDIR": str(TEMPORARY)}),
+        steps=steps,
+        wheel_inputs={
             "source": recipe.horovod.sha256,
             "patches": {patch.name: digest(patch.edit) for patch in maker.patches},
             "variables": {**recipe.environment.build, **maker.flags},
             **({"modules": [*modules.load, *modules.build]} if modules else {}),
         },
-        digest([content(step) for step in reference]),
-        locked,
-        additions,
+        digest=digest([content(step) for step in steps]),
+        locked=locked,
+        additions=additions,
     )

@@ -109,9 +109,7 @@ class Resolution(Steps):
         """
         programs = self._programs(*CONDA_ENV)
         spec = self._conda_file({**self._conda_spec(), **prefer})
-        command = Command(
-            (OWN_PYTHON, str(programs[0].path), "--solve-only", str(spec.path), str(self.solved))
-        )
+        command = self._conda_env("--solve-only", str(spec.path), str(self.solved))
         reason = "what channels have, for what the target has, not this machine"
         return (Step("solution", reason, (command,), (*programs, spec)),)
 
@@ -220,8 +218,7 @@ class Resolution(Steps):
     def _conda_files(self, locked: Locked, to: Path) -> Step:
         programs = self._programs(*CONDA_ENV)
         spec = self._conda_file(condalock.explicit(condalock.packages(locked)))
-        words = ("--fetch-only", str(spec.path), str(to))
-        command = Command((OWN_PYTHON, str(programs[0].path), *words))
+        command = self._conda_env("--fetch-only", str(spec.path), str(to))
         return Step("conda-files", "every conda package of the lock", (command,), (*programs, spec))
 
     def _own(self, to: Path, package: Path) -> Command:

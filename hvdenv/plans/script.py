@@ -10,7 +10,7 @@ from hvdenv.environments.prefixes import UNFIT_IN_BASH
 from hvdenv.places import environment_name
 from hvdenv.plans.plan import Plan
 from hvdenv.plans.step import Step, TextFile
-from hvdenv.runner import ALWAYS_SET, CLEANED_PATTERN
+from hvdenv.runner import CLEANED_PATTERN
 from hvdenv.sites.modules import shell_lines
 
 _WITHOUT_HVDENV = {
@@ -52,7 +52,7 @@ def render_bash(plan: Plan, folder: Path) -> str:
         'mkdir -p -- "$folder/build/wheel"',
         "",
         _CLEANING.format(pattern=CLEANED_PATTERN).rstrip(),
-        *(f"export {name}={shlex.quote(value)}" for name, value in ALWAYS_SET),
+        *(f"export {name}={shlex.quote(value)}" for name, value in plan.step_variables.items()),
     ]
     for number, step in enumerate(plan.steps, 1):
         # A reason names paths of the machine: a line break would end the comment.

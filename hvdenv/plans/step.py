@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from hvdenv.command import Command
 from hvdenv.model.cluster import Modules
@@ -13,7 +13,8 @@ from hvdenv.model.cluster import Modules
 # Say how fast a step runs, or where its files come from: not what it makes.
 _NOT_IN_DIGEST = {
     "CMAKE_BUILD_PARALLEL_LEVEL", "MAKEFLAGS", "MAX_JOBS",
-    "HVDENV_FILES", "PIP_DEST", "PIP_FIND_LINKS", "PIP_NO_INDEX", "UV_CACHE_DIR", "UV_FIND_LINKS",
+    "HVDENV_FILES", "PIP_DEST", "PIP_FIND_LINKS", "PIP_NO_INDEX", "RATTLER_CACHE_DIR",
+    "UV_CACHE_DIR", "UV_FIND_LINKS",
 }  # fmt: skip
 
 Effect = Literal[
@@ -26,6 +27,15 @@ class TextFile(NamedTuple):
 
     path: Path
     text: str
+
+    @property
+    def content(self) -> str:
+        """What of the text has an effect: of a program, neither comments nor annotations."""
+        if self.path.suffix != ".py":
+            return self.text
+        from hvdenv.plans.fingerprint import fingerprint  # imports ast, which few commands need
+
+        return fingerprint(self.text)
 
 
 class Step(NamedTuple):
@@ -65,6 +75,18 @@ class Step(NamedTuple):
     modules: Modules | None = None
 
 
+class Progress(Protocol):
+    """Is told how steps go."""
+
+    def step_started(self, number: int, step: Step) -> None: ...
+
+    def step_line(self, line: str) -> None: ...
+
+    def step_done(self, number: int, step: Step, note: str, seconds: float) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
 def content(step: Step) -> Any:
     """What a step does, without what does not change the result."""
     return [
@@ -79,7 +101,7 @@ def content(step: Step) -> Any:
             ]
             for command in step.commands
         ],
-        [[str(file.path), file.text] for file in step.files],
+        [[str(file.path), file.content] for file in step.files],
         step.modules,
     ]
 

@@ -23,10 +23,16 @@ if TYPE_CHECKING:
     from hvdenv.locks.lockfile import Locked
     from hvdenv.plans.additions import Additions
 
+# Stands for a generation's folder until Plan.at() names one. Braces, so that every shell line that
+# contains it is quoted, and no recipe value can contain it.
+GENERATION = Path("/{GENERATION}")
 _SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin")
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
 # The program for conda packages, and those that it imports.
-CONDA_ENV = ("conda_env.py", "digest.py", "index_page.py")
+CONDA_ENV = (
+    "conda_env.py", "conda_spec.py", "conda_files.py", "conda_rattler.py", "conda_program.py",
+    "conda_clone.py", "digest.py", "index_page.py",
+)  # fmt: skip
 # Older ones cannot write down what they install, and know fewer platforms.
 _PIP_ITSELF = "pip>=22.2"
 _OLD_PIP = (3, 7)
@@ -61,7 +67,7 @@ class Steps(NamedTuple):
     versions: Mapping[str, Version]
     patches: tuple[Patch, ...]
     flags: Mapping[str, str]
-    generation: Path
+    generation: Path = GENERATION
     locked: Locked | None = None
     source_folder: Path | None = None
     offline: bool = False
@@ -167,36 +173,36 @@ class Steps(NamedTuple):
         return Step(
             "environment",
             f"an empty environment of Python {python.version} ({python.path}){seeing}",
-            (self._plain(python.path, "-m", "venv", *shared, str(self.environment)),),
+            (Command((python.path, "-m", "venv", *shared, str(self.environment))),),
             resets=(self.environment,),
         )
 
     def _conda(self) -> Step:
-        programs, spec = (
-            self._programs(*CONDA_ENV),
-            self._conda_file(self._conda_request()),
-        )
+        programs, spec = self._programs(*CONDA_ENV), self._conda_file(self._conda_request())
         report = self._report("environment")
         reason = (
             "solved and installed from conda channels, for what the target has, not this machine"
         )
         if self.locked:
             reason = "the conda packages of the lock and nothing else, each compared with its hash"
-        env = (("HVDENV_FILES", str(self.source_folder)),) if self.source_folder else ()
         return Step(
             "environment",
             reason,
-            (
-                Command(
-                    (OWN_PYTHON, str(programs[0].path), str(spec.path), str(self.environment),
-                     "--report", str(report)),
-                    env,
-                ),
-            ),
+            (self._conda_env(str(spec.path), str(self.environment), "--report", str(report)),),
             (*programs, spec),
             resets=(self.environment,),
             report=report,
-        )  # fmt: skip
+        )
+
+    def _conda_env(self, *words: str) -> Command:
+        """The program for conda packages, with the folders that it takes files from."""
+        program = str(self.build / CONDA_ENV[0])
+        files = {
+            "HVDENV_FILES": self.source_folder,
+            "RATTLER_CACHE_DIR": self.caches and self.caches / "conda",
+        }
+        env = tuple((name, str(folder)) for name, folder in files.items() if folder)
+        return Command((OWN_PYTHON, program, *words), env)
 
     def _conda_file(self, request: Mapping[str, object]) -> TextFile:
         return TextFile(self.build / "conda.json", json.dumps(request, indent=1) + "\n")
@@ -239,15 +245,14 @@ class Steps(NamedTuple):
         return {n: v for n, v in known.items() if v} | dict(self.recipe.conda.virtual)
 
     def _clone(self) -> Step:
-        source, programs = str(self.recipe.python.prefix), self._programs(*CONDA_ENV)
-        program = str(programs[0].path)
+        source = str(self.recipe.python.prefix)
         return Step(
             "environment",
             f"a copy of the site's environment {source}, which packages can be added to",
-            (self._plain(OWN_PYTHON, program, "--clone", source, str(self.environment)),),
-            programs,
+            (self._conda_env("--clone", source, str(self.environment)),),
+            self._programs(*CONDA_ENV),
             resets=(self.environment,),
-        )  # fmt: skip
+        )
 
     def tools(self) -> Step:
         return Step(
@@ -636,9 +641,6 @@ class Steps(NamedTuple):
 
     def _package(self, name: Framework) -> str:
         return self.recipe.frameworks[name].package or name
-
-    def _plain(self, *argv: str) -> Command:
-        return Command(argv)
 
     def _command(self, *argv: str, env: tuple[tuple[str, str], ...] = ()) -> Command:
         """A program of the environment, which finds others of it, then those of the modules."""

@@ -64,7 +64,7 @@ def trim(places: Places, spared: Path, runner: Runner) -> None:
         spared: the folder that was used just now.
         runner: as for remove().
     """
-    counter = Counter(lambda folder, files: None)
+    counter = Counter()
     entries = [_looked_at(each, counter) for each in _files(places)]
     own = sum(each.bytes for each in entries if each.path == spared)
     others = [each for each in entries if each.path != spared]

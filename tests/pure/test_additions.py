@@ -28,7 +28,7 @@ from hvdenv.plans.additions import (
     refusal,
     reported,
 )
-from hvdenv.plans.plan import PLACEHOLDER, Plan, make_plan, steps_of
+from hvdenv.plans.plan import Plan, make_plan, steps_of
 from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Step
 from hvdenv.runner import Runner
@@ -178,7 +178,7 @@ def test_a_refusal_says_who_what_and_what_then() -> None:
 
 
 def plan(recipe: Recipe, facts: Facts, additions: Additions | None = None) -> Plan:
-    return make_plan(recipe, (), facts, facts.interpreters[0], PLACEHOLDER, additions=additions)
+    return make_plan(recipe, (), facts, facts.interpreters[0], additions=additions)
 
 
 def step(found: Plan, name: str) -> Step:
@@ -222,7 +222,7 @@ def test_conda_is_asked_for_what_is_there(facts: Facts) -> None:
 
 
 def test_pip_is_asked_with_and_without_constraints(recipe: Recipe, facts: Facts) -> None:
-    maker = Resolution(*steps_of(recipe, facts, facts.interpreters[0], PLACEHOLDER))
+    maker = Resolution(*steps_of(recipe, facts, facts.interpreters[0]))
     maker = maker._replace(additions=chosen("tqdm"))
     held, free = (maker.addition("/env/bin/python", may_move=each) for each in (False, True))
     assert held.commands[0].argv[0] == "/env/bin/python"

@@ -7,9 +7,10 @@ import shlex
 import pytest
 
 from hvdenv.errors import UsageError
-from hvdenv.launch.allocation import Allocation, find_allocation, hostfile, interactive
-from hvdenv.launch.hosts import Host
 from hvdenv.model.cluster import Job, Partition, Scheduler
+from hvdenv.sites.allocation import find_allocation, hostfile, interactive
+from hvdenv.sites.hosts import Host
+from hvdenv.sites.schedulers.dialect import Allocation
 
 
 def variables(text: str) -> dict[str, str]:

@@ -14,11 +14,7 @@ from hvdenv.errors import UsageError
 from hvdenv.model.cluster import Job, Partition, Scheduler
 from hvdenv.schema import decode, parse_toml
 from hvdenv.sites.batch import (
-    DIALECTS,
-    HOSTFILE,
-    HOSTS,
     OPTIONS,
-    BatchJob,
     Cost,
     check,
     cost,
@@ -26,8 +22,9 @@ from hvdenv.sites.batch import (
     quote,
     read_time,
     script,
-    seconds,
 )
+from hvdenv.sites.schedulers import DIALECTS
+from hvdenv.sites.schedulers.dialect import HOSTFILE, HOSTS, BatchJob, seconds
 
 CASES = Path(__file__).parents[1] / "cases" / "jobs" / "scripts"
 SCHEDULERS: tuple[Scheduler, ...] = ("slurm", "pbs", "cobalt", "lsf")
@@ -53,8 +50,9 @@ def batch_of(case: Case) -> BatchJob:
     env = tuple((name, value) for name, value in case.env)
     prefix = "/scratch/ann/envs/train/activate.sh"
     return BatchJob(
-        case.job, case.partition, prefix, case.launch, env, case.command, "/scratch/ann/train"
-    )
+        job=case.job, partition=case.partition, activate=prefix, launch=case.launch, env=env,
+        command=case.command, folder="/scratch/ann/train",
+    )  # fmt: skip
 
 
 NAMES = sorted(path.stem for path in CASES.glob("*.toml"))
@@ -115,7 +113,7 @@ def test_the_words_of_the_neuron_tutorial_in_its_order() -> None:
 
 # ---------------------------------------------------------------- what scripts do
 
-PLAIN = BatchJob(Job(), None, "", (), (), ("true",), "/")
+PLAIN = BatchJob(job=Job(), command=("true",), folder="/")
 WORD = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 DIRECTIVE = st.sampled_from(
     ["#SBATCH -n 9", "#PBS -q x", "#COBALT -n 9", "#BSUB -n 9", "\n#SBATCH -n 9\n", "\n#PBS -q x",
@@ -240,7 +238,7 @@ TEXTS = [name for name, value in Job()._asdict().items() if isinstance(value, (s
 def test_no_value_adds_a_directive_or_an_option(
     scheduler: Scheduler, field: str, value: str
 ) -> None:
-    if field in ("cpus_per_rank", "gpus_per_node") or field in DIALECTS[scheduler].lacks:
+    if field in ("cpus_per_rank", "gpus_per_node") or field in DIALECTS[scheduler].unsupported:
         return
     plain = {"memory": "1G", "select": "a=b", "place": "scatter"}.get(field, "x")
     job: Any = Job()
@@ -389,20 +387,20 @@ def refused(given: tuple[str, ...] = (), scheduler: Scheduler = "slurm", **value
     ("values", "field", "said"),
     [
         ({"partition": "amd_a100nv_4"}, "partition", "did you mean amd_a100nv_8"),
-        ({"partition": "zzz"}, "partition", "known are amd_a100nv_8, cas_v100_4, skl"),
-        ({"gpus_per_node": 9}, "gpus_per_node", "has 8 GPUs, 9 were asked for"),
-        ({"memory": "600G"}, "memory", "has 512 GB, 600G were asked for"),
+        ({"partition": "zzz"}, "partition", "known partitions: amd_a100nv_8, cas_v100_4, skl"),
+        ({"gpus_per_node": 9}, "gpus_per_node", "has 8 GPUs, requested: 9"),
+        ({"memory": "600G"}, "memory", "has 512 GB, requested: 600G"),
         ({"partition": "skl", "gpus_per_node": 1}, "gpus_per_node", "has no GPUs"),
-        ({"nodes": 25}, "nodes", "has 24 nodes, 25 were asked for"),
-        ({"time": "2-00:00:01"}, "time", "may take 2-00:00:00"),
-        ({"ranks_per_node": 65}, "ranks_per_node", "has 64 cores, 65 ranks"),
+        ({"nodes": 25}, "nodes", "has 24 nodes, requested: 25"),
+        ({"time": "2-00:00:01"}, "time", "time limit of amd_a100nv_8 is 2-00:00:00"),
+        ({"ranks_per_node": 65}, "ranks_per_node", "has 64 cores, requested: 65 ranks"),
         ({"nodes": 0}, "nodes", "0 is too few"),
         ({"ranks_per_node": 0}, "ranks_per_node", "0 is too few"),
         ({"gpus_per_node": -1}, "gpus_per_node", "-1 is too few"),
-        ({"time": "00:00:00"}, "time", "needs some time"),
-        ({"select": "a=b"}, "select", "Slurm knows nothing of the kind"),
-        ({"attributes": {"a": "b"}}, "attributes", "Slurm knows nothing of the kind"),
-        ({"requires": ("comment",)}, "comment", "takes no job without comment"),
+        ({"time": "00:00:00"}, "time", "must not be 0"),
+        ({"select": "a=b"}, "select", "Slurm does not support select"),
+        ({"attributes": {"a": "b"}}, "attributes", "Slurm does not support attributes"),
+        ({"requires": ("comment",)}, "comment", "requires comment for every job"),
         ({"requires": ("account",)}, "account", "give --account, or set job.account"),
         ({"requires": ("qos",)}, "qos", "set job.qos in the recipe"),
     ],

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
-from hvdenv.building.build import Built, Request, build
+from hvdenv.building.engine import Built, already_built, build
+from hvdenv.building.state import Request
 from hvdenv.command import Command
 from hvdenv.environments.generations import Environment, at, switch
 from hvdenv.errors import LockError, StepError
@@ -22,8 +23,9 @@ from hvdenv.locks.lockfile import Horovod, Inputs, Locked, bind
 from hvdenv.model.cluster import Wheels
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.places import Places
-from hvdenv.plans.plan import Plan
+from hvdenv.plans.plan import TEMPORARY, Plan
 from hvdenv.plans.step import Step
+from hvdenv.plans.steps import GENERATION
 from hvdenv.runner import Runner
 from hvdenv.wheels.cache_entry import Cache, key
 from hvdenv.wheels.wheelcache import names, own, store
@@ -108,10 +110,11 @@ class Site(NamedTuple):
     locked: Locked | None = None
     present: bool = False
 
-    def plan(self, generation: Path) -> Plan:
-        venv = generation / "venv"
+    @property
+    def plan(self) -> Plan:
+        venv = GENERATION / "venv"
         folder = venv / "lib/python3.11/site-packages"
-        wheel = generation / "build" / "wheel" / "x.whl"
+        wheel = GENERATION / "build" / "wheel" / "x.whl"
 
         def install(name: str) -> tuple[Command]:
             return (
@@ -147,15 +150,20 @@ class Site(NamedTuple):
             steps = tuple(step for step in steps if step.name in ("environment", *STEPS[-2:]))
         python = Interpreter(sys.executable, "3.11.0")
         return Plan(
-            "local", (), python, {}, generation, venv, wheel, {}, steps, {}, DIGEST, self.locked
-        )
+            recipe="local", variants=(), python=python, versions={}, generation=GENERATION,
+            environment=venv, wheel=wheel, variables={}, step_variables={"TMPDIR": str(TEMPORARY)},
+            steps=steps, wheel_inputs={}, digest=DIGEST, locked=self.locked,
+        )  # fmt: skip
 
     def build(
         self, *, rebuild: bool = False, accepted: tuple[str, ...] = ()
     ) -> tuple[Built, list[str]]:
         """Build; what it came to, and the steps that were not done already."""
         recorder = Recorder()
-        request = Request(self.plan, DIGEST, {}, self.facts, (), accepted=accepted)
+        present = None if rebuild else already_built(self.environment, self.plan, accepted)
+        if present:
+            return present, []
+        request = Request(self.plan, {}, self.facts, (), accepted=accepted)
         places = Places(self.environment.prefix.parent / "home")
         built = build(request, self.environment, places, recorder, rebuild=rebuild)
         return built, recorder.done
@@ -199,7 +207,7 @@ def test_a_failed_build_goes_on_where_it_failed(site: Site) -> None:
 def test_a_cached_wheel_spares_the_compile(site: Site) -> None:
     site.build()
     recorder = Recorder()
-    request = Request(site.plan, DIGEST, {}, site.facts, ())
+    request = Request(site.plan, {}, site.facts, ())
     places = Places(site.environment.prefix.parent / "home")
     build(request, at(site.environment.prefix.with_name("second")), places, recorder)
     assert recorder.said["wheel"] == "not needed: the wheel is in the cache"
@@ -216,7 +224,7 @@ def test_what_one_publishes_another_takes(site: Site, tmp_path: Path) -> None:
     prefix = site.environment.prefix
     for name, home in (("second", "home"), ("third", "other")):
         recorder = Recorder()
-        request = Request(site.plan, DIGEST, {}, site.facts, (), wheels=wheels)
+        request = Request(site.plan, {}, site.facts, (), wheels=wheels)
         build(request, at(prefix.with_name(name)), Places(tmp_path / home), recorder)
         assert recorder.notes == []
         assert recorder.said["wheel"] == "not needed: the wheel is in the cache"
@@ -232,7 +240,7 @@ def test_a_build_goes_on_without_its_caches(site: Site, tmp_path: Path) -> None:
     (home / "cache" / "wheels").write_text("")
     wheels = Wheels(read=(str(tmp_path / "none"),), publish=str(group))
     recorder = Recorder()
-    request = Request(site.plan, DIGEST, {}, site.facts, (), wheels=wheels)
+    request = Request(site.plan, {}, site.facts, (), wheels=wheels)
     built = build(request, site.environment, Places(home), recorder)
     assert built.changed
     assert recorder.done == STEPS
@@ -250,7 +258,7 @@ def test_the_own_cache_does_not_grow_without_end(site: Site, tmp_path: Path) -> 
     old.write_text("old wheel")
     cache = own(Places(tmp_path / "home"))
     store(cache, {"old": 1}, old, Runner({}))
-    request = Request(site.plan, DIGEST, {}, site.facts, (), wheels=Wheels(own_gb=10e-9))
+    request = Request(site.plan, {}, site.facts, (), wheels=Wheels(own_gb=10e-9))
     build(request, site.environment, Places(tmp_path / "home"), Recorder())
     (kept,) = names(cache)
     assert kept != key({"old": 1})
@@ -366,7 +374,7 @@ def test_a_drift_that_is_an_error_stops_the_build_unless_it_is_accepted(
     site: Site, present: bool
 ) -> None:
     site = of_a_lock(site, present=present)
-    with pytest.raises(LockError, match="this machine does not give") as caught:
+    with pytest.raises(LockError, match="this machine differs from the one") as caught:
         site.build()
     assert caught.value.detail.startswith("modules.gcc/12: loaded in the lock, none here")
     assert not os.path.lexists(site.environment.prefix)
@@ -411,7 +419,7 @@ def test_what_was_built_with_an_accepted_drift_is_not_what_the_lock_says(site: S
     assert "--accept-drift modules.gcc/12" in caught.value.remedy
     # Nor is it where the prefix points elsewhere meanwhile.
     site.environment.prefix.unlink()
-    with pytest.raises(LockError, match="this machine does not give"):
+    with pytest.raises(LockError, match="this machine differs from the one"):
         site.build()
     assert site.build(accepted=accepted)[0].generation == first.generation
     # A lock that says nothing of a build refuses nothing.

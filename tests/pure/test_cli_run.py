@@ -144,7 +144,8 @@ def test_a_prefix_is_enough(built: Path, capsys: Captured) -> None:
 def test_what_is_started_is_a_use_of_the_environment(
     recipe: str, built: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hvdenv.runner.hand_over", lambda *_, **__: 0)
+    for command in ("run", "shell"):
+        monkeypatch.setattr(f"hvdenv.cli.{command}.hand_over", lambda *_, **__: 0)
     tool = tmp_path / "sbatch"
     tool.write_text("#!/bin/sh\necho 12\n")
     tool.chmod(0o755)
@@ -217,7 +218,7 @@ def test_a_job_in_an_image(imaged: str, launcher: str, tmp_path: Path, capsys: C
 
 def test_a_job_is_submitted_when_its_image_is_there(imaged: str, capsys: Captured) -> None:
     assert call("job", imaged, "--submit", "--launcher", "mpirun", "--", "true") == 2
-    assert "there is no image" in capsys.readouterr().err
+    assert "this host has no image" in capsys.readouterr().err
     words = ("--launcher", "horovodrun-gloo", "--", "true")
     assert call("job", imaged, *words) == 3
     assert "a program of the image" in capsys.readouterr().err
@@ -280,16 +281,16 @@ def test_an_image_that_is_missing_or_lacks_its_variables(
 ) -> None:
     assert call("run", imaged, "--launcher", "mpirun", "--", "true") == 125
     said = capsys.readouterr().err
-    assert f"{tmp_path}/h.sif: there is no image" in said
+    assert f"{tmp_path}/h.sif: this host has no image" in said
     assert f"hvdenv container {imaged} --build" in said and "--copy" in said
     (tmp_path / "h.sif").mkdir()
     words = ("--set", "container.runtime=ch-run", "--launcher", "mpirun", "--", "true")
     assert call("run", imaged, *words) == 125
-    assert "the image has no /scratch" in capsys.readouterr().err
+    assert "the image has no folder /scratch" in capsys.readouterr().err
     (tmp_path / "h.sif/scratch").mkdir()
     assert call("run", imaged, *words) == 125
     said = capsys.readouterr().err
-    assert "h.sif/ch/environment: ch-run finds no file" in said and "ch-convert" in said
+    assert "h.sif/ch/environment: the image has no file" in said and "ch-convert" in said
 
 
 def test_a_launcher_of_the_image_cannot_reach_other_hosts(imaged: str, capsys: Captured) -> None:
@@ -388,11 +389,11 @@ def test_secrets_stay_off_command_lines(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("RECIPE",), "there is no command to run"),
-        (("RECIPE", "--"), "there is no command to run"),
+        (("RECIPE",), "no command to run"),
+        (("RECIPE", "--"), "no command to run"),
         (("--", "true"), "no environment is named"),
-        (("RECIPE", "-n", "0", "--", "true"), "0 ranks are none"),
-        (("RECIPE", "-n", "-3", "--", "true"), "-3 ranks are none"),
+        (("RECIPE", "-n", "0", "--", "true"), "0 ranks"),
+        (("RECIPE", "-n", "-3", "--", "true"), "-3 ranks"),
         (("RECIPE", "--hosts", "", "--", "true"), "no name of a host"),
         (("RECIPE", "--hosts", "a:2,a:2", "--", "true"), "a is named twice"),
         (("RECIPE", "--hosts", "a:2;b:2", "--", "true"), "is no number of slots"),
@@ -400,7 +401,7 @@ def test_secrets_stay_off_command_lines(
         (("RECIPE", "--launcher", "mpirum", "--", "true"), "unknown launcher mpirum"),
         (("RECIPE", "--launcher", "aprun", "--", "true"), "in an allocation of cobalt or pbs"),
         (("RECIPE", "--", "true"), "srun starts ranks in an allocation of slurm"),
-        (("RECIPE", "-x", "A B=1", "--", "true"), "no name of a variable"),
+        (("RECIPE", "-x", "A B=1", "--", "true"), "not the name of a variable"),
         (("RECIPE", "--prefix", "/none/such", "--", "true"), "there is no environment site at"),
         (("--prefix", "/none/such", "--", "true"), "there is no environment at /none/such"),
         (("sitte", "--", "true"), "no recipe named"),
@@ -452,7 +453,7 @@ def test_what_is_not_there(recipe: str, built: Path, tmp_path: Path) -> None:
     words = ("run", recipe, "--launcher", "mpirun", "--", "true")
     missing = hvdenv(*words, PATH=str(tmp_path / "bin"))
     assert missing.returncode == 125
-    assert "there is no mpirun here" in missing.stderr
+    assert "mpirun is neither in the environment nor on PATH" in missing.stderr
     assert hvdenv(*words, BROKEN="1").returncode == 125
 
 
@@ -512,14 +513,14 @@ def test_no_job_in_a_job(
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert call("shell", recipe, "--nodes", "1", "--dry-run") == 125
     said = capsys.readouterr().err
-    assert "this is in job 7 already" in said
-    assert "leave --nodes out" in said
+    assert "this process already runs in job 7" in said
+    assert "omit --nodes" in said
     assert call("shell", recipe, "--dry-run") == 0
 
 
 def test_no_allocation_without_a_scheduler(capsys: Captured) -> None:
     assert call("shell", "local", "--nodes", "1", "--dry-run") == 125
-    assert "without a scheduler" in capsys.readouterr().err
+    assert "has no scheduler" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("shell", ["bash", "sh", "dash", "fish", ""])

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import io
-import sys
 import time
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -26,83 +24,123 @@ from hvdenv.knowledge.rules import all_rules
 from hvdenv.knowledge.signatures import Phase, Signature, all_signatures
 from hvdenv.schema import decode, parse_toml
 
-FOLDER = Path(__file__).parents[1] / "cases/doctor"
+LOGS = Path(__file__).parents[1] / "cases/logs"
+EXAMPLES = Path(__file__).parents[1] / "cases/signatures"
 SIGNATURES = {signature.id: signature for signature in all_signatures()}
 
 
 class Case(NamedTuple):
-    """The header of a log in tests/cases/doctor.
+    """A log, and what the diagnosis of it must be.
+
+    Recorded logs are files in tests/cases/logs, with this as a header. Examples, written from the
+    source of a signature, are in tests/cases/signatures by its id; those in which nothing may be
+    recognised are in unrecognised.toml.
 
     Attributes:
-        about: what was done.
-        origin: a real failure, or written from what a source says.
-        cause: id of the true cause; empty where none can be told from the log.
-        says: the cause in words, or where it stopped.
+        about: what was run.
+        phase: of a recorded log; an example is read in each phase of its signature.
+        cause: id of the signature that names the cause; empty if the log does not show it.
+        symptom: where no cause is known, id of the signature that says where it stopped.
+        also: id of a warning or of a consequence that must be found.
+        values: what fills the placeholders in the signature's cause.
+        where: the library that a backtrace names, as in the cause.
         rank: the one that failed first.
-        good: nothing failed, so nothing at all may be found.
+        good: nothing failed, so nothing may be found.
     """
 
-    about: str
-    origin: Literal["recorded", "source"]
-    phase: Phase
-    cause: str
-    says: str
+    log: str = ""
+    about: str = ""
+    phase: Phase | None = None
+    cause: str = ""
+    symptom: str = ""
+    also: str = ""
+    values: tuple[str, ...] = ()
+    where: str = ""
     rank: str = ""
     good: bool = False
-    log: str = ""
+
+    @property
+    def says(self) -> str:
+        """The text of the cause, or of the symptom."""
+        signature = SIGNATURES.get(self.cause or self.symptom)
+        return signature.cause.format(*self.values, where=self.where) if signature else ""
 
 
-@cache
-def cases() -> dict[str, Case]:
-    found = {}
-    for path in sorted(FOLDER.glob("*.txt")):
-        header, _, log = path.read_text(encoding="utf-8").partition("+++\n")
-        found[path.stem] = decode(Case, parse_toml(header))._replace(log=log)
-    return found
+def _recorded(path: Path) -> Case:
+    header, _, log = path.read_text(encoding="utf-8").partition("+++\n")
+    return decode(Case, parse_toml(header))._replace(log=log)
+
+
+def _example(signature: Signature | None, table: dict[str, Any]) -> Case:
+    """An example of a signature; its log may have several lines, which decode() refuses."""
+    log = table.pop("log")
+    if signature:
+        kind = signature.kind if signature.kind in ("cause", "symptom") else "also"
+        table = {**table, kind: signature.id}
+    return decode(Case, table)._replace(log=log)
+
+
+def _examples(path: Path) -> dict[str, Case]:
+    document = parse_toml(path.read_text(encoding="utf-8"))
+    return {
+        f"{name}-{number}": _example(SIGNATURES.get(name), table)
+        for name, tables in document.items()
+        for number, table in enumerate(tables)
+    }
+
+
+RECORDED = {path.stem: _recorded(path) for path in sorted(LOGS.glob("*.txt"))}
+THEMES = {path.stem: _examples(path) for path in sorted(EXAMPLES.glob("*.toml"))}
+CASES = RECORDED | {name: case for examples in THEMES.values() for name, case in examples.items()}
 
 
 def read(log: str | bytes, phase: Phase | None = None) -> Diagnosis:
     return diagnose(io.BytesIO(log if isinstance(log, bytes) else log.encode()), phase)
 
 
-@pytest.mark.parametrize("name", cases())
-def test_the_true_cause_comes_first(name: str) -> None:
-    case = cases()[name]
-    for phase in (case.phase, None):
+def check(case: Case) -> None:
+    signature = SIGNATURES.get(case.cause or case.symptom or case.also)
+    phases = (case.phase,) if case.phase else signature.phases if signature else ()
+    for phase in (*phases, None):
         diagnosis = read(case.log, phase)
         assert (diagnosis.root.id if diagnosis.root else "") == case.cause
         assert (diagnosis.best.cause if diagnosis.best else "") == case.says
         assert diagnosis.rank == case.rank
-    if case.good:
-        assert diagnosis.found == ()
+        assert not case.also or case.also in {found.id for found in diagnosis.found}
+        assert not case.good or diagnosis.found == ()
 
 
-@pytest.mark.parametrize("signature", all_signatures(), ids=lambda signature: signature.id)
-def test_each_signature(signature: Signature) -> None:
-    """It is in a case, and its rules are there."""
-    assert signature.certainty
-    assert set(signature.rules) <= {rule.id for rule in all_rules()}
-    found = [name for name, case in cases().items() if signature.id in _ids(name)]
-    assert found
-    if signature.kind == "cause":
-        assert any(cases()[name].cause == signature.id for name in found)
+@pytest.mark.parametrize("case", RECORDED.values(), ids=RECORDED)
+def test_recorded_logs(case: Case) -> None:
+    check(case)
 
 
-@cache
-def _ids(name: str) -> set[str]:
-    return {found.id for found in read(cases()[name].log).found}
+@pytest.mark.parametrize("theme", THEMES)
+def test_examples(theme: str) -> None:
+    for name, case in THEMES[theme].items():
+        try:
+            check(case)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {case.log}") from error
 
 
-def test_ids_are_unique() -> None:
+def test_each_signature() -> None:
+    """Each is found in a log or an example, a cause as the first, and its rules exist."""
+    causes = {case.cause for case in CASES.values()}
+    found = {found.id for case in CASES.values() for found in read(case.log).found}
+    assert set(SIGNATURES) == found
+    assert {signature.id for signature in all_signatures() if signature.kind == "cause"} <= causes
     assert len(SIGNATURES) == len(all_signatures())
+    rules = {rule.id for rule in all_rules()}
+    assert {rule for signature in all_signatures() for rule in signature.rules} <= rules
 
 
 def test_enough_real_failures() -> None:
-    assert sum(case.origin == "recorded" and not case.good for case in cases().values()) >= 40
+    assert sum(not case.good for case in RECORDED.values()) >= 40
 
 
 # How logs come: what is put before each line, or done to all of it.
-ASCII_CASES = [name for name, case in cases().items() if case.log.isascii() and not case.rank]
+ASCII_CASES = [name for name, case in CASES.items() if case.log.isascii() and not case.rank]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +153,7 @@ ASCII_CASES = [name for name, case in cases().items() if case.log.isascii() and 
 )  # fmt: skip
 def test_prefixes_are_no_obstacle(prefix: str) -> None:
     for name in ASCII_CASES[::5]:
-        case = cases()[name]
+        case = CASES[name]
         log = "\n".join(prefix + line for line in case.log.split("\n"))
         root = read(log, case.phase).root
         assert (root.id if root else "") == case.cause, name
@@ -135,7 +173,7 @@ def test_the_first_rank_is_named(prefix: str, rank: str) -> None:
 
 def test_the_rank_that_tells_of_others_has_not_failed() -> None:
     """Rank 0 says who does not come; who begins a line there is no label of srun's."""
-    case = cases()["stall"]
+    case = CASES["stall"]
     log = "\n".join("[1,0]<stderr>:" + line for line in case.log.split("\n"))
     waits = read(log).best
     assert waits and (waits.id, waits.rank, read(log).rank) == (case.cause, "", "")
@@ -200,7 +238,7 @@ def test_what_is_needed_beside_a_text() -> None:
 
 
 def test_versions_and_places_are_picked_out() -> None:
-    mentions = read(cases()["cmake-4"].log).mentions
+    mentions = read(CASES["cmake-4"].log).mentions
     assert mentions["Horovod"] == "0.28.1"
     assert mentions["Python"] == "3.11"
     assert mentions["C++ compiler"] == "GNU 12.2.0"
@@ -249,10 +287,10 @@ def test_texts_of_all_signatures_that_never_fit_are_given_up(
 
 
 def test_texts_are_found_without_the_library_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = {name: read(cases()[name].log) for name in list(cases())[::20]}
-    monkeypatch.setitem(sys.modules, "ahocorasick_rs", None)
-    monkeypatch.setattr(diagnosing, "_automaton", diagnosing._automaton.__wrapped__)
-    assert {name: read(cases()[name].log) for name in expected} == expected
+    expected = {name: read(CASES[name].log) for name in list(CASES)[::50]}
+    monkeypatch.setattr(diagnosing, "BytesAhoCorasick", None)
+    monkeypatch.setattr(diagnosing, "_catalog", diagnosing._catalog.__wrapped__)
+    assert {name: read(CASES[name].log) for name in expected} == expected
 
 
 def test_a_long_log_is_read_in_parts_and_takes_little_time() -> None:
@@ -263,7 +301,7 @@ def test_a_long_log_is_read_in_parts_and_takes_little_time() -> None:
             assert size == BLOCK
             return super().read(size)
 
-    log = cases()["good-build"].log.encode()
+    log = CASES["good-build"].log.encode()
     began = time.process_time()
     assert diagnose(Long(log * (10_000_000 // len(log)))).found == ()
     assert time.process_time() - began < 5

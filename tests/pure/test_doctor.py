@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.building.build import JOURNAL, LOGS
 from hvdenv.building.lastfailed import last_failure
+from hvdenv.building.state import JOURNAL, LOGS
 from hvdenv.cli.main import main
 from hvdenv.environments import generations, registry
 from hvdenv.environments.generations import at

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdenv.errors import UsageError
-from hvdenv.launch.hosts import MOST_HOSTS, Host, distribute, expand, parse_hostfile, parse_hosts
+from hvdenv.sites.hosts import MOST_HOSTS, Host, distribute, expand, parse_hostfile, parse_hosts
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 
 from hvdenv.errors import IncompatibleError
 from hvdenv.launch.container import image_of, inside, start_inside
-from hvdenv.launch.hosts import Host
 from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi
 from hvdenv.model.cluster import Container
 from hvdenv.model.layers import load_recipe
+from hvdenv.sites.hosts import Host
 
 BOTH = Container(
     None, (), "singularity", "/images/h.sif", ("/scratch", "/data"), "nvidia"

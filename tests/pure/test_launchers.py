@@ -7,9 +7,9 @@ import shlex
 import pytest
 
 from hvdenv.errors import IncompatibleError, UsageError
-from hvdenv.launch.hosts import Host
 from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi, Start, parse_mpi_version
 from hvdenv.model import cluster
+from hvdenv.sites.hosts import Host
 
 PROGRAM = ("/env/bin/python", "rank.py", "two words", "$HOME;")
 TRAIN = ("python", "train_hvd.py")

@@ -11,14 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvdenv.environments.manifest import (
-    NAME,
-    compare,
-    finished_packages,
-    read,
-    verify_records,
-    write,
-)
+from hvdenv.environments.manifest import NAME, compare, read, write
+from hvdenv.environments.package_records import finished_packages, verify_records
 from hvdenv.errors import StepError
 
 ODD = st.binary(min_size=1, max_size=20).filter(

@@ -9,8 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdenv.errors import IncompatibleError, UsageError
-from hvdenv.launch.allocation import Allocation
-from hvdenv.launch.hosts import Host
 from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi
 from hvdenv.launch.placement import (
     Requested,
@@ -27,6 +25,8 @@ from hvdenv.launch.placement import (
 from hvdenv.model import cluster
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
+from hvdenv.sites.hosts import Host
+from hvdenv.sites.schedulers.dialect import Allocation
 from hvdenv.verification.collectors import for_ranks
 
 LOCAL = load_recipe("local").recipe

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hvdenv import STEP_PROGRAMS
+from hvdenv.cli import options
 from hvdenv.cli.main import main
 from hvdenv.cli.options import choose_python
 from hvdenv.errors import IncompatibleError
@@ -16,14 +18,16 @@ from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.knowledge.patches import Edit, applicable
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.layers import load_recipe, read_layer, shipped_recipes, variants_of
+from hvdenv.model.observe import observe
 from hvdenv.model.recipe import Recipe
+from hvdenv.places import find_places
 from hvdenv.plans import steps
 from hvdenv.plans.plan import (
-    PLACEHOLDER,
     Plan,
     choose_versions,
     make_plan,
 )
+from hvdenv.plans.steps import Steps
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
 
@@ -46,7 +50,7 @@ def test_plans_of_shipped_recipes(
 ) -> None:
     """What is printed for declared facts. `pytest tests/pure --regenerate` writes it anew.
 
-    The plan's digest is left out: it covers the text of every patch and probe.
+    The plan's digest is left out: it covers every patch and stand-alone program.
     """
     monkeypatch.setattr("hvdenv.cli.plan.environment", dict)
     words = ["plan", name, "--facts", str(cases / "facts.json"), "--prefix", PREFIX]
@@ -54,6 +58,7 @@ def test_plans_of_shipped_recipes(
     digest = json.loads(capsys.readouterr().out)["digest"]
     assert main([*words, *(["--variant", variant] if variant else [])]) == 0
     said = capsys.readouterr().out.replace(digest[:12], "<DIGEST>")
+    said = said.replace(str(find_places().cache), "$CACHE")
     path = cases / f"plans/{'+'.join(filter(None, (name, variant)))}.txt"
     if pytestconfig.getoption("--regenerate"):
         path.write_text(said, encoding="utf-8")
@@ -66,9 +71,9 @@ def test_each_expected_plan_is_of_a_recipe(cases: Path) -> None:
 
 
 def plan(
-    recipe: Recipe, facts: Facts, python: Interpreter | None = None, folder: Path = PLACEHOLDER
+    recipe: Recipe, facts: Facts, python: Interpreter | None = None, folder: Path = Path("/g")
 ) -> Plan:
-    return make_plan(recipe, (), facts, python or facts.interpreters[0], folder)
+    return make_plan(recipe, (), facts, python or facts.interpreters[0]).at(folder)
 
 
 @given(
@@ -147,25 +152,31 @@ def test_python_and_compiler_change_the_digest(recipe: Recipe, facts: Facts) -> 
     )
 
 
-def test_patches_and_probes_change_the_digest(
-    recipe: Recipe, facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_patches_change_the_digest(
+    recipe: Recipe, facts: Facts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = plan(recipe, facts)
     *others, last = applicable({"horovod": "0.28.1", "torch": "2.13.0", "tensorflow": "2.15.1"})
     changed = (*others, last._replace(edit=(Edit("f", "a", "b"),)))
-    with monkeypatch.context() as patched:
-        patched.setattr("hvdenv.plans.plan.applicable", lambda versions: changed)
-        after = plan(recipe, facts)
+    monkeypatch.setattr("hvdenv.plans.plan.applicable", lambda versions: changed)
+    after = plan(recipe, facts)
     assert after.digest != before.digest
     assert after.wheel_inputs["patches"] != before.wheel_inputs["patches"]
-    for probe in STEP_PROGRAMS.glob("*.py"):
-        text = probe.read_text(encoding="utf-8")
-        (tmp_path / probe.name).write_text(
-            f"{text}# changed\n" if probe.name == "stack.py" else text
-        )
+
+
+@pytest.mark.parametrize(("more", "same"), [("# changed\n", True), ("import os\n", False)])
+def test_programs_change_the_digest_by_what_they_do(
+    recipe: Recipe, facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    more: str, same: bool,
+) -> None:  # fmt: skip
+    before = plan(recipe, facts)
+    for program in STEP_PROGRAMS.glob("*.py"):
+        text = program.read_text(encoding="utf-8")
+        (tmp_path / program.name).write_text(text + more if program.name == "stack.py" else text)
     monkeypatch.setattr(steps, "STEP_PROGRAMS", tmp_path)
-    assert plan(recipe, facts).digest != before.digest
-    assert plan(recipe, facts).wheel_inputs == before.wheel_inputs
+    after = plan(recipe, facts)
+    assert (after.digest == before.digest) is same
+    assert after.wheel_inputs == before.wheel_inputs
 
 
 @pytest.mark.parametrize(
@@ -295,3 +306,51 @@ def test_facts_of_a_plan_can_be_declared_for_another(
     (tmp_path / "facts.json").write_text(json.dumps(printed["facts"]))
     assert main(["plan", "local", "--facts", str(tmp_path / "facts.json"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == printed
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts what a command prepares. Its steps are only those that run no command."""
+    counted: Counter[str] = Counter()
+
+    def count(owner: Any, name: str, function: Any) -> None:
+        def counting(*words: Any, **more: Any) -> Any:
+            counted[name] += 1
+            return function(*words, **more)
+
+        monkeypatch.setattr(owner, name, counting)
+
+    every = Steps.all
+    count(Steps, "all", lambda maker: tuple(s for s in every(maker) if not s.commands))
+    count(options, "make_plan", make_plan)
+    count(options, "observe", observe)
+    count(options, "load_recipe", load_recipe)
+    return counted
+
+
+ONCE = {"all": 1, "make_plan": 1, "observe": 1, "load_recipe": 1}
+
+
+@pytest.mark.parametrize("form", [[], ["--json"], ["--format", "bash"], ["--locked"]])
+def test_a_plan_is_shown_from_one_preparation(
+    calls: Counter[str], form: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "local", "--variant", "torch", *form]) == 0
+    assert calls == ONCE
+
+
+def test_a_build_prepares_and_plans_once(
+    calls: Counter[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build = ["build", "local", "--prefix", str(tmp_path / "env"), "--allow", "disk-low"]
+    assert main(build) == 0
+    assert calls == ONCE
+    capsys.readouterr()
+    assert (tmp_path / "env" / "activate.sh").is_file()
+    calls.clear()
+    assert main(build) == 0
+    assert calls == ONCE
+    assert capsys.readouterr().out.startswith("nothing to do: ")
+    calls.clear()
+    assert main([*build, "--rebuild"]) == 0
+    assert calls == ONCE

@@ -131,7 +131,7 @@ def test_bash_and_python_agree_on_such_paths(locale: str) -> None:
 def test_the_script_of_a_plan_refuses_such_paths(
     recipe: Recipe, facts: Facts, python: Interpreter, tmp_path: Path, name: str, code: int
 ) -> None:
-    plan = make_plan(recipe, (), facts, python, tmp_path)
+    plan = make_plan(recipe, (), facts, python).at(tmp_path)
     before_any_work = render_bash(plan, tmp_path).partition("\nmkdir ")[0]
     found = subprocess.run(
         ["bash", "-c", before_any_work, "bash", str(tmp_path / name)],

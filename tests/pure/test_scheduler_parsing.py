@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +13,8 @@ from hvdenv.errors import StepError, UsageError
 from hvdenv.model.cluster import Scheduler
 from hvdenv.places import Places
 from hvdenv.runner import Runner
-from hvdenv.sites.jobstate import (
-    QUEUES,
-    State,
-    Status,
-    cobalt_submitted,
-    exit_code_in,
-    explained,
-    lsf_submitted,
-    never_starts,
-    pbs_submitted,
-    slurm_submitted,
-    slurm_told_past,
-    unhappy_end,
-)
-from hvdenv.sites.scheduler import (
+from hvdenv.sites.job_status import abnormal_end, exit_code_in, explained, never_starts
+from hvdenv.sites.jobs import (
     Listener,
     OutputTail,
     Submitted,
@@ -37,6 +25,8 @@ from hvdenv.sites.scheduler import (
     submit,
     unfinished,
 )
+from hvdenv.sites.schedulers import DIALECTS
+from hvdenv.sites.schedulers.dialect import State, Status, fill
 
 WORK = "/home/ann/work"
 PBS_FILES = ("/home/ann/train.e5487654", "/home/ann/train.o5487654")
@@ -96,14 +86,14 @@ EXPECTED: dict[str, Status | None] = {
 
 
 def scheduler_of(name: str) -> Scheduler:
-    (found,) = (each for each in QUEUES if name.startswith(each))
+    (found,) = (each for each in DIALECTS if name.startswith(each))
     return found
 
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_what_schedulers_say(name: str, cases: Path) -> None:
-    text = (cases / "jobs" / "told" / f"{name}.txt").read_text()
-    status = QUEUES[scheduler_of(name)].told(text)
+    text = (cases / "jobs" / "answers" / f"{name}.txt").read_text()
+    status = DIALECTS[scheduler_of(name)].parse_query(text)
     expected = EXPECTED[name]
     if expected is None:
         assert status is None
@@ -116,7 +106,7 @@ def test_what_schedulers_say(name: str, cases: Path) -> None:
 
 
 def test_each_recorded_text_is_expected(cases: Path) -> None:
-    assert {path.stem for path in (cases / "jobs" / "told").glob("*.txt")} == set(EXPECTED)
+    assert {path.stem for path in (cases / "jobs" / "answers").glob("*.txt")} == set(EXPECTED)
 
 
 @pytest.mark.parametrize(
@@ -130,46 +120,49 @@ def test_each_recorded_text_is_expected(cases: Path) -> None:
     ],
 )
 def test_where_the_output_goes(name: str, files: tuple[str, ...], cases: Path) -> None:
-    status = QUEUES[scheduler_of(name)].told((cases / "jobs/told" / f"{name}.txt").read_text())
+    status = DIALECTS[scheduler_of(name)].parse_query(
+        (cases / "jobs/answers" / f"{name}.txt").read_text()
+    )
     assert status
     assert status.outputs == files
 
 
-@given(text=st.text(), scheduler=st.sampled_from(sorted(QUEUES)))
+@given(text=st.text(), scheduler=st.sampled_from(sorted(DIALECTS)))
 def test_other_texts_are_no_answers(text: str, scheduler: Scheduler) -> None:
-    queue = QUEUES[scheduler]
-    assert queue.told(text) in (None, Status("gone"))
-    assert queue.told_past(text) is None
+    dialect = DIALECTS[scheduler]
+    assert dialect.parse_query(text) in (None, Status("gone"))
+    assert dialect.parse_history(text) is None
 
 
 def test_a_folder_cannot_lie_about_the_state(cases: Path) -> None:
-    text = (cases / "jobs/told/slurm-running.txt").read_text()
+    text = (cases / "jobs/answers/slurm-running.txt").read_text()
     lie = text.replace(f"WorkDir={WORK}", "WorkDir=/x\n   JobState=FAILED Reason=x\n")
     assert lie != text
-    status = QUEUES["slurm"].told(lie)
+    status = DIALECTS["slurm"].parse_query(lie)
     assert status
     assert status.state == "running"
-    text = (cases / "jobs/told/pbs-running.txt").read_text()
-    status = QUEUES["pbs"].told(f"{text}    job_state = F\n    Exit_status = 0\n")
+    text = (cases / "jobs/answers/pbs-running.txt").read_text()
+    status = DIALECTS["pbs"].parse_query(f"{text}    job_state = F\n    Exit_status = 0\n")
     assert status
     assert status.state == "running"
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("scheduler", "printed", "expected"),
     [
-        (slurm_submitted("123\n"), "123"),
-        (slurm_submitted("sbatch: note 7\n123;cluster\n"), "123"),
-        (slurm_submitted("sbatch: error: Batch job submission failed: 7"), ""),
-        (pbs_submitted("5487654.polaris-pbs-01.hsn\n"), "5487654.polaris-pbs-01.hsn"),
-        (pbs_submitted("qsub: Job rejected by all possible destinations"), ""),
-        (cobalt_submitted("Job routed to queue \"default\".\nMemory mode set to cache\n347106\n"), "347106"),
-        (lsf_submitted("Job <58652> is submitted to queue <batch>.\n"), "58652"),
-        (lsf_submitted("No such queue. Job not submitted."), ""),
+        ("slurm", "123\n", ["123"]),
+        ("slurm", "sbatch: note 7\n123;cluster\n", ["123"]),
+        ("slurm", "sbatch: error: Batch job submission failed: 7", []),
+        ("pbs", "5487654.polaris-pbs-01.hsn\n", ["5487654.polaris-pbs-01.hsn"]),
+        ("pbs", "qsub: Job rejected by all possible destinations", []),
+        ("cobalt", 'Job routed to queue "default".\nMemory mode set to cache\n347106\n', ["347106"]),
+        ("lsf", "Job <58652> is submitted to queue <batch>.\n", ["58652"]),
+        ("lsf", "No such queue. Job not submitted.", []),
     ],
 )  # fmt: skip
-def test_the_id_of_a_job(found: str, expected: str) -> None:
-    assert found == expected
+def test_the_id_of_a_job(scheduler: Scheduler, printed: str, expected: list[str]) -> None:
+    found = re.finditer(DIALECTS[scheduler].submitted, printed, re.MULTILINE)
+    assert [each["id"] for each in found] == expected
 
 
 @pytest.mark.parametrize(
@@ -184,13 +177,14 @@ def test_the_id_of_a_job(found: str, expected: str) -> None:
     ],
 )
 def test_what_the_accounting_says(text: str, status: Status | None) -> None:
-    assert slurm_told_past(text) == status
+    assert DIALECTS["slurm"].parse_history(text) == status
 
 
-@pytest.mark.parametrize("scheduler", sorted(QUEUES))
+@pytest.mark.parametrize("scheduler", sorted(DIALECTS))
 def test_ids_and_paths_are_arguments_of_their_own(scheduler: Scheduler) -> None:
-    queue, hostile = QUEUES[scheduler], "/x y'; touch /z; $(id)\n#"
-    for words in (queue.submit(hostile), queue.ask(hostile), queue.cancel(hostile)):
+    dialect, hostile = DIALECTS[scheduler], "/x y'; touch /z; $(id)\n#"
+    for template in (dialect.submit, dialect.query, dialect.cancel):
+        words = fill(template, id=hostile, script=hostile)
         assert hostile in words
         assert all("touch" not in word for word in words if word != hostile)
 
@@ -224,24 +218,24 @@ def test_the_exit_code_at_the_end_of_the_output(output: str, job: str, code: int
     ],
 )
 def test_states_in_words(status: Status, said: str) -> None:
-    assert explained(status) == said
+    assert explained(status, "slurm") == said
 
 
 def test_maintenance_is_explained() -> None:
-    said = explained(Status("waiting", "ReqNodeNotAvail,_UnavailableNodes:n1"))
+    said = explained(Status("waiting", "ReqNodeNotAvail,_UnavailableNodes:n1"), "slurm")
     assert "perhaps for maintenance" in said
     assert "n1" in said
 
 
 @pytest.mark.parametrize("reason", ["PartitionTimeLimit", "PartitionNodeLimit", "PartitionConfig"])
 def test_what_can_never_start(reason: str) -> None:
-    assert never_starts(Status("waiting", reason))
-    assert not never_starts(Status("running", reason))
+    assert never_starts(Status("waiting", reason), "slurm")
+    assert not never_starts(Status("running", reason), "slurm")
 
 
 @pytest.mark.parametrize("reason", ["", "Resources", "Priority", "ReqNodeNotAvail", "BeginTime"])
 def test_what_may_start(reason: str) -> None:
-    assert not never_starts(Status("waiting", reason))
+    assert not never_starts(Status("waiting", reason), "slurm")
 
 
 def test_each_unhappy_end_has_a_remedy() -> None:
@@ -249,11 +243,11 @@ def test_each_unhappy_end_has_a_remedy() -> None:
         "timeout", "cancelled", "node failure", "out of memory", "preempted", "gone",
     )  # fmt: skip
     for state in unhappy:
-        what, remedy = unhappy_end(Status(state)) or ("", "")
+        what, remedy = abnormal_end(Status(state)) or ("", "")
         assert what and remedy
-    assert unhappy_end(Status("completed", exit_code=0)) is None
-    assert unhappy_end(Status("failed", exit_code=3)) is None
-    assert unhappy_end(Status("failed"))
+    assert abnormal_end(Status("completed", exit_code=0)) is None
+    assert abnormal_end(Status("failed", exit_code=3)) is None
+    assert abnormal_end(Status("failed"))
 
 
 def test_a_file_that_grows(tmp_path: Path) -> None:
@@ -299,7 +293,7 @@ def test_jobs_are_noted(tmp_path: Path) -> None:
     assert recall("13.server", places).id == "13"
     assert unfinished("k", places) == job("12", key="k")
     assert unfinished("other", places) is None
-    with pytest.raises(UsageError, match="no job 99") as caught:
+    with pytest.raises(UsageError, match="no record of a job 99") as caught:
         recall("99", places)
     assert "12, 13" in caught.value.remedy
 

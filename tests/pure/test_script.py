@@ -34,7 +34,7 @@ def accepted(script: str) -> bool:
 
 @pytest.fixture
 def plan(recipe: Recipe, facts: Facts, tmp_path: Path) -> Plan:
-    return make_plan(recipe, (), facts, facts.interpreters[0], tmp_path / "generation")
+    return make_plan(recipe, (), facts, facts.interpreters[0]).at(tmp_path / "generation")
 
 
 @pytest.mark.parametrize("variant", ["", "torch", "tensorflow", "openmpi5"])
@@ -155,7 +155,7 @@ def test_a_compiler_in_a_strange_place_is_quoted(
 ) -> None:
     odd = facts._replace(cxx=Tool("/opt/a b$(touch pwned)/g++"))
     script = render_bash(
-        make_plan(recipe, (), odd, odd.interpreters[0], tmp_path), tmp_path / "made"
+        make_plan(recipe, (), odd, odd.interpreters[0]).at(tmp_path), tmp_path / "made"
     )
     assert accepted(script)
     assert "CXX='/opt/a b$(touch pwned)/g++'" in script

@@ -229,7 +229,9 @@ def test_there_is_a_check_for_each_cluster_of_the_documents() -> None:
 
 # ---------------------------------------------------------------- docs/reference/recipe-format.md
 
-REFERENCE = (Path(__file__).parents[2] / "docs/reference/recipe-format.md").read_text(encoding="utf-8")
+REFERENCE = (Path(__file__).parents[2] / "docs/reference/recipe-format.md").read_text(
+    encoding="utf-8"
+)
 
 
 def kinds_in(kind: Any) -> list[Any]:

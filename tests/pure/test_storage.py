@@ -58,7 +58,7 @@ def begun(environment: Environment, identity: str) -> Path:
 
 
 def listed(environment: Environment) -> dict[str, storage.Generation]:
-    found = storage.list_generations(environment, find_places(), Counter(lambda *_: None))
+    found = storage.list_generations(environment, find_places(), Counter())
     return {each.generation: each for each in found}
 
 
@@ -84,8 +84,8 @@ def test_counting(tmp_path: Path) -> None:
     (tmp_path / "a/loop").symlink_to(tmp_path)
     (tmp_path / "a/out").symlink_to("/usr/lib")
     (tmp_path / "a/gone").symlink_to("nowhere")
-    assert Counter(lambda *_: None).count(tmp_path) == Size(7, 4)
-    assert Counter(lambda *_: None).count(tmp_path / "none") == Size(0, 0)
+    assert Counter().count(tmp_path) == Size(7, 4)
+    assert Counter().count(tmp_path / "none") == Size(0, 0)
 
 
 def test_a_long_count_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def expiring(environment: Environment, **places: object) -> tuple[str, ...]:
 
 def test_a_place_that_is_purged(environment: Environment, capsys: Captured) -> None:
     (warning,) = expiring(environment, expires_days=15)
-    assert "15 days after their last use" in warning
+    assert "15 days after its last use" in warning
     assert main(["envs"]) == 0
     assert f"    warning: {warning}\n" in capsys.readouterr().out
     here = str(environment.prefix.parent)
@@ -277,7 +277,7 @@ def test_a_workspace_that_expires(
     tool.write_text(f"#!/bin/sh\ncat <<'E'\n{WS_LIST.format(folder=environment.prefix.parent)}E\n")
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
     (warning,) = expiring(environment, workspace=workspace)
-    assert warning == "its workspace is deleted in 12 days 23 hours; ws_extend puts that off"
+    assert warning == "its workspace is deleted in 12 days 23 hours; extend it with ws_extend"
 
 
 def test_remaining_time() -> None:

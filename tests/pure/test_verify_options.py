@@ -10,7 +10,7 @@ import pytest
 from hvdenv.cli import verify
 from hvdenv.environments.installation import Expectation
 from hvdenv.errors import UsageError
-from hvdenv.launch.hosts import Host
+from hvdenv.sites.hosts import Host
 from hvdenv.verification.verify import usual_ranks
 
 

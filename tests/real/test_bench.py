@@ -9,10 +9,10 @@ import pytest
 
 from hvdenv.command import Command
 from hvdenv.environments.installation import Expectation, Installation
-from hvdenv.launch.hosts import Host
 from hvdenv.launch.launchers import Launch
 from hvdenv.model.cluster import Network, Reference
 from hvdenv.runner import Runner
+from hvdenv.sites.hosts import Host
 from hvdenv.verification import collectors
 from hvdenv.verification.bench import Effort, Gpus
 from hvdenv.verification.verify import DEFAULT_LAUNCHERS, verify

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rattler import MatchSpec
 
-from hvdenv.building.build import _installed
+from hvdenv.building import repair
 from hvdenv.contents import exports
 from hvdenv.contents.packages import from_record
 from hvdenv.environments import installed
@@ -44,7 +44,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_pip_takes_the_requirements_with_their_hashes(environment: Path, tmp_path: Path) -> None:
-    record = {"recipe": "small", "packages": _installed(environment / "report.json")}
+    record = {"recipe": "small", "packages": repair.installed_packages(environment / "report.json")}
     contents = from_record(record, installed.installed_packages(environment), "")
     file = tmp_path / "requirements.txt"
     words = ("install", "--dry-run", "--ignore-installed", "--require-hashes", "-r", str(file))

@@ -116,7 +116,7 @@ def test_a_job_is_followed_with_its_output(hvdenv: Cli, folder: Path, site: Clus
     assert number
     assert out.endswith(f"hvdenv: job {number[1]} ended with exit code 0\n")
     assert f"job {number[1]}: running on gpu[32-33]\n" in err
-    assert f"job {number[1]} has ended well; output: " in err
+    assert f"job {number[1]} succeeded; output: " in err
 
 
 def test_the_exit_code_is_that_of_the_job(hvdenv: Cli) -> None:
@@ -167,7 +167,7 @@ def test_folders_that_cannot_be_printed(
     monkeypatch.chdir(strange)
     words = ("job", "../site.toml", "--prefix", "../env")
     result = hvdenv(*words, "--submit", "--", "true", code=2)
-    assert "go to another folder" in result.stderr
+    assert "change to another folder" in result.stderr
     script = hvdenv(*words, "--", "true").stdout
     assert "\n#SBATCH --nodes=9" not in script
 
@@ -188,7 +188,7 @@ def test_a_job_that_runs_out_of_time(hvdenv: Cli, site: Cluster) -> None:
     # Slurm's limits are minutes; it looks for jobs beyond theirs twice a minute.
     site.run(["scontrol", "update", f"JobId={number}", "EndTime=now+1"])
     code, _, err = finished(process)
-    assert f"job {number}: it was ended because its time was over" in err
+    assert f"job {number}: it reached its time limit" in err
     assert "--time" in err
     assert code == 5
 
@@ -207,8 +207,8 @@ def test_a_job_that_can_never_start_is_said_at_once(hvdenv: Cli, site: Cluster) 
     result = hvdenv(*JOB, "--submit", "--nodes", "3", "--", "true", code=5)
     assert time.monotonic() - started < 120
     # Slurm has one reason for it at first, and soon another.
-    assert re.search("it cannot start: (it asks for more nodes|.*: look at nodes)", result.stderr)
-    assert "it was taken back" in result.stderr
+    assert re.search("it cannot start: (it requests more nodes|.*: look at nodes)", result.stderr)
+    assert "hvdenv cancelled it" in result.stderr
     assert queue(site) == []
 
 
@@ -239,7 +239,7 @@ def test_a_scheduler_that_is_down(hvdenv: Cli, folder: Path, site: Cluster) -> N
     site.stop_scheduler()
     try:
         other = submit(hvdenv, "--", "true")
-        line(process, "the scheduler does not answer; that does not touch the job")
+        line(process, "the scheduler does not answer; this does not affect the job")
         code, _, err = finished(other)
         assert code == 5
         assert "Unable to contact slurm controller" in err
@@ -310,7 +310,7 @@ def test_ctrl_c_on_a_terminal_asks(hvdenv: Cli, site: Cluster, answer: str) -> N
     process.send_signal(signal.SIGINT)
     wait_until(lambda: said(b"? [y/N]"), 120)
     os.write(terminal, f"{answer}\n".encode())
-    wait_until(lambda: said(b"was cancelled" if answer == "y" else b"goes on"), 120)
+    wait_until(lambda: said(b"cancelled job" if answer == "y" else b"goes on"), 120)
     assert process.wait(120) == 130
     os.close(terminal)
     if answer == "y":
@@ -333,9 +333,10 @@ def test_json(hvdenv: Cli) -> None:
 IN_JOB = """
 import sys
 from hvdenv.model.layers import load_recipe
-from hvdenv.cli.job import run_in_job
+from hvdenv.cli.job import JobRequest, run_in_job
 from hvdenv.places import find_places
-sys.exit(run_in_job(load_recipe("./site.toml"), tuple(sys.argv[1:]), find_places(), purpose="verify", nodes=1))
+request = JobRequest("verify", nodes=1)
+sys.exit(run_in_job(load_recipe("./site.toml"), tuple(sys.argv[1:]), find_places(), request))
 """
 
 
@@ -350,7 +351,7 @@ def test_hvdenv_itself_in_a_job(hvdenv: Cli, folder: Path) -> None:
     code, out, err = finished(in_job(hvdenv, "show", "./site.toml"))
     assert code == 0, err
     assert 'scheduler = "slurm"' in out
-    assert re.search("job [0-9]+ has ended well; output: .*/jobs/hvdenv-verify-.*log", err)
+    assert re.search("job [0-9]+ succeeded; output: .*/jobs/hvdenv-verify-.*log", err)
     code, out, err = finished(in_job(hvdenv, "show", "./none.toml"))
     assert code == 2
     assert "cannot read this file" in out
@@ -366,7 +367,7 @@ def test_a_second_call_takes_the_job_up(hvdenv: Cli, site: Cluster) -> None:
         process.kill()
         process.communicate()
         process = in_job(hvdenv, "recipes")
-        line(process, f"job {number} was submitted for this before: taking it up")
+        line(process, f"job {number} was submitted for this before; following it")
     finally:
         for host in site.hosts:
             site.resume(host)
@@ -374,5 +375,5 @@ def test_a_second_call_takes_the_job_up(hvdenv: Cli, site: Cluster) -> None:
     assert code == 0
     assert "\nlocal  " in f"\n{out}"
     process = in_job(hvdenv, "recipes")
-    assert line(process, r"job ([0-9]+) was submitted$")[1] != number
+    assert line(process, r"submitted job ([0-9]+)$")[1] != number
     assert finished(process)[0] == 0

@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from hvdenv import places
-from hvdenv.building.build import Request, build
+from hvdenv.building.engine import build
+from hvdenv.building.state import Request
 from hvdenv.environments import generations, manifest, prefix_lock
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import HvdenvError, StepError
@@ -26,7 +27,7 @@ from hvdenv.model.observe import declared
 from hvdenv.places import Places
 from hvdenv.plans.step import Step
 from tests.pure import test_build_anew
-from tests.pure.test_build_anew import DIGEST, STEPS, Recorder, Site
+from tests.pure.test_build_anew import STEPS, Recorder, Site
 
 SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
 WITHOUT_FLUSH = 2
@@ -131,7 +132,7 @@ def in_a_process(disk: Disk, run: Callable[[], object]) -> int:
 
 def build_until(site: Site, disk: Disk, step: str) -> int:
     """Build, and cut the power when a step is done. Returns the exit code."""
-    request = Request(site.plan, DIGEST, {}, site.facts, ())
+    request = Request(site.plan, {}, site.facts, ())
     home = Places(site.environment.prefix.parent / "home")
     return in_a_process(disk, lambda: build(request, site.environment, home, Cut(disk, step)))
 

@@ -8,7 +8,7 @@
 #BSUB -o hvdenv.%J
 #BSUB -x
 
-# The last line of the output tells how the job ended, whoever asks later.
+# The last line of the output records the exit code.
 trap 'echo "hvdenv: job $LSB_JOBID ended with exit code $?"' EXIT
 fail() { echo "hvdenv: on $(hostname): $1" >&2; exit 1; }
 cd -- /scratch/ann/train || fail 'cannot enter /scratch/ann/train'

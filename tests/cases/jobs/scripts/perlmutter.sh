@@ -11,12 +11,12 @@
 #SBATCH --gpus-per-node=4
 #SBATCH --exclusive
 
-# The last line of the output tells how the job ended, whoever asks later.
+# The last line of the output records the exit code.
 trap 'echo "hvdenv: job $SLURM_JOB_ID ended with exit code $?"' EXIT
 fail() { echo "hvdenv: on $(hostname): $1" >&2; exit 1; }
 # srun passes on what it sees here, also after `sbatch --export=NONE`.
 export SLURM_EXPORT_ENV=ALL
-# Since Slurm 22.05, srun does not take this over from sbatch.
+# Since Slurm 22.05, srun no longer takes this from sbatch.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 cd -- /scratch/ann/train || fail 'cannot enter /scratch/ann/train'
 . /scratch/ann/envs/train/activate.sh || fail '/scratch/ann/envs/train/activate.sh did not activate the environment; is its file system there?'

@@ -9,7 +9,7 @@
 #PBS -k doe
 #PBS -j oe
 
-# The last line of the output tells how the job ended, whoever asks later.
+# The last line of the output records the exit code.
 trap 'echo "hvdenv: job $PBS_JOBID ended with exit code $?"' EXIT
 fail() { echo "hvdenv: on $(hostname): $1" >&2; exit 1; }
 cd -- /scratch/ann/train || fail 'cannot enter /scratch/ann/train'

@@ -8,7 +8,7 @@
 #SBATCH -o run_horovod.out
 #SBATCH --gres=gpu:2
 
-# The last line of the output tells how the job ended, whoever asks later.
+# The last line of the output records the exit code.
 trap 'echo "hvdenv: job $SLURM_JOB_ID ended with exit code $?"' EXIT
 fail() { echo "hvdenv: on $(hostname): $1" >&2; exit 1; }
 # srun passes on what it sees here, also after `sbatch --export=NONE`.

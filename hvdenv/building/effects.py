@@ -1,0 +1,191 @@
+"""What hvdenv itself does in a step, after its commands have run.
+
+An effect takes the state of the build, the step and the output of its commands. It returns a
+note for the user and what the journal records.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from hvdenv.building.state import JOURNAL, LOGS, Record, State, sha256_of
+from hvdenv.command import Command
+from hvdenv.environments import generations, manifest
+from hvdenv.environments.installation import is_version
+from hvdenv.errors import StepError
+from hvdenv.model.observe import ask_interpreter
+from hvdenv.model.recipe import Recipe
+from hvdenv.places import make_folder
+from hvdenv.plans.plan import site_python
+from hvdenv.plans.step import Step
+from hvdenv.runner import Runner
+from hvdenv.schema import encode
+from hvdenv.sites import modulesystem
+from hvdenv.sites.modules import Loaded
+from hvdenv.wheels import cache_entry, downloads, wheelcache
+
+
+def try_modules(recipe: Recipe, runner: Runner) -> Loaded | None:
+    """Load the modules of a recipe before the build starts: most failures show here.
+
+    Returns:
+        What they set for the build; None if the recipe has none.
+
+    Raises:
+        IncompatibleError: this machine has no module system.
+        StepError: a module cannot be loaded, or they provide another Python than the recipe says.
+    """
+    if recipe.modules is None:
+        return None
+    system = modulesystem.find(runner, recipe.modules.init)
+    loaded = modulesystem.load(system, recipe.modules, "build", runner)
+    provided = site_python(recipe)
+    if recipe.python.provider == "conda" or not provided:
+        return loaded
+    runner = runner.changed(loaded.set, loaded.unset)
+    named = Command((), derived=(("PYTHON", provided.path),))
+    path, stated = runner.environment(named)["PYTHON"], recipe.python.version
+    found = ask_interpreter(path, runner)
+    if found is None:
+        raise StepError(
+            f"{path} does not run with the modules of the recipe loaded",
+            where="python",
+            remedy="add a module that provides Python to modules.load, or name an existing"
+            " environment of the site with python.prefix",
+        )
+    if not SpecifierSet(stated).contains(found.version):
+        raise StepError(
+            f"{path} is Python {found.version} with the modules of the recipe loaded;"
+            f" the recipe says {stated}",
+            where="python.version",
+            remedy="name the modules or the environment that provide that version; to accept this"
+            f" one: --set 'python.version=\"=={found.version}\"'",
+        )
+    return loaded
+
+
+def load_modules(state: State, step: Step, _: str) -> tuple[str, dict[str, Any]]:
+    """Load the modules of the plan; later steps see what they set."""
+    build = state.request.modules
+    assert step.modules and build
+    system = modulesystem.find(state.runner, step.modules.init)
+    run = modulesystem.load(system, step.modules, "run", state.runner)
+    state.runner = state.runner.changed(build.set, build.unset)
+    loaded = {"run": encode(run), "build": encode(build)}
+    state.refuse_drift({"modules": loaded})
+    return ", ".join(build.loaded), loaded
+
+
+def look_up_wheel(state: State, _: Step, output: str) -> tuple[str, dict[str, Any]]:
+    """Look for a cached wheel that was compiled against what the commands report."""
+    stack = json.loads(output.strip().splitlines()[-1])
+    _compare_stack(state, stack)
+    inputs = {**state.plan.wheel_inputs, "stack": stack}
+    state.refuse_drift({**state.known(), "stack": inputs})
+    make_folder(state.plan.wheel.parent)
+    taken = wheelcache.take(state.caches, inputs, state.plan.wheel, state.plain_runner)
+    for note in taken.notes:
+        state.progress.note(note)
+    if taken.entry is None:
+        return "no such wheel in the cache", {"inputs": inputs}
+    recorded = {"inputs": inputs, "wheel": str(taken.entry)}
+    return f"a wheel of this stack is in {taken.entry.parents[1]}", recorded
+
+
+def _compare_stack(state: State, stack: Record) -> None:
+    """Check that the frameworks are those that rules and patches were chosen for.
+
+    Raises:
+        StepError: one is missing, or has another version.
+    """
+    for name in state.plan.versions.keys() - {"horovod"}:
+        stated, found = state.plan.versions[name], stack["frameworks"].get(name)
+        if found is None and not _can_import(state, name):
+            raise StepError(
+                f"the environment has no {name}; the recipe says {stated}",
+                where=f"frameworks.{name}",
+                remedy="add the module that provides it to modules.load; with"
+                " python.system_site_packages the environment sees its packages",
+            )
+        if found and not found["version"]:
+            raise StepError(
+                f"the metadata of {name} has no version: files of it are missing",
+                where=f"frameworks.{name}",
+                remedy="build again with --rebuild, which installs everything again",
+            )
+        if found and not is_version(found["version"], stated):
+            raise StepError(
+                f"{name} {found['version']} is installed; the recipe says {stated}",
+                where=f"frameworks.{name}.version",
+                remedy="name the module that provides that version; to accept this one:"
+                f" --set 'frameworks.{name}.version=\"{found['version'].partition('+')[0]}\"'",
+            )
+
+
+def _can_import(state: State, name: str) -> bool:
+    """Whether there is a module of this name; some vendors' packages have other names."""
+    ask = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({name!r}) is None)"
+    python = str(state.plan.environment / "bin" / "python")
+    return bool(state.runner.run(Command((python, "-c", ask))))
+
+
+def keep_wheel(state: State, _: Step, output: str) -> tuple[str, dict[str, Any]]:
+    """Store the wheel in the caches, after the commands have inspected it."""
+    inspected = json.loads(output.strip().splitlines()[-1])
+    inspected["sha256"] = sha256_of(state.plan.wheel)
+    if not state.recorded["stack"].get("wheel"):
+        _store(state, state.caches[0])
+    if state.request.wheels.publish:
+        _store(state, state.caches[1])
+    names = ", ".join(
+        f"{name} {each['built_with']}" for name, each in sorted(inspected["frameworks"].items())
+    )
+    return f"extensions for {names}; {inspected['bytes'] / 1e6:.1f} MB", inspected
+
+
+def _store(state: State, cache: cache_entry.Cache) -> None:
+    """Store the wheel for later builds; if that fails, this build continues without."""
+    inputs, wheels = state.recorded["stack"]["inputs"], state.request.wheels
+    runner, signing_key = state.plain_runner, wheels.key if cache.shared else None
+    try:
+        wheelcache.store(cache, inputs, state.plan.wheel, runner, signing_key or "")
+        if not cache.shared:
+            wheelcache.trim(cache, wheels.own_gb * 1e9, cache_entry.key(inputs), runner)
+    except StepError as error:
+        state.progress.note(f"the wheel is not kept: {error.where}: {error.message}")
+
+
+def tidy(state: State, _: Step, __: str) -> tuple[str, dict[str, Any]]:
+    """Remove the build folder."""
+    shutil.rmtree(state.plan.generation / "build", ignore_errors=True)
+    return "", {}
+
+
+def write_manifest(state: State, _: Step, __: str) -> tuple[str, dict[str, Any]]:
+    """List every file of the generation."""
+    plan = state.plan
+    # The site's own environment is not judged here: it may be as its makers want it.
+    own = plan.environment.is_relative_to(plan.generation)
+    folders = plan.environment.glob("lib/python3.*/site-packages") if own else ()
+    site_packages = next(iter(folders), None)
+    written = manifest.write(
+        plan.generation, (LOGS, JOURNAL, generations.RECORD, generations.MARKER), site_packages
+    )
+    if written.problems:
+        if plan.locked:  # they may be damaged where uv unpacks them from
+            downloads.forget_unpacked(state.places, state.plain_runner)
+        raise StepError(
+            "packages in the environment are not whole",
+            where=str(site_packages),
+            detail="\n".join(written.problems[:20]),
+            remedy="build again: every package is installed again, with --rebuild in a new"
+            " generation\na package that is broken again is broken at its source",
+        )
+    return (
+        f"{written.files} files, {written.bytes / 1e9:.1f} GB",
+        {"digest": written.digest, "files": written.files, "bytes": written.bytes},
+    )

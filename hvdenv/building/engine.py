@@ -1,0 +1,339 @@
+"""Run a plan: it becomes a generation, and the prefix is pointed at that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any, NamedTuple
+
+from hvdenv.building import effects, indexes, record, repair
+from hvdenv.building.state import (
+    LOGS,
+    Request,
+    State,
+    drift,
+    drift_error,
+    on_disk,
+    refused_drift,
+)
+from hvdenv.command import Command, Outcome, spelled_out
+from hvdenv.environments import generations, journal, prefix_lock, registry, scratch
+from hvdenv.environments.generations import Environment
+from hvdenv.errors import LockError, StepError
+from hvdenv.knowledge.diagnosis import diagnose_step
+from hvdenv.locks import compare
+from hvdenv.locks.lockfile import Locked
+from hvdenv.masking import mask
+from hvdenv.places import Places, blocked, make_folder, sync_folder, sync_tree
+from hvdenv.plans.plan import Plan
+from hvdenv.plans.step import Progress, Step
+from hvdenv.runner import end_marked, environment
+from hvdenv.wheels import downloads
+
+LOCK_WAIT_SECONDS = 2.0
+# Fetching and installing gigabytes takes minutes.
+FILES_WAIT_SECONDS = 1800.0
+
+
+class Built(NamedTuple):
+    """The result of a build.
+
+    Attributes:
+        prefix: the link that points to the environment.
+        generation: its folder.
+        changed: False when there was nothing to do.
+        seconds: wall time.
+        drift: how it differs from the build that filled in the lock.
+    """
+
+    prefix: Path
+    generation: Path
+    changed: bool
+    seconds: float
+    drift: tuple[compare.Difference, ...] = ()
+
+
+def already_built(
+    environment: Environment, plan: Plan, accepted: Collection[str] = ()
+) -> Built | None:
+    """The generation that the prefix points to, if it is complete and of this plan.
+
+    Args:
+        environment: with the prefix.
+        plan: of no folder yet.
+        accepted: drifts from the lock that the user accepts although they are errors.
+
+    Raises:
+        LockError: it is, but it was made with a drift that is not accepted now.
+    """
+    started = time.monotonic()
+    active = environment.active()
+    if not active:
+        return None
+    found = generations.read_record(environment.record(active))
+    if found.get("plan_digest") != plan.digest:
+        return None
+    refused = refused_drift(plan.locked, found, accepted)
+    if refused:
+        raise drift_error(
+            "the environment was not made with what the lock was built with",
+            str(environment.prefix),
+            refused,
+            "--rebuild makes a new one with what this machine has now",
+        )
+    return _built(environment, active, plan.locked, started, changed=False)
+
+
+def build(
+    request: Request,
+    environment: Environment,
+    places: Places,
+    progress: Progress,
+    *,
+    rebuild: bool = False,
+    break_lock: bool = False,
+) -> Built:
+    """Build an environment that is not already_built(), or resume a build that was killed.
+
+    Args:
+        request: what to build.
+        environment: where.
+        places: where caches are.
+        progress: is told how it goes.
+        rebuild: make a new generation even if there is one of this plan, whole or begun.
+        break_lock: take the lock from whoever holds it.
+
+    Raises:
+        StepError: a step failed; the environment that was there before is untouched.
+        BusyError: another build holds the prefix.
+        UsageError: the prefix cannot be used.
+    """
+    started = time.monotonic()
+    locked = request.plan.locked
+    generations.claim(environment)
+    with prefix_lock.hold(environment.store, wait=LOCK_WAIT_SECONDS, break_lock=break_lock) as held:
+        if held.replaced:
+            ended = len(end_marked(held.replaced.token))
+            progress.note(f"resuming a build that was killed ({ended} orphaned processes ended)")
+        damage = "" if rebuild else environment.damage(environment.pointed())
+        if damage:
+            progress.note(f"files of {environment.prefix} are damaged, so it is rebuilt: {damage}")
+        identity = "" if rebuild else _earlier(environment, request)
+        if identity:
+            _switch_back(environment, identity, places, locked, progress)
+        else:
+            identity = generations.new_identity(environment, request.plan.digest)
+            remaining = generations.discard(environment, identity) if rebuild else ""
+            if remaining:
+                progress.note(remaining)
+            generation = generations.create(environment, identity)
+            with scratch.folder(_temporary_root(), "build") as temporary:
+                plan = request.plan.at(generation, temporary.path)
+                state = State(request, plan, environment, places, progress, held)
+                _Engine(state, break_lock=break_lock).run()
+    return _built(environment, identity, locked, started, changed=True)
+
+
+def _built(
+    environment: Environment, identity: str, locked: Locked | None, started: float, *, changed: bool
+) -> Built:
+    found = generations.read_record(environment.record(identity)) if locked else {}
+    return Built(
+        prefix=environment.prefix,
+        generation=environment.generation(identity),
+        changed=changed,
+        seconds=time.monotonic() - started,
+        drift=drift(locked, found),
+    )
+
+
+def _earlier(environment: Environment, request: Request) -> str:
+    """A complete generation of this plan, without a drift that is refused; or empty."""
+    return next(
+        (
+            identity
+            for identity, found in environment.records().items()
+            if found.get("plan_digest") == request.plan.digest
+            and not refused_drift(request.plan.locked, found, request.accepted)
+        ),
+        "",
+    )
+
+
+def _switch_back(
+    environment: Environment,
+    identity: str,
+    places: Places,
+    locked: Locked | None,
+    progress: Progress,
+) -> None:
+    """Point the prefix to an earlier generation of the same plan."""
+    generations.switch(environment, identity)
+    found = generations.read_record(environment.record(identity))
+    registry.register(places, environment, found["recipe"], found["variants"])
+    progress.note(f"generation {identity} is of this plan: the prefix points to it again")
+    for each in drift(locked, found):
+        progress.note(f"drift from the lock: {each}")
+
+
+def _temporary_root() -> Path:
+    """Where to put the TMPDIR of a build. Killed, pip and compilers leave gigabytes in it."""
+    try:
+        return Path(gettempdir())
+    except OSError as error:
+        raise blocked(Path(environment().get("TMPDIR", "/tmp")), error) from error
+
+
+class _Engine:
+    """Runs the steps of a plan that the journal does not report as finished."""
+
+    def __init__(self, state: State, *, break_lock: bool) -> None:
+        self.state = state
+        self.plan = state.plan
+        self.break_lock = break_lock
+
+    def run(self) -> None:
+        state, plan = self.state, self.plan
+        # Before the first step, so that `doctor` finds the build wherever it is if a step fails.
+        registry.register(state.places, state.environment, plan.recipe, plan.variants)
+        if state.journal.damage:
+            state.progress.note(state.journal.damage)
+        make_folder(plan.generation / LOGS)
+        state.sync_all()  # what an earlier process has written may be in memory only
+        repair.undo_contradicted(state)
+        for number, step in enumerate(plan.steps, 1):
+            done = state.journal.finished(state.keys[step.name])
+            # Modules are loaded again: what they set is only in the memory of a build.
+            if done and step.effect != "modules":
+                state.recorded[step.name] = done.data or {}
+                state.progress.step_done(number, step, "already done", 0.0)
+                continue
+            state.held.check()
+            self._do(number, step)
+
+    def _do(self, number: int, step: Step) -> None:
+        state = self.state
+        if step.spared_by_cache and state.recorded["stack"].get("wheel"):
+            self._finish(number, step, "not needed: the wheel is in the cache", {}, 0.0)
+            return
+        started = time.monotonic()
+        state.progress.step_started(number, step)
+        before = repair.reset(state, step)
+        state.journal.append(journal.STARTED, step.name, state.keys[step.name], data=before)
+        log = self.plan.generation / LOGS / f"{number:02}-{step.name}.log"
+        try:
+            note, data = self._perform(step, log)
+        except StepError as error:
+            state.undo(step.name, error.message)
+            if step.undoes:
+                state.undo(step.undoes)
+            raise
+        self._finish(number, step, note, data, time.monotonic() - started)
+
+    def _finish(
+        self, number: int, step: Step, note: str, data: dict[str, Any], seconds: float
+    ) -> None:
+        state = self.state
+        state.recorded[step.name] = data
+        if step.effect != "record":  # the record is the last thing written into a generation
+            self._sync(step)
+            state.journal.append(
+                journal.FINISHED,
+                step.name,
+                state.keys[step.name],
+                seconds=round(seconds, 3),
+                data=data,
+            )
+        state.progress.step_done(number, step, note, seconds)
+
+    def _sync(self, step: Step) -> None:
+        """Write the results of a step to disk, before the journal says that it finished."""
+        generation = self.plan.generation
+        if step.installs or self.plan.environment in step.resets:
+            self.state.sync_all()
+            return
+        with on_disk(generation):
+            sync_tree(generation / "build")
+            for file in step.files:
+                if file.path.exists():
+                    sync_tree(file.path)
+            sync_folder(generation)
+
+    def _perform(self, step: Step, log: Path) -> tuple[str, dict[str, Any]]:
+        if step.report:
+            make_folder(step.report.parent)
+        for file in step.files:
+            make_folder(file.path.parent)
+            with on_disk(file.path):
+                file.path.write_text(file.text, encoding="utf-8")
+        with self._alone(step):
+            output = "".join(self._execute(step, command, log).output for command in step.commands)
+        if step.effect in EFFECTS:
+            return EFFECTS[step.effect](self.state, step, output)
+        return "", {"packages": repair.packages(self.state, step)} if step.report else {}
+
+    @contextmanager
+    def _alone(self, step: Step) -> Iterator[None]:
+        """Lock the files that builds of one lock share: pip writes them in place."""
+        state = self.state
+        if step.effect != "packages" or not self.plan.locked:
+            yield
+            return
+        folder = state.places.cache / "files" / self.plan.locked.digest[:12]
+        with prefix_lock.hold(folder, wait=FILES_WAIT_SECONDS, break_lock=self.break_lock) as held:
+            if held.replaced:
+                end_marked(held.replaced.token)
+            yield
+            downloads.touch(state.places, folder)
+        downloads.trim(state.places, folder, state.plain_runner)
+
+    def _execute(self, step: Step, command: Command, log: Path) -> Outcome:
+        state = self.state
+        with on_disk(log), log.open("a", encoding="utf-8") as stream:
+            stream.write(f"$ {mask(spelled_out(command))}\n")
+        outcome = state.runner.run(command, log=log, on_line=state.progress.step_line)
+        if not outcome and step.effect == "closure":
+            raise _not_closed(self.plan.locked, outcome)
+        if not outcome:
+            raise _failed(step, indexes.with_other_pages(outcome, state.runner, log), log)
+        for line in indexes.withdrawn(outcome.output):
+            state.progress.note(line)
+        return outcome
+
+
+EFFECTS: Mapping[str, Callable[[State, Step, str], tuple[str, dict[str, Any]]]] = {
+    "modules": effects.load_modules,
+    "lookup": effects.look_up_wheel,
+    "keep": effects.keep_wheel,
+    "tidy": effects.tidy,
+    "manifest": effects.write_manifest,
+    "record": record.write,
+}
+
+
+def _not_closed(locked: Locked | None, outcome: Outcome) -> LockError:
+    return LockError(
+        "the installed packages of the lock lack something that they require",
+        where=str(locked.folder) if locked else "",
+        detail=outcome.tail(15),
+        remedy="the lock was edited by hand, or an index had other metadata:"
+        " `hvdenv lock --upgrade RECIPE` writes a new one",
+    )
+
+
+def _failed(step: Step, outcome: Outcome, log: Path) -> StepError:
+    known = diagnose_step(log).best
+    how = f"exit status {outcome.returncode}"
+    if outcome.returncode < 0:
+        how = f"ended by signal {-outcome.returncode}"
+    remedy = f"{known.remedy}\n" if known else ""
+    return StepError(
+        f"step {step.name} failed ({how})" + (f": {known.cause}" if known else ""),
+        where=str(log),
+        detail=outcome.tail(15),
+        remedy=f"{remedy}the whole log is {log}\nto repeat the command alone:\n"
+        f"  {mask(spelled_out(outcome.command))}",
+    )

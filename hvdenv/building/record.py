@@ -1,0 +1,103 @@
+"""The record of a generation, hvdenv.json: it marks the generation as complete."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from hvdenv.building.state import Record, State, drift
+from hvdenv.environments import generations, manifest
+from hvdenv.environments.installation import recorded as installed
+from hvdenv.environments.installation import with_modules
+from hvdenv.errors import HvdenvError
+from hvdenv.locks import pypi
+from hvdenv.locks.lockfile import Locked
+from hvdenv.places import blocked
+from hvdenv.plans.step import Step
+from hvdenv.schema import encode
+from hvdenv.verification import collectors
+
+OBSERVE_SECONDS = 60.0
+
+
+def write(state: State, _: Step, __: str) -> tuple[str, dict[str, Any]]:
+    """The effect of the last step: write the record, and point the prefix at the generation."""
+    record = _contents(state)
+    state.sync_all()
+    identity = state.plan.generation.name
+    generations.write_record(state.environment.record(identity), record)
+    generations.switch(state.environment, identity)
+    return str(state.environment.prefix), {}
+
+
+def _contents(state: State) -> Record:
+    plan, listed, recorded = state.plan, state.recorded["manifest"], state.recorded
+    own = plan.environment.is_relative_to(plan.generation)
+    record = {
+        **state.known(),
+        "recipe": plan.recipe,
+        "variants": list(plan.variants),
+        "prefix": str(state.environment.prefix),
+        "generation": plan.generation.name,
+        "created": generations.now(),
+        "plan_digest": plan.digest,
+        "manifest_digest": listed["digest"],
+        "files": listed["files"],
+        "bytes": listed["bytes"],
+        "sizes": _sample(state, listed["digest"]),
+        "variables": plan.variables,
+        "resolved": state.request.resolved,
+        "findings": list(state.request.findings),
+        "environment": os.path.relpath(plan.environment, plan.generation)
+        if own
+        else str(plan.environment),
+        "stack": recorded.get("stack", {}).get("inputs", {}),
+        "wheel": recorded.get("inspection", {}),
+        "packages": [package for step in recorded.values() for package in step.get("packages", ())],
+    }
+    if plan.locked:
+        # No installer wrote a report of these.
+        record["packages"] += [each._asdict() for each in pypi.packages(plan.locked)]
+    if plan.additions:
+        record["additions"] = encode(plan.additions)
+    record.update(_observed(state, record))
+    if "stack" not in recorded:  # Horovod is the site's: nothing was compared before
+        state.refuse_drift(record)
+    if plan.locked:
+        record["lock"] = _of_lock(state, plan.locked, record)
+    return record
+
+
+def _sample(state: State, digest: str) -> dict[str, int]:
+    """Sizes of some files, by which a later command notices cheaply that files are lost."""
+    path = state.plan.generation / manifest.NAME
+    try:
+        return manifest.sample(state.plan.generation, manifest.read(path, digest))
+    except OSError as error:
+        raise blocked(path, error, "read") from error
+
+
+def _of_lock(state: State, locked: Locked, record: Record) -> Record:
+    differences = drift(locked, record)
+    for each in differences:
+        state.progress.note(f"drift from the lock: {each}")
+    return {
+        "digest": locked.digest,
+        "drift": [encode(each) for each in differences],
+        "accepted": sorted({each.name for each in differences} & {*state.request.accepted}),
+    }
+
+
+def _observed(state: State, record: Record) -> Record:
+    """What verify will find in the environment, to report later what has changed."""
+    # Not the runner of the steps: that one has the modules for the build.
+    runner = state.plain_runner
+    loaded = state.recorded.get("modules", {}).get("run", {})
+    try:
+        found = installed(state.plan.generation, record)
+        found = with_modules(found, loaded["set"]) if loaded else found
+        mpi, _ = collectors.mpi(found, runner, OBSERVE_SECONDS)
+        return {"observed": encode(collectors.observe(found, runner, OBSERVE_SECONDS, mpi))}
+    except HvdenvError as error:
+        state.progress.note(f"verify cannot report what has changed since: {error.message}")
+        return {}

@@ -1,0 +1,416 @@
+"""Submitting jobs and following them to their end, also after a lost connection."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import NamedTuple
+
+from hvdenv.command import Command, Outcome
+from hvdenv.errors import StepError, UsageError
+from hvdenv.masking import mask, plain
+from hvdenv.model.cluster import Scheduler
+from hvdenv.places import Places, make_folder, write_json
+from hvdenv.reading import MIB, OUTPUT, STATE, open_file, read_json
+from hvdenv.runner import LINE_LIMIT, TOKEN_VARIABLE, Runner
+from hvdenv.schema import Problem, decode
+from hvdenv.sites.job_status import exit_code_in, never_starts, number_of
+from hvdenv.sites.schedulers import DIALECTS
+from hvdenv.sites.schedulers.dialect import Dialect, State, Status, fill
+
+# Schedulers serve many users: hvdenv polls often only while something changes.
+FIRST_POLL, LAST_POLL, SLOWER = 1.0, 10.0, 1.5
+# A network file system may show output a little later.
+OUTPUT_SECONDS = 3.0
+# Schedulers are restarted for maintenance now and then, while jobs go on.
+PATIENCE_SECONDS = 900.0
+QUERY_SECONDS = 60.0
+COMMAND_NOT_FOUND = 127
+_TICK = 0.5
+
+
+class Submitted(NamedTuple):
+    """A job that was submitted, as recorded under HVDENV_HOME.
+
+    Attributes:
+        scheduler: that has it.
+        id: the scheduler's id.
+        name: of the job.
+        script: file that was submitted.
+        submitted: when, in UTC.
+        key: identifies what the job is for; a later call for the same resumes following it.
+        log: file that all its output goes to; empty if the scheduler decides.
+        outputs: files that the scheduler puts its output into, once known.
+        state: how it ended; None until that was observed.
+        exit_code: with which it ended, if known.
+    """
+
+    scheduler: Scheduler
+    id: str
+    name: str
+    script: str
+    submitted: str
+    key: str = ""
+    log: str = ""
+    outputs: tuple[str, ...] = ()
+    state: State | None = None
+    exit_code: int | None = None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Where its output is."""
+        return (self.log,) if self.log else self.outputs
+
+
+def submit(
+    text: str,
+    scheduler: Scheduler,
+    name: str,
+    runner: Runner,
+    places: Places,
+    *,
+    key: str = "",
+    log: str = "",
+) -> Submitted:
+    """Submit a script and record the job; see Submitted for the arguments.
+
+    Raises:
+        StepError: the scheduler rejects it, or cannot be reached.
+    """
+    dialect = DIALECTS[scheduler]
+    path = make_folder(places.jobs) / f"{name}-{uuid.uuid4().hex[:12]}.sh"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    path.chmod(0o700)  # Cobalt runs the file itself
+    # With this variable, the job would end with this process if both are on the same machine.
+    words = ("env", "-u", TOKEN_VARIABLE, *fill(dialect.submit, script=str(path)))
+    outcome = _call(words, runner)
+    found = [*re.finditer(dialect.submitted, outcome.output, re.MULTILINE)] if outcome else []
+    if not found:
+        path.unlink()
+        raise _not_submitted(dialect, outcome)
+    record = Submitted(
+        scheduler=scheduler,
+        id=found[-1]["id"],
+        name=name,
+        script=str(path),
+        submitted=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        key=key,
+        log=log,
+    )
+    keep(record, places)
+    return record
+
+
+def _not_submitted(dialect: Dialect, outcome: Outcome) -> StepError:
+    program = dialect.program
+    instead = "\nhvdenv job RECIPE --to job.sh writes the script instead"
+    if outcome.returncode == COMMAND_NOT_FOUND:
+        return StepError(
+            f"there is no {program} on this host, so no job can be submitted",
+            where=os.uname().nodename,
+            remedy="call hvdenv on a login node of the cluster, or load the module that provides"
+            f" {program}{instead}",
+        )
+    if any(each in outcome.output for each in dialect.unreachable):
+        return StepError(
+            "the scheduler cannot be reached",
+            where=program,
+            detail=outcome.tail(5),
+            remedy=f"try again in a few minutes, or on a login node of the cluster{instead}",
+        )
+    return StepError(
+        "the scheduler rejected the job",
+        where=program,
+        detail=outcome.tail(5),
+        remedy="see its message above; check partition, account, time and nodes",
+    )
+
+
+def recall(job: str, places: Places) -> Submitted:
+    """The record of a job.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = [record for record in records(places) if number_of(record.id) == number_of(job)]
+    if found:
+        return found[-1]
+    known = ", ".join(record.id for record in records(places)[-10:]) or "none"
+    raise UsageError(
+        f"no record of a job {job}",
+        where="--follow",
+        remedy=f"jobs recorded in {places.jobs}: {known}",
+    )
+
+
+def records(places: Places) -> list[Submitted]:
+    """All recorded jobs, oldest first; unreadable records are skipped."""
+    found = []
+    for path in places.jobs.glob("*.json"):
+        try:
+            found.append(decode(Submitted, read_json(path, STATE)))
+        except (OSError, ValueError, Problem):
+            continue
+    return sorted(found, key=lambda record: record.submitted)
+
+
+def unfinished(key: str, places: Places) -> Submitted | None:
+    """The last job with this key whose end was not observed."""
+    same = [record for record in records(places) if record.key == key and not record.state]
+    return same[-1] if same else None
+
+
+def state_of(record: Submitted, runner: Runner) -> Status | None:
+    """The status of a job; None if the scheduler does not answer.
+
+    Raises:
+        StepError: this host does not have the scheduler's programs.
+    """
+    dialect = DIALECTS[record.scheduler]
+    status = dialect.parse_query(_call(fill(dialect.query, id=record.id), runner).output)
+    if status and status.name and status.name != record.name:
+        status = Status("gone")  # its number was given to another job
+    if status is None or status.state != "gone":
+        return status
+    if dialect.history:
+        answer = _call(fill(dialect.history, id=record.id), runner).output
+        status = dialect.parse_history(answer) or status
+    code = exit_code_in("\n".join(_last_lines(file) for file in record.files), record.id)
+    if status.state != "gone" or code is None:
+        return status
+    return Status("failed" if code else "completed", exit_code=code)
+
+
+def cancel(record: Submitted, runner: Runner) -> None:
+    """Cancel a job.
+
+    Raises:
+        StepError: the scheduler refuses.
+    """
+    outcome = _call(_cancel_words(record), runner)
+    if not outcome:
+        raise StepError(
+            f"cannot cancel job {record.id}",
+            detail=outcome.tail(5),
+            remedy=f"try it yourself: {' '.join(_cancel_words(record))}",
+        )
+
+
+def _cancel_words(record: Submitted) -> tuple[str, ...]:
+    return fill(DIALECTS[record.scheduler].cancel, id=record.id)
+
+
+class Listener(NamedTuple):
+    """Receives what happens to a job.
+
+    Attributes:
+        line: called with each line of its output, masked and without control sequences.
+        status: called when its status changes.
+        note: called with other messages for the user.
+    """
+
+    line: Callable[[str], None]
+    status: Callable[[Status], None]
+    note: Callable[[str], None]
+
+
+def follow(
+    record: Submitted,
+    runner: Runner,
+    places: Places,
+    listener: Listener,
+    *,
+    withdraw: bool = False,
+    patience: float = PATIENCE_SECONDS,
+) -> Status:
+    """Follow a job to its end, and record that.
+
+    Args:
+        record: the job.
+        runner: starts the scheduler's programs.
+        places: where jobs are recorded.
+        listener: receives output and status.
+        withdraw: cancel the job if it can never start.
+        patience: seconds that the scheduler may be silent.
+
+    Raises:
+        StepError: the job can never start, or the scheduler stays silent.
+    """
+    follower = _Follower(record, runner, places, listener, withdraw=withdraw, patience=patience)
+    while not follower.status or not follower.status.over:
+        follower.poll()
+        follower.read()
+        time.sleep(_TICK)
+    follower.drain()
+    status = follower.status
+    keep(follower.record._replace(state=status.state, exit_code=status.exit_code), places)
+    return status
+
+
+class _Follower:
+    """A job that is being followed: its last status, and when to poll again."""
+
+    def __init__(
+        self,
+        record: Submitted,
+        runner: Runner,
+        places: Places,
+        listener: Listener,
+        *,
+        withdraw: bool,
+        patience: float,
+    ) -> None:
+        self.record, self.runner, self.places, self.listener = record, runner, places, listener
+        self.withdraw, self.patience = withdraw, patience
+        self.status = Status(record.state, exit_code=record.exit_code) if record.state else None
+        self._tails: dict[str, OutputTail] = {}
+        self._pause = self._due = 0.0
+        self._silent_since: float | None = None
+
+    def poll(self) -> None:
+        """Ask the scheduler, if it is time to."""
+        if time.monotonic() < self._due or (self.status and self.status.over):
+            return
+        status = state_of(self.record, self.runner)
+        self._pause = min(LAST_POLL, max(FIRST_POLL, self._pause * SLOWER))
+        if status is None:
+            self._wait_for_answer()
+        elif self._silent_since is not None:
+            self._silent_since = None
+            self.listener.note("the scheduler answers again")
+        if status and status != self.status:
+            self.status, self._pause = status, FIRST_POLL
+            self._keep_outputs(status)
+            self.listener.status(status)
+            self._refuse_hopeless(status)
+        self._due = time.monotonic() + self._pause
+
+    def read(self) -> int:
+        """Pass on new lines of the job's output; returns how many."""
+        # Before the job runs, a file of this name may be an older job's.
+        if not self.status or self.status.state == "waiting":
+            return 0
+        lines = [line for tail in self._open_tails() for line in tail.lines()]
+        for line in lines:
+            self.listener.line(line)
+            if exit_code_in(line, self.record.id) is not None:
+                self._due = 0.0
+        return len(lines)
+
+    def drain(self) -> None:
+        """Pass on output that arrives after the end of the job."""
+        deadline = time.monotonic() + OUTPUT_SECONDS
+        quiet = 0
+        while quiet < 2 and time.monotonic() < deadline:
+            quiet = 0 if self.read() else quiet + 1
+            time.sleep(_TICK)
+        for tail in self._open_tails():
+            for line in tail.lines(last=True):
+                self.listener.line(line)
+
+    def _open_tails(self) -> list[OutputTail]:
+        return [self._tails.setdefault(file, OutputTail(file)) for file in self.record.files]
+
+    def _keep_outputs(self, status: Status) -> None:
+        """Record where the output goes: the scheduler forgets that minutes after the end."""
+        if status.outputs and status.outputs != self.record.outputs:
+            self.record = self.record._replace(outputs=status.outputs)
+            keep(self.record, self.places)
+
+    def _wait_for_answer(self) -> None:
+        now = time.monotonic()
+        if self._silent_since is None:
+            self._silent_since = now
+            self.listener.note(
+                "the scheduler does not answer; this does not affect the job; asking again"
+            )
+        elif now - self._silent_since > self.patience:
+            raise StepError(
+                f"the scheduler has not answered for {self.patience:.0f} seconds",
+                where=f"job {self.record.id}",
+                remedy=f"the job goes on; follow it later: hvdenv job --follow {self.record.id}",
+            )
+
+    def _refuse_hopeless(self, status: Status) -> None:
+        reason = never_starts(status, self.record.scheduler)
+        if not reason:
+            return
+        remedy = f"cancel it ({' '.join(_cancel_words(self.record))}) and submit it"
+        if self.withdraw:
+            cancel(self.record, self.runner)
+            keep(self.record._replace(state="cancelled"), self.places)
+            remedy = "hvdenv cancelled it; submit it again"
+        raise StepError(
+            f"it cannot start: {reason} ({status.reason})",
+            where=f"job {self.record.id}",
+            remedy=f"{remedy} with other values",
+        )
+
+
+def keep(record: Submitted, places: Places) -> None:
+    """Write the record of a job.
+
+    Raises:
+        StepError: HVDENV_HOME cannot be written.
+    """
+    values = {name: value for name, value in record._asdict().items() if value is not None}
+    write_json(places.jobs / f"{record.scheduler}-{number_of(record.id)}.json", values)
+
+
+def _call(words: tuple[str, ...], runner: Runner) -> Outcome:
+    return runner.run(Command(words, timeout=QUERY_SECONDS))
+
+
+class OutputTail:
+    """Reads a file that grows on another machine and may not exist yet."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        self._offset = 0
+        self._rest = b""
+
+    def lines(self, *, last: bool = False) -> Iterator[str]:
+        """The lines since the last call; with ``last``, also one without a line break."""
+        for block in self._new_blocks():
+            *whole, self._rest = (self._rest + block).split(b"\n")
+            if len(self._rest) > LINE_LIMIT:
+                whole, self._rest = [*whole, self._rest], b""
+            yield from map(_shown, whole)
+        if last and self._rest:
+            yield _shown(self._rest)
+            self._rest = b""
+
+    def _new_blocks(self) -> Iterator[bytes]:
+        """What was added since the last call, in parts."""
+        # Opened each time, since that is when NFS looks for changes.
+        try:
+            with open_file(self.path, OUTPUT) as stream:
+                end = stream.seek(0, os.SEEK_END)
+                stream.seek(self._offset)
+                while block := stream.read(max(0, min(MIB, end - self._offset))):
+                    self._offset += len(block)
+                    yield block
+        except OSError:
+            return
+
+
+def _shown(line: bytes) -> str:
+    """A line for people; of a progress bar, only its last state."""
+    shown = line.rstrip(b"\r").rsplit(b"\r", 1)[-1]
+    return mask(plain(shown.decode("utf-8", "replace")))
+
+
+def _last_lines(path: str) -> str:
+    """The end of a file; empty if it cannot be read."""
+    try:
+        with open_file(path, OUTPUT) as stream:
+            stream.seek(0, 2)
+            stream.seek(max(0, stream.tell() - LINE_LIMIT))
+            return stream.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
