@@ -26,6 +26,7 @@ from hvdenv.verification import bench, collectives, training
 from hvdenv.verification.bench import Effort
 from hvdenv.verification.checks import CHECKS, REBUILD, Shell, damaged, table
 from hvdenv.verification.collectors import CONTROLLERS, FACTS, FRAMEWORKS
+from hvdenv.verification.datapath import records
 
 DEFAULT_LAUNCHERS = ("mpirun", "horovodrun-gloo")
 DEFAULT_TIMEOUT = 600.0
@@ -132,16 +133,18 @@ def verify(
     rows = () if isinstance(extensions, Failed) else tuple(table(expectation, extensions, findings))
     speeds = bench.measurements(_collected("bench_run", facts), _collected("speed_runs", facts))
     seconds = time.monotonic() - began
+    runs = _collected("rank_run", facts)
     return Report(
-        installation.recipe,
-        installation.prefix,
-        socket.gethostname(),
-        started,
-        seconds,
-        tuple(findings),
-        (*measurements, *speeds, Measurement("verify", round(seconds, 3), "s")),
-        rows,
-        tuple(_environment(given, facts)),
+        recipe=installation.recipe,
+        prefix=installation.prefix,
+        host=socket.gethostname(),
+        started=started,
+        seconds=seconds,
+        findings=tuple(findings),
+        measurements=(*measurements, *speeds, Measurement("verify", round(seconds, 3), "s")),
+        table=rows,
+        ranks=tuple(record for (name, _), run in runs.items() for record in records(name, run)),
+        environment=dict(_environment(given, facts)),
     )
 
 
