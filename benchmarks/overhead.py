@@ -16,9 +16,8 @@ import resource
 import statistics
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
@@ -26,6 +25,7 @@ from hvdenv.environments.installation import Expectation, Installation, inspect_
 from hvdenv.launch.launchers import Launch
 from hvdenv.places import find_places
 from hvdenv.runner import TOKEN_VARIABLE, Runner
+from hvdenv.standalone.ranks.events import to_json
 from hvdenv.verification import collectors, ranks
 from hvdenv.verification.verify import DEFAULT_LAUNCHERS
 
@@ -76,14 +76,6 @@ class Cost(NamedTuple):
     wall: float
 
 
-def events_of(rank: ranks.Rank) -> Iterator[dict[str, Any]]:
-    for event in (rank.started, rank.extension, rank.joined, rank.result, rank.exited):
-        if event:
-            yield event
-    for events in rank.reports.values():
-        yield from events
-
-
 def measure(installation: Installation, count: int) -> Cost:
     runner = Runner()
     launch = Launch((), count, len(os.sched_getaffinity(0)), os.geteuid() == 0)
@@ -104,11 +96,11 @@ def measure(installation: Installation, count: int) -> Cost:
     judging = time.process_time() - judging
     assert judgement.status == "pass", judgement
     assert len(watchers.seconds) == count, f"{len(watchers.seconds)} of {count} were seen"
-    events = [event for rank in run.ranks for event in events_of(rank)]
+    events = [event for rank in run.ranks for event in rank.events]
     return Cost(
         count,
         len(events) / count,
-        sum(len(json.dumps(event)) for event in events) / count,
+        sum(len(json.dumps(to_json(event))) for event in events) / count,
         statistics.mean(watchers.seconds.values()),
         statistics.mean(watchers.memory.values()) / 2**20,
         judging,

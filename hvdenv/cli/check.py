@@ -1,6 +1,7 @@
-"""Known incompatibilities that a recipe meets on this machine, before anything is built, and
-whether its combination of versions was ever built and verified; on a cluster also which of the
-recipe's modules are there, and which offer Horovod."""
+"""Report known incompatibilities of a recipe with this machine, before you build it.
+
+check also reports whether this combination of versions was ever built and verified. On a cluster
+it reports which of the recipe's modules exist, and which modules provide Horovod."""
 
 from __future__ import annotations
 
@@ -39,9 +40,9 @@ examples:
   hvdenv check local
   hvdenv check local --python 3.12 --json
   hvdenv check local --facts compute-node.json
-  hvdenv check ./mine.toml                          the remedy as a diff of the recipe
+  hvdenv check ./mine.toml                          also shows the remedy as a diff
 
-docs/rules.md lists all rules. --allow RULE goes past one that blocks.
+`make docs` in a checkout writes a page of all rules. --allow RULE continues although a rule blocks.
 """
 
 

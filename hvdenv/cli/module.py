@@ -1,11 +1,16 @@
-"""A modulefile for an environment, for Lmod (Lua) or Environment Modules (Tcl): printed, or
-written into a folder of modulefiles for `module load`."""
+"""Write a modulefile of an environment, for Lmod (Lua) or Environment Modules (Tcl).
+
+Without --to, module prints it."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import pwd
+import shlex
+import stat
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hvdenv.cli.options import (
     add_prefix,
@@ -15,12 +20,13 @@ from hvdenv.cli.options import (
     refuse_foreign_prefix,
     resolved_of,
 )
+from hvdenv.environments import generations, modulefile
+from hvdenv.environments.generations import Environment
+from hvdenv.environments.modulefile import WRITTEN_BY, Entry
 from hvdenv.errors import UsageError
+from hvdenv.places import blocked, find_places, make_folder, named_file, named_folder, write_text
 from hvdenv.reading import OWN, read_text
-
-if TYPE_CHECKING:
-    from hvdenv.environments.generations import Environment
-    from hvdenv.environments.modulefile import Entry
+from hvdenv.runner import environment
 
 EXAMPLES = """\
 examples:
@@ -36,9 +42,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_trust(parser)
     parser.add_argument(
         "--format", choices=("lua", "tcl"),
-        help="lua for Lmod, tcl for Environment Modules (default: the one that is here)",
+        help="lua for Lmod, tcl for Environment Modules (default: the module system of this"
+" machine)",
     )  # fmt: skip
-    parser.add_argument("--to", metavar="FOLDER", type=Path, help="write it there, as NAME/VERSION")
+    parser.add_argument(
+        "--to",
+        metavar="FOLDER",
+        type=Path,
+        help="write the modulefile below this folder, as NAME/VERSION",
+    )
     parser.add_argument(
         "--name", metavar="NAME/VERSION", default="",
         help="name of the module (default: horovod/VERSION-RECIPE-VARIANTS)",
@@ -46,8 +58,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from hvdenv.environments import modulefile
-
     environment = _environment(arguments)
     # Nothing of it is executed here, but it is where a modulefile is loaded.
     refuse_foreign_prefix(environment.prefix, arguments)
@@ -62,9 +72,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _environment(arguments: argparse.Namespace) -> Environment:
-    from hvdenv.environments import generations
-    from hvdenv.places import find_places
-
     if arguments.recipe:
         return environment_of(arguments, resolved_of(arguments), find_places())
     if arguments.prefix:
@@ -73,8 +80,6 @@ def _environment(arguments: argparse.Namespace) -> Environment:
 
 
 def _entry(environment: Environment, name: str) -> Entry:
-    from hvdenv.environments import generations, modulefile
-
     active = environment.active()
     if not active:
         if damage := environment.damage(environment.pointed()):
@@ -97,9 +102,6 @@ def _entry(environment: Environment, name: str) -> Entry:
 
 def _owner(path: Path) -> tuple[str, str]:
     """Name and home folder of who built it."""
-    import os
-    import pwd
-
     number = os.stat(path).st_uid
     try:
         found = pwd.getpwuid(number)
@@ -109,19 +111,12 @@ def _owner(path: Path) -> tuple[str, str]:
 
 
 def _format_here() -> str:
-    from hvdenv.runner import environment
-
     variables = environment()
     return "tcl" if "MODULES_CMD" in variables and "LMOD_CMD" not in variables else "lua"
 
 
 def _publish(folder: Path, entry: Entry, text: str, suffix: str) -> None:
     """Write the modulefile, whole or not at all."""
-    import os
-    import shlex
-
-    from hvdenv.places import make_folder, named_file, named_folder, write_text
-
     named_folder(folder)
     folder = Path(os.path.abspath(folder.expanduser()))
     path = folder / f"{entry.name}{suffix}"
@@ -135,15 +130,11 @@ def _publish(folder: Path, entry: Entry, text: str, suffix: str) -> None:
 
 
 def _refuse_foreign(path: Path) -> None:
-    from hvdenv.environments.modulefile import WRITTEN_BY
-
     try:
         head = read_text(path, OWN, errors="replace")[:100]
     except FileNotFoundError:
         return
     except OSError as error:
-        from hvdenv.places import blocked
-
         raise blocked(path, error, "read") from error
     if WRITTEN_BY not in head:
         raise UsageError(
@@ -155,10 +146,6 @@ def _refuse_foreign(path: Path) -> None:
 
 def _say_closed(*files: Path) -> None:
     """Say what keeps others from using it: a file, or a folder on the way to one."""
-    import os
-    import stat
-    import sys
-
     for path in dict.fromkeys(each for file in files for each in (file, *file.parents)):
         if not os.path.exists(path):
             continue

@@ -38,18 +38,18 @@ def add_recipe(parser: argparse.ArgumentParser, *, optional: bool = False) -> No
     """RECIPE and what is laid over it."""
     parser.add_argument(
         "recipe", metavar="RECIPE", nargs="?" if optional else None,
-        help="name of a shipped recipe, or path to a TOML file (with a slash or ending in .toml)",
+        help="a recipe's name, or the path of a TOML file (with a slash, or ending in .toml)",
     )  # fmt: skip
     parser.add_argument(
         "--variant",
         metavar="V",
         action="append",
         default=[],
-        help="take a variant; may be repeated",
+        help="use this variant of the recipe; may be repeated",
     )
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides",
-        help="set a value of the recipe, such as mpi.version=5.0.11; may be repeated",
+        help="override a value of the recipe, such as mpi.version=5.0.11; may be repeated",
     )  # fmt: skip
     add_site(parser)
 
@@ -70,11 +70,11 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
     """Where ranks go."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
-        "--hosts", metavar="H", help="such as gpu32:4,gpu33:4 (default: the allocation's)"
+        "--hosts",
+        metavar="H",
+        help="hosts and their slots, such as gpu32:4,gpu33:4 (default: those of the allocation)",
     )
-    where.add_argument(
-        "--hostfile", metavar="F", type=Path, help="file with the hosts, one on each line"
-    )
+    where.add_argument("--hostfile", metavar="F", type=Path, help="file with one host per line")
 
 
 def requested_hosts(arguments: argparse.Namespace) -> tuple[Host, ...]:
@@ -108,7 +108,7 @@ def add_prefix(parser: argparse.ArgumentParser) -> None:
         "--prefix",
         metavar="P",
         type=Path,
-        help="where the environment lies (a link that hvdenv makes)",
+        help="path of the environment (a symbolic link that hvdenv manages)",
     )
 
 
@@ -131,14 +131,14 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json",
         action="store_true",
-        help="the result as JSON on standard output, and nothing else there",
+        help="print the result as JSON, and nothing else, on standard output",
     )
 
 
 def add_allow(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow", metavar="RULE", action="append", default=[],
-        help="go past this rule although it blocks; may be repeated",
+        help="continue although this rule blocks; may be repeated",
     )  # fmt: skip
 
 
@@ -147,7 +147,8 @@ def add_where(parser: argparse.ArgumentParser) -> None:
         "--where",
         choices=("here", "compute"),
         default="here",
-        help="compute: submit it as a job with what the recipe asks for, and follow it",
+        help="compute: submit it as a job with the resources of the recipe, and follow it"
+        " (default: here)",
     )
 
 
@@ -155,7 +156,7 @@ def add_clean(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--clean",
         action="store_true",
-        help="drop the variables of your shell that change results, such as LD_PRELOAD,"
+        help="unset the variables of your shell that change results, such as LD_PRELOAD,"
         " LD_LIBRARY_PATH, HOROVOD_*, NCCL_* and OMPI_MCA_*",
     )
 
@@ -163,7 +164,7 @@ def add_clean(parser: argparse.ArgumentParser) -> None:
 def add_loudness(parser: argparse.ArgumentParser) -> None:
     """--quiet, --verbose and --color."""
     loudness = parser.add_mutually_exclusive_group()
-    loudness.add_argument("-q", "--quiet", action="store_true", help="say only what went wrong")
+    loudness.add_argument("-q", "--quiet", action="store_true", help="print errors only")
     loudness.add_argument(
         "-v", "--verbose", action="store_true", help="show the output of every command"
     )
@@ -381,7 +382,7 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="for this call, use files that other users could change",
+        help="use files that other users can change, for this command only",
     )
 
 
@@ -517,30 +518,30 @@ def refuse_foreign_content(content: Content, arguments: argparse.Namespace) -> N
 def add_lockfiles(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lockfiles", metavar="DIR", type=Path,
-        help="folder of the locks (default: lockfiles beside the recipe, or beside its folder"
-        " if that is called recipes)",
+        help="folder of the locks (default: lockfiles beside the recipe, or beside its folder if"
+" that is named recipes)",
     )  # fmt: skip
 
 
 def add_locked(parser: argparse.ArgumentParser) -> None:
     """What build and plan take to go by a lock."""
     parser.add_argument(
-        "--locked", action="store_true", help="build what the lock says, or stop with exit 4"
+        "--locked", action="store_true", help="build exactly what the lock lists, or exit with 4"
     )
     add_lockfiles(parser)
     parser.add_argument(
-        "--lock", metavar="FOLDER", type=Path, help="this very lock, where there are several"
+        "--lock", metavar="FOLDER", type=Path, help="use this lock, if there are several"
     )
     parser.add_argument(
         "--require-signed", action="store_true",
-        help="refuse a lock without a signature by a key of places.locks.signers (default: only if a"
-        " site file sets that)",
+        help="refuse a lock without a signature by a key in places.locks.signers (default: only if"
+" a site file sets that key)",
     )  # fmt: skip
     parser.add_argument(
         "--from", metavar="DIR", type=Path, dest="source_folder",
-        help="take files from what `hvdenv fetch` put there",
+        help="use the files that `hvdenv fetch` downloaded",
     )  # fmt: skip
-    parser.add_argument("--offline", action="store_true", help="ask no index: use no network")
+    parser.add_argument("--offline", action="store_true", help="use no network")
 
 
 def is_locked(arguments: argparse.Namespace) -> bool:

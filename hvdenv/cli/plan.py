@@ -1,4 +1,4 @@
-"""Show what build would run, in order, and why; nothing is run."""
+"""Show what build would run, in order, and why, without running it."""
 
 from __future__ import annotations
 

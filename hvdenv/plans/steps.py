@@ -29,7 +29,10 @@ GENERATION = Path("/{GENERATION}")
 _SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin")
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
 # The program for conda packages, and those that it imports.
-CONDA_ENV = ("conda_env.py", "digest.py", "index_page.py")
+CONDA_ENV = (
+    "conda_env.py", "conda_spec.py", "conda_files.py", "conda_rattler.py", "conda_program.py",
+    "conda_clone.py", "digest.py", "index_page.py",
+)  # fmt: skip
 # Older ones cannot write down what they install, and know fewer platforms.
 _PIP_ITSELF = "pip>=22.2"
 _OLD_PIP = (3, 7)

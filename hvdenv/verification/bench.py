@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from hvdenv.launch.launchers import Launch
 from hvdenv.launch.placement import filled
@@ -25,8 +25,11 @@ from hvdenv.model.cluster import (
     Reference,
 )  # fmt: skip
 from hvdenv.reports.report import Measurement
+from hvdenv.standalone.ranks.events import Bench, BenchEnd, RankEvent, Speed
 from hvdenv.verification import ranks
 from hvdenv.verification.ranks import Judgement, RankRun
+
+E = TypeVar("E", bound=RankEvent)
 
 EXERCISES = ("bench", "speed")
 _YARDSTICK = re.compile(r"@hvdenv-yardstick (\{[^{}]*\})")
@@ -142,26 +145,24 @@ def parse_yardstick(text: str) -> tuple[Point, ...]:
 
 def allreduces(run: RankRun) -> tuple[Point, ...]:
     """What was measured of allreduces, by size."""
-    return tuple(
-        Point(said["size"], run.size, tuple(said["seconds"])) for said in _reports(run, "bench")
-    )
+    return tuple(Point(each.size, run.size, tuple(each.seconds)) for each in _events(run, Bench))
 
 
 def steps(run: RankRun) -> Point | None:
     """What was measured of training steps."""
-    return next(
-        (Point(s["samples"], run.size, tuple(s["seconds"])) for s in _reports(run, "speed")), None
-    )
+    points = (Point(each.samples, run.size, tuple(each.seconds)) for each in _events(run, Speed))
+    return next(points, None)
 
 
 def on_gpus(run: RankRun) -> bool:
     """Whether the messages were in the memory of GPUs."""
-    return any(said.get("device") for said in _reports(run, "bench"))
+    return any(each.device for each in _events(run, Bench))
 
 
 def libraries_of_gpus(run: RankRun) -> Gpus | None:
     """The libraries by which the ranks used their GPUs; None if they loaded none of their own."""
-    loaded: Mapping[str, Sequence[str]] = run.ranks[0].path.get("libraries", {})
+    path = run.ranks[0].path
+    loaded = path.libraries if path else {}
 
     def first(*names: str) -> str:
         return next((loaded[name][0] for name in sorted(loaded) if name.startswith(names)), "")
@@ -170,9 +171,9 @@ def libraries_of_gpus(run: RankRun) -> Gpus | None:
     return found if all(found) else None
 
 
-def _reports(run: RankRun, event: str) -> Iterator[Mapping[str, Any]]:
+def _events(run: RankRun, kind: type[E]) -> Iterator[E]:
     for rank in run.ranks:
-        yield from rank.reports.get(event, ())
+        yield from rank.all(kind)
 
 
 def measurements(
@@ -405,5 +406,5 @@ def _ends(run: RankRun) -> Iterator[str]:
         "time": "there was no time for it: --time gives more",
         "memory": "the ranks of a host may together not take more than is free",
     }
-    for said in _reports(run, "bench_end"):
-        yield f"{_named(said['size'])} and more were not measured: {whys[said['why']]}"
+    for end in _events(run, BenchEnd):
+        yield f"{_named(end.size)} and more were not measured: {whys[end.why]}"

@@ -100,7 +100,7 @@ def check_build(
         message = f"expected, but not marked: {', '.join(missing)}"
         yield Finding(name, subject, "fail", message, evidence, remedy)
         return
-    versions = {e.facts["version"] for e in extensions.values() if e.facts.get("version")}
+    versions = {e.facts.version for e in extensions.values() if e.facts.version}
     if versions - {table.version}:
         message = f"horovodrun is of {table.version}, the package of {', '.join(sorted(versions))}"
         remedy = "reinstall Horovod; horovodrun and the package come from two installations"
@@ -239,7 +239,7 @@ def _shown(name: str, value: str) -> str:
 def frameworks(extensions: Mapping[str, Extension], expectation: Expectation) -> Iterator[Finding]:
     """Where nothing was stated: at least one framework has an extension."""
     if expectation.frameworks is None and not any(e.present for e in extensions.values()):
-        folder = next(iter(extensions.values())).facts.get("horovod", "")
+        folder = next(iter(extensions.values())).facts.horovod
         yield Finding(
             "frameworks",
             "any framework",
@@ -251,7 +251,7 @@ def frameworks(extensions: Mapping[str, Extension], expectation: Expectation) ->
 
 
 def _paths(extensions: Mapping[str, Extension]) -> list[str]:
-    return [f"not there: {e.facts['path']}" for e in extensions.values() if e.facts.get("path")]
+    return [f"not there: {e.facts.path}" for e in extensions.values() if e.facts.path]
 
 
 @check("shadowing")
@@ -261,15 +261,15 @@ def shadowing(libraries: Mapping[str, Extension], expectation: Expectation) -> I
     Modules do that. Horovod and its frameworks have to be the environment's own.
     """
     asked = [found.facts for name, found in libraries.items() if expectation.asks(name)]
-    shadowed = {package: facts for facts in asked for package in facts.get("shadowed", {})}
+    shadowed = {package: facts for facts in asked for package in facts.shadowed}
     for package, facts in shadowed.items():
-        folder = facts["shadowed"][package]
+        folder = facts.shadowed[package]
         yield Finding(
             "shadowing",
             package,
             "fail",
             f"PYTHONPATH puts {folder}/{package} before the environment's own {package}",
-            f"python: {facts['python']}\nhorovod: {facts['horovod']}",
+            f"python: {facts.python}\nhorovod: {facts.horovod}",
             "load no module that brings it, or let the recipe use what the module brings"
             ' (provider = "present")',
         )
@@ -282,10 +282,10 @@ def extension(extension: Extension, expectation: Expectation, framework: str) ->
     if not extension.present and not stated and not _ending(extension.outcome):
         return
     facts = extension.facts
-    evidence = "\n".join(f"{key}: {value}" for key, value in facts.items())
+    evidence = "\n".join(f"{key}: {value}" for key, value in facts._asdict().items() if value)
     tests = (_absence, _misfit, _lack)
     if problem := next((found for test in tests if (found := test(extension, expectation))), None):
-        evidence = facts.get("traceback", "") or evidence or extension.outcome.tail(40)
+        evidence = facts.traceback or evidence or extension.outcome.tail(40)
         # Where hardly any time was left, a good one does not come to its end either.
         timeout = extension.outcome.command.timeout
         hurried = extension.outcome.timed_out and (timeout or 0) < _FAIR_SECONDS
@@ -294,8 +294,8 @@ def extension(extension: Extension, expectation: Expectation, framework: str) ->
         yield finding if expectation.asks(framework) else _tolerated(finding)
         return
     built = [name for name in OPERATIONS if extension.built(name)]
-    message = f"{framework} {facts['installed']}, Horovod {facts['version']}: {', '.join(built)}"
-    if facts["built_with"] is None:
+    message = f"{framework} {facts.installed}, Horovod {facts.version}: {', '.join(built)}"
+    if facts.built_with is None:
         message += "; this Horovod does not record what it was built with"
     yield Finding("extension", framework, "pass", message, evidence)
 
@@ -314,8 +314,8 @@ def _absence(extension: Extension, expectation: Expectation) -> tuple[str, str] 
     facts, name = extension.facts, extension.framework
     if extension.cut_off:
         return (
-            f"the extension is cut off: {facts['path']} has {facts['size']} of"
-            f" {facts['size_by_header']} bytes",
+            f"the extension is cut off: {facts.path} has {facts.size} of"
+            f" {facts.size_by_header} bytes",
             f"look whether the disk or the quota is full; {_rebuild(extension)}",
         )
     if ending := _ending(extension.outcome):
@@ -323,16 +323,14 @@ def _absence(extension: Extension, expectation: Expectation) -> tuple[str, str] 
         if extension.outcome.timed_out:
             remedy = "see what took so long, or give more with --timeout"
         return f"importing horovod.{name} {ending}", remedy
-    if not facts:
+    if not facts.framework:
         return f"looking at horovod.{name} gave no answer", "read the output in the evidence"
-    if not facts["horovod"]:
+    if not facts.horovod:
         return "there is no package horovod in this environment", "install Horovod there"
     if not extension.present:
-        message = f"the extension is missing: {facts['path']}"
-        if facts.get("others"):
-            message += (
-                f"; those that are there are for another Python: {', '.join(facts['others'])}"
-            )
+        message = f"the extension is missing: {facts.path}"
+        if facts.others:
+            message += f"; those that are there are for another Python: {', '.join(facts.others)}"
         return message, _rebuild(extension)
     return None
 
@@ -340,22 +338,22 @@ def _absence(extension: Extension, expectation: Expectation) -> tuple[str, str] 
 def _misfit(extension: Extension, expectation: Expectation) -> tuple[str, str] | None:
     """What the extension and the framework installed have against each other."""
     facts, name = extension.facts, extension.framework
-    built_with, installed = facts["built_with"], facts.get("installed", "")
+    built_with, installed = facts.built_with, facts.installed
     if built_with is not None and installed and built_with != installed:
         return (
             f"built with {name} {built_with or '(not recorded)'}, but {installed} is installed",
             f"install {name} {built_with} again, or build Horovod again for {installed}",
         )
-    for package, there in ((name, installed), ("horovod", facts.get("version", ""))):
+    for package, there in ((name, installed), ("horovod", facts.version)):
         stated = expectation.versions.get(package)
         if stated and there and not is_version(there, stated):
             return (
                 f"{package} {there} is here; the recipe says {stated}",
                 "load the modules that bring it, or say in the recipe what these bring",
             )
-    if facts.get("error"):
-        what = facts["error"].splitlines()[0]
-        known = explain(facts.get("traceback", "") or facts["error"], "run")
+    if facts.error:
+        what = facts.error.splitlines()[0]
+        known = explain(facts.traceback or facts.error, "run")
         if known and known.kind == "cause":
             return f"horovod.{name} does not import: {what} ({known.cause})", known.remedy
         return f"horovod.{name} does not import: {what}", _rebuild(extension)
@@ -507,7 +505,7 @@ def _why_not_seen(
             named = ", ".join(sorted(over)) or "a controller that could use it"
             return "unproven", f"it was built, but the ranks over {named} failed", "see allreduce"
         return "unproven", f"it was built, but no rank used {name}", ""
-    if not extension.facts.get("gpus"):
+    if not extension.facts.gpus:
         return (
             "unproven",
             "NCCL was built, but there is no GPU on this host to use it",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hvdenv.masking import mask, plain
 from hvdenv.reports.report import Status
+from hvdenv.standalone.ranks.events import Operation
 from hvdenv.verification import ranks
-from hvdenv.verification.ranks import Judgement, Rank, RankRun, listed
+from hvdenv.verification.ranks import Judgement, RankRun, listed
 
 EXERCISE = "collectives"
 FULL = f"{EXERCISE}=full"
@@ -27,27 +28,10 @@ _GLOO_REDUCESCATTER = (
 
 
 class Report(NamedTuple):
-    """What one rank says of one operation.
-
-    Attributes:
-        rank: which one it was.
-        right: how many of its cases were.
-        wrong: the same.
-        types: those of the right cases.
-        skipped: type (or empty), reason and how many cases that were not tried.
-        cases: what was wrong in the first few.
-        ended: why Horovod could not go on; empty if it could.
-        unproven: why it could not be tried, where more ranks could have; empty if it was.
-    """
+    """What one rank, by its name, reported of one operation."""
 
     rank: str
-    right: int
-    wrong: int
-    types: tuple[str, ...]
-    skipped: tuple[tuple[str, str, int], ...]
-    cases: tuple[str, ...]
-    ended: str = ""
-    unproven: str = ""
+    outcome: Operation
 
 
 def judge(run: RankRun, ranks_elsewhere: int = 0) -> Iterator[tuple[str, Judgement]]:
@@ -70,14 +54,14 @@ def judge(run: RankRun, ranks_elsewhere: int = 0) -> Iterator[tuple[str, Judgeme
     yield from wrong.items()
     if broken := ranks.judge_exercise(run, EXERCISE):
         yield "", broken
-    elif silent := [rank.name for rank in run.ranks if not rank.reports.get(EXERCISE)]:
+    elif silent := [rank.name for rank in run.ranks if not rank.all(Operation)]:
         yield "", Judgement("fail", f"nothing was reported by {listed(silent)}", "", _REMEDY)
     elif not wrong:
         yield "", _all_right(run, reports)
     for name, (first, *_) in reports.items():
-        if first.unproven:
+        if why := first.outcome.unproven:
             status: Status = "skip" if ranks_elsewhere > run.size else "unproven"
-            yield name, Judgement(status, first.unproven, "", _MORE_RANKS)
+            yield name, Judgement(status, why, "", _MORE_RANKS)
 
 
 def _remedy(operation: str, controller: str) -> str:
@@ -87,100 +71,90 @@ def _remedy(operation: str, controller: str) -> str:
 
 
 def _reports(run: RankRun) -> dict[str, list[Report]]:
-    """What the ranks say of each operation."""
+    """What the ranks reported of each operation."""
     found: dict[str, list[Report]] = {}
     for rank in run.ranks:
-        for event in rank.reports.get(EXERCISE, ()):
-            found.setdefault(str(event["operation"]), []).append(_report(rank, event))
+        for event in rank.all(Operation):
+            found.setdefault(event.operation, []).append(Report(rank.name, _cleaned(event)))
     return found
 
 
-def _report(rank: Rank, event: dict[str, Any]) -> Report:
-    return Report(
-        rank.name,
-        int(event["right"]),
-        int(event["wrong"]),
-        tuple(event["types"]),
-        tuple((dtype, _clean(why), int(count)) for dtype, why, count in event["skipped"]),
-        tuple(_clean(text) for text in event["cases"]),
-        _clean(event.get("ended", "")),
-        _clean(event.get("unproven", "")),
+def _cleaned(event: Operation) -> Operation:
+    return event._replace(
+        skipped=[each._replace(why=_clean(each.why)) for each in event.skipped],
+        cases=[_clean(text) for text in event.cases],
+        ended=_clean(event.ended),
+        unproven=_clean(event.unproven),
     )
 
 
-def _clean(text: object) -> str:
-    return mask(plain(str(text)))
+def _clean(text: str) -> str:
+    return mask(plain(text))
 
 
 def _wrong(reports: Sequence[Report]) -> Judgement | None:
     """What is wrong with an operation; None if nothing is."""
-    if wrong := [report for report in reports if report.wrong]:
-        first = wrong[0]
-        tried = first.right + first.wrong
+    outcomes = [outcome for _, outcome in reports]
+    if wrong := [report for report in reports if report.outcome.wrong]:
+        first = wrong[0].outcome
         message = (
-            f"wrong on {listed([report.rank for report in wrong])}, in {first.wrong} of {tried}"
-            f" cases: {first.cases[0]}"
+            f"wrong on {listed([report.rank for report in wrong])}, in {first.wrong} of"
+            f" {first.right + first.wrong} cases: {first.cases[0]}"
         )
-        if any(report.ended for report in wrong):
+        if any(report.outcome.ended for report in wrong):
             message += "; nothing was tried after that"
-    elif refused := [why for r in reports for dtype, why, _ in r.skipped if dtype == "float32"]:
-        message = f"it does not even take float32: {refused[0]}"
-    elif idle := [r.rank for r in reports if not (r.right or r.skipped)]:
-        message = f"no case was tried on {listed(idle)}, and no reason given"
-    elif len({report.skipped for report in reports}) > 1:
-        message = f"not the same everywhere: {'; '.join(_differences(reports))}"
+    elif refused := [s.why for each in outcomes for s in each.skipped if s.dtype == "float32"]:
+        message = f"it does not even accept float32: {refused[0]}"
+    elif idle := [name for name, each in reports if not (each.right or each.skipped)]:
+        message = f"{listed(idle)} tried no case and gave no reason"
+    elif other := next(
+        (each for each in reports if each.outcome.skipped != outcomes[0].skipped), None
+    ):
+        message = f"ranks skipped different cases: {'; '.join(map(_skipped, (reports[0], other)))}"
     else:
         return None
     return Judgement("fail", message, "\n".join(_lines(reports)))
 
 
-def _differences(reports: Sequence[Report]) -> Iterator[str]:
-    """What the first two ranks skipped that did not skip the same."""
-    other = next(report for report in reports if report.skipped != reports[0].skipped)
-    for report in (reports[0], other):
-        reasons = ", ".join(f"{dtype} {why}".strip() for dtype, why, _ in report.skipped)
-        yield f"{report.rank} skipped {reasons or 'nothing'}"
+def _skipped(report: Report) -> str:
+    reasons = ", ".join(f"{dtype} {why}".strip() for dtype, why, _ in report.outcome.skipped)
+    return f"{report.rank} skipped {reasons or 'nothing'}"
 
 
 def _lines(reports: Sequence[Report]) -> Iterator[str]:
-    """All that ranks say of an operation."""
-    for report in reports:
-        counts = [f"{report.right} right"] * bool(report.right)
-        counts += [f"{report.wrong} wrong"] * bool(report.wrong)
-        yield f"{report.rank}: {', '.join(counts) or 'no case was tried'}"
-        yield from (f"    {case}" for case in report.cases)
-        yield from (f"    not tried: {line}" for line in _skips(report))
-        if report.ended:
-            yield f"    Horovod gave up: {report.ended}"
+    """All that ranks reported of an operation."""
+    for rank, outcome in reports:
+        counts = [f"{outcome.right} right"] * bool(outcome.right)
+        counts += [f"{outcome.wrong} wrong"] * bool(outcome.wrong)
+        yield f"{rank}: {', '.join(counts) or 'no case was tried'}"
+        yield from (f"    {case}" for case in outcome.cases)
+        yield from _skips(outcome)
+        if outcome.ended:
+            yield f"    Horovod gave up: {outcome.ended}"
 
 
-def _skips(report: Report) -> Iterator[str]:
-    for dtype, why, count in report.skipped:
+def _skips(outcome: Operation) -> Iterator[str]:
+    for dtype, why, count in outcome.skipped:
         what = dtype or ("1 case" if count == 1 else f"{count} cases")
-        yield f"{what}: {why}"
+        yield f"    not tried: {what}: {why}"
 
 
 def _all_right(run: RankRun, reports: dict[str, list[Report]]) -> Judgement:
     """What was tried and was right; the other operations and types with the reason."""
     # Ranks that are in fewer process sets have fewer cases.
-    firsts = {name: min(said, key=lambda one: one.right) for name, said in reports.items()}
-    tried = [report for report in firsts.values() if report.right]
-    types = {dtype for report in tried for dtype in report.types}
+    least = [min((o for _, o in each), key=lambda one: one.right) for each in reports.values()]
+    tried = [outcome for outcome in least if outcome.right]
+    types = {dtype for outcome in tried for dtype in outcome.types}
     lines = []
-    for name, report in firsts.items():
-        lines.append(
-            f"{name}: {report.right} right{' in ' * bool(report.types)}{', '.join(report.types)}"
-        )
-        lines += [f"    not tried: {line}" for line in _skips(report)]
+    for each in least:
+        among = f" in {', '.join(each.types)}" if each.types else ""
+        lines += [f"{each.operation}: {each.right} right{among}", *_skips(each)]
     if not tried:
         return Judgement("fail", "no operation could be tried", "\n".join(lines), _REMEDY)
-    absent = [
-        f"{name} ({r.skipped[0][1]})" for name, r in firsts.items() if r.skipped and not r.right
-    ]
-    refused = {dtype for report in firsts.values() for dtype, _, _ in report.skipped if dtype}
-    absent += sorted(refused - types)
+    absent = [f"{o.operation} ({o.skipped[0].why})" for o in least if o.skipped and not o.right]
+    absent += sorted({s.dtype for outcome in least for s in outcome.skipped} - types - {""})
     message = (
-        f"{len(tried)} operations in {len(types)} types: {sum(r.right for r in tried)} cases are"
+        f"{len(tried)} operations in {len(types)} types: {sum(o.right for o in tried)} cases are"
         f" right on each of {len(run.ranks)} ranks"
     )
     if absent:

@@ -31,11 +31,12 @@ from hvdenv.masking import mask, plain
 from hvdenv.model.cluster import MPI_ALONE, NCCL_ALONE
 from hvdenv.runner import TOKEN_VARIABLE, Runner
 from hvdenv.schema import Problem
+from hvdenv.standalone.ranks.events import ExtensionFacts, decode, read
 from hvdenv.verification import bench, drift, ranks, training
 from hvdenv.verification.bench import Benchmark, Effort, Gpus, Yardstick
 from hvdenv.verification.checkbuild import CheckBuild, parse
 from hvdenv.verification.drift import Observation
-from hvdenv.verification.ranks import RankRun, collect, parse_events
+from hvdenv.verification.ranks import RankRun, collect
 
 FRAMEWORKS = ("torch", "tensorflow", "mxnet")
 CONTROLLERS = ("MPI", "Gloo")
@@ -88,26 +89,25 @@ class Extension(NamedTuple):
 
     framework: str
     outcome: Outcome
-    facts: dict[str, Any]
+    facts: ExtensionFacts = ExtensionFacts()
 
     @property
     def present(self) -> bool:
-        return bool(self.facts.get("size"))
+        return bool(self.facts.size)
 
     @property
     def cut_off(self) -> bool:
         """Whether its file is shorter than it says itself: to load it is to crash."""
-        return int(self.facts.get("size", 0)) < int(self.facts.get("size_by_header", 0))
+        return self.facts.size < self.facts.size_by_header
 
     @property
     def usable(self) -> bool:
         """Whether it is there, imports, and says what it was built with."""
-        return self.present and "built" in self.facts and not self.facts.get("error")
+        return self.present and bool(self.facts.built) and not self.facts.error
 
     def built(self, name: str) -> int | None:
         """What ``<name>_built()`` says; None if it cannot be asked."""
-        answer = self.facts.get("built", {}).get(name)
-        return None if answer is None else int(answer)
+        return self.facts.built.get(name)
 
 
 class Observed(NamedTuple):
@@ -180,13 +180,13 @@ def extension(
     library = libraries[framework]
     for run in rank_runs.values():
         if run and run.extension:
-            return library._replace(facts=_all_masked(run.extension))
+            return library._replace(facts=_masked(run.extension))
     if not library.present or library.cut_off:
         return library
     asked = _extensions(installation, runner, timeout, (framework,), "--import")[framework]
-    if asked.facts:
+    if asked.facts.framework:
         return asked
-    return asked._replace(facts={**library.facts, "traceback": asked.outcome.tail(40)})
+    return asked._replace(facts=library.facts._replace(traceback=asked.outcome.tail(40)))
 
 
 def _extensions(
@@ -199,20 +199,26 @@ def _extensions(
     probe = f"{installation.programs}/inspect/extension.py"
     argv = (*installation.inside, installation.python, "-s", probe, *options, *frameworks)
     outcome = runner.branch().run(_command(installation, runner, argv, timeout))
-    found = {name: Extension(name, outcome, {}) for name in frameworks}
+    found = {name: Extension(name, outcome) for name in frameworks}
     for line in outcome.output.splitlines():
         if line.startswith(_EXTENSION):
-            facts = json.loads(base64.b64decode(line[len(_EXTENSION) :]))
-            found[facts["framework"]] = Extension(facts["framework"], outcome, _all_masked(facts))
+            table = json.loads(base64.b64decode(line[len(_EXTENSION) :]))
+            facts = _masked(decode(ExtensionFacts, table, "extension"))
+            found[facts.framework] = Extension(facts.framework, outcome, facts)
     return found
 
 
-def _all_masked(facts: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _masked(value) for name, value in facts.items()}
-
-
-def _masked(value: object) -> object:
-    return mask(plain(value)) if isinstance(value, str) else value
+def _masked(facts: ExtensionFacts) -> ExtensionFacts:
+    """The facts without secrets and control characters in what programs printed."""
+    return facts._replace(
+        python=mask(plain(facts.python)),
+        horovod=mask(plain(facts.horovod)),
+        path=mask(plain(facts.path)),
+        installed=mask(plain(facts.installed)),
+        version=mask(plain(facts.version)),
+        error=mask(plain(facts.error)),
+        traceback=mask(plain(facts.traceback)),
+    )
 
 
 @fact("horovodrun --check-build")
@@ -419,7 +425,7 @@ def rank_run(
         argv=command.argv,
         size=launch.ranks,
         hosts=tuple(host.name for host in launch.hosts),
-        ranks=collect(parse_events(outcome.output, token)),
+        ranks=collect(read(outcome.output, token)),
         returncode=outcome.returncode,
         timed_out=outcome.timed_out,
         tail=_without_events(outcome, token),

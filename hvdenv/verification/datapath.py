@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hvdenv.launch.launchers import Kind, Mpi
-from hvdenv.reports.report import Status
-from hvdenv.verification.ranks import Judgement, Rank, RankRun
+from hvdenv.masking import mask, plain
+from hvdenv.reports.report import RankRecord, Status
+from hvdenv.standalone.ranks.events import DataPath, Gpu, Joined
+from hvdenv.verification.ranks import Judgement, Rank, RankRun, causes_by_rank
 
 # Within a host only; what remains of a list goes between hosts as well.
 _WITHIN = {
@@ -47,15 +49,15 @@ class Transports(NamedTuple):
         return bool(self.between) and all(_TCP.match(one) for one in self.between)
 
 
-def of_mpi(said: Mapping[str, Sequence[str]]) -> Transports:
-    """How MPI sends, from what its libraries said."""
-    pml, providers = "".join(said.get("pml", ())[-1:]), tuple(said.get("provider", ()))
+def of_mpi(logged: Mapping[str, Sequence[str]]) -> Transports:
+    """How MPI sends, from what its libraries logged."""
+    pml, providers = "".join(logged.get("pml", ())[-1:]), tuple(logged.get("provider", ()))
     if pml == "ob1":
-        btls = tuple(said.get("btl", ()))
+        btls = tuple(logged.get("btl", ()))
         between = tuple(btl for btl in btls if btl not in _WITHIN)
         return Transports(f"pml ob1, btl {', '.join(sorted(btls))}", between)
-    if pml == "ucx" or (not pml and "ucx" in said):  # MPICH has no pml
-        lanes = _ucx(said.get("ucx", ()))
+    if pml == "ucx" or (not pml and "ucx" in logged):  # MPICH has no pml
+        lanes = _ucx(logged.get("ucx", ()))
         return Transports(
             f"{'pml ' if pml else ''}ucx, {', '.join(lanes) or 'within hosts'}", lanes
         )
@@ -76,17 +78,17 @@ def _ucx(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def of_nccl(said: Mapping[str, Sequence[str]]) -> Transports:
+def of_nccl(logged: Mapping[str, Sequence[str]]) -> Transports:
     """How NCCL sends, from what it said; ``NET/`` is what goes between hosts."""
-    ways = tuple("SHM" if "shared memory" in way else way.strip() for way in said.get("via", ()))
+    ways = tuple("SHM" if "shared memory" in way else way.strip() for way in logged.get("via", ()))
     nets = tuple(way.removeprefix("NET/") for way in ways if way.startswith("NET/"))
     between = tuple("tcp" if net == "Socket" else net for net in nets)
     return Transports(", ".join(sorted(set(ways))), between)
 
 
-def nccl_ranks(path: Mapping[str, Any]) -> set[int]:
+def nccl_ranks(path: DataPath | None) -> set[int]:
     """Sizes of the communicators that NCCL made in a rank."""
-    return {int(comm.split()[0]) for comm in path.get("said", {}).get("comm", ())}
+    return {int(comm.split()[0]) for comm in path.logged.get("comm", ())} if path else set()
 
 
 def uses_nccl(run: RankRun) -> bool:
@@ -106,17 +108,17 @@ def why_no_nccl(run: RankRun) -> tuple[Status, str]:
         ``fail`` where GPUs were there to use; ``unproven`` where they were not.
     """
     for rank in run.ranks:
-        gpu = rank.path.get("gpu", {})
-        if gpu.get("device"):
+        gpu = rank.path.gpu if rank.path else Gpu()
+        if gpu.device:
             return (
                 "fail",
-                f"tensors lay on {gpu['device']} of {rank.name}, but NCCL joined no ranks",
+                f"tensors were on {gpu.device} of {rank.name}, but NCCL connected no ranks",
             )
-        if gpu.get("there") and "the framework sees none" in gpu["why"]:
-            return "fail", f"GPUs were asked for, but {rank.name} used its processor: {gpu['why']}"
-        if gpu.get("why"):
-            return "unproven", f"{rank.name}: {gpu['why']}"
-    return "unproven", "the ranks did not say whether they saw GPUs"
+        if gpu.on_host and "the framework sees none" in gpu.why:
+            return "fail", f"GPUs were requested, but {rank.name} used its CPU: {gpu.why}"
+        if gpu.why:
+            return "unproven", f"{rank.name}: {gpu.why}"
+    return "unproven", "the ranks did not report whether they saw GPUs"
 
 
 def parse_library(text: str) -> Mpi:
@@ -142,8 +144,7 @@ def judge(run: RankRun, mpirun: Mpi, meant: Mapping[str, str]) -> Judgement:
         mpirun: the MPI of the launcher.
         meant: parameters of Open MPI that the recipe sets.
     """
-    paths = {rank.name: rank.path for rank in run.ranks if rank.path}
-    if not paths:
+    if not any(rank.path for rank in run.ranks):
         return Judgement("skip", "the ranks did not say by which path their data went")
     evidence = "\n".join(_lines(run.ranks))
     if shared := _shared_gpus(run.ranks):
@@ -162,57 +163,92 @@ def judge(run: RankRun, mpirun: Mpi, meant: Mapping[str, str]) -> Judgement:
 
 
 def _lines(ranks: Sequence[Rank]) -> Iterator[str]:
-    """The evidence: what each rank said."""
+    """The evidence: what each rank reported."""
     for rank in ranks[:8]:
         yield f"{rank.name}:"
-        path = rank.path
-        for name in ("said", "libraries", "asked", "gpu"):
-            for key, value in path.get(name, {}).items():
-                text = ", ".join(map(str, value)) if isinstance(value, list) else value
-                yield f"    {name} {key}: {text}"
-        for name in ("mpi", "nccl", "fast"):
-            if path.get(name):
-                yield f"    {name}: {path[name]}"
+        path = rank.path or DataPath()
+        for name in ("logged", "libraries", "variables"):
+            for key, value in getattr(path, name).items():
+                yield f"    {name} {key}: {value if isinstance(value, str) else ', '.join(value)}"
+        yield f"    GPU: {path.gpu.device or path.gpu.why}"
+        if path.mpi:
+            yield f"    MPI: {path.mpi}"
+        if path.nccl:
+            yield f"    NCCL: {path.nccl}"
+        if path.fast:
+            yield f"    fast adapters: {', '.join(path.fast)}"
 
 
 def _carried(run: RankRun) -> str:
     """Who carried the data, and how."""
     operations = ", ".join(sorted(run.operations)) or "an operation that Horovod did not name"
     text = f"{run.controller} negotiated, {operations} reduced in the memory of the host"
-    if not uses_nccl(run) and any(rank.path.get("gpu", {}).get("device") for rank in run.ranks):
+    if not uses_nccl(run) and any(rank.path and rank.path.gpu.device for rank in run.ranks):
         text += ", also tensors of GPUs, which Horovod copied there and back"
-    said = _all_said(run.ranks)
-    if run.controller == "MPI" or "MPI" in run.operations:
-        text += f" ({of_mpi(said).name or 'this MPI does not say how it sends'})"
-    elif interfaces := {rank.path.get("asked", {}).get("HOROVOD_GLOO_IFACE") for rank in run.ranks}:
-        text += (
-            f" (TCP on {', '.join(sorted(name for name in interfaces if name)) or 'any interface'})"
-        )
+    if transports := _transports(run, run.ranks):
+        text += f" ({transports})"
     if uses_nccl(run):
-        text += f", NCCL {_nccl_at_run(run)} on GPUs ({of_nccl(said).name or 'no transport named'})"
+        nccl = of_nccl(_all_logged(run.ranks)).name or "no transport named"
+        text += f", NCCL {_nccl_at_run(run)} on GPUs ({nccl})"
     return text
 
 
-def _all_said(ranks: Sequence[Rank]) -> dict[str, tuple[str, ...]]:
+def _transports(run: RankRun, ranks: Sequence[Rank]) -> str:
+    """How ranks send tensors in the memory of the host; empty if they did not report it."""
+    paths = _paths(ranks)
+    if run.controller == "MPI" or "MPI" in run.operations:
+        return of_mpi(_all_logged(ranks)).name or "this MPI does not report how it sends"
+    interfaces = sorted({path.variables.get("HOROVOD_GLOO_IFACE", "") for path in paths} - {""})
+    return f"TCP on {', '.join(interfaces) or 'any interface'}" if paths else ""
+
+
+def records(framework: str, run: RankRun | None) -> Iterator[RankRecord]:
+    """The ranks of a run for the report."""
+    if not run:
+        return
+    for rank, cause in zip(run.ranks, causes_by_rank(run), strict=True):
+        joined = rank.result or rank.last(Joined)
+        nccl = of_nccl(_all_logged([rank])).name if uses_nccl(run) else ""
+        transports = [_transports(run, [rank]) if rank.path else "", nccl and f"NCCL {nccl}"]
+        yield RankRecord(
+            rank=rank.number,
+            host=rank.host,
+            local_rank=joined.local_rank if joined else None,
+            pid=rank.pid,
+            device=(rank.path.gpu.device or "cpu") if rank.path else "",
+            framework=framework,
+            controller=run.controller,
+            status="fail" if cause else "pass",
+            cause=mask(plain(cause)),
+            seconds=rank.exited.seconds if rank.exited else None,
+            data_path="; ".join(filter(None, transports)),
+        )
+
+
+def _paths(ranks: Sequence[Rank]) -> list[DataPath]:
+    return [rank.path for rank in ranks if rank.path]
+
+
+def _all_logged(ranks: Sequence[Rank]) -> dict[str, tuple[str, ...]]:
     """What all ranks together said."""
     found: dict[str, dict[str, None]] = {}
-    for rank in ranks:
-        for name, values in rank.path.get("said", {}).items():
+    for path in _paths(ranks):
+        for name, values in path.logged.items():
             found.setdefault(name, {}).update(dict.fromkeys(values))
     return {name: tuple(values) for name, values in found.items()}
 
 
 def _nccl_at_run(run: RankRun) -> str:
     """The NCCL that ranks had: the library's own number, or what a static one printed."""
-    numbers = [nccl_release(rank.path["nccl"]) for rank in run.ranks if rank.path.get("nccl")]
-    printed = [text.split("+")[0] for text in _all_said(run.ranks).get("nccl", ())]
+    numbers = [nccl_release(path.nccl) for path in _paths(run.ranks) if path.nccl]
+    printed = [text.split("+")[0] for text in _all_logged(run.ranks).get("nccl", ())]
     return next(iter([*numbers, *printed]), "")
 
 
 def _notes(run: RankRun, mpirun: Mpi) -> Iterator[str]:
     """What is odd, and did no harm here."""
     for rank in run.ranks:
-        loaded = rank.path.get("libraries", {})
+        loaded = rank.path.libraries if rank.path else {}
         mpis = [
             path for name, paths in loaded.items() if name.startswith("libmpi") for path in paths
         ]
@@ -220,7 +256,7 @@ def _notes(run: RankRun, mpirun: Mpi) -> Iterator[str]:
             yield f"{rank.name} has two libraries of MPI loaded: {' and '.join(mpis[:2])}"
         if run.controller == "MPI":
             yield from _other_mpi(rank, mpirun)
-    built = (run.extension.get("built") or {}).get("NCCL") or 0
+    built = (run.extension.built.get("NCCL") if run.extension else 0) or 0
     at_run = _nccl_at_run(run)
     # Horovod says only whether it has NCCL, not which, up to 0.19.
     if built > 1 and at_run and uses_nccl(run) and nccl_release(built) != at_run:
@@ -228,7 +264,7 @@ def _notes(run: RankRun, mpirun: Mpi) -> Iterator[str]:
 
 
 def _other_mpi(rank: Rank, mpirun: Mpi) -> Iterator[str]:
-    mine = parse_library(rank.path.get("mpi", ""))
+    mine = parse_library(rank.path.mpi if rank.path else "")
     if not mine.version or not mpirun.version:
         return
     if mine != mpirun and (mine.kind, mpirun.kind) != ("MVAPICH", "Hydra"):
@@ -243,7 +279,8 @@ def _shared_gpus(ranks: Sequence[Rank]) -> str:
     used = Counter(
         (rank.host, comm.split("busId ")[1])
         for rank in ranks
-        for comm in dict.fromkeys(rank.path.get("said", {}).get("comm", ()))
+        if rank.path
+        for comm in dict.fromkeys(rank.path.logged.get("comm", ()))
         if "busId " in comm
     )
     shared = [(host, bus) for (host, bus), count in used.items() if count > 1]
@@ -254,13 +291,13 @@ def _slow(run: RankRun) -> str:
     """Where data goes by TCP though the hosts have something faster; empty if it does not."""
     if len({rank.host for rank in run.ranks}) < 2:
         return ""
-    fast = [set(rank.path.get("fast", ())) for rank in run.ranks]
+    fast = [set(rank.path.fast) if rank.path else set() for rank in run.ranks]
     if not all(fast):
         return ""
-    names, said = ", ".join(sorted(set.union(*fast))), _all_said(run.ranks)
+    names, logged = ", ".join(sorted(set.union(*fast))), _all_logged(run.ranks)
     if uses_nccl(run):
-        return f"NCCL sends by TCP, though there is {names}" if of_nccl(said).only_tcp else ""
-    if run.operations == {"MPI"} and of_mpi(said).only_tcp:
+        return f"NCCL sends by TCP, though there is {names}" if of_nccl(logged).only_tcp else ""
+    if run.operations == {"MPI"} and of_mpi(logged).only_tcp:
         return f"MPI sends by TCP, though there is {names}"
     return ""
 
@@ -272,8 +309,8 @@ def _was_meant(meant: Mapping[str, str]) -> bool:
 def _faster(run: RankRun) -> str:
     asked = {
         f"{name}={value}"
-        for rank in run.ranks
-        for name, value in rank.path.get("asked", {}).items()
+        for path in _paths(run.ranks)
+        for name, value in path.variables.items()
         if name not in ("CUDA_VISIBLE_DEVICES", "HOROVOD_GLOO_IFACE", "HOROVOD_CPU_OPERATIONS")
     }
     if asked:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from hvdenv.verification.ranks import Judgement, Rank, RankRun, judge_exercise, listed
+from hvdenv.standalone.ranks.events import Training
+from hvdenv.verification.ranks import Judgement, RankRun, judge_exercise, listed
 
 EXERCISE = "training"
 # Over the first controller only: what differs between them are the operations.
@@ -22,12 +23,12 @@ _REMEDY = (
 )
 
 
-class Told(NamedTuple):
+class Outcome(NamedTuple):
     """What one rank reported of one part."""
 
     name: str
     number: int
-    facts: dict[str, Any]
+    facts: Training
 
 
 def judge(run: RankRun) -> Iterator[tuple[str, Judgement]]:
@@ -43,146 +44,143 @@ def judge(run: RankRun) -> Iterator[tuple[str, Judgement]]:
     if broken := judge_exercise(run, EXERCISE):
         yield "", broken
         return
-    reports = [(rank, _by_part(rank)) for rank in run.ranks]
+    outcomes: dict[str, list[Outcome]] = {}
+    for rank in run.ranks:
+        for facts in rank.all(Training):
+            outcomes.setdefault(facts.part, []).append(Outcome(rank.name, rank.number or 0, facts))
     problems: list[str] = []
     passed: list[str] = []
-    for part in dict.fromkeys(part for _, parts in reports for part in parts):
-        told = [
-            Told(rank.name, rank.number or 0, parts[part])
-            for rank, parts in reports
-            if part in parts
-        ]
-        skipped = [one.facts["skip"] for one in told if "skip" in one.facts]
-        if len(skipped) == len(reports):
-            yield part, Judgement("skip", skipped[0])
-        elif skipped or len(told) < len(reports):
-            problems.append(f"{part}: not all ranks went through it")
-        elif found := [f"{part}: {problem}" for test in _TESTS for problem in test(told)]:
-            problems += found
+    for part, reported in outcomes.items():
+        if len(reported) == len(run.ranks) and all(one.facts.skip for one in reported):
+            yield part, Judgement("skip", reported[0].facts.skip)
+        elif found := list(_problems(reported, len(run.ranks))):
+            problems += [f"{part}: {problem}" for problem in found]
         else:
-            passed.append(_praise(part, told))
+            passed.append(_praise(part, reported))
     if problems:
         more = f"; and {len(problems) - 1} more, see the evidence" if problems[1:] else ""
         yield "", Judgement("fail", problems[0] + more, _evidence(run, problems), _REMEDY)
     elif passed:
         message = f"parameters are equal on {len(run.ranks)} ranks; {'; '.join(passed)}"
         yield "", Judgement("pass", message, _evidence(run, ()))
-    elif not any(parts for _, parts in reports):
+    elif not outcomes:
         yield "", Judgement("fail", "no rank reported anything", _evidence(run, ()), _REMEDY)
 
 
-def _by_part(rank: Rank) -> dict[str, dict[str, Any]]:
-    return {event["part"]: event for event in rank.reports.get(EXERCISE, ())}
+def _problems(outcomes: Sequence[Outcome], ranks: int) -> Iterator[str]:
+    if len(outcomes) < ranks or any(one.facts.skip for one in outcomes):
+        yield "not all ranks finished it"
+        return
+    for test in _TESTS:
+        yield from test(outcomes)
 
 
-def _praise(part: str, told: Sequence[Told]) -> str:
-    facts = told[0].facts
-    difference = max(one.facts["difference"] for one in told)
-    first, last = facts["losses"]
+def _praise(part: str, outcomes: Sequence[Outcome]) -> str:
+    facts = outcomes[0].facts
+    difference = max(one.facts.difference for one in outcomes)
+    first, last = facts.losses
     return (
-        f"{part}: loss {first:.3g} to {last:.3g} in {facts['steps']} steps,"
-        f" {difference:.1g} from one process (bound {facts['bound']:.1g})"
+        f"{part}: loss {first:.3g} to {last:.3g} in {facts.steps} steps,"
+        f" {difference:.1g} from one process (bound {facts.bound:.1g})"
     )
 
 
 def _evidence(run: RankRun, problems: Sequence[str]) -> str:
     lines = [f"command: {shlex.join(run.argv)}", *problems]
     for rank in run.ranks[:_SHOWN]:
-        lines += [
-            f"{rank.name}, {part}: "
-            + ", ".join(f"{key} {facts[key]}" for key in _TOLD if key in facts)
-            for part, facts in _by_part(rank).items()
-        ]
+        for facts in rank.all(Training):
+            shown = [f"{name} {getattr(facts, name)}" for name in _SHOWN_FACTS]
+            lines.append(f"{rank.name}, {facts.part}: {facts.skip or ', '.join(shown)}")
     return "\n".join(lines)
 
 
-_TOLD = (
-    "skip", "seconds", "steps", "losses", "difference", "bound", "checksums", "rate", "metrics",
-    "files", "same",
+_SHOWN_FACTS = (
+    "seconds", "steps", "losses", "difference", "bound", "checksums", "rate", "metrics", "files",
+    "same",
 )  # fmt: skip
 
 
-def _shards(told: Sequence[Told]) -> Iterator[str]:
+def _shards(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Whether each sample was on one rank, and none on two, in each epoch."""
-    for epoch, samples in enumerate(zip(*(one.facts["seen"] for one in told), strict=True)):
+    for epoch, samples in enumerate(zip(*(one.facts.seen for one in outcomes), strict=True)):
         owners: dict[int, str] = {}
-        for one, numbers in zip(told, samples, strict=True):
+        for one, numbers in zip(outcomes, samples, strict=True):
             if twice := [number for number in numbers if number in owners]:
                 yield (
                     f"{one.name} had {len(twice)} samples that {owners[twice[0]]} had as well"
                     f" (epoch {epoch + 1})"
                 )
             owners.update(dict.fromkeys(numbers, one.name))
-        count = told[0].facts["samples"]
+        count = outcomes[0].facts.samples
         if missed := set(range(count)) - set(owners):
             yield f"no rank had {len(missed)} of {count} samples (epoch {epoch + 1})"
 
 
-def _checksums(told: Sequence[Told]) -> Iterator[str]:
+def _checksums(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Whether all ranks have the same bits, first of all after the broadcasts."""
-    first = told[0]
-    for name, wanted in first.facts["checksums"].items():
-        if others := [one.name for one in told if one.facts["checksums"].get(name) != wanted]:
+    first = outcomes[0]
+    for name, wanted in first.facts.checksums.items():
+        if others := [one.name for one in outcomes if one.facts.checksums.get(name) != wanted]:
             yield f"{name} are not equal: {listed(others)} and {first.name} differ"
 
 
-def _difference(told: Sequence[Told]) -> Iterator[str]:
+def _difference(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Whether the ranks come to what one process gets on the joined batches."""
-    off = [one for one in told if not one.facts["difference"] <= one.facts["bound"]]
+    off = [one for one in outcomes if not one.facts.difference <= one.facts.bound]
     if off:
         facts = off[0].facts
-        like = f", as if {facts['like']}" if facts.get("like") else ""
+        like = f", as if {facts.like}" if facts.like else ""
         yield (
-            f"parameters of {listed([one.name for one in off])} are {facts['difference']:.2g}"
-            f" from those of one process on the joined batches, not {facts['bound']:.1g}{like}"
+            f"parameters of {listed([one.name for one in off])} are {facts.difference:.2g}"
+            f" from those of one process on the joined batches, not {facts.bound:.1g}{like}"
         )
 
 
-def _losses(told: Sequence[Told]) -> Iterator[str]:
-    for one in told:
-        first, last = one.facts["losses"]
+def _losses(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    for one in outcomes:
+        first, last = one.facts.losses
         if not last < first:
             yield f"the loss does not fall on {one.name}: {first:.3g}, and {last:.3g} at the end"
             return
 
 
-def _rates(told: Sequence[Told]) -> Iterator[str]:
-    for one in told:
-        if "rate" not in one.facts:
+def _rates(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    for one in outcomes:
+        if one.facts.rate is None:
             continue
-        rate, wanted = one.facts["rate"], one.facts["rate_wanted"]
+        rate, wanted = one.facts.rate, one.facts.rate_wanted
         if not math.isclose(rate, wanted, rel_tol=_RATE):
             yield f"the learning rate on {one.name} is {rate:.6g} at the end, not {wanted:.6g}"
             return
 
 
-def _metrics(told: Sequence[Told]) -> Iterator[str]:
+def _metrics(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Whether what ranks were given as averages are the averages of what they had."""
-    for name in told[0].facts["metrics"]:
-        mean = sum(one.facts["metrics"][name][0] for one in told) / len(told)
-        bound = _SINGLE * (len(told) + 4) * abs(mean)
-        off = [one for one in told if not abs(one.facts["metrics"][name][1] - mean) <= bound]
+    for name in outcomes[0].facts.metrics:
+        mean = sum(one.facts.metrics[name][0] for one in outcomes) / len(outcomes)
+        bound = _SINGLE * (len(outcomes) + 4) * abs(mean)
+        off = [one for one in outcomes if not abs(one.facts.metrics[name][1] - mean) <= bound]
         if off:
-            own, got = off[0].facts["metrics"][name]
+            own, got = off[0].facts.metrics[name]
             yield (
                 f"{name} is not averaged on {listed([one.name for one in off])}:"
                 f" {got:.6g} instead of {mean:.6g} (its own is {own:.6g})"
             )
 
 
-def _checkpoints(told: Sequence[Told]) -> Iterator[str]:
+def _checkpoints(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Whether rank 0 wrote one, and nobody else."""
-    for one in told:
-        if one.number and one.facts["files"]:
+    for one in outcomes:
+        if one.number and one.facts.files:
             yield f"{one.name} wrote a checkpoint, which only rank 0 should"
-        elif not one.number and not one.facts["files"]:
+        elif not one.number and not one.facts.files:
             yield f"{one.name} wrote no checkpoint"
-        elif not one.number and not one.facts["same"]:
+        elif not one.number and not one.facts.same:
             yield f"{one.name} loads other parameters from its checkpoint than it wrote"
 
 
 # In the order in which they explain each other.
-_TESTS: tuple[Callable[[Sequence[Told]], Iterator[str]], ...] = (
+_TESTS: tuple[Callable[[Sequence[Outcome]], Iterator[str]], ...] = (
     _shards,
     _checksums,
     _difference,

@@ -26,6 +26,7 @@ from hvdenv.verification import bench, collectives, training
 from hvdenv.verification.bench import Effort
 from hvdenv.verification.checks import CHECKS, REBUILD, Shell, damaged, table
 from hvdenv.verification.collectors import CONTROLLERS, FACTS, FRAMEWORKS
+from hvdenv.verification.datapath import records
 
 DEFAULT_LAUNCHERS = ("mpirun", "horovodrun-gloo")
 DEFAULT_TIMEOUT = 600.0
@@ -132,16 +133,18 @@ def verify(
     rows = () if isinstance(extensions, Failed) else tuple(table(expectation, extensions, findings))
     speeds = bench.measurements(_collected("bench_run", facts), _collected("speed_runs", facts))
     seconds = time.monotonic() - began
+    runs = _collected("rank_run", facts)
     return Report(
-        installation.recipe,
-        installation.prefix,
-        socket.gethostname(),
-        started,
-        seconds,
-        tuple(findings),
-        (*measurements, *speeds, Measurement("verify", round(seconds, 3), "s")),
-        rows,
-        tuple(_environment(given, facts)),
+        recipe=installation.recipe,
+        prefix=installation.prefix,
+        host=socket.gethostname(),
+        started=started,
+        seconds=seconds,
+        findings=tuple(findings),
+        measurements=(*measurements, *speeds, Measurement("verify", round(seconds, 3), "s")),
+        table=rows,
+        ranks=tuple(record for (name, _), run in runs.items() for record in records(name, run)),
+        environment=dict(_environment(given, facts)),
     )
 
 
@@ -162,12 +165,12 @@ def _environment(given: Mapping[str, Any], facts: Mapping[Key, Any]) -> Iterator
     extensions = [value for key, value in known.items() if key.name == "extension"]
     yield "hvdenv", __version__
     for name, fact in (("Python", "python_version"), ("horovod", "version")):
-        versions = dict.fromkeys(each.facts[fact] for each in extensions if each.facts.get(fact))
+        versions = dict.fromkeys(filter(None, (getattr(each.facts, fact) for each in extensions)))
         if versions:
             yield name, ", ".join(versions)
     for each in extensions:
-        if each.facts.get("installed"):
-            yield each.framework, each.facts["installed"]
+        if each.facts.installed:
+            yield each.framework, each.facts.installed
     if Key("mpi") in known and known[Key("mpi")][1]:
         yield "mpirun", known[Key("mpi")][1]
     launch = given["launch"]

@@ -15,7 +15,7 @@ PACKAGE = Path(hvdenv.__file__).parent
 # Packages, and modules that lie in none: one imports what stands before it, and what stands
 # beside it; modules never import each other in a circle.
 LAYERS = (
-    ("errors", "schema", "masking", "reading", "command", "reports"),
+    ("errors", "schema", "masking", "reading", "command", "reports", "standalone"),
     ("runner",),
     ("places", "signing"),
     ("trust",),
@@ -50,10 +50,13 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
+# The only stand-alone program that hvdenv imports.
+SHARED = "standalone.ranks.events"
 MODULES = {
     name_of(path): path
     for path in sorted(PACKAGE.rglob("*.py"))
-    if path.name != "__init__.py" and path.parent.parent.name != "standalone"
+    if path.name != "__init__.py"
+    and (path.parent.parent.name != "standalone" or name_of(path) == SHARED)
 }
 
 

@@ -23,11 +23,14 @@ from hvdenv.plans.plan import candidates, make_plan, site_python
 from hvdenv.reports.report import Finding
 from hvdenv.schema import decode, encode
 from hvdenv.sites.hosts import Host
+from hvdenv.standalone.ranks.events import Bench, BenchEnd, DataPath, RankEvent, Speed
 from hvdenv.verification import bench
 from hvdenv.verification.bench import Benchmark, Point, Yardstick
 from hvdenv.verification.checks import CHECKS
 from hvdenv.verification.collectors import FACTS
-from hvdenv.verification.ranks import Rank, RankRun
+from hvdenv.verification.ranks import RankRun
+from tests import rank_events
+from tests.rank_events import event, exited, good
 from tests.standalone import load
 
 SUBJECT: Final = "torch over MPI"
@@ -35,46 +38,29 @@ MIB = 1 << 20
 RANK, RANK_BENCH = load("rank"), load("bench")
 
 
-def reports(**seconds: float) -> dict[str, tuple[dict[str, Any], ...]]:
-    """What rank 0 says of sizes, such as 64MiB=0.1 for 0.1 s."""
-    events = tuple(
-        {"size": SIZES[name], "seconds": [0.9 * s, s, s, s, 2 * s], "device": ""}
-        for name, s in seconds.items()
-    )
-    return {"bench": events}
+def measured(**seconds: float) -> list[RankEvent]:
+    """What rank 0 reports of sizes, such as 64MiB=0.1 for 0.1 s."""
+    return [
+        Bench(size=SIZES[name], seconds=[0.9 * s, s, s, s, 2 * s]) for name, s in seconds.items()
+    ]
 
 
-def speed(samples: int, seconds: float) -> dict[str, tuple[dict[str, Any], ...]]:
-    return {"speed": ({"samples": samples, "seconds": [seconds] * 5},)}
+def speed(samples: int, seconds: float) -> Speed:
+    return Speed(samples=samples, seconds=[seconds] * 5)
 
 
-def run(size: int, said: dict[str, tuple[dict[str, Any], ...]], **exited: Any) -> RankRun:
-    ranks = []
-    for number in range(size):
-        result = {
-            "rank": number, "size": size, "local_rank": number, "local_size": size, "tests": 30,
-            "failed": 0, "wrong": [], "said": {"controller": "MPI"},
-        }  # fmt: skip
-        end = {
-            "code": 0,
-            "signal": "",
-            "ended_by": "",
-            "stage": "shutdown",
-            "detail": "",
-            "tail": "",
-        }
-        ranks.append(
-            Rank("n1", 100 + number, {}, result, exited={**end, **(exited if number else {})},
-                 reports={} if number else said)
-        )  # fmt: skip
-    return RankRun("mpirun", "MPI", ("mpirun",), size, tuple(ranks), exercises=bench.EXERCISES)
+def run(size: int, *of_first: RankEvent, **ended: Any) -> RankRun:
+    """A run whose rank 0 reports these events, and whose others end in this way."""
+    events = good(size) + [event(0, each) for each in of_first]
+    events += [exited(rank, **ended) for rank in range(1, size) if ended]
+    return rank_events.run(*events, size=size, exercises=bench.EXERCISES)
 
 
 def point(name: str, seconds: float, ranks: int = 2) -> Point:
     return Point(SIZES[name], ranks, (seconds,) * 5)
 
 
-GOOD = run(2, {**reports(**{"1KiB": 85e-6, "64MiB": 0.016}), **speed(128, 0.05)})
+GOOD = run(2, *measured(**{"1KiB": 85e-6, "64MiB": 0.016}), speed(128, 0.05))
 ONE = run(1, speed(64, 0.045))
 MPI = Yardstick((point("1KiB", 3e-6), point("64MiB", 0.012)))
 REFERENCE = Reference("allreduce bandwidth", SUBJECT, 4.0, "GB/s", "64MiB", lower=-0.1)
@@ -122,7 +108,7 @@ def test_all_figures_become_measurements() -> None:
 
 
 def test_one_rank_has_no_bandwidth() -> None:
-    alone = run(1, {**reports(**{"1KiB": 1e-3}), **speed(64, 0.05)})
+    alone = run(1, *measured(**{"1KiB": 1e-3}), speed(64, 0.05))
     found = bench.measurements({("torch", "MPI"): Benchmark(alone, Yardstick(()))}, {})
     assert {each.name for each in found} == {"allreduce latency", "training speed"}
     judgement = bench.judge(SUBJECT, Benchmark(alone, Yardstick(())), (), ())
@@ -152,8 +138,8 @@ def test_good_figures() -> None:
 
 
 def test_what_was_not_measured_is_told() -> None:
-    ended = {**GOOD.ranks[0].reports, "bench_end": ({"size": 256 * MIB, "why": "memory"},)}
-    judgement = bench.judge(SUBJECT, Benchmark(run(2, ended), MPI), (), ())
+    ended = run(2, *measured(**{"64MiB": 0.016}), BenchEnd(256 * MIB, "memory"))
+    judgement = bench.judge(SUBJECT, Benchmark(ended, MPI), (), ())
     assert judgement.evidence.endswith(
         "256 MiB and more were not measured: the ranks of a host may together not take more than is free"
     )
@@ -206,8 +192,8 @@ def test_a_reference_without_a_figure_is_unproven() -> None:
 @pytest.mark.parametrize("broken", ["all", "smaller"])
 def test_ranks_that_break_are_told_and_not_their_figures(broken: str) -> None:
     dead = {"code": -9, "signal": "SIGKILL", "stage": "speed", "detail": ""}
-    whole = run(2, {**reports(**{"1KiB": 1e-3})}, **dead) if broken == "all" else GOOD
-    smaller = ONE if broken == "all" else run(2, {}, **dead)._replace(exercises=("speed",))
+    whole = run(2, *measured(**{"1KiB": 1e-3}), **dead) if broken == "all" else GOOD
+    smaller = ONE if broken == "all" else run(2, **dead)._replace(exercises=("speed",))
     judgement = bench.judge(SUBJECT, Benchmark(whole, MPI), (smaller,), ())
     assert judgement.status == "fail"
     assert judgement.message.startswith("with 2 ranks: rank 1 on n1")
@@ -268,8 +254,7 @@ def test_gpus_have_a_yardstick_of_their_own() -> None:
 def test_the_libraries_of_gpus(
     libraries: dict[str, list[str]], found: tuple[str, str] | None
 ) -> None:
-    path = {"libraries": libraries}
-    assert bench.libraries_of_gpus(run(2, {"path": (path,)})) == found
+    assert bench.libraries_of_gpus(run(2, DataPath(libraries=libraries))) == found
 
 
 def test_the_checks_have_findings_of_their_own() -> None:
@@ -381,7 +366,7 @@ def test_memory_bounds_the_size() -> None:
 def test_ranks_that_measure_print_no_more_than_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOROVOD_LOG_LEVEL", raising=False)
     for words, level in (((), "debug"), (("bench=1", "speed=1"), None), (("speed=1",), None)):
-        env = RANK.child_environment(60.0, "MPI", "host", words)
+        env = RANK.child_environment(60.0, "MPI", words)
         assert env.get("HOROVOD_LOG_LEVEL") == level
 
 
@@ -390,7 +375,7 @@ def test_the_controller_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> No
     for value in ("", "gloo"):
         if value:
             monkeypatch.setenv("HOROVOD_CONTROLLER", value)
-        env = RANK.child_environment(60.0, "MPI", "host", ())
+        env = RANK.child_environment(60.0, "MPI", ())
         assert env["HOROVOD_CONTROLLER"] == (value or "mpi")
 
 
@@ -400,7 +385,7 @@ def test_only_ranks_that_add_process_sets_may() -> None:
         (("collectives=", "training="), "1"),
         ((), None),
     ):
-        env = RANK.child_environment(60.0, "MPI", "host", words)
+        env = RANK.child_environment(60.0, "MPI", words)
         assert env.get("HOROVOD_DYNAMIC_PROCESS_SETS") == value
 
 

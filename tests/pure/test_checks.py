@@ -11,12 +11,14 @@ from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.errors import IncompatibleError
 from hvdenv.launch.launchers import Launch, Mpi
 from hvdenv.reports.report import Finding, Row
+from hvdenv.standalone.ranks.events import ExtensionFacts
 from hvdenv.verification import collectors
 from hvdenv.verification.checkbuild import parse
 from hvdenv.verification.checks import CHECKS, Shell, table
 from hvdenv.verification.collectors import ROWS, BuildTable, Extension, missing_rows
-from hvdenv.verification.ranks import Rank, RankRun
+from hvdenv.verification.ranks import RankRun
 from hvdenv.verification.verify import Failed, Key, _ask
+from tests.rank_events import good, run
 
 LOCAL = Expectation(("torch", "tensorflow"), ("MPI", "Gloo"), ("MPI", "Gloo"))
 ANYTHING = Expectation()
@@ -35,12 +37,14 @@ def extension(framework: str, **changed: Any) -> Extension:
         "size": 2_000_000, "built_with": "2.1", "installed": "2.1", "version": "0.28.1",
         "built": {**built, **changed.pop("built", {})}, "gpus": 0,
     }  # fmt: skip
-    return Extension(framework, changed.pop("outcome", outcome()), {**facts, **changed})
+    found = changed.pop("outcome", outcome())
+    return Extension(framework, found, ExtensionFacts(framework, **{**facts, **changed}))
 
 
 def absent(framework: str) -> Extension:
-    facts = {"horovod": "/env/horovod", "path": f"/env/horovod/{framework}.so", "size": 0}
-    return Extension(framework, outcome(), {**facts, "built_with": ""})
+    path = f"/env/horovod/{framework}.so"
+    facts = ExtensionFacts(framework, horovod="/env/horovod", path=path, built_with="")
+    return Extension(framework, outcome(), facts)
 
 
 def all_three(**changed: Extension) -> dict[str, Extension]:
@@ -70,16 +74,8 @@ def build_table(printed: str, *, verbose: str = "") -> BuildTable:
 
 
 def rank_run(controller: str = "MPI", size: int = 2, **changed: Any) -> RankRun:
-    result = {
-        "said": {"controller": controller.upper(), "cpu": controller.upper()},
-        "size": size, "local_size": size, "tests": 30, "failed": 0, "wrong": [], **changed,
-    }  # fmt: skip
-    ended = {"code": 0, "signal": "", "ended_by": ""}
-    ranks = tuple(
-        Rank("n1", pid, {}, {"rank": pid, "local_rank": pid, **result}, None, ended)
-        for pid in range(size)
-    )
-    return RankRun("mpirun", controller, ("mpirun",), size, ranks)
+    logged = {"controller": controller.upper(), "cpu": controller.upper()}
+    return run(*good(size, logged=logged, **changed), size=size, controller=controller)
 
 
 def ask(check: str, **arguments: Any) -> list[Finding]:
@@ -201,14 +197,14 @@ def test_extension_passes() -> None:
 BROKEN: dict[str, tuple[Extension, str]] = {
     "missing": (absent("torch"), "the extension is missing: /env/horovod/torch.so"),
     "no package": (
-        Extension("torch", outcome(), {"horovod": "", "path": "", "size": 0, "built_with": None}),
+        Extension("torch", outcome(), ExtensionFacts("torch")),
         "there is no package horovod",
     ),
-    "crash": (Extension("torch", outcome("Fatal", -11), {}), "was ended by SIGSEGV"),
+    "crash": (Extension("torch", outcome("Fatal", -11)), "was ended by SIGSEGV"),
     "hang": (
-        Extension("torch", outcome("", -9, timed_out=True), {}), "did not end within 60 s",
+        Extension("torch", outcome("", -9, timed_out=True)), "did not end within 60 s",
     ),
-    "no answer": (Extension("torch", outcome("bye"), {}), "gave no answer"),
+    "no answer": (Extension("torch", outcome("bye")), "gave no answer"),
     "import": (
         extension("torch", error="ImportError: GLIBCXX_3.4.30 not found\nmore", traceback="File x"),
         "horovod.torch does not import: ImportError: GLIBCXX_3.4.30 not found",
@@ -245,7 +241,7 @@ def test_an_extension_that_is_cut_off_or_for_another_python() -> None:
     (cut,) = judge_extension(extension("torch", size=1000, size_by_header=2000))
     assert cut.message == ("the extension is cut off: /env/horovod/torch.so has 1000 of 2000 bytes")
     (other,) = judge_extension(
-        absent("torch")._replace(facts={**absent("torch").facts, "others": ["a.cpython-39.so"]})
+        absent("torch")._replace(facts=absent("torch").facts._replace(others=["a.cpython-39.so"]))
     )
     assert other.message.endswith("those that are there are for another Python: a.cpython-39.so")
 

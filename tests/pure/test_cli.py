@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from hvdenv import __version__, errors
 from hvdenv.cli import progress
-from hvdenv.cli.main import COMMANDS, main
+from hvdenv.cli.main import COMMANDS, GROUPS, main
 from hvdenv.cli.progress import Lines, ObjectClock, Silent, choose
 from hvdenv.errors import HvdenvError, RecipeError, UsageError
 from hvdenv.plans.step import Step
@@ -46,10 +46,8 @@ def test_help_of_each_command_has_an_example(command: str, capsys: Captured) -> 
 def test_help(capsys: Captured) -> None:
     assert call("--help") == 0
     said = capsys.readouterr().out
-    assert all(
-        f"\n    {command}" in said and summary in " ".join(said.split())
-        for command, summary in COMMANDS.items()
-    )
+    assert all(f"\n  {command:12}{summary}\n" in said for command, summary in COMMANDS.items())
+    assert re.findall(r"^(\w+):$", said, re.MULTILINE) == [*GROUPS, "options", "examples"]
     assert "exit codes:" in said
 
 
@@ -77,6 +75,7 @@ def test_wrong_usage_exits_2(words: tuple[str, ...], capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
+        (("biuld", "local"), 2, 'error: there is no command "biuld"; did you mean "build"?'),
         (("show", "lokal"), 2, 'did you mean "local"'),
         (("show", "local+torch"), 2, 'did you mean "local --variant torch"'),
         (("show", "./none.toml"), 2, "error: none.toml: cannot read this file: No such file"),

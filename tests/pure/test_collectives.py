@@ -11,68 +11,47 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvdenv.command import Command, Outcome
 from hvdenv.launch.launchers import Launch
+from hvdenv.standalone.ranks.events import (
+    ExtensionFacts,
+    Operation,
+    Received,
+    Skipped,
+    Stage,
+    from_json,
+)
 from hvdenv.verification.checks import computed
 from hvdenv.verification.collectives import judge
 from hvdenv.verification.collectors import Extension
-from hvdenv.verification.ranks import Judgement, RankRun, collect
+from hvdenv.verification.ranks import Judgement, RankRun
+from tests.rank_events import event, exited, good, result, run
 from tests.standalone import load
 
-Event = dict[str, Any]
+
+def report(number: int, operation: str = "alltoall", right: int = 3, **changed: Any) -> Received:
+    values = {"wrong": 0, "types": ["float32"] if right else [], **changed}
+    values["skipped"] = [Skipped(*each) for each in values.get("skipped", ())]
+    return event(number, Operation(operation=operation, right=right, **values))
 
 
-def begun(rank: int, size: int = 2) -> list[Event]:
-    """What comes before the exercise."""
-    about = {"host": "n1", "pid": 100 + rank}
-    numbers = {"rank": rank, "size": size, "local_rank": rank, "local_size": size}
-    said = {"controller": "MPI", "cpu": "MPI"}
-    return [
-        {"event": "started", "variables": {}, **about},
-        {
-            "event": "result",
-            "said": said,
-            "tests": 30,
-            "failed": 0,
-            "wrong": [],
-            **numbers,
-            **about,
-        },
-    ]
+def run_of(*events: Received, size: int = 2) -> RankRun:
+    """Ranks that are right but for these events."""
+    return run(*good(size), *events, size=size, exercises=("collectives",))
 
 
-def ended(rank: int, **changed: Any) -> Event:
-    how = {"code": 0, "signal": "", "ended_by": "", "seconds": 4.0, "tail": "", **changed}
-    return {"event": "exited", "host": "n1", "pid": 100 + rank, **how}
-
-
-def report(rank: int, operation: str = "alltoall", right: int = 3, **changed: Any) -> Event:
-    said = {
-        "event": "collectives", "host": "n1", "pid": 100 + rank, "operation": operation,
-        "right": right, "wrong": 0, "types": ["float32"] if right else [], "skipped": [], "cases": [],
-    }  # fmt: skip
-    return {**said, **changed}
-
-
-def run_of(*events: Event, size: int = 2) -> RankRun:
-    all_events = [event for rank in range(size) for event in begun(rank, size)] + list(events)
-    if not any(event["event"] == "exited" for event in events):
-        all_events += [ended(rank) for rank in range(size)]
-    return RankRun(
-        "mpirun", "MPI", ("mpirun",), size, collect(all_events), exercises=("collectives",)
-    )
-
-
-def judged(*events: Event) -> dict[str, Judgement]:
+def judged(*events: Received) -> dict[str, Judgement]:
     return dict(judge(run_of(*events)))
 
 
 @pytest.fixture
-def recorded(cases: Path) -> Callable[[str], list[Event]]:
+def recorded(cases: Path) -> Callable[[str], list[Received]]:
     """What two ranks with Horovod 0.28.1 reported of all operations."""
 
-    def read(name: str) -> list[Event]:
+    def read(name: str) -> list[Received]:
         lines = (cases / "collectives" / f"{name}.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        tables = [json.loads(line) for line in lines]
+        return [Received(table.pop("host"), table.pop("pid"), from_json(table)) for table in tables]
 
     return read
 
@@ -87,7 +66,7 @@ GOOD = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_all_right(recorded: Callable[[str], list[Event]], name: str) -> None:
+def test_all_right(recorded: Callable[[str], list[Received]], name: str) -> None:
     ((about, judgement),) = judge(run_of(*recorded(name)))
     assert (about, judgement.status, judgement.message) == ("", "pass", GOOD[name])
     assert (
@@ -96,12 +75,15 @@ def test_all_right(recorded: Callable[[str], list[Event]], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_one_wrong_case_of_one_rank(recorded: Callable[[str], list[Event]], name: str) -> None:
-    events = recorded(name)
-    for event in events:
-        if (event.get("operation"), event["pid"]) == ("alltoall", 101):
-            event.update(right=event["right"] - 1, wrong=1, cases=["int8 3: got 5, wanted 3"])
-    ((about, judgement),) = judge(run_of(*events))
+def test_one_wrong_case_of_one_rank(recorded: Callable[[str], list[Received]], name: str) -> None:
+    def spoilt(message: Received) -> Received:
+        found = message.event
+        if message.pid == 101 and isinstance(found, Operation) and found.operation == "alltoall":
+            cases = ["int8 3: got 5, wanted 3"]
+            found = found._replace(right=found.right - 1, wrong=1, cases=cases)
+        return message._replace(event=found)
+
+    ((about, judgement),) = judge(run_of(*map(spoilt, recorded(name))))
     total = 11 if name == "torch-mpi" else 12
     assert (about, judgement.status) == ("alltoall", "fail")
     assert (
@@ -111,7 +93,7 @@ def test_one_wrong_case_of_one_rank(recorded: Callable[[str], list[Event]], name
     assert "rank 0 on n1: " in judgement.evidence and "1 wrong" in judgement.evidence
 
 
-WRONG: dict[str, tuple[list[Event], str]] = {
+WRONG: dict[str, tuple[list[Received], str]] = {
     "on both": (
         [report(rank, wrong=2, cases=["float32 17: got 1, wanted 2", "b"]) for rank in (0, 1)],
         "wrong on rank 0 on n1, rank 1 on n1, in 2 of 5 cases: float32 17: got 1, wanted 2",
@@ -123,11 +105,11 @@ WRONG: dict[str, tuple[list[Event], str]] = {
     ),
     "no float32": (
         [report(r, skipped=[["float32", "Tensor type x is not supported", 4]]) for r in (0, 1)],
-        "it does not even take float32: Tensor type x is not supported",
+        "it does not even accept float32: Tensor type x is not supported",
     ),
     "other Horovods": (
         [report(0), report(1, right=0, skipped=[["", "there is no hvd.alltoall", 3]])],
-        "not the same everywhere: rank 0 on n1 skipped nothing;"
+        "ranks skipped different cases: rank 0 on n1 skipped nothing;"
         " rank 1 on n1 skipped there is no hvd.alltoall",
     ),
 }  # fmt: skip
@@ -152,10 +134,15 @@ def test_several_operations_are_wrong() -> None:
 
 
 def test_a_rank_that_ends_in_the_middle_does_not_hide_what_was_wrong_before() -> None:
-    late = {"code": -9, "signal": "SIGKILL", "stage": "collectives", "detail": "join: 1"}
-    stages = [{"event": "stage", "stage": "collectives", "host": "n1", "pid": 101, "detail": ""}]
+    late: dict[str, Any] = {
+        "code": -9,
+        "signal": "SIGKILL",
+        "stage": "collectives",
+        "detail": "join: 1",
+    }
+    stage = event(1, Stage("collectives"))
     wrong = [report(rank, "broadcast", wrong=1, cases=["x"]) for rank in (0, 1)]
-    found = judged(*stages, *wrong, ended(0), ended(1, **late))
+    found = judged(stage, *wrong, exited(1, **late))
     assert list(found) == ["broadcast", ""]
     assert found[""].status == "fail"
     assert "rank 1 on n1: was ended by SIGKILL, in collectives (join: 1)" in found[""].message
@@ -175,15 +162,14 @@ def test_nothing_could_be_tried() -> None:
 def test_a_rank_that_tries_nothing_without_a_reason_is_no_pass() -> None:
     (judgement,) = judged(report(0), report(1, right=0)).values()
     assert judgement.status == "fail"
-    assert "no case was tried on rank 1 on n1, and no reason given" in judgement.message
+    assert "rank 1 on n1 tried no case and gave no reason" in judgement.message
 
 
 def test_allreduces_that_are_wrong_come_first() -> None:
-    run = run_of(report(0), report(1))
-    bad = run.ranks[1]._replace(result={**(run.ranks[1].result or {}), "failed": 1, "wrong": [{}]})
-    ((_, judgement),) = judge(run._replace(ranks=(run.ranks[0], bad)))
+    wrong = result(1, failed=1, wrong=[{}])
+    ((_, judgement),) = judge(run_of(report(0), report(1), wrong))
     assert (judgement.status, judgement.message) == (
-        "skip", "the ranks did not come to it: see allreduce",
+        "skip", "the ranks did not reach it: see allreduce",
     )  # fmt: skip
 
 
@@ -213,20 +199,25 @@ def test_a_wrong_case_is_never_passed(
         events.append(report(1, name, right, wrong=wrong, cases=["x"] * wrong))
     found = judged(*events)
     # Nothing was skipped, so what was not right was wrong, or not tried without a reason.
-    wrong_ones = {each["operation"] for each in events if each["wrong"] or not each["right"]}
+    outcomes = [each.event for each in events if isinstance(each.event, Operation)]
+    wrong_ones = {each.operation for each in outcomes if each.wrong or not each.right}
     assert {name for name in found if name} == wrong_ones
     assert not wrong_ones or all(each.status == "fail" for each in found.values())
 
 
+EXTENSION = Extension(
+    "torch", Outcome(Command(("x",)), 0, "", 1.0), ExtensionFacts(built={"MPI": 1})
+)
+
+
 def test_the_check() -> None:
-    extension = Extension("torch", None, {"built": {"MPI": 1}})  # type: ignore[arg-type]
-    run = run_of(report(0, wrong=1, cases=["x"]), report(1))
-    (finding,) = computed(extension, run, "torch", "MPI")
+    wrong = run_of(report(0, wrong=1, cases=["x"]), report(1))
+    (finding,) = computed(EXTENSION, wrong, "torch", "MPI")
     assert (finding.check, finding.subject) == ("collectives", "alltoall, torch over MPI")
-    (finding,) = computed(extension, run_of(report(0), report(1)), "torch", "MPI")
+    (finding,) = computed(EXTENSION, run_of(report(0), report(1)), "torch", "MPI")
     assert (finding.status, finding.subject) == ("pass", "torch over MPI")
-    assert list(computed(extension, run._replace(exercises=()), "torch", "MPI")) == []
-    assert list(computed(extension, None, "torch", "MPI")) == []
+    assert list(computed(EXTENSION, wrong._replace(exercises=()), "torch", "MPI")) == []
+    assert list(computed(EXTENSION, None, "torch", "MPI")) == []
 
 
 NEEDS_MORE: dict[str, Any] = {
@@ -249,12 +240,11 @@ def test_what_more_ranks_would_prove_is_unproven() -> None:
 
 def test_what_more_ranks_prove_elsewhere_is_skipped() -> None:
     """Ranks of an image are on one host where Horovod's own launcher starts them."""
-    extension = Extension("torch", None, {"built": {"MPI": 1}})  # type: ignore[arg-type]
-    run = run_of(
+    few = run_of(
         *(report(rank, "process sets", **NEEDS_MORE) for rank in (0, 1)), report(0), report(1)
     )
     for ranks, status in ((2, "unproven"), (4, "skip")):
-        found = {f.subject: f for f in computed(extension, run, "torch", "MPI", Launch((), ranks))}
+        found = {f.subject: f for f in computed(EXTENSION, few, "torch", "MPI", Launch((), ranks))}
         assert found["process sets, torch over MPI"].status == status
 
 
@@ -350,7 +340,7 @@ def test_any_other_error_is_wrong(probe: Any, caller: Any, error: Exception) -> 
 def test_horovod_that_has_ended(probe: Any, caller: Any, text: str) -> None:
     with pytest.raises(probe.Ended, match="RuntimeError") as raised:
         attempt(probe, caller, RuntimeError(text))
-    assert raised.value.args[1].facts()["wrong"] == 1
+    assert raised.value.args[1].event().wrong == 1
 
 
 def test_a_report_fits_into_one_event(probe: Any) -> None:
@@ -361,7 +351,7 @@ def test_a_report_fits_into_one_event(probe: Any) -> None:
         tally.types.add(dtype)
         tally.skip(probe.shortened("\u20ac" * 300, probe.REASON), dtype)
         tally.take(long, "\u20ac" * 300)
-    assert len(json.dumps({**tally.facts(), "ended": "x" * probe.CASE})) < 2700
+    assert len(json.dumps(probe.events.to_json(tally.event("x" * probe.CASE)))) < 2700
 
 
 def test_no_two_cases_have_one_name(probe: Any) -> None:

@@ -29,7 +29,7 @@ SPEC: dict[str, Any] = {
 }
 
 
-conda_env = load("conda_env")
+conda_clone, conda_program, conda_spec = map(load, ("conda_clone", "conda_program", "conda_spec"))
 
 
 def run(*words: str | Path, path: str = "/nowhere") -> subprocess.CompletedProcess[str]:
@@ -51,7 +51,7 @@ def written(folder: Path, **changed: Any) -> Path:
 
 
 def test_the_machine_is_what_the_document_says_and_old_otherwise() -> None:
-    assert conda_env.virtual_packages(SPEC) == [
+    assert conda_spec.virtual_packages(SPEC) == [
         ("__cuda", "11.4", "0"),
         ("__glibc", "2.17", "0"),
         ("__linux", "3.10", "0"),
@@ -59,7 +59,7 @@ def test_the_machine_is_what_the_document_says_and_old_otherwise() -> None:
         ("__archspec", "1", "x86_64"),
     ]
     power = {"platform": "linux-ppc64le", "virtual": {"__archspec": "power9", "__linux": "4.18"}}
-    assert conda_env.virtual_packages(power) == [
+    assert conda_spec.virtual_packages(power) == [
         ("__glibc", "2.17", "0"),
         ("__linux", "4.18", "0"),
         ("__unix", "0", "0"),
@@ -68,7 +68,7 @@ def test_the_machine_is_what_the_document_says_and_old_otherwise() -> None:
 
 
 def test_the_command_of_a_conda_program() -> None:
-    assert conda_env.program_command("/sw/bin/micromamba", SPEC, "/scratch/env") == [
+    assert conda_program.program_command("/sw/bin/micromamba", SPEC, "/scratch/env") == [
         "/sw/bin/micromamba", "create", "--yes", "--prefix", "/scratch/env", "--override-channels",
         "--channel", "https://conda.example.org/site", "--channel", "conda-forge",
         "python 3.10.*", "pytorch 1.12.0", "cudatoolkit 11.3.*", "numpy >=1.21,<2",
@@ -76,7 +76,7 @@ def test_the_command_of_a_conda_program() -> None:
 
 
 def test_what_a_conda_program_sees() -> None:
-    assert conda_env.program_variables(SPEC, "/cache") == {
+    assert conda_program.program_variables(SPEC, "/cache") == {
         "CONDA_OVERRIDE_CUDA": "11.4",
         "CONDA_OVERRIDE_GLIBC": "2.17",
         "CONDA_OVERRIDE_LINUX": "3.10",
@@ -89,7 +89,7 @@ def test_what_a_conda_program_sees() -> None:
         "MAMBA_CHANNEL_PRIORITY": "strict",
         "CONDA_PKGS_DIRS": "/cache/pkgs",
     }
-    without = conda_env.program_variables({**SPEC, "virtual": {}}, "")
+    without = conda_program.program_variables({**SPEC, "virtual": {}}, "")
     assert without["CONDA_OVERRIDE_CUDA"] == ""
     assert "CONDA_PKGS_DIRS" not in without
 
@@ -103,7 +103,7 @@ def test_which_conda_program(tmp_path: Path) -> None:
     one, two = str(tmp_path / "one"), str(tmp_path / "two")
 
     def find(path: str, **variables: str) -> object:
-        return conda_env.find_program({"PATH": path, **variables})
+        return conda_program.find_program({"PATH": path, **variables})
 
     assert find(f"{two}:{one}") == f"{one}/micromamba"
     assert find(two) == f"{two}/mamba"
@@ -196,7 +196,7 @@ def test_what_an_earlier_run_left_is_removed(site: Path, tmp_path: Path) -> None
 # The prefix in files
 
 OLD, LONGER = b"/soft/conda", b"/scratch/of/a/user/somewhere"
-PATTERN = conda_env.naming([OLD])
+PATTERN = conda_clone.naming([OLD])
 
 
 @pytest.mark.parametrize(
@@ -211,15 +211,15 @@ PATTERN = conda_env.naming([OLD])
     ],
 )
 def test_text(text: bytes, expected: bytes) -> None:
-    assert conda_env.in_text(text, PATTERN, b"/new") == expected
+    assert conda_clone.in_text(text, PATTERN, b"/new") == expected
 
 
 @pytest.mark.parametrize("new", [b"/" + b"deep/" * 30 + b"env", b"/with a blank/env"])
 def test_a_first_line_that_no_kernel_takes(new: bytes) -> None:
     text = b"#!/soft/conda/bin/python3.10 -u\nimport sys\n"
     expected = b"#!/usr/bin/env python3.10 -u\nimport sys\n"
-    assert conda_env.in_text(text, PATTERN, new) == expected
-    assert conda_env.in_text(b"#!/bin/sh\n/soft/conda/x", PATTERN, new).startswith(b"#!/bin/sh\n")
+    assert conda_clone.in_text(text, PATTERN, new) == expected
+    assert conda_clone.in_text(b"#!/bin/sh\n/soft/conda/x", PATTERN, new).startswith(b"#!/bin/sh\n")
 
 
 def installed(package: bytes, prefix: bytes) -> bytes:
@@ -247,19 +247,19 @@ def test_a_binary_file_is_as_if_it_were_installed_there(package: bytes, new: byt
     there, here = installed(package, OLD), installed(package, new)
     # A name that goes on behind the prefix is not one of these packages' strings.
     if len(PATTERN.findall(there)) == package.count(PLACEHOLDER.encode()):
-        assert conda_env.in_binary(there, PATTERN, new, len(PLACEHOLDER)) == here
+        assert conda_clone.in_binary(there, PATTERN, new, len(PLACEHOLDER)) == here
 
 
 def test_a_binary_file_without_a_record_has_room_for_a_shorter_path_only() -> None:
     library = b"\x7fELF\0/soft/conda/lib:/soft/conda/lib64\0symbol\0"
     expected = b"\x7fELF\0/new/lib:/new/lib64" + b"\0" * 15 + b"symbol\0"
-    assert conda_env.in_binary(library, PATTERN, b"/new", None) == expected
-    assert conda_env.in_binary(library, PATTERN, b"/soft/other", None)
-    assert conda_env.in_binary(library, PATTERN, LONGER, None) is None
+    assert conda_clone.in_binary(library, PATTERN, b"/new", None) == expected
+    assert conda_clone.in_binary(library, PATTERN, b"/soft/other", None)
+    assert conda_clone.in_binary(library, PATTERN, LONGER, None) is None
 
 
 def test_a_binary_file_that_lost_its_room() -> None:
-    assert conda_env.in_binary(b"\0/soft/conda/lib\0symbol\0", PATTERN, LONGER, 255) is None
+    assert conda_clone.in_binary(b"\0/soft/conda/lib\0symbol\0", PATTERN, LONGER, 255) is None
 
 
 # A copy of an environment

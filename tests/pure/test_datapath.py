@@ -16,10 +16,13 @@ from hvdenv.environments.installation import Expectation
 from hvdenv.launch.launchers import Launch, Mpi
 from hvdenv.model.cluster import Launch as Settings
 from hvdenv.schema import parse_toml
+from hvdenv.standalone.ranks.events import DataPath, ExtensionFacts, Gpu, RankEvent
 from hvdenv.verification import datapath
 from hvdenv.verification.checks import CHECKS
 from hvdenv.verification.collectors import Extension
-from hvdenv.verification.ranks import Rank, RankRun
+from hvdenv.verification.ranks import Rank, RankRun, collect
+from tests import rank_events
+from tests.rank_events import event, exited, result, started
 from tests.standalone import load
 
 rank_datapath, gpus = load("datapath"), load("gpus")
@@ -154,26 +157,25 @@ def test_gpus_that_a_process_may_use(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def rank(number: int, host: str = "", **path: Any) -> Rank:
-    """A rank that was right and says by which path its data went."""
-    result = {"rank": number, "size": 2, "said": {"controller": "MPI", "cpu": "MPI"}}
-    event = {
-        "said": {},
-        "libraries": {},
-        "asked": {},
-        "gpu": {},
-        "mpi": LIBRARY,
-        "nccl": 0,
-        "fast": [],
-    }
-    return Rank(
-        host or f"n{number}", 100 + number, {}, result,
-        extension={"facts": {"built": {"NCCL": 21805, "MPI": 1}}},
-        reports={"path": ({**event, **path},)},
-    )  # fmt: skip
+    """A rank that is right and reports by which path its data went."""
+    host = host or f"n{number}"
+    numbers = {"local_rank": 0, "local_size": 1}
+    events = [
+        started(number, host),
+        event(number, ExtensionFacts("torch", built={"NCCL": 21805, "MPI": 1}), host),
+        result(number, 2, host=host, **numbers),
+        event(number, DataPath(**{"mpi": LIBRARY, **path}), host),
+        exited(number, host=host),
+    ]
+    return collect(events)[0]
 
 
 def run(*ranks: Rank, **changed: Any) -> RankRun:
-    return RankRun("mpirun", "MPI", ("mpirun",), len(ranks), ranks)._replace(**changed)
+    return rank_events.run(size=len(ranks), ranks=ranks)._replace(**changed)
+
+
+def with_event(rank: Rank, last: RankEvent) -> Rank:
+    return rank._replace(events=(*rank.events, last))
 
 
 def judged(ranks: RankRun, meant: Mapping[str, str] = {}) -> tuple[str, str]:
@@ -183,13 +185,13 @@ def judged(ranks: RankRun, meant: Mapping[str, str] = {}) -> tuple[str, str]:
 
 
 def test_mpi_on_tcp_is_right_where_there_is_nothing_faster() -> None:
-    assert judged(run(rank(0, said=TCP), rank(1, said=TCP))) == (
+    assert judged(run(rank(0, logged=TCP), rank(1, logged=TCP))) == (
         "pass",
         "MPI negotiated, MPI reduced in the memory of the host (pml ob1, btl self, tcp)",
     )
 
 
-FAST: dict[str, Any] = {"said": TCP, "fast": ["mlx5_0"]}
+FAST: dict[str, Any] = {"logged": TCP, "fast": ["mlx5_0"]}
 
 
 def test_mpi_on_tcp_where_something_faster_is() -> None:
@@ -201,7 +203,7 @@ def test_mpi_on_tcp_where_something_faster_is() -> None:
         "use the launcher mpirun"
         in datapath.judge(slow._replace(launcher="horovodrun-mpi"), OPEN_MPI, {}).remedy
     )
-    asked = run(rank(0, **FAST, asked={"OMPI_MCA_btl": "tcp,self"}), rank(1, **FAST))
+    asked = run(rank(0, **FAST, variables={"OMPI_MCA_btl": "tcp,self"}), rank(1, **FAST))
     assert "OMPI_MCA_btl=tcp,self" in datapath.judge(asked, OPEN_MPI, {}).remedy
 
 
@@ -209,11 +211,11 @@ def test_mpi_on_tcp_where_something_faster_is() -> None:
     ("ranks", "meant"),
     [
         (run(rank(0, "n0", **FAST), rank(1, "n0", **FAST)), {}),  # nothing crosses a network
-        (run(rank(0, **FAST), rank(1, said=TCP)), {}),  # one host has no such adapter
+        (run(rank(0, **FAST), rank(1, logged=TCP)), {}),  # one host has no such adapter
         (run(rank(0, **FAST), rank(1, **FAST)), {"pml": "ob1"}),  # the recipe wants it
         (run(rank(0, fast=["mlx5_0"]), rank(1, fast=["mlx5_0"])), {}),  # nobody says how
         (
-            run(*(rank(n, fast=["mlx5_0"], said={"pml": ["ob1"], "btl": ["self", "openib"]}) for n in (0, 1))),
+            run(*(rank(n, fast=["mlx5_0"], logged={"pml": ["ob1"], "btl": ["self", "openib"]}) for n in (0, 1))),
             {},
         ),
     ],
@@ -223,9 +225,9 @@ def test_what_is_not_called_slow(ranks: RankRun, meant: Mapping[str, str]) -> No
 
 
 def on_gpu(number: int, host: str, bus: str, **said: Any) -> Rank:
-    gpu = {"device": f"cuda:{number}", "why": "", "there": 2}
+    gpu = Gpu(f"cuda:{number}", on_host=2)
     comm = {"comm": [f"2 busId {bus}"], "via": ["P2P/IPC"], **said}
-    return rank(number, host, said=comm, gpu=gpu, nccl=21805)
+    return rank(number, host, logged=comm, gpu=gpu, nccl=21805)
 
 
 def test_nccl_is_proven_by_what_it_says_on_every_rank() -> None:
@@ -251,8 +253,7 @@ def test_a_gpu_that_ranks_share() -> None:
 def test_nccl_over_sockets_where_something_faster_is() -> None:
     def slow(number: int) -> Rank:
         one = on_gpu(number, f"n{number}", "7000", via=["NET/Socket"])
-        (path,) = one.reports["path"]
-        return one._replace(reports={"path": ({**path, "fast": ["mlx5_0"]},)})
+        return with_event(one, (one.path or DataPath())._replace(fast=["mlx5_0"]))
 
     status, message = judged(run(slow(0), slow(1)))
     assert status == "fail"
@@ -262,14 +263,14 @@ def test_nccl_over_sockets_where_something_faster_is() -> None:
 @pytest.mark.parametrize(
     ("gpu", "status"),
     [
-        ({"device": "", "why": "there is no GPU here that this process may use", "there": 0}, "unproven"),
-        ({"device": "", "why": "2 ranks on this host, and 1 GPUs", "there": 1}, "unproven"),
-        ({"device": "", "why": "the host has GPUs, but the framework sees none", "there": 2}, "fail"),
-        ({"device": "cuda:0", "why": "", "there": 2}, "fail"),
-        ({}, "unproven"),
+        (Gpu(why="there is no GPU here that this process may use"), "unproven"),
+        (Gpu(why="2 ranks on this host, and 1 GPUs", on_host=1), "unproven"),
+        (Gpu(why="the host has GPUs, but the framework sees none", on_host=2), "fail"),
+        (Gpu("cuda:0", on_host=2), "fail"),
+        (Gpu(), "unproven"),
     ],
 )  # fmt: skip
-def test_why_no_rank_used_nccl(gpu: dict[str, Any], status: str) -> None:
+def test_why_no_rank_used_nccl(gpu: Gpu, status: str) -> None:
     assert datapath.why_no_nccl(run(rank(0, gpu=gpu), rank(1, gpu=gpu)))[0] == status
 
 
@@ -284,23 +285,17 @@ def test_what_is_odd_is_said_and_fails_nothing() -> None:
 
 def test_nccl_at_build_against_at_run() -> None:
     (first, second) = (on_gpu(0, "n0", "7000"), on_gpu(1, "n0", "b000"))
-    facts = {"facts": {"built": {"NCCL": 21602}}}
-    message = judged(run(first._replace(extension=facts), second._replace(extension=facts)))[1]
+    old = with_event(first, ExtensionFacts("torch", built={"NCCL": 21602}))
+    message = judged(run(old, second))[1]
     assert "built with NCCL 2.16.2, and has 2.18.5 here" in message
-    yes = {"facts": {"built": {"NCCL": 1}}}  # up to 0.19 it only says whether
-    assert "built with NCCL" not in judged(run(first._replace(extension=yes), second))[1]
-
-
-def right(*ranks: Rank) -> RankRun:
-    """A run that all checks take for right."""
-    ended = {"code": 0, "signal": "", "ended_by": ""}
-    numbers = {"size": len(ranks), "local_size": 1, "local_rank": 0, "tests": 30, "failed": 0}
-    return run(*(r._replace(result={**(r.result or {}), **numbers}, exited=ended) for r in ranks))
+    # Up to Horovod 0.19 it only reports whether.
+    unknown = with_event(first, ExtensionFacts("torch", built={"NCCL": 1}))
+    assert "built with NCCL" not in judged(run(unknown, second))[1]
 
 
 def found(check: str, ranks: RankRun, **mca: str) -> dict[str, str]:
     """Statuses by subject."""
-    facts = {"size": 1, "gpus": 2, "built": {"NCCL": 21805, "MPI": 1}}
+    facts = ExtensionFacts("torch", size=1, gpus=2, built={"NCCL": 21805, "MPI": 1})
     extension = Extension("torch", Outcome(Command(("python",)), 0, "", 0.0), facts)
     arguments: dict[str, dict[str, Any]] = {
         "operation": {
@@ -316,25 +311,38 @@ def found(check: str, ranks: RankRun, **mca: str) -> dict[str, str]:
 
 
 def test_operations_of_runs_on_gpus() -> None:
-    proven = right(on_gpu(0, "n0", "7000"), on_gpu(1, "n1", "7000"))
+    proven = run(on_gpu(0, "n0", "7000"), on_gpu(1, "n1", "7000"))
     assert found("operation", proven) == {"NCCL in torch": "pass", "MPI in torch": "pass"}
-    alone = right(on_gpu(0, "n0", "7000"), on_gpu(1, "n1", "7000", comm=["1 busId 7000"]))
+    alone = run(on_gpu(0, "n0", "7000"), on_gpu(1, "n1", "7000", comm=["1 busId 7000"]))
     assert found("operation", alone) == {"NCCL in torch": "fail", "MPI in torch": "pass"}
-    crowd = {"device": "", "why": "2 ranks on this host, and 1 GPUs", "there": 1}
-    crowded = right(rank(0, gpu=crowd), rank(1, gpu=crowd))
+    crowd = Gpu(why="2 ranks on this host, and 1 GPUs", on_host=1)
+    crowded = run(rank(0, gpu=crowd), rank(1, gpu=crowd))
     assert found("operation", crowded) == {"NCCL in torch": "unproven", "MPI in torch": "pass"}
 
 
 def test_the_path_is_judged_where_the_values_are_right() -> None:
-    slow = right(rank(0, **FAST), rank(1, **FAST))
+    slow = run(rank(0, **FAST), rank(1, **FAST))
     assert found("data-path", slow) == {"torch over MPI": "fail"}
     assert found("data-path", slow, pml="ob1") == {"torch over MPI": "pass"}
     wrong = slow._replace(ranks=(slow.ranks[0],))
     assert found("data-path", wrong) == {}
 
 
+def test_records_of_ranks() -> None:
+    (first, second) = datapath.records("torch", run(rank(0, logged=TCP), on_gpu(1, "n1", "7")))
+    assert (first.name, first.run, first.pid) == ("rank 0 on n0", "torch over MPI", 100)
+    assert (first.device, first.data_path) == ("cpu", "pml ob1, btl self, tcp")
+    assert (first.status, first.local_rank, first.seconds) == ("pass", 0, 4.0)
+    assert second.device == "cuda:1"
+    both = run(on_gpu(0, "n0", "7000"), on_gpu(1, "n0", "b000"))
+    assert [each.data_path for each in datapath.records("torch", both)] == [
+        "this MPI does not report how it sends; NCCL P2P/IPC"
+    ] * 2
+    assert list(datapath.records("torch", None)) == []
+
+
 def test_ranks_that_say_nothing() -> None:
-    silent = run(rank(0)._replace(reports={}), rank(1)._replace(reports={}))
+    silent = run(*(each._replace(events=()) for each in (rank(0), rank(1))))
     assert judged(silent)[0] == "skip"
 
 

@@ -70,7 +70,7 @@ def test_a_build_leaves_no_more_than_is_allowed(
 def test_a_use_is_noted(places: Places) -> None:
     downloads.touch(places, places.cache / "files/aaa")
     sha256 = load("digest").sha256_of(str(places.cache / "conda/packages/ccc/file"))
-    assert load("conda_env").is_intact(
+    assert load("conda_files").is_intact(
         str(places.cache / "conda/packages/ccc/file"), {"sha256": sha256}
     )
     assert main(["cache", "prune", "--downloads", "--older-than", "1"]) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -15,53 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdenv.masking import mask, plain
-from hvdenv.verification.ranks import Rank, RankRun, collect, judge, judge_exercise, parse_events
+from hvdenv.standalone.ranks import events as wire
+from hvdenv.standalone.ranks.events import DataPath, Received, Stage
+from hvdenv.verification.ranks import Rank, RankRun, causes_by_rank, collect, judge, judge_exercise
+from tests.rank_events import event, exited, extension, good, overdue, result, run, started
 from tests.standalone import load
 
 rank = load("rank")
 TOKEN = "0123abc"
 
 
-def lines(event: dict[str, Any], token: str = TOKEN) -> list[str]:
-    """As a process that says no more than this event writes it, but once."""
-    return list(rank.EventWriter(token).lines(event))
-
-
-def started(rank: int, pid: int = 0) -> dict[str, Any]:
-    variables = {"OMPI_COMM_WORLD_RANK": str(rank)}
-    return {"event": "started", "host": "n1", "pid": pid or 100 + rank, "variables": variables}
-
-
-def result(rank: int, size: int = 2, **changed: Any) -> dict[str, Any]:
-    values = {
-        "event": "result", "host": "n1", "pid": 100 + rank,
-        "said": {"controller": "MPI", "cpu": "MPI"}, "rank": rank, "size": size,
-        "local_rank": rank, "local_size": size, "cross_rank": 0, "cross_size": 1,
-        "mpi_enabled": True, "gloo_enabled": False, "tests": 30, "failed": 0, "wrong": [],
-    }  # fmt: skip
-    return {**values, **changed}
-
-
-def exited(rank: int, **changed: Any) -> dict[str, Any]:
-    values = {
-        "event": "exited", "host": "n1", "pid": 100 + rank, "code": 0, "signal": "",
-        "ended_by": "", "seconds": 4.0, "tail": "",
-    }  # fmt: skip
-    return {**values, **changed}
-
-
-def overdue(rank: int, tail: str) -> dict[str, Any]:
-    return {"event": "overdue", "host": "n1", "pid": 100 + rank, "tail": tail, "seconds": 59.0}
-
-
-def run(*events: dict[str, Any], size: int = 2, **changed: Any) -> RankRun:
-    ranks = collect(events)
-    return RankRun("mpirun", "MPI", ("mpirun", "x"), size, ranks, timeout=60.0)._replace(**changed)
-
-
-def good(size: int = 2) -> list[dict[str, Any]]:
-    kinds = (started, lambda rank: result(rank, size), exited)
-    return [kind(rank) for rank in range(size) for kind in kinds]
+def lines(message: Received, token: str = TOKEN) -> list[str]:
+    """As a process that reports only this event writes it, but once."""
+    return list(wire.EventWriter(token).lines(message))
 
 
 PREFIXES = ["", "[0]<stdout>:", "[1,0]<stdout>:", "Thu Nov 21 13:00:00 2026[0]<stdout>:", "0: "]
@@ -75,7 +42,7 @@ def test_prefixes_and_other_lines(prefixes: list[str], noise: str) -> None:
         for prefix, event in zip(prefixes, events, strict=True)
         for line in lines(event)
     )
-    assert parse_events(text, TOKEN) == events
+    assert wire.read(text, TOKEN) == events
 
 
 @given(st.integers(0, 2**32))
@@ -84,14 +51,34 @@ def test_a_damaged_line_is_not_believed(seed: int) -> None:
     text = "\n".join(lines(result(0)))
     at = source.randrange(len(text))
     damaged = text[:at] + chr(source.randrange(32, 127)) + text[at + 1 :]
-    assert parse_events(damaged, TOKEN) in ([], [result(0)])
+    assert wire.read(damaged, TOKEN) in ([], [result(0)])
 
 
 @given(st.integers(0, 500))
 def test_two_lines_that_ran_into_each_other(at: int) -> None:
     first, second = ("\n".join(lines(result(rank))) for rank in (0, 1))
-    for event in parse_events(first[:at] + second + first[at:], TOKEN):
-        assert event in (result(0), result(1))
+    for message in wire.read(first[:at] + second + first[at:], TOKEN):
+        assert message in (result(0), result(1))
+
+
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ({"event": "begun"}, "unknown event 'begun'"),
+        ({"event": "stage"}, "stage: no field 'stage'"),
+        ({"event": "stage", "stage": "x", "why": ""}, "stage: unknown field 'why'"),
+        ({"event": "stage", "stage": None}, "stage.stage: expected str, found None"),
+        ({"event": "bench", "size": True, "seconds": []}, "bench.size: expected int, found True"),
+        ({"event": "bench", "size": 1, "seconds": ["1"]}, "bench.seconds: expected float"),
+        ({"event": "started", "variables": {"A": 1}}, "started.variables: expected str, found 1"),
+        ({"event": "path", "gpu": ["cuda:0", "", "2"]}, "path.gpu.on_host: expected int"),
+        ([], "an event: expected dict"),
+    ],
+    ids=str,
+)
+def test_an_event_of_another_form_is_refused(table: object, problem: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        wire.from_json(table)
 
 
 def as_cut(texts: Sequence[str], size: int) -> str:
@@ -106,33 +93,33 @@ def test_what_launchers_cut_and_mix_arrives(size: int, data: st.DataObject) -> N
     """Horovod's own, srun and mpirun; and a rank begins anywhere in what they read."""
     texts, events = [], []
     for number in range(3):
-        voice = rank.EventWriter(TOKEN)
+        writer = wire.EventWriter(TOKEN)
         said = [started(number), exited(number, code=1, tail="x" * data.draw(st.integers(0, 5000)))]
-        written = (f"\n{line}\n{line}\n" for each in said for line in voice.lines(each))
+        written = (f"\n{line}\n{line}\n" for each in said for line in writer.lines(each))
         texts.append("-" * data.draw(st.integers(0, size)) + "".join(written))
         events += said
-    found = parse_events(as_cut(texts, size), TOKEN)
-    assert sorted(found, key=json.dumps) == sorted(events, key=json.dumps)
+    found = wire.read(as_cut(texts, size), TOKEN)
+    assert sorted(found, key=repr) == sorted(events, key=repr)
 
 
 def test_lines_are_shorter_than_what_srun_cuts(capfd: pytest.CaptureFixture[str]) -> None:
-    rank.EventWriter("f" * 32).emit("result", tail="x" * 9000)
+    wire.EventWriter("f" * 32).emit(Stage("allreduce", "x" * 9000))
     written = capfd.readouterr().out
     assert max(map(len, written.splitlines())) <= 500
-    ((event),) = parse_events(written, "f" * 32)
-    assert event["tail"] == "x" * 9000
-    assert event["pid"] == os.getpid()
+    (message,) = wire.read(written, "f" * 32)
+    assert message.event == Stage("allreduce", "x" * 9000)
+    assert message.pid == os.getpid()
 
 
 def test_another_runs_events_do_not_count() -> None:
-    assert parse_events("\n".join(lines(result(0), "ffff")), TOKEN) == []
+    assert wire.read("\n".join(lines(result(0), "ffff")), TOKEN) == []
 
 
 def test_what_a_rank_says_is_masked_only_after_it_was_checked() -> None:
-    event = exited(0, code=1, tail="token=abc https://me:pass@host \x1b[31mred")
-    text = mask(plain("\n".join(lines(event))))
-    assert parse_events(text, TOKEN) == [event]
-    (rank,) = collect(parse_events(text, TOKEN))
+    message = exited(0, code=1, tail="token=abc https://me:pass@host \x1b[31mred")
+    text = mask(plain("\n".join(lines(message))))
+    assert wire.read(text, TOKEN) == [message]
+    (rank,) = collect(wire.read(text, TOKEN))
     assert rank.tail == "token=*** https://***@host red"
 
 
@@ -147,7 +134,7 @@ class _Unseen(rank.Supervisor):  # type: ignore[misc, name-defined]
 
 
 def test_the_last_words_of_a_rank_are_read_though_nobody_looks_while_it_ends() -> None:
-    watch = _Unseen(rank.EventWriter(TOKEN), 60.0, "torch", "MPI", "host", ())
+    watch = _Unseen(wire.EventWriter(TOKEN), 60.0, "torch", "MPI", "host", ())
     with watch.child:
         assert watch.run() == 0
     os.close(watch.reports)
@@ -173,7 +160,7 @@ def test_good_run() -> None:
 @pytest.mark.parametrize(
     ("seconds", "said"),
     [
-        ((0.1, 1.02), "; but rank 1 on n1 took 10 times as long as the others for its own part of"),
+        ((0.1, 1.02), "; but rank 1 on n1 took 10 times as long as the others for its own work"),
         ((0.1, 0.12, 1.0, 0.11), "; but rank 2 on n1 took 9 times as long as the others"),
         ((0.1, 0.4), ""),  # twice the ranks of a busy machine's cores
         ((0.01, 0.2), ""),  # too little to matter
@@ -182,17 +169,17 @@ def test_good_run() -> None:
 )
 def test_a_slow_rank_is_named_and_fails_nothing(seconds: tuple[float, ...], said: str) -> None:
     size = len(seconds)
-    events = [{**event, "busy": seconds[event["pid"] - 100]} for event in good(size)]
-    judgement = judge(run(*events, size=size))
+    events = [result(number, size, busy=busy) for number, busy in enumerate(seconds)]
+    judgement = judge(run(*good(size), *events, size=size))
     assert judgement.status == "pass"
     assert said in judgement.message
     assert ("took" in judgement.message) == bool(said)
 
 
 def test_rank_numbers_come_from_the_launcher_until_the_rank_says_its_own() -> None:
-    assert Rank("n1", 1, started(3)).name == "rank 3 on n1"
-    assert Rank("n1", 1, {}).name == "rank unknown on n1"
-    assert Rank("n1", 1, started(3), result(1)).name == "rank 1 on n1"
+    assert Rank("n1", 1, (started(3).event,)).name == "rank 3 on n1"
+    assert Rank("n1", 1).name == "rank unknown on n1"
+    assert Rank("n1", 1, (started(3).event, result(1).event)).name == "rank 1 on n1"
 
 
 KILLED = exited(1, code=-9, signal="SIGKILL", tail="last words")
@@ -207,13 +194,13 @@ Thread 0x00007f8d6b2c7740 (most recent call first):
   File "/hvdenv/standalone/ranks/collectives.py", line 260 in call
   File "/hvdenv/standalone/ranks/rank_work.py", line 107 in <module>"""
 WAITS, SLEEPS = _STACKS.format("mpi_ops.py"), _STACKS.format("__init__.py")
-IN_JOIN = {"stage": "collectives", "detail": "join: in hvd.join()"}
-LATE = {"code": -9, "signal": "SIGKILL", "ended_by": "deadline"}
+IN_JOIN: dict[str, Any] = {"stage": "collectives", "detail": "join: in hvd.join()"}
+LATE: dict[str, Any] = {"code": -9, "signal": "SIGKILL", "ended_by": "deadline"}
 CLOSED = (
     "Horovod background loop uncaught exception: pair.cc:598 Connection closed by peer\n"
     "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This was caused"
 )
-BY_LAUNCHER = {"code": -15, "signal": "SIGTERM", "ended_by": "launcher"}
+BY_LAUNCHER: dict[str, Any] = {"code": -15, "signal": "SIGTERM", "ended_by": "launcher"}
 
 BACKTRACE = """\
 [n1:41   :0:41] Caught signal 11 (Segmentation fault: address not mapped to object at address 0xc)
@@ -228,37 +215,28 @@ srun: launch/slurm: _step_signal: Terminating StepId=1.0
 srun: error: n1: task 1: Killed
 srun: error: n1: task 0: Segmentation fault"""
 MPIRUN_SAYS = "\n".join(["root@n2: Permission denied (publickey).", *["* advice"] * 40])
-ON_ANOTHER = {"size": 4711, "version": "0.27.0"}
+ON_ANOTHER: dict[str, Any] = {"size": 4711, "version": "0.27.0"}
 
 
-def extension(rank: int, **changed: Any) -> dict[str, Any]:
-    facts = {
-        "framework": "torch", "installed": "2.1.0", "version": "0.28.1", "built_with": "2.1.0",
-        "size": 100, "python": "/env/bin/python", "gpus": rank,
-    }  # fmt: skip
-    return {"event": "extension", "host": "n1", "pid": 100 + rank, "facts": {**facts, **changed}}
-
-
-def alone(library: str) -> list[dict[str, Any]]:
+def alone(library: str) -> list[Received]:
     """Two ranks under srun of which each is the only one."""
-    events = [*good(1), started(1), {**result(0, 1), "pid": 101}, exited(1)]
-    path = {"event": "path", "host": "n1", "pid": 100, "mpi": library}
-    return [*events, path]
+    events = [*good(1), started(1), result(0, 1, pid=101), exited(1)]
+    return [*events, event(0, DataPath(mpi=library))]
 
 
 # name: (run, what the message says, what the evidence shows)
 FAILURES: dict[str, tuple[RankRun, str, str]] = {
     "no rank": (run(returncode=213, tail="no such host"), "started none of 2", "no such host"),
-    "no rank in time": (run(timed_out=True, returncode=-9), "did not end within 60 s", "mpirun x"),
+    "no rank in time": (run(timed_out=True, returncode=-9), "did not finish within 60 s", "mpirun x"),
     "singletons": (
         run(*[kind(r) for r in (0, 1) for kind in (started, exited)],
-            result(0, 1), {**result(0, 1), "pid": 101}),
-        "each says that it is alone (size 1)", "OMPI_COMM_WORLD_RANK",
+            result(0, 1), result(0, 1, pid=101)),
+        "each reports that it is alone (size 1)", "OMPI_COMM_WORLD_RANK",
     ),
     "singletons with numbers of the launcher": (
         run(*[kind(r) for r in (0, 1) for kind in (started, exited)],
             *(result(r, failed=2, own=2, wrong=[{"test": "int64.Sum"}]) for r in (0, 1))),
-        "2 processes were started, but each gets back what it put in: each is alone", "",
+        "2 processes were started, but each gets its own input back: each is alone", "",
     ),
     "killed": (
         run(started(0), started(1), exited(0, **BY_LAUNCHER), KILLED, returncode=137),
@@ -271,27 +249,27 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
     "exit code": (
         run(started(0), started(1), exited(0, code=1, tail="ImportError: x"),
             exited(1, code=1, tail="ImportError: y")),
-        "rank 0 on n1, rank 1 on n1: ended with exit code 1", "ImportError: y",
+        "rank 0 on n1, rank 1 on n1: exited with code 1", "ImportError: y",
     ),
     "two exit codes": (
         run(started(0), started(1), exited(0, code=1), exited(1, code=3)),
-        "rank 0 on n1 ended with exit code 1; rank 1 on n1 ended with exit code 3", "",
+        "rank 0 on n1 exited with code 1; rank 1 on n1 exited with code 3", "",
     ),
     "hang": (
         run(*good()[:3], started(1), overdue(1, STACK), exited(1, **LATE)),
-        "rank 1 on n1: no end within 60 s; results came from rank 0 on n1", "line 3 in wait",
+        "rank 1 on n1: did not finish within 60 s; results came from rank 0 on n1", "line 3 in wait",
     ),
     "hang, then ended by the launcher": (
         run(started(0), overdue(0, STACK), exited(0, **LATE),
             started(1), overdue(1, STACK), exited(1, **BY_LAUNCHER)),
-        "rank 0 on n1, rank 1 on n1: no end within 60 s; results came from no rank", "in wait",
+        "rank 0 on n1, rank 1 on n1: did not finish within 60 s; results came from no rank", "in wait",
     ),
     "hang without a last word": (
-        run(*good()[:3], started(1), overdue(1, STACK)), "rank 1 on n1: no end", "in wait",
+        run(*good()[:3], started(1), overdue(1, STACK)), "rank 1 on n1: did not finish", "in wait",
     ),
-    "lost": (run(*good()[:3], started(1)), "rank 1 on n1: was lost without a word", "(no output)"),
+    "lost": (run(*good()[:3], started(1)), "rank 1 on n1: disappeared without reporting an exit", "(no output)"),
     "no result": (
-        run(*good()[:3], started(1), exited(1)), "rank 1 on n1: ended without a result", "",
+        run(*good()[:3], started(1), exited(1)), "rank 1 on n1: exited without a result", "",
     ),
     "too few": (run(*good(2), size=3), "2 of 3 ranks reported; Horovod's size is 2, not 3", ""),
     "other size": (
@@ -299,7 +277,7 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
         "Horovod's size is 4, not 2", "size 4",
     ),
     "a rank twice": (
-        run(started(0), started(1), result(0), exited(0), exited(1), {**result(1), "rank": 0}),
+        run(started(0), started(1), result(0), exited(0), exited(1), result(0, pid=101)),
         "the ranks are [0, 0], not 0 to 1", "",
     ),
     "local ranks": (
@@ -316,55 +294,55 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
         "wrong values on rank 1 on n1: 2 of 30", "test int64.Sum, got 3, wanted 5",
     ),
     "other controller": (
-        run(*good()[:3], started(1), result(1, said={"controller": "GLOO"}), exited(1)),
+        run(*good()[:3], started(1), result(1, logged={"controller": "GLOO"}), exited(1)),
         "rank 1 on n1 used GLOO as its controller, not MPI", "",
     ),
     "launcher failed": (
-        run(*good(), returncode=1, tail="finalize"), "but mpirun ended with exit code 1", "finalize",
+        run(*good(), returncode=1, tail="finalize"), "but mpirun exited with code 1", "finalize",
     ),
     "nothing started, with a cause far before the end": (
         run(returncode=255, tail=MPIRUN_SAYS),
         "started none of 2 ranks (exit 255): ssh to root@n2 is refused without a password",
-        "earlier, the launcher said:\n    root@n2: Permission denied",
+        "earlier output of the launcher:\n    root@n2: Permission denied",
     ),
     "a rank that says why": (
         run(started(0), started(1), exited(1, code=1, tail="ncclInit failed: bad\nncclX"),
             exited(0, **BY_LAUNCHER)),
-        "rank 1 on n1: ended with exit code 1: NCCL stopped in ncclInit: bad", "ncclInit failed",
+        "rank 1 on n1: exited with code 1: NCCL stopped in ncclInit: bad", "ncclInit failed",
     ),
     "no name": (
         run(started(0), started(1), exited(0, **BY_LAUNCHER),
             exited(1, code=-11, signal="SIGSEGV", nameless=True)),
-        "rank 1 on n1: was ended by SIGSEGV: the host's own name means no address there", "",
+        "rank 1 on n1: was ended by SIGSEGV: the host's own name has no address", "",
     ),
     "another environment": (
         run(*good(3), extension(0), extension(1), extension(2, **ON_ANOTHER), size=3),
-        "rank 2 on n1 has another environment than the other ranks: Horovod 0.27.0, an extension of"
+        "rank 2 on n1 has a different environment from the other ranks: Horovod 0.27.0, an extension of"
         " 4711 bytes instead of Horovod 0.28.1, an extension of 100 bytes",
         "rank 0 on n1: torch 2.1.0, Horovod 0.28.1",
     ),
     "another environment explains why ranks failed": (
         run(*good()[:3], started(1), exited(1, code=-11, signal="SIGSEGV"), extension(0),
             extension(1, installed="2.2.0")),
-        "has another environment than the other ranks: torch 2.", "",
+        "has a different environment from the other ranks: torch 2.", "",
     ),
     "disk full": (
         run(started(0), started(1), exited(0, **BY_LAUNCHER),
             exited(1, code=1, tail="PMIX ERROR", full=["/scratch/tmp"])),
-        "rank 1 on n1: ended with exit code 1: no space is left in /scratch/tmp on n1", "PMIX",
+        "rank 1 on n1: exited with code 1: no space is left in /scratch/tmp on n1", "PMIX",
     ),
     "gave up": (
         run(started(0), started(1), exited(1), exited(0, code=1, tail=CLOSED)),
-        "rank 1 on n1: ended without a result", "closed by peer",
+        "rank 1 on n1: exited without a result", "closed by peer",
     ),
     "gave up with a crash": (
         run(started(0), started(1), exited(0, code=-6, signal="SIGABRT", tail=CLOSED),
             exited(1, code=3)),
-        "rank 1 on n1: ended with exit code 3", "",
+        "rank 1 on n1: exited with code 3", "",
     ),
     "all gave up": (
         run(started(0), started(1), exited(0, code=1, tail=CLOSED), exited(1, code=1, tail=CLOSED)),
-        "rank 0 on n1, rank 1 on n1: ended with exit code 1 (HorovodInternalError: Horovod has", "",
+        "rank 0 on n1, rank 1 on n1: exited with code 1 (HorovodInternalError: Horovod has", "",
     ),
     "a crash, and the kill of another rank by the scheduler": (
         run(started(0), started(1), exited(0, code=-11, signal="SIGSEGV", tail=BACKTRACE), KILLED,
@@ -379,7 +357,7 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
     ),
     "an exit code, and the kill": (
         run(started(0), started(1), exited(0, code=3), tail=SRUN_SAYS),
-        "rank 0 on n1: ended with exit code 3", "task 1: Killed",
+        "rank 0 on n1: exited with code 3", "task 1: Killed",
     ),
     "a signal without a name": (
         run(*good()[:3], started(1), exited(1, code=-40, signal="signal 40")),
@@ -387,41 +365,41 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
     ),
     "stopped": (
         run(started(0), overdue(0, STACK), exited(0, **LATE),
-            started(1), {**overdue(1, ""), "stopped": True}, exited(1, **LATE)),
+            started(1), overdue(1, "", stopped=True), exited(1, **LATE)),
         "rank 1 on n1: is stopped", "in wait",
     ),
     "lost while others wait": (
         run(started(0), overdue(0, STACK), exited(0, **LATE), started(1)),
-        "rank 1 on n1: was lost without a word", "in wait",
+        "rank 1 on n1: disappeared without reporting an exit", "in wait",
     ),
     "stalled": (
-        run(started(0), {**overdue(0, STACK), "stalled": "missing ranks: 1: [a]"}, exited(0, **LATE),
+        run(started(0), overdue(0, STACK, stalled="missing ranks: 1: [a]"), exited(0, **LATE),
             started(1), overdue(1, STACK), exited(1, **LATE)),
-        "results came from no rank; Horovod says: missing ranks: 1: [a]", "",
+        "results came from no rank; Horovod reports: missing ranks: 1: [a]", "",
     ),
     "missed by Horovod": (
-        run(started(0), {**overdue(0, STACK), "stalled": "missing ranks: 1: [a]"}, exited(0, **LATE),
+        run(started(0), overdue(0, STACK, stalled="missing ranks: 1: [a]"), exited(0, **LATE),
             started(1), overdue(1, STACK), exited(1, **LATE)),
-        "rank 1 on n1: no end within 60 s; rank 0 on n1 waited for that; results", "rank 0 on n1",
+        "rank 1 on n1: did not finish within 60 s; rank 0 on n1 waited for this; results", "rank 0 on n1",
     ),
     "hung in a join of its own": (
         run(started(0), overdue(0, WAITS), exited(0, **LATE, **IN_JOIN),
             started(1), overdue(1, "x"), exited(1, **LATE, **IN_JOIN, tail=SLEEPS),
             started(2), overdue(2, WAITS), size=3),  # in a step before its join
-        "rank 1 on n1: no end within 60 s; rank 0 on n1, rank 2 on n1 waited for that;",
+        "rank 1 on n1: did not finish within 60 s; rank 0 on n1, rank 2 on n1 waited for this;",
         "rank 1 on n1 (process 101) hangs",
     ),
     "all wait for each other": (
         run(started(0), overdue(0, WAITS), exited(0, **LATE, **IN_JOIN),
             started(1), overdue(1, WAITS), exited(1, **LATE, **IN_JOIN)),
-        "rank 0 on n1, rank 1 on n1: no end within 60 s; results", "",
+        "rank 0 on n1, rank 1 on n1: did not finish within 60 s; results", "",
     ),
     "never started": (
         run(started(0), overdue(0, STACK), exited(0, **LATE), hosts=("n1", "n2.site")),
-        "rank 0 on n1: no end within 60 s; results came from no rank;"
+        "rank 0 on n1: did not finish within 60 s; results came from no rank;"
         " only 1 of 2 ranks were started, none on n2.site", "",
     ),
-    "launcher hung": (run(*good(), returncode=-9, timed_out=True), "but mpirun did not end", ""),
+    "launcher hung": (run(*good(), returncode=-9, timed_out=True), "but mpirun did not exit", ""),
 }  # fmt: skip
 
 
@@ -433,6 +411,27 @@ def test_failures(name: str) -> None:
     assert message in judgement.message
     assert evidence in judgement.evidence
     assert judgement.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "causes"),
+    [
+        (
+            "killed",
+            ("was ended by its launcher, after rank 1 on n1 failed", "was ended by SIGKILL"),
+        ),
+        ("wrong sums", ("", "2 of 30 reductions are wrong")),
+        (
+            "exit code",
+            ("exited with code 1 (ImportError: x)", "exited with code 1 (ImportError: y)"),
+        ),
+        ("local size", ("the local size on n1 is not 2",) * 2),
+        ("missed by Horovod", ("hangs, after rank 1 on n1 failed", "hangs")),
+    ],
+)
+def test_why_each_rank_failed(name: str, causes: tuple[str, ...]) -> None:
+    assert tuple(causes_by_rank(FAILURES[name][0])) == causes
+    assert causes_by_rank(run(*good())) == ["", ""]
 
 
 def test_what_ranks_say_is_not_taken_for_a_cause_where_another_rank_broke_first() -> None:
@@ -458,7 +457,9 @@ def test_that_late_ranks_are_killed_is_not_taken_for_a_cause() -> None:
     ]
     said = "mpirun noticed that process rank 0 with PID 0 on node n1 exited on signal 9 (Killed)."
     judgement = judge(run(*late, size=1, tail=said, returncode=137, timeout=60.0))
-    assert judgement.message == "rank 0 on n1: no end within 60 s; results came from no rank"
+    assert (
+        judgement.message == "rank 0 on n1: did not finish within 60 s; results came from no rank"
+    )
     assert said in judgement.evidence
 
 
@@ -475,17 +476,16 @@ def test_ranks_of_the_same_environment_are_not_told_apart() -> None:
 def test_under_srun_the_right_pmi_is_named(library: str, wanted: str) -> None:
     argv = ("srun", "-n", "2", "--mpi=none", "x")
     judgement = judge(run(*alone(library), launcher="srun", argv=argv))
-    assert "each says that it is alone" in judgement.message
+    assert "each reports that it is alone" in judgement.message
     assert "srun was started with --mpi=none" in judgement.remedy
     assert f'launch.srun_mpi in the recipe to "{wanted}"' in judgement.remedy
     assert library in judgement.evidence
 
 
 def test_hosts_may_have_different_numbers_of_ranks() -> None:
-    def on(host: str, rank: int, local_rank: int, local_size: int) -> list[dict[str, Any]]:
-        numbers = {"local_rank": local_rank, "local_size": local_size}
-        events = (started(rank), result(rank, 3, **numbers), exited(rank))
-        return [{**event, "host": host} for event in events]
+    def on(host: str, rank: int, local_rank: int, local_size: int) -> list[Received]:
+        right = result(rank, 3, host=host, local_rank=local_rank, local_size=local_size)
+        return [started(rank, host), right, exited(rank, host=host)]
 
     events = [*on("n1", 0, 0, 2), *on("n1", 1, 1, 2), *on("n2", 2, 0, 1)]
     assert judge(run(*events, size=3, hosts=("n1", "n2"))).status == "pass"
@@ -497,30 +497,28 @@ def test_a_rank_that_leaves_in_the_middle_of_an_exercise() -> None:
     )
     judgement = judge_exercise(early, "operations")
     assert judgement and judgement.status == "fail"
-    assert judgement.message == "rank 1 on n1: ended before its end, in operations (join)"
+    assert judgement.message == "rank 1 on n1: exited too early, in operations (join)"
     whole = run(*good()[:5], exited(1, stage="shutdown"), exercises=("operations",))
     assert judge_exercise(whole, "operations") is None
 
 
 def test_other_hosts_have_local_ranks_of_their_own() -> None:
-    there = [{**e, "host": "n2"} for e in (started(1), result(1, local_rank=0), exited(1))]
-    here = [started(0), result(0, local_size=1), exited(0)]
-    there[1]["local_size"] = 1
-    assert judge(run(*here, *there)).status == "pass"
+    n1 = [started(0), result(0, local_size=1), exited(0)]
+    there = result(1, host="n2", local_rank=0, local_size=1)
+    n2 = [started(1, "n2"), there, exited(1, host="n2")]
+    assert judge(run(*n1, *n2)).status == "pass"
 
 
 def test_an_old_horovod_that_does_not_name_its_controller() -> None:
-    def events(**changed: Any) -> list[dict[str, Any]]:
-        kinds = (started, lambda rank: result(rank, said={}, **changed), exited)
-        return [kind(rank) for rank in (0, 1) for kind in kinds]
-
-    assert judge(run(*events())).status == "pass"
-    assert judge(run(*events(mpi_enabled=None, gloo_enabled=None))).status == "unproven"
-    assert judge(run(*events(mpi_enabled=False, gloo_enabled=True))).status == "fail"
+    assert judge(run(*good(logged={}))).status == "pass"
+    unknown = good(logged={}, mpi_enabled=None, gloo_enabled=None)
+    assert judge(run(*unknown)).status == "unproven"
+    other = good(logged={}, mpi_enabled=False, gloo_enabled=True)
+    assert judge(run(*other)).status == "fail"
 
 
 def test_operations_are_those_that_horovod_names() -> None:
-    gloo = [result(0, said={"cpu": "GLOO"}), result(1, said={"cpu": "GLOO"})]
+    gloo = [result(0, logged={"cpu": "GLOO"}), result(1, logged={"cpu": "GLOO"})]
     assert run(*gloo).operations == {"Gloo"}
     assert run(*good()).operations == {"MPI"}
     assert run(started(0)).operations == frozenset()

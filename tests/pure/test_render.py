@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hvdenv.reports.render import render
-from hvdenv.reports.report import Finding, Report, Row
+from hvdenv.reports.report import Finding, RankRecord, Report, Row
 
 ROWS = (
     Row("Frameworks", "TensorFlow", True, True, True),
@@ -17,8 +17,10 @@ FAIL = Finding(
 )  # fmt: skip
 
 
-def report(*findings: Finding) -> Report:
-    return Report("local", "/env", "n1", "2026-11-21T13:00:00", 12.34, findings, (), ROWS)
+def report(*findings: Finding, ranks: tuple[RankRecord, ...] = ()) -> Report:
+    return Report(
+        "local", "/env", "n1", "2026-11-21T13:00:00", 12.34, findings, table=ROWS, ranks=ranks
+    )
 
 
 def test_whole_report() -> None:
@@ -38,6 +40,20 @@ def test_whole_report() -> None:
         "verdict: fail: something that is expected is missing or does not work"
         " (1 pass, 1 fail; 12.3 s; /env)\n"
     )
+
+
+def test_ranks_that_failed_are_listed() -> None:
+    rank = RankRecord(
+        rank=1, host="n1", local_rank=0, pid=7, device="cpu", framework="torch", controller="MPI",
+        status="fail", cause="was ended by \x1bSIGKILL",
+    )  # fmt: skip
+    right = rank._replace(rank=0, status="pass", cause="")
+    text = render(report(FAIL, ranks=(right, rank)))
+    assert (
+        "Ranks that failed or differ (1 of 2):\n"
+        "    torch over MPI: rank 1 on n1, process 7: fail: was ended by SIGKILL\n\n"
+    ) in text
+    assert "Ranks" not in render(report(PASS, ranks=(right,)))
 
 
 def test_colour_only_when_asked() -> None:

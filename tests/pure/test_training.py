@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from hvdenv.verification.ranks import RankRun, collect
+from hvdenv.standalone.ranks.events import Training
+from hvdenv.verification.ranks import RankRun
 from hvdenv.verification.training import judge
+from tests.rank_events import event, exited, result, run, started
 from tests.standalone import load
 
 PROGRAM = load("training")
@@ -33,24 +35,15 @@ def trained(size: int, *changes: Change) -> RankRun:
     """A run whose ranks report one part each; changes are made to rank numbers and facts."""
     events = []
     for rank in range(size):
-        where = {"host": f"n{rank}", "pid": 100 + rank}
-        result = {
-            "said": {"controller": "MPI"}, "rank": rank, "size": size, "local_rank": 0,
-            "local_size": 1, "cross_rank": rank, "cross_size": size, "tests": 30, "failed": 0,
-            "wrong": [],
-        }  # fmt: skip
         own = facts(rank, size)
         for change in changes:
             change(rank, own)
-        exited = {"code": 0, "signal": "", "ended_by": "", "seconds": 4.0, "tail": ""}
-        events += [
-            {"event": "started", **where},
-            {"event": "result", **where, **result},
-            *([{"event": "training", **where, **own}] if own else []),
-            {"event": "exited", **where, **exited, "stage": "shutdown", "detail": ""},
-        ]
-    ranks = collect(events)
-    return RankRun("mpirun", "MPI", ("mpirun", "x"), size, ranks, exercises=("training",))
+        host = f"n{rank}"
+        numbers = {"local_rank": 0, "local_size": 1, "cross_rank": rank, "cross_size": size}
+        events += [started(rank, host), result(rank, size, host=host, **numbers)]
+        events += [event(rank, Training(**own), host)] if own else []
+        events.append(exited(rank, host=host))
+    return run(*events, size=size, exercises=("training",))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
@@ -123,8 +116,8 @@ FAILURES: dict[str, tuple[list[Change], str]] = {
     "two checkpoints": ([on(1, files=1)], "rank 1 on n1 wrote a checkpoint, which only rank 0"),
     "no checkpoint": ([on_all(files=0)], "rank 0 on n0 wrote no checkpoint"),
     "another checkpoint": ([on_all(same=False)], "rank 0 on n0 loads other parameters"),
-    "one rank only": ([lambda rank, own: own.clear() if rank else None], "not all ranks went"),
-    "one rank skips": ([on(1, skip="x")], "not all ranks went through it"),
+    "one rank only": ([lambda rank, own: own.clear() if rank else None], "not all ranks finished"),
+    "one rank skips": ([on(1, skip="x")], "not all ranks finished it"),
 }
 
 
@@ -149,7 +142,7 @@ def test_all_that_is_wrong_is_in_the_evidence() -> None:
 
 def test_what_cannot_work_is_skipped_with_its_reason() -> None:
     reason = "Horovod 0.28.1 knows Keras 2 only"
-    skips = on_all(part="Keras fit", skip=reason)
+    skips = on_all(part="Keras fit", seconds=0.1, skip=reason)
     ((part, judgement),) = judge(trained(2, nothing, skips))
     assert (part, judgement.status, judgement.message) == ("Keras fit", "skip", reason)
 
@@ -160,12 +153,10 @@ def test_silence_is_no_success() -> None:
 
 
 def test_ranks_that_did_not_come_to_it() -> None:
-    run = trained(2)
-    broken = run.ranks[1]._replace(exited={
-        "code": -9, "signal": "SIGKILL", "ended_by": "", "stage": "training",
-        "detail": "Keras fit", "tail": "",
-    })  # fmt: skip
-    ((_, judgement),) = judge(run._replace(ranks=(run.ranks[0], broken)))
+    broken = exited(1, host="n1", code=-9, signal="SIGKILL", stage="training", detail="Keras fit")
+    whole = trained(2)
+    rank = whole.ranks[1]._replace(events=(*whole.ranks[1].events, broken.event))
+    ((_, judgement),) = judge(whole._replace(ranks=(whole.ranks[0], rank)))
     assert judgement.status == "fail"
     assert "rank 1 on n1: was ended by SIGKILL, in training (Keras fit)" in judgement.message
 

@@ -2,7 +2,7 @@
 
 A fault is a list of what stands in for what while the training runs: a test could doctor the
 installation as well, but only once for each start of ranks, and frameworks import slowly.
-The reports of fault NAME are called ``training.NAME``.
+The parts of the training with fault NAME are reported as ``NAME: PART``.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from collections.abc import Mapping
 from typing import Any
 from unittest import mock
 
-import training  # it is beside rank_work.py
+import training  # beside rank_work.py, as events is
+from events import Training
 
 # What has which attribute, and what stands in for it.
 Fault = list[tuple[Any, str, Any]]
 
 
 class Context:
-    """A rank's context whose reports carry the name of a fault."""
+    """A rank's context that reports parts of the training under the name of a fault."""
 
     def __init__(self, context: Any, fault: str) -> None:
         self._context = context
@@ -30,8 +31,10 @@ class Context:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
-    def report(self, event: str, **facts: Any) -> None:
-        self._context.report(f"{event}.{self._fault}", **facts)
+    def report(self, event: Any) -> None:
+        if isinstance(event, Training):
+            event = event._replace(part=f"{self._fault}: {event.part}")
+        self._context.report(event)
 
 
 def nothing(*arguments: Any, **more: Any) -> None:

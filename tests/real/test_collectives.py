@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from hvdenv import RANK_PROGRAMS
+from hvdenv.command import Command, Outcome
 from hvdenv.environments.installation import Installation
 from hvdenv.runner import Runner
+from hvdenv.standalone.ranks.events import ExtensionFacts, Operation
 from hvdenv.verification import collectives
 from hvdenv.verification.checks import computed
 from hvdenv.verification.collectors import Extension
@@ -102,9 +104,9 @@ def test_what_is_not_there_is_skipped(
     wrong_run: Callable[[str], RankRun], framework: str, operation: str, why: str
 ) -> None:
     for rank in wrong_run(framework).ranks:
-        (event,) = [e for e in rank.reports["collectives"] if e["operation"] == operation]
-        assert (event["right"], event["wrong"]) == (0, 0)
-        assert [reason for _, reason, _ in event["skipped"]] == [why]
+        (event,) = [each for each in rank.all(Operation) if each.operation == operation]
+        assert (event.right, event.wrong) == (0, 0)
+        assert [each.why for each in event.skipped] == [why]
 
 
 def test_a_doctored_installation(copy: Callable[..., Installation], runner: Runner) -> None:
@@ -116,7 +118,9 @@ def test_a_doctored_installation(copy: Callable[..., Installation], runner: Runn
         "    return _real(tensor + (rank() == 2), *args, **kwargs)\n"
     )
     run = run_ranks(copy(fault), runner, "Gloo", size=3, exercises=("collectives",))
-    extension = Extension("torch", None, {"built": {"Gloo": 1}})  # type: ignore[arg-type]
+    extension = Extension(
+        "torch", Outcome(Command(()), 0, "", 0.0), ExtensionFacts(built={"Gloo": 1})
+    )
     findings = {f.subject: f for f in computed(extension, run, "torch", "Gloo")}
     wrong = findings["alltoall, torch over Gloo"]
     assert (wrong.check, wrong.status) == ("collectives", "fail")

@@ -249,7 +249,7 @@ def test_a_package_that_nothing_can_verify(damaged: Channel, cache: Path, tmp_pa
     del text["packages.conda"]["gpulib-1.0-0.conda"]["sha256"]
     index.write_text(json.dumps(text))
     said = refused(tmp_path, cache, [damaged.url], ["gpulib 1.0"])
-    assert "gpulib-1.0-0.conda: there is no sha256 for it" in said
+    assert "gpulib-1.0-0.conda has no sha256 and cannot be verified" in said
 
 
 def test_a_download_that_is_not_what_the_index_says(damaged: Channel, tmp_path: Path) -> None:

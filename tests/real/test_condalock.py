@@ -212,8 +212,8 @@ def test_an_offline_folder_that_is_damaged(lock: condalock.CondaLock, tmp_path: 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"sha256": ""}, "there is no sha256 for it"),
-        ({"sha256": "Z" * 64}, "there is no sha256 for it"),
+        ({"sha256": ""}, "has no sha256 and cannot be verified"),
+        ({"sha256": "Z" * 64}, "has no sha256 and cannot be verified"),
         ({"version": "1.1"}, "is not named like data 1.1"),
         ({"url": "https://example.org/noarch/data-0.1.conda"}, "is not named like data 0.1"),
         ({"url": "https://example.org/noarch/..%2Fdata-0.1-0.conda"}, "is not named like data 0.1"),

@@ -98,7 +98,7 @@ def test_a_rank_that_leaves_early_is_the_cause_and_not_the_one_that_complains(
 ) -> None:
     judgement = ranks.judge(run_ranks(copy(on_rank_1("os._exit(0)")), runner, "Gloo"))
     assert judgement.status == "fail"
-    assert judgement.message.startswith(f"rank 1 on {HERE}: ended without a result")
+    assert judgement.message.startswith(f"rank 1 on {HERE}: exited without a result")
 
 
 STOPPED = {
@@ -106,7 +106,7 @@ STOPPED = {
     "its watcher": (
         "Gloo",
         "os.kill(os.getppid(), signal.SIGSTOP); time.sleep(1000)",
-        "was lost without a word",
+        "disappeared without reporting an exit",
     ),
 }
 
@@ -129,10 +129,10 @@ def test_ranks_that_reduce_alone_and_lie_about_their_size(copy: Copy, runner: Ru
     )
     judgement = ranks.judge(run_ranks(copy(fault), runner, "MPI"))
     assert judgement.message == (
-        "2 processes were started, but each gets back what it put in: each is alone, though it"
-        " says that the size is 2"
+        "2 processes were started, but each gets its own input back: each is alone, although it"
+        " reports size 2"
     )
-    assert "do not know each other" in judgement.remedy
+    assert "does not belong to the MPI" in judgement.remedy
 
 
 def test_a_slow_rank_is_only_late(copy: Copy, runner: Runner) -> None:
@@ -165,7 +165,7 @@ def test_a_rank_that_feeds_another_name(copy: Copy, runner: Runner) -> None:
     judgement = ranks.judge(run_ranks(copy(fault), runner, "MPI", timeout=36 * PATIENCE))
     assert judgement.status == "fail"
     assert "; results came from no rank" in judgement.message
-    assert "Horovod says: missing ranks: 0: [" in judgement.message
+    assert "Horovod reports: missing ranks: 0: [" in judgement.message
     assert "odd]" in judgement.message
 
 
@@ -318,7 +318,7 @@ def test_programs_that_hang_whatever_they_are_told(copy: Copy, runner: Runner) -
     assert report.verdict in ("fail", "error")
     for controller in ("MPI", "Gloo"):
         message = found(report, "allreduce")[f"torch over {controller}"].message
-        assert "started none of 2 ranks (did not end" in message or "not tried" in message
+        assert "started none of 2 ranks (did not finish" in message or "not tried" in message
 
 
 def test_a_noisy_child_of_a_rank_holds_nobody_up(copy: Copy, runner: Runner) -> None:
@@ -529,7 +529,7 @@ def test_a_host_that_is_lost_in_the_middle(cluster: Cluster, copy: Copy, tmp_pat
     (report,) = reports
     assert report.verdict == "fail"
     finding = found(report, "allreduce")["torch over MPI"]
-    assert f"rank 1 on {lost}: was lost without a word" in finding.message
+    assert f"rank 1 on {lost}: disappeared without reporting an exit" in finding.message
     assert found(report, "orphans")[lost].status == "unproven"
 
 

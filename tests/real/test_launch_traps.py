@@ -81,18 +81,18 @@ def test_ranks_that_believe_in_gpus(
     """The way over GPUs up to the device itself, which no rank takes alone."""
     run = run_ranks(copy(PRETENDED.format(all_have=all_have)), runner, "MPI")
     assert ranks.judge(run).status == "pass", ranks.judge(run)
-    gpus = [rank.path["gpu"] for rank in run.ranks]
-    assert [(rank.result or {})["tests"] for rank in run.ranks] == [60 if all_have else 30] * 2
+    gpus = [rank.path.gpu for rank in run.ranks if rank.path]
+    assert [result.tests for result in run.results] == [60 if all_have else 30] * 2
     if all_have:
-        assert [gpu["device"] for gpu in gpus] == ["cpu", "cpu"]
+        assert [gpu.device for gpu in gpus] == ["cpu", "cpu"]
         status, why = datapath.why_no_nccl(run)
         assert (status, why) == (
-            "fail", f"tensors lay on cpu of {run.ranks[0].name}, but NCCL joined no ranks",
+            "fail", f"tensors were on cpu of {run.ranks[0].name}, but NCCL connected no ranks",
         )  # fmt: skip
     else:
-        assert [gpu["device"] for gpu in gpus] == ["", ""]
-        assert gpus[0]["why"] == "another rank has no GPU"
-        assert gpus[1]["why"] == "the host has GPUs, but the framework sees none"
+        assert [gpu.device for gpu in gpus] == ["", ""]
+        assert gpus[0].why == "another rank has no GPU"
+        assert gpus[1].why == "the host has GPUs, but the framework sees none"
 
 
 OTHERS = {
@@ -116,7 +116,7 @@ def test_another_environment_on_one_host(
     finally:
         cluster.on("gpu33", ["umount", str(package)])
     assert judgement.status == "fail"
-    assert "rank 1 on gpu33 has another environment" in judgement.message
+    assert "rank 1 on gpu33 has a different environment" in judgement.message
     assert message in judgement.message
 
 
@@ -159,7 +159,7 @@ def test_a_host_that_does_not_know_its_own_name(original: Installation, cluster:
     judgement = ranks.judge(run)
     assert judgement.status == "fail"
     assert "rank 1 on nowhere: was ended by SIG" in judgement.message
-    assert "the host's own name means no address there" in judgement.message
+    assert "the host's own name has no address" in judgement.message
 
 
 def test_the_pmi_of_srun(original: Installation, cluster: Cluster) -> None:

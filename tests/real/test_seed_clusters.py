@@ -452,7 +452,7 @@ def test_taurus_without_its_tools(taurus: Taurus) -> None:
 def test_taurus_on_another_architecture(taurus: Taurus) -> None:
     """Said before anything is done: no workspace is allocated for it."""
     refused = taurus.cli()("build", "taurus", code=3)
-    assert "nodes of another architecture" in refused.stderr
+    assert "have a different architecture" in refused.stderr
     assert "--where compute" in refused.stderr
     assert not (taurus.workspaces / "allocated").exists()
 

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from hvdenv import RANK_PROGRAMS
+from hvdenv.command import Command, Outcome
 from hvdenv.environments.installation import Installation
 from hvdenv.runner import Runner
+from hvdenv.standalone.ranks.events import ExtensionFacts, RankEvent, Training
 from hvdenv.verification import training
 from hvdenv.verification.checks import trained
 from hvdenv.verification.collectors import Extension
-from hvdenv.verification.ranks import RankRun, judge_exercise
+from hvdenv.verification.ranks import Rank, RankRun, judge_exercise
 from tests.real.doctored import run_ranks
 
 CONTROLLERS = {"torch": "Gloo", "tensorflow": "MPI"}
@@ -42,11 +44,14 @@ def run_with_faults(original: Installation) -> Callable[[str], RankRun]:
 
 def only(run: RankRun, fault: str) -> RankRun:
     """The run as if it had trained with one fault only."""
-    ranks = tuple(
-        rank._replace(reports={training.EXERCISE: rank.reports.get(f"training.{fault}", ())})
-        for rank in run.ranks
-    )
+    ranks = tuple(rank._replace(events=_of_fault(rank, fault)) for rank in run.ranks)
     return run._replace(ranks=ranks, exercises=(training.EXERCISE,))
+
+
+def _of_fault(rank: Rank, fault: str) -> tuple[RankEvent, ...]:
+    parts = [each for each in rank.all(Training) if each.part.startswith(f"{fault}: ")]
+    others = [each for each in rank.events if not isinstance(each, Training)]
+    return (*others, *(each._replace(part=each.part.removeprefix(f"{fault}: ")) for each in parts))
 
 
 # framework, fault, part: what is wrong with it
@@ -150,7 +155,7 @@ def test_a_doctored_installation(copy: Callable[..., Installation], runner: Runn
     fault = "def broadcast_parameters(*args, **kwargs): pass"
     run = run_ranks(copy(fault), runner, "MPI", exercises=("training",))
     (finding,) = trained(
-        Extension("torch", None, {"built": {"MPI": 1}}),  # type: ignore[arg-type]
+        Extension("torch", Outcome(Command(()), 0, "", 0.0), ExtensionFacts(built={"MPI": 1})),
         run, "torch", "MPI",
     )  # fmt: skip
     assert (finding.check, finding.subject, finding.status) == (

@@ -130,7 +130,7 @@ CRASHES = [
     ("MPI", "os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL"),
     ("Gloo", "os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL"),
     ("MPI", "os.kill(os.getpid(), signal.SIGSEGV)", "was ended by SIGSEGV"),
-    ("Gloo", "print('bad day', flush=True); os._exit(3)", "ended with exit code 3"),
+    ("Gloo", "print('bad day', flush=True); os._exit(3)", "exited with code 3"),
 ]
 
 
@@ -154,7 +154,7 @@ def test_a_rank_that_ends_without_a_result(
     # Every rank, since Horovod on the others would notice one that is gone.
     judgement = ranks.judge(run_ranks(copy("init = lambda: os._exit(0)"), runner, "MPI"))
     assert judgement.status == "fail"
-    assert "ended without a result" in judgement.message
+    assert "exited without a result" in judgement.message
 
 
 @pytest.mark.parametrize("controller", ["MPI", "Gloo"])
@@ -167,9 +167,9 @@ def test_a_rank_that_hangs_ends_in_time_and_shows_where(
     assert time.monotonic() - began < timeout + 20
     assert judgement.status == "fail"
     assert judgement.message.startswith(
-        f"rank 1 on {os.uname().nodename}: no end within {timeout - 5:.0f} s; rank 0 on"
+        f"rank 1 on {os.uname().nodename}: did not finish within {timeout - 5:.0f} s; rank 0 on"
     )
-    assert "waited for that; results came from no rank" in judgement.message
+    assert "waited for this; results came from no rank" in judgement.message
     assert "in allreduce_async" in judgement.evidence
 
 
@@ -260,7 +260,9 @@ def test_singletons_are_reported_as_such(
     installation = original._replace(path=(str(program.parent), *original.path))
     judgement = ranks.judge(run_ranks(installation, runner, "MPI"))
     assert judgement.status == "fail"
-    assert "2 processes were started, but each says that it is alone (size 1)" in judgement.message
+    assert (
+        "2 processes were started, but each reports that it is alone (size 1)" in judgement.message
+    )
     assert f"started by: {program} (Hydra 4.1.1)" in judgement.evidence
 
 
@@ -294,7 +296,7 @@ def test_no_rank_outlives_who_watches_over_it(
     thread.join()
     judgement = ranks.judge(runs[0])
     assert judgement.status == "fail"
-    assert "was lost without a word" in judgement.message or not victim
+    assert "disappeared without reporting an exit" in judgement.message or not victim
 
 
 def test_a_stopped_runner(original: Installation, runner: Runner) -> None:

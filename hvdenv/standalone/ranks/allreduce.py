@@ -10,6 +10,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+import events
 from context import Array, Context, Shape
 
 Input = Tuple[str, Array, Dict[str, Any]]
@@ -192,8 +193,7 @@ def run(context: Context) -> None:
         context.stage("allreduce", "on GPUs")
         more, wrong_there, own_there = reduce_and_judge(hvd, reduce_all, "gpu.")
         tests, wrong, own = tests + more, wrong + wrong_there, own + own_there
-    context.report(
-        "result",
+    result = events.Result(
         mpi_enabled=enabled(hvd, "mpi_enabled"),
         gloo_enabled=enabled(hvd, "gloo_enabled"),
         python=sys.executable,
@@ -204,5 +204,6 @@ def run(context: Context) -> None:
         wrong=wrong[:3],
         own=int(own),
         busy=round(max(busy, 0.001), 3),
-        **context.numbers(),
+        **context.numbers()._asdict(),
     )
+    context.report(result)

@@ -16,6 +16,7 @@ import os
 import time
 from typing import Callable, Iterator, List, Optional, Sequence, Tuple
 
+import events
 from allreduce import operation_arguments
 from context import Context
 
@@ -186,13 +187,19 @@ def run(context: Context, option: str) -> None:
             why = "memory"
         if why:
             if first:
-                context.report("bench_end", size=size, why=why)
+                context.report(events.BenchEnd(size, why))
             return
         context.stage("bench", "{} bytes".format(size))
         loop = LOOPS[context.framework](context, size, "bench.{}".format(size))
         rounds, repeats = measure(clock, loop, 0.5 / (len(todo) - index))
         last = min(rounds)
         if first:
-            seconds = quartiles(rounds)
-            facts = {"repeats": repeats, "rounds": len(rounds), "device": context.device}
-            context.report("bench", size=size, seconds=seconds, **facts)
+            context.report(
+                events.Bench(
+                    size=size,
+                    seconds=quartiles(rounds),
+                    repeats=repeats,
+                    rounds=len(rounds),
+                    device=context.device,
+                )
+            )

@@ -27,6 +27,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import allreduce
 import collective_cases
+import events
 from collective_cases import Case
 from context import Array, Context
 
@@ -79,17 +80,18 @@ class Tally:
             self.right += 1
             self.types.add(case.dtype)
 
-    def facts(self) -> Dict[str, Any]:
-        """What is reported."""
-        return {
-            "operation": self.operation,
-            "right": self.right,
-            "wrong": len(self.wrong),
-            "types": sorted(self.types),
-            "skipped": [[dtype, why, n] for (dtype, why), n in sorted(self.skipped.items())],
-            "unproven": self.unproven,
-            "cases": [shortened(text, CASE) for text in self.wrong[:SHOWN]],
-        }
+    def event(self, ended: str = "") -> events.Operation:
+        """What is reported; `ended` says why Horovod could not go on."""
+        return events.Operation(
+            operation=self.operation,
+            right=self.right,
+            wrong=len(self.wrong),
+            types=sorted(self.types),
+            skipped=[events.Skipped(*key, n) for key, n in sorted(self.skipped.items())],
+            cases=[shortened(text, CASE) for text in self.wrong[:SHOWN]],
+            ended=ended,
+            unproven=self.unproven,
+        )
 
 
 def gloo_sets_hang(hvd: Any) -> str:
@@ -482,10 +484,10 @@ def try_operations(context: Context, full: bool) -> None:
     caller = Caller(context)
     for operation, batches in collective_cases.operations(context.framework, caller.size, full):
         try:
-            context.report("collectives", **caller.try_all(operation, batches).facts())
+            context.report(caller.try_all(operation, batches).event())
         except Ended as error:
             why, tally = error.args
-            context.report("collectives", ended=why, **tally.facts())
+            context.report(tally.event(ended=why))
             break
 
 
@@ -498,4 +500,4 @@ def run(context: Context, option: str) -> None:
         # Otherwise it takes a GPU for tensors of the host's memory as well.
         with context.native.device(context.device or "/cpu:0"):
             try_operations(context, option == "full")
-    context.report("collectives-done", seconds=round(time.time() - began, 2))
+    context.report(events.OperationsDone(round(time.time() - began, 2)))

@@ -8,7 +8,9 @@ import importlib
 import json
 import os
 import time
-from typing import Any, Dict, Iterator, Optional, Tuple
+from typing import Any, Iterator, Tuple
+
+import events
 
 # Arrays of numpy, which mypy does not know here.
 Array = Any
@@ -43,14 +45,14 @@ class Context:
         elif not self.native.executing_eagerly():
             self.native.compat.v1.enable_eager_execution()
 
-    def report(self, event: str, **facts: Any) -> None:
+    def report(self, event: events.RankEvent) -> None:
         """Send one event to the supervisor, rank.py."""
-        line = json.dumps(dict(facts, event=event)) + "\n"
+        line = json.dumps(events.to_json(event)) + "\n"
         os.write(self._descriptor, line.encode("ascii"))
 
     def stage(self, name: str, detail: str = "") -> None:
         """Report what is tried next, which tells where a rank failed."""
-        self.report("stage", stage=name, detail=detail)
+        self.report(events.Stage(name, detail))
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -72,7 +74,14 @@ class Context:
         """The values of a tensor."""
         return tensor.cpu().numpy() if self.framework == "torch" else tensor.numpy()
 
-    def numbers(self) -> Dict[str, Optional[int]]:
-        """The numbers of this rank and of its host; None where this Horovod has no such function."""
-        names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
-        return {name: getattr(self.hvd, name, lambda: None)() for name in names}
+    def numbers(self) -> events.Joined:
+        """The numbers of this rank and of its host."""
+        hvd = self.hvd
+        return events.Joined(
+            rank=hvd.rank(),
+            size=hvd.size(),
+            local_rank=hvd.local_rank(),
+            local_size=hvd.local_size(),
+            cross_rank=getattr(hvd, "cross_rank", lambda: None)(),
+            cross_size=getattr(hvd, "cross_size", lambda: None)(),
+        )

@@ -11,8 +11,9 @@ import glob
 import json
 import os
 import re
-from typing import Any, Dict, List
+from typing import Dict, List
 
+import events
 from context import Context
 
 VARIABLES = {
@@ -173,7 +174,7 @@ def _read(folder: str, name: str) -> str:
         return ""
 
 
-def run(context: Context, gpu: Dict[str, Any]) -> None:
+def run(context: Context, gpu: events.Gpu) -> None:
     """Report ``path``.
 
     Args:
@@ -181,13 +182,12 @@ def run(context: Context, gpu: Dict[str, Any]) -> None:
         gpu: what gpus.py found.
     """
     loaded = libraries()
-    facts = {
-        "gpu": gpu,
-        "mpi": mpi_version(loaded),
-        "nccl": nccl_version(loaded),
-        "fast": fast_networks(),
-        "asked": {n: os.environ[n][:60] for n in _ASKED if os.environ.get(n, "-1") != "-1"},
-        "libraries": {name: paths[:2] for name, paths in loaded.items()},
-    }
-    # What makes the event too long to arrive in one piece is the least of it.
-    context.report("path", **facts)
+    path = events.DataPath(
+        gpu=gpu,
+        mpi=mpi_version(loaded),
+        nccl=nccl_version(loaded),
+        fast=fast_networks(),
+        variables={n: os.environ[n][:60] for n in _ASKED if os.environ.get(n, "-1") != "-1"},
+        libraries={name: paths[:2] for name, paths in loaded.items()},
+    )
+    context.report(path)

@@ -10,6 +10,7 @@ import os
 from typing import Any, Dict, List, Optional, Tuple
 
 import allreduce
+import events
 from context import Context
 
 
@@ -95,7 +96,7 @@ def hide() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 
-def take(context: Context, built: Dict[str, Any], device: str) -> Dict[str, Any]:
+def take(context: Context, built: Dict[str, Optional[int]], device: str) -> events.Gpu:
     """Give the rank its GPU: context.gpu.
 
     Args:
@@ -104,13 +105,12 @@ def take(context: Context, built: Dict[str, Any], device: str) -> Dict[str, Any]
         device: ``gpu`` where ranks may use NCCL.
 
     Returns:
-        ``device``, empty if there is none; ``why`` that is so; and how many GPUs are
-        ``there`` on the host.
+        An events.Gpu.
     """
     there, nccl = devices(), built.get("NCCL")
     if nccl and device != "gpu":
         hide()
-        return {}
+        return events.Gpu()
     usable = nccl or built.get("CUDA") or built.get("ROCm")
     index, why = None, "Horovod has no NCCL here"
     if usable:
@@ -122,4 +122,4 @@ def take(context: Context, built: Dict[str, Any], device: str) -> Dict[str, Any]
     if not _all_have(context, bool(taken)) and taken:
         taken, why = "", "another rank has no GPU"
     context.gpu = taken
-    return {"device": taken, "why": why, "there": there}
+    return events.Gpu(device=taken, why=why, on_host=there)

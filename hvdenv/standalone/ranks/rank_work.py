@@ -20,6 +20,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(1, os.path.join(os.path.dirname(HERE), "inspect"))
 import allreduce  # noqa: E402
 import datapath  # noqa: E402
+import events  # noqa: E402
 import extension  # noqa: E402
 import gpus  # noqa: E402
 from context import Context  # noqa: E402
@@ -34,14 +35,14 @@ def main(
     modules = {name: importlib.import_module(name) for name, _, _ in exercises}
     del sys.path[:2]  # hvdenv's folders: their files must not shadow modules
     context = Context(framework, controller, int(report_fd))
-    facts = dict(extension.files(framework), **extension.imported(framework))
-    context.report("extension", facts=facts)
-    if facts["built"].get(controller) == 0:
+    facts = events.ExtensionFacts(**extension.files(framework), **extension.imported(framework))
+    context.report(facts)
+    if facts.built.get(controller) == 0:
         return
     context.hvd.init()
-    context.report("joined", **context.numbers())
+    context.report(context.numbers())
     context.stage("allreduce")
-    gpu = gpus.take(context, facts["built"], device)
+    gpu = gpus.take(context, facts.built, device)
     allreduce.run(context)
     datapath.run(context, gpu)
     for name, _, option in exercises:

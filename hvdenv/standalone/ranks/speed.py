@@ -10,6 +10,7 @@ Runs on Python 3.6 and up; needs numpy, which the frameworks bring.
 """
 
 import bench
+import events
 from bench import Loop
 from context import Context
 
@@ -93,7 +94,4 @@ def run(context: Context, option: str) -> None:
     rounds, repeats = bench.measure(clock, steps, 1.0)
     if context.hvd.rank() == 0:
         samples = BATCH * context.hvd.size()
-        seconds = bench.quartiles(rounds)
-        context.report(
-            "speed", samples=samples, repeats=repeats, rounds=len(rounds), seconds=seconds
-        )
+        context.report(events.Speed(samples, bench.quartiles(rounds), repeats, len(rounds)))

@@ -29,6 +29,7 @@ import tempfile
 import time
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Tuple
 
+import events
 from context import Array, Context
 
 Data = Tuple[Array, Array]
@@ -582,4 +583,5 @@ def run(context: Context, option: str) -> None:
         context.stage("training", name)
         began = time.time()
         facts = part(context)
-        context.report("training", part=name, seconds=round(time.time() - began, 2), **facts)
+        seconds = round(time.time() - began, 2)
+        context.report(events.Training(part=name, seconds=seconds, **facts))

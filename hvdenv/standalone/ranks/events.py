@@ -1,0 +1,453 @@
+"""The events that ranks report: their types, and how they pass through a launcher's output.
+
+The programs that run as ranks import this file, and so does hvdenv, which reads the events. It
+is the only stand-alone program that hvdenv imports. Runs on Python 3.6 and newer.
+
+Each event is written as one or more lines of at most 500 bytes:
+
+    @hvdenv TOKEN CRC32 SOURCE.EVENT.PART.PARTS.PAYLOAD
+
+SOURCE identifies the process, EVENT counts from 0, PART from 0 to PARTS - 1. The joined payloads
+are JSON in base64 without padding: launchers prefix lines, programs colour them and hvdenv masks
+what looks like a password, and each of these would change JSON.
+
+Launchers cut the output of ranks and mix the pieces: srun cuts lines after 1024 bytes, mpirun
+wherever 4096 bytes or the terminal's buffer end, horovodrun after 1000 bytes. So lines are
+short, and each is written twice in a row: one cut damages only one of the two.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import re
+import socket
+import zlib
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple, Type, TypeVar, Union
+
+PART_BYTES = 380
+_LINE = re.compile(
+    r"@hvdenv (?P<token>\w+) (?P<crc>[0-9a-f]{8}) (?P<rest>(?P<source>[0-9A-F]+)"
+    r"\.(?P<event>\d+)\.(?P<part>\d+)\.(?P<parts>\d+)\.(?P<payload>[A-Za-z0-9+/]+))"
+)
+
+
+class Started(NamedTuple):
+    """The rank's supervisor runs; `variables` is what the launcher says about the rank."""
+
+    variables: Dict[str, str] = {}
+
+
+class ExtensionFacts(NamedTuple):
+    """What one framework's part of Horovod is, as inspect/extension.py reports it.
+
+    Attributes:
+        framework: ``torch``, ``tensorflow`` or ``mxnet``.
+        python: path of the interpreter.
+        horovod: the package's folder; empty without one.
+        path: where the extension file belongs.
+        size: its bytes; 0 if it does not exist.
+        size_by_header: the bytes that its own header states; 0 if unknown.
+        sources: hash of all Python files of the package.
+        others: the framework's extensions for other Pythons.
+        shadowed: packages that PYTHONPATH puts before the environment's own, and where from.
+        built_with: the framework version in metadata.json; None before Horovod 0.21.1.
+        gpus: devices of NVIDIA on the host.
+        installed: the framework's version.
+        version: Horovod's version.
+        built: the answer of each ``*_built()``; None where it cannot be asked.
+        error: the exception of the import, with its traceback in `traceback`.
+    """
+
+    framework: str = ""
+    python: str = ""
+    python_version: str = ""
+    horovod: str = ""
+    path: str = ""
+    size: int = 0
+    size_by_header: int = 0
+    sources: str = ""
+    others: List[str] = []
+    shadowed: Dict[str, str] = {}
+    built_with: Optional[str] = None
+    gpus: int = 0
+    installed: str = ""
+    version: str = ""
+    built: Dict[str, Optional[int]] = {}
+    error: str = ""
+    traceback: str = ""
+
+
+class Joined(NamedTuple):
+    """The rank's place among all, as Horovod states it."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: Optional[int] = None
+    cross_size: Optional[int] = None
+
+
+class Stage(NamedTuple):
+    """What the rank tries next."""
+
+    stage: str
+    detail: str = ""
+
+
+class Result(NamedTuple):
+    """The outcome of the allreduces.
+
+    Attributes:
+        rank, size, local_rank, local_size, cross_rank, cross_size: as in Joined.
+        tests: how many reductions were compared.
+        failed: how many of them were wrong.
+        wrong: the first of these, with ``test``, ``got`` and ``wanted``.
+        own: in how many wrong ones the rank got its own input back.
+        busy: seconds of its own work, without those in which it waited for other ranks.
+        mpi_enabled, gloo_enabled: None where this Horovod cannot be asked.
+        logged: ``controller`` and ``cpu`` (the operation) in Horovod's debug output.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    tests: int
+    failed: int
+    wrong: List[Dict[str, str]] = []
+    own: int = 0
+    busy: float = 0.0
+    cross_rank: Optional[int] = None
+    cross_size: Optional[int] = None
+    mpi_enabled: Optional[bool] = None
+    gloo_enabled: Optional[bool] = None
+    python: str = ""
+    horovod: str = ""
+    framework: str = ""
+    logged: Dict[str, str] = {}
+
+
+class Gpu(NamedTuple):
+    """The GPU that a rank uses.
+
+    Attributes:
+        device: as the framework names it; empty without one.
+        why: the reason for having none.
+        on_host: how many GPUs of the host the process may use.
+    """
+
+    device: str = ""
+    why: str = ""
+    on_host: int = 0
+
+
+class DataPath(NamedTuple):
+    """How the data of a rank went to the others, as far as libraries say.
+
+    Attributes:
+        mpi: what the MPI library calls itself.
+        nccl: version number of NCCL, such as 21805; 0 if unknown.
+        fast: active adapters of InfiniBand, Omni-Path or Slingshot.
+        variables: those of the rank's environment that choose a transport.
+        libraries: paths of the loaded libraries, by name.
+        logged: what libraries printed about their transports, by kind.
+    """
+
+    gpu: Gpu = Gpu()
+    mpi: str = ""
+    nccl: int = 0
+    fast: List[str] = []
+    variables: Dict[str, str] = {}
+    libraries: Dict[str, List[str]] = {}
+    logged: Dict[str, List[str]] = {}
+
+
+class Skipped(NamedTuple):
+    """Cases of an operation that were not tried; `dtype` is empty if the reason is no type."""
+
+    dtype: str
+    why: str
+    count: int
+
+
+class Operation(NamedTuple):
+    """The outcome of one of Horovod's operations.
+
+    Attributes:
+        right, wrong: how many cases.
+        types: those of the right cases.
+        cases: what was wrong in the first few.
+        ended: why Horovod could not go on; empty if it could.
+        unproven: why so few ranks cannot try it.
+    """
+
+    operation: str
+    right: int
+    wrong: int
+    types: List[str] = []
+    skipped: List[Skipped] = []
+    cases: List[str] = []
+    ended: str = ""
+    unproven: str = ""
+
+
+class OperationsDone(NamedTuple):
+    """All operations were tried."""
+
+    seconds: float
+
+
+class Training(NamedTuple):
+    """The outcome of one part of the training.
+
+    Attributes:
+        part: such as ``DistributedOptimizer``.
+        skip: why it cannot work with these versions; then nothing else is stated.
+        losses: the first and the last, averaged over the ranks.
+        difference: largest distance of a parameter from the one that one process computes.
+        bound: what rounding explains of that.
+        like: what the difference looks like.
+        checksums: of parameters and state, by the point in time.
+        rate, rate_wanted: learning rate at the end.
+        metrics: by name, the rank's own value and the averaged one.
+        seen: for each epoch, the numbers of the samples that the rank had.
+        samples: how many there are on all ranks.
+        files: how many the rank wrote as its checkpoint.
+        same: whether the checkpoint loads as it was saved; None on ranks without one.
+    """
+
+    part: str
+    seconds: float
+    skip: str = ""
+    steps: int = 0
+    losses: List[float] = []
+    difference: float = 0.0
+    bound: float = 0.0
+    like: str = ""
+    checksums: Dict[str, str] = {}
+    rate: Optional[float] = None
+    rate_wanted: float = 0.0
+    metrics: Dict[str, List[float]] = {}
+    seen: List[List[int]] = []
+    samples: int = 0
+    files: int = 0
+    same: Optional[bool] = None
+
+
+class Bench(NamedTuple):
+    """Timed allreduces of one size: bytes, and minimum, quartiles and maximum in seconds."""
+
+    size: int
+    seconds: List[float]
+    repeats: int = 0
+    rounds: int = 0
+    device: str = ""
+
+
+class BenchEnd(NamedTuple):
+    """The size in bytes from which on nothing was measured, for want of ``time`` or ``memory``."""
+
+    size: int
+    why: str
+
+
+class Speed(NamedTuple):
+    """Timed training steps: samples of one step on all ranks, and seconds as in Bench."""
+
+    samples: int
+    seconds: List[float]
+    repeats: int = 0
+    rounds: int = 0
+
+
+class Overdue(NamedTuple):
+    """The deadline is near and the rank still runs.
+
+    Attributes:
+        stage, detail: the last Stage.
+        tail: last lines of its output, with its stacks.
+        stopped: whether a signal has stopped it.
+        stalled: the ranks and tensors for which Horovod waits.
+    """
+
+    stage: str
+    detail: str
+    tail: str
+    seconds: float
+    stopped: bool = False
+    stalled: str = ""
+
+
+class Exited(NamedTuple):
+    """The rank's end.
+
+    Attributes:
+        stage, detail: the last Stage.
+        code: exit status as subprocess states it.
+        signal: name of the signal that ended it.
+        ended_by: ``deadline``, ``launcher`` or ``the launcher is gone``; empty if it ended itself.
+        tail: last lines of its output, unless the code is 0.
+        full: folders of temporary files without space.
+        nameless: whether the host's own name has no address.
+    """
+
+    stage: str
+    detail: str
+    code: int
+    signal: str
+    ended_by: str
+    seconds: float
+    tail: str = ""
+    full: List[str] = []
+    nameless: bool = False
+
+
+RankEvent = Union[
+    Started, ExtensionFacts, Joined, Stage, Result, DataPath, Operation, OperationsDone, Training,
+    Bench, BenchEnd, Speed, Overdue, Exited,
+]  # fmt: skip
+_KINDS: Dict[str, Any] = {
+    "started": Started,
+    "extension": ExtensionFacts,
+    "joined": Joined,
+    "stage": Stage,
+    "result": Result,
+    "path": DataPath,
+    "collectives": Operation,
+    "collectives-done": OperationsDone,
+    "training": Training,
+    "bench": Bench,
+    "bench_end": BenchEnd,
+    "speed": Speed,
+    "overdue": Overdue,
+    "exited": Exited,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+T = TypeVar("T")
+
+
+class Received(NamedTuple):
+    """An event, and the process that reported it."""
+
+    host: str
+    pid: int
+    event: RankEvent
+
+
+def to_json(event: RankEvent) -> Dict[str, Any]:
+    """The event as a JSON object, without the fields that have their default."""
+    table = {
+        name: value
+        for name, value in event._asdict().items()
+        if name not in event._field_defaults or event._field_defaults[name] != value
+    }
+    return dict(table, event=_NAMES[type(event)])
+
+
+def from_json(table: Any) -> Any:
+    """The event that to_json() encoded.
+
+    Raises:
+        ValueError: the object is not such an event; the message says where.
+    """
+    fields = dict(_checked(table, dict, "an event"))
+    name = fields.pop("event", None)
+    if name not in _KINDS:
+        raise ValueError("unknown event {!r}".format(name))
+    return decode(_KINDS[name], fields, name)
+
+
+def decode(kind: Type[T], fields: Any, name: str) -> T:
+    """One of the types above from an object with its fields.
+
+    Raises:
+        ValueError: a field is missing, unknown, or not of its type.
+    """
+    types, defaults = kind.__annotations__, kind._field_defaults  # type: ignore[attr-defined]
+    for field in _checked(fields, dict, name):
+        if field not in types:
+            raise ValueError("{}: unknown field {!r}".format(name, field))
+    for field in types:
+        if field not in fields and field not in defaults:
+            raise ValueError("{}: no field {!r}".format(name, field))
+    return kind(
+        **{key: _value(types[key], each, "{}.{}".format(name, key)) for key, each in fields.items()}
+    )
+
+
+def _value(kind: Any, value: Any, name: str) -> Any:
+    origin, arguments = getattr(kind, "__origin__", None), getattr(kind, "__args__", None) or ()
+    if origin is Union:  # Optional[...]
+        return None if value is None else _value(arguments[0], value, name)
+    if origin in (list, List):
+        return [_value(arguments[0], each, name) for each in _checked(value, list, name)]
+    if origin in (dict, Dict):
+        items = _checked(value, dict, name).items()
+        return {_checked(key, str, name): _value(arguments[1], each, name) for key, each in items}
+    if hasattr(kind, "_fields"):  # within an event, a list of its fields
+        return decode(kind, dict(zip(kind._fields, _checked(value, list, name))), name)
+    if kind is float and type(value) is int:
+        return float(value)
+    return _checked(value, kind, name)
+
+
+def _checked(value: Any, kind: Any, name: str) -> Any:
+    if type(value) is not kind:
+        raise ValueError("{}: expected {}, found {!r:.60}".format(name, kind.__name__, value))
+    return value
+
+
+class EventWriter:
+    """Writes events to standard output, from where the launcher passes them on."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+        self.source = base64.b16encode(os.urandom(4)).decode("ascii")
+        self.count = 0
+
+    def emit(self, event: RankEvent) -> None:
+        """Write one event; a launcher that no longer reads is not an error."""
+        with contextlib.suppress(OSError):
+            for line in self.lines(Received(socket.gethostname(), os.getpid(), event)):
+                os.write(1, "\n{0}\n{0}\n".format(line).encode("ascii"))
+
+    def lines(self, message: Received) -> Iterator[str]:
+        """The lines of one event."""
+        table = dict(to_json(message.event), host=message.host, pid=message.pid)
+        whole = base64.b64encode(json.dumps(table).encode("ascii")).rstrip(b"=").decode("ascii")
+        parts = [whole[at : at + PART_BYTES] for at in range(0, len(whole), PART_BYTES)]
+        for number, part in enumerate(parts):
+            rest = ".".join(map(str, (self.source, self.count, number, len(parts), part)))
+            crc = zlib.crc32(rest.encode("ascii")) & 0xFFFFFFFF
+            yield "@hvdenv {} {:08x} {}".format(self.token, crc, rest)
+        self.count += 1
+
+
+def read(text: str, token: str) -> List[Received]:
+    """The complete events of a token in a launcher's output; everything else is ignored.
+
+    Raises:
+        ValueError: an event has another form than this file states.
+    """
+    parts: Dict[Tuple[str, str], Dict[int, str]] = {}
+    whole: Dict[Tuple[str, str], str] = {}
+    for found in _LINE.finditer(text):
+        rest = found.group("rest")
+        if found.group("token") != token or int(found.group("crc"), 16) != zlib.crc32(
+            rest.encode()
+        ):
+            continue
+        key = found.group("source"), found.group("event")
+        parts.setdefault(key, {})[int(found.group("part"))] = found.group("payload")
+        if len(parts[key]) == int(found.group("parts")):
+            whole[key] = "".join(parts[key][number] for number in sorted(parts[key]))
+    return [_received(payload) for payload in whole.values()]
+
+
+def _received(payload: str) -> Received:
+    table = json.loads(base64.b64decode(payload + "=" * (-len(payload) % 4)).decode("ascii"))
+    host, pid = _checked(table.pop("host"), str, "host"), _checked(table.pop("pid"), int, "pid")
+    return Received(host, pid, from_json(table))

@@ -1,0 +1,75 @@
+"""Events of ranks, and runs of them, as verify gets them from a launcher's output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvdenv.standalone.ranks.events import (
+    Exited,
+    ExtensionFacts,
+    Overdue,
+    RankEvent,
+    Received,
+    Result,
+    Started,
+)
+from hvdenv.verification.ranks import RankRun, collect
+
+
+def event(rank: int, what: RankEvent, host: str = "n1", pid: int = 0) -> Received:
+    return Received(host, pid or 100 + rank, what)
+
+
+def started(rank: int, host: str = "n1") -> Received:
+    return event(rank, Started({"OMPI_COMM_WORLD_RANK": str(rank)}), host)
+
+
+def result(rank: int, size: int = 2, *, host: str = "n1", pid: int = 0, **changed: Any) -> Received:
+    """Of the allreduces, on one host."""
+    values = {
+        "rank": rank, "size": size, "local_rank": rank, "local_size": size, "tests": 30,
+        "failed": 0, "mpi_enabled": True, "gloo_enabled": False,
+        "logged": {"controller": "MPI", "cpu": "MPI"},
+    }  # fmt: skip
+    return event(rank, Result(**{**values, **changed}), host, pid or 100 + rank)
+
+
+def exited(rank: int, *, host: str = "n1", **changed: Any) -> Received:
+    values = {
+        "stage": "shutdown", "detail": "", "code": 0, "signal": "", "ended_by": "", "seconds": 4.0
+    }  # fmt: skip
+    return event(rank, Exited(**{**values, **changed}), host)
+
+
+def overdue(rank: int, tail: str, **changed: Any) -> Received:
+    values = {"stage": "allreduce", "detail": "", "tail": tail, "seconds": 59.0}
+    return event(rank, Overdue(**{**values, **changed}))
+
+
+def extension(rank: int, **changed: Any) -> Received:
+    facts = {
+        "framework": "torch", "installed": "2.1.0", "version": "0.28.1", "built_with": "2.1.0",
+        "size": 100, "python": "/env/bin/python", "gpus": rank,
+    }  # fmt: skip
+    return event(rank, ExtensionFacts(**{**facts, **changed}))
+
+
+def good(size: int = 2, *more: RankEvent, **changed: Any) -> list[Received]:
+    """Ranks of one host that are right, each with these events as well."""
+    events = []
+    for rank in range(size):
+        events += [started(rank), result(rank, size, **changed)]
+        events += [event(rank, each) for each in more] + [exited(rank)]
+    return events
+
+
+def run(*events: Received, size: int = 2, **changed: Any) -> RankRun:
+    run = RankRun(
+        launcher="mpirun",
+        controller="MPI",
+        argv=("mpirun", "x"),
+        size=size,
+        ranks=collect(events),
+        timeout=60.0,
+    )
+    return run._replace(**changed)
