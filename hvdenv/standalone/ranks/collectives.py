@@ -220,7 +220,7 @@ class Caller:
             return self.barrier()
         if case.kind == "join":
             return self.join()
-        arrays = collective_cases.given(self.numpy, case, self.rank, self.size)
+        arrays = collective_cases.inputs_of(self.numpy, case, self.rank, self.size)
         tensors = [self.tensor(array, case.dtype) for array in arrays]
         members = case.members(self.size)
         values = [tensors if len(tensors) > 1 else tensors[0]]
@@ -429,7 +429,7 @@ class Caller:
         for step in range(collective_cases.join_steps(self.rank, self.size)):
             self.context.stage("collectives", "join: step %d, before hvd.join()" % step)
             case = collective_cases.joined_case(step)
-            (array,) = collective_cases.given(self.numpy, case, self.rank, self.size)
+            (array,) = collective_cases.inputs_of(self.numpy, case, self.rank, self.size)
             tensor = self.tensor(array, case.dtype)
             results.append(self.call("allreduce", [tensor], self.arguments(case)))
         self.context.stage("collectives", "join: in hvd.join()")
