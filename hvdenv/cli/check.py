@@ -42,7 +42,7 @@ examples:
   hvdenv check local --facts compute-node.json
   hvdenv check ./mine.toml                          also shows the remedy as a diff
 
-docs/rules.md lists all rules. --allow RULE continues although a rule blocks.
+`make docs` in a checkout writes a page of all rules. --allow RULE continues although a rule blocks.
 """
 
 

@@ -28,6 +28,15 @@ class TextFile(NamedTuple):
     path: Path
     text: str
 
+    @property
+    def content(self) -> str:
+        """What of the text has an effect: of a program, neither comments nor annotations."""
+        if self.path.suffix != ".py":
+            return self.text
+        from hvdenv.plans.fingerprint import fingerprint  # imports ast, which few commands need
+
+        return fingerprint(self.text)
+
 
 class Step(NamedTuple):
     """One step of a build.
@@ -92,7 +101,7 @@ def content(step: Step) -> Any:
             ]
             for command in step.commands
         ],
-        [[str(file.path), file.text] for file in step.files],
+        [[str(file.path), file.content] for file in step.files],
         step.modules,
     ]
 
