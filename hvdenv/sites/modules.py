@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
-from difflib import SequenceMatcher
 from typing import Literal, NamedTuple
 
 from hvdenv.model.cluster import Modules, Swap
@@ -312,6 +311,8 @@ def parse_available(text: str) -> tuple[str, ...]:
 
 def nearest(module: str, available: Iterable[str]) -> tuple[str, ...]:
     """Similar names: other versions first, then similar spellings."""
+    from difflib import SequenceMatcher
+
     matcher = SequenceMatcher(b=module.lower(), autojunk=False)
     family = family_of(module)
     scored = []
