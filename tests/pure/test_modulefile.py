@@ -46,14 +46,14 @@ def test_lua(record: dict[str, Any]) -> None:
         "-- Written by hvdenv.",
         'help("Description: Horovod 0.28.1 for tensorflow, torch 2.13.0+cpu\\nRecipe: neuron+nccl\\n'
         "Built: 2026-11-21 by ann\\nPlan: ab12\\n\\n"
-        'A PYTHONPATH of your own goes before the packages of the environment: unset it.")',
+        'Your own PYTHONPATH comes before the packages of the environment: unset it.")',
         'whatis("Description: Horovod 0.28.1 for tensorflow, torch 2.13.0+cpu")',
         'whatis("Recipe: neuron+nccl")',
         'whatis("Built: 2026-11-21 by ann")',
         'whatis("Plan: ab12")',
         'conflict("horovod")',
         'if mode() == "load" and not isDir("/g/venv") then',
-        '    LmodError("/g/venv is not there any more, or you may not enter it; '
+        '    LmodError("/g/venv is gone, or you may not enter it; '
         '`module avail horovod` lists other versions")',
         "end",
         'prepend_path("MODULEPATH", "/home/ann/b")',
@@ -75,11 +75,13 @@ def test_tcl(record: dict[str, Any]) -> None:
     record["environment"] = "/site/conda"
     lines = tcl(entry_of(record, "hvd/a/1")).splitlines()
     assert lines[:3] == ["#%Module1.0", "# Written by hvdenv.", "proc ModulesHelp { } {"]
-    assert lines[3].endswith('Scripts in etc/conda/activate.d are not run; activate.sh does that."')
+    assert lines[3].endswith(
+        'Scripts in etc/conda/activate.d are not run; source activate.sh for that."'
+    )
     assert lines[9:] == [
         'conflict "hvd/a"',
         'if {[module-info mode load] && ![file isdirectory "/site/conda"]} {',
-        '    error "/site/conda is not there any more, or you may not enter it; '
+        '    error "/site/conda is gone, or you may not enter it; '
         '`module avail hvd/a` lists other versions"',
         "}",
         'module use "/home/ann/b"',
