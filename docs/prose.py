@@ -34,7 +34,7 @@ def main() -> int:
         os.chdir(folder)
         return codespell(
             "--dictionary", str(WORDS), "--dictionary", "-",
-            "--regex", rf"\b(?:{'|'.join(longest_first)})\b|[\w\-'’]+",
+            "--regex", rf"\b(?:{'|'.join(longest_first)})\b|[\w'-]+",
             "--ignore-words-list", IGNORED, "--quiet-level", "2", ".",
         )  # fmt: skip
 
