@@ -110,4 +110,4 @@ class InterruptedRunError(HvdenvError):
     exit_code = 130
 
     def __init__(self) -> None:
-        super().__init__("interrupted; what was started has been ended")
+        super().__init__("interrupted; hvdenv ended everything that it had started")

@@ -265,15 +265,15 @@ def test_what_keeps_others_out_is_said(
     words = ["module", "--prefix", str(built.prefix), "--to", str(tmp_path / "m")]
     assert main(words) == 0
     said = capsys.readouterr().err
-    assert f"note: others cannot use it, since {built.store} is drwx------\n" in said
+    assert f"note: other users cannot use it: the mode of {built.store} is drwx------\n" in said
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("module",), "which environment?"),
-        (("module", "local"), "hvdenv built no environment here"),
-        (("module", "--prefix", "/usr"), "hvdenv built no environment here"),
+        (("module",), "no environment is named"),
+        (("module", "local"), "not an environment that hvdenv built"),
+        (("module", "--prefix", "/usr"), "not an environment that hvdenv built"),
     ],
 )
 def test_no_environment(
