@@ -1,6 +1,6 @@
 """Errors that a user can do something about, one exit code each.
 
-Nothing else in hvdenv decides an exit code; ``docs/exit-codes.md`` is the table
+Nothing else in hvdenv decides an exit code; ``docs/reference/exit-codes.md`` is the table
 that users see.
 """
 
@@ -8,6 +8,21 @@ from __future__ import annotations
 
 # Of `run` and `shell`, whose other exit codes are those of what they run.
 OWN_FAILURE = 125
+
+MEANINGS = {
+    0: "success",
+    1: "verify or `cache verify` found a failure, or could not run a check; doctor recognised no cause",
+    2: "malformed usage, recipe, lock or other file; or another user could change a file that would be executed",
+    3: "known incompatibility",
+    4: "the lock does not match: the recipe requests something else, or this machine provides something else",
+    5: "a step failed, or the machine or its scheduler prevents it",
+    6: "busy: another build holds the prefix, or something still uses it",
+    7: "nothing failed, but something expected could not be proven on this host",
+    70: "a bug in hvdenv",
+    OWN_FAILURE: "`run` and `shell`: hvdenv itself could not start the command",
+    130: "interrupted",
+    141: "the reader of the output closed it (`hvdenv plan local | head`)",
+}
 
 
 class HvdenvError(Exception):
@@ -95,4 +110,4 @@ class InterruptedRunError(HvdenvError):
     exit_code = 130
 
     def __init__(self) -> None:
-        super().__init__("interrupted; what was started has been ended")
+        super().__init__("interrupted; hvdenv ended everything that it had started")

@@ -163,7 +163,7 @@ def named_file(path: Path) -> Path:
     except OSError:
         return found
     if not stat.S_ISREG(status.st_mode):
-        raise StepError("this is no file", where=str(path), remedy="name a file")
+        raise StepError("this is not a regular file", where=str(path), remedy="name a file")
     if folder.st_mode & _OTHERS_WRITE and status.st_uid not in (os.geteuid(), folder.st_uid):
         raise _not_ours("file", found, status)
     return found

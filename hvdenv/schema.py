@@ -2,7 +2,7 @@
 
 Types are NamedTuples. Supported annotations: str, int, float, bool, Literal, X | None,
 tuple[X, ...], dict[str, X], NamedTuples, unions of str with one of these, and
-Annotated[str, Pattern(...)]. docs/decisions.md says why this is not a library.
+Annotated[str, Pattern(...)]. docs/explanation/decisions.md says why this is not a library.
 """
 
 from __future__ import annotations

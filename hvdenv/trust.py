@@ -244,7 +244,7 @@ def _of_content(content: Content, policy: Policy) -> Iterator[Fault]:
     yield from _faults(real_path(content.path), content.status, policy, last=True)
     here, status = _way(content.path)[0][-1]
     if not os.path.samestat(status, content.status):
-        yield Fault(here, "was exchanged for another file while it was read")
+        yield Fault(here, "was replaced while hvdenv read it")
     yield from faults_on_way(content.path, policy)
 
 

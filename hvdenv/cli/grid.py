@@ -36,7 +36,7 @@ examples:
   hvdenv grid --torch 2.11 --cuda 13.0 --json
   hvdenv grid --torch 2.13 --cuda none --mpi openmpi-5
 
-`python -m grid.run` in a checkout tries combinations; docs/grid.md shows the results.
+`python -m grid.run` in a checkout tries combinations; `make docs` shows the results.
 """
 
 SCHEMA = "hvdenv.grid/1"
@@ -101,7 +101,7 @@ def _show_all(rows: tuple[Row, ...], *, as_json: bool) -> None:
         return
     for row in rows:
         print(told(row))
-    print(f"{len(rows)} combinations; docs/grid.md has all of each")
+    print(f"{len(rows)} combinations; `make docs` in a checkout shows each in full")
 
 
 def _document(asked: Asked, advice: Advice) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        The exit code, as docs/exit-codes.md lists them.
+        The exit code, as docs/reference/exit-codes.md lists them.
     """
     # A path may hold bytes that the terminal's encoding has no characters for.
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -465,10 +465,10 @@ def _with_modules(
     """What programs see once the modules of the recipe are loaded, as for a run."""
     if recipe is not None and recipe.modules is not None:
         from hvdenv.environments.installation import with_modules
-        from hvdenv.sites import modulesystem
+        from hvdenv.sites import module_shell
 
-        system = modulesystem.find(runner, recipe.modules.init)
-        loaded = modulesystem.load(system, recipe.modules, "run", runner)
+        system = module_shell.find(runner, recipe.modules.init)
+        loaded = module_shell.load(system, recipe.modules, "run", runner)
         installation = with_modules(installation, loaded.set)
     if recipe is not None and installation.inside:
         _refuse_without_runtime(installation, recipe)

@@ -384,7 +384,7 @@ class Reference(NamedTuple):
                 (upper or 0) < 0,
                 "expected a part of the value, such as 0.5 for 50 % more",
             ),
-            "measure": (lower is None and upper is None, "without lower and upper it says nothing"),
+            "measure": (lower is None and upper is None, "a reference needs lower or upper"),
         }
         return {key: message for key, (is_wrong, message) in wrong.items() if is_wrong}
 

@@ -151,7 +151,7 @@ def read_layer(name: str, path: Path) -> Layer:
         raise RecipeError(
             f"cannot read this file: {reason}",
             where=str(path),
-            remedy="look at its path and permissions; `hvdenv recipes` lists the recipes that need no path",
+            remedy="check its path and permissions; `hvdenv recipes` lists the recipes that have a name",
         ) from error
     try:
         return Layer(name, str(path), text, parse_toml(text), content=content)
@@ -255,9 +255,9 @@ def _check_format(base: Layer) -> None:
     if found != FORMAT:
         line = line_of(base.text, ("format",))
         raise RecipeError(
-            f"this hvdenv reads recipe format {FORMAT}, the file says {found!r}",
+            f"this hvdenv supports recipe format {FORMAT}, and the file has {found!r}",
             where=f"{base.file}:{line}: format",
-            remedy=f"write `format = {FORMAT}` at its top, or use the hvdenv that the recipe is for",
+            remedy=f"write `format = {FORMAT}` at its top, or use the version of hvdenv that the recipe was written for",
         )
 
 
@@ -281,7 +281,7 @@ def _with_what_it_extends(layer: Layer, folders: Sequence[str]) -> list[Layer]:
         if "/" in parent or parent.endswith(".toml"):
             path = Path(found[0].file).parent / path
         if any(os.path.realpath(path) == os.path.realpath(each.file) for each in found):
-            raise RecipeError(f"{parent} extends this recipe in its turn", where=where)
+            raise RecipeError(f"{parent} extends this recipe, too: that is a cycle", where=where)
         if len(found) > _MOST_BASES:
             raise RecipeError(f"more than {_MOST_BASES} recipes extend one another", where=where)
         found.insert(0, read_layer(f"recipe {path.stem}", path))
@@ -323,7 +323,7 @@ def _variant(base: Layer, offered: Mapping[str, Layer], variant: str) -> Layer:
         return RecipeError(message, where=f"{base.file}:{line_of(base.text, path)}: {dotted(path)}")
 
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,63}", variant):
-        raise refused("the name of a variant has a-z, 0-9, _ and - only")
+        raise refused("the name of a variant may contain only a-z, 0-9, _ and -")
     if not isinstance(values, dict):
         raise refused(f"expected a table, found {values!r}")
     without = values.get("without", [])
@@ -344,7 +344,7 @@ def _take_away(into: Document, key: str, layer: Layer, origins: dict[str, Layer]
     if not isinstance(table, dict) or last not in table:
         line = line_of(layer.text, (*layer.prefix, "without"))
         raise RecipeError(
-            f'there is no "{key}" below this variant to do without',
+            f'no layer below this variant sets "{key}"',
             where=f"{layer.file}:{line}: {dotted(layer.prefix)}.without",
         )
     del table[last]
@@ -425,7 +425,7 @@ def _override(text: str) -> Layer:
     key, equals, value = text.partition("=")
     try:
         if not equals:
-            raise ValueError("there is no = in it")
+            raise ValueError("it has no =")
         try:
             values = parse_toml(f"{key} = {value}")
         except ValueError:
@@ -460,7 +460,7 @@ def _refuse_clashes(layers: Sequence[Layer]) -> None:
             if other[0] != value:
                 raise UsageError(
                     f"{other[1]} and {layer.name} both set {dotted(path)}, to different values",
-                    remedy="take one of them, or set the key with --set",
+                    remedy="use only one of them, or set the key with --set",
                 )
 
 
@@ -503,79 +503,54 @@ def _explain(problem: Problem, base: Layer, origins: Mapping[str, Layer]) -> Rec
 
 def _problems_of_whole(recipe: Recipe) -> list[Problem]:
     """What no single value shows."""
-    rules: list[tuple[tuple[str | int, ...], bool, str]] = [
-        (
-            ("horovod", "frameworks"),
-            not recipe.horovod.frameworks,
-            "at least one framework is needed",
-        ),
-        (
-            ("horovod", "controllers"),
-            not recipe.horovod.controllers,
-            "at least one controller is needed: without MPI and Gloo Horovod compiles, but no two ranks can meet",
-        ),
-        (
-            ("mpi",),
-            "mpi" in recipe.horovod.controllers and recipe.mpi is None,
-            'horovod.controllers has "mpi", so the recipe needs a table [mpi]',
-        ),
-        (
-            ("mpi", "version"),
-            bool(recipe.mpi and recipe.mpi.package and not recipe.mpi.version),
-            "a package of the index needs a version",
-        ),
-        (
-            ("horovod", "sha256"),
-            recipe.horovod.provider == "source" and not recipe.horovod.sha256,
-            "the source of Horovod needs its sha256: what is fetched is compared with it",
-        ),
-        (
-            ("python", "prefix"),
-            recipe.python.provider in ("prefix", "clone") and not recipe.python.prefix,
-            f'the provider "{recipe.python.provider}" needs the folder of the site\'s environment',
-        ),
-        (
-            ("conda",),
-            recipe.python.provider == "conda" and recipe.conda is None,
-            'the provider "conda" needs a table [conda] with channels',
-        ),
-        (
-            ("horovod", "provider"),
-            recipe.python.provider in ("prefix", "modules") and recipe.horovod.provider == "source",
-            "nothing can be installed into what belongs to the site: make a venv over it"
-            ' (python.system_site_packages) or a clone, or set this to "present"',
-        ),
-        (
-            ("modules",),
-            recipe.modules is None
-            and (recipe.python.from_modules or recipe.python.provider == "modules"),
-            "the Python is to come from modules, so the recipe needs a table [modules]",
-        ),
-        (
-            ("job", "partition"),
-            recipe.job.partition is not None and recipe.job.partition not in recipe.partitions,
-            f"there is no [partitions.{recipe.job.partition}]",
-        ),
+    horovod, python, mpi = recipe.horovod, recipe.python, recipe.mpi
+    needs_modules = python.from_modules or python.provider == "modules"
+    missing_partition = recipe.job.partition and recipe.job.partition not in recipe.partitions
+    wrong = {
+        "horovod.frameworks": not horovod.frameworks and "at least one framework is needed",
+        "horovod.controllers": not horovod.controllers
+        and "at least one controller is needed: without MPI and Gloo, Horovod compiles, but its"
+        " ranks cannot communicate",
+        "horovod.sha256": horovod.provider == "source"
+        and not horovod.sha256
+        and 'the provider "source" needs the sha256 of Horovod\'s source archive',
+        "horovod.provider": python.provider in ("prefix", "modules")
+        and horovod.provider == "source"
+        and "hvdenv does not install into an environment of the site: use a venv over it"
+        ' (python.system_site_packages) or the provider "clone", or set this to "present"',
+        "mpi": "mpi" in horovod.controllers
+        and not mpi
+        and 'horovod.controllers has "mpi", so the recipe needs a table [mpi]',
+        "mpi.version": mpi
+        and mpi.package
+        and not mpi.version
+        and "a package from the index needs a version",
+        "python.prefix": python.provider in ("prefix", "clone")
+        and not python.prefix
+        and f'the provider "{python.provider}" needs the folder of the site\'s environment',
+        "conda": python.provider == "conda"
+        and not recipe.conda
+        and 'the provider "conda" needs a table [conda] with channels',
+        "modules": needs_modules
+        and not recipe.modules
+        and "the Python comes from modules, so the recipe needs a table [modules]",
+        "job.partition": missing_partition and f"there is no [partitions.{recipe.job.partition}]",
+    }
+    for name in horovod.frameworks:
+        wrong[f"frameworks.{name}"] = name not in recipe.frameworks and (
+            f'horovod.frameworks has "{name}", so the recipe needs [frameworks.{name}]'
+        )
+    for name, package in recipe.frameworks.items():
+        wrong[f"frameworks.{name}.source"] = (
+            package.provider == "source"
+            and not package.source
+            and f'the provider "source" needs a table [frameworks.{name}.source]'
+        )
+    return [
+        *(Problem(tuple(key.split(".")), str(text)) for key, text in wrong.items() if text),
         *(
-            (
-                ("frameworks", framework, "source"),
-                wanted.provider == "source" and wanted.source is None,
-                f'the provider "source" needs a table [frameworks.{framework}.source]',
-            )
-            for framework, wanted in recipe.frameworks.items()
-        ),
-        *(
-            (
-                ("frameworks", framework),
-                framework not in recipe.frameworks,
-                f'horovod.frameworks has "{framework}", so the recipe needs [frameworks.{framework}]',
-            )
-            for framework in recipe.horovod.frameworks
-        ),
-        *(
-            (("references", number, key), True, message)
+            Problem(("references", number, key), message)
             for number, reference in enumerate(recipe.references)
             for key, message in reference.problems.items()
         ),
     ]
-    return [Problem(path, message) for path, wrong, message in rules if wrong]

@@ -145,7 +145,7 @@ class Report(NamedTuple):
         return judge(self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as docs/report.md describes it."""
+        """The report as docs/reference/report.md describes it."""
         return {
             "schema": SCHEMA,
             "verdict": self.verdict,

@@ -1,7 +1,7 @@
 """Entries of a wheel cache: opened so that what was looked at is what is read, and judged.
 
 An entry is a folder with a record and a wheel. In a cache that others write too, it counts
-who could have written them, or who has signed the record: docs/cache.md.
+who could have written them, or who has signed the record: docs/how-to/share-compiled-wheels.md.
 """
 
 from __future__ import annotations

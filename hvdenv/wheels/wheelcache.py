@@ -2,7 +2,7 @@
 
 An entry (entries.py) is a folder that is named by the hash of its inputs: KEY[:2]/KEY. It
 gets its name when it is whole, and is never changed then, so no lock is needed. Each user
-has a cache of their own; besides, a site can have some that are shared: docs/cache.md.
+has a cache of their own; besides, a site can have some that are shared: docs/how-to/share-compiled-wheels.md.
 """
 
 from __future__ import annotations

@@ -470,7 +470,7 @@ def test_references_in_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ("nodes = 2", "nodes = 0", "11: references[0].nodes: expected 1 or more"),
         ("torch over Gloo", "MPI alone", "20: references[1].subject: MPI alone trains nothing"),
         ("torch over Gloo", "NCCL alone", "20: references[1].subject: NCCL alone trains nothing"),
-        ("lower = -0.2\n", "", "19: references[1].measure: without lower and upper it says nothing"),
+        ("lower = -0.2\n", "", "19: references[1].measure: a reference needs lower or upper"),
         ("value = 500.5\n", 'value = 1\nsize = "1KiB"\n', "22: references[1].size: training speed has no size"),
     ],
 )  # fmt: skip

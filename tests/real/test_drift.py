@@ -18,7 +18,7 @@ from hvdenv.model.cluster import Modules
 from hvdenv.reports.report import Finding
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
-from hvdenv.sites import modulesystem
+from hvdenv.sites import module_shell
 from hvdenv.verification import checks, collectors
 from hvdenv.verification.collection import COLLECTORS, Setup
 from tests.modulesystems import KINDS, cache_folder, install, write_module
@@ -197,10 +197,10 @@ def test_a_module_that_means_another_version(
     init = str(install(kind, cache_folder(tmp_path_factory)).init)
     modules = Modules(init=init, use=(str(folder),), load=("compiler", "tool"))
 
-    system = modulesystem.find(runner, init)
+    system = module_shell.find(runner, init)
 
     def loaded() -> Installation:
-        return with_modules(built, modulesystem.load(system, modules, "run", runner).set)
+        return with_modules(built, module_shell.load(system, modules, "run", runner).set)
 
     record(loaded(), runner)
     write_module(folder, "compiler/11")

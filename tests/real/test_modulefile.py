@@ -79,7 +79,7 @@ def test_loaded_and_unloaded(system: Installed, tmp_path: Path, locale: str, mor
     assert after["PATH"] == before["PATH"]
     assert not ours & set(after)
     assert said.count(f"Note: {HOSTILE}") == 2
-    assert "A PYTHONPATH of your own goes before" in said
+    assert "Your own PYTHONPATH comes before" in said
     assert not list(tmp_path.rglob("HIT"))
 
 

@@ -508,12 +508,12 @@ def test_taurus_alpha(taurus: Taurus) -> None:
 @pytest.mark.parametrize(
     ("load", "said"),
     [
-        (("modenv/hiera", "CUDA/11.1.1", "OpenMPI/4.0.5"), "load first modenv/hiera GCC/10.2.0"),
+        (("modenv/hiera", "CUDA/11.1.1", "OpenMPI/4.0.5"), "first load modenv/hiera GCC/10.2.0"),
         (
             ("modenv/ml", "Python/3.6.7-fosscuda-2018b"),
-            "there is no such module; there is Python/3.6.6-fosscuda-2018b",
+            "not available; similar modules: Python/3.6.6-fosscuda-2018b",
         ),
-        (("modenv/hiera", "modenv/ml"), "modenv/hiera: is unloaded by modenv/ml\n"),
+        (("modenv/hiera", "modenv/ml"), "modenv/hiera: unloaded by modenv/ml\n"),
     ],
 )
 def test_modules_that_cannot_be_loaded(taurus: Taurus, load: tuple[str, ...], said: str) -> None:
