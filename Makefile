@@ -2,14 +2,15 @@
 # make test      what CI runs: ruff, mypy --strict, pytest (what needs root is skipped without it)
 # make lint      only ruff and mypy
 # make pure      only the tests that compile nothing and start no cluster (two minutes)
+# make docs      the documentation as a site in site/, without a network
 # make standin   a cluster on this machine to try things on: hosts, ssh, Slurm, modules (root)
 # make optin     tests that CI does not run: Apptainer from Debian sid (root, network)
-# make bench     the measurements of docs/measurements.md (half an hour)
-# make gpu-kit   one archive that proves the GPU path on a node without a network (docs/gpu-kit.md)
+# make bench     the measurements of docs/explanation/measurements.md (half an hour)
+# make gpu-kit   one archive that proves the GPU path on a node without a network (docs/how-to/prove-the-gpu-path.md)
 # make clean     remove .venv and all caches
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint pure standin optin install bench gpu-kit clean
+.PHONY: help demo test lint pure docs standin optin install bench gpu-kit clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -45,7 +46,7 @@ demo: install
 	$(HVDENV) build local
 	$(HVDENV) verify local
 
-test: lint
+test: lint docs
 	$(BIN)/python -m pytest $(if $(NO_SKIP),--no-skip) --durations=40 tests/pure tests/real
 
 lint: $(VENV)/.installed-dev
@@ -55,6 +56,10 @@ lint: $(VENV)/.installed-dev
 
 pure: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/pure
+
+docs: $(VENV)/.installed-dev
+	COLUMNS=100 $(BIN)/python -m docs.reference
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --jobs auto -b html -d .doctrees docs site
 
 # For instance ARGS='--tcl --hosts 3'.
 standin: $(VENV)/.installed-dev
@@ -78,4 +83,4 @@ gpu-kit: install
 	$(BIN)/python gpukit/make.py dist/gpu-kit.tar.gz $(if $(TESTS),--tests $(TESTS))
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .doctrees docs/generated site dist

@@ -4,7 +4,7 @@ The archive holds hvdenv, an Open MPI, two Horovod wheels of the recipe local-cu
 one that copies GPU tensors through the host's memory), pytest, and with --tests a named subset of
 Horovod's own tests from a checkout of it. It does not hold torch: the node has it.
 
-Run it by `make gpu-kit`; docs/gpu-kit.md says how to use the archive.
+Run it by `make gpu-kit`; docs/how-to/prove-the-gpu-path.md says how to use the archive.
 """
 
 from __future__ import annotations

@@ -1,26 +1,22 @@
-"""docs/grid.md, made of the rows."""
+"""The grid as a page of the documentation."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 
 from hvdenv.knowledge.grid import Row, options
 
-PAGE = Path(__file__).parents[1] / "docs" / "grid.md"
-
 _HEAD = """\
-# The grid: combinations that were built and verified
+# Combinations that were built and verified
 
-{count} combinations were tried for real by `python -m grid.run`, each in an environment of its own and
-without a wheel from before; {passed} of them were built and passed `hvdenv verify`. `hvdenv grid`
-answers from the same rows, and `hvdenv check` says which is nearest to a recipe. This page is made from
-`hvdenv/knowledge/grid.json`.
+`python -m grid.run` tried {count} combinations of versions, each in a new environment and without cached
+wheels. {passed} of them built and passed `hvdenv verify`. `hvdenv grid` and `hvdenv check` use the same
+data, `hvdenv/knowledge/grid.json`.
 
-What "pass" says: on that machine two ranks got right numbers from every operation and the same
-model from a training, with each framework under each controller. None of the machines had a GPU. Seconds
-are those of a machine that had other work to do.
+"pass" means: on that machine, two ranks got correct results from every operation and the same model
+from a training run, with each framework under each controller. None of the machines had a GPU. Times
+are from machines that were also doing other work.
 """
 
 
@@ -36,7 +32,7 @@ def page(rows: Iterable[Row]) -> str:
         lines += ["Machines, by the number in the last column:", ""]
         lines += [f"{number}. {each}" for number, each in enumerate(machines, 1)]
         lines += ["", *_table(rows, common, machines)]
-        lines += ["", "## How to have them again", "", *_again(rows)]
+        lines += ["", "## Reproduce them", "", *_again(rows)]
     if failed := [row for row in rows if row.failure]:
         lines += ["", "## What failed", "", *_failures(failed)]
     return "\n".join(lines).rstrip("\n") + "\n"
@@ -99,7 +95,7 @@ def _failures(rows: Sequence[Row]) -> Iterator[str]:
         cause = (
             f"{row.failure.cause} [{row.failure.signature}]"
             if row.failure.cause
-            else "a cause that is not known"
+            else "an unknown cause"
         )
         yield f"### {row.name}"
         yield ""

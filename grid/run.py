@@ -7,8 +7,8 @@
     python -m grid.run --before "nice -n 19"
 
 From the root of a checkout. It takes minutes and gigabytes for each combination; one environment
-lies on the disk at a time, and is removed. Rows go into hvdenv/knowledge/grid.json and docs/grid.md, each
-whole or not at all: what is killed or interrupted is gone on with by the next call. What is the
+lies on the disk at a time, and is removed. Rows go into hvdenv/knowledge/grid.json, each
+whole or not at all: the next call resumes what was killed or interrupted. What is the
 machine's fault (a full disk, no network, no such Python, out of time) gives no row.
 """
 
@@ -30,7 +30,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grid.page import PAGE, page
 from grid.wanted import NAME, Wanted, all_wanted
 from hvdenv import __version__
 from hvdenv.environments.journal import STARTED, Journal
@@ -110,7 +109,6 @@ class Trial(NamedTuple):
 def main() -> int:
     arguments = _parser().parse_args()
     rows = {row.name: row for row in read(FILE.read_text(encoding="utf-8"))}
-    write_text(PAGE, page(rows.values()))
     wanted = {each.name: each for each in all_wanted()}
     if unknown := [name for name in arguments.names if name not in wanted]:
         print(f"error: {unknown[0]} is not in grid/wanted.toml", file=sys.stderr)
@@ -168,7 +166,7 @@ def _row(wanted: Wanted, place: Workplace, arguments: argparse.Namespace) -> int
         return 1
     shutil.rmtree(place.home, ignore_errors=True)
     try:
-        keep(row, FILE, PAGE)
+        keep(row, FILE)
     except HvdenvError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
@@ -176,7 +174,7 @@ def _row(wanted: Wanted, place: Workplace, arguments: argparse.Namespace) -> int
     return 0
 
 
-def keep(row: Row, file: Path, shown: Path) -> None:
+def keep(row: Row, file: Path) -> None:
     """Write a row, in the place of an older one of its name."""
     order = [each.name for each in all_wanted()]
     rows = {each.name: each for each in read(file.read_text(encoding="utf-8"))} | {row.name: row}
@@ -186,7 +184,6 @@ def keep(row: Row, file: Path, shown: Path) -> None:
     text = json.dumps(encode(Grid(1, tuple(known))), indent=1, ensure_ascii=False) + "\n"
     read(text)
     write_text(file, text)
-    write_text(shown, page(known))
 
 
 def try_out(wanted: Wanted, place: Workplace, before: Sequence[str], timeout: float) -> Trial:

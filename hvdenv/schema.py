@@ -2,7 +2,7 @@
 
 Types are NamedTuples. Supported annotations: str, int, float, bool, Literal, X | None,
 tuple[X, ...], dict[str, X], NamedTuples, unions of str with one of these, and
-Annotated[str, Pattern(...)]. docs/decisions.md says why this is not a library.
+Annotated[str, Pattern(...)]. docs/explanation/decisions.md says why this is not a library.
 """
 
 from __future__ import annotations
@@ -77,19 +77,21 @@ def _fill(value: Any, words: Mapping[str, str]) -> Any:
     return tuple(_fill(each, words) for each in value) if isinstance(value, tuple) else value
 
 
-def decode(kind: type[T], value: object, path: Path = ()) -> T:
+def decode(kind: type[T], value: object, path: Path = (), *, lenient: bool = False) -> T:
     """Turn a parsed document into typed data.
 
     Args:
         kind: a type as described above.
         value: what a TOML or JSON parser returned.
         path: where the value stands, for messages.
+        lenient: for files that hvdenv writes, perhaps a later version: unknown keys are
+            ignored, and texts may have several lines and other control characters.
 
     Raises:
         Problem: the value does not fit, with all that is wrong; unknown keys name the nearest
             known one.
     """
-    return typing.cast(T, _Decoder().document(kind, value, path))
+    return typing.cast(T, _Decoder(lenient=lenient).document(kind, value, path))
 
 
 def check_part(kind: Any, value: object) -> None:
@@ -110,10 +112,12 @@ class _Decoder:
 
     Args:
         whole: whether required keys must be there.
+        lenient: as for decode().
     """
 
-    def __init__(self, *, whole: bool = True) -> None:
+    def __init__(self, *, whole: bool = True, lenient: bool = False) -> None:
         self.whole = whole
+        self.lenient = lenient
         self.problems: list[Problem] = []
 
     def document(self, kind: Any, value: object, path: Path) -> object:
@@ -191,7 +195,7 @@ class _Decoder:
         for key, each in table.items():
             if key in known:
                 found[key] = self.read(known[key], each, (*path, key))
-            else:
+            elif not self.lenient:
                 hint = nearest(key, known)
                 hints += hint
                 self.refuse((*path, key), f"unknown key{hint or f'; known are {_listed(known)}'}")
@@ -214,7 +218,7 @@ class _Decoder:
     def text(self, value: object, path: Path) -> str | None:
         """No string may hold control characters: a newline can add a batch directive."""
         found: str | None = self.expect(str, value, path)
-        if found and _CONTROL.search(found):
+        if found and not self.lenient and _CONTROL.search(found):
             self.refuse(path, f"control characters are not allowed, found {_shown(value)}")
             return None
         return found

@@ -215,10 +215,11 @@ def _identity(package: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _holds(file: TextFile) -> bool:
-    """Whether a file has the text that a step wrote into it."""
+    """Whether a file has what a step wrote into it."""
     try:
-        return read_text(file.path, RESULT) == file.text
-    except (FileNotFoundError, UnicodeDecodeError):
+        found = file._replace(text=read_text(file.path, RESULT))
+        return found == file or found.content == file.content
+    except (FileNotFoundError, ValueError, SyntaxError):
         return False
 
 

@@ -15,7 +15,7 @@ from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Progress, Step
 from hvdenv.reading import RESULT, read_json
 from hvdenv.runner import Runner
-from hvdenv.sites import modulesystem
+from hvdenv.sites import module_shell
 
 
 def perform(steps: Sequence[Step], runner: Runner, progress: Progress) -> None:
@@ -33,8 +33,8 @@ def perform(steps: Sequence[Step], runner: Runner, progress: Progress) -> None:
         started = time.monotonic()
         progress.step_started(number, step)
         if step.modules:
-            system = modulesystem.find(runner, step.modules.init)
-            loaded = modulesystem.load(system, step.modules, "build", runner)
+            system = module_shell.find(runner, step.modules.init)
+            loaded = module_shell.load(system, step.modules, "build", runner)
             runner = runner.changed(loaded.set, loaded.unset)
         failed = attempt(step, runner, progress)
         if failed is not None:

@@ -1,5 +1,7 @@
-"""Build an environment. If nothing has changed since the last build, there is nothing to do.
-A build that was killed resumes after its last finished step."""
+"""Build an environment.
+
+If nothing changed since the last build, build does nothing. After a build that was killed, it
+resumes at the first step that had not finished."""
 
 from __future__ import annotations
 
@@ -44,10 +46,10 @@ examples:
   hvdenv build local --variant torch --prefix ~/envs/horovod
   hvdenv build ./mine.toml --python 3.11
   hvdenv build local --locked                       exactly what the lock lists, or exit 4
-  hvdenv build neuron --where compute               in a job; a second call resumes it
+  hvdenv build neuron --where compute               in a job; a second call follows it again
 
-The environment is stored under $HVDENV_HOME (default: ~/.local/share/hvdenv) unless
---prefix names a place. Use it with `. PREFIX/activate.sh`.
+The environment is stored under $HVDENV_HOME (default: ~/.local/share/hvdenv), or at --prefix.
+Activate it with `. PREFIX/activate.sh`.
 """
 
 
@@ -62,14 +64,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_locked(parser)
     parser.add_argument(
         "--accept-drift", metavar="NAME", action="append", default=[],
-        help="continue although this differs from the build of the lock (compiler, mpi,"
-        " modules.NAME, ...); may be repeated",
+        help="continue although this differs from the lock (compiler, mpi, modules.NAME, ...); may"
+" be repeated",
     )  # fmt: skip
     parser.add_argument(
-        "--rebuild", action="store_true", help="make a new generation even if nothing changed"
+        "--rebuild", action="store_true", help="build a new generation even if nothing changed"
     )
     parser.add_argument(
-        "--break-lock", action="store_true", help="take over from another build, whoever runs it"
+        "--break-lock",
+        action="store_true",
+        help="take the prefix over from another build, whoever runs it",
     )
     add_trust(parser)
 

@@ -1,6 +1,7 @@
-"""Look after compiled wheels: the user's own, and those that a site shares. Without
---cache, `list` and `verify` look at all caches, `export` takes from all, `sign` signs where
-builds publish to, and `prune` and `import` change the user's own."""
+"""Manage caches of compiled wheels: your own, and those that a site shares.
+
+Without --cache, `list`, `verify` and `export` use all caches, `sign` uses the cache that builds
+publish to, and `prune` and `import` change your own."""
 
 from __future__ import annotations
 
@@ -27,11 +28,11 @@ examples:
   hvdenv cache verify --cache /proj/group/wheels
   hvdenv cache prune --max-size 2GB --older-than 90 --damaged
   hvdenv cache prune --downloads --older-than 30
-  hvdenv cache export wheels.tar f3c7 0a51          by the first digits of their keys
+  hvdenv cache export wheels.tar f3c7 0a51          entries by the first digits of their keys
   hvdenv cache import wheels.tar
-  hvdenv cache sign --key ~/.ssh/id_ed25519.pub     by the agent that holds this key
+  hvdenv cache sign --key ~/.ssh/id_ed25519.pub     with the SSH agent that holds this key
 
-$HVDENV_WHEEL_CACHE and `places.wheels` of a site file name caches that are shared.
+$HVDENV_WHEEL_CACHE and `places.wheels` in a site file name shared caches.
 """
 
 _UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
@@ -43,37 +44,40 @@ def configure(parser: argparse.ArgumentParser) -> None:
     def add(name: str, text: str) -> argparse.ArgumentParser:
         action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         add_site(action)
-        action.add_argument("--cache", metavar="FOLDER", type=Path, help="this cache and no other")
+        action.add_argument("--cache", metavar="FOLDER", type=Path, help="use this cache only")
         return action
 
-    add_json(add("list", "what is in the caches"))
+    add_json(add("list", "list the entries of the caches"))
     verify = add("verify", "check every entry: hash, record, owner, signature")
     add_json(verify)
-    prune = add("prune", "remove entries, those that were not used for longest first")
+    prune = add("prune", "remove entries, least recently used first")
     prune.add_argument(
         "--max-size", metavar="SIZE", type=_size,
-        help="until no more is left, such as 500MB or 2GB (default: places.wheels.own_gb of the"
-        " user's own cache, if nothing else is asked for)",
+        help="remove entries until the cache is this small, such as 500MB or 2GB (default, without"
+" other options: places.wheels.own_gb for your own cache)",
     )  # fmt: skip
     prune.add_argument(
-        "--older-than", metavar="DAYS", type=_days, help="what was not used for so many days"
+        "--older-than",
+        metavar="DAYS",
+        type=_days,
+        help="remove entries that were not used for so many days",
     )
-    prune.add_argument("--damaged", action="store_true", help="what is damaged")
+    prune.add_argument("--damaged", action="store_true", help="remove damaged entries")
     prune.add_argument(
         "--downloads", action="store_true",
-        help="in the place of wheels, what builds have fetched and unpacked (default size: 20GB)",
+        help="prune downloaded and unpacked files instead of wheels (default --max-size: 20GB)",
     )  # fmt: skip
-    export = add("export", "write entries into a tar file")
+    export = add("export", "write entries to a tar file")
     export.add_argument("file", metavar="FILE.tar", type=Path)
     add_keys(export)
-    take = add("import", "put the entries of such a file into a cache")
+    take = add("import", "add the entries of a tar file to a cache")
     take.add_argument("file", metavar="FILE.tar", type=Path)
-    sign = add("sign", "sign entries by ssh-keygen")
+    sign = add("sign", "sign entries with ssh-keygen")
     add_keys(sign)
     sign.add_argument(
         "--key", metavar="FILE",
-        help="private key, or the public one of a key that the agent holds"
-        " (default: places.wheels.key)",
+        help="private key, or the public part of a key that the SSH agent holds (default:"
+" places.wheels.key)",
     )  # fmt: skip
 
 

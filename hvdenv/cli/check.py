@@ -1,6 +1,7 @@
-"""Known incompatibilities that a recipe meets on this machine, before anything is built, and
-whether its combination of versions was ever built and verified; on a cluster also which of the
-recipe's modules are there, and which offer Horovod."""
+"""Report known incompatibilities of a recipe with this machine, before you build it.
+
+check also reports whether this combination of versions was ever built and verified. On a cluster
+it reports which of the recipe's modules exist, and which modules provide Horovod."""
 
 from __future__ import annotations
 
@@ -39,9 +40,9 @@ examples:
   hvdenv check local
   hvdenv check local --python 3.12 --json
   hvdenv check local --facts compute-node.json
-  hvdenv check ./mine.toml                          the remedy as a diff of the recipe
+  hvdenv check ./mine.toml                          also shows the remedy as a diff
 
-docs/rules.md lists all rules. --allow RULE goes past one that blocks.
+`make docs` in a checkout writes a page of all rules. --allow RULE continues although a rule blocks.
 """
 
 
@@ -101,15 +102,15 @@ class ModulesHere(NamedTuple):
 
 def _modules_here(wanted: Modules) -> ModulesHere:
     from hvdenv.runner import Runner
-    from hvdenv.sites import modulesystem
+    from hvdenv.sites import module_shell
     from hvdenv.sites.modules import offers
 
     runner = Runner()
-    system = modulesystem.find(runner, wanted.init)
+    system = module_shell.find(runner, wanted.init)
     return ModulesHere(
         f"{system.kind} {system.version}".strip(),
-        modulesystem.examine(system, wanted, "build", runner),
-        offers(modulesystem.available(system, wanted, runner)),
+        module_shell.examine(system, wanted, "build", runner),
+        offers(module_shell.available(system, wanted, runner)),
     )
 
 
@@ -165,11 +166,11 @@ def _lines(
 
 
 def _told_modules(there: ModulesHere) -> Iterator[str]:
-    from hvdenv.sites.modules import told_examined, told_offers
+    from hvdenv.sites.modules import describe, describe_offers
 
     yield f"modules of the recipe ({there.system}):"
-    yield from (f"  {told_examined(each)}" for each in there.examined)
-    yield from told_offers(there.offers)
+    yield from (f"  {describe(each)}" for each in there.examined)
+    yield from describe_offers(there.offers)
 
 
 def told_change(change: Change, what: str) -> Iterator[str]:

@@ -1,15 +1,20 @@
-"""Write a definition of an image with the recipe's environment in it, for Apptainer and
-Singularity or as a Dockerfile; build it; look whether hosts can run it."""
+"""Write the definition of an image that contains the recipe's environment.
+
+container writes it for Apptainer and Singularity, or as a Dockerfile. It can also build the
+image, and check that hosts can run it."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
+import shutil
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
 
+from hvdenv.cli.check import refuse_blocked
 from hvdenv.cli.options import (
     add_json,
     add_loudness,
@@ -19,16 +24,38 @@ from hvdenv.cli.options import (
     print_json,
     resolved_of,
 )
+from hvdenv.cli.run import current_allocation
+from hvdenv.command import spelled_out
 from hvdenv.errors import StepError, UsageError
+from hvdenv.knowledge.observables import observables
+from hvdenv.knowledge.rules import judge
+from hvdenv.launch.nodes import ask_nodes
+from hvdenv.launch.preflight import (
+    Answers,
+    Requirements,
+    copy_commands,
+    hosts_without_image,
+    judge_nodes,
+)
 from hvdenv.masking import print_coloured
-
-if TYPE_CHECKING:
-    from hvdenv.launch.preflight import Answers, Wanted
-    from hvdenv.model.layers import Resolved
-    from hvdenv.plans.container import Build, Format
-    from hvdenv.plans.plan import Plan
-    from hvdenv.reports.report import Report
-    from hvdenv.runner import Runner
+from hvdenv.model.layers import Resolved
+from hvdenv.places import named_file, named_folder, sync, write_text
+from hvdenv.plans.images import FORMATS
+from hvdenv.plans.images.build import failed
+from hvdenv.plans.images.definition import (
+    container_of,
+    define,
+    image_facts,
+    image_plan,
+    image_python,
+)
+from hvdenv.plans.images.formats import Build, FormatName
+from hvdenv.plans.plan import Plan, choose_versions
+from hvdenv.reports.render import render
+from hvdenv.reports.report import EXIT_CODES, Report
+from hvdenv.runner import Runner
+from hvdenv.sites.hosts import parse_hosts
+from hvdenv.sites.schedulers import DIALECTS
 
 EXAMPLES = """\
 examples:
@@ -37,14 +64,14 @@ examples:
   hvdenv container local --variant torch --set container.base=debian:bookworm-slim --format docker
   hvdenv container singularity --preflight --hosts f1:2,f2:2 --copy
 
-An image is built by apptainer or singularity, a Dockerfile by podman, buildah or docker:
-the first that is here. --preflight ends as verify does: 0 the hosts can run the image,
-1 they cannot, 7 not everything could be proven.
+--build uses apptainer or singularity, and for a Dockerfile podman, buildah or docker: the first
+that is installed. Exit codes of --preflight: 0 the hosts can run the image, 1 they cannot,
+7 not everything could be proven.
 """
 
-# What an image is called where neither the recipe nor an option says it.
+# The default name of an image.
 _IMAGE = "horovod.sif"
-# Lines that say how far a build is: of the tools, of the script in the image, of Ninja.
+# Lines that show the progress of a build: of the tools, of the script in the image, of Ninja.
 _PROGRESS = r"\s*(STEP \d|#\d+ \[|INFO: |== |\[\d+/\d+\])"
 
 
@@ -54,51 +81,53 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     add_loudness(parser)
     parser.add_argument(
-        "--format", choices=("singularity", "docker"), default="singularity",
-        help="a definition for Apptainer and Singularity (the default), or a Dockerfile",
+        "--format", choices=tuple(FORMATS), default="singularity",
+        help="singularity: a definition file for Apptainer and Singularity (default); docker: a"
+" Dockerfile",
     )  # fmt: skip
     parser.add_argument(
-        "--to", metavar="FILE", type=Path, help="write the definition there, not to standard output"
+        "--to",
+        metavar="FILE",
+        type=Path,
+        help="write the definition to a file instead of standard output",
     )
     parser.add_argument(
         "--image", metavar="FILE",
-        help="the image's file (its tag, for docker) in the place of the recipe's container.image",
+        help="image file (for docker: tag) to use instead of the recipe's container.image",
     )  # fmt: skip
     parser.add_argument(
         "--allow", metavar="RULE", action="append", default=[],
-        help="go on although this rule blocks",
+        help="continue although this rule blocks; may be repeated",
     )  # fmt: skip
     add_trust(parser)
     building = parser.add_argument_group("building")
     building.add_argument("--build", action="store_true", help="build the image")
     building.add_argument(
-        "--bind", metavar="HERE[:THERE]", action="append", default=[],
-        help="a file or folder of this machine that the build sees, such as /etc/pip.conf",
+        "--bind", metavar="HOST[:IMAGE]", action="append", default=[],
+        help="make a file or folder of this machine visible to the build, such as /etc/pip.conf",
     )  # fmt: skip
-    hosts = parser.add_argument_group("looking at hosts")
+    hosts = parser.add_argument_group("checking hosts")
     hosts.add_argument(
-        "--preflight", action="store_true", help="look whether hosts can run the image"
+        "--preflight", action="store_true", help="check that hosts can run the image"
     )
-    hosts.add_argument("--hosts", metavar="H1:N,H2:N", help="the hosts")
+    hosts.add_argument("--hosts", metavar="H1:N,H2:N", help="hosts to check, with their slots")
     hosts.add_argument(
-        "--copy", action="store_true", help="copy the image from here to the hosts that lack it"
+        "--copy", action="store_true", help="copy the image to the hosts that lack it"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.preflight and (arguments.build or arguments.to):
-        raise UsageError("--preflight looks at an image that is there: build it first")
+        raise UsageError("--preflight checks an existing image: build it first")
     if arguments.preflight and not arguments.hosts:
-        raise UsageError("--preflight looks at hosts", remedy="name them: --hosts f1:2,f2:2")
+        raise UsageError("--preflight needs hosts", remedy="name them: --hosts f1:2,f2:2")
     if (arguments.hosts or arguments.copy) and not arguments.preflight:
-        raise UsageError("--hosts and --copy belong to --preflight")
+        raise UsageError("--hosts and --copy need --preflight")
     resolved = resolved_of(arguments, shown=not (arguments.build or arguments.preflight))
     return _preflight(arguments, resolved) if arguments.preflight else _define(arguments, resolved)
 
 
 def _define(arguments: argparse.Namespace, resolved: Resolved) -> int:
-    from hvdenv.plans.container import define
-
     plan = _plan(arguments, resolved)
     text = define(resolved.recipe, plan, arguments.format)
     if arguments.to:
@@ -121,13 +150,11 @@ def _define(arguments: argparse.Namespace, resolved: Resolved) -> int:
 
 
 def _plan(arguments: argparse.Namespace, resolved: Resolved) -> Plan:
-    """The plan of the image; known incompatibilities stop here."""
-    from hvdenv.cli.check import refuse_blocked
-    from hvdenv.knowledge.observables import observables
-    from hvdenv.knowledge.rules import judge
-    from hvdenv.plans.container import container_of, image_facts, image_plan, image_python
-    from hvdenv.plans.plan import choose_versions
+    """The plan of the image.
 
+    Raises:
+        IncompatibleError: a rule knows that this combination fails.
+    """
     recipe = resolved.recipe
     partition = recipe.partitions.get(recipe.job.partition or "")
     machine = partition.arch if partition else os.uname().machine
@@ -140,72 +167,62 @@ def _plan(arguments: argparse.Namespace, resolved: Resolved) -> Plan:
 
 
 def _write(path: Path, text: str) -> None:
-    from hvdenv.places import named_file, write_text
-
     write_text(named_file(path), text)
 
 
 def _build(arguments: argparse.Namespace, resolved: Resolved, text: str) -> str:
-    """Build the image.
-
-    Returns:
-        Its file or tag.
-    """
-    from tempfile import TemporaryDirectory
-
-    from hvdenv.plans.container import Build, container_of, mount_points
-
+    """Build the image; returns its file or tag."""
+    form = FORMATS[arguments.format]
     image = arguments.image or (
         container_of(resolved.recipe).image or _IMAGE
-        if arguments.format == "singularity"
+        if form.is_file
         else "localhost/hvdenv:" + "-".join((resolved.recipe.name, *resolved.variants))
     )
     tool = _tool(arguments.format)
     with TemporaryDirectory(prefix="hvdenv-") as folder:
-        definition = Path(folder, "definition")
-        build = Build(tool, definition, image, os.geteuid() == 0, tuple(arguments.bind))
-        if arguments.format == "singularity":
-            definition.write_text(text + mount_points(build.binds), encoding="utf-8")
-            _build_file(arguments, build)
-        else:
-            definition.write_text(text, encoding="utf-8")
-            _run_build(arguments, build)
+        build = Build(
+            tool=tool,
+            definition=Path(folder, "definition"),
+            image=image,
+            root=os.geteuid() == 0,
+            binds=tuple(arguments.bind),
+        )
+        build.definition.write_text(text + form.mount_points(build.binds), encoding="utf-8")
+        (_build_file if form.is_file else _run_build)(arguments, build)
     return image
 
 
-def _tool(form: Format) -> str:
-    """The first tool that is here.
+def _tool(form: FormatName) -> str:
+    """The first tool on PATH that builds a format.
 
     Raises:
-        UsageError: none is.
+        UsageError: there is none.
     """
-    import shutil
-
-    from hvdenv.plans.container import TOOLS
-
-    for name in TOOLS[form]:
+    for name in FORMATS[form].tools:
         if shutil.which(name):
             return name
-    other: Format = "docker" if form == "singularity" else "singularity"
-    there = next((name for name in TOOLS[other] if shutil.which(name)), "")
+    others = [
+        f"; or use {name} with --format {other}"
+        for other, each in FORMATS.items()
+        for name in each.tools
+        if shutil.which(name)
+    ]
     raise UsageError(
-        f"nothing here builds an image of the format {form}: no {', no '.join(TOOLS[form])}",
-        remedy="load its module, or write the definition with --to and build it where there is one"
-        + (f"; {there} is here: --format {other}" if there else ""),
+        f"no tool on PATH builds the format {form}: no {', no '.join(FORMATS[form].tools)}",
+        remedy="load its module, or write the definition with --to and build it elsewhere"
+        + "".join(others[:1]),
     )
 
 
 def _build_file(arguments: argparse.Namespace, build: Build) -> None:
-    """Build a file; under its name there is never a half of it."""
-    from hvdenv.places import named_folder, sync
-
+    """Build a file, which gets its name only when it is complete."""
     target = named_folder(Path(build.image), last=True)
     part = target.with_name(f".{target.name}.{os.getpid()}")
     if target.exists():
         raise UsageError(
-            "there is an image already",
+            "this image already exists",
             where=str(target),
-            remedy="remove it, or name another file with --image: what runs now may use it",
+            remedy="choose another file with --image, or remove this one if no program uses it",
         )
     try:
         _run_build(arguments, build._replace(image=str(part)))
@@ -218,37 +235,28 @@ def _build_file(arguments: argparse.Namespace, build: Build) -> None:
 
 
 def _run_build(arguments: argparse.Namespace, build: Build) -> None:
-    from hvdenv.plans.container import build_command, failed
-    from hvdenv.runner import Runner
-
-    def tell(line: str) -> None:
+    def report(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    def tell_step(line: str) -> None:
+    def report_progress(line: str) -> None:
         if arguments.verbose or re.match(_PROGRESS, line):
-            tell(line)
+            report(line)
 
-    command = build_command(build)
     if not arguments.quiet:
-        tell(f"building {build.image} with {build.tool}")
-    outcome = Runner().run(command, on_line=None if arguments.quiet else tell_step)
+        report(f"building {build.image} with {build.tool}")
+    command = FORMATS[arguments.format].build(build)
+    outcome = Runner().run(command, on_line=None if arguments.quiet else report_progress)
     if not outcome:
         raise failed(build, outcome)
 
 
 def _preflight(arguments: argparse.Namespace, resolved: Resolved) -> int:
-    from hvdenv.launch.preflight import lacking
-    from hvdenv.reports.render import render
-    from hvdenv.reports.report import EXIT_CODES
-    from hvdenv.runner import Runner
-    from hvdenv.sites.hosts import parse_hosts
-
     hosts = tuple(host.name for host in parse_hosts(arguments.hosts))
-    wanted, runner = _wanted(arguments, resolved), Runner()
-    report, answers = _look(resolved, wanted, hosts, runner)
-    if arguments.copy and (without := lacking(answers)[1]):
-        _copy(wanted, without, runner, quiet=arguments.quiet)
-        report, _ = _look(resolved, wanted, hosts, runner)
+    required, runner = _requirements(arguments, resolved), Runner()
+    report, answers = _ask(resolved, required, hosts, runner)
+    if arguments.copy and (without := hosts_without_image(answers)[1]):
+        _copy(required, without, runner, quiet=arguments.quiet)
+        report, _ = _ask(resolved, required, hosts, runner)
     if arguments.json:
         print_json(report.to_json())
     else:
@@ -257,69 +265,55 @@ def _preflight(arguments: argparse.Namespace, resolved: Resolved) -> int:
     return EXIT_CODES[report.verdict]
 
 
-def _wanted(arguments: argparse.Namespace, resolved: Resolved) -> Wanted:
-    from hvdenv.launch.preflight import Wanted
-    from hvdenv.plans.container import container_of
-    from hvdenv.runner import environment
-
+def _requirements(arguments: argparse.Namespace, resolved: Resolved) -> Requirements:
     recipe = resolved.recipe
     container = container_of(recipe)
     image = os.path.abspath(arguments.image or container.image or _IMAGE)
-    jobs = {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "COBALT_JOBID"}
-    return Wanted(
+    return Requirements(
         container._replace(image=image),
         recipe.mpi if "mpi" in recipe.horovod.controllers else None,
         recipe.launch.launcher,
-        scheduled=bool(jobs & set(environment())),
+        scheduled=current_allocation().scheduler is not None,
     )
 
 
-def _look(
-    resolved: Resolved, wanted: Wanted, hosts: tuple[str, ...], runner: Runner
+def _ask(
+    resolved: Resolved, required: Requirements, hosts: tuple[str, ...], runner: Runner
 ) -> tuple[Report, Answers]:
-    """Ask the hosts and judge what they say."""
-    import time
-
-    from hvdenv.launch.nodes import ask
-    from hvdenv.launch.preflight import judge_nodes
-    from hvdenv.reports.report import Report
-
+    """Ask the hosts and judge their answers."""
     began, started = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    image = wanted.image
-    answers = ask(hosts, image, runner, ssh=wanted.ssh)
+    answers = ask_nodes(hosts, required.image, runner, ssh=required.ssh)
     report = Report(
-        "+".join((resolved.recipe.name, *resolved.variants)),
-        image,
-        os.uname().nodename,
-        started,
-        time.monotonic() - began,
-        judge_nodes(wanted, answers),
+        recipe="+".join((resolved.recipe.name, *resolved.variants)),
+        prefix=required.image,
+        host=os.uname().nodename,
+        started=started,
+        seconds=time.monotonic() - began,
+        findings=judge_nodes(required, answers),
     )
     return report, answers
 
 
-def _copy(wanted: Wanted, hosts: tuple[str, ...], runner: Runner, *, quiet: bool) -> None:
-    """Copy the image from here to hosts.
+def _copy(required: Requirements, hosts: tuple[str, ...], runner: Runner, *, quiet: bool) -> None:
+    """Copy the image from this host to others.
 
     Raises:
-        UsageError: there is none here.
-        StepError: a host does not take it.
+        UsageError: this host does not have it.
+        StepError: a host does not accept it.
     """
-    from hvdenv.command import spelled_out
-    from hvdenv.launch.preflight import copies
-    from hvdenv.runner import environment
-
-    image = wanted.image
+    image = required.image
     if not os.path.isfile(image):
         folder = os.path.isdir(image)
         raise UsageError(
-            "this image is a folder, and only files are copied" if folder
-            else "there is no image here to copy",
+            "this image is a folder, and hvdenv copies only files" if folder
+            else "this host has no image to copy",
             where=image,
-            remedy="put it where all hosts see it, or make a file of it (ch-convert to squashfs)" if folder
-            else "build it with --build, or run this on the host that has it",
+            remedy="move it to a shared file system, or convert it to a file (ch-convert to squashfs)"
+            if folder else "build it with --build, or run this on the host that has it",
         )  # fmt: skip
-    for command in copies(image, hosts, slurm="SLURM_JOB_ID" in environment()):
+    scheduler = current_allocation().scheduler
+    broadcast = DIALECTS[scheduler].broadcast if scheduler else ()
+    for command in copy_commands(image, hosts, broadcast):
         if not quiet:
             print(spelled_out(command), file=sys.stderr, flush=True)
         outcome = runner.run(command)
@@ -328,5 +322,5 @@ def _copy(wanted: Wanted, hosts: tuple[str, ...], runner: Runner, *, quiet: bool
                 f"copying failed: {spelled_out(command)}",
                 where=image,
                 detail=outcome.tail(),
-                remedy="look at the permissions and the free space there",
+                remedy="check the permissions and the free space on that host",
             )

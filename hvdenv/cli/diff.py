@@ -1,9 +1,9 @@
-"""What differs between two environments or locks: packages, Horovod with its patches and flags,
-modules, toolchain, wheel. Nothing of them is run.
+"""Compare two environments or locks: packages, Horovod with its patches and flags, modules,
+toolchain, wheel. diff runs nothing of either.
 
 A and B are each a name that `hvdenv envs` lists (local+torch), or a path with a slash: a
 prefix, the folder of a generation or of a lock, or any environment that hvdenv did not
-build. @ and a generation, or the beginning of one, may follow; without it the active one is meant."""
+build. @ and a generation, or the first digits of one, may follow (default: the active one)."""
 
 from __future__ import annotations
 
@@ -21,19 +21,21 @@ examples:
   hvdenv diff lockfiles/local/py3.11-linux-x86_64 local
   hvdenv diff local ./venv --exit-code       1 if they differ
 
-It is a change log from A to B. Hashes that are not known are not compared: those of packages
-that came with venv, or of environments that hvdenv did not build.
+The output is the change from A to B. diff does not compare unknown hashes: those of packages that
+venv installed, and those of environments that hvdenv did not build.
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("first", metavar="A", help="name, prefix or folder, with @GENERATION")
-    parser.add_argument("second", metavar="B", help="the same")
+    parser.add_argument(
+        "first",
+        metavar="A",
+        help="environment or lock: a name, prefix or folder; @GENERATION may follow",
+    )
+    parser.add_argument("second", metavar="B", help="what to compare it with, written the same way")
     add_json(parser)
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
-    parser.add_argument(
-        "--exit-code", action="store_true", help="exit with 1 if they differ, 0 if not"
-    )
+    parser.add_argument("--exit-code", action="store_true", help="exit with 1 if they differ")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,5 +1,6 @@
-"""Name the cause in the log of a failed build or run, and what to change. Without a log,
-of what failed last here: a build, or what verify judged."""
+"""Name the cause of a failed build or run from its log, and the remedy.
+
+Without a log, doctor explains the last build or verify that failed on this machine."""
 
 from __future__ import annotations
 
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  hvdenv doctor                              what failed last: a build or a verify
+  hvdenv doctor                              the last build or verify that failed
   hvdenv doctor slurm-1234.out
   hvdenv doctor build.log --json
-  hvdenv doctor build.log --recipe ./mine.toml   what to change as a diff of the recipe
+  hvdenv doctor build.log --recipe ./mine.toml   the change as a diff of the recipe
   pip install horovod 2>&1 | hvdenv doctor -
 
-exit codes: 0 a cause is recognised, 1 none is
+exit codes: 0 doctor recognised a cause, 1 it did not
 """
 
 NOT_RECOGNISED = 1
@@ -41,11 +42,11 @@ _UNKNOWN = (
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "log", metavar="LOG", nargs="?",
-        help="what a build or a run printed; - for standard input (default: what failed last)",
+        help="output of a build or run; - for standard input (default: the last failure)",
     )  # fmt: skip
     parser.add_argument(
         "--recipe", metavar="RECIPE",
-        help="show what to change as a diff of this recipe (its name, or the path of its file)",
+        help="show the change as a diff of this recipe (its name or path)",
     )  # fmt: skip
     add_json(parser)
 

@@ -1,5 +1,5 @@
-"""List the environments that hvdenv made with what they take and what is free, go back to an
-earlier generation, remove environments, or drop generations that are no longer needed."""
+"""List the environments that hvdenv built with their size, return to an earlier generation, remove
+environments, or remove generations that are no longer needed."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 examples:
   hvdenv envs
-  hvdenv envs storage                         caches, and what is free
-  hvdenv envs rollback local                  to the generation before
+  hvdenv envs storage                         size of the caches, and free space
+  hvdenv envs rollback local                  to the previous generation
   hvdenv envs rollback local --to 3f2a9c81d004
   hvdenv envs prune --keep 2
   hvdenv envs prune --older-than 90d --unused-for 60d --dry-run
   hvdenv envs remove ~/envs/horovod
 
-prune keeps the active generation and what processes on this host use. A use is what hvdenv
-started (verify, run, shell, a job that it submitted), or else the access time of activate.sh.
+prune keeps the active generation and those that processes on this host use. The last use of a
+generation is its last verify, run, shell or job, or else the access time of its activate.sh.
 """
 
 _UNITS = {"h": "hours", "d": "days", "w": "weeks"}
@@ -42,27 +42,38 @@ _UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    storage = actions.add_parser("storage", help="what caches take, and what is free")
+    storage = actions.add_parser("storage", help="show the size of the caches and the free space")
     storage.add_argument("--json", action="store_true", default=argparse.SUPPRESS)
     rollback = actions.add_parser("rollback", help="point a prefix to an earlier generation")
     rollback.add_argument("environment", metavar="NAME_OR_PREFIX")
     rollback.add_argument("--to", metavar="GENERATION", default="")
     remove = actions.add_parser("remove", help="remove an environment with all its generations")
     remove.add_argument("environment", metavar="NAME_OR_PREFIX")
-    remove.add_argument("--force", action="store_true", help="although processes use it")
-    prune = actions.add_parser("prune", help="drop generations that are neither active nor in use")
+    remove.add_argument("--force", action="store_true", help="remove it even if processes use it")
+    prune = actions.add_parser(
+        "prune", help="remove generations that are neither active nor in use"
+    )
     prune.add_argument("environment", metavar="NAME_OR_PREFIX", nargs="?")
     prune.add_argument(
         "--keep", type=int, metavar="N",
-        help="newest generations to keep beside the active one (default 1; 0 with an age)",
+        help="number of newest generations to keep beside the active one (default: 1; 0 with an"
+" age)",
     )  # fmt: skip
     prune.add_argument(
-        "--older-than", metavar="AGE", default="", help="only what was built before: 90d, 12h, 8w"
+        "--older-than",
+        metavar="AGE",
+        default="",
+        help="only generations built longer ago than this, such as 90d, 12h or 8w",
     )
     prune.add_argument(
-        "--unused-for", metavar="AGE", default="", help="only what was not used since"
+        "--unused-for",
+        metavar="AGE",
+        default="",
+        help="only generations not used for this long, such as 60d",
     )
-    prune.add_argument("--dry-run", action="store_true", help="say what would go; remove nothing")
+    prune.add_argument(
+        "--dry-run", action="store_true", help="print what would be removed, and remove nothing"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

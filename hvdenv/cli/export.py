@@ -1,6 +1,8 @@
-"""Write what an environment is made of for other programs: a CycloneDX bill of materials, an
-environment.yml for conda, a requirements.txt with hashes, or constraints for pip. No path,
-user or host name of this machine is in it. What a format cannot hold is said at its top."""
+"""Write the contents of an environment for other programs: a CycloneDX bill of materials, an
+environment.yml for conda, a requirements.txt with hashes, or constraints for pip.
+
+The file contains no path, user name or host name of this machine. A comment at its top lists what
+the format cannot express."""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ examples:
   hvdenv export --prefix ~/envs/horovod --format constraints
   hvdenv export --prefix ~/envs/horovod@3f2a9c81 --format constraints   an earlier generation
 
-Horovod is built from source with patches; none of these files builds it. They say from what
-and how; `hvdenv build` is what builds it again.
+None of these files can build Horovod, which hvdenv builds from source with patches. They record
+its source, patches and flags; `hvdenv build` reproduces it.
 """
 
 
@@ -31,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_prefix(parser)
     parser.add_argument("--format", choices=FORMATS, required=True)
     parser.add_argument(
-        "--output", metavar="FILE", type=Path, help="write it there, not to standard output"
+        "--output", metavar="FILE", type=Path, help="write to a file instead of standard output"
     )
 
 

@@ -1,6 +1,6 @@
-"""Collect all that a locked build needs, with hvdenv itself: for nodes without internet.
+"""Download everything that a locked build needs, and hvdenv itself, for hosts without internet.
 
-There, `hvdenv build RECIPE --locked --offline --from DIR` builds from it."""
+On such a host, build with `hvdenv build RECIPE --locked --offline --from DIR`."""
 
 from __future__ import annotations
 
@@ -42,11 +42,15 @@ OWN = "hvdenv"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
-    parser.add_argument("--to", metavar="DIR", type=Path, required=True, help="where it goes")
+    parser.add_argument(
+        "--to", metavar="DIR", type=Path, required=True, help="folder to download to"
+    )
     add_python(parser)
     add_prefix(parser)
     add_lockfiles(parser)
-    parser.add_argument("--lock", metavar="FOLDER", type=Path, help="this very lock")
+    parser.add_argument(
+        "--lock", metavar="FOLDER", type=Path, help="use this lock, if there are several"
+    )
     add_trust(parser)
     add_json(parser)
     add_loudness(parser)

@@ -1,5 +1,7 @@
-"""Which Horovod and which patches a combination of versions takes, whether that was ever built and
-verified, and what the rules say of it. Without options: every combination that was tried."""
+"""Show which Horovod release and patches fit a combination of versions.
+
+grid also shows whether the combination was ever built and verified, and which rules apply to it.
+Without options it lists every combination that was tried."""
 
 from __future__ import annotations
 
@@ -28,13 +30,13 @@ from hvdenv.schema import encode
 
 EXAMPLES = """\
 examples:
-  hvdenv grid                                       all that was tried
-  hvdenv grid --torch 2.6 --python 3.12             2.6 is any of 2.6
+  hvdenv grid                                       every combination that was tried
+  hvdenv grid --torch 2.6 --python 3.12             2.6 stands for every 2.6 release
   hvdenv grid --tensorflow 2.15.1 --mpi mpich
   hvdenv grid --torch 2.11 --cuda 13.0 --json
   hvdenv grid --torch 2.13 --cuda none --mpi openmpi-5
 
-`python -m grid.run` in a checkout tries combinations; docs/grid.md shows what came of them.
+`python -m grid.run` in a checkout tries combinations; `make docs` shows the results.
 """
 
 SCHEMA = "hvdenv.grid/1"
@@ -47,11 +49,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tensorflow", metavar="Y", type=_version, help="version of TensorFlow")
     parser.add_argument("--python", metavar="Z", type=_version, help="version of Python")
     parser.add_argument(
-        "--cuda", metavar="W", type=_cuda, help="version of CUDA that Horovod is built for, any, or none",
+        "--cuda", metavar="W", type=_cuda, help="version of CUDA that Horovod is built for, or any, or none",
     )  # fmt: skip
     parser.add_argument(
         "--mpi", metavar="M", type=_mpi, default=("", ""),
-        help=f"{', '.join(_KINDS)}, with or without a version: openmpi-4.1",
+        help=f"{', '.join(_KINDS)}; a version may follow, as in openmpi-4.1",
     )  # fmt: skip
     add_json(parser)
 
@@ -99,7 +101,7 @@ def _show_all(rows: tuple[Row, ...], *, as_json: bool) -> None:
         return
     for row in rows:
         print(told(row))
-    print(f"{len(rows)} combinations; docs/grid.md has all of each")
+    print(f"{len(rows)} combinations; `make docs` in a checkout shows each in full")
 
 
 def _document(asked: Asked, advice: Advice) -> dict[str, Any]:

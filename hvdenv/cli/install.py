@@ -1,6 +1,8 @@
-"""Add packages to an environment. They come into a new generation beside the active one, and
-every package that is there keeps its version; what would have to move is said, and nothing is
-built. Packages that were added before stay."""
+"""Add packages to an environment, in a new generation.
+
+Every installed package keeps its version. If a new package requires another version of an
+installed one, install reports the conflict and builds nothing. Packages that you added before
+are kept."""
 
 from __future__ import annotations
 
@@ -46,10 +48,10 @@ from hvdenv.schema import Problem, decode, encode
 EXAMPLES = """\
 examples:
   hvdenv install local tqdm 'scipy>=1.11,<2'
-  hvdenv install local pandas --dry-run        what would be added; builds nothing
+  hvdenv install local pandas --dry-run        print what would be added, build nothing
   hvdenv install local --variant torch torchvision
-  hvdenv envs rollback local                   back to the generation before
-  hvdenv build local                           back to the recipe alone
+  hvdenv envs rollback local                   return to the previous generation
+  hvdenv build local                           return to the recipe without additions
 """
 
 # Before it, pip does not tell what it would install.
@@ -59,7 +61,10 @@ _TELLING_PIP = "22.2"
 def configure(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     parser.add_argument(
-        "packages", metavar="PACKAGE", nargs="+", help="a name, or a name with versions: 'scipy<2'"
+        "packages",
+        metavar="PACKAGE",
+        nargs="+",
+        help="a package, with or without versions: 'scipy<2'",
     )
     add_python(parser)
     add_prefix(parser)
@@ -67,9 +72,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_loudness(parser)
     add_allow(parser)
     add_lockfiles(parser)
-    parser.add_argument("--dry-run", action="store_true", help="say what would be added")
     parser.add_argument(
-        "--break-lock", action="store_true", help="take over from another build, whoever runs it"
+        "--dry-run", action="store_true", help="print what would be added, and build nothing"
+    )
+    parser.add_argument(
+        "--break-lock",
+        action="store_true",
+        help="take the prefix over from another build, whoever runs it",
     )
     add_trust(parser)
 

@@ -1,5 +1,7 @@
-"""Write the batch script of a job that runs in an environment, or in the recipe's image; or
-submit it and follow it to its end. The recipe says what the job requests; options override it."""
+"""Write the batch script of a job that runs a command in an environment or image.
+
+With --submit, job submits the script and follows the job to its end. The resources come from
+[job] in the recipe; options override them."""
 
 from __future__ import annotations
 
@@ -56,10 +58,10 @@ examples:
   hvdenv job neuron --nodes 2 --to train.sh -- python train.py
   hvdenv job neuron --nodes 2 --time 8:00:00 --submit -- python train.py
   hvdenv job neuron --submit --detach -- python train.py   prints the id of the job
-  hvdenv job --follow 12345                                resumes following it
+  hvdenv job --follow 12345                                follows it again
 
-With --submit and --follow, the exit code is that of the job. On a terminal, Ctrl-C asks
-whether to cancel the job. Elsewhere, and if the connection is lost, the job goes on.
+With --submit and --follow the exit code is that of the job. On a terminal, Ctrl-C asks whether to
+cancel the job; otherwise, and if the connection is lost, the job continues.
 """
 
 

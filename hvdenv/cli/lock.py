@@ -1,7 +1,7 @@
 """Write the lock of a recipe: every package with its hash, sources, patches and flags.
 
-Locked packages keep their versions, and a lock that still fits is left as it is. After
-`hvdenv build --locked`, run it again to record what the build was made with."""
+Locked packages keep their versions, and a lock that still matches is not rewritten. After
+`hvdenv build --locked`, run `hvdenv lock` again to record the compiler and MPI of the build."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ from hvdenv.schema import Problem, decode
 EXAMPLES = """\
 examples:
   hvdenv lock local                      resolve, and write lockfiles/local/py3.11-linux-x86_64
-  hvdenv lock local --check              has the recipe changed, does the lock still satisfy it
-  hvdenv lock local --update numpy       move one package, keep all others
+  hvdenv lock local --check              exit with 4 if the lock no longer matches
+  hvdenv lock local --update numpy       update one package, keep all others
   hvdenv lock local --upgrade            resolve everything again
   hvdenv lock local --sign --key ~/.ssh/id_ed25519.pub
   hvdenv lock taurus --platform linux-ppc64le --lockfiles ~/locks
@@ -73,9 +73,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--key", metavar="FILE", help="key to sign with (default: places.locks.key)"
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--check", action="store_true", help="only compare; exit 4 if it differs")
-    what.add_argument("--update", metavar="NAME", help="move this package to its newest version")
-    what.add_argument("--upgrade", action="store_true", help="move all packages")
+    what.add_argument(
+        "--check", action="store_true", help="compare only; exit with 4 if the lock does not match"
+    )
+    what.add_argument("--update", metavar="NAME", help="update this package to its newest version")
+    what.add_argument("--upgrade", action="store_true", help="update all packages")
     parser.add_argument(
         "--platform", metavar="P", help="lock for another machine, such as linux-ppc64le"
     )

@@ -12,83 +12,102 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hvdenv import __version__
-from hvdenv.errors import OWN_FAILURE, HvdenvError, InterruptedRunError
+from hvdenv.errors import OWN_FAILURE, HvdenvError, InterruptedRunError, UsageError
 from hvdenv.masking import mask, plain, plain_output
 from hvdenv.runner import drop_relative_folders, forbid_world_writes
+from hvdenv.schema import nearest
 
-# Command: one line for `hvdenv --help`. Each has a module of its name here, with
-# `configure(parser)` and `run(arguments) -> exit code`; only the one that is used is
-# imported, so that nothing is loaded at start that is not needed.
-COMMANDS = {
-    "recipes": "list recipes: name, variants, how far each was tried",
-    "show": "show a recipe with the layer that set each value",
-    "check": "known incompatibilities of a recipe, before anything is built",
-    "grid": "which Horovod and patches versions take, and whether that was ever proven",
-    "plan": "what build would run, in order, and why",
-    "lock": "write or check the lock of a recipe: every package with its hash",
-    "fetch": "collect all that a locked build needs, for a place without a network",
-    "build": "build an environment; does nothing when nothing changed",
-    "install": "add packages to an environment; nothing that is there moves for them",
-    "verify": "judge an environment: what was asked for is there and works",
-    "doctor": "name the cause in the log of a failed build or run, and what to change",
-    "module": "print or write a modulefile of an environment for Lmod or Tcl modules",
-    "container": "write or build an image of the environment; look whether hosts can run it",
-    "run": "run a command in an environment, on as many ranks as there is room for",
-    "shell": "an interactive shell in an environment, in an allocation if asked",
-    "job": "write the batch script of a job, or submit and follow it",
-    "diff": "what differs between two environments",
-    "export": "write what an environment is made of for other programs: CycloneDX, conda, pip",
-    "envs": "list, roll back, remove or prune environments",
-    "cache": "list, verify, prune, export, import or sign compiled wheels",
-    "trust": "trust a file of another user as it is now, or an environment with its owners",
-    "completion": "print a completion script for bash, zsh or tcsh",
+# Each command has one line here and a module of its name in this package, with
+# `configure(parser)`, `run(arguments) -> exit code` and EXAMPLES. Only the module of the command
+# that runs is imported.
+GROUPS = {
+    "Start": {
+        "check": "report known incompatibilities of a recipe before you build it",
+        "build": "build an environment, or do nothing if nothing changed",
+        "verify": "prove that an environment works, on several ranks",
+        "job": "write the batch script of a job, or submit the job and follow it",
+    },
+    "Use": {
+        "run": "run a command in an environment, on one rank or many",
+        "shell": "open a shell in an environment, here or in an allocation",
+        "install": "add packages to an environment without changing the others",
+        "doctor": "name the cause of a failed build or run, and the remedy",
+    },
+    "Keep": {
+        "lock": "write or check a recipe's lock: every package with its hash",
+        "fetch": "download everything that a locked build needs, to build offline",
+        "cache": "list, check, prune, export, import or sign compiled wheels",
+        "export": "write a CycloneDX, conda or pip file of an environment",
+        "diff": "compare two environments or locks",
+    },
+    "Manage": {
+        "recipes": "list recipes with their variants and status",
+        "show": "show a recipe and where each value comes from",
+        "plan": "show what build would run, in order, and why",
+        "grid": "show which versions of Horovod and its frameworks build together",
+        "envs": "list, roll back, remove or prune environments",
+        "module": "write a modulefile of an environment for Lmod or Tcl modules",
+        "container": "write or build an image, and check that hosts can run it",
+        "trust": "trust a file or folder of another user",
+        "completion": "print a completion script for bash, zsh or tcsh",
+    },
 }
-# Of these, what follows `--` is a program to run with its arguments: arguments.program.
+COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
+# Commands that run a program: what follows `--` becomes arguments.program.
 RUN_PROGRAMS = ("run", "job")
-# Whose exit code is that of what they run; hvdenv's own failures have one code there.
+# These exit with the code of the program that they ran; hvdenv's own failures have one code there.
 PASS_CODES_ON = ("run", "shell")
 
+_SUMMARY = """\
+Horovod environments for HPC clusters that build on the first try, are proven to work, and are
+reproducible a year from now.
+"""
 _EPILOG = """\
 examples:
   hvdenv build local            build Horovod for TensorFlow and PyTorch on this machine
   hvdenv verify local           prove that it works
-  hvdenv COMMAND --help         options and examples of a command
+  hvdenv build --help           options and examples of a command
 
 exit codes:
-  0 good   1 verify found a failure, doctor no cause   2 malformed usage, recipe or file
+  0 success   1 verify found a failure, or doctor found no cause   2 malformed usage, recipe or file
   3 known incompatibility   4 lock does not match   5 a step failed   6 busy
   7 nothing failed, but something expected could not be proven on this host
   70 a bug in hvdenv   130 interrupted
-  run, shell and job pass the command's own code on; in run and shell, hvdenv's is 125
+  run, shell and job exit with the code of the program; hvdenv's own failures in run and shell are 125
 """
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Examples keep their lines."""
+    """Keeps the line breaks of descriptions and examples."""
+
+
+def _listed_commands() -> str:
+    groups = [
+        f"{group}:\n" + "".join(f"  {name:12}{summary}\n" for name, summary in commands.items())
+        for group, commands in GROUPS.items()
+    ]
+    return "\n".join([_SUMMARY, *groups])
 
 
 def make_parser(only: str | None = None) -> argparse.ArgumentParser:
-    """The parser, with the options of one command or of all."""
+    """The parser of one command, or of all of them (None)."""
     parser = argparse.ArgumentParser(
-        prog="hvdenv",
-        description="Horovod environments that build the first time and can be proven to work.",
-        epilog=_EPILOG,
-        formatter_class=Help,
-        allow_abbrev=False,
-    )
+        prog="hvdenv", usage="hvdenv [-h] [--version] COMMAND ...",
+        description=_listed_commands(), epilog=_EPILOG, formatter_class=Help, allow_abbrev=False,
+    )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"hvdenv {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name, summary in COMMANDS.items():
-        if only is None or name == only:
-            module = importlib.import_module(f"hvdenv.cli.{name}")
-            command = commands.add_parser(
-                name, help=summary, description=module.__doc__, epilog=module.EXAMPLES,
-                formatter_class=Help, allow_abbrev=False,
-            )  # fmt: skip
-            module.configure(command)
-            command.set_defaults(run=module.run)
-        else:
-            commands.add_parser(name, help=summary, add_help=False)
+    # The description lists the commands; a parser of all of them is for completion scripts.
+    shown = None if only is None else argparse.SUPPRESS
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", prog="hvdenv", help=shown)
+    for name in COMMANDS if only is None else filter(None, [only]):
+        module = importlib.import_module(f"hvdenv.cli.{name}")
+        command = commands.add_parser(
+            name, help=COMMANDS[name], description=module.__doc__, epilog=module.EXAMPLES,
+            formatter_class=Help, allow_abbrev=False,
+        )  # fmt: skip
+        command._positionals.title = "arguments"
+        module.configure(command)
+        command.set_defaults(run=module.run)
     return parser
 
 
@@ -96,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Returns:
-        The exit code, as docs/exit-codes.md lists them.
+        The exit code, as docs/reference/exit-codes.md lists them.
     """
     # A path may hold bytes that the terminal's encoding has no characters for.
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -113,6 +132,8 @@ def _main(argv: Sequence[str] | None) -> int:
         at = words.index("--")
         words, program = words[:at], words[at + 1 :]
     parsed = argparse.Namespace(program=program, words=words)
+    if command and command not in COMMANDS:
+        return _report(_unknown(command))
     try:
         arguments = make_parser(command).parse_args(words, parsed)
     except SystemExit as end:
@@ -130,10 +151,10 @@ def _main(argv: Sequence[str] | None) -> int:
         sys.stdout.flush()
         return code
     except HvdenvError as error:
-        code = _say(error)
+        code = _report(error)
         return OWN_FAILURE if command in PASS_CODES_ON else code
     except KeyboardInterrupt:
-        return _say(InterruptedRunError())
+        return _report(InterruptedRunError())
     except BrokenPipeError:
         # The reader of our output has gone (`hvdenv plan | head`): not an error.
         # Nothing is left to be written when Python flushes once more at its end.
@@ -141,9 +162,16 @@ def _main(argv: Sequence[str] | None) -> int:
         return 141
     except Exception as error:
         if of_machine := _of_machine(error):
-            return _say(of_machine)
+            return _report(of_machine)
         code = _bug()
         return OWN_FAILURE if command in PASS_CODES_ON else code
+
+
+def _unknown(command: str) -> HvdenvError:
+    return UsageError(
+        f'there is no command "{command}"{nearest(command, COMMANDS)}',
+        remedy="hvdenv --help lists the commands",
+    )
 
 
 def _of_machine(error: Exception) -> HvdenvError | None:
@@ -167,7 +195,7 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _say(error: HvdenvError) -> int:
+def _report(error: HvdenvError) -> int:
     print(f"error: {mask(plain(str(error)))}", file=sys.stderr)
     return error.exit_code
 

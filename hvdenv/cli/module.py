@@ -1,11 +1,16 @@
-"""A modulefile for an environment, for Lmod (Lua) or Environment Modules (Tcl): printed, or
-written into a folder of modulefiles for `module load`."""
+"""Write a modulefile of an environment, for Lmod (Lua) or Environment Modules (Tcl).
+
+Without --to, module prints it."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import pwd
+import shlex
+import stat
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hvdenv.cli.options import (
     add_prefix,
@@ -15,12 +20,14 @@ from hvdenv.cli.options import (
     refuse_foreign_prefix,
     resolved_of,
 )
+from hvdenv.environments import generations, modulefile
+from hvdenv.environments.generations import Environment
+from hvdenv.environments.modulefile import WRITTEN_BY, Entry
 from hvdenv.errors import UsageError
+from hvdenv.places import blocked, find_places, make_folder, named_file, named_folder, write_text
 from hvdenv.reading import OWN, read_text
-
-if TYPE_CHECKING:
-    from hvdenv.environments.generations import Environment
-    from hvdenv.environments.modulefile import Entry
+from hvdenv.runner import environment
+from hvdenv.sites.module_systems import BACKENDS
 
 EXAMPLES = """\
 examples:
@@ -36,9 +43,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_trust(parser)
     parser.add_argument(
         "--format", choices=("lua", "tcl"),
-        help="lua for Lmod, tcl for Environment Modules (default: the one that is here)",
+        help="lua for Lmod, tcl for Environment Modules (default: the module system of this"
+" machine)",
     )  # fmt: skip
-    parser.add_argument("--to", metavar="FOLDER", type=Path, help="write it there, as NAME/VERSION")
+    parser.add_argument(
+        "--to",
+        metavar="FOLDER",
+        type=Path,
+        help="write the modulefile below this folder, as NAME/VERSION",
+    )
     parser.add_argument(
         "--name", metavar="NAME/VERSION", default="",
         help="name of the module (default: horovod/VERSION-RECIPE-VARIANTS)",
@@ -46,13 +59,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from hvdenv.environments import modulefile
-
     environment = _environment(arguments)
-    # Nothing of it is executed here, but it is where a modulefile is loaded.
+    # module executes none of its files, but loading the modulefile does.
     refuse_foreign_prefix(environment.prefix, arguments)
     entry = _entry(environment, arguments.name)
-    form = arguments.format or _format_here()
+    form = arguments.format or _local_format()
     text = {"lua": modulefile.lua, "tcl": modulefile.tcl}[form](entry)
     if arguments.to:
         _publish(arguments.to, entry, text, ".lua" if form == "lua" else "")
@@ -62,19 +73,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _environment(arguments: argparse.Namespace) -> Environment:
-    from hvdenv.environments import generations
-    from hvdenv.places import find_places
-
     if arguments.recipe:
         return environment_of(arguments, resolved_of(arguments), find_places())
     if arguments.prefix:
         return generations.at(arguments.prefix)
-    raise UsageError("which environment?", remedy="name a recipe, or a prefix with --prefix")
+    raise UsageError("no environment is named", remedy="name a recipe, or a --prefix")
 
 
 def _entry(environment: Environment, name: str) -> Entry:
-    from hvdenv.environments import generations, modulefile
-
     active = environment.active()
     if not active:
         if damage := environment.damage(environment.pointed()):
@@ -84,11 +90,11 @@ def _entry(environment: Environment, name: str) -> Entry:
                 remedy="rebuild it: hvdenv build RECIPE --rebuild",
             )
         raise UsageError(
-            "hvdenv built no environment here",
+            "this is not an environment that hvdenv built",
             where=str(environment.prefix),
             remedy="`hvdenv envs` lists the environments that exist",
         )
-    # Not the prefix: what a module brings is not to change while jobs use it.
+    # Not the prefix, since what a module provides must not change while jobs use it.
     generation = environment.generation(active)
     user, home = _owner(generation)
     record = generations.read_record(environment.record(active))
@@ -96,10 +102,7 @@ def _entry(environment: Environment, name: str) -> Entry:
 
 
 def _owner(path: Path) -> tuple[str, str]:
-    """Name and home folder of who built it."""
-    import os
-    import pwd
-
+    """Name and home folder of the owner."""
     number = os.stat(path).st_uid
     try:
         found = pwd.getpwuid(number)
@@ -108,20 +111,14 @@ def _owner(path: Path) -> tuple[str, str]:
     return found.pw_name, found.pw_dir
 
 
-def _format_here() -> str:
-    from hvdenv.runner import environment
-
+def _local_format() -> str:
+    """The language of the module system of this shell; Lua if it has none."""
     variables = environment()
-    return "tcl" if "MODULES_CMD" in variables and "LMOD_CMD" not in variables else "lua"
+    return next((each.modulefile for each in BACKENDS if each.variable in variables), "lua")
 
 
 def _publish(folder: Path, entry: Entry, text: str, suffix: str) -> None:
-    """Write the modulefile, whole or not at all."""
-    import os
-    import shlex
-
-    from hvdenv.places import make_folder, named_file, named_folder, write_text
-
+    """Write the modulefile atomically."""
     named_folder(folder)
     folder = Path(os.path.abspath(folder.expanduser()))
     path = folder / f"{entry.name}{suffix}"
@@ -131,34 +128,26 @@ def _publish(folder: Path, entry: Entry, text: str, suffix: str) -> None:
     print(f"wrote {path}")
     print(f"use it with: module use {shlex.quote(str(folder))}; module load {entry.name}")
     python = entry.environment / "bin" / "python"
-    _say_closed(path, python, Path(os.path.realpath(python)))
+    _report_unreadable(path, python, Path(os.path.realpath(python)))
 
 
 def _refuse_foreign(path: Path) -> None:
-    from hvdenv.environments.modulefile import WRITTEN_BY
-
     try:
         head = read_text(path, OWN, errors="replace")[:100]
     except FileNotFoundError:
         return
     except OSError as error:
-        from hvdenv.places import blocked
-
         raise blocked(path, error, "read") from error
     if WRITTEN_BY not in head:
         raise UsageError(
             "this modulefile was not written by hvdenv",
             where=str(path),
-            remedy="move it away, or name another version with --name",
+            remedy="move it away, or choose another version with --name",
         )
 
 
-def _say_closed(*files: Path) -> None:
-    """Say what keeps others from using it: a file, or a folder on the way to one."""
-    import os
-    import stat
-    import sys
-
+def _report_unreadable(*files: Path) -> None:
+    """Report the files and parent folders that other users cannot read."""
     for path in dict.fromkeys(each for file in files for each in (file, *file.parents)):
         if not os.path.exists(path):
             continue
@@ -166,6 +155,6 @@ def _say_closed(*files: Path) -> None:
         needed = stat.S_IXGRP if path.is_dir() else stat.S_IRGRP
         if not mode & (needed | needed >> 3):
             print(
-                f"note: others cannot use it, since {path} is {stat.filemode(mode)}",
+                f"note: other users cannot use it: the mode of {path} is {stat.filemode(mode)}",
                 file=sys.stderr,
             )

@@ -38,18 +38,18 @@ def add_recipe(parser: argparse.ArgumentParser, *, optional: bool = False) -> No
     """RECIPE and what is laid over it."""
     parser.add_argument(
         "recipe", metavar="RECIPE", nargs="?" if optional else None,
-        help="name of a shipped recipe, or path to a TOML file (with a slash or ending in .toml)",
+        help="a recipe's name, or the path of a TOML file (with a slash, or ending in .toml)",
     )  # fmt: skip
     parser.add_argument(
         "--variant",
         metavar="V",
         action="append",
         default=[],
-        help="take a variant; may be repeated",
+        help="use this variant of the recipe; may be repeated",
     )
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides",
-        help="set a value of the recipe, such as mpi.version=5.0.11; may be repeated",
+        help="override a value of the recipe, such as mpi.version=5.0.11; may be repeated",
     )  # fmt: skip
     add_site(parser)
 
@@ -70,11 +70,11 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
     """Where ranks go."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
-        "--hosts", metavar="H", help="such as gpu32:4,gpu33:4 (default: the allocation's)"
+        "--hosts",
+        metavar="H",
+        help="hosts and their slots, such as gpu32:4,gpu33:4 (default: those of the allocation)",
     )
-    where.add_argument(
-        "--hostfile", metavar="F", type=Path, help="file with the hosts, one on each line"
-    )
+    where.add_argument("--hostfile", metavar="F", type=Path, help="file with one host per line")
 
 
 def requested_hosts(arguments: argparse.Namespace) -> tuple[Host, ...]:
@@ -98,7 +98,7 @@ def read_hostfile(path: Path) -> str:
         return read_text(path, HOSTS, errors="replace")
     except OSError as error:
         raise UsageError(
-            f"cannot read the file with the hosts: {error.strerror}", where=str(path),
+            f"cannot read the host file: {error.strerror}", where=str(path),
             remedy="name the hosts with --hosts",
         ) from error  # fmt: skip
 
@@ -108,7 +108,7 @@ def add_prefix(parser: argparse.ArgumentParser) -> None:
         "--prefix",
         metavar="P",
         type=Path,
-        help="where the environment lies (a link that hvdenv makes)",
+        help="path of the environment (a symbolic link that hvdenv manages)",
     )
 
 
@@ -121,8 +121,7 @@ def add_python(parser: argparse.ArgumentParser) -> None:
 def _python(text: str) -> str:
     if not re.fullmatch(r"\d+\.\d+(\.\d+)?", text):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no version such as 3.11; hvdenv finds the interpreter on PATH"
-            " and where version managers put it"
+            f"{text!r} is not a version such as 3.11; hvdenv looks for the interpreter on PATH and in the folders of version managers"
         )
     return text
 
@@ -131,14 +130,14 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json",
         action="store_true",
-        help="the result as JSON on standard output, and nothing else there",
+        help="print the result as JSON, and nothing else, on standard output",
     )
 
 
 def add_allow(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow", metavar="RULE", action="append", default=[],
-        help="go past this rule although it blocks; may be repeated",
+        help="continue although this rule blocks; may be repeated",
     )  # fmt: skip
 
 
@@ -147,7 +146,8 @@ def add_where(parser: argparse.ArgumentParser) -> None:
         "--where",
         choices=("here", "compute"),
         default="here",
-        help="compute: submit it as a job with what the recipe asks for, and follow it",
+        help="compute: submit it as a job with the resources of the recipe, and follow it"
+        " (default: here)",
     )
 
 
@@ -155,7 +155,7 @@ def add_clean(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--clean",
         action="store_true",
-        help="drop the variables of your shell that change results, such as LD_PRELOAD,"
+        help="unset the variables of your shell that change results, such as LD_PRELOAD,"
         " LD_LIBRARY_PATH, HOROVOD_*, NCCL_* and OMPI_MCA_*",
     )
 
@@ -163,7 +163,7 @@ def add_clean(parser: argparse.ArgumentParser) -> None:
 def add_loudness(parser: argparse.ArgumentParser) -> None:
     """--quiet, --verbose and --color."""
     loudness = parser.add_mutually_exclusive_group()
-    loudness.add_argument("-q", "--quiet", action="store_true", help="say only what went wrong")
+    loudness.add_argument("-q", "--quiet", action="store_true", help="print errors only")
     loudness.add_argument(
         "-v", "--verbose", action="store_true", help="show the output of every command"
     )
@@ -343,13 +343,15 @@ def choose_python(
         return incomplete
     needed = resolved.recipe.python.version
     there = ", ".join(sorted({each.version for each in facts.interpreters})) or "none"
-    remedy = f"install a Python {needed} (such as `uv python install 3.11`), or load a module"
+    remedy = (
+        f"install Python {needed} (for example with `uv python install 3.11`), or load a module"
+    )
     other = _variant_for(resolved, facts, wanted)
     if other:
-        remedy += f"; or take --variant {other}, which works with a Python that is here"
-    asked_for = f", --python asks for {wanted}" if wanted else ""
+        remedy += f"; or use --variant {other}, which supports a Python of this machine"
+    asked_for = f", --python requests {wanted}" if wanted else ""
     raise IncompatibleError(
-        f"the recipe needs Python {needed}{asked_for}; found here: {there}",
+        f"the recipe needs Python {needed}{asked_for}; this machine has {there}",
         where=f"{resolved.file}: python.version",
         remedy=remedy,
     )
@@ -381,7 +383,7 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="for this call, use files that other users could change",
+        help="use files that other users can change, for this command only",
     )
 
 
@@ -422,8 +424,7 @@ def named_by_site(arguments: argparse.Namespace, site: Layer | None = None) -> P
 @cache
 def _note_ignored_trust(site: str) -> None:
     print(
-        f"note: {site}: [trust] is ignored: only root may be able to write this file and the"
-        " folders that lead to it",
+        f"note: {site}: [trust] is ignored, because users other than root can write this file or a folder above it",
         file=sys.stderr,
     )
 
@@ -517,41 +518,41 @@ def refuse_foreign_content(content: Content, arguments: argparse.Namespace) -> N
 def add_lockfiles(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lockfiles", metavar="DIR", type=Path,
-        help="folder of the locks (default: lockfiles beside the recipe, or beside its folder"
-        " if that is called recipes)",
+        help="folder of the locks (default: lockfiles beside the recipe, or beside its folder if"
+" that is named recipes)",
     )  # fmt: skip
 
 
 def add_locked(parser: argparse.ArgumentParser) -> None:
     """What build and plan take to go by a lock."""
     parser.add_argument(
-        "--locked", action="store_true", help="build what the lock says, or stop with exit 4"
+        "--locked", action="store_true", help="build exactly what the lock lists, or exit with 4"
     )
     add_lockfiles(parser)
     parser.add_argument(
-        "--lock", metavar="FOLDER", type=Path, help="this very lock, where there are several"
+        "--lock", metavar="FOLDER", type=Path, help="use this lock, if there are several"
     )
     parser.add_argument(
         "--require-signed", action="store_true",
-        help="refuse a lock without a signature by a key of places.locks.signers (default: only if a"
-        " site file sets that)",
+        help="refuse a lock without a signature by a key in places.locks.signers (default: only if"
+" a site file sets that key)",
     )  # fmt: skip
     parser.add_argument(
         "--from", metavar="DIR", type=Path, dest="source_folder",
-        help="take files from what `hvdenv fetch` put there",
+        help="use the files that `hvdenv fetch` downloaded",
     )  # fmt: skip
-    parser.add_argument("--offline", action="store_true", help="ask no index: use no network")
+    parser.add_argument("--offline", action="store_true", help="use no network")
 
 
 def is_locked(arguments: argparse.Namespace) -> bool:
     """Whether a lock is asked for, by options that go together."""
     if arguments.offline and not arguments.source_folder:
         raise UsageError(
-            "--offline goes with --from: nothing else has all that is needed",
-            remedy="`hvdenv fetch` fills such a folder where there is a network",
+            "--offline requires --from, with the files that `hvdenv fetch` downloaded",
+            remedy="download them on a host with a network: hvdenv fetch RECIPE --to DIR",
         )
     for name in ("lock", "source_folder", "accept_drift", "require_signed"):
         if getattr(arguments, name, None) and not arguments.locked:
             option = {"source_folder": "from"}.get(name, name.replace("_", "-"))
-            raise UsageError(f"--{option} goes with --locked")
+            raise UsageError(f"--{option} requires --locked")
     return bool(arguments.locked)

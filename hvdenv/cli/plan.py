@@ -1,4 +1,4 @@
-"""Show what build would run, in order, and why; nothing is run."""
+"""Show what build would run, in order, and why, without running it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hvdenv.command import spelled_out
 from hvdenv.places import environment_name
 from hvdenv.plans.plan import TEMPORARY
 from hvdenv.runner import cleaned_names, environment
-from hvdenv.sites.modules import told
+from hvdenv.sites.modules import commands
 
 if TYPE_CHECKING:
     from hvdenv.model.facts import Facts
@@ -87,7 +87,7 @@ def _text(plan: Plan, facts: Facts, prefix: Path) -> str:
         if step.spared_by_cache:
             lines.append("   (not run when a wheel of the same stack is in the cache)")
         if step.modules:
-            lines += [f"   {line}" for line in told(step.modules)]
+            lines += [f"   {line}" for line in commands(step.modules)]
         lines += [line for file in step.files for line in _written(file)]
         lines += [f"   $ {spelled_out(command)}" for command in step.commands]
     below = (line.replace(str(plan.generation), "$G") for line in lines)

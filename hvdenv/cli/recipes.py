@@ -1,4 +1,4 @@
-"""List the recipes: those that come with hvdenv, and those of a site's own folders."""
+"""List recipes: those of hvdenv, and those in the recipe folders of the site file."""
 
 from __future__ import annotations
 

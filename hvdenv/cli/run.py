@@ -1,6 +1,7 @@
-"""Run a command in an environment, or in the recipe's image, with the launcher of the site. By
-default it uses all hosts of the allocation and as many ranks as these have room for. The exit
-code is the command's own; if hvdenv itself cannot start it, 125."""
+"""Run a command in an environment, or in the image that the recipe names.
+
+By default, run uses all hosts and slots of the allocation and the launcher of the recipe. The
+exit code is that of the command; it is 125 if hvdenv cannot start the command."""
 
 from __future__ import annotations
 
@@ -58,13 +59,13 @@ examples:
   hvdenv run neuron -- python train.py              all GPUs of the allocation
   hvdenv run neuron -n 8 --hosts gpu32:4,gpu33:4 --launcher mpirun -- python train.py
   hvdenv run neuron --hosts gpu[32-33]:2 --launcher horovodrun-gloo -x WANDB_MODE -- python train.py
-  hvdenv run neuron --dry-run -- python train.py    prints the command
-  hvdenv run local -n 2 --clean -- python train.py  without LD_PRELOAD, HOROVOD_* and the like
+  hvdenv run neuron --dry-run -- python train.py    prints the command line
+  hvdenv run local -n 2 --clean -- python train.py  without LD_PRELOAD, HOROVOD_* and others
   hvdenv run singularity -n 4 --hosts f1:2,f2:2 -- python train.py       in its image
   hvdenv run --prefix ~/envs/horovod -n 2 -x HOROVOD_TIMELINE=t.json -- python train.py
 
-All ranks get your variables such as HOROVOD_*, NCCL_* and OMP_*. They get your other variables
-with -x, or from a launcher that passes on all variables (srun).
+run passes variables such as HOROVOD_*, NCCL_* and OMP_* of your shell to all ranks. Other
+variables reach the ranks if the launcher passes them on (srun), or with -x.
 """
 
 
@@ -124,7 +125,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_prefix(parser)
     parser.add_argument(
         "-n", "--ranks", type=int, metavar="N",
-        help="number of ranks (default: as many as the allocation has room for, else 1)",
+        help="number of ranks (default: all slots of the allocation, otherwise 1)",
     )  # fmt: skip
     add_hosts(parser)
     parser.add_argument(
@@ -133,10 +134,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "-x", "--export", metavar="NAME[=VALUE]", action="append", default=[],
-        help="pass a variable to every rank; repeatable",
+        help="set a variable for every rank; may be repeated",
     )  # fmt: skip
     add_clean(parser)
-    parser.add_argument("--dry-run", action="store_true", help="print the command and run nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the command line without running it"
+    )
     add_trust(parser)
 
 

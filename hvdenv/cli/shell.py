@@ -1,6 +1,7 @@
-"""An interactive shell in an environment: on this host, or with --nodes, --time or another
-option of an allocation on the first node of a new one. The exit code is the shell's own; if
-hvdenv itself cannot start it, 125."""
+"""Open an interactive shell in an environment.
+
+With --nodes, --time or another resource option, shell requests an allocation and opens the shell
+on its first node. The exit code is that of the shell; it is 125 if hvdenv cannot start it."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ examples:
   hvdenv shell polaris --nodes 1 --account myproject
   hvdenv shell neuron --nodes 2 --dry-run           prints the command line
 
-The table [job] of the recipe has all other values of an allocation. PBS and Cobalt start your
-login shell; hvdenv prints what to type there.
+Other resources come from [job] in the recipe. PBS and Cobalt start your login shell; hvdenv then
+prints the command to type there.
 """
 
 # Options of an allocation. A terminal has no output file.
@@ -69,7 +70,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for name in _WORDS:
         requests.add_argument(f"--{name}", metavar=name.upper())
     add_clean(parser)
-    parser.add_argument("--dry-run", action="store_true", help="print the command and run nothing")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the command line without running it"
+    )
     add_trust(parser)
 
 

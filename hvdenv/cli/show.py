@@ -1,4 +1,4 @@
-"""Show a recipe as it results from its layers, each value with the layer that set it."""
+"""Show a recipe after its layers are merged, and which layer sets each value."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Trust a file as it is now, or a folder with its owners, instead of passing --trust each time.
+"""Trust a file or folder of other users, instead of passing --trust each time.
 
-A file (a recipe, a site file, a file of a lock) is trusted by the hash of its bytes, until it
-changes. A folder (an environment, modulefiles, a folder with recipes) is trusted together with
-the users and groups that can change it now; files of other users in it are refused."""
+hvdenv trusts a file (a recipe, site file or file of a lock) by its hash, until it changes. It
+trusts a folder (an environment, modulefiles, recipes) together with the users and groups that can
+change it now, and refuses files of other users in it."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ examples:
   hvdenv trust --list
   hvdenv trust --remove ./from-a-colleague.toml
 
-hvdenv records this in $HVDENV_HOME/trusted; it counts for you only. A site file that belongs to root
-can name owners and groups for all users: [trust] owners = ["hpc-support"].
+hvdenv records this in $HVDENV_HOME/trusted, for you only. A site file that belongs to root can name
+owners and groups for all users: [trust] owners = ["hpc-support"].
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("paths", metavar="PATH", nargs="*", type=Path, help="a file or a folder")
+    parser.add_argument("paths", metavar="PATH", nargs="*", type=Path, help="file or folder")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--list", action="store_true", help="print what you trust")
+    what.add_argument("--list", action="store_true", help="list what you trust")
     what.add_argument("--remove", action="store_true", help="stop trusting these paths")
     add_json(parser)
     add_site(parser)

@@ -1,5 +1,7 @@
-"""Judge an environment: that what was asked for was built, loads, and computes right
-results on several ranks. It need not be one that hvdenv built (--prefix)."""
+"""Prove that an environment works.
+
+verify checks that everything the recipe asks for was built, loads, and computes correct results
+on several ranks. With --prefix it also verifies environments that hvdenv did not build."""
 
 from __future__ import annotations
 
@@ -43,19 +45,19 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
 examples:
-  hvdenv verify                                the environment that was built last
+  hvdenv verify                                the environment built last
   hvdenv verify local -n 4
   hvdenv verify neuron --hosts gpu32:2,gpu33:2 --launcher mpirun
-  hvdenv verify local --quick                  or --full: how much is tried
+  hvdenv verify local --quick                  or --full
   hvdenv verify local --bench --time 30
   hvdenv verify neuron --where compute         in a job, on two nodes
   hvdenv verify --prefix ~/venv --framework torch --controller Gloo
   hvdenv verify local --json > report.json
   hvdenv verify local --junit verify.xml --html verify.html
-  hvdenv verify --from report.json --html verify.html    nothing is judged anew
+  hvdenv verify --from report.json --html verify.html    does not verify again
 
-exit codes: 0 everything expected is proven, 1 something failed, 7 nothing failed but
-this host cannot prove everything (NCCL without a GPU)
+exit codes: 0 everything expected is proven, 1 something failed, 7 nothing failed, but
+this host cannot prove everything (such as NCCL without a GPU)
 """
 
 # Two hosts are what shows the network; a long job would wait long.
@@ -81,15 +83,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_trust(parser)
     parser.add_argument(
         "-n", "--ranks", type=int, metavar="N",
-        help="number of ranks (default: those of the allocation; else 3, or 4 on four cores or"
-        " more, at most one per GPU if NCCL is expected; 2 with --quick)",
+        help="number of ranks (default: those of the allocation; otherwise 3, or 4 with four or"
+" more cores; at most one per GPU if NCCL is expected; 2 with --quick)",
     )  # fmt: skip
     add_hosts(parser)
     parser.add_argument(
         "--timeout",
         type=float,
         metavar="SECONDS",
-        help="for all of it (default 600, with --bench so much more as that may take)",
+        help="limit for the whole command (default: 600; more with --bench)",
     )
     parser.add_argument(
         "--launcher", action="append", metavar="L",
@@ -100,23 +102,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
     extent = parser.add_mutually_exclusive_group()
     extent.add_argument(
         "--quick", action="store_true",
-        help="allreduces only: neither the other operations nor a training",
+        help="test allreduce only: no other operations, no training",
     )  # fmt: skip
     extent.add_argument(
         "--full", action="store_true",
-        help="try every operation with every type and shape, and tensors past the fusion threshold"
-        " (a minute more for each framework and controller)",
+        help="test every operation with every type and shape, and tensors above the fusion"
+" threshold (takes a minute more per framework and controller)",
     )  # fmt: skip
     parser.add_argument(
         "--bench", action="store_true",
-        help="measure allreduces and training steps, beside MPI or NCCL alone and the recipe's references",
+        help="measure allreduce and training, and compare with MPI or NCCL alone and with the"
+" recipe's references",
     )  # fmt: skip
     parser.add_argument(
         "--time", type=float, metavar="SECONDS",
-        help=f"for how long each program of --bench measures (default {BENCH_SECONDS:g})",
+        help=f"how long each program of --bench measures (default: {BENCH_SECONDS:g})",
     )  # fmt: skip
     _add_files(parser)
-    stated = parser.add_argument_group("what is expected, for an environment without a recipe")
+    stated = parser.add_argument_group("what to expect of an environment without a recipe")
     stated.add_argument("--framework", action="append", choices=("torch", "tensorflow", "mxnet"))
     stated.add_argument("--controller", action="append", choices=("MPI", "Gloo"))
     stated.add_argument(
@@ -125,14 +128,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("the report in files, whatever the verdict is")
+    group = parser.add_argument_group("write the report to files, whatever the verdict")
     group.add_argument("--junit", metavar="FILE", type=Path, help="write it as JUnit XML")
     group.add_argument(
-        "--html", metavar="FILE", type=Path, help="write it as an HTML page that needs nothing else"
+        "--html", metavar="FILE", type=Path, help="write it as a self-contained HTML page"
     )
     group.add_argument(
         "--from", dest="kept", metavar="REPORT", type=Path,
-        help="take the report from a file that verify kept or printed as JSON; judge nothing",
+        help="read the report from a JSON file that verify wrote, instead of verifying",
     )  # fmt: skip
 
 
@@ -281,7 +284,7 @@ def _effort(arguments: argparse.Namespace, places: Places) -> Effort | None:
 
 
 def _timeout(arguments: argparse.Namespace, effort: Effort | None) -> float:
-    from hvdenv.verification.verify import DEFAULT_TIMEOUT
+    from hvdenv.verification.collection import DEFAULT_TIMEOUT
 
     if arguments.timeout is not None and not 0 < arguments.timeout < _FOREVER:
         raise UsageError("it has to be above zero, and less than a year", where="--timeout")
@@ -308,7 +311,7 @@ def _launched(
     from hvdenv.cli.run import current_allocation
     from hvdenv.launch.launchers import LAUNCHERS
     from hvdenv.launch.placement import Requested, place
-    from hvdenv.verification.verify import DEFAULT_LAUNCHERS, TWO_RANKS
+    from hvdenv.verification.collection import DEFAULT_LAUNCHERS, TWO_RANKS
 
     if arguments.ranks is not None and arguments.ranks < 1:
         raise UsageError(f"{arguments.ranks} ranks are none", where="-n", remedy="take 1 or more")
@@ -334,7 +337,8 @@ def _launched(
 def _usual_ranks(arguments: argparse.Namespace, expectation: Expectation) -> int:
     """Two for allreduces alone; operations need more."""
     from hvdenv.model.observe import gpus
-    from hvdenv.verification.verify import TWO_RANKS, usual_ranks
+    from hvdenv.verification.collection import TWO_RANKS
+    from hvdenv.verification.verify import usual_ranks
 
     if arguments.quick:
         return TWO_RANKS.ranks
@@ -345,7 +349,7 @@ def _usual_ranks(arguments: argparse.Namespace, expectation: Expectation) -> int
 def _on_hosts(requested: Requested) -> Launch:
     """Ranks on the hosts that are requested, as evenly as their slots allow."""
     from hvdenv.sites.hosts import distribute
-    from hvdenv.verification.verify import TWO_RANKS
+    from hvdenv.verification.collection import TWO_RANKS
 
     ranks = requested.ranks or sum(host.slots or 1 for host in requested.hosts)
     each = -(-ranks // len(requested.hosts))
@@ -461,10 +465,10 @@ def _with_modules(
     """What programs see once the modules of the recipe are loaded, as for a run."""
     if recipe is not None and recipe.modules is not None:
         from hvdenv.environments.installation import with_modules
-        from hvdenv.sites import modulesystem
+        from hvdenv.sites import module_shell
 
-        system = modulesystem.find(runner, recipe.modules.init)
-        loaded = modulesystem.load(system, recipe.modules, "run", runner)
+        system = module_shell.find(runner, recipe.modules.init)
+        loaded = module_shell.load(system, recipe.modules, "run", runner)
         installation = with_modules(installation, loaded.set)
     if recipe is not None and installation.inside:
         _refuse_without_runtime(installation, recipe)

@@ -1,6 +1,6 @@
 """Combinations that were really built and verified: data in hvdenv/knowledge/grid.json, and what it answers.
 
-Pure. grid/run.py makes the rows; docs/grid.md shows them.
+Pure. grid/run.py makes the rows; docs/generated/grid.md shows them.
 """
 
 from __future__ import annotations

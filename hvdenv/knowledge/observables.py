@@ -1,6 +1,6 @@
 """What rules may ask about: a recipe and facts as names with plain values.
 
-An observable that is not known is left out. docs/rules.md lists the rules that ask.
+An observable that is not known is left out. docs/generated/rules.md lists the rules that ask.
 """
 
 from __future__ import annotations

@@ -74,5 +74,10 @@ def all_signatures() -> tuple[Signature, ...]:
     )
 
 
+def themes() -> dict[str, str]:
+    """What each file of signatures is about."""
+    return {path.stem: _read(path).about for path in sorted(FOLDER.glob("*.toml"))}
+
+
 def _read(path: Path) -> _SignatureFile:
     return decode(_SignatureFile, parse_toml(read_text(path, OWN)))

@@ -1,4 +1,4 @@
-"""Asks several hosts what they have of what running an image takes."""
+"""Asks several hosts whether they can run an image; see preflight."""
 
 from __future__ import annotations
 
@@ -8,32 +8,34 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from hvdenv.errors import StepError
-from hvdenv.launch.preflight import Node, parse_node, peers_of, question
+from hvdenv.launch.preflight import Node, node_query, parse_node, peers_of
 from hvdenv.runner import Runner, environment
 
-# More connections at once, and sshd begins to drop them.
+# With more connections at once, sshd begins to drop them.
 AT_ONCE = 8
 
 
-def ask(hosts: Sequence[str], image: str, runner: Runner, *, ssh: bool) -> dict[str, Node | str]:
-    """Ask all hosts, several at a time.
+def ask_nodes(
+    hosts: Sequence[str], image: str, runner: Runner, *, ssh: bool
+) -> dict[str, Node | str]:
+    """Ask all hosts, several at a time; this host is asked without ssh.
 
     Args:
-        hosts: this one is asked without ssh.
+        hosts: their names.
         image: the image's file.
         runner: starts ssh.
-        ssh: whether the first host has to reach the others by ssh, and they it.
+        ssh: whether the first host and the others must reach each other by ssh.
 
     Returns:
-        For each host what it says, or why it could not be asked.
+        For each host its report, or why there is none.
     """
 
-    def one(host: str) -> Node | str:
+    def ask(host: str) -> Node | str:
         peers = peers_of(host, hosts) if ssh else ()
         path = environment().get("PATH", "")
-        here = sys.executable if is_here(host) else ""
+        python = sys.executable if is_this_host(host) else ""
         try:
-            outcome = runner.run(question(host, image, peers, path, here=here))
+            outcome = runner.run(node_query(host, image, peers, path, python=python))
         except StepError as error:
             return str(error)
         if outcome.timed_out:
@@ -42,13 +44,13 @@ def ask(hosts: Sequence[str], image: str, runner: Runner, *, ssh: bool) -> dict[
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         try:
-            return dict(zip(hosts, pool.map(one, hosts), strict=True))
+            return dict(zip(hosts, pool.map(ask, hosts), strict=True))
         except BaseException:
             runner.stop()
             raise
 
 
-def is_here(host: str) -> bool:
+def is_this_host(host: str) -> bool:
     """Whether a name is that of this host."""
     name = os.uname().nodename
     return host in ("localhost", name, name.partition(".")[0])

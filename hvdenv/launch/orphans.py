@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from hvdenv.command import Command, Outcome
 from hvdenv.errors import StepError
-from hvdenv.launch.nodes import AT_ONCE, is_here
+from hvdenv.launch.nodes import AT_ONCE, is_this_host
 from hvdenv.masking import mask, plain
 from hvdenv.reports.report import Finding
 from hvdenv.runner import TOKEN_VARIABLE, Runner, end_marked
@@ -83,7 +83,7 @@ def end(
         One finding about the hosts that could be asked, and one for each that could not, or
         that has orphans.
     """
-    away = [host for host in hosts if not is_here(host)]
+    away = [host for host in hosts if not is_this_host(host)]
     ended: dict[str, int] = {}
     with ThreadPoolExecutor(AT_ONCE) as pool:
         answers = pool.map(lambda host: _ask(host, runner, seconds), away)
@@ -169,7 +169,7 @@ def _reported(found: Sequence[Orphan]) -> Iterator[Finding]:
         " ended",
         "\n".join(mask(plain(f"{orphan.pid} on {host}: {orphan.words}")) for orphan in found),
         "unless they belong to another run of yours: "
-        + (kill if is_here(host) else f"ssh {shlex.quote(host)} {kill}"),
+        + (kill if is_this_host(host) else f"ssh {shlex.quote(host)} {kill}"),
     )
 
 

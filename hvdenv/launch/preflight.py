@@ -1,7 +1,4 @@
-"""What running an image on several hosts takes, and whether they have it.
-
-Pure: how a node is asked, how its answer is read, and the judgement. hvdenv/launch/nodes.py asks.
-"""
+"""Whether hosts can run an image: the query, its answer, and the judgement. Nothing is run here."""
 
 from __future__ import annotations
 
@@ -22,17 +19,18 @@ from hvdenv.model.recipe import Mpi as RecipeMpi
 from hvdenv.reading import OWN, read_file
 from hvdenv.reports.report import Finding, Status
 from hvdenv.schema import Problem, decode
+from hvdenv.sites.schedulers.dialect import fill
 
 PROGRAM = INSPECT_PROGRAMS / "node.py"
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
-# An image has gigabytes, and each node reads all of it.
+# Each node reads all of the image, which has gigabytes.
 SECONDS = 600.0
-OLDEST = (3, 0)
+OLDEST_SINGULARITY = (3, 0)
 
 # An application of one CUDA major release runs with these drivers and newer ones.
 # Source: NVIDIA, CUDA Compatibility, Minor Version Compatibility, table 1.
 _OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
-# Launchers that start their helpers on other hosts by ssh, unless a scheduler starts them.
+# Launchers that start processes on other hosts by ssh, unless in an allocation.
 _BY_SSH: tuple[LauncherName, ...] = ("mpirun", "horovodrun-mpi", "horovodrun-gloo")
 
 
@@ -51,18 +49,18 @@ class Image(NamedTuple):
 
 
 class Node(NamedTuple):
-    """What a node says of itself.
+    """What a node reports about itself; see hvdenv/standalone/inspect/node.py.
 
     Attributes:
-        name: as it calls itself.
-        resolves: whether that name means an address there.
+        name: its own name.
+        resolves: whether it resolves that name to an address.
         tools: what programs that run images print as their version.
         image: the file of the image.
         mpirun: what ``mpirun --version`` prints.
         driver: version of the NVIDIA driver; empty without one.
         gpus: how many NVIDIA GPUs there are.
         rocm: whether there is an AMD GPU.
-        peers: for each other host, why ssh does not get there; empty if it does.
+        peers: for each other host, why ssh cannot reach it; empty if it can.
     """
 
     name: str
@@ -76,14 +74,14 @@ class Node(NamedTuple):
     peers: dict[str, str]
 
 
-class Wanted(NamedTuple):
-    """What the nodes are to have.
+class Requirements(NamedTuple):
+    """What the nodes need.
 
     Attributes:
         container: the recipe's table.
-        mpi: the MPI in the image; None if Horovod there has none.
-        launcher: what starts the ranks.
-        scheduled: whether all is in an allocation of a scheduler.
+        mpi: the MPI in the image; None if its Horovod has none.
+        launcher: starts the ranks.
+        scheduled: whether this runs in an allocation.
     """
 
     container: Container
@@ -98,7 +96,7 @@ class Wanted(NamedTuple):
 
     @property
     def ssh(self) -> bool:
-        """Whether hosts have to reach each other by ssh."""
+        """Whether hosts must reach each other by ssh."""
         return self.launcher in _BY_SSH and not self.scheduled
 
 
@@ -107,33 +105,35 @@ Answers = Mapping[str, Node | str]
 
 
 def peers_of(host: str, hosts: Sequence[str]) -> tuple[str, ...]:
-    """Whom a host has to reach: the first one starts the others, and they report to it."""
+    """The hosts that a host must reach: the first starts the others, and they report to it."""
     return tuple(hosts[1:]) if host == hosts[0] else (hosts[0],)
 
 
-def question(host: str, image: str, peers: Sequence[str], path: str, *, here: str = "") -> Command:
-    """How a node is asked.
+def node_query(
+    host: str, image: str, peers: Sequence[str], path: str, *, python: str = ""
+) -> Command:
+    """The command that asks a node.
 
     Args:
-        host: whom to ask.
+        host: the node.
         image: the image's file.
-        peers: hosts that it has to reach.
-        path: PATH here, which mpirun hands on to its ranks.
-        here: the Python to ask with if the host is this one; by ssh otherwise.
+        peers: hosts that it must reach.
+        path: PATH of this process, which mpirun passes on to its ranks.
+        python: the Python to ask with if the node is this host; empty to ask by ssh.
     """
-    asked = {"image": image, "peers": list(peers), "path": path.split(":") if path else []}
-    argument = base64.b64encode(json.dumps(asked).encode("ascii")).decode("ascii")
-    if here:
-        return Command((here, str(PROGRAM), argument), timeout=SECONDS)
+    request = {"image": image, "peers": list(peers), "path": path.split(":") if path else []}
+    argument = base64.b64encode(json.dumps(request).encode("ascii")).decode("ascii")
+    if python:
+        return Command((python, str(PROGRAM), argument), timeout=SECONDS)
     program = base64.b64encode(read_file(PROGRAM, OWN).data).decode("ascii")
-    # One word without line breaks and exclamation marks: it may be csh that reads it.
+    # One word without line breaks and exclamation marks, since the login shell may be csh.
     code = f"exec(__import__('base64').b64decode('{program}'))"
     remote = shlex.join(("python3", "-c", code, argument))
     return Command((*SSH, host, remote), timeout=SECONDS)
 
 
 def parse_node(output: str) -> Node | None:
-    """The answer in what a node printed; None if there is none."""
+    """The answer in a node's output; None if there is none."""
     for line in output.splitlines():
         marker, _, payload = line.partition(" ")
         if marker == "@hvdenv-node":
@@ -144,26 +144,23 @@ def parse_node(output: str) -> Node | None:
     return None
 
 
-def judge_nodes(wanted: Wanted, answers: Answers) -> tuple[Finding, ...]:
+def judge_nodes(required: Requirements, answers: Answers) -> tuple[Finding, ...]:
     """All findings, host by host within each check."""
     nodes = {host: answer for host, answer in answers.items() if isinstance(answer, Node)}
     findings = [
         *_reached(answers),
-        *_name(wanted, nodes),
-        *_tool(wanted.container, nodes),
-        *_image(wanted, nodes),
-        *_mpi(wanted, nodes),
-        *_gpu(wanted.container, nodes),
-        *_ssh(wanted, nodes),
+        *_name(required, nodes),
+        *_tool(required.container, nodes),
+        *_image(required, nodes),
+        *_mpi(required, nodes),
+        *_gpu(required.container, nodes),
+        *_ssh(required, nodes),
     ]
     return tuple(findings)
 
 
-def lacking(answers: Answers) -> tuple[str, tuple[str, ...]]:
-    """The host whose image counts, and the hosts that have none or another one.
-
-    The first host that has one counts; the empty string if none has.
-    """
+def hosts_without_image(answers: Answers) -> tuple[str, tuple[str, ...]]:
+    """The first host with an image (or the empty string), and the hosts with none or another."""
     nodes = {host: answer for host, answer in answers.items() if isinstance(answer, Node)}
     source = next((host for host, node in nodes.items() if node.image.sha256), "")
     if not source:
@@ -172,32 +169,30 @@ def lacking(answers: Answers) -> tuple[str, tuple[str, ...]]:
     return source, tuple(host for host, node in nodes.items() if node.image.sha256 != whole)
 
 
-def copies(image: str, hosts: Sequence[str], *, slurm: bool) -> tuple[Command, ...]:
-    """Commands that copy the image from here to the same path on hosts.
+def copy_commands(
+    image: str, hosts: Sequence[str], broadcast: tuple[tuple[str, ...], ...]
+) -> tuple[Command, ...]:
+    """Commands that copy the image from this host to the same path on hosts that lack it.
 
     Args:
-        image: absolute path of the file, here and there.
+        image: absolute path of the file.
         hosts: that lack it.
-        slurm: whether this is inside a Slurm allocation: sbcast then copies to all nodes
-            of it at once.
+        broadcast: of the scheduler whose allocation this is, to copy to all hosts at once.
 
     Raises:
-        UsageError: an older scp would have the path read by a shell there.
+        UsageError: an older scp would let a shell read the path.
     """
     if not hosts:
         return ()
     if not re.fullmatch(r"/[A-Za-z0-9._/+=@%-]*", image):
         raise UsageError(
-            "the path of the image has characters that a shell on another host could read",
+            "the path of the image has characters with a meaning in shells",
             where=image,
-            remedy="name one of letters, digits and . _ / + = @ % - with --image",
+            remedy="use a path of letters, digits and . _ / + = @ % - with --image",
         )
     folder = str(Path(image).parent)
-    if slurm:
-        return (
-            Command(("srun", "--ntasks-per-node=1", "mkdir", "-p", folder)),
-            Command(("sbcast", "--force", "--preserve", image, image)),
-        )
+    if broadcast:
+        return tuple(Command(fill(words, file=image, folder=folder)) for words in broadcast)
     return tuple(
         command
         for host in hosts
@@ -209,38 +204,32 @@ def copies(image: str, hosts: Sequence[str], *, slurm: bool) -> tuple[Command, .
 
 
 def compatible(host: Mpi, image: Mpi) -> tuple[Status, str]:
-    """Whether a host's mpirun can start programs that were linked to the image's MPI.
+    """Whether a host's mpirun can start programs linked to the image's MPI, and why.
 
-    mpirun and the library in the image talk to each other while ranks start, so the
-    binary interface of the library alone does not decide.
-
-    Returns:
-        A status, and the reason.
+    mpirun and the library in the image talk to each other while ranks start, so the binary
+    interface of the library alone does not decide.
     """
-    # MPICH and what is made of it start by Hydra.
+    # MPICH and MPIs based on it start ranks with Hydra.
     kind = image.kind if image.kind in ("Open MPI", "Spectrum MPI", "Intel MPI") else "Hydra"
-    theirs, ours = f"{host.kind} {host.version}".strip(), f"{image.kind} {image.version or '?'}"
+    both = f"{f'{host.kind} {host.version}'.strip()} on the host, {image.kind} {image.version or '?'} in the image"
     if host.kind == "unknown":
-        return "unproven", "mpirun does not say which MPI it is of"
+        return "unproven", "mpirun does not report which MPI it belongs to"
     if kind != host.kind:
         if {kind, host.kind} == {"Hydra", "Intel MPI"}:
-            return "pass", f"{theirs} here and {ours} in the image: one binary interface (MPICH's)"
-        return "fail", f"{theirs} here, {ours} in the image"
+            return "pass", f"{both}: both have MPICH's binary interface"
+        return "fail", both
     if kind != "Open MPI":
-        return "pass", f"{theirs} here, {ours} in the image"
+        return "pass", both
     if not host.version or not image.version:
-        return "unproven", f"{theirs} here, {ours} in the image"
+        return "unproven", both
     series = [version.split(".")[:2] for version in (host.version, image.version)]
     if "3.1.3" in (host.version, image.version):
         return "fail", "Open MPI 3.1.3 hangs under Horovod"
     if series[0] == series[1]:
-        return "pass", f"{theirs} here, {ours} in the image: the same series"
+        return "pass", f"{both}: the same series"
     if series[0][0] == series[1][0]:
-        return (
-            "unproven",
-            f"{theirs} here, {ours} in the image: of one major release, not of one series",
-        )
-    return "fail", f"{theirs} here, {ours} in the image: of different major releases"
+        return "unproven", f"{both}: the same major release, but not the same series"
+    return "fail", f"{both}: different major releases"
 
 
 def _reached(answers: Answers) -> Iterator[Finding]:
@@ -249,23 +238,23 @@ def _reached(answers: Answers) -> Iterator[Finding]:
             yield Finding("host", host, "pass", f"answers as {answer.name}")
         else:
             yield Finding(
-                "host", host, "fail", "could not be asked", answer,
-                "`ssh -o BatchMode=yes HOST python3 --version` has to work without a password;"
-                " many sites allow that only within an allocation",
+                "host", host, "fail", "no answer", answer,
+                "make `ssh -o BatchMode=yes HOST python3 --version` work without a password; many"
+                " sites allow that only in an allocation",
             )  # fmt: skip
 
 
-def _name(wanted: Wanted, nodes: Mapping[str, Node]) -> Iterator[Finding]:
-    if wanted.launcher != "horovodrun-gloo":
+def _name(required: Requirements, nodes: Mapping[str, Node]) -> Iterator[Finding]:
+    if required.launcher != "horovodrun-gloo":
         return
     for host, node in nodes.items():
         if node.resolves:
-            yield Finding("name", host, "pass", f"{node.name} means an address there")
+            yield Finding("name", host, "pass", f"it resolves its name {node.name}")
         else:
             yield Finding(
                 "name", host, "fail",
-                f"its own name {node.name} means no address there: Gloo ends with a segmentation fault",
-                "", "enter it in /etc/hosts or the name service, or start ranks by mpirun",
+                f"it cannot resolve its own name {node.name}: Gloo crashes with a segmentation fault",
+                "", "add it to /etc/hosts or the name service, or start ranks with mpirun",
             )  # fmt: skip
 
 
@@ -273,68 +262,74 @@ def _tool(container: Container, nodes: Mapping[str, Node]) -> Iterator[Finding]:
     for host, node in nodes.items():
         text = node.tools.get(container.runtime, "")
         found = re.search(r"(?:^|\S{1,40} version )(\d+)\.(\d+)\S*", text)
-        others = [name for name, said in node.tools.items() if said and name != container.runtime]
+        others = [
+            name for name, version in node.tools.items() if version and name != container.runtime
+        ]
         if not text:
             remedy = (
                 f"it has {others[0]}: --set container.runtime={others[0]}" if others
-                else "load its module in the recipe, or ask the site for it"
+                else "load its module in the recipe, or ask the site's support for it"
             )  # fmt: skip
-            yield Finding("tool", host, "fail", f"there is no {container.runtime}", "", remedy)
+            yield Finding("tool", host, "fail", f"{container.runtime} is not installed", "", remedy)
         elif not found:
-            yield Finding("tool", host, "unproven", f"{container.runtime} names no version", text)
+            yield Finding(
+                "tool", host, "unproven", f"{container.runtime} does not report a version", text
+            )
         elif container.runtime == "ch-run":
             yield Finding("tool", host, "pass", f"ch-run {found[0]}")
-        # Apptainer counts from 1.0 anew, which is later than Singularity 3.9.
-        elif found[0].startswith("apptainer") or (int(found[1]), int(found[2])) >= OLDEST:
+        # Apptainer 1.0 is newer than Singularity 3.9.
+        elif (
+            found[0].startswith("apptainer") or (int(found[1]), int(found[2])) >= OLDEST_SINGULARITY
+        ):
             yield Finding("tool", host, "pass", found[0])
         else:
             yield Finding(
-                "tool", host, "fail", f"{container.runtime} {found[0]} is older than 3.0 and reads no .sif",
-                "", "load a newer one's module, or ask the site for it",
+                "tool", host, "fail", f"{container.runtime} {found[0]} is older than 3.0 and cannot read .sif files",
+                "", "load the module of a newer version, or ask the site's support for it",
             )  # fmt: skip
 
 
-def _image(wanted: Wanted, nodes: Mapping[str, Node]) -> Iterator[Finding]:
-    path = wanted.image
-    source, others = lacking(nodes)
+def _image(required: Requirements, nodes: Mapping[str, Node]) -> Iterator[Finding]:
+    path = required.image
+    source, others = hosts_without_image(nodes)
     for host, node in nodes.items():
         image = node.image
         if image.problem:
-            message = f"{path} cannot be read there: {image.problem}"
+            message = f"cannot read {path}: {image.problem}"
         elif host in others:
-            message = f"{path} is another file than on {source}"
+            message = f"{path} differs from the file on {source}"
         else:
             yield Finding("image", host, "pass", f"{path}, {image.size} bytes, {image.sha256[:12]}")
             continue
-        seen = (
+        hashes = (
             f"sha256 {image.sha256}\non {source}: {nodes[source].image.sha256}"
             if image.sha256
             else ""
         )
         remedy = (
-            "the image has to be the same file at the same path on every node; --copy copies it from here"
+            "every node needs the same file at the same path; --copy copies it from this host"
             if source
-            else "no host has it: build it with --build, or say where it lies with --image"
+            else "no host has it: build it with --build, or give its path with --image"
         )
-        yield Finding("image", host, "fail", message, seen, remedy)
+        yield Finding("image", host, "fail", message, hashes, remedy)
 
 
-def _mpi(wanted: Wanted, nodes: Mapping[str, Node]) -> Iterator[Finding]:
-    inside = wanted.mpi
-    if inside is None or wanted.launcher == "horovodrun-gloo":
+def _mpi(required: Requirements, nodes: Mapping[str, Node]) -> Iterator[Finding]:
+    mpi = required.mpi
+    if mpi is None or required.launcher == "horovodrun-gloo":
         return
     remedy = (
-        f"load or install {inside.kind} {inside.version or ''} on the hosts, or build the image"
+        f"load or install {mpi.kind} {mpi.version or ''} on the hosts, or build the image"
         " with theirs: --set mpi.version=..."
     )
     for host, node in nodes.items():
-        if wanted.launcher == "srun":
-            message = "srun starts the ranks: it has to offer what the image's MPI reads (PMIx)"
+        if required.launcher == "srun":
+            message = "srun starts the ranks and must support the PMI of the image's MPI (PMIx)"
             yield Finding("mpi", host, "skip", message)
         elif not node.mpirun:
-            yield Finding("mpi", host, "fail", "there is no mpirun", "", remedy)
+            yield Finding("mpi", host, "fail", "mpirun is not installed", "", remedy)
         else:
-            image = Mpi(MPI_KINDS[inside.kind], inside.version or "")
+            image = Mpi(MPI_KINDS[mpi.kind], mpi.version or "")
             status, message = compatible(parse_mpi_version(node.mpirun), image)
             evidence = "" if status == "pass" else node.mpirun
             yield Finding(
@@ -349,7 +344,7 @@ def _gpu(container: Container, nodes: Mapping[str, Node]) -> Iterator[Finding]:
     }
     if container.gpu not in judges:
         return
-    remedy = "ask the site for the driver, or name nodes that have GPUs"
+    remedy = "ask the site's support for the driver, or name nodes with GPUs"
     for host, node in nodes.items():
         status, message = judges[container.gpu](container, node)
         yield Finding("driver", host, status, message, "", "" if status == "pass" else remedy)
@@ -357,7 +352,7 @@ def _gpu(container: Container, nodes: Mapping[str, Node]) -> Iterator[Finding]:
 
 def _nvidia(container: Container, node: Node) -> tuple[Status, str]:
     if not node.driver:
-        return "fail", "there is no NVIDIA driver"
+        return "fail", "no NVIDIA driver"
     if not node.gpus:
         return "fail", f"NVIDIA driver {node.driver}, but no GPU"
     cuda = re.search(r"cuda:(\d+)\.", container.base or "")
@@ -372,20 +367,20 @@ def _nvidia(container: Container, node: Node) -> tuple[Status, str]:
 
 
 def _rocm(container: Container, node: Node) -> tuple[Status, str]:
-    return ("pass", "there is an AMD GPU") if node.rocm else ("fail", "there is no /dev/kfd")
+    return ("pass", "an AMD GPU") if node.rocm else ("fail", "no AMD GPU: /dev/kfd does not exist")
 
 
-def _ssh(wanted: Wanted, nodes: Mapping[str, Node]) -> Iterator[Finding]:
-    if not wanted.ssh:
+def _ssh(required: Requirements, nodes: Mapping[str, Node]) -> Iterator[Finding]:
+    if not required.ssh:
         return
     for host, node in nodes.items():
         for peer, problem in node.peers.items():
             subject = f"{host} -> {peer}"
             if problem:
                 yield Finding(
-                    "ssh", subject, "fail", "ssh does not get there without a password", problem,
-                    f"{wanted.launcher} starts ranks by ssh, from any host to any other: set up a key,"
-                    " and the host's key in known_hosts; or start ranks by srun in an allocation",
+                    "ssh", subject, "fail", "ssh does not work without a password", problem,
+                    f"{required.launcher} starts ranks by ssh, from any host to any other: set up a key,"
+                    " and the host's key in known_hosts; or start ranks with srun in an allocation",
                 )  # fmt: skip
             else:
-                yield Finding("ssh", subject, "pass", "ssh gets there without a password")
+                yield Finding("ssh", subject, "pass", "ssh works without a password")

@@ -1,18 +1,18 @@
 """A report as JUnit XML, for what CI systems show of tests.
 
-One suite for each check and one case for each finding. JUnit has no word for `unproven`:
-such a case is skipped, and its message and type say which kind of skipped it is.
+One suite for each check, with one case for each finding; and the suite `ranks`, with one case
+for each rank. JUnit has no `unproven`: such a case is skipped, with `unproven` as its type.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from xml.etree import ElementTree
 
 from hvdenv.reports.render import clean
-from hvdenv.reports.report import Finding, Report, Status
+from hvdenv.reports.report import Finding, RankRecord, Report, Status
 
 _ELEMENTS: dict[Status, str] = {
     "fail": "failure", "error": "error", "skip": "skipped", "unproven": "skipped"
@@ -25,21 +25,44 @@ def render(report: Report) -> str:
     root = ElementTree.Element("testsuites", name="hvdenv verify")
     seconds = _seconds(report)
     for check in dict.fromkeys(finding.check for finding in report.findings):
-        suite = ElementTree.SubElement(
-            root, "testsuite", name=clean(check), hostname=clean(report.host),
-            timestamp=_zone_with_colon(clean(report.started)),
-        )  # fmt: skip
-        suite.append(_properties(report))
-        suite.extend(_cases([each for each in report.findings if each.check == check], seconds))
-        _count(suite)
-        times = [float(case.get("time", 0)) for case in suite.iter("testcase")]
-        suite.set("time", f"{sum(times):.3f}")
+        findings = [each for each in report.findings if each.check == check]
+        _add_suite(root, report, check, _cases(findings, seconds))
+    if report.ranks:
+        _add_suite(root, report, "ranks", map(_rank, report.ranks))
     _count(root)
     del root.attrib["skipped"]  # the schema has it for suites only
     root.set("time", f"{report.seconds:.3f}")
     ElementTree.indent(root, " ")
     text = ElementTree.tostring(root, encoding="unicode")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
+
+
+def _add_suite(
+    root: ElementTree.Element, report: Report, name: str, cases: Iterable[ElementTree.Element]
+) -> None:
+    suite = ElementTree.SubElement(
+        root, "testsuite", name=clean(name), hostname=clean(report.host),
+        timestamp=_zone_with_colon(clean(report.started)),
+    )  # fmt: skip
+    suite.append(_properties(report))
+    suite.extend(cases)
+    _count(suite)
+    times = [float(case.get("time", 0)) for case in suite.iter("testcase")]
+    suite.set("time", f"{sum(times):.3f}")
+
+
+def _rank(rank: RankRecord) -> ElementTree.Element:
+    """A case for one rank; a CI system then shows which rank and host failed, and how often."""
+    name = f"{rank.run}: {rank.name}, local rank {rank.local_rank}"
+    case = ElementTree.Element("testcase", classname="hvdenv.ranks", name=clean(name))
+    if rank.seconds is not None:
+        case.set("time", f"{rank.seconds:.3f}")
+    if rank.cause:
+        ElementTree.SubElement(case, "failure", type=rank.status, message=clean(rank.cause))
+    out = ElementTree.SubElement(case, "system-out")
+    path = rank.data_path or "unknown"
+    out.text = clean(f"process {rank.pid}, device {rank.device or 'unknown'}, data path {path}")
+    return case
 
 
 def _properties(report: Report) -> ElementTree.Element:
@@ -49,7 +72,7 @@ def _properties(report: Report) -> ElementTree.Element:
         ("verdict", report.verdict),
         ("recipe", report.recipe),
         ("prefix", report.prefix),
-        *report.environment,
+        *report.environment.items(),
     )
     for name, value in known:
         ElementTree.SubElement(element, "property", name=clean(name), value=clean(value))

@@ -7,7 +7,15 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from hvdenv.masking import mask, plain
-from hvdenv.reports.report import Finding, Report, Row, Status, Verdict
+from hvdenv.reports.report import (
+    Finding,
+    RankRecord,
+    Report,
+    Row,
+    Status,
+    Verdict,
+    different_ranks,
+)
 
 _COLOURS: dict[str, str] = {"pass": "32", "fail": "31", "error": "31", "unproven": "33"}
 VERDICTS: dict[Verdict, str] = {
@@ -16,7 +24,7 @@ VERDICTS: dict[Verdict, str] = {
     "error": "a check could not run, so nothing is proven",
     "unproven": "nothing failed, but something could not be proven on this host",
 }
-_EVIDENCE_LINES = 60
+_EVIDENCE_LINES, _RANKS = 60, 16
 # Checks that are shown even if they pass, by their headings.
 _ALWAYS_SHOWN = {"Speed": ("bench", "yardstick"), "Variables": ("variables",)}
 # What neither UTF-8 nor XML can hold; it comes from file names and broken output.
@@ -28,6 +36,7 @@ def render(report: Report, *, colour: bool = False) -> str:
     lines = [
         *_table(report.table),
         *(line for title in _ALWAYS_SHOWN for line in _passed(title, report.findings)),
+        *_ranks(report.ranks),
         *(line for finding in _shown(report) for line in _finding(finding, colour)),
         _verdict(report, colour),
     ]
@@ -52,6 +61,18 @@ def _passed(title: str, findings: Sequence[Finding]) -> Iterator[str]:
     if good:
         yield f"{title}:"
         yield from (f"    {clean(each.subject)}: {clean(each.message)}" for each in good)
+        yield ""
+
+
+def _ranks(ranks: Sequence[RankRecord]) -> Iterator[str]:
+    """Only the ranks that failed or differ."""
+    if found := different_ranks(ranks):
+        yield f"Ranks that failed or differ ({len(found)} of {len(ranks)}):"
+        for rank, why in found[:_RANKS]:
+            where = f"{clean(rank.name)}, process {rank.pid}"
+            yield f"    {clean(rank.run)}: {where}: {rank.status}: {clean(why)}"
+        if len(found) > _RANKS:
+            yield f"    and {len(found) - _RANKS} more, see --json"
         yield ""
 
 

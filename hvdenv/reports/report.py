@@ -1,18 +1,21 @@
-"""What verify found: findings, measurements and the verdict, as data."""
+"""The report of verify as data: findings, ranks, measurements and the verdict."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from hvdenv.schema import Problem, decode
 
 Status = Literal["pass", "fail", "unproven", "skip", "error"]
 Verdict = Literal["pass", "fail", "unproven", "error"]
 
-SCHEMA = "hvdenv.report/1"
+SCHEMA = "hvdenv.report/2"
+_READABLE = ("hvdenv.report/1", SCHEMA)
 
 EXIT_CODES: dict[Verdict, int] = {"pass": 0, "fail": 1, "error": 1, "unproven": 7}
-
-T = TypeVar("T")
 
 
 class Finding(NamedTuple):
@@ -79,11 +82,51 @@ class Row(NamedTuple):
     proven: bool
 
 
-class Report(NamedTuple):
-    """Everything that one run of verify has to say.
+class RankRecord(NamedTuple):
+    """One rank of one run.
 
     Attributes:
-        environment: what ran, as pairs of a name and a version or a number.
+        rank: its number; None if neither Horovod nor the launcher stated it.
+        host: where it ran.
+        local_rank: its number on the host; None if it never joined the others.
+        pid: of its supervisor, the process that the launcher started.
+        device: ``cpu``, or its GPU as the framework names it; empty if unknown.
+        framework, controller: what the run was of.
+        status: ``fail`` if the rank failed, or the run as a whole.
+        cause: why, in words; for a follow-on error, the rank that failed first.
+        seconds: from its start to its end; None if its end was not reported.
+        data_path: the transports of its data; empty if unknown.
+    """
+
+    rank: int | None
+    host: str
+    local_rank: int | None
+    pid: int
+    device: str
+    framework: str
+    controller: str
+    status: Literal["pass", "fail"]
+    cause: str = ""
+    seconds: float | None = None
+    data_path: str = ""
+
+    @property
+    def run(self) -> str:
+        """The subject of its run: ``torch over MPI``."""
+        return f"{self.framework} over {self.controller}"
+
+    @property
+    def name(self) -> str:
+        """Such as ``rank 3 on n1``."""
+        return f"rank {'unknown' if self.rank is None else self.rank} on {self.host}"
+
+
+class Report(NamedTuple):
+    """The result of one run of verify.
+
+    Attributes:
+        ranks: those of all runs of ranks; none in reports of schema 1.
+        environment: what ran: names with a version or a number.
     """
 
     recipe: str
@@ -91,17 +134,18 @@ class Report(NamedTuple):
     host: str
     started: str
     seconds: float
-    findings: tuple[Finding, ...]
+    findings: tuple[Finding, ...] = ()
     measurements: tuple[Measurement, ...] = ()
     table: tuple[Row, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
+    ranks: tuple[RankRecord, ...] = ()
+    environment: dict[str, str] = {}
 
     @property
     def verdict(self) -> Verdict:
         return judge(self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as docs/report.md describes it."""
+        """The report as docs/reference/report.md describes it."""
         return {
             "schema": SCHEMA,
             "verdict": self.verdict,
@@ -111,33 +155,54 @@ class Report(NamedTuple):
             "started": self.started,
             "seconds": round(self.seconds, 3),
             "table": [row._asdict() for row in self.table],
+            "ranks": [rank._asdict() for rank in self.ranks],
             "findings": [finding._asdict() for finding in self.findings],
             "measurements": [measurement.to_json() for measurement in self.measurements],
-            "environment": dict(self.environment),
+            "environment": self.environment,
         }
 
     @classmethod
     def from_json(cls, data: object) -> Report:
-        """The report that to_json() gave; keys of later versions are passed over.
+        """The report that to_json() gave, of this schema or an older one.
 
         Raises:
-            ValueError: it is none, with what is wrong.
+            ValueError: it is not a report; the message names every problem.
         """
-        if not isinstance(data, dict) or data.get("schema") != SCHEMA:
-            raise ValueError(f"it has no schema {SCHEMA}")
-        environment = data.get("environment", {})
-        if not isinstance(environment, dict):
-            raise ValueError("environment is no object")
-        return _read(
-            cls,
-            {
-                **data,
-                "findings": _read_all(Finding, data, "findings"),
-                "measurements": _read_all(Measurement, data, "measurements"),
-                "table": _read_all(Row, data, "table"),
-                "environment": tuple((name, str(each)) for name, each in environment.items()),
-            },
-        )
+        if not isinstance(data, dict) or data.get("schema") not in _READABLE:
+            raise ValueError(f"its schema is not one of {', '.join(_READABLE)}")
+        try:
+            return decode(cls, data, lenient=True)
+        except Problem as problem:
+            raise ValueError("; ".join(map(str, problem.all))) from problem
+
+
+def different_ranks(ranks: Sequence[RankRecord]) -> list[tuple[RankRecord, str]]:
+    """The ranks that failed, or differ from most others of their run; each with the reason."""
+    usual = {
+        run: Counter(map(_kind, each)).most_common(1)[0][0] for run, each in _by_run(ranks).items()
+    }
+    found = []
+    for rank in ranks:
+        device, path = usual[rank.run]
+        if rank.status == "fail":
+            found.append((rank, rank.cause))
+        elif _kind(rank)[0] != device:
+            found.append((rank, f"uses {rank.device or 'no known device'}, most others {device}"))
+        elif _kind(rank)[1] != path:
+            found.append((rank, f"sends by {rank.data_path or 'unknown transports'}, unlike most"))
+    return found
+
+
+def _by_run(ranks: Sequence[RankRecord]) -> dict[str, list[RankRecord]]:
+    found: dict[str, list[RankRecord]] = {}
+    for rank in ranks:
+        found.setdefault(rank.run, []).append(rank)
+    return found
+
+
+def _kind(rank: RankRecord) -> tuple[str, str]:
+    """Device and data path without the numbers of GPUs and adapters."""
+    return rank.device.partition(":")[0], re.sub(r"\d+", "", rank.data_path)
 
 
 def judge(findings: Sequence[Finding]) -> Verdict:
@@ -150,39 +215,3 @@ def judge(findings: Sequence[Finding]) -> Verdict:
     if "unproven" in statuses or "pass" not in statuses:
         return "unproven"
     return "pass"
-
-
-# What JSON has for the annotations of the fields above; what is not here was read before.
-_TYPES: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "Status": (str,),
-    "float": (float, int),
-    "bool": (bool,),
-    "bool | None": (bool, type(None)),
-    "int | None": (int, type(None)),
-}
-_VAST = 1e18
-
-
-def _read_all(kind: type[T], data: Mapping[str, Any], key: str) -> tuple[T, ...]:
-    items = data.get(key, [])
-    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise ValueError(f"{key} is no list of objects")
-    return tuple(_read(kind, item) for item in items)
-
-
-def _read(kind: type[T], table: Mapping[str, Any]) -> T:
-    """A NamedTuple from a table, each value of the type that its field says."""
-    known = {name: each for name, each in table.items() if name in kind.__annotations__}
-    for name, each in known.items():
-        hint = kind.__annotations__[name].__forward_arg__
-        fits = type(each) in _TYPES.get(hint, (tuple,))
-        fits = fits and (hint != "Status" or each in get_args(Status))
-        # Not a number, infinite, or more than a program can calculate with.
-        vast = isinstance(each, int | float) and not abs(each) < _VAST
-        if not fits or vast:
-            raise ValueError(f"{name} is {each!r:.60}")
-    try:
-        return kind(**known)
-    except TypeError as error:
-        raise ValueError(str(error).partition(" ")[2]) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import shlex
@@ -267,6 +266,8 @@ def _check_sizes(job: Job, name: str, partition: Partition, refuse: Refuse) -> N
 
 
 def _unknown(name: str, partitions: Mapping[str, Partition]) -> tuple[str, str]:
+    import difflib
+
     close = difflib.get_close_matches(name, partitions, 3)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     return (

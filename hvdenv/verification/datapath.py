@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hvdenv.launch.launchers import Kind, Mpi
-from hvdenv.reports.report import Status
-from hvdenv.standalone.ranks.events import DataPath, Gpu
-from hvdenv.verification.ranks import Judgement, Rank, RankRun
+from hvdenv.masking import mask, plain
+from hvdenv.reports.report import RankRecord, Status
+from hvdenv.standalone.ranks.events import DataPath, Gpu, Joined
+from hvdenv.verification.ranks import Judgement, Rank, RankRun, causes_by_rank
 
 # Within a host only; what remains of a list goes between hosts as well.
 _WITHIN = {
@@ -184,18 +185,44 @@ def _carried(run: RankRun) -> str:
     text = f"{run.controller} negotiated, {operations} reduced in the memory of the host"
     if not uses_nccl(run) and any(rank.path and rank.path.gpu.device for rank in run.ranks):
         text += ", also tensors of GPUs, which Horovod copied there and back"
-    logged = _all_logged(run.ranks)
-    if run.controller == "MPI" or "MPI" in run.operations:
-        text += f" ({of_mpi(logged).name or 'this MPI does not say how it sends'})"
-    elif interfaces := {path.variables.get("HOROVOD_GLOO_IFACE") for path in _paths(run.ranks)}:
-        text += (
-            f" (TCP on {', '.join(sorted(name for name in interfaces if name)) or 'any interface'})"
-        )
+    if transports := _transports(run, run.ranks):
+        text += f" ({transports})"
     if uses_nccl(run):
-        text += (
-            f", NCCL {_nccl_at_run(run)} on GPUs ({of_nccl(logged).name or 'no transport named'})"
-        )
+        nccl = of_nccl(_all_logged(run.ranks)).name or "no transport named"
+        text += f", NCCL {_nccl_at_run(run)} on GPUs ({nccl})"
     return text
+
+
+def _transports(run: RankRun, ranks: Sequence[Rank]) -> str:
+    """How ranks send tensors in the memory of the host; empty if they did not report it."""
+    paths = _paths(ranks)
+    if run.controller == "MPI" or "MPI" in run.operations:
+        return of_mpi(_all_logged(ranks)).name or "this MPI does not report how it sends"
+    interfaces = sorted({path.variables.get("HOROVOD_GLOO_IFACE", "") for path in paths} - {""})
+    return f"TCP on {', '.join(interfaces) or 'any interface'}" if paths else ""
+
+
+def records(framework: str, run: RankRun | None) -> Iterator[RankRecord]:
+    """The ranks of a run for the report."""
+    if not run:
+        return
+    for rank, cause in zip(run.ranks, causes_by_rank(run), strict=True):
+        joined = rank.result or rank.last(Joined)
+        nccl = of_nccl(_all_logged([rank])).name if uses_nccl(run) else ""
+        transports = [_transports(run, [rank]) if rank.path else "", nccl and f"NCCL {nccl}"]
+        yield RankRecord(
+            rank=rank.number,
+            host=rank.host,
+            local_rank=joined.local_rank if joined else None,
+            pid=rank.pid,
+            device=(rank.path.gpu.device or "cpu") if rank.path else "",
+            framework=framework,
+            controller=run.controller,
+            status="fail" if cause else "pass",
+            cause=mask(plain(cause)),
+            seconds=rank.exited.seconds if rank.exited else None,
+            data_path="; ".join(filter(None, transports)),
+        )
 
 
 def _paths(ranks: Sequence[Rank]) -> list[DataPath]:

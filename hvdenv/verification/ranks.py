@@ -18,6 +18,7 @@ from hvdenv.standalone.ranks.events import (
     Exited,
     ExtensionFacts,
     Joined,
+    Operation,
     Overdue,
     RankEvent,
     Received,
@@ -297,6 +298,33 @@ def judge(run: RankRun) -> Judgement:
         f"{run.size} ranks on {listed(hosts)} agree on {count} reductions,"
         f" with {run.controller} as the controller ({run.launcher}){_slow(run)}",
     )
+
+
+def causes_by_rank(run: RankRun) -> list[str]:
+    """Why each rank failed, in the order of the run's ranks; empty for those that did not."""
+    first, _ = _first_broken(run)
+    failed = judge(run)
+    found = []
+    for rank in run.ranks:
+        cause = _own_cause(rank)
+        if cause and first and rank not in first:
+            cause += f", after {listed([each.name for each in first])} failed"
+        elif not cause and failed.status == "fail" and not first and not _wrong_results(run):
+            cause = failed.message
+        found.append(cause)
+    return found
+
+
+def _own_cause(rank: Rank) -> str:
+    result = rank.result
+    if rank.ending:
+        text = f" ({rank.exception})" if rank.exception else ""
+        doing = f", in {rank.doing}" if rank.doing not in _COMMON else ""
+        return f"{rank.ending}{text}{doing}"
+    if result and result.failed:
+        return f"{result.failed} of {result.tests} reductions are wrong"
+    wrong = [each.operation for each in rank.all(Operation) if each.wrong]
+    return f"wrong values in {listed(wrong)}" if wrong else ""
 
 
 def _slow(run: RankRun) -> str:

@@ -9,9 +9,18 @@ import pytest
 
 from hvdenv.building.engine import _failed
 from hvdenv.building.repair import installed_packages
+from hvdenv.building.state import JOURNAL
+from hvdenv.cli.main import main
 from hvdenv.cli.progress import compiled_objects
 from hvdenv.command import Command, Outcome
+from hvdenv.environments import generations, manifest, registry
+from hvdenv.environments.journal import FINISHED, Journal
+from hvdenv.model.facts import Facts
+from hvdenv.model.recipe import Recipe
+from hvdenv.places import find_places
+from hvdenv.plans.fingerprint import fingerprint
 from hvdenv.plans.step import Step
+from hvdenv.schema import decode
 
 
 @pytest.mark.parametrize(
@@ -74,3 +83,87 @@ def test_what_pip_installed(tmp_path: Path) -> None:
         {"name": "torch", "version": "2.13.0", "url": "https://***@host/torch.whl", "sha256": "ab"},
         {"name": "x", "version": "1", "url": "file:///x", "sha256": ""},
     ]
+
+
+def test_a_generation_of_hvdenv_0_1_is_still_read(
+    cases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its record, journal and manifest; its journal is that of a finished build."""
+    recorded = json.loads((cases / "generation-0.1.json").read_text(encoding="utf-8"))
+    environment = generations.at(tmp_path / "env")
+    generation = environment.generation(recorded["identity"])
+    generation.mkdir(parents=True)
+    for name, text in recorded["files"].items():
+        (generation / name).write_text(text, encoding="utf-8")
+    environment.prefix.symlink_to(generation)
+    assert environment.active() == recorded["identity"]
+    record = generations.read_record(environment.record(recorded["identity"]))
+    listed = manifest.read(generation / manifest.NAME, record["manifest_digest"])
+    assert manifest.compare(generation, listed, closely=lambda path: True) == []
+    journal = Journal.read(generation / JOURNAL)
+    assert journal.damage == ""
+    finished = [event.step for event in journal.events if event.event == FINISHED]
+    assert finished == ["activation", "tidy", "manifest"]
+    assert decode(Facts, record["facts"]).machine == "x86_64"
+    assert decode(Recipe, record["resolved"]).name == record["recipe"] == "local"
+    registry.register(find_places(), environment, record["recipe"], record["variants"])
+    assert main(["envs", "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert (entry["recipe"], entry["variants"], entry["state"]) == ("local", ["torch"], "complete")
+
+
+ONE_PROGRAM = r'''
+# A comment.
+import sys
+from typing import List
+
+def run(words, limit=1 << 3, *more, **named):
+    """A docstring."""
+    size = len(words) if words else -1.5e3
+    return [word[1:].strip("'") for word in words if word not in (None, b"x", ..., u"\xfc")], {
+        **named, "size": "%d of %r" % (size, not limit), f"{size:>{limit}} {limit!r}": lambda x, *, y: x
+    }
+
+class Error(ValueError):
+    def __init__(self, *words):
+        super().__init__(*words)
+        self.x, *self.y = words
+
+if __name__ == "__main__":
+    try:
+        with open(sys.argv[1]) as a, open(sys.argv[2]) as b:
+            print(run(a.read().split(), 2), end="")
+    except (OSError, Error) as error:
+        sys.exit(str(error))
+'''
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "same"),
+    [
+        ("# A comment.\n", "", True),
+        ('    """A docstring."""\n', "", True),
+        ("from typing import List\n", "from typing import Dict, List\n", True),
+        ("(words, limit=1 << 3,", "(words: List[str], limit: int=1<<3,", True),
+        ("**named):", "**named) -> object:", True),
+        ('"%d of %r" % (size,', "'%d of %r' % (\n size,", True),
+        ("limit=1 << 3", "limit=1 << 4", False),
+        ("import sys", "import sys, os", False),
+        ("(None,", "(True,", False),
+        ("not in", "in", False),
+        ("def run(", "def go(", False),
+        ("-1.5e3", "-1.5e4", False),
+    ],
+)  # fmt: skip
+def test_a_program_is_known_by_what_it_does(text: str, other: str, same: bool) -> None:
+    assert text in ONE_PROGRAM
+    changed = ONE_PROGRAM.replace(text, other, 1)
+    assert (fingerprint(changed) == fingerprint(ONE_PROGRAM)) is same
+
+
+def test_every_python_has_the_same_fingerprint_of_a_program() -> None:
+    """Computed with 3.10, 3.11, 3.12 and 3.13: an upgrade of Python rebuilds nothing."""
+    assert (
+        fingerprint(ONE_PROGRAM)
+        == "fe63003313e171b604f3a2ff76332b9cbc3b33bc3bacd936d58912f7f6b02d03"
+    )

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from hvdenv import __version__, errors
 from hvdenv.cli import progress
-from hvdenv.cli.main import COMMANDS, main
+from hvdenv.cli.main import COMMANDS, GROUPS, main
 from hvdenv.cli.progress import Lines, ObjectClock, Silent, choose
 from hvdenv.errors import HvdenvError, RecipeError, UsageError
 from hvdenv.plans.step import Step
@@ -46,10 +46,8 @@ def test_help_of_each_command_has_an_example(command: str, capsys: Captured) -> 
 def test_help(capsys: Captured) -> None:
     assert call("--help") == 0
     said = capsys.readouterr().out
-    assert all(
-        f"\n    {command}" in said and summary in " ".join(said.split())
-        for command, summary in COMMANDS.items()
-    )
+    assert all(f"\n  {command:12}{summary}\n" in said for command, summary in COMMANDS.items())
+    assert re.findall(r"^(\w+):$", said, re.MULTILINE) == [*GROUPS, "options", "examples"]
     assert "exit codes:" in said
 
 
@@ -77,6 +75,7 @@ def test_wrong_usage_exits_2(words: tuple[str, ...], capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
+        (("biuld", "local"), 2, 'error: there is no command "biuld"; did you mean "build"?'),
         (("show", "lokal"), 2, 'did you mean "local"'),
         (("show", "local+torch"), 2, 'did you mean "local --variant torch"'),
         (("show", "./none.toml"), 2, "error: none.toml: cannot read this file: No such file"),
@@ -85,7 +84,7 @@ def test_wrong_usage_exits_2(words: tuple[str, ...], capsys: Captured) -> None:
         (("show", "local", "--set", "x"), 2, "write KEY=VALUE"),
         (("show", "local", "--site", "none.toml"), 2, "none.toml: cannot read this file"),
         (("plan", "local", "--facts", "/none.json"), 2, "/none.json: cannot read this file"),
-        (("plan", "local", "--python", "2.7"), 3, "--python asks for 2.7"),
+        (("plan", "local", "--python", "2.7"), 3, "--python requests 2.7"),
         (("plan", "local", "--prefix", "/"), 2, "cannot be a prefix"),
         (("envs", "rollback", "none"), 2, "there is no environment named none"),
         (("envs", "prune", "--keep", "0"), 2, "--keep has to be 1 or more"),
@@ -333,4 +332,4 @@ def test_a_python_is_asked_for_by_its_version(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as ended:
         main(["plan", "local", "--python", "/usr/bin/python3"])
     assert ended.value.code == 2
-    assert "'/usr/bin/python3' is no version such as 3.11" in capsys.readouterr().err
+    assert "'/usr/bin/python3' is not a version such as 3.11" in capsys.readouterr().err

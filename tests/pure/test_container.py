@@ -17,28 +17,17 @@ from hvdenv.errors import IncompatibleError, RecipeError, UsageError
 from hvdenv.model.cluster import Container
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Gpu, Mpi, Recipe
-from hvdenv.plans.container import (
-    DISTRIBUTIONS,
-    FOLDER,
-    SCRIPT,
-    Build,
-    Format,
-    build_command,
-    define,
-    distribution_of,
-    failed,
-    image_facts,
-    image_plan,
-    image_python,
-    mount_points,
-    written,
-)
+from hvdenv.plans.images import FORMATS
+from hvdenv.plans.images.apptainer import mount_points
+from hvdenv.plans.images.build import failed
+from hvdenv.plans.images.definition import define, image_facts, image_plan, image_python, written
+from hvdenv.plans.images.distributions import DISTRIBUTIONS, distribution_of
+from hvdenv.plans.images.formats import FOLDER, SCRIPT, Build, FormatName
 from hvdenv.plans.plan import Plan
 from hvdenv.plans.script import render_bash
 
 DEBIAN = "debian:bookworm-slim"
 CUDA = "nvidia/cuda:11.8.0-cudnn8-devel-ubuntu22.04"
-FORMATS: tuple[Format, ...] = ("singularity", "docker")
 
 
 def torch_on(base: str, *overrides: str) -> Recipe:
@@ -101,7 +90,9 @@ def accepted(script: str) -> bool:
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", RECIPES)
-def test_definitions(name: str, form: Format, cases: Path, request: pytest.FixtureRequest) -> None:
+def test_definitions(
+    name: str, form: FormatName, cases: Path, request: pytest.FixtureRequest
+) -> None:
     """The script and the digest have tests of their own, and change with every patch."""
     recipe = RECIPES[name]
     plan = plan_of(recipe)
@@ -138,7 +129,9 @@ def test_dockerfiles_are_well_formed(name: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_the_script_in_a_definition_is_the_script_of_the_plan(form: Format, tmp_path: Path) -> None:
+def test_the_script_in_a_definition_is_the_script_of_the_plan(
+    form: FormatName, tmp_path: Path
+) -> None:
     recipe = RECIPES["local-torch"]
     plan = plan_of(recipe)
     text = define(recipe, plan, form)
@@ -195,7 +188,7 @@ def test_a_line_break_in_a_value_is_refused(key: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_packages_are_words(form: Format) -> None:
+def test_packages_are_words(form: FormatName) -> None:
     """The format lets & and | through, for constraints of schedulers."""
     recipe = torch_on(DEBIAN, 'container.packages=["a&touch", "b|c", "d*", "libfoo=1.2-3"]')
     text = define(recipe, plan_of(recipe), form)
@@ -268,7 +261,7 @@ def test_the_python_that_is_named_is_taken() -> None:
     assert recipe.container
     facts = image_facts(recipe.container, "x86_64", 4)
     assert image_python(recipe, facts, "3.12").path == "/usr/bin/python3.12"
-    with pytest.raises(IncompatibleError, match=r"--python asks for 3\.9"):
+    with pytest.raises(IncompatibleError, match=r"--python requests 3\.9"):
         image_python(recipe, facts, "3.9")
     text = define(
         recipe, image_plan(recipe, (), facts, image_python(recipe, facts, "3.12")), "docker"
@@ -320,18 +313,29 @@ def test_how_each_tool_builds() -> None:
     build = Build("apptainer", DEFINITION, "/images/h.sif", False, ("/etc/pip.conf", "/a:/b"))
     binds = ("--bind", "/etc/pip.conf", "--bind", "/a:/b")
     tail = ("/images/h.sif", "/work/definition")
-    assert build_command(build).argv == ("apptainer", "build", "--fakeroot", *binds, *tail)
+    assert FORMATS["singularity"].build(build).argv == (
+        "apptainer",
+        "build",
+        "--fakeroot",
+        *binds,
+        *tail,
+    )
     root = build._replace(tool="singularity", root=True, binds=())
-    assert build_command(root).argv == ("singularity", "build", *tail)
+    assert FORMATS["singularity"].build(root).argv == ("singularity", "build", *tail)
     tagged = ("--tag", "h:1", "--file", "/work/definition")
     volumes = ("--volume", "/etc/pip.conf:/etc/pip.conf:ro", "--volume", "/a:/b:ro", "/work")
     for tool, verb in (("podman", "build"), ("buildah", "bud")):
-        command = build_command(build._replace(tool=tool, image="h:1"))
+        command = FORMATS["docker"].build(build._replace(tool=tool, image="h:1"))
         assert command.argv == (tool, verb, *tagged, *volumes)
     docker = build._replace(tool="docker", image="h:1")
-    assert build_command(docker._replace(binds=())).argv == ("docker", "build", *tagged, "/work")
-    with pytest.raises(IncompatibleError, match="docker cannot show a folder"):
-        build_command(docker)
+    assert FORMATS["docker"].build(docker._replace(binds=())).argv == (
+        "docker",
+        "build",
+        *tagged,
+        "/work",
+    )
+    with pytest.raises(IncompatibleError, match="docker cannot mount a folder"):
+        FORMATS["docker"].build(docker)
 
 
 def test_what_is_bound_gets_a_place_in_the_image(tmp_path: Path) -> None:
@@ -365,10 +369,10 @@ OUTPUTS = {
     "FATAL:   /etc/subuid mapping found but no user namespace available for fakeroot":
     "user namespaces",
     "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon"
-    " running?": "no daemon",
+    " running?": "Docker daemon",
     "Error: creating build container: initializing source docker://debian:bookworm-slim: pinging"
     ' container registry registry-1.docker.io: Get "https://registry-1.docker.io/v2/": dial tcp:'
-    " lookup registry-1.docker.io on 10.0.0.53:53: no such host": "cannot be reached",
+    " lookup registry-1.docker.io on 10.0.0.53:53: no such host": "cannot reach a registry",
     "/bin/sh: 1: horovodrun: not found\nsubprocess exited with status 127": "exit 125",
 }  # fmt: skip
 
@@ -400,10 +404,10 @@ def test_a_note_at_the_start_is_not_the_cause() -> None:
         ([], 2, "has no table [container]"),
         (["--set", "container.base=debian:sid"], 3, "does not say which distribution"),
         (["--set", f"container.base={DEBIAN}", "--preflight"], 2, "--hosts f1:2,f2:2"),
-        (["--set", f"container.base={DEBIAN}", "--hosts", "f1"], 2, "belong to --preflight"),
+        (["--set", f"container.base={DEBIAN}", "--hosts", "f1"], 2, "need --preflight"),
         (["--set", f"container.base={DEBIAN}", "--preflight", "--build"], 2, "build it first"),
         (["--set", f"container.base={DEBIAN}", "--to", "/nowhere/x"], 5, "cannot write"),
-        (["--set", f"container.base={DEBIAN}", "--python", "3.12"], 3, "--python asks for 3.12"),
+        (["--set", f"container.base={DEBIAN}", "--python", "3.12"], 3, "--python requests 3.12"),
         # torch 2.13 needs a newer g++ than Red Hat 8 has.
         (["--set", "container.base=rockylinux:8", "--python", "3.11"], 3, "known incompatibility"),
     ],

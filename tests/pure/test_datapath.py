@@ -18,7 +18,7 @@ from hvdenv.model.cluster import Launch as Settings
 from hvdenv.schema import parse_toml
 from hvdenv.standalone.ranks.events import DataPath, ExtensionFacts, Gpu, RankEvent
 from hvdenv.verification import datapath
-from hvdenv.verification.checks import CHECKS
+from hvdenv.verification.collection import CHECKS
 from hvdenv.verification.collectors import Extension
 from hvdenv.verification.ranks import Rank, RankRun, collect
 from tests import rank_events
@@ -326,6 +326,19 @@ def test_the_path_is_judged_where_the_values_are_right() -> None:
     assert found("data-path", slow, pml="ob1") == {"torch over MPI": "pass"}
     wrong = slow._replace(ranks=(slow.ranks[0],))
     assert found("data-path", wrong) == {}
+
+
+def test_records_of_ranks() -> None:
+    (first, second) = datapath.records("torch", run(rank(0, logged=TCP), on_gpu(1, "n1", "7")))
+    assert (first.name, first.run, first.pid) == ("rank 0 on n0", "torch over MPI", 100)
+    assert (first.device, first.data_path) == ("cpu", "pml ob1, btl self, tcp")
+    assert (first.status, first.local_rank, first.seconds) == ("pass", 0, 4.0)
+    assert second.device == "cuda:1"
+    both = run(on_gpu(0, "n0", "7000"), on_gpu(1, "n0", "b000"))
+    assert [each.data_path for each in datapath.records("torch", both)] == [
+        "this MPI does not report how it sends; NCCL P2P/IPC"
+    ] * 2
+    assert list(datapath.records("torch", None)) == []
 
 
 def test_ranks_that_say_nothing() -> None:

@@ -60,7 +60,7 @@ def test_a_stage_that_hangs_is_ended(kit: ModuleType, tmp_path: Path) -> None:
 def test_the_page_and_the_program_name_the_same_stages(kit: ModuleType) -> None:
     (kit.KIT / "test").mkdir()
     (kit.KIT / "horovod_tests.txt").write_text("test_a\n")
-    page = (KIT.parent / "docs/gpu-kit.md").read_text(encoding="utf-8")
+    page = (KIT.parent / "docs/how-to/prove-the-gpu-path.md").read_text(encoding="utf-8")
     table = page.split("| stage |")[1].split("\n\n")[0]
     assert set(
         re.findall(r"`([a-z-]+)`", "".join(row.split("|")[1] for row in table.splitlines()[2:]))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from grid import run
-from grid.page import PAGE, page
+from grid.page import page
 from grid.wanted import Wanted, all_wanted
 from hvdenv.cli.main import main
 from hvdenv.errors import StepError
@@ -187,13 +187,6 @@ def test_the_rows_that_are_there() -> None:
         assert each.settings == known[each.name].settings
 
 
-def test_the_page_is_made_of_the_rows(pytestconfig: pytest.Config) -> None:
-    text = page(all_rows())
-    if pytestconfig.getoption("--regenerate"):
-        PAGE.write_text(text, encoding="utf-8")
-    assert text == PAGE.read_text(encoding="utf-8")
-
-
 def test_the_page_says_all() -> None:
     text = page(ROWS)
     for each in ROWS:
@@ -291,27 +284,26 @@ def test_signatures_that_are_the_machines_fault_are_there() -> None:
 def test_a_row_is_written_whole_or_not_at_all(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    file, shown = tmp_path / "grid.json", tmp_path / "grid.md"
+    file = tmp_path / "grid.json"
     file.write_text('{"format": 1, "rows": []}', encoding="utf-8")
     for each in ROWS[:2]:
-        run.keep(each, file, shown)
-    run.keep(ROWS[0]._replace(verdict="error"), file, shown)
+        run.keep(each, file)
+    run.keep(ROWS[0]._replace(verdict="error"), file)
     assert [(each.name, each.verdict) for each in grid.read(file.read_text("utf-8"))] == [
         ("old", "error"), ("new", "pass"),
     ]  # fmt: skip
-    assert shown.read_text("utf-8") == page(grid.read(file.read_text("utf-8")))
     before = file.read_text("utf-8")
     with pytest.raises(Problem):
-        run.keep(ROWS[2]._replace(date="today"), file, shown)
+        run.keep(ROWS[2]._replace(date="today"), file)
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StepError, match="No space left"):
-        run.keep(ROWS[2], file, shown)
+        run.keep(ROWS[2], file)
     assert file.read_text("utf-8") == before
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["grid.json", "grid.md"]
+    assert [each.name for each in tmp_path.iterdir()] == ["grid.json"]
 
 
 # Stands for hvdenv: what its commands print, and the codes that they end with.
@@ -361,7 +353,6 @@ class StandIn:
         (folder / "grid.json").write_text('{"format": 1, "rows": []}', encoding="utf-8")
         patch.setattr(run, "PROGRAM", (sys.executable, "-I", "-S", str(self.program)))
         patch.setattr(run, "FILE", folder / "grid.json")
-        patch.setattr(run, "PAGE", folder / "grid.md")
         patch.setattr(sys, "argv", ["run", "--folder", str(folder / "work")])
         self.answers: dict[str, dict[str, Any]] = {
             "show": {"prints": {"recipe": encode(load_recipe("local", variants=["torch"]).recipe)}},
@@ -387,7 +378,7 @@ class StandIn:
         program = (
             "import sys; from pathlib import Path; from grid import run\n"
             f"run.PROGRAM = {run.PROGRAM!r}\n"
-            f"run.FILE, run.PAGE = (Path({str(self.folder)!r}, each) for each in ('grid.json', 'grid.md'))\n"
+            f"run.FILE = Path({str(self.folder)!r}, 'grid.json')\n"
             f"sys.argv = {sys.argv!r}\n"
             "sys.exit(run.main())"
         )

@@ -79,10 +79,10 @@ def test_the_schema_of_jenkins(everything: Report) -> None:
 
 def test_a_program_counts_the_same(everything: Report) -> None:
     document = read(everything)
-    assert (document.tests, document.failures, document.errors) == (12, 1, 1)
+    assert (document.tests, document.failures, document.errors) == (16, 3, 1)
     assert document.time == 61.3
     assert [suite.name for suite in document] == [
-        "check-build", "files", "extension", "allreduce", "operation", "data-path", "launcher"
+        "check-build", "files", "extension", "allreduce", "operation", "data-path", "launcher", "ranks"
     ]  # fmt: skip
     assert sum(suite.skipped for suite in document) == 3
     for suite in document:
@@ -95,6 +95,17 @@ def test_a_program_counts_the_same(everything: Report) -> None:
         assert properties["verdict"] == "fail"
         assert properties["recipe"] == "neuron+nccl"
         assert properties["MPI"] == "Open MPI 5.0.11"
+
+
+def test_each_rank_is_a_case(everything: Report) -> None:
+    *_, suite = read(everything)
+    failed, *_ = suite
+    assert failed.name == "torch over MPI: rank 0 on gpu32, local rank 0"
+    assert failed.time == 12.5
+    assert failed.system_out.endswith("device cuda:0, data path pml ucx, rc_mlx5/mlx5_0:1")
+    (result,) = failed.result
+    assert result.message == "was ended by its launcher, after rank 1 on gpu33 failed"
+    assert [case.is_passed for case in suite] == [False, False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +166,7 @@ def test_no_secret_and_no_control_sequence() -> None:
 def test_any_text_is_text(one: str, two: str, three: str) -> None:
     findings = [FAIL._replace(subject=one, message=two, evidence=three)]
     findings += [Finding(two, three, status, one) for status in ("pass", "unproven", "error")]
-    whole = Report(one, two, three, one, 1.0, tuple(findings), environment=((two, three),))
+    whole = Report(one, two, three, one, 1.0, tuple(findings), environment={two: three})
     document = ElementTree.fromstring(junit.render(whole).encode())
     assert list(against_schema(document)) == []
     failure = document.find(".//failure")

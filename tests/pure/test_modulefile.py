@@ -46,14 +46,14 @@ def test_lua(record: dict[str, Any]) -> None:
         "-- Written by hvdenv.",
         'help("Description: Horovod 0.28.1 for tensorflow, torch 2.13.0+cpu\\nRecipe: neuron+nccl\\n'
         "Built: 2026-11-21 by ann\\nPlan: ab12\\n\\n"
-        'A PYTHONPATH of your own goes before the packages of the environment: unset it.")',
+        'Your own PYTHONPATH comes before the packages of the environment: unset it.")',
         'whatis("Description: Horovod 0.28.1 for tensorflow, torch 2.13.0+cpu")',
         'whatis("Recipe: neuron+nccl")',
         'whatis("Built: 2026-11-21 by ann")',
         'whatis("Plan: ab12")',
         'conflict("horovod")',
         'if mode() == "load" and not isDir("/g/venv") then',
-        '    LmodError("/g/venv is not there any more, or you may not enter it; '
+        '    LmodError("/g/venv is gone, or you may not enter it; '
         '`module avail horovod` lists other versions")',
         "end",
         'prepend_path("MODULEPATH", "/home/ann/b")',
@@ -75,11 +75,13 @@ def test_tcl(record: dict[str, Any]) -> None:
     record["environment"] = "/site/conda"
     lines = tcl(entry_of(record, "hvd/a/1")).splitlines()
     assert lines[:3] == ["#%Module1.0", "# Written by hvdenv.", "proc ModulesHelp { } {"]
-    assert lines[3].endswith('Scripts in etc/conda/activate.d are not run; activate.sh does that."')
+    assert lines[3].endswith(
+        'Scripts in etc/conda/activate.d are not run; source activate.sh for that."'
+    )
     assert lines[9:] == [
         'conflict "hvd/a"',
         'if {[module-info mode load] && ![file isdirectory "/site/conda"]} {',
-        '    error "/site/conda is not there any more, or you may not enter it; '
+        '    error "/site/conda is gone, or you may not enter it; '
         '`module avail hvd/a` lists other versions"',
         "}",
         'module use "/home/ann/b"',
@@ -263,15 +265,15 @@ def test_what_keeps_others_out_is_said(
     words = ["module", "--prefix", str(built.prefix), "--to", str(tmp_path / "m")]
     assert main(words) == 0
     said = capsys.readouterr().err
-    assert f"note: others cannot use it, since {built.store} is drwx------\n" in said
+    assert f"note: other users cannot use it: the mode of {built.store} is drwx------\n" in said
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("module",), "which environment?"),
-        (("module", "local"), "hvdenv built no environment here"),
-        (("module", "--prefix", "/usr"), "hvdenv built no environment here"),
+        (("module",), "no environment is named"),
+        (("module", "local"), "not an environment that hvdenv built"),
+        (("module", "--prefix", "/usr"), "not an environment that hvdenv built"),
     ],
 )
 def test_no_environment(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hvdenv.reports import page
 from hvdenv.reports.plots import figure, is_drawn, marks, plots, size
 from hvdenv.reports.render import clean
-from hvdenv.reports.report import Finding, Measurement, Report, Row
+from hvdenv.reports.report import Finding, Measurement, RankRecord, Report, Row
 
 MARKUP = (
     "<script>", "</pre>", "</style>", "<!--", "]]>", "{{", "{%", '" onload="', "'", "&", "&lt;",
@@ -76,17 +76,35 @@ def report_of(*texts: str) -> Report:
         Finding(one, two, status, three, one, two)
         for status in ("pass", "fail", "error", "unproven", "skip")
     ]
+    rank = RankRecord(
+        rank=None,
+        host=one,
+        local_rank=None,
+        pid=1,
+        device=two,
+        framework=three,
+        controller=one,
+        status="fail",
+        cause=two,
+        data_path=three,
+    )
     return Report(
-        one, two, three, one, 1.0, tuple(findings),
-        (
+        recipe=one,
+        prefix=two,
+        host=three,
+        started=one,
+        seconds=1.0,
+        findings=tuple(findings),
+        measurements=(
             Measurement("allreduce bandwidth", 1.0, two, three, 1024, 2),
             Measurement("allreduce bandwidth", 2.0, two, three, 2048, 2),
             Measurement(two, 1.0, "s"),
             Measurement(three, 1.0, one, two),
         ),
-        (Row(one, two, True, True, False),),
-        ((two, three),),
-    )  # fmt: skip
+        table=(Row(one, two, True, True, False),),
+        ranks=(rank,),
+        environment={two: three},
+    )
 
 
 def bandwidth(value: float, subject: str, size: int = 1024, ranks: int = 2) -> Measurement:
@@ -150,8 +168,11 @@ def test_all_is_in_it(read: Read, everything: Report) -> None:
             assert clean(part).strip() in text
     for row in everything.table:
         assert row.name in text
-    for name, value in everything.environment:
+    for name, value in everything.environment.items():
         assert name in text and value in text
+    for rank in everything.ranks:
+        assert {rank.run, rank.host, str(rank.pid), rank.data_path} <= {*read.texts}
+        assert rank.cause in text
     for measurement in everything.measurements:
         known = measurement.subject if is_drawn(measurement) else measurement.name
         assert known in text

@@ -23,7 +23,7 @@ from hvdenv.knowledge.signatures import all_signatures
 from hvdenv.model.cluster import Folder, ModuleFolder, ModuleName
 from hvdenv.model.facts import VERSION_QUESTIONS
 from hvdenv.model.recipe import CondaSpec, Specifier
-from hvdenv.plans import container
+from hvdenv.plans.images import build, distributions
 from hvdenv.schema import Problem, decode
 from hvdenv.sites import batch
 from hvdenv.sites.batch import EXIT_LINE
@@ -46,7 +46,7 @@ SECONDS = 0.1
 # Patterns that are only known at run time, by file and expression: all of them, or examples. A new
 # one has to be entered here.
 MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
-    ("contents/packages.py", "name"): lambda: _brought_names(),
+    ("contents/packages.py", "name"): lambda: _provided_names(),
     ("contents/packages.py", "f'{re.escape(folder)}(?=[/:\\\\s]|$)'"): lambda: [r"/home/x(?=[/:\s]|$)"],
     ("environments/activation.py", "'|'.join(map(re.escape, _OPEN))"): lambda: [activation._TEMPLATE.pattern],
     ("environments/activation.py", "f'({_TEMPLATE.pattern})'"): lambda: [activation._TEMPLATE.pattern],
@@ -55,8 +55,8 @@ MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("knowledge/rules.py", "word"): lambda: _rule_patterns(),
     ("locks/pypi.py", "get_args(Url)[1].regex"): list,  # a type of the schema
     ("model/facts.py", "VERSION_QUESTIONS[fact][1]"): lambda: [each for _, each in VERSION_QUESTIONS.values()],
-    ("plans/container.py", "each.pattern"): lambda: [each.pattern for each in container.DISTRIBUTIONS],
-    ("plans/container.py", "pattern"): lambda: [each for each, *_ in container._REFUSALS],
+    ("plans/images/distributions.py", "each.pattern"): lambda: [each.pattern for each in distributions.DISTRIBUTIONS],
+    ("plans/images/build.py", "pattern"): lambda: [each for each, *_ in build._REFUSALS],
     ("standalone/steps/conda_clone.py", "b'(?:' + alternatives + b')(?![\\\\w-]|\\\\.\\\\w)'"): lambda: [r"(?:/a|/b)(?![\w-]|\.\w)"],
     ("standalone/steps/conda_clone.py", "b'#!' + re.escape(new) + b'/(?:\\\\S*/)?(\\\\S+)(.*)'"): lambda: [r"#!/a/(?:\S*/)?(\S+)(.*)"],
     ("standalone/steps/conda_clone.py", "b'(' + pattern.pattern + b'[^\\\\0]*)(\\\\0*)'"): lambda: [r"((?:/a|/b)(?![\w-]|\.\w)[^\0]*)(\0*)"],
@@ -246,13 +246,13 @@ def _rule_patterns() -> list[str]:
     ]
 
 
-def _brought_names() -> list[str]:
-    """What `_brought` is asked for."""
+def _provided_names() -> list[str]:
+    """The patterns that `_provided` is called with."""
     tree = _module(Path(packages.__file__))
     return [
         tree.value(node.args[0])
         for node in tree.nodes
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "_brought"
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "_provided"
     ]
 
 

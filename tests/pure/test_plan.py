@@ -50,7 +50,7 @@ def test_plans_of_shipped_recipes(
 ) -> None:
     """What is printed for declared facts. `pytest tests/pure --regenerate` writes it anew.
 
-    The plan's digest is left out: it covers the text of every patch and probe.
+    The plan's digest is left out: it covers every patch and stand-alone program.
     """
     monkeypatch.setattr("hvdenv.cli.plan.environment", dict)
     words = ["plan", name, "--facts", str(cases / "facts.json"), "--prefix", PREFIX]
@@ -152,25 +152,31 @@ def test_python_and_compiler_change_the_digest(recipe: Recipe, facts: Facts) -> 
     )
 
 
-def test_patches_and_probes_change_the_digest(
-    recipe: Recipe, facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_patches_change_the_digest(
+    recipe: Recipe, facts: Facts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = plan(recipe, facts)
     *others, last = applicable({"horovod": "0.28.1", "torch": "2.13.0", "tensorflow": "2.15.1"})
     changed = (*others, last._replace(edit=(Edit("f", "a", "b"),)))
-    with monkeypatch.context() as patched:
-        patched.setattr("hvdenv.plans.plan.applicable", lambda versions: changed)
-        after = plan(recipe, facts)
+    monkeypatch.setattr("hvdenv.plans.plan.applicable", lambda versions: changed)
+    after = plan(recipe, facts)
     assert after.digest != before.digest
     assert after.wheel_inputs["patches"] != before.wheel_inputs["patches"]
-    for probe in STEP_PROGRAMS.glob("*.py"):
-        text = probe.read_text(encoding="utf-8")
-        (tmp_path / probe.name).write_text(
-            f"{text}# changed\n" if probe.name == "stack.py" else text
-        )
+
+
+@pytest.mark.parametrize(("more", "same"), [("# changed\n", True), ("import os\n", False)])
+def test_programs_change_the_digest_by_what_they_do(
+    recipe: Recipe, facts: Facts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    more: str, same: bool,
+) -> None:  # fmt: skip
+    before = plan(recipe, facts)
+    for program in STEP_PROGRAMS.glob("*.py"):
+        text = program.read_text(encoding="utf-8")
+        (tmp_path / program.name).write_text(text + more if program.name == "stack.py" else text)
     monkeypatch.setattr(steps, "STEP_PROGRAMS", tmp_path)
-    assert plan(recipe, facts).digest != before.digest
-    assert plan(recipe, facts).wheel_inputs == before.wheel_inputs
+    after = plan(recipe, facts)
+    assert (after.digest == before.digest) is same
+    assert after.wheel_inputs == before.wheel_inputs
 
 
 @pytest.mark.parametrize(
@@ -202,8 +208,8 @@ def test_only_a_newer_python_is_refused_with_the_variant_that_works(
     with pytest.raises(IncompatibleError) as caught:
         choose_python(load_recipe(str(path)), newer, Runner(), None)
     said = str(caught.value)
-    assert "the recipe needs Python >=3.10,<3.13; found here: 3.13.1" in said
-    assert "--variant torch, which works with a Python that is here" in said
+    assert "the recipe needs Python >=3.10,<3.13; this machine has 3.13.1" in said
+    assert "--variant torch, which supports a Python of this machine" in said
     assert (
         choose_python(load_recipe(str(path), variants=["torch"]), newer, Runner(), None)
         == newer.interpreters[0]
@@ -215,12 +221,12 @@ def test_the_version_that_the_user_names_is_taken(facts: Facts) -> None:
         interpreters=(Interpreter("/a", "3.11.7"), Interpreter("/b", "3.10.2")), origin="declared"
     )
     assert choose_python(load_recipe("local"), both, Runner(), "3.10").path == "/b"
-    with pytest.raises(IncompatibleError, match="--python asks for 3.1; found"):
+    with pytest.raises(IncompatibleError, match="--python requests 3.1; this"):
         choose_python(load_recipe("local"), both, Runner(), "3.1")
 
 
 def test_no_python_at_all(facts: Facts) -> None:
-    with pytest.raises(IncompatibleError, match="found here: none") as caught:
+    with pytest.raises(IncompatibleError, match="this machine has none") as caught:
         choose_python(load_recipe("local"), facts._replace(interpreters=()), Runner(), None)
     assert "--variant" not in str(caught.value)
 

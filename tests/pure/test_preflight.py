@@ -19,26 +19,27 @@ from hvdenv.launch.launchers import Mpi, parse_mpi_version
 from hvdenv.launch.preflight import (
     Image,
     Node,
-    Wanted,
+    Requirements,
     compatible,
-    copies,
+    copy_commands,
+    hosts_without_image,
     judge_nodes,
-    lacking,
+    node_query,
     parse_node,
     peers_of,
-    question,
 )
 from hvdenv.model.cluster import Container
 from hvdenv.model.recipe import Mpi as RecipeMpi
 from hvdenv.reports.report import Finding, Status, judge
 from hvdenv.schema import encode
 from hvdenv.sites.hosts import parse_hosts
+from hvdenv.sites.schedulers import DIALECTS
 
 IMAGE = "/images/horovod.sif"
 CONTAINER = Container("nvidia/cuda:11.8.0-devel-ubuntu22.04", runtime="singularity", image=IMAGE,
                       gpu="nvidia")  # fmt: skip
 MPI = RecipeMpi("openmpi", "4.1.8")
-WANTED = Wanted(CONTAINER, MPI, "mpirun", scheduled=False)
+REQUIRED = Requirements(CONTAINER, MPI, "mpirun", scheduled=False)
 GOOD = Node(
     name="f1.cluster",
     resolves=True,
@@ -55,15 +56,15 @@ SECOND = GOOD._replace(name="f2.cluster", peers={"f1": ""})
 
 
 def findings(
-    second: Node | str = SECOND, wanted: Wanted = WANTED, check: str = ""
+    second: Node | str = SECOND, required: Requirements = REQUIRED, check: str = ""
 ) -> list[Finding]:
-    found = judge_nodes(wanted, {"f1": FIRST, "f2": second})
+    found = judge_nodes(required, {"f1": FIRST, "f2": second})
     return [finding for finding in found if check in ("", finding.check)]
 
 
-def last(check: str, second: Node | str = SECOND, wanted: Wanted = WANTED) -> Finding:
+def last(check: str, second: Node | str = SECOND, required: Requirements = REQUIRED) -> Finding:
     """What a check says of the second host, or of the way from it."""
-    return findings(second, wanted, check)[-1]
+    return findings(second, required, check)[-1]
 
 
 def test_hosts_that_have_everything() -> None:
@@ -109,8 +110,8 @@ def test_versions_of_the_tool(said: str, status: Status) -> None:
 )
 def test_versions_of_charliecloud(said: str, status: Status) -> None:
     """Which counts from 0.1 on."""
-    wanted = WANTED._replace(container=CONTAINER._replace(runtime="ch-run"))
-    assert last("tool", SECOND._replace(tools={"ch-run": said}), wanted).status == status
+    required = REQUIRED._replace(container=CONTAINER._replace(runtime="ch-run"))
+    assert last("tool", SECOND._replace(tools={"ch-run": said}), required).status == status
 
 
 def test_the_other_tool_is_named() -> None:
@@ -123,11 +124,11 @@ def test_an_image_that_is_missing_or_another() -> None:
     assert (missing.status, missing.subject) == ("fail", "f2")
     assert "No such file" in missing.message and "--copy" in missing.remedy
     other = last("image", SECOND._replace(image=Image(1000, "b" * 64)))
-    assert other.status == "fail" and "another file than on f1" in other.message
+    assert other.status == "fail" and "differs from the file on f1" in other.message
     assert "a" * 64 in other.evidence and "b" * 64 in other.evidence
     nowhere = Image(problem="No such file or directory")
     nodes = {"f1": FIRST._replace(image=nowhere), "f2": SECOND._replace(image=nowhere)}
-    found = [f for f in judge_nodes(WANTED, nodes) if f.check == "image"]
+    found = [f for f in judge_nodes(REQUIRED, nodes) if f.check == "image"]
     assert all(f.status == "fail" and "--build" in f.remedy for f in found)
 
 
@@ -135,9 +136,9 @@ def test_which_hosts_lack_the_image() -> None:
     missing = SECOND._replace(image=Image(problem="No such file or directory"))
     other = SECOND._replace(image=Image(1, "b" * 64))
     answers: dict[str, Node | str] = {"f1": FIRST, "f2": missing, "f3": other, "f4": "unreachable"}
-    assert lacking(answers) == ("f1", ("f2", "f3"))
-    assert lacking({"f1": missing}) == ("", ("f1",))
-    assert lacking({"f1": FIRST, "f2": SECOND}) == ("f1", ())
+    assert hosts_without_image(answers) == ("f1", ("f2", "f3"))
+    assert hosts_without_image({"f1": missing}) == ("", ("f1",))
+    assert hosts_without_image({"f1": FIRST, "f2": SECOND}) == ("f1", ())
 
 
 @pytest.mark.parametrize(
@@ -165,14 +166,14 @@ def test_the_mpi_of_the_host_and_that_of_the_image(host: Mpi, image: Mpi, status
 
 
 def test_mpirun_of_the_hosts() -> None:
-    assert last("mpi", SECOND._replace(mpirun="")).message == "there is no mpirun"
+    assert last("mpi", SECOND._replace(mpirun="")).message == "mpirun is not installed"
     other = last("mpi", SECOND._replace(mpirun="mpirun (Open MPI) 5.0.11"))
     assert other.status == "fail" and "openmpi 4.1.8" in other.remedy
-    by_srun = WANTED._replace(launcher="srun")
+    by_srun = REQUIRED._replace(launcher="srun")
     assert last("mpi", SECOND._replace(mpirun=""), by_srun).status == "skip"
-    gloo = WANTED._replace(launcher="horovodrun-gloo")
+    gloo = REQUIRED._replace(launcher="horovodrun-gloo")
     assert findings(SECOND._replace(mpirun=""), gloo, "mpi") == []
-    assert findings(wanted=WANTED._replace(mpi=None), check="mpi") == []
+    assert findings(required=REQUIRED._replace(mpi=None), check="mpi") == []
 
 
 @pytest.mark.parametrize(
@@ -190,22 +191,22 @@ def test_mpirun_of_the_hosts() -> None:
     ],
 )
 def test_drivers(driver: str, gpus: int, base: str, status: Status) -> None:
-    wanted = WANTED._replace(container=CONTAINER._replace(base=base))
-    assert last("driver", SECOND._replace(driver=driver, gpus=gpus), wanted).status == status
+    required = REQUIRED._replace(container=CONTAINER._replace(base=base))
+    assert last("driver", SECOND._replace(driver=driver, gpus=gpus), required).status == status
 
 
 def test_gpus_of_others() -> None:
-    amd = WANTED._replace(container=CONTAINER._replace(gpu="rocm"))
+    amd = REQUIRED._replace(container=CONTAINER._replace(gpu="rocm"))
     assert last("driver", SECOND, amd).status == "fail"
     assert last("driver", SECOND._replace(rocm=True), amd).status == "pass"
-    none = WANTED._replace(container=CONTAINER._replace(gpu="none"))
+    none = REQUIRED._replace(container=CONTAINER._replace(gpu="none"))
     assert findings(SECOND._replace(driver=""), none, "driver") == []
 
 
 def test_gloo_needs_the_name_of_each_host() -> None:
     nameless = SECOND._replace(resolves=False)
     assert findings(nameless, check="name") == []
-    gloo = WANTED._replace(launcher="horovodrun-gloo")
+    gloo = REQUIRED._replace(launcher="horovodrun-gloo")
     assert [f.status for f in findings(nameless, gloo, "name")] == ["pass", "fail"]
 
 
@@ -219,10 +220,10 @@ def test_ssh_both_ways() -> None:
 
 def test_ssh_is_asked_for_where_it_is_used() -> None:
     for launcher in ("mpirun", "horovodrun-mpi", "horovodrun-gloo"):
-        assert WANTED._replace(launcher=launcher).ssh
-        assert not WANTED._replace(launcher=launcher, scheduled=True).ssh
-    assert not WANTED._replace(launcher="srun").ssh
-    assert findings(wanted=WANTED._replace(launcher="srun"), check="ssh") == []
+        assert REQUIRED._replace(launcher=launcher).ssh
+        assert not REQUIRED._replace(launcher=launcher, scheduled=True).ssh
+    assert not REQUIRED._replace(launcher="srun").ssh
+    assert findings(required=REQUIRED._replace(launcher="srun"), check="ssh") == []
     hosts = ("f1", "f2", "f3")
     assert [peers_of(host, hosts) for host in hosts] == [("f2", "f3"), ("f1",), ("f1",)]
 
@@ -249,7 +250,7 @@ def test_what_is_no_list_of_hosts(text: str) -> None:
 
 
 def test_copying_by_scp() -> None:
-    commands = copies(IMAGE, ["f2", "f3"], slurm=False)
+    commands = copy_commands(IMAGE, ["f2", "f3"], ())
     assert [command.argv[0] for command in commands] == ["ssh", "scp", "ssh", "scp"]
     assert commands[0].argv[-2:] == ("f2", "mkdir -p /images")
     assert commands[1].argv[-2:] == (IMAGE, f"f2:{IMAGE}")
@@ -257,19 +258,19 @@ def test_copying_by_scp() -> None:
 
 
 def test_copying_in_an_allocation() -> None:
-    first, second = copies(IMAGE, ["f2"], slurm=True)
+    first, second = copy_commands(IMAGE, ["f2"], DIALECTS["slurm"].broadcast)
     assert first.argv == ("srun", "--ntasks-per-node=1", "mkdir", "-p", "/images")
     assert second.argv == ("sbcast", "--force", "--preserve", IMAGE, IMAGE)
 
 
 def test_nothing_to_copy() -> None:
-    assert copies("/a b", [], slurm=False) == ()
+    assert copy_commands("/a b", [], ()) == ()
 
 
 @pytest.mark.parametrize("path", ["/a b", "/a;reboot", "/$(reboot)", "a.sif", "/a'b", "/a\nb"])
 def test_a_path_that_a_shell_could_read_is_not_copied(path: str) -> None:
-    with pytest.raises(UsageError, match="characters that a shell"):
-        copies(path, ["f2"], slurm=False)
+    with pytest.raises(UsageError, match="characters with a meaning in shells"):
+        copy_commands(path, ["f2"], ())
 
 
 @given(st.text(max_size=200))
@@ -288,7 +289,7 @@ PATHS = st.lists(st.text(st.characters(exclude_characters=":\0", exclude_categor
 
 @given(st.text(), PATHS)
 def test_what_is_asked_is_one_word_for_any_shell(image: str, folders: list[str]) -> None:
-    command = question("f1", image, ["f2"], ":".join(folders))
+    command = node_query("f1", image, ["f2"], ":".join(folders))
     assert command.argv[-2] == "f1"
     remote = command.argv[-1]
     assert not set(remote) & set("\n!")
@@ -305,7 +306,7 @@ def test_a_node_is_asked_for_real(tmp_path: Path) -> None:
     program.parent.mkdir()
     program.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n")
     program.chmod(0o755)
-    command = question("f1", str(image), [], str(program.parent))
+    command = node_query("f1", str(image), [], str(program.parent))
     shown = subprocess.run(
         ["sh", "-c", command.argv[-1]], capture_output=True, text=True, check=True
     )
@@ -314,7 +315,7 @@ def test_a_node_is_asked_for_real(tmp_path: Path) -> None:
     assert node.image.size == 5
     assert node.image.sha256 == "6105d6cc76af400325e94d588ce511be5bfdbb73b437dc51eca43917d7a43e3d"
     assert parse_mpi_version(node.mpirun) == Mpi("Open MPI", "4.1.4")
-    here = question("f1", "/nowhere", [], "", here=sys.executable)
+    here = node_query("f1", "/nowhere", [], "", python=sys.executable)
     again = parse_node(subprocess.run(here.argv, capture_output=True, text=True, check=True).stdout)
     assert again
     assert again.image.problem == "No such file or directory"
@@ -323,7 +324,7 @@ def test_a_node_is_asked_for_real(tmp_path: Path) -> None:
 
 def test_an_image_that_is_a_folder_is_compared_by_its_listing(tmp_path: Path) -> None:
     def listed(name: str) -> Image:
-        words = question("f1", str(tmp_path / name), [], "", here=sys.executable).argv
+        words = node_query("f1", str(tmp_path / name), [], "", python=sys.executable).argv
         shown = subprocess.run(words, capture_output=True, text=True, check=True)
         node = parse_node(shown.stdout)
         assert node and not node.image.problem

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hvdenv.masking import mask, plain
 from hvdenv.standalone.ranks import events as wire
 from hvdenv.standalone.ranks.events import DataPath, Received, Stage
-from hvdenv.verification.ranks import Rank, RankRun, collect, judge, judge_exercise
+from hvdenv.verification.ranks import Rank, RankRun, causes_by_rank, collect, judge, judge_exercise
 from tests.rank_events import event, exited, extension, good, overdue, result, run, started
 from tests.standalone import load
 
@@ -411,6 +411,27 @@ def test_failures(name: str) -> None:
     assert message in judgement.message
     assert evidence in judgement.evidence
     assert judgement.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "causes"),
+    [
+        (
+            "killed",
+            ("was ended by its launcher, after rank 1 on n1 failed", "was ended by SIGKILL"),
+        ),
+        ("wrong sums", ("", "2 of 30 reductions are wrong")),
+        (
+            "exit code",
+            ("exited with code 1 (ImportError: x)", "exited with code 1 (ImportError: y)"),
+        ),
+        ("local size", ("the local size on n1 is not 2",) * 2),
+        ("missed by Horovod", ("hangs, after rank 1 on n1 failed", "hangs")),
+    ],
+)
+def test_why_each_rank_failed(name: str, causes: tuple[str, ...]) -> None:
+    assert tuple(causes_by_rank(FAILURES[name][0])) == causes
+    assert causes_by_rank(run(*good())) == ["", ""]
 
 
 def test_what_ranks_say_is_not_taken_for_a_cause_where_another_rank_broke_first() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hvdenv.reports.render import render
-from hvdenv.reports.report import Finding, Report, Row
+from hvdenv.reports.report import Finding, RankRecord, Report, Row
 
 ROWS = (
     Row("Frameworks", "TensorFlow", True, True, True),
@@ -17,8 +17,10 @@ FAIL = Finding(
 )  # fmt: skip
 
 
-def report(*findings: Finding) -> Report:
-    return Report("local", "/env", "n1", "2026-11-21T13:00:00", 12.34, findings, (), ROWS)
+def report(*findings: Finding, ranks: tuple[RankRecord, ...] = ()) -> Report:
+    return Report(
+        "local", "/env", "n1", "2026-11-21T13:00:00", 12.34, findings, table=ROWS, ranks=ranks
+    )
 
 
 def test_whole_report() -> None:
@@ -40,6 +42,20 @@ def test_whole_report() -> None:
     )
 
 
+def test_ranks_that_failed_are_listed() -> None:
+    rank = RankRecord(
+        rank=1, host="n1", local_rank=0, pid=7, device="cpu", framework="torch", controller="MPI",
+        status="fail", cause="was ended by \x1bSIGKILL",
+    )  # fmt: skip
+    right = rank._replace(rank=0, status="pass", cause="")
+    text = render(report(FAIL, ranks=(right, rank)))
+    assert (
+        "Ranks that failed or differ (1 of 2):\n"
+        "    torch over MPI: rank 1 on n1, process 7: fail: was ended by SIGKILL\n\n"
+    ) in text
+    assert "Ranks" not in render(report(PASS, ranks=(right,)))
+
+
 def test_colour_only_when_asked() -> None:
     assert "\x1b" not in render(report(PASS, FAIL))
     coloured = render(report(PASS, FAIL), colour=True)
@@ -49,10 +65,10 @@ def test_colour_only_when_asked() -> None:
 
 def test_what_passed_is_not_listed_and_what_was_skipped_only_with_evidence() -> None:
     silent = Finding("allreduce", "torch over Gloo", "skip", "built without Gloo")
-    seen = Finding("allreduce", "mxnet over Gloo", "skip", "not asked for: crash", "stack")
+    seen = Finding("allreduce", "mxnet over Gloo", "skip", "not requested: crash", "stack")
     text = render(report(PASS, silent, seen))
     assert "built without Gloo" not in text
-    assert "skip: allreduce: mxnet over Gloo: not asked for: crash\n    stack\n" in text
+    assert "skip: allreduce: mxnet over Gloo: not requested: crash\n    stack\n" in text
     assert "verdict: pass: everything" in text
 
 

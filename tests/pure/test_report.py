@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from hvdenv.reports.report import SCHEMA, Finding, Measurement, Report
+from hvdenv.reports.report import (
+    SCHEMA,
+    Finding,
+    Measurement,
+    RankRecord,
+    Report,
+    different_ranks,
+)
 
 PASS = Finding("allreduce", "torch over MPI", "pass", "right")
 REPORT = Report("local", "/env", "n1", "2026-11-21T13:00:00+0100", 1.5, (PASS,))
@@ -29,7 +36,7 @@ def test_measurements_say_only_what_is_known() -> None:
 
 
 def test_the_environment_is_an_object() -> None:
-    report = REPORT._replace(environment=(("torch", "2.1"), ("MPI", "Open MPI 5.0.11")))
+    report = REPORT._replace(environment={"torch": "2.1", "MPI": "Open MPI 5.0.11"})
     assert report.to_json()["environment"] == {"torch": "2.1", "MPI": "Open MPI 5.0.11"}
     assert REPORT.to_json()["environment"] == {}
 
@@ -43,34 +50,78 @@ def test_a_report_can_be_read_again(cases: Path) -> None:
 
 
 def test_older_and_later_reports_can_be_read() -> None:
-    older = {key: each for key, each in REPORT.to_json().items() if key != "environment"}
-    assert Report.from_json(older) == REPORT
+    older = {
+        key: each for key, each in REPORT.to_json().items() if key not in ("environment", "ranks")
+    }
+    assert Report.from_json({**older, "schema": "hvdenv.report/1"}) == REPORT
     later = changed(findings=[{**PASS._asdict(), "severity": 3}], colour="green")
     assert Report.from_json(later) == REPORT
+
+
+RANK = RankRecord(
+    rank=0,
+    host="n1",
+    local_rank=0,
+    pid=100,
+    device="cuda:0",
+    framework="torch",
+    controller="MPI",
+    status="pass",
+    data_path="pml ucx, rc_mlx5/mlx5_0:1",
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"device": "cuda:1", "data_path": "pml ucx, rc_mlx5/mlx5_3:1"}, None),
+        ({"status": "fail", "cause": "hangs"}, "hangs"),
+        ({"device": "cpu"}, "uses cpu, most others cuda"),
+        ({"data_path": "pml ob1, btl tcp"}, "sends by pml ob1, btl tcp, unlike most"),
+        ({"device": "cpu", "controller": "Gloo"}, None),
+    ],
+)
+def test_ranks_that_failed_or_differ(changes: dict[str, Any], why: str | None) -> None:
+    other = RANK._replace(rank=2, **changes)
+    ranks = (RANK, RANK._replace(rank=1), other)
+    assert different_ranks(ranks) == ([(other, why)] if why else [])
 
 
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (["a list"], f"no schema {SCHEMA}"),
-        ({}, f"no schema {SCHEMA}"),
-        (changed(schema="hvdenv.report/2"), f"no schema {SCHEMA}"),
-        ({"schema": SCHEMA}, "missing 5 required"),
-        (changed(host=None), "host is None"),
-        (changed(seconds="1"), "seconds is '1'"),
-        (changed(seconds=float("nan")), "seconds is nan"),
-        (changed(findings={}), "findings is no list of objects"),
-        (changed(findings=["text"]), "findings is no list of objects"),
-        (changed(findings=[{"check": "a"}]), "missing 3 required"),
-        (changed(findings=[{**PASS._asdict(), "status": "good"}]), "status is 'good'"),
-        (changed(findings=[{**PASS._asdict(), "evidence": 1}]), "evidence is 1"),
-        (changed(measurements=[{"name": "n", "value": 10**400, "unit": "s"}]), "value is 1000"),
+        (["a list"], f"its schema is not one of hvdenv.report/1, {SCHEMA}"),
+        ({}, "its schema is not one of"),
+        (changed(schema="hvdenv.report/3"), "its schema is not one of"),
+        ({"schema": SCHEMA}, "recipe: this key is required and missing; prefix: this key is"),
+        (changed(host=None), "host: expected a string, found None"),
+        (changed(seconds="1"), "seconds: expected a number, found '1'"),
+        (changed(seconds=float("nan")), "seconds: expected a number, found nan"),
+        (changed(findings={}), "findings: expected a list"),
+        (changed(findings=["text"]), "findings.0.: expected a table, found 'text'"),
+        (changed(findings=[{"check": "a"}]), "findings.0..subject: this key is required"),
+        (
+            changed(findings=[{**PASS._asdict(), "status": "good"}]),
+            "findings.0..status: expected one of",
+        ),
+        (
+            changed(findings=[{**PASS._asdict(), "evidence": 1}]),
+            "findings.0..evidence: expected a string, found 1",
+        ),
+        (
+            changed(measurements=[{"name": "n", "value": 10**400, "unit": "s"}]),
+            "measurements.0..value: this number is too large",
+        ),
         (
             changed(measurements=[{"name": "n", "value": 1, "unit": "s", "ranks": True}]),
-            "ranks is True",
+            "measurements.0..ranks: expected a whole number, found true",
         ),
-        (changed(table=[{"section": "s", "name": "n", "expected": 1}]), "expected is 1"),
-        (changed(environment=[]), "environment is no object"),
+        (changed(ranks=[{"rank": "0"}]), "ranks.0..rank: expected a whole number, found '0'"),
+        (
+            changed(table=[{"section": "s", "name": "n", "expected": 1}]),
+            "table.0..expected: expected true or false, found 1",
+        ),
+        (changed(environment=[]), "environment: expected a table"),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )

@@ -37,7 +37,7 @@ def test_both_files_of_what_failed(
 ) -> None:
     xml, page = tmp_path / "verify.xml", tmp_path / "verify.html"
     assert main(["verify", "--from", kept, "--junit", str(xml), "--html", str(page)]) == 1
-    assert ElementTree.parse(xml).getroot().get("failures") == "1"
+    assert ElementTree.parse(xml).getroot().get("failures") == "3"
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert stat.S_IMODE(page.stat().st_mode) & 0o600 == 0o600
     assert sorted(path.name for path in tmp_path.iterdir()) == ["verify.html", "verify.xml"]
@@ -92,8 +92,8 @@ def test_the_verdict_is_not_lost(
     ("file", "problem"),
     [
         ("missing/verify.html", "there is no such folder"),
-        (".", "this is no file"),
-        ("/dev/null", "this is no file"),
+        (".", "this is not a regular file"),
+        ("/dev/null", "this is not a regular file"),
     ],
 )
 @pytest.mark.parametrize("option", ["--junit", "--html"])
@@ -120,7 +120,7 @@ def test_a_folder_of_others_is_said_first(
     ("text", "problem"),
     [
         ("", "this is no report of verify: Expecting value"),
-        ("{}", "this is no report of verify: it has no schema"),
+        ("{}", "this is no report of verify: its schema is not one of"),
         ("[" * 100000, "this is no report of verify"),
         ("\xff", "this is no report of verify"),
     ],

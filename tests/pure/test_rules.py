@@ -15,7 +15,7 @@ from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.patches import all_patches
 from hvdenv.knowledge.remedies import edits_of, propose
-from hvdenv.knowledge.rules import Observables, Rule, all_rules, applies, each_of, judge, themes
+from hvdenv.knowledge.rules import Observables, Rule, all_rules, applies, each_of, judge
 from hvdenv.model.cluster import Container, Job, Modules, Partition, Storage
 from hvdenv.model.facts import Facts, Interpreter, Tool
 from hvdenv.model.layers import load_recipe, read_layer, shipped_recipes, variants_of
@@ -26,7 +26,6 @@ from hvdenv.schema import decode, encode, parse_toml
 
 FOLDER = Path(__file__).parents[1] / "cases/rules"
 SHIPPED = Path(__file__).parents[1] / "cases/findings.toml"
-PAGE = Path(__file__).parents[2] / "docs/rules.md"
 RULES = {rule.id: rule for rule in all_rules()}
 
 
@@ -223,45 +222,6 @@ def test_findings_of_the_shipped_recipes(
     if pytestconfig.getoption("--regenerate"):
         SHIPPED.write_text(said + "\n", encoding="utf-8")
     assert parse_toml(said) == parse_toml(SHIPPED.read_text(encoding="utf-8"))
-
-
-def test_the_page_of_all_rules(pytestconfig: pytest.Config) -> None:
-    """docs/rules.md is made from the data. `pytest tests/pure --regenerate` writes it anew."""
-    lines = [
-        "# What `hvdenv check` knows",
-        "",
-        f"{len(RULES)} rules, by what they are about. A rule that blocks refuses the build (exit",
-        "code 3) unless `--allow RULE` goes past it; the others are only said. How sure it is: *run*",
-        "(seen here), *source* (read in the code), *documented*, *reported* (by others), *general*",
-        "knowledge; the last two never block. This page is made from `hvdenv/knowledge/rules`.",
-    ]
-    for theme, about in themes().items():
-        lines += ["", f"## {about}"]
-        for rule in all_rules():
-            if rule.theme == theme:
-                lines += ["", f"### {rule.id}", "", *described(rule)]
-    text = "\n".join(lines) + "\n"
-    if pytestconfig.getoption("--regenerate"):
-        PAGE.write_text(text, encoding="utf-8")
-    assert text == PAGE.read_text(encoding="utf-8")
-
-
-def described(rule: Rule) -> list[str]:
-    conditions = "; ".join(
-        f"{name} {' and '.join(each_of(conditions))}" for name, conditions in rule.when.items()
-    )
-    source = f"<{rule.source}>" if rule.source.startswith("http") else rule.source
-    edit = [
-        f"`{key} = {value}`" if value else f"without `{key}`" for key, value in rule.edit.items()
-    ]
-    return [
-        f"- **{rule.severity}**: {rule.message.replace('{found}', '…')}",
-        f"- when `{conditions}`",
-        f"- it would look like: {rule.symptom}",
-        f"- what to do: {rule.remedy}",
-        *([f"- in the recipe: {', '.join(edit)}"] if edit else []),
-        f"- {rule.certainty}: {source}",
-    ]
 
 
 def test_the_compiler_of_the_modules_counts_and_not_the_machines(

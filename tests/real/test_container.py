@@ -23,15 +23,10 @@ import pytest
 
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
-from hvdenv.plans.container import (
-    Build,
-    build_command,
-    define,
-    failed,
-    image_facts,
-    image_plan,
-    image_python,
-)
+from hvdenv.plans.images import FORMATS
+from hvdenv.plans.images.build import failed
+from hvdenv.plans.images.definition import define, image_facts, image_plan, image_python
+from hvdenv.plans.images.formats import Build
 from hvdenv.plans.plan import Plan
 from hvdenv.runner import Runner
 from tests.real.conftest import Cli
@@ -187,7 +182,7 @@ def test_the_environment_of_an_image_and_the_test_of_it(
     definition.write_text(f"{head}\n", encoding="utf-8")
     build = Build("buildah", definition, "localhost/small:1", True, pip_binds)
     runner = Runner({**os.environ, **store.variables})
-    outcome = runner.run(build_command(build))
+    outcome = runner.run(FORMATS["docker"].build(build))
     assert outcome, failed(build, outcome)
 
     found = json.loads(store.buildah("inspect", "--type", "image", build.image))
@@ -203,7 +198,7 @@ def test_the_environment_of_an_image_and_the_test_of_it(
         assert ranks.split() == ["rank", "rank"]
 
     definition.write_text(f"FROM {build.image}\n{run_test}{test}", encoding="utf-8")
-    outcome = runner.run(build_command(build._replace(image="localhost/tested:1")))
+    outcome = runner.run(FORMATS["docker"].build(build._replace(image="localhost/tested:1")))
     assert not outcome
     assert "horovodrun: not found" in str(failed(build, outcome))
 
@@ -213,7 +208,7 @@ def test_a_base_image_that_is_not_there(store: Store, home: Path) -> None:
     words = ("local", "--variant", "torch", "--set", "container.base=localhost/nothing:debian12")
     result = cli("container", *words, "--format", "docker", "--build", code=5)
     assert "localhost/nothing:debian12" in result.stderr
-    assert "a registry or a package server cannot be reached" in result.stderr
+    assert "this machine cannot reach a registry or a package server" in result.stderr
     assert result.stdout == ""
 
 
@@ -355,7 +350,7 @@ def test_what_a_person_reads(hosts: Hosts, home: Path) -> None:
         "container", *WORDS, "--preflight", "--hosts", "f1,f2", "--image",
         str(hosts.folder / "other.sif"), code=1,
     )  # fmt: skip
-    assert "fail: tool: f1: there is no apptainer" in result.stdout
-    assert "other.sif cannot be read there: No such file or directory" in result.stdout
-    assert "--copy copies it from here" in result.stdout
+    assert "fail: tool: f1: apptainer is not installed" in result.stdout
+    assert "other.sif: No such file or directory" in result.stdout
+    assert "--copy copies it from this host" in result.stdout
     assert result.stdout.rstrip().splitlines()[-1].startswith("verdict: fail")

@@ -219,7 +219,7 @@ def test_never_taken_from_who_may_live_but_by_order(
     with pytest.raises(BusyError) as caught, hold(store, wait=0):
         pass
     if age:
-        assert re.search("last sign of life 100[0-9]{2} s ago", caught.value.message)
+        assert re.search("last heartbeat 100[0-9]{2} s ago", caught.value.message)
     assert (store / "lock").read_bytes() == before
     if changes and "started" not in changes:
         assert "--break-lock" in caught.value.remedy

@@ -231,7 +231,7 @@ def test_a_private_umask_keeps_it_private_and_module_says_so(people: People) -> 
     written = people.builder.hvdenv(*words)
     assert written.returncode == 0
     store = prefix.with_name(".horovod.hvdenv")
-    assert f"note: others cannot use it, since {store} is drwx--S---\n" in written.stderr
+    assert f"note: other users cannot use it: the mode of {store} is drwx--S---\n" in written.stderr
 
 
 def test_read_only(people: People) -> None:

@@ -152,7 +152,7 @@ def test_slurm_spans_the_hosts(cluster: Cluster) -> None:
     assert sorted(inside.split()) == sorted(cluster.hosts)
     kinds = cluster.run(["srun", "--mpi=list"])
     assert {"pmix", "pmi2"} < set((kinds.stdout + kinds.stderr).split())
-    # With the default, ranks crash in MPI_Init now and then (docs/standin.md).
+    # With the default, ranks crash in MPI_Init now and then (docs/how-to/try-a-cluster.md).
     settings = cluster.run(["scontrol", "show", "config"]).stdout
     assert re.search(r"^PMIxCollFence +=\s+ring$", settings, re.MULTILINE), settings
 

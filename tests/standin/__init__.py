@@ -1,6 +1,6 @@
 """A cluster on one machine, of real parts: hosts, ssh, Slurm and modules.
 
-It needs root, namespaces, and a few packages of Debian; docs/standin.md says what it is
+It needs root, namespaces, and a few packages of Debian; docs/how-to/try-a-cluster.md says what it is
 like and what it is not.
 """
 

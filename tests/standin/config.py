@@ -94,7 +94,7 @@ def mpi_conf() -> str:
     """The file beside slurm.conf: PMIx fences go around a ring.
 
     With Slurm's default, about one start of Open MPI in a hundred crashes in MPI_Init; with the
-    ring, none in hundreds did (docs/standin.md).
+    ring, none in hundreds did (docs/how-to/try-a-cluster.md).
     """
     return "PMIxCollFence=ring\n"
 

@@ -1,6 +1,6 @@
-"""Lmod or Environment Modules on this machine: what it is, what it has, and loading a set.
+"""The module system of this machine: detects it, lists its modules, and loads a set.
 
-All of it happens in a bash of its own, in which ``module`` is what it is to users.
+All commands run in a separate bash, in which ``module`` is the same as for users.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from hvdenv.command import Command, Outcome
 from hvdenv.errors import IncompatibleError, StepError
@@ -20,12 +20,15 @@ from hvdenv.masking import mask, plain
 from hvdenv.model.cluster import Modules
 from hvdenv.reading import RESULT, read_file, read_text
 from hvdenv.runner import Runner
+from hvdenv.sites.module_systems import BACKENDS
+from hvdenv.sites.module_systems.backend import Backend, SystemName
 from hvdenv.sites.modules import (
     Examined,
     Loaded,
     Phase,
     Trial,
     compare,
+    describe,
     initialisation,
     is_among,
     judge,
@@ -33,29 +36,23 @@ from hvdenv.sites.modules import (
     parse_environment,
     shell_lines,
     split_loaded,
-    told_examined,
     trial_commands,
 )
 
 # Large sites on a slow file system need half a minute.
 LOAD_SECONDS = 120.0
-SAID_LINES = 12
-
-Kind = Literal["Lmod", "Environment Modules"]
-
-_VERSION = re.compile(
-    r"(Modules based on Lua: Version |Modules Release |^VERSION=)(?P<version>\S+)", re.MULTILINE
-)
+OUTPUT_LINES = 12
 
 # What a shell was doing: loading, unloading, or reading a script.
 _OF_MODULES = re.compile(r"(module|\.) ")
 _OWN_MESSAGE = re.compile(r"^hvdenv: on \S+: (.+)$", re.MULTILINE)
 _REMEDIES = {
-    "missing": "name modules that exist here in `modules` of the recipe or the site file"
-    " (`module avail`; ask the site's support what took their place)",
-    "hidden": "put the modules that must come first in front of it in modules.load",
-    "fails": "do what the module system says above, in `modules` of the recipe or the site file",
-    "replaced": "load it after the module that takes its place, or leave one of the two out",
+    "missing": "name available modules in `modules` of the recipe or the site file (see `module"
+    " avail`; the site's support knows what replaced old ones)",
+    "hidden": "put the required modules before it in modules.load",
+    "fails": "see the output of the module system above, and change `modules` in the recipe or the"
+    " site file",
+    "replaced": "load it after the module that replaces it, or remove one of the two",
 }
 
 
@@ -64,24 +61,21 @@ class ModuleSystem(NamedTuple):
 
     Attributes:
         kind: which one.
-        version: as it says; empty if it does not.
-        script: that defined ``module``; empty where the shell had it already.
+        version: as it reports; may be empty.
+        script: that defined ``module``; empty if the shell already had it.
     """
 
-    kind: Kind
+    kind: SystemName
     version: str
     script: str
 
+    @property
+    def backend(self) -> Backend:
+        return next(each for each in BACKENDS if each.name == self.kind)
+
 
 def detect(runner: Runner, init: str | None = None) -> ModuleSystem | None:
-    """Look for the module system.
-
-    Args:
-        runner: starts the shell.
-        init: the recipe's own script that defines ``module``.
-
-    Returns:
-        None if there is none.
+    """The module system; None if there is none. ``init`` is the recipe's script for ``module``.
 
     Raises:
         StepError: it does not answer in time.
@@ -92,7 +86,10 @@ def detect(runner: Runner, init: str | None = None) -> ModuleSystem | None:
             *initialisation(init),
             'test -z "$hvdenv_failed" || exit 0',
             f"module --version > {_word(folder, 'version')} 2>&1",
-            f'printf %s "${{LMOD_CMD-}}" > {_word(folder, "lmod")}',
+            *(
+                f'printf %s "${{{each.variable}-}}" > {_word(folder, each.variable)}'
+                for each in BACKENDS
+            ),
             f'printf %s "$hvdenv_script" > {_word(folder, "script")}',
         )
         outcome = _bash(lines, folder, runner, LOAD_SECONDS)
@@ -100,11 +97,11 @@ def detect(runner: Runner, init: str | None = None) -> ModuleSystem | None:
             raise _stopped(outcome, folder, LOAD_SECONDS)
         if not (folder / "script").exists():
             return None
-        said, script = _text(folder / "version"), _text(folder / "script")
-        is_lmod = bool(_text(folder / "lmod"))
-    kind: Kind = "Lmod" if is_lmod else "Environment Modules"
-    found = _VERSION.search(said)
-    return ModuleSystem(kind, found["version"] if found else "", script)
+        output, script = _text(folder / "version"), _text(folder / "script")
+        used = (each for each in BACKENDS if _text(folder / each.variable))
+        backend = next(used, BACKENDS[-1])
+    found = backend.version.search(output)
+    return ModuleSystem(backend.name, found["version"] if found else "", script)
 
 
 def find(runner: Runner, init: str | None = None) -> ModuleSystem:
@@ -119,9 +116,9 @@ def find(runner: Runner, init: str | None = None) -> ModuleSystem:
         raise IncompatibleError(
             "this machine has no module system, and the recipe loads modules",
             where=os.uname().nodename,
-            remedy="call hvdenv on the cluster that the recipe is for, or take a recipe without"
-            " modules, such as local; if there is a module system here, name the script that"
-            " defines the command module: modules.init in the recipe or site file",
+            remedy="call hvdenv on the cluster that the recipe is for, or use a recipe without"
+            " modules, such as local; if this machine has a module system, set modules.init in the"
+            " recipe or site file to the script that defines the command module",
         )
     return system
 
@@ -134,18 +131,18 @@ def load(
     *,
     seconds: float = LOAD_SECONDS,
 ) -> Loaded:
-    """Load a set once, and see what it does to the environment.
+    """Load a set, and return how it changes the environment.
 
     Args:
         system: from find().
-        modules: {user} and {home} must have been filled in.
-        phase: what it is loaded for.
-        runner: its cleaned environment is what the set is loaded on top of.
-        seconds: the longest that it may take.
+        modules: from expanded().
+        phase: what to load the set for.
+        runner: its cleaned environment is the starting point.
+        seconds: time limit.
 
     Raises:
-        StepError: a module is missing, hidden, in conflict, replaced by another one of the
-            set, or takes too long; all that are amiss are named.
+        StepError: a module is missing, hidden, in conflict, or replaced by another one of the
+            set, or loading takes too long; names all such modules.
     """
     with _folder() as folder:
         lines = (
@@ -162,14 +159,14 @@ def load(
             try:
                 examined = examine(system, modules, phase, runner, seconds=seconds)
             except StepError:
-                # It comes before the modules, or the site has too many to list in that time.
+                # The failure precedes the modules, or listing all modules takes too long.
                 raise failure from None
             _refuse(examined)
             raise failure
         before = runner.environment(outcome.command)
         loaded = compare(before, parse_environment(read_file(dump, RESULT).data))
     if not all(is_among(module, loaded.loaded) for module, _ in trial_commands(modules, phase)):
-        # Swapped out by another module of the set; or there under another name.
+        # Another module of the set unloaded it, or it has another name.
         _refuse(examine(system, modules, phase, runner, seconds=seconds))
     return loaded
 
@@ -182,18 +179,10 @@ def examine(
     *,
     seconds: float = LOAD_SECONDS,
 ) -> tuple[Examined, ...]:
-    """Try each module of a set, also after one that cannot be loaded.
-
-    Args:
-        system: from find().
-        modules: {user} and {home} must have been filled in.
-        phase: what the set is for.
-        runner: its cleaned environment is what the set is loaded on top of.
-        seconds: the longest that it may take.
+    """Try each module of a set, also after one that cannot be loaded; arguments as for load().
 
     Raises:
-        StepError: what comes before the modules fails, such as a folder that is not there;
-            or it takes too long.
+        StepError: what precedes the modules fails, such as a missing folder; or it takes too long.
     """
     commands = trial_commands(modules, phase)
     bare = modules._replace(swap=(), load=(), build=())
@@ -204,22 +193,24 @@ def examine(
             for line in _trial_lines(system, _word(folder, str(number)), module, command)
         )
         listed = _available(system, bare, trials, folder, runner, seconds)
-        return judge((_trial(folder, *each) for each in enumerate(commands)), listed)
+        modules_tried = (module for module, _ in commands)
+        trials_made = (_trial(system, folder, *each) for each in enumerate(modules_tried))
+        return judge(trials_made, listed)
 
 
 def available(
     system: ModuleSystem, modules: Modules, runner: Runner, *, seconds: float = LOAD_SECONDS
 ) -> tuple[str, ...]:
-    """Names of the modules that this machine has; with Lmod also those deep in hierarchies.
+    """Names of all modules of this machine; with Lmod also those deep in hierarchies.
 
     Args:
         system: from find().
-        modules: whose folders and scripts are taken into account; nothing is loaded.
+        modules: whose folders and scripts are used; nothing is loaded.
         runner: starts the shell.
-        seconds: the longest that it may take.
+        seconds: time limit.
 
     Raises:
-        StepError: what comes before the modules fails, or it takes too long.
+        StepError: what precedes the modules fails, or it takes too long.
     """
     bare = modules._replace(unload=(), swap=(), load=(), build=())
     with _folder() as folder:
@@ -234,12 +225,12 @@ def _available(
     runner: Runner,
     seconds: float,
 ) -> tuple[str, ...]:
-    """Names of modules after what comes before them and further commands."""
+    """Names of the modules that are available after some commands."""
     listed = folder / "available"
     lines = (
         *shell_lines(bare, "run", cleaned=True),
         *further,
-        *_listing(system, _word(folder, "available")),
+        *system.backend.list_modules(system.version, _word(folder, "available")),
     )
     outcome = _bash(lines, folder, runner, seconds)
     if outcome.timed_out or not listed.exists():
@@ -249,13 +240,13 @@ def _available(
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """Where the shell leaves what it found: its output is full of what modules print."""
+    """For the results of the shell, since modules print to its output."""
     with TemporaryDirectory(prefix="hvdenv-modules-") as folder:
         yield Path(folder)
 
 
 def _word(folder: Path, name: str) -> str:
-    """A file there, quoted for a shell."""
+    """A file in the folder, quoted for a shell."""
     return shlex.quote(str(folder / name))
 
 
@@ -271,7 +262,7 @@ def _bash(lines: Iterable[str], folder: Path, runner: Runner, seconds: float) ->
                 "-c",
                 "\n".join((f"trap {shlex.quote(trace)} DEBUG", *lines)),
             ),
-            # It names a script that would run first; module systems set it.
+            # bash would run the script in it first; module systems set it.
             env=(("BASH_ENV", ""),),
             timeout=seconds,
         )
@@ -280,32 +271,30 @@ def _bash(lines: Iterable[str], folder: Path, runner: Runner, seconds: float) ->
 
 def _trial_lines(system: ModuleSystem, prefix: str, module: str, command: str) -> Iterator[str]:
     yield f'printf %s "${{LOADEDMODULES-}}" > {prefix}.before'
-    yield f"{{ {command}; }} > {prefix}.said 2>&1"
+    yield f"{{ {command}; }} > {prefix}.output 2>&1"
     yield f"printf %s $? > {prefix}.status"
     yield f'printf %s "${{LOADEDMODULES-}}" > {prefix}.after'
-    if system.kind == "Lmod":
-        spider = f"module spider {shlex.quote(module)} > {prefix}.spider 2>&1"
-        yield f'test "$(cat {prefix}.status)" = 0 || {spider}'
+    if system.backend.hint:
+        hint = system.backend.hint.format(module=shlex.quote(module))
+        yield f'test "$(cat {prefix}.status)" = 0 || {hint} > {prefix}.hint 2>&1'
 
 
-def _trial(folder: Path, number: int, command: tuple[str, str]) -> Trial:
+def _trial(system: ModuleSystem, folder: Path, number: int, module: str) -> Trial:
     def text(what: str) -> str:
         return _text(folder / f"{number}.{what}")
 
-    before, after = split_loaded(text("before")), split_loaded(text("after"))
-    return Trial(command[0], int(text("status")), text("said"), before, after, text("spider"))
-
-
-def _listing(system: ModuleSystem, path: str) -> tuple[str, ...]:
-    """Commands that write the names of all modules to a file."""
-    if system.kind == "Lmod":
-        return (f"module --show_hidden -t avail > {path} 2>&1", f"module -t spider >> {path} 2>&1")
-    every = "" if system.version.startswith("3.") else "--all "
-    return (f"module avail {every}-t > {path} 2>&1",)
+    return Trial(
+        module=module,
+        status=int(text("status")),
+        output=text("output"),
+        before=split_loaded(text("before")),
+        after=split_loaded(text("after")),
+        prerequisites=system.backend.prerequisites(text("hint")),
+    )
 
 
 def _text(path: Path) -> str:
-    """What the shell has written to a file, for people; nothing if it did not come to that."""
+    """What the shell has written to a file, for people; empty if there is no file."""
     try:
         return mask(plain(read_text(path, RESULT, errors="replace")))
     except FileNotFoundError:
@@ -313,23 +302,23 @@ def _text(path: Path) -> str:
 
 
 def _stopped(outcome: Outcome, folder: Path, seconds: float) -> StepError:
-    """The error for a shell that did not come to its end."""
+    """The error for a shell that stopped early."""
     done = [line for line in _text(folder / "commands").splitlines() if _OF_MODULES.match(line)]
     last = done[-1] if done else "bash"
     host = os.uname().nodename
-    said = _OWN_MESSAGE.findall(outcome.output)
-    detail = _OWN_MESSAGE.sub("", outcome.tail(SAID_LINES)).strip("\n")
+    own = _OWN_MESSAGE.findall(outcome.output)
+    detail = _OWN_MESSAGE.sub("", outcome.tail(OUTPUT_LINES)).strip("\n")
     if outcome.timed_out:
         return StepError(
-            f"`{last}` did not end within {seconds:g} s; it was ended",
+            f"`{last}` did not end within {seconds:g} s and was killed",
             where=host,
             detail=detail,
-            remedy=f"type it in a shell on {host}: it may wait for a file system or a licence"
-            " server that does not answer",
+            remedy=f"try it in a shell on {host}: it may wait for a file system or a license server"
+            " that does not answer",
         )
-    if said:
+    if own:
         return StepError(
-            f"cannot load modules: {said[-1]}",
+            f"cannot load modules: {own[-1]}",
             where=host,
             detail=detail,
             remedy="correct `modules` in the recipe or the site file",
@@ -338,33 +327,29 @@ def _stopped(outcome: Outcome, folder: Path, seconds: float) -> StepError:
         f"the shell ended at `{last}`",
         where=host,
         detail=detail,
-        remedy=f"type it in a shell on {host}, and correct `modules` in the recipe or the site file",
+        remedy=f"try it in a shell on {host}, and correct `modules` in the recipe or the site file",
     )
 
 
 def _refuse(examined: Sequence[Examined]) -> None:
-    """Say what is amiss with the modules of a set, all of it.
+    """Report all modules of a set that cannot be loaded.
 
     Raises:
-        StepError: something is.
+        StepError: there are such modules.
     """
-    amiss = [each for each in examined if each.state != "loads"]
-    if not amiss:
+    failed = [each for each in examined if each.state != "loads"]
+    if not failed:
         return
-    sentences = [told_examined(each) for each in amiss]
-    said = [
+    sentences = [describe(each) for each in failed]
+    output = [
         line
-        for each in amiss
+        for each in failed
         if each.state == "fails"
-        for line in (
-            f"{each.module}, says the module system:",
-            *each.said.splitlines()[-SAID_LINES:],
-        )
+        for line in (f"module system on {each.module}:", *each.said.splitlines()[-OUTPUT_LINES:])
     ]
-    first = sentences[0] if len(amiss) == 1 else f"{len(amiss)} modules cannot be loaded"
     raise StepError(
-        first,
+        sentences[0] if len(failed) == 1 else f"{len(failed)} modules cannot be loaded",
         where=os.uname().nodename,
-        detail="\n".join([*(sentences if len(amiss) > 1 else []), *said]),
-        remedy="; ".join(dict.fromkeys(_REMEDIES[each.state] for each in amiss)),
+        detail="\n".join([*(sentences if len(failed) > 1 else []), *output]),
+        remedy="; ".join(dict.fromkeys(_REMEDIES[each.state] for each in failed)),
     )

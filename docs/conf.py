@@ -1,0 +1,24 @@
+"""How Sphinx builds the site: docs/explanation/decisions.md says why Sphinx."""
+
+from hvdenv import __version__
+
+project = "hvdenv"
+author = "the hvdenv authors"
+release = version = __version__
+
+extensions = ["myst_parser"]
+# Another page includes it.
+exclude_patterns = ["generated/exit-codes.md"]
+myst_heading_anchors = 4
+# Commands and options are pasted: their quotes and dashes stay as they are.
+smartquotes = False
+nitpicky = True
+
+html_theme = "sphinx_rtd_theme"
+html_title = "hvdenv"
+html_theme_options = {"navigation_depth": 2}
+html_copy_source = False
+html_show_sphinx = False
+html_show_copyright = False
+html_use_index = False
+highlight_language = "text"

@@ -1,0 +1,407 @@
+"""The pages of the reference that are generated from code and data.
+
+`make docs` runs this before Sphinx: `python -m docs.reference` writes docs/generated/, which is
+not committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from grid.page import page as grid_page
+from hvdenv.cli.main import COMMANDS, make_parser
+from hvdenv.errors import MEANINGS
+from hvdenv.knowledge import signatures
+from hvdenv.knowledge.grid import all_rows
+from hvdenv.knowledge.rules import Rule, all_rules, each_of, themes
+from hvdenv.knowledge.signatures import Signature, all_signatures
+from hvdenv.model.layers import load_recipe, shipped_recipes, variants_of
+from hvdenv.model.recipe import Recipe
+from hvdenv.reading import OWN, read_text
+from hvdenv.reports.report import Report
+from hvdenv.schema import Pattern, fields, parse_toml
+
+FOLDER = Path(__file__).parent / "generated"
+# The release that added a key, where it is later than the first.
+SINCE: dict[str, str] = {}
+FIRST_RELEASE = "0.1"
+KINDS = {
+    "cause": "A cause: the text says why.",
+    "symptom": "A symptom: the text says where it stopped. Look for the cause above it.",
+    "consequence": "A follow-on error: something else failed first. Look for it above.",
+    "warning": "A warning: logs of successful runs contain it too.",
+}
+
+
+def main() -> None:
+    """Write all pages; keep the time of those that did not change, for Sphinx."""
+    wanted = pages()
+    for path in [path for path in FOLDER.rglob("*.md") if not wanted.get(_name(path))]:
+        path.unlink()
+    for name, text in wanted.items():
+        path = FOLDER / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(FOLDER))
+
+
+def pages() -> dict[str, str]:
+    """Every generated page, by its path below docs/generated."""
+    made = {
+        "commands.md": commands(),
+        "recipe-keys.md": recipe_keys(),
+        "exit-codes.md": exit_codes(),
+        "report-fields.md": report_fields(),
+        "rules.md": rules(),
+        "recipes.md": recipes(),
+        "grid.md": grid_page(all_rows()),
+        **signature_pages(),
+    }
+    return {name: f"{text.rstrip()}\n" for name, text in made.items()}
+
+
+def table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table; the cells are Markdown."""
+    lines = [tuple(titles), *map(tuple, rows)]
+    lines.insert(1, ("---",) * len(lines[0]))
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
+    )
+
+
+def plain(text: str) -> str:
+    """A text that Markdown shows as it is."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", " ".join(text.split()))
+
+
+def code(text: str) -> str:
+    return f"``{text}``" if "`" in text else f"`{text}`"
+
+
+def linked(source: str) -> str:
+    return f"<{source}>" if re.fullmatch(r"https?://\S+", source) else plain(source)
+
+
+def block(text: str) -> str:
+    """A literal block, fenced by more backticks than the text has."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}text\n{text}\n{fence}"
+
+
+# ---------------------------------------------------------------- commands
+
+
+def commands() -> str:
+    parser = make_parser()
+    parts = [
+        "# Commands",
+        "`hvdenv COMMAND --help` prints the same in a terminal.",
+        table(
+            ("command", "what it does"),
+            (
+                (f"[`hvdenv {name}`](#hvdenv-{name})", plain(text))
+                for name, text in COMMANDS.items()
+            ),
+        ),
+    ]
+    for name, command in _subcommands(parser):
+        parts += [f"## hvdenv {name}", *_command(command)]
+    return "\n\n".join(parts)
+
+
+def _subcommands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield from action.choices.items()
+
+
+def _command(parser: argparse.ArgumentParser) -> Iterator[str]:
+    if parser.description:
+        yield plain(parser.description)
+    yield block(parser.format_usage().removeprefix("usage: ").rstrip())
+    options = [
+        (", ".join(map(code, _spellings(action))), plain(_help(parser, action)))
+        for action in parser._actions
+        if action.help != argparse.SUPPRESS and action.dest != "help"
+        if not isinstance(action, argparse._SubParsersAction)
+    ]
+    if options:
+        yield table(("argument", "meaning"), options)
+    for name, action in _subcommands(parser):
+        yield f"### {parser.prog} {name}"
+        yield from _command(action)
+    if parser.epilog:
+        yield block(parser.epilog.strip())
+
+
+def _spellings(action: argparse.Action) -> list[str]:
+    value = action.metavar or (action.dest if not action.option_strings else "")
+    if action.option_strings and action.nargs != 0 and not value:
+        value = action.dest.upper()
+    if action.choices is not None and not action.metavar:
+        value = "{" + ",".join(map(str, action.choices)) + "}"
+    return [f"{option} {value}".strip() for option in action.option_strings] or [str(value)]
+
+
+def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    return parser._get_formatter()._expand_help(action) if action.help else ""
+
+
+# ---------------------------------------------------------------- types
+
+
+def recipe_keys() -> str:
+    intro = (
+        "Generated from the types that read recipes (`hvdenv/model`). `NAME` stands for a name that"
+        " the author chooses. [The recipe format](../reference/recipe-format.md) explains layers,"
+        " variants, site files and templates; `hvdenv show --schema` prints the JSON Schema."
+    )
+    return "\n\n".join(["# Recipe keys", intro, *_tables(Recipe, "", since=True)])
+
+
+def report_fields() -> str:
+    return "\n\n".join(
+        [
+            "# Report fields",
+            "Generated from the types in `hvdenv/reports/report.py`. [The report](../reference/report.md)"
+            " explains the checks and their findings.",
+            *_tables(Report, "", since=False),
+        ]
+    )
+
+
+def _tables(kind: Any, prefix: str, *, since: bool) -> Iterator[str]:
+    """A table of a type's fields, then the tables of the types below it."""
+    meanings, defaults = attributes(kind), kind._field_defaults
+    yield f"## {prefix.rstrip('.') or 'Top level'}"
+    if prefix:
+        yield plain(_about(kind))
+    titles = ("key", "type", "required", "default", *(["since"] if since else []), "meaning")
+    below, rows = [], []
+    for name, annotation in fields(kind).items():
+        inner, path = _inner(annotation, name)
+        if inner:
+            below.append((inner, f"{prefix}{path}."))
+        rows.append(
+            (
+                code(path),
+                _type(annotation),
+                "yes" if name not in defaults else "no",
+                _default(defaults.get(name)),
+                *([SINCE.get(f"{prefix}{path}", FIRST_RELEASE)] if since else []),
+                plain(meanings.get(name) or _about(inner)),
+            )
+        )  # fmt: skip
+    yield table(titles, rows)
+    for inner, path in below:
+        yield from _tables(inner, path, since=since)
+
+
+def _about(kind: Any) -> str:
+    """The first paragraph of a type's docstring."""
+    return (kind.__doc__ or "").split("\n\n")[0].replace("``", "") if kind else ""
+
+
+def attributes(kind: Any) -> dict[str, str]:
+    """What the docstring of a type says of each of its fields."""
+    _, _, listed = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
+    found = re.findall(
+        r"^    ([a-z_][a-z0-9_, ]*): ((?:.+\n?(?:^     .+\n?)*))", listed, re.MULTILINE
+    )
+    return {
+        name: " ".join(text.replace("``", "").split())
+        for names, text in found
+        for name in names.split(", ")
+    }
+
+
+def _inner(annotation: Any, name: str) -> tuple[Any, str]:
+    """The record type in an annotation, if any, and how the key is written."""
+    for kind in _parts(annotation):
+        if typing.get_origin(kind) is dict:
+            value = typing.get_args(kind)[1]
+            return (value if hasattr(value, "_fields") else None), f"{name}.NAME"
+        if typing.get_origin(kind) is tuple and hasattr(typing.get_args(kind)[0], "_fields"):
+            return typing.get_args(kind)[0], f"{name}[]"
+        if hasattr(kind, "_fields"):
+            return kind, name
+    return None, name
+
+
+def _parts(kind: Any) -> list[Any]:
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return [each for each in typing.get_args(kind) if each is not type(None)]
+    return [kind]
+
+
+def _type(kind: Any) -> str:
+    return " or ".join(_one_type(each) for each in _parts(kind))
+
+
+def _one_type(kind: Any) -> str:
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return plain(inner[1].meaning if isinstance(inner[1], Pattern) else str(inner[0]))
+    if origin is typing.Literal:
+        return ", ".join(code(str(each)) for each in inner)
+    if origin is tuple:
+        return (
+            f"list of: {_type(inner[0])}" if not hasattr(inner[0], "_fields") else "list of tables"
+        )
+    if origin is dict:
+        return f"table of: {_type(inner[1])}" if not hasattr(inner[1], "_fields") else "table"
+    names = {str: "text", int: "whole number", float: "number", bool: "true or false"}
+    return names.get(kind, "table" if hasattr(kind, "_fields") else "value")
+
+
+def _default(value: Any) -> str:
+    if value is None or value in ("", (), {}) or hasattr(value, "_fields"):
+        return ""
+    if isinstance(value, tuple):
+        return ", ".join(code(str(each)) for each in value)
+    return code(str(value).lower() if isinstance(value, bool) else str(value))
+
+
+def exit_codes() -> str:
+    """A table that docs/reference/exit-codes.md includes."""
+    return table(("code", "meaning"), ((str(each), plain(text)) for each, text in MEANINGS.items()))
+
+
+# ---------------------------------------------------------------- knowledge
+
+
+def rules() -> str:
+    parts = [
+        "# Rules",
+        f"`hvdenv check` knows {len(all_rules())} incompatibilities. A rule that blocks refuses the"
+        " build (exit code 3) unless you pass `--allow RULE`; warnings and notes are only printed."
+        " Each rule states how sure it is: *run* (reproduced by us), *source* (read in the code),"
+        " *documented*, *reported* (by others) or *general* knowledge. The last two never block.",
+    ]
+    for theme, about in themes().items():
+        parts += [f"## {plain(about[0].upper() + about[1:])}"]
+        for rule in all_rules():
+            if rule.theme == theme:
+                parts += [f"### {rule.id}", _rule(rule)]
+    return "\n\n".join(parts)
+
+
+def _rule(rule: Rule) -> str:
+    conditions = "; ".join(
+        f"{name} {' and '.join(each_of(conditions))}" for name, conditions in rule.when.items()
+    )
+    edits = [
+        f"`{key} = {value}`" if value else f"remove `{key}`" for key, value in rule.edit.items()
+    ]
+    lines = [
+        f"**{rule.severity}**: {plain(rule.message.replace('{found}', '…'))}",
+        f"Applies when: {code(conditions)}",
+        f"Symptom: {plain(rule.symptom)}",
+        f"What to do: {plain(rule.remedy)}",
+        *([f"Recipe change: {', '.join(edits)}"] if edits else []),
+        f"Source ({rule.certainty}): {linked(rule.source)}",
+    ]
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def recipes() -> str:
+    shipped = {name: load_recipe(name).recipe for name in sorted(shipped_recipes())}
+    parts = [
+        "# Recipes",
+        "*tested*: built and verified by the tests. *documented*: written from the site's documents,"
+        " not run there by us. *decommissioned*: the machine is gone; the recipe does what its"
+        " documents said.",
+        table(
+            ("recipe", "for", "status"),
+            (
+                (f"[`{name}`](#{name})", plain(each.summary), each.status)
+                for name, each in shipped.items()
+            ),
+        ),
+    ]
+    for name, recipe in shipped.items():
+        text = read_text(shipped_recipes()[name], OWN)
+        variants = variants_of(parse_toml(text))
+        parts += [f"## {name}", plain(recipe.site or recipe.summary)]
+        if variants:
+            parts += ["Variants: " + ", ".join(map(code, variants)) + "."]
+        if recipe.sources:
+            parts += ["Sources:", "\n".join(f"- {linked(each)}" for each in recipe.sources)]
+        if recipe.deviations:
+            rows = (
+                (code(each.document), plain(each.recipe), plain(each.reason))
+                for each in recipe.deviations
+            )
+            parts += [table(("the site's document", "this recipe", "reason"), rows)]
+        if recipe.notes:
+            parts += [
+                "\n".join(f"- {plain(each.text)} ({linked(each.source)})" for each in recipe.notes)
+            ]
+    return "\n\n".join(parts)
+
+
+def signature_pages() -> dict[str, str]:
+    """A page for each known failure text, for each theme, and one for all of them."""
+    made, by_theme = {}, signatures.themes()
+    for theme, about in by_theme.items():
+        found = [each for each in all_signatures() if each.theme == theme]
+        toctree = f"```{{toctree}}\n:maxdepth: 1\n\n{chr(10).join(each.id for each in found)}\n```"
+        made[f"errors/theme-{theme}.md"] = f"# {plain(about[0].upper() + about[1:])}\n\n{toctree}"
+    for signature in all_signatures():
+        made[f"errors/{signature.id}.md"] = _signature(signature)
+    listed = "\n".join(f"theme-{theme}" for theme in by_theme)
+    made["errors/index.md"] = (
+        "# Error messages\n\n"
+        f"`hvdenv doctor LOG` finds these {len(all_signatures())} texts in a log, with the cause first."
+        " Search this site for your error message to find its page.\n\n"
+        f"```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```"
+    )
+    return made
+
+
+def _cause(signature: Signature) -> str:
+    text = re.sub(r"\{(\d+|where)\}", "…", signature.cause.replace("{where}", ""))
+    return text[0].upper() + text[1:]
+
+
+def _signature(signature: Signature) -> str:
+    known_rules = ", ".join(f"[{each}](../rules.md#{each})" for each in signature.rules)
+    parts = [
+        f"# {plain(_cause(signature))}",
+        KINDS[signature.kind],
+        "## Message" if len(signature.texts) == 1 else "## One of these messages",
+        block("\n".join(signature.texts)),
+        *([f"As a pattern: {code(signature.pattern)}"] if signature.pattern else []),
+        *(
+            [f"Only in a log that also contains: {_listed(signature.needs)}"]
+            if signature.needs
+            else []
+        ),
+        *([f"Not in a log that contains: {_listed(signature.unless)}"] if signature.unless else []),
+        "## What to do",
+        plain(signature.remedy) + ".",
+        *([f"`hvdenv check` warns before a build: {known_rules}."] if known_rules else []),
+        "## Source",
+        f"{linked(signature.source)} ({signature.certainty}). Seen in {' and '.join(f'a {each}' for each in signature.phases)}."
+        f" Name in hvdenv: {code(signature.id)}.",
+    ]
+    return "\n\n".join(parts)
+
+
+def _listed(texts: Iterable[str]) -> str:
+    return ", ".join(map(code, texts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,301 @@
+"""The definition of an image with a recipe's environment, as text.
+
+The image runs the same steps as a build on a machine: the definition contains the script of
+``plan --format bash``, quoted. The library hpccm knows the formats, the package managers and how
+to build Open MPI from source.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hvdenv.errors import IncompatibleError, RecipeError
+from hvdenv.model.cluster import Container
+from hvdenv.model.facts import Facts, Interpreter, Tool
+from hvdenv.model.recipe import Recipe
+from hvdenv.plans.images import FORMATS
+from hvdenv.plans.images.distributions import distribution_of
+from hvdenv.plans.images.formats import FOLDER, SCRIPT, FormatName
+from hvdenv.plans.plan import Plan, candidates, make_plan
+from hvdenv.plans.script import render_bash
+from hvdenv.reading import OWN, read_text
+from hvdenv.schema import parse_toml
+
+_MPI_SOURCES = Path(__file__).parents[2] / "knowledge/mpi_sources.toml"
+
+
+def image_facts(container: Container, machine: str, cores: int) -> Facts:
+    """Facts about the image during its build, from what its distribution is known to have.
+
+    Args:
+        container: the recipe's table.
+        machine: architecture of the image.
+        cores: how many the build may use.
+    """
+    base = base_of(container)
+    distribution = distribution_of(base)
+    return Facts(
+        origin="declared",
+        host=base,
+        system="Linux",
+        machine=machine,
+        glibc=distribution.glibc,
+        cpu="",
+        cpu_flags=(),
+        cores=cores,
+        root=True,
+        interpreters=tuple(
+            Interpreter(f"/usr/bin/python{version}", version) for version in distribution.pythons
+        ),
+        cc=Tool("/usr/bin/gcc", distribution.gcc),
+        cxx=Tool("/usr/bin/g++", distribution.gcc),
+    )
+
+
+def image_python(recipe: Recipe, facts: Facts, requested: str | None) -> Interpreter:
+    """The distribution's Python that the recipe allows, or of it the requested version.
+
+    Raises:
+        IncompatibleError: the distribution has none that fits.
+    """
+    for each in candidates(recipe, facts):
+        if requested in (None, each.version):
+            return each
+    available = ", ".join(each.version for each in facts.interpreters)
+    option = f", --python requests {requested}" if requested else ""
+    raise IncompatibleError(
+        f"the recipe needs Python {recipe.python.version}{option}; the image has {available}",
+        where=f"container.base: {facts.host}",
+        remedy="start from an image of another distribution (--set container.base=...), or choose"
+        " a variant for this Python",
+    )
+
+
+def container_of(recipe: Recipe) -> Container:
+    """The recipe's table [container].
+
+    Raises:
+        RecipeError: it has none.
+    """
+    if recipe.container is None:
+        raise RecipeError(
+            f"the recipe {recipe.name} has no table [container] with the image to start from",
+            remedy="add one, or name an image: --set container.base=debian:bookworm-slim",
+        )
+    return recipe.container
+
+
+def base_of(container: Container) -> str:
+    """The image to start from.
+
+    Raises:
+        RecipeError: none is named, because hvdenv does not make this image.
+    """
+    if container.base is None:
+        raise RecipeError(
+            "the recipe does not say which image to start from",
+            where="container.base",
+            remedy="name one: --set container.base=debian:bookworm-slim; to run an existing image,"
+            " no definition is needed",
+        )
+    return container.base
+
+
+def for_image(recipe: Recipe) -> Recipe:
+    """The recipe without modules, which an image does not have.
+
+    Raises:
+        IncompatibleError: it uses something of the modules, the site or conda.
+    """
+    unfit = [
+        key
+        for key, wrong in (
+            ("python.provider", recipe.python.provider != "venv"),
+            ("python.from_modules", recipe.python.from_modules),
+            ("horovod.provider", recipe.horovod.provider == "present"),
+            *(
+                (f"frameworks.{name}.provider", package.provider == "present")
+                for name, package in recipe.frameworks.items()
+                if name in recipe.horovod.frameworks
+            ),
+        )
+        if wrong
+    ]
+    if unfit:
+        raise IncompatibleError(
+            "an image has the Python of its distribution and what pip installs or a source"
+            " provides, but no modules and no conda",
+            where=", ".join(unfit),
+            remedy="use a recipe or a variant that installs these with pip, such as `hvdenv"
+            " container local --set container.base=debian:bookworm-slim`",
+        )
+    return recipe._replace(modules=None)
+
+
+def image_plan(
+    recipe: Recipe, variants: tuple[str, ...], facts: Facts, python: Interpreter
+) -> Plan:
+    """The plan of the steps in the image; arguments as for make_plan()."""
+    return make_plan(for_image(recipe), variants, facts, python).at(FOLDER)
+
+
+def define(recipe: Recipe, plan: Plan, form: FormatName) -> str:
+    """The definition; the plan is from image_plan().
+
+    Raises:
+        IncompatibleError: its MPI cannot be in an image.
+    """
+    import hpccm  # type: ignore[import-untyped]
+    from hpccm.building_blocks import packages  # type: ignore[import-untyped]
+    from hpccm.primitives import (  # type: ignore[import-untyped]
+        baseimage,
+        comment,
+        label,
+        raw,
+        shell,
+    )
+
+    container = container_of(recipe)
+    base = base_of(container)
+    distribution = distribution_of(base)
+    # hpccm stores these for the whole process.
+    hpccm.config.set_container_format(form)
+    hpccm.config.set_working_directory("/var/tmp")
+    stage = hpccm.Stage()
+    name = "+".join((plan.recipe, *plan.variants))
+    stage += comment(f"Horovod environment {name}, plan {plan.digest[:12]}", reformat=False)
+    stage += baseimage(
+        image=base, _distro=distribution.hpccm, _arch=_architecture(plan)
+    )  # fmt: skip
+    mpi = _mpi(recipe)
+    wanted = {
+        *distribution.packages,
+        *distribution.pythons[plan.python.version],
+        *container.packages,
+    }
+    wanted |= {"wget"} if mpi else set()
+    stage += packages(ospackages=[shlex.quote(each) for each in sorted(wanted)])
+    if mpi is not None:
+        stage += comment("Checked here: hpccm's own wget keeps a file that exists", reformat=False)
+        stage += shell(commands=_checked_download(recipe, str(mpi)), chdir=False)
+        stage += mpi
+    stage += comment("The steps of the plan", reformat=False)
+    stage += shell(
+        commands=[
+            written(render_bash(plan, FOLDER), SCRIPT),
+            f"PIP_NO_CACHE_DIR=1 bash {SCRIPT}",
+        ]
+    )
+    stage += raw(**{form: FORMATS[form].environment(recipe, plan)})
+    stage += label(
+        metadata={
+            "hvdenv.recipe": plan.recipe,
+            "hvdenv.variants": ",".join(plan.variants) or "none",
+            "hvdenv.plan": plan.digest,
+            "hvdenv.base": base,
+        }
+    )
+    if FORMATS[form].runscript:
+        stage += raw(**{form: FORMATS[form].runscript})
+    stage += shell(commands=list(checks(recipe)), chdir=False, _test=True)
+    return f"{stage}\n"
+
+
+def written(text: str, path: str) -> str:
+    """A shell command that writes a text to a file, safe in all formats.
+
+    Every line of the text is a quoted word on its own line. So no line begins with a character
+    that has a meaning in definitions (%, #), none ends with a line continuation, and Apptainer's
+    {{ }} does not occur.
+    """
+    lines = [
+        re.sub(r"\{(?=\{)", "{''", "'" + line.replace("'", "'\\''") + "'")
+        for line in text.removesuffix("\n").split("\n")
+    ]
+    words = " \\\n".join(f"        {line}" for line in lines)
+    target = shlex.quote(path)
+    return f"mkdir -p {shlex.quote(str(Path(path).parent))} && printf '%s\\n' \\\n{words} \\\n        > {target}"
+
+
+def checks(recipe: Recipe) -> tuple[str, ...]:
+    """Shell commands that fail if Horovod in the image is not as requested.
+
+    ``horovodrun --check-build`` never fails; its output is for people.
+    """
+    requested = [f"hvd.{controller}_built()" for controller in recipe.horovod.controllers]
+    gpu = recipe.horovod.gpu
+    if gpu and "nccl" in (gpu.operations, gpu.allreduce):
+        requested.append("hvd.nccl_built()")
+    return (
+        "horovodrun --check-build",
+        *(
+            f"python -c 'import horovod.{framework} as hvd; assert {' and '.join(requested)}'"
+            for framework in recipe.horovod.frameworks
+        ),
+    )
+
+
+def _architecture(plan: Plan) -> str:
+    return plan.wheel.stem.rpartition("-linux_")[2]
+
+
+def _mpi(recipe: Recipe) -> Any:
+    """hpccm's block that builds MPI from source in /usr/local; None if a package provides it."""
+    from hpccm.building_blocks import mpich, openmpi
+
+    mpi = recipe.mpi
+    if mpi is None or mpi.package or "mpi" not in recipe.horovod.controllers:
+        return None
+    blocks: dict[str, Callable[..., Any]] = {"openmpi": openmpi, "mpich": mpich}
+    if mpi.kind not in blocks or mpi.version is None:
+        raise IncompatibleError(
+            f"{mpi.kind} cannot be built in an image"
+            if mpi.version
+            else "the recipe does not state the version of MPI to build in the image",
+            where="mpi.kind" if mpi.version else "mpi.version",
+            remedy="state the Open MPI of the hosts: --set mpi.kind=openmpi --set mpi.version=4.1.8",
+        )
+    more: dict[str, Any] = {}
+    if mpi.kind == "openmpi":
+        # Since version 4, Open MPI uses InfiniBand through UCX, which configure finds by its
+        # headers. Only the BTL openib needs verbs.
+        transports = recipe.launch.mca.get("btl", "")
+        verbs = not transports.startswith("^") and "openib" in transports.split(",")
+        more = {"cuda": "/usr/local/cuda" if mpi.cuda_aware else False, "infiniband": verbs}
+    return blocks[mpi.kind](
+        version=mpi.version, prefix="/usr/local", ldconfig=True, environment=False, **more
+    )
+
+
+def _checked_download(recipe: Recipe, block: str) -> list[str]:
+    """Shell commands that download the source of MPI and compare its hash.
+
+    Args:
+        recipe: names the MPI.
+        block: hpccm's commands, which contain the URL.
+
+    Raises:
+        IncompatibleError: the hash is not known.
+    """
+    mpi = recipe.mpi
+    address = re.search(r" -P /var/tmp (\S+)", block)
+    assert mpi is not None
+    assert address is not None
+    url = address[1]
+    known = parse_toml(read_text(_MPI_SOURCES, OWN))
+    sha256 = mpi.sha256 or known[mpi.kind].get(mpi.version)
+    if not sha256:
+        raise IncompatibleError(
+            f"hvdenv does not know the hash of {mpi.kind} {mpi.version}, so it does not compile it",
+            where="mpi.sha256",
+            remedy=f"set it to the SHA-256 of {url}: --set mpi.sha256=HASH",
+        )
+    file = f"/var/tmp/{url.rpartition('/')[2]}"
+    return [
+        f"wget -q -O {file} {shlex.quote(url)}",
+        f"echo '{sha256}  {file}' | sha256sum -c -",
+    ]
