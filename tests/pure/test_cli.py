@@ -274,11 +274,11 @@ def test_what_the_terminal_has_no_characters_for(cases: Path) -> None:
 def test_the_rest_of_a_compile_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, now = ObjectClock(), [100.0]
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    assert clock.tell("-- Configuring done") == ""
-    assert clock.tell("[1/78] Building CXX object a.o") == "compiled 1 of 78 objects"
+    assert clock.report("-- Configuring done") == ""
+    assert clock.report("[1/78] Building CXX object a.o") == "compiled 1 of 78 objects"
     now[0] += 20
     assert (
-        clock.tell("  [11/78] Building CXX object b.o")
+        clock.report("  [11/78] Building CXX object b.o")
         == "compiled 11 of 78 objects, about 134 s left"
     )
     assert (clock.done, clock.total) == (11, 78)
