@@ -1,4 +1,4 @@
-"""Commands and their outcomes: plain data, nothing is run here."""
+"""Commands and their outcomes, as plain data."""
 
 from __future__ import annotations
 
