@@ -14,7 +14,7 @@ from typing import NamedTuple
 from hvdenv import INSPECT_PROGRAMS
 from hvdenv.command import Command
 from hvdenv.errors import UsageError
-from hvdenv.launch.launchers import MPI_KINDS, Mpi, parse_mpi_version
+from hvdenv.launch.launchers import LAUNCHERS, MPI_KINDS, Mpi, parse_mpi_version
 from hvdenv.model.cluster import Container, LauncherName
 from hvdenv.model.recipe import Mpi as RecipeMpi
 from hvdenv.reading import OWN, read_file
@@ -31,8 +31,6 @@ OLDEST_SINGULARITY = (3, 0)
 # An application of one CUDA major release runs with these drivers and newer ones.
 # Source: NVIDIA, CUDA Compatibility, Minor Version Compatibility, table 1.
 _OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
-# Launchers that start processes on other hosts by ssh, unless in an allocation.
-_BY_SSH: tuple[LauncherName, ...] = ("mpirun", "horovodrun-mpi", "horovodrun-gloo")
 
 
 class Image(NamedTuple):
@@ -98,7 +96,7 @@ class Requirements(NamedTuple):
     @property
     def ssh(self) -> bool:
         """Whether hosts must reach each other by ssh."""
-        return self.launcher in _BY_SSH and not self.scheduled
+        return LAUNCHERS[self.launcher].by_ssh and not self.scheduled
 
 
 # A node, or why it could not be asked.
@@ -262,7 +260,7 @@ def _answer(answer: Node | str) -> _Verdict:
 
 
 def _name(required: Requirements, node: Node) -> _Verdict | None:
-    if required.launcher != "horovodrun-gloo":
+    if LAUNCHERS[required.launcher].controller != "Gloo":
         return None
     if node.resolves:
         return _Verdict("pass", f"it resolves its name {node.name}")
@@ -313,11 +311,13 @@ def _image(source: str, sha256: str, required: Requirements, node: Node) -> _Ver
 
 def _mpi(required: Requirements, node: Node) -> _Verdict | None:
     mpi = required.mpi
-    if mpi is None or required.launcher == "horovodrun-gloo":
+    launcher = LAUNCHERS[required.launcher]
+    if mpi is None or launcher.controller != "MPI":
         return None
-    if required.launcher == "srun":
+    if launcher.schedulers:
+        name = required.launcher
         return _Verdict(
-            "skip", "srun starts the ranks and must support the PMI of the image's MPI (PMIx)"
+            "skip", f"{name} starts the ranks and must support the PMI of the image's MPI (PMIx)"
         )
     remedy = (
         f"load or install {mpi.kind} {mpi.version or ''} on the hosts, or build the image"

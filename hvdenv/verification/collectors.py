@@ -464,12 +464,12 @@ def _start(
     seen = {"PATH": _path(installation, runner), **variables} if inside else variables
     launch = launch._replace(
         start_timeout=max(int(timeout), 1),
-        exports=tuple(dict.fromkeys([*_EXPORTED, *variables, *names])) if launch.elsewhere else (),
+        exports=tuple(dict.fromkeys([*_EXPORTED, *variables, *names])) if launch.remote else (),
         mpi_prefix=mpi_prefix(seen),
     )
     start = start_inside(name, launch, inside, os.uname().nodename)
     argv = (installation.program(start.argv[0]) or start.argv[0], *start.argv[1:])
-    env = (*_bounded_ssh(launch, environ), *(_KEEPALIVE if launch.elsewhere else ()), *start.env)
+    env = (*_bounded_ssh(launch, environ), *(_KEEPALIVE if launch.remote else ()), *start.env)
     command = _command(installation, runner, argv, timeout, env)
     return runner.branch(environ).run(command)
 
@@ -500,7 +500,7 @@ def _bounded_ssh(launch: Launch, environ: Mapping[str, str]) -> tuple[tuple[str,
     Where somebody has said how mpirun reaches other hosts, that is left alone.
     """
     named = (*launch.settings.mca, *environ)
-    if not launch.elsewhere or any("plm_" in name for name in named):
+    if not launch.remote or any("plm_" in name for name in named):
         return ()
     options = "-o BatchMode=yes -o ConnectTimeout=10"
     return (("OMPI_MCA_plm_rsh_args", options), ("PRTE_MCA_plm_ssh_args", options))
