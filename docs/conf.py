@@ -17,7 +17,6 @@ nitpicky = True
 html_theme = "sphinx_rtd_theme"
 html_title = "hvdenv"
 html_theme_options = {"navigation_depth": 2}
-html_static_path = ["images"]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hvdenv.errors import IncompatibleError
 from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.knowledge.patches import applicable
+from hvdenv.locks.lockfile import Locked
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.recipe import ByPython, Recipe, Version
+from hvdenv.plans.additions import Additions
 from hvdenv.plans.step import Step, content, digest
 from hvdenv.plans.steps import GENERATION, Steps, run_variables
 from hvdenv.runner import ALWAYS_SET
 from hvdenv.schema import fill
-
-# Most plans are of no lock, and of nothing that a user adds.
-if TYPE_CHECKING:
-    from hvdenv.locks.lockfile import Locked
-    from hvdenv.plans.additions import Additions
 
 # Stands for the folder of temporary files until Plan.at() names one.
 TEMPORARY = Path("/{TEMPORARY}")
@@ -107,9 +104,9 @@ def _for_python(alternatives: tuple[ByPython, ...], python: Interpreter) -> Vers
 
 
 def site_python(recipe: Recipe) -> Interpreter | None:
-    """The Python that modules, conda or the site's environment bring; None if this machine's.
+    """The Python that modules, conda or the site's environment provide; None if this machine's.
 
-    Its version is what the recipe says: it is not there yet, or not without its modules.
+    Its version is the recipe's: it does not exist yet, or only with its modules loaded.
     """
     python = recipe.python
     if python.provider == "venv" and not python.from_modules:
@@ -126,8 +123,8 @@ def candidates(recipe: Recipe, facts: Facts) -> tuple[Interpreter, ...]:
     """Interpreters that the recipe allows, best first."""
     from packaging.specifiers import SpecifierSet
 
-    wanted = SpecifierSet(recipe.python.version)
-    return tuple(each for each in facts.interpreters if wanted.contains(each.version))
+    allowed = SpecifierSet(recipe.python.version)
+    return tuple(each for each in facts.interpreters if allowed.contains(each.version))
 
 
 def steps_of(

@@ -252,4 +252,4 @@ def test_little_is_loaded_at_start(words: list[str], slow: set[str]) -> None:
 def test_a_plan_loads_no_more_than_it_needs(cases: Path) -> None:
     loaded = loaded_by("plan", "local", "--facts", str(cases / "facts.json"))
     assert "hvdenv.plans.plan" in loaded
-    assert not {"inspect", "rich", "psutil", "hvdenv.building.build"} & loaded
+    assert not {"inspect", "rich", "psutil", "hvdenv.building.engine"} & loaded

@@ -26,8 +26,7 @@ from hvdenv.sites.hosts import Host
 from hvdenv.standalone.ranks.events import Bench, BenchEnd, DataPath, RankEvent, Speed
 from hvdenv.verification import bench
 from hvdenv.verification.bench import Benchmark, Point, Yardstick
-from hvdenv.verification.checks import CHECKS
-from hvdenv.verification.collectors import FACTS
+from hvdenv.verification.collection import CHECKS, COLLECTORS
 from hvdenv.verification.ranks import RankRun
 from tests import rank_events
 from tests.rank_events import event, exited, good
@@ -273,7 +272,7 @@ def test_the_checks_have_findings_of_their_own() -> None:
 
 
 def test_nothing_runs_beside_a_benchmark() -> None:
-    assert {name for name, fact in FACTS.items() if fact.alone} == {"bench_run", "speed_runs"}
+    assert {name for name, fact in COLLECTORS.items() if fact.alone} == {"bench_run", "speed_runs"}
 
 
 # What is started
@@ -471,7 +470,7 @@ def test_references_in_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ("nodes = 2", "nodes = 0", "11: references[0].nodes: expected 1 or more"),
         ("torch over Gloo", "MPI alone", "20: references[1].subject: MPI alone trains nothing"),
         ("torch over Gloo", "NCCL alone", "20: references[1].subject: NCCL alone trains nothing"),
-        ("lower = -0.2\n", "", "19: references[1].measure: without lower and upper it says nothing"),
+        ("lower = -0.2\n", "", "19: references[1].measure: a reference needs lower or upper"),
         ("value = 500.5\n", 'value = 1\nsize = "1KiB"\n', "22: references[1].size: training speed has no size"),
     ],
 )  # fmt: skip

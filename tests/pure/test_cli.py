@@ -84,7 +84,7 @@ def test_wrong_usage_exits_2(words: tuple[str, ...], capsys: Captured) -> None:
         (("show", "local", "--set", "x"), 2, "write KEY=VALUE"),
         (("show", "local", "--site", "none.toml"), 2, "none.toml: cannot read this file"),
         (("plan", "local", "--facts", "/none.json"), 2, "/none.json: cannot read this file"),
-        (("plan", "local", "--python", "2.7"), 3, "--python asks for 2.7"),
+        (("plan", "local", "--python", "2.7"), 3, "--python requests 2.7"),
         (("plan", "local", "--prefix", "/"), 2, "cannot be a prefix"),
         (("envs", "rollback", "none"), 2, "there is no environment named none"),
         (("envs", "prune", "--keep", "0"), 2, "--keep has to be 1 or more"),
@@ -332,4 +332,4 @@ def test_a_python_is_asked_for_by_its_version(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as ended:
         main(["plan", "local", "--python", "/usr/bin/python3"])
     assert ended.value.code == 2
-    assert "'/usr/bin/python3' is no version such as 3.11" in capsys.readouterr().err
+    assert "'/usr/bin/python3' is not a version such as 3.11" in capsys.readouterr().err

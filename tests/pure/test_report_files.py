@@ -92,8 +92,8 @@ def test_the_verdict_is_not_lost(
     ("file", "problem"),
     [
         ("missing/verify.html", "there is no such folder"),
-        (".", "this is no file"),
-        ("/dev/null", "this is no file"),
+        (".", "this is not a regular file"),
+        ("/dev/null", "this is not a regular file"),
     ],
 )
 @pytest.mark.parametrize("option", ["--junit", "--html"])

@@ -154,7 +154,7 @@ def test_words_and_folders_are_not_read_by_slurm(hvdenv: Cli, folder: Path, site
     hvdenv(*JOB, "--to", "job script.sh", "--", "printf", hostile)
     os.mkfifo(folder / "device")
     refused = hvdenv(*JOB, "--to", "device", "--", "true", code=5)
-    assert "device: this is no file" in refused.stderr
+    assert "device: this is not a regular file" in refused.stderr
     judged = site.run(["sbatch", "--test-only", "job script.sh"])
     assert "2 processors on nodes gpu[32-33]" in judged.stderr
 
