@@ -1,4 +1,4 @@
-"""What is run and what came of it: plain data, nothing is run here."""
+"""Commands and their outcomes, as plain data."""
 
 from __future__ import annotations
 

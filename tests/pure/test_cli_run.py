@@ -352,7 +352,7 @@ def test_hosts_from_files(
     assert f"--hostfile {file} " in dry(capsys, recipe, *options, "--", "python", "x.py")
     file.unlink()
     assert call("run", recipe, "--", "true") == 125
-    assert "cannot read the file with the hosts" in capsys.readouterr().err
+    assert "cannot read the host file" in capsys.readouterr().err
 
 
 def test_variables_that_change_results_can_be_dropped(
