@@ -196,7 +196,14 @@ def _recorded(each: Mapping[str, str]) -> Package:
     kind: Kind = "conda" if "build" in each else "pypi"
     name = each["name"] if kind == "conda" else normal(each["name"])
     build, sha256 = each.get("build", ""), each.get("sha256") or ""
-    return Package(kind, name, each["version"], build, sha256, hint(each.get("url", "")))
+    return Package(
+        kind=kind,
+        name=name,
+        version=each["version"],
+        build=build,
+        sha256=sha256,
+        url=hint(each.get("url", "")),
+    )
 
 
 def _packages(
@@ -237,11 +244,11 @@ def _horovod(
         return None
     wheel = wheel or next((each.sha256 for each in packages if _is_horovod(each)), "")
     return Horovod(
-        distributions["horovod"],
-        inputs.get("source", ""),
-        dict(sorted(inputs.get("patches", {}).items())),
-        dict(inputs.get("variables", {})),
-        wheel,
+        version=distributions["horovod"],
+        source=inputs.get("source", ""),
+        patches=dict(sorted(inputs.get("patches", {}).items())),
+        variables=dict(inputs.get("variables", {})),
+        wheel=wheel,
     )
 
 

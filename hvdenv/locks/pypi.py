@@ -83,7 +83,16 @@ def from_report(report: Mapping[str, Any], hints: Mapping[str, str]) -> tuple[Pa
         if not re.fullmatch(get_args(Url)[1].regex, url):
             url = ""
         version = str(Version(each["metadata"]["version"]))
-        found.append(Package(name, version, file, sha256, url, requires[name]))
+        found.append(
+            Package(
+                name=name,
+                version=version,
+                file=file,
+                sha256=sha256,
+                url=url,
+                requires=requires[name],
+            )
+        )
     return tuple(sorted(found))
 
 
@@ -283,7 +292,12 @@ def parse(text: str, path: Path, python: str = "") -> tuple[Package, ...]:
         requires = entry.tool.hvdenv.requires if entry.tool else None
         found.append(
             Package(
-                entry.name, entry.version, file.name, file.hashes.sha256, file.url or "", requires
+                name=entry.name,
+                version=entry.version,
+                file=file.name,
+                sha256=file.hashes.sha256,
+                url=file.url or "",
+                requires=requires,
             )
         )
     return tuple(sorted(found))

@@ -258,7 +258,17 @@ def _read_entry(stack: ExitStack, cache: Cache, folder: Path, descriptor: int) -
     except ValueError as error:
         raise DamagedError(f"{folder} is damaged ({error})") from error
     size, used = os.fstat(wheel).st_size, os.fstat(descriptor).st_mtime
-    return Entry(folder, descriptor, raw, record, inputs, signature, wheel, size, used)
+    return Entry(
+        folder=folder,
+        descriptor=descriptor,
+        raw=raw,
+        record=record,
+        inputs=inputs,
+        signature=signature,
+        wheel=wheel,
+        bytes=size,
+        used=used,
+    )
 
 
 def _open_file(stack: ExitStack, cache: Cache, path: Path, within: int) -> int:

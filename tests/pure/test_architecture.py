@@ -207,6 +207,28 @@ def test_imports_stand_at_the_top() -> None:
     assert len(outside) <= OWN_LOCAL_IMPORTS_OUTSIDE_CLI, outside
 
 
+# Calls that make a type of more than four fields by position. May only go down.
+POSITIONAL_CALLS = 40
+
+
+def test_large_types_are_made_by_keyword() -> None:
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    large = {
+        node.name
+        for node in nodes
+        if isinstance(node, ast.ClassDef)
+        and any(isinstance(base, ast.Name) and base.id == "NamedTuple" for base in node.bases)
+        and sum(isinstance(each, ast.AnnAssign) for each in node.body) > 4
+    }
+    calls = [
+        node.func.id
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) > 4
+    ]
+    assert sum(name in large for name in calls) <= POSITIONAL_CALLS
+
+
 # What `--help` and `--version` must not load, and what no light command needs.
 SLOW = {
     "dataclasses", "inspect", "rich", "psutil", "packaging", "subprocess", "asyncio", "logging",
