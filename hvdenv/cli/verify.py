@@ -284,7 +284,7 @@ def _effort(arguments: argparse.Namespace, places: Places) -> Effort | None:
 
 
 def _timeout(arguments: argparse.Namespace, effort: Effort | None) -> float:
-    from hvdenv.verification.verify import DEFAULT_TIMEOUT
+    from hvdenv.verification.collection import DEFAULT_TIMEOUT
 
     if arguments.timeout is not None and not 0 < arguments.timeout < _FOREVER:
         raise UsageError("it has to be above zero, and less than a year", where="--timeout")
@@ -311,7 +311,7 @@ def _launched(
     from hvdenv.cli.run import current_allocation
     from hvdenv.launch.launchers import LAUNCHERS
     from hvdenv.launch.placement import Requested, place
-    from hvdenv.verification.verify import DEFAULT_LAUNCHERS, TWO_RANKS
+    from hvdenv.verification.collection import DEFAULT_LAUNCHERS, TWO_RANKS
 
     if arguments.ranks is not None and arguments.ranks < 1:
         raise UsageError(f"{arguments.ranks} ranks are none", where="-n", remedy="take 1 or more")
@@ -337,7 +337,8 @@ def _launched(
 def _usual_ranks(arguments: argparse.Namespace, expectation: Expectation) -> int:
     """Two for allreduces alone; operations need more."""
     from hvdenv.model.observe import gpus
-    from hvdenv.verification.verify import TWO_RANKS, usual_ranks
+    from hvdenv.verification.collection import TWO_RANKS
+    from hvdenv.verification.verify import usual_ranks
 
     if arguments.quick:
         return TWO_RANKS.ranks
@@ -348,7 +349,7 @@ def _usual_ranks(arguments: argparse.Namespace, expectation: Expectation) -> int
 def _on_hosts(requested: Requested) -> Launch:
     """Ranks on the hosts that are requested, as evenly as their slots allow."""
     from hvdenv.sites.hosts import distribute
-    from hvdenv.verification.verify import TWO_RANKS
+    from hvdenv.verification.collection import TWO_RANKS
 
     ranks = requested.ranks or sum(host.slots or 1 for host in requested.hosts)
     each = -(-ranks // len(requested.hosts))
