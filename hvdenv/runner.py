@@ -181,11 +181,11 @@ class Runner:
             else:
                 self._end(process)
         return Outcome(
-            command,
-            -signal.SIGKILL if timed_out else process.returncode,
-            "\n".join(lines),
-            time.monotonic() - started,
-            timed_out,
+            command=command,
+            returncode=-signal.SIGKILL if timed_out else process.returncode,
+            output="\n".join(lines),
+            seconds=time.monotonic() - started,
+            timed_out=timed_out,
         )
 
     @contextmanager

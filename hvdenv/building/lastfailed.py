@@ -92,5 +92,11 @@ def _reports(places: Places) -> Iterator[Failure]:
         if bad:
             said = tuple(f"{each.check} {each.subject}: {each.message}" for each in bad)
             evidence = "\n".join((*(each.evidence for each in bad), *said))
-            yield Failure(time, f"verify of {report.prefix} found failures", path, said, evidence)
+            yield Failure(
+                time=time,
+                what=f"verify of {report.prefix} found failures",
+                file=path,
+                said=said,
+                evidence=evidence,
+            )
             return

@@ -55,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     prune.add_argument(
         "--max-size", metavar="SIZE", type=_size,
         help="remove entries until the cache is this small, such as 500MB or 2GB (default, without"
-" other options: places.wheels.own_gb for your own cache)",
+        " other options: places.wheels.own_gb for your own cache)",
     )  # fmt: skip
     prune.add_argument(
         "--older-than",
@@ -78,7 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     sign.add_argument(
         "--key", metavar="FILE",
         help="private key, or the public part of a key that the SSH agent holds (default:"
-" places.wheels.key)",
+        " places.wheels.key)",
     )  # fmt: skip
 
 

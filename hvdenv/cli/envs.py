@@ -58,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     prune.add_argument(
         "--keep", type=int, metavar="N",
         help="number of newest generations to keep beside the active one (default: 1; 0 with an"
-" age)",
+        " age)",
     )  # fmt: skip
     prune.add_argument(
         "--older-than",

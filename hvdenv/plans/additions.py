@@ -134,15 +134,15 @@ def added_to(
                 " own) and build that: it is another environment",
             )
     return Additions(
-        base,
-        tuple(sorted({**asked, **new}.values())),
-        own,
-        {
+        base=base,
+        requirements=tuple(sorted({**asked, **new}.values())),
+        own=own,
+        earlier={
             name: version
             for name, version in sorted(present.items())
             if name not in own and name not in new
         },
-        before.conda if before else _conda(packages),
+        conda=before.conda if before else _conda(packages),
     )
 
 
