@@ -87,7 +87,7 @@ def test_wrong_usage_exits_2(words: tuple[str, ...], capsys: Captured) -> None:
         (("plan", "local", "--python", "2.7"), 3, "--python requests 2.7"),
         (("plan", "local", "--prefix", "/"), 2, "cannot be a prefix"),
         (("envs", "rollback", "none"), 2, "there is no environment named none"),
-        (("envs", "prune", "--keep", "0"), 2, "--keep has to be 1 or more"),
+        (("envs", "prune", "--keep", "0"), 2, "--keep must be 1 or more"),
     ],
 )  # fmt: skip
 def test_mistakes_of_users_are_said_on_standard_error(
