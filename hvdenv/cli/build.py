@@ -65,7 +65,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accept-drift", metavar="NAME", action="append", default=[],
         help="continue although this differs from the lock (compiler, mpi, modules.NAME, ...); may"
-" be repeated",
+        " be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--rebuild", action="store_true", help="build a new generation even if nothing changed"
