@@ -221,7 +221,13 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
             if built:
                 refuse_missing_image(container, named(arguments), os.getcwd())
             refuse_foreign_path(str(container.image), arguments)
-            return Chosen(name, resolved.recipe, Path(str(container.image)), {}, container)
+            return Chosen(
+                name=name,
+                recipe=resolved.recipe,
+                prefix=Path(str(container.image)),
+                record={},
+                container=container,
+            )
         installed = environment_of(arguments, resolved, find_places())
         remedy = f"hvdenv build {named(arguments)}"
     elif arguments.prefix:

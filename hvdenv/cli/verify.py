@@ -84,7 +84,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", "--ranks", type=int, metavar="N",
         help="number of ranks (default: those of the allocation; otherwise 3, or 4 with four or"
-" more cores; at most one per GPU if NCCL is expected; 2 with --quick)",
+        " more cores; at most one per GPU if NCCL is expected; 2 with --quick)",
     )  # fmt: skip
     add_hosts(parser)
     parser.add_argument(
@@ -107,12 +107,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     extent.add_argument(
         "--full", action="store_true",
         help="test every operation with every type and shape, and tensors above the fusion"
-" threshold (takes a minute more per framework and controller)",
+        " threshold (takes a minute more per framework and controller)",
     )  # fmt: skip
     parser.add_argument(
         "--bench", action="store_true",
         help="measure allreduce and training, and compare with MPI or NCCL alone and with the"
-" recipe's references",
+        " recipe's references",
     )  # fmt: skip
     parser.add_argument(
         "--time", type=float, metavar="SECONDS",
@@ -431,11 +431,11 @@ def _expected(arguments: argparse.Namespace, recipe: Recipe | None) -> Expectati
             tuple(name for name in operations if name not in others) if operations else None
         )
     return Expectation(
-        tuple(arguments.framework) if arguments.framework else frameworks,
-        controllers,
-        tuple(arguments.operation) if arguments.operation else operations,
-        _versions(recipe) if recipe else {},
-        recipe.references if recipe else (),
+        frameworks=tuple(arguments.framework) if arguments.framework else frameworks,
+        controllers=controllers,
+        operations=tuple(arguments.operation) if arguments.operation else operations,
+        versions=_versions(recipe) if recipe else {},
+        references=recipe.references if recipe else (),
     )
 
 

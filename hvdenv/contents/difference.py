@@ -132,9 +132,17 @@ def _package(before: Package, after: Package) -> Iterator[Difference]:
     subject = _subject((before.kind, before.name))
     if before.version != after.version:
         kind = _direction(before.version, after.version)
-        yield Difference("packages", subject, kind, before.version, after.version)
+        yield Difference(
+            group="packages", subject=subject, kind=kind, before=before.version, after=after.version
+        )
     elif before.build != after.build:
-        yield Difference("packages", subject, "changed", _version(before), _version(after))
+        yield Difference(
+            group="packages",
+            subject=subject,
+            kind="changed",
+            before=_version(before),
+            after=_version(after),
+        )
     # Unknown hashes are not compared.
     elif before.sha256 and after.sha256 and before.sha256 != after.sha256:
         values = (f"{each.version} (sha256 {each.sha256})" for each in (before, after))
@@ -159,10 +167,22 @@ def _modules(first: Contents, second: Contents) -> Iterator[Difference]:
     for family in sorted(one.keys() | two.keys()):
         (before, old), (after, new) = one.get(family, ("", "")), two.get(family, ("", ""))
         if not before or not after:
-            yield Difference("modules", family, "added" if after else "removed", before, after)
+            yield Difference(
+                group="modules",
+                subject=family,
+                kind="added" if after else "removed",
+                before=before,
+                after=after,
+            )
         elif before != after:
             versions = (each.rpartition("/")[2] for each in (before, after))
-            yield Difference("modules", family, _direction(*versions), before, after)
+            yield Difference(
+                group="modules",
+                subject=family,
+                kind=_direction(*versions),
+                before=before,
+                after=after,
+            )
         elif old and new and old != new:
             values = (f"{before} (sha256 {digest})" for digest in (old, new))
             yield Difference("modules", family, "changed", *values)
@@ -175,10 +195,16 @@ def _texts(
     for name in {**one, **two}:
         before, after = one.get(name, ""), two.get(name, "")
         if name not in one or name not in two:
-            yield Difference(group, name, "added" if name in two else "removed", before, after)
+            yield Difference(
+                group=group,
+                subject=name,
+                kind="added" if name in two else "removed",
+                before=before,
+                after=after,
+            )
         elif before != after:
             kind = _direction(before, after) if versions else "changed"
-            yield Difference(group, name, kind, before, after)
+            yield Difference(group=group, subject=name, kind=kind, before=before, after=after)
 
 
 def _direction(before: str, after: str) -> Kind:
