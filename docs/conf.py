@@ -10,6 +10,7 @@ extensions = ["myst_parser"]
 # Another page includes it.
 exclude_patterns = ["generated/exit-codes.md"]
 myst_heading_anchors = 4
+myst_enable_extensions = ["deflist"]
 # Commands and options are pasted: their quotes and dashes stay as they are.
 smartquotes = False
 nitpicky = True

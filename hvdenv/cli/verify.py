@@ -109,7 +109,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", "--ranks", type=int, metavar="N",
         help="number of ranks (default: those of the allocation; otherwise 3, or 4 with four or"
-" more cores; at most one per GPU if NCCL is expected; 2 with --quick)",
+        " more cores; at most one per GPU if NCCL is expected; 2 with --quick)",
     )  # fmt: skip
     add_hosts(parser)
     parser.add_argument(
@@ -132,12 +132,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     extent.add_argument(
         "--full", action="store_true",
         help="test every operation with every type and shape, and tensors above the fusion"
-" threshold (takes a minute more per framework and controller)",
+        " threshold (takes a minute more per framework and controller)",
     )  # fmt: skip
     parser.add_argument(
         "--bench", action="store_true",
         help="measure allreduce and training, and compare with MPI or NCCL alone and with the"
-" recipe's references",
+        " recipe's references",
     )  # fmt: skip
     parser.add_argument(
         "--time", type=float, metavar="SECONDS",

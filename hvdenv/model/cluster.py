@@ -89,7 +89,12 @@ class Trust(NamedTuple):
 
 
 class Swap(NamedTuple):
-    """One module to replace by another."""
+    """One module to replace by another.
+
+    Attributes:
+        out: the module to unload.
+        into: the module to load instead.
+    """
 
     out: ModuleName
     into: ModuleName

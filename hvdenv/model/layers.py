@@ -329,7 +329,13 @@ def _variant(base: Layer, offered: Mapping[str, Layer], variant: str) -> Layer:
         raise refused(f"expected a list of keys, found {without!r}", "without")
     kept = {key: value for key, value in values.items() if key != "without"}
     return Layer(
-        f"variant {variant}", base.file, base.text, kept, prefix, tuple(without), base.content
+        name=f"variant {variant}",
+        file=base.file,
+        text=base.text,
+        values=kept,
+        prefix=prefix,
+        without=tuple(without),
+        content=base.content,
     )
 
 

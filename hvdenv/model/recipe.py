@@ -90,7 +90,12 @@ Operations = Literal["nccl", "mpi"]
 
 
 class ByPython(NamedTuple):
-    """A value for some Python versions. The first match applies."""
+    """A value for some Python versions. The first match applies.
+
+    Attributes:
+        python: the Python versions that it is for.
+        value: the value for these.
+    """
 
     python: Specifier
     value: Version
@@ -249,13 +254,23 @@ class Horovod(NamedTuple):
 
 
 class Target(NamedTuple):
-    """The processors that the environment is for, by architecture."""
+    """The processors that the environment is for, by architecture.
+
+    Attributes:
+        arch_flags: compiler flags for an architecture. The machine that builds never adds any.
+    """
 
     arch_flags: dict[str, Flags]
 
 
 class Deviation(NamedTuple):
-    """A departure of the recipe from the site's document, with its reason."""
+    """A departure of the recipe from the site's document, with its reason.
+
+    Attributes:
+        document: what the document does.
+        recipe: what the recipe does instead.
+        reason: why.
+    """
 
     document: str
     recipe: str
@@ -263,14 +278,33 @@ class Deviation(NamedTuple):
 
 
 class Note(NamedTuple):
-    """Something that users of this site should know, with its source."""
+    """Something that users of this site should know, with its source.
+
+    Attributes:
+        text: what to know.
+        source: the URL that states it.
+    """
 
     text: str
     source: str
 
 
 class Recipe(NamedTuple):
-    """A recipe after all layers were merged."""
+    """A recipe after all layers were merged.
+
+    Attributes:
+        format: version of the recipe format.
+        name: the name of the file without ``.toml``.
+        summary: one line for ``hvdenv recipes``.
+        status: ``tested`` was built and verified there; ``documented`` follows documents of the
+            site; ``decommissioned`` is for a machine that is gone.
+        sources: the documents that the recipe follows; for repositories, with the commit.
+        build_tools: packages to build with; not installed if ``modules.build`` provides them.
+        packages: packages to install, such as an upper bound of NumPy. All but NumPy are
+            installed before the frameworks, so none may depend on a framework.
+        site: the cluster's name for people.
+        scheduler: the batch system of the cluster.
+    """
 
     format: Literal[1]
     name: Name

@@ -290,12 +290,12 @@ def _start(
     seen = {"PATH": setup.path, **variables} if inside else variables
     launch = launch._replace(
         start_timeout=max(int(timeout), 1),
-        exports=tuple(dict.fromkeys([*_EXPORTED, *variables, *names])) if launch.elsewhere else (),
+        exports=tuple(dict.fromkeys([*_EXPORTED, *variables, *names])) if launch.remote else (),
         mpi_prefix=mpi_prefix(seen),
     )
     start = start_inside(name, launch, inside, os.uname().nodename)
     argv = (setup.installation.program(start.argv[0]) or start.argv[0], *start.argv[1:])
-    env = (*_bounded_ssh(launch, environ), *(_KEEPALIVE if launch.elsewhere else ()), *start.env)
+    env = (*_bounded_ssh(launch, environ), *(_KEEPALIVE if launch.remote else ()), *start.env)
     return setup.runner.branch(environ).run(setup.command(argv, timeout, env))
 
 
@@ -325,7 +325,7 @@ def _bounded_ssh(launch: Launch, environ: Mapping[str, str]) -> tuple[tuple[str,
     They are not set if the user configured how mpirun reaches other hosts.
     """
     named = (*launch.settings.mca, *environ)
-    if not launch.elsewhere or any("plm_" in name for name in named):
+    if not launch.remote or any("plm_" in name for name in named):
         return ()
     options = "-o BatchMode=yes -o ConnectTimeout=10"
     return (("OMPI_MCA_plm_rsh_args", options), ("PRTE_MCA_plm_ssh_args", options))

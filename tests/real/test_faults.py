@@ -558,7 +558,7 @@ def test_what_a_killed_launcher_leaves_on_other_hosts_is_ended(
     (report,) = reports
     assert report.verdict == "fail"
     told = found(report, "orphans")["hosts"].message
-    assert "nothing of this run is left on" in told
+    assert "no processes of this run are left on" in told
     assert all(host in told for host in cluster.hosts)
     # The rank there may end by itself before it is asked for, or has to be ended too.
     assert re.search(rf"had to be ended: .*\d+ on {cluster.hosts[1]}", told), told
