@@ -16,6 +16,7 @@ from hvdenv.places import blocked
 from hvdenv.plans.step import Step
 from hvdenv.schema import encode
 from hvdenv.verification import collectors
+from hvdenv.verification.collection import Setup
 
 OBSERVE_SECONDS = 60.0
 
@@ -96,8 +97,9 @@ def _observed(state: State, record: Record) -> Record:
     try:
         found = installed(state.plan.generation, record)
         found = with_modules(found, loaded["set"]) if loaded else found
-        mpi, _ = collectors.mpi(found, runner, OBSERVE_SECONDS)
-        return {"observed": encode(collectors.observe(found, runner, OBSERVE_SECONDS, mpi))}
+        setup = Setup(found, runner)
+        mpi, _ = collectors.mpi(setup, OBSERVE_SECONDS)
+        return {"observed": encode(collectors.observe(setup, OBSERVE_SECONDS, mpi))}
     except HvdenvError as error:
         state.progress.note(f"verify cannot report what has changed since: {error.message}")
         return {}

@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("lua", "tcl"),
         help="lua for Lmod, tcl for Environment Modules (default: the module system of this"
-" machine)",
+        " machine)",
     )  # fmt: skip
     parser.add_argument(
         "--to",

@@ -519,7 +519,7 @@ def add_lockfiles(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lockfiles", metavar="DIR", type=Path,
         help="folder of the locks (default: lockfiles beside the recipe, or beside its folder if"
-" that is named recipes)",
+        " that is named recipes)",
     )  # fmt: skip
 
 
@@ -535,7 +535,7 @@ def add_locked(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--require-signed", action="store_true",
         help="refuse a lock without a signature by a key in places.locks.signers (default: only if"
-" a site file sets that key)",
+        " a site file sets that key)",
     )  # fmt: skip
     parser.add_argument(
         "--from", metavar="DIR", type=Path, dest="source_folder",

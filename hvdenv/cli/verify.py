@@ -84,7 +84,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", "--ranks", type=int, metavar="N",
         help="number of ranks (default: those of the allocation; otherwise 3, or 4 with four or"
-" more cores; at most one per GPU if NCCL is expected; 2 with --quick)",
+        " more cores; at most one per GPU if NCCL is expected; 2 with --quick)",
     )  # fmt: skip
     add_hosts(parser)
     parser.add_argument(
@@ -107,12 +107,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     extent.add_argument(
         "--full", action="store_true",
         help="test every operation with every type and shape, and tensors above the fusion"
-" threshold (takes a minute more per framework and controller)",
+        " threshold (takes a minute more per framework and controller)",
     )  # fmt: skip
     parser.add_argument(
         "--bench", action="store_true",
         help="measure allreduce and training, and compare with MPI or NCCL alone and with the"
-" recipe's references",
+        " recipe's references",
     )  # fmt: skip
     parser.add_argument(
         "--time", type=float, metavar="SECONDS",
@@ -284,7 +284,7 @@ def _effort(arguments: argparse.Namespace, places: Places) -> Effort | None:
 
 
 def _timeout(arguments: argparse.Namespace, effort: Effort | None) -> float:
-    from hvdenv.verification.verify import DEFAULT_TIMEOUT
+    from hvdenv.verification.collection import DEFAULT_TIMEOUT
 
     if arguments.timeout is not None and not 0 < arguments.timeout < _FOREVER:
         raise UsageError("it has to be above zero, and less than a year", where="--timeout")
@@ -311,7 +311,7 @@ def _launched(
     from hvdenv.cli.run import current_allocation
     from hvdenv.launch.launchers import LAUNCHERS
     from hvdenv.launch.placement import Requested, place
-    from hvdenv.verification.verify import DEFAULT_LAUNCHERS, TWO_RANKS
+    from hvdenv.verification.collection import DEFAULT_LAUNCHERS, TWO_RANKS
 
     if arguments.ranks is not None and arguments.ranks < 1:
         raise UsageError(f"{arguments.ranks} ranks are none", where="-n", remedy="take 1 or more")
@@ -337,7 +337,8 @@ def _launched(
 def _usual_ranks(arguments: argparse.Namespace, expectation: Expectation) -> int:
     """Two for allreduces alone; operations need more."""
     from hvdenv.model.observe import gpus
-    from hvdenv.verification.verify import TWO_RANKS, usual_ranks
+    from hvdenv.verification.collection import TWO_RANKS
+    from hvdenv.verification.verify import usual_ranks
 
     if arguments.quick:
         return TWO_RANKS.ranks
@@ -348,7 +349,7 @@ def _usual_ranks(arguments: argparse.Namespace, expectation: Expectation) -> int
 def _on_hosts(requested: Requested) -> Launch:
     """Ranks on the hosts that are requested, as evenly as their slots allow."""
     from hvdenv.sites.hosts import distribute
-    from hvdenv.verification.verify import TWO_RANKS
+    from hvdenv.verification.collection import TWO_RANKS
 
     ranks = requested.ranks or sum(host.slots or 1 for host in requested.hosts)
     each = -(-ranks // len(requested.hosts))
@@ -430,11 +431,11 @@ def _expected(arguments: argparse.Namespace, recipe: Recipe | None) -> Expectati
             tuple(name for name in operations if name not in others) if operations else None
         )
     return Expectation(
-        tuple(arguments.framework) if arguments.framework else frameworks,
-        controllers,
-        tuple(arguments.operation) if arguments.operation else operations,
-        _versions(recipe) if recipe else {},
-        recipe.references if recipe else (),
+        frameworks=tuple(arguments.framework) if arguments.framework else frameworks,
+        controllers=controllers,
+        operations=tuple(arguments.operation) if arguments.operation else operations,
+        versions=_versions(recipe) if recipe else {},
+        references=recipe.references if recipe else (),
     )
 
 

@@ -75,7 +75,9 @@ class Holder(NamedTuple):
 
 
 # The holder in an empty file: a process is about to fill it, or a power cut has emptied it.
-_NOBODY = Holder("", "", "", 0, "", "", "", "", "")
+_NOBODY = Holder(
+    host="", boot="", namespace="", pid=0, started="", job="", user="", since="", token=""
+)
 
 
 class Held:

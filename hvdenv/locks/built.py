@@ -51,7 +51,9 @@ def _judged(name: str, locked: str, found: str) -> Difference:
         reason = "another compiler may have another C++ ABI"
     if name in ("mpi", "nvcc") and _series(locked) != _series(found):
         reason = "Horovod is bound to the implementation and its series (major.minor)"
-    return Difference(name, locked, found, "error" if reason else "note", reason)
+    return Difference(
+        name=name, locked=locked, found=found, severity="error" if reason else "note", reason=reason
+    )
 
 
 def _modules(locked: Mapping[str, str], found: Mapping[str, str]) -> Iterator[Difference]:

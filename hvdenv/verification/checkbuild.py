@@ -20,6 +20,8 @@ _SECTIONS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("NCCL", "DDL", "MLSL", "MPI", "Gloo"),
     ),
 }
+# The rows of frameworks, by the names of their modules.
+ROWS = {"torch": "PyTorch", "tensorflow": "TensorFlow", "mxnet": "MXNet"}
 _TITLE = re.compile(r"\s*Horovod v(?P<version>\d+\.\d[\w.+!-]*):\s*")
 _SECTION = re.compile(r"\s*(?P<name>Available \w+(?: \w+)*):\s*")
 _ROW = re.compile(r"\s*\[(?P<mark>.?)\] (?P<name>\w+)\s*")

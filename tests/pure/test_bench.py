@@ -26,8 +26,7 @@ from hvdenv.sites.hosts import Host
 from hvdenv.standalone.ranks.events import Bench, BenchEnd, DataPath, RankEvent, Speed
 from hvdenv.verification import bench
 from hvdenv.verification.bench import Benchmark, Point, Yardstick
-from hvdenv.verification.checks import CHECKS
-from hvdenv.verification.collectors import FACTS
+from hvdenv.verification.collection import CHECKS, COLLECTORS
 from hvdenv.verification.ranks import RankRun
 from tests import rank_events
 from tests.rank_events import event, exited, good
@@ -273,7 +272,7 @@ def test_the_checks_have_findings_of_their_own() -> None:
 
 
 def test_nothing_runs_beside_a_benchmark() -> None:
-    assert {name for name, fact in FACTS.items() if fact.alone} == {"bench_run", "speed_runs"}
+    assert {name for name, fact in COLLECTORS.items() if fact.alone} == {"bench_run", "speed_runs"}
 
 
 # What is started

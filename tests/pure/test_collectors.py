@@ -11,7 +11,7 @@ from hvdenv.environments.installation import Installation, inspect_prefix
 from hvdenv.errors import InterruptedRunError, StepError, UsageError
 from hvdenv.runner import Runner
 from hvdenv.verification import collectors
-from hvdenv.verification.checks import CHECKS
+from hvdenv.verification.collection import CHECKS
 
 HOROVOD = "venv/lib/python3.11/site-packages/horovod/torch/mpi_ops.py"
 LIBMPI = "venv/lib/libmpi.so.40.30.8"
@@ -42,8 +42,8 @@ def changed_files(
     ("name", "status", "message"),
     [
         (HOROVOD, "fail", "0 files are missing and 1 changed since the build"),
-        (LIBMPI, "pass", "all files of the build are there; 1 changed"),
-        (OTHER, "pass", "all files of the build are there"),  # to read gigabytes takes minutes
+        (LIBMPI, "pass", "all files of the build are present; 1 changed"),
+        (OTHER, "pass", "all files of the build are present"),  # to read gigabytes takes minutes
     ],
 )
 def test_an_edit_that_leaves_the_size_as_it_was(
@@ -73,7 +73,7 @@ def test_a_link_to_a_generation_that_is_gone(generation: Path) -> None:
 
 
 def test_files_are_looked_at_no_longer_than_there_is_time(generation: Path) -> None:
-    with pytest.raises(StepError, match="not all files could be looked at within 0 s"):
+    with pytest.raises(StepError, match="not all files could be compared within 0 s"):
         changed_files(generation, timeout=0)
     runner = Runner()
     runner.stop()

@@ -18,7 +18,7 @@ from hvdenv.model.cluster import Launch as Settings
 from hvdenv.schema import parse_toml
 from hvdenv.standalone.ranks.events import DataPath, ExtensionFacts, Gpu, RankEvent
 from hvdenv.verification import datapath
-from hvdenv.verification.checks import CHECKS
+from hvdenv.verification.collection import CHECKS
 from hvdenv.verification.collectors import Extension
 from hvdenv.verification.ranks import Rank, RankRun, collect
 from tests import rank_events

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hvdenv.reports.report import Finding
 from hvdenv.schema import Problem, encode
-from hvdenv.verification.checks import CHECKS
+from hvdenv.verification.collection import CHECKS
 from hvdenv.verification.collectors import Observed
 from hvdenv.verification.drift import (
     Library,
@@ -99,7 +99,7 @@ def test_the_check_passes_with_a_note_of_what_does_no_harm() -> None:
     assert finding.message.count("; ") == 2
     packages = {f"p{number}": "1" for number in range(5)}
     (finding,) = judged(was, was._replace(packages={**was.packages, **packages}))
-    assert finding.message.endswith("p2 is 1 now and was not there; 2 more changes that do no harm")
+    assert finding.message.endswith("p2 is 1 now and was not there; 2 more harmless changes")
     assert "p4 is 1 now and was not there" in finding.evidence
 
 

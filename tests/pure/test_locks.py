@@ -580,10 +580,10 @@ def test_of_several_locks_one_that_fits_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--offline"], "--offline goes with --from"),
-        (["--from", "{tmp}", "--offline"], "--from goes with --locked"),
-        (["--lock", "x"], "--lock goes with --locked"),
-        (["--require-signed"], "--require-signed goes with --locked"),
+        (["--offline"], "--offline requires --from"),
+        (["--from", "{tmp}", "--offline"], "--from requires --locked"),
+        (["--lock", "x"], "--lock requires --locked"),
+        (["--require-signed"], "--require-signed requires --locked"),
         (["--locked", "--from", "{tmp}"], "is no folder of fetched files"),
         (["--locked", "--accept-drift", "typo"], "no such drift"),
     ],

@@ -65,10 +65,10 @@ def test_colour_only_when_asked() -> None:
 
 def test_what_passed_is_not_listed_and_what_was_skipped_only_with_evidence() -> None:
     silent = Finding("allreduce", "torch over Gloo", "skip", "built without Gloo")
-    seen = Finding("allreduce", "mxnet over Gloo", "skip", "not asked for: crash", "stack")
+    seen = Finding("allreduce", "mxnet over Gloo", "skip", "not requested: crash", "stack")
     text = render(report(PASS, silent, seen))
     assert "built without Gloo" not in text
-    assert "skip: allreduce: mxnet over Gloo: not asked for: crash\n    stack\n" in text
+    assert "skip: allreduce: mxnet over Gloo: not requested: crash\n    stack\n" in text
     assert "verdict: pass: everything" in text
 
 

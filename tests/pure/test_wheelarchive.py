@@ -128,27 +128,36 @@ def other_file(found: Members) -> None:
 
 
 HOSTILE: dict[str, tuple[Callable[[Members], object], str]] = {
-    "parent": (lambda found: put(found, f"{KEYS[0]}/../../../evil.whl"), "no file of an entry"),
-    "absolute": (lambda found: put(found, "/tmp/evil.whl"), "no file of an entry"),
-    "top": (lambda found: put(found, "evil.whl"), "no file of an entry"),
-    "folder": (lambda found: put(found, KEYS[0], b"", type=tarfile.DIRTYPE), "no file of an entry"),
-    "script": (lambda found: put(found, f"{KEYS[0]}/run.sh"), "no file of an entry"),
-    "newline": (lambda found: put(found, f"{KEYS[0]}/entry.json\n"), "no file of an entry"),
+    "parent": (lambda found: put(found, f"{KEYS[0]}/../../../evil.whl"), "not a file of an entry"),
+    "absolute": (lambda found: put(found, "/tmp/evil.whl"), "not a file of an entry"),
+    "top": (lambda found: put(found, "evil.whl"), "not a file of an entry"),
+    "folder": (
+        lambda found: put(found, KEYS[0], b"", type=tarfile.DIRTYPE),
+        "not a file of an entry",
+    ),
+    "script": (lambda found: put(found, f"{KEYS[0]}/run.sh"), "not a file of an entry"),
+    "newline": (lambda found: put(found, f"{KEYS[0]}/entry.json\n"), "not a file of an entry"),
     "symlink": (
         lambda found: put(
             found, f"{KEYS[0]}/x.whl", b"", type=tarfile.SYMTYPE, linkname="/etc/passwd"
         ),
-        "no plain file",
+        "not a regular file",
     ),
     "hardlink": (
         lambda found: put(
             found, f"{KEYS[0]}/x.whl", b"", type=tarfile.LNKTYPE, linkname=f"{KEYS[0]}/{NAME}"
         ),
-        "no plain file",
+        "not a regular file",
     ),
-    "pipe": (lambda found: put(found, f"{KEYS[0]}/x.whl", b"", type=tarfile.FIFOTYPE), "no plain"),
-    "device": (lambda found: put(found, f"{KEYS[0]}/x.whl", b"", type=tarfile.CHRTYPE), "no plain"),
-    "twice": (lambda found: put(found, f"{KEYS[0]}/entry.json"), "is there twice"),
+    "pipe": (
+        lambda found: put(found, f"{KEYS[0]}/x.whl", b"", type=tarfile.FIFOTYPE),
+        "not a regular",
+    ),
+    "device": (
+        lambda found: put(found, f"{KEYS[0]}/x.whl", b"", type=tarfile.CHRTYPE),
+        "not a regular",
+    ),
+    "twice": (lambda found: put(found, f"{KEYS[0]}/entry.json"), "is in it twice"),
     "two wheels": (lambda found: put(found, f"{KEYS[0]}/x.whl"), "more than one wheel"),
     "flipped": (flip, "is damaged: its hash is"),
     "renamed": (rename, "does not describe this wheel"),

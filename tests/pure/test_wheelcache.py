@@ -257,7 +257,7 @@ def test_a_pipe_is_not_waited_for(cache: Cache, wheel: Path, target: Path) -> No
     entry = keep(cache, wheel)
     (entry / NAME).unlink()
     os.mkfifo(entry / NAME)
-    assert "is no file" in take([cache], INPUTS, target, RUNNER).notes[0]
+    assert "is not a regular file" in take([cache], INPUTS, target, RUNNER).notes[0]
 
 
 def test_what_another_user_wrote_is_not_used(
@@ -419,7 +419,7 @@ def test_what_is_listed(cache: Cache, group: Cache, wheel: Path) -> None:
     )  # fmt: skip
     assert (listed.horovod, listed.python) == ("0.28.1", "cp311")
     assert describe(group, keep(group, wheel).name, RUNNER, thorough=False).used is None
-    assert describe(cache, key({}), RUNNER, thorough=False).problem == "it has gone"
+    assert describe(cache, key({}), RUNNER, thorough=False).problem == "it is gone"
     assert names(own(Places(Path("/none")))) == []
 
 

@@ -19,8 +19,8 @@ from hvdenv.reports.report import Finding
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
 from hvdenv.sites import module_shell
-from hvdenv.verification import collectors
-from hvdenv.verification.checks import CHECKS
+from hvdenv.verification import checks, collectors
+from hvdenv.verification.collection import COLLECTORS, Setup
 from tests.modulesystems import KINDS, cache_folder, install, write_module
 from tests.real.doctored import TIMEOUT, make_copy, purelib
 
@@ -42,17 +42,17 @@ def libmpi(built: Installation) -> Path:
 
 def record(built: Installation, runner: Runner) -> None:
     """Write the record as the end of a build does."""
-    mpi, _ = collectors.mpi(built, runner, TIMEOUT)
-    seen = collectors.observe(built, runner, TIMEOUT, mpi)
+    setup = Setup(built, runner)
+    mpi, _ = collectors.mpi(setup, TIMEOUT)
+    seen = collectors.observe(setup, TIMEOUT, mpi)
     path = Path(built.generation, generations.RECORD)
     generations.write_record(path, {"hvdenv": "0.1.0", "observed": encode(seen)})
 
 
 def drift(now: Installation, runner: Runner) -> list[Finding]:
     """The findings of verify's check."""
-    mpi = collectors.mpi(now, runner, TIMEOUT)
-    observed = collectors.observed(now, runner, TIMEOUT, mpi)
-    return list(CHECKS["drift"](observed=observed))
+    setup = Setup(now, runner)
+    return list(checks.drift(collectors.observed(setup, TIMEOUT, collectors.mpi(setup, TIMEOUT))))
 
 
 def the_failure(now: Installation, runner: Runner) -> Finding:
@@ -220,16 +220,17 @@ def test_a_generation_of_an_older_hvdenv(built: Installation, runner: Runner) ->
     generations.write_record(path, {"observed": {"host": "x", "python": 3}})
     (finding,) = drift(built, runner)
     assert finding.message == (
-        "its record is of another kind: observed.python: expected a table, found 3"
+        "its record has another format: observed.python: expected a table, found 3"
     )
 
 
 def test_what_hvdenv_did_not_build_has_nothing_to_compare(original: Installation) -> None:
-    applies = collectors.FACTS["observed"].applies
+    applies = COLLECTORS["observed"].applies
     assert applies(installation=original)
     assert not applies(installation=original._replace(generation=""))
 
 
 def test_a_python_that_gives_no_answer(built: Installation, runner: Runner) -> None:
+    setup = Setup(built._replace(python="/bin/true"), runner)
     with pytest.raises(StepError, match="could not be observed"):
-        collectors.observe(built._replace(python="/bin/true"), runner, TIMEOUT, Mpi("unknown"))
+        collectors.observe(setup, TIMEOUT, Mpi("unknown"))

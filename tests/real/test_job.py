@@ -112,7 +112,7 @@ def test_a_job_is_followed_with_its_output(hvdenv: Cli, folder: Path, site: Clus
     code, out, err = finished(process)
     assert (code, out.splitlines()[:2]) == (0, ["done", "done"])
     assert "hvdenv: 2 nodes for 00:10:00, up to 0.3333 node-hours\n" in err
-    number = re.search(r"job ([0-9]+) was submitted", err)
+    number = re.search(r"submitted job ([0-9]+)", err)
     assert number
     assert out.endswith(f"hvdenv: job {number[1]} ended with exit code 0\n")
     assert f"job {number[1]}: running on gpu[32-33]\n" in err

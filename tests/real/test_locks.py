@@ -206,7 +206,7 @@ def test_a_site_requires_signed_locks(cli: Cli, tmp_path: Path) -> None:
     other = good.texts[PYPI].replace('sha256 = "0', 'sha256 = "1', 1)
     changed = bind(locks / name, good.lock.inputs, {PYPI: other})
     folders.write(changed._replace(signature=good.signature))
-    assert "its signature is not good" in refused(*plan)
+    assert "its signature is invalid" in refused(*plan)
     folders.write(good)
     signers.chmod(0o666)
     assert "can be written by everybody" in refused(*plan, code=2)

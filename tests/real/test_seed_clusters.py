@@ -188,7 +188,9 @@ def test_alvis_as_it_is(alvis: Site) -> None:
     rows = table(verified.stdout)
     assert (rows["PyTorch"], rows["MPI"], rows["NCCL"]) == ("XXX", "XXX", "X  ")
     assert "horovodrun --check-build: expected, but not marked: NCCL" in verified.stdout
-    assert re.search(r"torch 2\.13\.0\S* is here; the recipe says 1\.13\.1", verified.stdout)
+    assert re.search(
+        r"torch 2\.13\.0\S* is installed, but the recipe says 1\.13\.1", verified.stdout
+    )
 
 
 WITHOUT_NCCL = """

@@ -20,7 +20,8 @@ from hvdenv.errors import UsageError
 from hvdenv.launch.launchers import Launch
 from hvdenv.reports.report import Finding
 from hvdenv.runner import Runner
-from hvdenv.verification import collectors, ranks
+from hvdenv.verification import checks, collectors, ranks
+from hvdenv.verification.collection import Setup
 from hvdenv.verification.verify import verify
 from tests.real.doctored import (
     PATIENCE,
@@ -94,17 +95,13 @@ def test_framework_replaced_after_the_build(
 
 def imported(installation: Installation, runner: Runner) -> collectors.Extension:
     """The extension of torch as a process of its own sees it."""
-    libraries = collectors.libraries(installation, runner, TIMEOUT)
-    found: collectors.Extension = collectors.extension(
-        installation, runner, TIMEOUT, libraries, {}, "torch"
-    )
-    return found
+    setup = Setup(installation, runner)
+    libraries = collectors.libraries(setup, TIMEOUT)
+    return collectors.extension(setup, TIMEOUT, libraries, {}, "torch")
 
 
 def evidence_findings(extension: collectors.Extension) -> list[Finding]:
-    from hvdenv.verification.checks import CHECKS
-
-    return list(CHECKS["extension"](extension=extension, expectation=TORCH, framework="torch"))
+    return list(checks.extension(extension, TORCH, "torch"))
 
 
 def test_an_extension_that_crashes_on_import(

@@ -263,7 +263,7 @@ def test_a_site_that_requires_signatures(
     evil = record.replace(digest, hashlib.sha256(b"evil").hexdigest())
     assert evil != record
     (entry / "entry.json").write_text(evil)
-    assert "its signature is not good: " in taking(cache, wheel)()
+    assert "its signature is invalid: " in taking(cache, wheel)()
 
 
 def test_all_of_a_group_publish_with_signatures(place: Path, wheel: Path, signers: Path) -> None:
@@ -304,7 +304,7 @@ def test_all_of_a_group_publish_with_signatures(place: Path, wheel: Path, signer
     [
         ("eve", "it is not signed by a key that is valid in"),
         ("old", "it is not signed by a key that is valid in"),
-        ("git", "its signature is not good: "),
+        ("git", "its signature is invalid: "),
         ("", "it is not signed, and the site requires it"),
     ],
 )
@@ -340,7 +340,7 @@ def test_what_else_keeps_a_signature_from_counting(
     # That of another entry.
     store(cache, {"other": 1}, wheel, runner, str(place / "ann"))
     shutil.copy(cache.entry(key({"other": 1})) / "entry.json.sig", entry)
-    assert "its signature is not good" in taking(cache, wheel)()
+    assert "its signature is invalid" in taking(cache, wheel)()
     (entry / "entry.json.sig").write_bytes(signature)
     assert taking(cache, wheel)() == "the wheel"
     signers.chmod(0o666)

@@ -1,0 +1,78 @@
+"""The prose check of `make lint`: codespell with the words of docs/words.txt.
+
+It reads the documentation and what hvdenv prints: strings of its Python files, and the texts of
+rules and signatures. Lines of code are blanked, so that line numbers stay right.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from codespell_lib import main as codespell
+
+ROOT = Path(__file__).parents[1]
+WORDS = ROOT / "docs" / "words.txt"
+# Keys of rules and signatures whose values are printed.
+PRINTED = re.compile(r"(?:about|cause|message|remedy|symptom) = ")
+CODE_BLOCK = re.compile(r"^ *```.*?^ *```|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        for path, text in texts():
+            copy = Path(folder) / path.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(text, encoding="utf-8")
+        phrases = [line.partition("->")[0] for line in WORDS.read_text().splitlines()]
+        longest_first = sorted(phrases, key=len, reverse=True)
+        os.chdir(folder)
+        return codespell(
+            "--dictionary", str(WORDS), "--dictionary", "-",
+            "--regex", rf"\b(?:{'|'.join(longest_first)})\b|[\w'-]+",
+            "--ignore-words-list", IGNORED, "--quiet-level", "2", ".",
+        )  # fmt: skip
+
+
+# Words of the field that codespell takes for misspelt ones.
+IGNORED = "ans,nd"
+
+
+def texts() -> Iterator[tuple[Path, str]]:
+    """Each file with prose, reduced to it."""
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        if "generated" not in path.parts:
+            text = path.read_text(encoding="utf-8")
+            yield path, CODE_BLOCK.sub(lambda found: "\n" * found.group().count("\n"), text)
+    for path in (ROOT / "hvdenv").rglob("*.py"):
+        yield path, "\n".join(strings(path.read_text(encoding="utf-8")))
+    for path in (ROOT / "hvdenv/knowledge").glob("*/*.toml"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        yield path, "\n".join(line if PRINTED.match(line) else "" for line in lines)
+
+
+def strings(source: str) -> list[str]:
+    """The strings of a Python file on their lines, without docstrings."""
+    lines = [""] * (source.count("\n") + 1)
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        for child in ast.iter_child_nodes(node):
+            is_docstring = isinstance(node, ast.Expr)
+            if (
+                isinstance(child, ast.Constant)
+                and isinstance(child.value, str)
+                and not is_docstring
+            ):
+                for offset, text in enumerate(child.value.split("\n")):
+                    if " " in text and child.lineno - 1 + offset < len(lines):
+                        lines[child.lineno - 1 + offset] += f" {text}"
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())
