@@ -1,4 +1,4 @@
-"""Running the steps that find or get the packages of a lock."""
+"""Run the steps that resolve or download the packages of a lock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def perform(steps: Sequence[Step], runner: Runner, progress: Progress) -> None:
     Args:
         steps: here(), elsewhere() or fetch().
         runner: runs their commands.
-        progress: is told.
+        progress: is told how it goes.
 
     Raises:
         StepError: a step failed.
@@ -43,7 +43,7 @@ def perform(steps: Sequence[Step], runner: Runner, progress: Progress) -> None:
 
 
 def attempt(step: Step, runner: Runner, progress: Progress) -> Outcome | None:
-    """Run the commands of a step up to the first that fails; what that one came to, or None."""
+    """Run the commands of a step up to the first that fails; its outcome, or None."""
     for file in step.files:
         make_folder(file.path.parent)
         write_text(file.path, file.text)
@@ -57,7 +57,7 @@ def attempt(step: Step, runner: Runner, progress: Progress) -> Outcome | None:
 
 
 def failure(step: Step, outcome: Outcome, where: str) -> StepError:
-    """The error where a command of a step has failed."""
+    """The error if a command of a step has failed."""
     known = explain(outcome.output, "build")
     return StepError(
         f"{step.name} failed" + (f": {known.cause}" if known else ""),
@@ -68,7 +68,7 @@ def failure(step: Step, outcome: Outcome, where: str) -> StepError:
 
 
 def index_hints(maker: Resolution) -> Mapping[str, str]:
-    """Where a framework's file is to be had from, by its package: what the recipe names."""
+    """The index of a framework's files, by its package, as the recipe names it."""
     recipe = maker.recipe
     return {
         recipe.frameworks[name].package or name: index

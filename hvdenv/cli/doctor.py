@@ -90,7 +90,7 @@ def _of_last() -> tuple[tuple[str, ...], Diagnosis]:
         diagnosis = failure.diagnosis()
     except OSError as error:
         raise blocked(failure.file, error, "read") from error
-    return (failure.what, *failure.said, str(failure.file)), diagnosis
+    return (failure.what, *failure.messages, str(failure.file)), diagnosis
 
 
 def _change(root: Found | None, recipe: str) -> Change | None:

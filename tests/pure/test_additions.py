@@ -1,4 +1,4 @@
-"""What may be added to an environment, and what is said of what would have to move."""
+"""What may be added to an environment, and what is said of what would have to change."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def chosen(*words: str, before: Additions | None = None, brought: str = "") -> A
         ("-r", "Expected"),
         ("", "Expected"),
         ("tqdm=4", "Expected"),
-        ("tqdm @ https://example.org/tqdm.whl", "an address"),
+        ("tqdm @ https://example.org/tqdm.whl", "a URL"),
         ("tqdm; python_version > '3'", "a condition"),
     ],
 )
@@ -121,17 +121,17 @@ def test_what_was_added_before_and_is_named_again_changes_nothing() -> None:
 
 
 REASONS = {
-    "one-version": ("opencv-python 4.12.0.88 wants numpy<2.3.0,>=2; numpy 1.26.4 would have to move",),
+    "one-version": ("opencv-python 4.12.0.88 requires numpy<2.3.0,>=2; numpy 1.26.4 would have to change",),
     "several-versions": (
         *(
-            f"opencv-python {version} wants numpy>=2; numpy 1.26.4 would have to move"
+            f"opencv-python {version} requires numpy>=2; numpy 1.26.4 would have to change"
             for version in ("5.0.0.93", "4.14.0.94", "4.13.0.92", "4.13.0.90")
         ),
-        "opencv-python 4.12.0.88 wants numpy<2.3.0,>=2; numpy 1.26.4 would have to move",
+        "opencv-python 4.12.0.88 requires numpy<2.3.0,>=2; numpy 1.26.4 would have to change",
     ),
     # pip spells the package in two ways.
     "through-another": (
-        "jax 0.6.0 wants ml_dtypes>=0.5.0; ml-dtypes 0.3.2 would have to move",
+        "jax 0.6.0 requires ml_dtypes>=0.5.0; ml-dtypes 0.3.2 would have to change",
     ),
 }  # fmt: skip
 
@@ -165,11 +165,11 @@ def test_a_refusal_says_who_what_and_what_then() -> None:
     error = refusal([Move("numpy", "1.26.4", "2.0")], output, additions)
     assert (error.exit_code, error.where) == (3, "a, b")
     assert error.detail == (
-        "a 1 wants numpy>=2; numpy 1.26.4 would have to move\nwould move: numpy: 1.26.4 -> 2.0"
+        "a 1 requires numpy>=2; numpy 1.26.4 would have to change\nwould change: numpy: 1.26.4 -> 2.0"
     )
     assert "change the recipe" in error.remedy
     only_added = refusal([Move("helper", "1.0", "2.0")], "", additions)
-    assert only_added.remedy.endswith("so that they may move: helper")
+    assert only_added.remedy.endswith("so that they may change: helper")
     nothing_named = refusal([], "", additions)
     assert "change the recipe" in nothing_named.remedy
 
