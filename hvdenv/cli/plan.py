@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+from hvdenv.cli.find_lock import with_lock
 from hvdenv.cli.options import (
     add_facts,
     add_json,
@@ -51,8 +52,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     prepared = prepare(arguments, thorough=False, shown=True)
     if is_locked(arguments):
-        from hvdenv.cli.find_lock import with_lock  # slow, and most plans have no lock
-
         prepared = with_lock(arguments, prepared)
     target, plan = prepared.target, prepared.plan(alone=arguments.format == "bash")
     plan = plan.at(target.generation(plan.digest[:12]))

@@ -26,9 +26,10 @@ _FOR_LAUNCHERS = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|TERM|PWD|TMPDIR|TZ|LANG|LC_\w+|LD_LIBRARY_PATH|HOSTNAME"
     r"|SSH_AUTH_SOCK|KRB5CCNAME|XDG_RUNTIME_DIR|PYTHONNOUSERSITE|PYTHONUNBUFFERED|SHLVL|OLDPWD|_"
     r"|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE"
-    r"|SLURM_\w+|PBS_\w+|LSB_\w+|LS_SUBCWD|COBALT_\w+|CUDA_VISIBLE_DEVICES"
+    r"|CUDA_VISIBLE_DEVICES"
     r"|(OMPI|PRTE|PMIX)_(MCA_\w+|ALLOW_RUN_AS_ROOT(_CONFIRM)?)"
 )
+_OF_SCHEDULERS = tuple(prefix for each in DIALECTS.values() for prefix in each.variables)
 # Other variables that change the results or the data path of ranks.
 _FOR_PROGRAMS = re.compile(
     r"LD_(PRELOAD|AUDIT|LIBRARY_PATH|BIND_NOW)|GLIBC_TUNABLES|MALLOC_\w+|OPAL_PREFIX"
@@ -353,7 +354,7 @@ def may_be_seen(name: str, requested: Requested) -> bool:
     if name in requested.exports:
         return True
     listed = FOR_RANKS.fullmatch(name) or _FOR_LAUNCHERS.fullmatch(name)
-    return bool(listed) and not is_secret(name)
+    return bool(listed or name.startswith(_OF_SCHEDULERS)) and not is_secret(name)
 
 
 def is_secret(name: str) -> bool:

@@ -15,10 +15,10 @@ from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.sites.job_status import abnormal_end, exit_code_in, explained, never_starts
 from hvdenv.sites.jobs import (
+    Follower,
     Listener,
     OutputTail,
     Submitted,
-    follow,
     keep,
     recall,
     records,
@@ -305,7 +305,7 @@ def test_a_job_whose_end_was_seen_needs_no_scheduler(tmp_path: Path) -> None:
     said: list[str] = []
     ended = job("12", log=str(log), state="failed")._replace(exit_code=3)
     listener = Listener(said.append, lambda status: said.append(status.state), said.append)
-    status = follow(ended, Runner({}), places, listener)
+    status = Follower(ended, Runner({}), places, listener).follow()
     assert (status.state, status.exit_code, said) == ("failed", 3, ["one", "two"])
 
 
