@@ -218,7 +218,7 @@ for size in (2, 3, 4, 7, 16):
             inputs = [probe.values(numpy, rank, shape, dtype) for rank in range(size)]
             assert inputs[0].dtype == dtype and inputs[0].shape == shape
             for operation in probe.OPERATIONS:
-                want = probe.wanted(numpy, size, shape, dtype, operation)
+                want = probe.expected(numpy, size, shape, dtype, operation)
                 bounds = probe.tolerance(numpy, size, dtype, operation)
                 total = sum(inputs[1:], inputs[0])
                 divide = 1 if operation == "Sum" else size
