@@ -94,10 +94,6 @@ def build(
     """Build an environment that is not already_built(), or resume a build that was killed.
 
     Args:
-        request: what to build.
-        environment: where.
-        places: where caches are.
-        progress: reports to the user.
         rebuild: make a new generation even if there is one of this plan, whole or begun.
         break_lock: take the lock from whoever holds it.
 

@@ -157,13 +157,7 @@ def _refuse(
 
 
 def build_prepared(prepared: Prepared, plan: Plan, arguments: argparse.Namespace) -> Built:
-    """Build a plan, unless a rule or a module stands in the way.
-
-    Args:
-        prepared: with a thorough look at the machine.
-        plan: of it.
-        arguments: allow, accept_drift, prefix, quiet, verbose, rebuild and break_lock.
-    """
+    """Build a plan, unless a rule or a module would make it fail; facts must be complete()."""
     rules, modules = _refuse(prepared, arguments, quiet=arguments.quiet)
     target, wheels = prepared.target, prepared.resolved.recipe.places.wheels
     if not arguments.prefix:
