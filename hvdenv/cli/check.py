@@ -9,7 +9,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hvdenv.cli.options import (
     Prepared,
@@ -28,12 +28,12 @@ from hvdenv.knowledge.grid import Answer, Asked, all_rows, ask, asked_of, compar
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.remedies import Change, edits_of, propose
 from hvdenv.knowledge.rules import Rule, all_rules, judge
+from hvdenv.model.cluster import Modules
 from hvdenv.plans.plan import choose_versions
+from hvdenv.runner import Runner
 from hvdenv.schema import encode
-
-if TYPE_CHECKING:
-    from hvdenv.model.cluster import Modules
-    from hvdenv.sites.modules import Examined
+from hvdenv.sites import module_shell
+from hvdenv.sites.modules import Examined, describe, describe_offers, offers
 
 EXAMPLES = """\
 examples:
@@ -101,10 +101,6 @@ class ModulesHere(NamedTuple):
 
 
 def _modules_here(wanted: Modules) -> ModulesHere:
-    from hvdenv.runner import Runner
-    from hvdenv.sites import module_shell
-    from hvdenv.sites.modules import offers
-
     runner = Runner()
     system = module_shell.find(runner, wanted.init)
     return ModulesHere(
@@ -166,8 +162,6 @@ def _lines(
 
 
 def _told_modules(there: ModulesHere) -> Iterator[str]:
-    from hvdenv.sites.modules import describe, describe_offers
-
     yield f"modules of the recipe ({there.system}):"
     yield from (f"  {describe(each)}" for each in there.examined)
     yield from describe_offers(there.offers)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from hvdenv.cli.find_lock import with_lock
 from hvdenv.cli.options import (
     add_facts,
     add_json,
@@ -19,15 +19,14 @@ from hvdenv.cli.options import (
     print_json,
 )
 from hvdenv.command import spelled_out
+from hvdenv.model.facts import Facts
 from hvdenv.places import environment_name
-from hvdenv.plans.plan import TEMPORARY
+from hvdenv.plans.plan import TEMPORARY, Plan
+from hvdenv.plans.script import render_bash
+from hvdenv.plans.step import TextFile
 from hvdenv.runner import cleaned_names, environment
+from hvdenv.schema import encode
 from hvdenv.sites.modules import commands
-
-if TYPE_CHECKING:
-    from hvdenv.model.facts import Facts
-    from hvdenv.plans.plan import Plan
-    from hvdenv.plans.step import TextFile
 
 EXAMPLES = """\
 examples:
@@ -53,18 +52,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     prepared = prepare(arguments, thorough=False, shown=True)
     if is_locked(arguments):
-        from hvdenv.cli.find_lock import with_lock
-
         prepared = with_lock(arguments, prepared)
     target, plan = prepared.target, prepared.plan(alone=arguments.format == "bash")
     plan = plan.at(target.generation(plan.digest[:12]))
     if arguments.json:
-        from hvdenv.schema import encode
-
         print_json({"facts": encode(prepared.facts), **encode(plan)})
     elif arguments.format == "bash":
-        from hvdenv.plans.script import render_bash
-
         print(render_bash(plan, target.prefix), end="")
     else:
         print(_text(plan, prepared.facts, target.prefix))

@@ -78,6 +78,9 @@ _SCRIPT = (
 )
 
 
+_COUNTS = ("nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node")
+
+
 class Chosen(NamedTuple):
     """The environment that a command runs in.
 
@@ -142,6 +145,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--dry-run", action="store_true", help="print the command line without running it"
     )
     add_trust(parser)
+
+
+def add_requests(group: argparse._ArgumentGroup, fields: Sequence[str]) -> None:
+    """Options for fields of a job; their names are those of the fields."""
+    helps = {"time": "such as 1:30:00 or 2-00:00:00", "partition": "partition or queue"}
+    for field in fields:
+        kind: type = int if field in _COUNTS else str
+        metavar = "N" if kind is int else field.upper()
+        group.add_argument(
+            "--" + field.replace("_", "-"), type=kind, metavar=metavar, help=helps.get(field)
+        )
 
 
 def run(arguments: argparse.Namespace) -> int:

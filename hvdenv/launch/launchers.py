@@ -496,8 +496,8 @@ def _mca_variables(launch: Launch) -> Variables:
 
 def _prefix(launch: Launch) -> list[str]:
     """--prefix for Open MPI 4 in an environment; version 5 finds itself on other hosts."""
-    wanted = launch.mpi_prefix and launch.remote and launch.mpi.major < 5
-    return ["--prefix", launch.mpi_prefix] if wanted else []
+    needed = launch.mpi_prefix and launch.remote and launch.mpi.major < 5
+    return ["--prefix", launch.mpi_prefix] if needed else []
 
 
 def puts_mpi_first(name: str, launch: Launch) -> bool:

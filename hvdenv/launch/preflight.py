@@ -99,7 +99,7 @@ class Requirements(NamedTuple):
         return LAUNCHERS[self.launcher].by_ssh and not self.scheduled
 
 
-# A node, or why it could not be asked.
+# For each host its report, or why there is none.
 Answers = Mapping[str, Node | str]
 
 

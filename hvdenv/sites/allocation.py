@@ -77,9 +77,9 @@ def interactive(
         job=job._replace(output=None, error=None), partition=partition, launch=(HOSTFILE,)
     )
     directives = dialect.directives(batch)
-    wanted = [each for each in directives if not each.startswith(dialect.batch_only)]
+    options = [each for each in directives if not each.startswith(dialect.batch_only)]
     words = {
-        "{options}": tuple(shlex.split(" ".join(wanted))),
+        "{options}": tuple(shlex.split(" ".join(options))),
         "{program}": program,
         "{command}": (shlex.join(program),),
     }

@@ -397,7 +397,7 @@ def test_secrets_stay_off_command_lines(
         (("RECIPE", "--hosts", "", "--", "true"), "not the name of a host"),
         (("RECIPE", "--hosts", "a:2,a:2", "--", "true"), "a is listed twice"),
         (("RECIPE", "--hosts", "a:2;b:2", "--", "true"), "is not a number of slots"),
-        (("RECIPE", "--hostfile", "/none/such", "--", "true"), "cannot read the file"),
+        (("RECIPE", "--hostfile", "/none/such", "--", "true"), "cannot read the host file"),
         (("RECIPE", "--launcher", "mpirum", "--", "true"), "unknown launcher mpirum"),
         (("RECIPE", "--launcher", "aprun", "--", "true"), "in an allocation of cobalt or pbs"),
         (("RECIPE", "--", "true"), "srun starts ranks only in an allocation of slurm"),

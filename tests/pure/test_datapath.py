@@ -187,7 +187,7 @@ def judged(ranks: RankRun, meant: Mapping[str, str] = {}) -> tuple[str, str]:
 def test_mpi_on_tcp_is_right_where_there_is_nothing_faster() -> None:
     assert judged(run(rank(0, logged=TCP), rank(1, logged=TCP))) == (
         "pass",
-        "MPI negotiated, MPI reduced in the memory of the host (pml ob1, btl self, tcp)",
+        "MPI negotiated, MPI reduced in host memory (pml ob1, btl self, tcp)",
     )
 
 
@@ -198,7 +198,7 @@ def test_mpi_on_tcp_where_something_faster_is() -> None:
     slow = run(rank(0, **FAST), rank(1, **FAST))
     status, message = judged(slow)
     assert status == "fail"
-    assert "MPI sends by TCP, though there is mlx5_0" in message
+    assert "MPI uses TCP although the hosts have mlx5_0" in message
     assert (
         "use the launcher mpirun"
         in datapath.judge(slow._replace(launcher="horovodrun-mpi"), OPEN_MPI, {}).remedy
@@ -245,7 +245,7 @@ def test_nccl_is_proven_by_what_it_says_on_every_rank() -> None:
 
 def test_a_gpu_that_ranks_share() -> None:
     assert judged(run(on_gpu(0, "n0", "7000"), on_gpu(1, "n0", "7000"))) == (
-        "fail", "several ranks on n0 use one GPU (bus 7000)",
+        "fail", "several ranks on n0 use the same GPU (bus 7000)",
     )  # fmt: skip
     assert judged(run(on_gpu(0, "n0", "7000"), on_gpu(1, "n1", "7000")))[0] == "pass"
 
@@ -257,7 +257,7 @@ def test_nccl_over_sockets_where_something_faster_is() -> None:
 
     status, message = judged(run(slow(0), slow(1)))
     assert status == "fail"
-    assert "NCCL sends by TCP, though there is mlx5_0" in message
+    assert "NCCL uses TCP although the hosts have mlx5_0" in message
 
 
 @pytest.mark.parametrize(
@@ -279,15 +279,15 @@ def test_what_is_odd_is_said_and_fails_nothing() -> None:
     two = rank(1, libraries={"libmpi": ["/a/libmpi.so.40", "/b/libmpi.so.40"]})
     status, message = judged(run(five, two))
     assert status == "pass"
-    assert "the library of Open MPI 5.0.11, and are started by Open MPI 4.1.8" in message
-    assert "two libraries of MPI loaded: /a/libmpi.so.40 and /b/libmpi.so.40" in message
+    assert "the library of Open MPI 5.0.11, but mpirun is from Open MPI 4.1.8" in message
+    assert "has loaded two MPI libraries: /a/libmpi.so.40 and /b/libmpi.so.40" in message
 
 
 def test_nccl_at_build_against_at_run() -> None:
     (first, second) = (on_gpu(0, "n0", "7000"), on_gpu(1, "n0", "b000"))
     old = with_event(first, ExtensionFacts("torch", built={"NCCL": 21602}))
     message = judged(run(old, second))[1]
-    assert "built with NCCL 2.16.2, and has 2.18.5 here" in message
+    assert "built with NCCL 2.16.2, but runs with 2.18.5" in message
     # Up to Horovod 0.19 it only reports whether.
     unknown = with_event(first, ExtensionFacts("torch", built={"NCCL": 1}))
     assert "built with NCCL" not in judged(run(unknown, second))[1]

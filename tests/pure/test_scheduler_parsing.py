@@ -15,10 +15,11 @@ from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.sites.job_status import abnormal_end, exit_code_in, explained, never_starts
 from hvdenv.sites.jobs import (
+    Follower,
     Listener,
     OutputTail,
+    Script,
     Submitted,
-    follow,
     keep,
     recall,
     records,
@@ -305,7 +306,7 @@ def test_a_job_whose_end_was_seen_needs_no_scheduler(tmp_path: Path) -> None:
     said: list[str] = []
     ended = job("12", log=str(log), state="failed")._replace(exit_code=3)
     listener = Listener(said.append, lambda status: said.append(status.state), said.append)
-    status = follow(ended, Runner({}), places, listener)
+    status = Follower(ended, Runner({}), places, listener).follow()
     assert (status.state, status.exit_code, said) == ("failed", 3, ["one", "two"])
 
 
@@ -320,7 +321,7 @@ def test_a_host_without_the_scheduler(
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     places = Places(tmp_path / "home")
     with pytest.raises(StepError, match="no (sbatch|qsub|bsub) on this host") as caught:
-        submit("#!/bin/sh\n", scheduler, "train", Runner(), places)
+        submit(Script("#!/bin/sh\n", scheduler, "train"), Runner(), places)
     assert "login node" in caught.value.remedy
     assert list(places.jobs.iterdir()) == []
 
@@ -344,6 +345,6 @@ def test_a_scheduler_that_cannot_be_reached_rejects_nothing(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(StepError, match=message) as caught:
-        submit("#!/bin/sh\n", "slurm", "train", Runner(), Places(tmp_path / "home"))
+        submit(Script("#!/bin/sh\n", "slurm", "train"), Runner(), Places(tmp_path / "home"))
     assert remedy in caught.value.remedy
     assert said in caught.value.detail

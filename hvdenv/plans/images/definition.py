@@ -172,13 +172,13 @@ def define(recipe: Recipe, plan: Plan, form: FormatName) -> str:
         image=base, _distro=distribution.hpccm, _arch=_architecture(plan)
     )  # fmt: skip
     mpi = _mpi(recipe)
-    wanted = {
+    ospackages = {
         *distribution.packages,
         *distribution.pythons[plan.python.version],
         *container.packages,
     }
-    wanted |= {"wget"} if mpi else set()
-    stage += packages(ospackages=[shlex.quote(each) for each in sorted(wanted)])
+    ospackages |= {"wget"} if mpi else set()
+    stage += packages(ospackages=[shlex.quote(each) for each in sorted(ospackages)])
     if mpi is not None:
         stage += comment("Checked here: hpccm's own wget keeps a file that exists", reformat=False)
         stage += shell(commands=_checked_download(recipe, str(mpi)), chdir=False)
