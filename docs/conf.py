@@ -22,4 +22,6 @@ html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
 html_use_index = False
+# Pages opened from disk may not read others, so results have titles only.
+html_show_search_summary = False
 highlight_language = "text"

@@ -227,15 +227,6 @@ def test_no_environments_yet(capsys: Captured) -> None:
     assert json.loads(capsys.readouterr().out) == []
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_completion(shell: str, capsys: Captured) -> None:
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    assert all(command in script for command in COMMANDS)
-    if shell == "bash":
-        assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
-
-
 def module(*words: str, **options: Any) -> subprocess.Popen[str]:
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
     return subprocess.Popen([sys.executable, "-m", "hvdenv", *words], **options)
