@@ -45,7 +45,16 @@ from hvdenv.runner import Runner, environment
 from hvdenv.schema import encode
 from hvdenv.sites.batch import OPTIONS, check, cost, merge, script
 from hvdenv.sites.job_status import abnormal_end, explained
-from hvdenv.sites.jobs import Follower, Listener, Submitted, cancel, recall, submit, unfinished
+from hvdenv.sites.jobs import (
+    Follower,
+    Listener,
+    Script,
+    Submitted,
+    cancel,
+    recall,
+    submit,
+    unfinished,
+)
 from hvdenv.sites.schedulers import DIALECTS
 from hvdenv.sites.schedulers.dialect import HOST_NAMES, HOSTFILE, HOSTS, BatchJob, Status
 
@@ -102,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _give(arguments, text, batch.job)
     if not quiet:
         _report(f"{batch.job.name}: {charged(batch.job)}")
-    record = submit(text, scheduler, batch.job.name, runner, places)
+    record = submit(Script(text, scheduler, batch.job.name), runner, places)
     if batch.activate:  # an image has none
         last_used.note(places, Path(batch.activate).parent)
     if not arguments.detach:
@@ -423,7 +432,8 @@ def run_in_job(
     )
     if not quiet:
         _report(f"{job.name}: {charged(job)}")
-    record = submit(script(scheduler, batch), scheduler, job.name, runner, places, key=key, log=log)
+    submission = Script(script(scheduler, batch), scheduler, job.name, key, log)
+    record = submit(submission, runner, places)
     if not quiet:
         _report(f"submitted job {record.id}")
     return to_the_end(record, runner, places, quiet=quiet)

@@ -130,10 +130,11 @@ def place(
         job=allocation.job,
         nested=allocation.nested,
     )
+    sources = _Sources(recipe, requested, allocation)
     if requested.hosts:
-        launch = _on_requested(launch, recipe, requested, allocation)
+        launch = _on_requested(launch, sources)
     elif allocation.hosts:
-        launch = _on_allocated(launch, recipe, requested, allocation)
+        launch = _on_allocated(launch, sources)
     elif allocation.nodes:
         each = recipe.job.ranks_per_node
         ranks = requested.ranks or allocation.nodes * each
@@ -141,12 +142,32 @@ def place(
     else:
         return launch
     _refuse_crowd(launch, allocation)
-    return launch._replace(cpus_per_rank=_cpus_per_rank(launch, recipe, allocation))
+    return launch._replace(cpus_per_rank=_cpus_per_rank(launch, sources))
 
 
-def _on_requested(
-    launch: Launch, recipe: Recipe, requested: Requested, allocation: Allocation
-) -> Launch:
+class _Sources(NamedTuple):
+    """What decides where ranks go."""
+
+    recipe: Recipe
+    requested: Requested
+    allocation: Allocation
+
+    @property
+    def counts_tasks(self) -> bool:
+        """Whether the slots of allocated hosts are requested ranks, and not processors."""
+        scheduler = self.allocation.scheduler
+        return scheduler is not None and DIALECTS[scheduler].counts_tasks
+
+    def usual(self, host: Host) -> int:
+        """How many ranks go to a host of the allocation by default."""
+        usual = self.recipe.job.ranks_per_node
+        if self.counts_tasks:
+            return host.slots or self.allocation.gpus_per_node or usual
+        return min(host.slots or usual, usual)
+
+
+def _on_requested(launch: Launch, sources: _Sources) -> Launch:
+    recipe, requested, allocation = sources
     known = {short(host.name): host for host in allocation.hosts}
     foreign = [host.name for host in requested.hosts if known and short(host.name) not in known]
     if foreign:
@@ -158,7 +179,7 @@ def _on_requested(
     hosts = requested.hosts
     if not hosts[0].slots:
         each = -(-requested.ranks // len(hosts)) if requested.ranks else 0
-        usual = {name: _usual(host, recipe, allocation) for name, host in known.items()}
+        usual = {name: sources.usual(host) for name, host in known.items()}
         hosts = tuple(
             host._replace(slots=each or usual.get(short(host.name), recipe.job.ranks_per_node))
             for host in hosts
@@ -181,12 +202,9 @@ def _on_requested(
     )
 
 
-def _on_allocated(
-    launch: Launch, recipe: Recipe, requested: Requested, allocation: Allocation
-) -> Launch:
-    usual = tuple(
-        host._replace(slots=_usual(host, recipe, allocation)) for host in allocation.hosts
-    )
+def _on_allocated(launch: Launch, sources: _Sources) -> Launch:
+    _, requested, allocation = sources
+    usual = tuple(host._replace(slots=sources.usual(host)) for host in allocation.hosts)
     room = sum(host.slots for host in usual)
     ranks = requested.ranks or room
     # Whether more than usual is allowed is up to the scheduler.
@@ -202,19 +220,8 @@ def _on_allocated(
         hostfile=allocation.hostfile if len(hosts) == len(usual) and _even(hosts) else "",
         ranks_per_node=max(host.slots for host in hosts),
         allowed=min(allocation.tasks, default=0),
-        placed=(_counts_tasks(allocation) and not whole) or len(hosts) < len(usual),
+        placed=(sources.counts_tasks and not whole) or len(hosts) < len(usual),
     )
-
-
-def _usual(host: Host, recipe: Recipe, allocation: Allocation) -> int:
-    """How many ranks go to a host of the allocation by default."""
-    if _counts_tasks(allocation):
-        return host.slots or allocation.gpus_per_node or recipe.job.ranks_per_node
-    return min(host.slots or recipe.job.ranks_per_node, recipe.job.ranks_per_node)
-
-
-def _counts_tasks(allocation: Allocation) -> bool:
-    return allocation.scheduler is not None and DIALECTS[allocation.scheduler].counts_tasks
 
 
 def filled(hosts: tuple[Host, ...], ranks: int) -> tuple[Host, ...]:
@@ -249,9 +256,10 @@ def _refuse_crowd(launch: Launch, allocation: Allocation) -> None:
             )
 
 
-def _cpus_per_rank(launch: Launch, recipe: Recipe, allocation: Allocation) -> int:
+def _cpus_per_rank(launch: Launch, sources: _Sources) -> int:
     """The requested or usual number, limited to what the allocation has for all ranks."""
-    requested, usual = allocation.cpus_per_rank, recipe.job.cpus_per_rank or 0
+    allocation = sources.allocation
+    requested, usual = allocation.cpus_per_rank, sources.recipe.job.cpus_per_rank or 0
     if not allocation.cpus:
         return requested or usual
     room = min(allocation.cpus) // launch.per_node

@@ -67,24 +67,25 @@ class Submitted(NamedTuple):
         return (self.log,) if self.log else self.outputs
 
 
-def submit(
-    text: str,
-    scheduler: Scheduler,
-    name: str,
-    runner: Runner,
-    places: Places,
-    *,
-    key: str = "",
-    log: str = "",
-) -> Submitted:
-    """Submit a script and record the job; see Submitted for the arguments.
+class Script(NamedTuple):
+    """A script to submit; see Submitted for the fields."""
+
+    text: str
+    scheduler: Scheduler
+    name: str
+    key: str = ""
+    log: str = ""
+
+
+def submit(script: Script, runner: Runner, places: Places) -> Submitted:
+    """Submit a script and record the job.
 
     Raises:
         StepError: the scheduler rejects it, or cannot be reached.
     """
-    dialect = DIALECTS[scheduler]
-    path = make_folder(places.jobs) / f"{name}-{uuid.uuid4().hex[:12]}.sh"
-    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    dialect = DIALECTS[script.scheduler]
+    path = make_folder(places.jobs) / f"{script.name}-{uuid.uuid4().hex[:12]}.sh"
+    path.write_bytes(script.text.encode("utf-8", "surrogateescape"))
     path.chmod(0o700)  # Cobalt runs the file itself
     # With this variable, the job would end with this process if both are on the same machine.
     words = ("env", "-u", TOKEN_VARIABLE, *fill(dialect.submit, script=str(path)))
@@ -94,13 +95,13 @@ def submit(
         path.unlink()
         raise _not_submitted(dialect, outcome)
     record = Submitted(
-        scheduler=scheduler,
+        scheduler=script.scheduler,
         id=found[-1]["id"],
-        name=name,
+        name=script.name,
         script=str(path),
         submitted=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-        key=key,
-        log=log,
+        key=script.key,
+        log=script.log,
     )
     keep(record, places)
     return record

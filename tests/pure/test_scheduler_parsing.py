@@ -18,6 +18,7 @@ from hvdenv.sites.jobs import (
     Follower,
     Listener,
     OutputTail,
+    Script,
     Submitted,
     keep,
     recall,
@@ -320,7 +321,7 @@ def test_a_host_without_the_scheduler(
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     places = Places(tmp_path / "home")
     with pytest.raises(StepError, match="no (sbatch|qsub|bsub) on this host") as caught:
-        submit("#!/bin/sh\n", scheduler, "train", Runner(), places)
+        submit(Script("#!/bin/sh\n", scheduler, "train"), Runner(), places)
     assert "login node" in caught.value.remedy
     assert list(places.jobs.iterdir()) == []
 
@@ -344,6 +345,6 @@ def test_a_scheduler_that_cannot_be_reached_rejects_nothing(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(StepError, match=message) as caught:
-        submit("#!/bin/sh\n", "slurm", "train", Runner(), Places(tmp_path / "home"))
+        submit(Script("#!/bin/sh\n", "slurm", "train"), Runner(), Places(tmp_path / "home"))
     assert remedy in caught.value.remedy
     assert said in caught.value.detail
