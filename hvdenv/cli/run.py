@@ -206,7 +206,6 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
     """The environment that the options name.
 
     Args:
-        arguments: with recipe or prefix.
         built: whether it must exist.
         image: whether it may be the recipe's image, if no prefix is given.
 
