@@ -122,7 +122,7 @@ def _report_dropped(target: Environment, before: str) -> None:
     if before in ("", target.active()):
         return
     record = read_record(target.record(before))
-    if added := record.get("additions", {}).get("requirements"):
+    if added := record.additions.get("requirements"):
         print(
             f"without what was added: {', '.join(added)}; to go back to that:"
             f" hvdenv envs rollback {target.prefix} --to {before}"

@@ -211,19 +211,19 @@ def test_no_wrong_reduction_gives_the_right_values(original: Installation) -> No
     code = f"""
 import sys, numpy
 sys.path.insert(0, {str(RANK_PROGRAMS)!r})
-import allreduce as probe
+import allreduce
 for size in (2, 3, 4, 7, 16):
-    for shape in probe.SHAPES:
-        for dtype in probe.DTYPES:
-            inputs = [probe.values(numpy, rank, shape, dtype) for rank in range(size)]
+    for shape in allreduce.SHAPES:
+        for dtype in allreduce.DTYPES:
+            inputs = [allreduce.values(numpy, rank, shape, dtype) for rank in range(size)]
             assert inputs[0].dtype == dtype and inputs[0].shape == shape
-            for operation in probe.OPERATIONS:
-                want = probe.wanted(numpy, size, shape, dtype, operation)
-                bounds = probe.tolerance(numpy, size, dtype, operation)
+            for operation in allreduce.OPERATIONS:
+                want = allreduce.expected(numpy, size, shape, dtype, operation)
+                bounds = allreduce.tolerance(numpy, size, dtype, operation)
                 total = sum(inputs[1:], inputs[0])
                 divide = 1 if operation == "Sum" else size
                 right = (total / divide).astype(want.dtype) if divide > 1 else total
-                assert probe.compare(numpy, "right", right, want, *bounds) is None
+                assert allreduce.compare(numpy, "right", right, want, *bounds) is None
                 others = [total - one for one in inputs] + [total + one for one in inputs]
                 others += [one * size for one in inputs[:1] if size == 1]
                 others += [numpy.maximum.reduce(inputs), numpy.minimum.reduce(inputs)]
@@ -231,7 +231,7 @@ for size in (2, 3, 4, 7, 16):
                     others.append(sum(one.astype("float32") for one in inputs).astype(dtype))
                 for number, other in enumerate(others):
                     got = (other / divide).astype(want.dtype) if divide > 1 else other
-                    wrong = probe.compare(numpy, "wrong", got, want, *bounds)
+                    wrong = allreduce.compare(numpy, "wrong", got, want, *bounds)
                     assert wrong and wrong["elements"] > 0.9 * wrong["of"], (size, dtype, number)
 print("done")
 """

@@ -37,7 +37,7 @@ def values(numpy: Any, rank: int, shape: Shape, dtype: str) -> Array:
     return whole.astype(dtype).reshape(shape)
 
 
-def wanted(numpy: Any, size: int, shape: Shape, dtype: str, operation: str) -> Array:
+def expected(numpy: Any, size: int, shape: Shape, dtype: str, operation: str) -> Array:
     """The expected result of all ranks' values."""
     total = values(numpy, 0, shape, dtype)
     for rank in range(1, size):
@@ -156,7 +156,7 @@ def reduce_and_judge(
     )
     wrong, own = [], 0
     for name, shape, dtype, operation in tests:
-        want = wanted(numpy, hvd.size(), shape, dtype, operation)
+        want = expected(numpy, hvd.size(), shape, dtype, operation)
         bounds = tolerance(numpy, hvd.size(), dtype, operation)
         found = compare(numpy, name, got[name], want, *bounds)
         if found:

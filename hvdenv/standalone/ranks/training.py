@@ -235,9 +235,7 @@ def torch_data(context: Context, data: Data) -> Tuple[Any, Any, Any]:
     """The data set with numbers of samples, and two samplers: this rank's and a single process's."""
     torch, hvd = context.native, context.hvd
     dataset = torch.utils.data.TensorDataset(
-        torch.arange(len(data[0])),
-        context.tensor(data[0][:, :-1].copy()),
-        context.tensor(data[1]),
+        torch.arange(len(data[0])), context.tensor(data[0][:, :-1].copy()), context.tensor(data[1])
     )
     sampler = torch.utils.data.distributed.DistributedSampler
     own = sampler(dataset, num_replicas=hvd.size(), rank=hvd.rank())
