@@ -251,7 +251,7 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
     if not arguments.recipe:
         name = environment_name(record["recipe"], record["variants"])
         refuse_foreign_names(recipe, arguments, str(installed.prefix))
-    return Chosen(name, recipe, installed.prefix, record)
+    return Chosen(name=name, recipe=recipe, prefix=installed.prefix, record=record)
 
 
 def elsewhere(record: Mapping[str, Any]) -> str:
