@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _give(arguments, text, batch.job)
     if not quiet:
         _report(f"{batch.job.name}: {charged(batch.job)}")
-    record = submit(Script(text, scheduler, batch.job.name), runner, places)
+    record = submit(Script(text=text, scheduler=scheduler, name=batch.job.name), runner, places)
     if batch.activate:  # an image has none
         last_used.note(places, Path(batch.activate).parent)
     if not arguments.detach:
@@ -293,10 +293,6 @@ def to_the_end(
     """Follow a job with its output on standard output and its status on standard error.
 
     Args:
-        record: the job.
-        runner: starts the scheduler's programs.
-        places: where jobs are recorded.
-        quiet: report errors only.
         as_json: print the end as JSON; the job's output goes to standard error.
         withdraw: cancel the job if it can never start.
 
@@ -395,9 +391,6 @@ def run_in_job(
     Args:
         resolved: the recipe; its table `job` has the other values.
         words: the command line without ``hvdenv``, such as ``("build", "neuron")``.
-        places: where jobs are recorded.
-        request: what is special about this job.
-        quiet: report errors only.
 
     Returns:
         The exit code of that command line.
@@ -432,7 +425,8 @@ def run_in_job(
     )
     if not quiet:
         _report(f"{job.name}: {charged(job)}")
-    submission = Script(script(scheduler, batch), scheduler, job.name, key, log)
+    text = script(scheduler, batch)
+    submission = Script(text=text, scheduler=scheduler, name=job.name, key=key, log=log)
     record = submit(submission, runner, places)
     if not quiet:
         _report(f"submitted job {record.id}")

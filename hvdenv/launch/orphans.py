@@ -71,17 +71,10 @@ _NOBODY = Suspects((), 0.0)
 def end(
     hosts: Sequence[str], runner: Runner, seconds: float, suspects: Suspects = _NOBODY
 ) -> Iterator[Finding]:
-    """End the orphans of a failed run.
+    """End the orphans of a failed run on its hosts, or on this one if there are none.
 
-    Args:
-        hosts: of its ranks; empty for this host.
-        runner: that started it, and may have been stopped.
-        seconds: time limit for the answers of all hosts.
-        suspects: other processes to look for on the other hosts.
-
-    Yields:
-        One finding about the hosts that answered, and one for each that did not, or that has
-        orphans without the token.
+    All hosts together have ``seconds`` to answer. Yields one finding about those that answered,
+    and one for each that did not, or that has orphans without the token.
     """
     others = [host for host in hosts if not is_this_host(host)]
     ended: dict[str, int] = {}
@@ -98,7 +91,7 @@ def end(
     message = f"no processes of this run are left on {', '.join(ended)}"
     if found:
         message += f"; hvdenv ended: {', '.join(found)}"
-    yield Finding("orphans", "hosts", "pass", message)
+    yield Finding(check="orphans", subject="hosts", status="pass", message=message)
 
 
 def orphans(suspects: Suspects) -> Iterator[Finding]:
@@ -154,14 +147,16 @@ def _reported(found: Sequence[Orphan]) -> Iterator[Finding]:
     kill = f"kill {' '.join(pids)}"
     shown = ", ".join(pids[:_SHOWN]) + (f" and {len(pids) - _SHOWN} more" * (len(pids) > _SHOWN))
     yield Finding(
-        "orphans",
-        host,
-        "unproven",
-        f"orphaned processes of this environment's Python that began during verify still run on"
+        check="orphans",
+        subject=host,
+        status="unproven",
+        message=f"orphaned processes of this environment's Python that began during verify still run on"
         f" {host}: {shown}; they lack the variable that marks processes of verify, so hvdenv did"
         " not end them",
-        "\n".join(mask(plain(f"{orphan.pid} on {host}: {orphan.words}")) for orphan in found),
-        "unless they belong to another run of yours: "
+        evidence="\n".join(
+            mask(plain(f"{orphan.pid} on {host}: {orphan.words}")) for orphan in found
+        ),
+        remedy="unless they belong to another run of yours: "
         + (kill if is_this_host(host) else f"ssh {shlex.quote(host)} {kill}"),
     )
 
@@ -189,10 +184,10 @@ def _why(outcome: Outcome) -> str:
 
 def _unconfirmed(host: str, why: str) -> Finding:
     return Finding(
-        "orphans",
-        host,
-        "unproven",
-        f"unconfirmed whether ranks still run on {host}: {why}",
+        check="orphans",
+        subject=host,
+        status="unproven",
+        message=f"unconfirmed whether ranks still run on {host}: {why}",
         remedy=f"ranks end themselves at their deadline; once {host} is reachable, check it for"
         " processes named rank.py and rank_work.py",
     )

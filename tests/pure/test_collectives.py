@@ -150,7 +150,7 @@ def test_a_rank_that_ends_in_the_middle_does_not_hide_what_was_wrong_before() ->
 
 def test_ranks_that_say_nothing() -> None:
     (judgement,) = judged(report(0)).values()
-    assert (judgement.status, judgement.message) == ("fail", "nothing was reported by rank 1 on n1")
+    assert (judgement.status, judgement.message) == ("fail", "rank 1 on n1 reported nothing")
 
 
 def test_nothing_could_be_tried() -> None:

@@ -83,7 +83,7 @@ def test_the_check_fails_for_each_change_that_matters_and_tells_all() -> None:
         ("fail", "mpirun"), ("fail", "libmpi.so.40"),
     ]  # fmt: skip
     assert findings[1].message.endswith(
-        "Horovod was built with Open MPI v4.1.4; this is Open MPI v5.0.2"
+        "Horovod was built with Open MPI v4.1.4, and this is Open MPI v5.0.2"
     )
     assert "--rebuild" in findings[0].remedy
     assert "built on login1, now on login1\n" in findings[0].evidence
@@ -99,8 +99,8 @@ def test_the_check_passes_with_a_note_of_what_does_no_harm() -> None:
     assert finding.message.count("; ") == 2
     packages = {f"p{number}": "1" for number in range(5)}
     (finding,) = judged(was, was._replace(packages={**was.packages, **packages}))
-    assert finding.message.endswith("p2 is 1 now and was not there; 2 more harmless changes")
-    assert "p4 is 1 now and was not there" in finding.evidence
+    assert finding.message.endswith("p2 is 1 now and was missing; 2 more harmless changes")
+    assert "p4 is 1 now and was missing" in finding.evidence
 
 
 def test_there_may_be_nothing_to_compare() -> None:

@@ -37,7 +37,7 @@ def test_whole_report() -> None:
         "    last words\n"
         "  what to do: look at it\n"
         "\n"
-        "verdict: fail: something that is expected is missing or does not work"
+        "verdict: fail: something expected is missing or does not work"
         " (1 pass, 1 fail; 12.3 s; /env)\n"
     )
 
@@ -81,7 +81,7 @@ def test_variables_of_the_shell_are_listed() -> None:
 def test_long_evidence_is_cut_at_its_beginning() -> None:
     long = FAIL._replace(evidence="\n".join(f"line {number}" for number in range(100)))
     text = render(report(long))
-    assert "    (40 lines before this are in --json)\n    line 40\n" in text
+    assert "    (--json has 40 lines before these)\n    line 40\n" in text
     assert "line 39\n" not in text
     assert "line 99\n" in text
 
