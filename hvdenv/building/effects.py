@@ -14,6 +14,7 @@ from packaging.specifiers import SpecifierSet
 
 from hvdenv.building.state import JOURNAL, LOGS, Record, State, sha256_of
 from hvdenv.command import Command
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import is_version
 from hvdenv.errors import StepError
@@ -76,7 +77,7 @@ def load_modules(state: State, step: Step, _: str) -> tuple[str, dict[str, Any]]
     run = module_shell.load(system, step.modules, "run", state.runner)
     state.runner = state.runner.changed(build.set, build.unset)
     loaded = {"run": encode(run), "build": encode(build)}
-    state.refuse_drift({"modules": loaded})
+    state.refuse_drift(GenerationRecord(modules=loaded))
     return ", ".join(build.loaded), loaded
 
 
@@ -85,7 +86,7 @@ def look_up_wheel(state: State, _: Step, output: str) -> tuple[str, dict[str, An
     stack = json.loads(output.strip().splitlines()[-1])
     _compare_stack(state, stack)
     inputs = {**state.plan.wheel_inputs, "stack": stack}
-    state.refuse_drift({**state.known(), "stack": inputs})
+    state.refuse_drift(state.known()._replace(stack=inputs))
     make_folder(state.plan.wheel.parent)
     taken = wheelcache.take(state.caches, inputs, state.plan.wheel, state.plain_runner)
     for note in taken.notes:

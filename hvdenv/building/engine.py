@@ -20,6 +20,7 @@ from hvdenv.building.state import (
     refused_drift,
 )
 from hvdenv.command import Outcome, spelled_out
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, journal, prefix_lock, registry, scratch
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import LockError, StepError
@@ -69,7 +70,7 @@ def already_built(
     if not active:
         return None
     found = generations.read_record(environment.record(active))
-    if found.get("plan_digest") != plan.digest:
+    if found.plan_digest != plan.digest:
         return None
     refused = refused_drift(plan.locked, found, accepted)
     if refused:
@@ -94,10 +95,6 @@ def build(
     """Build an environment that is not already_built(), or resume a build that was killed.
 
     Args:
-        request: what to build.
-        environment: where.
-        places: where caches are.
-        progress: reports to the user.
         rebuild: make a new generation even if there is one of this plan, whole or begun.
         break_lock: take the lock from whoever holds it.
 
@@ -135,7 +132,7 @@ def build(
 def _built(
     environment: Environment, identity: str, locked: Locked | None, started: float, *, changed: bool
 ) -> Built:
-    found = generations.read_record(environment.record(identity)) if locked else {}
+    found = generations.read_record(environment.record(identity)) if locked else GenerationRecord()
     return Built(
         prefix=environment.prefix,
         generation=environment.generation(identity),
@@ -151,7 +148,7 @@ def _earlier(environment: Environment, request: Request) -> str:
         (
             identity
             for identity, found in environment.records().items()
-            if found.get("plan_digest") == request.plan.digest
+            if found.plan_digest == request.plan.digest
             and not refused_drift(request.plan.locked, found, request.accepted)
         ),
         "",
@@ -168,7 +165,7 @@ def _switch_back(
     """Point the prefix to an earlier generation of the same plan."""
     generations.switch(environment, identity)
     found = generations.read_record(environment.record(identity))
-    registry.register(places, environment, found["recipe"], found["variants"])
+    registry.register(places, environment, found.recipe, found.variants)
     progress.note(f"generation {identity} is of this plan: the prefix points to it again")
     for each in drift(locked, found):
         progress.note(f"drift from the lock: {each}")

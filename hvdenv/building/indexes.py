@@ -37,11 +37,6 @@ def with_other_pages(outcome: Outcome, runner: Runner, log: Path | None = None) 
     """A failure of pip, with one line for each index that answers with another page.
 
     When pip finds nothing, its output does not say that it read the login page of a network.
-
-    Args:
-        outcome: of a command.
-        runner: queries the indexes.
-        log: file that the lines are appended to.
     """
     nothing = _NOTHING.search(outcome.output)
     if outcome or not nothing:

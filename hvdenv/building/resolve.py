@@ -19,12 +19,7 @@ from hvdenv.sites import module_shell
 
 
 def perform(steps: Sequence[Step], runner: Runner, progress: Progress) -> None:
-    """Run the steps of a Resolution.
-
-    Args:
-        steps: here(), elsewhere() or fetch().
-        runner: runs their commands.
-        progress: is told how it goes.
+    """Run the steps of a Resolution: here(), elsewhere(), solution() or fetch().
 
     Raises:
         StepError: a step failed.
@@ -78,12 +73,7 @@ def index_hints(maker: Resolution) -> Mapping[str, str]:
 
 
 def pylock(maker: Resolution, before: Iterable[pypi.Package]) -> str:
-    """The text of pylock.toml for what pip has reported that it would install.
-
-    Args:
-        maker: of the steps that were performed.
-        before: packages of the lock that is replaced.
-    """
+    """The text of pylock.toml for what pip reports; ``before`` is the lock that it replaces."""
     report = read_json(maker.report, RESULT)
     packages = pypi.with_urls_of(pypi.from_report(report, index_hints(maker)), before)
     if not maker.portable:

@@ -122,7 +122,7 @@ def _report_dropped(target: Environment, before: str) -> None:
     if before in ("", target.active()):
         return
     record = read_record(target.record(before))
-    if added := record.get("additions", {}).get("requirements"):
+    if added := record.additions.get("requirements"):
         print(
             f"without what was added: {', '.join(added)}; to go back to that:"
             f" hvdenv envs rollback {target.prefix} --to {before}"
@@ -157,13 +157,7 @@ def _refuse(
 
 
 def build_prepared(prepared: Prepared, plan: Plan, arguments: argparse.Namespace) -> Built:
-    """Build a plan, unless a rule or a module stands in the way.
-
-    Args:
-        prepared: with a thorough look at the machine.
-        plan: of it.
-        arguments: allow, accept_drift, prefix, quiet, verbose, rebuild and break_lock.
-    """
+    """Build a plan, unless a rule or a module would make it fail; facts must be complete()."""
     rules, modules = _refuse(prepared, arguments, quiet=arguments.quiet)
     target, wheels = prepared.target, prepared.resolved.recipe.places.wheels
     if not arguments.prefix:

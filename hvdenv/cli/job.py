@@ -293,10 +293,6 @@ def to_the_end(
     """Follow a job with its output on standard output and its status on standard error.
 
     Args:
-        record: the job.
-        runner: starts the scheduler's programs.
-        places: where jobs are recorded.
-        quiet: report errors only.
         as_json: print the end as JSON; the job's output goes to standard error.
         withdraw: cancel the job if it can never start.
 
@@ -395,9 +391,6 @@ def run_in_job(
     Args:
         resolved: the recipe; its table `job` has the other values.
         words: the command line without ``hvdenv``, such as ``("build", "neuron")``.
-        places: where jobs are recorded.
-        request: what is special about this job.
-        quiet: report errors only.
 
     Returns:
         The exit code of that command line.

@@ -105,9 +105,7 @@ def start_files(activate: str, name: str, folder: Path) -> dict[str, str]:
     """The start files of shells. They read the user's own files first, which may change PATH.
 
     Args:
-        activate: path of activate.sh.
         name: of the environment, for the prompt.
-        folder: where the files will be.
     """
     last = _ACTIVATE.format(activate=shlex.quote(activate), prompt=shlex.quote(f"({name}) "))
     return {

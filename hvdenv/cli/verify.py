@@ -31,6 +31,7 @@ from hvdenv.cli.options import (
     resolved_of,
 )
 from hvdenv.cli.run import current_allocation, elsewhere, named, refuse_missing_image
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, last_used, registry
 from hvdenv.environments.installation import (
     Expectation,
@@ -400,10 +401,10 @@ def _chosen(
     environment = generations.at(prefix)
     active = environment.active()
     folder = environment.generation(active) if active else Path(prefix)
-    record = generations.read_record(environment.record(active)) if active else {}
+    record = generations.read_record(environment.record(active)) if active else None
     refuse_foreign_prefix(prefix, arguments, whole=True, also=elsewhere(record))
-    if recipe is None and active:
-        recipe, name = decode(Recipe, record["resolved"]), _name(record)
+    if recipe is None and record:
+        recipe, name = decode(Recipe, record.resolved), _name(record)
         refuse_foreign_names(recipe, arguments, str(prefix))
     installation = inspect_prefix(str(folder))._replace(prefix=str(prefix), recipe=name)
     return installation, _expected(arguments, recipe), recipe
@@ -421,9 +422,8 @@ def _last_built(places: Places) -> tuple[Path, str]:
     return Path(last.prefix), environment_name(last.recipe, last.variants)
 
 
-def _name(record: dict[str, object]) -> str:
-    variants = record.get("variants", [])
-    return environment_name(str(record["recipe"]), variants if isinstance(variants, list) else [])
+def _name(record: GenerationRecord) -> str:
+    return environment_name(record.recipe, record.variants)
 
 
 def _expected(arguments: argparse.Namespace, recipe: Recipe | None) -> Expectation:

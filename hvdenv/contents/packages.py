@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.launch.launchers import parse_mpi_version
 from hvdenv.masking import mask
 from hvdenv.model.facts import parse_version
@@ -132,7 +133,7 @@ def from_installed(installed: Installed) -> Contents:
     )
 
 
-def from_record(record: Mapping[str, Any], installed: Installed | None, home: str) -> Contents:
+def from_record(record: GenerationRecord, installed: Installed | None, home: str) -> Contents:
     """The contents of a generation.
 
     Args:
@@ -140,40 +141,40 @@ def from_record(record: Mapping[str, Any], installed: Installed | None, home: st
         installed: what is in its folder; None if modules provide the whole environment.
         home: home folder of the user, which becomes ``~`` in flags.
     """
-    observed = record.get("observed", {})
-    known = [_recorded(each) for each in record.get("packages", ())]
+    observed = record.observed or {}
+    known = [_recorded(each) for each in record.packages]
     packages = _packages(known, installed, observed.get("packages", {}))
     distributions = {
         **observed.get("packages", {}),
         **(installed.distributions if installed else {}),
     }
-    resolved, inputs = record.get("resolved", {}), record.get("stack", {})
+    resolved, inputs = record.resolved, record.stack
     modules = _modules(record)
     variables = {
-        name: _neutral(name, value, (str(record.get("prefix", "")), home))
+        name: _neutral(name, value, (record.prefix, home))
         for name, value in sorted(inputs.get("variables", {}).items())
     }
     return Contents(
-        recipe=record.get("recipe", ""),
-        variants=tuple(record.get("variants", ())),
+        recipe=record.recipe,
+        variants=record.variants,
         python=(installed.python if installed else "")
         or observed.get("python", {}).get("version", "")
-        or record.get("python", {}).get("version", ""),
-        machine=record.get("facts", {}).get("machine", ""),
+        or record.python.get("version", ""),
+        machine=record.facts.get("machine", ""),
         packages=tuple(sorted(each for each in packages if not _is_horovod(each))),
         distributions=dict(sorted(distributions.items())),
         horovod=_horovod(
             packages,
             distributions,
             {**inputs, "variables": variables},
-            record.get("wheel", {}).get("sha256", ""),
+            record.wheel.get("sha256", ""),
         ),
         modules=modules,
         toolchain=_toolchain(record, packages, modules),
         channels=_channels(packages, (resolved.get("conda") or {}).get("channels", ())),
         indexes=_indexes(resolved.get("frameworks", {}), distributions),
-        created=record.get("created", ""),
-        hvdenv=record.get("hvdenv", ""),
+        created=record.created,
+        hvdenv=record.hvdenv,
     )
 
 
@@ -244,21 +245,21 @@ def _horovod(
     )
 
 
-def _modules(record: Mapping[str, Any]) -> dict[str, str]:
+def _modules(record: GenerationRecord) -> dict[str, str]:
     """All modules of the build and of every run, with the hashes of their files if known."""
-    phases = record.get("modules", {}).values()
+    phases = record.modules.values()
     names = {name for phase in phases for name in phase["loaded"]}
-    seen = record.get("observed", {}).get("modules", ())
+    seen = (record.observed or {}).get("modules", ())
     digests = {each["name"]: each.get("digest", "") for each in seen}
     return {name: digests.get(name, "") for name in sorted(names | digests.keys())}
 
 
 def _toolchain(
-    record: Mapping[str, Any], packages: Iterable[Package], modules: Mapping[str, str]
+    record: GenerationRecord, packages: Iterable[Package], modules: Mapping[str, str]
 ) -> dict[str, str]:
     """What Horovod was built with, as far as the record states it."""
-    observed, facts = record.get("observed", {}), record.get("facts", {})
-    stack = record.get("stack", {}).get("stack", {})
+    observed, facts = record.observed or {}, record.facts
+    stack = record.stack.get("stack", {})
     mpirun = observed.get("mpirun", {})
     mpi = f"{mpirun.get('kind', '')} {mpirun.get('version', '')}".strip()
     cmake = _provided("cmake", packages, modules) or (facts.get("cmake") or {}).get("version", "")

@@ -8,9 +8,10 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hvdenv import STANDALONE
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations
 from hvdenv.environments.activation import filled_in, job_id
 from hvdenv.errors import UsageError
@@ -131,13 +132,13 @@ def inspect_prefix(prefix: str) -> Installation:
     )
 
 
-def recorded(root: Path, record: Mapping[str, Any]) -> Installation:
+def recorded(root: Path, record: GenerationRecord) -> Installation:
     """The installation in a generation, whose record states where its Python is.
 
     Raises:
         UsageError: its Python is gone.
     """
-    named = record.get("environment", "venv")
+    named = record.environment
     # A folder below a variable of the modules is only known once they are loaded.
     base = Path(named) if named.startswith("$") else root / named
     python = base / "bin" / "python"
@@ -149,7 +150,7 @@ def recorded(root: Path, record: Mapping[str, Any]) -> Installation:
             remedy="build it again with `hvdenv build RECIPE --rebuild`, where files are not purged",
         )
     variables = filled_in(
-        record.get("variables", {}), _user(), job_id(environment()) or str(os.getpid())
+        record.variables or {}, _user(), job_id(environment()) or str(os.getpid())
     )
     return Installation(
         prefix=str(root),

@@ -95,7 +95,7 @@ def contents_of_folder(root: Path) -> Contents:
     """
     if (root / generations.RECORD).exists():
         record = generations.read_record(root / generations.RECORD)
-        base = root / record.get("environment", "venv")  # an absolute one stays as it is
+        base = root / record.environment  # an absolute one stays as it is
         found = installed_packages(base) if base.is_dir() else None
         return from_record(record, found, str(Path.home()))
     if not any((root / each).exists() for each in ("bin/python", "conda-meta")):

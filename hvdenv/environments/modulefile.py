@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments.activation import KINDS, Kind, left_open
 from hvdenv.errors import StepError, UsageError
 from hvdenv.model.cluster import ModuleName, Modules, VariableName
@@ -48,7 +49,7 @@ class Entry(NamedTuple):
 
 
 def from_record(
-    record: Mapping[str, Any], generation: Path, name: str = "", *, user: str, home: str
+    record: GenerationRecord, generation: Path, name: str = "", *, user: str, home: str
 ) -> Entry:
     """What the modulefile of a generation states.
 
@@ -261,19 +262,22 @@ class _Built(NamedTuple):
     modules: Modules
 
 
-def _built(record: Mapping[str, Any]) -> dict[str, object]:
-    resolved = record["resolved"]
-    compiled = record.get("wheel", {}).get("frameworks", {})
-    same = ("recipe", "variants", "created", "plan_digest", "variables")
+def _built(record: GenerationRecord) -> dict[str, object]:
+    resolved = record.resolved
+    compiled = record.wheel.get("frameworks", {})
     return {
-        **{key: record[key] for key in same},
+        "recipe": record.recipe,
+        "variants": list(record.variants),
+        "created": record.created,
+        "plan_digest": record.plan_digest,
+        "variables": record.variables or {},
         "horovod": resolved["horovod"]["version"],
         "frameworks": [
             f"{name} {compiled[name]['built_with']}" if name in compiled else name
             for name in resolved["horovod"]["frameworks"]
         ],
         "provider": resolved["python"].get("provider", "venv"),
-        "environment": record.get("environment", "venv"),
+        "environment": record.environment,
         "modules": resolved.get("modules") or {},
     }
 

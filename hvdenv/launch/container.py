@@ -48,10 +48,7 @@ def start_inside(name: str, launch: Launch, words: tuple[str, ...], host: str) -
     """How a launcher starts ranks in an image.
 
     Args:
-        name: of the launcher.
-        launch: what is started.
         words: from inside(); empty without an image.
-        host: the name of this host.
 
     Raises:
         IncompatibleError: the launcher is a program of the image, and there are other hosts.

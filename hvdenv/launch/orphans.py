@@ -71,17 +71,10 @@ _NOBODY = Suspects((), 0.0)
 def end(
     hosts: Sequence[str], runner: Runner, seconds: float, suspects: Suspects = _NOBODY
 ) -> Iterator[Finding]:
-    """End the orphans of a failed run.
+    """End the orphans of a failed run on its hosts, or on this one if there are none.
 
-    Args:
-        hosts: of its ranks; empty for this host.
-        runner: that started it, and may have been stopped.
-        seconds: time limit for the answers of all hosts.
-        suspects: other processes to look for on the other hosts.
-
-    Yields:
-        One finding about the hosts that answered, and one for each that did not, or that has
-        orphans without the token.
+    All hosts together have ``seconds`` to answer. Yields one finding about those that answered,
+    and one for each that did not, or that has orphans without the token.
     """
     others = [host for host in hosts if not is_this_host(host)]
     ended: dict[str, int] = {}

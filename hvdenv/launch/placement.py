@@ -105,14 +105,6 @@ def place(
 ) -> Launch:
     """Find hosts for ranks.
 
-    Args:
-        recipe: has the site's defaults.
-        program: what each rank runs.
-        requested: by the user.
-        allocation: that this process runs in.
-        cores: of this host.
-        root: whether root starts them.
-
     Raises:
         UsageError: there is no room for so many, or a host is not in the allocation.
     """
@@ -269,14 +261,7 @@ def _cpus_per_rank(launch: Launch, sources: _Sources) -> int:
 def refuse_unfit(
     name: str, recipe: Recipe, requested: Requested, scheduler: str | None, hosts: int
 ) -> None:
-    """Check that a launcher runs under this scheduler and can use these hosts.
-
-    Args:
-        name: of the launcher.
-        recipe: for commands to type.
-        requested: by the user.
-        scheduler: of the allocation, if there is one.
-        hosts: how many hosts ranks are started on.
+    """Check that a launcher runs under the allocation's scheduler and on so many hosts.
 
     Raises:
         UsageError: it cannot.
@@ -316,7 +301,6 @@ def of_shell(
     """The variables of the user's shell that run, shell and the ranks of verify start with.
 
     Args:
-        environ: of this process.
         clean: remove all that influences() names.
         kept: names that the user requests, which stay.
     """
@@ -346,8 +330,6 @@ def exported(
     Args:
         site: the recipe's names (launch.exports).
         activated: names that activate.sh sets.
-        environ: of this process.
-        requested: by the user.
     """
     known = {*activated, *environ}
     activated = sorted(name for name in activated if not _OF_MODULES.fullmatch(name))

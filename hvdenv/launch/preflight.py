@@ -114,8 +114,6 @@ def node_query(
     """The command that asks a node.
 
     Args:
-        host: the node.
-        image: the image's file.
         peers: hosts that it must reach.
         path: PATH of this process, which mpirun passes on to its ranks.
         python: the Python to ask with if the node is this host; empty to ask by ssh.
@@ -159,8 +157,6 @@ def copy_commands(
     """Commands that copy the image from this host to the same path on hosts that lack it.
 
     Args:
-        image: absolute path of the file.
-        hosts: that lack it.
         broadcast: of the scheduler whose allocation this is, to copy to all hosts at once.
 
     Raises:

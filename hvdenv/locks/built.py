@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from hvdenv.contents.packages import from_record
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.locks.compare import Difference
 from hvdenv.locks.lockfile import Built
 
@@ -14,7 +14,7 @@ from hvdenv.locks.lockfile import Built
 DRIFTS = ("python", "compiler", "mpi", "nvcc", "glibc", "driver", "wheel")
 
 
-def built_with(record: Mapping[str, Any]) -> Built:
+def built_with(record: GenerationRecord) -> Built:
     """What a lock keeps of a build.
 
     Args:
@@ -31,7 +31,7 @@ def built_with(record: Mapping[str, Any]) -> Built:
         glibc=tools.get("glibc", ""),
         driver=tools.get("driver", ""),
         modules=contents.modules,
-        wheel=record.get("wheel", {}).get("sha256", ""),
+        wheel=record.wheel.get("sha256", ""),
     )
 
 

@@ -57,12 +57,7 @@ class Plan(NamedTuple):
     additions: Additions | None = None
 
     def at(self, generation: Path, temporary: Path = TEMPORARY) -> Plan:
-        """The same plan for one folder.
-
-        Args:
-            generation: folder to build in.
-            temporary: TMPDIR of every step.
-        """
+        """The same plan in one folder, with the TMPDIR of its steps."""
         words = {str(GENERATION): str(generation), str(TEMPORARY): str(temporary)}
         return self._replace(
             generation=generation,
@@ -130,14 +125,7 @@ def candidates(recipe: Recipe, facts: Facts) -> tuple[Interpreter, ...]:
 def steps_of(
     recipe: Recipe, facts: Facts, python: Interpreter, generation: Path = GENERATION
 ) -> Steps:
-    """The maker of the steps for one machine.
-
-    Args:
-        recipe: the resolved recipe.
-        facts: of the machine that builds.
-        python: site_python(), or one of candidates().
-        generation: folder to build in.
-    """
+    """The maker of the steps for one machine; ``python`` is site_python() or a candidate."""
     versions = choose_versions(recipe, python)
     return Steps(
         recipe=recipe,
@@ -165,17 +153,8 @@ def make_plan(
 ) -> Plan:
     """The plan for one machine, of no folder yet.
 
-    Args:
-        recipe: the resolved recipe.
-        variants: names of its variants, sorted.
-        facts: of the machine that builds.
-        python: site_python(), or one of candidates().
-        locked: the lock to build from.
-        source_folder: with files that were fetched before.
-        offline: whether no index is asked.
-        caches: folder of files that builds share.
-        additions: packages that the user adds.
-        alone: whether a script runs it, without hvdenv and its caches.
+    ``variants`` are sorted, ``python`` is site_python() or one of candidates(); for the other
+    arguments, see Steps.
     """
     maker = steps_of(recipe, facts, python)._replace(
         locked=locked,

@@ -46,17 +46,17 @@ class Steps(NamedTuple):
     Attributes:
         recipe: the resolved recipe.
         facts: of the machine that builds.
-        python: the interpreter of the environment, or the one that it is made with.
+        python: the interpreter of the environment, or the one that makes it.
         versions: of Horovod and the frameworks.
         patches: to Horovod's source.
         flags: variables of Horovod's build.
         generation: folder that is built in.
-        locked: the lock that is built from; None to take what indexes and channels have.
+        locked: the lock to build from; None for what indexes and channels have.
         source_folder: with files that were fetched before.
-        offline: whether no index is asked.
-        caches: folder of fetched and unpacked files that builds share; their own if not given.
+        offline: whether to use no index.
+        caches: folder of fetched and unpacked files that builds share; None for no sharing.
         additions: packages that the user adds; None for the recipe alone.
-        alone: whether a script runs them, where hvdenv and its uv are not there.
+        alone: whether a script runs the steps, without hvdenv, its uv and its caches.
     """
 
     recipe: Recipe

@@ -29,7 +29,6 @@ def find_allocation(environ: Mapping[str, str], hosts: str = "") -> Allocation:
     """The allocation that these variables describe.
 
     Args:
-        environ: of this process.
         hosts: the content of hostfile().
 
     Raises:

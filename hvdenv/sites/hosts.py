@@ -77,7 +77,6 @@ def parse_hostfile(text: str, where: str) -> tuple[Host, ...]:
     A repeated name, as in the files of PBS and LSF, has a slot for each line.
 
     Args:
-        text: content of the file.
         where: the file, for messages.
 
     Raises:

@@ -224,10 +224,6 @@ class Follower:
     """Follows a job to its end.
 
     Args:
-        record: the job.
-        runner: starts the scheduler's programs.
-        places: where jobs are recorded.
-        listener: receives output and status.
         withdraw: cancel the job if it can never start.
     """
 

@@ -134,11 +134,8 @@ def load(
     """Load a set, and return how it changes the environment.
 
     Args:
-        system: from find().
         modules: from expanded().
-        phase: what to load the set for.
         runner: its cleaned environment is the starting point.
-        seconds: time limit.
 
     Raises:
         StepError: a module is missing, hidden, in conflict, or replaced by another one of the
@@ -204,10 +201,7 @@ def available(
     """Names of all modules of this machine; with Lmod also those deep in hierarchies.
 
     Args:
-        system: from find().
         modules: whose folders and scripts are used; nothing is loaded.
-        runner: starts the shell.
-        seconds: time limit.
 
     Raises:
         StepError: what precedes the modules fails, or it takes too long.

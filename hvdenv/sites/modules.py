@@ -147,7 +147,6 @@ def shell_lines(modules: Modules, phase: Phase, *, cleaned: bool = False) -> tup
 
     Args:
         modules: from expanded().
-        phase: what to load the set for.
         cleaned: whether variables of loaded modules may have been removed, so that modules that
             stay loaded must be reloaded.
     """

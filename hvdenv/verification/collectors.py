@@ -389,7 +389,7 @@ def changed_files(
             )
 
     record = generations.read_record(folder / generations.RECORD)
-    listed = manifest.read(folder / manifest.NAME, record["manifest_digest"])
+    listed = manifest.read(folder / manifest.NAME, record.manifest_digest)
     return manifest.compare(folder, listed, lambda path: bool(_CLOSELY.search(path)), go_on)
 
 
@@ -397,11 +397,11 @@ def changed_files(
 def observed(setup: Setup, timeout: float, mpi: tuple[Mpi, str]) -> Observed:
     """What the environment has now, and what it had according to its record."""
     record = generations.read_record(Path(setup.installation.generation) / generations.RECORD)
-    if "observed" not in record:
-        built_by = record.get("hvdenv") or "unknown"
+    if record.observed is None:
+        built_by = record.hvdenv or "unknown"
         return Observed(None, None, f"its build recorded nothing to compare (hvdenv {built_by})")
     try:
-        was = drift.read(record["observed"])
+        was = drift.read(record.observed)
     except Problem as problem:
         return Observed(None, None, f"its record has another format: observed.{problem}")
     return Observed(was, observe(setup, timeout, mpi[0]))

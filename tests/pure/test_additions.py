@@ -13,6 +13,7 @@ from hvdenv.cli.main import main, make_parser
 from hvdenv.cli.options import Prepared, prepare
 from hvdenv.command import Command
 from hvdenv.contents.packages import Package
+from hvdenv.contents.record import GenerationRecord, LockUse
 from hvdenv.errors import IncompatibleError, LockError, StepError, UsageError
 from hvdenv.locks import folders
 from hvdenv.model.facts import Facts
@@ -268,15 +269,15 @@ def prepared_for(*words: str) -> tuple[argparse.Namespace, Prepared]:
 
 def test_a_generation_of_a_lock_gets_that_lock_again() -> None:
     arguments, prepared = prepared_for("local", "--python", "3.11", "tqdm")
-    assert with_recorded_lock(arguments, prepared, {}) == prepared
+    assert with_recorded_lock(arguments, prepared, GenerationRecord()) == prepared
     (folder,) = folders.candidates(
         root_of(arguments, prepared.resolved), resolution_of(prepared).inputs(())
     )
-    record = {"lock": {"digest": folders.read(folder).digest}}
+    record = GenerationRecord(lock=LockUse(folders.read(folder).digest))
     found = with_recorded_lock(arguments, prepared, record)
     assert found.locked and found.locked.folder == folder
     with pytest.raises(LockError, match="is not here, or was rewritten"):
-        with_recorded_lock(arguments, prepared, {"lock": {"digest": "0" * 64}})
+        with_recorded_lock(arguments, prepared, GenerationRecord(lock=LockUse("0" * 64)))
     arguments, other = prepared_for("local", "--python", "3.11", "--set", "packages.rich=>=13", "a")
     with pytest.raises(LockError, match="not what the recipe asks for now"):
         with_recorded_lock(arguments, other, record)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import Installation, inspect_prefix
 from hvdenv.errors import InterruptedRunError, StepError, UsageError
@@ -24,7 +25,9 @@ def generation(tmp_path: Path) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("as built")
     digest = manifest.write(tmp_path, (generations.RECORD, generations.MARKER)).digest
-    generations.write_record(tmp_path / generations.RECORD, {"manifest_digest": digest})
+    generations.write_record(
+        tmp_path / generations.RECORD, GenerationRecord(manifest_digest=digest)
+    )
     return tmp_path
 
 
@@ -68,7 +71,7 @@ def test_a_build_whose_record_is_gone_is_not_taken_for_an_environment_of_a_user(
 def test_a_link_to_a_generation_that_is_gone(generation: Path) -> None:
     link = generation / "link"
     link.symlink_to(".link.hvdenv/0123456789ab")
-    with pytest.raises(UsageError, match=r"there is no \.link\.hvdenv/0123456789ab"):
+    with pytest.raises(UsageError, match=r"\.link\.hvdenv/0123456789ab does not exist"):
         inspect_prefix(str(link))
 
 

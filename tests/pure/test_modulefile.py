@@ -38,7 +38,8 @@ def record(recipe: Recipe) -> dict[str, Any]:
 
 
 def entry_of(record: dict[str, Any], name: str = "") -> Entry:
-    return from_record(record, Path("/g"), name, user="ann", home="/home/ann")
+    recorded = generations.decode_record(record, Path("/g"))
+    return from_record(recorded, Path("/g"), name, user="ann", home="/home/ann")
 
 
 def test_lua(record: dict[str, Any]) -> None:
@@ -194,7 +195,8 @@ def built(tmp_path: Path, record: dict[str, Any]) -> generations.Environment:
     generations.claim(environment)
     path = generations.create(environment, "0" * 12)
     (path / "venv" / "bin").mkdir(parents=True)
-    generations.write_record(environment.record(path.name), record)
+    recorded = generations.decode_record(record, path)
+    generations.write_record(environment.record(path.name), recorded)
     generations.switch(environment, path.name)
     return environment
 

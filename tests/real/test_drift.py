@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations
 from hvdenv.environments.installation import Installation, with_modules
 from hvdenv.errors import StepError
@@ -46,7 +47,7 @@ def record(built: Installation, runner: Runner) -> None:
     mpi, _ = collectors.mpi(setup, TIMEOUT)
     seen = collectors.observe(setup, TIMEOUT, mpi)
     path = Path(built.generation, generations.RECORD)
-    generations.write_record(path, {"hvdenv": "0.1.0", "observed": encode(seen)})
+    generations.write_record(path, GenerationRecord(hvdenv="0.1.0", observed=encode(seen)))
 
 
 def drift(now: Installation, runner: Runner) -> list[Finding]:
@@ -80,7 +81,8 @@ def found_first(built: Installation, **folders: Path) -> Installation:
 
 def test_nothing_has_changed_right_after_a_build(original: Installation, runner: Runner) -> None:
     assert the_note(original, runner) == "nothing has changed"
-    recorded = generations.read_record(Path(original.generation) / generations.RECORD)["observed"]
+    recorded = generations.read_record(Path(original.generation) / generations.RECORD).observed
+    assert recorded
     torch = recorded["extensions"]["torch"]
     assert torch["libraries"]["libmpi.so.40"]["path"].startswith("venv/lib/libmpi.so")
     assert torch["libraries"]["libmpi.so.40"]["version"].startswith("Open MPI v")
@@ -211,11 +213,11 @@ def test_a_module_that_means_another_version(
 
 def test_a_generation_of_an_older_hvdenv(built: Installation, runner: Runner) -> None:
     path = Path(built.generation, generations.RECORD)
-    generations.write_record(path, {"hvdenv": "0.0.9"})
+    generations.write_record(path, GenerationRecord(hvdenv="0.0.9"))
     (finding,) = drift(built, runner)
     assert finding.status == "skip"
     assert finding.message == "its build recorded nothing to compare (hvdenv 0.0.9)"
-    generations.write_record(path, {"observed": {"host": "x", "python": 3}})
+    generations.write_record(path, GenerationRecord(observed={"host": "x", "python": 3}))
     (finding,) = drift(built, runner)
     assert finding.message == (
         "its record has another format: observed.python: expected a table, found 3"

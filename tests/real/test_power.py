@@ -139,7 +139,7 @@ def differences(environment: Environment) -> list[manifest.Difference]:
     identity = environment.active()
     record = generations.read_record(environment.record(identity))
     root = environment.generation(identity)
-    listed = manifest.read(root / manifest.NAME, record["manifest_digest"])
+    listed = manifest.read(root / manifest.NAME, record.manifest_digest)
     return manifest.compare(root, listed, closely=lambda path: True)
 
 

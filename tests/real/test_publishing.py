@@ -44,12 +44,13 @@ subprocess.run([*pip, "--no-index", "--find-links", str(bundle), "psutil"], chec
 script = activate_script(venv, kind="venv", variables={})
 (folder / "activate.sh").write_text(script)
 listed = manifest.write(folder, (generations.RECORD, generations.MARKER))
-generations.write_record(environment.record(folder.name), {
+path = environment.record(folder.name)
+generations.write_record(path, generations.decode_record({
     "recipe": "local", "variants": [], "prefix": str(prefix), "generation": folder.name,
     "created": generations.now(), "plan_digest": "00", "manifest_digest": listed.digest,
     "files": listed.files, "bytes": listed.bytes, "variables": {}, "environment": "venv",
     "resolved": encode(load_recipe("local").recipe),
-})
+}, path))
 generations.switch(environment, folder.name)
 """
 

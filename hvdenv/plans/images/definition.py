@@ -29,13 +29,7 @@ _MPI_SOURCES = Path(__file__).parents[2] / "knowledge/mpi_sources.toml"
 
 
 def image_facts(container: Container, machine: str, cores: int) -> Facts:
-    """Facts about the image during its build, from what its distribution is known to have.
-
-    Args:
-        container: the recipe's table.
-        machine: architecture of the image.
-        cores: how many the build may use.
-    """
+    """Facts about the image during its build, from what its distribution is known to have."""
     base = base_of(container)
     distribution = distribution_of(base)
     return Facts(
@@ -275,7 +269,6 @@ def _checked_download(recipe: Recipe, block: str) -> list[str]:
     """Shell commands that download the source of MPI and compare its hash.
 
     Args:
-        recipe: names the MPI.
         block: hpccm's commands, which contain the URL.
 
     Raises:
