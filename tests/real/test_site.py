@@ -53,4 +53,4 @@ def test_each_kind_of_page_is_in_the_navigation(page: Page) -> None:
     for title in ("Your first environment", "Add your cluster", "Commands", "Decisions"):
         assert navigation.get_by_role("link", name=title, exact=True).is_visible(), title
     picture = page.get_by_role("img", name="hvdenv verify names the rank")
-    assert picture.evaluate("image => image.naturalWidth") > 500
+    assert picture.evaluate("image => image.complete && image.offsetWidth") > 500
