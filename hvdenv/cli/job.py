@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _give(arguments, text, batch.job)
     if not quiet:
         _report(f"{batch.job.name}: {charged(batch.job)}")
-    record = submit(Script(text, scheduler, batch.job.name), runner, places)
+    record = submit(Script(text=text, scheduler=scheduler, name=batch.job.name), runner, places)
     if batch.activate:  # an image has none
         last_used.note(places, Path(batch.activate).parent)
     if not arguments.detach:
@@ -425,7 +425,8 @@ def run_in_job(
     )
     if not quiet:
         _report(f"{job.name}: {charged(job)}")
-    submission = Script(script(scheduler, batch), scheduler, job.name, key, log)
+    text = script(scheduler, batch)
+    submission = Script(text=text, scheduler=scheduler, name=job.name, key=key, log=log)
     record = submit(submission, runner, places)
     if not quiet:
         _report(f"submitted job {record.id}")

@@ -254,7 +254,7 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
     if record and not arguments.recipe:
         name = environment_name(record.recipe, record.variants)
         refuse_foreign_names(recipe, arguments, str(installed.prefix))
-    return Chosen(name, recipe, installed.prefix, record)
+    return Chosen(name=name, recipe=recipe, prefix=installed.prefix, record=record)
 
 
 def elsewhere(record: GenerationRecord | None) -> str:

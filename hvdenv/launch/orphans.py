@@ -91,7 +91,7 @@ def end(
     message = f"no processes of this run are left on {', '.join(ended)}"
     if found:
         message += f"; hvdenv ended: {', '.join(found)}"
-    yield Finding("orphans", "hosts", "pass", message)
+    yield Finding(check="orphans", subject="hosts", status="pass", message=message)
 
 
 def orphans(suspects: Suspects) -> Iterator[Finding]:
@@ -147,14 +147,16 @@ def _reported(found: Sequence[Orphan]) -> Iterator[Finding]:
     kill = f"kill {' '.join(pids)}"
     shown = ", ".join(pids[:_SHOWN]) + (f" and {len(pids) - _SHOWN} more" * (len(pids) > _SHOWN))
     yield Finding(
-        "orphans",
-        host,
-        "unproven",
-        f"orphaned processes of this environment's Python that began during verify still run on"
+        check="orphans",
+        subject=host,
+        status="unproven",
+        message=f"orphaned processes of this environment's Python that began during verify still run on"
         f" {host}: {shown}; they lack the variable that marks processes of verify, so hvdenv did"
         " not end them",
-        "\n".join(mask(plain(f"{orphan.pid} on {host}: {orphan.words}")) for orphan in found),
-        "unless they belong to another run of yours: "
+        evidence="\n".join(
+            mask(plain(f"{orphan.pid} on {host}: {orphan.words}")) for orphan in found
+        ),
+        remedy="unless they belong to another run of yours: "
         + (kill if is_this_host(host) else f"ssh {shlex.quote(host)} {kill}"),
     )
 
@@ -182,10 +184,10 @@ def _why(outcome: Outcome) -> str:
 
 def _unconfirmed(host: str, why: str) -> Finding:
     return Finding(
-        "orphans",
-        host,
-        "unproven",
-        f"unconfirmed whether ranks still run on {host}: {why}",
+        check="orphans",
+        subject=host,
+        status="unproven",
+        message=f"unconfirmed whether ranks still run on {host}: {why}",
         remedy=f"ranks end themselves at their deadline; once {host} is reachable, check it for"
         " processes named rank.py and rank_work.py",
     )

@@ -240,8 +240,7 @@ def judge_nodes(required: Requirements, answers: Answers) -> tuple[Finding, ...]
             ("ssh", f"{host} -> {peer}", _ssh(required, p)) for peer, p in node.peers.items()
         ]
     return tuple(
-        Finding(check, subject, each.status, each.message, each.evidence, each.remedy)
-        for check, subject, each in verdicts
+        Finding(check=check, subject=subject, **each._asdict()) for check, subject, each in verdicts
     )
 
 

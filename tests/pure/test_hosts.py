@@ -51,6 +51,7 @@ def test_hosts_of_an_option(text: str, hosts: list[tuple[str, int]]) -> None:
         ("gpu 32:2", "not the name of a host"),
         ("gpu32\n:2", "not the name of a host"),
         ("gpu32`id`", "not the name of a host"),
+        ("a@b", "not the name of a host"),
         ("gpu[32-", "not the name of a host"),
         ("gpu[33-32]:2", "not a range"),
         ("gpu[a-b]:2", "not a list of numbers"),

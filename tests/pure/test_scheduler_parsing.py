@@ -212,6 +212,11 @@ def test_the_exit_code_at_the_end_of_the_output(output: str, job: str, code: int
         (Status("waiting", "Priority"), "waiting (Priority: other jobs come first)"),
         (Status("waiting"), "waiting"),
         (Status("waiting", "Unheard"), "waiting (Unheard)"),
+        (
+            Status("waiting", "ReqNodeNotAvail,_UnavailableNodes:n1"),
+            "waiting (ReqNodeNotAvail,_UnavailableNodes:n1: required nodes are down or reserved,"
+            " perhaps for maintenance; the job starts when they are back, or request less time)",
+        ),
         (Status("running", hosts="n[1-2]"), "running on n[1-2]"),
         (Status("running", "Job run at noon"), "running"),
         (Status("failed", "NonZeroExitCode", 3), "failed"),
@@ -222,21 +227,16 @@ def test_states_in_words(status: Status, said: str) -> None:
     assert explained(status, "slurm") == said
 
 
-def test_maintenance_is_explained() -> None:
-    said = explained(Status("waiting", "ReqNodeNotAvail,_UnavailableNodes:n1"), "slurm")
-    assert "perhaps for maintenance" in said
-    assert "n1" in said
-
-
-@pytest.mark.parametrize("reason", ["PartitionTimeLimit", "PartitionNodeLimit", "PartitionConfig"])
-def test_what_can_never_start(reason: str) -> None:
-    assert never_starts(Status("waiting", reason), "slurm")
+@pytest.mark.parametrize(
+    ("reason", "never"),
+    [
+        *((reason, True) for reason in ("PartitionTimeLimit", "PartitionNodeLimit", "PartitionConfig")),
+        *((reason, False) for reason in ("", "Resources", "Priority", "ReqNodeNotAvail", "BeginTime")),
+    ],
+)  # fmt: skip
+def test_what_can_never_start(reason: str, never: bool) -> None:
+    assert bool(never_starts(Status("waiting", reason), "slurm")) is never
     assert not never_starts(Status("running", reason), "slurm")
-
-
-@pytest.mark.parametrize("reason", ["", "Resources", "Priority", "ReqNodeNotAvail", "BeginTime"])
-def test_what_may_start(reason: str) -> None:
-    assert not never_starts(Status("waiting", reason), "slurm")
 
 
 def test_each_unhappy_end_has_a_remedy() -> None:
