@@ -194,7 +194,7 @@ def _rest(diagnosis: Diagnosis) -> Iterator[str]:
     others = [each for each in diagnosis.found if each != diagnosis.best]
     titles = {
         "cause": "known as causes too, but later in the log:", "symptom": "where else it stopped:",
-        "consequence": "what follows from it:", "warning": "warnings, harmless in most logs:",
+        "consequence": "follow-on errors:", "warning": "warnings, harmless in most logs:",
     }  # fmt: skip
     for kind, title in titles.items():
         of_kind = [each for each in others if each.kind == kind]
