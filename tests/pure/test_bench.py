@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,13 +19,12 @@ from hvdenv.model.facts import Facts
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.plan import candidates, make_plan, site_python
-from hvdenv.reports.report import Finding
 from hvdenv.schema import decode, encode
 from hvdenv.sites.hosts import Host
 from hvdenv.standalone.ranks.events import Bench, BenchEnd, DataPath, RankEvent, Speed
-from hvdenv.verification import bench
+from hvdenv.verification import bench, checks
 from hvdenv.verification.bench import Benchmark, Point, Yardstick
-from hvdenv.verification.collection import CHECKS, COLLECTORS
+from hvdenv.verification.collection import COLLECTORS
 from hvdenv.verification.ranks import RankRun
 from tests import rank_events
 from tests.rank_events import event, exited, good
@@ -258,16 +256,13 @@ def test_the_libraries_of_gpus(
 
 def test_the_checks_have_findings_of_their_own() -> None:
     expectation = Expectation(references=(REFERENCE._replace(value=9),))
-    effort = bench.Effort(1, "/tmp")
-    ask: Callable[..., list[Finding]] = lambda name, **more: list(  # noqa: E731
-        CHECKS[name](effort=effort, expectation=expectation, **more)
-    )
-    where = {"framework": "torch", "controller": "MPI"}
-    (finding,) = ask("bench", bench_run=Benchmark(GOOD, MPI), speed_runs=(ONE,), **where)
+    given = (bench.Effort(1, "/tmp"), expectation)
+    done = Benchmark(GOOD, MPI)
+    (finding,) = checks.benchmark(*given, done, (ONE,), "torch", "MPI")
     assert finding[:3] == ("bench", SUBJECT, "fail")
-    assert ask("bench", bench_run=None, speed_runs=None, **where) == []
-    runs = {("torch", "MPI"): Benchmark(GOOD, MPI), ("torch", "Gloo"): None}
-    (finding,) = ask("yardstick", bench_runs=runs)
+    assert list(checks.benchmark(*given, None, None, "torch", "MPI")) == []
+    runs = {("torch", "MPI"): done, ("torch", "Gloo"): None}
+    (finding,) = checks.yardstick(*given, runs)
     assert finding[:3] == ("yardstick", "MPI alone", "pass")
 
 

@@ -11,8 +11,7 @@ from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import Installation, inspect_prefix
 from hvdenv.errors import InterruptedRunError, StepError, UsageError
 from hvdenv.runner import Runner
-from hvdenv.verification import collectors
-from hvdenv.verification.collection import CHECKS
+from hvdenv.verification import checks, collectors
 
 HOROVOD = "venv/lib/python3.11/site-packages/horovod/torch/mpi_ops.py"
 LIBMPI = "venv/lib/libmpi.so.40.30.8"
@@ -54,7 +53,7 @@ def test_an_edit_that_leaves_the_size_as_it_was(
 ) -> None:
     (generation / name).write_text("as  else")
     changed = changed_files(generation)
-    (finding,) = CHECKS["files"](changed_files=changed)
+    (finding,) = checks.files(changed_files=changed)
     assert (finding.status, finding.message) == (status, message)
 
 

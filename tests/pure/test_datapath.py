@@ -17,8 +17,7 @@ from hvdenv.launch.launchers import Launch, Mpi
 from hvdenv.model.cluster import Launch as Settings
 from hvdenv.schema import parse_toml
 from hvdenv.standalone.ranks.events import DataPath, ExtensionFacts, Gpu, RankEvent
-from hvdenv.verification import datapath
-from hvdenv.verification.collection import CHECKS
+from hvdenv.verification import checks, datapath
 from hvdenv.verification.collectors import Extension
 from hvdenv.verification.ranks import Rank, RankRun, collect
 from tests import rank_events
@@ -297,17 +296,14 @@ def found(check: str, ranks: RankRun, **mca: str) -> dict[str, str]:
     """Statuses by subject."""
     facts = ExtensionFacts("torch", size=1, gpus=2, built={"NCCL": 21805, "MPI": 1})
     extension = Extension("torch", Outcome(Command(("python",)), 0, "", 0.0), facts)
-    arguments: dict[str, dict[str, Any]] = {
-        "operation": {
-            "extensions": {"torch": extension}, "rank_runs": {("torch", "MPI"): ranks},
-            "expectation": Expectation(operations=("NCCL", "MPI")),
-        },
-        "data-path": {
-            "rank_run": ranks, "mpi": (OPEN_MPI, ""), "framework": "torch", "controller": "MPI",
-            "launch": Launch((), 2, settings=Settings(mca=mca)),
-        },
-    }  # fmt: skip
-    return {each.subject: each.status for each in CHECKS[check](**arguments[check])}
+    if check == "operation":
+        expectation = Expectation(operations=("NCCL", "MPI"))
+        runs = {("torch", "MPI"): ranks}
+        findings = checks.operations({"torch": extension}, runs, expectation)
+    else:
+        launch = Launch((), 2, settings=Settings(mca=mca))
+        findings = checks.data_path(ranks, (OPEN_MPI, ""), launch, "torch", "MPI")
+    return {each.subject: each.status for each in findings}
 
 
 def test_operations_of_runs_on_gpus() -> None:

@@ -64,7 +64,7 @@ def test_a_log_is_diagnosed(tmp_path: Path, capsys: Captured) -> None:
     )
     assert main(["doctor", str(log)]) == 0
     said = capsys.readouterr().out
-    assert said.startswith(f"{log}\ncause: CMake 4 refuses")
+    assert said.startswith(f"{log}\ncause: CMake 4 rejects")
     assert "what to do: set CMAKE_POLICY_VERSION_MINIMUM=3.5" in said
     assert "cmake-4-for-bundled-gloo" in said
     assert "in the recipe: build_tools.cmake" in said

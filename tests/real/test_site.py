@@ -41,7 +41,7 @@ def page() -> Iterator[Page]:
 def test_an_error_message_is_found(page: Page) -> None:
     page.get_by_role("textbox").first.fill("has been removed from CMake")
     page.keyboard.press("Enter")
-    result = page.locator("#search-results a").filter(has_text="CMake 4 refuses").first
+    result = page.locator("#search-results a").filter(has_text="CMake 4 rejects").first
     result.click(timeout=15_000)
     page.wait_for_url("**/cmake-4.html*")
     assert page.get_by_text("CMAKE_POLICY_VERSION_MINIMUM=3.5").first.is_visible()

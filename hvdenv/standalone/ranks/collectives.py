@@ -100,8 +100,8 @@ def gloo_sets_hang(hvd: Any) -> str:
 def has_gloo_rendezvous_patch() -> bool:
     """Whether the rendezvous server of this Horovod is the one of hvdenv's patch gloo-rendezvous.
 
-    The patch changes compiled code, too. The server shows it: it no longer forgets who has left
-    one scope when another one is complete.
+    The patch also changes compiled code, which cannot be examined. Its server can: when one scope
+    is complete, it keeps the ranks that have left another one.
     """
     server = importlib.import_module("horovod.runner.http.http_server")
     handler = server.RendezvousHandler.__new__(server.RendezvousHandler)
@@ -142,11 +142,8 @@ class Caller:
         """
         tally = Tally(operation)
         sets = operation == collective_cases.PROCESS_SETS
-        if (
-            sets
-            and hasattr(self.hvd, "add_process_set")
-            and self.size < collective_cases.LEAST_FOR_SETS
-        ):
+        too_few = self.size < collective_cases.LEAST_FOR_SETS
+        if sets and too_few and hasattr(self.hvd, "add_process_set"):
             tally.unproven = "a process set of two ranks needs a third one beside it"
         why = tally.unproven or self.lack(operation)
         if why:
@@ -192,19 +189,19 @@ class Caller:
         if operation == "Adasum" and self.context.device:
             return "on GPUs it averages within each host first"
         if operation == "Adasum" and self.context.controller == "Gloo":
-            return "on CPUs only MPI does it"
+            return "on CPUs only MPI supports it"
         if operation == "Adasum" and self.size & (self.size - 1):
-            return "it needs 2, 4, 8 and so on ranks"
+            return "the number of ranks must be a power of two"
         if operation == collective_cases.LARGE and not self.has_memory():
-            return "a host has too little memory free"
+            return "a host has too little free memory"
         return ""
 
     def has_memory(self) -> bool:
-        """Whether all hosts have memory for tensors past the threshold; all ranks get the same answer."""
+        """Whether all hosts have memory for tensors past the fusion threshold."""
         needed = LARGE_COPIES * collective_cases.LARGE_BYTES * self.hvd.local_size()
         enough = self.numpy.array([available_memory() >= needed], "int32")
-        given = dict(allreduce.operation_arguments(self.hvd, "Sum"), name="memory")
-        result = self.call("allreduce", [self.tensor(enough, "int32")], given)
+        arguments = dict(allreduce.operation_arguments(self.hvd, "Sum"), name="memory")
+        result = self.call("allreduce", [self.tensor(enough, "int32")], arguments)
         return int(self.array(result)[1][0]) == int(self.size)
 
     # One case.
