@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from codespell_lib import main as codespell
@@ -33,24 +33,28 @@ IN_MESSAGES = {
 
 
 def main() -> int:
-    phrases = {line.partition("->")[0] for line in WORDS.read_text().splitlines()}
-    return check(documents(), phrases) or check(messages(), phrases - IN_MESSAGES)
+    lines = WORDS.read_text(encoding="utf-8").splitlines()
+    words = dict(line.split("->") for line in lines)
+    wrong = check(documents(), words)
+    return wrong or check(messages(), {each: words[each] for each in words.keys() - IN_MESSAGES})
 
 
-def check(texts: Iterable[tuple[Path, str]], phrases: set[str]) -> int:
+def check(texts: Iterable[tuple[Path, str]], words: Mapping[str, str]) -> int:
     """The number of wrong words; codespell prints where they are and what to write."""
-    longest_first = sorted(phrases, key=len, reverse=True)
+    longest_first = sorted(words, key=len, reverse=True)
     with tempfile.TemporaryDirectory() as folder:
         for path, text in texts:
             copy = Path(folder) / path.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_text(text, encoding="utf-8")
+        dictionary = Path(folder) / "dictionary"
+        dictionary.write_text("".join(f"{each}->{words[each]}\n" for each in longest_first))
         os.chdir(folder)
         try:
             return codespell(
-                "--dictionary", str(WORDS), "--dictionary", "-",
+                "--dictionary", str(dictionary), "--dictionary", "-", "--skip", "./dictionary",
                 "--regex", rf"\b(?:{'|'.join(longest_first)})\b|[\w'-]+",
-                "--ignore-words-list", IGNORED, "--quiet-level", "2", ".",
+                "--ignore-words-list", IGNORED, "--quiet-level", "2", "."
             )  # fmt: skip
         finally:
             os.chdir(ROOT)

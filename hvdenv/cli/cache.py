@@ -190,7 +190,7 @@ def _prune(arguments: argparse.Namespace, cache: Cache, wheels: Wheels, runner: 
     ]
     going = [each for each in entries if arguments.damaged and each.damaged]
     others = [each for each in entries if not each.damaged]
-    going += wheelcache.superfluous(others, largest=largest, oldest=oldest)
+    going += wheelcache.least_recently_used(others, largest=largest, oldest=oldest)
     kept = [each for each in going if not wheelcache.remove(cache, each.key)]
     for each in going:
         print(f"{'kept' if each in kept else 'removed'} {each.key[:12]}, {each.bytes / 1e6:.1f} MB")
@@ -218,7 +218,7 @@ def _prune_downloads(arguments: argparse.Namespace, runner: Runner) -> int:
         largest = downloads.LARGEST_FILES
     entries = downloads.kept(places, Counter())
     status = 0
-    for each in wheelcache.superfluous(entries, largest=largest, oldest=_ago(days)):
+    for each in wheelcache.least_recently_used(entries, largest=largest, oldest=_ago(days)):
         gone = downloads.remove(places, each, runner)
         status = status if gone else 5
         verb = "removed" if gone else "kept (in use, or no permission)"
@@ -252,7 +252,7 @@ def _export(arguments: argparse.Namespace, caches: tuple[Cache, ...], runner: Ru
 
 
 def _import(arguments: argparse.Namespace, cache: Cache, runner: Runner) -> int:
-    for key in wheelarchive.take_in(cache, arguments.file, runner):
+    for key in wheelarchive.import_archive(cache, arguments.file, runner):
         print(f"imported {key[:12]}")
     return 0
 

@@ -12,7 +12,6 @@ import itertools
 import os
 import re
 import shutil
-import uuid
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -184,7 +183,7 @@ def create(environment: Environment, identity: str) -> Path:
     path = environment.generation(identity)
     if _ours(path):
         return path
-    temporary = environment.store / f"{_NEW}{uuid.uuid4().hex}"
+    temporary = environment.store / f"{_NEW}{os.urandom(16).hex()}"
     try:
         temporary.mkdir()
         write_json(temporary / MARKER, {"format": FORMAT, "prefix": str(environment.prefix)})
@@ -238,7 +237,7 @@ def switch(environment: Environment, identity: str) -> None:
     prefix = environment.prefix
     if not environment.pointed():
         refuse_foreign(prefix)
-    temporary = environment.store / f"{_LINK}{uuid.uuid4().hex}"
+    temporary = environment.store / f"{_LINK}{os.urandom(16).hex()}"
     try:
         # Relative, so that it is valid wherever the folder is mounted.
         os.symlink(os.path.join(environment.store.name, identity), temporary)
@@ -313,7 +312,7 @@ def delete(environment: Environment, identity: str) -> str:
     Raises:
         StepError: no permission.
     """
-    condemned = environment.store / f"{_REMOVED}{uuid.uuid4().hex}"
+    condemned = environment.store / f"{_REMOVED}{os.urandom(16).hex()}"
     try:
         os.rename(environment.generation(identity), condemned)
         sync_folder(environment.store)

@@ -191,8 +191,8 @@ def reasons(output: str) -> tuple[str, ...]:
     """Who requires what, from the text that pip prints about a conflict."""
     kept = {normal(name): version for name, version in _CONSTRAINT.findall(output)}
     found = [
-        f"{who} requires {name}{spec.strip().replace(' and ', ',')};"
-        f" {normal(name)} {kept[normal(name)]} would have to change"
+        f"{who} requires {name}{spec.strip().replace(' and ', ',')},"
+        f" but the environment keeps {normal(name)} {kept[normal(name)]}"
         for who, name, spec in _DEPENDS.findall(output)
         if normal(name) in kept
     ]
@@ -200,7 +200,7 @@ def reasons(output: str) -> tuple[str, ...]:
 
 
 def refusal(moved: Iterable[Move], output: str, additions: Additions) -> IncompatibleError:
-    """The error if an installed version would have to change.
+    """The error if an installed version would change.
 
     Args:
         moved: what pip would change if it could.

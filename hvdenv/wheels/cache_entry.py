@@ -104,7 +104,7 @@ def key(inputs: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def reading(cache: Cache, name: str) -> Iterator[Entry | None]:
+def open_entry(cache: Cache, name: str) -> Iterator[Entry | None]:
     """Open an entry, from folder to folder by descriptors; None if there is none.
 
     Raises:
@@ -120,13 +120,13 @@ def reading(cache: Cache, name: str) -> Iterator[Entry | None]:
 
 
 @contextmanager
-def whole(cache: Cache, name: str, runner: Runner) -> Iterator[Entry | None]:
+def checked_entry(cache: Cache, name: str, runner: Runner) -> Iterator[Entry | None]:
     """Open an entry and check all of it; None if there is none.
 
     Raises:
         NotUsedError: it cannot be used.
     """
-    with reading(cache, name) as entry:
+    with open_entry(cache, name) as entry:
         if entry:
             check(cache, entry, runner)
         yield entry
@@ -190,7 +190,7 @@ def read_record(raw: bytes) -> tuple[Record, dict[str, Any]]:
     return record, inputs
 
 
-def see_owner(cache: Cache, status: os.stat_result, path: Path) -> None:
+def refuse_untrusted_owner(cache: Cache, status: os.stat_result, path: Path) -> None:
     """Refuse what an untrusted user could have written.
 
     Raises:
@@ -216,13 +216,13 @@ def _enter_entry(stack: ExitStack, cache: Cache, folder: Path) -> int | None:
         return None
     # The user's own cache may be in a group's folder; only its entries are checked.
     if cache.shared:
-        see_owner(cache, os.fstat(descriptor), cache.folder)
+        refuse_untrusted_owner(cache, os.fstat(descriptor), cache.folder)
     for path in (folder.parent, folder):
         descriptor = _enter(stack, path, descriptor)
         if descriptor is None:
             return None
         if cache.shared or path == folder:
-            see_owner(cache, os.fstat(descriptor), path)
+            refuse_untrusted_owner(cache, os.fstat(descriptor), path)
     return descriptor
 
 
@@ -276,7 +276,7 @@ def _open_file(stack: ExitStack, cache: Cache, path: Path, within: int) -> int:
     descriptor = os.open(path.name, flags, dir_fd=within)
     stack.callback(os.close, descriptor)
     status = os.fstat(descriptor)
-    see_owner(cache, status, path)
+    refuse_untrusted_owner(cache, status, path)
     if not stat.S_ISREG(status.st_mode):
         raise DamagedError(f"{path} is not a regular file")
     if status.st_size > LARGEST.get(path.name, LARGEST[""]):
@@ -307,7 +307,7 @@ def _refusal(cache: Cache, entry: Entry, runner: Runner) -> str:
     if not entry.signature:
         return "it is not signed, and the site requires it"
     try:
-        see_owner(cache._replace(signers=None), os.stat(cache.signers), cache.signers)
+        refuse_untrusted_owner(cache._replace(signers=None), os.stat(cache.signers), cache.signers)
     except OSError as error:
         return f"the file of accepted signers cannot be read: {cache.signers}: {error.strerror}"
     return signing.refusal(entry.raw, entry.signature, cache.signers, runner)

@@ -16,7 +16,7 @@ from hvdenv.locks import condalock, pypi
 from hvdenv.locks.lockfile import CONDA, Locked
 from hvdenv.runner import Runner
 from hvdenv.wheels import wheelarchive, wheelcache
-from hvdenv.wheels.cache_entry import Cache, NotUsedError, whole
+from hvdenv.wheels.cache_entry import Cache, NotUsedError, checked_entry
 
 # A wheel cache in the folder of fetched files.
 FOLDER = "wheels"
@@ -46,7 +46,7 @@ def fitting(
             continue
         for name in names:
             try:
-                with whole(cache, name, runner) as entry:
+                with checked_entry(cache, name, runner) as entry:
                     if entry and _fits(entry.inputs, wheel_inputs, locked):
                         chosen.setdefault(name, cache)
             except NotUsedError as error:
@@ -85,7 +85,7 @@ def carry(chosen: Mapping[str, Cache], to: Path, work: Path, runner: Runner) -> 
     # Entries of a folder that others can write would not be used.
     os.chmod(folder, 0o755)
     wheelarchive.export(chosen, archive, runner)
-    wheelarchive.take_in(Cache(folder, shared=True), archive, runner)
+    wheelarchive.import_archive(Cache(folder, shared=True), archive, runner)
 
 
 def cache_in(source: Path | None) -> tuple[str, ...]:

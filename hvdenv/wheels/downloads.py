@@ -17,7 +17,7 @@ from hvdenv.environments.storage import Counter
 from hvdenv.errors import BusyError
 from hvdenv.places import Places
 from hvdenv.runner import Runner
-from hvdenv.wheels.wheelcache import superfluous
+from hvdenv.wheels.wheelcache import least_recently_used
 
 # Size of the files of locks that a build keeps, in bytes.
 LARGEST_FILES = 20e9
@@ -25,7 +25,7 @@ LARGEST_FILES = 20e9
 _SECONDS = 60.0
 
 
-class Kept(NamedTuple):
+class Download(NamedTuple):
     """A folder that is kept or deleted as a whole; ``used``: when a build last used it, in UTC."""
 
     path: Path
@@ -37,7 +37,7 @@ class Kept(NamedTuple):
         return self.used
 
 
-def kept(places: Places, counter: Counter) -> list[Kept]:
+def kept(places: Places, counter: Counter) -> list[Download]:
     """All that is kept, except wheels of Horovod."""
     folders = [*_files(places), *(places.cache / "conda" / "packages").glob("*"), _uv(places)]
     found = [_measure(each, counter) for each in folders if each.is_dir()]
@@ -57,11 +57,11 @@ def trim(places: Places, spared: Path, runner: Runner) -> None:
     entries = [_measure(each, counter) for each in _files(places)]
     own = sum(each.bytes for each in entries if each.path == spared)
     others = [each for each in entries if each.path != spared]
-    for entry in superfluous(others, largest=LARGEST_FILES - own):
+    for entry in least_recently_used(others, largest=LARGEST_FILES - own):
         remove(places, entry, runner)
 
 
-def remove(places: Places, entry: Kept, runner: Runner) -> bool:
+def remove(places: Places, entry: Download, runner: Runner) -> bool:
     """Remove one; False if a build uses it now, or it cannot be removed."""
     if entry.path == _uv(places):
         clean = (OWN_PYTHON, "-m", "uv", "cache", "clean", "--cache-dir", str(entry.path))
@@ -79,7 +79,7 @@ def remove(places: Places, entry: Kept, runner: Runner) -> bool:
 
 def forget_unpacked(places: Places, runner: Runner) -> None:
     """Empty the cache of uv: a power cut may have left empty files in it."""
-    remove(places, Kept(_uv(places), 0, ""), runner)
+    remove(places, Download(_uv(places), 0, ""), runner)
 
 
 def _files(places: Places) -> list[Path]:
@@ -90,6 +90,6 @@ def _uv(places: Places) -> Path:
     return places.cache / "uv"
 
 
-def _measure(folder: Path, counter: Counter) -> Kept:
+def _measure(folder: Path, counter: Counter) -> Download:
     used = datetime.fromtimestamp(folder.stat().st_mtime, timezone.utc)
-    return Kept(folder, counter.count(folder).bytes, used.isoformat(timespec="seconds"))
+    return Download(folder, counter.count(folder).bytes, used.isoformat(timespec="seconds"))

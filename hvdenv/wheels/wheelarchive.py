@@ -24,11 +24,11 @@ from hvdenv.wheels.cache_entry import (
     Cache,
     Entry,
     NotUsedError,
+    checked_entry,
     opened_folder,
     read_record,
-    whole,
 )
-from hvdenv.wheels.wheelcache import describe, made_folder, place, write_file
+from hvdenv.wheels.wheelcache import describe, place, temporary_folder, write_file
 
 _MEMBER = re.compile(
     rf"(?P<key>[0-9a-f]{{64}})/(?P<file>{re.escape(RECORD)}|{re.escape(SIGNATURE)}"
@@ -68,7 +68,7 @@ def export(entries: Mapping[str, Cache], file: Path, runner: Runner) -> None:
 
 def _add(tar: tarfile.TarFile, cache: Cache, key: str, runner: Runner) -> None:
     try:
-        with whole(cache, key, runner) as entry:
+        with checked_entry(cache, key, runner) as entry:
             if entry is None:
                 raise NotUsedError("it is gone")
             with open(os.dup(entry.wheel), "rb") as wheel:
@@ -93,7 +93,7 @@ def _files(entry: Entry, wheel: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
         yield SIGNATURE, io.BytesIO(entry.signature)
 
 
-def take_in(cache: Cache, file: Path, runner: Runner) -> list[str]:
+def import_archive(cache: Cache, file: Path, runner: Runner) -> list[str]:
     """Put the entries of a tar file into a cache, after checking all of it.
 
     Existing entries are kept.
@@ -112,7 +112,7 @@ def take_in(cache: Cache, file: Path, runner: Runner) -> list[str]:
     """
     try:
         # Beside the entries, so that they only have to be renamed.
-        with open_file(file, ARCHIVE) as stream, made_folder(cache) as (temporary, within):
+        with open_file(file, ARCHIVE) as stream, temporary_folder(cache) as (temporary, within):
             unpacked = cache._replace(folder=temporary)
             keys = _unpack(stream, file, within)
             for key in keys:
@@ -136,7 +136,7 @@ def _unpack(stream: IO[bytes], file: Path, into: int) -> list[str]:
         with tarfile.open(fileobj=cast("IO[bytes]", _Bounded(stream)), mode="r:") as tar:
             found = _entries(tar, file)
             for key, members in found.items():
-                _see_hash(tar, file, key, members)
+                _check_hash(tar, file, key, members)
             for key, members in found.items():
                 with _folder(into, key[:2]) as shard, _folder(shard, key) as descriptor:
                     for name, member in members.items():
@@ -185,7 +185,7 @@ def _entries(tar: tarfile.TarFile, file: Path) -> dict[str, dict[str, tarfile.Ta
     return found
 
 
-def _see_hash(
+def _check_hash(
     tar: tarfile.TarFile, file: Path, key: str, members: Mapping[str, tarfile.TarInfo]
 ) -> None:
     record, _ = read_record(b"".join(_blocks(tar, members[RECORD])))

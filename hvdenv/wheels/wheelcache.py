@@ -36,9 +36,9 @@ from hvdenv.wheels.cache_entry import (
     NotUsedError,
     check,
     key,
+    open_entry,
     opened_folder,
-    reading,
-    see_owner,
+    refuse_untrusted_owner,
 )
 
 FORMAT = 1
@@ -139,7 +139,7 @@ def take(caches: Sequence[Cache], inputs: Mapping[str, Any], target: Path, runne
     notes = []
     for cache in caches:
         try:
-            with reading(cache, key(inputs)) as entry:
+            with open_entry(cache, key(inputs)) as entry:
                 if entry is None:
                     continue
                 check(cache, entry, runner, target)
@@ -182,7 +182,7 @@ def store(
             remedy="set places.wheels.key in the site file",
         )
     try:
-        with made_folder(cache) as (temporary, descriptor):
+        with temporary_folder(cache) as (temporary, descriptor):
             digest = _copy_in(wheel, descriptor)
             record = _record_of(inputs, wheel, digest)
             write_file(descriptor, RECORD, record)
@@ -202,7 +202,7 @@ def sign(cache: Cache, name: str, signing_key: str, runner: Runner) -> None:
     """
     unsigned = cache._replace(signers=None)
     try:
-        with reading(unsigned, name) as entry:
+        with open_entry(unsigned, name) as entry:
             if entry is None:
                 raise NotUsedError("there is no such entry")
             check(unsigned, entry, runner)
@@ -241,7 +241,7 @@ def describe(cache: Cache, name: str, runner: Runner, *, thorough: bool) -> List
     """What an entry contains; ``thorough`` checks its hash and signature as well."""
     listed = Listed(name, str(cache.folder), cache.shared)
     try:
-        with reading(cache, name) as entry:
+        with open_entry(cache, name) as entry:
             if entry is None:
                 return listed._replace(problem="it is gone")
             listed = _described(listed, entry)
@@ -269,7 +269,7 @@ class Used(Protocol):
 Something = TypeVar("Something", bound=Used)
 
 
-def superfluous(
+def least_recently_used(
     entries: Sequence[Something], *, largest: float | None = None, oldest: str = ""
 ) -> list[Something]:
     """The least recently used items above a total size, and those unused since a time.
@@ -293,7 +293,7 @@ def trim(cache: Cache, largest: float, spared: str, runner: Runner) -> list[List
     entries = [describe(cache, name, runner, thorough=False) for name in names(cache)]
     others = [each for each in entries if each.key != spared]
     largest -= sum(each.bytes for each in entries if each.key == spared)
-    going = superfluous(others, largest=largest)
+    going = least_recently_used(others, largest=largest)
     return [each for each in going if remove(cache, each.key)]
 
 
@@ -358,7 +358,7 @@ def _discard(entry: Path) -> bool:
 
 
 @contextmanager
-def made_folder(cache: Cache) -> Iterator[tuple[Path, int]]:
+def temporary_folder(cache: Cache) -> Iterator[tuple[Path, int]]:
     """A temporary folder in a cache, and its descriptor.
 
     Raises:
@@ -370,7 +370,7 @@ def made_folder(cache: Cache) -> Iterator[tuple[Path, int]]:
     try:
         with opened_folder(cache.folder) as root:
             if cache.shared:
-                see_owner(cache, os.fstat(root), cache.folder)
+                refuse_untrusted_owner(cache, os.fstat(root), cache.folder)
             # Never writable for a group, whatever the umask: it would not be trusted.
             os.mkdir(temporary.name, 0o755, dir_fd=root)
             with opened_folder(temporary.name, root) as descriptor:
@@ -431,7 +431,7 @@ def place(cache: Cache, temporary: Path, descriptor: int, name: str, runner: Run
     """Give a finished entry its name, unless a good entry has it already.
 
     Args:
-        cache: in which made_folder() made the folder.
+        cache: in which temporary_folder() made the folder.
         temporary: the folder with the entry's files.
         descriptor: of that folder; in a cache that others write, the name could lead elsewhere.
         name: the entry's key.

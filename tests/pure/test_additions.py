@@ -1,4 +1,4 @@
-"""What may be added to an environment, and what is said of what would have to change."""
+"""Packages that are added to an environment, and the errors when versions would change."""
 
 from __future__ import annotations
 
@@ -122,17 +122,17 @@ def test_what_was_added_before_and_is_named_again_changes_nothing() -> None:
 
 
 REASONS = {
-    "one-version": ("opencv-python 4.12.0.88 requires numpy<2.3.0,>=2; numpy 1.26.4 would have to change",),
+    "one-version": ("opencv-python 4.12.0.88 requires numpy<2.3.0,>=2, but the environment keeps numpy 1.26.4",),
     "several-versions": (
         *(
-            f"opencv-python {version} requires numpy>=2; numpy 1.26.4 would have to change"
+            f"opencv-python {version} requires numpy>=2, but the environment keeps numpy 1.26.4"
             for version in ("5.0.0.93", "4.14.0.94", "4.13.0.92", "4.13.0.90")
         ),
-        "opencv-python 4.12.0.88 requires numpy<2.3.0,>=2; numpy 1.26.4 would have to change",
+        "opencv-python 4.12.0.88 requires numpy<2.3.0,>=2, but the environment keeps numpy 1.26.4",
     ),
     # pip spells the package in two ways.
     "through-another": (
-        "jax 0.6.0 requires ml_dtypes>=0.5.0; ml-dtypes 0.3.2 would have to change",
+        "jax 0.6.0 requires ml_dtypes>=0.5.0, but the environment keeps ml-dtypes 0.3.2",
     ),
 }  # fmt: skip
 
@@ -166,7 +166,7 @@ def test_a_refusal_says_who_what_and_what_then() -> None:
     error = refusal([Move("numpy", "1.26.4", "2.0")], output, additions)
     assert (error.exit_code, error.where) == (3, "a, b")
     assert error.detail == (
-        "a 1 requires numpy>=2; numpy 1.26.4 would have to change\nwould change: numpy: 1.26.4 -> 2.0"
+        "a 1 requires numpy>=2, but the environment keeps numpy 1.26.4\nwould change: numpy: 1.26.4 -> 2.0"
     )
     assert "change the recipe" in error.remedy
     only_added = refusal([Move("helper", "1.0", "2.0")], "", additions)

@@ -111,9 +111,9 @@ NOT_ALLOWED = "[gpu32:00100] Read -1, expected 131072, errno = 1"
     ("log", "first", "also"),
     [
         ("Fatal Python error: Segmentation fault", "the cause is not recognised; it stopped here: a process crashed", "what to do"),
-        (SHUT_DOWN, "not recognised: the log only has what follows from another failure", "what to do: look for the first error"),
-        (NOT_ALLOWED, "not recognised: nothing here that makes a run fail, only warnings", "warnings, harmless"),
-        ("all is well", "not recognised: no cause that is known", ""),
+        (SHUT_DOWN, "not recognised: the log has only follow-on errors of another failure", "what to do: look for the first error"),
+        (NOT_ALLOWED, "not recognised: only warnings, which do not make a run fail", "warnings, harmless"),
+        ("all is well", "not recognised: no known cause", ""),
     ],
 )  # fmt: skip
 def test_how_much_is_known_comes_first(

@@ -243,7 +243,7 @@ def test_read_only(people: People) -> None:
     used = people.colleague("sh", "-c", f". {prefix}/activate.sh; python -c 'import psutil'")
     assert used.returncode == 0, used.stderr
     kept = people.builder.hvdenv("envs", "remove", str(prefix))
-    assert "could not be deleted wholly" in kept.stderr + kept.stdout
+    assert "could not be deleted completely" in kept.stderr + kept.stdout
     assert (
         people.builder("chmod", "-R", "u+w", str(prefix.with_name(".horovod.hvdenv"))).returncode
         == 0

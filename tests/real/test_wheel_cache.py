@@ -23,7 +23,7 @@ from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.wheels import wheelcache
 from hvdenv.wheels.cache_entry import Cache, key
-from hvdenv.wheels.wheelarchive import export, take_in
+from hvdenv.wheels.wheelarchive import export, import_archive
 from hvdenv.wheels.wheelcache import describe, names, own, sign, store, take
 from tests.real.conftest import Cli
 from tests.waiting import wait_until
@@ -347,7 +347,7 @@ def test_what_else_keeps_a_signature_from_counting(
     assert f"{signers} can be written by others" in taking(cache, wheel)()
     signers.chmod(0o644)
     signers.rename(place / "elsewhere")
-    assert "are not there" in taking(cache, wheel)()
+    assert "cannot be read" in taking(cache, wheel)()
     (place / "elsewhere").rename(signers)
     with monkeypatch.context() as patched:
         patched.setenv("PATH", "/none")
@@ -383,11 +383,11 @@ def test_an_archive_into_a_cache_that_requires_signatures(
     store(private, INPUTS, wheel, runner)
     export({key(INPUTS): private}, file, runner)
     with pytest.raises(Exception, match="it is not signed"):
-        take_in(cache, file, runner)
+        import_archive(cache, file, runner)
     assert list(cache.folder.iterdir()) == []
     sign(private, key(INPUTS), str(place / "ann"), runner)
     export({key(INPUTS): private}, file, runner)
-    take_in(cache, file, runner)
+    import_archive(cache, file, runner)
     assert taking(cache, wheel)() == "the wheel"
 
 
