@@ -172,16 +172,16 @@ def told_change(change: Change, what: str) -> Iterator[str]:
 
     Args:
         change: of the recipe.
-        what: is mended by it.
+        what: what it fixes, such as "the cause".
     """
     if change.file and change.diff:
-        yield f"{what}, mended in the recipe:"
+        yield f"{what}, fixed in the recipe:"
         yield change.diff.rstrip("\n")
     elif change.after:
-        yield f"{what}, mended in a recipe of your own (a file of any name that ends in .toml):"
+        yield f"{what}, fixed in a recipe of your own (save it as a file that ends in .toml):"
         yield change.after.rstrip("\n")
     if change.options:
-        yield f"mended by options: {' '.join(f'--set {shlex.quote(each)}' for each in change.options)}"
+        yield f"options that fix it: {' '.join(f'--set {shlex.quote(each)}' for each in change.options)}"
 
 
 def judge_recipe(prepared: Prepared) -> tuple[Rule, ...]:

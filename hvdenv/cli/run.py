@@ -293,7 +293,7 @@ def refuse_missing_image(container: Container, recipe: str, folder: str) -> None
         point = each.rpartition(":")[2]
         if not (image / point.lstrip("/")).exists():
             raise UsageError(
-                f"the image has no folder {point}, where ch-run has to mount that of the host",
+                f"the image has no folder {point}, where ch-run must mount that of the host",
                 where=str(image),
                 remedy=f"mkdir -p {shlex.quote(str(image) + point)}; or change to a folder below"
                 " /tmp or one of container.binds",

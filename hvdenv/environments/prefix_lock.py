@@ -110,7 +110,7 @@ class Held:
         if holder is None or holder.token != self.token:
             who = f"; {_describe(holder)} holds it now" if holder and holder.pid else ""
             raise BusyError(
-                f"the lock of this build was taken away{who}",
+                f"another process removed the lock of this build{who}",
                 where=str(self._path),
                 remedy="wait until the other build has finished, then build again",
             )

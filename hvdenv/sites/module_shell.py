@@ -80,25 +80,23 @@ def detect(runner: Runner, init: str | None = None) -> ModuleSystem | None:
     Raises:
         StepError: it does not answer in time.
     """
-    with _folder() as folder:
+    with _shell(runner, LOAD_SECONDS) as shell:
         lines = (
             "hvdenv_failed=",
             *initialisation(init),
             'test -z "$hvdenv_failed" || exit 0',
-            f"module --version > {_word(folder, 'version')} 2>&1",
+            f"module --version > {shell.word('version')} 2>&1",
             *(
-                f'printf %s "${{{each.variable}-}}" > {_word(folder, each.variable)}'
+                f'printf %s "${{{each.variable}-}}" > {shell.word(each.variable)}'
                 for each in BACKENDS
             ),
-            f'printf %s "$hvdenv_script" > {_word(folder, "script")}',
+            f'printf %s "$hvdenv_script" > {shell.word("script")}',
         )
-        outcome = _bash(lines, folder, runner, LOAD_SECONDS)
-        if outcome.timed_out:
-            raise _stopped(outcome, folder, LOAD_SECONDS)
-        if not (folder / "script").exists():
+        shell.run(lines)
+        if not (shell.folder / "script").exists():
             return None
-        output, script = _text(folder / "version"), _text(folder / "script")
-        used = (each for each in BACKENDS if _text(folder / each.variable))
+        output, script = shell.text("version"), shell.text("script")
+        used = (each for each in BACKENDS if shell.text(each.variable))
         backend = next(used, BACKENDS[-1])
     found = backend.version.search(output)
     return ModuleSystem(backend.name, found["version"] if found else "", script)
@@ -141,18 +139,16 @@ def load(
         StepError: a module is missing, hidden, in conflict, or replaced by another one of the
             set, or loading takes too long; names all such modules.
     """
-    with _folder() as folder:
+    with _shell(runner, seconds) as shell:
         lines = (
             *shell_lines(modules, phase, cleaned=True),
             "trap - DEBUG",
-            f"/usr/bin/env -0 > {_word(folder, 'environment')}",
+            f"/usr/bin/env -0 > {shell.word('environment')}",
         )
-        outcome = _bash(lines, folder, runner, seconds)
-        dump = folder / "environment"
-        if outcome.timed_out:
-            raise _stopped(outcome, folder, seconds)
+        outcome = shell.run(lines)
+        dump = shell.folder / "environment"
         if not outcome or not dump.exists():
-            failure = _stopped(outcome, folder, seconds)
+            failure = shell.stopped(outcome)
             try:
                 examined = examine(system, modules, phase, runner, seconds=seconds)
             except StepError:
@@ -183,16 +179,15 @@ def examine(
     """
     commands = trial_commands(modules, phase)
     bare = modules._replace(swap=(), load=(), build=())
-    with _folder() as folder:
+    with _shell(runner, seconds) as shell:
         trials = (
             line
             for number, (module, command) in enumerate(commands)
-            for line in _trial_lines(system, _word(folder, str(number)), module, command)
+            for line in _trial_lines(system, shell.word(str(number)), module, command)
         )
-        listed = _available(system, bare, trials, folder, runner, seconds)
-        modules_tried = (module for module, _ in commands)
-        trials_made = (_trial(system, folder, *each) for each in enumerate(modules_tried))
-        return judge(trials_made, listed)
+        listed = _available(system, bare, trials, shell)
+        tried = (_trial(system, shell, number, each) for number, (each, _) in enumerate(commands))
+        return judge(tried, listed)
 
 
 def available(
@@ -207,60 +202,91 @@ def available(
         StepError: what precedes the modules fails, or it takes too long.
     """
     bare = modules._replace(unload=(), swap=(), load=(), build=())
-    with _folder() as folder:
-        return _available(system, bare, (), folder, runner, seconds)
+    with _shell(runner, seconds) as shell:
+        return _available(system, bare, (), shell)
 
 
 def _available(
-    system: ModuleSystem,
-    bare: Modules,
-    further: Iterable[str],
-    folder: Path,
-    runner: Runner,
-    seconds: float,
+    system: ModuleSystem, bare: Modules, further: Iterable[str], shell: _Shell
 ) -> tuple[str, ...]:
     """Names of the modules that are available after some commands."""
-    listed = folder / "available"
     lines = (
         *shell_lines(bare, "run", cleaned=True),
         *further,
-        *system.backend.list_modules(system.version, _word(folder, "available")),
+        *system.backend.list_modules(system.version, shell.word("available")),
     )
-    outcome = _bash(lines, folder, runner, seconds)
-    if outcome.timed_out or not listed.exists():
-        raise _stopped(outcome, folder, seconds)
-    return parse_available(_text(listed))
+    outcome = shell.run(lines)
+    if not (shell.folder / "available").exists():
+        raise shell.stopped(outcome)
+    return parse_available(shell.text("available"))
+
+
+class _Shell(NamedTuple):
+    """A bash for commands that write their results to a folder, since modules print to its output.
+
+    Attributes:
+        folder: for the results.
+        runner: starts it.
+        seconds: time limit.
+    """
+
+    folder: Path
+    runner: Runner
+    seconds: float
+
+    def word(self, name: str) -> str:
+        """A file in the folder, quoted for a shell."""
+        return shlex.quote(str(self.folder / name))
+
+    def text(self, name: str) -> str:
+        """The content of a file, for people; empty if there is no file."""
+        try:
+            return mask(plain(read_text(self.folder / name, RESULT, errors="replace")))
+        except FileNotFoundError:
+            return ""
+
+    def run(self, lines: Iterable[str]) -> Outcome:
+        """Run commands, each of which is written to a file before it runs.
+
+        Raises:
+            StepError: they take too long.
+        """
+        trace = f"""printf '%s\\n' "$BASH_COMMAND" >> {self.word("commands")}"""
+        script = "\n".join((f"trap {shlex.quote(trace)} DEBUG", *lines))
+        # bash would run the script in BASH_ENV first; module systems set it.
+        words = ("bash", "--noprofile", "--norc", "-c", script)
+        outcome = self.runner.run(Command(words, env=(("BASH_ENV", ""),), timeout=self.seconds))
+        if outcome.timed_out:
+            raise self.stopped(outcome)
+        return outcome
+
+    def stopped(self, outcome: Outcome) -> StepError:
+        """The error for a shell that stopped early."""
+        done = [line for line in self.text("commands").splitlines() if _OF_MODULES.match(line)]
+        last = done[-1] if done else "bash"
+        host = os.uname().nodename
+        own = _OWN_MESSAGE.findall(outcome.output)
+        message = f"the shell ended at `{last}`"
+        remedy = (
+            f"try it in a shell on {host}, and correct `modules` in the recipe or the site file"
+        )
+        if outcome.timed_out:
+            message = f"`{last}` did not end within {self.seconds:g} s and was killed"
+            remedy = (
+                f"try it in a shell on {host}: it may wait for a file system or a license server"
+                " that does not answer"
+            )
+        elif own:
+            message = f"cannot load modules: {own[-1]}"
+            remedy = "correct `modules` in the recipe or the site file"
+        detail = _OWN_MESSAGE.sub("", outcome.tail(OUTPUT_LINES)).strip("\n")
+        return StepError(message, where=host, detail=detail, remedy=remedy)
 
 
 @contextmanager
-def _folder() -> Iterator[Path]:
-    """For the results of the shell, since modules print to its output."""
+def _shell(runner: Runner, seconds: float) -> Iterator[_Shell]:
     with TemporaryDirectory(prefix="hvdenv-modules-") as folder:
-        yield Path(folder)
-
-
-def _word(folder: Path, name: str) -> str:
-    """A file in the folder, quoted for a shell."""
-    return shlex.quote(str(folder / name))
-
-
-def _bash(lines: Iterable[str], folder: Path, runner: Runner, seconds: float) -> Outcome:
-    """Run commands in a bash, which writes each to a file before it runs."""
-    trace = f"""printf '%s\\n' "$BASH_COMMAND" >> {_word(folder, "commands")}"""
-    return runner.run(
-        Command(
-            (
-                "bash",
-                "--noprofile",
-                "--norc",
-                "-c",
-                "\n".join((f"trap {shlex.quote(trace)} DEBUG", *lines)),
-            ),
-            # bash would run the script in it first; module systems set it.
-            env=(("BASH_ENV", ""),),
-            timeout=seconds,
-        )
-    )
+        yield _Shell(Path(folder), runner, seconds)
 
 
 def _trial_lines(system: ModuleSystem, prefix: str, module: str, command: str) -> Iterator[str]:
@@ -273,9 +299,9 @@ def _trial_lines(system: ModuleSystem, prefix: str, module: str, command: str) -
         yield f'test "$(cat {prefix}.status)" = 0 || {hint} > {prefix}.hint 2>&1'
 
 
-def _trial(system: ModuleSystem, folder: Path, number: int, module: str) -> Trial:
+def _trial(system: ModuleSystem, shell: _Shell, number: int, module: str) -> Trial:
     def text(what: str) -> str:
-        return _text(folder / f"{number}.{what}")
+        return shell.text(f"{number}.{what}")
 
     return Trial(
         module=module,
@@ -284,44 +310,6 @@ def _trial(system: ModuleSystem, folder: Path, number: int, module: str) -> Tria
         before=split_loaded(text("before")),
         after=split_loaded(text("after")),
         prerequisites=system.backend.prerequisites(text("hint")),
-    )
-
-
-def _text(path: Path) -> str:
-    """What the shell has written to a file, for people; empty if there is no file."""
-    try:
-        return mask(plain(read_text(path, RESULT, errors="replace")))
-    except FileNotFoundError:
-        return ""
-
-
-def _stopped(outcome: Outcome, folder: Path, seconds: float) -> StepError:
-    """The error for a shell that stopped early."""
-    done = [line for line in _text(folder / "commands").splitlines() if _OF_MODULES.match(line)]
-    last = done[-1] if done else "bash"
-    host = os.uname().nodename
-    own = _OWN_MESSAGE.findall(outcome.output)
-    detail = _OWN_MESSAGE.sub("", outcome.tail(OUTPUT_LINES)).strip("\n")
-    if outcome.timed_out:
-        return StepError(
-            f"`{last}` did not end within {seconds:g} s and was killed",
-            where=host,
-            detail=detail,
-            remedy=f"try it in a shell on {host}: it may wait for a file system or a license server"
-            " that does not answer",
-        )
-    if own:
-        return StepError(
-            f"cannot load modules: {own[-1]}",
-            where=host,
-            detail=detail,
-            remedy="correct `modules` in the recipe or the site file",
-        )
-    return StepError(
-        f"the shell ended at `{last}`",
-        where=host,
-        detail=detail,
-        remedy=f"try it in a shell on {host}, and correct `modules` in the recipe or the site file",
     )
 
 

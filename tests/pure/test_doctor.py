@@ -76,7 +76,7 @@ def test_the_remedy_is_a_diff_of_the_recipe(tmp_path: Path, capsys: Captured) ->
     recipe.write_text('format = 1\nname = "mine"\nextends = "local"\n')
     assert main(["doctor", str(log), "--recipe", str(recipe)]) == 0
     said = capsys.readouterr().out
-    assert "the cause, mended in the recipe:" in said
+    assert "the cause, fixed in the recipe:" in said
     assert f"--- {recipe}" in said
     assert '+cmake = ">=3.13,<4"' in said
     assert main(["doctor", str(log), "--recipe", "local", "--json"]) == 0

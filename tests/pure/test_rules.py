@@ -611,7 +611,7 @@ def test_what_lies_over_the_recipe_is_mended_by_options(
     words = ["--set", "launch.launcher=horovodrun-mpi", "--set", "launch.mca.pml=ucx"]
     assert main(["check", "local", *words, "--facts", write(facts, tmp_path)]) == 3
     said = capsys.readouterr().out
-    assert "mended by options: --set 'launch.launcher=\"mpirun\"'" in said
+    assert "options that fix it: --set 'launch.launcher=\"mpirun\"'" in said
     assert "diff" not in said and "+++" not in said
 
 
@@ -621,7 +621,7 @@ def test_a_shipped_recipe_is_extended_and_not_changed(
     file = write(facts, tmp_path, cpu_flags=("avx",))
     assert main(["check", "local", "--facts", file]) == 3
     said = capsys.readouterr().out
-    start = said.index("mended in a recipe of your own")
+    start = said.index("fixed in a recipe of your own")
     text = said[start:].split("\n", 1)[1].rsplit("the build would be refused", 1)[0]
     own = tmp_path / "own.toml"
     own.write_text(text)

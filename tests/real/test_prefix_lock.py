@@ -241,11 +241,11 @@ def test_a_lock_that_names_nobody_is_only_broken_by_order(store: Path, content: 
 def test_who_lost_the_lock_notices_and_leaves_the_new_one(store: Path) -> None:
     with hold(store, wait=0) as old:
         with hold(store, wait=0, break_lock=True) as new:
-            with pytest.raises(BusyError, match="taken away; process"):
+            with pytest.raises(BusyError, match="removed the lock of this build; process"):
                 old.check()
             old._release()
             new.check()
-        with pytest.raises(BusyError, match="taken away"):
+        with pytest.raises(BusyError, match="removed the lock of this build"):
             old.check()
     assert os.listdir(store) == []
 
