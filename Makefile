@@ -1,6 +1,6 @@
 # make demo      build a real Horovod environment on this machine and prove that it works
-# make test      what CI runs: ruff, mypy --strict, pytest (what needs root is skipped without it)
-# make lint      only ruff and mypy
+# make test      what CI runs: lint, docs and pytest (tests that need root are skipped without it)
+# make lint      only ruff, mypy and the prose check
 # make pure      only the tests that compile nothing and start no cluster (two minutes)
 # make docs      the documentation as a site in site/, without a network
 # make standin   a cluster on this machine to try things on: hosts, ssh, Slurm, modules (root)
@@ -52,6 +52,7 @@ test: lint docs
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m docs.prose
 	$(BIN)/mypy
 
 pure: $(VENV)/.installed-dev

@@ -23,6 +23,7 @@ from hvdenv.launch.launchers import LAUNCHERS, Launch
 from hvdenv.places import find_places
 from hvdenv.runner import Runner
 from hvdenv.verification import bench, collectors
+from hvdenv.verification.collection import Setup
 
 RANKS, TIMEOUT = 2, 60.0
 PROGRAM = """
@@ -70,7 +71,7 @@ def main() -> None:
         RANKS,
         len(os.sched_getaffinity(0)),
         os.geteuid() == 0,
-        collectors.mpi(installation, Runner(), TIMEOUT)[0],
+        collectors.mpi(Setup(installation, Runner()), TIMEOUT)[0],
     )
     start = LAUNCHERS["mpirun"].start(launch)
     variables = {

@@ -21,13 +21,13 @@ from typing import NamedTuple
 
 import psutil
 
-from hvdenv.environments.installation import Expectation, Installation, inspect_prefix
+from hvdenv.environments.installation import Installation, inspect_prefix
 from hvdenv.launch.launchers import Launch
 from hvdenv.places import find_places
 from hvdenv.runner import TOKEN_VARIABLE, Runner
 from hvdenv.standalone.ranks.events import to_json
 from hvdenv.verification import collectors, ranks
-from hvdenv.verification.verify import DEFAULT_LAUNCHERS
+from hvdenv.verification.collection import Setup
 
 TIMEOUT = 1500.0
 PERIOD = 0.5
@@ -79,15 +79,13 @@ class Cost(NamedTuple):
 def measure(installation: Installation, count: int) -> Cost:
     runner = Runner()
     launch = Launch((), count, len(os.sched_getaffinity(0)), os.geteuid() == 0)
-    mpi = collectors.mpi(installation, runner, TIMEOUT)
+    setup = Setup(installation, runner, launch=launch)
+    mpi = collectors.mpi(setup, TIMEOUT)
     watchers = Watchers(runner.token)
     watchers.start()
     started = time.monotonic()
     try:
-        run = collectors.rank_run(
-            installation, runner, mpi, DEFAULT_LAUNCHERS, launch, TIMEOUT, (), "torch", "Gloo",
-            Expectation(),
-        )  # fmt: skip
+        run = collectors.rank_run(setup, mpi, TIMEOUT, "torch", "Gloo")
     finally:
         watchers.stop.set()
         watchers.join()

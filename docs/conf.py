@@ -10,6 +10,7 @@ extensions = ["myst_parser"]
 # Another page includes it.
 exclude_patterns = ["generated/exit-codes.md"]
 myst_heading_anchors = 4
+myst_enable_extensions = ["deflist"]
 # Commands and options are pasted: their quotes and dashes stay as they are.
 smartquotes = False
 nitpicky = True
@@ -17,9 +18,10 @@ nitpicky = True
 html_theme = "sphinx_rtd_theme"
 html_title = "hvdenv"
 html_theme_options = {"navigation_depth": 2}
-html_static_path = ["images"]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False
 html_use_index = False
+# Pages opened from disk may not read others, so results have titles only.
+html_show_search_summary = False
 highlight_language = "text"

@@ -193,10 +193,12 @@ def _tables(kind: Any, prefix: str, *, since: bool) -> Iterator[str]:
         inner, path = _inner(annotation, name)
         if inner:
             below.append((inner, f"{prefix}{path}."))
+        # TOML has no null: there, a key is left out.
+        null = " or null" if type(None) in typing.get_args(annotation) and not since else ""
         rows.append(
             (
                 code(path),
-                _type(annotation),
+                _type(annotation) + null,
                 "yes" if name not in defaults else "no",
                 _default(defaults.get(name)),
                 *([SINCE.get(f"{prefix}{path}", FIRST_RELEASE)] if since else []),
@@ -246,7 +248,7 @@ def _parts(kind: Any) -> list[Any]:
 
 
 def _type(kind: Any) -> str:
-    return " or ".join(_one_type(each) for each in _parts(kind))
+    return " or ".join(map(_one_type, _parts(kind)))
 
 
 def _one_type(kind: Any) -> str:

@@ -1,11 +1,11 @@
-"""What is run and what came of it: plain data, nothing is run here."""
+"""Commands and their outcomes, as plain data."""
 
 from __future__ import annotations
 
 import shlex
 from typing import NamedTuple
 
-# As a program's name: the interpreter that hvdenv itself runs on, with its libraries.
+# Stands for the interpreter that hvdenv itself runs on, with its libraries.
 OWN_PYTHON = "hvdenv-python"
 
 
@@ -17,7 +17,7 @@ class Command(NamedTuple):
         env: variables set on top of the cleaned environment, in order.
         cwd: folder to run in; empty for the current one.
         timeout: seconds after which the process and its children are ended.
-        derived: variables whose $NAME stand for what the process sees under that name.
+        derived: variables in whose values $NAME is replaced by the process's variable of that name.
         stdin: file that is its standard input; empty for none.
     """
 
@@ -30,7 +30,7 @@ class Command(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a Command. True when it succeeded.
+    """The result of a Command. True if it succeeded.
 
     Attributes:
         command: what was run.
@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
 
 
 def spelled_out(command: Command) -> str:
-    """A command as one could type it."""
+    """A command line that can be pasted into a shell."""
     words = [f"{name}={shlex.quote(value)}" for name, value in command.env]
     words += [f'{name}="{value}"' for name, value in command.derived]
     stdin = [f"< {shlex.quote(command.stdin)}"] if command.stdin else []

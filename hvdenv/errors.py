@@ -6,7 +6,7 @@ that users see.
 
 from __future__ import annotations
 
-# Of `run` and `shell`, whose other exit codes are those of what they run.
+# Exit code of `run` and `shell` if hvdenv fails; otherwise they return that of the program.
 OWN_FAILURE = 125
 
 MEANINGS = {
@@ -29,10 +29,10 @@ class HvdenvError(Exception):
     """What is wrong, where, and what to do about it.
 
     Args:
-        message: one sentence that says what is wrong.
-        where: file and line, key, step, host or rank that it is about.
-        remedy: what to do next.
-        detail: text to show as it is, such as the last lines of a log.
+        message: what is wrong, in one sentence.
+        where: file and line, key, step, host or rank.
+        remedy: what to do.
+        detail: text to show unchanged, such as the last lines of a log.
     """
 
     exit_code = 70
@@ -57,7 +57,7 @@ class HvdenvError(Exception):
 
 
 class UsageError(HvdenvError):
-    """The command line asks for something that cannot be done."""
+    """The command line is wrong."""
 
     exit_code = 2
 
@@ -69,13 +69,13 @@ class RecipeError(HvdenvError):
 
 
 class UntrustedError(HvdenvError):
-    """Somebody else could have changed what would be executed or imported."""
+    """Another user could have changed what hvdenv would execute or import."""
 
     exit_code = 2
 
 
 class CheckBuildError(HvdenvError):
-    """A text is not the whole output of ``horovodrun --check-build``."""
+    """A text is not the complete output of ``horovodrun --check-build``."""
 
     exit_code = 2
 
@@ -87,27 +87,27 @@ class IncompatibleError(HvdenvError):
 
 
 class LockError(HvdenvError):
-    """A lock is not of this recipe, or what is there is not what the lock says."""
+    """A lock is for another recipe, or the environment does not match the lock."""
 
     exit_code = 4
 
 
 class StepError(HvdenvError):
-    """A step of a build failed, or something on the machine stands in its way."""
+    """A step of a build failed, or the machine prevents it."""
 
     exit_code = 5
 
 
 class BusyError(HvdenvError):
-    """Another build holds the prefix, or something still uses it."""
+    """Another build holds the prefix, or a process uses it."""
 
     exit_code = 6
 
 
 class InterruptedRunError(HvdenvError):
-    """The user asked hvdenv to stop; everything that it had started has been ended."""
+    """The user interrupted hvdenv, which ended everything that it had started."""
 
     exit_code = 130
 
     def __init__(self) -> None:
-        super().__init__("interrupted; what was started has been ended")
+        super().__init__("interrupted; hvdenv ended everything that it had started")

@@ -1,4 +1,4 @@
-"""Secrets out of, and control sequences off, every text that is shown or kept."""
+"""Removes secrets and control sequences from text that hvdenv prints or stores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-# All take time in proportion to the text, whatever it is: logs hold very long words.
+# Every pattern is linear in the length of the text: logs contain very long words.
 _URL_CREDENTIALS = re.compile(r"://[^/\s'\"]+@")
 _WORD = r"(?:token|pass(?:word|wd|phrase)|secret|api[_-]?key)[\w-]{0,64}['\"]?"
 _IS = r"(?:[ \t]{0,2}=[ \t]{0,2}(?!=)|: |:(?=['\"]))"
@@ -27,8 +27,8 @@ _AUTHORIZATION = re.compile(
     r"(?:(?:bearer|basic|digest|negotiate|token|apikey)[ \t]{1,4})?)[^\s'\"]+"
 )
 _BEARER = re.compile(r"(?i)(?P<name>bearer[ \t]{1,4})[\w.~+/=-]{16,}")
-# Sequences of terminals, controls (C0 and C1), and characters that change the order of
-# others (bidi) or break lines.
+# Terminal sequences, control characters (C0 and C1), and characters that change the order of
+# text (bidi) or break lines.
 _CONTROL = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
@@ -44,15 +44,15 @@ def mask(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Drop control sequences and characters, C1 and bidi as well; tabs and newlines stay."""
+    """Remove control sequences and characters, including C1 and bidi; keep tabs and newlines."""
     return _CONTROL.sub("", text)
 
 
 class PlainStream:
-    """A stream for people: nothing that is printed to it can control their terminal.
+    """A stream for people. Text printed to it cannot control their terminal.
 
     Args:
-        stream: what it writes to.
+        stream: stream to write to.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -72,7 +72,7 @@ class PlainStream:
 
 @contextmanager
 def plain_output() -> Iterator[None]:
-    """Filter everything that Python prints meanwhile; programs that are run print by themselves."""
+    """Filter all output of this Python process; programs that it runs print directly."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast("TextIO", PlainStream(each)) for each in before)
     try:
@@ -82,5 +82,5 @@ def plain_output() -> Iterator[None]:
 
 
 def print_coloured(text: str) -> None:
-    """Print a text with colours; whoever put them in has made the rest of it plain."""
+    """Print text with colours. The caller has filtered the foreign parts of it."""
     print(text, end="", file=getattr(sys.stdout, "unfiltered", sys.stdout))

@@ -1,4 +1,4 @@
-"""Where hvdenv keeps things, and how a small file is written whole or not at all."""
+"""The folders of HVDENV_HOME, and atomic writes of small files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Places(NamedTuple):
 
     @property
     def envs(self) -> Path:
-        """Environments for which no prefix was named."""
+        """Environments without an explicit prefix."""
         return self.home / "envs"
 
     @property
@@ -38,12 +38,12 @@ class Places(NamedTuple):
 
     @property
     def scratch(self) -> Path:
-        """What is needed only while a command runs."""
+        """Temporary files of running commands."""
         return self.cache / "scratch"
 
     @property
     def wheels(self) -> Path:
-        """Wheels that were compiled here, by what went into them."""
+        """Wheels that hvdenv compiled, by the hash of their inputs."""
         return self.cache / "wheels"
 
     @property
@@ -52,21 +52,21 @@ class Places(NamedTuple):
 
     @property
     def jobs(self) -> Path:
-        """Scripts of the jobs that were submitted, and one small file for each."""
+        """Scripts of submitted jobs, and one small file for each job."""
         return self.home / "jobs"
 
     @property
     def used(self) -> Path:
-        """One small file for each generation that was used, as old as its last use."""
+        """One small file for each used generation; its time is that of the last use."""
         return self.home / "used"
 
     @property
     def registry(self) -> Path:
-        """One small file for each environment, wherever its prefix lies."""
+        """One small file for each environment, wherever its prefix is."""
         return self.home / "registry"
 
     def prefix(self, recipe: str, variants: Iterable[str]) -> Path:
-        """The prefix of an environment for which none was named."""
+        """The default prefix of an environment."""
         return self.envs / environment_name(recipe, variants)
 
 
@@ -84,13 +84,13 @@ def environment_name(recipe: str, variants: Iterable[str]) -> str:
 
     Args:
         recipe: the recipe's name, such as ``local``.
-        variants: names of variants; neither order nor repetition matters.
+        variants: names of variants; order and repetition do not matter.
 
     Returns:
         ``local`` or, for instance, ``local+torch+x``.
 
     Raises:
-        UsageError: a name has characters that do not belong in a folder's name.
+        UsageError: a name has characters that are not allowed in a folder's name.
     """
     names = [recipe, *sorted(set(variants))]
     for name in names:
@@ -110,7 +110,7 @@ def make_folder(folder: Path) -> Path:
         StepError: it cannot be created or written to.
     """
     try:
-        # Not mkdir(parents=True), whose parents anybody could write with a umask of 000.
+        # Not mkdir(parents=True): with a umask of 000, everybody could write to the parents.
         for each in (*reversed(folder.parents), folder):
             if not each.is_dir():
                 each.mkdir(mode=0o775, exist_ok=True)
@@ -133,7 +133,7 @@ def blocked(path: Path, error: OSError, doing: str = "write") -> StepError:
     )
 
 
-# What to do about an error of a file system, by its number.
+# Remedies for errors of a file system, by errno.
 _WAYS_OUT = (
     ({errno.EACCES, errno.EPERM}, "look at the owner and the permissions there (ls -ld)"),
     ({errno.EROFS}, "use a host where this file system is not mounted read-only"),
@@ -144,18 +144,18 @@ _WAYS_OUT = (
         "run the command again once the disk or file server works (dmesg; ask support)",
     ),
 )
-# Errors that are the machine's, never a mistake of hvdenv.
+# Errors of the machine, never of hvdenv.
 OF_THE_MACHINE = frozenset(number for numbers, _ in _WAYS_OUT for number in numbers)
 
 
 def named_file(path: Path) -> Path:
-    """The file that a user names to be written: where its links lead.
+    """Follow the links of a file that a user names as output.
 
-    Whoever is root would put a file in the place of /dev/null, or of a link, by renaming.
+    As root, a rename would replace /dev/null, or a link, by a file.
 
     Raises:
-        StepError: what is there is a folder or a device, belongs to another user in a folder
-            that others can write, or is behind a link that another user could have put there.
+        StepError: the path is a folder or a device, belongs to another user in a folder that
+            others can write, or is behind a link that another user could have made.
     """
     found = named_folder(path, last=True)
     try:
@@ -163,22 +163,22 @@ def named_file(path: Path) -> Path:
     except OSError:
         return found
     if not stat.S_ISREG(status.st_mode):
-        raise StepError("this is no file", where=str(path), remedy="name a file")
+        raise StepError("this is not a regular file", where=str(path), remedy="name a file")
     if folder.st_mode & _OTHERS_WRITE and status.st_uid not in (os.geteuid(), folder.st_uid):
         raise _not_ours("file", found, status)
     return found
 
 
 def named_folder(path: Path, *, last: bool = False) -> Path:
-    """The folder that a user names to be written into: where its links lead.
+    """Follow the links of a folder that a user names as output.
 
     Args:
-        path: it need not be there.
-        last: its last part may be a link only if the user, or root, has made that.
+        path: need not exist.
+        last: the last part may be a link only if it belongs to the user or root.
 
     Raises:
-        StepError: a link on the way belongs to another user, and its folder can be written
-            by others, as /tmp can.
+        StepError: a link on the way belongs to another user, in a folder that others can
+            write, such as /tmp.
     """
     named = os.path.expanduser(path)
     parts = (named if os.path.isabs(named) else os.path.join(os.getcwd(), named)).split(os.sep)[
@@ -213,7 +213,7 @@ _MOST_LINKS = 40
 
 
 def _see_link(link: Path, status: os.stat_result, folder: os.stat_result, *, strict: bool) -> None:
-    """Refuse a link that another user could have put there for this to be written through."""
+    """Refuse a link that another user could have made to redirect the output."""
     if status.st_uid in (os.geteuid(), 0):
         return
     if strict or (folder.st_mode & _OTHERS_WRITE and status.st_uid != folder.st_uid):
@@ -229,19 +229,19 @@ def _not_ours(what: str, path: Path, status: os.stat_result) -> StepError:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk, where its file system can do that."""
+    """Flush the names in a folder to disk, if its file system supports that."""
     sync(folder)
 
 
 def sync_tree(root: Path, since: float = 0.0) -> None:
-    """Have everything in a tree on the disk, so that it survives a power cut.
+    """Flush a tree to disk, so that it survives a power cut.
 
-    On a local file system one system call writes all that is pending there. On a shared one
-    that could wait for the data of other programs, so each file and folder is synced by itself.
+    On a local file system, one system call flushes everything. On a shared one that could wait
+    for the data of other programs, so each file and folder is flushed separately.
 
     Args:
         root: a file or folder; need not exist.
-        since: Unix time in seconds; what has not changed since then is already on the disk.
+        since: Unix time in seconds; files that have not changed since then are on disk.
 
     Raises:
         OSError: the file system cannot store it.
@@ -250,13 +250,13 @@ def sync_tree(root: Path, since: float = 0.0) -> None:
         return
     from concurrent.futures import ThreadPoolExecutor
 
-    # Each sync waits for the file server: several at a time.
+    # Each sync waits for the file server, so several run in parallel.
     with ThreadPoolExecutor(8) as pool:
         for _ in pool.map(sync, _changed(root, since)):
             pass
 
 
-# Types as statfs(2) has them: ext2 to ext4, XFS, Btrfs, F2FS, ZFS, bcachefs, overlayfs, tmpfs.
+# Types as in statfs(2): ext2 to ext4, XFS, Btrfs, F2FS, ZFS, bcachefs, overlayfs, tmpfs.
 # Any other may be shared, or may ignore syncfs(), as FUSE does.
 _LOCAL_FILE_SYSTEMS = frozenset(
     {
@@ -267,7 +267,7 @@ _LOCAL_FILE_SYSTEMS = frozenset(
 
 
 def _sync_file_system(path: Path) -> bool:
-    """Sync a whole file system. Returns whether it is a local one, where this is possible."""
+    """Flush a whole file system. Returns whether it is a local one that supports this."""
     try:
         import ctypes
 
@@ -289,7 +289,7 @@ def _sync_file_system(path: Path) -> bool:
 
 
 def _changed(root: Path, since: float) -> Iterator[str]:
-    """Files and folders of a tree that have changed, and its root."""
+    """The changed files and folders of a tree, and its root."""
     folders = [os.fspath(root)] if root.is_dir() else []
     yield os.fspath(root)
     while folders:
@@ -306,10 +306,10 @@ def _changed(root: Path, since: float) -> Iterator[str]:
 
 
 def sync(path: Path | str) -> None:
-    """Have the content of a file or folder on the disk.
+    """Flush a file or folder to disk.
 
     Raises:
-        OSError: the file system cannot store it. That it cannot sync folders is no error.
+        OSError: the file system cannot store it. Not supporting folders is no error.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -321,7 +321,7 @@ def sync(path: Path | str) -> None:
         os.close(descriptor)
 
 
-# What file systems answer that cannot sync a folder.
+# Errors of file systems that cannot flush a folder.
 _CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF, errno.EISDIR})
 
 
@@ -331,7 +331,7 @@ def write_json(path: Path, data: Mapping[str, Any], mode: int = 0o666) -> None:
     Args:
         path: the file.
         data: JSON values.
-        mode: permissions before the umask is taken off.
+        mode: permissions before the umask applies.
 
     Raises:
         StepError: the folder cannot be written to.
@@ -340,13 +340,13 @@ def write_json(path: Path, data: Mapping[str, Any], mode: int = 0o666) -> None:
 
 
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:
-    """Write a file so that a kill at any moment leaves the old or the new one.
+    """Write a file atomically: a kill at any moment leaves the old or the new one.
 
     Args:
         path: the file.
-        text: what it shall hold; bytes that are no UTF-8 as Python's surrogates.
-        mode: permissions of a new file before the umask is taken off; one that is there keeps
-            its own, and its owner and group where that is allowed.
+        text: its content; bytes that are not UTF-8 as Python's surrogates.
+        mode: permissions of a new file before the umask applies. An existing file keeps its
+            permissions, and its owner and group if possible.
 
     Raises:
         StepError: the folder cannot be written to.
@@ -368,7 +368,7 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
 
 
 def keep_mode(descriptor: int, path: Path) -> None:
-    """Give a new file the permissions, owner and group of the one that it replaces.
+    """Give a new file the permissions, owner and group of the file that it replaces.
 
     Raises:
         OSError: the permissions cannot be changed.
@@ -384,6 +384,6 @@ def keep_mode(descriptor: int, path: Path) -> None:
         try:
             os.fchown(descriptor, found.st_uid, found.st_gid)
         except PermissionError:
-            # What a group was allowed, another one is not.
+            # The permissions of one group must not apply to another.
             mode &= 0o707 if made.st_gid != found.st_gid else 0o777
     os.fchmod(descriptor, mode)

@@ -1,8 +1,7 @@
-"""The one door to other processes and to the environment variables of this one.
+"""The only module that starts processes and reads the environment variables of this one.
 
-Ruff forbids ``subprocess`` and ``os.environ`` everywhere else. Every process gets
-an explicit environment, its own session, a log, and a token by which everything
-that it started can be found and ended.
+Ruff forbids ``subprocess`` and ``os.environ`` everywhere else. Every process gets an explicit
+environment, its own session, a log, and a token that finds and ends everything it started.
 """
 
 from __future__ import annotations
@@ -23,22 +22,21 @@ from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.errors import InterruptedRunError, StepError
 from hvdenv.masking import mask, plain
 
-# Commands that start nothing read the environment through this module too: what only
-# processes need is imported when one is started.
+# Slow to import, and commands that start nothing import this module too.
 if TYPE_CHECKING:
     import subprocess
 
 TOKEN_VARIABLE = "HVDENV_TOKEN"
 GRACE_SECONDS = 5.0
-# Batch systems give a job seconds between SIGTERM and SIGKILL, and reports want some of them.
+# Batch systems leave a job seconds between SIGTERM and SIGKILL, and reports need some of them.
 STOPPED_SECONDS = 2.0
 OUTPUT_LIMIT = 4 << 20
 LINE_LIMIT = 1 << 16
 ORPHAN_SECONDS = 1.0
 
-# What a user's shell may carry and a step must not see: it changes what is built or
-# found, and nobody wrote it down. Modules are loaded after this cleaning.
-# An extended regular expression, since the script of `plan --format bash` uses it too.
+# Variables of the user's shell that a step must not see: they change what is built or found, and
+# are recorded nowhere. Modules are loaded after this cleaning.
+# An extended regular expression, because the script of `plan --format bash` uses it too.
 CLEANED_PATTERN = (
     "PYTHON[A-Z0-9_]*|_PYTHON_[A-Z0-9_]+|HOROVOD_[A-Z0-9_]+|HVDENV_(TOKEN|INSTALL_RPATH|BUILD_FOLDER)"
     "|C_INCLUDE_PATH|CPLUS_INCLUDE_PATH|CPATH|LIBRARY_PATH|LD_PRELOAD"
@@ -52,7 +50,7 @@ CLEANED_PATTERN = (
     "|PYTHON_VERSION|IMPLEMENTATION)|UV_[A-Z_]+"
     "|SETUPTOOLS_[A-Z_]+|DISTUTILS_[A-Z_]+|TF_[A-Z_0-9]+|TORCH_[A-Z_0-9]+"
 )
-# And what every step gets instead.
+# What every step gets instead.
 ALWAYS_SET = (("PYTHONNOUSERSITE", "1"), ("PIP_USER", "0"), ("LC_ALL", "C.UTF-8"))
 
 
@@ -65,7 +63,7 @@ def clean(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def cleaned_names(environ: Mapping[str, str]) -> list[str]:
-    """Names that clean() takes away, for plan to show."""
+    """Names that clean() removes, for plan to show."""
     return sorted(name for name in environ if re.fullmatch(CLEANED_PATTERN, name))
 
 
@@ -75,9 +73,9 @@ def environment() -> Mapping[str, str]:
 
 
 def drop_relative_folders() -> None:
-    """Take out of this process's PATH what means the current folder: ``.``, nothing, ``bin``.
+    """Remove relative folders from this process's PATH: ``.``, an empty one, ``bin``.
 
-    The current folder may be anybody's, and its ``git`` or ``mpirun`` would be run.
+    The current folder may belong to anybody, and its ``git`` or ``mpirun`` would run.
     """
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     kept = [folder for folder in folders if os.path.isabs(folder)]
@@ -94,7 +92,7 @@ class Runner:
         token: marks every process that this runner starts, directly or not.
 
     Attributes:
-        given: the variables before they were cleaned, for what runs as in the user's shell.
+        given: the variables before cleaning, for what runs as in the user's shell.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None, token: str = "") -> None:
@@ -109,7 +107,7 @@ class Runner:
         """What the process of this command sees.
 
         Raises:
-            StepError: a variable is to be made from another one that nothing has set.
+            StepError: a variable is derived from another one that nothing has set.
         """
         seen = {**self._base, **dict(command.env), TOKEN_VARIABLE: self.token}
         made = {name: _filled_in(name, value, seen) for name, value in command.derived}
@@ -121,20 +119,20 @@ class Runner:
         """A runner that stops with this one and ends only what it started itself.
 
         Args:
-            base: variables that its processes start from, not cleaned; those of this runner
-                if not given.
+            base: variables of its processes, not cleaned. Default: those of this runner.
         """
-        other = Runner(self.given, f"{self.token}.{os.urandom(4).hex()}")
-        other._base = self._base if base is None else {**base, **dict(ALWAYS_SET)}
-        other._stopped = self._stopped
-        return other
+        token = f"{self.token}.{os.urandom(4).hex()}"
+        return self._with(token, self._base if base is None else {**base, **dict(ALWAYS_SET)})
 
     def changed(self, set_variables: Mapping[str, str], unset: Iterable[str] = ()) -> Runner:
-        """A runner with the same token whose processes see other variables too: those of modules."""
-        other = Runner(self.given, self.token)
-        base = {**self._base, **set_variables}
-        other._base = {name: value for name, value in base.items() if name not in set(unset)}
-        other._stopped = self._stopped
+        """A runner with the same token whose processes see other variables: those of modules."""
+        base, removed = {**self._base, **set_variables}, set(unset)
+        kept = {name: value for name, value in base.items() if name not in removed}
+        return self._with(self.token, kept)
+
+    def _with(self, token: str, base: dict[str, str]) -> Runner:
+        other = Runner(self.given, token)
+        other._base, other._stopped = base, self._stopped
         return other
 
     def stop(self) -> None:
@@ -181,11 +179,11 @@ class Runner:
             else:
                 self._end(process)
         return Outcome(
-            command,
-            -signal.SIGKILL if timed_out else process.returncode,
-            "\n".join(lines),
-            time.monotonic() - started,
-            timed_out,
+            command=command,
+            returncode=-signal.SIGKILL if timed_out else process.returncode,
+            output="\n".join(lines),
+            seconds=time.monotonic() - started,
+            timed_out=timed_out,
         )
 
     @contextmanager
@@ -237,7 +235,7 @@ class Runner:
 
 
 def _neutral_folder(argv: Sequence[str]) -> str | None:
-    """Where to start a Python that looks for modules in the current folder, which may be anybody's."""
+    """Where to start a Python that imports from the current folder, which may be anybody's."""
     python = "python" in os.path.basename(argv[0]) and argv[1:2] in (("-m",), ("-c",))
     return "/" if python else None
 
@@ -246,23 +244,23 @@ def _cannot_start(command: Command, error: OSError) -> StepError:
     return StepError(
         f"cannot start {command.argv[0]}: {error.strerror}",
         where=command.cwd,
-        remedy=f"look whether {error.filename or command.argv[0]} exists and may be run",
+        remedy=f"check that {error.filename or command.argv[0]} exists and is executable",
     )
 
 
-# What ends a program goes to all processes of its group, as Ctrl-C does; what a scheduler
-# announces the end of a job with, to the launcher alone, which knows its ranks.
+# Signals that end a program go to all processes of its group, as Ctrl-C does. Those by which a
+# scheduler announces the end of a job go to the launcher only, which knows its ranks.
 _TO_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _TO_FIRST = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 def hand_over(command: Command, environ: Mapping[str, str], *, alone: bool = False) -> int:
-    """Run a command in the place of this process: with its terminal, files and signals.
+    """Run a command in place of this process: with its terminal, files and signals.
 
     Args:
         command: what to run.
-        environ: variables that it starts from, as they are.
-        alone: nothing that it started on this host may live on when it has failed.
+        environ: its variables, not cleaned.
+        alone: when it fails, end everything that it started on this host.
 
     Returns:
         Its exit code; 128 and the signal's number if a signal ended it.
@@ -275,10 +273,10 @@ def hand_over(command: Command, environ: Mapping[str, str], *, alone: bool = Fal
     token = os.urandom(16).hex()
     mark = {TOKEN_VARIABLE: token} if alone else {}
     terminal = _own_terminal()
-    # A signal that comes now waits until there is somebody to pass it to.
+    # A signal that arrives now waits until there is a process to forward it to.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_TO_ALL, *_TO_FIRST))
     try:
-        # Not a session of its own: that would have no terminal.
+        # No session of its own: that would have no terminal.
         process = subprocess.Popen(
             command.argv,
             env={**environ, **dict(command.env), **mark},
@@ -298,13 +296,13 @@ def hand_over(command: Command, environ: Mapping[str, str], *, alone: bool = Fal
     if code and alone:
         try:
             end_marked(token)
-        except Exception as error:  # the code is what counts
-            print(f"warning: orphaned processes were not looked for: {error}", file=sys.stderr)
+        except Exception as error:  # the exit code matters more
+            print(f"warning: cannot look for orphaned processes: {error}", file=sys.stderr)
     return code
 
 
 def _own_terminal() -> int:
-    """The descriptor of the terminal that this process is in the foreground of; or -1."""
+    """The descriptor of the terminal, if this process is in its foreground; or -1."""
     try:
         return 0 if os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp() else -1
     except OSError:
@@ -315,10 +313,10 @@ _umask: list[int] = []
 
 
 def forbid_world_writes() -> None:
-    """Have nothing that hvdenv and its builds make be writable by everybody.
+    """Make nothing world-writable that hvdenv and its builds create.
 
     With a umask of 000, anybody could put programs into the environment. Programs of `run` and
-    `shell` have the user's own umask.
+    `shell` keep the user's own umask.
     """
     before = os.umask(0o077)
     os.umask(before | 0o002)
@@ -363,14 +361,10 @@ def handled(
     numbers: Iterable[signal.Signals],
     handler: Callable[[int, FrameType | None], None] | signal.Handlers,
 ) -> Iterator[None]:
-    """Handle signals in a block; what is ignored, as by nohup, stays so.
+    """Handle signals in a block; ignored ones stay ignored, as with nohup.
 
-    Python cannot put back a handler that a C library has installed (one of LD_PRELOAD, say):
-    after the block, such a signal does what it does by default.
-
-    Args:
-        numbers: of the signals.
-        handler: called with the number and the frame.
+    Python cannot restore a handler that a C library has installed (through LD_PRELOAD, say):
+    after the block, such a signal has its default action.
     """
     before = {number: signal.getsignal(number) for number in numbers}
     heard = [number for number, each in before.items() if each is not signal.SIG_IGN]
@@ -385,7 +379,7 @@ def handled(
 
 
 def _wait(pid: int, terminal: int) -> int:
-    """The status that a process ends with; while it is stopped, this one is stopped too."""
+    """The exit status of a process; while it is stopped, this process is stopped too."""
     while True:
         _, status = os.waitpid(pid, os.WUNTRACED)
         if not os.WIFSTOPPED(status):
@@ -404,8 +398,8 @@ def _filled_in(name: str, value: str, seen: Mapping[str, str]) -> str:
     def replace(found: re.Match[str]) -> str:
         if found[1] not in seen:
             raise StepError(
-                f"{name} is to be {value}, but no module has set {found[1]}",
-                remedy=f"look what the modules set (`module show`), and name the folder itself"
+                f"{name} is {value} in the recipe, but no module sets {found[1]}",
+                remedy=f"see what the modules set (`module show`), or name the folder itself"
                 f" instead of ${found[1]} in the recipe",
             )
         return seen[found[1]]
@@ -414,15 +408,15 @@ def _filled_in(name: str, value: str, seen: Mapping[str, str]) -> str:
 
 
 def end_marked(token: str) -> list[int]:
-    """Kill every process on this host that carries a runner's token or a branch's of it.
+    """Kill every process on this host that has a runner's token, or that of one of its branches.
 
     Returns:
-        The process ids that were ended.
+        The ids of the killed processes.
     """
     import psutil
 
     ended: list[int] = []
-    while token:  # without one, every process that carries none would be meant
+    while token:  # without one, every process that has none would match
         found = len(ended)
         for process in psutil.process_iter():
             try:
@@ -433,7 +427,7 @@ def end_marked(token: str) -> list[int]:
                     ended.append(process.pid)
             except (psutil.Error, OSError):
                 continue
-        # What was ended may have started another one while they were being listed.
+        # A killed process may have started another one while they were listed.
         if len(ended) == found:
             break
     return ended
@@ -442,9 +436,8 @@ def end_marked(token: str) -> list[int]:
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
     """Lines of a process as they come; None about ten times a second while waiting.
 
-    Ends when the process has ended and nothing more is to be read, even if an
-    orphan of it keeps the pipe open, or a second later if the orphan keeps writing.
-    A line that is longer than LINE_LIMIT comes in pieces.
+    Ends when the process has ended and its output is read, even if an orphan of it keeps the pipe
+    open, or a second later if the orphan keeps writing. Lines over LINE_LIMIT come in pieces.
     """
     import selectors
     import subprocess
@@ -457,7 +450,7 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         while True:
-            # Asked before the pipe is: what a process wrote last is then there to be read.
+            # Checked before the pipe, so that the last output of the process is still read.
             over = process.poll() is not None
             ready = selector.select(0.1)
             block = os.read(descriptor, 1 << 16) if ready else b""
@@ -488,7 +481,7 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
 def _log_lines(
     log: Path | None, on_line: Callable[[str], None] | None
 ) -> Iterator[tuple[Callable[[str], None], Iterable[str]]]:
-    """A function that takes each line to the log, the caller and a bounded list."""
+    """A function that adds each line to the log and a bounded list, and calls the caller's."""
     lines: deque[str] = deque()
     size = 0
     try:
@@ -516,7 +509,7 @@ def _log_lines(
         yield take, lines
     finally:
         if stream:
-            with suppress(OSError):  # what could not be written was said before
+            with suppress(OSError):  # what could not be written was reported before
                 stream.close()
 
 
@@ -524,5 +517,5 @@ def _cannot_log(log: Path | None, error: OSError) -> StepError:
     return StepError(
         f"cannot write the log: {error.strerror}",
         where=str(log),
-        remedy="look at the free space and the state of the file system there (df -h, dmesg)",
+        remedy="check the free space and the state of the file system (df -h, dmesg)",
     )

@@ -159,7 +159,7 @@ class _Decoder:
             return self.text(value, path)
         if kind is float:
             return self.number(value, path)
-        return self.expect(kind, value, path)
+        return value if kind is Any else self.expect(kind, value, path)
 
     def choice(self, choices: tuple[object, ...], value: object, path: Path) -> object:
         # By type as well: to Python, true and 1.0 are equal to 1.

@@ -1,7 +1,8 @@
-"""Signatures by ssh-keygen (OpenSSH 8.2 or newer): hvdenv itself reads no key."""
+"""Signatures by ssh-keygen (OpenSSH 8.2 or newer); hvdenv itself reads no private key."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +12,7 @@ from hvdenv.errors import StepError
 from hvdenv.reading import KEY, read_file
 from hvdenv.runner import Runner
 
-# What is signed for another purpose is no signature here.
+# Namespaces: a signature made for another purpose is not accepted.
 WHEEL, LOCK = "hvdenv-wheel", "hvdenv-lock"
 SECONDS = 60.0
 
@@ -20,13 +21,13 @@ def sign(text: bytes, key: str, runner: Runner, namespace: str = WHEEL) -> bytes
     """The signature of a text.
 
     Args:
-        text: what is signed.
+        text: what to sign.
         key: file of the private key, or of the public one if an agent holds the private one.
         runner: runs ssh-keygen.
-        namespace: what it is signed for.
+        namespace: WHEEL or LOCK.
 
     Raises:
-        StepError: it does not sign.
+        StepError: ssh-keygen does not sign.
     """
     with _file(text) as path:
         command = Command(
@@ -39,8 +40,8 @@ def sign(text: bytes, key: str, runner: Runner, namespace: str = WHEEL) -> bytes
                 "ssh-keygen does not sign with this key",
                 where=key,
                 detail=outcome.tail(5),
-                remedy="a key with a passphrase has to be in the agent (ssh-add); name the file of"
-                " its public key then",
+                remedy="if the key has a passphrase, load it into the agent (ssh-add) and name the"
+                " file of its public key",
             )
         return read_file(signature, KEY).data
 
@@ -48,14 +49,14 @@ def sign(text: bytes, key: str, runner: Runner, namespace: str = WHEEL) -> bytes
 def refusal(
     text: bytes, signature: bytes, signers: Path, runner: Runner, namespace: str = WHEEL
 ) -> str:
-    """Why a signature does not count; empty if it does.
+    """Why a signature is not accepted; empty if it is.
 
     Args:
-        text: what is signed.
-        signature: as ssh-keygen makes it.
-        signers: allowed signers, as ssh-keygen reads them.
+        text: what was signed.
+        signature: in the format of ssh-keygen.
+        signers: file of allowed signers, in the format of ssh-keygen.
         runner: runs ssh-keygen.
-        namespace: what it has to be signed for.
+        namespace: WHEEL or LOCK.
     """
     with _file(text) as path:
         made = path.with_name("signature")
@@ -68,20 +69,17 @@ def refusal(
             lines = found.output.splitlines()
             if not found or not lines:
                 return f"it is not signed by a key that is valid in {signers}"
-            # What it complains of comes before what it has found.
+            # Warnings are printed before the principals.
             verify = ("ssh-keygen", "-Y", "verify", "-n", namespace, "-I", lines[-1], *common)
             outcome = runner.run(Command(verify, timeout=SECONDS, stdin=str(path)))
         except StepError as error:
             return error.message
-    said = " ".join(outcome.output.split())
-    return "" if outcome else f"its signature is not good: {said}"
+    return "" if outcome else f"its signature is invalid: {' '.join(outcome.output.split())}"
 
 
 @contextmanager
 def _file(text: bytes) -> Iterator[Path]:
-    """A text as a file that nobody else can get at."""
-    import tempfile
-
+    """A text as a file that no other user can access."""
     with tempfile.TemporaryDirectory(prefix="hvdenv-") as folder:
         path = Path(folder) / "text"
         path.write_bytes(text)

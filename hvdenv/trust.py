@@ -35,10 +35,10 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Granted(NamedTuple):
-    """What ``hvdenv trust`` was told to trust.
+    """A file or folder that the user trusts (``hvdenv trust``).
 
     Attributes:
-        path: absolute; its last part may be a link, no other is.
+        path: absolute; only its last part may be a link.
         sha256: of a file's bytes; empty for a folder.
         owners: for a folder, user ids that may own it, what is in it and what leads to it.
         groups: for a folder, ids of groups that may write there.
@@ -51,12 +51,12 @@ class Granted(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """Whose files are used.
+    """Users and groups whose files hvdenv uses.
 
     Attributes:
         owners: user ids.
         groups: ids of groups whose members are trusted too.
-        granted: what ``hvdenv trust`` recorded.
+        granted: recorded by ``hvdenv trust``.
     """
 
     owners: frozenset[int]
@@ -64,24 +64,24 @@ class Policy(NamedTuple):
     granted: tuple[Granted, ...] = ()
 
     def owns(self, user: int) -> bool:
-        """Whether the files of a user are used."""
+        """Whether hvdenv uses files of this user."""
         return user in self.owners or bool(self.groups and self.groups & _groups_of(user))
 
     def shares(self, group: int) -> bool:
-        """Whether a group may write: nobody is in it whose files are not used anyway."""
+        """Whether a group may write: all of its members are trusted anyway."""
         return group in self.groups or self._nobody_else(group)
 
     def _nobody_else(self, group: int) -> bool:
         """Whether it is root's group, or the private group of a trusted user.
 
-        Others may have any other group as their first one without being listed in it.
+        Any other group can be the primary group of users who are not listed in it.
         """
         name, members = _group(group)
         private = group == 0 or any(_private(user, group, name) for user in self.owners)
         return private and all(self.owns(user) for user in members)
 
     def at(self, path: str) -> Policy:
-        """The policy with what was granted for a folder or for one above it."""
+        """The policy, extended by what was granted for a folder or one of its parents."""
         owners, groups = set(self.owners), set(self.groups)
         for each in self.granted:
             if not each.sha256 and f"{path}/".startswith(f"{each.path}/"):
@@ -91,7 +91,7 @@ class Policy(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What lets somebody else change something.
+    """A reason why another user can change something.
 
     Attributes:
         path: of the file, folder or link.
@@ -107,13 +107,13 @@ class Fault(NamedTuple):
 
     @property
     def everybody(self) -> bool:
-        """Whether everybody can write: nothing can make up for that."""
+        """Whether everybody can write: trusting an owner does not help."""
         return self.owner is None and self.group is None
 
 
 def own_policy() -> Policy:
-    """What is trusted without asking: files of this user, of root, and of whoever could change
-    hvdenv or the Python that it runs on, since their code runs already."""
+    """Trusted by default: this user, root, and the owners of hvdenv and of its Python, since
+    their code runs already."""
     installed = {os.stat(each).st_uid for each in (__file__, os.path.realpath(sys.executable))}
     return Policy(frozenset({os.geteuid(), 0, *installed}))
 
@@ -223,12 +223,12 @@ def _way(path: str | os.PathLike[str]) -> tuple[list[tuple[str, os.stat_result]]
 
 
 def refuse_content(content: Content, policy: Policy, use: str) -> None:
-    """Refuse bytes that somebody else could have written.
+    """Refuse bytes that another user could have written.
 
     Args:
         content: as it was read; its path is looked at, and not opened again.
         policy: whose files are used.
-        use: what would be done with it, such as "hvdenv would run what it names".
+        use: what hvdenv would do with it, such as "hvdenv would run what it names".
 
     Raises:
         UntrustedError: with who could have, and what to do.
@@ -244,12 +244,12 @@ def _of_content(content: Content, policy: Policy) -> Iterator[Fault]:
     yield from _faults(real_path(content.path), content.status, policy, last=True)
     here, status = _way(content.path)[0][-1]
     if not os.path.samestat(status, content.status):
-        yield Fault(here, "was exchanged for another file while it was read")
+        yield Fault(here, "was replaced while hvdenv read it")
     yield from faults_on_way(content.path, policy)
 
 
 def refuse_path(path: str | os.PathLike[str], policy: Policy, use: str) -> None:
-    """Refuse a script or folder that programs will use, if somebody else could change it.
+    """Refuse a script or folder that programs will use, if another user could change it.
 
     A hash cannot vouch for a script: its owner can change it before a shell opens it.
 
@@ -265,12 +265,12 @@ def refuse_path(path: str | os.PathLike[str], policy: Policy, use: str) -> None:
 def refuse_prefix(
     prefix: str | os.PathLike[str], policy: Policy, use: str, *, whole: bool, also: str = ""
 ) -> None:
-    """Refuse an environment of which somebody else could change what is executed or imported.
+    """Refuse an environment if another user could change what it executes or imports.
 
     Args:
         prefix: the folder or link; need not exist.
         policy: whose files are used.
-        use: what would be done with it.
+        use: what hvdenv would do with it.
         whole: look at every file, not only at those that faults_in() names.
         also: a further folder with its Python, where that is elsewhere.
 
@@ -339,7 +339,7 @@ def _faults_of_entries(
             continue
         if folders is not None and stat.S_ISDIR(status.st_mode):
             folders.append(entry.path)
-        # Of 50,000 files nearly all pass by this.
+        # Fast path for nearly all of 50,000 files.
         if status.st_uid not in policy.owners or status.st_mode & _OTHERS_WRITE:
             yield from _faults(entry.path, status, policy, last=True)
         if stat.S_ISLNK(status.st_mode) and _leads_away(entry.path, root):
@@ -373,14 +373,14 @@ def _named_by_pth(base: str) -> Iterator[str]:
 
 
 def refuse_home(home: Path, policy: Policy, *, way: bool = True) -> None:
-    """Refuse an HVDENV_HOME of somebody else.
+    """Refuse an HVDENV_HOME that another user can change.
 
-    The folder itself is judged before what was granted is read from it.
+    The folder itself is checked before grants are read from it.
 
     Args:
         home: need not exist.
         policy: without what was granted.
-        way: also judge the folders that lead there, for which something may have been granted.
+        way: also check the folders that lead there, for which grants can exist.
 
     Raises:
         UntrustedError: with who could write it, and what to do.
@@ -425,19 +425,19 @@ def _no_home(fault: Fault) -> UntrustedError:
 
 
 def _fix(fault: Fault) -> str:
-    """What its owner can do; a device has to stay as it is."""
+    """What its owner can do. A device must keep its mode."""
     if not os.path.isfile(fault.path) and not os.path.isdir(fault.path):
         return "name another place: this is neither a file nor a folder"
     return f"`chmod go-w {shlex.quote(fault.path)}` if it is yours"
 
 
 def refusal(fault: Fault, path: str, use: str, granted: str = "") -> UntrustedError:
-    """The error for what somebody else could change.
+    """The error for something that another user could change.
 
     Args:
         fault: what lets them.
         path: what was to be used.
-        use: what would be done with it.
+        use: what hvdenv would do with it.
         granted: the path to pass to `hvdenv trust`, if another.
     """
     folder = os.path.isdir(path)
@@ -469,7 +469,7 @@ def real_path(path: str | os.PathLike[str]) -> str:
 
 
 def grant(path: Path, policy: Policy) -> Granted:
-    """What to record so that a file, or a folder with what is in it, is trusted from now on.
+    """The record that makes a file, or a folder with its contents, trusted from now on.
 
     Args:
         path: a file such as a recipe; or a folder, such as a prefix.
@@ -499,7 +499,7 @@ def _record(places: Places) -> Path:
 
 
 def read_granted(places: Places) -> tuple[Granted, ...]:
-    """What this user has granted; nothing where the record is not this user's alone."""
+    """The grants of this user; none if another user can write the record."""
     try:
         content = read_file(_record(places), STATE)
         status = content.status
@@ -528,7 +528,7 @@ def write_granted(places: Places, granted: Collection[Granted]) -> None:
 
 
 def described(granted: Granted) -> str:
-    """What was granted, for people: ``the file as it was``, or ``ann, group mygroup``."""
+    """A grant in words, such as ``sha256 …`` or ``files of ann, group mygroup``."""
     if granted.sha256:
         return f"sha256 {granted.sha256}"
     names = [_user(each) for each in granted.owners]

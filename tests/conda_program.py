@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """A conda program for tests: as much of ``conda create`` as hvdenv and conda-lock use.
 
-py-rattler does the work. It answers as conda does, and like conda it tells nothing of
-packages that lie in its package folder already, and trusts what was unpacked there.
+py-rattler does the work. The program answers as conda does: its answer omits packages that are
+in its package folder, and it trusts packages that were unpacked there.
 """
 
 from __future__ import annotations
@@ -24,15 +24,8 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--version", action="version", version="conda 26.9.0")
     parser.add_argument("command", choices=["create", "info"])
-    for name in (
-        "yes",
-        "quiet",
-        "json",
-        "dry-run",
-        "download-only",
-        "offline",
-        "override-channels",
-    ):
+    flags = "yes quiet json dry-run download-only offline override-channels"
+    for name in flags.split():
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--prefix", type=Path)
     parser.add_argument("--file", type=Path)
@@ -64,7 +57,7 @@ def solve(options: argparse.Namespace) -> list[rattler.RepoDataRecord]:
     )
 
 
-def told(record: rattler.RepoDataRecord) -> dict[str, object]:
+def record_of(record: rattler.RepoDataRecord) -> dict[str, object]:
     assert record.sha256
     assert record.md5
     return {
@@ -79,7 +72,7 @@ def told(record: rattler.RepoDataRecord) -> dict[str, object]:
 
 
 def fetched(listing: Path, packages: Path) -> list[Path]:
-    """Bring what an explicit list names, with the hashes that it gives."""
+    """Download the packages of an explicit list, and compare their hashes."""
     paths = []
     packages.mkdir(parents=True, exist_ok=True)
     for line in listing.read_text().splitlines():
@@ -121,7 +114,7 @@ def main(words: list[str]) -> None:
         sys.exit("only --dry-run")
     linked = [{"name": each.name.normalized, "version": str(each.version)} for each in records]
     missing = [each for each in records if not (packages / each.file_name).exists()]
-    actions = {"FETCH": [told(each) for each in missing], "LINK": linked}
+    actions = {"FETCH": [record_of(each) for each in missing], "LINK": linked}
     print(json.dumps({"success": True, "actions": actions}))
 
 

@@ -25,5 +25,6 @@ def build(environment: Environment, identity: str, /, **record: Any) -> str:
     (folder / "bin").mkdir()
     (folder / "bin/python").write_text("")
     fields = {"created": generations.now(), "generation": identity, **record}
-    generations.write_record(environment.record(identity), fields)
+    path = environment.record(identity)
+    generations.write_record(path, generations.decode_record(fields, path))
     return identity

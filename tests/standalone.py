@@ -1,4 +1,4 @@
-"""Stand-alone programs as modules: hvdenv runs them and imports none of them."""
+"""Stand-alone programs as modules, for tests; hvdenv itself runs them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FOLDERS = [str(folder) for folder in (STEP_PROGRAMS, INSPECT_PROGRAMS, RANK_PROG
 
 
 def load(name: str) -> ModuleType:
-    """A program, which finds those that it imports."""
+    """A program as a module, with the programs that it imports."""
     before = sys.path[:]
     sys.path[:0] = FOLDERS
     try:

@@ -14,6 +14,7 @@ from packaging.specifiers import SpecifierSet
 
 from hvdenv.building.state import JOURNAL, LOGS, Record, State, sha256_of
 from hvdenv.command import Command
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import is_version
 from hvdenv.errors import StepError
@@ -24,7 +25,7 @@ from hvdenv.plans.plan import site_python
 from hvdenv.plans.step import Step
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
-from hvdenv.sites import modulesystem
+from hvdenv.sites import module_shell
 from hvdenv.sites.modules import Loaded
 from hvdenv.wheels import cache_entry, downloads, wheelcache
 
@@ -41,8 +42,8 @@ def try_modules(recipe: Recipe, runner: Runner) -> Loaded | None:
     """
     if recipe.modules is None:
         return None
-    system = modulesystem.find(runner, recipe.modules.init)
-    loaded = modulesystem.load(system, recipe.modules, "build", runner)
+    system = module_shell.find(runner, recipe.modules.init)
+    loaded = module_shell.load(system, recipe.modules, "build", runner)
     provided = site_python(recipe)
     if recipe.python.provider == "conda" or not provided:
         return loaded
@@ -72,11 +73,11 @@ def load_modules(state: State, step: Step, _: str) -> tuple[str, dict[str, Any]]
     """Load the modules of the plan; later steps see what they set."""
     build = state.request.modules
     assert step.modules and build
-    system = modulesystem.find(state.runner, step.modules.init)
-    run = modulesystem.load(system, step.modules, "run", state.runner)
+    system = module_shell.find(state.runner, step.modules.init)
+    run = module_shell.load(system, step.modules, "run", state.runner)
     state.runner = state.runner.changed(build.set, build.unset)
     loaded = {"run": encode(run), "build": encode(build)}
-    state.refuse_drift({"modules": loaded})
+    state.refuse_drift(GenerationRecord(modules=loaded))
     return ", ".join(build.loaded), loaded
 
 
@@ -85,7 +86,7 @@ def look_up_wheel(state: State, _: Step, output: str) -> tuple[str, dict[str, An
     stack = json.loads(output.strip().splitlines()[-1])
     _compare_stack(state, stack)
     inputs = {**state.plan.wheel_inputs, "stack": stack}
-    state.refuse_drift({**state.known(), "stack": inputs})
+    state.refuse_drift(state.known()._replace(stack=inputs))
     make_folder(state.plan.wheel.parent)
     taken = wheelcache.take(state.caches, inputs, state.plan.wheel, state.plain_runner)
     for note in taken.notes:

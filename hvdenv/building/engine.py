@@ -19,7 +19,8 @@ from hvdenv.building.state import (
     on_disk,
     refused_drift,
 )
-from hvdenv.command import Command, Outcome, spelled_out
+from hvdenv.command import Outcome, spelled_out
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, journal, prefix_lock, registry, scratch
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import LockError, StepError
@@ -61,11 +62,6 @@ def already_built(
 ) -> Built | None:
     """The generation that the prefix points to, if it is complete and of this plan.
 
-    Args:
-        environment: with the prefix.
-        plan: of no folder yet.
-        accepted: drifts from the lock that the user accepts although they are errors.
-
     Raises:
         LockError: it is, but it was made with a drift that is not accepted now.
     """
@@ -74,7 +70,7 @@ def already_built(
     if not active:
         return None
     found = generations.read_record(environment.record(active))
-    if found.get("plan_digest") != plan.digest:
+    if found.plan_digest != plan.digest:
         return None
     refused = refused_drift(plan.locked, found, accepted)
     if refused:
@@ -99,10 +95,6 @@ def build(
     """Build an environment that is not already_built(), or resume a build that was killed.
 
     Args:
-        request: what to build.
-        environment: where.
-        places: where caches are.
-        progress: is told how it goes.
         rebuild: make a new generation even if there is one of this plan, whole or begun.
         break_lock: take the lock from whoever holds it.
 
@@ -133,14 +125,14 @@ def build(
             with scratch.folder(_temporary_root(), "build") as temporary:
                 plan = request.plan.at(generation, temporary.path)
                 state = State(request, plan, environment, places, progress, held)
-                _Engine(state, break_lock=break_lock).run()
+                _run(state, break_lock=break_lock)
     return _built(environment, identity, locked, started, changed=True)
 
 
 def _built(
     environment: Environment, identity: str, locked: Locked | None, started: float, *, changed: bool
 ) -> Built:
-    found = generations.read_record(environment.record(identity)) if locked else {}
+    found = generations.read_record(environment.record(identity)) if locked else GenerationRecord()
     return Built(
         prefix=environment.prefix,
         generation=environment.generation(identity),
@@ -156,7 +148,7 @@ def _earlier(environment: Environment, request: Request) -> str:
         (
             identity
             for identity, found in environment.records().items()
-            if found.get("plan_digest") == request.plan.digest
+            if found.plan_digest == request.plan.digest
             and not refused_drift(request.plan.locked, found, request.accepted)
         ),
         "",
@@ -173,7 +165,7 @@ def _switch_back(
     """Point the prefix to an earlier generation of the same plan."""
     generations.switch(environment, identity)
     found = generations.read_record(environment.record(identity))
-    registry.register(places, environment, found["recipe"], found["variants"])
+    registry.register(places, environment, found.recipe, found.variants)
     progress.note(f"generation {identity} is of this plan: the prefix points to it again")
     for each in drift(locked, found):
         progress.note(f"drift from the lock: {each}")
@@ -187,121 +179,115 @@ def _temporary_root() -> Path:
         raise blocked(Path(environment().get("TMPDIR", "/tmp")), error) from error
 
 
-class _Engine:
-    """Runs the steps of a plan that the journal does not report as finished."""
+def _run(state: State, *, break_lock: bool) -> None:
+    """Run the steps of the plan that the journal does not report as finished."""
+    plan = state.plan
+    # Before the first step, so that `doctor` finds the build wherever it is if a step fails.
+    registry.register(state.places, state.environment, plan.recipe, plan.variants)
+    if state.journal.damage:
+        state.progress.note(state.journal.damage)
+    make_folder(plan.generation / LOGS)
+    state.sync_all()  # what an earlier process has written may be in memory only
+    repair.undo_contradicted(state)
+    for number, step in enumerate(plan.steps, 1):
+        done = state.journal.finished(state.keys[step.name])
+        # Modules are loaded again: what they set is only in the memory of a build.
+        if done and step.effect != "modules":
+            state.recorded[step.name] = done.data or {}
+            state.progress.step_done(number, step, "already done", 0.0)
+            continue
+        state.held.check()
+        _do(state, number, step, break_lock=break_lock)
 
-    def __init__(self, state: State, *, break_lock: bool) -> None:
-        self.state = state
-        self.plan = state.plan
-        self.break_lock = break_lock
 
-    def run(self) -> None:
-        state, plan = self.state, self.plan
-        # Before the first step, so that `doctor` finds the build wherever it is if a step fails.
-        registry.register(state.places, state.environment, plan.recipe, plan.variants)
-        if state.journal.damage:
-            state.progress.note(state.journal.damage)
-        make_folder(plan.generation / LOGS)
-        state.sync_all()  # what an earlier process has written may be in memory only
-        repair.undo_contradicted(state)
-        for number, step in enumerate(plan.steps, 1):
-            done = state.journal.finished(state.keys[step.name])
-            # Modules are loaded again: what they set is only in the memory of a build.
-            if done and step.effect != "modules":
-                state.recorded[step.name] = done.data or {}
-                state.progress.step_done(number, step, "already done", 0.0)
-                continue
-            state.held.check()
-            self._do(number, step)
+def _do(state: State, number: int, step: Step, *, break_lock: bool) -> None:
+    if step.spared_by_cache and state.recorded["stack"].get("wheel"):
+        _finish(state, number, step, "not needed: the wheel is in the cache", {}, 0.0)
+        return
+    started = time.monotonic()
+    state.progress.step_started(number, step)
+    before = repair.reset(state, step)
+    state.journal.append(journal.STARTED, step.name, state.keys[step.name], data=before)
+    log = state.plan.generation / LOGS / f"{number:02}-{step.name}.log"
+    try:
+        with _alone(state, step, break_lock=break_lock):
+            output = _execute(state, step, log)
+        note, data = _effect(state, step, output)
+    except StepError as error:
+        state.undo(step.name, error.message)
+        if step.undoes:
+            state.undo(step.undoes)
+        raise
+    _finish(state, number, step, note, data, time.monotonic() - started)
 
-    def _do(self, number: int, step: Step) -> None:
-        state = self.state
-        if step.spared_by_cache and state.recorded["stack"].get("wheel"):
-            self._finish(number, step, "not needed: the wheel is in the cache", {}, 0.0)
-            return
-        started = time.monotonic()
-        state.progress.step_started(number, step)
-        before = repair.reset(state, step)
-        state.journal.append(journal.STARTED, step.name, state.keys[step.name], data=before)
-        log = self.plan.generation / LOGS / f"{number:02}-{step.name}.log"
-        try:
-            note, data = self._perform(step, log)
-        except StepError as error:
-            state.undo(step.name, error.message)
-            if step.undoes:
-                state.undo(step.undoes)
-            raise
-        self._finish(number, step, note, data, time.monotonic() - started)
 
-    def _finish(
-        self, number: int, step: Step, note: str, data: dict[str, Any], seconds: float
-    ) -> None:
-        state = self.state
-        state.recorded[step.name] = data
-        if step.effect != "record":  # the record is the last thing written into a generation
-            self._sync(step)
-            state.journal.append(
-                journal.FINISHED,
-                step.name,
-                state.keys[step.name],
-                seconds=round(seconds, 3),
-                data=data,
-            )
-        state.progress.step_done(number, step, note, seconds)
+def _finish(
+    state: State, number: int, step: Step, note: str, data: dict[str, Any], seconds: float
+) -> None:
+    state.recorded[step.name] = data
+    if step.effect != "record":  # the record is the last thing written into a generation
+        _sync(state, step)
+        key, rounded = state.keys[step.name], round(seconds, 3)
+        state.journal.append(journal.FINISHED, step.name, key, seconds=rounded, data=data)
+    state.progress.step_done(number, step, note, seconds)
 
-    def _sync(self, step: Step) -> None:
-        """Write the results of a step to disk, before the journal says that it finished."""
-        generation = self.plan.generation
-        if step.installs or self.plan.environment in step.resets:
-            self.state.sync_all()
-            return
-        with on_disk(generation):
-            sync_tree(generation / "build")
-            for file in step.files:
-                if file.path.exists():
-                    sync_tree(file.path)
-            sync_folder(generation)
 
-    def _perform(self, step: Step, log: Path) -> tuple[str, dict[str, Any]]:
-        if step.report:
-            make_folder(step.report.parent)
+def _sync(state: State, step: Step) -> None:
+    """Write the results of a step to disk, before the journal says that it finished."""
+    generation = state.plan.generation
+    if step.installs or state.plan.environment in step.resets:
+        state.sync_all()
+        return
+    with on_disk(generation):
+        sync_tree(generation / "build")
         for file in step.files:
-            make_folder(file.path.parent)
-            with on_disk(file.path):
-                file.path.write_text(file.text, encoding="utf-8")
-        with self._alone(step):
-            output = "".join(self._execute(step, command, log).output for command in step.commands)
-        if step.effect in EFFECTS:
-            return EFFECTS[step.effect](self.state, step, output)
-        return "", {"packages": repair.packages(self.state, step)} if step.report else {}
+            if file.path.exists():
+                sync_tree(file.path)
+        sync_folder(generation)
 
-    @contextmanager
-    def _alone(self, step: Step) -> Iterator[None]:
-        """Lock the files that builds of one lock share: pip writes them in place."""
-        state = self.state
-        if step.effect != "packages" or not self.plan.locked:
-            yield
-            return
-        folder = state.places.cache / "files" / self.plan.locked.digest[:12]
-        with prefix_lock.hold(folder, wait=FILES_WAIT_SECONDS, break_lock=self.break_lock) as held:
-            if held.replaced:
-                end_marked(held.replaced.token)
-            yield
-            downloads.touch(state.places, folder)
-        downloads.trim(state.places, folder, state.plain_runner)
 
-    def _execute(self, step: Step, command: Command, log: Path) -> Outcome:
-        state = self.state
+@contextmanager
+def _alone(state: State, step: Step, *, break_lock: bool) -> Iterator[None]:
+    """Lock the files that builds of one lock share: pip writes them in place."""
+    if step.effect != "packages" or not state.plan.locked:
+        yield
+        return
+    folder = state.places.cache / "files" / state.plan.locked.digest[:12]
+    with prefix_lock.hold(folder, wait=FILES_WAIT_SECONDS, break_lock=break_lock) as held:
+        if held.replaced:
+            end_marked(held.replaced.token)
+        yield
+        downloads.touch(state.places, folder)
+    downloads.trim(state.places, folder, state.plain_runner)
+
+
+def _execute(state: State, step: Step, log: Path) -> str:
+    """Write the files of a step and run its commands; what these print."""
+    if step.report:
+        make_folder(step.report.parent)
+    for file in step.files:
+        make_folder(file.path.parent)
+        with on_disk(file.path):
+            file.path.write_text(file.text, encoding="utf-8")
+    output = ""
+    for command in step.commands:
         with on_disk(log), log.open("a", encoding="utf-8") as stream:
             stream.write(f"$ {mask(spelled_out(command))}\n")
         outcome = state.runner.run(command, log=log, on_line=state.progress.step_line)
         if not outcome and step.effect == "closure":
-            raise _not_closed(self.plan.locked, outcome)
+            raise _not_closed(state.plan.locked, outcome)
         if not outcome:
             raise _failed(step, indexes.with_other_pages(outcome, state.runner, log), log)
         for line in indexes.withdrawn(outcome.output):
             state.progress.note(line)
-        return outcome
+        output += outcome.output
+    return output
+
+
+def _effect(state: State, step: Step, output: str) -> tuple[str, dict[str, Any]]:
+    if step.effect in EFFECTS:
+        return EFFECTS[step.effect](state, step, output)
+    return "", {"packages": repair.packages(state, step)} if step.report else {}
 
 
 EFFECTS: Mapping[str, Callable[[State, Step, str], tuple[str, dict[str, Any]]]] = {

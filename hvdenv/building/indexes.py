@@ -1,4 +1,4 @@
-"""What pip's output tells of package indexes, and what it leaves out."""
+"""What pip's output reports about package indexes, and what it leaves out."""
 
 from __future__ import annotations
 
@@ -19,29 +19,24 @@ _NOTHING = re.compile(
     re.MULTILINE,
 )
 _LOOKING = re.compile(r"^Looking in indexes: (.+)$", re.MULTILINE)
-# Where pip looks when its configuration names none; it does not say so then.
+# Where pip looks if its configuration names no index; its output does not say so.
 _DEFAULT = "https://pypi.org/simple"
 _SECONDS = 30.0
 
 
 def withdrawn(output: str) -> tuple[str, ...]:
-    """Packages that pip took although their index marks them as yanked, a line for each."""
+    """Packages that pip took although their index marks them as yanked, one line for each."""
     return tuple(
-        f"withdrawn by its makers (yanked), and taken since this very version is asked for: {name} {version}"
+        f"installed although its makers have yanked it, because exactly this version is requested: {name} {version}"
         + (f": {reason}" if reason and reason != "<none given>" else "")
         for name, version, reason in _YANKED.findall(output)
     )
 
 
 def with_other_pages(outcome: Outcome, runner: Runner, log: Path | None = None) -> Outcome:
-    """A failure of pip's with a line for each index that answers with another page.
+    """A failure of pip, with one line for each index that answers with another page.
 
-    Where it found nothing at all, pip does not say that it read the login page of a network.
-
-    Args:
-        outcome: of a command.
-        runner: asks the indexes.
-        log: file that the lines are appended to.
+    When pip finds nothing, its output does not say that it read the login page of a network.
     """
     nothing = _NOTHING.search(outcome.output)
     if outcome or not nothing:
@@ -50,5 +45,5 @@ def with_other_pages(outcome: Outcome, runner: Runner, log: Path | None = None) 
     urls = [each.strip() for each in looked[1].split(",")] if looked else [_DEFAULT]
     web = [url for url in urls if url.startswith(("http://", "https://"))]
     probe = (OWN_PYTHON, str(STEP_PROGRAMS / "index_page.py"), nothing[1])
-    told = runner.run(Command((*probe, *web), timeout=_SECONDS), log=log).output
-    return outcome._replace(output=f"{outcome.output}\n{told}") if told else outcome
+    lines = runner.run(Command((*probe, *web), timeout=_SECONDS), log=log).output
+    return outcome._replace(output=f"{outcome.output}\n{lines}") if lines else outcome

@@ -1,4 +1,4 @@
-"""What failed last here: a step of a build, or what verify judged."""
+"""The last failure on this machine: a step of a build, or a finding of verify."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Failure(NamedTuple):
         time: when, in seconds since 1970.
         what: in words.
         file: its log or report.
-        said: what hvdenv said of it then, and what to do.
-        evidence: the output, where it is not in a log.
+        messages: what hvdenv reported then.
+        evidence: the output, if it is not in a log.
     """
 
     time: float
     what: str
     file: Path
-    said: tuple[str, ...]
+    messages: tuple[str, ...]
     evidence: str = ""
 
     def diagnosis(self) -> Diagnosis:
-        """What its output says.
+        """The cause, from its output.
 
         Raises:
             OSError: the log cannot be read.
@@ -47,7 +47,7 @@ class Failure(NamedTuple):
 
 
 def last_failure(places: Places) -> Failure | None:
-    """The newest of the builds that stopped at a step, and of the reports that failed."""
+    """The newest of the failed steps and the failed reports."""
     failures = [*_builds(places), *_reports(places)]
     return max(failures, key=lambda each: each.time, default=None)
 
@@ -60,28 +60,31 @@ def _builds(places: Places) -> Iterator[Failure]:
 
 
 def _stopped(generation: Path, prefix: str) -> Iterator[Failure]:
-    """How a build that was never complete ended, if it was at a failure."""
+    """The failure that ended a build, if it is not complete."""
     path = generation / JOURNAL
     try:
         events = Journal.read(path).events
     except HvdenvError:
         return
     since = list(takewhile(lambda event: event.event != STARTED, reversed(events)))
-    # What comes after it is undone because of it.
+    # Later events undo other steps because of it.
     failed = next((event for event in reversed(since) if event.event == FAILED), None)
     if failed is None:
         return
     logs = sorted((generation / LOGS).glob(f"[0-9][0-9]-{failed.step}.log"))
     what = f"the build of {prefix} stopped at the step {failed.step}"
     error = str((failed.data or {}).get("error", ""))
-    # What hvdenv refuses by itself has no output.
     yield Failure(
-        path.stat().st_mtime, what, *((logs[0], (error,)) if logs else (path, (error,), error))
+        time=path.stat().st_mtime,
+        what=what,
+        file=logs[0] if logs else path,
+        messages=(error,),
+        evidence="" if logs else error,  # what hvdenv itself refuses has no output
     )
 
 
 def _reports(places: Places) -> Iterator[Failure]:
-    """The newest report whose verdict is not good."""
+    """The newest report with a failed finding."""
     for path in sorted(places.reports.glob("*.json"), reverse=True):
         try:
             report = Report.from_json(read_json(path, REPORT))
@@ -90,7 +93,12 @@ def _reports(places: Places) -> Iterator[Failure]:
             continue
         bad = [each for each in report.findings if each.status in ("fail", "error")]
         if bad:
-            said = tuple(f"{each.check} {each.subject}: {each.message}" for each in bad)
-            evidence = "\n".join((*(each.evidence for each in bad), *said))
-            yield Failure(time, f"verify of {report.prefix} found failures", path, said, evidence)
+            messages = tuple(f"{each.check} {each.subject}: {each.message}" for each in bad)
+            yield Failure(
+                time=time,
+                what=f"verify of {report.prefix} found failures",
+                file=path,
+                messages=messages,
+                evidence="\n".join((*(each.evidence for each in bad), *messages)),
+            )
             return

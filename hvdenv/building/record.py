@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from hvdenv.building.state import Record, State, drift
+from hvdenv.building.state import State, drift
+from hvdenv.contents.record import GenerationRecord, LockUse, Table
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import recorded as installed
 from hvdenv.environments.installation import with_modules
@@ -16,6 +17,7 @@ from hvdenv.places import blocked
 from hvdenv.plans.step import Step
 from hvdenv.schema import encode
 from hvdenv.verification import collectors
+from hvdenv.verification.collection import Setup
 
 OBSERVE_SECONDS = 60.0
 
@@ -30,42 +32,39 @@ def write(state: State, _: Step, __: str) -> tuple[str, dict[str, Any]]:
     return str(state.environment.prefix), {}
 
 
-def _contents(state: State) -> Record:
+def _contents(state: State) -> GenerationRecord:
     plan, listed, recorded = state.plan, state.recorded["manifest"], state.recorded
     own = plan.environment.is_relative_to(plan.generation)
-    record = {
-        **state.known(),
-        "recipe": plan.recipe,
-        "variants": list(plan.variants),
-        "prefix": str(state.environment.prefix),
-        "generation": plan.generation.name,
-        "created": generations.now(),
-        "plan_digest": plan.digest,
-        "manifest_digest": listed["digest"],
-        "files": listed["files"],
-        "bytes": listed["bytes"],
-        "sizes": _sample(state, listed["digest"]),
-        "variables": plan.variables,
-        "resolved": state.request.resolved,
-        "findings": list(state.request.findings),
-        "environment": os.path.relpath(plan.environment, plan.generation)
-        if own
-        else str(plan.environment),
-        "stack": recorded.get("stack", {}).get("inputs", {}),
-        "wheel": recorded.get("inspection", {}),
-        "packages": [package for step in recorded.values() for package in step.get("packages", ())],
-    }
+    packages = [package for step in recorded.values() for package in step.get("packages", ())]
     if plan.locked:
         # No installer wrote a report of these.
-        record["packages"] += [each._asdict() for each in pypi.packages(plan.locked)]
-    if plan.additions:
-        record["additions"] = encode(plan.additions)
-    record.update(_observed(state, record))
+        packages += [each._asdict() for each in pypi.packages(plan.locked)]
+    record = state.known()._replace(
+        recipe=plan.recipe,
+        variants=tuple(plan.variants),
+        prefix=str(state.environment.prefix),
+        generation=plan.generation.name,
+        created=generations.now(),
+        plan_digest=plan.digest,
+        manifest_digest=listed["digest"],
+        files=listed["files"],
+        bytes=listed["bytes"],
+        sizes=_sample(state, listed["digest"]),
+        variables=dict(plan.variables),
+        resolved=dict(state.request.resolved),
+        findings=tuple(dict(each) for each in state.request.findings),
+        environment=os.path.relpath(plan.environment, plan.generation)
+        if own
+        else str(plan.environment),
+        stack=recorded.get("stack", {}).get("inputs", {}),
+        wheel=dict(recorded.get("inspection", {})),
+        packages=tuple(packages),
+        additions=encode(plan.additions) if plan.additions else {},
+    )
+    record = record._replace(observed=_observed(state, record))
     if "stack" not in recorded:  # Horovod is the site's: nothing was compared before
         state.refuse_drift(record)
-    if plan.locked:
-        record["lock"] = _of_lock(state, plan.locked, record)
-    return record
+    return record._replace(lock=_lock_use(state, plan.locked, record)) if plan.locked else record
 
 
 def _sample(state: State, digest: str) -> dict[str, int]:
@@ -77,18 +76,18 @@ def _sample(state: State, digest: str) -> dict[str, int]:
         raise blocked(path, error, "read") from error
 
 
-def _of_lock(state: State, locked: Locked, record: Record) -> Record:
+def _lock_use(state: State, locked: Locked, record: GenerationRecord) -> LockUse:
     differences = drift(locked, record)
     for each in differences:
         state.progress.note(f"drift from the lock: {each}")
-    return {
-        "digest": locked.digest,
-        "drift": [encode(each) for each in differences],
-        "accepted": sorted({each.name for each in differences} & {*state.request.accepted}),
-    }
+    return LockUse(
+        digest=locked.digest,
+        drift=tuple(encode(each) for each in differences),
+        accepted=tuple(sorted({each.name for each in differences} & {*state.request.accepted})),
+    )
 
 
-def _observed(state: State, record: Record) -> Record:
+def _observed(state: State, record: GenerationRecord) -> Table | None:
     """What verify will find in the environment, to report later what has changed."""
     # Not the runner of the steps: that one has the modules for the build.
     runner = state.plain_runner
@@ -96,8 +95,9 @@ def _observed(state: State, record: Record) -> Record:
     try:
         found = installed(state.plan.generation, record)
         found = with_modules(found, loaded["set"]) if loaded else found
-        mpi, _ = collectors.mpi(found, runner, OBSERVE_SECONDS)
-        return {"observed": encode(collectors.observe(found, runner, OBSERVE_SECONDS, mpi))}
+        setup = Setup(found, runner)
+        mpi, _ = collectors.mpi(setup, OBSERVE_SECONDS)
+        return {"observed": encode(collectors.observe(setup, OBSERVE_SECONDS, mpi))}
     except HvdenvError as error:
         state.progress.note(f"verify cannot report what has changed since: {error.message}")
-        return {}
+        return None

@@ -1,4 +1,4 @@
-"""Running the steps that find or get the packages of a lock."""
+"""Run the steps that resolve or download the packages of a lock."""
 
 from __future__ import annotations
 
@@ -15,16 +15,11 @@ from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Progress, Step
 from hvdenv.reading import RESULT, read_json
 from hvdenv.runner import Runner
-from hvdenv.sites import modulesystem
+from hvdenv.sites import module_shell
 
 
 def perform(steps: Sequence[Step], runner: Runner, progress: Progress) -> None:
-    """Run the steps of a Resolution.
-
-    Args:
-        steps: here(), elsewhere() or fetch().
-        runner: runs their commands.
-        progress: is told.
+    """Run the steps of a Resolution: here(), elsewhere(), solution() or fetch().
 
     Raises:
         StepError: a step failed.
@@ -33,8 +28,8 @@ def perform(steps: Sequence[Step], runner: Runner, progress: Progress) -> None:
         started = time.monotonic()
         progress.step_started(number, step)
         if step.modules:
-            system = modulesystem.find(runner, step.modules.init)
-            loaded = modulesystem.load(system, step.modules, "build", runner)
+            system = module_shell.find(runner, step.modules.init)
+            loaded = module_shell.load(system, step.modules, "build", runner)
             runner = runner.changed(loaded.set, loaded.unset)
         failed = attempt(step, runner, progress)
         if failed is not None:
@@ -43,7 +38,7 @@ def perform(steps: Sequence[Step], runner: Runner, progress: Progress) -> None:
 
 
 def attempt(step: Step, runner: Runner, progress: Progress) -> Outcome | None:
-    """Run the commands of a step up to the first that fails; what that one came to, or None."""
+    """Run the commands of a step up to the first that fails; its outcome, or None."""
     for file in step.files:
         make_folder(file.path.parent)
         write_text(file.path, file.text)
@@ -57,7 +52,7 @@ def attempt(step: Step, runner: Runner, progress: Progress) -> Outcome | None:
 
 
 def failure(step: Step, outcome: Outcome, where: str) -> StepError:
-    """The error where a command of a step has failed."""
+    """The error if a command of a step has failed."""
     known = explain(outcome.output, "build")
     return StepError(
         f"{step.name} failed" + (f": {known.cause}" if known else ""),
@@ -68,7 +63,7 @@ def failure(step: Step, outcome: Outcome, where: str) -> StepError:
 
 
 def index_hints(maker: Resolution) -> Mapping[str, str]:
-    """Where a framework's file is to be had from, by its package: what the recipe names."""
+    """The index of a framework's files, by its package, as the recipe names it."""
     recipe = maker.recipe
     return {
         recipe.frameworks[name].package or name: index
@@ -78,12 +73,7 @@ def index_hints(maker: Resolution) -> Mapping[str, str]:
 
 
 def pylock(maker: Resolution, before: Iterable[pypi.Package]) -> str:
-    """The text of pylock.toml for what pip has reported that it would install.
-
-    Args:
-        maker: of the steps that were performed.
-        before: packages of the lock that is replaced.
-    """
+    """The text of pylock.toml for what pip reports; ``before`` is the lock that it replaces."""
     report = read_json(maker.report, RESULT)
     packages = pypi.with_urls_of(pypi.from_report(report, index_hints(maker)), before)
     if not maker.portable:

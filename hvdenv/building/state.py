@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvdenv import __version__
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import prefix_lock
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.journal import FAILED, Journal, chain
@@ -30,7 +31,7 @@ from hvdenv.wheels import wheelcache
 LOGS = "logs"
 JOURNAL = "journal.jsonl"
 
-# What a step records in the journal, and what hvdenv.json holds: JSON.
+# What a step records in the journal: JSON.
 Record = Mapping[str, Any]
 
 
@@ -117,16 +118,16 @@ class State:
         """The steps that the journal reports as finished."""
         return [step for step in self.plan.steps if self.journal.finished(self.keys[step.name])]
 
-    def known(self) -> dict[str, Any]:
+    def known(self) -> GenerationRecord:
         """What of the record is known before anything is compiled."""
-        return {
-            "hvdenv": __version__,
-            "python": self.plan.python._asdict(),
-            "facts": encode(self.request.facts),
-            "modules": self.recorded.get("modules", {}),
-        }
+        return GenerationRecord(
+            hvdenv=__version__,
+            python=self.plan.python._asdict(),
+            facts=encode(self.request.facts),
+            modules=dict(self.recorded.get("modules", {})),
+        )
 
-    def refuse_drift(self, record: Record) -> None:
+    def refuse_drift(self, record: GenerationRecord) -> None:
         """Stop if this build differs from the one that filled in the lock.
 
         Args:
@@ -158,7 +159,7 @@ def sha256_of(file: Path) -> str:
     return hashlib.sha256(read_file(file, WHEEL).data).hexdigest()
 
 
-def drift(locked: Locked | None, record: Record) -> tuple[compare.Difference, ...]:
+def drift(locked: Locked | None, record: GenerationRecord) -> tuple[compare.Difference, ...]:
     """How a build differs from the one that filled in the lock."""
     if locked is None or locked.lock.built is None:
         return ()
@@ -166,7 +167,7 @@ def drift(locked: Locked | None, record: Record) -> tuple[compare.Difference, ..
 
 
 def refused_drift(
-    locked: Locked | None, record: Record, accepted: Collection[str]
+    locked: Locked | None, record: GenerationRecord, accepted: Collection[str]
 ) -> list[compare.Difference]:
     """The differences that a rule makes an error and the user does not accept."""
     return [

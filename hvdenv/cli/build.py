@@ -9,8 +9,13 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from hvdenv.building.effects import try_modules
+from hvdenv.building.engine import Built, already_built, build
+from hvdenv.building.state import Request
+from hvdenv.cli.check import judge_recipe, refuse_blocked
+from hvdenv.cli.find_lock import with_lock
+from hvdenv.cli.job import run_there
 from hvdenv.cli.options import (
     Prepared,
     add_allow,
@@ -29,16 +34,19 @@ from hvdenv.cli.options import (
     refuse_foreign_prefix,
     resolved_of,
 )
+from hvdenv.cli.progress import choose
+from hvdenv.environments.generations import Environment, read_record
+from hvdenv.knowledge.rules import Rule
+from hvdenv.model.cluster import Workspace
+from hvdenv.model.layers import Resolved
+from hvdenv.model.observe import complete
+from hvdenv.places import find_places, make_folder
+from hvdenv.plans.plan import Plan
+from hvdenv.runner import Runner
 from hvdenv.schema import encode
-
-if TYPE_CHECKING:
-    from hvdenv.building.engine import Built
-    from hvdenv.environments.generations import Environment
-    from hvdenv.knowledge.rules import Rule
-    from hvdenv.model.cluster import Workspace
-    from hvdenv.model.layers import Resolved
-    from hvdenv.plans.plan import Plan
-    from hvdenv.sites.modules import Loaded
+from hvdenv.sites import workspace as workspaces
+from hvdenv.sites.modules import Loaded
+from hvdenv.wheels.compiled import cache_in
 
 EXAMPLES = """\
 examples:
@@ -65,7 +73,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accept-drift", metavar="NAME", action="append", default=[],
         help="continue although this differs from the lock (compiler, mpi, modules.NAME, ...); may"
-" be repeated",
+        " be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--rebuild", action="store_true", help="build a new generation even if nothing changed"
@@ -79,12 +87,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from hvdenv.building.engine import already_built
-    from hvdenv.cli.find_lock import with_lock
-    from hvdenv.cli.job import run_there
-    from hvdenv.model.observe import complete
-    from hvdenv.runner import Runner
-
     if arguments.where == "compute":
         return run_there(arguments, "build", nodes=1)
     resolved = resolved_of(arguments)
@@ -117,12 +119,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _report_dropped(target: Environment, before: str) -> None:
     """Name the packages that the user had added to the generation that was active before."""
-    from hvdenv.environments.generations import read_record
-
     if before in ("", target.active()):
         return
     record = read_record(target.record(before))
-    if added := record.get("additions", {}).get("requirements"):
+    if added := record.additions.get("requirements"):
         print(
             f"without what was added: {', '.join(added)}; to go back to that:"
             f" hvdenv envs rollback {target.prefix} --to {before}"
@@ -134,9 +134,6 @@ def _allocate(workspace: Workspace, resolved: Resolved, arguments: argparse.Name
 
     It counts against the user's quota, so everything else that could refuse the build comes first.
     """
-    from hvdenv.runner import Runner
-    from hvdenv.sites import workspace as workspaces
-
     runner = Runner()
     if workspaces.find(workspace, runner) is None:
         elsewhere = argparse.Namespace(**{**vars(arguments), "prefix": Path.cwd() / "unknown"})
@@ -154,29 +151,13 @@ def _refuse(
     Returns:
         The rules that apply, and what the modules set.
     """
-    from hvdenv.building.effects import try_modules
-    from hvdenv.cli.check import judge_recipe, refuse_blocked
-    from hvdenv.runner import Runner
-
     rules = judge_recipe(prepared)
     refuse_blocked(rules, arguments.allow, quiet=quiet)
     return rules, try_modules(prepared.resolved.recipe, Runner())
 
 
 def build_prepared(prepared: Prepared, plan: Plan, arguments: argparse.Namespace) -> Built:
-    """Build a plan, unless a rule or a module stands in the way.
-
-    Args:
-        prepared: with a thorough look at the machine.
-        plan: of it.
-        arguments: allow, accept_drift, prefix, quiet, verbose, rebuild and break_lock.
-    """
-    from hvdenv.building.engine import build
-    from hvdenv.building.state import Request
-    from hvdenv.cli.progress import choose
-    from hvdenv.places import find_places, make_folder
-    from hvdenv.wheels.compiled import cache_in
-
+    """Build a plan, unless a rule or a module would make it fail; facts must be complete()."""
     rules, modules = _refuse(prepared, arguments, quiet=arguments.quiet)
     target, wheels = prepared.target, prepared.resolved.recipe.places.wheels
     if not arguments.prefix:

@@ -11,16 +11,17 @@ import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hvdenv.cli.options import add_json, add_site, print_json, storage_of_site
+from hvdenv.environments.storage import Counter
 from hvdenv.errors import HvdenvError, UsageError
-
-if TYPE_CHECKING:
-    from hvdenv.model.cluster import Wheels
-    from hvdenv.runner import Runner
-    from hvdenv.wheels.cache_entry import Cache
-    from hvdenv.wheels.wheelcache import Listed
+from hvdenv.masking import plain
+from hvdenv.model.cluster import Wheels
+from hvdenv.places import find_places
+from hvdenv.runner import Runner
+from hvdenv.wheels import downloads, wheelarchive, wheelcache
+from hvdenv.wheels.cache_entry import Cache
+from hvdenv.wheels.wheelcache import Listed
 
 EXAMPLES = """\
 examples:
@@ -54,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     prune.add_argument(
         "--max-size", metavar="SIZE", type=_size,
         help="remove entries until the cache is this small, such as 500MB or 2GB (default, without"
-" other options: places.wheels.own_gb for your own cache)",
+        " other options: places.wheels.own_gb for your own cache)",
     )  # fmt: skip
     prune.add_argument(
         "--older-than",
@@ -77,7 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     sign.add_argument(
         "--key", metavar="FILE",
         help="private key, or the public part of a key that the SSH agent holds (default:"
-" places.wheels.key)",
+        " places.wheels.key)",
     )  # fmt: skip
 
 
@@ -91,19 +92,17 @@ def _size(text: str) -> float:
     """Bytes that are meant by 500MB, 2G or 1.5TB."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)B?", text.upper())
     if not match:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 500MB or 2GB")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500MB or 2GB")
     return float(match[1]) * _UNITS[match[2]]
 
 
 def _days(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of days such as 90")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days such as 90")
     return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from hvdenv.runner import Runner
-
     wheels = storage_of_site(arguments).wheels
     caches = _caches(arguments, wheels)
     runner = Runner()
@@ -119,10 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _caches(arguments: argparse.Namespace, wheels: Wheels) -> tuple[Cache, ...]:
-    """What an action is about, the user's own first."""
-    from hvdenv.places import find_places
-    from hvdenv.wheels import wheelcache
-
+    """The caches of an action, the user's own first."""
     own, shared = wheelcache.own(find_places()), wheelcache.shared(wheels)
     if arguments.cache:
         folder = arguments.cache.absolute()
@@ -134,9 +130,7 @@ def _caches(arguments: argparse.Namespace, wheels: Wheels) -> tuple[Cache, ...]:
 
 
 def _list(arguments: argparse.Namespace, caches: tuple[Cache, ...], runner: Runner) -> int:
-    """`list`, and `verify`, which looks at every byte."""
-    from hvdenv.wheels import wheelcache
-
+    """`list`, and `verify`, which reads every byte."""
     verifies = arguments.action == "verify"
     entries, unread = [], False
     for cache in caches:
@@ -156,13 +150,11 @@ def _list(arguments: argparse.Namespace, caches: tuple[Cache, ...], runner: Runn
         for each in entries:
             _show(each, verifies)
         if not entries and not unread:
-            print("no wheels yet; `hvdenv build` keeps those that it compiles")
+            print("no wheels yet; `hvdenv build` stores those that it compiles")
     return int(unread or (verifies and any(each.problem for each in entries)))
 
 
 def _show(entry: Listed, verified: bool) -> None:
-    from hvdenv.masking import plain
-
     built = " ".join(f"{name} {version}" for name, version in sorted(entry.frameworks.items()))
     where = f"shared: {entry.cache}" if entry.shared else "own"
     lines = [
@@ -186,8 +178,6 @@ def _show(entry: Listed, verified: bool) -> None:
 
 
 def _prune(arguments: argparse.Namespace, cache: Cache, wheels: Wheels, runner: Runner) -> int:
-    from hvdenv.wheels import wheelcache
-
     if arguments.downloads:
         return _prune_downloads(arguments, runner)
     largest, days = arguments.max_size, arguments.older_than
@@ -200,20 +190,20 @@ def _prune(arguments: argparse.Namespace, cache: Cache, wheels: Wheels, runner: 
     ]
     going = [each for each in entries if arguments.damaged and each.damaged]
     others = [each for each in entries if not each.damaged]
-    going += wheelcache.superfluous(others, largest=largest, oldest=oldest)
+    going += wheelcache.least_recently_used(others, largest=largest, oldest=oldest)
     kept = [each for each in going if not wheelcache.remove(cache, each.key)]
     for each in going:
         print(f"{'kept' if each in kept else 'removed'} {each.key[:12]}, {each.bytes / 1e6:.1f} MB")
     swept = wheelcache.sweep(cache)
     if swept:
-        print(f"removed what {swept} ended processes left")
+        print(f"removed temporary files of {swept} killed processes")
     if kept:
-        print(f"{cache.folder} cannot be changed by this user", file=sys.stderr)
+        print(f"you have no permission to change {cache.folder}", file=sys.stderr)
     return 5 if kept else 0
 
 
 def _ago(days: int | None) -> str:
-    """The time so many days ago, as records have it; empty for none."""
+    """The time this many days ago, in the format of records; empty for none."""
     if days is None:
         return ""
     before = datetime.now(timezone.utc) - timedelta(days=days)
@@ -221,10 +211,6 @@ def _ago(days: int | None) -> str:
 
 
 def _prune_downloads(arguments: argparse.Namespace, runner: Runner) -> int:
-    from hvdenv.environments.storage import Counter
-    from hvdenv.places import find_places
-    from hvdenv.wheels import downloads, wheelcache
-
     if arguments.damaged or arguments.cache:
         raise UsageError("--downloads goes with --max-size and --older-than only")
     largest, days, places = arguments.max_size, arguments.older_than, find_places()
@@ -232,18 +218,16 @@ def _prune_downloads(arguments: argparse.Namespace, runner: Runner) -> int:
         largest = downloads.LARGEST_FILES
     entries = downloads.kept(places, Counter())
     status = 0
-    for each in wheelcache.superfluous(entries, largest=largest, oldest=_ago(days)):
+    for each in wheelcache.least_recently_used(entries, largest=largest, oldest=_ago(days)):
         gone = downloads.remove(places, each, runner)
         status = status if gone else 5
-        said = "removed" if gone else "kept, it is in use or cannot be changed:"
-        print(f"{said} {each.path.relative_to(places.cache)}, {each.bytes / 1e6:.1f} MB")
+        verb = "removed" if gone else "kept (in use, or no permission)"
+        print(f"{verb} {each.path.relative_to(places.cache)}, {each.bytes / 1e6:.1f} MB")
     return status
 
 
 def _chosen(caches: tuple[Cache, ...], prefixes: list[str]) -> dict[str, Cache]:
     """The keys that begin so, each with the first cache that has it."""
-    from hvdenv.wheels import wheelcache
-
     known: dict[str, Cache] = {}
     for cache in caches:
         known = dict.fromkeys(wheelcache.names(cache), cache) | known
@@ -261,8 +245,6 @@ def _chosen(caches: tuple[Cache, ...], prefixes: list[str]) -> dict[str, Cache]:
 
 
 def _export(arguments: argparse.Namespace, caches: tuple[Cache, ...], runner: Runner) -> int:
-    from hvdenv.wheels import wheelarchive
-
     chosen = _chosen(caches, arguments.keys)
     wheelarchive.export(chosen, arguments.file, runner)
     print(f"wrote {arguments.file}: {len(chosen)} wheels")
@@ -270,16 +252,12 @@ def _export(arguments: argparse.Namespace, caches: tuple[Cache, ...], runner: Ru
 
 
 def _import(arguments: argparse.Namespace, cache: Cache, runner: Runner) -> int:
-    from hvdenv.wheels import wheelarchive
-
-    for key in wheelarchive.take_in(cache, arguments.file, runner):
+    for key in wheelarchive.import_archive(cache, arguments.file, runner):
         print(f"imported {key[:12]}")
     return 0
 
 
 def _sign(arguments: argparse.Namespace, cache: Cache, wheels: Wheels, runner: Runner) -> int:
-    from hvdenv.wheels import wheelcache
-
     key = arguments.key or wheels.key
     if not key:
         raise UsageError(

@@ -9,7 +9,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hvdenv.cli.options import (
     Prepared,
@@ -28,12 +28,12 @@ from hvdenv.knowledge.grid import Answer, Asked, all_rows, ask, asked_of, compar
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.remedies import Change, edits_of, propose
 from hvdenv.knowledge.rules import Rule, all_rules, judge
+from hvdenv.model.cluster import Modules
 from hvdenv.plans.plan import choose_versions
+from hvdenv.runner import Runner
 from hvdenv.schema import encode
-
-if TYPE_CHECKING:
-    from hvdenv.model.cluster import Modules
-    from hvdenv.sites.modules import Examined
+from hvdenv.sites import module_shell
+from hvdenv.sites.modules import Examined, describe, describe_offers, offers
 
 EXAMPLES = """\
 examples:
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     if wanted and prepared.facts.origin == "observed":
         try:
             there = _modules_here(wanted)
-        except IncompatibleError as error:  # on a laptop, say: the rules are told all the same
+        except IncompatibleError as error:  # for example on a laptop: report the rules anyway
             missing = error
     blocked = (
         missing is not None
@@ -80,7 +80,9 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for line in _lines(prepared, rules, change, there, tried):
             print(line)
-        print("the build would be refused" if blocked else "nothing stands in the way of a build")
+        print(
+            "hvdenv would refuse to build this" if blocked else "no known problem prevents a build"
+        )
     if missing:
         raise missing
     return IncompatibleError.exit_code if blocked else 0
@@ -101,28 +103,24 @@ class ModulesHere(NamedTuple):
 
 
 def _modules_here(wanted: Modules) -> ModulesHere:
-    from hvdenv.runner import Runner
-    from hvdenv.sites import modulesystem
-    from hvdenv.sites.modules import offers
-
     runner = Runner()
-    system = modulesystem.find(runner, wanted.init)
+    system = module_shell.find(runner, wanted.init)
     return ModulesHere(
         f"{system.kind} {system.version}".strip(),
-        modulesystem.examine(system, wanted, "build", runner),
-        offers(modulesystem.available(system, wanted, runner)),
+        module_shell.examine(system, wanted, "build", runner),
+        offers(module_shell.available(system, wanted, runner)),
     )
 
 
 class Tried(NamedTuple):
-    """What the grid says of a recipe's combination of versions."""
+    """The grid's answer for a recipe's combination of versions."""
 
     asked: Asked
     answer: Answer
 
 
 def _tried(prepared: Prepared) -> Tried | None:
-    """What the grid says; None where Horovod is not built from source beside wheels of the index."""
+    """The grid's answer; None unless Horovod is built from source against wheels of the index."""
     recipe = prepared.resolved.recipe
     if not comparable(recipe):
         return None
@@ -139,7 +137,7 @@ def _document(
     there: ModulesHere | None,
     tried: Tried | None,
 ) -> dict[str, Any]:
-    """What is printed with --json."""
+    """The document for --json."""
     return {
         "facts": prepared.facts.origin,
         "python": prepared.python.path,
@@ -162,36 +160,34 @@ def _lines(
     yield from map(told, rules)
     yield from told_answer(*tried) if tried else ()
     yield from _told_modules(there) if there else ()
-    yield from told_change(change, "what blocks and warns") if change else ()
+    yield from told_change(change, "Suggested recipe changes") if change else ()
 
 
 def _told_modules(there: ModulesHere) -> Iterator[str]:
-    from hvdenv.sites.modules import told_examined, told_offers
-
     yield f"modules of the recipe ({there.system}):"
-    yield from (f"  {told_examined(each)}" for each in there.examined)
-    yield from told_offers(there.offers)
+    yield from (f"  {describe(each)}" for each in there.examined)
+    yield from describe_offers(there.offers)
 
 
 def told_change(change: Change, what: str) -> Iterator[str]:
-    """The edits together, ready to be taken over.
+    """The change as text.
 
     Args:
         change: of the recipe.
-        what: is mended by it.
+        what: title of the change.
     """
     if change.file and change.diff:
-        yield f"{what}, mended in the recipe:"
+        yield f"{what}:"
         yield change.diff.rstrip("\n")
     elif change.after:
-        yield f"{what}, mended in a recipe of your own (a file of any name that ends in .toml):"
+        yield f"{what}, as your own recipe (a file with any name that ends in .toml):"
         yield change.after.rstrip("\n")
     if change.options:
-        yield f"mended by options: {' '.join(f'--set {shlex.quote(each)}' for each in change.options)}"
+        yield f"options that fix it: {' '.join(f'--set {shlex.quote(each)}' for each in change.options)}"
 
 
 def judge_recipe(prepared: Prepared) -> tuple[Rule, ...]:
-    """The rules that apply, the worst first."""
+    """The rules that apply, most severe first."""
     recipe, python = prepared.resolved.recipe, prepared.python
     versions = choose_versions(recipe, python)
     return judge(observables(recipe, prepared.facts, python, versions))
@@ -201,7 +197,7 @@ def told(rule: Rule) -> str:
     """A rule that applies, as text."""
     lines = [f"{rule.severity}: {rule.message} [{rule.id}]"]
     if rule.severity != "note":
-        lines.append(f"  it would look like: {rule.symptom}")
+        lines.append(f"  symptom: {rule.symptom}")
     lines.append(f"  what to do: {rule.remedy}")
     for key, value in rule.edit.items():
         lines.append(f"    in the recipe: {key} = {value}" if value else f"    without: {key}")
@@ -221,7 +217,7 @@ def refuse_unknown(allowed: Sequence[str]) -> None:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             raise UsageError(
-                f"--allow {name}: there is no rule of this name",
+                f"--allow {name}: no rule has this name",
                 remedy=f'did you mean "{close[0]}"?' if close else "`hvdenv check` shows the names",
             )
 
@@ -231,16 +227,16 @@ def _blocking(rules: Sequence[Rule], allowed: Sequence[str]) -> list[Rule]:
 
 
 def refuse_blocked(rules: Sequence[Rule], allowed: Sequence[str], *, quiet: bool) -> None:
-    """Say what applies, and stop at what blocks.
+    """Print warnings, and stop if a rule blocks.
 
     Args:
         rules: that apply.
-        allowed: ids of blocking rules that the user wants to go past.
-        quiet: do not say warnings.
+        allowed: ids of blocking rules to ignore.
+        quiet: do not print warnings.
 
     Raises:
-        IncompatibleError: a rule blocks that was not allowed.
-        UsageError: there is no rule of an allowed id.
+        IncompatibleError: a rule blocks and is not allowed.
+        UsageError: no rule has an allowed id.
     """
     refuse_unknown(allowed)
     for rule in rules:
@@ -251,6 +247,6 @@ def refuse_blocked(rules: Sequence[Rule], allowed: Sequence[str], *, quiet: bool
         raise IncompatibleError(
             "known incompatibility: " + blocking[0].message,
             detail="\n".join(told(rule) for rule in blocking),
-            remedy="do what is said above; to build all the same: "
+            remedy="follow the remedies above; to build anyway: "
             + " ".join(f"--allow {rule.id}" for rule in blocking),
         )

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+
+from hvdenv.reading import STATE, read_text
+
+# shtab wrote them: `pytest tests/pure/test_completion.py --regenerate` after options have changed.
+# Importing all commands would take longer than a shell should wait at its start.
+SCRIPTS = Path(__file__).parent / "completions"
 
 EXAMPLES = """\
 examples:
@@ -16,9 +23,5 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    import shtab
-
-    from hvdenv.cli.main import make_parser
-
-    print(shtab.complete(make_parser(), shell=arguments.shell))
+    print(read_text(SCRIPTS / f"hvdenv.{arguments.shell}", STATE), end="")
     return 0

@@ -83,7 +83,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=tuple(FORMATS), default="singularity",
         help="singularity: a definition file for Apptainer and Singularity (default); docker: a"
-" Dockerfile",
+        " Dockerfile",
     )  # fmt: skip
     parser.add_argument(
         "--to",

@@ -11,7 +11,10 @@ import argparse
 import sys
 
 from hvdenv.cli.options import add_json, print_json
+from hvdenv.contents import difference
+from hvdenv.environments import installed
 from hvdenv.masking import print_coloured
+from hvdenv.places import find_places
 
 EXAMPLES = """\
 examples:
@@ -39,10 +42,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from hvdenv.contents import difference
-    from hvdenv.environments import installed
-    from hvdenv.places import find_places
-
     places = find_places()
     first, second = (
         installed.named_contents(each, places) for each in (arguments.first, arguments.second)

@@ -34,8 +34,8 @@ NOT_RECOGNISED = 1
 SCHEMA = "hvdenv.diagnosis/1"
 _WIDTH = 160
 _UNKNOWN = (
-    "look at the first of these lines and at what stands before it; of several ranks, at the one"
-    " that failed first. NCCL_DEBUG=INFO and HOROVOD_LOG_LEVEL=debug make runs say more"
+    "check the first of these lines and the lines before it; with several ranks, start with the"
+    " one that failed first. NCCL_DEBUG=INFO and HOROVOD_LOG_LEVEL=debug make runs print more"
 )
 
 
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(_document(subject, diagnosis, change))
     else:
-        for line in (*subject, *_told(diagnosis, change)):
+        for line in (*subject, *_lines(diagnosis, change)):
             print(mask(plain(line)))
     return 0 if diagnosis.root else NOT_RECOGNISED
 
@@ -83,14 +83,14 @@ def _of_last() -> tuple[tuple[str, ...], Diagnosis]:
     failure = last_failure(places)
     if failure is None:
         raise UsageError(
-            "no build and no verify has failed that is known here",
+            "no failed build or verify is recorded here",
             where=str(places.home), remedy="name a log, or - for standard input",
         )  # fmt: skip
     try:
         diagnosis = failure.diagnosis()
     except OSError as error:
         raise blocked(failure.file, error, "read") from error
-    return (failure.what, *failure.said, str(failure.file)), diagnosis
+    return (failure.what, *failure.messages, str(failure.file)), diagnosis
 
 
 def _change(root: Found | None, recipe: str) -> Change | None:
@@ -104,7 +104,7 @@ def _change(root: Found | None, recipe: str) -> Change | None:
 
 
 def _rules(found: Found) -> list[Rule]:
-    """The rules that know a signature before a build."""
+    """The rules that find this failure before a build."""
     from hvdenv.knowledge.rules import all_rules
 
     return [rule for rule in all_rules() if rule.id in found.rules] if found.rules else []
@@ -113,7 +113,7 @@ def _rules(found: Found) -> list[Rule]:
 def _document(
     subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | None
 ) -> dict[str, Any]:
-    """What is printed with --json."""
+    """The document for --json."""
 
     def listed(kind: Any) -> list[dict[str, Any]]:
         return [_masked(each._asdict()) for each in diagnosis.of_kind(kind)]
@@ -139,13 +139,13 @@ def _masked(table: dict[str, Any]) -> dict[str, Any]:
     return {key: mask(plain(v)) if isinstance(v, str) else v for key, v in table.items()}
 
 
-def _told(diagnosis: Diagnosis, change: Change | None) -> Iterator[str]:
+def _lines(diagnosis: Diagnosis, change: Change | None) -> Iterator[str]:
     from hvdenv.cli.check import told_change
 
     root, best = diagnosis.root, diagnosis.best
     yield _verdict(diagnosis)
     yield from _details(best) if best else ()
-    yield from told_change(change, "the cause") if change else ()
+    yield from told_change(change, "Suggested recipe change") if change else ()
     yield from _rest(diagnosis)
     if diagnosis.rank:
         yield f"the rank that failed first: {diagnosis.rank}"
@@ -168,10 +168,10 @@ def _verdict(diagnosis: Diagnosis) -> str:
     if best:
         return f"the cause is not recognised; it stopped here: {best.cause} [{best.id}]"
     if diagnosis.of_kind("consequence"):
-        return "not recognised: the log only has what follows from another failure"
+        return "not recognised: the log has only follow-on errors of another failure"
     if diagnosis.of_kind("warning") and not diagnosis.errors:
-        return "not recognised: nothing here that makes a run fail, only warnings"
-    return "not recognised: no cause that is known"
+        return "not recognised: only warnings, which do not make a run fail"
+    return "not recognised: no known cause"
 
 
 def _details(found: Found) -> Iterator[str]:
@@ -181,7 +181,7 @@ def _details(found: Found) -> Iterator[str]:
     yield f"  what to do: {found.remedy}"
     rules = _rules(found)
     if rules:
-        yield f"  `hvdenv check RECIPE` knows it before a build: {', '.join(r.id for r in rules)}"
+        yield f"  `hvdenv check RECIPE` finds it before a build: {', '.join(r.id for r in rules)}"
     for key, value in agreed_edits(rules).items():
         yield (
             f"    in the recipe: {key} = {value}" if value else f"    in the recipe, without: {key}"
@@ -190,11 +190,11 @@ def _details(found: Found) -> Iterator[str]:
 
 
 def _rest(diagnosis: Diagnosis) -> Iterator[str]:
-    """What else was found, the causes that come after the first one among it."""
+    """Everything found except the first cause."""
     others = [each for each in diagnosis.found if each != diagnosis.best]
     titles = {
-        "cause": "known as causes too, but later in the log:", "symptom": "where else it stopped:",
-        "consequence": "what follows from it:", "warning": "warnings, harmless in most logs:",
+        "cause": "other known causes, later in the log:", "symptom": "other symptoms:",
+        "consequence": "follow-on errors:", "warning": "warnings, harmless in most logs:",
     }  # fmt: skip
     for kind, title in titles.items():
         of_kind = [each for each in others if each.kind == kind]

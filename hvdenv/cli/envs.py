@@ -9,18 +9,19 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hvdenv.cli.options import add_json, print_json
+from hvdenv.environments import generations, last_used, registry, storage
+from hvdenv.environments.generations import Environment
+from hvdenv.environments.registry import Listed
+from hvdenv.environments.storage import Cache, Counter, Generation, Room
 from hvdenv.errors import UsageError
-from hvdenv.places import environment_name
+from hvdenv.places import Places, environment_name, find_places
+from hvdenv.runner import Runner
 
 if TYPE_CHECKING:
-    from hvdenv.environments.generations import Environment
     from hvdenv.environments.prune import Cleared
-    from hvdenv.environments.registry import Listed
-    from hvdenv.environments.storage import Cache, Generation, Room
-    from hvdenv.places import Places
 
 EXAMPLES = """\
 examples:
@@ -57,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     prune.add_argument(
         "--keep", type=int, metavar="N",
         help="number of newest generations to keep beside the active one (default: 1; 0 with an"
-" age)",
+        " age)",
     )  # fmt: skip
     prune.add_argument(
         "--older-than",
@@ -77,22 +78,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from hvdenv.environments import last_used, prune, registry
-    from hvdenv.places import find_places
-
     places = find_places()
-    if arguments.action == "rollback":
-        target = registry.find(places, arguments.environment)
-        print(f"{target.prefix} -> {prune.rollback(target, arguments.to)}")
-    elif arguments.action == "remove":
-        target = registry.find(places, arguments.environment)
-        cleared = prune.remove(target, force=arguments.force)
-        _tell(target, cleared)
-        registry.forget(places, target)
-        for identity in cleared.removed:
-            last_used.forget(places, target.generation(identity))
-    elif arguments.action == "prune":
+    if arguments.action == "prune":
         _prune(arguments, places)
+    elif arguments.action in ("rollback", "remove"):
+        _change(arguments, places)
     elif arguments.action == "storage":
         _storage(places, arguments.json)
     else:
@@ -100,47 +90,67 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _change(arguments: argparse.Namespace, places: Places) -> None:
+    from hvdenv.environments import prune  # needs psutil
+
+    target = registry.find(places, arguments.environment)
+    if arguments.action == "rollback":
+        print(f"{target.prefix} -> {prune.rollback(target, arguments.to)}")
+        return
+    cleared = prune.remove(target, force=arguments.force)
+    _report(target, cleared, {}, "removed")
+    registry.forget(places, target)
+    for identity in cleared.removed:
+        last_used.forget(places, target.generation(identity))
+
+
 def _prune(arguments: argparse.Namespace, places: Places) -> None:
-    from hvdenv.environments import generations, last_used, prune, registry, storage
+    from hvdenv.environments import prune  # needs psutil
 
     by_age = bool(arguments.older_than or arguments.unused_for)
     keep = arguments.keep if arguments.keep is not None else 0 if by_age else 1
     if keep < 1 and not by_age:
-        raise UsageError("--keep has to be 1 or more", remedy="`envs remove` removes everything")
+        raise UsageError("--keep must be 1 or more", remedy="`envs remove` removes everything")
     before, idle = _ago(arguments.older_than), _ago(arguments.unused_for)
     if arguments.environment:
         chosen = [registry.find(places, arguments.environment)]
     else:
-        known = registry.list_environments(places)
-        chosen = [generations.at(Path(each.prefix)) for each in known]
+        chosen = [_environment(each) for each in registry.list_environments(places)]
     for target in chosen:
-        found = {
-            each.generation: each
-            for each in storage.list_generations(target, places, storage.Counter(_progress))
-        }
-        _say_blind(target, idle)
+        listed = storage.list_generations(target, places, Counter(_progress))
+        found = {each.generation: each for each in listed}
+        if idle and not last_used.keeps_access_times(target.store):
+            print(
+                f"{target.prefix}: this file system keeps no access times (noatime), so uses of"
+                " activate.sh without hvdenv are unknown",
+                file=sys.stderr,
+            )
         cleared = prune.prune(
             target, keep=keep, spare=_spared(found, before, idle), dry_run=arguments.dry_run
         )
-        _tell(target, cleared, found, "would remove" if arguments.dry_run else "removed")
+        _report(target, cleared, found, "would remove" if arguments.dry_run else "removed")
         for identity in () if arguments.dry_run else cleared.removed:
             last_used.forget(places, target.generation(identity))
 
 
+def _environment(listed: Listed) -> Environment:
+    return generations.at(Path(listed.prefix))
+
+
 def _spared(found: Mapping[str, Generation], before: str, idle: str) -> Callable[[str], bool]:
-    """Whether a generation is too young, or was used too lately, to go.
+    """Whether to keep a generation because it is too young or was used too recently.
 
     Args:
         found: all generations.
-        before: when the oldest one that stays was built; empty for any.
-        idle: since when the others were not used; empty for any.
+        before: keep what was built after this time; empty to ignore it.
+        idle: keep what was used after this time; empty to ignore it.
     """
 
     def spare(identity: str) -> bool:
         if not (before or idle):
             return False
         known = found.get(identity)
-        # One that has come since, or of which nobody knows the age, stays.
+        # A new one, or one of unknown age, is kept.
         if known is None or not known.created:
             return True
         return bool(before and known.created > before) or bool(idle and known.since > idle)
@@ -148,80 +158,58 @@ def _spared(found: Mapping[str, Generation], before: str, idle: str) -> Callable
     return spare
 
 
-def _say_blind(target: Environment, idle: str) -> None:
-    from hvdenv.environments import last_used
-
-    if idle and not last_used.keeps_access_times(target.store):
-        print(
-            f"{target.prefix}: no access times are kept here (noatime): who sourced activate.sh"
-            " without hvdenv is not seen",
-            file=sys.stderr,
-        )
-
-
 def _ago(age: str) -> str:
-    """The time so long ago, as records have it; empty for no age."""
+    """The time this long ago, in the format of records; empty for no age."""
     if not age:
         return ""
     found = re.fullmatch(r"([0-9]{1,5})([hdw])", age)
     if not found:
-        raise UsageError(f"{age!r} is no age", remedy="write a number with h, d or w: 12h, 90d, 8w")
+        raise UsageError(
+            f"{age!r} is not an age", remedy="write a number with h, d or w: 12h, 90d, 8w"
+        )
     when = datetime.now(timezone.utc) - timedelta(**{_UNITS[found[2]]: int(found[1])})
     return when.isoformat(timespec="microseconds")
 
 
-def _tell(
-    target: Environment,
-    cleared: Cleared,
-    found: Mapping[str, Generation] | None = None,
-    removed: str = "removed",
+def _report(
+    target: Environment, cleared: Cleared, found: Mapping[str, Generation], verb: str
 ) -> None:
     for identity in cleared.removed:
-        known = (found or {}).get(identity)
-        told = f" ({_size(known)}, {_history(known)})" if known else ""
-        print(f"{removed} {target.prefix}: {identity}{told}")
+        known = found.get(identity)
+        details = f" ({_size(known)}, {_history(known)})" if known else ""
+        print(f"{verb} {target.prefix}: {identity}{details}")
     for identity, reason in cleared.kept:
         print(f"kept {target.prefix}: {identity}: {reason}", file=sys.stderr)
     if cleared.unseen:
-        print(
-            f"{cleared.unseen} processes of other users could not be looked into", file=sys.stderr
-        )
+        print(f"{cleared.unseen} processes of other users could not be checked", file=sys.stderr)
 
 
 def _list(places: Places, json: bool) -> None:
-    from hvdenv.environments import generations, registry, storage
-    from hvdenv.runner import Runner
-
     known = registry.list_environments(places)
-    counter, runner = storage.Counter(_progress), Runner()
-    environments = [generations.at(Path(each.prefix)) for each in known]
+    counter, runner = Counter(_progress), Runner()
+    environments = [_environment(each) for each in known]
     sizes = [storage.list_generations(each, places, counter) for each in environments]
     warnings = [storage.warnings(each, runner) for each in environments]
+    entries = list(zip(known, sizes, warnings, strict=True))
     if json:
-        print_json([_entry(*each) for each in zip(known, sizes, warnings, strict=True)])
+        print_json(
+            [
+                {**listed._asdict(), "sizes": [each._asdict() for each in size], "warnings": warned}
+                for listed, size, warned in entries
+            ]
+        )
         return
     if not known:
-        print("no environments yet; `hvdenv build local` makes one")
-    for each in zip(known, sizes, warnings, strict=True):
+        print("no environments yet; build one with `hvdenv build local`")
+    for each in entries:
         _print_environment(*each)
     folders = [each.prefix.parent for each in environments]
     rooms = storage.room([places.home, *folders], runner) if known else ()
     _print_storage(storage.list_caches(places, counter), rooms)
 
 
-def _entry(listed: Listed, sizes: Sequence[Generation], warnings: Sequence[str]) -> dict[str, Any]:
-    return {
-        **listed._asdict(),
-        "sizes": [each._asdict() for each in sizes],
-        "warnings": list(warnings),
-    }
-
-
 def _storage(places: Places, json: bool) -> None:
-    from hvdenv.environments import registry, storage
-    from hvdenv.runner import Runner
-
-    caches = storage.list_caches(places, storage.Counter(_progress))
+    caches = storage.list_caches(places, Counter(_progress))
     folders = [Path(each.prefix).parent for each in registry.list_environments(places)]
     rooms = storage.room([places.home, *folders], Runner())
     if json:
@@ -249,7 +237,7 @@ def _print_environment(
         print(f"    {each.generation}  {each.state}: {_size(each)}, {_history(each)}{added}")
     if len(sizes) > 1:
         size, files = sum(each.bytes for each in sizes), sum(each.files for each in sizes)
-        print(f"    together {_bytes(size)}, {files} files")
+        print(f"    total: {_bytes(size)}, {files} files")
     for warning in warnings:
         print(f"    warning: {warning}")
 
@@ -262,10 +250,8 @@ def _print_storage(caches: Sequence[Cache], rooms: Sequence[Room]) -> None:
             f"{_bytes(room.disk_free)}" if room.disk_free is not None else "",
             f"{room.inodes_free} files" if room.inodes_free is not None else "",
         ]
-        quota = (
-            f"; the quota leaves {_bytes(room.quota_free)}" if room.quota_free is not None else ""
-        )
-        print(f"free at {room.path}: {', '.join(filter(None, free)) or 'not known'}{quota}")
+        quota = f"; quota: {_bytes(room.quota_free)}" if room.quota_free is not None else ""
+        print(f"free at {room.path}: {', '.join(filter(None, free)) or 'unknown'}{quota}")
 
 
 def _size(generation: Generation) -> str:
@@ -273,10 +259,10 @@ def _size(generation: Generation) -> str:
 
 
 def _history(generation: Generation) -> str:
-    what = "worked at" if generation.state in ("unfinished", "damaged") else "built"
-    built = f"{what} {generation.created[:10] or 'nobody knows when'}"
+    verb = "changed" if generation.state in ("unfinished", "damaged") else "built"
+    built = f"{verb} {generation.created[:10] or '(date unknown)'}"
     if not generation.used:
-        return f"{built}, no use was seen"
+        return f"{built}, never used as far as known"
     return f"{built}, used {generation.used[:10]} (by {generation.used_by})"
 
 

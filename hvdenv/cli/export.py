@@ -11,7 +11,11 @@ import sys
 from pathlib import Path
 
 from hvdenv.cli.options import add_prefix, add_recipe, environment_of, resolved_of
+from hvdenv.contents import exports
+from hvdenv.contents.exports import FORMATS
+from hvdenv.environments import installed
 from hvdenv.errors import UsageError
+from hvdenv.places import find_places, named_file, write_text
 
 EXAMPLES = """\
 examples:
@@ -27,8 +31,6 @@ its source, patches and flags; `hvdenv build` reproduces it.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    from hvdenv.contents.exports import FORMATS
-
     add_recipe(parser, optional=True)
     add_prefix(parser)
     parser.add_argument("--format", choices=FORMATS, required=True)
@@ -38,10 +40,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from hvdenv.contents import exports
-    from hvdenv.environments import installed
-    from hvdenv.places import find_places, named_file, write_text
-
     places = find_places()
     if arguments.recipe:
         prefix = environment_of(arguments, resolved_of(arguments, shown=True), places).prefix

@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hvdenv import PACKAGE
 from hvdenv.cli.find_lock import LOCK, inputs_of, required, resolution_of, run_steps
@@ -23,10 +22,12 @@ from hvdenv.cli.options import (
     prepare,
     print_json,
 )
-
-if TYPE_CHECKING:
-    from hvdenv.environments.scratch import Scratch
-    from hvdenv.locks.lockfile import Locked
+from hvdenv.environments import scratch
+from hvdenv.environments.scratch import Scratch
+from hvdenv.locks import folders
+from hvdenv.locks.lockfile import Locked
+from hvdenv.places import find_places, make_folder, named_folder
+from hvdenv.wheels import compiled, wheelcache
 
 EXAMPLES = """\
 examples:
@@ -57,10 +58,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from hvdenv.environments import scratch
-    from hvdenv.locks import folders
-    from hvdenv.places import find_places, make_folder, named_folder
-
     prepared = prepare(arguments, thorough=False)
     locked = required(arguments, prepared, inputs_of(prepared), arguments.lock)
     named_folder(arguments.to)
@@ -74,8 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     files = [path for path in to.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
     if arguments.json:
-        told = {"folder": str(to), "files": len(files), "bytes": size, "wheels": compiled}
-        print_json(told)
+        result = {"folder": str(to), "files": len(files), "bytes": size, "wheels": compiled}
+        print_json(result)
     elif not arguments.quiet:
         print(f"{len(files)} files, {size / 1e9:.2f} GB: {to}")
         print(f"compiled wheels of Horovod among them: {compiled or 'none was in the cache'}")
@@ -84,9 +81,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _carry_wheels(prepared: Prepared, locked: Locked, to: Path, work: Scratch) -> int:
     """Put the compiled wheels beside it that builds may be able to take; how many."""
-    from hvdenv.places import find_places
-    from hvdenv.wheels import compiled, wheelcache
-
     caches = (
         wheelcache.own(find_places()),
         *wheelcache.shared(prepared.resolved.recipe.places.wheels),

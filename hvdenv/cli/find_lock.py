@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hvdenv import signing, trust
 from hvdenv.building.resolve import perform
 from hvdenv.cli.options import Prepared, policy_of, refuse_foreign_content
 from hvdenv.cli.progress import choose as choose_progress
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.errors import LockError, UsageError
 from hvdenv.locks import compare, folders
 from hvdenv.locks.built import DRIFTS
@@ -123,7 +124,7 @@ def with_lock(arguments: argparse.Namespace, prepared: Prepared) -> Prepared:
 
 
 def with_recorded_lock(
-    arguments: argparse.Namespace, prepared: Prepared, record: Mapping[str, Any]
+    arguments: argparse.Namespace, prepared: Prepared, record: GenerationRecord
 ) -> Prepared:
     """Add the lock that a generation was built from, if it was built from one.
 
@@ -131,13 +132,12 @@ def with_recorded_lock(
         LockError: that lock is gone, or does not satisfy the recipe.
         UntrustedError: another user could have changed it.
     """
-    digest = record.get("lock", {}).get("digest")
-    if not digest:
+    if record.lock is None:
         return prepared
     inputs, root = inputs_of(prepared), root_of(arguments, prepared.resolved)
     for folder in folders.candidates(root, inputs):
         locked = folders.read(folder, _refuse_others(arguments, root))
-        if locked.digest == digest:
+        if locked.digest == record.lock.digest:
             _check(locked, arguments, prepared, inputs)
             return prepared._replace(locked=locked)
     raise LockError(

@@ -80,8 +80,8 @@ def _mpi(text: str) -> tuple[str, str]:
 def run(arguments: argparse.Namespace) -> int:
     mpi, mpi_version = arguments.mpi
     asked = Asked(
-        arguments.torch or "", arguments.tensorflow or "", arguments.python or "",
-        arguments.cuda or "", mpi, mpi_version,
+        torch=arguments.torch or "", tensorflow=arguments.tensorflow or "", python=arguments.python or "",
+        cuda=arguments.cuda or "", mpi=mpi, mpi_version=mpi_version,
     )  # fmt: skip
     rows = all_rows()
     if not any(asked):

@@ -34,6 +34,7 @@ from hvdenv.cli.options import (
 )
 from hvdenv.cli.progress import choose
 from hvdenv.contents.packages import Contents
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, installed, scratch
 from hvdenv.errors import IncompatibleError, StepError, UsageError
 from hvdenv.places import find_places
@@ -91,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     record = generations.read_record(target.record(active))
     prepared = with_recorded_lock(arguments, prepared, record)
     before = _before(record, target.record(active))
-    base = _base(prepared, before.base if before else record.get("plan_digest", ""))
+    base = _base(prepared, before.base if before else record.plan_digest)
     contents = installed.contents_of_folder(target.generation(active))
     chosen = additions.added_to(before, base, wanted, contents.distributions, contents.packages)
     if chosen.requirements == (before.requirements if before else ()):
@@ -102,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return _tell(arguments, "would add", added, {"changed": False})
     arguments.rebuild = False
-    arguments.accept_drift = record.get("lock", {}).get("accepted", [])
+    arguments.accept_drift = list(record.lock.accepted) if record.lock else []
     built = build_prepared(prepared, prepared.plan(), arguments)
     _tell(arguments, "added", added, encode(built))
     if not (arguments.json or arguments.quiet):
@@ -136,12 +137,12 @@ def _active(prepared: Prepared) -> str:
     return active
 
 
-def _before(record: Mapping[str, Any], path: Path) -> Additions | None:
+def _before(record: GenerationRecord, path: Path) -> Additions | None:
     """What was added to the active generation."""
-    if "additions" not in record:
+    if not record.additions:
         return None
     try:
-        return decode(Additions, record["additions"])
+        return decode(Additions, record.additions)
     except Problem as problem:
         raise StepError(
             f"the record is damaged: additions: {problem}",

@@ -26,6 +26,7 @@ from hvdenv.cli.options import (
 from hvdenv.cli.run import (
     Chosen,
     activated,
+    add_requests,
     choose,
     found_program,
     named,
@@ -44,7 +45,16 @@ from hvdenv.runner import Runner, environment
 from hvdenv.schema import encode
 from hvdenv.sites.batch import OPTIONS, check, cost, merge, script
 from hvdenv.sites.job_status import abnormal_end, explained
-from hvdenv.sites.jobs import Listener, Submitted, cancel, follow, recall, submit, unfinished
+from hvdenv.sites.jobs import (
+    Follower,
+    Listener,
+    Script,
+    Submitted,
+    cancel,
+    recall,
+    submit,
+    unfinished,
+)
 from hvdenv.sites.schedulers import DIALECTS
 from hvdenv.sites.schedulers.dialect import HOST_NAMES, HOSTFILE, HOSTS, BatchJob, Status
 
@@ -73,15 +83,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_trust(parser)
     parser.add_argument("-q", "--quiet", action="store_true", help="report errors only")
     requests = parser.add_argument_group("what the job requests, instead of the recipe's values")
-    requests.add_argument("--nodes", type=int, metavar="N")
-    requests.add_argument("--ranks-per-node", type=int, metavar="N")
-    requests.add_argument("--cpus-per-rank", type=int, metavar="N")
-    requests.add_argument("--gpus-per-node", type=int, metavar="N")
-    requests.add_argument("--time", metavar="T", help="such as 1:30:00 or 2-00:00:00")
-    requests.add_argument("--partition", metavar="P", help="partition or queue")
-    requests.add_argument("--account", metavar="A")
-    requests.add_argument("--name", metavar="NAME")
-    requests.add_argument("--comment", metavar="C")
+    add_requests(requests, [field for field in OPTIONS if field != "output"])
     requests.add_argument("--launcher", metavar="L", help="starts the ranks")
     requests.add_argument(
         "--output", metavar="FILE", help="output file, with the scheduler's placeholders"
@@ -109,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _give(arguments, text, batch.job)
     if not quiet:
         _report(f"{batch.job.name}: {charged(batch.job)}")
-    record = submit(text, scheduler, batch.job.name, runner, places)
+    record = submit(Script(text=text, scheduler=scheduler, name=batch.job.name), runner, places)
     if batch.activate:  # an image has none
         last_used.note(places, Path(batch.activate).parent)
     if not arguments.detach:
@@ -205,7 +207,7 @@ def _batch(arguments: argparse.Namespace, resolved: Resolved, scheduler: Schedul
 
 
 def _start(
-    chosen: Chosen, job: Job, scheduler: Scheduler, wanted: str, program: tuple[str, ...]
+    chosen: Chosen, job: Job, scheduler: Scheduler, requested: str, program: tuple[str, ...]
 ) -> tuple[Start, tuple[str, ...]]:
     """How to start the ranks, and the program; the hosts are known only in the job.
 
@@ -213,7 +215,7 @@ def _start(
         UsageError, IncompatibleError: the launcher does not work there.
     """
     recipe = chosen.recipe
-    name = choose_launcher(recipe, wanted)
+    name = choose_launcher(recipe, requested)
     launcher = LAUNCHERS[name]
     if launcher.schedulers and scheduler not in launcher.schedulers:
         raise UsageError(
@@ -291,10 +293,6 @@ def to_the_end(
     """Follow a job with its output on standard output and its status on standard error.
 
     Args:
-        record: the job.
-        runner: starts the scheduler's programs.
-        places: where jobs are recorded.
-        quiet: report errors only.
         as_json: print the end as JSON; the job's output goes to standard error.
         withdraw: cancel the job if it can never start.
 
@@ -318,7 +316,7 @@ def to_the_end(
 
     listener = Listener(print_line, print_status, _report)
     try:
-        status = follow(record, runner, places, listener, withdraw=withdraw)
+        status = Follower(record, runner, places, listener, withdraw=withdraw).follow()
     except KeyboardInterrupt:
         _leave_or_cancel(record, runner)
         return 130
@@ -393,9 +391,6 @@ def run_in_job(
     Args:
         resolved: the recipe; its table `job` has the other values.
         words: the command line without ``hvdenv``, such as ``("build", "neuron")``.
-        places: where jobs are recorded.
-        request: what is special about this job.
-        quiet: report errors only.
 
     Returns:
         The exit code of that command line.
@@ -430,7 +425,9 @@ def run_in_job(
     )
     if not quiet:
         _report(f"{job.name}: {charged(job)}")
-    record = submit(script(scheduler, batch), scheduler, job.name, runner, places, key=key, log=log)
+    text = script(scheduler, batch)
+    submission = Script(text=text, scheduler=scheduler, name=job.name, key=key, log=log)
+    record = submit(submission, runner, places)
     if not quiet:
         _report(f"submitted job {record.id}")
     return to_the_end(record, runner, places, quiet=quiet)

@@ -27,6 +27,7 @@ from hvdenv.errors import UsageError
 from hvdenv.places import blocked, find_places, make_folder, named_file, named_folder, write_text
 from hvdenv.reading import OWN, read_text
 from hvdenv.runner import environment
+from hvdenv.sites.module_systems import BACKENDS
 
 EXAMPLES = """\
 examples:
@@ -43,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("lua", "tcl"),
         help="lua for Lmod, tcl for Environment Modules (default: the module system of this"
-" machine)",
+        " machine)",
     )  # fmt: skip
     parser.add_argument(
         "--to",
@@ -59,10 +60,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     environment = _environment(arguments)
-    # Nothing of it is executed here, but it is where a modulefile is loaded.
+    # module executes none of its files, but loading the modulefile does.
     refuse_foreign_prefix(environment.prefix, arguments)
     entry = _entry(environment, arguments.name)
-    form = arguments.format or _format_here()
+    form = arguments.format or _local_format()
     text = {"lua": modulefile.lua, "tcl": modulefile.tcl}[form](entry)
     if arguments.to:
         _publish(arguments.to, entry, text, ".lua" if form == "lua" else "")
@@ -76,7 +77,7 @@ def _environment(arguments: argparse.Namespace) -> Environment:
         return environment_of(arguments, resolved_of(arguments), find_places())
     if arguments.prefix:
         return generations.at(arguments.prefix)
-    raise UsageError("which environment?", remedy="name a recipe, or a prefix with --prefix")
+    raise UsageError("no environment is named", remedy="name a recipe, or a --prefix")
 
 
 def _entry(environment: Environment, name: str) -> Entry:
@@ -89,11 +90,11 @@ def _entry(environment: Environment, name: str) -> Entry:
                 remedy="rebuild it: hvdenv build RECIPE --rebuild",
             )
         raise UsageError(
-            "hvdenv built no environment here",
+            "this is not an environment that hvdenv built",
             where=str(environment.prefix),
             remedy="`hvdenv envs` lists the environments that exist",
         )
-    # Not the prefix: what a module brings is not to change while jobs use it.
+    # Not the prefix, since what a module provides must not change while jobs use it.
     generation = environment.generation(active)
     user, home = _owner(generation)
     record = generations.read_record(environment.record(active))
@@ -101,7 +102,7 @@ def _entry(environment: Environment, name: str) -> Entry:
 
 
 def _owner(path: Path) -> tuple[str, str]:
-    """Name and home folder of who built it."""
+    """Name and home folder of the owner."""
     number = os.stat(path).st_uid
     try:
         found = pwd.getpwuid(number)
@@ -110,13 +111,14 @@ def _owner(path: Path) -> tuple[str, str]:
     return found.pw_name, found.pw_dir
 
 
-def _format_here() -> str:
+def _local_format() -> str:
+    """The language of the module system of this shell; Lua if it has none."""
     variables = environment()
-    return "tcl" if "MODULES_CMD" in variables and "LMOD_CMD" not in variables else "lua"
+    return next((each.modulefile for each in BACKENDS if each.variable in variables), "lua")
 
 
 def _publish(folder: Path, entry: Entry, text: str, suffix: str) -> None:
-    """Write the modulefile, whole or not at all."""
+    """Write the modulefile atomically."""
     named_folder(folder)
     folder = Path(os.path.abspath(folder.expanduser()))
     path = folder / f"{entry.name}{suffix}"
@@ -126,7 +128,7 @@ def _publish(folder: Path, entry: Entry, text: str, suffix: str) -> None:
     print(f"wrote {path}")
     print(f"use it with: module use {shlex.quote(str(folder))}; module load {entry.name}")
     python = entry.environment / "bin" / "python"
-    _say_closed(path, python, Path(os.path.realpath(python)))
+    _report_unreadable(path, python, Path(os.path.realpath(python)))
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -140,12 +142,12 @@ def _refuse_foreign(path: Path) -> None:
         raise UsageError(
             "this modulefile was not written by hvdenv",
             where=str(path),
-            remedy="move it away, or name another version with --name",
+            remedy="move it away, or choose another version with --name",
         )
 
 
-def _say_closed(*files: Path) -> None:
-    """Say what keeps others from using it: a file, or a folder on the way to one."""
+def _report_unreadable(*files: Path) -> None:
+    """Report the files and parent folders that other users cannot read."""
     for path in dict.fromkeys(each for file in files for each in (file, *file.parents)):
         if not os.path.exists(path):
             continue
@@ -153,6 +155,6 @@ def _say_closed(*files: Path) -> None:
         needed = stat.S_IXGRP if path.is_dir() else stat.S_IRGRP
         if not mode & (needed | needed >> 3):
             print(
-                f"note: others cannot use it, since {path} is {stat.filemode(mode)}",
+                f"note: other users cannot use it: the mode of {path} is {stat.filemode(mode)}",
                 file=sys.stderr,
             )

@@ -98,7 +98,7 @@ def read_hostfile(path: Path) -> str:
         return read_text(path, HOSTS, errors="replace")
     except OSError as error:
         raise UsageError(
-            f"cannot read the file with the hosts: {error.strerror}", where=str(path),
+            f"cannot read the host file: {error.strerror}", where=str(path),
             remedy="name the hosts with --hosts",
         ) from error  # fmt: skip
 
@@ -121,8 +121,7 @@ def add_python(parser: argparse.ArgumentParser) -> None:
 def _python(text: str) -> str:
     if not re.fullmatch(r"\d+\.\d+(\.\d+)?", text):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no version such as 3.11; hvdenv finds the interpreter on PATH"
-            " and where version managers put it"
+            f"{text!r} is not a version such as 3.11; hvdenv looks for the interpreter on PATH and in the folders of version managers"
         )
     return text
 
@@ -344,13 +343,15 @@ def choose_python(
         return incomplete
     needed = resolved.recipe.python.version
     there = ", ".join(sorted({each.version for each in facts.interpreters})) or "none"
-    remedy = f"install a Python {needed} (such as `uv python install 3.11`), or load a module"
+    remedy = (
+        f"install Python {needed} (for example with `uv python install 3.11`), or load a module"
+    )
     other = _variant_for(resolved, facts, wanted)
     if other:
-        remedy += f"; or take --variant {other}, which works with a Python that is here"
-    asked_for = f", --python asks for {wanted}" if wanted else ""
+        remedy += f"; or use --variant {other}, which supports a Python of this machine"
+    asked_for = f", --python requests {wanted}" if wanted else ""
     raise IncompatibleError(
-        f"the recipe needs Python {needed}{asked_for}; found here: {there}",
+        f"the recipe needs Python {needed}{asked_for}; this machine has {there}",
         where=f"{resolved.file}: python.version",
         remedy=remedy,
     )
@@ -423,8 +424,7 @@ def named_by_site(arguments: argparse.Namespace, site: Layer | None = None) -> P
 @cache
 def _note_ignored_trust(site: str) -> None:
     print(
-        f"note: {site}: [trust] is ignored: only root may be able to write this file and the"
-        " folders that lead to it",
+        f"note: {site}: [trust] is ignored, because users other than root can write this file or a folder above it",
         file=sys.stderr,
     )
 
@@ -519,7 +519,7 @@ def add_lockfiles(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lockfiles", metavar="DIR", type=Path,
         help="folder of the locks (default: lockfiles beside the recipe, or beside its folder if"
-" that is named recipes)",
+        " that is named recipes)",
     )  # fmt: skip
 
 
@@ -535,7 +535,7 @@ def add_locked(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--require-signed", action="store_true",
         help="refuse a lock without a signature by a key in places.locks.signers (default: only if"
-" a site file sets that key)",
+        " a site file sets that key)",
     )  # fmt: skip
     parser.add_argument(
         "--from", metavar="DIR", type=Path, dest="source_folder",
@@ -548,11 +548,11 @@ def is_locked(arguments: argparse.Namespace) -> bool:
     """Whether a lock is asked for, by options that go together."""
     if arguments.offline and not arguments.source_folder:
         raise UsageError(
-            "--offline goes with --from: nothing else has all that is needed",
-            remedy="`hvdenv fetch` fills such a folder where there is a network",
+            "--offline requires --from, with the files that `hvdenv fetch` downloaded",
+            remedy="download them on a host with a network: hvdenv fetch RECIPE --to DIR",
         )
     for name in ("lock", "source_folder", "accept_drift", "require_signed"):
         if getattr(arguments, name, None) and not arguments.locked:
             option = {"source_folder": "from"}.get(name, name.replace("_", "-"))
-            raise UsageError(f"--{option} goes with --locked")
+            raise UsageError(f"--{option} requires --locked")
     return bool(arguments.locked)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from hvdenv.cli.find_lock import with_lock
 from hvdenv.cli.options import (
     add_facts,
     add_json,
@@ -19,15 +19,14 @@ from hvdenv.cli.options import (
     print_json,
 )
 from hvdenv.command import spelled_out
+from hvdenv.model.facts import Facts
 from hvdenv.places import environment_name
-from hvdenv.plans.plan import TEMPORARY
+from hvdenv.plans.plan import TEMPORARY, Plan
+from hvdenv.plans.script import render_bash
+from hvdenv.plans.step import TextFile
 from hvdenv.runner import cleaned_names, environment
-from hvdenv.sites.modules import told
-
-if TYPE_CHECKING:
-    from hvdenv.model.facts import Facts
-    from hvdenv.plans.plan import Plan
-    from hvdenv.plans.step import TextFile
+from hvdenv.schema import encode
+from hvdenv.sites.modules import commands
 
 EXAMPLES = """\
 examples:
@@ -53,18 +52,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     prepared = prepare(arguments, thorough=False, shown=True)
     if is_locked(arguments):
-        from hvdenv.cli.find_lock import with_lock
-
         prepared = with_lock(arguments, prepared)
     target, plan = prepared.target, prepared.plan(alone=arguments.format == "bash")
     plan = plan.at(target.generation(plan.digest[:12]))
     if arguments.json:
-        from hvdenv.schema import encode
-
         print_json({"facts": encode(prepared.facts), **encode(plan)})
     elif arguments.format == "bash":
-        from hvdenv.plans.script import render_bash
-
         print(render_bash(plan, target.prefix), end="")
     else:
         print(_text(plan, prepared.facts, target.prefix))
@@ -87,7 +80,7 @@ def _text(plan: Plan, facts: Facts, prefix: Path) -> str:
         if step.spared_by_cache:
             lines.append("   (not run when a wheel of the same stack is in the cache)")
         if step.modules:
-            lines += [f"   {line}" for line in told(step.modules)]
+            lines += [f"   {line}" for line in commands(step.modules)]
         lines += [line for file in step.files for line in _written(file)]
         lines += [f"   $ {spelled_out(command)}" for command in step.commands]
     below = (line.replace(str(plan.generation), "$G") for line in lines)

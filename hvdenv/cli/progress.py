@@ -1,11 +1,11 @@
-"""Telling a person how it goes: plain lines, or a live view on a terminal."""
+"""Progress of a build for a person: plain lines, or a live view on a terminal."""
 
 from __future__ import annotations
 
 import re
 import sys
 import time
-from types import TracebackType
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from hvdenv.masking import plain
@@ -15,23 +15,14 @@ if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
-# On plain lines, the compile says how far it is this often.
+# How often plain lines report the progress of the compile.
 COMPILE_LINE_SECONDS = 20.0
 
 
-class Silent:
-    """Says nothing but notes of what needs attention."""
+class Silent(AbstractContextManager["Silent"]):
+    """Prints only notes that need attention."""
 
-    def __enter__(self) -> Silent:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return None
+    def __exit__(self, *error: object) -> None: ...
 
     def step_started(self, number: int, step: Step) -> None: ...
 
@@ -55,11 +46,11 @@ class Lines(Silent):
         self.steps = steps
         self.verbose = verbose
         self.clock = ObjectClock()
-        self._said = 0.0
+        self._reported = 0.0
 
     def step_started(self, number: int, step: Step) -> None:
         self.clock = ObjectClock()
-        self._said = time.monotonic()
+        self._reported = time.monotonic()
         if step.commands:
             self.note(f"[{number:2}/{self.steps}] {step.name}: {step.reason}")
 
@@ -67,10 +58,10 @@ class Lines(Silent):
         if self.verbose or line.startswith("hvdenv: "):
             self.note(f"        {line}")
             return
-        said = self.clock.tell(line)
-        if said and time.monotonic() - self._said > COMPILE_LINE_SECONDS:
-            self._said = time.monotonic()
-            self.note(f"        {said}")
+        progress = self.clock.report(line)
+        if progress and time.monotonic() - self._reported > COMPILE_LINE_SECONDS:
+            self._reported = time.monotonic()
+            self.note(f"        {progress}")
 
     def step_done(self, number: int, step: Step, note: str, seconds: float) -> None:
         self.note(f"[{number:2}/{self.steps}] {step.name}: {note or 'done'} ({seconds:.1f} s)")
@@ -85,9 +76,9 @@ class Live(Lines):
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         self._progress: RichProgress = Progress(
-            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"),
+            SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[report]}"),
             TimeElapsedColumn(), transient=True,
-            # It moves the cursor, which what is printed otherwise may not.
+            # It moves the cursor; everything else is filtered.
             console=Console(file=getattr(sys.stderr, "unfiltered", sys.stderr)),
         )  # fmt: skip
         self._task: TaskID | None = None
@@ -96,28 +87,23 @@ class Live(Lines):
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._progress.stop()
 
     def step_started(self, number: int, step: Step) -> None:
         self.clock = ObjectClock()
         description = f"[{number:2}/{self.steps}] {step.name}".replace("[", "\\[")
-        self._task = self._progress.add_task(description, total=None, said="")
+        self._task = self._progress.add_task(description, total=None, report="")
 
     def step_line(self, line: str) -> None:
         if self._task is None:
             return
-        said = self.clock.tell(line)
+        progress = self.clock.report(line)
         if line.startswith("hvdenv: "):
             self.note(line)
-        elif said:
+        elif progress:
             self._progress.update(
-                self._task, total=self.clock.total, completed=self.clock.done, said=said
+                self._task, total=self.clock.total, completed=self.clock.done, report=progress
             )
 
     def step_done(self, number: int, step: Step, note: str, seconds: float) -> None:
@@ -147,8 +133,8 @@ class ObjectClock:
         self.total = 0
         self._first: tuple[float, int] | None = None
 
-    def tell(self, line: str) -> str:
-        """``compiled 12 of 78 objects, about 90 s left``; empty if the line says nothing."""
+    def report(self, line: str) -> str:
+        """``compiled 12 of 78 objects, about 90 s left``; empty if the line reports nothing."""
         counted = compiled_objects(line)
         if counted is None:
             return ""
@@ -165,7 +151,7 @@ class ObjectClock:
 
 
 def choose(steps: int, *, quiet: bool, verbose: bool) -> Silent:
-    """What fits the options and the terminal."""
+    """The view that fits the options and the terminal."""
     if quiet:
         return Silent()
     return Live(steps) if sys.stderr.isatty() and not verbose else Lines(steps, verbose=verbose)

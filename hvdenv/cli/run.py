@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hvdenv.cli.options import (
     add_clean,
@@ -30,6 +30,7 @@ from hvdenv.cli.options import (
     resolved_of,
 )
 from hvdenv.command import Command
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, last_used
 from hvdenv.environments.installation import inspect_prefix, mpi_prefix
 from hvdenv.errors import OWN_FAILURE, HvdenvError, UsageError
@@ -77,6 +78,9 @@ _SCRIPT = (
 )
 
 
+_COUNTS = ("nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node")
+
+
 class Chosen(NamedTuple):
     """The environment that a command runs in.
 
@@ -84,14 +88,14 @@ class Chosen(NamedTuple):
         name: recipe and variants.
         recipe: how to start programs at this site.
         prefix: its path; for an image, that of the image.
-        record: of its active generation; empty for an image, or if it was not built.
+        record: of its active generation; None for an image, or if it was not built.
         container: how to run its image; None for an environment on the host.
     """
 
     name: str
     recipe: Recipe
     prefix: Path
-    record: Mapping[str, Any]
+    record: GenerationRecord | None
     container: Container | None = None
 
     @property
@@ -143,6 +147,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_trust(parser)
 
 
+def add_requests(group: argparse._ArgumentGroup, fields: Sequence[str]) -> None:
+    """Options for fields of a job; their names are those of the fields."""
+    helps = {"time": "such as 1:30:00 or 2-00:00:00", "partition": "partition or queue"}
+    for field in fields:
+        kind: type = int if field in _COUNTS else str
+        metavar = "N" if kind is int else field.upper()
+        group.add_argument(
+            "--" + field.replace("_", "-"), type=kind, metavar=metavar, help=helps.get(field)
+        )
+
+
 def run(arguments: argparse.Namespace) -> int:
     with own_failures():
         return _run(arguments)
@@ -191,7 +206,6 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
     """The environment that the options name.
 
     Args:
-        arguments: with recipe or prefix.
         built: whether it must exist.
         image: whether it may be the recipe's image, if no prefix is given.
 
@@ -207,7 +221,13 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
             if built:
                 refuse_missing_image(container, named(arguments), os.getcwd())
             refuse_foreign_path(str(container.image), arguments)
-            return Chosen(name, resolved.recipe, Path(str(container.image)), {}, container)
+            return Chosen(
+                name=name,
+                recipe=resolved.recipe,
+                prefix=Path(str(container.image)),
+                record=None,
+                container=container,
+            )
         installed = environment_of(arguments, resolved, find_places())
         remedy = f"hvdenv build {named(arguments)}"
     elif arguments.prefix:
@@ -226,18 +246,20 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
             )
         which = f"{name} at" if arguments.recipe else "at"
         raise UsageError(f"there is no environment {which} {installed.prefix}", remedy=remedy)
-    record = generations.read_record(installed.record(active)) if active else {}
+    record = generations.read_record(installed.record(active)) if active else None
     refuse_foreign_prefix(installed.prefix, arguments, also=elsewhere(record))
-    recipe = resolved.recipe if arguments.recipe else decode(Recipe, record["resolved"])
-    if not arguments.recipe:
-        name = environment_name(record["recipe"], record["variants"])
+    recipe = (
+        resolved.recipe if arguments.recipe else decode(Recipe, record.resolved if record else {})
+    )
+    if record and not arguments.recipe:
+        name = environment_name(record.recipe, record.variants)
         refuse_foreign_names(recipe, arguments, str(installed.prefix))
-    return Chosen(name, recipe, installed.prefix, record)
+    return Chosen(name=name, recipe=recipe, prefix=installed.prefix, record=record)
 
 
-def elsewhere(record: Mapping[str, Any]) -> str:
+def elsewhere(record: GenerationRecord | None) -> str:
     """The folder of an environment's Python, if the site provides it; or empty."""
-    folder = str(record.get("environment", ""))
+    folder = record.environment if record else ""
     return folder if folder.startswith("/") else ""
 
 
@@ -271,7 +293,7 @@ def refuse_missing_image(container: Container, recipe: str, folder: str) -> None
         point = each.rpartition(":")[2]
         if not (image / point.lstrip("/")).exists():
             raise UsageError(
-                f"the image has no folder {point}, where ch-run has to mount that of the host",
+                f"the image has no folder {point}, where ch-run must mount that of the host",
                 where=str(image),
                 remedy=f"mkdir -p {shlex.quote(str(image) + point)}; or change to a folder below"
                 " /tmp or one of container.binds",
@@ -350,19 +372,18 @@ def found_program(
 
 def variables_of(chosen: Chosen) -> dict[str, str]:
     """Variables that the modules and the environment set, as recorded by the build."""
-    record = chosen.record
-    modules = record.get("modules", {}).get("run", {}).get("set", {})
-    return {**modules, **record.get("variables", {})}
+    record = chosen.record or GenerationRecord()
+    return {**record.modules.get("run", {}).get("set", {}), **(record.variables or {})}
 
 
 def activated(chosen: Chosen) -> set[str]:
     """Names of the variables that activate.sh sets; an image sets its own."""
     if chosen.container:
         return {"PATH"}
-    recipe, record = chosen.recipe, chosen.record
+    recipe, record = chosen.recipe, chosen.record or GenerationRecord()
     own = {"venv": "VIRTUAL_ENV", "modules": "PATH"}.get(recipe.python.provider, "CONDA_PREFIX")
-    modules = record.get("modules", {}).get("run", {}).get("set", {})
-    variables = record.get("variables", recipe.environment.run)
+    modules = record.modules.get("run", {}).get("set", {})
+    variables = recipe.environment.run if record.variables is None else record.variables
     return {"PATH", "PYTHONNOUSERSITE", own, *variables, *modules}
 
 

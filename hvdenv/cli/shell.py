@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hvdenv.cli.options import add_clean, add_prefix, add_recipe, add_trust
-from hvdenv.cli.run import Chosen, choose, current_allocation, own_failures
+from hvdenv.cli.run import Chosen, add_requests, choose, current_allocation, own_failures
 from hvdenv.command import Command
 from hvdenv.environments import last_used
 from hvdenv.errors import UsageError
@@ -22,7 +22,7 @@ from hvdenv.launch.placement import of_shell
 from hvdenv.places import Places, find_places, make_folder, write_text
 from hvdenv.runner import environment, hand_over
 from hvdenv.sites.allocation import interactive, runs_programs
-from hvdenv.sites.batch import check, merge
+from hvdenv.sites.batch import OPTIONS, check, merge
 
 EXAMPLES = """\
 examples:
@@ -37,9 +37,7 @@ prints the command to type there.
 """
 
 # Options of an allocation. A terminal has no output file.
-_NUMBERS = ("nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node")
-_WORDS = ("account", "name", "comment")
-_REQUESTS = (*_NUMBERS, "time", "partition", *_WORDS)
+_REQUESTS = tuple(field for field in OPTIONS if field != "output")
 
 _BASH = """\
 if [ -r /etc/bash.bashrc ]; then . /etc/bash.bashrc; fi
@@ -63,12 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser, optional=True)
     add_prefix(parser)
     requests = parser.add_argument_group("request an allocation with")
-    for name in _NUMBERS:
-        requests.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N")
-    requests.add_argument("--time", metavar="T", help="such as 1:30:00")
-    requests.add_argument("--partition", metavar="P", help="partition or queue")
-    for name in _WORDS:
-        requests.add_argument(f"--{name}", metavar=name.upper())
+    add_requests(requests, _REQUESTS)
     add_clean(parser)
     parser.add_argument(
         "--dry-run", action="store_true", help="print the command line without running it"
@@ -112,9 +105,7 @@ def start_files(activate: str, name: str, folder: Path) -> dict[str, str]:
     """The start files of shells. They read the user's own files first, which may change PATH.
 
     Args:
-        activate: path of activate.sh.
         name: of the environment, for the prompt.
-        folder: where the files will be.
     """
     last = _ACTIVATE.format(activate=shlex.quote(activate), prompt=shlex.quote(f"({name}) "))
     return {

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from hvdenv.cli.job import run_there
 from hvdenv.cli.options import (
     add_clean,
     add_hosts,
@@ -28,20 +30,43 @@ from hvdenv.cli.options import (
     requested_hosts,
     resolved_of,
 )
-from hvdenv.errors import InterruptedRunError, UsageError
+from hvdenv.cli.run import current_allocation, elsewhere, named, refuse_missing_image
+from hvdenv.contents.record import GenerationRecord
+from hvdenv.environments import generations, last_used, registry
+from hvdenv.environments.installation import (
+    Expectation,
+    Installation,
+    in_image,
+    inspect_prefix,
+    with_modules,
+)
+from hvdenv.errors import InterruptedRunError, StepError, UsageError
+from hvdenv.knowledge import flags
+from hvdenv.launch.container import image_of
+from hvdenv.launch.launchers import LAUNCHERS, Launch
+from hvdenv.launch.placement import Requested, of_shell, place
 from hvdenv.masking import print_coloured
-from hvdenv.places import environment_name
+from hvdenv.model.observe import gpus
+from hvdenv.model.recipe import Recipe
+from hvdenv.places import (
+    Places,
+    environment_name,
+    find_places,
+    make_folder,
+    named_file,
+    write_json,
+    write_text,
+)
 from hvdenv.reading import REPORT, read_json
-
-if TYPE_CHECKING:
-    from hvdenv.environments.installation import Expectation, Installation
-    from hvdenv.launch.launchers import Launch
-    from hvdenv.launch.placement import Requested
-    from hvdenv.model.recipe import Recipe
-    from hvdenv.places import Places
-    from hvdenv.reports.report import Report
-    from hvdenv.runner import Runner
-    from hvdenv.verification.bench import Effort
+from hvdenv.reports import junit, page, render
+from hvdenv.reports.report import EXIT_CODES, Report
+from hvdenv.runner import Runner, environment
+from hvdenv.schema import decode
+from hvdenv.sites import module_shell
+from hvdenv.sites.hosts import distribute
+from hvdenv.verification.bench import Effort
+from hvdenv.verification.collection import DEFAULT_LAUNCHERS, DEFAULT_TIMEOUT, TWO_RANKS
+from hvdenv.verification.verify import DEFAULT_EXERCISES, FULL_EXERCISES, usual_ranks, verify
 
 EXAMPLES = """\
 examples:
@@ -66,7 +91,8 @@ JOB_NODES, JOB_TIME = 2, "00:30:00"
 BENCH_SECONDS, BENCH_PROGRAMS = 10.0, 60
 # Timers of programs end earlier; a number that is none is not less.
 _FOREVER = 365 * 86400.0
-_FILES = ("junit", "html")
+# What writes the file of each option.
+_FILES = {"junit": junit.render, "html": page.render}
 _WRITE_AGAIN = (
     "what to do: `hvdenv verify --from REPORT --{option} FILE` writes it elsewhere, from the report"
     " that verify keeps"
@@ -84,7 +110,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", "--ranks", type=int, metavar="N",
         help="number of ranks (default: those of the allocation; otherwise 3, or 4 with four or"
-" more cores; at most one per GPU if NCCL is expected; 2 with --quick)",
+        " more cores; at most one per GPU if NCCL is expected; 2 with --quick)",
     )  # fmt: skip
     add_hosts(parser)
     parser.add_argument(
@@ -107,12 +133,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     extent.add_argument(
         "--full", action="store_true",
         help="test every operation with every type and shape, and tensors above the fusion"
-" threshold (takes a minute more per framework and controller)",
+        " threshold (takes a minute more per framework and controller)",
     )  # fmt: skip
     parser.add_argument(
         "--bench", action="store_true",
         help="measure allreduce and training, and compare with MPI or NCCL alone and with the"
-" recipe's references",
+        " recipe's references",
     )  # fmt: skip
     parser.add_argument(
         "--time", type=float, metavar="SECONDS",
@@ -140,13 +166,6 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from hvdenv.environments import last_used
-    from hvdenv.launch.launchers import LAUNCHERS
-    from hvdenv.launch.placement import of_shell
-    from hvdenv.places import find_places
-    from hvdenv.runner import Runner, environment
-    from hvdenv.verification.verify import DEFAULT_EXERCISES, FULL_EXERCISES, verify
-
     _refuse_files(arguments)
     if arguments.kept:
         return _show(_read(arguments), arguments)
@@ -154,7 +173,11 @@ def run(arguments: argparse.Namespace) -> int:
         return _in_a_job(arguments)
     known = [name for name, launcher in LAUNCHERS.items() if launcher.controller]
     if unknown := [name for name in arguments.launcher or () if name not in known]:
-        raise UsageError(f"unknown launcher {unknown[0]}", remedy=f"known are {', '.join(known)}")
+        raise UsageError(
+            f"unknown launcher {unknown[0]}",
+            where="--launcher",
+            remedy=f"use one of {', '.join(known)}",
+        )
     places = find_places()
     effort = _effort(arguments, places)
     timeout = _timeout(arguments, effort)
@@ -163,61 +186,58 @@ def run(arguments: argparse.Namespace) -> int:
     last_used.note(places, Path(installation.prefix))
     installation = _with_modules(installation, recipe, runner)
     launch, launchers = _launched(arguments, recipe, expectation)
-    quiet = arguments.quiet
-    exercises = FULL_EXERCISES if arguments.full else () if arguments.quick else DEFAULT_EXERCISES
 
     def tell(what: str, label: str, seconds: float) -> None:
-        if what == "finished" and not quiet:
+        if what == "finished" and not arguments.quiet:
             print(f"  {label} ({seconds:.1f} s)", file=sys.stderr, flush=True)
 
-    if not quiet:
+    if not arguments.quiet:
         print(f"verifying {installation.prefix}", file=sys.stderr, flush=True)
     report = verify(
-        installation, expectation, runner, launch=launch, timeout=timeout,
-        launchers=launchers, exercises=exercises, effort=effort, on_event=tell,
-    )  # fmt: skip
+        installation,
+        expectation,
+        runner,
+        launch=launch,
+        timeout=timeout,
+        launchers=launchers,
+        exercises=_exercises(arguments),
+        effort=effort,
+        on_event=tell,
+    )
     kept = _keep(report, places)
     code = _show(report, arguments)
-    if not (quiet or arguments.json):
+    if not (arguments.quiet or arguments.json):
         print(kept, file=sys.stderr)
     return InterruptedRunError.exit_code if runner.stopped else code
 
 
+def _exercises(arguments: argparse.Namespace) -> tuple[str, ...]:
+    if arguments.quick:
+        return ()
+    return FULL_EXERCISES if arguments.full else DEFAULT_EXERCISES
+
+
 def _show(report: Report, arguments: argparse.Namespace) -> int:
-    """Print a report, then write the files that were asked for.
+    """Print a report and write its files.
 
     Returns:
-        The exit code of the verdict; where that is good, of a file that was not written.
+        The exit code of the verdict; if that is 0, of a file that was not written.
     """
-    from hvdenv.reports.report import EXIT_CODES
-
     if arguments.json:
         print_json(report.to_json())
     else:
-        from hvdenv.reports.render import render
-
         colour = arguments.color == "always" or (arguments.color == "auto" and sys.stdout.isatty())
-        print_coloured(render(report, colour=colour) + "\n")
+        print_coloured(render.render(report, colour=colour) + "\n")
     written = _write_files(report, arguments)
     return EXIT_CODES[report.verdict] or written
 
 
 def _write_files(report: Report, arguments: argparse.Namespace) -> int:
     """Write what can be written; returns 0, or the exit code for what could not."""
-    from hvdenv.errors import StepError
-    from hvdenv.places import named_file, write_text
-
     code = 0
-    for option in _FILES:
-        path = getattr(arguments, option)
-        if path is None:
-            continue
-        if option == "junit":
-            from hvdenv.reports.junit import render
-        else:
-            from hvdenv.reports.page import render
+    for option, path in _requested_files(arguments):
         try:
-            write_text(named_file(path), render(report))
+            write_text(named_file(path), _FILES[option](report))
         except StepError as error:
             print(f"error: --{option} {path}: {error.message}", file=sys.stderr)
             print(_WRITE_AGAIN.format(option=option), file=sys.stderr)
@@ -225,19 +245,19 @@ def _write_files(report: Report, arguments: argparse.Namespace) -> int:
     return code
 
 
+def _requested_files(arguments: argparse.Namespace) -> Iterator[tuple[str, Path]]:
+    for option in _FILES:
+        if path := getattr(arguments, option):
+            yield option, path
+
+
 def _refuse_files(arguments: argparse.Namespace) -> None:
-    """Say before minutes of work what could not be written after them.
+    """Refuse files that could not be written, before verify takes minutes.
 
     Raises:
         UsageError: a file could not be written.
     """
-    from hvdenv.errors import StepError
-    from hvdenv.places import named_file
-
-    for option in _FILES:
-        path = getattr(arguments, option)
-        if path is None:
-            continue
+    for option, path in _requested_files(arguments):
         try:
             folder = named_file(path).parent
         except StepError as error:
@@ -245,59 +265,68 @@ def _refuse_files(arguments: argparse.Namespace) -> None:
                 error.message, where=f"--{option} {error.where}", remedy=error.remedy
             ) from error
         if not os.access(folder, os.W_OK | os.X_OK):
-            why = "nothing can be written there" if folder.is_dir() else "there is no such folder"
-            raise UsageError(why, where=f"--{option} {folder}", remedy="name another place")
+            why = "this folder is not writable" if folder.is_dir() else "there is no such folder"
+            raise UsageError(why, where=f"--{option} {folder}", remedy="name another folder")
 
 
 def _read(arguments: argparse.Namespace) -> Report:
     """The report of --from.
 
     Raises:
-        UsageError: it cannot be read, or more was asked for than to show it.
+        UsageError: it cannot be read, or an environment is named as well.
     """
-    from hvdenv.reports.report import Report
-
     where = f"--from {arguments.kept}"
     if arguments.recipe or arguments.prefix or arguments.where == "compute":
-        raise UsageError("a report is shown as it is", where=where, remedy="name no environment")
+        raise UsageError(
+            "--from shows a report of earlier and verifies nothing",
+            where=where,
+            remedy="leave out the recipe, --prefix and --where",
+        )
     try:
         return Report.from_json(read_json(arguments.kept, REPORT))
     except OSError as error:
         raise UsageError(f"cannot read it: {error.strerror}", where=where) from error
     except ValueError as error:
         raise UsageError(
-            f"this is no report of verify: {error}",
+            f"this is not a report of verify: {error}",
             where=where,
-            remedy="name what --json printed, or a file in `reports` under HVDENV_HOME",
+            remedy="name the output of `hvdenv verify --json`, or a file in `reports` under"
+            " HVDENV_HOME",
         ) from error
 
 
 def _effort(arguments: argparse.Namespace, places: Places) -> Effort | None:
-    """What benchmarks may take; None if none are asked for."""
-    from hvdenv.verification.bench import Effort
-
-    if arguments.time is not None and not (arguments.bench and 0 < arguments.time < _FOREVER):
-        raise UsageError("it has to be above zero, and is for --bench", where="--time")
+    """What benchmarks may take; None without --bench."""
+    if arguments.time is not None:
+        if not arguments.bench:
+            raise UsageError("--time needs --bench", where="--time", remedy="add --bench")
+        _refuse_seconds(arguments.time, "--time")
     if not arguments.bench:
         return None
     return Effort(arguments.time or BENCH_SECONDS, str(places.home))
 
 
 def _timeout(arguments: argparse.Namespace, effort: Effort | None) -> float:
-    from hvdenv.verification.verify import DEFAULT_TIMEOUT
-
-    if arguments.timeout is not None and not 0 < arguments.timeout < _FOREVER:
-        raise UsageError("it has to be above zero, and less than a year", where="--timeout")
+    if arguments.timeout is not None:
+        _refuse_seconds(arguments.timeout, "--timeout")
     usual = DEFAULT_TIMEOUT + (BENCH_PROGRAMS * effort.seconds if effort else 0)
     return arguments.timeout or usual
 
 
+def _refuse_seconds(seconds: float, option: str) -> None:
+    if not 0 < seconds < _FOREVER:
+        raise UsageError(
+            f"{seconds:g} seconds are not possible",
+            where=option,
+            remedy="give a number above 0 and below a year",
+        )
+
+
 def _in_a_job(arguments: argparse.Namespace) -> int:
-    from hvdenv.cli.job import run_there
 
     if not arguments.recipe:
         raise UsageError(
-            "--where compute needs a recipe: it says what a job asks for",
+            "--where compute needs a recipe, which describes the job",
             remedy="name the recipe that the environment was built from",
         )
     nodes = min(resolved_of(arguments).recipe.job.nodes, JOB_NODES)
@@ -308,13 +337,8 @@ def _launched(
     arguments: argparse.Namespace, recipe: Recipe | None, expectation: Expectation
 ) -> tuple[Launch, tuple[str, ...]]:
     """How many ranks there are and where, and the launchers for each controller."""
-    from hvdenv.cli.run import current_allocation
-    from hvdenv.launch.launchers import LAUNCHERS
-    from hvdenv.launch.placement import Requested, place
-    from hvdenv.verification.verify import DEFAULT_LAUNCHERS, TWO_RANKS
-
     if arguments.ranks is not None and arguments.ranks < 1:
-        raise UsageError(f"{arguments.ranks} ranks are none", where="-n", remedy="take 1 or more")
+        raise UsageError(f"{arguments.ranks} ranks", where="-n", remedy="give 1 or more")
     allocation = current_allocation()
     named = str(arguments.hostfile.absolute()) if arguments.hostfile else ""
     requested = Requested(arguments.ranks, requested_hosts(arguments), named)
@@ -335,10 +359,7 @@ def _launched(
 
 
 def _usual_ranks(arguments: argparse.Namespace, expectation: Expectation) -> int:
-    """Two for allreduces alone; operations need more."""
-    from hvdenv.model.observe import gpus
-    from hvdenv.verification.verify import TWO_RANKS, usual_ranks
-
+    """Two for --quick; the other operations need more."""
     if arguments.quick:
         return TWO_RANKS.ranks
     wanted = expectation.operations is None or "NCCL" in expectation.operations
@@ -346,10 +367,7 @@ def _usual_ranks(arguments: argparse.Namespace, expectation: Expectation) -> int
 
 
 def _on_hosts(requested: Requested) -> Launch:
-    """Ranks on the hosts that are requested, as evenly as their slots allow."""
-    from hvdenv.sites.hosts import distribute
-    from hvdenv.verification.verify import TWO_RANKS
-
+    """Ranks on the requested hosts, as evenly as their slots allow."""
     ranks = requested.ranks or sum(host.slots or 1 for host in requested.hosts)
     each = -(-ranks // len(requested.hosts))
     hosts = (host._replace(slots=host.slots or each) for host in requested.hosts)
@@ -359,12 +377,7 @@ def _on_hosts(requested: Requested) -> Launch:
 def _chosen(
     arguments: argparse.Namespace, places: Places
 ) -> tuple[Installation, Expectation, Recipe | None]:
-    """The environment to judge, what it should have, and the recipe that says so."""
-    from hvdenv.cli.run import elsewhere, named, refuse_missing_image
-    from hvdenv.environments import generations
-    from hvdenv.environments.installation import in_image, inspect_prefix
-    from hvdenv.launch.container import image_of
-
+    """The environment to verify, what it should have, and its recipe."""
     recipe: Recipe | None = None
     if arguments.recipe:
         resolved = resolved_of(arguments)
@@ -388,17 +401,16 @@ def _chosen(
     environment = generations.at(prefix)
     active = environment.active()
     folder = environment.generation(active) if active else Path(prefix)
-    record = generations.read_record(environment.record(active)) if active else {}
+    record = generations.read_record(environment.record(active)) if active else None
     refuse_foreign_prefix(prefix, arguments, whole=True, also=elsewhere(record))
-    if recipe is None and active:
-        recipe, name = _recorded(record["resolved"]), _name(record)
+    if recipe is None and record:
+        recipe, name = decode(Recipe, record.resolved), _name(record)
         refuse_foreign_names(recipe, arguments, str(prefix))
     installation = inspect_prefix(str(folder))._replace(prefix=str(prefix), recipe=name)
     return installation, _expected(arguments, recipe), recipe
 
 
 def _last_built(places: Places) -> tuple[Path, str]:
-    from hvdenv.environments import registry
 
     known = [each for each in registry.list_environments(places) if each.state == "complete"]
     if not known:
@@ -410,36 +422,31 @@ def _last_built(places: Places) -> tuple[Path, str]:
     return Path(last.prefix), environment_name(last.recipe, last.variants)
 
 
-def _name(record: dict[str, object]) -> str:
-    variants = record.get("variants", [])
-    return environment_name(str(record["recipe"]), variants if isinstance(variants, list) else [])
+def _name(record: GenerationRecord) -> str:
+    return environment_name(record.recipe, record.variants)
 
 
 def _expected(arguments: argparse.Namespace, recipe: Recipe | None) -> Expectation:
-    """Options say more than the recipe."""
-    from hvdenv.environments.installation import Expectation
-    from hvdenv.knowledge.flags import operations as asked_operations
-
+    """What to expect: options override the recipe."""
     frameworks = recipe.horovod.frameworks if recipe else None
     controllers = tuple(_CONTROLLERS[c] for c in recipe.horovod.controllers) if recipe else None
-    operations = asked_operations(recipe) if recipe else None
+    operations = flags.operations(recipe) if recipe else None
     if arguments.controller:
         controllers = tuple(arguments.controller)
         others = {*_CONTROLLERS.values()} - {*controllers}  # each reduces under its own only
-        operations = (
-            tuple(name for name in operations if name not in others) if operations else None
-        )
+        kept = tuple(name for name in operations or () if name not in others)
+        operations = kept if operations else None
     return Expectation(
-        tuple(arguments.framework) if arguments.framework else frameworks,
-        controllers,
-        tuple(arguments.operation) if arguments.operation else operations,
-        _versions(recipe) if recipe else {},
-        recipe.references if recipe else (),
+        frameworks=tuple(arguments.framework) if arguments.framework else frameworks,
+        controllers=controllers,
+        operations=tuple(arguments.operation) if arguments.operation else operations,
+        versions=_versions(recipe) if recipe else {},
+        references=recipe.references if recipe else (),
     )
 
 
 def _versions(recipe: Recipe) -> dict[str, str]:
-    """What the recipe says of packages that the site brings; others were installed as it says."""
+    """The versions in the recipe of packages that the site provides."""
     found: dict[str, str] = {
         name: wanted.version
         for name, wanted in recipe.frameworks.items()
@@ -450,24 +457,13 @@ def _versions(recipe: Recipe) -> dict[str, str]:
     return found
 
 
-def _recorded(resolved: dict[str, object]) -> Recipe:
-    """The recipe that a generation was built from, from its record."""
-    from hvdenv.model.recipe import Recipe
-    from hvdenv.schema import decode
-
-    return decode(Recipe, resolved)
-
-
 def _with_modules(
     installation: Installation, recipe: Recipe | None, runner: Runner
 ) -> Installation:
-    """What programs see once the modules of the recipe are loaded, as for a run."""
+    """The installation after the recipe's modules are loaded, as for a run."""
     if recipe is not None and recipe.modules is not None:
-        from hvdenv.environments.installation import with_modules
-        from hvdenv.sites import modulesystem
-
-        system = modulesystem.find(runner, recipe.modules.init)
-        loaded = modulesystem.load(system, recipe.modules, "run", runner)
+        system = module_shell.find(runner, recipe.modules.init)
+        loaded = module_shell.load(system, recipe.modules, "run", runner)
         installation = with_modules(installation, loaded.set)
     if recipe is not None and installation.inside:
         _refuse_without_runtime(installation, recipe)
@@ -480,28 +476,23 @@ def _refuse_without_runtime(installation: Installation, recipe: Recipe) -> None:
     Raises:
         UsageError: it cannot.
     """
-    import shutil
-
     assert recipe.container
     runtime = recipe.container.runtime
     if not shutil.which(runtime, path=dict(installation.env).get("PATH")):
         raise UsageError(
-            f"there is no {runtime} here, which runs the image",
+            f"this host has no {runtime}, which runs the image",
             where=installation.prefix,
-            remedy="load its module (modules.load in the recipe), or name another program that is"
-            " here: --set container.runtime=...",
+            remedy="load its module (modules.load in the recipe), or name another program with"
+            " --set container.runtime=...",
         )
 
 
 def _keep(report: Report, places: Places) -> str:
-    """Keep a report under HVDENV_HOME: nothing is written into the environment.
+    """Store a report under HVDENV_HOME: nothing is written into the environment.
 
     Returns:
-        Where it lies, or why it does not: a full disk takes nobody's verdict away.
+        Where it is, or why it was not stored: a full disk does not change the verdict.
     """
-    from hvdenv.errors import StepError
-    from hvdenv.places import make_folder, write_json
-
     stamp = report.started.replace(":", "").replace("+", "_")
     try:
         path = make_folder(places.reports) / f"{stamp}-{os.getpid()}.json"

@@ -1,1 +1,1 @@
-"""What an environment is made of: compared, and in other programs' formats."""
+"""The contents of environments: as data, compared, and in formats of other programs."""

@@ -1,4 +1,4 @@
-"""What differs between two environments, as a change log."""
+"""Differences between the contents of two environments, as a change log."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _SHORT = 12
 
 
 class Difference(NamedTuple):
-    """One thing that two environments do not have alike.
+    """One difference between two environments.
 
     Attributes:
         group: ``recipe``, ``python``, ``packages``, ``horovod``, ``patches``, ``flags``,
             ``modules``, ``toolchain`` or ``wheel``.
-        subject: what it is about.
+        subject: what differs.
         kind: ``up`` and ``down`` are for versions that can be compared.
-        before: what the first has; empty if nothing.
-        after: what the second has.
+        before: in the first; empty if it has none.
+        after: in the second.
     """
 
     group: str
@@ -39,9 +39,9 @@ class Difference(NamedTuple):
 
 
 def compare(first: Contents, second: Contents) -> tuple[Difference, ...]:
-    """What differs, in groups; in each what was added comes first.
+    """The differences, in groups; in each group, added items come first.
 
-    Of an environment that hvdenv did not build only its packages, Python and wheel are known.
+    For an environment that hvdenv did not build, only packages, Python and wheel are compared.
     """
     one, two = first.horovod or Horovod(""), second.horovod or Horovod("")
     groups = [
@@ -91,7 +91,7 @@ def document(found: tuple[Difference, ...]) -> dict[str, Any]:
 
 def _line(change: Difference, colour: bool) -> str:
     one, two = _short(change.before), _short(change.after)
-    if one == two:  # they differ further on
+    if one == two:  # they differ after the cut
         one, two = change.before, change.after
     values = {"added": two, "removed": one}.get(change.kind, f"{one} -> {two}")
     code = _COLOURS.get(change.kind, "")
@@ -101,12 +101,12 @@ def _line(change: Difference, colour: bool) -> str:
 
 
 def _short(text: str) -> str:
-    """Hashes are cut: who needs them whole has --json."""
+    """Shorten hashes; --json has them in full."""
     return re.sub(rf"\b([0-9a-f]{{{_SHORT}}})[0-9a-f]{{28,}}\b", r"\1", text)
 
 
 def _python(contents: Contents, other: Contents) -> dict[str, str]:
-    """Without the architecture where one of the two does not say it."""
+    """Without the architecture if one of the two does not state it."""
     machine = contents.machine if other.machine else ""
     return {**_given("Python", contents.python), **_given("machine", machine)}
 
@@ -124,21 +124,29 @@ def _packages(first: Contents, second: Contents) -> Iterator[Difference]:
         if before and after:
             yield from _package(before, after)
         else:
-            told = (_version(before) if before else "", _version(after) if after else "")
-            yield Difference("packages", _subject(key), "added" if after else "removed", *told)
+            values = (_version(before) if before else "", _version(after) if after else "")
+            yield Difference("packages", _subject(key), "added" if after else "removed", *values)
 
 
 def _package(before: Package, after: Package) -> Iterator[Difference]:
     subject = _subject((before.kind, before.name))
     if before.version != after.version:
         kind = _direction(before.version, after.version)
-        yield Difference("packages", subject, kind, before.version, after.version)
+        yield Difference(
+            group="packages", subject=subject, kind=kind, before=before.version, after=after.version
+        )
     elif before.build != after.build:
-        yield Difference("packages", subject, "changed", _version(before), _version(after))
-    # A hash that nobody knows tells nothing.
+        yield Difference(
+            group="packages",
+            subject=subject,
+            kind="changed",
+            before=_version(before),
+            after=_version(after),
+        )
+    # Unknown hashes are not compared.
     elif before.sha256 and after.sha256 and before.sha256 != after.sha256:
-        told = (f"{each.version} (sha256 {each.sha256})" for each in (before, after))
-        yield Difference("packages", subject, "changed", *told)
+        values = (f"{each.version} (sha256 {each.sha256})" for each in (before, after))
+        yield Difference("packages", subject, "changed", *values)
 
 
 def _subject(key: tuple[str, str]) -> str:
@@ -159,26 +167,44 @@ def _modules(first: Contents, second: Contents) -> Iterator[Difference]:
     for family in sorted(one.keys() | two.keys()):
         (before, old), (after, new) = one.get(family, ("", "")), two.get(family, ("", ""))
         if not before or not after:
-            yield Difference("modules", family, "added" if after else "removed", before, after)
+            yield Difference(
+                group="modules",
+                subject=family,
+                kind="added" if after else "removed",
+                before=before,
+                after=after,
+            )
         elif before != after:
             versions = (each.rpartition("/")[2] for each in (before, after))
-            yield Difference("modules", family, _direction(*versions), before, after)
+            yield Difference(
+                group="modules",
+                subject=family,
+                kind=_direction(*versions),
+                before=before,
+                after=after,
+            )
         elif old and new and old != new:
-            told = (f"{before} (sha256 {digest})" for digest in (old, new))
-            yield Difference("modules", family, "changed", *told)
+            values = (f"{before} (sha256 {digest})" for digest in (old, new))
+            yield Difference("modules", family, "changed", *values)
 
 
 def _texts(
     group: str, one: Mapping[str, str], two: Mapping[str, str], *, versions: bool = True
 ) -> Iterator[Difference]:
-    """What differs of values by name."""
+    """Differences between two tables of texts."""
     for name in {**one, **two}:
         before, after = one.get(name, ""), two.get(name, "")
         if name not in one or name not in two:
-            yield Difference(group, name, "added" if name in two else "removed", before, after)
+            yield Difference(
+                group=group,
+                subject=name,
+                kind="added" if name in two else "removed",
+                before=before,
+                after=after,
+            )
         elif before != after:
             kind = _direction(before, after) if versions else "changed"
-            yield Difference(group, name, kind, before, after)
+            yield Difference(group=group, subject=name, kind=kind, before=before, after=after)
 
 
 def _direction(before: str, after: str) -> Kind:
@@ -193,11 +219,11 @@ def _direction(before: str, after: str) -> Kind:
 
 
 def _by_parts(before: str, after: str) -> Kind:
-    """The same for what is no version to Python, such as 1.1.1w or Open MPI 4.1.8."""
+    """The same for versions that are not PEP 440, such as 1.1.1w or Open MPI 4.1.8."""
     one, two = re.split(r"(\d+)", before), re.split(r"(\d+)", after)
     if one[0] != two[0]:
         return "changed"
     numbers = ([int(each) if each.isdecimal() else each for each in parts] for parts in (one, two))
-    # Text and numbers alternate, so that like meets like.
+    # Text and numbers alternate, so parts of one kind are compared.
     older, newer = numbers
     return "up" if older < newer else "down" if older > newer else "changed"

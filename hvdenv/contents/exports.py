@@ -1,6 +1,6 @@
-"""What an environment is made of, in the formats of other programs.
+"""The contents of an environment in the formats of other programs.
 
-Each says at its top what it cannot hold. The same contents give the same text.
+Each file lists at its top what the format cannot hold. The same contents give the same text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Format = Literal["cyclonedx", "environment.yml", "requirements", "constraints"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
-# Makes the serial numbers of bills of materials from digests: any fixed UUID will do.
+# Namespace for serial numbers that are made from digests: any fixed UUID.
 _NAMESPACE = "5b0a7c0e-6d0c-5b7e-9f0f-3c3f5f0d7a11"
 
 
@@ -36,11 +36,11 @@ def export(contents: Contents, form: Format) -> str:
 
 
 def requirements(contents: Contents) -> str:
-    """A requirements.txt with hashes: pip takes nothing else then."""
+    """A requirements.txt with hashes, which make pip refuse any other file."""
     own = _of(contents, "pypi")
     lost = [
         *_elsewhere(contents, own),
-        "Files for another Python or architecture: the hashes are of those that were installed.",
+        "Files for another Python or architecture: the hashes are of the installed files.",
     ]
     lines = [*_head(contents, "Python packages", lost), *_horovod(contents), ""]
     lines += [f"--extra-index-url {index}" for index in contents.indexes]
@@ -49,14 +49,14 @@ def requirements(contents: Contents) -> str:
         if each.sha256:
             lines += [f"{pinned} \\", f"    --hash=sha256:{each.sha256}"]
         else:
-            lines.append(f"# {pinned}: nobody knows the hash of its file (did it come with venv?)")
+            lines.append(f"# {pinned}: the hash of its file is unknown (was it installed by venv?)")
     return _text(lines)
 
 
 def constraints(contents: Contents) -> str:
-    """A constraints file: what pip installs beside this has to fit it."""
-    lost = ["Hashes, Python itself, and all that is no Python package."]
-    lines = _head(contents, "Constraints (pip install -c) by the Python packages", lost)
+    """A constraints file: versions that later installations by pip must keep."""
+    lost = ["Hashes, Python itself, and everything that is not a Python package."]
+    lines = _head(contents, "Constraints (pip install -c) of the Python packages", lost)
     lines += [f"{name}=={version}" for name, version in contents.distributions.items()]
     return _text(lines)
 
@@ -64,11 +64,15 @@ def constraints(contents: Contents) -> str:
 def environment_yml(contents: Contents) -> str:
     """An environment.yml for conda, mamba and micromamba."""
     conda, own = _of(contents, "conda"), _of(contents, "pypi")
-    lost = [*_elsewhere(contents, (*conda, *own)), "Hashes of files, and where they were."]
+    lost = [*_elsewhere(contents, (*conda, *own)), "Hashes and URLs of files."]
     nowhere = [each.name for each in conda if not each.url]
-    lost += [f"The channel of {', '.join(nowhere)}: nobody knows it elsewhere."] if nowhere else []
+    lost += (
+        [f"The channel of {', '.join(nowhere)}: it exists only on the machine that built."]
+        if nowhere
+        else []
+    )
     lines = [
-        *_head(contents, "Packages by conda and by pip", lost),
+        *_head(contents, "Packages of conda and pip", lost),
         *_horovod(contents),
         f"name: {_scalar(contents.name)}",
         "channels:",
@@ -103,16 +107,16 @@ def _head(contents: Contents, what: str, lost: Iterable[str]) -> list[str]:
 
 
 def _elsewhere(contents: Contents, shown: Iterable[Package]) -> Iterator[str]:
-    """What else there is, in lines for the top of a file."""
+    """What else the environment has, in lines for the top of a file."""
     kinds = {each.kind for each in shown}
-    told = {"conda": "packages that conda installed", "pypi": "packages that pip installed"}
-    for kind, what in told.items():
+    labels = {"conda": "packages that conda installed", "pypi": "packages that pip installed"}
+    for kind, what in labels.items():
         others = _of(contents, kind)
         if others and kind not in kinds:
             yield f"{len(others)} {what}."
     site = [f"{each.name} {each.version}" for each in _of(contents, "site")]
     if site:
-        yield f"What modules or the system bring: {', '.join(site)}."
+        yield f"Packages of modules or the system: {', '.join(site)}."
     if contents.modules:
         yield f"Modules: {', '.join(contents.modules)}."
     if contents.toolchain:
@@ -121,7 +125,7 @@ def _elsewhere(contents: Contents, shown: Iterable[Package]) -> Iterator[str]:
 
 
 def _horovod(contents: Contents) -> Iterator[str]:
-    """Lines about Horovod: an index has its source, and not what was made of it."""
+    """Lines about Horovod, which an index has only as source."""
     horovod = contents.horovod
     if horovod is None:
         return
@@ -129,7 +133,7 @@ def _horovod(contents: Contents) -> Iterator[str]:
         yield f"# Horovod {_line(horovod.version)}, which hvdenv did not build."
         return
     yield f"# Horovod {_line(horovod.version)} was built from its source with patches and flags;"
-    yield "# `pip install horovod` alone builds another one, or none. Its source archive is"
+    yield "# `pip install horovod` alone builds it differently, or fails. Its source archive is"
     yield f"#   horovod=={_line(horovod.version)} --hash=sha256:{_line(horovod.source)}"
     yield from (f"# patch {_line(each)}" for each in horovod.patches)
     for name, value in horovod.variables.items():
@@ -137,12 +141,12 @@ def _horovod(contents: Contents) -> Iterator[str]:
 
 
 def _line(text: str) -> str:
-    """A text that cannot end a comment."""
+    """A text without line breaks, which would end a comment."""
     return " ".join(text.split())
 
 
 def _scalar(text: str) -> str:
-    """A text in YAML, quoted where it has to be; JSON's quotes are YAML's too."""
+    """A text in YAML, quoted if necessary; JSON's quotes are valid in YAML."""
     plain = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+=:/!-]*[A-Za-z0-9]", text)
     number = re.fullmatch(r"[0-9.:_eE+-]+|true|false|yes|no|on|off|null", text, re.IGNORECASE)
     return text if plain and not number else json.dumps(text)
@@ -185,7 +189,7 @@ def _bill(contents: Contents) -> Bom:
     tool = Component(name="hvdenv", version=contents.hvdenv or None, bom_ref="hvdenv")
     metadata = BomMetaData(component=root)
     metadata.tools.components.add(tool)
-    # Left out where nobody knows it; the library would say now.
+    # Left out if unknown; the library would insert the present time.
     created = datetime.fromisoformat(contents.created) if contents.created else None
     metadata.timestamp = created  # type: ignore[assignment]
     bill = Bom(
@@ -246,7 +250,7 @@ def _horovod_component(contents: Contents) -> list[Component]:
 
 
 def _pedigree(contents: Contents) -> Pedigree:
-    """The source archive that Horovod was built from, and what was done to it."""
+    """The source archive that Horovod was built from, and its patches."""
     from cyclonedx.model import XsUri
     from cyclonedx.model.component import Component, Diff, Patch, PatchClassification, Pedigree
     from packageurl import PackageURL
@@ -268,7 +272,7 @@ def _pedigree(contents: Contents) -> Pedigree:
     )
     return Pedigree(
         ancestors=[archive],
-        # The folder is that of hvdenv's own source.
+        # A path in hvdenv's own source.
         patches=[
             Patch(type=unofficial, diff=Diff(url=XsUri(f"hvdenv/knowledge/patches/{name}.toml")))
             for name in horovod.patches
@@ -284,7 +288,7 @@ def _hashes(sha256: str) -> list[HashType]:
 
 
 def _properties(values: dict[str, str]) -> list[Property]:
-    """Those that have a value, under hvdenv's own names."""
+    """The properties that have a value, under hvdenv's own names."""
     from cyclonedx.model import Property
 
     return [Property(name=f"hvdenv:{name}", value=value) for name, value in values.items() if value]

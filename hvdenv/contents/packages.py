@@ -1,8 +1,8 @@
-"""What an environment is made of: plain data that can be compared and written in other formats.
+"""The contents of an environment: data that can be compared and written in other formats.
 
-The type does not know where it came from. from_record() makes it of a generation's record
-and of what is installed; an environment that hvdenv did not build has only the latter.
-Paths, user and host names of a machine are left out.
+from_record() makes it from the record of a generation and from what is installed; for an
+environment that hvdenv did not build, only the latter exists (from_installed()). It contains
+no path, user or host name of a machine.
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.launch.launchers import parse_mpi_version
 from hvdenv.masking import mask
 from hvdenv.model.facts import parse_version
 from hvdenv.schema import encode
 from hvdenv.sites.modules import family_of
 
-# ``site``: modules or the system bring it; it is not in the environment's own folder.
+# ``site``: provided by modules or the system, outside of the environment's folder.
 Kind = Literal["conda", "pypi", "site"]
 
 
 class Package(NamedTuple):
-    """One package.
+    """A package.
 
     Attributes:
         kind: what installed it.
-        name: as its index has it; a Python package's in its normal form (PEP 503).
-        version: with the builder's own mark (``2.13.0+cpu``).
+        name: as its index has it; normalised for a Python package (PEP 503).
+        version: with the local part (``2.13.0+cpu``).
         build: conda's build string.
-        sha256: of the file that was installed; empty if nobody knows.
+        sha256: of the file that was installed; empty if unknown.
         url: where that file was; a hint.
     """
 
@@ -51,7 +52,7 @@ class Horovod(NamedTuple):
         source: sha256 of the source archive; empty if hvdenv did not build it.
         patches: hash of each patch by its name.
         variables: HOROVOD_* and compiler flags of its build.
-        wheel: sha256 of the wheel that was installed; empty if nobody knows.
+        wheel: sha256 of the installed wheel; empty if unknown.
     """
 
     version: str
@@ -62,20 +63,20 @@ class Horovod(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What an environment is made of.
+    """The contents of an environment.
 
     Attributes:
         recipe: name of its recipe; empty if hvdenv did not build it.
         variants: sorted names.
         python: full version of its Python.
         machine: architecture, such as x86_64.
-        packages: sorted, without Horovod where it came as a Python package.
-        distributions: versions of all that Python finds, whoever installed it.
+        packages: sorted, without Horovod if that is a Python package.
+        distributions: versions of all packages that Python finds, whoever installed them.
         horovod: None if there is none.
-        modules: hash of each modulefile by the module's name; empty if it is not known.
+        modules: hash of each modulefile by the module's name; empty if unknown.
         toolchain: versions by name: compiler, cmake, mpi, cuda, nccl, glibc, driver.
         channels: conda channels in the order of their priority.
-        indexes: further package indexes that some packages come from.
+        indexes: additional package indexes of some packages.
         created: when it was finished, in UTC.
         hvdenv: version of the hvdenv that built it.
     """
@@ -101,7 +102,7 @@ class Contents(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Identifies what is there, from wherever, whenever and by which hvdenv it came."""
+        """Identifies the contents, whatever their origin, time and version of hvdenv."""
         packages = tuple(each._replace(url="") for each in self.packages)
         document = encode(self._replace(packages=packages, created="", hvdenv=""))
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
@@ -111,9 +112,9 @@ class Installed(NamedTuple):
     """What is installed in a folder, without what modules add.
 
     Attributes:
-        packages: conda's and Python's, Horovod among them.
-        distributions: versions of all Python packages, conda's among them.
-        python: full version of its Python; empty if nothing says it.
+        packages: conda's and Python's, including Horovod.
+        distributions: versions of all Python packages, including conda's.
+        python: full version of its Python; empty if unknown.
     """
 
     packages: tuple[Package, ...]
@@ -125,69 +126,69 @@ def from_installed(installed: Installed) -> Contents:
     """The contents of an environment that hvdenv did not build."""
     return Contents(
         python=installed.python,
-        packages=_sorted(each for each in installed.packages if not _is_horovod(each)),
+        packages=tuple(sorted(each for each in installed.packages if not _is_horovod(each))),
         distributions=dict(sorted(installed.distributions.items())),
         horovod=_horovod(installed.packages, installed.distributions, {}),
         channels=_channels(installed.packages, ()),
     )
 
 
-def from_record(record: Mapping[str, Any], installed: Installed | None, home: str) -> Contents:
+def from_record(record: GenerationRecord, installed: Installed | None, home: str) -> Contents:
     """The contents of a generation.
 
     Args:
         record: of the generation.
-        installed: what is in its folder; None if the environment is the modules' own.
-        home: home folder of the user; a path in a flag is written as ``~`` below it.
+        installed: what is in its folder; None if modules provide the whole environment.
+        home: home folder of the user, which becomes ``~`` in flags.
     """
-    observed = record.get("observed", {})
-    known = [_recorded(each) for each in record.get("packages", ())]
+    observed = record.observed or {}
+    known = [_recorded(each) for each in record.packages]
     packages = _packages(known, installed, observed.get("packages", {}))
     distributions = {
         **observed.get("packages", {}),
         **(installed.distributions if installed else {}),
     }
-    resolved, inputs = record.get("resolved", {}), record.get("stack", {})
+    resolved, inputs = record.resolved, record.stack
     modules = _modules(record)
     variables = {
-        name: _neutral(name, value, (str(record.get("prefix", "")), home))
+        name: _neutral(name, value, (record.prefix, home))
         for name, value in sorted(inputs.get("variables", {}).items())
     }
     return Contents(
-        recipe=record.get("recipe", ""),
-        variants=tuple(record.get("variants", ())),
+        recipe=record.recipe,
+        variants=record.variants,
         python=(installed.python if installed else "")
         or observed.get("python", {}).get("version", "")
-        or record.get("python", {}).get("version", ""),
-        machine=record.get("facts", {}).get("machine", ""),
-        packages=_sorted(each for each in packages if not _is_horovod(each)),
+        or record.python.get("version", ""),
+        machine=record.facts.get("machine", ""),
+        packages=tuple(sorted(each for each in packages if not _is_horovod(each))),
         distributions=dict(sorted(distributions.items())),
         horovod=_horovod(
             packages,
             distributions,
             {**inputs, "variables": variables},
-            record.get("wheel", {}).get("sha256", ""),
+            record.wheel.get("sha256", ""),
         ),
         modules=modules,
         toolchain=_toolchain(record, packages, modules),
         channels=_channels(packages, (resolved.get("conda") or {}).get("channels", ())),
         indexes=_indexes(resolved.get("frameworks", {}), distributions),
-        created=record.get("created", ""),
-        hvdenv=record.get("hvdenv", ""),
+        created=record.created,
+        hvdenv=record.hvdenv,
     )
 
 
 def normal(name: str) -> str:
-    """The normal form of a Python package's name."""
+    """The normalised name of a Python package (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def hint(url: str) -> str:
-    """A URL that means something elsewhere too, without credentials; or empty."""
+    """A URL without credentials; empty if it is only valid on this machine."""
     found = re.match(r"(git\+)?https?://([^/@]*@)?([\w-]+\.)+[A-Za-z][\w-]*(?=[:/])", url)
     if not found:
         return ""
-    # What is left has to be an address still: no asterisks in it. /t/TOKEN is conda's way.
+    # Credentials are removed, not masked, since the URL must stay valid. conda has /t/TOKEN.
     url = re.sub(r"://[^/@]*@", "://", url)
     return mask(re.sub(r"(://[^/]+)/t/[^/]+/", r"\1/", url))
 
@@ -196,13 +197,16 @@ def _recorded(each: Mapping[str, str]) -> Package:
     kind: Kind = "conda" if "build" in each else "pypi"
     name = each["name"] if kind == "conda" else normal(each["name"])
     build, sha256 = each.get("build", ""), each.get("sha256") or ""
-    return Package(kind, name, each["version"], build, sha256, hint(each.get("url", "")))
+    url = hint(each.get("url", ""))
+    return Package(
+        kind=kind, name=name, version=each["version"], build=build, sha256=sha256, url=url
+    )
 
 
 def _packages(
     known: Iterable[Package], installed: Installed | None, seen: Mapping[str, str]
 ) -> list[Package]:
-    """What is there, with the hashes that the record has for it."""
+    """The packages, with the hashes from the record."""
     if installed is None:
         own = {(each.kind, each.name): each for each in known}
         names = {each.name for each in own.values()}
@@ -218,12 +222,8 @@ def _packages(
     return packages + site
 
 
-def _sorted(packages: Iterable[Package]) -> tuple[Package, ...]:
-    return tuple(sorted(packages))
-
-
 def _is_horovod(package: Package) -> bool:
-    """Whether it is Horovod itself; conda's package of it is a package like others."""
+    """Whether it is Horovod itself; conda's package of it is listed like others."""
     return package.name == "horovod" and package.kind != "conda"
 
 
@@ -237,46 +237,46 @@ def _horovod(
         return None
     wheel = wheel or next((each.sha256 for each in packages if _is_horovod(each)), "")
     return Horovod(
-        distributions["horovod"],
-        inputs.get("source", ""),
-        dict(sorted(inputs.get("patches", {}).items())),
-        dict(inputs.get("variables", {})),
-        wheel,
+        version=distributions["horovod"],
+        source=inputs.get("source", ""),
+        patches=dict(sorted(inputs.get("patches", {}).items())),
+        variables=dict(inputs.get("variables", {})),
+        wheel=wheel,
     )
 
 
-def _modules(record: Mapping[str, Any]) -> dict[str, str]:
-    """All modules of the build and of every run, with what is known of their files."""
-    phases = record.get("modules", {}).values()
+def _modules(record: GenerationRecord) -> dict[str, str]:
+    """All modules of the build and of every run, with the hashes of their files if known."""
+    phases = record.modules.values()
     names = {name for phase in phases for name in phase["loaded"]}
-    seen = record.get("observed", {}).get("modules", ())
+    seen = (record.observed or {}).get("modules", ())
     digests = {each["name"]: each.get("digest", "") for each in seen}
     return {name: digests.get(name, "") for name in sorted(names | digests.keys())}
 
 
 def _toolchain(
-    record: Mapping[str, Any], packages: Iterable[Package], modules: Mapping[str, str]
+    record: GenerationRecord, packages: Iterable[Package], modules: Mapping[str, str]
 ) -> dict[str, str]:
-    """What Horovod was built with, as far as the record says it."""
-    observed, facts = record.get("observed", {}), record.get("facts", {})
-    stack = record.get("stack", {}).get("stack", {})
+    """What Horovod was built with, as far as the record states it."""
+    observed, facts = record.observed or {}, record.facts
+    stack = record.stack.get("stack", {})
     mpirun = observed.get("mpirun", {})
     mpi = f"{mpirun.get('kind', '')} {mpirun.get('version', '')}".strip()
-    cmake = _brought("cmake", packages, modules) or (facts.get("cmake") or {}).get("version", "")
+    cmake = _provided("cmake", packages, modules) or (facts.get("cmake") or {}).get("version", "")
     found = {
         "compiler": stack.get("compiler", "").partition(" Copyright")[0],
         "cmake": cmake if stack else "",
         "mpi": mpi or _mpirun(stack.get("mpi", "")),
         "cuda": parse_version("nvcc", stack.get("programs", {}).get("nvcc", "")),
-        "nccl": _brought(r"(nvidia-)?nccl(-cu\d+)?", packages, modules),
+        "nccl": _provided(r"(nvidia-)?nccl(-cu\d+)?", packages, modules),
         "glibc": stack.get("glibc", "") or observed.get("glibc", ""),
         "driver": observed.get("driver", ""),
     }
     return {name: version for name, version in found.items() if version}
 
 
-def _brought(name: str, packages: Iterable[Package], modules: Mapping[str, str]) -> str:
-    """The version of something that a package brings, or else a module; or empty."""
+def _provided(name: str, packages: Iterable[Package], modules: Mapping[str, str]) -> str:
+    """Version of a tool that a package, or else a module, provides; or empty."""
     for package in packages:
         if re.fullmatch(name, package.name):
             return package.version
@@ -284,14 +284,14 @@ def _brought(name: str, packages: Iterable[Package], modules: Mapping[str, str])
     return next((each.rpartition("/")[2] for each in loaded if "/" in each), "")
 
 
-def _mpirun(said: str) -> str:
-    """Kind and version in what mpirun says of itself, as observations have them."""
-    found = parse_mpi_version(said)
-    return f"{found.kind} {found.version}".strip() if said else ""
+def _mpirun(text: str) -> str:
+    """Implementation and version in the version text of mpirun."""
+    found = parse_mpi_version(text)
+    return f"{found.kind} {found.version}".strip() if text else ""
 
 
 def _channels(packages: Iterable[Package], stated: Iterable[str]) -> tuple[str, ...]:
-    """The recipe's channels, without those that are folders; else where packages came from."""
+    """The recipe's channels, except folders; or else those that packages came from."""
     named = [found for each in stated if (found := hint(each) if "://" in each else each)]
     if not named:
         folders = {each.url.rsplit("/", 2)[0] for each in packages if each.kind == "conda"}
@@ -303,7 +303,7 @@ def _channels(packages: Iterable[Package], stated: Iterable[str]) -> tuple[str, 
 def _indexes(
     frameworks: Mapping[str, Mapping[str, Any]], distributions: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Indexes of the frameworks that have a version which only these have (2.13.0+cpu)."""
+    """Indexes of the frameworks that have a version with a local part (2.13.0+cpu)."""
     found = []
     for name, framework in frameworks.items():
         version = distributions.get(normal(framework.get("package") or name), "")

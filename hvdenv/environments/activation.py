@@ -1,4 +1,4 @@
-"""The script that makes an environment the current one in a user's shell, without hvdenv.
+"""The script ``activate.sh``, which activates an environment in a user's shell without hvdenv.
 
 It is for sh, bash, dash and zsh, also under ``set -eu``.
 """
@@ -15,7 +15,7 @@ from hvdenv.sites.schedulers import DIALECTS
 
 Kind = Literal["venv", "conda", "none"]
 
-# Of what kind the environment of each provider of a recipe's ``python`` is.
+# Kind of environment for each provider of a recipe's ``python``.
 KINDS: Mapping[str, Kind] = {
     "venv": "venv",
     "conda": "conda",
@@ -24,9 +24,9 @@ KINDS: Mapping[str, Kind] = {
     "modules": "none",
 }
 
-# Where the ids of jobs stand, of all schedulers.
+# Variables with the id of a job, of all schedulers.
 _JOBS = tuple(dialect.job_id for dialect in DIALECTS.values())
-# What a variable may leave open until a program runs, and what a shell puts there.
+# What a value may contain until a program runs, and its expansion in a shell.
 _OPEN = {
     "{user}": '"$(id -un)"',
     "{jobid}": '"' + "".join(f"${{{name}:-" for name in _JOBS) + "$$" + "}" * len(_JOBS) + '"',
@@ -51,7 +51,7 @@ fi
 if command -v hvdenv_deactivate >/dev/null; then hvdenv_deactivate quiet; fi
 """
 
-# The scripts of conda packages are not made for `set -eu`.
+# Scripts of conda packages fail under `set -eu`.
 _LENIENT = """\
 _hvdenv_lenient() { _hvdenv_options=$-; set +eu; }
 _hvdenv_strict() {
@@ -96,14 +96,14 @@ _hvdenv_scripts() {
 }
 """
 
-# What would be found before the environment's packages. Modules may set it anew.
+# These would be searched before the environment's packages. Modules may set them again.
 _CLEAN = """\
 _hvdenv_was_PYTHONHOME=${PYTHONHOME-}
 _hvdenv_was_PYTHONPATH=${PYTHONPATH-}
 unset PYTHONHOME PYTHONPATH
 """
 
-# Modules stay loaded: what they have set since goes first.
+# Modules stay loaded, so what they have set since comes first.
 _UNCLEAN = """\
 _hvdenv_unclean() {
     if [ -n "$_hvdenv_was_PYTHONHOME" ]; then
@@ -137,19 +137,18 @@ def activate_script(
 ) -> str:
     """The text of ``activate.sh``.
 
-    PYTHONHOME and PYTHONPATH are unset, modules are loaded, the environment is made the
-    current one, and the variables are set, in this order.
+    The script unsets PYTHONHOME and PYTHONPATH, loads the modules, activates the environment and
+    sets the variables, in this order.
 
     Args:
-        environment: its folder, which may lie below a variable of the modules: $NAME/folder;
-            of no importance to the kind ``none``.
-        kind: ``venv`` and ``conda`` come to the front of PATH; ``none`` is all in modules.
-        variables: what programs of the environment need at run time. {user} and {jobid} in a
-            value stand for who sources the script, and for their job; outside of any, for
-            the process id of the shell.
-        module_lines: whole commands, also under ``set -eu``, that load the modules anew after
-            the cleaning. They become the body of a function: one that fails, or returns 1,
-            says that the modules could not be loaded.
+        environment: its folder, which may begin with a variable of the modules ($NAME/folder);
+            unused for the kind ``none``.
+        kind: ``venv`` and ``conda`` come first in PATH; ``none`` is provided by modules.
+        variables: what programs of the environment need at run time. In a value, {user} and
+            {jobid} are replaced when the script is sourced; outside of a job, {jobid} is the
+            process id of the shell.
+        module_lines: complete commands, also under ``set -eu``, that load the modules. They
+            become the body of a function, whose failure means that a module cannot be loaded.
     """
     folder = _quoted_folder(environment)
     named = {"venv": "VIRTUAL_ENV", "conda": "CONDA_PREFIX"}
@@ -176,13 +175,7 @@ def activate_script(
 
 
 def filled_in(variables: Mapping[str, str], user: str, job: str) -> dict[str, str]:
-    """The variables as they are once activate.sh was sourced.
-
-    Args:
-        variables: as for activate_script().
-        user: name of who runs programs.
-        job: id of their job, or of a process.
-    """
+    """The variables as they are after activate.sh was sourced by this user in this job."""
     values = {"{user}": user, "{jobid}": job}
     return {
         name: _TEMPLATE.sub(lambda found: values[found[0]], value)
@@ -191,17 +184,17 @@ def filled_in(variables: Mapping[str, str], user: str, job: str) -> dict[str, st
 
 
 def left_open(variables: Mapping[str, str]) -> list[str]:
-    """Names of the variables that differ from user to user, or from job to job."""
+    """Names of the variables whose value depends on the user or the job."""
     return [name for name, value in variables.items() if _TEMPLATE.search(value)]
 
 
 def job_id(environ: Mapping[str, str]) -> str:
-    """The id of the job that a process with these variables is in; empty if it is in none."""
+    """The id of the job of a process with these variables; empty outside of a job."""
     return next((environ[name] for name in _JOBS if environ.get(name)), "")
 
 
 def _quoted(value: str) -> str:
-    """A value for a shell, which fills in what is left open."""
+    """A value quoted for a shell, in which {user} and {jobid} become expansions."""
     parts = re.split(f"({_TEMPLATE.pattern})", value)
     words = [_OPEN.get(part) or shlex.quote(part) for part in parts if part]
     return "".join(words) or "''"
@@ -215,14 +208,14 @@ def _quoted_folder(folder: Path) -> str:
 
 
 def _set(name: str, value: str) -> str:
-    """Set a variable to a quoted value, and keep what it was."""
+    """Set a variable to a quoted value, and remember what it was."""
     return (
         f"_hvdenv_had_{name}=${{{name}+1}} _hvdenv_was_{name}=${{{name}-}}\nexport {name}={value}\n"
     )
 
 
 def _deactivate(kind: Kind, names: Sequence[str], modules: bool) -> list[str]:
-    """The function that undoes all but the modules."""
+    """The function that undoes everything but the modules."""
     lines = ["hvdenv_deactivate() {\n"]
     if kind == "conda":
         lines += ["    _hvdenv_lenient\n    _hvdenv_scripts deactivate.d\n    _hvdenv_strict\n"]

@@ -12,16 +12,17 @@ import itertools
 import os
 import re
 import shutil
-import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments.prefixes import refuse_foreign, refuse_inside, refuse_unfit
 from hvdenv.errors import HvdenvError, StepError, UsageError
 from hvdenv.places import blocked, make_folder, sync_folder, write_json
 from hvdenv.reading import STATE, read_json
+from hvdenv.schema import Problem, decode, encode
 
 FORMAT = 1
 RECORD = "hvdenv.json"
@@ -30,22 +31,6 @@ _ID = re.compile(r"[0-9a-f]{12}(-[0-9]+)?")
 _NEW, _REMOVED, _LINK = ".new-", ".removed-", ".link-"
 # Prefixes of names that only a killed process leaves in a store.
 TEMPORARY = (_NEW, _REMOVED, _LINK)
-_RECORD_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "recipe": str,
-    "variants": list,
-    "prefix": str,
-    "generation": str,
-    "created": str,
-    "plan_digest": str,
-    "manifest_digest": str,
-    "files": int,
-    "bytes": int,
-    "sizes": dict,
-    "packages": list,
-    "findings": list,
-    "observed": dict,
-    "additions": dict,
-}
 
 
 class Environment(NamedTuple):
@@ -111,7 +96,7 @@ class Environment(NamedTuple):
             return []
         return sorted(name for name in names if _ID.fullmatch(name) and _ours(self.store / name))
 
-    def records(self, identities: Iterable[str] | None = None) -> dict[str, dict[str, Any]]:
+    def records(self, identities: Iterable[str] | None = None) -> dict[str, GenerationRecord]:
         """The records of the complete generations (default: of all), newest first."""
         found = {}
         for identity in self.identities() if identities is None else identities:
@@ -123,7 +108,7 @@ class Environment(NamedTuple):
                 continue
             if not _lost(self.generation(identity), record):
                 found[identity] = record
-        order = sorted(found, key=lambda one: (found[one].get("created", ""), one), reverse=True)
+        order = sorted(found, key=lambda one: (found[one].created, one), reverse=True)
         return {identity: found[identity] for identity in order}
 
 
@@ -198,7 +183,7 @@ def create(environment: Environment, identity: str) -> Path:
     path = environment.generation(identity)
     if _ours(path):
         return path
-    temporary = environment.store / f"{_NEW}{uuid.uuid4().hex}"
+    temporary = environment.store / f"{_NEW}{os.urandom(16).hex()}"
     try:
         temporary.mkdir()
         write_json(temporary / MARKER, {"format": FORMAT, "prefix": str(environment.prefix)})
@@ -252,7 +237,7 @@ def switch(environment: Environment, identity: str) -> None:
     prefix = environment.prefix
     if not environment.pointed():
         refuse_foreign(prefix)
-    temporary = environment.store / f"{_LINK}{uuid.uuid4().hex}"
+    temporary = environment.store / f"{_LINK}{os.urandom(16).hex()}"
     try:
         # Relative, so that it is valid wherever the folder is mounted.
         os.symlink(os.path.join(environment.store.name, identity), temporary)
@@ -264,23 +249,23 @@ def switch(environment: Environment, identity: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def write_record(path: Path, record: Mapping[str, Any]) -> None:
+def write_record(path: Path, record: GenerationRecord) -> None:
     """Write the record of a generation, which makes it complete. Adds the format number.
 
     Raises:
         StepError: it cannot be written.
     """
-    write_json(path, {"format": FORMAT, **record})
+    write_json(path, {"format": FORMAT, **encode(record)})
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """Read the record of a generation; unknown keys are kept.
+def read_record(path: Path) -> GenerationRecord:
+    """Read the record of a generation; unknown keys are ignored.
 
     Raises:
         StepError: it does not exist, is damaged, or has another format.
     """
     try:
-        record = read_json(path, STATE)
+        document = read_json(path, STATE)
     except FileNotFoundError as error:
         raise StepError(
             "no record: this build never finished, or the record was removed",
@@ -291,18 +276,27 @@ def read_record(path: Path) -> dict[str, Any]:
         raise blocked(path, error, "read") from error
     except (ValueError, RecursionError) as error:
         raise _damaged(path, str(error)) from error
-    if not isinstance(record, dict) or "format" not in record:
+    if not isinstance(document, dict) or "format" not in document:
         raise _damaged(path, "it has no format number")
-    if record["format"] != FORMAT or isinstance(record["format"], bool):
+    if document["format"] != FORMAT or isinstance(document["format"], bool):
         raise StepError(
-            f"the record has format {record['format']!r}; this hvdenv knows format {FORMAT}",
+            f"the record has format {document['format']!r}; this hvdenv knows format {FORMAT}",
             where=str(path),
             remedy="use the hvdenv that built it, or build the environment again with this one",
         )
-    for name, kind in _RECORD_TYPES.items():
-        if name in record and not isinstance(record[name], kind):
-            raise _damaged(path, f"{name} is {record[name]!r}")
-    return record
+    return decode_record(document, path)
+
+
+def decode_record(document: object, path: Path) -> GenerationRecord:
+    """A record from the document of a file.
+
+    Raises:
+        StepError: it is damaged.
+    """
+    try:
+        return decode(GenerationRecord, document, lenient=True)
+    except Problem as problem:
+        raise _damaged(path, "; ".join(map(str, problem.all))) from problem
 
 
 def delete(environment: Environment, identity: str) -> str:
@@ -318,7 +312,7 @@ def delete(environment: Environment, identity: str) -> str:
     Raises:
         StepError: no permission.
     """
-    condemned = environment.store / f"{_REMOVED}{uuid.uuid4().hex}"
+    condemned = environment.store / f"{_REMOVED}{os.urandom(16).hex()}"
     try:
         os.rename(environment.generation(identity), condemned)
         sync_folder(environment.store)
@@ -341,19 +335,19 @@ def erase(path: Path) -> str:
     )
 
 
-def _lost(generation: Path, record: Mapping[str, Any]) -> str:
+def _lost(generation: Path, record: GenerationRecord) -> str:
     """The first file that is smaller than the record states, and the number of others.
 
     A power cut leaves files empty, a purge removes them. Added files are no damage.
     """
     lost = []
-    for path, size in record.get("sizes", {}).items():
+    for path, size in record.sizes.items():
         try:
             found = os.stat(generation / path).st_size
         except OSError as error:
             lost.append(f"{path}: {error.strerror}")
             continue
-        if isinstance(size, int) and found < size:
+        if found < size:
             lost.append(f"{path} has {found} bytes instead of {size}")
     more = f" and {len(lost) - 1} more files" if lost[1:] else ""
     return f"{lost[0]}{more}" if lost else ""

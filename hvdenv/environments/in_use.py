@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import psutil
 
 from hvdenv.environments.generations import Environment
 from hvdenv.reading import SYSTEM, open_file
-
-if TYPE_CHECKING:
-    import psutil
 
 
 class User(NamedTuple):
@@ -45,8 +44,6 @@ def uses(environment: Environment) -> Uses:
     A process that was started through the prefix and shows no generation counts as a
     user of every one: the link may have been switched since.
     """
-    import psutil
-
     users = []
     unseen = 0
     for process in psutil.process_iter():
@@ -67,8 +64,6 @@ def uses(environment: Environment) -> Uses:
 
 def _paths_of(process: psutil.Process) -> tuple[list[str], bool]:
     """Every path by which a process can use an environment, and whether all could be read."""
-    import psutil
-
     paths: list[str] = []
     whole = True
     try:

@@ -1,4 +1,4 @@
-"""Where an environment's programs lie, and what it is expected to have."""
+"""How programs of an environment are run, and what the environment is expected to have."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hvdenv import STANDALONE
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations
 from hvdenv.environments.activation import filled_in, job_id
 from hvdenv.errors import UsageError
@@ -19,7 +20,7 @@ from hvdenv.model.cluster import Container, Reference
 from hvdenv.reading import SYSTEM, read_text
 from hvdenv.runner import environment
 
-# Every root file system has it, and nothing that Python needs lies there.
+# Every root file system has it, and Python needs nothing there.
 _PROGRAMS_INSIDE = "/srv"
 
 
@@ -29,12 +30,12 @@ class Installation(NamedTuple):
     Attributes:
         prefix: the folder that the user named.
         python: its interpreter.
-        path: folders in front of PATH.
+        path: folders to put first in PATH.
         env: further variables for everything that runs in it.
-        recipe: what it was built from; empty if nobody knows.
-        generation: folder of the generation that hvdenv built; empty if it did not.
-        inside: the words before a program that runs in it, if it is an image.
-        programs: folder of the stand-alone programs, as a container sees it.
+        recipe: what it was built from; empty if unknown.
+        generation: folder of the generation; empty if hvdenv did not build it.
+        inside: command words that run a program inside an image; empty if it is no image.
+        programs: folder of the stand-alone programs, as seen inside an image.
     """
 
     prefix: str
@@ -47,7 +48,7 @@ class Installation(NamedTuple):
     programs: str = str(STANDALONE)
 
     def program(self, name: str) -> str:
-        """Where a program lies in the environment or its modules; empty if it is in neither.
+        """Path of a program of the environment or its modules; empty if neither has it.
 
         An image has a PATH of its own.
         """
@@ -61,16 +62,14 @@ class Installation(NamedTuple):
 
 
 class Expectation(NamedTuple):
-    """What an environment should have.
-
-    None says that nothing was stated: then whatever was built is judged.
+    """What an environment should have. None: not stated, so whatever was built is judged.
 
     Attributes:
         frameworks: of ``torch``, ``tensorflow``, ``mxnet``.
         controllers: of ``MPI``, ``Gloo``.
         operations: of ``NCCL``, ``DDL``, ``CCL``, ``MLSL``, ``MPI``, ``Gloo``.
-        versions: of ``horovod`` and frameworks, where the site brings them.
-        references: how fast it should be.
+        versions: of ``horovod`` and frameworks, where the site provides them.
+        references: expected performance.
     """
 
     frameworks: tuple[str, ...] | None = None
@@ -80,14 +79,14 @@ class Expectation(NamedTuple):
     references: tuple[Reference, ...] = ()
 
     def asks(self, framework: str, controller: str = "") -> bool:
-        """Whether something is expected, or nothing was stated about its kind."""
+        """Whether something is expected, or nothing is stated about its kind."""
         return (self.frameworks is None or framework in self.frameworks) and (
             not controller or self.controllers is None or controller in self.controllers
         )
 
 
 def is_version(found: str, stated: str) -> bool:
-    """Whether a package is of the version stated; the builder's own mark (+cu118) may differ."""
+    """Whether a package has the stated version; a local label (+cu118) may differ."""
     from packaging.specifiers import SpecifierSet
     from packaging.version import InvalidVersion
 
@@ -107,9 +106,9 @@ def inspect_prefix(prefix: str) -> Installation:
     root = Path(prefix).absolute()
     if root.is_symlink() and not root.exists():
         raise UsageError(
-            f"this link leads to nothing: there is no {root.readlink()}",
+            f"this link is broken: {root.readlink()} does not exist",
             where=str(root),
-            remedy="`hvdenv envs` lists what is there; build it again with `hvdenv build RECIPE`",
+            remedy="list environments with `hvdenv envs`; build it again with `hvdenv build RECIPE`",
         )
     if any((root / name).exists() for name in (generations.RECORD, generations.MARKER)):
         return recorded(root, generations.read_record(root / generations.RECORD))
@@ -128,17 +127,19 @@ def inspect_prefix(prefix: str) -> Installation:
             where=str(base),
             remedy="install it there, or build an environment with `hvdenv build local`",
         )
-    return Installation(str(root), str(base / "bin" / "python"), (str(base / "bin"),))
+    return Installation(
+        prefix=str(root), python=str(base / "bin" / "python"), path=(str(base / "bin"),)
+    )
 
 
-def recorded(root: Path, record: Mapping[str, Any]) -> Installation:
-    """The installation in a generation of hvdenv, whose record says where its Python lies.
+def recorded(root: Path, record: GenerationRecord) -> Installation:
+    """The installation in a generation, whose record states where its Python is.
 
     Raises:
         UsageError: its Python is gone.
     """
-    named = record.get("environment", "venv")
-    # A folder below a variable of the modules is known once these are loaded.
+    named = record.environment
+    # A folder below a variable of the modules is only known once they are loaded.
     base = Path(named) if named.startswith("$") else root / named
     python = base / "bin" / "python"
     known = python.exists() or named.startswith("$")
@@ -146,33 +147,35 @@ def recorded(root: Path, record: Mapping[str, Any]) -> Installation:
         raise UsageError(
             "the Python of this environment is gone",
             where=str(python),
-            remedy="build it again with `hvdenv build RECIPE --rebuild`, where nothing is purged",
+            remedy="build it again with `hvdenv build RECIPE --rebuild`, where files are not purged",
         )
     variables = filled_in(
-        record.get("variables", {}), _user(), job_id(environment()) or str(os.getpid())
+        record.variables or {}, _user(), job_id(environment()) or str(os.getpid())
     )
     return Installation(
-        str(root),
-        # Where modules bring everything, they bring the interpreter too.
-        str(python) if known else "python3",
-        (str(base / "bin"),),
-        tuple(sorted(variables.items())),
+        prefix=str(root),
+        # Modules that provide everything provide the interpreter too.
+        python=str(python) if known else "python3",
+        path=(str(base / "bin"),),
+        env=tuple(sorted(variables.items())),
         generation=str(root.resolve()),
     )
 
 
 def in_image(container: Container) -> Installation:
-    """The installation in an image: what runs in it goes by its own variables.
-
-    Args:
-        container: from inside.image_of().
-    """
+    """The installation in an image, where programs run with the variables of the image."""
     words = inside(container, "/", (f"{STANDALONE}:{_PROGRAMS_INSIDE}",))
-    return Installation(str(container.image), "python", (), inside=words, programs=_PROGRAMS_INSIDE)
+    return Installation(
+        prefix=str(container.image),
+        python="python",
+        path=(),
+        inside=words,
+        programs=_PROGRAMS_INSIDE,
+    )
 
 
 def _user() -> str:
-    """The user as `id -un` says it: the number of one who has no name."""
+    """The user as `id -un` prints it: the user id of a user without a name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -180,14 +183,14 @@ def _user() -> str:
 
 
 def with_modules(found: Installation, variables: Mapping[str, str]) -> Installation:
-    """The installation as programs see it once the modules that it needs are loaded.
+    """The installation as programs see it after its modules are loaded.
 
     Args:
         found: from inspect_prefix().
-        variables: what the modules set, PATH among them.
+        variables: what the modules set, including PATH.
 
     Raises:
-        UsageError: its interpreter should come from the modules, and they bring none.
+        UsageError: the modules should provide its interpreter and do not.
     """
     python = _placed(found.python, variables)
     path = tuple(_placed(folder, variables) for folder in found.path)
@@ -195,9 +198,9 @@ def with_modules(found: Installation, variables: Mapping[str, str]) -> Installat
         python = shutil.which(python, path=variables.get("PATH", "")) or ""
         if not python:
             raise UsageError(
-                f"the modules of this environment bring no {found.python}",
+                f"the modules of this environment provide no {found.python}",
                 where=found.prefix,
-                remedy="load them by hand and look; support staff may have renamed them",
+                remedy="load them by hand to see why (module load); the site may have renamed them",
             )
     env = {**variables, **dict(found.env)}
     return found._replace(python=python, path=path, env=tuple(sorted(env.items())))
@@ -209,14 +212,14 @@ def _placed(path: str, variables: Mapping[str, str]) -> str:
 
 
 def mpi_prefix(variables: Mapping[str, str]) -> str:
-    """Where the MPI lies whose mpirun programs find; other hosts may not find it by themselves.
+    """Prefix of the MPI whose mpirun programs find, since other hosts may not find it.
 
     Args:
-        variables: what they see; OPAL_PREFIX says it for an Open MPI that was moved.
+        variables: what programs see; OPAL_PREFIX states it for a relocated Open MPI.
 
     Returns:
-        A folder with bin and lib; empty if there is no mpirun, or if it lies where all
-        hosts look anyway: mpirun --prefix puts its bin in front of everything.
+        A folder with bin and lib. Empty if there is no mpirun, or if it is where all hosts look
+        anyway: mpirun --prefix puts its bin first in PATH.
     """
     if variables.get("OPAL_PREFIX"):
         return variables["OPAL_PREFIX"]
@@ -226,7 +229,7 @@ def mpi_prefix(variables: Mapping[str, str]) -> str:
 
 
 def _may_have_horovod(base: Path) -> bool:
-    """Whether files of Horovod are there, or packages may come from elsewhere."""
+    """Whether files of Horovod exist, or packages may come from elsewhere."""
     if (base / "bin" / "horovodrun").exists():
         return True
     if any(base.glob("lib*/python3*/site-packages/horovod/__init__.py")):

@@ -95,7 +95,7 @@ def contents_of_folder(root: Path) -> Contents:
     """
     if (root / generations.RECORD).exists():
         record = generations.read_record(root / generations.RECORD)
-        base = root / record.get("environment", "venv")  # an absolute one stays as it is
+        base = root / record.environment  # an absolute one stays as it is
         found = installed_packages(base) if base.is_dir() else None
         return from_record(record, found, str(Path.home()))
     if not any((root / each).exists() for each in ("bin/python", "conda-meta")):
@@ -115,12 +115,26 @@ def contents_of_lock(locked: Locked) -> Contents:
     """
     inputs, built = locked.lock.inputs, locked.lock.built
     packages = [
-        Package("pypi", each.name, each.version, "", each.sha256, each.url)
+        Package(
+            kind="pypi",
+            name=each.name,
+            version=each.version,
+            build="",
+            sha256=each.sha256,
+            url=each.url,
+        )
         for each in pypi.packages(locked)
     ]
     if CONDA in locked.texts:
         packages += [
-            Package("conda", each.name, each.version, each.build, each.sha256, each.url)
+            Package(
+                kind="conda",
+                name=each.name,
+                version=each.version,
+                build=each.build,
+                sha256=each.sha256,
+                url=each.url,
+            )
             for each in condalock.packages(locked).packages
         ]
     found = Contents(
@@ -192,8 +206,8 @@ def _distributions(base: Path) -> Iterator[tuple[str, str, Path]]:
 
 def _conda_package(record: dict[str, Any]) -> Package:
     return Package(
-        "conda", record["name"], record["version"], record.get("build", ""),
-        record.get("sha256") or "", hint(record.get("url", "")),
+        kind="conda", name=record["name"], version=record["version"], build=record.get("build", ""),
+        sha256=record.get("sha256") or "", url=hint(record.get("url", "")),
     )  # fmt: skip
 
 
@@ -204,7 +218,12 @@ def _python_package(name: str, version: str, folder: Path) -> Package:
     commit = origin.get("vcs_info", {}).get("commit_id", "")
     url = origin.get("url", "")
     return Package(
-        "pypi", name, version, "", sha256, hint(f"git+{url}@{commit}" if commit else url)
+        kind="pypi",
+        name=name,
+        version=version,
+        build="",
+        sha256=sha256,
+        url=hint(f"git+{url}@{commit}" if commit else url),
     )
 
 

@@ -1,4 +1,4 @@
-"""Modulefiles for an environment: Lmod's in Lua, and those of Environment Modules in Tcl.
+"""Modulefiles for an environment: Lua for Lmod, Tcl for Environment Modules.
 
 Pure: the record of a generation in, the text of a file out. All values are quoted for
 the language.
@@ -9,26 +9,27 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments.activation import KINDS, Kind, left_open
 from hvdenv.errors import StepError, UsageError
 from hvdenv.model.cluster import ModuleName, Modules, VariableName
 from hvdenv.schema import Problem, decode
 from hvdenv.sites.modules import expanded
 
-# In one of the first lines of a modulefile: by it a file that hvdenv wrote is known.
+# In one of the first lines of each modulefile that hvdenv wrote.
 WRITTEN_BY = "Written by hvdenv"
 
 
 class Entry(NamedTuple):
-    """What a modulefile says.
+    """What a modulefile states.
 
     Attributes:
         name: of the module, such as ``horovod/0.28.1-neuron``.
         environment: its folder.
         kind: as for activate.sh.
-        facts: what ``module whatis`` and ``module help`` tell, by label.
+        facts: what ``module whatis`` and ``module help`` print, by label.
         modules: what is loaded with it: ``use``, ``source``, ``unload``, ``swap`` and ``load``.
             A modulefile cannot purge.
         variables: what programs of the environment need at run time.
@@ -48,16 +49,16 @@ class Entry(NamedTuple):
 
 
 def from_record(
-    record: Mapping[str, Any], generation: Path, name: str = "", *, user: str, home: str
+    record: GenerationRecord, generation: Path, name: str = "", *, user: str, home: str
 ) -> Entry:
-    """What the modulefile of a generation says.
+    """What the modulefile of a generation states.
 
     Args:
         record: of the generation.
         generation: its folder.
         name: of the module; made of the recipe and its variants if empty.
-        user: name of who built it: {user} in the recipe.
-        home: their home folder: {home} in the recipe.
+        user: name of the user who built it: {user} in the recipe.
+        home: home folder of that user: {home} in the recipe.
 
     Raises:
         StepError: the record is damaged.
@@ -72,25 +73,27 @@ def from_record(
             remedy="build the environment again",
         ) from error
     return Entry(
-        _checked(name or "-".join((f"horovod/{built.horovod}", built.recipe, *built.variants))),
-        generation / built.environment,
-        KINDS[built.provider],
-        {
+        name=_checked(
+            name or "-".join((f"horovod/{built.horovod}", built.recipe, *built.variants))
+        ),
+        environment=generation / built.environment,
+        kind=KINDS[built.provider],
+        facts={
             "Description": f"Horovod {built.horovod} for {', '.join(built.frameworks)}",
             "Recipe": "+".join((built.recipe, *built.variants)),
             "Built": f"{built.created[:10]} by {user}",
             "Plan": built.plan_digest,
         },
-        expanded(built.modules, user, home),
-        built.variables,
+        modules=expanded(built.modules, user, home),
+        variables=built.variables,
     )
 
 
 def lua(entry: Entry) -> str:
-    """A modulefile for Lmod 7.6 or newer; scripts that are sourced need 8.6.
+    """A modulefile for Lmod 7.6 or newer; ``source`` needs 8.6.
 
     Raises:
-        UsageError: it needs what no modulefile can say.
+        UsageError: a modulefile cannot state this.
     """
     lines = [
         f"-- {WRITTEN_BY}.",
@@ -108,10 +111,10 @@ def lua(entry: Entry) -> str:
 
 
 def tcl(entry: Entry) -> str:
-    """A modulefile for Environment Modules 4 or newer; scripts that are sourced need 4.6.
+    """A modulefile for Environment Modules 4 or newer; ``source`` needs 4.6.
 
     Raises:
-        UsageError: it needs what no modulefile can say.
+        UsageError: a modulefile cannot state this.
     """
     lines = [
         "#%Module1.0",
@@ -132,7 +135,7 @@ def tcl(entry: Entry) -> str:
     return "\n".join([*lines, *_commands(entry, _TCL, _in_tcl)]) + "\n"
 
 
-# How each system says it: {} stands for a quoted word.
+# Commands of each language; {} stands for a quoted word.
 _LUA = {
     "use": 'prepend_path("MODULEPATH", {})',
     "source": 'source_sh("bash", {})',
@@ -161,7 +164,7 @@ def _commands(entry: Entry, words: Mapping[str, str], quote: Callable[[str], str
 def _effects(entry: Entry) -> Iterator[tuple[str, ...]]:
     """What loading does, in order."""
     modules, environment = entry.modules, str(entry.environment)
-    # Each comes in front of those before it: the first folder is to be the first.
+    # Each is prepended, so the last one comes first.
     yield from (("use", folder) for folder in reversed(modules.use))
     yield from (("source", script) for script in modules.source)
     yield from (("unload", name) for name in modules.unload)
@@ -181,18 +184,18 @@ def _refuse_unsayable(entry: Entry) -> None:
     environment = str(entry.environment)
     if environment.startswith("$"):
         raise UsageError(
-            "the environment lies below a variable that other modules set",
+            "the environment is below a variable that other modules set",
             where=environment,
             remedy="load the modules and source activate.sh of the environment",
         )
     if names := left_open(entry.variables):
         raise UsageError(
-            "its value depends on the job, and modules are often loaded before there is one",
+            "its value depends on the job, and modules are often loaded outside of jobs",
             where=names[0],
             remedy="source activate.sh of the environment in the job",
         )
-    # Lmod and Environment Modules hand a line break to the shell unquoted: what follows it
-    # would be run as a command.
+    # Lmod and Environment Modules pass a line break to the shell unquoted: the shell would run
+    # what follows it as a command.
     for name, value in {"the environment": environment, **entry.variables}.items():
         if re.search(r"[\x00-\x1f\x7f]", value):
             raise UsageError(f"no modulefile can hold {value!r}", where=name)
@@ -200,7 +203,7 @@ def _refuse_unsayable(entry: Entry) -> None:
 
 def _gone(entry: Entry) -> str:
     return (
-        f"{entry.environment} is not there any more, or you may not enter it; "
+        f"{entry.environment} is gone, or you may not enter it; "
         f"`module avail {entry.family}` lists other versions"
     )
 
@@ -210,9 +213,9 @@ def _help(entry: Entry) -> str:
         [
             *(f"{label}: {fact}" for label, fact in entry.facts.items()),
             "",
-            "A PYTHONPATH of your own goes before the packages of the environment: unset it.",
+            "Your own PYTHONPATH comes before the packages of the environment: unset it.",
             *(
-                ["Scripts in etc/conda/activate.d are not run; activate.sh does that."]
+                ["Scripts in etc/conda/activate.d are not run; source activate.sh for that."]
                 if entry.kind == "conda"
                 else []
             ),
@@ -221,12 +224,12 @@ def _help(entry: Entry) -> str:
 
 
 def _in_lua(text: str) -> str:
-    """A string of Lua."""
+    """A string literal of Lua."""
     return f'"{re.sub(_SPECIAL_IN_LUA, lambda found: _escaped(found[0], "03"), text)}"'
 
 
 def _in_tcl(text: str) -> str:
-    """A word of Tcl; braces are escaped too, since it may stand between braces."""
+    """A word of Tcl; braces are escaped too, since it may be inside of braces."""
     return f'"{re.sub(_SPECIAL_IN_TCL, lambda found: _escaped(found[0], "03o"), text)}"'
 
 
@@ -235,8 +238,9 @@ _SPECIAL_IN_TCL = r'["\\$\[\]{}\x00-\x1f\x7f]'
 
 
 def _escaped(character: str, code: str) -> str:
-    """A backslash and the character, or the number of a control character: decimal in Lua,
-    octal in Tcl."""
+    """A backslash and the character, or the code of a control character: decimal in Lua,
+    octal in Tcl.
+    """
     if character == "\n":
         return "\\n"
     printable = " " <= character <= "~"
@@ -258,19 +262,22 @@ class _Built(NamedTuple):
     modules: Modules
 
 
-def _built(record: Mapping[str, Any]) -> dict[str, object]:
-    resolved = record["resolved"]
-    compiled = record.get("wheel", {}).get("frameworks", {})
-    same = ("recipe", "variants", "created", "plan_digest", "variables")
+def _built(record: GenerationRecord) -> dict[str, object]:
+    resolved = record.resolved
+    compiled = record.wheel.get("frameworks", {})
     return {
-        **{key: record[key] for key in same},
+        "recipe": record.recipe,
+        "variants": list(record.variants),
+        "created": record.created,
+        "plan_digest": record.plan_digest,
+        "variables": record.variables or {},
         "horovod": resolved["horovod"]["version"],
         "frameworks": [
             f"{name} {compiled[name]['built_with']}" if name in compiled else name
             for name in resolved["horovod"]["frameworks"]
         ],
         "provider": resolved["python"].get("provider", "venv"),
-        "environment": record.get("environment", "venv"),
+        "environment": record.environment,
         "modules": resolved.get("modules") or {},
     }
 
@@ -286,5 +293,5 @@ def _checked(name: str) -> str:
     except Problem as problem:
         raise UsageError(f"cannot be the name of a module: {problem.message}") from problem
     if "/" not in name:
-        raise UsageError(f"{name!r} is a name without a version", remedy=f"--name {name}/VERSION")
+        raise UsageError(f"{name!r} has no version", remedy=f"--name {name}/VERSION")
     return name

@@ -1,13 +1,12 @@
-"""One build at a time for a prefix, also where the file system has no flock.
+"""One build at a time for a prefix, also on file systems without flock.
 
-The lock is a file that names its holder: host, boot, process and job. Its holder
-touches it every few seconds. It is taken over only when the holder is surely gone.
+The lock is a file that names its holder: host, boot, process and job. The holder touches it
+every few seconds. It is taken over only when the holder is certainly gone.
 
-What keeps two processes from holding it at once: a lock file that exists is removed
-or replaced only by whoever owns the *claim* on that very lock, a second file named
-after the lock's token, and only after reading that token again with the claim in
-hand. Tokens are never used twice. A claim is made, judged and taken over as a lock
-is, by the same functions.
+What prevents two holders: an existing lock file is removed or replaced only by the owner of
+the *claim* on that very lock, a second file named after the lock's token, and only after the
+owner has read that token again. Tokens are never reused. A claim is made, judged and taken
+over like a lock, by the same functions.
 """
 
 from __future__ import annotations
@@ -38,13 +37,13 @@ _JOB_VARIABLES = tuple(dialect.job_id for dialect in DIALECTS.values())
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV}
 _GONE = {errno.ENOENT, errno.ESTALE}
 
-# A machine that has started anew cannot have touched the lock within this time; one
-# that has is another machine of the same name.
+# A rebooted machine cannot have touched the lock within this time; if the lock was touched,
+# that was another machine with the same name.
 _REBOOT_SECONDS = 60.0
-# How long to go on trying for the lock of a dead holder that others try for as well.
+# How long to keep trying for the lock of a dead holder while others try as well.
 _HANDOVER_SECONDS = 5.0
-# A claim is held for milliseconds: nobody who is alive holds one for so long. Nor does anybody
-# hold a lock that is empty: its holder would have noticed, and touched it no more.
+# A claim is held for milliseconds, so after this time its owner is dead. The same is true of the
+# holder of an empty lock: a live one would have noticed, and would no longer touch it.
 _CLAIM_SECONDS = 60.0
 _DRAFT_SECONDS = 5.0
 
@@ -54,14 +53,14 @@ class Holder(NamedTuple):
 
     Attributes:
         host: node name.
-        boot: the kernel's id of this boot; empty where it has none.
-        namespace: the process id namespace that ``pid`` is valid in.
+        boot: the kernel's id of this boot; empty if it has none.
+        namespace: the process id namespace of ``pid``.
         pid: process id.
-        started: when that process started, in the kernel's own terms; may be empty.
+        started: start time of that process, in the kernel's units; may be empty.
         job: id of the batch job; empty outside of one.
         user: login name.
         since: when the lock was taken, in UTC.
-        token: names this holding of the lock, and marks the processes started in it.
+        token: identifies this holding of the lock, and marks the processes started during it.
     """
 
     host: str
@@ -75,16 +74,18 @@ class Holder(NamedTuple):
     token: str
 
 
-# For an empty file: another process is about to fill it, or a power cut has emptied it.
-_NOBODY = Holder("", "", "", 0, "", "", "", "", "")
+# The holder in an empty file: a process is about to fill it, or a power cut has emptied it.
+_NOBODY = Holder(
+    host="", boot="", namespace="", pid=0, started="", job="", user="", since="", token=""
+)
 
 
 class Held:
     """A lock that is held.
 
     Attributes:
-        token: give it to the Runner, so that what it starts can be found later.
-        replaced: whose lock was taken over; None if it was free. Its processes may
+        token: pass it to the Runner, so that its processes can be found later.
+        replaced: the holder whose lock was taken over; None if it was free. Its processes may
             still run: ``runner.end_marked(replaced.token)``.
     """
 
@@ -96,10 +97,10 @@ class Held:
         self._path = store / LOCK
 
     def check(self) -> None:
-        """Make sure that the lock is still held; call it before each lasting change.
+        """Check that the lock is still held; call it before each lasting change.
 
         Raises:
-            BusyError: somebody broke the lock.
+            BusyError: another process broke the lock.
             StepError: the file cannot be read.
         """
         try:
@@ -109,9 +110,9 @@ class Held:
         if holder is None or holder.token != self.token:
             who = f"; {_describe(holder)} holds it now" if holder and holder.pid else ""
             raise BusyError(
-                f"the lock of this build was taken away{who}",
+                f"another process removed the lock of this build{who}",
                 where=str(self._path),
-                remedy="let the other build finish, then build again",
+                remedy="wait until the other build has finished, then build again",
             )
 
     def _beat(self, stop: threading.Event, interval: float) -> None:
@@ -120,7 +121,7 @@ class Held:
                 self.check()
                 os.utime(self._path)
             except (HvdenvError, OSError):
-                continue  # the next check() of the build itself says so
+                continue  # the next check() of the build itself reports it
 
     def _release(self) -> None:
         try:
@@ -129,8 +130,8 @@ class Held:
                 if owned and holder is not None and holder.token == self.token:
                     self._path.unlink()
         except OSError:
-            # The store was removed, or the disk is full. A lock that stays is taken
-            # over by the next build, since this process will be gone.
+            # The store was removed, or the disk is full. The next build takes a left lock
+            # over, since this process will be gone.
             pass
 
 
@@ -141,13 +142,13 @@ def hold(
     """Hold the lock of a store.
 
     Args:
-        store: the folder that the lock is for; created if it is not there.
-        wait: seconds to wait for another holder to finish.
+        store: the folder that the lock is for; created if missing.
+        wait: seconds to wait for another holder.
         break_lock: take the lock over from the present holder, whoever that is.
-        beat: seconds between two signs of life.
+        beat: seconds between two heartbeats.
 
     Raises:
-        BusyError: somebody else holds it.
+        BusyError: another process holds it.
         StepError: the store cannot be written.
     """
     mine = _myself()
@@ -170,11 +171,11 @@ def hold(
 
 
 def sweep(store: Path) -> None:
-    """Delete what killed processes left beside the lock. Call it with the lock held.
+    """Delete what killed processes left beside the lock. The lock must be held.
 
-    A draft is in use for milliseconds. A claim is left while its owner may be alive. The
-    others are on earlier locks: whoever makes such a claim again finds another token in the
-    lock, and does nothing.
+    A draft is in use for milliseconds. A claim is kept while its owner may be alive. The
+    others are claims on earlier locks: a process that makes such a claim again finds another
+    token in the lock, and does nothing.
     """
     now = _server_time(store)
     for path in store.iterdir():
@@ -192,7 +193,7 @@ def sweep(store: Path) -> None:
 
 
 def _acquire(store: Path, mine: Holder, wait: float, break_lock: bool) -> Holder | None:
-    """Take the lock, from its holder where that is gone; returns that holder."""
+    """Take the lock, if necessary from a holder that is gone; returns that holder."""
     deadline = time.monotonic() + wait
     pause = 0.02
     condemned: str | None = None
@@ -209,7 +210,7 @@ def _acquire(store: Path, mine: Holder, wait: float, break_lock: bool) -> Holder
             if (gone or token == condemned) and _take(store, LOCK, token, mine, break_lock):
                 return None if holder == _NOBODY else holder
         except FileNotFoundError:
-            # The store was removed meanwhile, or our draft was swept away.
+            # The store was removed meanwhile, or our draft was swept.
             continue
         late = time.monotonic() - deadline
         if age is not None and late >= (_HANDOVER_SECONDS if gone else 0):
@@ -219,7 +220,7 @@ def _acquire(store: Path, mine: Holder, wait: float, break_lock: bool) -> Holder
 
 
 def _take(store: Path, name: str, token: str, mine: Holder, break_lock: bool) -> bool:
-    """Replace the lock or claim that has this token by our own, or do nothing."""
+    """Replace the lock or claim with this token by our own; returns whether that worked."""
     with _claim(store, token, mine, break_lock) as owned:
         if not owned:
             return False
@@ -238,8 +239,7 @@ def _take(store: Path, name: str, token: str, mine: Holder, break_lock: bool) ->
 def _claim(store: Path, token: str, mine: Holder, break_lock: bool) -> Iterator[bool]:
     """Own the right to replace or remove the lock or claim with this token.
 
-    Yields:
-        Whether it is owned; False while another process that may be alive owns it.
+    Yields whether it is owned: not while another process that may be alive owns it.
     """
     name = f"{_CLAIM}{token or 'unreadable'}"
     claimant = mine._replace(token=uuid.uuid4().hex)
@@ -259,12 +259,12 @@ def _claim(store: Path, token: str, mine: Holder, break_lock: bool) -> Iterator[
 
 
 def _create(store: Path, name: str, holder: Holder) -> bool:
-    """Create a lock or claim that is not there yet, with its content at once."""
+    """Create a lock or claim together with its content; False if it exists."""
     draft = _draft(store, holder)
     try:
         os.link(draft, store / name)
     except FileExistsError:
-        # A file server that answers a repeated request says so of our own link.
+        # A file server that answers a repeated request reports this for our own link.
         owner, _ = _read(store / name)
         return owner is not None and owner.token == holder.token
     except OSError as error:
@@ -277,9 +277,9 @@ def _create(store: Path, name: str, holder: Holder) -> bool:
 
 
 def _create_exclusively(path: Path, holder: Holder) -> bool:
-    """For file systems without hard links: for an instant the file is empty.
+    """The same for file systems without hard links: for an instant the file is empty.
 
-    An empty file names no holder, so that nobody takes it over.
+    An empty file names no holder, so no process takes it over.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -296,9 +296,9 @@ def _draft(store: Path, holder: Holder) -> Path:
 
 
 def _fill(path: Path, descriptor: int, holder: Holder) -> None:
-    """Write a lock, claim or draft; where there is no space, no empty file stays behind.
+    """Write a lock, claim or draft; if the disk is full, leave no empty file.
 
-    It is on the disk before it gets its name: a power cut would leave a lock of nobody.
+    It is synced before it gets its name: a power cut would leave a lock without a holder.
     """
     try:
         with open(descriptor, "wb") as stream:
@@ -315,10 +315,10 @@ def _render(holder: Holder) -> bytes:
 
 
 def _read(path: Path, store: Path | None = None) -> tuple[Holder | None, float | None]:
-    """Who holds a lock, and for how long no sign of life was seen.
+    """The holder of a lock, and its age: seconds since the last heartbeat.
 
-    The age is None if there is no lock; it is measured against the clock of the
-    file server if the store is given, and 0 otherwise.
+    The age is None if there is no lock. It is measured on the clock of the file server if the
+    store is given, and 0 otherwise.
     """
     try:
         content = read_file(path, STATE)
@@ -342,7 +342,7 @@ def _read(path: Path, store: Path | None = None) -> tuple[Holder | None, float |
 
 
 def _server_time(store: Path) -> float:
-    """The present time on the clock that dates the files of this folder."""
+    """The present time on the file server's clock, which dates the files of this folder."""
     path = store / f"{_DRAFT}{uuid.uuid4().hex}"
     try:
         path.touch()
@@ -375,30 +375,30 @@ def _alive(holder: Holder) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody else's; /proc may hide it
+        pass  # of another user; /proc may hide it
     started = _started(holder.pid)
     return not started or not holder.started or started == holder.started
 
 
 def _busy(store: Path, holder: Holder | None, age: float) -> BusyError:
-    beat = f"last sign of life {age:.0f} s ago"
+    beat = f"last heartbeat {age:.0f} s ago"
     where = str(store / LOCK)
     if holder is None or holder == _NOBODY:
         return BusyError(
             f"the lock of this prefix names no holder ({beat})",
             where=where,
-            remedy="if no other build of it runs, on any host: --break-lock",
+            remedy="if no build of it runs on any host, build with --break-lock",
         )
-    near = (holder.host, holder.boot, holder.namespace) == (
+    local = (holder.host, holder.boot, holder.namespace) == (
         os.uname().nodename,
         _boot(),
         _namespace(),
     )
     remedy = "wait for it, or end it"
-    if not near:
+    if not local:
         remedy = (
-            f"look whether it still runs on {holder.host}, which cannot be seen from here; "
-            "if it is surely gone: --break-lock"
+            f"check on {holder.host} whether it still runs; if it is certainly gone, build with"
+            " --break-lock"
         )
     return BusyError(
         f"another build holds this prefix: {_describe(holder)}, {beat}",
@@ -439,7 +439,7 @@ def _boot() -> str:
 
 
 def _namespace() -> str:
-    """Containers on one machine may share its name, but not its process ids."""
+    """The process id namespace: containers on one machine may share only the host name."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -447,7 +447,7 @@ def _namespace() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process started: empty if unknown, ENDED if only its exit status is left."""
+    """When a process started: empty if unknown, ENDED if it is a zombie."""
     try:
         stat = read_text(f"/proc/{pid}/stat", SYSTEM, errors="replace")
     except OSError:

@@ -113,7 +113,7 @@ def _in_home(places: Places) -> Iterator[tuple[Environment, tuple[str, tuple[str
 def _list(environment: Environment, recipe: str, variants: tuple[str, ...]) -> Listed:
     records = environment.records()
     active = environment.pointed()
-    record = records.get(active, {})
+    record = records.get(active)
     state: State = "missing"
     if record:
         state = "complete"
@@ -121,14 +121,16 @@ def _list(environment: Environment, recipe: str, variants: tuple[str, ...]) -> L
         state = "broken"
     elif environment.identities():
         state = "incomplete"
+    if record and record.recipe:
+        recipe, variants = record.recipe, record.variants
     return Listed(
-        recipe=record.get("recipe", recipe),
-        variants=tuple(record.get("variants", variants)),
+        recipe=recipe,
+        variants=variants,
         prefix=str(environment.prefix),
         state=state,
-        created=record.get("created", ""),
-        bytes=record.get("bytes", 0),
-        files=record.get("files", 0),
+        created=record.created if record else "",
+        bytes=record.bytes if record else 0,
+        files=record.files if record else 0,
         generations=tuple(records),
     )
 

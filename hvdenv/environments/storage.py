@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, last_used
 from hvdenv.environments.generations import Environment
 from hvdenv.model.observe import quota, space
@@ -127,7 +128,7 @@ def list_generations(
 def _generation(
     environment: Environment,
     identity: str,
-    record: Mapping[str, Any] | None,
+    record: GenerationRecord | None,
     active: bool,
     places: Places,
     counter: Counter,
@@ -136,12 +137,12 @@ def _generation(
     used = last_used.find(places, folder)
     if record is not None:
         state: State = "active" if active else "complete"
-        created = record.get("created", "")
-        size = Size(record.get("bytes", 0), record.get("files", 0))
+        created = record.created
+        size = Size(record.bytes, record.files)
     else:
         state = "unfinished" if environment.begun(identity) else "damaged"
         created, size = _worked_at(folder), counter.count(folder)
-    added = tuple((record or {}).get("additions", {}).get("requirements", ()))
+    added = tuple(record.additions.get("requirements", ())) if record else ()
     return Generation(identity, state, created, *size, used.when, used.how, added)
 
 
@@ -180,7 +181,7 @@ def warnings(environment: Environment, runner: Runner) -> tuple[str, ...]:
     active = environment.active()
     if not active:
         return ()
-    resolved = generations.read_record(environment.record(active)).get("resolved", {})
+    resolved = generations.read_record(environment.record(active)).resolved
     stated, folder = resolved.get("places", {}), environment.prefix.parent
     found = []
     elsewhere = stated.get("environments") not in (None, str(folder))

@@ -302,7 +302,18 @@ def _judged(asked: Asked, base: Recipe, horovod: str) -> tuple[Rule, ...]:
 
 # Nothing is known of the machine but that it has what a build needs.
 _ANYWHERE = Facts(
-    "declared", "", "Linux", "x86_64", "", "", (), 1, False, (), cc=Tool("gcc"), cxx=Tool("g++")
+    origin="declared",
+    host="",
+    system="Linux",
+    machine="x86_64",
+    glibc="",
+    cpu="",
+    cpu_flags=(),
+    cores=1,
+    root=False,
+    interpreters=(),
+    cc=Tool("gcc"),
+    cxx=Tool("g++"),
 )
 
 

@@ -15,7 +15,7 @@ FOLDER = Path(__file__).parent / "patches"
 
 
 class Edit(NamedTuple):
-    """Replace a text that occurs exactly once in a file of the source."""
+    """Replaces a text that occurs exactly once in a source file."""
 
     file: str
     find: str
@@ -29,10 +29,10 @@ class Patch(NamedTuple):
         name: the file's name.
         summary: what it changes.
         reason: why it is needed.
-        upstream: the upstream change that it answers, or why there is none.
-        proven: what was seen to work with it.
-        horovod, torch, tensorflow: versions that it applies to; all that are given
-            have to fit, and a framework has to be there.
+        upstream: the corresponding upstream change, or why there is none.
+        proven: what was tested with it.
+        horovod, torch, tensorflow: versions that it applies to; all given ones must match, and
+            their packages must be installed.
         edit: the replacements.
     """
 

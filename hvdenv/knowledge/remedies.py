@@ -1,4 +1,4 @@
-"""The edits of rules that apply, as a change of the recipe's own text."""
+"""Turns the edits of rules into a change of the recipe's text."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hvdenv.schema import parse_toml
 
 
 class Change(NamedTuple):
-    """What to change so that rules no longer apply.
+    """A change after which the rules no longer apply.
 
     Attributes:
-        file: the recipe's file; empty if a recipe of one's own is to be written.
+        file: the recipe's file; empty for a new recipe.
         before: its text; empty for a new file.
         after: its text with the edits.
-        options: ``--set`` for keys that a variant of another file, the site file or the
-            command line sets: what is laid over a recipe cannot be mended in it.
+        options: ``--set`` options for keys that the recipe's file cannot change, because a
+            variant of another file, the site file or the command line sets them.
     """
 
     file: str
@@ -37,7 +37,7 @@ class Change(NamedTuple):
 
 
 def edits_of(rules: Iterable[Rule]) -> dict[str, str]:
-    """The edits of all rules; of two that contradict each other, the first."""
+    """The edits of all rules; of two that conflict, the first."""
     edits: dict[str, str] = {}
     for rule in rules:
         if all(edits.get(key, value) == value for key, value in rule.edit.items()):
@@ -46,7 +46,7 @@ def edits_of(rules: Iterable[Rule]) -> dict[str, str]:
 
 
 def agreed_edits(rules: Iterable[Rule]) -> dict[str, str]:
-    """The edits that are the same for all recipes, and that no other rule contradicts."""
+    """The edits that do not depend on the recipe and do not conflict."""
     edits: dict[str, set[str]] = {}
     for rule in rules:
         for key, value in rule.edit.items():
@@ -62,8 +62,8 @@ def propose(resolved: Resolved, edits: Mapping[str, str]) -> Change:
     """The edits as a change of the recipe.
 
     Args:
-        resolved: the recipe; one that comes with hvdenv is not changed, but extended.
-        edits: values for keys as TOML; an empty one takes the key out.
+        resolved: the recipe; a shipped one is extended, not changed.
+        edits: values for keys as TOML; an empty one removes the key.
     """
     own = resolved.file in resolved.foreign_files
     before = _text(resolved.file) if own else ""
@@ -91,7 +91,7 @@ def _text(file: str) -> str:
 def _path(
     key: str, origins: Mapping[str, str], document: Mapping[str, Any]
 ) -> tuple[str, ...] | None:
-    """Where a key is set in the document, or is to be; None if something lies over that."""
+    """Where to set a key in the document; None if another layer overrides it."""
     layers = {layer for name, layer in origins.items() if name == key or name.startswith(f"{key}.")}
     path = tuple(key.split("."))
     variant = next((layer[8:] for layer in layers if layer.startswith("variant ")), "")
@@ -102,7 +102,7 @@ def _path(
 
 
 def _with(text: str, path: tuple[str, ...], value: str) -> str | None:
-    """The text with one edit; None if it cannot be written so that it means that."""
+    """The text with one edit; None if it cannot be expressed."""
     meant = parse_toml(text)
     _put_plain(meant, path, parse_toml(f"value = {value}")["value"] if value else None)
     for write in (_put_table, _put_dotted) if value else (_take_out,):
@@ -120,7 +120,7 @@ def _meaning(text: str) -> dict[str, Any] | None:
 
 
 def _without_empty(table: dict[str, Any]) -> dict[str, Any]:
-    """A table without the empty ones in it, which say nothing."""
+    """A table without empty tables."""
     kept = {
         key: _without_empty(value) if isinstance(value, dict) else value
         for key, value in table.items()
@@ -139,7 +139,7 @@ def _put_plain(table: dict[str, Any], path: tuple[str, ...], value: Any) -> None
 
 
 def _put_table(text: str, path: tuple[str, ...], value: str) -> str:
-    """A new key in a table of its own where there is none yet."""
+    """Add a key in its own table, created if needed."""
     import tomlkit
 
     document = table = tomlkit.parse(text)
@@ -153,7 +153,7 @@ def _put_table(text: str, path: tuple[str, ...], value: str) -> str:
 
 
 def _put_dotted(text: str, path: tuple[str, ...], value: str) -> str:
-    """A new key as a dotted one, beside others of that kind."""
+    """Add a dotted key at the end."""
     import tomlkit
 
     document = tomlkit.parse(text)

@@ -1,4 +1,4 @@
-"""Known incompatibilities: data in hvdenv/knowledge/rules, judged over what a recipe and facts say."""
+"""Known incompatibilities: data in hvdenv/knowledge/rules, applied to a recipe and facts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hvdenv.reading import OWN, read_text
 from hvdenv.schema import Pattern, decode, parse_toml
 
 FOLDER = Path(__file__).parent / "rules"
-# Patterns see this many characters of a word, which bounds their time.
+# Patterns see at most this many characters of a word, which bounds their time.
 LONGEST = 1000
 
-# What rules speak about: a version or a name, a number, or a set of names.
+# What conditions refer to: a version or a name, a number, or a set of names.
 Observable = str | int | frozenset[str]
 Observables = Mapping[str, Observable]
 
@@ -34,18 +34,18 @@ class Rule(NamedTuple):
 
     Attributes:
         id: stable name, for `--allow` and for talking about it.
-        when: conditions by observable; all have to hold. An observable that is not
-            known never makes a rule apply, except for the condition "none".
-        severity: ``block`` refuses the build, ``warn`` and ``note`` only say it.
+        when: conditions by observable; all must hold. A rule with an unknown observable does
+            not apply, except with the condition "none".
+        severity: ``block`` stops the build, ``warn`` and ``note`` only report.
         message: what is wrong; ``{found}`` stands for what "matches" has found.
-        symptom: what it would look like later.
+        symptom: what the user would see later.
         remedy: what to change in the recipe or on the machine.
         source: where the knowledge comes from.
         certainty: run here, read in the source, documented, reported by others, or general
             knowledge. What is reported or general never blocks.
-        edit: the remedy as values for keys of the recipe, as TOML; an empty one takes the
-            key out. ``{name}`` stands for each name that "matches" has found.
-        theme: the file that it is in.
+        edit: the remedy as values for keys of the recipe, as TOML; an empty one removes the
+            key. ``{name}`` stands for each name that "matches" has found.
+        theme: name of its file.
     """
 
     id: str
@@ -61,7 +61,7 @@ class Rule(NamedTuple):
 
 
 class _RuleFile(NamedTuple):
-    """One theme: what it is about, and its rules."""
+    """One file: its theme and its rules."""
 
     about: str
     rule: tuple[Rule, ...]
@@ -69,7 +69,7 @@ class _RuleFile(NamedTuple):
 
 @lru_cache(maxsize=1)
 def all_rules() -> tuple[Rule, ...]:
-    """The rule base, in the order of its files and in theirs."""
+    """All rules, in the order of files and of entries."""
     return tuple(
         rule._replace(theme=path.stem)
         for path in sorted(FOLDER.glob("*.toml"))
@@ -78,7 +78,7 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def themes() -> dict[str, str]:
-    """What each file of rules is about."""
+    """The title of each file of rules."""
     return {path.stem: _read(path).about for path in sorted(FOLDER.glob("*.toml"))}
 
 
@@ -87,7 +87,7 @@ def _read(path: Path) -> _RuleFile:
 
 
 def judge(seen: Observables) -> tuple[Rule, ...]:
-    """The rules that apply, the worst first, their texts filled in."""
+    """The rules that apply, most severe first, with their texts filled in."""
     order = ("block", "warn", "note")
     hits = [_filled(rule, seen) for rule in all_rules() if applies(rule, seen)]
     return tuple(sorted(hits, key=lambda rule: order.index(rule.severity)))
@@ -108,10 +108,7 @@ def each_of(conditions: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _filled(rule: Rule, seen: Observables) -> Rule:
-    """A rule that applies, with what was found in the places of {found} and {name}.
-
-    In its message, the name of an observable in braces stands for its value.
-    """
+    """A rule with {found}, {name} and the observables named in its message filled in."""
     found = _found(rule, seen)
     names = [word.partition("=")[0] for word in found] or [""]
     return rule._replace(
@@ -127,7 +124,7 @@ def _filled(rule: Rule, seen: Observables) -> Rule:
 
 
 def _found(rule: Rule, seen: Observables) -> list[str]:
-    """What "matches" has found: in sets, or if there are none, in words."""
+    """The words that "matches" found: those of sets, or if there are none, of strings."""
     fitting = {
         (isinstance(seen[name], frozenset), word)
         for name, conditions in rule.when.items()
@@ -141,7 +138,7 @@ def _found(rule: Rule, seen: Observables) -> list[str]:
 
 
 def _words(value: Observable) -> Iterable[str]:
-    """What patterns are tried on."""
+    """The words that patterns are matched against."""
     return (each[:LONGEST] for each in (value if isinstance(value, frozenset) else (str(value),)))
 
 
@@ -154,7 +151,7 @@ def _holds(condition: str, value: Observable | None, seen: Observables) -> bool:
     if verb in _COMPARISONS:
         other = seen.get(operand)
         return other is not None and _COMPARISONS[verb](value, other)
-    # A regular expression may have blanks in it.
+    # A regular expression may contain spaces.
     verb, operand = ("matches", condition[8:]) if condition[:8] == "matches " else (verb, operand)
     return _VERBS[verb](value, operand) if verb in _VERBS else _in_range(str(value), condition)
 
@@ -171,7 +168,7 @@ def _version(value: Observable) -> Any:
     return Version(str(value))
 
 
-# By the first words of a condition: the value, and the word that follows.
+# By the verb of a condition: functions of the value and the word that follows.
 _VERBS: dict[str, Callable[[Any, str], bool]] = {
     "has": lambda value, word: word in value,
     "lacks": lambda value, word: word not in value,
@@ -185,7 +182,7 @@ _VERBS: dict[str, Callable[[Any, str], bool]] = {
     "denies": lambda value, word: not _in_range(word, value),
 }
 
-# The same for the value and another observable.
+# Functions of the value and another observable.
 _COMPARISONS: dict[str, Callable[[Observable, Observable], bool]] = {
     "differs from": lambda value, other: value != other,
     "more than": lambda value, other: int(str(value)) > int(str(other)),

@@ -1,4 +1,4 @@
-"""Known failure texts: data in hvdenv/knowledge/signatures, looked for in logs by hvdenv/knowledge/diagnosis.py."""
+"""Known failure texts: data in hvdenv/knowledge/signatures, which diagnosis.py searches for."""
 
 from __future__ import annotations
 
@@ -16,29 +16,27 @@ Kind = Literal["cause", "symptom", "consequence", "warning"]
 
 
 class Signature(NamedTuple):
-    """One text by which a failure is known.
+    """A known failure, recognised by its text.
 
     Attributes:
         id: stable name.
-        phases: whether builds print it, or runs of ranks, or both.
-        texts: one of them is in the line: what is searched first, as it stands.
+        phases: whether builds print it, or runs, or both.
+        texts: literal texts; one of them must be in the line.
         cause: what happened; ``{0}`` stands for the pattern's first group, ``{where}`` for
             `` in LIBRARY (FUNCTION)`` where a backtrace names what crashed.
         remedy: what to do.
         source: where the text comes from.
         certainty: as in rules.
-        pattern: a regular expression that has to be found in the line too; it may go on into
-            the two lines that follow. A group ``rank`` names the rank that it is about; an empty
-            one says that it is about no rank, whoever prints it.
-        kind: a ``cause`` says why; a ``symptom`` only where it stopped; a ``consequence``
-            follows from something else that was said before it; a ``warning`` is in logs of
-            runs that are right as well.
-        rules: ids of the rules that know it before a build.
-        needs: it only counts where one of these is somewhere in the log too.
-        unless: it does not count where one of these is somewhere in the log.
-        kill: it reports that a process was killed, which launchers and schedulers also do to the
-            other ranks when one has ended by itself.
-        theme: the file that it is in.
+        pattern: a regular expression that must also match the line, and may continue into the
+            next two. A group ``rank`` names the rank concerned; if it is empty, no rank is.
+        kind: a ``cause`` says why; a ``symptom`` only where it stopped; a ``consequence`` is a
+            follow-on error of an earlier one; a ``warning`` also occurs in successful runs.
+        rules: ids of the rules that find it before a build.
+        needs: counts only if the log also contains one of these.
+        unless: does not count if the log contains one of these.
+        kill: reports that a process was killed, which launchers and schedulers also do to the
+            remaining ranks when one has ended.
+        theme: name of its file.
     """
 
     id: str
@@ -58,7 +56,7 @@ class Signature(NamedTuple):
 
 
 class _SignatureFile(NamedTuple):
-    """One theme: what it is about, and its signatures, the specific before the general."""
+    """One file: its theme and its signatures, specific ones before general ones."""
 
     about: str
     signature: tuple[Signature, ...]
@@ -66,7 +64,7 @@ class _SignatureFile(NamedTuple):
 
 @lru_cache(maxsize=1)
 def all_signatures() -> tuple[Signature, ...]:
-    """All signatures, in the order of their files and in theirs."""
+    """All signatures, in the order of files and of entries."""
     return tuple(
         signature._replace(theme=path.stem)
         for path in sorted(FOLDER.glob("*.toml"))

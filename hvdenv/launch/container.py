@@ -1,6 +1,6 @@
-"""Programs in the image of a recipe: which recipes have theirs there, and how they start.
+"""Programs in the image of a recipe: which recipes have one, and how to start programs in it.
 
-The host's launcher starts ranks, and each of them runs in the image. Nothing is run here.
+The host's launcher starts the ranks, and each of them runs in the image. Nothing is run here.
 """
 
 from __future__ import annotations
@@ -15,22 +15,17 @@ from hvdenv.model.cluster import Container
 from hvdenv.model.recipe import Recipe
 from hvdenv.sites.hosts import short
 
-# Where the host's Open MPI lies. That of an image would look for its parts there; and if
-# the two differ, since the image sets one of them, Open MPI 4 waits for ever in MPI_Init.
+# The folder of the host's Open MPI. The Open MPI of an image would look for its parts there. If
+# the image sets one of the two, they differ, and Open MPI 4 hangs in MPI_Init.
 _OF_OPEN_MPI = ("OPAL_PREFIX", "PMIX_INSTALL_PREFIX")
-# What else of the host would be found in the image first.
+# Other variables of the host that take precedence in the image.
 _OF_THE_HOST = (*_OF_OPEN_MPI, "LD_LIBRARY_PATH", "PYTHON*", "VIRTUAL_ENV", "CONDA_*")
 
 
 def image_of(recipe: Recipe, folder: str) -> Container | None:
-    """The recipe's container if its programs run in the image: where it names one.
+    """The recipe's container with the absolute path of its image; None if it names no image.
 
-    Args:
-        recipe: the resolved recipe.
-        folder: that a relative path is below.
-
-    Returns:
-        The table with the absolute path of the image; None if programs run on the host.
+    Programs of a recipe that names an image run in it. Relative paths start at ``folder``.
     """
     container = recipe.container
     if container is None or container.image is None:
@@ -43,49 +38,40 @@ def inside(container: Container, folder: str, binds: tuple[str, ...] = ()) -> tu
 
     Args:
         container: from image_of().
-        folder: where the program starts; / if that does not matter.
-        binds: further folders of the host, HERE:THERE, that it only reads.
+        folder: working folder of the program; / if that does not matter.
+        binds: more folders of the host, HOST:IMAGE, mounted read-only.
     """
     return _RUNTIMES[container.runtime](container, folder, binds)
 
 
-def start_inside(name: str, launch: Launch, words: tuple[str, ...], here: str) -> Start:
+def start_inside(name: str, launch: Launch, words: tuple[str, ...], host: str) -> Start:
     """How a launcher starts ranks in an image.
 
     Args:
-        name: of the launcher.
-        launch: what is started.
-        words: from inside(); empty where there is no image.
-        here: the name of this host.
+        words: from inside(); empty without an image.
 
     Raises:
         IncompatibleError: the launcher is a program of the image, and there are other hosts.
     """
     launcher = LAUNCHERS[name]
-    if not words or not launcher.brought:
+    if not words or not launcher.provided:
         return launcher.start(launch._replace(program=(*words, *launch.program)))
     others = [
-        host.name for host in launch.hosts if short(host.name) not in ("localhost", short(here))
+        each.name for each in launch.hosts if short(each.name) not in ("localhost", short(host))
     ]
     if others or launch.nodes > 1:
         raise IncompatibleError(
-            f"{name} is a program of the image: what it starts on other hosts would not be in it",
+            f"{name} is a program of the image, but ranks on other hosts would not be in the image",
             where=f"--launcher {name}",
-            remedy="take a launcher of the hosts: --launcher mpirun, or srun in a job of Slurm",
+            remedy="use a launcher of the hosts: --launcher mpirun, or srun in a job of Slurm",
         )
     start = launcher.start(launch)
     return start._replace(argv=(*words, *start.argv))
 
 
 def on_this_host(name: str, launch: Launch, words: tuple[str, ...]) -> Launch:
-    """As many ranks as one host has, on this one, where the launcher starts no others.
-
-    Args:
-        name: of the launcher.
-        launch: what would be started.
-        words: from inside(); empty where there is no image.
-    """
-    if not words or not LAUNCHERS[name].brought:
+    """The ranks of one host, on this one, if the launcher is a program of the image."""
+    if not words or not LAUNCHERS[name].provided:
         return launch
     return launch._replace(
         ranks=launch.per_node, hosts=(), host_list="", hostfile="", ranks_per_node=0, placed=False
@@ -93,21 +79,16 @@ def on_this_host(name: str, launch: Launch, words: tuple[str, ...]) -> Launch:
 
 
 def shown(container: Container, folder: str) -> tuple[str, ...]:
-    """The folders of the host that ch-run is told to show in an image.
-
-    Args:
-        container: from image_of().
-        folder: where a program starts; / if that does not matter.
-    """
+    """The folders of the host that ch-run mounts; ``folder`` is the program's working folder."""
     seen = [each.rpartition(":")[2] for each in (*container.binds, "/tmp")]
     known = folder == "/" or any(PurePath(folder).is_relative_to(each) for each in seen)
     return container.binds if known else (*container.binds, folder)
 
 
 def _singularity(container: Container, folder: str, binds: tuple[str, ...]) -> tuple[str, ...]:
-    """Apptainer and Singularity start in the current folder, which they bind by themselves.
+    """Apptainer and Singularity start in the current folder, which they mount by themselves.
 
-    They put the image's own PATH and LD_LIBRARY_PATH in the place of the host's.
+    They replace the host's PATH and LD_LIBRARY_PATH with the image's own.
     """
     without = ("env", *(word for name in _OF_OPEN_MPI for word in ("-u", name)))
     gpu = {"nvidia": ("--nv",), "rocm": ("--rocm",), "none": ()}[container.gpu]
@@ -117,9 +98,9 @@ def _singularity(container: Container, folder: str, binds: tuple[str, ...]) -> t
 
 
 def _ch_run(container: Container, folder: str, binds: tuple[str, ...]) -> tuple[str, ...]:
-    """Charliecloud hands on the host's variables; the image's own stand in /ch/environment.
+    """Charliecloud passes on the host's variables; the image's own are in /ch/environment.
 
-    /tmp is the host's by itself.
+    It mounts /tmp by itself.
     """
     return (
         *("ch-run", *(f"--unset-env={name}" for name in _OF_THE_HOST), "--set-env"),

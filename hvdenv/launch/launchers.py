@@ -1,6 +1,6 @@
-"""How each launcher starts N ranks: facts in, an argument list out.
+"""How each launcher starts ranks: facts in, an argument list out.
 
-To add a launcher, write one function and enter it in LAUNCHERS.
+To add a launcher, write a function from a Launch to a Start and enter it in LAUNCHERS.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _VERSIONS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("Intel MPI", re.compile(r"Intel\(R\) MPI Library.{0,200}?Version (?P<version>[\d.]+)")),
     ("Hydra", re.compile(r"HYDRA build details:\s+Version:\s+(?P<version>[\d.]+)")),
 )
-# What recipes call them.
+# Names in recipes.
 MPI_KINDS: dict[str, Kind] = {
     "openmpi": "Open MPI",
     "spectrum": "Spectrum MPI",
@@ -33,7 +33,7 @@ MPI_KINDS: dict[str, Kind] = {
     "cray-mpich": "Cray MPICH",
 }
 
-# torchrun's own default; jobs that share a host get others.
+# torchrun's default port; jobs that share a host get others.
 _PORT, _PORTS = 29400, 2000
 
 
@@ -45,7 +45,7 @@ class Mpi(NamedTuple):
 
     @property
     def major(self) -> int:
-        """The first number of the version; 0 if it is not known."""
+        """The first number of the version; 0 if unknown."""
         return int(self.version.split(".")[0] or 0)
 
 
@@ -55,28 +55,28 @@ class Launch(NamedTuple):
     Attributes:
         program: what each rank runs.
         ranks: how many.
-        cores: how many cores this host has for them; 0 if that does not matter.
+        cores: cores of this host for them; 0 to ignore.
         root: whether root starts them.
-        mpi: the MPI implementation; only what starts ranks by MPI looks at it.
+        mpi: the MPI implementation, for launchers that use MPI.
         exports: names of variables that every rank needs.
-        start_timeout: seconds that the launcher may take for its own preparations.
-        hosts: where the ranks go, with as many slots as ranks; this host if empty.
-        host_list: stands for the hosts with their slots where these are not known yet, such
-            as a variable in a script.
+        start_timeout: seconds for the launcher's own preparations.
+        hosts: where the ranks go, with as many slots as ranks; empty for this host.
+        host_list: stands for the hosts with their slots while these are unknown, such as a
+            variable in a script.
         host_names: stands for the names of the hosts alone, likewise.
         hostfile: a file with the hosts, for launchers that read one.
-        ranks_per_node: the most ranks of a host; 0 if that is not known.
-        allowed: the most that the scheduler counts on a host; 0 if it does not.
-        placed: whether hosts are a choice among those of the allocation.
-        cpus_per_rank: cores for each rank; 0 if that is not known.
-        gpus_per_node: GPUs of each host; 0 if that is not known.
-        settings: how ranks are started at this site.
-        network: interfaces that ranks on several hosts use.
+        ranks_per_node: the most ranks of a host; 0 if unknown.
+        allowed: the most ranks that the scheduler counts on a host; 0 if it does not.
+        placed: whether hosts are chosen among those of the allocation.
+        cpus_per_rank: cores for each rank; 0 if unknown.
+        gpus_per_node: GPUs of each host; 0 if unknown.
+        settings: the recipe's table [launch].
+        network: interfaces for ranks on several hosts.
         variables: for every rank, with their values.
-        mpi_prefix: where the MPI lies, if other hosts do not find it on their PATH.
+        mpi_prefix: folder of the MPI, if other hosts do not find it on their PATH.
         job: id of the allocation.
-        nested: whether this process is itself a step of Slurm's, which holds the cores.
-        interactive: whether one Ctrl-C should end it.
+        nested: whether this process is a job step, which holds the cores.
+        interactive: whether one Ctrl-C ends it.
     """
 
     program: tuple[str, ...]
@@ -110,22 +110,22 @@ class Launch(NamedTuple):
 
     @property
     def nodes(self) -> int:
-        """How many hosts it takes."""
+        """How many hosts it uses."""
         return len(self.hosts) or -(-self.ranks // self.per_node)
 
     @property
-    def elsewhere(self) -> bool:
+    def remote(self) -> bool:
         """Whether ranks may go to other hosts than this one."""
         return bool(self.hosts or self.host_list or self.hostfile)
 
     @property
     def with_slots(self) -> str:
-        """The hosts as Open MPI and horovodrun are told them: ``gpu32:4,gpu33:4``."""
+        """The hosts in the form for Open MPI and horovodrun: ``gpu32:4,gpu33:4``."""
         return self.host_list or ",".join(f"{host.name}:{host.slots}" for host in self.hosts)
 
 
 class Start(NamedTuple):
-    """How to start it: the arguments, and variables for the launcher itself."""
+    """A command line, and variables for the launcher itself."""
 
     argv: tuple[str, ...]
     env: Variables = ()
@@ -135,18 +135,26 @@ class Launcher(NamedTuple):
     """A way to start ranks.
 
     Attributes:
-        controller: what Horovod's ranks negotiate by under it; empty if they are not Horovod's.
+        controller: what Horovod's ranks negotiate with; empty if they are not Horovod's.
         start: makes the command.
-        schedulers: it works only in an allocation of one of these.
-        takes_hosts: whether it can be told which hosts.
-        brought: whether it comes with the environment, and not from the host.
+        schedulers: it works only in an allocation of one of these; empty for anywhere.
+        across_hosts: the same, if ranks are on several hosts.
+        takes_hosts: whether the user can choose the hosts.
+        provided: whether the environment provides it, and not the host.
+        by_ssh: whether it uses ssh outside of allocations.
+        exposes: whether it puts variables on command lines that other users can read.
+        mpirun: whether it calls mpirun.
     """
 
     controller: str
     start: Callable[[Launch], Start]
     schedulers: tuple[cluster.Scheduler, ...] = ()
+    across_hosts: tuple[cluster.Scheduler, ...] = ()
     takes_hosts: bool = True
-    brought: bool = False
+    provided: bool = False
+    by_ssh: bool = False
+    exposes: bool = False
+    mpirun: bool = False
 
 
 def parse_mpi_version(text: str) -> Mpi:
@@ -158,17 +166,12 @@ def parse_mpi_version(text: str) -> Mpi:
 
 
 def mpirun(launch: Launch) -> Start:
-    """Ranks started by the MPI's own mpirun.
-
-    Raises:
-        IncompatibleError: ranks are to go to other hosts, and it is not known how this
-            mpirun is told; or the MPI of Cray machines, which has none.
-    """
+    """The MPI's own mpirun; see _by_mpi() for errors."""
     return _by_mpi("mpirun", launch)
 
 
 def mpiexec(launch: Launch) -> Start:
-    """Ranks started by mpiexec: PALS on Cray machines, mpirun's other name elsewhere."""
+    """PALS on Cray machines; elsewhere another name of mpirun."""
     if launch.mpi.kind != "Cray MPICH":
         return _by_mpi("mpiexec", launch)
     argv = ["mpiexec", "-np", str(launch.ranks), "-ppn", str(launch.per_node)]
@@ -182,16 +185,16 @@ def mpiexec(launch: Launch) -> Start:
 
 
 def srun(launch: Launch) -> Start:
-    """Ranks started by Slurm, in the allocation that this process is in.
+    """Slurm, in the current allocation.
 
     Raises:
-        IncompatibleError: the MPI does not understand Slurm's side of it.
-        UsageError: other numbers of ranks on the hosts than srun can be told.
+        IncompatibleError: the MPI does not support the PMI.
+        UsageError: srun cannot start these numbers of ranks on the hosts.
     """
     mpi, settings = launch.mpi, launch.settings
     if mpi.kind == "Open MPI" and mpi.major >= 5 and settings.srun_mpi == "pmi2":
         raise IncompatibleError(
-            f"Open MPI {mpi.version} knows no PMI-2: srun --mpi=pmi2 would start"
+            f"Open MPI {mpi.version} does not support PMI-2: srun --mpi=pmi2 would start"
             f" {launch.ranks} programs of one rank each",
             where="launch.srun_mpi",
             remedy='set launch.srun_mpi to "pmix", or use the launcher mpirun',
@@ -200,13 +203,13 @@ def srun(launch: Launch) -> Start:
         raise UsageError(
             "srun places the same number of ranks on every host",
             where="--hosts",
-            remedy="give all hosts as many slots, or use the launcher mpirun",
+            remedy="give all hosts the same number of slots, or use the launcher mpirun",
         )
     argv = ["srun", "-n", str(launch.ranks)]
     if launch.placed:
         argv += ["-N", str(launch.nodes), f"--ntasks-per-node={launch.per_node}"]
         argv += ["-w", ",".join(host.name for host in launch.hosts)]
-    # Since Slurm 22.05 it does not take this over from sbatch or salloc.
+    # Since Slurm 22.05, srun no longer takes this from sbatch or salloc.
     if launch.cpus_per_rank:
         argv += [f"--cpus-per-task={launch.cpus_per_rank}"]
     if settings.srun_mpi:
@@ -217,13 +220,13 @@ def srun(launch: Launch) -> Start:
         argv += ["--overlap"]
     if launch.interactive:
         argv += ["--quit-on-interrupt"]
-    # After sbatch --export=NONE, ranks would not see what the script has set.
+    # After sbatch --export=NONE, ranks would not get the script's variables.
     env = (("SLURM_EXPORT_ENV", "ALL"), *_for_ranks(launch), *_mca_variables(launch))
     return Start((*argv, *launch.program), env)
 
 
 def aprun(launch: Launch) -> Start:
-    """Ranks started by ALPS on a Cray XC."""
+    """ALPS on a Cray XC."""
     argv = ["aprun", "-n", str(launch.ranks), "-N", str(launch.per_node)]
     if launch.cpus_per_rank:
         argv += ["-d", str(launch.cpus_per_rank)]
@@ -236,11 +239,11 @@ def aprun(launch: Launch) -> Start:
 
 
 def jsrun(launch: Launch) -> Start:
-    """Ranks started by IBM's job step manager, one resource set on each host."""
+    """IBM's job step manager, with one resource set on each host."""
     if launch.ranks % launch.per_node:
         raise _uneven("jsrun", launch)
     argv = ["jsrun"]
-    # All hosts of the allocation, if nothing is said.
+    # The default is all hosts of the allocation.
     if len(launch.hosts) != launch.nodes or launch.placed:
         argv += [f"-n{launch.nodes}"]
     argv += ["-r1"]
@@ -255,15 +258,15 @@ def jsrun(launch: Launch) -> Start:
 
 
 def horovodrun_gloo(launch: Launch) -> Start:
-    """Ranks started by Horovod's launcher, over Gloo."""
+    """Horovod's launcher, over Gloo."""
     return Start((*_horovodrun(launch), "--gloo", *launch.program), _for_horovodrun(launch))
 
 
 def horovodrun_mpi(launch: Launch) -> Start:
-    """Ranks started by Horovod's launcher, which starts mpirun.
+    """Horovod's launcher, which starts mpirun.
 
     Raises:
-        IncompatibleError: no Open MPI takes arguments twice, and it writes some already.
+        IncompatibleError: Open MPI would get an argument twice.
     """
     extra: list[str] = []
     env = (*_for_horovodrun(launch), *_open_mpi_environment(launch))
@@ -271,18 +274,18 @@ def horovodrun_mpi(launch: Launch) -> Start:
         mca = {n: v for n, v in _mca(launch).items() if n != "btl_tcp_if_include"}
         if twice := sorted(mca.keys() & {"pml", "btl"}):
             raise IncompatibleError(
-                f"horovodrun --mpi sets {twice[0]} itself, and Open MPI takes it only once",
+                f"horovodrun --mpi sets {twice[0]} itself, and Open MPI accepts it only once",
                 where=f"launch.mca.{twice[0]}",
                 remedy="use the launcher mpirun, which passes the recipe's value",
             )
         extra = [*_prefix(launch), *_mca_words(mca)]
-    # Horovod puts this into a line for a shell as it is.
+    # Horovod puts this into a shell command unquoted.
     arguments = (f"--mpi-args={shlex.join(extra)}",) if extra else ()
     return Start((*_horovodrun(launch), "--mpi", *arguments, *launch.program), env)
 
 
 def torchrun(launch: Launch) -> Start:
-    """PyTorch's own launcher, for comparison: one on each host, by srun where it takes several.
+    """PyTorch's own launcher, for comparison: one on each host, by srun on several hosts.
 
     Raises:
         UsageError: not the same number of ranks on every host.
@@ -312,10 +315,10 @@ def torchrun(launch: Launch) -> Start:
 def multiworker(launch: Launch) -> Start:
     """Workers of TensorFlow's MultiWorkerMirroredStrategy, for comparison.
 
-    They find each other by SlurmClusterResolver, from what srun tells each of them.
+    They find each other with SlurmClusterResolver, from the variables that srun sets.
     """
     hosts = ",".join(host.name for host in launch.hosts)
-    # gRPC sends what is for other hosts to the site's proxy otherwise.
+    # Otherwise gRPC sends requests to other hosts through the site's proxy.
     direct = (("no_grpc_proxy", hosts),) if hosts else ()
     return srun(
         launch._replace(
@@ -326,30 +329,35 @@ def multiworker(launch: Launch) -> Start:
 
 
 LAUNCHERS: dict[str, Launcher] = {
-    "mpirun": Launcher("MPI", mpirun),
-    "mpiexec": Launcher("MPI", mpiexec),
-    "srun": Launcher("MPI", srun, ("slurm",)),
-    "aprun": Launcher("MPI", aprun, ("cobalt", "pbs"), False),
-    "jsrun": Launcher("MPI", jsrun, ("lsf",), False),
-    "horovodrun-gloo": Launcher("Gloo", horovodrun_gloo, brought=True),
-    "horovodrun-mpi": Launcher("MPI", horovodrun_mpi, brought=True),
-    "torchrun": Launcher("", torchrun, brought=True),
-    "multiworker": Launcher("", multiworker, ("slurm",)),
+    "mpirun": Launcher("MPI", mpirun, by_ssh=True, mpirun=True),
+    "mpiexec": Launcher("MPI", mpiexec, mpirun=True),
+    "srun": Launcher("MPI", srun, schedulers=("slurm",)),
+    "aprun": Launcher("MPI", aprun, schedulers=("cobalt", "pbs"), takes_hosts=False),
+    "jsrun": Launcher("MPI", jsrun, schedulers=("lsf",), takes_hosts=False),
+    "horovodrun-gloo": Launcher("Gloo", horovodrun_gloo, provided=True, by_ssh=True, exposes=True),
+    "horovodrun-mpi": Launcher("MPI", horovodrun_mpi, provided=True, by_ssh=True, mpirun=True),
+    # On several hosts, srun starts one torchrun on each.
+    "torchrun": Launcher("", torchrun, across_hosts=("slurm",), provided=True),
+    "multiworker": Launcher("", multiworker, schedulers=("slurm",)),
 }
 
 
 def _by_mpi(name: str, launch: Launch) -> Start:
-    """The command of an mpirun, by whatever of its names."""
+    """The command of an mpirun, by either of its names.
+
+    Raises:
+        IncompatibleError: hvdenv does not know how this mpirun starts ranks on other hosts.
+    """
     kind = launch.mpi.kind
     if kind in ("Open MPI", "Spectrum MPI"):
         return Start((name, *_open_mpi(launch), *launch.program), _open_mpi_environment(launch))
     if kind in ("Hydra", "MVAPICH", "Intel MPI"):
         return Start((name, *_hydra(launch), *launch.program))
-    if kind == "Cray MPICH" or launch.elsewhere:
+    if kind == "Cray MPICH" or launch.remote:
         raise IncompatibleError(
-            f"it is not known how the mpirun of this MPI ({kind}) starts ranks on other hosts",
-            remedy="use the launcher srun or mpiexec on a Cray machine; else say in the recipe"
-            " which MPI it is (mpi.kind)",
+            f"hvdenv does not know how the mpirun of this MPI ({kind}) starts ranks on other hosts",
+            remedy="use the launcher srun or mpiexec on a Cray machine; elsewhere state the MPI in"
+            " the recipe (mpi.kind)",
         )
     return Start((name, "-np", str(launch.ranks), *launch.program), _for_ranks(launch))
 
@@ -365,9 +373,9 @@ def _open_mpi(launch: Launch) -> list[str]:
 
 
 def _mapping(launch: Launch) -> list[str]:
-    """Where Open MPI puts ranks."""
+    """The arguments of Open MPI that place ranks."""
     five = launch.mpi.major >= 5
-    most = launch.allowed if launch.elsewhere else launch.cores
+    most = launch.allowed if launch.remote else launch.cores
     crowded = 0 < most < launch.per_node
     words: list[str] = []
     policy = ""
@@ -375,7 +383,7 @@ def _mapping(launch: Launch) -> list[str]:
         policy = f"ppr:{launch.per_node}:node" if five else ""
         words = [] if five else ["-npernode", str(launch.per_node)]
         words += ["--hostfile", launch.hostfile]
-    elif launch.elsewhere:
+    elif launch.remote:
         policy = "slot"
         words = ["-H", launch.with_slots]
     if five and (crowded or policy):
@@ -389,7 +397,7 @@ def _hydra(launch: Launch) -> list[str]:
     """Arguments for MPICH, MVAPICH and Intel MPI, which pass on all variables by themselves.
 
     Raises:
-        UsageError: Intel MPI cannot be told different numbers of ranks for the hosts.
+        UsageError: different numbers of ranks on the hosts with Intel MPI.
     """
     words = ["-np", str(launch.ranks)]
     if launch.hostfile:
@@ -397,13 +405,13 @@ def _hydra(launch: Launch) -> list[str]:
     elif len({host.slots for host in launch.hosts}) == 1 or launch.host_names:
         names = launch.host_names or ",".join(host.name for host in launch.hosts)
         words += ["-hosts", names, "-ppn", str(launch.per_node)]
-    elif launch.elsewhere and launch.mpi.kind == "Intel MPI":
+    elif launch.remote and launch.mpi.kind == "Intel MPI":
         raise UsageError(
             "Intel MPI's -hosts accepts names only, so every host gets the same number of ranks",
             where="--hosts",
             remedy="give all hosts the same number of ranks",
         )
-    elif launch.elsewhere:
+    elif launch.remote:
         words += ["-hosts", launch.with_slots]
     for name, value in _for_ranks(launch):
         words += ["-genv", name, value]
@@ -413,7 +421,7 @@ def _hydra(launch: Launch) -> list[str]:
 def _horovodrun(launch: Launch) -> tuple[str, ...]:
     hosts = launch.with_slots or f"localhost:{launch.ranks}"
     words = ["horovodrun", "-np", str(launch.ranks), "-H", hosts]
-    # Its cache lies in ~/.horovod and keeps answers of another installation for an hour.
+    # Its cache in ~/.horovod keeps answers of other installations for an hour.
     words += ["--disable-cache", "--start-timeout", str(launch.start_timeout)]
     if _several(launch) and launch.network.use:
         words += ["--network-interfaces", ",".join(launch.network.use)]
@@ -421,18 +429,18 @@ def _horovodrun(launch: Launch) -> tuple[str, ...]:
 
 
 def _for_horovodrun(launch: Launch) -> Variables:
-    """It passes on what it sees, and makes NCCL_SOCKET_IFNAME from --network-interfaces."""
-    told = "NCCL_SOCKET_IFNAME" if launch.network.use else ""
-    return tuple(pair for pair in _for_ranks(launch) if pair[0] != told)
+    """It passes on its variables, and sets NCCL_SOCKET_IFNAME from --network-interfaces."""
+    own = "NCCL_SOCKET_IFNAME" if launch.network.use else ""
+    return tuple(pair for pair in _for_ranks(launch) if pair[0] != own)
 
 
 def _for_ranks(launch: Launch) -> Variables:
-    """Variables that ranks get with their values; what the user says comes last."""
+    """Variables for ranks; the user's override the others."""
     variables: dict[str, str] = {}
     if launch.settings.mpi_threads_disable:
         variables["HOROVOD_MPI_THREADS_DISABLE"] = "1"
     if launch.mpi.kind == "MVAPICH":
-        # It binds every rank to one core, with all the threads of its framework.
+        # It would bind every rank, with all threads of its framework, to one core.
         variables["MV2_ENABLE_AFFINITY"] = "0"
     variables.update(_interface("NCCL_SOCKET_IFNAME", launch))
     variables.update(launch.variables)
@@ -440,7 +448,7 @@ def _for_ranks(launch: Launch) -> Variables:
 
 
 def _interface(name: str, launch: Launch) -> Variables:
-    """Interfaces as NCCL and PyTorch's Gloo are told them."""
+    """Interfaces in the form for NCCL and PyTorch's Gloo."""
     use, avoid = launch.network.use, launch.network.avoid
     if not _several(launch) or not (use or avoid):
         return ()
@@ -450,15 +458,15 @@ def _interface(name: str, launch: Launch) -> Variables:
 
 
 def _several(launch: Launch) -> bool:
-    """Whether ranks talk over the network at all."""
+    """Whether ranks use the network at all."""
     return launch.nodes > 1
 
 
 def _mca(launch: Launch) -> dict[str, str]:
-    """Parameters of Open MPI: those of the network, unless the recipe has them its own way."""
+    """Parameters of Open MPI: those for the network, unless the recipe sets them."""
     found: dict[str, str] = {}
     use, avoid = launch.network.use, launch.network.avoid
-    # Ranks and launchers of Open MPI 5 hang when the launcher may not use lo.
+    # Open MPI 5 hangs if its launcher may not use lo.
     layers = ("btl", "oob") if use or launch.mpi.major < 5 else ("btl",)
     for layer in layers if _several(launch) else ():
         if any(name.startswith(f"{layer}_tcp_if_") for name in launch.settings.mca):
@@ -466,7 +474,7 @@ def _mca(launch: Launch) -> dict[str, str]:
         if use:
             found[f"{layer}_tcp_if_include"] = ",".join(use)
         elif avoid:
-            # What is given replaces Open MPI's own list, which has the loopback.
+            # This replaces Open MPI's default list, which has the loopback.
             found[f"{layer}_tcp_if_exclude"] = ",".join(dict.fromkeys((*avoid, "lo")))
     return {**found, **launch.settings.mca}
 
@@ -476,7 +484,7 @@ def _mca_words(mca: dict[str, str]) -> list[str]:
 
 
 def _mca_variables(launch: Launch) -> Variables:
-    """The same for ranks that Open MPI's own launcher does not start."""
+    """The same for ranks that other launchers start."""
     if launch.mpi.kind != "Open MPI":
         return ()
     return tuple(
@@ -487,22 +495,22 @@ def _mca_variables(launch: Launch) -> Variables:
 
 
 def _prefix(launch: Launch) -> list[str]:
-    """Open MPI 4 in an environment: the other hosts are told where, 5 finds it by itself."""
-    wanted = launch.mpi_prefix and launch.elsewhere and launch.mpi.major < 5
-    return ["--prefix", launch.mpi_prefix] if wanted else []
+    """--prefix for Open MPI 4 in an environment; version 5 finds itself on other hosts."""
+    needed = launch.mpi_prefix and launch.remote and launch.mpi.major < 5
+    return ["--prefix", launch.mpi_prefix] if needed else []
 
 
 def puts_mpi_first(name: str, launch: Launch) -> bool:
-    """Whether the folder of MPI is in front of PATH on the other hosts: `mpirun --prefix`."""
-    started = name in ("mpirun", "mpiexec", "horovodrun-mpi")
-    return started and launch.mpi.kind in ("Open MPI", "Spectrum MPI") and bool(_prefix(launch))
+    """Whether the folder of MPI is first in PATH on other hosts: `mpirun --prefix`."""
+    open_mpi = launch.mpi.kind in ("Open MPI", "Spectrum MPI")
+    return LAUNCHERS[name].mpirun and open_mpi and bool(_prefix(launch))
 
 
 def _open_mpi_environment(launch: Launch) -> Variables:
-    """Ranks that wait on this host give way to others, and root may start them at all."""
+    """On this host, waiting ranks yield to others; root needs leave to start ranks."""
     if launch.mpi.kind != "Open MPI":
         return ()
-    names = [] if launch.elsewhere else ["OMPI_MCA_mpi_yield_when_idle"]
+    names = [] if launch.remote else ["OMPI_MCA_mpi_yield_when_idle"]
     if launch.root:
         prefixes = ("OMPI", "PRTE") if launch.mpi.major >= 5 else ("OMPI",)
         for prefix in prefixes:
@@ -516,8 +524,8 @@ def _assigned(option: str, variables: Variables) -> list[str]:
 
 def _uneven(name: str, launch: Launch) -> UsageError:
     return UsageError(
-        f"{launch.ranks} ranks are not the same number on each of {launch.nodes} hosts,"
-        f" and {name} starts no other",
+        f"{name} starts the same number of ranks on each host, which is impossible for"
+        f" {launch.ranks} ranks on {launch.nodes} hosts",
         where="-n",
-        remedy=f"take a multiple of {launch.nodes}, or another launcher",
+        remedy=f"use a multiple of {launch.nodes}, or another launcher",
     )

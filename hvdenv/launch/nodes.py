@@ -18,16 +18,9 @@ AT_ONCE = 8
 def ask_nodes(
     hosts: Sequence[str], image: str, runner: Runner, *, ssh: bool
 ) -> dict[str, Node | str]:
-    """Ask all hosts, several at a time; this host is asked without ssh.
+    """Ask all hosts, several at a time: for each host its report, or why there is none.
 
-    Args:
-        hosts: their names.
-        image: the image's file.
-        runner: starts ssh.
-        ssh: whether the first host and the others must reach each other by ssh.
-
-    Returns:
-        For each host its report, or why there is none.
+    With ``ssh``, the first host and the others must reach each other by ssh.
     """
 
     def ask(host: str) -> Node | str:

@@ -1,10 +1,10 @@
-"""What a run of ranks has left on its hosts: it is ended, or said to be unconfirmed.
+"""Orphaned processes of a run on its hosts: ends them, or reports hosts as unconfirmed.
 
-Ranks end themselves by their deadline. Where a run did not end well, they need not wait
-for it, and what a launcher started beside them may have no deadline.
+Ranks end themselves at their deadline. After a failed run, this module ends them earlier, and
+with them the launcher's own processes, which may have no deadline.
 
-Processes of the run carry its token. An orphan that has dropped it may belong to somebody
-else's run, so it is reported and not ended.
+Processes of the run have its token in a variable. An orphan without it may belong to another run,
+so hvdenv reports it and does not end it.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from hvdenv.reports.report import Finding
 from hvdenv.runner import TOKEN_VARIABLE, Runner, end_marked
 
 _ANSWER = "@hvdenv-ended"
-# Words for any POSIX shell: only that user's processes can be read, and only they are meant.
+# For any POSIX shell. It can read only the processes of its user, which are the ones to end.
 _SCRIPT = (
     "for pid in $(grep -lsz '^{name}={token}' /proc/[0-9]*/environ | cut -d/ -f3);"
     " do kill -9 $pid 2>/dev/null && echo {answer} $pid; done;"
     " ps -o pid= -o ppid= -o etimes= -o args= -u $(id -u) | sed 's/^/{process} /'; echo {answer}"
 )
 _PROCESS = "@hvdenv-process"
-# Who adopts orphans on a host that ranks were on.
+# Adopts orphans on other hosts.
 _INIT = 1
 _SHOWN = 8
-# How long a process may take to notice that its run is over, in seconds.
+# Seconds for a process to notice that its run is over.
 _PATIENCE = 1.0
-# The kernel says in whole seconds when it started, which start times are counted from.
+# The kernel reports its own start, which start times are relative to, in whole seconds.
 _CLOCK = 1.0
 
 
 class Orphan(NamedTuple):
-    """A process that stayed behind on a host."""
+    """An orphaned process on a host."""
 
     host: str
     pid: int
@@ -49,11 +49,11 @@ class Orphan(NamedTuple):
 
 
 class Suspects(NamedTuple):
-    """Which processes without the run's token may be what it left behind.
+    """Describes processes without the run's token that may be its orphans.
 
     Attributes:
-        folders: that their Python is in.
-        since: when the run began, in seconds since the epoch.
+        folders: that contain their Python.
+        since: start of the run, in seconds since the epoch.
     """
 
     folders: tuple[str, ...]
@@ -71,23 +71,16 @@ _NOBODY = Suspects((), 0.0)
 def end(
     hosts: Sequence[str], runner: Runner, seconds: float, suspects: Suspects = _NOBODY
 ) -> Iterator[Finding]:
-    """End what still runs of a run that did not end well.
+    """End the orphans of a failed run on its hosts, or on this one if there are none.
 
-    Args:
-        hosts: where its ranks were; this host alone if empty.
-        runner: that started it, and may have been stopped.
-        seconds: that all hosts together have to answer.
-        suspects: what else is looked for on the other hosts.
-
-    Yields:
-        One finding about the hosts that could be asked, and one for each that could not, or
-        that has orphans.
+    All hosts together have ``seconds`` to answer. Yields one finding about those that answered,
+    and one for each that did not, or that has orphans without the token.
     """
-    away = [host for host in hosts if not is_this_host(host)]
+    others = [host for host in hosts if not is_this_host(host)]
     ended: dict[str, int] = {}
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = pool.map(lambda host: _ask(host, runner, seconds), away)
-        for host, answer in zip(away, answers, strict=True):
+        answers = pool.map(lambda host: _ask(host, runner, seconds), others)
+        for host, answer in zip(others, answers, strict=True):
             if isinstance(answer, str):
                 yield _unconfirmed(host, answer)
                 continue
@@ -95,33 +88,26 @@ def end(
             yield from _reported(_orphans_in(answer, host, suspects))
     ended[os.uname().nodename] = len(end_marked(runner.token))
     found = [f"{count} on {host}" for host, count in ended.items() if count]
-    message = f"nothing of this run is left on {', '.join(ended)}"
+    message = f"no processes of this run are left on {', '.join(ended)}"
     if found:
-        message += f"; processes that had to be ended: {', '.join(found)}"
-    yield Finding("orphans", "hosts", "pass", message)
+        message += f"; hvdenv ended: {', '.join(found)}"
+    yield Finding(check="orphans", subject="hosts", status="pass", message=message)
 
 
 def orphans(suspects: Suspects) -> Iterator[Finding]:
-    """Report what a run has left on this host without its token; nothing is ended.
-
-    Args:
-        suspects: the processes that are meant, of this user.
-
-    Yields:
-        At most one finding.
-    """
+    """Report orphans without the token on this host, in at most one finding; ends nothing."""
     deadline = time.monotonic() + _PATIENCE
-    while (found := list(_orphans_here(suspects))) and time.monotonic() < deadline:
+    while (found := list(_local_orphans(suspects))) and time.monotonic() < deadline:
         time.sleep(0.1)
     yield from _reported(found)
 
 
-def _orphans_here(suspects: Suspects) -> Iterator[Orphan]:
+def _local_orphans(suspects: Suspects) -> Iterator[Orphan]:
     import psutil
 
     me = psutil.Process()
-    # An orphan is adopted by init, or by an ancestor that asked for that. What has another
-    # parent belongs to that: another run, or a shell.
+    # Orphans are adopted by init, or by an ancestor that asked the kernel for them. A process with
+    # another parent belongs to that parent: another run, or a shell.
     adopters = {_INIT, *(each.pid for each in me.parents())}
     for process in psutil.process_iter():
         try:
@@ -141,7 +127,7 @@ def _orphans_here(suspects: Suspects) -> Iterator[Orphan]:
 
 
 def _orphans_in(lines: Sequence[str], host: str, suspects: Suspects) -> list[Orphan]:
-    """The same for another host, from what `ps` says there."""
+    """The same for another host, from the output of `ps`."""
     found = []
     lasted = time.time() - suspects.since + _CLOCK
     for line in lines:
@@ -154,27 +140,29 @@ def _orphans_in(lines: Sequence[str], host: str, suspects: Suspects) -> list[Orp
 
 
 def _reported(found: Sequence[Orphan]) -> Iterator[Finding]:
-    """What is said of the orphans of one host."""
+    """The finding about the orphans of one host."""
     if not found:
         return
     host, pids = found[0].host, [str(orphan.pid) for orphan in found]
     kill = f"kill {' '.join(pids)}"
     shown = ", ".join(pids[:_SHOWN]) + (f" and {len(pids) - _SHOWN} more" * (len(pids) > _SHOWN))
     yield Finding(
-        "orphans",
-        host,
-        "unproven",
-        f"orphaned processes of this environment's Python that began during verify still run on"
-        f" {host}: {shown}; they lack the variable that marks what verify starts, so they were not"
-        " ended",
-        "\n".join(mask(plain(f"{orphan.pid} on {host}: {orphan.words}")) for orphan in found),
-        "unless they belong to another run of yours: "
+        check="orphans",
+        subject=host,
+        status="unproven",
+        message=f"orphaned processes of this environment's Python that began during verify still run on"
+        f" {host}: {shown}; they lack the variable that marks processes of verify, so hvdenv did"
+        " not end them",
+        evidence="\n".join(
+            mask(plain(f"{orphan.pid} on {host}: {orphan.words}")) for orphan in found
+        ),
+        remedy="unless they belong to another run of yours: "
         + (kill if is_this_host(host) else f"ssh {shlex.quote(host)} {kill}"),
     )
 
 
 def _ask(host: str, runner: Runner, seconds: float) -> list[str] | str:
-    """What a host says that it ended and what runs there, or why it could not be asked."""
+    """A host's list of ended and running processes, or why there is none."""
     script = _SCRIPT.format(
         name=TOKEN_VARIABLE, token=runner.token, answer=_ANSWER, process=_PROCESS
     )
@@ -196,10 +184,10 @@ def _why(outcome: Outcome) -> str:
 
 def _unconfirmed(host: str, why: str) -> Finding:
     return Finding(
-        "orphans",
-        host,
-        "unproven",
-        f"unconfirmed whether ranks still run on {host}: {why}",
-        remedy=f"ranks end themselves at their deadline; once {host} is back, look there for"
+        check="orphans",
+        subject=host,
+        status="unproven",
+        message=f"unconfirmed whether ranks still run on {host}: {why}",
+        remedy=f"ranks end themselves at their deadline; once {host} is reachable, check it for"
         " processes named rank.py and rank_work.py",
     )

@@ -1,4 +1,4 @@
-"""Where ranks go and what they get: a recipe, an allocation and a user's requested give a Launch."""
+"""Where ranks go and their variables: makes a Launch from a recipe, an allocation and a request."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ from hvdenv.sites.hosts import Host, distribute, short
 from hvdenv.sites.schedulers import DIALECTS
 from hvdenv.sites.schedulers.dialect import Allocation
 
-# Two hosts and many frameworks take longer to be ready than horovodrun waits by itself.
+# Two hosts and several frameworks take longer to start than horovodrun waits by default.
 START_SECONDS = 120
 
-# What a user sets for ranks in front of a command.
+# Variables that users set for ranks.
 FOR_RANKS = re.compile(
     r"(HOROVOD|NCCL|RCCL|GLOO|CCL|UCX|FI|PSM2?|OMP|KMP|GOMP|MKL|OPENBLAS|TF|XLA|TORCH|PYTORCH"
     r"|MIOPEN|ROCR|HSA|MPICH|MV2|I_MPI)_\w+"
 )
-# What else a launcher may put on command lines that others can read.
+# Other variables that may be on command lines that other users can read.
 _FOR_LAUNCHERS = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|TERM|PWD|TMPDIR|TZ|LANG|LC_\w+|LD_LIBRARY_PATH|HOSTNAME"
     r"|SSH_AUTH_SOCK|KRB5CCNAME|XDG_RUNTIME_DIR|PYTHONNOUSERSITE|PYTHONUNBUFFERED|SHLVL|OLDPWD|_"
     r"|SSL_CERT_(FILE|DIR)|(REQUESTS|CURL)_CA_BUNDLE"
-    r"|SLURM_\w+|PBS_\w+|LSB_\w+|LS_SUBCWD|COBALT_\w+|CUDA_VISIBLE_DEVICES"
+    r"|CUDA_VISIBLE_DEVICES"
     r"|(OMPI|PRTE|PMIX)_(MCA_\w+|ALLOW_RUN_AS_ROOT(_CONFIRM)?)"
 )
-# What else of a shell changes what ranks compute, or by which path.
+_OF_SCHEDULERS = tuple(prefix for each in DIALECTS.values() for prefix in each.variables)
+# Other variables that change the results or the data path of ranks.
 _FOR_PROGRAMS = re.compile(
     r"LD_(PRELOAD|AUDIT|LIBRARY_PATH|BIND_NOW)|GLIBC_TUNABLES|MALLOC_\w+|OPAL_PREFIX"
     r"|(OMPI|PRTE|PMIX)_MCA_\w+|(CUDA|CUBLAS|CUDNN)_(?!VISIBLE_DEVICES)\w+|NVIDIA_\w+|KERAS_\w+"
     r"|PYTHON(HASHSEED|OPTIMIZE|WARNINGS|MALLOC|INTMAXSTRDIGITS|DEVMODE)"
 )
-# What module systems keep for themselves.
+# Variables of module systems themselves.
 _OF_MODULES = re.compile(r"_.*|LMOD_\w+|MODULE\w+|LOADEDMODULES\w*|BASH_ENV")
 _SECRET = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)(_|$)", re.I)
 
 
 class Requested(NamedTuple):
-    """What the user says.
+    """What the user requests.
 
     Attributes:
         ranks: how many; None for as many as there is room for.
@@ -49,7 +50,7 @@ class Requested(NamedTuple):
         hostfile: the file that the hosts were read from.
         launcher: its name; empty for the recipe's.
         variables: for every rank, with their values.
-        exports: names of variables that every rank should have.
+        exports: names of variables to pass to every rank.
     """
 
     ranks: int | None = None
@@ -60,34 +61,34 @@ class Requested(NamedTuple):
     exports: tuple[str, ...] = ()
 
 
-def choose_launcher(recipe: Recipe, wanted: str = "") -> str:
-    """The launcher's name: the wanted one, or the recipe's where Horovod can do with it.
+def choose_launcher(recipe: Recipe, requested: str = "") -> str:
+    """The name of the requested launcher; or the recipe's, or one for Horovod's controllers.
 
     Raises:
-        UsageError: there is none of that name.
-        IncompatibleError: it starts ranks by MPI, and this Horovod has no MPI.
+        UsageError: there is no such launcher.
+        IncompatibleError: Horovod lacks the requested launcher's controller.
     """
-    name = wanted or recipe.launch.launcher
+    name = requested or recipe.launch.launcher
     if name not in LAUNCHERS:
         raise UsageError(
             f"unknown launcher {name}",
             where="--launcher",
-            remedy=f"known are {', '.join(LAUNCHERS)}",
+            remedy=f"launchers: {', '.join(LAUNCHERS)}",
         )
     controller = LAUNCHERS[name].controller.lower()
     if not controller or controller in recipe.horovod.controllers:
         return name
-    if not wanted:
+    if not requested:
         return "horovodrun-gloo" if "gloo" in recipe.horovod.controllers else "mpirun"
     raise IncompatibleError(
-        f"Horovod has no {controller} here: every rank that {name} starts would be alone",
+        f"this Horovod has no {controller}: ranks that {name} starts would not find each other",
         where="--launcher",
         remedy=f"use --launcher {choose_launcher(recipe)}",
     )
 
 
 def mpi_of(recipe: Recipe) -> Mpi:
-    """The MPI that the recipe names; its version may be empty."""
+    """The recipe's MPI; its version may be empty."""
     if recipe.mpi is None:
         return Mpi("unknown")
     return Mpi(MPI_KINDS[recipe.mpi.kind], recipe.mpi.version or "")
@@ -104,19 +105,15 @@ def place(
 ) -> Launch:
     """Find hosts for ranks.
 
-    Args:
-        recipe: says what is usual here.
-        program: what each rank runs.
-        requested: of the user.
-        allocation: that this process is in.
-        cores: of this host.
-        root: whether root starts them.
-
     Raises:
         UsageError: there is no room for so many, or a host is not in the allocation.
     """
     launch = Launch(
-        program, requested.ranks or 1, cores, root, mpi_of(recipe),
+        program=program,
+        ranks=requested.ranks or 1,
+        cores=cores,
+        root=root,
+        mpi=mpi_of(recipe),
         start_timeout=START_SECONDS,
         gpus_per_node=allocation.gpus_per_node or recipe.job.gpus_per_node or 0,
         settings=recipe.launch,
@@ -124,11 +121,12 @@ def place(
         variables=requested.variables,
         job=allocation.job,
         nested=allocation.nested,
-    )  # fmt: skip
+    )
+    sources = _Sources(recipe, requested, allocation)
     if requested.hosts:
-        launch = _on_requested(launch, recipe, requested, allocation)
+        launch = _on_requested(launch, sources)
     elif allocation.hosts:
-        launch = _on_allocated(launch, recipe, requested, allocation)
+        launch = _on_allocated(launch, sources)
     elif allocation.nodes:
         each = recipe.job.ranks_per_node
         ranks = requested.ranks or allocation.nodes * each
@@ -136,24 +134,44 @@ def place(
     else:
         return launch
     _refuse_crowd(launch, allocation)
-    return launch._replace(cpus_per_rank=_cpus_per_rank(launch, recipe, allocation))
+    return launch._replace(cpus_per_rank=_cpus_per_rank(launch, sources))
 
 
-def _on_requested(
-    launch: Launch, recipe: Recipe, requested: Requested, allocation: Allocation
-) -> Launch:
+class _Sources(NamedTuple):
+    """What decides where ranks go."""
+
+    recipe: Recipe
+    requested: Requested
+    allocation: Allocation
+
+    @property
+    def counts_tasks(self) -> bool:
+        """Whether the slots of allocated hosts are requested ranks, and not processors."""
+        scheduler = self.allocation.scheduler
+        return scheduler is not None and DIALECTS[scheduler].counts_tasks
+
+    def usual(self, host: Host) -> int:
+        """How many ranks go to a host of the allocation by default."""
+        usual = self.recipe.job.ranks_per_node
+        if self.counts_tasks:
+            return host.slots or self.allocation.gpus_per_node or usual
+        return min(host.slots or usual, usual)
+
+
+def _on_requested(launch: Launch, sources: _Sources) -> Launch:
+    recipe, requested, allocation = sources
     known = {short(host.name): host for host in allocation.hosts}
     foreign = [host.name for host in requested.hosts if known and short(host.name) not in known]
     if foreign:
         raise UsageError(
             f"{foreign[0]} is not in this allocation",
             where="--hosts",
-            remedy=f"it has {', '.join(host.name for host in allocation.hosts)}",
+            remedy=f"its hosts: {', '.join(host.name for host in allocation.hosts)}",
         )
     hosts = requested.hosts
     if not hosts[0].slots:
         each = -(-requested.ranks // len(hosts)) if requested.ranks else 0
-        usual = {name: _usual(host, recipe, allocation) for name, host in known.items()}
+        usual = {name: sources.usual(host) for name, host in known.items()}
         hosts = tuple(
             host._replace(slots=each or usual.get(short(host.name), recipe.job.ranks_per_node))
             for host in hosts
@@ -162,9 +180,9 @@ def _on_requested(
     ranks = requested.ranks or room
     if ranks > room:
         raise UsageError(
-            f"{ranks} ranks have no room on {room} slots",
+            f"{ranks} ranks do not fit into {room} slots",
             where="--hosts",
-            remedy=f"give the hosts {ranks} slots together, or take -n {room}",
+            remedy=f"give the hosts {ranks} slots in total, or use -n {room}",
         )
     return launch._replace(
         ranks=ranks,
@@ -176,15 +194,12 @@ def _on_requested(
     )
 
 
-def _on_allocated(
-    launch: Launch, recipe: Recipe, requested: Requested, allocation: Allocation
-) -> Launch:
-    usual = tuple(
-        host._replace(slots=_usual(host, recipe, allocation)) for host in allocation.hosts
-    )
+def _on_allocated(launch: Launch, sources: _Sources) -> Launch:
+    _, requested, allocation = sources
+    usual = tuple(host._replace(slots=sources.usual(host)) for host in allocation.hosts)
     room = sum(host.slots for host in usual)
     ranks = requested.ranks or room
-    # More than usual is for the scheduler to refuse.
+    # Whether more than usual is allowed is up to the scheduler.
     each = max(-(-ranks // len(usual)), 1)
     hosts = usual if ranks == room else (
         distribute(usual, ranks) if ranks < room
@@ -197,23 +212,12 @@ def _on_allocated(
         hostfile=allocation.hostfile if len(hosts) == len(usual) and _even(hosts) else "",
         ranks_per_node=max(host.slots for host in hosts),
         allowed=min(allocation.tasks, default=0),
-        placed=(_counts_tasks(allocation) and not whole) or len(hosts) < len(usual),
+        placed=(sources.counts_tasks and not whole) or len(hosts) < len(usual),
     )
 
 
-def _usual(host: Host, recipe: Recipe, allocation: Allocation) -> int:
-    """How many ranks go to a host of the allocation by default."""
-    if _counts_tasks(allocation):
-        return host.slots or allocation.gpus_per_node or recipe.job.ranks_per_node
-    return min(host.slots or recipe.job.ranks_per_node, recipe.job.ranks_per_node)
-
-
-def _counts_tasks(allocation: Allocation) -> bool:
-    return allocation.scheduler is not None and DIALECTS[allocation.scheduler].counts_tasks
-
-
 def filled(hosts: tuple[Host, ...], ranks: int) -> tuple[Host, ...]:
-    """Ranks on hosts in their order, as mpirun does it."""
+    """Ranks on hosts in their order, as mpirun places them."""
     filled = []
     for host in hosts:
         slots = min(host.slots, ranks)
@@ -228,7 +232,7 @@ def _even(hosts: tuple[Host, ...]) -> bool:
 
 
 def _refuse_crowd(launch: Launch, allocation: Allocation) -> None:
-    """Say what Slurm says less clearly: there are not so many processors."""
+    """Refuse more ranks than processors, which Slurm reports less clearly."""
     names = [host.name for host in allocation.hosts]
     if len(allocation.cpus) != len(names):
         return
@@ -236,61 +240,54 @@ def _refuse_crowd(launch: Launch, allocation: Allocation) -> None:
     for host in launch.hosts:
         if host.slots > cpus.get(host.name, host.slots):
             raise UsageError(
-                f"{host.slots} ranks are to run on {host.name}, and the allocation has"
-                f" {cpus[host.name]} of its processors",
+                f"{host.slots} ranks do not fit into {cpus[host.name]} processors of {host.name} in"
+                " this allocation",
                 where=f"job {allocation.job}",
                 remedy=f"allocate with --ntasks-per-node={host.slots} (`hvdenv shell` does it for"
-                " the recipe's number), or take fewer ranks with -n",
+                " the recipe's number), or use fewer ranks with -n",
             )
 
 
-def _cpus_per_rank(launch: Launch, recipe: Recipe, allocation: Allocation) -> int:
-    """What was asked for, or what is usual; never more than the allocation has for them all."""
-    asked, usual = allocation.cpus_per_rank, recipe.job.cpus_per_rank or 0
+def _cpus_per_rank(launch: Launch, sources: _Sources) -> int:
+    """The requested or usual number, limited to what the allocation has for all ranks."""
+    allocation = sources.allocation
+    requested, usual = allocation.cpus_per_rank, sources.recipe.job.cpus_per_rank or 0
     if not allocation.cpus:
-        return asked or usual
+        return requested or usual
     room = min(allocation.cpus) // launch.per_node
-    return min(asked, room) if asked else usual if usual <= room else 0
+    return min(requested, room) if requested else usual if usual <= room else 0
 
 
 def refuse_unfit(
     name: str, recipe: Recipe, requested: Requested, scheduler: str | None, hosts: int
 ) -> None:
-    """Check that a launcher runs under this scheduler and can be given these hosts.
-
-    Args:
-        name: of the launcher.
-        recipe: for commands to type.
-        requested: of the user.
-        scheduler: of the allocation, if there is one.
-        hosts: how many hosts ranks are started on.
+    """Check that a launcher runs under the allocation's scheduler and on so many hosts.
 
     Raises:
-        UsageError: it does not, or cannot.
+        UsageError: it cannot.
     """
     launcher = LAUNCHERS[name]
     if requested.hosts and not launcher.takes_hosts:
         raise UsageError(
             f"{name} chooses the hosts itself, in the order of the allocation",
             where="--hosts",
-            remedy="leave it out, and say with -n how many ranks there are",
+            remedy="omit it, and give the number of ranks with -n",
         )
-    # On several hosts srun starts one torchrun on each.
-    by_srun = name == "torchrun" and hosts > 1
-    schedulers = ("slurm",) if by_srun else launcher.schedulers
+    across = launcher.across_hosts if hosts > 1 else ()
+    schedulers = across or launcher.schedulers
     if schedulers and scheduler not in schedulers:
-        this = f"one of {scheduler}" if scheduler else "none"
         raise UsageError(
-            f"{name} starts ranks {'on several hosts ' if by_srun else ''}in an allocation of"
-            f" {' or '.join(schedulers)}, and this is {this}",
+            f"{name} starts ranks {'on several hosts ' if across else ''}only in an allocation of"
+            f" {' or '.join(schedulers)}; this is"
+            f" {f'one of {scheduler}' if scheduler else 'no allocation'}",
             where="--launcher",
-            remedy=f"ask for one (hvdenv shell {recipe.name} --nodes 1, or hvdenv job), or take"
+            remedy=f"request one (hvdenv shell {recipe.name} --nodes 1, or hvdenv job), or use"
             " another launcher such as --launcher mpirun",
         )
 
 
 def influences(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that change what ranks compute, or by which path, apart from PATH."""
+    """The variables except PATH that change the results or the data path of ranks."""
     return {
         name: environ[name]
         for name in sorted(environ)
@@ -301,12 +298,11 @@ def influences(environ: Mapping[str, str]) -> dict[str, str]:
 def of_shell(
     environ: Mapping[str, str], *, clean: bool = False, kept: Collection[str] = ()
 ) -> dict[str, str]:
-    """The variables of the user's shell that run, shell and the ranks of verify start from.
+    """The variables of the user's shell that run, shell and the ranks of verify start with.
 
     Args:
-        environ: of this process.
-        clean: leave out all that influences() names.
-        kept: names that the user asks for, which stay.
+        clean: remove all that influences() names.
+        kept: names that the user requests, which stay.
     """
     dropped = {*influences(environ)} - {*kept} if clean else set()
     return {name: value for name, value in environ.items() if name not in dropped}
@@ -315,8 +311,8 @@ def of_shell(
 def hidden(
     launcher: str, environ: Mapping[str, str], requested: Requested, activated: Collection[str]
 ) -> tuple[str, ...]:
-    """What this launcher would put on command lines that others can read: ranks do not get it."""
-    if launcher != "horovodrun-gloo":
+    """Variables to remove, since the launcher would expose them on command lines."""
+    if not LAUNCHERS[launcher].exposes:
         return ()
     return tuple(n for n in environ if n not in activated and not may_be_seen(n, requested))
 
@@ -329,13 +325,11 @@ def exported(
 ) -> tuple[str, ...]:
     """Names of the variables that ranks on other hosts get from this process.
 
-    Where a recipe has no exports, programs must not see what belongs to this host.
+    If a recipe has no exports, programs must not get the variables of this host.
 
     Args:
-        site: the names of the recipe (launch.exports).
-        activated: what activate.sh sets.
-        environ: of this process.
-        requested: names the user's.
+        site: the recipe's names (launch.exports).
+        activated: names that activate.sh sets.
     """
     known = {*activated, *environ}
     activated = sorted(name for name in activated if not _OF_MODULES.fullmatch(name))
@@ -346,11 +340,11 @@ def exported(
 
 
 def may_be_seen(name: str, requested: Requested) -> bool:
-    """Whether a variable may stand on command lines on other hosts."""
+    """Whether a variable may be on command lines on other hosts."""
     if name in requested.exports:
         return True
     listed = FOR_RANKS.fullmatch(name) or _FOR_LAUNCHERS.fullmatch(name)
-    return bool(listed) and not is_secret(name)
+    return bool(listed or name.startswith(_OF_SCHEDULERS)) and not is_secret(name)
 
 
 def is_secret(name: str) -> bool:

@@ -6,14 +6,15 @@ import base64
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv import INSPECT_PROGRAMS
 from hvdenv.command import Command
 from hvdenv.errors import UsageError
-from hvdenv.launch.launchers import MPI_KINDS, Mpi, parse_mpi_version
+from hvdenv.launch.launchers import LAUNCHERS, MPI_KINDS, Mpi, parse_mpi_version
 from hvdenv.model.cluster import Container, LauncherName
 from hvdenv.model.recipe import Mpi as RecipeMpi
 from hvdenv.reading import OWN, read_file
@@ -30,8 +31,6 @@ OLDEST_SINGULARITY = (3, 0)
 # An application of one CUDA major release runs with these drivers and newer ones.
 # Source: NVIDIA, CUDA Compatibility, Minor Version Compatibility, table 1.
 _OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
-# Launchers that start processes on other hosts by ssh, unless in an allocation.
-_BY_SSH: tuple[LauncherName, ...] = ("mpirun", "horovodrun-mpi", "horovodrun-gloo")
 
 
 class Image(NamedTuple):
@@ -97,10 +96,10 @@ class Requirements(NamedTuple):
     @property
     def ssh(self) -> bool:
         """Whether hosts must reach each other by ssh."""
-        return self.launcher in _BY_SSH and not self.scheduled
+        return LAUNCHERS[self.launcher].by_ssh and not self.scheduled
 
 
-# A node, or why it could not be asked.
+# For each host its report, or why there is none.
 Answers = Mapping[str, Node | str]
 
 
@@ -115,8 +114,6 @@ def node_query(
     """The command that asks a node.
 
     Args:
-        host: the node.
-        image: the image's file.
         peers: hosts that it must reach.
         path: PATH of this process, which mpirun passes on to its ranks.
         python: the Python to ask with if the node is this host; empty to ask by ssh.
@@ -144,21 +141,6 @@ def parse_node(output: str) -> Node | None:
     return None
 
 
-def judge_nodes(required: Requirements, answers: Answers) -> tuple[Finding, ...]:
-    """All findings, host by host within each check."""
-    nodes = {host: answer for host, answer in answers.items() if isinstance(answer, Node)}
-    findings = [
-        *_reached(answers),
-        *_name(required, nodes),
-        *_tool(required.container, nodes),
-        *_image(required, nodes),
-        *_mpi(required, nodes),
-        *_gpu(required.container, nodes),
-        *_ssh(required, nodes),
-    ]
-    return tuple(findings)
-
-
 def hosts_without_image(answers: Answers) -> tuple[str, tuple[str, ...]]:
     """The first host with an image (or the empty string), and the hosts with none or another."""
     nodes = {host: answer for host, answer in answers.items() if isinstance(answer, Node)}
@@ -175,8 +157,6 @@ def copy_commands(
     """Commands that copy the image from this host to the same path on hosts that lack it.
 
     Args:
-        image: absolute path of the file.
-        hosts: that lack it.
         broadcast: of the scheduler whose allocation this is, to copy to all hosts at once.
 
     Raises:
@@ -232,155 +212,158 @@ def compatible(host: Mpi, image: Mpi) -> tuple[Status, str]:
     return "fail", f"{both}: different major releases"
 
 
-def _reached(answers: Answers) -> Iterator[Finding]:
-    for host, answer in answers.items():
-        if isinstance(answer, Node):
-            yield Finding("host", host, "pass", f"answers as {answer.name}")
-        else:
-            yield Finding(
-                "host", host, "fail", "no answer", answer,
-                "make `ssh -o BatchMode=yes HOST python3 --version` work without a password; many"
-                " sites allow that only in an allocation",
-            )  # fmt: skip
+class _Verdict(NamedTuple):
+    status: Status
+    message: str
+    remedy: str = ""
+    evidence: str = ""
 
 
-def _name(required: Requirements, nodes: Mapping[str, Node]) -> Iterator[Finding]:
-    if required.launcher != "horovodrun-gloo":
-        return
-    for host, node in nodes.items():
-        if node.resolves:
-            yield Finding("name", host, "pass", f"it resolves its name {node.name}")
-        else:
-            yield Finding(
-                "name", host, "fail",
-                f"it cannot resolve its own name {node.name}: Gloo crashes with a segmentation fault",
-                "", "add it to /etc/hosts or the name service, or start ranks with mpirun",
-            )  # fmt: skip
-
-
-def _tool(container: Container, nodes: Mapping[str, Node]) -> Iterator[Finding]:
-    for host, node in nodes.items():
-        text = node.tools.get(container.runtime, "")
-        found = re.search(r"(?:^|\S{1,40} version )(\d+)\.(\d+)\S*", text)
-        others = [
-            name for name, version in node.tools.items() if version and name != container.runtime
+def judge_nodes(required: Requirements, answers: Answers) -> tuple[Finding, ...]:
+    """All findings, host by host within each check."""
+    nodes = {host: answer for host, answer in answers.items() if isinstance(answer, Node)}
+    source, _ = hosts_without_image(answers)
+    sha256 = nodes[source].image.sha256 if source else ""
+    checks: dict[str, Callable[[Requirements, Node], _Verdict | None]] = {
+        "name": _name,
+        "tool": _tool,
+        "image": partial(_image, source, sha256),
+        "mpi": _mpi,
+        "driver": _driver,
+    }
+    verdicts = [("host", host, _answer(answer)) for host, answer in answers.items()]
+    for name, check in checks.items():
+        found = ((host, check(required, node)) for host, node in nodes.items())
+        verdicts += [(name, host, verdict) for host, verdict in found if verdict]
+    for host, node in nodes.items() if required.ssh else ():
+        verdicts += [
+            ("ssh", f"{host} -> {peer}", _ssh(required, p)) for peer, p in node.peers.items()
         ]
-        if not text:
-            remedy = (
-                f"it has {others[0]}: --set container.runtime={others[0]}" if others
-                else "load its module in the recipe, or ask the site's support for it"
-            )  # fmt: skip
-            yield Finding("tool", host, "fail", f"{container.runtime} is not installed", "", remedy)
-        elif not found:
-            yield Finding(
-                "tool", host, "unproven", f"{container.runtime} does not report a version", text
-            )
-        elif container.runtime == "ch-run":
-            yield Finding("tool", host, "pass", f"ch-run {found[0]}")
-        # Apptainer 1.0 is newer than Singularity 3.9.
-        elif (
-            found[0].startswith("apptainer") or (int(found[1]), int(found[2])) >= OLDEST_SINGULARITY
-        ):
-            yield Finding("tool", host, "pass", found[0])
-        else:
-            yield Finding(
-                "tool", host, "fail", f"{container.runtime} {found[0]} is older than 3.0 and cannot read .sif files",
-                "", "load the module of a newer version, or ask the site's support for it",
-            )  # fmt: skip
+    return tuple(
+        Finding(check=check, subject=subject, **each._asdict()) for check, subject, each in verdicts
+    )
 
 
-def _image(required: Requirements, nodes: Mapping[str, Node]) -> Iterator[Finding]:
-    path = required.image
-    source, others = hosts_without_image(nodes)
-    for host, node in nodes.items():
-        image = node.image
-        if image.problem:
-            message = f"cannot read {path}: {image.problem}"
-        elif host in others:
-            message = f"{path} differs from the file on {source}"
-        else:
-            yield Finding("image", host, "pass", f"{path}, {image.size} bytes, {image.sha256[:12]}")
-            continue
-        hashes = (
-            f"sha256 {image.sha256}\non {source}: {nodes[source].image.sha256}"
-            if image.sha256
-            else ""
-        )
-        remedy = (
-            "every node needs the same file at the same path; --copy copies it from this host"
-            if source
-            else "no host has it: build it with --build, or give its path with --image"
-        )
-        yield Finding("image", host, "fail", message, hashes, remedy)
+def _answer(answer: Node | str) -> _Verdict:
+    if isinstance(answer, Node):
+        return _Verdict("pass", f"answers as {answer.name}")
+    remedy = (
+        "make `ssh -o BatchMode=yes HOST python3 --version` work without a password; many sites"
+        " allow that only in an allocation"
+    )
+    return _Verdict("fail", "no answer", remedy, answer)
 
 
-def _mpi(required: Requirements, nodes: Mapping[str, Node]) -> Iterator[Finding]:
+def _name(required: Requirements, node: Node) -> _Verdict | None:
+    if LAUNCHERS[required.launcher].controller != "Gloo":
+        return None
+    if node.resolves:
+        return _Verdict("pass", f"it resolves its name {node.name}")
+    return _Verdict(
+        "fail",
+        f"it cannot resolve its own name {node.name}: Gloo crashes with a segmentation fault",
+        "add it to /etc/hosts or the name service, or start ranks with mpirun",
+    )
+
+
+def _tool(required: Requirements, node: Node) -> _Verdict:
+    runtime = required.container.runtime
+    text = node.tools.get(runtime, "")
+    found = re.search(r"(?:^|\S{1,40} version )(\d+)\.(\d+)\S*", text)
+    if not text:
+        others = [name for name, version in node.tools.items() if version]
+        remedy = "load its module in the recipe, or ask the site's support for it"
+        if others:
+            remedy = f"it has {others[0]}: --set container.runtime={others[0]}"
+        return _Verdict("fail", f"{runtime} is not installed", remedy)
+    if not found:
+        return _Verdict("unproven", f"{runtime} does not report a version", evidence=text)
+    if runtime == "ch-run":
+        return _Verdict("pass", f"ch-run {found[0]}")
+    # Apptainer 1.0 is newer than Singularity 3.9.
+    if found[0].startswith("apptainer") or (int(found[1]), int(found[2])) >= OLDEST_SINGULARITY:
+        return _Verdict("pass", found[0])
+    return _Verdict(
+        "fail",
+        f"{runtime} {found[0]} is older than 3.0 and cannot read .sif files",
+        "load the module of a newer version, or ask the site's support for it",
+    )
+
+
+def _image(source: str, sha256: str, required: Requirements, node: Node) -> _Verdict:
+    path, image = required.image, node.image
+    if image.sha256 and image.sha256 == sha256:
+        return _Verdict("pass", f"{path}, {image.size} bytes, {sha256[:12]}")
+    if not source:
+        remedy = "no host has it: build it with --build, or give its path with --image"
+    else:
+        remedy = "every node needs the same file at the same path; --copy copies it from this host"
+    if image.problem:
+        return _Verdict("fail", f"cannot read {path}: {image.problem}", remedy)
+    hashes = f"sha256 {image.sha256}\non {source}: {sha256}"
+    return _Verdict("fail", f"{path} differs from the file on {source}", remedy, hashes)
+
+
+def _mpi(required: Requirements, node: Node) -> _Verdict | None:
     mpi = required.mpi
-    if mpi is None or required.launcher == "horovodrun-gloo":
-        return
+    launcher = LAUNCHERS[required.launcher]
+    if mpi is None or launcher.controller != "MPI":
+        return None
+    if launcher.schedulers:
+        name = required.launcher
+        return _Verdict(
+            "skip", f"{name} starts the ranks and must support the PMI of the image's MPI (PMIx)"
+        )
     remedy = (
         f"load or install {mpi.kind} {mpi.version or ''} on the hosts, or build the image"
         " with theirs: --set mpi.version=..."
     )
-    for host, node in nodes.items():
-        if required.launcher == "srun":
-            message = "srun starts the ranks and must support the PMI of the image's MPI (PMIx)"
-            yield Finding("mpi", host, "skip", message)
-        elif not node.mpirun:
-            yield Finding("mpi", host, "fail", "mpirun is not installed", "", remedy)
-        else:
-            image = Mpi(MPI_KINDS[mpi.kind], mpi.version or "")
-            status, message = compatible(parse_mpi_version(node.mpirun), image)
-            evidence = "" if status == "pass" else node.mpirun
-            yield Finding(
-                "mpi", host, status, message, evidence, "" if status == "pass" else remedy
-            )
+    if not node.mpirun:
+        return _Verdict("fail", "mpirun is not installed", remedy)
+    image = Mpi(MPI_KINDS[mpi.kind], mpi.version or "")
+    status, message = compatible(parse_mpi_version(node.mpirun), image)
+    if status == "pass":
+        return _Verdict(status, message)
+    return _Verdict(status, message, remedy, node.mpirun)
 
 
-def _gpu(container: Container, nodes: Mapping[str, Node]) -> Iterator[Finding]:
-    judges: dict[str, Callable[[Container, Node], tuple[Status, str]]] = {
-        "nvidia": _nvidia,
-        "rocm": _rocm,
-    }
-    if container.gpu not in judges:
-        return
-    remedy = "ask the site's support for the driver, or name nodes with GPUs"
-    for host, node in nodes.items():
-        status, message = judges[container.gpu](container, node)
-        yield Finding("driver", host, status, message, "", "" if status == "pass" else remedy)
+def _driver(required: Requirements, node: Node) -> _Verdict | None:
+    gpu = required.container.gpu
+    if gpu == "none":
+        return None
+    problem, good = _nvidia(required.container, node) if gpu == "nvidia" else _rocm(node)
+    if problem:
+        remedy = "ask the site's support for the driver, or name nodes with GPUs"
+        return _Verdict("fail", problem, remedy)
+    return _Verdict("pass", good)
 
 
-def _nvidia(container: Container, node: Node) -> tuple[Status, str]:
-    if not node.driver:
-        return "fail", "no NVIDIA driver"
-    if not node.gpus:
-        return "fail", f"NVIDIA driver {node.driver}, but no GPU"
+def _nvidia(container: Container, node: Node) -> tuple[str, str]:
+    """What is wrong, and what is good."""
+    driver = f"NVIDIA driver {node.driver}"
     cuda = re.search(r"cuda:(\d+)\.", container.base or "")
     oldest = _OLDEST_DRIVERS.get(int(cuda[1]), 0) if cuda else 0
     major = re.match(r"\d+", node.driver)
-    if cuda and oldest and major and int(major[0]) < oldest:
-        return (
-            "fail",
-            f"NVIDIA driver {node.driver}; CUDA {cuda[1]} in the image needs {oldest} or newer",
-        )
-    return "pass", f"NVIDIA driver {node.driver}, {node.gpus} GPUs"
+    if not node.driver:
+        return "no NVIDIA driver", ""
+    if not node.gpus:
+        return f"{driver}, but no GPU", ""
+    if cuda and major and int(major[0]) < oldest:
+        return f"{driver}; CUDA {cuda[1]} in the image needs {oldest} or newer", ""
+    return "", f"{driver}, {node.gpus} GPUs"
 
 
-def _rocm(container: Container, node: Node) -> tuple[Status, str]:
-    return ("pass", "an AMD GPU") if node.rocm else ("fail", "no AMD GPU: /dev/kfd does not exist")
+def _rocm(node: Node) -> tuple[str, str]:
+    return "" if node.rocm else "no AMD GPU: /dev/kfd does not exist", "an AMD GPU"
 
 
-def _ssh(required: Requirements, nodes: Mapping[str, Node]) -> Iterator[Finding]:
-    if not required.ssh:
-        return
-    for host, node in nodes.items():
-        for peer, problem in node.peers.items():
-            subject = f"{host} -> {peer}"
-            if problem:
-                yield Finding(
-                    "ssh", subject, "fail", "ssh does not work without a password", problem,
-                    f"{required.launcher} starts ranks by ssh, from any host to any other: set up a key,"
-                    " and the host's key in known_hosts; or start ranks with srun in an allocation",
-                )  # fmt: skip
-            else:
-                yield Finding("ssh", subject, "pass", "ssh works without a password")
+def _ssh(required: Requirements, problem: str) -> _Verdict:
+    if not problem:
+        return _Verdict("pass", "ssh works without a password")
+    return _Verdict(
+        "fail",
+        "ssh does not work without a password",
+        f"{required.launcher} starts ranks by ssh, from any host to any other: set up a key, and"
+        " the host's key in known_hosts; or start ranks with srun in an allocation",
+        problem,
+    )

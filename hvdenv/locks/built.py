@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from hvdenv.contents.packages import from_record
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.locks.compare import Difference
 from hvdenv.locks.lockfile import Built
 
@@ -14,7 +14,7 @@ from hvdenv.locks.lockfile import Built
 DRIFTS = ("python", "compiler", "mpi", "nvcc", "glibc", "driver", "wheel")
 
 
-def built_with(record: Mapping[str, Any]) -> Built:
+def built_with(record: GenerationRecord) -> Built:
     """What a lock keeps of a build.
 
     Args:
@@ -31,7 +31,7 @@ def built_with(record: Mapping[str, Any]) -> Built:
         glibc=tools.get("glibc", ""),
         driver=tools.get("driver", ""),
         modules=contents.modules,
-        wheel=record.get("wheel", {}).get("sha256", ""),
+        wheel=record.wheel.get("sha256", ""),
     )
 
 
@@ -51,7 +51,9 @@ def _judged(name: str, locked: str, found: str) -> Difference:
         reason = "another compiler may have another C++ ABI"
     if name in ("mpi", "nvcc") and _series(locked) != _series(found):
         reason = "Horovod is bound to the implementation and its series (major.minor)"
-    return Difference(name, locked, found, "error" if reason else "note", reason)
+    return Difference(
+        name=name, locked=locked, found=found, severity="error" if reason else "note", reason=reason
+    )
 
 
 def _modules(locked: Mapping[str, str], found: Mapping[str, str]) -> Iterator[Difference]:

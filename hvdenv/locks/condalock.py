@@ -1,8 +1,8 @@
 """The conda packages of a lock, in conda-lock's own format: ``conda-lock.yml``, version 1.
 
-conda-lock's models write and read it, so that ``conda-lock install`` takes the file. It holds name, version, URL, hashes and dependencies of each package. Build and
-folder of a package are in its URL; what else an installation needs is in the package,
-which the sha256 vouches for.
+conda-lock's models write and read it, so that ``conda-lock install`` accepts the file. It has
+name, version, URL, hashes and dependencies of each package. Build and subdir of a package are in
+its URL; the package itself, which the sha256 identifies, has the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HEADER = """\
 # Written by hvdenv in the format of conda-lock: `conda-lock install` takes it as well.
 """
 _DEPTH = 10
-# Behind /t/ stands a token, and a $ begins a variable to conda-lock.
+# /t/ is followed by a token, and conda-lock expands variables after a $.
 _URL = r"(https?|file)://(?!.*/t/[^/]+/)[^\s@?#'\"`$\\]+"
 
 Platform = Literal["linux-64", "linux-aarch64", "linux-ppc64le"]
@@ -36,11 +36,7 @@ Channel = Annotated[
 
 
 class CondaPackage(NamedTuple):
-    """A package of a lock.
-
-    Attributes:
-        depends: as conda writes them, sorted: ``python >=3.10,<3.11``.
-    """
+    """A package of a lock; ``depends`` is sorted, in conda's syntax: ``python >=3.10,<3.11``."""
 
     name: Annotated[str, schema.Pattern(r"[a-z0-9_][a-z0-9._-]*", "a conda package's name")]
     version: Annotated[str, schema.Pattern(r"[^\s/-]+", "a version")]
@@ -57,7 +53,7 @@ class CondaPackage(NamedTuple):
 
     @property
     def file_name(self) -> str:
-        """What its file is called: that is all that an offline folder knows it by."""
+        """Name of its file, by which an offline folder identifies it."""
         return unquote(urlsplit(self.url).path.rpartition("/")[2])
 
     @property
@@ -75,8 +71,8 @@ class CondaLock(NamedTuple):
     Attributes:
         channels: in the order of their priority.
         packages: sorted by name.
-        content_hash: of what was asked for, as conda-lock defines it. conda-lock compares
-            it when it is to solve again; no program does when it installs.
+        content_hash: of the request, as conda-lock defines it. conda-lock compares it before it
+            solves again; no program compares it when it installs.
     """
 
     platform: Platform
@@ -86,14 +82,14 @@ class CondaLock(NamedTuple):
 
 
 def lock(records: Iterable[Mapping[str, Any]], spec: Mapping[str, Any]) -> CondaLock:
-    """A lock of what a solve found.
+    """A lock of the result of a solve.
 
     Args:
         records: what ``conda_env.py --solve-only`` reports.
-        spec: what it was asked for: channels, specs, platform, virtual.
+        spec: the request: channels, specs, platform, virtual.
 
     Raises:
-        RecipeError: a package or channel that a lock cannot hold.
+        RecipeError: a package or channel that a lock cannot contain.
     """
     packages = [
         {name: record[name] for name in ("name", "version", "url", "sha256", "md5")}
@@ -110,7 +106,7 @@ def lock(records: Iterable[Mapping[str, Any]], spec: Mapping[str, Any]) -> Conda
 
 
 def _merged(depends: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Name and version of each dependency: conda-lock has room for one of each name."""
+    """Name and version of each dependency: conda-lock accepts each name once."""
     found: dict[str, str] = {}
     for text in depends:
         name, wanted = _split(text)
@@ -146,12 +142,8 @@ def render(found: CondaLock) -> str:
 def parse(text: str, where: str = "conda-lock.yml") -> CondaLock:
     """Read ``conda-lock.yml``, written by hvdenv or by conda-lock for one platform.
 
-    Args:
-        text: of the file.
-        where: what the file is called in messages.
-
     Raises:
-        RecipeError: it is malformed, or for something that hvdenv does not install from it.
+        RecipeError: it is malformed, or has packages that hvdenv does not install from it.
     """
     with _libraries():
         from conda_lock.lockfile.v1.models import Lockfile
@@ -195,7 +187,7 @@ def _read_yaml(text: str, where: str) -> Any:
         for event in yaml.parse(text, Loader=loader):
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
-            # To build it takes stack for each level, and the process dies where that ends.
+            # Constructing it recurses at each level, and a stack overflow would end the process.
             if depth > _DEPTH:
                 raise malformed("it is nested too deeply", where)
         return yaml.load(text, Loader=loader)
@@ -231,10 +223,10 @@ def _decoded(document: dict[str, Any], where: str) -> CondaLock:
 
 
 def load() -> None:
-    """Import what reads and writes locks: it takes a second, and an extra of hvdenv brings it.
+    """Import the libraries that read and write locks, which takes a second.
 
     Raises:
-        StepError: it is not installed.
+        StepError: they are not installed.
     """
     with _libraries():
         for name in ("conda_lock.lockfile.v1.models", "rattler", "yaml"):
@@ -243,10 +235,10 @@ def load() -> None:
 
 @contextmanager
 def _libraries() -> Iterator[None]:
-    """Say how to get what only locks of conda environments need."""
+    """Report how to install the libraries that only locks of conda environments need."""
     try:
         with warnings.catch_warnings():
-            # The conda inside conda-lock warns of its own parts.
+            # conda, which conda-lock contains, warns about its own modules.
             warnings.simplefilter("ignore")
             yield
     except ImportError as error:
@@ -257,7 +249,7 @@ def _libraries() -> Iterator[None]:
 
 
 def _content_hash(spec: Mapping[str, Any]) -> str:
-    """What conda-lock makes of the same channels, packages and virtual packages."""
+    """The hash that conda-lock computes for the same request."""
     with _libraries():
         from conda_lock.content_hash import compute_content_hashes
         from conda_lock.models.lock_spec import LockSpecification
@@ -281,18 +273,15 @@ def _content_hash(spec: Mapping[str, Any]) -> str:
     return str(compute_content_hashes(asked, machine)[platform])
 
 
-# What a lock is used for
-
-
 def packages(locked: Locked) -> CondaLock:
     """The conda packages of a lock.
 
     Raises:
-        RecipeError: it has none, or its file is malformed or holds what no lock may hold.
+        RecipeError: it has none, or its file is malformed or contains what no lock may contain.
     """
     where = str(locked.folder / CONDA)
     if CONDA not in locked.texts:
-        raise malformed("the lock has no conda packages, and the recipe asks for some", where)
+        raise malformed("the lock has no conda packages, and the recipe requests some", where)
     found, inputs = parse(locked.texts[CONDA], where), locked.lock.inputs.conda
     known = ("https://", *(f"{each.rstrip('/')}/" for each in (inputs.channels if inputs else ())))
     for each in found.packages:
@@ -303,12 +292,12 @@ def packages(locked: Locked) -> CondaLock:
     return found
 
 
-# What else pip knows by another name than conda.
+# Packages that have another name on the Python index.
 _PIP_NAMES = {"pytorch": "torch", "msgpack-python": "msgpack", "tensorflow-base": "tensorflow"}
 
 
 def for_pip(found: CondaLock) -> dict[str, str]:
-    """The Python packages among them, by the names that pip knows them by."""
+    """Versions of the Python packages among them, by their names on the Python index."""
     from packaging.utils import canonicalize_name
 
     python = {"python", "python_abi"}
@@ -320,17 +309,17 @@ def for_pip(found: CondaLock) -> dict[str, str]:
 
 
 def explicit(found: CondaLock) -> dict[str, object]:
-    """What ``conda_env.py`` is given, to install or fetch these packages and no others."""
+    """Input for ``conda_env.py`` to install or fetch exactly these packages."""
     packages = [{**each._asdict(), "depends": list(each.depends)} for each in found.packages]
     return {"platform": found.platform, "explicit": packages}
 
 
 def preferring(found: CondaLock, free: Iterable[str]) -> dict[str, object]:
-    """What is added to a solve so that only some packages move, and what they need.
+    """Addition to a solve so that only some packages change, and their dependencies.
 
     Args:
         found: the lock before.
-        free: names of packages that may become newer.
+        free: names of packages that may be updated.
 
     Raises:
         RecipeError: one of them is not in the lock.
@@ -343,7 +332,7 @@ def preferring(found: CondaLock, free: Iterable[str]) -> dict[str, object]:
 
 
 def unsatisfied(packages: Sequence[CondaPackage], specs: Iterable[str]) -> tuple[str, ...]:
-    """What packages of a lock do not satisfy: of a recipe, or of each other."""
+    """Requirements, of the recipe or of packages, that the packages do not satisfy."""
     with _libraries():
         from rattler import BuildString, MatchSpec, PackageRecord
         from rattler.exceptions import InvalidMatchSpecError
@@ -370,7 +359,7 @@ def unsatisfied(packages: Sequence[CondaPackage], specs: Iterable[str]) -> tuple
 
 
 def unneeded(packages: Sequence[CondaPackage], specs: Iterable[str]) -> tuple[str, ...]:
-    """Packages of a lock that neither the recipe nor another package asks for."""
+    """Packages of a lock that neither the recipe nor another package requires."""
     known = {each.name: each for each in packages}
     waiting, reached = [_split(text)[0] for text in specs], set[str]()
     while waiting:
@@ -386,6 +375,6 @@ def unneeded(packages: Sequence[CondaPackage], specs: Iterable[str]) -> tuple[st
 
 
 def _split(spec: str) -> tuple[str, str]:
-    """The name, and what follows it, with or without a blank between."""
+    """The name, and what follows it, with or without a space between."""
     name = re.split(r"[\s=<>!~\[]", spec.strip(), maxsplit=1)[0]
     return name.rpartition("::")[2].lower(), spec.strip()[len(name) :].strip()

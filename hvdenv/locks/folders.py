@@ -1,4 +1,4 @@
-"""Where locks lie, and how one is read and written whole."""
+"""The folders of locks: finding, reading and writing them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def place(root: Path, inputs: Inputs, labels: Sequence[str] = ()) -> Path:
     Args:
         root: the folder of all locks.
         inputs: what it is a lock of.
-        labels: local versions of frameworks, such as ``cpu``: such builds are other
-            packages, and have locks of their own.
+        labels: local versions of frameworks, such as ``cpu``: such builds are different packages
+            with their own locks.
     """
     name = "-".join([f"py{inputs.python}", inputs.platform, *sorted(set(labels))])
     return root / inputs.name / name
@@ -42,11 +42,11 @@ def candidates(root: Path, inputs: Inputs) -> tuple[Path, ...]:
 
 
 def read(folder: Path, judge: Callable[[Content], None] | None = None) -> Locked:
-    """Read a lock, and see that its files belong together.
+    """Read a lock, and check that its files belong together.
 
     Args:
         folder: of the lock.
-        judge: is given what was read of each file before anything is done with it.
+        judge: called with the content of each file before it is used; may raise.
 
     Raises:
         RecipeError: a file is missing or malformed.
@@ -103,8 +103,8 @@ def _text(path: Path, judge: Callable[[Content], None] | None) -> str:
         raise RecipeError(
             "there is no such file of a lock",
             where=str(path),
-            remedy="a lock is a folder as `hvdenv lock RECIPE` writes it; name that folder, or"
-            " lock again if it was stopped while writing",
+            remedy="name a folder that `hvdenv lock RECIPE` wrote, or run that again if it was"
+            " stopped",
         ) from error
     except UnicodeDecodeError as error:
         raise RecipeError("is not text", where=str(path)) from error

@@ -1,8 +1,8 @@
 """The lock of an environment as typed data.
 
-A lock is three files: ``hvdenv-lock.toml`` says what was asked for and what the build was
-made with, and binds the other two by their hashes: ``pylock.toml`` (PEP 751) and
-``conda-lock.yml``. No path, user or host of the machine that wrote them is in there.
+A lock is three files: ``hvdenv-lock.toml`` states what was requested and what the build was made
+with, and binds the other two by their hashes: ``pylock.toml`` (PEP 751) and
+``conda-lock.yml``. They contain no path, user or host of the machine that wrote them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PYPI: File = "pylock.toml"
 CONDA: File = "conda-lock.yml"
 SIGNATURE = f"{MAIN}.sig"
 
-ANEW = "`hvdenv lock RECIPE` writes it anew"
+ANEW = "write it again with `hvdenv lock RECIPE`"
 
 MinorVersion = Annotated[str, Pattern(r"3\.[0-9]+", "a Python version such as 3.11")]
 Platform = Annotated[
@@ -38,8 +38,8 @@ class Horovod(NamedTuple):
     """What Horovod is built from.
 
     Attributes:
-        version, sha256: its source archive; no hash where modules bring Horovod.
-        patches: each patch with the hash of what it does.
+        version, sha256: its source archive; no hash where modules provide Horovod.
+        patches: the hash of each patch.
         variables: that its build reads: HOROVOD_*, and the recipe's for compilers.
     """
 
@@ -50,7 +50,7 @@ class Horovod(NamedTuple):
 
 
 class Conda(NamedTuple):
-    """What conda was asked for: packages, from which channels, for which machine."""
+    """What is requested from conda: packages, channels, and virtual packages of the machine."""
 
     packages: tuple[str, ...]
     channels: tuple[Channel, ...]
@@ -66,17 +66,17 @@ class Source(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """All that decides what an environment is made of. Compared exactly.
+    """All that determines the contents of an environment. Compared exactly.
 
     Attributes:
         recipe, variants: what it is a lock of.
         python: its minor version.
         platform: of the machine that runs the environment.
         horovod: what Horovod is built from.
-        packages: what pip is asked for, sorted.
-        conda: what conda is asked for.
-        modules: as the recipe names them, in the order of loading.
-        mpi: the implementation, and its version where the recipe knows it.
+        packages: what is requested from pip, sorted.
+        conda: what is requested from conda.
+        modules: as in the recipe, in the order of loading.
+        mpi: the implementation, and its version where the recipe states it.
         sources: frameworks from repositories.
     """
 
@@ -93,7 +93,7 @@ class Inputs(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Recipe and variants as environments are named."""
+        """Recipe and variants, as environments are named."""
         return "+".join([self.recipe, *self.variants])
 
 
@@ -102,11 +102,11 @@ class Built(NamedTuple):
 
     Attributes:
         hvdenv: its version.
-        python: the whole version.
-        compiler, mpi, nvcc: name and version, as the programs say.
+        python: the full version.
+        compiler, mpi, nvcc: name and version, as the programs report them.
         glibc, driver: versions on the machine that built.
-        modules: as the module system named them, with the hash of each modulefile that
-            programs run with; empty for those of the build alone.
+        modules: as the module system reported them, with the hash of each modulefile that programs
+            run with; empty for modules that only the build loads.
         wheel: hash of the Horovod wheel.
     """
 
@@ -126,9 +126,9 @@ class Lock(NamedTuple):
 
     Attributes:
         format: of this file.
-        inputs: what was asked for.
+        inputs: what was requested.
         files: hash of each of the other files.
-        built: filled in by a build; None in a lock that was only resolved.
+        built: added after a build; None in a lock that was only resolved.
     """
 
     format: Literal[1]
@@ -141,10 +141,10 @@ class Locked(NamedTuple):
     """A lock with the files that it binds.
 
     Attributes:
-        folder: that it lies in, or is to lie in.
+        folder: its folder, which need not exist yet.
         lock: the main file.
         texts: text of each of the other files, by name.
-        signature: of the text of the main file, which render() makes; empty if there is none.
+        signature: of the text of the main file, as render() gives it; or empty.
     """
 
     folder: Path
@@ -154,12 +154,11 @@ class Locked(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Identifies what the lock asks for, whoever built it."""
+        """Identifies what the lock requests, whoever built it."""
         return sha256(render(self.lock._replace(built=None)))
 
 
 def sha256(text: str) -> str:
-    """Hash of a file with this text."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -170,10 +169,10 @@ def bind(folder: Path, inputs: Inputs, texts: Mapping[File, str]) -> Locked:
 
 
 def check_file(lock: Lock, name: File, text: str, path: Path) -> None:
-    """See that a file is the one that the lock was written with.
+    """Check that a file is the one that the lock was written with.
 
     Raises:
-        LockError: it is another.
+        LockError: it is not.
     """
     if sha256(text) != lock.files[name]:
         raise LockError(
@@ -184,12 +183,12 @@ def check_file(lock: Lock, name: File, text: str, path: Path) -> None:
 
 
 def malformed(message: str, where: str, remedy: str = "") -> RecipeError:
-    """The error for a file of a lock, without the secrets that it may show."""
+    """The error for a malformed file of a lock; tokens in the message are masked."""
     return RecipeError(re.sub(r"/t/[^/\s]+", "/t/***", mask(message)), where=where, remedy=remedy)
 
 
 def render(lock: Lock) -> str:
-    """The text of the main file: sorted, so that two locks compare line by line."""
+    """The text of the main file, sorted so that two locks compare line by line."""
     import tomlkit
 
     head = "# Written by `hvdenv lock`; the other files of this folder belong to it.\n"
@@ -200,7 +199,7 @@ def parse(text: str, path: Path) -> Lock:
     """Read the text of the main file.
 
     Raises:
-        RecipeError: it is malformed, or of another format.
+        RecipeError: it is malformed, or has another format.
     """
     try:
         document = parse_toml(text)
@@ -211,7 +210,7 @@ def parse(text: str, path: Path) -> Lock:
         raise RecipeError(
             f"the lock has format {written}; this hvdenv knows format {FORMAT}",
             where=str(path),
-            remedy="use the hvdenv that wrote it, or have the lock written anew",
+            remedy="use the hvdenv that wrote it, or write it again with `hvdenv lock RECIPE`",
         )
     try:
         return decode(Lock, document)
@@ -221,9 +220,9 @@ def parse(text: str, path: Path) -> Lock:
 
 
 def _sorted(value: Any) -> Any:
-    """Tables sorted by key, values before tables, as TOML wants them; lists as they are."""
+    """Tables sorted by key, values before tables as TOML requires; lists unchanged."""
     if isinstance(value, list):
-        # tomlkit writes long lists on one line: an array of its own has a line for each.
+        # By default tomlkit writes a long list on one line.
         import tomlkit
 
         array = tomlkit.array()

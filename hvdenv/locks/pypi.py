@@ -1,7 +1,7 @@
-"""Python packages of a lock: a PEP 751 file, by the library packaging.
+"""The Python packages of a lock: a PEP 751 file.
 
-Name, version and hash decide; a URL is a hint. So a mirror, a wheelhouse or a folder
-of fetched files serves as well.
+Name, version and hash identify a file; its URL is only a hint. So a mirror, a folder of wheels
+or of fetched files can provide it as well.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from hvdenv.errors import LockError
 from hvdenv.locks.lockfile import ANEW, PYPI, Locked, malformed
 from hvdenv.masking import mask
 from hvdenv.model.recipe import Sha256
-from hvdenv.schema import Pattern
+from hvdenv.schema import Pattern, Problem, decode, line_of, parse_toml
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 
 class Package(NamedTuple):
-    """One package, by the one file that it is installed from.
+    """A package, by the one file that it is installed from.
 
     Attributes:
-        name: normalised, as PEP 503 has it.
-        version: the whole version, its local part included.
+        name: normalised (PEP 503).
+        version: the full version, with its local part.
         file: name of a wheel or of a source archive.
         sha256: of that file.
-        url: where it was seen; empty where that is only known to the machine that locked.
-        requires: what its metadata asks for on the machines of the lock, sorted; None in a
-            lock that does not record it.
+        url: where it was found; empty if that is only valid on the machine that locked.
+        requires: what its metadata requires on the machines of the lock, sorted; None in a lock
+            that does not record it.
     """
 
     name: str
@@ -54,11 +54,11 @@ def from_report(report: Mapping[str, Any], hints: Mapping[str, str]) -> tuple[Pa
 
     Args:
         report: of ``pip install --dry-run --report``.
-        hints: by name of a package, the index that the recipe names for it: where such a
-            file is to be had from, if this machine has it in a folder.
+        hints: by package, the index that the recipe names: the URL of a file that this machine
+            has in a folder.
 
     Raises:
-        LockError: a package has no hash, or is no file of an index.
+        LockError: a package has no hash, or is not a file of an index.
     """
     from packaging.utils import canonicalize_name
     from packaging.version import Version
@@ -73,8 +73,8 @@ def from_report(report: Mapping[str, Any], hints: Mapping[str, str]) -> tuple[Pa
         if not sha256:
             raise LockError(
                 f"{name} {each['metadata']['version']} has no sha256 at {mask(download['url'])}",
-                remedy="take it from an index or a folder of wheels: what has no hash cannot be"
-                " locked",
+                remedy="install it from an index or a folder of wheels: only files with a hash"
+                " can be locked",
             )
         file = unquote(posixpath.basename(address.path))
         url = hint(download["url"].partition("#")[0].partition("?")[0])
@@ -83,12 +83,21 @@ def from_report(report: Mapping[str, Any], hints: Mapping[str, str]) -> tuple[Pa
         if not re.fullmatch(get_args(Url)[1].regex, url):
             url = ""
         version = str(Version(each["metadata"]["version"]))
-        found.append(Package(name, version, file, sha256, url, requires[name]))
+        found.append(
+            Package(
+                name=name,
+                version=version,
+                file=file,
+                sha256=sha256,
+                url=url,
+                requires=requires[name],
+            )
+        )
     return tuple(sorted(found))
 
 
 def _requires(report: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """What each package requires where it is going to be installed, extras included.
+    """What each package requires on the target machine, including its extras.
 
     Raises:
         LockError: a requirement is malformed.
@@ -108,7 +117,7 @@ def _requires(report: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     environment = report.get("environment", {})
     found: dict[str, tuple[str, ...]] = {}
     known = -1
-    # An extra that one package asks of another can bring requirements that ask for more.
+    # An extra that one package requests of another can add requirements with more extras.
     while known != (known := sum(map(len, extras.values()))):
         for package, requirements in stated.items():
             holding = [each for each in requirements if _holds(each, environment, extras[package])]
@@ -120,7 +129,7 @@ def _requires(report: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def _holds(requirement: Requirement, environment: Mapping[str, str], extras: set[str]) -> bool:
-    """Whether a requirement applies there, with these extras of the package that states it."""
+    """Whether a requirement applies, with these extras of the package that states it."""
     marker = requirement.marker
     return marker is None or any(
         marker.evaluate({**environment, "extra": extra}) for extra in ("", *extras)
@@ -128,7 +137,7 @@ def _holds(requirement: Requirement, environment: Mapping[str, str], extras: set
 
 
 def without_the_sites(packages: Iterable[Package]) -> tuple[Package, ...]:
-    """The same without requirements that packages of the site satisfy: these are not locked."""
+    """Drop requirements that packages of the site satisfy, since these are not locked."""
     known = {each.name: each for each in packages}
     return tuple(
         each._replace(
@@ -139,18 +148,12 @@ def without_the_sites(packages: Iterable[Package]) -> tuple[Package, ...]:
 
 
 def required(requirement: str) -> str:
-    """The name that a requirement begins with, as a lock records it."""
+    """The name at the start of a requirement, as a lock records it."""
     return re.split(r"[^a-z0-9-]", requirement, maxsplit=1)[0]
 
 
 def render(packages: Iterable[Package], python: str, machine: str) -> str:
-    """The text of pylock.toml.
-
-    Args:
-        packages: of one environment.
-        python: minor version.
-        machine: such as x86_64.
-    """
+    """The text of pylock.toml for a minor Python version and a machine such as x86_64."""
     import tomlkit
     from packaging.markers import Marker
     from packaging.pylock import Package as Entry
@@ -160,7 +163,7 @@ def render(packages: Iterable[Package], python: str, machine: str) -> str:
     from packaging.version import Version
 
     def entry(package: Package) -> Entry:
-        # A file without a URL is one that lies beside the lock, or that pip finds elsewhere.
+        # A file without a URL is beside the lock, or pip finds it elsewhere.
         where = {"url": package.url} if package.url else {"path": package.file}
         file: dict[str, Any] = {
             "name": package.file, "hashes": {"sha256": package.sha256}, **where,
@@ -189,7 +192,7 @@ def render(packages: Iterable[Package], python: str, machine: str) -> str:
     return tomlkit.dumps(document.to_dict())
 
 
-# What pylock.toml of a lock may hold: PEP 751 has more, and each further key is refused.
+# What pylock.toml of a lock may contain. PEP 751 has more keys; these are refused.
 Url = Annotated[
     str,
     Pattern(
@@ -242,24 +245,22 @@ _FIELDS = {name: name.replace("_", "-") for name in _Document._fields}
 
 
 def _field(key: str) -> str:
-    """The name of a field; keys that nobody knows stay as they are."""
+    """The field of a key; an unknown key is returned as it is."""
     return next((name for name, written in _FIELDS.items() if written == key), key)
 
 
 def parse(text: str, path: Path, python: str = "") -> tuple[Package, ...]:
-    """Read pylock.toml as hvdenv writes it: one file for each package, with its hash.
+    """Read a pylock.toml of hvdenv: one file with its hash for each package.
 
     Args:
         text: of the file.
         path: of the file, for messages.
-        python: the minor version that it has to be for.
+        python: the minor version that it must be for.
 
     Raises:
-        RecipeError: it is malformed, for another Python, or holds what no lock may hold.
+        RecipeError: it is malformed, for another Python, or contains what hvdenv never writes.
     """
     from packaging.pylock import Pylock, PylockUnsupportedVersionError, PylockValidationError
-
-    from hvdenv.schema import Problem, decode, line_of, parse_toml
 
     where = str(path)
     try:
@@ -283,7 +284,12 @@ def parse(text: str, path: Path, python: str = "") -> tuple[Package, ...]:
         requires = entry.tool.hvdenv.requires if entry.tool else None
         found.append(
             Package(
-                entry.name, entry.version, file.name, file.hashes.sha256, file.url or "", requires
+                name=entry.name,
+                version=entry.version,
+                file=file.name,
+                sha256=file.hashes.sha256,
+                url=file.url or "",
+                requires=requires,
             )
         )
     return tuple(sorted(found))
@@ -318,19 +324,19 @@ def labels(packages: Iterable[Package], frameworks: Iterable[str]) -> tuple[str,
     """Local versions of the frameworks, such as ``cpu``."""
     from packaging.version import Version
 
-    wanted = set(frameworks)
-    found = {Version(each.version).local for each in packages if each.name in wanted}
+    names = set(frameworks)
+    found = {Version(each.version).local for each in packages if each.name in names}
     return tuple(sorted(label for label in found if label))
 
 
 def with_urls_of(packages: Iterable[Package], before: Iterable[Package]) -> tuple[Package, ...]:
-    """Packages with the URLs that are known of the same files: where they were seen last is no change."""
+    """Packages with the known URLs of the same files, since a new URL alone is no change."""
     known = {each.sha256: each.url for each in before}
     return tuple(each._replace(url=known.get(each.sha256) or each.url) for each in packages)
 
 
 def platforms(packages: Iterable[Package]) -> tuple[str, ...]:
-    """The platforms that wheels are for, as their names say, sorted."""
+    """The platforms in the names of wheels, sorted."""
     from packaging.utils import parse_wheel_filename
 
     wheels = (each.file for each in packages if each.is_wheel)
@@ -339,14 +345,14 @@ def platforms(packages: Iterable[Package]) -> tuple[str, ...]:
 
 
 def listing(packages: Iterable[Package]) -> str:
-    """Names and versions, a line for each package: for ``check_requirements.py``."""
+    """Names and versions, a line for each package, for ``check_requirements.py``."""
     return "".join(f"{each.name} {each.version}\n" for each in packages)
 
 
 def requirements(packages: Iterable[Package]) -> str:
     """A requirements file for pip's --require-hashes.
 
-    To ``==``, 2.13.0 and 2.13.0+cpu are the same.
+    It has ``===``, since ``==`` treats 2.13.0 and 2.13.0+cpu as the same.
     """
     return "".join(
         f"{each.name}==={each.version} --hash=sha256:{each.sha256}\n" for each in packages

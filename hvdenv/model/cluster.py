@@ -13,7 +13,7 @@ ModuleName = Annotated[
         "a module name such as gcc/10.2.0 (NAME.eb is the name of an EasyBuild file, not of a module)",
     ),
 ]
-# {user} and {home} stand for the user who builds.
+# hvdenv replaces {user} and {home} by the name and home folder of the user who builds.
 Folder = Annotated[
     str,
     Pattern(
@@ -21,7 +21,7 @@ Folder = Annotated[
         "an absolute folder; {user} and {home} may stand in it",
     ),
 ]
-# $NAME is what the modules set: $EBROOTNCCL, $CUDA_HOME/lib64.
+# $NAME is a variable that the modules set: $EBROOTNCCL, $CUDA_HOME/lib64.
 ModuleFolder = Annotated[
     str,
     Pattern(
@@ -32,7 +32,7 @@ ModuleFolder = Annotated[
 VariableName = Annotated[
     str, Pattern(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
 ]
-# Not longer than what every scheduler takes, and nothing that a directive could end at.
+# Short enough for every scheduler, and without characters that end a directive.
 Label = Annotated[
     str,
     Pattern(
@@ -71,17 +71,17 @@ Architecture = Literal["x86_64", "ppc64le", "aarch64"]
 
 
 class RecipeFolders(NamedTuple):
-    """Further folders with recipes, which a site file names."""
+    """Recipe folders that a site file adds."""
 
     recipe_folders: tuple[Folder, ...] = ()
 
 
 class Trust(NamedTuple):
-    """Whose files are used by everybody, as a site file of root says.
+    """Users and groups whose files everybody may use, by a site file that belongs to root.
 
     Attributes:
-        owners: users, such as the support staff: their recipes, locks, scripts, environments.
-        groups: groups whose members trust each other so: HVDENV_HOME may be theirs, too.
+        owners: users such as the support staff, for recipes, locks, scripts and environments.
+        groups: groups whose members trust each other; HVDENV_HOME may belong to them, too.
     """
 
     owners: tuple[Label, ...] = ()
@@ -89,24 +89,29 @@ class Trust(NamedTuple):
 
 
 class Swap(NamedTuple):
-    """One module in the place of another."""
+    """One module to replace by another.
+
+    Attributes:
+        out: the module to unload.
+        into: the module to load instead.
+    """
 
     out: ModuleName
     into: ModuleName
 
 
 class Modules(NamedTuple):
-    """What is loaded, in this order.
+    """Modules to load, in this order.
 
     Attributes:
-        init: script that defines ``module``, where the machine does not say it itself.
-        purge: unload everything first; ``force`` unloads sticky modules too.
-        use: folders with modulefiles, in front of those that are there.
-        source: scripts of the site that are sourced.
-        unload: modules that the site loads by default and that must go.
-        swap: modules in the place of others.
+        init: script that defines ``module``, if the machine does not define it.
+        purge: unload everything first; ``force`` also unloads sticky modules.
+        use: folders with modulefiles, before those of the machine.
+        source: scripts of the site to source.
+        unload: default modules of the site to unload.
+        swap: modules to replace by others.
         load: modules for the build and for every run.
-        build: modules for the build only, such as CMake, loaded after the others.
+        build: modules for the build only, such as CMake, loaded last.
     """
 
     init: Folder | None = None
@@ -124,15 +129,15 @@ class Partition(NamedTuple):
 
     Attributes:
         arch: architecture of its nodes.
-        cores: of one node, as the scheduler counts them; not known if not given.
+        cores: of one node, as the scheduler counts them.
         gpus: of one node.
-        gpu: what the scheduler calls them, where it asks.
+        gpu: their name in the scheduler, if it needs one.
         capability: compute capability of an NVIDIA GPU.
-        nodes: how many there are.
+        nodes: number of nodes.
         memory_gb: of one node.
-        max_time: the longest job.
-        glibc: version there.
-        cuda: newest CUDA that the driver there can run.
+        max_time: time limit of jobs.
+        glibc: version on its nodes.
+        cuda: newest CUDA that the driver of its nodes supports.
     """
 
     arch: Architecture = "x86_64"
@@ -148,24 +153,24 @@ class Partition(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What a batch job asks for when nothing else is said.
+    """Default resources of a batch job.
 
     Attributes:
         partition: a key of ``partitions``; a queue to PBS, Cobalt and LSF.
-        nodes: how many.
-        ranks_per_node: one for each GPU, usually.
+        nodes: number of nodes.
+        ranks_per_node: usually one per GPU.
         cpus_per_rank: cores for each rank.
         gpus_per_node: GPUs for each node.
-        gpu_option: how Slurm is asked for them.
+        gpu_option: option that requests them from Slurm.
         time: wall time.
-        name, account, qos, reservation, constraint, comment: as the scheduler has them.
+        name, account, qos, reservation, constraint, comment: passed to the scheduler.
         memory: for each node, such as 250G.
-        exclusive: whole nodes.
-        output, error: file names, with the scheduler's own placeholders.
+        exclusive: request whole nodes.
+        output, error: file names, with the scheduler's placeholders.
         attributes: PBS resources (-l NAME=VALUE) and Cobalt attributes (--attrs).
-        select: what PBS adds to each chunk, such as system=polaris.
+        select: resources that PBS adds to each chunk, such as system=polaris.
         place: how PBS places the chunks.
-        requires: keys of this table that the site demands.
+        requires: keys of this table that the site requires.
     """
 
     partition: Label | None = None
@@ -192,16 +197,16 @@ class Job(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """How ranks are started here.
+    """How to start ranks on this cluster.
 
     Attributes:
-        launcher: the one that ``run`` and ``job`` use.
-        srun_mpi: what srun is told about MPI (``--mpi``); its own default if not given.
-        cpu_bind: how ranks are bound to cores: ``--cpu-bind`` of srun and mpiexec,
+        launcher: the default launcher of ``run`` and ``job``.
+        srun_mpi: value of srun's ``--mpi`` (default: srun's).
+        cpu_bind: how to bind ranks to cores: ``--cpu-bind`` of srun and mpiexec,
             ``-cc`` of aprun, ``-b`` of jsrun.
-        threads_per_core: hardware threads of a core that are used (aprun -j).
-        exports: variables that are passed to every rank by mpirun (-x).
-        mca: parameters of Open MPI (--mca; version 5 leaves -mca unread).
+        threads_per_core: hardware threads to use per core (aprun -j).
+        exports: variables that mpirun passes to every rank (-x).
+        mca: parameters of Open MPI (--mca; version 5 ignores -mca).
         mpi_threads_disable: the site's fabric needs HOROVOD_MPI_THREADS_DISABLE=1.
     """
 
@@ -215,11 +220,11 @@ class Launch(NamedTuple):
 
 
 class Network(NamedTuple):
-    """Which interfaces ranks talk over.
+    """Network interfaces for the communication of ranks.
 
     Attributes:
         use: interfaces to use, for NCCL, Gloo and Open MPI's TCP.
-        avoid: interfaces to leave alone.
+        avoid: interfaces not to use.
     """
 
     use: tuple[Interface, ...] = ()
@@ -227,11 +232,11 @@ class Network(NamedTuple):
 
 
 class Environment(NamedTuple):
-    """Variables that the site or the recipe wants, besides what hvdenv sets itself.
+    """Variables of the site or recipe, in addition to those that hvdenv sets.
 
     Attributes:
         build: for the compilation of Horovod.
-        run: for every program of the environment; {user} and {jobid} may stand in values.
+        run: for every program of the environment; values may contain {user} and {jobid}.
     """
 
     build: dict[VariableName, Value] = {}
@@ -239,12 +244,12 @@ class Environment(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """A folder that the site's workspace tools allocate (ws_allocate).
+    """A folder that the workspace tools of the site allocate (ws_allocate).
 
     Attributes:
-        filesystem: where (-F); the site's default if not given.
+        filesystem: value of -F (default: the site's).
         name: of the workspace.
-        days: how long it lives.
+        days: its duration.
     """
 
     name: Label
@@ -253,16 +258,16 @@ class Workspace(NamedTuple):
 
 
 class Wheels(NamedTuple):
-    """Where compiled wheels are kept for later builds, besides the user's own cache.
+    """Caches of compiled wheels, in addition to the user's own.
 
     Attributes:
-        read: folders that others keep wheels in.
-        publish: of such folders, the one that builds put their wheels into as well.
-        trust: users whose entries there are used, besides the user's own and root's.
-        signers: file with the public keys of those whose signature an entry there needs.
-        key: what a build signs with: a private key's file, or the public one's of a key
-            that an agent holds.
-        own_gb: how large the user's own cache may become.
+        read: shared caches to use.
+        publish: the shared cache to which builds add their wheels.
+        trust: users whose entries may be used, in addition to one's own and root's.
+        signers: file with public keys; an entry must be signed with one of them.
+        key: key with which builds sign: file of a private key, or of the public part of a key
+            that an SSH agent holds.
+        own_gb: maximum size of the user's own cache, in GB.
     """
 
     read: tuple[Folder, ...] = ()
@@ -274,12 +279,12 @@ class Wheels(NamedTuple):
 
 
 class Locks(NamedTuple):
-    """Who vouches for locks.
+    """Signatures of locks.
 
     Attributes:
-        signers: file with the public keys of those whose signature a lock needs.
-        key: what ``hvdenv lock --sign`` signs with: a private key's file, or the public one's
-            of a key that an agent holds.
+        signers: file with public keys; a lock must be signed with one of them.
+        key: key of ``hvdenv lock --sign``: file of a private key, or of the public part of a
+            key that an SSH agent holds.
     """
 
     signers: Folder | None = None
@@ -287,14 +292,14 @@ class Locks(NamedTuple):
 
 
 class Storage(NamedTuple):
-    """Where things lie at this site.
+    """Where this site stores environments and wheels.
 
     Attributes:
-        environments: folder for environments; ``$HVDENV_HOME`` if not given.
-        workspace: allocated first; environments lie in it.
-        expires_days: files there are purged after so many days without use.
-        wheels: where compiled wheels are kept.
-        locks: whose signature they need.
+        environments: folder of environments (default: in ``$HVDENV_HOME``).
+        workspace: workspace to allocate, for environments.
+        expires_days: days without use after which the site purges files there.
+        wheels: caches of compiled wheels.
+        locks: signatures of locks.
     """
 
     environments: Folder | None = None
@@ -304,7 +309,7 @@ class Storage(NamedTuple):
     locks: Locks = Locks()
 
 
-# What `verify --bench` measures, and in which unit.
+# Measures of `verify --bench`, with their units.
 BANDWIDTH, LATENCY, SPEED = "allreduce bandwidth", "allreduce latency", "training speed"
 UNITS = {BANDWIDTH: "GB/s", LATENCY: "us", SPEED: "samples/s"}
 # The network without Horovod, between the memories of hosts and between GPUs.
@@ -317,18 +322,18 @@ SIZES = {name: 1024 * 4**power for power, name in enumerate(get_args(Size))}
 
 
 class Reference(NamedTuple):
-    """How fast something is here: ``verify --bench`` fails what is not.
+    """An expected speed. ``verify --bench`` fails if a measurement is out of bounds.
 
     Attributes:
-        measure: what is measured.
-        subject: on what; ``MPI alone`` and, on GPUs, ``NCCL alone`` are the network without Horovod.
-        value: how much it is.
-        unit: that of the measure.
-        size: of the message, for allreduces.
-        ranks: it is for this many; for all that are started if not given.
-        nodes: it is for ranks on this many hosts; for any number if not given.
-        lower: how far below the value is still right, as a part of it: -0.1; any if not given.
-        upper: how far above: 0.5; any if not given.
+        measure: quantity.
+        subject: ``MPI alone`` and, on GPUs, ``NCCL alone`` are the network without Horovod.
+        value: expected value.
+        unit: unit of the measure.
+        size: message size of an allreduce.
+        ranks: number of ranks (default: any).
+        nodes: number of hosts (default: any).
+        lower: allowed deviation below the value, as a fraction: -0.1 (default: any).
+        upper: allowed deviation above the value: 0.5 (default: any).
     """
 
     measure: Literal["allreduce bandwidth", "allreduce latency", "training speed"]
@@ -354,7 +359,7 @@ class Reference(NamedTuple):
 
     @property
     def problems(self) -> dict[str, str]:
-        """What no single value shows: keys, and what is wrong with them."""
+        """Problems that only several values together show, by key."""
         lower, upper, of_messages = self.lower, self.upper, self.measure != SPEED
         fewest = 2 if self.measure == BANDWIDTH else 1
         wrong = {
@@ -384,7 +389,7 @@ class Reference(NamedTuple):
                 (upper or 0) < 0,
                 "expected a part of the value, such as 0.5 for 50 % more",
             ),
-            "measure": (lower is None and upper is None, "without lower and upper it says nothing"),
+            "measure": (lower is None and upper is None, "a reference needs lower or upper"),
         }
         return {key: message for key, (is_wrong, message) in wrong.items() if is_wrong}
 
@@ -393,13 +398,13 @@ class Container(NamedTuple):
     """An image with Horovod in it.
 
     Attributes:
-        base: the image to start from, as registries name it; ``hvdenv container`` needs it.
-        packages: of the distribution, installed first.
-        runtime: the program that runs it on the cluster; ``ch-run`` is Charliecloud's.
+        base: base image, as registries name it; ``hvdenv container`` requires it.
+        packages: packages of the distribution, installed first.
+        runtime: the program that runs the image on the cluster; ``ch-run`` is Charliecloud.
         image: its file, or for ``ch-run`` also its folder, at the same path on every node.
-            Programs of a recipe that names one run in it.
-        binds: folders of the host that programs in it see.
-        gpu: how GPUs are passed in.
+            If it is set, programs run in the image.
+        binds: folders of the host that are visible in the image.
+        gpu: how to pass GPUs into the image.
     """
 
     base: (

@@ -1,4 +1,4 @@
-"""What is known about a machine, observed there or declared in a file."""
+"""Facts about a machine: observed on it, or declared in a file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Number = Annotated[str, Pattern(r"([0-9]+(\.[0-9]+)*)?", "a version such as 12.2
 
 
 class Interpreter(NamedTuple):
-    """A Python that environments can be made with.
+    """A Python interpreter that can create environments.
 
     Attributes:
         path: its executable.
         version: its full version.
-        complete: whether it has its headers, and the modules that an environment needs.
+        complete: whether it has its headers and the modules that an environment needs.
     """
 
     path: str
@@ -26,7 +26,7 @@ class Interpreter(NamedTuple):
 
 
 class Tool(NamedTuple):
-    """A program on PATH; an empty version was not asked for or not understood."""
+    """A program on PATH. The version is empty if it is unknown."""
 
     path: str
     version: Number = ""
@@ -40,17 +40,17 @@ class Facts(NamedTuple):
         host: name of the machine, or of the file.
         machine: architecture, such as x86_64.
         cpu_flags: instruction set extensions.
-        cores: processors that this process may use.
+        cores: processors that this process can use.
         root: whether this is the superuser.
         interpreters: Pythons found, best first.
         gpus: names of NVIDIA GPUs.
         disk_free, inodes_free, quota_free: of the file system of the environment,
-            in bytes, inodes and bytes; None where it cannot be read.
+            in bytes, inodes and bytes; None if unknown.
         driver: version of the NVIDIA driver.
-        memory: bytes that this process may use.
-        variables: names of variables that are set here and change what programs of the
-            environment do; no values, which may hold passwords.
-        tmp_free: bytes that are free in TMPDIR; None where it cannot be read.
+        memory: bytes that this process can use.
+        variables: names of set variables that change how programs of the environment work.
+            Values are left out, because they can contain passwords.
+        tmp_free: free bytes in TMPDIR; None if unknown.
     """
 
     origin: Literal["observed", "declared"]
@@ -78,8 +78,7 @@ class Facts(NamedTuple):
     tmp_free: int | None = None
 
 
-# A fact is a command and a pure parser: the program, what to ask it, and where the
-# version stands in its answer.
+# The command that prints a program's version, and the pattern that finds it in the output.
 VERSION_QUESTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "cc": (("gcc", "-dumpfullversion", "-dumpversion"), r"^(\d+(?:\.\d+)*)$"),
     "cxx": (("g++", "-dumpfullversion", "-dumpversion"), r"^(\d+(?:\.\d+)*)$"),
@@ -90,7 +89,7 @@ VERSION_QUESTIONS: dict[str, tuple[tuple[str, ...], str]] = {
 
 
 def parse_version(fact: str, output: str) -> str:
-    """The version in a program's answer; empty when it is not there."""
+    """The version in a program's output; empty if there is none."""
     found = re.search(VERSION_QUESTIONS[fact][1], output, re.MULTILINE)
     return found.group(1) if found else ""
 
@@ -112,7 +111,7 @@ def parse_driver(text: str) -> str:
 
 
 def parse_memory(meminfo: str, limit: str = "") -> int | None:
-    """Bytes in /proc/meminfo, or the limit of the control group if that is less."""
+    """Bytes in /proc/meminfo, or the limit of the control group if that is lower."""
     total = re.search(r"^MemTotal:\s*(\d+) kB", meminfo, re.MULTILINE)
     known = [int(total.group(1)) * 1024] if total else []
     known += [int(limit)] if limit.strip().isdecimal() else []
@@ -120,7 +119,7 @@ def parse_memory(meminfo: str, limit: str = "") -> int | None:
 
 
 def parse_quota(text: str) -> int | None:
-    """Bytes left under the tightest limit in the output of ``quota -w --show-mntpoint -p``.
+    """Bytes left under the lowest limit in the output of ``quota -w --show-mntpoint -p``.
 
     Columns are blocks of 1 KiB: used, soft limit, hard limit; 0 is no limit.
     """

@@ -24,8 +24,6 @@ from hvdenv.schema import (
     parse_toml,
 )
 
-# What a list of recipes does not need is imported where it is used: the types of the format.
-
 DEFAULTS = Path(__file__).parent / "defaults.toml"
 FORMAT = 1
 
@@ -40,9 +38,9 @@ class Layer(NamedTuple):
         file: path of the file, empty for the command line.
         text: the file's text, to find lines in.
         values: its values.
-        prefix: keys under which the values stand in the file (a variant's table).
-        without: dotted keys of the layers below that are taken away first.
-        content: of the file, as it was read; None for the command line.
+        prefix: path of the values in the file (a variant's table).
+        without: dotted keys of the layers below to remove first.
+        content: of the file, as read; None for the command line.
     """
 
     name: str
@@ -55,16 +53,16 @@ class Layer(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """A recipe with the layers it came from.
+    """A recipe after all layers are merged.
 
     Attributes:
         recipe: the typed result.
-        variants: names of the variants taken, sorted.
+        variants: names of the chosen variants, sorted.
         offered: names of all variants of the recipe.
         origins: for each dotted key, the layer that set it.
         file: path of the recipe's file.
-        foreign_files: files that do not come with hvdenv: the recipe, the site file.
-        contents: what was read from these.
+        foreign_files: files that are not part of hvdenv: the recipe, the site file.
+        contents: their contents, as read.
         site: the site file, if there is one.
     """
 
@@ -79,7 +77,7 @@ class Resolved(NamedTuple):
 
 
 def recipe_folder() -> Path:
-    """Where the shipped recipes lie: in the wheel, or beside the package in a checkout."""
+    """Folder of the shipped recipes: in the wheel, or beside the package in a checkout."""
     inside = PACKAGE / "recipes"
     return inside if inside.is_dir() else PACKAGE.parent / "recipes"
 
@@ -90,14 +88,14 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def find_recipe(name: str, folders: Iterable[str] = ()) -> Path:
-    """The file of a recipe, by name or by path.
+    """The file of a recipe, by name or by path. A file at a path need not exist.
 
     A path has a slash or ends in .toml, so that nothing in the current folder
-    shadows a shipped name. Whether there is a file is seen when it is read.
+    shadows a shipped name.
 
     Args:
         name: a name or a path.
-        folders: further folders with recipes, which come before the shipped ones.
+        folders: recipe folders of the site, which precede the shipped recipes.
 
     Raises:
         UsageError: there is no recipe of this name.
@@ -108,7 +106,7 @@ def find_recipe(name: str, folders: Iterable[str] = ()) -> Path:
     if name not in known:
         import difflib
 
-        # Environments are called recipe+variant, so that is what one tries first.
+        # Environments are named recipe+variant, so users try that name.
         recipe, *variants = name.split("+")
         close = [recipe] if recipe in known else difflib.get_close_matches(recipe, known, 1)
         meant = " ".join(close + [f"--variant {each}" for each in variants if each])
@@ -151,7 +149,7 @@ def read_layer(name: str, path: Path) -> Layer:
         raise RecipeError(
             f"cannot read this file: {reason}",
             where=str(path),
-            remedy="look at its path and permissions; `hvdenv recipes` lists the recipes that need no path",
+            remedy="check its path and permissions; `hvdenv recipes` lists the recipes that have a name",
         ) from error
     try:
         return Layer(name, str(path), text, parse_toml(text), content=content)
@@ -166,11 +164,11 @@ def load_recipe(
     site: Path | None = None,
     overrides: Iterable[str] = (),
 ) -> Resolved:
-    """Read a recipe and everything that is laid over it.
+    """Read a recipe and all layers above it.
 
     Args:
         name: a recipe's name or path.
-        variants: variants to take; their order does not matter.
+        variants: variants to apply; their order does not matter.
         site: a site file.
         overrides: `key=value` from the command line, the value in TOML.
 
@@ -180,7 +178,7 @@ def load_recipe(
     site_layer = _site_layer(site) if site else None
     folders = recipe_folders(site_layer)
     path = find_recipe(name, folders)
-    bases = _with_what_it_extends(read_layer("recipe", path), folders)
+    bases = _with_bases(read_layer("recipe", path), folders)
     base = bases[-1]
     offered = {variant: each for each in bases for variant in variants_of(each.values)}
     errors = [error for each in bases for error in _errors_of_variants(each)]
@@ -197,7 +195,7 @@ def load_recipe(
     origins: dict[str, Layer] = {}
     for layer in layers:
         for key in layer.without:
-            _take_away(merged, key, layer, origins)
+            _remove(merged, key, layer, origins)
         _merge(merged, layer.values, layer, origins)
     try:
         recipe = decode(Recipe, merged)
@@ -255,17 +253,17 @@ def _check_format(base: Layer) -> None:
     if found != FORMAT:
         line = line_of(base.text, ("format",))
         raise RecipeError(
-            f"this hvdenv reads recipe format {FORMAT}, the file says {found!r}",
+            f"this hvdenv supports recipe format {FORMAT}, and the file has {found!r}",
             where=f"{base.file}:{line}: format",
-            remedy=f"write `format = {FORMAT}` at its top, or use the hvdenv that the recipe is for",
+            remedy=f"write `format = {FORMAT}` at its top, or use the version of hvdenv that the recipe was written for",
         )
 
 
 _MOST_BASES = 20  # in practice there are two
 
 
-def _with_what_it_extends(layer: Layer, folders: Sequence[str]) -> list[Layer]:
-    """The recipe and those that it extends, the deepest first."""
+def _with_bases(layer: Layer, folders: Sequence[str]) -> list[Layer]:
+    """The recipe and those that it extends, base first."""
     found = [layer]
     while True:
         _check_format(found[0])
@@ -281,7 +279,7 @@ def _with_what_it_extends(layer: Layer, folders: Sequence[str]) -> list[Layer]:
         if "/" in parent or parent.endswith(".toml"):
             path = Path(found[0].file).parent / path
         if any(os.path.realpath(path) == os.path.realpath(each.file) for each in found):
-            raise RecipeError(f"{parent} extends this recipe in its turn", where=where)
+            raise RecipeError(f"{parent} extends this recipe, too: that is a cycle", where=where)
         if len(found) > _MOST_BASES:
             raise RecipeError(f"more than {_MOST_BASES} recipes extend one another", where=where)
         found.insert(0, read_layer(f"recipe {path.stem}", path))
@@ -323,7 +321,7 @@ def _variant(base: Layer, offered: Mapping[str, Layer], variant: str) -> Layer:
         return RecipeError(message, where=f"{base.file}:{line_of(base.text, path)}: {dotted(path)}")
 
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,63}", variant):
-        raise refused("the name of a variant has a-z, 0-9, _ and - only")
+        raise refused("the name of a variant may contain only a-z, 0-9, _ and -")
     if not isinstance(values, dict):
         raise refused(f"expected a table, found {values!r}")
     without = values.get("without", [])
@@ -331,12 +329,18 @@ def _variant(base: Layer, offered: Mapping[str, Layer], variant: str) -> Layer:
         raise refused(f"expected a list of keys, found {without!r}", "without")
     kept = {key: value for key, value in values.items() if key != "without"}
     return Layer(
-        f"variant {variant}", base.file, base.text, kept, prefix, tuple(without), base.content
+        name=f"variant {variant}",
+        file=base.file,
+        text=base.text,
+        values=kept,
+        prefix=prefix,
+        without=tuple(without),
+        content=base.content,
     )
 
 
-def _take_away(into: Document, key: str, layer: Layer, origins: dict[str, Layer]) -> None:
-    """Drop a table or value that a layer does without."""
+def _remove(into: Document, key: str, layer: Layer, origins: dict[str, Layer]) -> None:
+    """Remove a table or value that a layer lists in `without`."""
     *parents, last = key.split(".")
     table: Any = into
     for parent in parents:
@@ -344,7 +348,7 @@ def _take_away(into: Document, key: str, layer: Layer, origins: dict[str, Layer]
     if not isinstance(table, dict) or last not in table:
         line = line_of(layer.text, (*layer.prefix, "without"))
         raise RecipeError(
-            f'there is no "{key}" below this variant to do without',
+            f'no layer below this variant sets "{key}"',
             where=f"{layer.file}:{line}: {dotted(layer.prefix)}.without",
         )
     del table[last]
@@ -352,7 +356,7 @@ def _take_away(into: Document, key: str, layer: Layer, origins: dict[str, Layer]
         del origins[below]
 
 
-# What differs at a place; for whom and what Horovod is built is the recipe's.
+# Keys that differ between sites. The recipe decides what Horovod is built for.
 _OF_A_SITE = (
     "build_tools", "conda", "environment", "frameworks", "job", "launch", "modules", "mpi",
     "network", "packages", "places", "python", "recipe_folders", "references", "target", "trust",
@@ -376,10 +380,10 @@ def _site_layer(path: Path) -> Layer:
 
 
 def recipe_folders(site: Layer | None) -> tuple[str, ...]:
-    """Folders with recipes that a site file names.
+    """The recipe folders of a site file.
 
     Raises:
-        RecipeError: the file names them wrongly.
+        RecipeError: they are malformed.
     """
     if site is None:
         return ()
@@ -391,10 +395,10 @@ def recipe_folders(site: Layer | None) -> tuple[str, ...]:
 
 
 def storage_of(site: Layer | None) -> Storage:
-    """Where things lie, as a site file says: what needs no recipe.
+    """The table [places] of a site file, for commands without a recipe.
 
     Raises:
-        RecipeError: the file says it wrongly.
+        RecipeError: it is malformed.
     """
     try:
         return decode(Storage, site.values.get("places", {}) if site else {}, ("places",))
@@ -404,10 +408,10 @@ def storage_of(site: Layer | None) -> Storage:
 
 
 def trusted_by(site: Layer) -> Trust:
-    """Whose files a site file says are used, whoever wrote it.
+    """The table [trust] of a site file, whoever wrote it.
 
     Raises:
-        RecipeError: the file says it wrongly.
+        RecipeError: it is malformed.
     """
     try:
         return decode(Trust, site.values.get("trust", {}), ("trust",))
@@ -416,7 +420,7 @@ def trusted_by(site: Layer) -> Trust:
 
 
 def _without_own(site: Layer) -> Layer:
-    """Without what is not about a recipe."""
+    """The site file without tables that are not part of a recipe."""
     own = ("recipe_folders", "trust")
     return site._replace(values={k: v for k, v in site.values.items() if k not in own})
 
@@ -425,7 +429,7 @@ def _override(text: str) -> Layer:
     key, equals, value = text.partition("=")
     try:
         if not equals:
-            raise ValueError("there is no = in it")
+            raise ValueError("it has no =")
         try:
             values = parse_toml(f"{key} = {value}")
         except ValueError:
@@ -450,7 +454,7 @@ def _leaves(
 
 
 def _refuse_clashes(layers: Sequence[Layer]) -> None:
-    """Two variants that set one key differently have no meaning without an order."""
+    """Variants have no order, so two of them must not set one key to different values."""
     seen: dict[tuple[str, ...], tuple[Any, str]] = {}
     for layer in layers:
         if not layer.name.startswith("variant "):
@@ -460,7 +464,7 @@ def _refuse_clashes(layers: Sequence[Layer]) -> None:
             if other[0] != value:
                 raise UsageError(
                     f"{other[1]} and {layer.name} both set {dotted(path)}, to different values",
-                    remedy="take one of them, or set the key with --set",
+                    remedy="use only one of them, or set the key with --set",
                 )
 
 
@@ -502,80 +506,55 @@ def _explain(problem: Problem, base: Layer, origins: Mapping[str, Layer]) -> Rec
 
 
 def _problems_of_whole(recipe: Recipe) -> list[Problem]:
-    """What no single value shows."""
-    rules: list[tuple[tuple[str | int, ...], bool, str]] = [
-        (
-            ("horovod", "frameworks"),
-            not recipe.horovod.frameworks,
-            "at least one framework is needed",
-        ),
-        (
-            ("horovod", "controllers"),
-            not recipe.horovod.controllers,
-            "at least one controller is needed: without MPI and Gloo Horovod compiles, but no two ranks can meet",
-        ),
-        (
-            ("mpi",),
-            "mpi" in recipe.horovod.controllers and recipe.mpi is None,
-            'horovod.controllers has "mpi", so the recipe needs a table [mpi]',
-        ),
-        (
-            ("mpi", "version"),
-            bool(recipe.mpi and recipe.mpi.package and not recipe.mpi.version),
-            "a package of the index needs a version",
-        ),
-        (
-            ("horovod", "sha256"),
-            recipe.horovod.provider == "source" and not recipe.horovod.sha256,
-            "the source of Horovod needs its sha256: what is fetched is compared with it",
-        ),
-        (
-            ("python", "prefix"),
-            recipe.python.provider in ("prefix", "clone") and not recipe.python.prefix,
-            f'the provider "{recipe.python.provider}" needs the folder of the site\'s environment',
-        ),
-        (
-            ("conda",),
-            recipe.python.provider == "conda" and recipe.conda is None,
-            'the provider "conda" needs a table [conda] with channels',
-        ),
-        (
-            ("horovod", "provider"),
-            recipe.python.provider in ("prefix", "modules") and recipe.horovod.provider == "source",
-            "nothing can be installed into what belongs to the site: make a venv over it"
-            ' (python.system_site_packages) or a clone, or set this to "present"',
-        ),
-        (
-            ("modules",),
-            recipe.modules is None
-            and (recipe.python.from_modules or recipe.python.provider == "modules"),
-            "the Python is to come from modules, so the recipe needs a table [modules]",
-        ),
-        (
-            ("job", "partition"),
-            recipe.job.partition is not None and recipe.job.partition not in recipe.partitions,
-            f"there is no [partitions.{recipe.job.partition}]",
-        ),
+    """Problems that only several values together show."""
+    horovod, python, mpi = recipe.horovod, recipe.python, recipe.mpi
+    needs_modules = python.from_modules or python.provider == "modules"
+    missing_partition = recipe.job.partition and recipe.job.partition not in recipe.partitions
+    wrong = {
+        "horovod.frameworks": not horovod.frameworks and "at least one framework is needed",
+        "horovod.controllers": not horovod.controllers
+        and "at least one controller is needed: without MPI and Gloo, Horovod compiles, but its"
+        " ranks cannot communicate",
+        "horovod.sha256": horovod.provider == "source"
+        and not horovod.sha256
+        and 'the provider "source" needs the sha256 of Horovod\'s source archive',
+        "horovod.provider": python.provider in ("prefix", "modules")
+        and horovod.provider == "source"
+        and "hvdenv does not install into an environment of the site: use a venv over it"
+        ' (python.system_site_packages) or the provider "clone", or set this to "present"',
+        "mpi": "mpi" in horovod.controllers
+        and not mpi
+        and 'horovod.controllers has "mpi", so the recipe needs a table [mpi]',
+        "mpi.version": mpi
+        and mpi.package
+        and not mpi.version
+        and "a package from the index needs a version",
+        "python.prefix": python.provider in ("prefix", "clone")
+        and not python.prefix
+        and f'the provider "{python.provider}" needs the folder of the site\'s environment',
+        "conda": python.provider == "conda"
+        and not recipe.conda
+        and 'the provider "conda" needs a table [conda] with channels',
+        "modules": needs_modules
+        and not recipe.modules
+        and "the Python comes from modules, so the recipe needs a table [modules]",
+        "job.partition": missing_partition and f"there is no [partitions.{recipe.job.partition}]",
+    }
+    for name in horovod.frameworks:
+        wrong[f"frameworks.{name}"] = name not in recipe.frameworks and (
+            f'horovod.frameworks has "{name}", so the recipe needs [frameworks.{name}]'
+        )
+    for name, package in recipe.frameworks.items():
+        wrong[f"frameworks.{name}.source"] = (
+            package.provider == "source"
+            and not package.source
+            and f'the provider "source" needs a table [frameworks.{name}.source]'
+        )
+    return [
+        *(Problem(tuple(key.split(".")), str(text)) for key, text in wrong.items() if text),
         *(
-            (
-                ("frameworks", framework, "source"),
-                wanted.provider == "source" and wanted.source is None,
-                f'the provider "source" needs a table [frameworks.{framework}.source]',
-            )
-            for framework, wanted in recipe.frameworks.items()
-        ),
-        *(
-            (
-                ("frameworks", framework),
-                framework not in recipe.frameworks,
-                f'horovod.frameworks has "{framework}", so the recipe needs [frameworks.{framework}]',
-            )
-            for framework in recipe.horovod.frameworks
-        ),
-        *(
-            (("references", number, key), True, message)
+            Problem(("references", number, key), message)
             for number, reference in enumerate(recipe.references)
             for key, message in reference.problems.items()
         ),
     ]
-    return [Problem(path, message) for path, wrong, message in rules if wrong]

@@ -32,17 +32,17 @@ from hvdenv.trust import faults_on_way, own_policy
 
 QUESTION_SECONDS = 10.0
 
-# Where builds look for a program that is not on PATH.
+# Where builds look for programs that are not on PATH.
 _USUAL_PLACES = {"nvcc": "/usr/local/cuda/bin/nvcc"}
 
-# What a shell may have set, and an activated environment would listen to.
-_SPOKEN_OF = (
+# Variables of a shell that would change an activated environment.
+_RELEVANT = (
     r"(?i:https?_proxy|no_proxy|all_proxy)"
     r"|HOROVOD_\w+|NCCL_\w+|OMPI_MCA_\w+|UCX_\w+|LD_PRELOAD|CUDA_VISIBLE_DEVICES"
 )
 
-# What environments, pip and the frameworks import. A Python that was compiled where libffi or
-# OpenSSL had no headers has no _ctypes or _ssl, and says so only when they are wanted.
+# Modules that environments, pip and the frameworks import. A Python that was compiled without the
+# headers of libffi or OpenSSL lacks _ctypes or _ssl, and fails only when something imports them.
 _MODULES = ("ensurepip", "venv", "_ctypes", "_ssl", "zlib")
 _ASK_INTERPRETER = (
     "import os, sys, sysconfig, importlib.util as u; "
@@ -97,10 +97,10 @@ def complete(facts: Facts, runner: Runner) -> Facts:
 
 
 def declared(path: Path) -> Facts:
-    """Facts from a JSON file, as ``hvdenv plan --facts`` takes them.
+    """Facts from a JSON file, for ``--facts``.
 
     Raises:
-        RecipeError: the file cannot be read or does not hold facts.
+        RecipeError: the file cannot be read or has no valid facts.
     """
     try:
         return decode(Facts, read_json(path, FACTS))._replace(origin="declared")
@@ -113,7 +113,7 @@ def declared(path: Path) -> Facts:
 
 
 def own_interpreter() -> Interpreter:
-    """The interpreter that hvdenv itself runs on, not the virtual environment around it."""
+    """The interpreter that runs hvdenv, outside of its virtual environment."""
     base = getattr(sys, "_base_executable", sys.executable)
     executable = Path(os.path.realpath(base))
     headers = Path(sysconfig.get_path("include"), "Python.h").exists()
@@ -122,7 +122,7 @@ def own_interpreter() -> Interpreter:
 
 
 def ask_interpreter(path: str, runner: Runner) -> Interpreter | None:
-    """Run an interpreter to learn its version and whether it is complete."""
+    """Run an interpreter to get its version and whether it is complete."""
     try:
         outcome = runner.run(
             Command((path, "-I", "-c", _ASK_INTERPRETER), timeout=QUESTION_SECONDS)
@@ -137,7 +137,7 @@ def ask_interpreter(path: str, runner: Runner) -> Interpreter | None:
 
 
 def _candidates() -> Iterator[Interpreter]:
-    """Other interpreters by the version that their place gives away; nothing is run."""
+    """Other interpreters, with the version in their file name. Runs nothing."""
     seen: set[str] = set()
     named = [Path(each) for each in environment().get("PATH", "").split(":") if each]
     for folder in [*named, *_version_folders()]:
@@ -156,7 +156,7 @@ def _candidates() -> Iterator[Interpreter]:
 
 
 def _version_folders() -> Iterator[Path]:
-    """Where version managers and administrators put interpreters that are not on PATH."""
+    """Folders of version managers and administrators that are not on PATH."""
     for pattern in (
         ".pyenv/versions/3*/bin",
         ".local/share/uv/python/cpython-3*/bin",
@@ -168,7 +168,7 @@ def _version_folders() -> Iterator[Path]:
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
-    """What fits in a folder, sorted; nothing if this user may not look: PATH is often root's."""
+    """Matching files in a folder, sorted; none if this user cannot read it: PATH is often root's."""
     try:
         return sorted(folder.glob(pattern))
     except OSError:
@@ -176,7 +176,7 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 
 
 def _foreign(program: Path) -> bool:
-    """Whether somebody else could have put a program there: HOME may be another user's."""
+    """Whether another user could have put a program there: HOME can belong to another user."""
     return next(faults_on_way(program, own_policy()), None) is not None
 
 
@@ -207,19 +207,19 @@ def _glibc() -> str:
 
 
 def space(place: Path) -> tuple[int | None, int | None]:
-    """Bytes and inodes that are free where a folder lies or will lie; None if nobody says it."""
+    """Free bytes and inodes of a folder that need not exist yet; None if unknown."""
     while not place.exists() and place != place.parent:
         place = place.parent
     try:
         found = os.statvfs(place)
     except OSError:
         return None, None
-    # Btrfs and some network file systems count no inodes: 0 of 0.
+    # Btrfs and some network file systems report 0 of 0 inodes.
     return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
 
 
 def _temporary_space() -> int | None:
-    """Bytes that are free in TMPDIR; 0 where there is no folder that a file fits into."""
+    """Free bytes in TMPDIR; 0 if no temporary folder is writable."""
     try:
         return space(Path(tempfile.gettempdir()))[0]
     except OSError:
@@ -227,7 +227,7 @@ def _temporary_space() -> int | None:
 
 
 def quota(runner: Runner) -> int | None:
-    """Bytes that the user's tightest quota leaves; None if there is none that can be asked."""
+    """Bytes left under the user's lowest quota; None if there is no quota or it is unknown."""
     path = shutil.which("quota")
     if path is None:
         return None
@@ -243,11 +243,11 @@ def quota(runner: Runner) -> int | None:
 
 
 def _variables() -> tuple[str, ...]:
-    return tuple(sorted(name for name in environment() if re.fullmatch(_SPOKEN_OF, name)))
+    return tuple(sorted(name for name in environment() if re.fullmatch(_RELEVANT, name)))
 
 
 def gpus() -> tuple[str, ...]:
-    """GPUs that the NVIDIA driver lists; no driver, no GPU."""
+    """Names of the GPUs that the NVIDIA driver lists."""
     names = []
     for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         found = re.search(r"^Model:[ \t]*(\S.*)$", _read(str(path)), re.MULTILINE)

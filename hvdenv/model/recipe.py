@@ -29,7 +29,7 @@ from hvdenv.schema import Pattern
 _RELEASE = r"([0-9]+!)?[0-9]+(\.[0-9]+)*"
 _SUFFIX = r"((a|b|rc)[0-9]+)?(\.post[0-9]+)?(\.dev[0-9]+)?"
 _LOCAL = r"(\+[a-z0-9]+(\.[a-z0-9]+)*)?"
-# ~= wants two numbers, only == and != take .* and a local version.
+# ~= needs two numbers. Only == and != allow .* and a local version.
 _CLAUSE = (
     rf"((==|!=){_RELEASE}(\.\*|{_SUFFIX}{_LOCAL})|(~=(?=[0-9!]+\.[0-9])|[<>]=?){_RELEASE}{_SUFFIX})"
 )
@@ -46,8 +46,8 @@ Specifier = Annotated[
     ),
 ]
 Sha256 = Annotated[str, Pattern(r"[0-9a-f]{64}", "a sha256 of 64 hexadecimal digits")]
-# No credentials: they would stand in plans and on command lines. pip's own
-# configuration or ~/.netrc is the place for them.
+# No credentials: they would appear in plans and on command lines. Put them into pip's own
+# configuration or ~/.netrc.
 Url = Annotated[
     str,
     Pattern(
@@ -58,7 +58,7 @@ Flags = Annotated[
     str, Pattern(r"(-[A-Za-z0-9][A-Za-z0-9=+.,_-]*( +|$))*", "compiler flags such as -mavx -mfma")
 ]
 
-# A version of conda's: 2.10.0, 11.3, 3.10.*; or a range such as >=2.0,<3.
+# A version in conda's syntax: 2.10.0, 11.3, 3.10.*; or a range such as >=2.0,<3.
 CondaSpec = Annotated[
     str,
     Pattern(
@@ -90,7 +90,12 @@ Operations = Literal["nccl", "mpi"]
 
 
 class ByPython(NamedTuple):
-    """A value for some Python versions; the first that fits is taken."""
+    """A value for some Python versions. The first match applies.
+
+    Attributes:
+        python: the Python versions that it is for.
+        value: the value for these.
+    """
 
     python: Specifier
     value: Version
@@ -100,12 +105,12 @@ class Python(NamedTuple):
     """Which Python the environment has.
 
     Attributes:
-        version: versions that fit; exactly one where modules bring it.
+        version: supported versions; exactly one if modules provide Python.
         provider: ``venv`` makes a virtual environment; ``conda`` solves and installs one;
-            ``prefix`` is an environment of the site that is used as it is, ``clone`` a
-            copy of it; ``modules`` is the Python of the modules itself.
-        from_modules: the virtual environment is made with the modules' Python.
-        system_site_packages: it sees the packages of that Python too.
+            ``prefix`` uses an environment of the site as it is, ``clone`` copies it;
+            ``modules`` uses the Python of the modules.
+        from_modules: make the virtual environment with the Python of the modules.
+        system_site_packages: the environment also sees the packages of that Python.
         prefix: the site's environment, for ``prefix`` and ``clone``.
     """
 
@@ -117,13 +122,13 @@ class Python(NamedTuple):
 
 
 class Conda(NamedTuple):
-    """What a conda environment is made of.
+    """The contents of a conda environment.
 
     Attributes:
-        channels: in the order of their priority.
-        packages: besides Python and the frameworks that come by conda.
-        virtual: what the machine that runs the environment has (``__cuda``, ``__glibc``);
-            not the one that builds it.
+        channels: by priority, highest first.
+        packages: in addition to Python and the frameworks that conda provides.
+        virtual: virtual packages (``__cuda``, ``__glibc``) of the machine that runs the
+            environment, not of the build host.
         program: the site's conda, mamba or micromamba, instead of hvdenv's own solver.
     """
 
@@ -134,13 +139,13 @@ class Conda(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A framework that is built from its repository.
+    """A framework to build from its repository.
 
     Attributes:
         git: the repository.
-        tag: what is checked out.
-        commit: what the tag has to point to.
-        build: variables for its build.
+        tag: the tag to check out.
+        commit: the commit that the tag must point to.
+        build: environment variables for its build.
     """
 
     git: GitUrl
@@ -154,12 +159,12 @@ class FrameworkPackage(NamedTuple):
 
     Attributes:
         version: the version, or one for each range of Python versions.
-        package: its name where it comes from.
-        provider: ``pip``, ``conda``, ``source``; ``present`` says that modules or the
-            site's environment bring it.
-        cpu_index: index with CPU builds, used when it can be reached.
-        extra_index: a further index of the framework's own.
-        wheelhouse: folder with wheels; then no index is asked.
+        package: its name at its provider.
+        provider: ``pip``, ``conda``, ``source``; ``present`` if modules or the environment
+            of the site contain it.
+        cpu_index: index with CPU builds, used if it can be reached.
+        extra_index: a further index that the framework needs.
+        wheelhouse: folder with wheels, used instead of an index.
         source: for the provider ``source``.
     """
 
@@ -173,16 +178,17 @@ class FrameworkPackage(NamedTuple):
 
 
 class Mpi(NamedTuple):
-    """The MPI that Horovod is compiled against.
+    """The MPI to compile Horovod against.
 
     Attributes:
         kind: the implementation.
-        version: its version, where it is known.
-        package: package of the index that brings it; the modules or the machine if not given.
-        cxx: the compiler wrapper, where it is not mpicxx (Cray: CC).
-        cuda_aware: whether it can take buffers on a GPU.
-        sha256: hash of its source archive, which an image compiles; hvdenv knows that of most
-            releases.
+        version: its version, if known.
+        package: package of the index that contains it (default: modules or the machine
+            provide MPI).
+        cxx: the compiler wrapper, if not mpicxx (Cray: CC).
+        cuda_aware: whether it accepts buffers on a GPU.
+        sha256: hash of its source archive, which an image compiles. hvdenv knows the hashes of
+            most releases.
     """
 
     kind: Literal["openmpi", "mpich", "mvapich", "cray-mpich", "intel", "spectrum"] = "openmpi"
@@ -194,20 +200,18 @@ class Mpi(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """What Horovod does on GPUs: all operations by one library, or each by its own.
+    """Horovod on GPUs: one library for all operations, or one for each.
 
     Attributes:
         platform: CUDA or ROCm.
         operations: the library for all operations; ``host`` copies tensors into the host's
             memory and reduces them there.
-        allreduce, allgather, broadcast, alltoall, reducescatter: or for one of them.
-        allow_mixed: allreduce by NCCL and others by MPI, which can deadlock.
-        cuda_home, nccl_home, rocm_home: where they lie, if not where they are looked for.
-        nccl: ``torch`` for the NCCL that torch's own packages bring, so that a process
-            has one NCCL.
-        nccl_link: how NCCL is linked; Horovod's own default if not given.
-        capabilities: compute capabilities that are compiled for; those of the
-            partitions if not given.
+        allreduce, allgather, broadcast, alltoall, reducescatter: the library for one operation.
+        allow_mixed: allow allreduce over NCCL and others over MPI, which can deadlock.
+        cuda_home, nccl_home, rocm_home: their folders, if not the usual ones.
+        nccl: ``torch`` for the NCCL of torch's packages, so that a process has one NCCL.
+        nccl_link: how to link NCCL (default: Horovod's).
+        capabilities: compute capabilities to compile for (default: those of the partitions).
     """
 
     platform: Literal["cuda", "rocm"] = "cuda"
@@ -227,17 +231,17 @@ class Gpu(NamedTuple):
 
 
 class Horovod(NamedTuple):
-    """What Horovod is built from and for.
+    """The Horovod to build.
 
     Attributes:
         version: release; its source comes from the package index.
         frameworks: extensions to build.
-        controllers: what negotiates between ranks, MPI, Gloo or both.
-        provider: ``source`` builds it; ``present`` says that modules or the site's
-            environment bring it.
+        controllers: MPI, Gloo or both.
+        provider: ``source`` builds it; ``present`` if modules or the environment of the site
+            contain it.
         sha256: hash of the source archive, for the provider ``source``.
-        gpu: what it does on GPUs; nothing if not given.
-        cpu_operations: what reduces tensors in the host's memory by default.
+        gpu: GPU operations (default: none).
+        cpu_operations: default library for tensors in the host's memory.
     """
 
     version: Version
@@ -250,13 +254,23 @@ class Horovod(NamedTuple):
 
 
 class Target(NamedTuple):
-    """The processors that the environment is for, by architecture."""
+    """The processors that the environment is for, by architecture.
+
+    Attributes:
+        arch_flags: compiler flags for an architecture. The machine that builds never adds any.
+    """
 
     arch_flags: dict[str, Flags]
 
 
 class Deviation(NamedTuple):
-    """Where the recipe does other than the site's document, and why."""
+    """A departure of the recipe from the site's document, with its reason.
+
+    Attributes:
+        document: what the document does.
+        recipe: what the recipe does instead.
+        reason: why.
+    """
 
     document: str
     recipe: str
@@ -264,14 +278,33 @@ class Deviation(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What a user of this site should know, and where it is said."""
+    """Something that users of this site should know, with its source.
+
+    Attributes:
+        text: what to know.
+        source: the URL that states it.
+    """
 
     text: str
     source: str
 
 
 class Recipe(NamedTuple):
-    """A recipe after all layers were merged."""
+    """A recipe after all layers were merged.
+
+    Attributes:
+        format: version of the recipe format.
+        name: the name of the file without ``.toml``.
+        summary: one line for ``hvdenv recipes``.
+        status: ``tested`` was built and verified there; ``documented`` follows documents of the
+            site; ``decommissioned`` is for a machine that is gone.
+        sources: the documents that the recipe follows; for repositories, with the commit.
+        build_tools: packages to build with; not installed if ``modules.build`` provides them.
+        packages: packages to install, such as an upper bound of NumPy. All but NumPy are
+            installed before the frameworks, so none may depend on a framework.
+        site: the cluster's name for people.
+        scheduler: the batch system of the cluster.
+    """
 
     format: Literal[1]
     name: Name
@@ -302,10 +335,10 @@ class Recipe(NamedTuple):
 
 
 def executed_paths(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Scripts and folders of which something is executed or installed, by the key that names them.
+    """Scripts and folders from which hvdenv executes or installs something, with their keys.
 
-    One that begins with a variable of the modules is not known before these are loaded. A cache of
-    wheels judges its entries by itself, and an environment is judged where it is used.
+    A path that begins with a variable of the modules is unknown until they are loaded. Wheel
+    caches check their own entries, and environments are checked where they are used.
     """
     if modules := recipe.modules:
         yield from (("modules.init", each) for each in (modules.init,) if each)
@@ -331,7 +364,7 @@ def executed_paths(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _local(url: str | None) -> str | None:
-    """The path of a file:// URL, which pip and git find behind a host and before a fragment too."""
+    """The path of a file:// URL. pip and git also accept one with a host or a fragment."""
     if not url or not url.startswith("file://"):
         return None
     return unquote("/" + url.removeprefix("file://").partition("#")[0].partition("/")[2])

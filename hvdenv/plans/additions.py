@@ -1,4 +1,4 @@
-"""Packages that a user adds to an environment, and what may not move for them."""
+"""Packages that a user adds to an environment, without changing installed versions."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hvdenv.errors import IncompatibleError, UsageError
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-# pip names one line for each version of a package that it has tried.
+# pip prints one line for each version of a package that it has tried.
 _MOST_LINES = 10
 
 
 class Additions(NamedTuple):
-    """What a generation has beyond its recipe.
+    """What a generation has in addition to its recipe.
 
     Attributes:
-        base: digest of the plan without it.
-        requirements: what was asked for, sorted, such as ``tqdm>=4``.
-        own: version of each Python package that the recipe alone gave; none of them moves.
-        earlier: version of each that came with earlier additions; these stay as well.
-        conda: conda packages that the recipe gave, as ``name=version=build``.
+        base: digest of the plan without additions.
+        requirements: what the user requested, sorted, such as ``tqdm>=4``.
+        own: version of each Python package of the recipe alone; none of them changes.
+        earlier: version of each package of earlier additions; these do not change either.
+        conda: conda packages of the recipe, as ``name=version=build``.
     """
 
     base: str
@@ -35,7 +35,7 @@ class Additions(NamedTuple):
 
     @property
     def kept(self) -> dict[str, str]:
-        """Versions that pip has to keep to; without those that are no versions to pip."""
+        """The versions that pip must keep, without those that pip cannot parse."""
         from packaging.version import InvalidVersion, Version
 
         found = {}
@@ -65,84 +65,84 @@ class Move(NamedTuple):
 
 
 def parse(words: Iterable[str]) -> dict[str, Requirement]:
-    """What the user named, by the normal form of each name.
+    """What the user requested, by the normal form of each name.
 
     Raises:
-        UsageError: one is not a name with extras and versions, or stands there twice.
+        UsageError: a word is not a name with extras and versions, or a name is repeated.
     """
     from packaging.requirements import InvalidRequirement, Requirement
 
     found: dict[str, Requirement] = {}
     for word in words:
         try:
-            wanted = Requirement(word)
+            requirement = Requirement(word)
         except InvalidRequirement as error:
             raise _no_package(word, str(error).splitlines()[0]) from error
-        if wanted.url or wanted.marker:
-            raise _no_package(word, "an address" if wanted.url else "a condition after `;`")
-        if normal(wanted.name) in found:
+        if requirement.url or requirement.marker:
+            raise _no_package(word, "a URL" if requirement.url else "a condition after `;`")
+        if normal(requirement.name) in found:
             raise UsageError(
-                f"{wanted.name} is named twice",
-                remedy=f"name all conditions at once: '{wanted.name}>=1,<2'",
+                f"{requirement.name} is named twice",
+                remedy=f"put all conditions into one argument: '{requirement.name}>=1,<2'",
             )
-        found[normal(wanted.name)] = wanted
+        found[normal(requirement.name)] = requirement
     return found
 
 
 def _no_package(word: str, reason: str) -> UsageError:
     return UsageError(
-        f"{word!r} is no name of a package with versions: {reason}",
-        remedy="write a name, or a name with versions in quotes: tqdm 'scipy>=1.11,<2'",
+        f"{word!r} is not a package name with versions: {reason}",
+        remedy="name a package, with versions in quotes: tqdm 'scipy>=1.11,<2'",
     )
 
 
 def added_to(
     before: Additions | None,
     base: str,
-    wanted: Mapping[str, Requirement],
+    requested: Mapping[str, Requirement],
     present: Mapping[str, str],
     packages: Iterable[Package],
 ) -> Additions:
-    """What a generation is to have beyond its recipe.
+    """The additions of the next generation.
 
     Args:
-        before: what the active one has beyond it; None for nothing.
+        before: those of the active generation; None for nothing.
         base: digest of the plan without additions.
-        wanted: what the user names now: it replaces what was asked for by the same name.
+        requested: by name; replaces an earlier request of the same name.
         present: version of each Python package of the active generation.
         packages: of the active generation.
 
     Returns:
-        The same requirements as before if all that is wanted is there.
+        The same requirements as before if everything requested is installed.
 
     Raises:
-        IncompatibleError: another version of what the recipe gives is wanted.
+        IncompatibleError: the request needs another version of a package of the recipe.
     """
     own = before.own if before else dict(sorted(present.items()))
-    asked = {normal(_name(text)): text for text in before.requirements} if before else {}
+    earlier = {normal(_name(text)): text for text in before.requirements} if before else {}
     new = {
         name: str(requirement)
-        for name, requirement in wanted.items()
-        if not (_satisfied(requirement, present) and (name in own or name in asked))
+        for name, requirement in requested.items()
+        if not (_satisfied(requirement, present) and (name in own or name in earlier))
     }
     for name in sorted(new.keys() & own.keys()):
-        if not wanted[name].specifier.contains(own[name], prereleases=True):
+        if not requested[name].specifier.contains(own[name], prereleases=True):
             raise IncompatibleError(
-                f"the environment has {name} {own[name]}, and what the recipe gives stays;"
-                f" {new[name]} would move it",
-                remedy="take a version that fits; or change the recipe (--set, or a recipe of your"
-                " own) and build that: it is another environment",
+                f"the environment has {name} {own[name]} by its recipe, which does not change;"
+                f" {new[name]} would change it",
+                remedy="request a version that fits; or change the recipe (--set, or a recipe of"
+                " your own) and build that: it is another environment",
             )
     return Additions(
-        base,
-        tuple(sorted({**asked, **new}.values())),
-        own,
-        {
+        base=base,
+        requirements=tuple(sorted({**earlier, **new}.values())),
+        own=own,
+        earlier={
             name: version
             for name, version in sorted(present.items())
             if name not in own and name not in new
         },
-        before.conda if before else _conda(packages),
+        conda=before.conda if before else _conda(packages),
     )
 
 
@@ -152,12 +152,12 @@ def _name(text: str) -> str:
     return Requirement(text).name
 
 
-def _satisfied(wanted: Requirement, present: Mapping[str, str]) -> bool:
-    """Whether it is there. What an extra brings is not known, so it is asked for."""
-    version = present.get(normal(wanted.name))
-    if version is None or wanted.extras:
+def _satisfied(requirement: Requirement, present: Mapping[str, str]) -> bool:
+    """Whether it is installed. What an extra adds is unknown, so pip decides that."""
+    version = present.get(normal(requirement.name))
+    if version is None or requirement.extras:
         return False
-    return wanted.specifier.contains(version, prereleases=True)
+    return requirement.specifier.contains(version, prereleases=True)
 
 
 def _conda(packages: Iterable[Package]) -> tuple[str, ...]:
@@ -173,7 +173,7 @@ def reported(report: Mapping[str, Any]) -> dict[str, str]:
 
 
 def moves(found: Mapping[str, str], present: Mapping[str, str]) -> tuple[Move, ...]:
-    """What of the packages that are there would get another version."""
+    """The installed packages that would get another version."""
     return tuple(
         Move(name, present[name], version)
         for name, version in found.items()
@@ -188,11 +188,11 @@ _DEPENDS = re.compile(
 
 
 def reasons(output: str) -> tuple[str, ...]:
-    """Who wants what, in what pip says of a conflict."""
+    """Who requires what, from the text that pip prints about a conflict."""
     kept = {normal(name): version for name, version in _CONSTRAINT.findall(output)}
     found = [
-        f"{who} wants {name}{spec.strip().replace(' and ', ',')};"
-        f" {normal(name)} {kept[normal(name)]} would have to move"
+        f"{who} requires {name}{spec.strip().replace(' and ', ',')},"
+        f" but the environment keeps {normal(name)} {kept[normal(name)]}"
         for who, name, spec in _DEPENDS.findall(output)
         if normal(name) in kept
     ]
@@ -200,21 +200,23 @@ def reasons(output: str) -> tuple[str, ...]:
 
 
 def refusal(moved: Iterable[Move], output: str, additions: Additions) -> IncompatibleError:
-    """The error where something would have to move.
+    """The error if an installed version would change.
 
     Args:
-        moved: what pip would move if it could.
-        output: what pip said when it could not.
-        additions: what is asked for.
+        moved: what pip would change if it could.
+        output: what pip printed when it could not.
+        additions: what is requested.
     """
     moved = tuple(moved)
-    lines = [*reasons(output), *(f"would move: {each}" for each in moved)]
+    lines = [*reasons(output), *(f"would change: {each}" for each in moved)]
     free = [each.name for each in moved if each.name in additions.earlier]
-    remedy = "take a version of it that fits; or change the recipe and build that"
+    remedy = "request a version that fits; or change the recipe and build that"
     if free and len(free) == len(moved):
-        remedy = f"these were added before: name them too, so that they may move: {' '.join(free)}"
+        remedy = (
+            f"these were added before; name them too, so that they may change: {' '.join(free)}"
+        )
     return IncompatibleError(
-        "what is asked for does not go with what the environment has",
+        "what you request conflicts with what the environment has",
         where=", ".join(additions.requirements),
         detail="\n".join(lines),
         remedy=remedy,

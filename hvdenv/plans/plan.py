@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hvdenv.errors import IncompatibleError
 from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.knowledge.patches import applicable
+from hvdenv.locks.lockfile import Locked
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.recipe import ByPython, Recipe, Version
+from hvdenv.plans.additions import Additions
 from hvdenv.plans.step import Step, content, digest
 from hvdenv.plans.steps import GENERATION, Steps, run_variables
 from hvdenv.runner import ALWAYS_SET
 from hvdenv.schema import fill
-
-# Most plans are of no lock, and of nothing that a user adds.
-if TYPE_CHECKING:
-    from hvdenv.locks.lockfile import Locked
-    from hvdenv.plans.additions import Additions
 
 # Stands for the folder of temporary files until Plan.at() names one.
 TEMPORARY = Path("/{TEMPORARY}")
@@ -60,12 +57,7 @@ class Plan(NamedTuple):
     additions: Additions | None = None
 
     def at(self, generation: Path, temporary: Path = TEMPORARY) -> Plan:
-        """The same plan for one folder.
-
-        Args:
-            generation: folder to build in.
-            temporary: TMPDIR of every step.
-        """
+        """The same plan in one folder, with the TMPDIR of its steps."""
         words = {str(GENERATION): str(generation), str(TEMPORARY): str(temporary)}
         return self._replace(
             generation=generation,
@@ -107,9 +99,9 @@ def _for_python(alternatives: tuple[ByPython, ...], python: Interpreter) -> Vers
 
 
 def site_python(recipe: Recipe) -> Interpreter | None:
-    """The Python that modules, conda or the site's environment bring; None if this machine's.
+    """The Python that modules, conda or the site's environment provide; None if this machine's.
 
-    Its version is what the recipe says: it is not there yet, or not without its modules.
+    Its version is the recipe's: it does not exist yet, or only with its modules loaded.
     """
     python = recipe.python
     if python.provider == "venv" and not python.from_modules:
@@ -126,21 +118,14 @@ def candidates(recipe: Recipe, facts: Facts) -> tuple[Interpreter, ...]:
     """Interpreters that the recipe allows, best first."""
     from packaging.specifiers import SpecifierSet
 
-    wanted = SpecifierSet(recipe.python.version)
-    return tuple(each for each in facts.interpreters if wanted.contains(each.version))
+    allowed = SpecifierSet(recipe.python.version)
+    return tuple(each for each in facts.interpreters if allowed.contains(each.version))
 
 
 def steps_of(
     recipe: Recipe, facts: Facts, python: Interpreter, generation: Path = GENERATION
 ) -> Steps:
-    """The maker of the steps for one machine.
-
-    Args:
-        recipe: the resolved recipe.
-        facts: of the machine that builds.
-        python: site_python(), or one of candidates().
-        generation: folder to build in.
-    """
+    """The maker of the steps for one machine; ``python`` is site_python() or a candidate."""
     versions = choose_versions(recipe, python)
     return Steps(
         recipe=recipe,
@@ -168,17 +153,8 @@ def make_plan(
 ) -> Plan:
     """The plan for one machine, of no folder yet.
 
-    Args:
-        recipe: the resolved recipe.
-        variants: names of its variants, sorted.
-        facts: of the machine that builds.
-        python: site_python(), or one of candidates().
-        locked: the lock to build from.
-        source_folder: with files that were fetched before.
-        offline: whether no index is asked.
-        caches: folder of files that builds share.
-        additions: packages that the user adds.
-        alone: whether a script runs it, without hvdenv and its caches.
+    ``variants`` are sorted, ``python`` is site_python() or one of candidates(); for the other
+    arguments, see Steps.
     """
     maker = steps_of(recipe, facts, python)._replace(
         locked=locked,

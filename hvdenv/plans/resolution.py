@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from hvdenv import __version__
 from hvdenv.command import OWN_PYTHON, Command
@@ -15,9 +14,9 @@ from hvdenv.locks.lockfile import CONDA, Conda, Horovod, Inputs, Locked, Source
 from hvdenv.plans.step import Step, TextFile, digest
 from hvdenv.plans.steps import CONDA_ENV, PIP, Steps
 
-# Before it, pip does not resolve for another machine without installing.
+# Older ones cannot resolve for another machine without installing.
 _RESOLVING_PIP = "pip>=23.3"
-# A lock is to fit more machines than the one that writes it: as little as RHEL 8 has.
+# A lock should fit more machines than the one that writes it: the glibc of RHEL 8.
 _COMMON_GLIBC = (2, 28)
 # What pip needs to read the archives of sources, Horovod's among them.
 _READS_ARCHIVES = ("packaging", "setuptools<81", "wheel")
@@ -38,21 +37,21 @@ class Resolution(Steps):
         builds = recipe.horovod.provider == "source"
         modules, mpi = recipe.modules, recipe.mpi
         return Inputs(
-            recipe.name,
-            tuple(variants),
-            ".".join(map(str, self._python)),
-            f"linux-{self.facts.machine}",
-            Horovod(
-                recipe.horovod.version,
-                recipe.horovod.sha256,
-                {patch.name: digest(patch.edit) for patch in self.patches},
-                {**recipe.environment.build, **self.flags} if builds else {},
+            recipe=recipe.name,
+            variants=tuple(variants),
+            python=".".join(map(str, self._python)),
+            platform=f"linux-{self.facts.machine}",
+            horovod=Horovod(
+                version=recipe.horovod.version,
+                sha256=recipe.horovod.sha256,
+                patches={patch.name: digest(patch.edit) for patch in self.patches},
+                variables={**recipe.environment.build, **self.flags} if builds else {},
             ),
-            tuple(sorted(self.requirements)) if builds else (),
-            self._conda_inputs(),
-            (*modules.load, *modules.build) if modules else (),
-            f"{mpi.kind} {mpi.version or ''}".strip() if mpi else "",
-            {
+            packages=tuple(sorted(self.requirements)) if builds else (),
+            conda=self._conda_inputs(),
+            modules=(*modules.load, *modules.build) if modules else (),
+            mpi=f"{mpi.kind} {mpi.version or ''}".strip() if mpi else "",
+            sources={
                 name: Source(source.git, source.tag, source.commit)
                 for name in recipe.horovod.frameworks
                 if (source := recipe.frameworks[name].source)
@@ -67,7 +66,7 @@ class Resolution(Steps):
     def _conda_inputs(self) -> Conda | None:
         if not self.recipe.conda:
             return None
-        spec = self._conda_spec()
+        spec = self.conda_spec
         return Conda(tuple(spec["specs"]), tuple(spec["channels"]), dict(spec["virtual"]))
 
     @property
@@ -81,21 +80,22 @@ class Resolution(Steps):
         Args:
             pins: versions to keep, by name.
         """
-        maker = [self._venv()] if self.recipe.python.provider == "venv" else []
-        modules = [self.modules()] if self.recipe.modules else []
-        python = self.recipe.python
-        # What a new environment comes with is not what the lock is for; what modules bring is.
+        python, pip = self.recipe.python, self.newer_pip()
+        # A lock leaves out what a new environment comes with, but not what modules provide.
         fresh = python.provider == "venv" and not python.system_site_packages
-        ask = self._ask(self.env_python, {"pins": dict(pins), "fresh": fresh})
-        first = Step("pip", "one that can tell what it would install", self.newer_pip())
-        return (*modules, *maker, *([first] if first.commands else []), ask)
+        return (
+            *([self.modules()] if self.recipe.modules else []),
+            *([self._venv()] if python.provider == "venv" else []),
+            *([Step("pip", "a version that can report what it would install", pip)] if pip else []),
+            self._ask(self.env_python, {"pins": dict(pins), "fresh": fresh}),
+        )
 
     def addition(self, python: str, *, may_move: bool) -> Step:
-        """What pip would install for the user's packages where all else is there already.
+        """What pip would install for the user's packages, with everything else installed.
 
         Args:
             python: of an environment that is not changed.
-            may_move: whether the packages that are there may get other versions.
+            may_move: whether installed packages may get other versions.
         """
         assert self.additions
         pins = {} if may_move else self.additions.kept
@@ -105,23 +105,21 @@ class Resolution(Steps):
         """Find the conda packages.
 
         Args:
-            prefer: what is to stay as it was locked, as condalock.preferring() has it.
+            prefer: what to keep as it was locked, as condalock.preferring() has it.
         """
-        programs = self._programs(*CONDA_ENV)
-        spec = self._conda_file({**self._conda_spec(), **prefer})
-        command = self._conda_env("--solve-only", str(spec.path), str(self.solved))
-        reason = "what channels have, for what the target has, not this machine"
-        return (Step("solution", reason, (command,), (*programs, spec)),)
+        spec = self._conda_file({**self.conda_spec, **prefer})
+        step = Step(
+            name="solution",
+            reason="solved from conda channels, for the target rather than this machine",
+            commands=(self._conda_env("--solve-only", str(spec.path), str(self.solved)),),
+            files=(*self._programs(*CONDA_ENV), spec),
+        )
+        return (step,)
 
     @property
     def solved(self) -> Path:
         """Where solution() writes the records of conda packages."""
         return self._report("solved")
-
-    @property
-    def conda_spec(self) -> dict[str, Any]:
-        """What conda is asked for."""
-        return self._conda_spec()
 
     @property
     def portable(self) -> bool:
@@ -135,7 +133,7 @@ class Resolution(Steps):
 
         Args:
             pins: versions to keep, by name.
-            installed: packages that conda brings, by the names that pip knows them by.
+            installed: packages that conda provides, by the names that pip knows them by.
         """
         target = {
             "python": self.python.version,
@@ -147,13 +145,13 @@ class Resolution(Steps):
 
     @property
     def _glibc(self) -> str:
-        """What wheels may ask for: what the recipe's nodes have, or what most machines do."""
+        """What wheels may require: what the recipe's nodes have, or what most machines do."""
         target = self.recipe.partitions.get(self.recipe.job.partition or "")
         if target and target.glibc:
             return target.glibc
         common = ".".join(map(str, _COMMON_GLIBC))
-        here = self.facts.glibc if self.facts.origin == "observed" else None
-        return min(here or common, common, key=lambda version: tuple(map(int, version.split("."))))
+        own = self.facts.glibc if self.facts.origin == "observed" else None
+        return min(own or common, common, key=lambda version: tuple(map(int, version.split("."))))
 
     @property
     def _resolver_python(self) -> str:
@@ -163,17 +161,17 @@ class Resolution(Steps):
         pip, folder = (self._resolver_python, *PIP), str(self.generation / "resolver")
         return Step(
             "resolver",
-            "a pip that knows other machines than this one",
+            "a pip that can resolve for other machines",
             (
                 Command((OWN_PYTHON, "-m", "venv", folder)),
                 Command((*pip, "install", "--quiet", _RESOLVING_PIP)),
-                # Which older Pythons bring: pip would count it as installed on the target.
+                # Older Pythons include it: pip would count it as installed on the target.
                 Command((*pip, "uninstall", "--quiet", "--yes", "setuptools")),
             ),
         )
 
     def fetch(self, locked: Locked, to: Path, own: Path, package: Path) -> tuple[Step, ...]:
-        """The steps that get every file of pip's that a locked build needs.
+        """The steps that get every file that a locked build needs.
 
         Args:
             locked: the lock.
@@ -190,62 +188,64 @@ class Resolution(Steps):
 
     def _files(self, locked: Locked, to: Path) -> Step:
         packages, pip = pypi.packages(locked), (self._resolver_python, *PIP)
-        wheels, archives = (
-            TextFile(self.build / f"{name}.txt", pypi.requirements(chosen))
-            for name, chosen in (
-                ("wheels", [each for each in packages if each.is_wheel]),
-                ("archives", [each for each in packages if not each.is_wheel]),
-            )
-        )
-        horovod = TextFile(self.build / "horovod.txt", self.horovod_requirement)
-        get = ("download", *self.sources, "--no-deps", "--require-hashes", "--dest", str(to))
+        texts = {
+            "wheels": pypi.requirements([each for each in packages if each.is_wheel]),
+            "archives": pypi.requirements([each for each in packages if not each.is_wheel]),
+            "horovod": self.horovod_requirement,
+        }
+        files = [TextFile(self.build / f"{name}.txt", text) for name, text in texts.items()]
+        get = (*pip, "download", *self.sources, "--no-deps", "--require-hashes", "--dest", str(to))
         target = (
             *("--python-version", locked.lock.inputs.python, "--implementation", "cp"),
             *("--only-binary", ":all:"),
             *(word for name in pypi.platforms(packages) for word in ("--platform", name)),
         )
-        commands = [Command((*pip, *get, *target, "--requirement", str(wheels.path)))]
         plain = ("--no-binary", ":all:", "--no-build-isolation")
-        # pip looks into an archive before it keeps it.
-        commands.append(Command((*pip, "install", "--quiet", *_READS_ARCHIVES)))
-        for listed in (archives, horovod):
-            if listed.text:
-                commands.append(Command((*pip, *get, *plain, "--requirement", str(listed.path))))
-        files = (wheels, archives, horovod)
-        reason = "every file of the lock, and Horovod's source, compared with their hashes"
-        return Step("files", reason, tuple(commands), files)
+        wheels, *sources = files
+        return Step(
+            name="files",
+            reason="every file of the lock, and Horovod's source, checked against their hashes",
+            commands=(
+                Command((*get, *target, "--requirement", str(wheels.path))),
+                # pip looks into an archive before it keeps it.
+                Command((*pip, "install", "--quiet", *_READS_ARCHIVES)),
+                *(
+                    Command((*get, *plain, "--requirement", str(each.path)))
+                    for each in sources
+                    if each.text
+                ),
+            ),
+            files=tuple(files),
+        )
 
     def _conda_files(self, locked: Locked, to: Path) -> Step:
-        programs = self._programs(*CONDA_ENV)
         spec = self._conda_file(condalock.explicit(condalock.packages(locked)))
-        command = self._conda_env("--fetch-only", str(spec.path), str(to))
-        return Step("conda-files", "every conda package of the lock", (command,), (*programs, spec))
+        return Step(
+            name="conda-files",
+            reason="every conda package of the lock",
+            commands=(self._conda_env("--fetch-only", str(spec.path), str(to)),),
+            files=(*self._programs(*CONDA_ENV), spec),
+        )
 
     def _own(self, to: Path, package: Path) -> Command:
-        """Get hvdenv as wheels: of this checkout, or of the release that is installed."""
-        checkout = package.parent / "pyproject.toml"
-        wanted = str(package.parent) if checkout.is_file() else f"hvdenv=={__version__}"
-        return Command((OWN_PYTHON, *PIP, "wheel", "--quiet", "--wheel-dir", str(to), wanted))
+        """Get hvdenv as wheels: of this checkout, or of the installed release."""
+        checkout = (package.parent / "pyproject.toml").is_file()
+        source = str(package.parent) if checkout else f"hvdenv=={__version__}"
+        return Command((OWN_PYTHON, *PIP, "wheel", "--quiet", "--wheel-dir", str(to), source))
 
     def _ask(self, python: str, request: Mapping[str, object]) -> Step:
-        programs = self._programs("pip_resolve.py", "pip_install.py", "digest.py")
-        spec = TextFile(
-            self.build / "request.json",
-            json.dumps(
-                {
-                    "requirements": self.requirements,
-                    "cpu_indexes": self.cpu_indexes,
-                    "arguments": self.sources,
-                    "report": str(self.report),
-                    **request,
-                },
-                indent=1,
-            )
-            + "\n",
-        )
+        program, *imported = self._programs("pip_resolve.py", "pip_install.py", "digest.py")
+        content = {
+            "requirements": self.requirements,
+            "cpu_indexes": self.cpu_indexes,
+            "arguments": self.sources,
+            "report": str(self.report),
+            **request,
+        }
+        spec = TextFile(self.build / "request.json", json.dumps(content, indent=1) + "\n")
         return Step(
-            "resolution",
-            "what pip would install, with the hash of every file",
-            (self._command(python, str(programs[0].path), str(spec.path)),),
-            (*programs, spec),
+            name="resolution",
+            reason="what pip would install, with the hash of every file",
+            commands=(self._command(python, str(program.path), str(spec.path)),),
+            files=(program, *imported, spec),
         )

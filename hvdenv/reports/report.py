@@ -125,6 +125,11 @@ class Report(NamedTuple):
     """The result of one run of verify.
 
     Attributes:
+        recipe: what the environment was built from; empty if unknown.
+        prefix: the environment.
+        host: where verify ran.
+        started: local time with its offset.
+        seconds: wall time of the run.
         ranks: those of all runs of ranks; none in reports of schema 1.
         environment: what ran: names with a version or a number.
     """

@@ -29,7 +29,6 @@ def find_allocation(environ: Mapping[str, str], hosts: str = "") -> Allocation:
     """The allocation that these variables describe.
 
     Args:
-        environ: of this process.
         hosts: the content of hostfile().
 
     Raises:
@@ -77,9 +76,9 @@ def interactive(
         job=job._replace(output=None, error=None), partition=partition, launch=(HOSTFILE,)
     )
     directives = dialect.directives(batch)
-    wanted = [each for each in directives if not each.startswith(dialect.batch_only)]
+    options = [each for each in directives if not each.startswith(dialect.batch_only)]
     words = {
-        "{options}": tuple(shlex.split(" ".join(wanted))),
+        "{options}": tuple(shlex.split(" ".join(options))),
         "{program}": program,
         "{command}": (shlex.join(program),),
     }

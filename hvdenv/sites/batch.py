@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import shlex
@@ -162,19 +161,10 @@ def check(
     partitions: Mapping[str, Partition],
     given: Collection[str] = (),
 ) -> Partition | None:
-    """Check whether the site can run a job.
-
-    Args:
-        job: after merge().
-        scheduler: of the site.
-        partitions: of the recipe, by name.
-        given: fields that the command line set, for messages.
-
-    Returns:
-        The facts about the job's partition, if the recipe has them.
+    """The facts about a job's partition, if the recipe has them; ``given`` are fields of options.
 
     Raises:
-        UsageError: names the option or key, and what is possible.
+        UsageError: the site cannot run the job; names the option or key, and what is possible.
     """
     dialect = DIALECTS[scheduler]
     refuse: Refuse = partial(_refusal, given)
@@ -229,44 +219,34 @@ def _check_required(job: Job, refuse: Refuse) -> None:
 
 
 def _check_sizes(job: Job, name: str, partition: Partition, refuse: Refuse) -> None:
-    gpus, nodes, cores, memory_gb = (
-        partition.gpus, partition.nodes, partition.cores, partition.memory_gb
-    )  # fmt: skip
-    requested = re.fullmatch(r"([0-9]+)G", job.memory or "")
-    if (job.gpus_per_node or 0) > gpus:
-        raise refuse(
-            "gpus_per_node",
-            f"a node of {name} has {f'{gpus} GPUs' if gpus else 'no GPUs'}, requested:"
-            f" {job.gpus_per_node}",
-            f"request {gpus} or fewer, or another partition",
-        )
-    if nodes is not None and job.nodes > nodes:
-        raise refuse(
-            "nodes",
-            f"{name} has {nodes} nodes, requested: {job.nodes}",
-            f"request {nodes} or fewer, or another partition",
-        )
-    if partition.max_time and seconds(job.time) > seconds(partition.max_time):
-        raise refuse(
-            "time",
-            f"the time limit of {name} is {partition.max_time}, requested: {job.time}",
-            "request less time, and have the program write checkpoints",
-        )
-    if cores is not None and job.ranks_per_node > cores:
-        raise refuse(
-            "ranks_per_node",
-            f"a node of {name} has {cores} cores, requested: {job.ranks_per_node} ranks",
+    time, fewer = partition.max_time, "request less time, and have the program write checkpoints"
+    if time and seconds(job.time) > seconds(time):
+        raise refuse("time", f"the time limit of {name} is {time}, requested: {job.time}", fewer)
+    memory = re.fullmatch(r"([0-9]+)G", job.memory or "")
+    sizes = (
+        ("nodes", name, partition.nodes, job.nodes, "nodes", ""),
+        ("gpus_per_node", f"a node of {name}", partition.gpus, job.gpus_per_node or 0, "GPUs", ""),
+        (
+            "ranks_per_node", f"a node of {name}", partition.cores, job.ranks_per_node, "cores",
             "use one rank for each GPU; without GPUs, at most one for each core",
-        )
-    if requested and memory_gb is not None and int(requested[1]) > memory_gb:
-        raise refuse(
-            "memory",
-            f"a node of {name} has {memory_gb} GB, requested: {job.memory}",
+        ),
+        (
+            "memory", f"a node of {name}", partition.memory_gb, int(memory[1]) if memory else 0, "GB",
             "request less: jobs cannot use the memory that the system itself needs",
-        )
+        ),
+    )  # fmt: skip
+    for field, what, most, requested, unit, remedy in sizes:
+        if most is not None and requested > most:
+            raise refuse(
+                field,
+                f"{what} has {most or 'no'} {unit}, requested: {getattr(job, field)}",
+                remedy or f"request {most} or fewer, or another partition",
+            )
 
 
 def _unknown(name: str, partitions: Mapping[str, Partition]) -> tuple[str, str]:
+    import difflib
+
     close = difflib.get_close_matches(name, partitions, 3)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     return (

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hvdenv.errors import UsageError
 
-# More than the largest machine has; a typing error must not fill the memory.
+# More than the largest machine has, so that a typing error does not fill the memory.
 MOST_HOSTS = 20_000
 MOST_SLOTS = 10_000
 
@@ -22,7 +22,7 @@ LOCAL = ("localhost", "127.0.0.1")
 
 
 class Host(NamedTuple):
-    """A host, and how many ranks go there; 0 if that is not said."""
+    """A host, and how many ranks go there; 0 if unknown."""
 
     name: str
     slots: int = 0
@@ -32,8 +32,8 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
     """The hosts of an option: ``gpu32:4,gpu33:4``, ``gpu[32-33]:4`` or names without slots.
 
     Raises:
-        UsageError: a name or a number is wrong, a host stands there twice, some have
-            slots and others not, or localhost stands among others.
+        UsageError: a name or a number is wrong, a host is listed twice, some have slots and
+            others not, or localhost is among other hosts.
     """
     hosts: list[Host] = []
     try:
@@ -53,7 +53,7 @@ def expand(text: str) -> tuple[str, ...]:
     """Names in a list as Slurm writes it: ``gpu[32-33,40],login1`` or ``r[1-2]n[01-16]``.
 
     Raises:
-        UsageError: it is no such list, or names more hosts than any machine has.
+        UsageError: it is not such a list, or names more hosts than any machine has.
     """
     names: list[str] = []
     for word in _between_commas(text):
@@ -74,15 +74,13 @@ def parse_hostfile(text: str, where: str) -> tuple[Host, ...]:
     """The hosts of a hostfile.
 
     Lines are ``gpu32``, ``gpu32 slots=4`` (Open MPI) or ``gpu32:4`` (MPICH, Intel MPI).
-    A name that is repeated, as in the files of PBS and LSF, has a slot for each line.
+    A repeated name, as in the files of PBS and LSF, has a slot for each line.
 
     Args:
-        text: what is in the file.
         where: the file, for messages.
 
     Raises:
-        UsageError: a line is none of these, there are no hosts, or localhost stands among
-            others.
+        UsageError: a line is none of these, there are no hosts, or localhost is among others.
     """
     slots: dict[str, int] = {}
     repeated = False
@@ -105,24 +103,19 @@ def parse_hostfile(text: str, where: str) -> tuple[Host, ...]:
         if count:
             repeated = True
     if not slots:
-        raise UsageError("there are no hosts in this file", where=where, remedy=_REMEDY)
+        raise UsageError("this file lists no hosts", where=where, remedy=_REMEDY)
     _refuse_local([Host(name) for name in slots], where)
-    # One line for each host says nothing about slots.
+    # With one line for each host, the slots are unknown.
     return tuple(Host(name, count if repeated else 0) for name, count in slots.items())
 
 
 def short(name: str) -> str:
-    """A host's name without its domain, which schedulers and users leave out at will."""
+    """A host's name without its domain, which schedulers and users may omit."""
     return name if name.replace(".", "").isdigit() else name.split(".")[0]
 
 
 def distribute(hosts: Iterable[Host], ranks: int) -> tuple[Host, ...]:
-    """Put ranks on hosts as evenly as their slots allow; hosts without any are left out.
-
-    Args:
-        hosts: with slots, which are the most that each takes.
-        ranks: how many; at most as many as there are slots.
-    """
+    """Put ranks on hosts as evenly as their slots allow; hosts without any are omitted."""
     free = {host.name: host.slots for host in hosts}
     taken = dict.fromkeys(free, 0)
     left = ranks
@@ -136,34 +129,34 @@ def distribute(hosts: Iterable[Host], ranks: int) -> tuple[Host, ...]:
 
 
 def refuse_duplicates(hosts: Iterable[Host]) -> None:
-    """See that each host stands in a list once.
+    """Refuse lists with a host twice.
 
     Raises:
-        UsageError: one stands there twice.
+        UsageError: one is.
     """
     seen: set[str] = set()
     for host in hosts:
         if host.name in seen:
             raise UsageError(
-                f"the host {host.name} is named twice",
+                f"the host {host.name} is listed twice",
                 where="--hosts",
-                remedy=f"name it once, with all its slots: {host.name}:2",
+                remedy=f"list it once, with all its slots: {host.name}:2",
             )
         seen.add(host.name)
 
 
 def _refuse_local(hosts: Sequence[Host], where: str) -> None:
-    """See that localhost stands alone: to each host it is itself, and no other finds it there.
+    """Refuse localhost among other hosts, since it is a different host to each of them.
 
     Raises:
-        UsageError: it stands among others.
+        UsageError: it is.
     """
     local = [host.name for host in hosts if host.name in LOCAL]
     if local and len(hosts) > 1:
         raise UsageError(
-            f"{local[0]} is another host to each of them",
+            f"{local[0]} is a different host to each of them",
             where=where,
-            remedy="write the name that the other hosts know this one by (hostname)",
+            remedy="write the name of this host on the network (hostname)",
         )
 
 
@@ -172,8 +165,8 @@ def _split(word: str) -> tuple[str, int]:
     if word.count(":") > 1 and _IPV6.fullmatch(word):
         raise _wrong(
             word,
-            "addresses of IPv6 cannot be told from slots",
-            "name the host, or give its IPv4 address: 10.0.0.1:4",
+            "IPv6 addresses cannot be distinguished from slots",
+            "use the host's name or its IPv4 address: 10.0.0.1:4",
         )
     name, colon, number = word.partition(":")
     return name, _slots(number, word) if colon else 0
@@ -181,13 +174,13 @@ def _split(word: str) -> tuple[str, int]:
 
 def _slots(number: str, word: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", number, re.ASCII) or not 0 < int(number) <= MOST_SLOTS:
-        raise _wrong(word, f"{number!r} is no number of slots")
+        raise _wrong(word, f"{number!r} is not a number of slots")
     return int(number)
 
 
 def _check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise _wrong(name, "this is no name of a host")
+        raise _wrong(name, "this is not the name of a host")
     return name
 
 
@@ -208,10 +201,10 @@ def _numbers(ranges: str, word: str) -> list[str]:
     for each in ranges.split(","):
         found = _RANGE.fullmatch(each)
         if not found:
-            raise _wrong(word, f"[{ranges}] is no list of numbers")
+            raise _wrong(word, f"[{ranges}] is not a list of numbers")
         first, last = found[1], found[2] or found[1]
         if not 0 <= int(last) - int(first) < MOST_HOSTS:
-            raise _wrong(word, f"{each} is no range of numbers")
+            raise _wrong(word, f"{each} is not a range of numbers")
         numbers += [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
     return numbers
 

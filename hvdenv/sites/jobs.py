@@ -67,24 +67,25 @@ class Submitted(NamedTuple):
         return (self.log,) if self.log else self.outputs
 
 
-def submit(
-    text: str,
-    scheduler: Scheduler,
-    name: str,
-    runner: Runner,
-    places: Places,
-    *,
-    key: str = "",
-    log: str = "",
-) -> Submitted:
-    """Submit a script and record the job; see Submitted for the arguments.
+class Script(NamedTuple):
+    """A script to submit; see Submitted for the fields."""
+
+    text: str
+    scheduler: Scheduler
+    name: str
+    key: str = ""
+    log: str = ""
+
+
+def submit(script: Script, runner: Runner, places: Places) -> Submitted:
+    """Submit a script and record the job.
 
     Raises:
         StepError: the scheduler rejects it, or cannot be reached.
     """
-    dialect = DIALECTS[scheduler]
-    path = make_folder(places.jobs) / f"{name}-{uuid.uuid4().hex[:12]}.sh"
-    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    dialect = DIALECTS[script.scheduler]
+    path = make_folder(places.jobs) / f"{script.name}-{uuid.uuid4().hex[:12]}.sh"
+    path.write_bytes(script.text.encode("utf-8", "surrogateescape"))
     path.chmod(0o700)  # Cobalt runs the file itself
     # With this variable, the job would end with this process if both are on the same machine.
     words = ("env", "-u", TOKEN_VARIABLE, *fill(dialect.submit, script=str(path)))
@@ -94,13 +95,13 @@ def submit(
         path.unlink()
         raise _not_submitted(dialect, outcome)
     record = Submitted(
-        scheduler=scheduler,
+        scheduler=script.scheduler,
         id=found[-1]["id"],
-        name=name,
+        name=script.name,
         script=str(path),
         submitted=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-        key=key,
-        log=log,
+        key=script.key,
+        log=script.log,
     )
     keep(record, places)
     return record
@@ -219,41 +220,15 @@ class Listener(NamedTuple):
     note: Callable[[str], None]
 
 
-def follow(
-    record: Submitted,
-    runner: Runner,
-    places: Places,
-    listener: Listener,
-    *,
-    withdraw: bool = False,
-    patience: float = PATIENCE_SECONDS,
-) -> Status:
-    """Follow a job to its end, and record that.
+class Follower:
+    """Follows a job to its end.
 
     Args:
-        record: the job.
-        runner: starts the scheduler's programs.
-        places: where jobs are recorded.
-        listener: receives output and status.
         withdraw: cancel the job if it can never start.
-        patience: seconds that the scheduler may be silent.
-
-    Raises:
-        StepError: the job can never start, or the scheduler stays silent.
     """
-    follower = _Follower(record, runner, places, listener, withdraw=withdraw, patience=patience)
-    while not follower.status or not follower.status.over:
-        follower.poll()
-        follower.read()
-        time.sleep(_TICK)
-    follower.drain()
-    status = follower.status
-    keep(follower.record._replace(state=status.state, exit_code=status.exit_code), places)
-    return status
 
-
-class _Follower:
-    """A job that is being followed: its last status, and when to poll again."""
+    # Seconds that the scheduler may be silent.
+    patience = PATIENCE_SECONDS
 
     def __init__(
         self,
@@ -262,17 +237,31 @@ class _Follower:
         places: Places,
         listener: Listener,
         *,
-        withdraw: bool,
-        patience: float,
+        withdraw: bool = False,
     ) -> None:
         self.record, self.runner, self.places, self.listener = record, runner, places, listener
-        self.withdraw, self.patience = withdraw, patience
+        self.withdraw = withdraw
         self.status = Status(record.state, exit_code=record.exit_code) if record.state else None
         self._tails: dict[str, OutputTail] = {}
         self._pause = self._due = 0.0
         self._silent_since: float | None = None
 
-    def poll(self) -> None:
+    def follow(self) -> Status:
+        """Follow the job, and record its end.
+
+        Raises:
+            StepError: the job can never start, or the scheduler stays silent.
+        """
+        while not self.status or not self.status.over:
+            self._poll()
+            self._read()
+            time.sleep(_TICK)
+        self._drain()
+        ended = self.record._replace(state=self.status.state, exit_code=self.status.exit_code)
+        keep(ended, self.places)
+        return self.status
+
+    def _poll(self) -> None:
         """Ask the scheduler, if it is time to."""
         if time.monotonic() < self._due or (self.status and self.status.over):
             return
@@ -290,7 +279,7 @@ class _Follower:
             self._refuse_hopeless(status)
         self._due = time.monotonic() + self._pause
 
-    def read(self) -> int:
+    def _read(self) -> int:
         """Pass on new lines of the job's output; returns how many."""
         # Before the job runs, a file of this name may be an older job's.
         if not self.status or self.status.state == "waiting":
@@ -302,12 +291,12 @@ class _Follower:
                 self._due = 0.0
         return len(lines)
 
-    def drain(self) -> None:
+    def _drain(self) -> None:
         """Pass on output that arrives after the end of the job."""
         deadline = time.monotonic() + OUTPUT_SECONDS
         quiet = 0
         while quiet < 2 and time.monotonic() < deadline:
-            quiet = 0 if self.read() else quiet + 1
+            quiet = 0 if self._read() else quiet + 1
             time.sleep(_TICK)
         for tail in self._open_tails():
             for line in tail.lines(last=True):

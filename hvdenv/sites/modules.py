@@ -1,7 +1,7 @@
-"""Modules of a cluster as text: lines for a shell, and what module systems print, read back.
+"""Modules of a cluster as text: shell commands that load them, and the output of module systems.
 
-The lines are for sh, bash, dash and zsh, also under ``set -eu``. Lmod and Environment
-Modules 3 to 5 take them.
+The commands are for sh, bash, dash and zsh, also under ``set -eu``, and for every module system in
+module_systems.
 """
 
 from __future__ import annotations
@@ -12,34 +12,26 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from hvdenv.model.cluster import Modules, Swap
+from hvdenv.sites.module_systems import BACKENDS
 
 # What a set is loaded for: to run, or to build with ``modules.build`` on top.
 Phase = Literal["run", "build"]
 
 # Where sites and distributions have the script that defines `module`.
-USUAL_SCRIPTS = (
-    '"${LMOD_PKG-}/init/sh"',
-    '"${MODULESHOME-}/init/sh"',
-    "/etc/profile.d/lmod.sh",
-    "/etc/profile.d/z00_lmod.sh",
-    "/etc/profile.d/modules.sh",
-    "/usr/share/lmod/lmod/init/sh",
-    "/usr/share/modules/init/sh",
-)
+USUAL_SCRIPTS = tuple(
+    script for group in zip(*(each.scripts for each in BACKENDS), strict=True)
+    for scripts in group for script in scripts
+)  # fmt: skip
+_NOT_FOUND = tuple(each.not_found for each in BACKENDS if each.not_found)
 
-# What a shell makes of its own accord, and what only teaches other shells `module`.
+# Variables that shells set themselves, and those that only define `module` in other shells.
 _OF_THE_SHELL = frozenset({"_", "SHLVL", "PWD", "OLDPWD", "BASH_ENV", "ENV", "FPATH"})
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-# Behind names in lists: (default), (@alias), (D), <L>.
+# Marks after names in lists: (default), (@alias), (D), <L>.
 _MARKING = re.compile(r"(?<!\s)\s*(\([^()]*\)|<[^<>]*>)")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+/-]*")
-_PREREQUISITES = re.compile(
-    r"You will need to load all module\(s\) on any one of the lines below[^\n]{0,200}\n"
-    r"[ \t]*\n(?P<lines>([ \t]+[^\s][^\n]*\n)+)"
-)
-
-# By what a module's name tells that it offers something. open-ce holds both frameworks.
+# Finds by its name what a module offers. open-ce contains both frameworks.
 OFFERS = {
     "Horovod": re.compile(r"horovod|(^|/)(open-ce|ibm-wml-ce)/", re.IGNORECASE),
     "PyTorch": re.compile(r"pytorch|(^|/)torch(/|$)|(^|/)(open-ce|ibm-wml-ce)/", re.IGNORECASE),
@@ -55,12 +47,12 @@ NEAREST = 5
 
 
 class Loaded(NamedTuple):
-    """What the loading of a set came to.
+    """The result of loading a set.
 
     Attributes:
-        set: variables that are new or have another value, with their values.
-        unset: variables that are gone.
-        loaded: modules in the order of their loading, as the module system names them.
+        set: new and changed variables with their values.
+        unset: variables that were removed.
+        loaded: the loaded modules in their order, as the module system names them.
     """
 
     set: dict[str, str]
@@ -69,35 +61,35 @@ class Loaded(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What came of one module when all were tried, whether or not those before it loaded.
+    """The result of one module when all are tried, whether or not those before it loaded.
 
     Attributes:
         module: as the recipe names it.
-        status: of ``module load``; 0 is good.
-        said: what the module system printed.
+        status: of ``module load``; 0 is success.
+        output: of the module system.
         before: modules that were loaded before.
         after: modules that were loaded after it.
-        spider: what Lmod says about how to get at it; empty with Environment Modules.
+        prerequisites: sets of modules to load first, as the module system reports them.
     """
 
     module: str
     status: int
-    said: str
+    output: str
     before: tuple[str, ...]
     after: tuple[str, ...]
-    spider: str = ""
+    prerequisites: tuple[str, ...] = ()
 
 
 class Examined(NamedTuple):
-    """How one module of a set stands on a machine.
+    """Whether one module of a set can be loaded on a machine.
 
     Attributes:
         module: as the recipe names it.
         state: ``loads``; ``missing``; ``hidden`` until others are loaded (a hierarchy);
             ``fails``, such as by a conflict; ``replaced`` by one that was loaded later.
-        said: what the module system printed about it.
-        nearest: names that exist and are like it, the best first.
-        first: for ``hidden``: sets of modules to load first; any one of them will do.
+        said: the output of the module system about it.
+        nearest: existing modules with a similar name, the best first.
+        first: for ``hidden``: sets of modules to load first; any one of them is enough.
         by: for ``replaced``: the module whose loading did it.
         instead: for ``replaced``: what is loaded in its place.
     """
@@ -112,21 +104,21 @@ class Examined(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """One thing that is done.
+    """A command.
 
     Attributes:
-        told: the command for people to read.
+        shown: for people.
         command: for a shell.
-        failure: what to say when it fails; nothing if it may.
+        failure: the message if it fails; empty if it may fail.
     """
 
-    told: str
+    shown: str
     command: str
     failure: str = ""
 
 
 def expanded(modules: Modules, user: str, home: str) -> Modules:
-    """The set with a user's name and home folder in the place of {user} and {home}."""
+    """The set with a user's name and home folder in place of {user} and {home}."""
 
     def fill(folder: str) -> str:
         return re.sub(
@@ -140,28 +132,27 @@ def expanded(modules: Modules, user: str, home: str) -> Modules:
     )
 
 
-def told(modules: Modules) -> tuple[str, ...]:
-    """What is done, for people to read; what is for the build only is marked."""
-    run = tuple(step.told for step in _steps(modules, "run"))
-    build = tuple(step.told for step in _steps(modules, "build"))
+def commands(modules: Modules) -> tuple[str, ...]:
+    """The commands for people; those for the build only are marked."""
+    run = tuple(step.shown for step in _steps(modules, "run"))
+    build = tuple(step.shown for step in _steps(modules, "build"))
     return (*run, *(f"{command} (for the build only)" for command in build[len(run) :]))
 
 
 def shell_lines(modules: Modules, phase: Phase, *, cleaned: bool = False) -> tuple[str, ...]:
     """Commands for a shell that load the set, or return (or exit) with status 1.
 
-    Each is whole, so they can be joined by line breaks or by ``&&``. What fails is said
-    on standard error. Variables named ``hvdenv_…`` are used and unset again.
+    Each is complete, so they can be joined by line breaks or by ``&&``. Failures are reported on
+    standard error. Variables named ``hvdenv_…`` are used and unset again.
 
     Args:
-        modules: {user} and {home} must have been filled in.
-        phase: what it is loaded for.
-        cleaned: variables of modules that are loaded already may have been cleaned away:
-            those that stay loaded are loaded anew.
+        modules: from expanded().
+        cleaned: whether variables of loaded modules may have been removed, so that modules that
+            stay loaded must be reloaded.
     """
     return (
         "hvdenv_options=$-",
-        # Site scripts and old module functions are not made for these.
+        # Site scripts and old module functions do not support these.
         "set +eu",
         "hvdenv_failed=",
         *initialisation(modules.init),
@@ -184,12 +175,10 @@ def shell_lines(modules: Modules, phase: Phase, *, cleaned: bool = False) -> tup
 
 
 def initialisation(init: str | None) -> tuple[str, ...]:
-    """Commands after which there is ``module``; else they set ``hvdenv_failed``.
+    """Commands that define ``module``, or set ``hvdenv_failed``.
 
-    They leave in ``hvdenv_script`` the script that defined it; nothing if it was there.
-
-    Args:
-        init: the recipe's own script.
+    They set ``hvdenv_script`` to the script that defined it, or to nothing if it was defined
+    already. ``init`` is the recipe's own script.
     """
     scripts = [*([shlex.quote(init)] if init else []), *USUAL_SCRIPTS]
     return (
@@ -208,7 +197,7 @@ def initialisation(init: str | None) -> tuple[str, ...]:
 
 
 def trial_commands(modules: Modules, phase: Phase) -> tuple[tuple[str, str], ...]:
-    """Each module that must be loaded in the end, and the command that loads it."""
+    """Each module that must be loaded at the end, and the command that loads it."""
     return (
         *((swap.into, _swap_command(swap)) for swap in modules.swap),
         *((module, _load_command(module)) for module in _loads(modules, phase)),
@@ -224,7 +213,7 @@ def _load_command(module: str) -> str:
 
 
 def _swap_command(swap: Swap) -> str:
-    """One module in the place of another, whether or not that is loaded."""
+    """Load a module instead of another, whether or not that is loaded."""
     out, into = shlex.quote(swap.out), shlex.quote(swap.into)
     return (
         f'case ":${{LOADEDMODULES-}}:" in *:{out}:* | *:{out}/*) module swap {out} {into} ;;'
@@ -234,20 +223,20 @@ def _swap_command(swap: Swap) -> str:
 
 def _steps(modules: Modules, phase: Phase, cleaned: bool = False) -> Iterator[_Step]:
     if modules.purge == "yes":
-        # It fails where sticky modules are left, as is meant.
+        # It fails if sticky modules stay loaded, which is intended.
         yield _Step("module purge", "module purge")
     elif modules.purge == "force":
         command = "module --force purge"
         yield _Step(command, command, "cannot unload the modules that are loaded")
     if cleaned:
         yield _Step("module reload", 'test -z "${LOADEDMODULES-}" || module reload')
-    # Each comes in front of those before it: the recipe's first is to be found first.
+    # Each is prepended, and the recipe's first folder must come first.
     for folder in reversed(modules.use):
         word = shlex.quote(folder)
         command = f"{{ test -d {word} && module use {word}; }}"
         yield _Step(f"module use {word}", command, f"there is no folder of modules {folder}")
     for script in modules.source:
-        # Many end with a test that is not true: what counts is what they have set.
+        # Many end with a false test, so their status is ignored.
         word = shlex.quote(script)
         command = f"{{ test -r {word} && {{ . {word} || :; }}; }}"
         yield _Step(f". {word}", command, f"cannot read the script {script}")
@@ -266,11 +255,12 @@ def _steps(modules: Modules, phase: Phase, cleaned: bool = False) -> Iterator[_S
 
 
 def _silent_failures(modules: Iterable[str]) -> Iterator[str]:
-    """What Environment Modules 3 does not tell by its status: whether anything was loaded."""
+    """Checks for systems whose status does not show failures, as of Environment Modules 3."""
     words = " ".join(map(shlex.quote, modules))
+    others = "".join(f"${{{each.variable}-}}" for each in BACKENDS)
     if words:
         yield (
-            'if test -z "$hvdenv_failed${LMOD_CMD-}${MODULES_CMD-}"; then\n'
+            f'if test -z "$hvdenv_failed{others}"; then\n'
             f"    for hvdenv_module in {words}; do\n"
             '        case ":${LOADEDMODULES-}:" in\n'
             '        *":$hvdenv_module:"* | *":$hvdenv_module/"*) ;;\n'
@@ -288,10 +278,10 @@ def parse_environment(dump: bytes) -> dict[str, str]:
 
 
 def compare(before: Mapping[str, str], after: Mapping[str, str]) -> Loaded:
-    """What modules did to the variables; what the shell did is left out.
+    """What modules changed, without what the shell itself changes.
 
-    What module systems keep for themselves stays: without it, ``module list`` in a later
-    shell would know of no module.
+    The module system's own variables are included, since ``module list`` in a later shell needs
+    them.
     """
 
     def counts(name: str) -> bool:
@@ -310,27 +300,16 @@ def split_loaded(text: str) -> tuple[str, ...]:
 
 
 def parse_available(text: str) -> tuple[str, ...]:
-    """Names in the output of ``module -t avail`` or ``module -t spider``, in its order.
+    """Module names in the output of ``module -t avail`` or ``module -t spider``, in its order.
 
-    Folders (as ``gcc/``), headings and messages are left out.
+    Folders (as ``gcc/``), headings and messages are omitted.
     """
     found = (_MARKING.sub("", line.rstrip()) for line in text.splitlines())
     return tuple(dict.fromkeys(n for n in found if _NAME.fullmatch(n) and not n.endswith("/")))
 
 
-def parse_prerequisites(text: str) -> tuple[str, ...]:
-    """What Lmod's ``module spider NAME/VERSION`` says must be loaded first.
-
-    Returns:
-        Sets of modules, such as ``GCC/10.2.0 OpenMPI/4.0.5``; any one of them will do.
-    """
-    found = _PREREQUISITES.search(text)
-    lines = found["lines"].splitlines() if found else []
-    return tuple(" ".join(line.split()) for line in lines)
-
-
 def nearest(module: str, available: Iterable[str]) -> tuple[str, ...]:
-    """Names that a recipe may have meant: other versions first, then what is spelled like it."""
+    """Similar names: other versions first, then similar spellings."""
     from difflib import SequenceMatcher
 
     matcher = SequenceMatcher(b=module.lower(), autojunk=False)
@@ -354,8 +333,8 @@ def offers(available: Iterable[str]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def told_offers(offered: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Lines for people: what there is of each."""
+def describe_offers(offered: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Lines for people from offers()."""
     return tuple(
         f"modules that offer {what}: {', '.join(modules) or 'none'}"
         for what, modules in offered.items()
@@ -363,41 +342,41 @@ def told_offers(offered: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def judge(trials: Iterable[Trial], available: Iterable[str]) -> tuple[Examined, ...]:
-    """How each module of a set stands.
+    """Whether each module of a set can be loaded.
 
     Args:
         trials: all modules of the set, tried one after the other.
-        available: names that the module system knows, also those that are not loadable yet.
+        available: names that the module system knows, also those that cannot be loaded yet.
     """
     tried, listed = tuple(trials), tuple(available)
     return tuple(_judge(trial, tried[number + 1 :], listed) for number, trial in enumerate(tried))
 
 
 def is_among(module: str, loaded: Iterable[str]) -> bool:
-    """Whether a module is in a list of full names; one without a version in any version."""
+    """Whether a module is in a list of full names; without a version, any version counts."""
     return any(name == module or name.startswith(f"{module}/") for name in loaded)
 
 
 def _judge(trial: Trial, later: tuple[Trial, ...], available: tuple[str, ...]) -> Examined:
-    module, said = trial.module, trial.said.strip()
+    module, output = trial.module, trial.output.strip()
     named = is_among(module, trial.after)
-    # Environment Modules 3 has the status 0 for a module that does not exist, too. What is
-    # there may have another name (an alias), or have come with a module before it.
-    if trial.status == 0 and (named or trial.after != trial.before or not said):
-        return _replaced(trial, named, later) or Examined(module, "loads", said)
-    first = parse_prerequisites(trial.spider)
-    if not first and "Unable to locate a modulefile" in said and is_among(module, available):
-        # Environment Modules: there in the end, so a later one has opened its folder.
+    # Environment Modules 3 has the status 0 also for a module that does not exist. A loaded
+    # module may have another name (an alias), or have been loaded by a module before it.
+    if trial.status == 0 and (named or trial.after != trial.before or not output):
+        return _replaced(trial, named, later) or Examined(module, "loads", output)
+    first = trial.prerequisites
+    if not first and any(each in output for each in _NOT_FOUND) and is_among(module, available):
+        # It exists at the end, so a later module has opened its folder.
         first = (" ".join(each.module for each in later if each.status == 0),)
     if first:
-        return Examined(module, "hidden", said, first=first)
+        return Examined(module, "hidden", output, first=first)
     if is_among(module, available):
-        return Examined(module, "fails", said)
-    return Examined(module, "missing", said, nearest(module, available))
+        return Examined(module, "fails", output)
+    return Examined(module, "missing", output, nearest(module, available))
 
 
 def _replaced(trial: Trial, named: bool, later: tuple[Trial, ...]) -> Examined | None:
-    """A module that was loaded and is not any more in the end."""
+    """A module that was loaded, but not at the end."""
     new = set(trial.after) - set(trial.before)
     mine = {name for name in trial.after if is_among(trial.module, [name])} if named else new
     last = later[-1].after if later else ()
@@ -407,28 +386,27 @@ def _replaced(trial: Trial, named: bool, later: tuple[Trial, ...]) -> Examined |
     families = {family_of(name) for name in mine}
     instead = tuple(name for name in last if family_of(name) in families)
     return Examined(
-        trial.module, "replaced", trial.said.strip(), by=culprit.module, instead=instead
+        trial.module, "replaced", trial.output.strip(), by=culprit.module, instead=instead
     )
 
 
-def told_examined(examined: Examined) -> str:
-    """How a module stands, in one sentence."""
+def describe(examined: Examined) -> str:
+    """The result for a module, in one sentence."""
     module = examined.module
     if examined.state == "loads":
-        return f"{module}: there"
+        return f"{module}: available"
     if examined.state == "missing":
         near = ", ".join(examined.nearest)
-        return f"{module}: there is no such module" + (f"; there is {near}" if near else "")
+        return f"{module}: not available" + (f"; similar modules: {near}" if near else "")
     if examined.state == "hidden":
-        return f"{module}: load first " + ", or ".join(examined.first)
+        return f"{module}: first load " + ", or ".join(examined.first)
     if examined.state == "replaced":
         instead = ", ".join(name for name in examined.instead if name != examined.by)
-        return f"{module}: is unloaded by {examined.by}" + (
-            f", which brings {instead}" if instead else ""
-        )
-    return f"{module}: is there but cannot be loaded"
+        loads = f", which loads {instead}" if instead else ""
+        return f"{module}: unloaded by {examined.by}{loads}"
+    return f"{module}: available, but cannot be loaded"
 
 
 def family_of(module: str) -> str:
-    """A module's name without its version, in small letters."""
+    """A module's name without its version, in lower case."""
     return (module.rpartition("/")[0] or module).lower()

@@ -1,4 +1,4 @@
-"""Folders that a site's workspace tools allocate for a time (ws_allocate, ws_find)."""
+"""Folders that a site's workspace tools allocate for a limited time (ws_allocate, ws_find)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECONDS = 60.0
 
 
 def find(workspace: Workspace, runner: Runner) -> Path | None:
-    """The folder of a workspace; None if it is not allocated, or was and has expired.
+    """The folder of a workspace; None if it is not allocated, or has expired.
 
     Raises:
         StepError: this machine has no workspace tools.
@@ -24,28 +24,27 @@ def find(workspace: Workspace, runner: Runner) -> Path | None:
 
 
 def allocate(workspace: Workspace, runner: Runner) -> Path:
-    """The folder of a workspace, which is allocated if it is not there yet.
+    """The folder of a workspace, which is allocated if it does not exist.
 
     Raises:
-        StepError: it cannot be had; with what the tool says.
+        StepError: the tool fails.
     """
     words = ("ws_allocate", *_on(workspace), workspace.name, str(workspace.days))
     found = _folder(runner, *words)
     if found is None:
         raise StepError(
-            f"no workspace {workspace.name} could be allocated",
+            f"cannot allocate the workspace {workspace.name}",
             where=" ".join(words),
-            remedy="run this command by hand and read what it says; `ws_list` shows those that"
-            " you have; or say where the environment is to lie with --prefix",
+            remedy="run this command to see its message (`ws_list` lists your workspaces), or give a"
+            " folder for the environment with --prefix",
         )
     return found
 
 
 def remaining(folder: Path, runner: Runner) -> str:
-    """How long the workspace lives that a folder lies in (``12 days 5 hours``).
+    """The remaining time of the workspace that contains a folder: ``12 days 5 hours``.
 
-    Returns:
-        Empty if it lies in none, or nobody can be asked.
+    Empty if no workspace contains it, or this machine has no workspace tools.
     """
     if not shutil.which("ws_list"):
         return ""
@@ -69,11 +68,11 @@ def _on(workspace: Workspace) -> tuple[str, ...]:
 
 
 def _folder(runner: Runner, *argv: str) -> Path | None:
-    """The folder that a tool prints, on a line of its own among what else it says."""
+    """The folder that a tool prints on a line of its own, among messages."""
     if not shutil.which(argv[0]):
         raise StepError(
-            f"there is no {argv[0]} here, and the recipe keeps its environments in a workspace",
-            remedy="build on the cluster, or say where the environment is to lie with --prefix",
+            f"the recipe stores its environments in a workspace, but {argv[0]} is not installed",
+            remedy="build on the cluster, or give a folder for the environment with --prefix",
         )
     outcome = runner.run(Command(argv, timeout=_SECONDS))
     folders = [line for line in outcome.output.splitlines() if re.fullmatch(r"/\S+", line)]

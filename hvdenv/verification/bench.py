@@ -1,7 +1,7 @@
-"""How fast allreduces and training steps are: beside MPI or NCCL alone, and beside reference values.
+"""How fast allreduces and training steps are, compared with MPI or NCCL alone and with references.
 
 The ranks (hvdenv/standalone/ranks/bench.py, speed.py) and the yardstick
-(hvdenv/standalone/ranks/yardstick.c) measure, this says what their figures mean.
+(hvdenv/standalone/ranks/yardstick.c) measure; this module judges their figures.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ E = TypeVar("E", bound=RankEvent)
 EXERCISES = ("bench", "speed")
 _YARDSTICK = re.compile(r"@hvdenv-yardstick (\{[^{}]*\})")
 _NAMES = {size: name for name, size in SIZES.items()}
-_REMEDY = "measure again while nothing else runs on these hosts; if it stays, see the evidence"
+_REMEDY = "measure again while these hosts are idle; if the result stays, see the evidence"
 
 
 class Effort(NamedTuple):
@@ -42,7 +42,7 @@ class Effort(NamedTuple):
 
     Attributes:
         seconds: for how long each program measures.
-        folder: where the yardstick is compiled, in a folder of its own: all hosts see it.
+        folder: visible on all hosts; the yardstick is compiled in a new folder below it.
     """
 
     seconds: float
@@ -68,21 +68,21 @@ class Point(NamedTuple):
 
     @property
     def bandwidth(self) -> float:
-        """The bus bandwidth in GB/s as nccl-tests state it; 0 for one rank.
+        """The bus bandwidth in GB/s as nccl-tests define it; 0 for one rank.
 
-        Every rank has to send and to receive 2 (n - 1) / n of the message, whatever the
-        algorithm: so the figure compares with what the hardware says of itself.
+        Every rank must send and receive 2 (n - 1) / n of the message, whatever the algorithm,
+        so the figure can be compared with the hardware's.
         """
         return 2 * (self.ranks - 1) / self.ranks * self.amount / self.median / 1e9
 
 
 class Yardstick(NamedTuple):
-    """What MPI or NCCL alone gave.
+    """The figures of MPI or NCCL alone.
 
     Attributes:
         points: by size.
         problem: why there are none.
-        evidence: what programs said.
+        evidence: output of programs.
         name: one of YARDSTICKS.
     """
 
@@ -93,7 +93,7 @@ class Yardstick(NamedTuple):
 
 
 class Gpus(NamedTuple):
-    """What the yardstick opens to measure on GPUs: paths that are the same on all hosts.
+    """The libraries with which the yardstick measures on GPUs: the same paths on all hosts.
 
     Attributes:
         nccl: libnccl, or librccl.
@@ -109,7 +109,7 @@ class Benchmark(NamedTuple):
 
     Attributes:
         run: of all ranks.
-        yardstick: of the same minute.
+        yardstick: measured right after it.
     """
 
     run: RankRun
@@ -134,33 +134,33 @@ def with_fewer(launch: Launch, ranks: int) -> Launch:
 
 
 def parse_yardstick(text: str) -> tuple[Point, ...]:
-    """What the yardstick measured, in the output of its launcher."""
+    """The figures of the yardstick in the output of its launcher."""
     found = []
     for line in text.splitlines():
-        if said := _YARDSTICK.search(line):
-            table = json.loads(said[1])
+        if match := _YARDSTICK.search(line):
+            table = json.loads(match[1])
             found.append(Point(table["size"], table["ranks"], tuple(table["seconds"])))
     return tuple(found)
 
 
 def allreduces(run: RankRun) -> tuple[Point, ...]:
-    """What was measured of allreduces, by size."""
+    """The figures of allreduces, by size."""
     return tuple(Point(each.size, run.size, tuple(each.seconds)) for each in _events(run, Bench))
 
 
 def steps(run: RankRun) -> Point | None:
-    """What was measured of training steps."""
+    """The figures of training steps."""
     points = (Point(each.samples, run.size, tuple(each.seconds)) for each in _events(run, Speed))
     return next(points, None)
 
 
 def on_gpus(run: RankRun) -> bool:
-    """Whether the messages were in the memory of GPUs."""
+    """Whether the messages were in GPU memory."""
     return any(each.device for each in _events(run, Bench))
 
 
 def libraries_of_gpus(run: RankRun) -> Gpus | None:
-    """The libraries by which the ranks used their GPUs; None if they loaded none of their own."""
+    """The libraries with which the ranks used their GPUs; None if they loaded none."""
     path = run.ranks[0].path
     loaded = path.libraries if path else {}
 
@@ -180,10 +180,7 @@ def measurements(
     benchmarks: Mapping[tuple[str, str], Benchmark | None],
     smaller: Mapping[tuple[str, str], Sequence[RankRun] | None],
 ) -> Iterator[Measurement]:
-    """All figures of a report, by framework and controller, and the yardstick's.
-
-    Where that ran several times, the median counts.
-    """
+    """All figures of a report, by framework and controller, and the yardstick's medians."""
     done = {key: benchmark for key, benchmark in benchmarks.items() if benchmark}
     for (framework, controller), benchmark in done.items():
         subject = f"{framework} over {controller}"
@@ -210,7 +207,7 @@ def _of_steps(runs: Sequence[RankRun], subject: str) -> Iterator[Measurement]:
 
 
 def _together(yardsticks: Sequence[Yardstick]) -> dict[str, list[Point]]:
-    """By name, the medians of what all that ran gave."""
+    """By name, the medians of all runs of a yardstick."""
     return {
         name: _medians([point for each in yardsticks if each.name == name for point in each.points])
         for name in YARDSTICKS
@@ -233,7 +230,7 @@ def _medians(measured: Sequence[Point]) -> list[Point]:
 
 
 def _rounded(value: float) -> float:
-    """Four digits: more are not measured."""
+    """Four digits: the measurement is not more precise."""
     return float(f"{value:.4g}")
 
 
@@ -243,7 +240,7 @@ def judge(
     smaller: Sequence[RankRun],
     references: Sequence[Reference],
 ) -> Judgement:
-    """What the figures of one framework and controller say.
+    """Judge the figures of one framework and controller.
 
     Args:
         subject: such as ``torch over MPI``.
@@ -257,27 +254,27 @@ def judge(
             return broken._replace(message=f"with {ranks_}: {broken.message}")
     points = allreduces(benchmark.run)
     figures = [*_of_allreduces(points, subject), *_of_steps([*smaller, benchmark.run], subject)]
-    said = "; ".join(
+    message = "; ".join(
         [*_sentences(points, benchmark.yardstick), *_scaling([*smaller, benchmark.run])]
     )
     evidence = "\n".join([*_listed(points, benchmark.yardstick), *_ends(benchmark.run)])
-    return _judged(subject, figures, benchmark.run, references, said, evidence)
+    return _judged(subject, figures, benchmark.run, references, message, evidence)
 
 
 def judge_yardsticks(
     benchmarks: Sequence[Benchmark], references: Sequence[Reference]
 ) -> Iterator[tuple[str, Judgement]]:
-    """What the figures of MPI alone and of NCCL alone say, of those that were measured beside."""
+    """Judge the figures of MPI alone and NCCL alone, if they were measured."""
     for name, points in _together([each.yardstick for each in benchmarks]).items():
         first = next(each for each in benchmarks if each.yardstick.name == name)
         if not points:
-            why = f"nothing to compare with: {first.yardstick.problem}"
+            why = f"there is no yardstick: {first.yardstick.problem}"
             yield name, Judgement("skip", why, first.yardstick.evidence)
             continue
-        said = "; ".join(_sentences(points, Yardstick(())))
+        message = "; ".join(_sentences(points, Yardstick(())))
         evidence = "\n".join(_listed(points, Yardstick(())))
         figures = list(_of_allreduces(points, name))
-        yield name, _judged(name, figures, first.run, references, said, evidence)
+        yield name, _judged(name, figures, first.run, references, message, evidence)
 
 
 def _broken(run: RankRun) -> Judgement | None:
@@ -294,10 +291,10 @@ def _judged(
     figures: Sequence[Measurement],
     run: RankRun,
     references: Sequence[Reference],
-    said: str,
+    message: str,
     evidence: str,
 ) -> Judgement:
-    """Compare with the references that are for this subject and so many ranks on so many hosts."""
+    """Compare with the references for this subject, number of ranks and number of hosts."""
     nodes = len({rank.host for rank in run.ranks})
     wrong, missing = [], []
     for reference in references:
@@ -312,16 +309,16 @@ def _judged(
         elif problem := outside(found, reference):
             wrong.append(f"{_what(reference)} {problem}")
     if wrong:
-        return Judgement("fail", "; ".join(wrong), f"{said}\n{evidence}", _REMEDY)
+        return Judgement("fail", "; ".join(wrong), f"{message}\n{evidence}", _REMEDY)
     if missing:
         why = "there is a reference, but no figure, for "
-        remedy = "give more with --time; the evidence says where it ended"
-        return Judgement("unproven", why + "; ".join(missing), f"{said}\n{evidence}", remedy)
-    return Judgement("pass", said, evidence)
+        remedy = "allow more time with --time; the evidence shows where it ended"
+        return Judgement("unproven", why + "; ".join(missing), f"{message}\n{evidence}", remedy)
+    return Judgement("pass", message, evidence)
 
 
 def _figure(reference: Reference, figures: Sequence[Measurement], ranks: int) -> float | None:
-    """The figure that a reference is about."""
+    """The figure to which a reference applies."""
     wanted = (reference.measure, SIZES.get(reference.size or ""), reference.ranks or ranks)
     return next((f.value for f in figures if (f.name, f.size, f.ranks) == wanted), None)
 
@@ -358,7 +355,7 @@ def _named(size: int) -> str:
 
 
 def _sentences(points: Sequence[Point], yardstick: Yardstick) -> Iterator[str]:
-    """The most of bandwidth and the least of latency, which are at the ends."""
+    """The highest bandwidth and the lowest latency, which are at the ends."""
     if not points:
         yield "no allreduce was measured"
         return
@@ -373,7 +370,7 @@ def _sentences(points: Sequence[Point], yardstick: Yardstick) -> Iterator[str]:
 
 
 def _share(point: Point, yardstick: Yardstick) -> float:
-    """What Horovod makes of what the yardstick gives, in percent; 0 where nobody knows."""
+    """Horovod's share of the yardstick's speed in percent; 0 if unknown."""
     beside = {each.amount: each for each in yardstick.points}
     return 100 * beside[point.amount].median / point.median if point.amount in beside else 0.0
 
@@ -403,8 +400,8 @@ def _listed(points: Sequence[Point], yardstick: Yardstick) -> Iterator[str]:
 
 def _ends(run: RankRun) -> Iterator[str]:
     whys = {
-        "time": "there was no time for it: --time gives more",
-        "memory": "the ranks of a host may together not take more than is free",
+        "time": "--time was too short",
+        "memory": "the ranks of one host need more memory than is free",
     }
     for end in _events(run, BenchEnd):
         yield f"{_named(end.size)} and more were not measured: {whys[end.why]}"

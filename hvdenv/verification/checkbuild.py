@@ -1,7 +1,7 @@
 """Read the table that ``horovodrun --check-build`` prints.
 
-Only two texts exist: up to Horovod 0.18.2 the third section has a row MLSL, since
-0.19.0 that row is CCL. Frameworks and ``--verbose`` put lines of their own around it.
+There are two forms: up to Horovod 0.18.2 the third section has a row MLSL, since 0.19.0 a row
+CCL. Frameworks and ``--verbose`` print lines of their own around the table.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ _SECTIONS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("NCCL", "DDL", "MLSL", "MPI", "Gloo"),
     ),
 }
+# The rows of frameworks, by the names of their modules.
+ROWS = {"torch": "PyTorch", "tensorflow": "TensorFlow", "mxnet": "MXNet"}
 _TITLE = re.compile(r"\s*Horovod v(?P<version>\d+\.\d[\w.+!-]*):\s*")
 _SECTION = re.compile(r"\s*(?P<name>Available \w+(?: \w+)*):\s*")
 _ROW = re.compile(r"\s*\[(?P<mark>.?)\] (?P<name>\w+)\s*")
 _REMEDY = (
     "run `PYTHONUNBUFFERED=1 horovodrun --verbose --check-build` with the environment's own"
-    " horovodrun and pass on all of its output"
+    " horovodrun, and report its whole output"
 )
 
 
 class CheckBuild(NamedTuple):
-    """What ``horovodrun --check-build`` says was built: evidence, not proof.
+    """What was built according to ``horovodrun --check-build``: evidence, not proof.
 
     Attributes:
         version: Horovod's version.
@@ -48,7 +50,7 @@ class CheckBuild(NamedTuple):
 def parse(text: str) -> CheckBuild:
     """The table in an output of ``horovodrun --check-build``, of any Horovod.
 
-    Lines of other programs before, between and after the table's are passed over.
+    Other lines before, in and after the table are ignored.
 
     Args:
         text: everything that the command wrote.
@@ -78,10 +80,10 @@ def parse(text: str) -> CheckBuild:
 
 def _take_row(tables: list[tuple[str, dict[str, bool]]], row: re.Match[str], number: int) -> None:
     if not tables:
-        raise _error(f"the row {row['name']} stands before any section", number)
+        raise _error(f"the row {row['name']} is before any section", number)
     name, rows = tables[-1]
     if row["name"] in rows:
-        raise _error(f"the row {row['name']} is there twice under {name}", number)
+        raise _error(f"the row {row['name']} is twice under {name}", number)
     if row["mark"] not in ("X", " "):
         raise _error(f"the mark of the row {row['name']} is neither [X] nor [ ]", number)
     rows[row["name"]] = row["mark"] == "X"
@@ -100,7 +102,7 @@ def _require_whole(tables: list[tuple[str, dict[str, bool]]]) -> None:
 
 def _error(what: str, line: int = 0) -> CheckBuildError:
     return CheckBuildError(
-        f"not a whole output of horovodrun --check-build: {what}",
+        f"this is not a complete output of horovodrun --check-build: {what}",
         where=f"line {line}" if line else "",
         remedy=_REMEDY,
     )

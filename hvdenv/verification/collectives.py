@@ -1,4 +1,4 @@
-"""What ranks report of Horovod's operations (hvdenv/standalone/ranks/collectives.py), and what that proves."""
+"""Judges what ranks report of Horovod's operations (hvdenv/standalone/ranks/collectives.py)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ FULL = f"{EXERCISE}=full"
 
 _MORE_RANKS = "verify with three ranks or more: -n 3"
 _REMEDY = (
-    "what uses this operation computes wrong numbers or fails: build Horovod again for this"
-    " machine; if it stays, try the other controller and report it with this evidence"
+    "programs that use this operation compute wrong numbers or fail: rebuild Horovod for this"
+    " machine; if the failure stays, try the other controller and report it with this evidence"
 )
 _GLOO_REDUCESCATTER = (
-    "a known fault of Horovod up to 0.28.1: gloo's reducescatter can send data that it has"
-    " overwritten already, so sums are wrong now and then (1 of 12 runs of verify on 3 ranks)."
-    " `hvdenv build` applies the patch gloo-reducescatter, which fixes it: build Horovod again,"
-    " or use MPI for CPU tensors. Results of hvd.reducescatter over Gloo so far may be wrong"
+    "a known bug of Horovod up to 0.28.1: Gloo's reducescatter can send data that it has already"
+    " overwritten, so sums are occasionally wrong (1 of 12 runs of verify on 3 ranks)."
+    " `hvdenv build` applies the patch gloo-reducescatter, which fixes it: rebuild Horovod, or"
+    " use MPI for CPU tensors. Earlier results of hvd.reducescatter over Gloo may be wrong"
 )
 
 
@@ -39,11 +39,11 @@ def judge(run: RankRun, ranks_elsewhere: int = 0) -> Iterator[tuple[str, Judgeme
 
     Args:
         run: of the ranks.
-        ranks_elsewhere: how many ranks other runs have, if these are fewer: what only so
-            many can prove is proven there.
+        ranks_elsewhere: how many ranks other runs have, if this one has fewer: they prove
+            what needs more ranks.
 
     Returns:
-        Pairs of an operation, or nothing if it is about all, and what is to be said.
+        Pairs of an operation and its judgement; the operation is empty if it is about all.
     """
     reports = _reports(run)
     wrong = {
@@ -55,7 +55,7 @@ def judge(run: RankRun, ranks_elsewhere: int = 0) -> Iterator[tuple[str, Judgeme
     if broken := ranks.judge_exercise(run, EXERCISE):
         yield "", broken
     elif silent := [rank.name for rank in run.ranks if not rank.all(Operation)]:
-        yield "", Judgement("fail", f"nothing was reported by {listed(silent)}", "", _REMEDY)
+        yield "", Judgement("fail", f"{listed(silent)} reported nothing", "", _REMEDY)
     elif not wrong:
         yield "", _all_right(run, reports)
     for name, (first, *_) in reports.items():

@@ -1,8 +1,7 @@
-"""The facts that verify judges: each comes from running something in the environment.
+"""The collectors: each finds something out by running something in the environment.
 
-A fact is a function; its parameters name what it needs: other facts, or what the caller
-of verify gave. One with a parameter ``framework`` or ``controller`` exists once for each;
-one that needs what the caller did not give (None) does not exist.
+To add one, write one function with the decorator: collection.py says what its parameters mean.
+Where several can start, they start in the order in which they are defined here.
 """
 
 from __future__ import annotations
@@ -11,13 +10,12 @@ import base64
 import json
 import os
 import re
-import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hvdenv import RANK_PROGRAMS
 from hvdenv.command import Command, Outcome
@@ -25,7 +23,7 @@ from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import Expectation, Installation, mpi_prefix
 from hvdenv.errors import CheckBuildError, InterruptedRunError, StepError
 from hvdenv.launch.container import on_this_host, start_inside
-from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi, parse_mpi_version
+from hvdenv.launch.launchers import Launch, Mpi, parse_mpi_version
 from hvdenv.launch.placement import Requested, exported, hidden, of_shell
 from hvdenv.masking import mask, plain
 from hvdenv.model.cluster import MPI_ALONE, NCCL_ALONE
@@ -34,38 +32,35 @@ from hvdenv.schema import Problem
 from hvdenv.standalone.ranks.events import ExtensionFacts, decode, read
 from hvdenv.verification import bench, drift, ranks, training
 from hvdenv.verification.bench import Benchmark, Effort, Gpus, Yardstick
-from hvdenv.verification.checkbuild import CheckBuild, parse
+from hvdenv.verification.checkbuild import ROWS, CheckBuild, parse
+from hvdenv.verification.collection import CONTROLLERS, FRAMEWORKS, Setup, collector
 from hvdenv.verification.drift import Observation
 from hvdenv.verification.ranks import RankRun, collect
 
-FRAMEWORKS = ("torch", "tensorflow", "mxnet")
-CONTROLLERS = ("MPI", "Gloo")
-ROWS = {"torch": "PyTorch", "tensorflow": "TensorFlow", "mxnet": "MXNet"}
-
 _EXTENSION = "@hvdenv-extension "
 _OBSERVED = "@hvdenv-observed "
-# They name files of the user's, which verify's ranks would overwrite.
+# They name files of the user, which verify's ranks would overwrite.
 FILES_OF_RANKS = ("HOROVOD_TIMELINE", "HOROVOD_AUTOTUNE_LOG")
 # What activate.sh unsets.
 _UNSET = ("PYTHONHOME", "PYTHONPATH")
-# Files of which every byte counts: Horovod's, and the MPI's that it calls.
+# Files that are compared byte by byte: Horovod's, and the MPI's that it calls.
 _CLOSELY = re.compile(r"/site-packages/horovod/|/libmpi[\w-]*\.so[.\d]*\Z")
-# Others are the scheduler's, or Horovod's own.
-NEED_MPIRUN = ("mpirun", "horovodrun-mpi")
-# What ranks on other hosts need by name, where the launcher does not pass on all it sees.
+# Variables that launchers are told to export to ranks on other hosts.
 _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONNOUSERSITE", TOKEN_VARIABLE)
-# Of the time for a benchmark, what its ranks have; the rest is for the yardstick.
+# The ranks' share of the time for a benchmark; the rest is for the yardstick.
 _RANKS_PART = 0.7
-# A host that is lost is noticed within 20 s, and its daemon of Open MPI 4 ends as soon, not
-# after 8 minutes; a run of hours had better wait.
+# A lost host is noticed within 20 s, and its daemon of Open MPI 4 ends as soon instead of
+# after 8 minutes. Runs of hours should not set this.
 _KEEPALIVE = tuple(
     (f"OMPI_MCA_oob_tcp_keepalive_{name}", str(value))
     for name, value in (("time", 10), ("intvl", 3), ("probes", 3))
 )
 # What a launcher needs after its ranks' own deadline.
 _LAUNCHER_SECONDS = 5.0
-# Where launchers explain themselves at length, the cause stands far before the end.
+# Some launchers print the cause far before the end of a long explanation.
 _LAUNCHER_LINES = 200
+# Without the facts about extensions, nothing can be said about ranks.
+_LEAST_SECONDS = 2.0
 
 
 class BuildTable(NamedTuple):
@@ -122,83 +117,30 @@ class Observed(NamedTuple):
     why: str = ""
 
 
-class Fact(NamedTuple):
-    """How a fact is found out.
-
-    Attributes:
-        function: finds it out.
-        label: what it is called for those who wait for it.
-        applies: asked like the function; where it says no, the fact is None.
-        cores: how many cores finding it out keeps busy, for a number of ranks.
-        alone: whether nothing else may run meanwhile.
-    """
-
-    function: Callable[..., Any]
-    label: str
-    applies: Callable[..., bool]
-    cores: Callable[[int], int]
-    alone: bool = False
+@collector("mpirun --version")
+def mpi(setup: Setup, timeout: float) -> tuple[Mpi, str]:
+    """The MPI of the mpirun that is found first, and a description; both empty without one."""
+    path = setup.which("mpirun")
+    if not path:
+        return Mpi("unknown"), ""
+    # The ranks need time too, even if this hangs.
+    found = parse_mpi_version(setup.run((path, "--version"), min(timeout / 3, 60.0)).output)
+    return found, f"{path} ({found.kind} {found.version})"
 
 
-FACTS: dict[str, Fact] = {}
-
-
-def fact(
-    label: str,
-    applies: Callable[..., bool] = lambda: True,
-    cores: Callable[[int], int] = lambda ranks: 1,
-    alone: bool = False,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a fact under its function's name."""
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        FACTS[function.__name__] = Fact(function, label, applies, cores, alone)
-        return function
-
-    return register
-
-
-@fact("extension files")
-def libraries(installation: Installation, runner: Runner, timeout: float) -> dict[str, Extension]:
-    """What the files of each framework's extension say; nothing is imported."""
-    return _extensions(installation, runner, timeout, FRAMEWORKS)
-
-
-@fact("extension of {framework}")
-def extension(
-    installation: Installation,
-    runner: Runner,
-    timeout: float,
-    libraries: Mapping[str, Extension],
-    rank_runs: Mapping[tuple[str, str], RankRun | None],
-    framework: str,
-) -> Extension:
-    """What the framework's extension is: from a rank, or from a process of its own.
-
-    The import of a framework takes seconds, and ranks have to do it anyway.
-    """
-    library = libraries[framework]
-    for run in rank_runs.values():
-        if run and run.extension:
-            return library._replace(facts=_masked(run.extension))
-    if not library.present or library.cut_off:
-        return library
-    asked = _extensions(installation, runner, timeout, (framework,), "--import")[framework]
-    if asked.facts.framework:
-        return asked
-    return asked._replace(facts=library.facts._replace(traceback=asked.outcome.tail(40)))
+@collector("extension files")
+def libraries(setup: Setup, timeout: float) -> dict[str, Extension]:
+    """The facts about each framework's extension that its files show; nothing is imported."""
+    return _extensions(setup, timeout, FRAMEWORKS)
 
 
 def _extensions(
-    installation: Installation,
-    runner: Runner,
-    timeout: float,
-    frameworks: tuple[str, ...],
-    *options: str,
+    setup: Setup, timeout: float, frameworks: tuple[str, ...], *options: str
 ) -> dict[str, Extension]:
-    probe = f"{installation.programs}/inspect/extension.py"
-    argv = (*installation.inside, installation.python, "-s", probe, *options, *frameworks)
-    outcome = runner.branch().run(_command(installation, runner, argv, timeout))
+    installation = setup.installation
+    program = f"{installation.programs}/inspect/extension.py"
+    argv = (*installation.inside, installation.python, "-s", program, *options, *frameworks)
+    outcome = setup.run(argv, timeout)
     found = {name: Extension(name, outcome) for name in frameworks}
     for line in outcome.output.splitlines():
         if line.startswith(_EXTENSION):
@@ -221,32 +163,29 @@ def _masked(facts: ExtensionFacts) -> ExtensionFacts:
     )
 
 
-@fact("horovodrun --check-build")
-def build_table(
-    installation: Installation, runner: Runner, timeout: float, expectation: Expectation
-) -> BuildTable:
-    """Horovod's own table, once more with --verbose where it is not as it should be."""
-    program = installation.program("horovodrun")
+@collector("horovodrun --check-build")
+def build_table(setup: Setup, timeout: float) -> BuildTable:
+    """Horovod's own table; once more with --verbose if it cannot be read or lacks a row."""
+    program = setup.installation.program("horovodrun")
     argv = (program, "--check-build")
     if not program:
         return BuildTable(None, "there is no horovodrun", Outcome(Command(argv), 127, "", 0.0))
-    outcome, table, problem = _check_build(installation, runner, argv, timeout)
+    outcome, table, problem = _check_build(setup, argv, timeout)
     left = timeout - outcome.seconds
-    if left < 1 or (table and not missing_rows(table, expectation)):
+    if left < 1 or (table and not missing_rows(table, setup.expectation)):
         return BuildTable(table, problem, outcome)
-    again = _check_build(installation, runner, (program, "--verbose", "--check-build"), left)
+    again = _check_build(setup, (program, "--verbose", "--check-build"), left)
     if not table and again[1]:
         outcome, table, problem = again
     return BuildTable(table, problem, outcome, again[0].tail(60))
 
 
 def _check_build(
-    installation: Installation, runner: Runner, argv: tuple[str, ...], timeout: float
+    setup: Setup, argv: tuple[str, ...], timeout: float
 ) -> tuple[Outcome, CheckBuild | None, str]:
-    # Up to 0.24.3 nothing comes out of a pipe otherwise.
+    # Up to 0.24.3 a pipe gets no output otherwise.
     env = (("PYTHONUNBUFFERED", "1"), ("TF_CPP_MIN_LOG_LEVEL", "1"))
-    argv = (*installation.inside, *argv)
-    outcome = runner.branch().run(_command(installation, runner, argv, timeout, env))
+    outcome = setup.run((*setup.installation.inside, *argv), timeout, env)
     try:
         return outcome, parse(outcome.output), ""
     except CheckBuildError as error:
@@ -263,104 +202,10 @@ def missing_rows(table: CheckBuild, expectation: Expectation) -> list[str]:
     ]
 
 
-@fact("mpirun --version")
-def mpi(installation: Installation, runner: Runner, timeout: float) -> tuple[Mpi, str]:
-    """The MPI whose mpirun is found first, and where that is; both empty without one."""
-    path = shutil.which("mpirun", path=_path(installation, runner))
-    if not path:
-        return Mpi("unknown"), ""
-    argv = (path, "--version")
-    # The ranks need time too, even where this hangs.
-    outcome = runner.branch().run(_command(installation, runner, argv, min(timeout / 3, 60.0)))
-    found = parse_mpi_version(outcome.output)
-    return found, f"{path} ({found.kind} {found.version})"
-
-
-@fact("mpirun --version in the image", lambda installation: bool(installation.inside))
-def image_mpi(installation: Installation, runner: Runner, timeout: float) -> Mpi:
-    """The MPI of the image, as its own mpirun says it."""
-    argv = (*installation.inside, "mpirun", "--version")
-    outcome = runner.branch().run(_command(installation, runner, argv, min(timeout / 3, 60.0)))
-    return parse_mpi_version(outcome.output)
-
-
-@fact("files against the manifest", lambda installation: bool(installation.generation))
-def changed_files(
-    installation: Installation, runner: Runner, timeout: float
-) -> list[manifest.Difference]:
-    """What is no longer as it was when the build was finished.
-
-    Raises:
-        StepError: that could not be seen in time.
-        InterruptedRunError: the runner was stopped.
-    """
-    end = time.monotonic() + timeout
-
-    def go_on() -> None:
-        if runner.stopped:
-            raise InterruptedRunError
-        if time.monotonic() > end:
-            raise StepError(
-                f"not all files could be looked at within {timeout:.0f} s",
-                where=str(folder),
-                remedy="see whether the file system is slow just now, or give more with --timeout",
-            )
-
-    folder = Path(installation.generation)
-    record = generations.read_record(folder / generations.RECORD)
-    listed = manifest.read(folder / manifest.NAME, record["manifest_digest"])
-    return manifest.compare(folder, listed, lambda path: bool(_CLOSELY.search(path)), go_on)
-
-
-@fact("changes since the build", lambda installation: bool(installation.generation))
-def observed(
-    installation: Installation, runner: Runner, timeout: float, mpi: tuple[Mpi, str]
-) -> Observed:
-    """What the environment has now, and what its record says that it had."""
-    record = generations.read_record(Path(installation.generation) / generations.RECORD)
-    if "observed" not in record:
-        built_by = record.get("hvdenv") or "unknown"
-        return Observed(None, None, f"its build recorded nothing to compare (hvdenv {built_by})")
-    try:
-        was = drift.read(record["observed"])
-    except Problem as problem:
-        return Observed(None, None, f"its record is of another kind: observed.{problem}")
-    return Observed(was, observe(installation, runner, timeout, mpi[0]))
-
-
-def observe(installation: Installation, runner: Runner, timeout: float, mpi: Mpi) -> Observation:
-    """What an environment has; no framework is imported.
-
-    Args:
-        installation: its generation is what paths are relative to.
-        runner: starts the probe.
-        timeout: seconds that it has.
-        mpi: of the mpirun that is found first.
-
-    Raises:
-        StepError: there is no answer, or none that can be read.
-    """
-    probe = f"{installation.programs}/inspect/observe_env.py"
-    argv = (installation.python, "-s", probe, installation.generation)
-    outcome = runner.branch().run(_command(installation, runner, argv, timeout))
-    told = [line for line in outcome.output.splitlines() if line.startswith(_OBSERVED)]
-    try:
-        found = json.loads(base64.b64decode(told[-1][len(_OBSERVED) :]))
-        found["mpirun"].update(kind=mpi.kind, version=mpi.version)
-        return drift.read(found)
-    except (IndexError, ValueError, Problem) as error:
-        raise StepError(
-            "what this environment has could not be observed",
-            where=installation.python,
-            detail=outcome.tail(15) if not told else str(error),
-        ) from error
-
-
 def _can_run(
     libraries: Mapping[str, Extension],
-    expectation: Expectation,
+    setup: Setup,
     mpi: tuple[Mpi, str],
-    launchers: tuple[str, ...],
     framework: str,
     controller: str,
 ) -> bool:
@@ -369,109 +214,89 @@ def _can_run(
         framework != "mxnet"
         and libraries[framework].present
         and not libraries[framework].cut_off
-        and expectation.asks(framework, controller)
-        and _can_start(controller, launchers, mpi)
+        and setup.expectation.asks(framework, controller)
+        and setup.can_start(controller, mpi)
     )
 
 
-def _can_start(controller: str, launchers: tuple[str, ...], mpi: tuple[Mpi, str]) -> bool:
-    """Whether a launcher is there for the ranks of a controller."""
-    name = launcher_for(launchers, controller)
-    return bool(name and (mpi[1] or name not in NEED_MPIRUN))
-
-
-def launcher_for(launchers: tuple[str, ...], controller: str) -> str:
-    """The first launcher whose ranks use a controller; empty if there is none."""
-    names = (name for name in launchers if LAUNCHERS[name].controller == controller)
-    return next(names, "")
-
-
-# Ranks mostly import on one core and wait for each other, so that half of them count.
-@fact("{framework} over {controller}", _can_run, lambda ranks: max(ranks // 2, 1))
+# Ranks mostly import on one core and wait for each other, so half of them count.
+@collector(
+    "{framework} over {controller}",
+    applies=_can_run,
+    cores=lambda ranks: max(ranks // 2, 1),
+    starts_ranks=True,
+)
 def rank_run(
-    installation: Installation,
-    runner: Runner,
-    mpi: tuple[Mpi, str],
-    launchers: tuple[str, ...],
-    launch: Launch,
-    timeout: float,
-    exercises: tuple[str, ...],
-    framework: str,
-    controller: str,
-    expectation: Expectation,
+    setup: Setup, mpi: tuple[Mpi, str], timeout: float, framework: str, controller: str
 ) -> RankRun:
     """Allreduces on N ranks, and exercises after them.
 
     Raises:
         IncompatibleError: the launcher cannot start ranks of this MPI.
     """
-    name = launcher_for(launchers, controller)
-    startable = [each for each in CONTROLLERS if _can_start(each, launchers, mpi)]
+    installation, expectation = setup.installation, setup.expectation
+    name, exercises = setup.launcher(controller), setup.exercises
+    startable = [each for each in CONTROLLERS if setup.can_start(each, mpi)]
     if not _comes_first(controller, startable, expectation):
         exercises = tuple(word for word in exercises if word != training.FIRST)
     token = uuid.uuid4().hex
     deadline = timeout - min(_LAUNCHER_SECONDS, timeout / 4)
-    watcher = (
+    program = (
         *(installation.python, "-S", "-u", f"{installation.programs}/ranks/rank.py"),
         *(token, f"{deadline:g}@{time.time() + deadline:.1f}"),
         *(framework, controller, _device(expectation), *exercises),
     )
-    launch = on_this_host(name, launch, installation.inside)._replace(program=watcher, mpi=mpi[0])
-    outcome = _start(installation, runner, name, launch, timeout, installation.inside)
-    command = outcome.command
+    launch = on_this_host(name, setup.launch, installation.inside)
+    launch = launch._replace(program=program, mpi=mpi[0])
+    outcome = _start(setup, name, launch, timeout, installation.inside)
+    argv = outcome.command.argv
     return RankRun(
         launcher=name,
         controller=controller,
-        argv=command.argv,
+        argv=argv,
         size=launch.ranks,
         hosts=tuple(host.name for host in launch.hosts),
         ranks=collect(read(outcome.output, token)),
         returncode=outcome.returncode,
         timed_out=outcome.timed_out,
         tail=_without_events(outcome, token),
-        launched_by=mpi[1] if controller == "MPI" else command.argv[0],
+        launched_by=mpi[1] if controller == "MPI" else argv[0],
         timeout=deadline,
         exercises=tuple(word.partition("=")[0] for word in exercises),
     )
 
 
-def _comes_first(controller: str, startable: Sequence[str], expectation: Expectation) -> bool:
-    """Whether it is the first one that is expected; each may be where nothing was stated."""
+def _comes_first(controller: str, startable: Collection[str], expectation: Expectation) -> bool:
+    """Whether it is the first one that is expected, or none is stated."""
     stated = [each for each in startable if each in (expectation.controllers or ())]
     return not stated or controller == stated[0]
 
 
 def _device(expectation: Expectation) -> str:
-    """Whether ranks may use GPUs; they see for themselves whether they can."""
-    asked = expectation.operations
-    return "gpu" if asked is None or "NCCL" in asked else "host"
+    """Whether ranks may use GPUs; they find out themselves whether they can."""
+    operations = expectation.operations
+    return "gpu" if operations is None or "NCCL" in operations else "host"
 
 
 def _start(
-    installation: Installation,
-    runner: Runner,
-    name: str,
-    launch: Launch,
-    timeout: float,
-    inside: tuple[str, ...] = (),
+    setup: Setup, name: str, launch: Launch, timeout: float, inside: tuple[str, ...] = ()
 ) -> Outcome:
-    """What came of a program on all ranks; the words `inside` put each into an image."""
-    variables = dict(installation.env)
+    """Start a program on all ranks; the words `inside` put each into an image."""
+    variables = dict(setup.installation.env)
     activated = {"PATH", "PYTHONNOUSERSITE", *variables}
-    environ = for_ranks(name, runner.given, activated, inside)
+    environ = for_ranks(name, setup.runner.given, activated, inside)
     names = exported(launch.settings.exports, activated, environ, Requested())
-    # An image's ranks are started by an MPI that nothing but PATH leads to.
-    seen = {"PATH": _path(installation, runner), **variables} if inside else variables
+    # The MPI that starts an image's ranks is found by PATH only.
+    seen = {"PATH": setup.path, **variables} if inside else variables
     launch = launch._replace(
         start_timeout=max(int(timeout), 1),
-        exports=tuple(dict.fromkeys([*_EXPORTED, *variables, *names])) if launch.elsewhere else (),
+        exports=tuple(dict.fromkeys([*_EXPORTED, *variables, *names])) if launch.remote else (),
         mpi_prefix=mpi_prefix(seen),
     )
     start = start_inside(name, launch, inside, os.uname().nodename)
-    argv = (installation.program(start.argv[0]) or start.argv[0], *start.argv[1:])
-    env = (*_bounded_ssh(launch, environ), *(_KEEPALIVE if launch.elsewhere else ()), *start.env)
-    command = _command(installation, runner, argv, timeout, env)
-    return runner.branch(environ).run(command)
+    argv = (setup.installation.program(start.argv[0]) or start.argv[0], *start.argv[1:])
+    env = (*_bounded_ssh(launch, environ), *(_KEEPALIVE if launch.remote else ()), *start.env)
+    return setup.runner.branch(environ).run(setup.command(argv, timeout, env))
 
 
 def for_ranks(
@@ -480,7 +305,7 @@ def for_ranks(
     activated: Collection[str],
     inside: tuple[str, ...] = (),
 ) -> dict[str, str]:
-    """The variables that a launcher starts ranks from: those that `hvdenv run` hands it.
+    """The variables from which a launcher starts ranks: those that `hvdenv run` passes to it.
 
     Args:
         launcher: its name.
@@ -495,118 +320,15 @@ def for_ranks(
 
 
 def _bounded_ssh(launch: Launch, environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Options for the ssh of mpirun, which would wait minutes for a host that is down.
+    """Options for mpirun's ssh, which otherwise waits minutes for a host that is down.
 
-    Where somebody has said how mpirun reaches other hosts, that is left alone.
+    They are not set if the user configured how mpirun reaches other hosts.
     """
     named = (*launch.settings.mca, *environ)
-    if not launch.elsewhere or any("plm_" in name for name in named):
+    if not launch.remote or any("plm_" in name for name in named):
         return ()
     options = "-o BatchMode=yes -o ConnectTimeout=10"
     return (("OMPI_MCA_plm_rsh_args", options), ("PRTE_MCA_plm_ssh_args", options))
-
-
-def _can_bench(rank_run: RankRun | None) -> bool:
-    return rank_run is not None and ranks.judge(rank_run).status != "fail"
-
-
-@fact("speed of {framework} over {controller}", _can_bench, alone=True)
-def bench_run(
-    installation: Installation,
-    runner: Runner,
-    mpi: tuple[Mpi, str],
-    launchers: tuple[str, ...],
-    launch: Launch,
-    timeout: float,
-    effort: Effort,
-    expectation: Expectation,
-    framework: str,
-    controller: str,
-) -> Benchmark:
-    """Timed allreduces and training steps on all ranks, and the yardstick right after them."""
-    end = time.monotonic() + timeout
-    words = tuple(f"{name}={effort.seconds:g}" for name in bench.EXERCISES)
-    where, what = (installation, runner, mpi, launchers, launch), (framework, controller)
-    run: RankRun = rank_run(*where, timeout * _RANKS_PART, words, *what, expectation)
-    points, left = bench.allreduces(run), end - time.monotonic()
-    if not points or left < 1:
-        return Benchmark(run, Yardstick((), "the ranks gave no figures in time"))
-    name = NCCL_ALONE if bench.on_gpus(run) else MPI_ALONE
-    gpus = bench.libraries_of_gpus(run) if name == NCCL_ALONE else None
-    if name == NCCL_ALONE and not gpus:
-        problem = "the ranks loaded no libnccl and libcudart that a program could open"
-        return Benchmark(run, Yardstick((), problem, name=name))
-    yardstick = measure_yardstick(*where, left, effort, points[-1].amount, gpus)
-    return Benchmark(run, yardstick._replace(name=name))
-
-
-@fact("scaling of {framework} over {controller}", _can_bench, alone=True)
-def speed_runs(
-    installation: Installation,
-    runner: Runner,
-    mpi: tuple[Mpi, str],
-    launchers: tuple[str, ...],
-    launch: Launch,
-    timeout: float,
-    effort: Effort,
-    expectation: Expectation,
-    framework: str,
-    controller: str,
-) -> tuple[RankRun, ...]:
-    """Timed training steps on 1, 2, 4 ... ranks, fewer than all."""
-    end = time.monotonic() + timeout
-    counts, what = bench.fewer(launch.ranks), (framework, controller)
-    runs = []
-    for done, count in enumerate(counts):
-        share = (end - time.monotonic()) / (len(counts) - done)
-        where = (installation, runner, mpi, launchers, bench.with_fewer(launch, count))
-        words = (f"speed={effort.seconds:g}",)
-        runs.append(rank_run(*where, share, words, *what, expectation))
-    return tuple(runs)
-
-
-def measure_yardstick(
-    installation: Installation,
-    runner: Runner,
-    mpi: tuple[Mpi, str],
-    launchers: tuple[str, ...],
-    launch: Launch,
-    timeout: float,
-    effort: Effort,
-    largest: int,
-    gpus: Gpus | None = None,
-) -> Yardstick:
-    """What MPI alone gives on the same ranks, by a program compiled with its own compiler.
-
-    With ``gpus``, what NCCL alone gives: MPI only starts the program and tells ranks of each other.
-    """
-    name, path = launcher_for(launchers, "MPI"), _path(installation, runner)
-    mpirun, compiler = shutil.which("mpirun", path=path), shutil.which("mpicc", path=path)
-    if mpirun and (beside := Path(mpirun).with_name("mpicc")).exists():
-        compiler = str(beside)  # not another MPI's
-    if not _can_start("MPI", launchers, mpi):
-        return Yardstick((), "nothing here starts programs by MPI")
-    if not compiler:
-        return Yardstick((), "there is no mpicc in the environment or on PATH")
-    try:
-        Path(effort.folder).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="yardstick-", dir=effort.folder) as folder:
-            program = f"{folder}/yardstick"
-            argv = (compiler, "-O2", "-o", program, str(RANK_PROGRAMS / "yardstick.c"), "-ldl")
-            built = runner.branch().run(_command(installation, runner, argv, timeout))
-            if built.returncode:
-                return Yardstick((), f"{compiler} does not compile", built.tail(20))
-            words = (program, f"{effort.seconds:g}", str(largest), str(int(timeout) + 1))
-            launch = launch._replace(program=(*words, *(gpus or ())), mpi=mpi[0])
-            outcome = _start(installation, runner, name, launch, timeout)
-    except OSError as error:
-        return Yardstick((), f"it cannot be compiled in {effort.folder}: {error.strerror}")
-    points = bench.parse_yardstick(outcome.output)
-    if not points or points[0].ranks != launch.ranks:
-        size = f"{points[0].ranks} ranks" if points else "no figures"
-        problem = f"{name} ran what {compiler} compiled: {size} (exit {outcome.returncode})"
-        return Yardstick((), problem, outcome.tail(20))
-    return Yardstick(points)
 
 
 def _without_events(outcome: Outcome, token: str) -> str:
@@ -615,19 +337,200 @@ def _without_events(outcome: Outcome, token: str) -> str:
     return "\n".join(lines[-_LAUNCHER_LINES:])
 
 
-def _path(installation: Installation, runner: Runner) -> str:
-    base = dict(installation.env).get("PATH") or runner.environment(Command(())).get(
-        "PATH", os.defpath
-    )
-    return os.pathsep.join((*installation.path, base))
-
-
-def _command(
-    installation: Installation,
-    runner: Runner,
-    argv: tuple[str, ...],
+@collector("extension of {framework}", least=_LEAST_SECONDS)
+def extension(
+    setup: Setup,
     timeout: float,
-    env: tuple[tuple[str, str], ...] = (),
-) -> Command:
-    path = ("PATH", _path(installation, runner))
-    return Command(argv, (*installation.env, path, *env), timeout=timeout)
+    libraries: Mapping[str, Extension],
+    rank_runs: Mapping[tuple[str, str], RankRun | None],
+    framework: str,
+) -> Extension:
+    """The facts about a framework's extension: from a rank, or from a process of its own.
+
+    The import of a framework takes seconds, and ranks import it anyway.
+    """
+    library = libraries[framework]
+    for run in rank_runs.values():
+        if run and run.extension:
+            return library._replace(facts=_masked(run.extension))
+    if not library.present or library.cut_off:
+        return library
+    found = _extensions(setup, timeout, (framework,), "--import")[framework]
+    if found.facts.framework:
+        return found
+    return found._replace(facts=library.facts._replace(traceback=found.outcome.tail(40)))
+
+
+def _is_built(installation: Installation) -> bool:
+    return bool(installation.generation)
+
+
+@collector("files against the manifest", applies=_is_built)
+def changed_files(
+    installation: Installation, runner: Runner, timeout: float
+) -> list[manifest.Difference]:
+    """The files that differ from those at the end of the build.
+
+    Raises:
+        StepError: the time was too short.
+        InterruptedRunError: the runner was stopped.
+    """
+    end = time.monotonic() + timeout
+    folder = Path(installation.generation)
+
+    def go_on() -> None:
+        if runner.stopped:
+            raise InterruptedRunError
+        if time.monotonic() > end:
+            raise StepError(
+                f"not all files could be compared within {timeout:.0f} s",
+                where=str(folder),
+                remedy="check whether the file system is slow, or allow more time with --timeout",
+            )
+
+    record = generations.read_record(folder / generations.RECORD)
+    listed = manifest.read(folder / manifest.NAME, record.manifest_digest)
+    return manifest.compare(folder, listed, lambda path: bool(_CLOSELY.search(path)), go_on)
+
+
+@collector("changes since the build", applies=_is_built)
+def observed(setup: Setup, timeout: float, mpi: tuple[Mpi, str]) -> Observed:
+    """What the environment has now, and what it had according to its record."""
+    record = generations.read_record(Path(setup.installation.generation) / generations.RECORD)
+    if record.observed is None:
+        built_by = record.hvdenv or "unknown"
+        return Observed(None, None, f"its build recorded nothing to compare (hvdenv {built_by})")
+    try:
+        was = drift.read(record.observed)
+    except Problem as problem:
+        return Observed(None, None, f"its record has another format: observed.{problem}")
+    return Observed(was, observe(setup, timeout, mpi[0]))
+
+
+def observe(setup: Setup, timeout: float, mpi: Mpi) -> Observation:
+    """What an environment has; no framework is imported.
+
+    Args:
+        setup: paths are relative to the generation of its installation.
+        timeout: in seconds.
+        mpi: of the mpirun that is found first.
+
+    Raises:
+        StepError: there is no answer, or none that can be read.
+    """
+    installation = setup.installation
+    program = f"{installation.programs}/inspect/observe_env.py"
+    outcome = setup.run((installation.python, "-s", program, installation.generation), timeout)
+    lines = [line for line in outcome.output.splitlines() if line.startswith(_OBSERVED)]
+    try:
+        found = json.loads(base64.b64decode(lines[-1][len(_OBSERVED) :]))
+        found["mpirun"].update(kind=mpi.kind, version=mpi.version)
+        return drift.read(found)
+    except (IndexError, ValueError, Problem) as error:
+        raise StepError(
+            "the contents of this environment could not be observed",
+            where=installation.python,
+            detail=str(error) if lines else outcome.tail(15),
+        ) from error
+
+
+@collector("mpirun --version in the image", applies=lambda installation: bool(installation.inside))
+def image_mpi(setup: Setup, timeout: float) -> Mpi:
+    """The MPI of the image, as its own mpirun reports it."""
+    argv = (*setup.installation.inside, "mpirun", "--version")
+    return parse_mpi_version(setup.run(argv, min(timeout / 3, 60.0)).output)
+
+
+def _can_bench(rank_run: RankRun | None) -> bool:
+    return rank_run is not None and ranks.judge(rank_run).status != "fail"
+
+
+@collector(
+    "speed of {framework} over {controller}", applies=_can_bench, alone=True, starts_ranks=True
+)
+def bench_run(
+    setup: Setup,
+    effort: Effort,
+    mpi: tuple[Mpi, str],
+    timeout: float,
+    framework: str,
+    controller: str,
+) -> Benchmark:
+    """Timed allreduces and training steps on all ranks, and the yardstick right after them."""
+    end = time.monotonic() + timeout
+    words = tuple(f"{name}={effort.seconds:g}" for name in bench.EXERCISES)
+    timed = setup._replace(exercises=words)
+    run = rank_run(timed, mpi, timeout * _RANKS_PART, framework, controller)
+    points, left = bench.allreduces(run), end - time.monotonic()
+    if not points or left < 1:
+        return Benchmark(run, Yardstick((), "the ranks gave no figures in time"))
+    name = NCCL_ALONE if bench.on_gpus(run) else MPI_ALONE
+    gpus = bench.libraries_of_gpus(run) if name == NCCL_ALONE else None
+    if name == NCCL_ALONE and not gpus:
+        problem = "the ranks loaded no libnccl and libcudart that a program could open"
+        return Benchmark(run, Yardstick((), problem, name=name))
+    yardstick = measure_yardstick(setup, effort, mpi[0], left, points[-1].amount, gpus)
+    return Benchmark(run, yardstick._replace(name=name))
+
+
+@collector(
+    "scaling of {framework} over {controller}", applies=_can_bench, alone=True, starts_ranks=True
+)
+def speed_runs(
+    setup: Setup,
+    effort: Effort,
+    mpi: tuple[Mpi, str],
+    timeout: float,
+    framework: str,
+    controller: str,
+) -> tuple[RankRun, ...]:
+    """Timed training steps on 1, 2, 4 ... ranks, fewer than all."""
+    end = time.monotonic() + timeout
+    counts = bench.fewer(setup.launch.ranks)
+    timed = setup._replace(exercises=(f"speed={effort.seconds:g}",))
+    runs = []
+    for done, count in enumerate(counts):
+        share = (end - time.monotonic()) / (len(counts) - done)
+        fewer = timed._replace(launch=bench.with_fewer(setup.launch, count))
+        runs.append(rank_run(fewer, mpi, share, framework, controller))
+    return tuple(runs)
+
+
+def measure_yardstick(
+    setup: Setup,
+    effort: Effort,
+    mpi: Mpi,
+    timeout: float,
+    largest: int,
+    gpus: Gpus | None = None,
+) -> Yardstick:
+    """The speed of MPI alone on the same ranks, by a program compiled with its own compiler.
+
+    With ``gpus``, the speed of NCCL alone: MPI only starts the program and connects the ranks.
+    """
+    name, mpirun, compiler = setup.launcher("MPI"), setup.which("mpirun"), setup.which("mpicc")
+    if mpirun and (beside := Path(mpirun).with_name("mpicc")).exists():
+        compiler = str(beside)  # not another MPI's
+    if not setup.can_start("MPI", (mpi, mpirun)):
+        return Yardstick((), "no launcher here starts programs with MPI")
+    if not compiler:
+        return Yardstick((), "there is no mpicc in the environment or on PATH")
+    try:
+        Path(effort.folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="yardstick-", dir=effort.folder) as folder:
+            program = f"{folder}/yardstick"
+            argv = (compiler, "-O2", "-o", program, str(RANK_PROGRAMS / "yardstick.c"), "-ldl")
+            built = setup.run(argv, timeout)
+            if built.returncode:
+                return Yardstick((), f"{compiler} does not compile", built.tail(20))
+            words = (program, f"{effort.seconds:g}", str(largest), str(int(timeout) + 1))
+            launch = setup.launch._replace(program=(*words, *(gpus or ())), mpi=mpi)
+            outcome = _start(setup, name, launch, timeout)
+    except OSError as error:
+        return Yardstick((), f"it cannot be compiled in {effort.folder}: {error.strerror}")
+    points = bench.parse_yardstick(outcome.output)
+    if not points or points[0].ranks != launch.ranks:
+        size = f"{points[0].ranks} ranks" if points else "no figures"
+        problem = f"{name} ran what {compiler} compiled: {size} (exit {outcome.returncode})"
+        return Yardstick((), problem, outcome.tail(20))
+    return Yardstick(points)

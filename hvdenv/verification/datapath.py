@@ -145,20 +145,22 @@ def judge(run: RankRun, mpirun: Mpi, meant: Mapping[str, str]) -> Judgement:
         meant: parameters of Open MPI that the recipe sets.
     """
     if not any(rank.path for rank in run.ranks):
-        return Judgement("skip", "the ranks did not say by which path their data went")
+        return Judgement("skip", "the ranks did not report how their data was sent")
     evidence = "\n".join(_lines(run.ranks))
     if shared := _shared_gpus(run.ranks):
         return Judgement(
             "fail", shared, evidence,
-            "give each rank of a host a GPU of its own: as many ranks as GPUs on each host, and no"
-            " CUDA_VISIBLE_DEVICES that is the same for all ranks",
+            "give each rank of a host its own GPU: start as many ranks as GPUs on each host, and do not"
+            " set CUDA_VISIBLE_DEVICES to the same value for all ranks",
         )  # fmt: skip
     words = [_carried(run), *dict.fromkeys(_notes(run, mpirun))]
     slow = _slow(run)
     if slow and not _was_meant(meant):
         return Judgement("fail", f"{slow}; {words[0]}", evidence, _faster(run))
     return Judgement(
-        "pass", "; ".join([*words, *([f"{slow}, as the recipe says"] if slow else [])]), evidence
+        "pass",
+        "; ".join([*words, *([f"{slow}, as the recipe requests"] if slow else [])]),
+        evidence,
     )
 
 
@@ -180,11 +182,11 @@ def _lines(ranks: Sequence[Rank]) -> Iterator[str]:
 
 
 def _carried(run: RankRun) -> str:
-    """Who carried the data, and how."""
-    operations = ", ".join(sorted(run.operations)) or "an operation that Horovod did not name"
-    text = f"{run.controller} negotiated, {operations} reduced in the memory of the host"
+    """Which libraries carried the data, and how."""
+    operations = ", ".join(sorted(run.operations)) or "an operation that Horovod did not log"
+    text = f"{run.controller} negotiated, {operations} reduced in host memory"
     if not uses_nccl(run) and any(rank.path and rank.path.gpu.device for rank in run.ranks):
-        text += ", also tensors of GPUs, which Horovod copied there and back"
+        text += ", also tensors of GPUs, which Horovod copied to the host and back"
     if transports := _transports(run, run.ranks):
         text += f" ({transports})"
     if uses_nccl(run):
@@ -253,14 +255,14 @@ def _notes(run: RankRun, mpirun: Mpi) -> Iterator[str]:
             path for name, paths in loaded.items() if name.startswith("libmpi") for path in paths
         ]
         if len(mpis) > 1:
-            yield f"{rank.name} has two libraries of MPI loaded: {' and '.join(mpis[:2])}"
+            yield f"{rank.name} has loaded two MPI libraries: {' and '.join(mpis[:2])}"
         if run.controller == "MPI":
             yield from _other_mpi(rank, mpirun)
     built = (run.extension.built.get("NCCL") if run.extension else 0) or 0
     at_run = _nccl_at_run(run)
     # Horovod says only whether it has NCCL, not which, up to 0.19.
     if built > 1 and at_run and uses_nccl(run) and nccl_release(built) != at_run:
-        yield f"Horovod was built with NCCL {nccl_release(built)}, and has {at_run} here"
+        yield f"Horovod was built with NCCL {nccl_release(built)}, but runs with {at_run}"
 
 
 def _other_mpi(rank: Rank, mpirun: Mpi) -> Iterator[str]:
@@ -269,8 +271,8 @@ def _other_mpi(rank: Rank, mpirun: Mpi) -> Iterator[str]:
         return
     if mine != mpirun and (mine.kind, mpirun.kind) != ("MVAPICH", "Hydra"):
         yield (
-            f"the ranks have the library of {mine.kind} {mine.version},"
-            f" and are started by {mpirun.kind} {mpirun.version}"
+            f"the ranks use the library of {mine.kind} {mine.version},"
+            f" but mpirun is from {mpirun.kind} {mpirun.version}"
         )
 
 
@@ -284,7 +286,9 @@ def _shared_gpus(ranks: Sequence[Rank]) -> str:
         if "busId " in comm
     )
     shared = [(host, bus) for (host, bus), count in used.items() if count > 1]
-    return f"several ranks on {shared[0][0]} use one GPU (bus {shared[0][1]})" if shared else ""
+    return (
+        f"several ranks on {shared[0][0]} use the same GPU (bus {shared[0][1]})" if shared else ""
+    )
 
 
 def _slow(run: RankRun) -> str:
@@ -296,9 +300,9 @@ def _slow(run: RankRun) -> str:
         return ""
     names, logged = ", ".join(sorted(set.union(*fast))), _all_logged(run.ranks)
     if uses_nccl(run):
-        return f"NCCL sends by TCP, though there is {names}" if of_nccl(logged).only_tcp else ""
+        return f"NCCL uses TCP although the hosts have {names}" if of_nccl(logged).only_tcp else ""
     if run.operations == {"MPI"} and of_mpi(logged).only_tcp:
-        return f"MPI sends by TCP, though there is {names}"
+        return f"MPI uses TCP although the hosts have {names}"
     return ""
 
 
@@ -314,10 +318,10 @@ def _faster(run: RankRun) -> str:
         if name not in ("CUDA_VISIBLE_DEVICES", "HOROVOD_GLOO_IFACE", "HOROVOD_CPU_OPERATIONS")
     }
     if asked:
-        return f"these ask for it: {', '.join(sorted(asked))}; unset them where you set them"
+        return f"unset these variables, which request TCP: {', '.join(sorted(asked))}"
     if run.launcher == "horovodrun-mpi":
         return "horovodrun sets `-mca pml ob1` itself: use the launcher mpirun"
     return (
-        "take an MPI with UCX or libfabric for this network (the site's module), and see that users"
+        "use an MPI with UCX or libfabric for this network (the site's module), and check that users"
         " may use the adapter (/dev/infiniband, ulimit -l)"
     )

@@ -1,8 +1,8 @@
 """What has changed in an environment since it was built, and whether it matters.
 
-What matters is what a process of the environment meets: its interpreter, its packages, its
-MPI, the files that Horovod's extensions link. Modules of other versions, another driver and
-the like are said; they matter by what they bring.
+A change matters if it changes what a process of the environment loads: its interpreter, packages
+or MPI, or the files that Horovod's extensions link. Other modules or another driver are named:
+they matter by the files that they provide.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ FRAMEWORK_OF = {
     "tensorflow-gpu": "tensorflow",
     "mxnet": "mxnet",
 }
-_REBUILD = "or build it again for what is here: `hvdenv build RECIPE --rebuild`"
+_REBUILD = "or rebuild for this machine: `hvdenv build RECIPE --rebuild`"
 
 
 class Python(NamedTuple):
-    """The interpreter; its path is without links."""
+    """The interpreter; its path has no symbolic links."""
 
     version: str
     path: str
 
 
 class Mpirun(NamedTuple):
-    """The mpirun that is found first; empty where there is none."""
+    """The mpirun that is found first; empty without one."""
 
     path: str = ""
     kind: str = ""
@@ -44,12 +44,12 @@ class Mpirun(NamedTuple):
 
 
 class Library(NamedTuple):
-    """The file that the name of a library means.
+    """The file that a library's name resolves to.
 
     Attributes:
-        path: without links; empty if there is none.
+        path: without symbolic links; empty if there is none.
         build: its build id, or its size.
-        version: what an MPI calls itself; the highest GLIBCXX of a libstdc++.
+        version: the name of an MPI; the highest GLIBCXX of a libstdc++.
     """
 
     path: str = ""
@@ -58,10 +58,10 @@ class Library(NamedTuple):
 
 
 class Linked(NamedTuple):
-    """What an extension links.
+    """The libraries that an extension links.
 
     Attributes:
-        libraries: by name, without those of its framework and of glibc.
+        libraries: by name, without those of its framework and glibc.
         glibcxx, glibc: the versions of libstdc++ and glibc that it needs.
     """
 
@@ -71,7 +71,7 @@ class Linked(NamedTuple):
 
 
 class Module(NamedTuple):
-    """A module that is loaded, its modulefile, and the hash of that."""
+    """A loaded module, its modulefile, and the hash of that file."""
 
     name: str
     file: str = ""
@@ -79,21 +79,21 @@ class Module(NamedTuple):
 
 
 class Observation(NamedTuple):
-    """What an environment has, as hvdenv/standalone/inspect/observe_env.py saw it.
+    """The contents of an environment, as hvdenv/standalone/inspect/observe_env.py saw them.
 
     Paths in the environment are relative; others are absolute.
 
     Attributes:
-        host: where it was seen.
+        host: where they were seen.
         python: the interpreter.
-        places: the folder that a package is imported from.
+        places: the folder from which a package is imported.
         built_with: versions of frameworks in Horovod's metadata.json.
         packages: versions of all Python packages.
         extensions: by framework.
         mpirun: the first on PATH.
         glibc: its version.
         driver: version of NVIDIA's kernel driver; empty without one.
-        modules: in the order of their loading.
+        modules: in the order in which they were loaded.
     """
 
     host: str
@@ -109,12 +109,12 @@ class Observation(NamedTuple):
 
 
 class Change(NamedTuple):
-    """One thing that is not as it was.
+    """One change.
 
     Attributes:
-        subject: what it is about, such as ``libmpi.so.40``.
-        what: what it is now and was, in one sentence.
-        why: it matters; empty if it does no harm.
+        subject: such as ``libmpi.so.40``.
+        what: the new and the old state, in one sentence.
+        why: the reason why it matters; empty if it is harmless.
         remedy: what to do about it.
     """
 
@@ -129,7 +129,7 @@ class Change(NamedTuple):
 
 
 def read(document: Mapping[str, Any]) -> Observation:
-    """An observation from its record; keys that are not known are let through.
+    """An observation from its record; unknown keys are ignored.
 
     Raises:
         Problem: it does not fit.
@@ -139,7 +139,7 @@ def read(document: Mapping[str, Any]) -> Observation:
 
 
 def compare(was: Observation, now: Observation) -> tuple[Change, ...]:
-    """What has changed; what matters comes first."""
+    """The changes; those that matter come first."""
     rules: tuple[Callable[[Observation, Observation], Iterator[Change]], ...] = (
         _python,
         _places,
@@ -161,8 +161,8 @@ def _python(was: Observation, now: Observation) -> Iterator[Change]:
         if _series(before.version) == _series(after.version):
             yield Change("Python", what)
         else:
-            why = "packages and extensions are for one Python"
-            yield Change("Python", what, why, f"bring {before.version} back, {_REBUILD}")
+            why = "packages and extensions work with one series of Python only"
+            yield Change("Python", what, why, f"restore Python {before.version}, {_REBUILD}")
     elif before.path != after.path:
         yield Change("Python", f"Python is {after.path} now and was {before.path}")
 
@@ -171,8 +171,8 @@ def _places(was: Observation, now: Observation) -> Iterator[Change]:
     for name, before, after in _both(was.places, now.places):
         what = f"{name} is imported from {after} now and was from {before}"
         if _left(before, after):
-            why = f"that {name} is not the environment's"
-            remedy = "look what puts its folder into PYTHONPATH, such as a module, and leave it out"
+            why = f"this {name} does not belong to the environment"
+            remedy = "find what adds its folder to PYTHONPATH, such as a module, and remove it"
             yield Change(name, what, why, remedy)
         else:
             yield Change(name, what)
@@ -182,9 +182,9 @@ def _mpirun(was: Observation, now: Observation) -> Iterator[Change]:
     before, after = was.mpirun, now.mpirun
     if before == after:
         return
-    what = f"mpirun is {_told(after)} now and was {_told(before)}"
+    what = f"mpirun is {_described(after)} now and was {_described(before)}"
     same = before.kind == after.kind and _series(before.version) == _series(after.version)
-    # Whether there has to be one, ranks show.
+    # Whether mpirun is needed at all, ranks show.
     known = {before.kind, after.kind}.isdisjoint({"unknown", ""})
     if same or not known or not _links_mpi(was):
         yield Change("mpirun", what)
@@ -193,9 +193,9 @@ def _mpirun(was: Observation, now: Observation) -> Iterator[Change]:
         yield Change("mpirun", what, why, _bring_back("the MPI", was, now))
 
 
-def _told(mpirun: Mpirun) -> str:
+def _described(mpirun: Mpirun) -> str:
     if not mpirun.path:
-        return "not there"
+        return "missing"
     named = f"{mpirun.kind} {mpirun.version}" if mpirun.version else "of an unknown MPI"
     return f"{mpirun.path} ({named})"
 
@@ -209,7 +209,7 @@ def _is_mpi(name: str) -> bool:
 
 
 def _libraries(was: Observation, now: Observation) -> Iterator[Change]:
-    """The same change for several frameworks is said once."""
+    """The same change for several frameworks is one change."""
     found: dict[tuple[str, Library, Library], list[str]] = {}
     for framework, linked in was.extensions.items():
         others = now.extensions.get(framework, Linked({})).libraries
@@ -224,33 +224,33 @@ def _libraries(was: Observation, now: Observation) -> Iterator[Change]:
 
 def _instead(before: Library, after: Library) -> str:
     if not after.path:
-        return f"is not found any more and was {before.path}"
+        return f"is missing now and was {before.path}"
     version = f" ({after.version})" if after.version not in ("", before.version) else ""
     if before.path == after.path:
-        return f"is another build now{version}: {after.path}"
+        return f"is a different build now{version}: {after.path}"
     return f"is {after.path}{version} now and was {before.path}"
 
 
 def _harm(name: str, before: Library, after: Library, was: Observation, now: Observation) -> str:
-    """Why another file under the name of a library matters; empty if it does not."""
+    """Why a different file for a library matters; empty if it does not."""
     if not after.path:
-        return "the extension does not load without it"
+        return "the extension cannot load without it"
     if name.startswith("libstdc++."):
         return _lacks("GLIBCXX", after.version, [each.glibcxx for each in was.extensions.values()])
     if _left(before.path, after.path):
-        return "the environment has a file of its own for it, which is not used"
+        return "the environment's own file is not used"
     if not _is_mpi(name):
-        return ""  # its name stands for an interface, and that is the same
+        return ""  # the same name means the same interface
     asked = before.version and after.version
     if asked and _mpi_series(before.version) != _mpi_series(after.version):
-        return f"Horovod was built with {before.version}; this is {after.version}"
+        return f"Horovod was built with {before.version}, and this is {after.version}"
     if now.mpirun.path and _is_of(was.mpirun, before) and not _is_of(now.mpirun, after):
-        return f"that is not the MPI of {now.mpirun.path}, which starts the ranks"
+        return f"it does not belong to the MPI of {now.mpirun.path}, which starts the ranks"
     return ""
 
 
 def _is_of(mpirun: Mpirun, library: Library) -> bool:
-    """Whether a library lies where its launcher's do."""
+    """Whether a library is in the folder of its launcher's MPI."""
     prefix = dirname(dirname(mpirun.path))
     return bool(prefix) and library.path.startswith(f"{prefix}/lib")
 
@@ -259,7 +259,7 @@ def _lacks(series: str, found: str, needed: list[str]) -> str:
     highest = max(needed, key=_numbers, default="")
     if not found or _numbers(found) >= _numbers(highest):
         return ""
-    return f"it has {series} up to {found}, and the extension needs {highest}"
+    return f"it has {series} up to {found}, but the extension needs {highest}"
 
 
 def _glibc(was: Observation, now: Observation) -> Iterator[Change]:
@@ -267,18 +267,18 @@ def _glibc(was: Observation, now: Observation) -> Iterator[Change]:
         return
     what = f"glibc is {now.glibc} now and was {was.glibc}"
     why = _lacks("GLIBC", now.glibc, [each.glibc for each in was.extensions.values()])
-    remedy = f"use it where glibc is as on {was.host}, {_REBUILD}" if why else ""
+    remedy = f"use hosts with the glibc of {was.host}, {_REBUILD}" if why else ""
     yield Change("glibc", what, why, remedy)
 
 
 def _packages(was: Observation, now: Observation) -> Iterator[Change]:
     for name, before, after in _any(was.packages, now.packages, ""):
-        what = f"{name} is {after or 'not there'} now and was {before or 'not there'}"
+        what = f"{name} is {after or 'missing'} now and was {before or 'missing'}"
         framework = FRAMEWORK_OF.get(name, "")
         why = ""
         if before and name == "horovod":
-            why = "that is not the Horovod that was built"
-        # What it was built with stands in the extension; the check of that says it.
+            why = "this is not the Horovod that was built"
+        # If Horovod recorded what it was built with, the check of the extension compares it.
         elif before and framework in was.extensions and framework not in was.built_with:
             why = "Horovod was built with the other one"
         remedy = f"install {name}=={before} again, {_REBUILD}" if why else ""
@@ -287,7 +287,7 @@ def _packages(was: Observation, now: Observation) -> Iterator[Change]:
 
 def _driver(was: Observation, now: Observation) -> Iterator[Change]:
     if was.driver != now.driver:
-        after, before = now.driver or "not there", was.driver or "not there"
+        after, before = now.driver or "missing", was.driver or "missing"
         yield Change("driver", f"NVIDIA's kernel driver is {after} now and was {before}")
 
 
@@ -302,19 +302,19 @@ def _modules(was: Observation, now: Observation) -> Iterator[Change]:
         elif old.file != new.file:
             yield Change(name, f"the module {new.name} is {new.file} now and was {old.file}")
         else:
-            yield Change(name, f"the file of the module {new.name} was edited: {new.file}")
+            yield Change(name, f"the modulefile of {new.name} was edited: {new.file}")
 
 
 def _bring_back(what: str, was: Observation, now: Observation) -> str:
-    """How to have something as it was; modules that differ may be the cause."""
+    """How to restore something; modules that differ may be the cause."""
     differ = [change.what for change in _modules(was, now)]
     modules = f"; modules differ: {', '.join(differ)}" if differ else ""
-    paths = "PATH, LD_LIBRARY_PATH and modules decide it"
-    return f"see that {what} is the one that was there ({paths}), {_REBUILD}{modules}"
+    paths = "PATH, LD_LIBRARY_PATH and modules select it"
+    return f"restore {what} of the build ({paths}), {_REBUILD}{modules}"
 
 
 def _both(was: Mapping[str, T], now: Mapping[str, T]) -> Iterator[tuple[str, T, T]]:
-    """What both have and is not the same."""
+    """Values that both have and that differ."""
     for name in sorted(was.keys() & now.keys()):
         if was[name] != now[name]:
             yield name, was[name], now[name]
@@ -323,7 +323,7 @@ def _both(was: Mapping[str, T], now: Mapping[str, T]) -> Iterator[tuple[str, T, 
 def _any(
     was: Mapping[str, Any], now: Mapping[str, Any], none: Any
 ) -> Iterator[tuple[str, Any, Any]]:
-    """What either has and is not the same."""
+    """Values that either has and that differ."""
     names = {**was, **now}
     for name in sorted(names):
         before, after = was.get(name, none), now.get(name, none)
@@ -332,12 +332,12 @@ def _any(
 
 
 def _left(before: str, after: str) -> bool:
-    """Whether what was in the environment is outside of it."""
+    """Whether a path moved from inside the environment to outside."""
     return not isabs(before) and isabs(after)
 
 
 def _mpi_series(version: str) -> tuple[str, tuple[int, ...]]:
-    """What an MPI library calls itself, without what may change: Open MPI v4.1.8."""
+    """Name and series of what an MPI library calls itself: Open MPI v4.1.8."""
     name = re.match(r"\D*", version)
     return name[0] if name else "", _series(version[name.end() if name else 0 :].split(" ")[0])
 

@@ -307,8 +307,8 @@ def causes_by_rank(run: RankRun) -> list[str]:
     found = []
     for rank in run.ranks:
         cause = _own_cause(rank)
-        if cause and first and rank not in first:
-            cause += f", after {listed([each.name for each in first])} failed"
+        if rank.ending and first and rank not in first:
+            cause = f"{rank.ending}, after {listed([each.name for each in first])} failed"
         elif not cause and failed.status == "fail" and not first and not _wrong_results(run):
             cause = failed.message
         found.append(cause)

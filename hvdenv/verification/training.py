@@ -18,8 +18,8 @@ _SINGLE = 2.0**-23  # distance of neighbouring numbers of float32, relative to t
 _RATE = 1e-5  # a learning rate may be that wrong, relative to it
 _SHOWN = 20
 _REMEDY = (
-    "do not train with this environment; build Horovod again for this machine and these versions,"
-    " and if it stays, report it to Horovod with this evidence"
+    "do not train with this environment: rebuild Horovod for this machine and these versions; if the"
+    " failure stays, report this evidence to Horovod"
 )
 
 

@@ -1,7 +1,7 @@
-"""Entries of a wheel cache: opened so that what was looked at is what is read, and judged.
+"""Reading an entry of a wheel cache: what is checked is what is used.
 
-An entry is a folder with a record and a wheel. In a cache that others write too, it counts
-who could have written them, or who has signed the record: docs/how-to/share-compiled-wheels.md.
+An entry is a folder with a record and a wheel. In a cache that other users can write, an entry
+is trusted by its owner, or by the signature of its record: docs/cache.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hvdenv.runner import Runner
 from hvdenv.schema import Pattern, Problem, decode
 
 RECORD, SIGNATURE = "entry.json", "entry.json.sig"
-# More than this is no record, no signature and no wheel of Horovod.
+# Size limits of a record, a signature and a wheel, in bytes.
 LARGEST = {RECORD: 1 << 20, SIGNATURE: 1 << 16, "": 1 << 30}
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -33,14 +33,14 @@ _Time = Annotated[
 
 
 class Cache(NamedTuple):
-    """A folder with entries.
+    """A wheel cache.
 
     Attributes:
-        folder: the folder.
-        shared: whether others write it too; the user's own is not.
+        folder: of the entries.
+        shared: whether other users write it; false for the user's own cache.
         trusted: user ids whose entries are used, besides the user's own and root's.
-        signers: file with the public keys of those whose signature an entry needs; its owner
-            does not matter then.
+        signers: file with the public keys of accepted signers. If set, entries must be signed, and
+            their owner does not matter.
     """
 
     folder: Path
@@ -49,12 +49,12 @@ class Cache(NamedTuple):
     signers: Path | None = None
 
     def entry(self, key: str) -> Path:
-        """Where the entry of this key lies, or would lie."""
+        """The folder of the entry with this key, which need not exist."""
         return self.folder / key[:2] / key
 
 
 class Record(NamedTuple):
-    """What an entry says of itself, besides its inputs."""
+    """What an entry states about itself, besides its inputs."""
 
     format: Literal[1]
     key: Sha256
@@ -64,15 +64,15 @@ class Record(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """An entry that is open.
+    """An open entry.
 
     Attributes:
-        folder: where it lies.
+        folder: of the entry.
         descriptor: of that folder.
         raw: its record, as it was signed.
-        record: the same, read.
+        record: the same, decoded.
         inputs: all that went into the wheel.
-        signature: of the record; empty if there is none.
+        signature: of the record; or empty.
         wheel: descriptor of the wheel's file.
         bytes: size of the wheel.
         used: when its folder was last touched, in seconds.
@@ -90,25 +90,25 @@ class Entry(NamedTuple):
 
 
 class NotUsedError(Exception):
-    """Why an entry that is there is not used."""
+    """Why an existing entry is not used."""
 
 
 class DamagedError(NotUsedError):
-    """It is not what somebody once stored, and can go."""
+    """The entry is broken and can be deleted."""
 
 
 def key(inputs: Mapping[str, Any]) -> str:
-    """The name of an entry: all that goes into a wheel, in any order."""
+    """The key of an entry: a hash of all that goes into a wheel."""
     text = json.dumps(inputs, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 @contextmanager
-def reading(cache: Cache, name: str) -> Iterator[Entry | None]:
-    """Open an entry, from folder to folder: what was looked at is what is read.
+def open_entry(cache: Cache, name: str) -> Iterator[Entry | None]:
+    """Open an entry, from folder to folder by descriptors; None if there is none.
 
     Raises:
-        NotUsedError: it is damaged, or somebody else could have written it.
+        NotUsedError: it is damaged, or an untrusted user could have written it.
     """
     folder = cache.entry(name)
     with ExitStack() as stack:
@@ -120,29 +120,26 @@ def reading(cache: Cache, name: str) -> Iterator[Entry | None]:
 
 
 @contextmanager
-def whole(cache: Cache, name: str, runner: Runner) -> Iterator[Entry | None]:
-    """An entry after everything about it was checked; None if there is none.
+def checked_entry(cache: Cache, name: str, runner: Runner) -> Iterator[Entry | None]:
+    """Open an entry and check all of it; None if there is none.
 
     Raises:
-        NotUsedError: it would not be used.
+        NotUsedError: it cannot be used.
     """
-    with reading(cache, name) as entry:
+    with open_entry(cache, name) as entry:
         if entry:
             check(cache, entry, runner)
         yield entry
 
 
 def check(cache: Cache, entry: Entry, runner: Runner, target: Path | None = None) -> None:
-    """See that the wheel is the one that was stored, by whom the site wants.
+    """Check the hash and, if the site requires one, the signature of an open entry.
 
     Args:
-        cache: where the entry is.
-        entry: open.
-        runner: runs what verifies signatures.
-        target: file to copy the wheel to meanwhile; none if not given.
+        target: file to copy the wheel to at the same time.
 
     Raises:
-        NotUsedError: it is not.
+        NotUsedError: a check failed.
         StepError: the target cannot be written.
     """
     if cache.signers:
@@ -166,7 +163,7 @@ def check(cache: Cache, entry: Entry, runner: Runner, target: Path | None = None
 
 @contextmanager
 def opened_folder(path: Path | str, within: int | None = None) -> Iterator[int]:
-    """The descriptor of a folder; of one within another only if it is no link."""
+    """The descriptor of a folder; one within another is not opened through a link."""
     flags = os.O_RDONLY | os.O_DIRECTORY | (0 if within is None else os.O_NOFOLLOW)
     descriptor = os.open(path, flags, dir_fd=within)
     try:
@@ -176,10 +173,10 @@ def opened_folder(path: Path | str, within: int | None = None) -> Iterator[int]:
 
 
 def read_record(raw: bytes) -> tuple[Record, dict[str, Any]]:
-    """What a record says, and the inputs that it says it of.
+    """The record of an entry, and the inputs in it.
 
     Raises:
-        ValueError: it contradicts itself, or is none.
+        ValueError: it is malformed or contradicts itself.
     """
     try:
         document = json.loads(raw)
@@ -193,11 +190,11 @@ def read_record(raw: bytes) -> tuple[Record, dict[str, Any]]:
     return record, inputs
 
 
-def see_owner(cache: Cache, status: os.stat_result, path: Path) -> None:
-    """Refuse what somebody could have written who is not trusted.
+def refuse_untrusted_owner(cache: Cache, status: os.stat_result, path: Path) -> None:
+    """Refuse what an untrusted user could have written.
 
     Raises:
-        NotUsedError: it belongs to such a user, or others can write it.
+        NotUsedError: such a user owns it, or others can write it.
     """
     if cache.signers:
         return
@@ -211,21 +208,21 @@ def _enter_entry(stack: ExitStack, cache: Cache, folder: Path) -> int | None:
     """The descriptor of an entry's folder; None if there is none."""
     descriptor: int | None
     try:
-        # Where the cache is the site says: that may be a link.
+        # The site names this folder, which may be a link.
         descriptor = stack.enter_context(opened_folder(cache.folder))
     except FileNotFoundError:
         if cache.shared:
             raise
         return None
-    # The user's own cache may lie in a folder of a group; only its entries count.
+    # The user's own cache may be in a group's folder; only its entries are checked.
     if cache.shared:
-        see_owner(cache, os.fstat(descriptor), cache.folder)
+        refuse_untrusted_owner(cache, os.fstat(descriptor), cache.folder)
     for path in (folder.parent, folder):
         descriptor = _enter(stack, path, descriptor)
         if descriptor is None:
             return None
         if cache.shared or path == folder:
-            see_owner(cache, os.fstat(descriptor), path)
+            refuse_untrusted_owner(cache, os.fstat(descriptor), path)
     return descriptor
 
 
@@ -238,7 +235,7 @@ def _enter(stack: ExitStack, folder: Path, within: int) -> int | None:
     if stat.S_ISLNK(status.st_mode):
         raise NotUsedError(f"{folder} is a symbolic link")
     if not stat.S_ISDIR(status.st_mode):
-        raise DamagedError(f"{folder} is no folder")
+        raise DamagedError(f"{folder} is not a folder")
     return stack.enter_context(opened_folder(folder.name, within))
 
 
@@ -258,7 +255,17 @@ def _read_entry(stack: ExitStack, cache: Cache, folder: Path, descriptor: int) -
     except ValueError as error:
         raise DamagedError(f"{folder} is damaged ({error})") from error
     size, used = os.fstat(wheel).st_size, os.fstat(descriptor).st_mtime
-    return Entry(folder, descriptor, raw, record, inputs, signature, wheel, size, used)
+    return Entry(
+        folder=folder,
+        descriptor=descriptor,
+        raw=raw,
+        record=record,
+        inputs=inputs,
+        signature=signature,
+        wheel=wheel,
+        bytes=size,
+        used=used,
+    )
 
 
 def _open_file(stack: ExitStack, cache: Cache, path: Path, within: int) -> int:
@@ -269,9 +276,9 @@ def _open_file(stack: ExitStack, cache: Cache, path: Path, within: int) -> int:
     descriptor = os.open(path.name, flags, dir_fd=within)
     stack.callback(os.close, descriptor)
     status = os.fstat(descriptor)
-    see_owner(cache, status, path)
+    refuse_untrusted_owner(cache, status, path)
     if not stat.S_ISREG(status.st_mode):
-        raise DamagedError(f"{path} is no file")
+        raise DamagedError(f"{path} is not a regular file")
     if status.st_size > LARGEST.get(path.name, LARGEST[""]):
         raise DamagedError(f"{path} is too large")
     return descriptor
@@ -288,7 +295,7 @@ def _blocks(descriptor: int) -> Iterator[bytes]:
 
 
 def _source(entry: Entry) -> Iterator[bytes]:
-    """The wheel in pieces; what its file system says is an error of the entry's."""
+    """The wheel in blocks; errors of its file system are errors of the entry."""
     try:
         yield from _blocks(entry.wheel)
     except OSError as error:
@@ -300,7 +307,7 @@ def _refusal(cache: Cache, entry: Entry, runner: Runner) -> str:
     if not entry.signature:
         return "it is not signed, and the site requires it"
     try:
-        see_owner(cache._replace(signers=None), os.stat(cache.signers), cache.signers)
+        refuse_untrusted_owner(cache._replace(signers=None), os.stat(cache.signers), cache.signers)
     except OSError as error:
-        return f"the keys that it could be signed with are not there: {cache.signers}: {error.strerror}"
+        return f"the file of accepted signers cannot be read: {cache.signers}: {error.strerror}"
     return signing.refusal(entry.raw, entry.signature, cache.signers, runner)

@@ -1,7 +1,7 @@
-"""Compiled wheels that go along with the fetched files of a lock.
+"""Compiled wheels that `hvdenv fetch` adds to the fetched files of a lock.
 
-Which one a build takes is only known where it builds: its compiler, MPI and C library have a
-part in that. So all go along that fit as far as the lock can tell.
+Which wheel a build can use depends on the compiler, MPI and C library of the machine that
+builds. So all wheels are added that fit as far as the lock states.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from hvdenv.locks import condalock, pypi
 from hvdenv.locks.lockfile import CONDA, Locked
 from hvdenv.runner import Runner
 from hvdenv.wheels import wheelarchive, wheelcache
-from hvdenv.wheels.cache_entry import Cache, NotUsedError, whole
+from hvdenv.wheels.cache_entry import Cache, NotUsedError, checked_entry
 
-# Below the folder of fetched files: a cache of wheels.
+# A wheel cache in the folder of fetched files.
 FOLDER = "wheels"
 
 
 def fitting(
     caches: Iterable[Cache], wheel_inputs: Mapping[str, Any], locked: Locked, runner: Runner
 ) -> tuple[dict[str, Cache], tuple[str, ...]]:
-    """The wheels that a build of a lock may be able to take.
+    """The wheels that a build of a lock may be able to use.
 
     Args:
-        caches: where to look, in this order.
+        caches: in the order of preference.
         wheel_inputs: of the plan.
         locked: the lock.
-        runner: runs what verifies signatures.
+        runner: verifies signatures.
 
     Returns:
-        The key of each with the cache that has it; and why caches or entries were left out.
+        The key of each wheel with its cache, and why caches or entries were left out.
     """
     chosen: dict[str, Cache] = {}
     notes = []
@@ -46,7 +46,7 @@ def fitting(
             continue
         for name in names:
             try:
-                with whole(cache, name, runner) as entry:
+                with checked_entry(cache, name, runner) as entry:
                     if entry and _fits(entry.inputs, wheel_inputs, locked):
                         chosen.setdefault(name, cache)
             except NotUsedError as error:
@@ -55,15 +55,15 @@ def fitting(
 
 
 def _fits(inputs: Mapping[str, Any], wheel_inputs: Mapping[str, Any], locked: Locked) -> bool:
-    stack, wanted = inputs.get("stack", {}), locked.lock.inputs
+    stack, target = inputs.get("stack", {}), locked.lock.inputs
     same = {name: value for name, value in inputs.items() if name != "stack"} == wheel_inputs
     versions = {each.name: each.version for each in pypi.packages(locked)}
     if CONDA in locked.texts:
         versions |= condalock.for_pip(condalock.packages(locked))
     return (
         same
-        and f"cpython-{wanted.python.replace('.', '')}" in stack.get("soabi", "")
-        and stack.get("machine") == wanted.platform.partition("-")[2]
+        and f"cpython-{target.python.replace('.', '')}" in stack.get("soabi", "")
+        and stack.get("machine") == target.platform.partition("-")[2]
         and all(
             versions.get(each["package"], each["version"]) == each["version"]
             for each in stack.get("frameworks", {}).values()
@@ -72,13 +72,7 @@ def _fits(inputs: Mapping[str, Any], wheel_inputs: Mapping[str, Any], locked: Lo
 
 
 def carry(chosen: Mapping[str, Cache], to: Path, work: Path, runner: Runner) -> None:
-    """Put wheels into a folder of fetched files.
-
-    Args:
-        chosen: as fitting() has them.
-        to: the folder.
-        work: a folder for what is needed on the way.
-        runner: runs what verifies signatures.
+    """Put wheels from fitting() into a folder of fetched files, by way of a work folder.
 
     Raises:
         RecipeError: an entry was damaged meanwhile.
@@ -88,13 +82,13 @@ def carry(chosen: Mapping[str, Cache], to: Path, work: Path, runner: Runner) -> 
         return
     folder, archive = to / FOLDER, work / "wheels.tar"
     folder.mkdir(exist_ok=True)
-    # Entries of a folder that others can write are not used.
+    # Entries of a folder that others can write would not be used.
     os.chmod(folder, 0o755)
     wheelarchive.export(chosen, archive, runner)
-    wheelarchive.take_in(Cache(folder, shared=True), archive, runner)
+    wheelarchive.import_archive(Cache(folder, shared=True), archive, runner)
 
 
 def cache_in(source: Path | None) -> tuple[str, ...]:
-    """The folder of wheels among fetched files; none if none went along."""
+    """The folder of wheels among fetched files; empty if there is none."""
     folder = source / FOLDER if source else None
     return (str(folder),) if folder and folder.is_dir() else ()

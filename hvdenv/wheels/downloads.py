@@ -1,5 +1,6 @@
-"""What builds have fetched and unpacked, and keep for the next: the files of each lock, conda
-packages, and what uv has unpacked. All of it can be had again."""
+"""What builds have fetched and unpacked, and keep for later builds: the files of each lock, conda
+packages, and uv's cache. All of it can be fetched again.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +17,16 @@ from hvdenv.environments.storage import Counter
 from hvdenv.errors import BusyError
 from hvdenv.places import Places
 from hvdenv.runner import Runner
-from hvdenv.wheels.wheelcache import superfluous
+from hvdenv.wheels.wheelcache import least_recently_used
 
-# So much of the files of locks is left by a build.
+# Size of the files of locks that a build keeps, in bytes.
 LARGEST_FILES = 20e9
-# uv waits so long for others to end before it empties its cache.
+# How long uv waits for other processes before it empties its cache.
 _SECONDS = 60.0
 
 
-class Kept(NamedTuple):
-    """A folder that goes or stays as a whole.
-
-    Attributes:
-        path: the folder.
-        bytes: of its files.
-        used: when a build last took something from it.
-    """
+class Download(NamedTuple):
+    """A folder that is kept or deleted as a whole; ``used``: when a build last used it, in UTC."""
 
     path: Path
     bytes: int
@@ -42,37 +37,31 @@ class Kept(NamedTuple):
         return self.used
 
 
-def kept(places: Places, counter: Counter) -> list[Kept]:
-    """All that is kept, but for wheels of Horovod."""
+def kept(places: Places, counter: Counter) -> list[Download]:
+    """All that is kept, except wheels of Horovod."""
     folders = [*_files(places), *(places.cache / "conda" / "packages").glob("*"), _uv(places)]
-    found = [_looked_at(each, counter) for each in folders if each.is_dir()]
+    found = [_measure(each, counter) for each in folders if each.is_dir()]
     return [each for each in found if each.bytes]
 
 
 def touch(places: Places, files: Path) -> None:
-    """Note that a build has used the files of a lock, and what uv has of them."""
+    """Note that a build has used the files of a lock, and uv's cache."""
     for folder in (files, _uv(places)):
         with suppress(OSError):
             os.utime(folder)
 
 
 def trim(places: Places, spared: Path, runner: Runner) -> None:
-    """Remove the files of locks that were not used for longest, where there are too many.
-
-    Args:
-        places: where they lie.
-        spared: the folder that was used just now.
-        runner: as for remove().
-    """
+    """Remove the least recently used files of locks above the limit, but not the spared folder."""
     counter = Counter()
-    entries = [_looked_at(each, counter) for each in _files(places)]
+    entries = [_measure(each, counter) for each in _files(places)]
     own = sum(each.bytes for each in entries if each.path == spared)
     others = [each for each in entries if each.path != spared]
-    for entry in superfluous(others, largest=LARGEST_FILES - own):
+    for entry in least_recently_used(others, largest=LARGEST_FILES - own):
         remove(places, entry, runner)
 
 
-def remove(places: Places, entry: Kept, runner: Runner) -> bool:
+def remove(places: Places, entry: Download, runner: Runner) -> bool:
     """Remove one; False if a build uses it now, or it cannot be removed."""
     if entry.path == _uv(places):
         clean = (OWN_PYTHON, "-m", "uv", "cache", "clean", "--cache-dir", str(entry.path))
@@ -89,8 +78,8 @@ def remove(places: Places, entry: Kept, runner: Runner) -> bool:
 
 
 def forget_unpacked(places: Places, runner: Runner) -> None:
-    """Have uv unpack everything again: a power cut may have left empty files in its cache."""
-    remove(places, Kept(_uv(places), 0, ""), runner)
+    """Empty the cache of uv: a power cut may have left empty files in it."""
+    remove(places, Download(_uv(places), 0, ""), runner)
 
 
 def _files(places: Places) -> list[Path]:
@@ -101,6 +90,6 @@ def _uv(places: Places) -> Path:
     return places.cache / "uv"
 
 
-def _looked_at(folder: Path, counter: Counter) -> Kept:
+def _measure(folder: Path, counter: Counter) -> Download:
     used = datetime.fromtimestamp(folder.stat().st_mtime, timezone.utc)
-    return Kept(folder, counter.count(folder).bytes, used.isoformat(timespec="seconds"))
+    return Download(folder, counter.count(folder).bytes, used.isoformat(timespec="seconds"))

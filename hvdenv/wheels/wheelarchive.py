@@ -1,4 +1,4 @@
-"""Entries of a wheel cache as one tar file, to take them to another machine."""
+"""Entries of a wheel cache as one tar file, to copy them to another machine."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from hvdenv.wheels.cache_entry import (
     Cache,
     Entry,
     NotUsedError,
+    checked_entry,
     opened_folder,
     read_record,
-    whole,
 )
-from hvdenv.wheels.wheelcache import describe, made_folder, place, write_file
+from hvdenv.wheels.wheelcache import describe, place, temporary_folder, write_file
 
 _MEMBER = re.compile(
     rf"(?P<key>[0-9a-f]{{64}})/(?P<file>{re.escape(RECORD)}|{re.escape(SIGNATURE)}"
     r"|[A-Za-z0-9][A-Za-z0-9._+-]{0,200}\.whl)"
 )
 
-# Of all that one file may hold. Wheels of Horovod have 5 to 150 MB.
+# Limits of one file, in bytes and members. Wheels of Horovod have 5 to 150 MB.
 LARGEST_TOTAL, MOST_MEMBERS, LARGEST_HEADER = 16 << 30, 10_000, 1 << 20
 
 
 def export(entries: Mapping[str, Cache], file: Path, runner: Runner) -> None:
-    """Write entries into a tar file: the same entries give the same bytes.
+    """Write entries into a tar file, atomically; the same entries give the same bytes.
 
     Args:
-        entries: the key of each, and the cache that has it.
-        file: the file; it is there when it is whole.
-        runner: runs what verifies signatures.
+        entries: the cache of each key.
+        file: the file.
+        runner: verifies signatures.
 
     Raises:
-        RecipeError: an entry would not be used here.
+        RecipeError: an entry cannot be used.
         StepError: the file cannot be written, or is a device.
     """
     file = named_file(file)
@@ -68,9 +68,9 @@ def export(entries: Mapping[str, Cache], file: Path, runner: Runner) -> None:
 
 def _add(tar: tarfile.TarFile, cache: Cache, key: str, runner: Runner) -> None:
     try:
-        with whole(cache, key, runner) as entry:
+        with checked_entry(cache, key, runner) as entry:
             if entry is None:
-                raise NotUsedError("it has gone")
+                raise NotUsedError("it is gone")
             with open(os.dup(entry.wheel), "rb") as wheel:
                 wheel.seek(0)
                 for name, stream in sorted(_files(entry, wheel), key=lambda each: each[0]):
@@ -82,7 +82,7 @@ def _add(tar: tarfile.TarFile, cache: Cache, key: str, runner: Runner) -> None:
         raise RecipeError(
             f"not exported: {error}",
             where=key,
-            remedy="`hvdenv cache verify` looks at all; name the keys of those that are wanted",
+            remedy="check all entries with `hvdenv cache verify`, or export some by their keys",
         ) from error
 
 
@@ -93,26 +93,26 @@ def _files(entry: Entry, wheel: IO[bytes]) -> Iterator[tuple[str, IO[bytes]]]:
         yield SIGNATURE, io.BytesIO(entry.signature)
 
 
-def take_in(cache: Cache, file: Path, runner: Runner) -> list[str]:
-    """Put the entries of a tar file into a cache, after all of it was looked at.
+def import_archive(cache: Cache, file: Path, runner: Runner) -> list[str]:
+    """Put the entries of a tar file into a cache, after checking all of it.
 
-    What is there already stays.
+    Existing entries are kept.
 
     Args:
-        cache: where to.
+        cache: the target.
         file: as export() writes it.
-        runner: runs what verifies signatures.
+        runner: verifies signatures.
 
     Returns:
-        The keys of what was in the file.
+        The keys of the entries in the file.
 
     Raises:
-        RecipeError: it is not such a file, or an entry of it would not be used.
+        RecipeError: it is not such a file, or an entry of it cannot be used.
         StepError: the cache cannot be written.
     """
     try:
         # Beside the entries, so that they only have to be renamed.
-        with open_file(file, ARCHIVE) as stream, made_folder(cache) as (temporary, within):
+        with open_file(file, ARCHIVE) as stream, temporary_folder(cache) as (temporary, within):
             unpacked = cache._replace(folder=temporary)
             keys = _unpack(stream, file, within)
             for key in keys:
@@ -128,15 +128,15 @@ def take_in(cache: Cache, file: Path, runner: Runner) -> list[str]:
 
 
 def _unpack(stream: IO[bytes], file: Path, into: int) -> list[str]:
-    """Unpack the entries into a folder with the layout of a cache. Returns their keys.
+    """Unpack the entries into a folder with the layout of a cache; returns their keys.
 
-    Nothing is written before all headers, all records and the hash of each wheel were seen.
+    Nothing is written before all headers, all records and the hash of each wheel are checked.
     """
     try:
         with tarfile.open(fileobj=cast("IO[bytes]", _Bounded(stream)), mode="r:") as tar:
             found = _entries(tar, file)
             for key, members in found.items():
-                _see_hash(tar, file, key, members)
+                _check_hash(tar, file, key, members)
             for key, members in found.items():
                 with _folder(into, key[:2]) as shard, _folder(shard, key) as descriptor:
                     for name, member in members.items():
@@ -147,7 +147,7 @@ def _unpack(stream: IO[bytes], file: Path, into: int) -> list[str]:
 
 
 class _Bounded:
-    """A stream that no header of a tar file can have read into memory as a whole."""
+    """A stream that refuses to read a large header of a tar file into memory."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -166,7 +166,7 @@ def _entries(tar: tarfile.TarFile, file: Path) -> dict[str, dict[str, tarfile.Ta
     for number, member in enumerate(tar, 1):
         key, name = _member(file, member)
         if name in found.setdefault(key, {}):
-            raise _refused(file, f"{member.name} is there twice")
+            raise _refused(file, f"{member.name} is in it twice")
         found[key][name] = member
         total += member.size
         if total > LARGEST_TOTAL or number > MOST_MEMBERS:
@@ -185,7 +185,7 @@ def _entries(tar: tarfile.TarFile, file: Path) -> dict[str, dict[str, tarfile.Ta
     return found
 
 
-def _see_hash(
+def _check_hash(
     tar: tarfile.TarFile, file: Path, key: str, members: Mapping[str, tarfile.TarInfo]
 ) -> None:
     record, _ = read_record(b"".join(_blocks(tar, members[RECORD])))
@@ -209,12 +209,12 @@ def _blocks(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
 
 
 def _member(file: Path, member: tarfile.TarInfo) -> tuple[str, str]:
-    """The key and the file that a member is."""
+    """The key and the file name of a member."""
     match = _MEMBER.fullmatch(member.name)
     if not match:
-        raise _refused(file, f"{member.name!r} is no file of an entry")
+        raise _refused(file, f"{member.name!r} is not a file of an entry")
     if member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse:
-        raise _refused(file, f"{member.name} is no plain file")
+        raise _refused(file, f"{member.name} is not a regular file")
     if member.size > LARGEST.get(match["file"], LARGEST[""]):
         raise _refused(file, f"{member.name} is too large")
     return match["key"], match["file"]
@@ -222,7 +222,7 @@ def _member(file: Path, member: tarfile.TarInfo) -> tuple[str, str]:
 
 @contextmanager
 def _folder(within: int, name: str) -> Iterator[int]:
-    """The descriptor of a folder in another, made if it is not there."""
+    """The descriptor of a folder in another, created if missing."""
     with suppress(FileExistsError):
         os.mkdir(name, 0o755, dir_fd=within)
     with opened_folder(name, within) as descriptor:
@@ -233,5 +233,5 @@ def _refused(file: Path, problem: str) -> RecipeError:
     return RecipeError(
         f"nothing is imported: {problem}",
         where=str(file),
-        remedy="take a file that `hvdenv cache export` has written",
+        remedy="use a file that `hvdenv cache export` has written",
     )

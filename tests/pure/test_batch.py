@@ -393,7 +393,7 @@ def refused(given: tuple[str, ...] = (), scheduler: Scheduler = "slurm", **value
         ({"partition": "skl", "gpus_per_node": 1}, "gpus_per_node", "has no GPUs"),
         ({"nodes": 25}, "nodes", "has 24 nodes, requested: 25"),
         ({"time": "2-00:00:01"}, "time", "time limit of amd_a100nv_8 is 2-00:00:00"),
-        ({"ranks_per_node": 65}, "ranks_per_node", "has 64 cores, requested: 65 ranks"),
+        ({"ranks_per_node": 65}, "ranks_per_node", "has 64 cores, requested: 65"),
         ({"nodes": 0}, "nodes", "0 is too few"),
         ({"ranks_per_node": 0}, "ranks_per_node", "0 is too few"),
         ({"gpus_per_node": -1}, "gpus_per_node", "-1 is too few"),

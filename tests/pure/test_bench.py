@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,14 +19,12 @@ from hvdenv.model.facts import Facts
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.plans.plan import candidates, make_plan, site_python
-from hvdenv.reports.report import Finding
 from hvdenv.schema import decode, encode
 from hvdenv.sites.hosts import Host
 from hvdenv.standalone.ranks.events import Bench, BenchEnd, DataPath, RankEvent, Speed
-from hvdenv.verification import bench
+from hvdenv.verification import bench, checks
 from hvdenv.verification.bench import Benchmark, Point, Yardstick
-from hvdenv.verification.checks import CHECKS
-from hvdenv.verification.collectors import FACTS
+from hvdenv.verification.collection import COLLECTORS
 from hvdenv.verification.ranks import RankRun
 from tests import rank_events
 from tests.rank_events import event, exited, good
@@ -141,7 +138,7 @@ def test_what_was_not_measured_is_told() -> None:
     ended = run(2, *measured(**{"64MiB": 0.016}), BenchEnd(256 * MIB, "memory"))
     judgement = bench.judge(SUBJECT, Benchmark(ended, MPI), (), ())
     assert judgement.evidence.endswith(
-        "256 MiB and more were not measured: the ranks of a host may together not take more than is free"
+        "256 MiB and more were not measured: the ranks of one host need more memory than is free"
     )
 
 
@@ -213,7 +210,7 @@ def test_without_a_yardstick_it_is_said_why() -> None:
     none = Yardstick((), "there is no mpicc", "words")
     ((name, judgement),) = bench.judge_yardsticks([Benchmark(GOOD, none)], ())
     assert name == "MPI alone"
-    assert judgement[:3] == ("skip", "nothing to compare with: there is no mpicc", "words")
+    assert judgement[:3] == ("skip", "there is no yardstick: there is no mpicc", "words")
     assert list(bench.judge_yardsticks([], ())) == []
     assert "MPI alone" not in bench.judge(SUBJECT, Benchmark(GOOD, none), (), ()).message
 
@@ -259,21 +256,18 @@ def test_the_libraries_of_gpus(
 
 def test_the_checks_have_findings_of_their_own() -> None:
     expectation = Expectation(references=(REFERENCE._replace(value=9),))
-    effort = bench.Effort(1, "/tmp")
-    ask: Callable[..., list[Finding]] = lambda name, **more: list(  # noqa: E731
-        CHECKS[name](effort=effort, expectation=expectation, **more)
-    )
-    where = {"framework": "torch", "controller": "MPI"}
-    (finding,) = ask("bench", bench_run=Benchmark(GOOD, MPI), speed_runs=(ONE,), **where)
+    given = (bench.Effort(1, "/tmp"), expectation)
+    done = Benchmark(GOOD, MPI)
+    (finding,) = checks.benchmark(*given, done, (ONE,), "torch", "MPI")
     assert finding[:3] == ("bench", SUBJECT, "fail")
-    assert ask("bench", bench_run=None, speed_runs=None, **where) == []
-    runs = {("torch", "MPI"): Benchmark(GOOD, MPI), ("torch", "Gloo"): None}
-    (finding,) = ask("yardstick", bench_runs=runs)
+    assert list(checks.benchmark(*given, None, None, "torch", "MPI")) == []
+    runs = {("torch", "MPI"): done, ("torch", "Gloo"): None}
+    (finding,) = checks.yardstick(*given, runs)
     assert finding[:3] == ("yardstick", "MPI alone", "pass")
 
 
 def test_nothing_runs_beside_a_benchmark() -> None:
-    assert {name for name, fact in FACTS.items() if fact.alone} == {"bench_run", "speed_runs"}
+    assert {name for name, fact in COLLECTORS.items() if fact.alone} == {"bench_run", "speed_runs"}
 
 
 # What is started
@@ -471,7 +465,7 @@ def test_references_in_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ("nodes = 2", "nodes = 0", "11: references[0].nodes: expected 1 or more"),
         ("torch over Gloo", "MPI alone", "20: references[1].subject: MPI alone trains nothing"),
         ("torch over Gloo", "NCCL alone", "20: references[1].subject: NCCL alone trains nothing"),
-        ("lower = -0.2\n", "", "19: references[1].measure: without lower and upper it says nothing"),
+        ("lower = -0.2\n", "", "19: references[1].measure: a reference needs lower or upper"),
         ("value = 500.5\n", 'value = 1\nsize = "1KiB"\n', "22: references[1].size: training speed has no size"),
     ],
 )  # fmt: skip
@@ -506,4 +500,4 @@ def test_a_record_of_before_has_no_references(recipe: Recipe) -> None:
 )  # fmt: skip
 def test_times_that_make_no_sense(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", *words, "--prefix", "/nowhere"]) == 2
-    assert "above zero" in capsys.readouterr().err
+    assert "what to do: " in capsys.readouterr().err

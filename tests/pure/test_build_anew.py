@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -79,11 +79,11 @@ if os.path.exists(sys.argv[1] + "/open"):
 
 
 class Recorder:
-    """Keeps what a person would be told."""
+    """Keeps what is reported to the user."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
-        self.said: dict[str, str] = {}
+        self.notes_of: dict[str, str] = {}
         self.notes: list[str] = []
 
     def step_started(self, number: int, step: Step) -> None: ...
@@ -91,7 +91,7 @@ class Recorder:
     def step_line(self, line: str) -> None: ...
 
     def step_done(self, number: int, step: Step, note: str, seconds: float) -> None:
-        self.said[step.name] = note
+        self.notes_of[step.name] = note
         if note != "already done":
             self.done.append(step.name)
 
@@ -116,41 +116,27 @@ class Site(NamedTuple):
         folder = venv / "lib/python3.11/site-packages"
         wheel = GENERATION / "build" / "wheel" / "x.whl"
 
-        def install(name: str) -> tuple[Command]:
-            return (
-                Command((sys.executable, "-c", INSTALL, name, str(folder), str(self.switches))),
-            )
+        def python(code: str, *words: object) -> tuple[Command]:
+            return (Command((sys.executable, "-c", code, *map(str, words), str(self.switches))),)
 
         steps: tuple[Step, ...] = (
-            Step("environment", "", install("first"), resets=(venv,)),
-            Step("frameworks", "", install("second"), installs=True),
+            Step("environment", "", python(INSTALL, "first", folder), resets=(venv,)),
+            Step("frameworks", "", python(INSTALL, "second", folder), installs=True),
             Step("stack", "", (Command(("echo", "{}")),), effect="lookup"),
-            Step(
-                "wheel",
-                "",
-                (Command((sys.executable, "-c", COMPILE, str(wheel), str(self.switches))),),
-                resets=(wheel.parent,),
-                spared_by_cache=True,
-            ),
-            Step(
-                "inspection",
-                "",
-                (Command((sys.executable, "-c", INSPECT, str(wheel), str(self.switches))),),
-                effect="keep",
-                undoes="stack",
-            ),
+            Step("wheel", "", python(COMPILE, wheel), resets=(wheel.parent,), spared_by_cache=True),
+            Step("inspection", "", python(INSPECT, wheel), effect="keep", undoes="stack"),
             Step("tidy", "", effect="tidy"),
             Step("manifest", "", effect="manifest", undoes="environment"),
             Step("record", "", effect="record"),
         )
         if self.locked:
-            look = Command((sys.executable, "-c", LOOK, str(self.switches)))
-            steps = (*steps[:2], Step("requirements", "", (look,), effect="closure"), *steps[2:])
+            closure = Step("requirements", "", python(LOOK), effect="closure")
+            steps = (*steps[:2], closure, *steps[2:])
         if self.present:
             steps = tuple(step for step in steps if step.name in ("environment", *STEPS[-2:]))
-        python = Interpreter(sys.executable, "3.11.0")
+        own = Interpreter(sys.executable, "3.11.0")
         return Plan(
-            recipe="local", variants=(), python=python, versions={}, generation=GENERATION,
+            recipe="local", variants=(), python=own, versions={}, generation=GENERATION,
             environment=venv, wheel=wheel, variables={}, step_variables={"TMPDIR": str(TEMPORARY)},
             steps=steps, wheel_inputs={}, digest=DIGEST, locked=self.locked,
         )  # fmt: skip
@@ -163,10 +149,16 @@ class Site(NamedTuple):
         present = None if rebuild else already_built(self.environment, self.plan, accepted)
         if present:
             return present, []
-        request = Request(self.plan, {}, self.facts, (), accepted=accepted)
-        places = Places(self.environment.prefix.parent / "home")
-        built = build(request, self.environment, places, recorder, rebuild=rebuild)
+        request = self.request(accepted=accepted)
+        built = build(request, self.environment, self.places, recorder, rebuild=rebuild)
         return built, recorder.done
+
+    @property
+    def places(self) -> Places:
+        return Places(self.environment.prefix.parent / "home")
+
+    def request(self, **more: Any) -> Request:
+        return Request(plan=self.plan, resolved={}, facts=self.facts, findings=(), **more)
 
     def switch(self, name: str, on: bool) -> None:
         if on:
@@ -207,12 +199,11 @@ def test_a_failed_build_goes_on_where_it_failed(site: Site) -> None:
 def test_a_cached_wheel_spares_the_compile(site: Site) -> None:
     site.build()
     recorder = Recorder()
-    request = Request(site.plan, {}, site.facts, ())
-    places = Places(site.environment.prefix.parent / "home")
-    build(request, at(site.environment.prefix.with_name("second")), places, recorder)
-    assert recorder.said["wheel"] == "not needed: the wheel is in the cache"
-    assert recorder.said["inspection"] == "extensions for ; 0.0 MB"
-    assert recorder.said["stack"] == f"a wheel of this stack is in {places.wheels}"
+    second = at(site.environment.prefix.with_name("second"))
+    build(site.request(), second, site.places, recorder)
+    assert recorder.notes_of["wheel"] == "not needed: the wheel is in the cache"
+    assert recorder.notes_of["inspection"] == "extensions for ; 0.0 MB"
+    assert recorder.notes_of["stack"] == f"a wheel of this stack is in {site.places.wheels}"
 
 
 def test_what_one_publishes_another_takes(site: Site, tmp_path: Path) -> None:
@@ -224,11 +215,11 @@ def test_what_one_publishes_another_takes(site: Site, tmp_path: Path) -> None:
     prefix = site.environment.prefix
     for name, home in (("second", "home"), ("third", "other")):
         recorder = Recorder()
-        request = Request(site.plan, {}, site.facts, (), wheels=wheels)
+        request = site.request(wheels=wheels)
         build(request, at(prefix.with_name(name)), Places(tmp_path / home), recorder)
         assert recorder.notes == []
-        assert recorder.said["wheel"] == "not needed: the wheel is in the cache"
-    assert recorder.said["stack"] == f"a wheel of this stack is in {folder}"
+        assert recorder.notes_of["wheel"] == "not needed: the wheel is in the cache"
+    assert recorder.notes_of["stack"] == f"a wheel of this stack is in {folder}"
     assert names(Cache(folder, shared=True)) == names(own(Places(tmp_path / "home"))) != []
     assert not Places(tmp_path / "other").wheels.exists()
 
@@ -240,7 +231,7 @@ def test_a_build_goes_on_without_its_caches(site: Site, tmp_path: Path) -> None:
     (home / "cache" / "wheels").write_text("")
     wheels = Wheels(read=(str(tmp_path / "none"),), publish=str(group))
     recorder = Recorder()
-    request = Request(site.plan, {}, site.facts, (), wheels=wheels)
+    request = site.request(wheels=wheels)
     built = build(request, site.environment, Places(home), recorder)
     assert built.changed
     assert recorder.done == STEPS
@@ -258,7 +249,7 @@ def test_the_own_cache_does_not_grow_without_end(site: Site, tmp_path: Path) -> 
     old.write_text("old wheel")
     cache = own(Places(tmp_path / "home"))
     store(cache, {"old": 1}, old, Runner({}))
-    request = Request(site.plan, {}, site.facts, (), wheels=Wheels(own_gb=10e-9))
+    request = site.request(wheels=Wheels(own_gb=10e-9))
     build(request, site.environment, Places(tmp_path / "home"), Recorder())
     (kept,) = names(cache)
     assert kept != key({"old": 1})

@@ -98,15 +98,15 @@ def test_a_generation_of_hvdenv_0_1_is_still_read(
     environment.prefix.symlink_to(generation)
     assert environment.active() == recorded["identity"]
     record = generations.read_record(environment.record(recorded["identity"]))
-    listed = manifest.read(generation / manifest.NAME, record["manifest_digest"])
+    listed = manifest.read(generation / manifest.NAME, record.manifest_digest)
     assert manifest.compare(generation, listed, closely=lambda path: True) == []
     journal = Journal.read(generation / JOURNAL)
     assert journal.damage == ""
     finished = [event.step for event in journal.events if event.event == FINISHED]
     assert finished == ["activation", "tidy", "manifest"]
-    assert decode(Facts, record["facts"]).machine == "x86_64"
-    assert decode(Recipe, record["resolved"]).name == record["recipe"] == "local"
-    registry.register(find_places(), environment, record["recipe"], record["variants"])
+    assert decode(Facts, record.facts).machine == "x86_64"
+    assert decode(Recipe, record.resolved).name == record.recipe == "local"
+    registry.register(find_places(), environment, record.recipe, record.variants)
     assert main(["envs", "--json"]) == 0
     (entry,) = json.loads(capsys.readouterr().out)
     assert (entry["recipe"], entry["variants"], entry["state"]) == ("local", ["torch"], "complete")

@@ -53,7 +53,7 @@ def test_an_environment_that_has_everything(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gone", "made", "packages", "said"),
+    ("gone", "made", "packages", "printed"),
     [
         ("deep-1.5", "", "app 1.0\nlib 2.1\n", ["lib 2.1 requires deep>=1, which is not installed"]),
         ("deep-1.5", "deep-0.9", "app 1.0\nlib 2.1\n", ["lib 2.1 requires deep>=1, and 0.9 is installed"]),
@@ -63,7 +63,7 @@ def test_an_environment_that_has_everything(folder: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_is_missing(
-    folder: Path, gone: str, made: str, packages: str, said: list[str]
+    folder: Path, gone: str, made: str, packages: str, printed: list[str]
 ) -> None:
     if gone:
         (folder / f"{gone}.dist-info" / "METADATA").unlink()
@@ -71,7 +71,7 @@ def test_what_is_missing(
     if made:
         # What is not of the lock is not judged, whatever it lacks.
         install(folder, made, *(["nothing"] if made == "bad-1" else []))
-    assert judged(folder, packages) == (int("have all" not in said[0]), said)
+    assert judged(folder, packages) == (int("have all" not in printed[0]), printed)
 
 
 def test_what_conda_packages_lack(tmp_path: Path) -> None:

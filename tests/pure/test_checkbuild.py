@@ -65,7 +65,9 @@ def test_known_texts(path: Path) -> None:
 def test_anything_else_is_refused(path: Path) -> None:
     with pytest.raises(CheckBuildError) as caught:
         parse(read(path))
-    assert caught.value.message.startswith("not a whole output of horovodrun --check-build: ")
+    assert caught.value.message.startswith(
+        "this is not a complete output of horovodrun --check-build: "
+    )
     assert caught.value.remedy
 
 

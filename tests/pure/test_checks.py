@@ -11,13 +11,14 @@ from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.errors import IncompatibleError
 from hvdenv.launch.launchers import Launch, Mpi
 from hvdenv.reports.report import Finding, Row
+from hvdenv.runner import Runner
 from hvdenv.standalone.ranks.events import ExtensionFacts
-from hvdenv.verification import collectors
-from hvdenv.verification.checkbuild import parse
-from hvdenv.verification.checks import CHECKS, Shell, table
-from hvdenv.verification.collectors import ROWS, BuildTable, Extension, missing_rows
+from hvdenv.verification import collection, collectors
+from hvdenv.verification.checkbuild import ROWS, parse
+from hvdenv.verification.checks import table
+from hvdenv.verification.collection import CHECKS, Failed, Key, Setup, Shell
+from hvdenv.verification.collectors import BuildTable, Extension, missing_rows
 from hvdenv.verification.ranks import RankRun
-from hvdenv.verification.verify import Failed, Key, _ask
 from tests.rank_events import good, run
 
 LOCAL = Expectation(("torch", "tensorflow"), ("MPI", "Gloo"), ("MPI", "Gloo"))
@@ -92,13 +93,16 @@ def judge_extension(found: Extension, expectation: Expectation = LOCAL) -> list[
     return ask("extension", extension=found, expectation=expectation, framework=found.framework)
 
 
-def judge_allreduce(found: Extension, run: RankRun | None, **changed: Any) -> list[Finding]:
-    arguments = {
-        "extension": found, "rank_run": run, "expectation": LOCAL, "mpi": MPI,
-        "launchers": LAUNCHERS, "framework": found.framework, "controller": "MPI",
-        "launch": Launch((), 2),
-    }  # fmt: skip
-    return ask("allreduce", **{**arguments, **changed})
+def setup(**changed: Any) -> Setup:
+    values: dict[str, Any] = {"launchers": LAUNCHERS, "expectation": LOCAL, **changed}
+    return Setup(Installation("/env", "", ()), Runner(), **values)
+
+
+def judge_allreduce(
+    found: Extension, run: RankRun | None, mpi: tuple[Mpi, str] = MPI, **changed: Any
+) -> list[Finding]:
+    about = {"framework": found.framework, "controller": "MPI"}
+    return ask("allreduce", extension=found, rank_run=run, setup=setup(**changed), mpi=mpi, **about)
 
 
 def test_check_build_passes_and_names_what_else_is_there() -> None:
@@ -106,7 +110,7 @@ def test_check_build_passes_and_names_what_else_is_there() -> None:
     assert (finding.status, finding.message) == ("pass", "Horovod 0.28.1")
     extra = check_build(build_table(text(*ALL_ROWS)), Expectation(("torch",)))
     assert (extra.status, extra.message) == (
-        "pass", "Horovod 0.28.1; TensorFlow is there though nothing asks for it",
+        "pass", "Horovod 0.28.1; TensorFlow was built but not requested",
     )  # fmt: skip
 
 
@@ -131,7 +135,7 @@ def test_check_build_marks_what_the_extensions_do_not_have() -> None:
     table = build_table(text(*ALL_ROWS, "T/NCCL"))
     finding = check_build(table)
     assert finding.status == "fail"
-    assert finding.message.startswith("it marks NCCL, which the extensions themselves say")
+    assert finding.message.startswith("it marks NCCL, but the extensions report")
     # An extension that does not load may have it: that horovodrun cannot be called a liar.
     broken = extension("tensorflow", error="ImportError: x", built={"NCCL": 0})
     assert check_build(table, tensorflow=broken).status == "pass"
@@ -140,16 +144,16 @@ def test_check_build_marks_what_the_extensions_do_not_have() -> None:
 def test_check_build_of_another_installation() -> None:
     finding = check_build(build_table(text(*ALL_ROWS, version="0.27.0")))
     assert finding.status == "fail"
-    assert finding.message == "horovodrun is of 0.27.0, the package of 0.28.1"
+    assert finding.message == "horovodrun belongs to Horovod 0.27.0, the package is 0.28.1"
 
 
 @pytest.mark.parametrize(
     ("found", "status", "message"),
     [
-        (outcome("Traceback ...", 1), "fail", "ended with exit code 1"),
+        (outcome("Traceback ...", 1), "fail", "exited with code 1"),
         (outcome("Horovod v0.28.1:"), "fail", "no table could be read: 0 sections"),
         (outcome("", -11), "fail", "was ended by SIGSEGV"),
-        (outcome("", -9, timed_out=True), "fail", "did not end within 60 s"),
+        (outcome("", -9, timed_out=True), "fail", "did not finish within 60 s"),
         (outcome("unrecognized arguments: -cb", 2), "skip", "too old"),
     ],
 )
@@ -179,7 +183,7 @@ def test_an_import_that_had_no_time_is_not_called_broken() -> None:
     for seconds, status in ((2.0, "error"), (60.0, "fail")):
         hung = Outcome(Command(("x",), timeout=seconds), -9, "", seconds, True)
         (finding,) = judge_extension(extension("torch", outcome=hung))
-        assert (finding.status, f"did not end within {seconds:.0f} s" in finding.message) == (
+        assert (finding.status, f"did not finish within {seconds:.0f} s" in finding.message) == (
             status,
             True,
         )
@@ -202,7 +206,7 @@ BROKEN: dict[str, tuple[Extension, str]] = {
     ),
     "crash": (Extension("torch", outcome("Fatal", -11)), "was ended by SIGSEGV"),
     "hang": (
-        Extension("torch", outcome("", -9, timed_out=True)), "did not end within 60 s",
+        Extension("torch", outcome("", -9, timed_out=True)), "did not finish within 60 s",
     ),
     "no answer": (Extension("torch", outcome("bye")), "gave no answer"),
     "import": (
@@ -220,7 +224,7 @@ BROKEN: dict[str, tuple[Extension, str]] = {
         extension("torch", built_with=""), "built with torch (not recorded), but 2.1",
     ),
     "cannot be asked": (
-        extension("torch", built={"MPI": None}), "does not say what was built into it",
+        extension("torch", built={"MPI": None}), "does not report what was built into it",
     ),
     "controller": (extension("torch", built={"Gloo": 0}), "was built without Gloo"),
 }  # fmt: skip
@@ -239,11 +243,13 @@ def test_extension_fails_and_what_nobody_asked_for_does_not(name: str) -> None:
 
 def test_an_extension_that_is_cut_off_or_for_another_python() -> None:
     (cut,) = judge_extension(extension("torch", size=1000, size_by_header=2000))
-    assert cut.message == ("the extension is cut off: /env/horovod/torch.so has 1000 of 2000 bytes")
+    assert cut.message == (
+        "the extension file is truncated: /env/horovod/torch.so has 1000 of 2000 bytes"
+    )
     (other,) = judge_extension(
         absent("torch")._replace(facts=absent("torch").facts._replace(others=["a.cpython-39.so"]))
     )
-    assert other.message.endswith("those that are there are for another Python: a.cpython-39.so")
+    assert other.message.endswith("existing ones are for another Python: a.cpython-39.so")
 
 
 def test_shadowing_is_for_what_is_asked_for() -> None:
@@ -275,7 +281,7 @@ def test_allreduce() -> None:
     assert bad.status == "fail"
     only_gloo = Expectation(("torch",), ("Gloo",))
     (extra,) = judge_allreduce(extension("torch"), None, expectation=only_gloo)
-    assert (extra.status, extra.message) == ("skip", "not asked for, so not tried")
+    assert (extra.status, extra.message) == ("skip", "not requested, so not tried")
 
 
 @pytest.mark.parametrize(
@@ -286,7 +292,7 @@ def test_allreduce() -> None:
         (extension("torch"), {"mpi": (Mpi("unknown"), "")}, "unproven", "there is no mpirun"),
         (extension("torch"), {"launchers": ("horovodrun-gloo",)}, "unproven", "over MPI"),
         (extension("mxnet"), {"expectation": ANYTHING}, "unproven", "no rank program for mxnet"),
-        (extension("mxnet"), {}, "skip", "not asked for, so not tried"),
+        (extension("mxnet"), {}, "skip", "not requested, so not tried"),
     ],
 )
 def test_allreduce_that_was_not_run(
@@ -317,7 +323,7 @@ def test_one_rank_is_no_proof(ranks: int) -> None:
     [
         (Mpi("Open MPI", "4.1.4"), 1, "pass", "the same series"),
         (Mpi("Open MPI", "5.0.1"), 1, "fail", "different major releases"),
-        (Mpi("Open MPI", "5.0.1"), 0, "pass", "the ranks are right all the same"),
+        (Mpi("Open MPI", "5.0.1"), 0, "pass", "the ranks are right nevertheless"),
         (Mpi("unknown"), 1, "skip", "no mpirun in the image"),
     ],
 )
@@ -405,20 +411,20 @@ def test_a_check_that_raises_is_an_error_finding(monkeypatch: pytest.MonkeyPatch
         raise ZeroDivisionError("by zero")
 
     monkeypatch.setitem(CHECKS, "broken", check)
-    (finding,) = _ask(Key("broken"), {"installation": Installation("/env", "", ())}, {})
+    (finding,) = collection.ask(Key("broken"), setup(), {})
     assert (finding.check, finding.status) == ("broken", "error")
     assert finding.message == "the check could not run: ZeroDivisionError: by zero"
     assert "raise ZeroDivisionError" in finding.evidence
 
 
-def test_a_fact_that_fails_is_an_error_of_every_check_that_needs_it() -> None:
+def test_a_collector_that_fails_is_an_error_of_every_check_that_needs_it() -> None:
     error = IncompatibleError("no such launcher", where="mpirun", remedy="use another")
-    given = {"expectation": LOCAL, "mpi": MPI, "launchers": LAUNCHERS}
-    facts = {
+    results = {
+        Key("mpi"): MPI,
         Key("extension", "torch"): extension("torch"),
         Key("rank_run", "torch", "MPI"): Failed(error),
     }
-    (finding,) = _ask(Key("allreduce", "torch", "MPI"), given, facts)
+    (finding,) = collection.ask(Key("allreduce", "torch", "MPI"), setup(), results)
     assert finding == Finding(
         "allreduce", "torch over MPI", "error", "mpirun: no such launcher", "", "use another"
     )
@@ -453,8 +459,8 @@ def test_variables_that_change_results_are_named() -> None:
     assert (finding.subject, finding.status) == ("your shell", "pass")
     assert finding.message == (
         "ranks get HOROVOD_API_TOKEN, LD_PRELOAD from your shell, as under `hvdenv run`; --clean"
-        " drops such variables in both; HOROVOD_TIMELINE under `hvdenv run` only: it names a file of"
-        " yours"
+        " drops such variables in both; only `hvdenv run` passes HOROVOD_TIMELINE, which names a file"
+        " of yours"
     )
     assert finding.evidence.splitlines() == [
         "HOROVOD_API_TOKEN=***",

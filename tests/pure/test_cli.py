@@ -84,10 +84,10 @@ def test_wrong_usage_exits_2(words: tuple[str, ...], capsys: Captured) -> None:
         (("show", "local", "--set", "x"), 2, "write KEY=VALUE"),
         (("show", "local", "--site", "none.toml"), 2, "none.toml: cannot read this file"),
         (("plan", "local", "--facts", "/none.json"), 2, "/none.json: cannot read this file"),
-        (("plan", "local", "--python", "2.7"), 3, "--python asks for 2.7"),
+        (("plan", "local", "--python", "2.7"), 3, "--python requests 2.7"),
         (("plan", "local", "--prefix", "/"), 2, "cannot be a prefix"),
         (("envs", "rollback", "none"), 2, "there is no environment named none"),
-        (("envs", "prune", "--keep", "0"), 2, "--keep has to be 1 or more"),
+        (("envs", "prune", "--keep", "0"), 2, "--keep must be 1 or more"),
     ],
 )  # fmt: skip
 def test_mistakes_of_users_are_said_on_standard_error(
@@ -227,15 +227,6 @@ def test_no_environments_yet(capsys: Captured) -> None:
     assert json.loads(capsys.readouterr().out) == []
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_completion(shell: str, capsys: Captured) -> None:
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    assert all(command in script for command in COMMANDS)
-    if shell == "bash":
-        assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
-
-
 def module(*words: str, **options: Any) -> subprocess.Popen[str]:
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
     return subprocess.Popen([sys.executable, "-m", "hvdenv", *words], **options)
@@ -274,11 +265,11 @@ def test_what_the_terminal_has_no_characters_for(cases: Path) -> None:
 def test_the_rest_of_a_compile_is_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, now = ObjectClock(), [100.0]
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    assert clock.tell("-- Configuring done") == ""
-    assert clock.tell("[1/78] Building CXX object a.o") == "compiled 1 of 78 objects"
+    assert clock.report("-- Configuring done") == ""
+    assert clock.report("[1/78] Building CXX object a.o") == "compiled 1 of 78 objects"
     now[0] += 20
     assert (
-        clock.tell("  [11/78] Building CXX object b.o")
+        clock.report("  [11/78] Building CXX object b.o")
         == "compiled 11 of 78 objects, about 134 s left"
     )
     assert (clock.done, clock.total) == (11, 78)
@@ -332,4 +323,4 @@ def test_a_python_is_asked_for_by_its_version(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit) as ended:
         main(["plan", "local", "--python", "/usr/bin/python3"])
     assert ended.value.code == 2
-    assert "'/usr/bin/python3' is no version such as 3.11" in capsys.readouterr().err
+    assert "'/usr/bin/python3' is not a version such as 3.11" in capsys.readouterr().err

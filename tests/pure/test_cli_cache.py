@@ -136,7 +136,7 @@ def test_a_wrong_site_file_is_said_with_its_line(
     ("words", "code", "said"),
     [
         (("export", "{}/x.tar", "zz"), 2, "no entry whose key begins with zz"),
-        (("export", "{}"), 5, "this is no file"),
+        (("export", "{}"), 5, "this is not a regular file"),
         (("import", "{}/none.tar"), 5, "none.tar: cannot import: No such file"),
         (("sign",), 2, "no key to sign with"),
         (("sign", "--key", "/none"), 5, "/none: ssh-keygen does not sign with this key"),

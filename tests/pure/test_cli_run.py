@@ -352,7 +352,7 @@ def test_hosts_from_files(
     assert f"--hostfile {file} " in dry(capsys, recipe, *options, "--", "python", "x.py")
     file.unlink()
     assert call("run", recipe, "--", "true") == 125
-    assert "cannot read the file with the hosts" in capsys.readouterr().err
+    assert "cannot read the host file" in capsys.readouterr().err
 
 
 def test_variables_that_change_results_can_be_dropped(
@@ -394,13 +394,13 @@ def test_secrets_stay_off_command_lines(
         (("--", "true"), "no environment is named"),
         (("RECIPE", "-n", "0", "--", "true"), "0 ranks"),
         (("RECIPE", "-n", "-3", "--", "true"), "-3 ranks"),
-        (("RECIPE", "--hosts", "", "--", "true"), "no name of a host"),
-        (("RECIPE", "--hosts", "a:2,a:2", "--", "true"), "a is named twice"),
-        (("RECIPE", "--hosts", "a:2;b:2", "--", "true"), "is no number of slots"),
-        (("RECIPE", "--hostfile", "/none/such", "--", "true"), "cannot read the file"),
+        (("RECIPE", "--hosts", "", "--", "true"), "not the name of a host"),
+        (("RECIPE", "--hosts", "a:2,a:2", "--", "true"), "a is listed twice"),
+        (("RECIPE", "--hosts", "a:2;b:2", "--", "true"), "is not a number of slots"),
+        (("RECIPE", "--hostfile", "/none/such", "--", "true"), "cannot read the host file"),
         (("RECIPE", "--launcher", "mpirum", "--", "true"), "unknown launcher mpirum"),
         (("RECIPE", "--launcher", "aprun", "--", "true"), "in an allocation of cobalt or pbs"),
-        (("RECIPE", "--", "true"), "srun starts ranks in an allocation of slurm"),
+        (("RECIPE", "--", "true"), "srun starts ranks only in an allocation of slurm"),
         (("RECIPE", "-x", "A B=1", "--", "true"), "not the name of a variable"),
         (("RECIPE", "--prefix", "/none/such", "--", "true"), "there is no environment site at"),
         (("--prefix", "/none/such", "--", "true"), "there is no environment at /none/such"),

@@ -150,7 +150,7 @@ def test_a_rank_that_ends_in_the_middle_does_not_hide_what_was_wrong_before() ->
 
 def test_ranks_that_say_nothing() -> None:
     (judgement,) = judged(report(0)).values()
-    assert (judgement.status, judgement.message) == ("fail", "nothing was reported by rank 1 on n1")
+    assert (judgement.status, judgement.message) == ("fail", "rank 1 on n1 reported nothing")
 
 
 def test_nothing_could_be_tried() -> None:
@@ -248,8 +248,8 @@ def test_what_more_ranks_prove_elsewhere_is_skipped() -> None:
         assert found["process sets, torch over MPI"].status == status
 
 
-def test_each_set_overlaps_another_and_none_has_all(probe: Any) -> None:
-    sets = probe.collective_cases.SETS.values()
+def test_each_set_overlaps_another_and_none_has_all(program: Any) -> None:
+    sets = program.collective_cases.SETS.values()
     for size in (3, 4, 5, 64):
         members = [frozenset(each(size)) for each in sets]
         assert len(set(members)) == len(members)
@@ -258,8 +258,8 @@ def test_each_set_overlaps_another_and_none_has_all(probe: Any) -> None:
             assert any(each & other for other in members if other != each)
 
 
-def test_every_operation_has_a_large_message_in_every_main_type(probe: Any) -> None:
-    cases = probe.collective_cases
+def test_every_operation_has_a_large_message_in_every_main_type(program: Any) -> None:
+    cases = program.collective_cases
     for size in (2, 3, 64):
         tried = {
             name: [case for batch in batches for case in batch]
@@ -286,7 +286,7 @@ def given_bytes(cases: Any, case: Any, size: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def probe() -> Any:
+def program() -> Any:
     return load("collectives")
 
 
@@ -295,18 +295,18 @@ class Stages:
 
 
 @pytest.fixture
-def caller(probe: Any) -> Any:
-    caller = probe.Caller.__new__(probe.Caller)
+def caller(program: Any) -> Any:
+    caller = program.Caller.__new__(program.Caller)
     caller.context = Stages()
     return caller
 
 
-def attempt(probe: Any, caller: Any, error: Exception) -> Any:
+def attempt(program: Any, caller: Any, error: Exception) -> Any:
     def fail() -> None:
         raise error
 
-    tally = probe.Tally("alltoall")
-    assert caller.attempt(tally, probe.collective_cases.case("alltoall"), fail) is None
+    tally = program.Tally("alltoall")
+    assert caller.attempt(tally, program.collective_cases.case("alltoall"), fail) is None
     return tally
 
 
@@ -321,41 +321,41 @@ ABSENT = [
 
 @pytest.mark.parametrize(("error", "dtype"), ABSENT)
 def test_what_is_not_there_is_no_error(
-    probe: Any, caller: Any, error: Exception, dtype: str
+    program: Any, caller: Any, error: Exception, dtype: str
 ) -> None:
-    tally = attempt(probe, caller, error)
+    tally = attempt(program, caller, error)
     assert (tally.right, tally.wrong) == (0, [])
     ((what, why),) = tally.skipped
     assert what == dtype and why in str(error)
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), RuntimeError("bad"), OSError(5, "y")])
-def test_any_other_error_is_wrong(probe: Any, caller: Any, error: Exception) -> None:
-    tally = attempt(probe, caller, error)
+def test_any_other_error_is_wrong(program: Any, caller: Any, error: Exception) -> None:
+    tally = attempt(program, caller, error)
     assert tally.skipped == {}
     assert tally.wrong == [f"float32 17: {type(error).__name__}: {error}"]
 
 
 @pytest.mark.parametrize("text", ["Horovod has been shut down. This was", "shutdown in progress"])
-def test_horovod_that_has_ended(probe: Any, caller: Any, text: str) -> None:
-    with pytest.raises(probe.Ended, match="RuntimeError") as raised:
-        attempt(probe, caller, RuntimeError(text))
+def test_horovod_that_has_ended(program: Any, caller: Any, text: str) -> None:
+    with pytest.raises(program.Ended, match="RuntimeError") as raised:
+        attempt(program, caller, RuntimeError(text))
     assert raised.value.args[1].event().wrong == 1
 
 
-def test_a_report_fits_into_one_event(probe: Any) -> None:
+def test_a_report_fits_into_one_event(program: Any) -> None:
     """A pipe passes no more in one piece: see rank.py."""
-    tally = probe.Tally("grouped reducescatter")
-    long = probe.collective_cases.case("allreduce", label="x" * 300)
-    for dtype in probe.collective_cases.DTYPES:
+    tally = program.Tally("grouped reducescatter")
+    long = program.collective_cases.case("allreduce", label="x" * 300)
+    for dtype in program.collective_cases.DTYPES:
         tally.types.add(dtype)
-        tally.skip(probe.shortened("\u20ac" * 300, probe.REASON), dtype)
+        tally.skip(program.shortened("\u20ac" * 300, program.REASON), dtype)
         tally.take(long, "\u20ac" * 300)
-    assert len(json.dumps(probe.events.to_json(tally.event("x" * probe.CASE)))) < 2700
+    assert len(json.dumps(program.events.to_json(tally.event("x" * program.CASE)))) < 2700
 
 
-def test_no_two_cases_have_one_name(probe: Any) -> None:
-    cases = probe.collective_cases
+def test_no_two_cases_have_one_name(program: Any) -> None:
+    cases = program.collective_cases
     for framework in ("torch", "tensorflow"):
         for full in (False, True):
             tried = [
@@ -367,8 +367,8 @@ def test_no_two_cases_have_one_name(probe: Any) -> None:
             assert len(set(tried)) == len(tried) > 150
 
 
-def test_every_operation_and_every_type_is_there_by_default(probe: Any) -> None:
-    cases = probe.collective_cases
+def test_every_operation_and_every_type_is_there_by_default(program: Any) -> None:
+    cases = program.collective_cases
     tried = [
         case for _, batches in cases.operations("torch", 3, False) for b in batches for case in b
     ]

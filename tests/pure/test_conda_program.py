@@ -1,4 +1,4 @@
-"""conda_env.py: what it asks for, what it runs, how it rewrites an environment's files."""
+"""conda_env.py: its request, the conda programs that it runs, and the files that it rewrites."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ conda_clone, conda_program, conda_spec = map(load, ("conda_clone", "conda_progra
 
 
 def run(*words: str | Path, path: str = "/nowhere") -> subprocess.CompletedProcess[str]:
-    """Run it where no library and, unless PATH has one, no conda program is."""
+    """Run it without py-rattler and, unless PATH has one, without a conda program."""
     return subprocess.run(
         [sys.executable, "-E", "-S", str(PROGRAM), *map(str, words)],
         env={"PATH": path}, text=True, check=False, timeout=60,
@@ -113,37 +113,33 @@ def test_which_conda_program(tmp_path: Path) -> None:
 
 
 def test_neither_library_nor_program_says_what_to_install(tmp_path: Path) -> None:
-    shown = run(written(tmp_path), tmp_path / "env")
-    assert shown.returncode == 1
-    assert "has no py-rattler" in shown.stdout
-    assert "no micromamba, mamba or conda on PATH" in shown.stdout
-    assert "-m pip install py-rattler" in shown.stdout
-    assert "Traceback" not in shown.stdout
+    done = run(written(tmp_path), tmp_path / "env")
+    assert done.returncode == 1
+    assert "has no py-rattler" in done.stdout
+    assert "no micromamba, mamba or conda on PATH" in done.stdout
+    assert "-m pip install py-rattler" in done.stdout
+    assert "Traceback" not in done.stdout
     assert os.listdir(tmp_path) == ["conda.json"]
 
 
-def test_a_program_that_is_named_but_missing(tmp_path: Path) -> None:
-    shown = run(written(tmp_path, program="/sw/conda/bin/conda"), tmp_path / "env")
-    assert shown.returncode == 1
-    assert "conda_env: /sw/conda/bin/conda: No such file or directory" in shown.stdout
-
-
 @pytest.mark.parametrize(
-    ("program", "said"),
-    [("/bin/true", "made no environment"), ("/bin/false", "failed with exit status 1")],
+    ("program", "printed"),
+    [
+        ("/bin/true", "made no environment"),
+        ("/bin/false", "failed with exit status 1"),
+        ("/sw/conda/bin/conda", "conda_env: /sw/conda/bin/conda: No such file or directory"),
+    ],
 )
-def test_a_program_that_fails_and_one_that_makes_nothing(
-    tmp_path: Path, program: str, said: str
-) -> None:
-    shown = run(written(tmp_path, program=program), tmp_path / "env")
-    assert shown.returncode == 1
-    assert said in shown.stdout
-    assert "Traceback" not in shown.stdout
+def test_a_program_that_fails(tmp_path: Path, program: str, printed: str) -> None:
+    done = run(written(tmp_path, program=program), tmp_path / "env")
+    assert done.returncode == 1
+    assert printed in done.stdout
+    assert "Traceback" not in done.stdout
     assert os.listdir(tmp_path) == ["conda.json"]
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "printed"),
     [
         ({"specs": "python"}, "wrong or missing: specs"),
         ({"virtual": None}, "wrong or missing: virtual"),
@@ -153,19 +149,19 @@ def test_a_program_that_fails_and_one_that_makes_nothing(
         ({"platform": "win-64"}, "platform win-64: known are linux-64, linux-aarch64"),
     ],
 )
-def test_a_document_that_is_none(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
-    shown = run(written(tmp_path, **changed), tmp_path / "env")
-    assert shown.returncode == 1
-    assert said in shown.stdout
-    assert "Traceback" not in shown.stdout
+def test_a_document_that_is_none(tmp_path: Path, changed: dict[str, Any], printed: str) -> None:
+    done = run(written(tmp_path, **changed), tmp_path / "env")
+    assert done.returncode == 1
+    assert printed in done.stdout
+    assert "Traceback" not in done.stdout
 
 
 def test_a_document_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "half.json").write_text('{"channels": [')
     assert "half.json is not JSON" in run(tmp_path / "half.json", tmp_path / "env").stdout
-    shown = run(tmp_path / "gone.json", tmp_path / "env")
-    assert shown.returncode == 1
-    assert "gone.json: No such file or directory" in shown.stdout
+    done = run(tmp_path / "gone.json", tmp_path / "env")
+    assert done.returncode == 1
+    assert "gone.json: No such file or directory" in done.stdout
 
 
 # Where it is made
@@ -174,9 +170,9 @@ def test_a_document_that_cannot_be_read(tmp_path: Path) -> None:
 def test_what_is_there_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "env").mkdir()
     (tmp_path / "env/mine").write_text("work of weeks")
-    shown = run(written(tmp_path), tmp_path / "env")
-    assert shown.returncode == 1
-    assert "exists already" in shown.stdout
+    done = run(written(tmp_path), tmp_path / "env")
+    assert done.returncode == 1
+    assert "exists already" in done.stdout
     assert (tmp_path / "env/mine").read_text() == "work of weeks"
     assert not (tmp_path / "env.unfinished").exists()
 
@@ -186,9 +182,9 @@ def test_what_an_earlier_run_left_is_removed(site: Path, tmp_path: Path) -> None
     target.mkdir()
     (target / "half").write_text("")
     (tmp_path / "copy.unfinished").mkdir()
-    shown = run("--clone", site, target)
-    assert shown.returncode == 0, shown.stdout
-    assert "an earlier run did not finish" in shown.stdout
+    done = run("--clone", site, target)
+    assert done.returncode == 0, done.stdout
+    assert "an earlier run did not finish" in done.stdout
     assert not (target / "half").exists()
     assert not (tmp_path / "copy.unfinished").exists()
 
@@ -309,8 +305,8 @@ def site(tmp_path: Path) -> Path:
 def test_a_copy(site: Path, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in site.rglob("*") if path.is_file()}
     copy = tmp_path / "a-longer-path/than/that/of/the/site"
-    shown = run("--clone", site, copy, "--report", tmp_path / "report.json")
-    assert shown.returncode == 0, shown.stdout
+    done = run("--clone", site, copy, "--report", tmp_path / "report.json")
+    assert done.returncode == 0, done.stdout
 
     assert (copy / "bin/tool").read_text() == f"#!{copy}/bin/python\n"
     assert (copy / "bin/entry").read_text() == f"#!{copy}/bin/python\nimport entry\n"
@@ -324,12 +320,12 @@ def test_a_copy(site: Path, tmp_path: Path) -> None:
     assert (copy / "conda-meta/history").exists()
     assert stat.S_IMODE((copy / "bin/tool").stat().st_mode) == 0o755
 
-    # What cannot be changed is as it was, and said.
-    assert f"these still name {site}" in shown.stdout
+    # What cannot be changed is as it was, and printed.
+    assert f"these still name {site}" in done.stdout
     for name in ("lib/by-hand.so", "lib/archive"):
         assert (copy / name).read_bytes() == before[site / name]
-        assert f"  {name}\n" in shown.stdout
-    assert ".pyc" not in shown.stdout
+        assert f"  {name}\n" in done.stdout
+    assert ".pyc" not in done.stdout
 
     record = json.loads((copy / "conda-meta/tool-1.0-0.json").read_text())
     digests = {
@@ -376,12 +372,12 @@ def test_other_environments_and_downloads_are_not_copied(site: Path, tmp_path: P
 
 
 def refused(tmp_path: Path, source: Path, target: Path) -> str:
-    shown = run("--clone", source, target)
-    assert shown.returncode == 1
-    assert "Traceback" not in shown.stdout
+    done = run("--clone", source, target)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout
     assert not target.exists()
     assert not Path(f"{target}.unfinished").exists()
-    return shown.stdout
+    return done.stdout
 
 
 def test_copies_that_are_refused(site: Path, tmp_path: Path) -> None:
@@ -389,15 +385,15 @@ def test_copies_that_are_refused(site: Path, tmp_path: Path) -> None:
     assert "is not a conda environment" in refused(tmp_path, tmp_path / "gone", tmp_path / "copy")
     assert "which is to be copied" in refused(tmp_path, site, site / "copy")
     long = tmp_path / ("x" * 200) / ("y" * 100)
-    said = refused(tmp_path, site, long)
-    assert f"lib/libtool.so of the environment {site} has room for {len(PLACEHOLDER)}" in said
-    assert "shorter path" in said
+    printed = refused(tmp_path, site, long)
+    assert f"lib/libtool.so of the environment {site} has room for {len(PLACEHOLDER)}" in printed
+    assert "shorter path" in printed
 
 
 def test_an_environment_that_was_made_elsewhere(site: Path, tmp_path: Path) -> None:
     moved = site.rename(tmp_path / "moved")
-    said = refused(tmp_path, moved, tmp_path / "copy")
-    assert "made at another path" in said
+    printed = refused(tmp_path, moved, tmp_path / "copy")
+    assert "made at another path" in printed
 
 
 def test_a_record_that_is_damaged(site: Path, tmp_path: Path) -> None:

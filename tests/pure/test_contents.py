@@ -14,6 +14,7 @@ from packageurl import PackageURL
 from hvdenv.contents import exports
 from hvdenv.contents.exports import FORMATS, Format
 from hvdenv.contents.packages import Contents, Installed, from_installed, from_record, hint
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.schema import decode
 
 CASES = ("local", "cluster")
@@ -37,7 +38,11 @@ def read(cases: Path, name: str) -> tuple[dict[str, Any], Installed, str]:
 
 
 def contents(cases: Path, name: str) -> Contents:
-    return from_record(*read(cases, name))
+    return contents_of(*read(cases, name))
+
+
+def contents_of(record: dict[str, Any], installed: Installed | None, home: str) -> Contents:
+    return from_record(decode(GenerationRecord, record, lenient=True), installed, home)
 
 
 def test_of_a_record(cases: Path) -> None:
@@ -103,7 +108,7 @@ def test_of_a_record_of_a_cluster(cases: Path) -> None:
 def test_where_the_modules_bring_the_environment(cases: Path) -> None:
     """Its folder is known only once they are loaded: then the record says all."""
     record, _, home = read(cases, "cluster")
-    found = from_record(record, None, home)
+    found = contents_of(record, None, home)
     kinds = {each.name: each.kind for each in found.packages}
     assert kinds["six"] == "pypi"
     assert kinds["torch"] == kinds["mine"] == "site"
@@ -113,20 +118,20 @@ def test_where_the_modules_bring_the_environment(cases: Path) -> None:
 
 def test_records_with_little_in_them() -> None:
     """Formats before this one said less, and a build may fail to observe."""
-    assert from_record({}, None, "") == Contents()
+    assert contents_of({}, None, "") == Contents()
     assert from_installed(Installed((), {})) == Contents()
 
 
 def test_the_digest_is_of_what_is_there(cases: Path) -> None:
     record, installed, home = read(cases, "local")
-    digest = from_record(record, installed, home).digest
+    digest = contents_of(record, installed, home).digest
     moved = json.loads(
         json.dumps(record).replace("https://files.pythonhosted.org", "https://m.org")
     )
     moved.update(created="2027-01-01T00:00:00+00:00", hvdenv="9", prefix="/elsewhere")
-    assert from_record(moved, installed, "/root").digest == digest
+    assert contents_of(moved, installed, "/root").digest == digest
     record["stack"]["patches"]["any-folder"] = "0" * 64
-    assert from_record(record, installed, home).digest != digest
+    assert contents_of(record, installed, home).digest != digest
 
 
 @pytest.mark.parametrize(
@@ -165,7 +170,7 @@ def test_exports(name: str, form: Format, cases: Path, pytestconfig: pytest.Conf
 def test_nothing_of_the_machine_is_in_an_export(name: str, form: Format, cases: Path) -> None:
     record, installed, home = read(cases, name)
     record["stack"]["variables"].pop("CXXFLAGS", None)  # another user's folder, in the recipe
-    found = exports.export(from_record(record, installed, home), form)
+    found = exports.export(contents_of(record, installed, home), form)
     # Words that hold it: "channel", "channels".
     text = found.replace("channel", "")
     assert [each for each in PRIVATE if each in text] == []
@@ -206,7 +211,7 @@ def test_a_bill_of_what_hvdenv_did_not_build(cases: Path) -> None:
 def test_a_newline_in_a_flag_ends_no_comment(cases: Path) -> None:
     record, installed, home = read(cases, "local")
     record["stack"]["variables"]["CFLAGS"] = "-O2\nevil==1"
-    text = exports.requirements(from_record(record, installed, home))
+    text = exports.requirements(contents_of(record, installed, home))
     assert "# CFLAGS=-O2 evil==1\n" in text
     assert "\nevil" not in text
 

@@ -17,8 +17,7 @@ from hvdenv.launch.launchers import Launch, Mpi
 from hvdenv.model.cluster import Launch as Settings
 from hvdenv.schema import parse_toml
 from hvdenv.standalone.ranks.events import DataPath, ExtensionFacts, Gpu, RankEvent
-from hvdenv.verification import datapath
-from hvdenv.verification.checks import CHECKS
+from hvdenv.verification import checks, datapath
 from hvdenv.verification.collectors import Extension
 from hvdenv.verification.ranks import Rank, RankRun, collect
 from tests import rank_events
@@ -187,7 +186,7 @@ def judged(ranks: RankRun, meant: Mapping[str, str] = {}) -> tuple[str, str]:
 def test_mpi_on_tcp_is_right_where_there_is_nothing_faster() -> None:
     assert judged(run(rank(0, logged=TCP), rank(1, logged=TCP))) == (
         "pass",
-        "MPI negotiated, MPI reduced in the memory of the host (pml ob1, btl self, tcp)",
+        "MPI negotiated, MPI reduced in host memory (pml ob1, btl self, tcp)",
     )
 
 
@@ -198,7 +197,7 @@ def test_mpi_on_tcp_where_something_faster_is() -> None:
     slow = run(rank(0, **FAST), rank(1, **FAST))
     status, message = judged(slow)
     assert status == "fail"
-    assert "MPI sends by TCP, though there is mlx5_0" in message
+    assert "MPI uses TCP although the hosts have mlx5_0" in message
     assert (
         "use the launcher mpirun"
         in datapath.judge(slow._replace(launcher="horovodrun-mpi"), OPEN_MPI, {}).remedy
@@ -245,7 +244,7 @@ def test_nccl_is_proven_by_what_it_says_on_every_rank() -> None:
 
 def test_a_gpu_that_ranks_share() -> None:
     assert judged(run(on_gpu(0, "n0", "7000"), on_gpu(1, "n0", "7000"))) == (
-        "fail", "several ranks on n0 use one GPU (bus 7000)",
+        "fail", "several ranks on n0 use the same GPU (bus 7000)",
     )  # fmt: skip
     assert judged(run(on_gpu(0, "n0", "7000"), on_gpu(1, "n1", "7000")))[0] == "pass"
 
@@ -257,7 +256,7 @@ def test_nccl_over_sockets_where_something_faster_is() -> None:
 
     status, message = judged(run(slow(0), slow(1)))
     assert status == "fail"
-    assert "NCCL sends by TCP, though there is mlx5_0" in message
+    assert "NCCL uses TCP although the hosts have mlx5_0" in message
 
 
 @pytest.mark.parametrize(
@@ -279,15 +278,15 @@ def test_what_is_odd_is_said_and_fails_nothing() -> None:
     two = rank(1, libraries={"libmpi": ["/a/libmpi.so.40", "/b/libmpi.so.40"]})
     status, message = judged(run(five, two))
     assert status == "pass"
-    assert "the library of Open MPI 5.0.11, and are started by Open MPI 4.1.8" in message
-    assert "two libraries of MPI loaded: /a/libmpi.so.40 and /b/libmpi.so.40" in message
+    assert "the library of Open MPI 5.0.11, but mpirun is from Open MPI 4.1.8" in message
+    assert "has loaded two MPI libraries: /a/libmpi.so.40 and /b/libmpi.so.40" in message
 
 
 def test_nccl_at_build_against_at_run() -> None:
     (first, second) = (on_gpu(0, "n0", "7000"), on_gpu(1, "n0", "b000"))
     old = with_event(first, ExtensionFacts("torch", built={"NCCL": 21602}))
     message = judged(run(old, second))[1]
-    assert "built with NCCL 2.16.2, and has 2.18.5 here" in message
+    assert "built with NCCL 2.16.2, but runs with 2.18.5" in message
     # Up to Horovod 0.19 it only reports whether.
     unknown = with_event(first, ExtensionFacts("torch", built={"NCCL": 1}))
     assert "built with NCCL" not in judged(run(unknown, second))[1]
@@ -297,17 +296,14 @@ def found(check: str, ranks: RankRun, **mca: str) -> dict[str, str]:
     """Statuses by subject."""
     facts = ExtensionFacts("torch", size=1, gpus=2, built={"NCCL": 21805, "MPI": 1})
     extension = Extension("torch", Outcome(Command(("python",)), 0, "", 0.0), facts)
-    arguments: dict[str, dict[str, Any]] = {
-        "operation": {
-            "extensions": {"torch": extension}, "rank_runs": {("torch", "MPI"): ranks},
-            "expectation": Expectation(operations=("NCCL", "MPI")),
-        },
-        "data-path": {
-            "rank_run": ranks, "mpi": (OPEN_MPI, ""), "framework": "torch", "controller": "MPI",
-            "launch": Launch((), 2, settings=Settings(mca=mca)),
-        },
-    }  # fmt: skip
-    return {each.subject: each.status for each in CHECKS[check](**arguments[check])}
+    if check == "operation":
+        expectation = Expectation(operations=("NCCL", "MPI"))
+        runs = {("torch", "MPI"): ranks}
+        findings = checks.operations({"torch": extension}, runs, expectation)
+    else:
+        launch = Launch((), 2, settings=Settings(mca=mca))
+        findings = checks.data_path(ranks, (OPEN_MPI, ""), launch, "torch", "MPI")
+    return {each.subject: each.status for each in findings}
 
 
 def test_operations_of_runs_on_gpus() -> None:

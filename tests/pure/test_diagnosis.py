@@ -204,7 +204,7 @@ def test_it_does_not_matter_where_blocks_end(before: int, filler: bytes) -> None
     log = (filler * before)[:before] + b"\nCMake 3.13 or higher is required.  You\n"
     diagnosis = read(log.replace(b"You\n", b"You are running version 3.10.2\nend\n"))
     assert diagnosis.root is not None
-    assert diagnosis.root.cause == "CMake 3.10.2 is too old: 3.13 or newer is wanted"
+    assert diagnosis.root.cause == "CMake 3.10.2 is too old: 3.13 or newer is required"
     assert diagnosis.root.number == log[:-30].count(b"\n") + 1
     assert diagnosis.lines == log.count(b"\n") + 1
 
@@ -212,7 +212,7 @@ def test_it_does_not_matter_where_blocks_end(before: int, filler: bytes) -> None
 def test_a_pattern_is_found_in_its_own_line() -> None:
     found = read("the test failed: no\nncclAllReduce failed: oops\n").best
     assert found is not None
-    assert (found.number, found.cause) == (2, "NCCL stopped in ncclAllReduce: oops")
+    assert (found.number, found.cause) == (2, "NCCL failed in ncclAllReduce: oops")
 
 
 def test_causes_stand_above_what_follows_from_them() -> None:

@@ -139,6 +139,13 @@ def test_exit_codes() -> None:
     assert [int(code) for code in rows] == sorted(errors.MEANINGS)
 
 
+def test_every_recipe_key_has_a_meaning() -> None:
+    page = GENERATED["docs/generated/recipe-keys.md"]
+    rows = re.findall(r"^\| `(.+?)` \|.*\| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) > 100
+    assert [key for key, meaning in rows if not meaning.strip()] == []
+
+
 def test_the_table_of_recipes() -> None:
     page = GENERATED["docs/generated/recipes.md"]
     rows = re.findall(r"^\| \[`([a-z0-9-]+)`\]\(\S+\) \| (.+) \| (\w+) \|$", page, re.MULTILINE)

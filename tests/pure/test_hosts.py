@@ -28,34 +28,35 @@ def test_hosts_of_an_option(text: str, hosts: list[tuple[str, int]]) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no name of a host"),
-        ("gpu32:4,", "no name of a host"),
-        ("gpu32:4,gpu32:4", "gpu32 is named twice"),
-        ("gpu[32-33]:4,gpu33:4", "gpu33 is named twice"),
-        ("gpu32:", "no number of slots"),
-        ("gpu32:0", "no number of slots"),
-        ("gpu32:-1", "no number of slots"),
-        ("gpu32:four", "no number of slots"),
-        ("gpu32:4.0", "no number of slots"),
-        ("gpu32:٤", "no number of slots"),
-        ("gpu32:99999", "no number of slots"),
+        ("", "not the name of a host"),
+        ("gpu32:4,", "not the name of a host"),
+        ("gpu32:4,gpu32:4", "gpu32 is listed twice"),
+        ("gpu[32-33]:4,gpu33:4", "gpu33 is listed twice"),
+        ("gpu32:", "not a number of slots"),
+        ("gpu32:0", "not a number of slots"),
+        ("gpu32:-1", "not a number of slots"),
+        ("gpu32:four", "not a number of slots"),
+        ("gpu32:4.0", "not a number of slots"),
+        ("gpu32:٤", "not a number of slots"),
+        ("gpu32:99999", "not a number of slots"),
         ("gpu32:4,gpu33", "some hosts have slots"),
         ("::1", "IPv6"),
         ("[::1]:4", "IPv6"),
         ("fe80::1%eth0:2", "IPv6"),
-        ("localhost:2,gpu33:2", "another host to each"),
-        ("gpu33:2,127.0.0.1:2", "another host to each"),
-        ("-oProxyCommand=x:2", "no name of a host"),
-        ("gpu32;reboot:2", "no name of a host"),
-        ("$(reboot):2", "no name of a host"),
-        ("gpu 32:2", "no name of a host"),
-        ("gpu32\n:2", "no name of a host"),
-        ("gpu32`id`", "no name of a host"),
-        ("gpu[32-", "no name of a host"),
-        ("gpu[33-32]:2", "no range"),
-        ("gpu[a-b]:2", "no list of numbers"),
-        ("gpu[]:2", "no list of numbers"),
-        ("n" * 300 + ":1", "no name of a host"),
+        ("localhost:2,gpu33:2", "different host to each"),
+        ("gpu33:2,127.0.0.1:2", "different host to each"),
+        ("-oProxyCommand=x:2", "not the name of a host"),
+        ("gpu32;reboot:2", "not the name of a host"),
+        ("$(reboot):2", "not the name of a host"),
+        ("gpu 32:2", "not the name of a host"),
+        ("gpu32\n:2", "not the name of a host"),
+        ("gpu32`id`", "not the name of a host"),
+        ("a@b", "not the name of a host"),
+        ("gpu[32-", "not the name of a host"),
+        ("gpu[33-32]:2", "not a range"),
+        ("gpu[a-b]:2", "not a list of numbers"),
+        ("gpu[]:2", "not a list of numbers"),
+        ("n" * 300 + ":1", "not the name of a host"),
     ],
 )  # fmt: skip
 def test_wrong_hosts(text: str, said: str) -> None:
@@ -81,7 +82,7 @@ def test_lists_of_slurm(text: str, names: str) -> None:
 
 @pytest.mark.parametrize("text", ["n[0-99999999]", "a[1-999]b[1-999]", "n[1-15000],m[1-15000]"])
 def test_a_list_without_end(text: str) -> None:
-    with pytest.raises(UsageError, match=f"more than {MOST_HOSTS}|no range"):
+    with pytest.raises(UsageError, match=f"more than {MOST_HOSTS}|not a range"):
         expand(text)
 
 

@@ -181,7 +181,7 @@ def test_export(environment: Environment, tmp_path: Path, capsys: Captured) -> N
     assert (tmp_path / "link").is_symlink() and file.is_file()
     os.mkfifo(tmp_path / "device")
     assert main([*words, "--output", str(tmp_path / "device")]) == 5
-    assert "device: this is no file" in capsys.readouterr().err
+    assert "device: this is not a regular file" in capsys.readouterr().err
     assert (tmp_path / "device").is_fifo()
     assert main(["export", "--format", "constraints"]) == 2
     assert "which environment?" in capsys.readouterr().err

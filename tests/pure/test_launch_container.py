@@ -75,7 +75,7 @@ def test_the_hosts_launcher_starts_each_rank_in_the_image() -> None:
 
 @pytest.mark.parametrize("name", ["horovodrun-gloo", "horovodrun-mpi", "torchrun"])
 def test_a_launcher_of_the_image_starts_ranks_on_its_own_host_only(name: str) -> None:
-    assert LAUNCHERS[name].brought
+    assert LAUNCHERS[name].provided
     launch, words = Launch(TRAIN, 2, mpi=Mpi("Open MPI", "4.1.8")), inside(BOTH, "/")
     here: list[tuple[Host, ...]] = [(), (Host("localhost", 2),), (Host("f1", 2),)]
     for hosts in here:

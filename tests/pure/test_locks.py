@@ -14,6 +14,7 @@ from hvdenv.cli import find_lock
 from hvdenv.cli.lock import signed
 from hvdenv.cli.main import main
 from hvdenv.contents import difference
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import installed
 from hvdenv.errors import LockError, RecipeError
 from hvdenv.locks import compare, folders, lockfile, pypi
@@ -26,6 +27,7 @@ from hvdenv.places import find_places
 from hvdenv.plans.plan import make_plan, steps_of
 from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Step
+from hvdenv.schema import decode
 
 HASH = "0123456789abcdef" * 4
 NINJA = Package("ninja", "1.13.2", "ninja-1.13.2-py3-none-any.whl", HASH, "https://x.org/n.whl", ())
@@ -546,7 +548,9 @@ def test_what_a_lock_keeps_of_a_build() -> None:
         "modules": {"run": {"loaded": ["gcc/12"]}, "build": {"loaded": ["gcc/12", "cmake/3"]}},
         "wheel": {"sha256": HASH},
     }  # fmt: skip
-    assert built_with(record) == BUILT._replace(modules={"cmake/3": "", "gcc/12": ""})
+    assert built_with(decode(GenerationRecord, record, lenient=True)) == BUILT._replace(
+        modules={"cmake/3": "", "gcc/12": ""}
+    )
 
 
 def test_two_locks_are_compared_as_a_change_log(tmp_path: Path) -> None:
@@ -580,10 +584,10 @@ def test_of_several_locks_one_that_fits_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--offline"], "--offline goes with --from"),
-        (["--from", "{tmp}", "--offline"], "--from goes with --locked"),
-        (["--lock", "x"], "--lock goes with --locked"),
-        (["--require-signed"], "--require-signed goes with --locked"),
+        (["--offline"], "--offline requires --from"),
+        (["--from", "{tmp}", "--offline"], "--from requires --locked"),
+        (["--lock", "x"], "--lock requires --locked"),
+        (["--require-signed"], "--require-signed requires --locked"),
         (["--locked", "--from", "{tmp}"], "is no folder of fetched files"),
         (["--locked", "--accept-drift", "typo"], "no such drift"),
     ],

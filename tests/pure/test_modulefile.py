@@ -38,7 +38,8 @@ def record(recipe: Recipe) -> dict[str, Any]:
 
 
 def entry_of(record: dict[str, Any], name: str = "") -> Entry:
-    return from_record(record, Path("/g"), name, user="ann", home="/home/ann")
+    recorded = generations.decode_record(record, Path("/g"))
+    return from_record(recorded, Path("/g"), name, user="ann", home="/home/ann")
 
 
 def test_lua(record: dict[str, Any]) -> None:
@@ -46,14 +47,14 @@ def test_lua(record: dict[str, Any]) -> None:
         "-- Written by hvdenv.",
         'help("Description: Horovod 0.28.1 for tensorflow, torch 2.13.0+cpu\\nRecipe: neuron+nccl\\n'
         "Built: 2026-11-21 by ann\\nPlan: ab12\\n\\n"
-        'A PYTHONPATH of your own goes before the packages of the environment: unset it.")',
+        'Your own PYTHONPATH comes before the packages of the environment: unset it.")',
         'whatis("Description: Horovod 0.28.1 for tensorflow, torch 2.13.0+cpu")',
         'whatis("Recipe: neuron+nccl")',
         'whatis("Built: 2026-11-21 by ann")',
         'whatis("Plan: ab12")',
         'conflict("horovod")',
         'if mode() == "load" and not isDir("/g/venv") then',
-        '    LmodError("/g/venv is not there any more, or you may not enter it; '
+        '    LmodError("/g/venv is gone, or you may not enter it; '
         '`module avail horovod` lists other versions")',
         "end",
         'prepend_path("MODULEPATH", "/home/ann/b")',
@@ -75,11 +76,13 @@ def test_tcl(record: dict[str, Any]) -> None:
     record["environment"] = "/site/conda"
     lines = tcl(entry_of(record, "hvd/a/1")).splitlines()
     assert lines[:3] == ["#%Module1.0", "# Written by hvdenv.", "proc ModulesHelp { } {"]
-    assert lines[3].endswith('Scripts in etc/conda/activate.d are not run; activate.sh does that."')
+    assert lines[3].endswith(
+        'Scripts in etc/conda/activate.d are not run; source activate.sh for that."'
+    )
     assert lines[9:] == [
         'conflict "hvd/a"',
         'if {[module-info mode load] && ![file isdirectory "/site/conda"]} {',
-        '    error "/site/conda is not there any more, or you may not enter it; '
+        '    error "/site/conda is gone, or you may not enter it; '
         '`module avail hvd/a` lists other versions"',
         "}",
         'module use "/home/ann/b"',
@@ -192,7 +195,8 @@ def built(tmp_path: Path, record: dict[str, Any]) -> generations.Environment:
     generations.claim(environment)
     path = generations.create(environment, "0" * 12)
     (path / "venv" / "bin").mkdir(parents=True)
-    generations.write_record(environment.record(path.name), record)
+    recorded = generations.decode_record(record, path)
+    generations.write_record(environment.record(path.name), recorded)
     generations.switch(environment, path.name)
     return environment
 
@@ -263,15 +267,15 @@ def test_what_keeps_others_out_is_said(
     words = ["module", "--prefix", str(built.prefix), "--to", str(tmp_path / "m")]
     assert main(words) == 0
     said = capsys.readouterr().err
-    assert f"note: others cannot use it, since {built.store} is drwx------\n" in said
+    assert f"note: other users cannot use it: the mode of {built.store} is drwx------\n" in said
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("module",), "which environment?"),
-        (("module", "local"), "hvdenv built no environment here"),
-        (("module", "--prefix", "/usr"), "hvdenv built no environment here"),
+        (("module",), "no environment is named"),
+        (("module", "local"), "not an environment that hvdenv built"),
+        (("module", "--prefix", "/usr"), "not an environment that hvdenv built"),
     ],
 )
 def test_no_environment(

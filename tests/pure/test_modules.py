@@ -11,23 +11,23 @@ from hypothesis import strategies as st
 
 from hvdenv.model.cluster import Modules, Swap
 from hvdenv.schema import Problem, decode
+from hvdenv.sites.module_systems import lmod
 from hvdenv.sites.modules import (
     Examined,
     Loaded,
     Trial,
+    commands,
     compare,
+    describe,
+    describe_offers,
     expanded,
     judge,
     nearest,
     offers,
     parse_available,
     parse_environment,
-    parse_prerequisites,
     shell_lines,
     split_loaded,
-    told,
-    told_examined,
-    told_offers,
 )
 
 # A `module` that writes down its arguments and believes everything.
@@ -146,7 +146,7 @@ def test_nothing_more_is_loaded_after_a_failure(shell: str) -> None:
 
 
 def test_what_is_done_can_be_read() -> None:
-    assert told(expanded(EVERYTHING, "kim", "/home01/kim")) == (
+    assert commands(expanded(EVERYTHING, "kim", "/home01/kim")) == (
         "module purge",
         "module use /apps/modules",
         "module use /home01/kim/modules",
@@ -164,7 +164,7 @@ def test_user_and_home_are_filled_in_once() -> None:
     assert filled.init == "/apps/{home}/init.sh"
     assert filled.use == ("/home/{user}/modules", "/apps/modules")
     assert filled.load == EVERYTHING.load
-    assert f". {shlex.quote('/apps/{home}/init.sh')}" not in told(filled)
+    assert f". {shlex.quote('/apps/{home}/init.sh')}" not in commands(filled)
 
 
 @pytest.mark.parametrize(
@@ -277,8 +277,14 @@ SPIDER = """
 
 
 def test_what_lmod_wants_loaded_first() -> None:
-    assert parse_prerequisites(SPIDER) == ("GCC/10.2.0 OpenMPI/4.0.5", "GCC/11.3.0 OpenMPI/4.0.5")
-    assert parse_prerequisites("Lmod has detected the following error: Unable to find ...") == ()
+    assert lmod.BACKEND.prerequisites(SPIDER) == (
+        "GCC/10.2.0 OpenMPI/4.0.5",
+        "GCC/11.3.0 OpenMPI/4.0.5",
+    )
+    assert (
+        lmod.BACKEND.prerequisites("Lmod has detected the following error: Unable to find ...")
+        == ()
+    )
 
 
 def test_what_may_have_been_meant() -> None:
@@ -308,14 +314,14 @@ def test_what_modules_offer() -> None:
         "MPI": ("cray-mpich/8.1", "cudampi/openmpi-4.1.1", "OpenMPI/4.0.5"),
         "NCCL": ("nccl/2.15.5-ofi",),
     }  # fmt: skip
-    assert told_offers({"NCCL": ("a", "b"), "MPI": ()}) == (
+    assert describe_offers({"NCCL": ("a", "b"), "MPI": ()}) == (
         "modules that offer NCCL: a, b",
         "modules that offer MPI: none",
     )
 
 
 def trial(module: str, before: str, after: str, **fields: object) -> Trial:
-    values = {"status": 0, "said": "", "spider": "", **fields}
+    values = {"status": 0, "output": "", **fields}
     return Trial(module, before=split_loaded(before), after=split_loaded(after), **values)  # type: ignore[arg-type]
 
 
@@ -324,10 +330,16 @@ def test_how_modules_stand() -> None:
     trials = (
         trial("gcc", "", "gcc/10.2.0"),
         trial("compiler", "gcc/10.2.0", "gcc/10.2.0"),
-        trial("mpi/2", "gcc/10.2.0", "gcc/10.2.0", status=1, said=f"{missing} 'mpi/2'"),
-        trial("nvhpc/1", "gcc/10.2.0", "gcc/10.2.0", status=1, said="a conflict\n"),
-        trial("silent/1", "gcc/10.2.0", "gcc/10.2.0", said=f"{missing} 'silent/1'"),
-        trial("tf/2", "gcc/10.2.0", "gcc/10.2.0", status=1, spider=SPIDER),
+        trial("mpi/2", "gcc/10.2.0", "gcc/10.2.0", status=1, output=f"{missing} 'mpi/2'"),
+        trial("nvhpc/1", "gcc/10.2.0", "gcc/10.2.0", status=1, output="a conflict\n"),
+        trial("silent/1", "gcc/10.2.0", "gcc/10.2.0", output=f"{missing} 'silent/1'"),
+        trial(
+            "tf/2",
+            "gcc/10.2.0",
+            "gcc/10.2.0",
+            status=1,
+            prerequisites=lmod.BACKEND.prerequisites(SPIDER),
+        ),
         trial("gcc/12", "gcc/10.2.0", "gcc/12"),
     )
     examined = judge(trials, ("gcc/10.2.0", "gcc/12", "nvhpc/1", "mpi/4", "tf/2"))
@@ -340,11 +352,11 @@ def test_how_modules_stand() -> None:
         Examined("tf/2", "hidden", first=("GCC/10.2.0 OpenMPI/4.0.5", "GCC/11.3.0 OpenMPI/4.0.5")),
         Examined("gcc/12", "loads"),
     )
-    assert [told_examined(each) for each in examined[2:6]] == [
-        "mpi/2: there is no such module; there is mpi/4",
-        "nvhpc/1: is there but cannot be loaded",
-        "silent/1: there is no such module",
-        "tf/2: load first GCC/10.2.0 OpenMPI/4.0.5, or GCC/11.3.0 OpenMPI/4.0.5",
+    assert [describe(each) for each in examined[2:6]] == [
+        "mpi/2: not available; similar modules: mpi/4",
+        "nvhpc/1: available, but cannot be loaded",
+        "silent/1: not available",
+        "tf/2: first load GCC/10.2.0 OpenMPI/4.0.5, or GCC/11.3.0 OpenMPI/4.0.5",
     ]
 
 
@@ -358,10 +370,7 @@ def test_who_replaced_a_module() -> None:
     assert first == Examined(
         "OpenMPI/3.1.4", "replaced", by="Python/3.6", instead=("OpenMPI/3.1.1",)
     )
-    assert (
-        told_examined(first)
-        == "OpenMPI/3.1.4: is unloaded by Python/3.6, which brings OpenMPI/3.1.1"
-    )
+    assert describe(first) == "OpenMPI/3.1.4: unloaded by Python/3.6, which loads OpenMPI/3.1.1"
     assert {each.state for each in others} == {"loads"}
     back = trial(
         "OpenMPI/3.1.4", "OpenMPI/3.1.1:CUDA/9:Python/3.6", "OpenMPI/3.1.4:CUDA/9:Python/3.6"

@@ -41,7 +41,7 @@ def test_processes_on_another_host(tmp_path: Path, runner: Runner, branch: str) 
     assert finding.status == "pass"
     # It may be seen dying when this host is looked at, which is the same.
     assert finding.message.removesuffix(f", 1 on {HERE}") == (
-        f"nothing of this run is left on n2, {HERE}; processes that had to be ended: 1 on n2"
+        f"no processes of this run are left on n2, {HERE}; hvdenv ended: 1 on n2"
     )
     pid = int((tmp_path / "pid").read_text())
     wait_until(lambda: not runs(pid))
@@ -50,7 +50,7 @@ def test_processes_on_another_host(tmp_path: Path, runner: Runner, branch: str) 
 def test_nothing_is_left(tmp_path: Path, runner: Runner) -> None:
     write_ssh(tmp_path, f"HVDENV_TOKEN=other\nexport HVDENV_TOKEN\n{LAST}")
     (finding,) = orphans.end(["n2"], runner, 60)
-    assert finding.message == f"nothing of this run is left on n2, {HERE}"
+    assert finding.message == f"no processes of this run are left on n2, {HERE}"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_host_that_does_not_answer(
     assert (unknown.subject, unknown.status) == ("n2", "unproven")
     assert unknown.message.startswith("unconfirmed whether ranks still run on n2: ")
     assert why in unknown.message
-    assert rest.message == f"nothing of this run is left on {HERE}"
+    assert rest.message == f"no processes of this run are left on {HERE}"
 
 
 def test_a_runner_that_was_stopped_still_ends_what_it_started(
@@ -122,7 +122,7 @@ def test_orphans_on_another_host(tmp_path: Path, runner: Runner) -> None:
     assert (found.subject, found.status) == ("n2", "unproven")
     assert "still run on n2: 77;" in found.message
     assert found.remedy.endswith(": ssh n2 kill 77")
-    assert rest.message == f"nothing of this run is left on n2, {HERE}"
+    assert rest.message == f"no processes of this run are left on n2, {HERE}"
 
 
 def test_what_hosts_are_asked_for_is_what_ps_says(tmp_path: Path, runner: Runner) -> None:

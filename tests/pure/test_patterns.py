@@ -46,7 +46,7 @@ SECONDS = 0.1
 # Patterns that are only known at run time, by file and expression: all of them, or examples. A new
 # one has to be entered here.
 MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
-    ("contents/packages.py", "name"): lambda: _brought_names(),
+    ("contents/packages.py", "name"): lambda: _provided_names(),
     ("contents/packages.py", "f'{re.escape(folder)}(?=[/:\\\\s]|$)'"): lambda: [r"/home/x(?=[/:\s]|$)"],
     ("environments/activation.py", "'|'.join(map(re.escape, _OPEN))"): lambda: [activation._TEMPLATE.pattern],
     ("environments/activation.py", "f'({_TEMPLATE.pattern})'"): lambda: [activation._TEMPLATE.pattern],
@@ -246,13 +246,13 @@ def _rule_patterns() -> list[str]:
     ]
 
 
-def _brought_names() -> list[str]:
-    """What `_brought` is asked for."""
+def _provided_names() -> list[str]:
+    """The patterns that `_provided` is called with."""
     tree = _module(Path(packages.__file__))
     return [
         tree.value(node.args[0])
         for node in tree.nodes
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "_brought"
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "_provided"
     ]
 
 

@@ -50,7 +50,7 @@ def placed(
 
 def test_here() -> None:
     assert (placed().ranks, placed(ranks=3).ranks) == (1, 3)
-    assert not placed().elsewhere
+    assert not placed().remote
     assert placed().cores == 2
 
 
@@ -117,7 +117,7 @@ def test_requested_hosts_from_a_file() -> None:
 
 
 def test_too_many_for_the_slots() -> None:
-    with pytest.raises(UsageError, match="9 ranks have no room on 8 slots"):
+    with pytest.raises(UsageError, match="9 ranks do not fit into 8 slots"):
         placed(hosts=(Host("gpu32", 4), Host("gpu33", 4)), ranks=9)
 
 
@@ -131,7 +131,7 @@ def test_hosts_of_others() -> None:
 def test_more_ranks_than_processors() -> None:
     """Slurm only says "More processors requested than permitted"."""
     one = Allocation("slurm", "7", TWO, 2, tasks=(1, 1), cpus=(1, 1))
-    with pytest.raises(UsageError, match="4 ranks are to run on gpu32") as caught:
+    with pytest.raises(UsageError, match="4 ranks do not fit into 1 processors of gpu32") as caught:
         placed(one, ranks=8)
     assert "--ntasks-per-node=4" in caught.value.remedy
     assert placed(one, ranks=2).ranks == 2
@@ -190,10 +190,10 @@ def test_the_recipes_launcher() -> None:
 def test_ranks_would_be_alone() -> None:
     gloo = SITE._replace(horovod=SITE.horovod._replace(controllers=("gloo",)))
     assert choose_launcher(gloo) == "horovodrun-gloo"
-    with pytest.raises(IncompatibleError, match="would be alone"):
+    with pytest.raises(IncompatibleError, match="would not find each other"):
         choose_launcher(gloo, "srun")
     mpi = SITE._replace(horovod=SITE.horovod._replace(controllers=("mpi",)))
-    with pytest.raises(IncompatibleError, match="no gloo here"):
+    with pytest.raises(IncompatibleError, match="has no gloo"):
         choose_launcher(mpi, "horovodrun-gloo")
 
 
@@ -204,7 +204,7 @@ def test_launchers_and_allocations(name: str) -> None:
         if not wanted or scheduler in wanted:
             refuse_unfit(name, SITE, Requested(), scheduler, 1)
         else:
-            with pytest.raises(UsageError, match=f"{name} starts ranks in an allocation of"):
+            with pytest.raises(UsageError, match=f"{name} starts ranks only in an allocation of"):
                 refuse_unfit(name, SITE, Requested(), scheduler, 1)
 
 

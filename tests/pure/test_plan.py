@@ -208,8 +208,8 @@ def test_only_a_newer_python_is_refused_with_the_variant_that_works(
     with pytest.raises(IncompatibleError) as caught:
         choose_python(load_recipe(str(path)), newer, Runner(), None)
     said = str(caught.value)
-    assert "the recipe needs Python >=3.10,<3.13; found here: 3.13.1" in said
-    assert "--variant torch, which works with a Python that is here" in said
+    assert "the recipe needs Python >=3.10,<3.13; this machine has 3.13.1" in said
+    assert "--variant torch, which supports a Python of this machine" in said
     assert (
         choose_python(load_recipe(str(path), variants=["torch"]), newer, Runner(), None)
         == newer.interpreters[0]
@@ -221,12 +221,12 @@ def test_the_version_that_the_user_names_is_taken(facts: Facts) -> None:
         interpreters=(Interpreter("/a", "3.11.7"), Interpreter("/b", "3.10.2")), origin="declared"
     )
     assert choose_python(load_recipe("local"), both, Runner(), "3.10").path == "/b"
-    with pytest.raises(IncompatibleError, match="--python asks for 3.1; found"):
+    with pytest.raises(IncompatibleError, match="--python requests 3.1; this"):
         choose_python(load_recipe("local"), both, Runner(), "3.1")
 
 
 def test_no_python_at_all(facts: Facts) -> None:
-    with pytest.raises(IncompatibleError, match="found here: none") as caught:
+    with pytest.raises(IncompatibleError, match="this machine has none") as caught:
         choose_python(load_recipe("local"), facts._replace(interpreters=()), Runner(), None)
     assert "--variant" not in str(caught.value)
 

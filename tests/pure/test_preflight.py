@@ -32,7 +32,6 @@ from hvdenv.model.cluster import Container
 from hvdenv.model.recipe import Mpi as RecipeMpi
 from hvdenv.reports.report import Finding, Status, judge
 from hvdenv.schema import encode
-from hvdenv.sites.hosts import parse_hosts
 from hvdenv.sites.schedulers import DIALECTS
 
 IMAGE = "/images/horovod.sif"
@@ -226,27 +225,6 @@ def test_ssh_is_asked_for_where_it_is_used() -> None:
     assert findings(required=REQUIRED._replace(launcher="srun"), check="ssh") == []
     hosts = ("f1", "f2", "f3")
     assert [peers_of(host, hosts) for host in hosts] == [("f2", "f3"), ("f1",), ("f1",)]
-
-
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
-        ("f1:2,f2:2", ("f1", "f2")),
-        ("f1", ("f1",)),
-        ("gpu32.site.org:4, gpu33:4", ("gpu32.site.org", "gpu33")),
-    ],
-)
-def test_lists_of_hosts(text: str, hosts: tuple[str, ...]) -> None:
-    assert tuple(host.name for host in parse_hosts(text)) == hosts
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "f1,", "f1:0", "f1:x", "f1:2,f1:2", "-oProxyCommand=x", "f1;reboot", "f1 f2", "a@b"],
-)
-def test_what_is_no_list_of_hosts(text: str) -> None:
-    with pytest.raises(UsageError, match="--hosts"):
-        parse_hosts(text)
 
 
 def test_copying_by_scp() -> None:

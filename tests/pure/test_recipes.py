@@ -67,7 +67,7 @@ EXPECTED = """\
 11: horovod.frameworks[0]: expected one of "tensorflow", "torch", found 'torchh'; did you mean "torch"?
 14: python.verzion: unknown key; did you mean "version"?
 15: horovod.gpu: expected a table, found 3
-17: variants.B: the name of a variant has a-z, 0-9, _ and - only"""
+17: variants.B: the name of a variant may contain only a-z, 0-9, _ and -"""
 
 
 def test_all_errors_of_a_recipe_are_reported_at_once(tmp_path: Path) -> None:

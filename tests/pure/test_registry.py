@@ -42,7 +42,7 @@ def test_environments_are_listed_wherever_they_lie(tmp_path: Path) -> None:
     ]
     mine = registry.list_environments(places)[1]
     assert (mine.bytes, mine.files, mine.generations) == (9, 3, (TWO, ONE))
-    assert mine.created == generations.read_record(outside.record(TWO))["created"]
+    assert mine.created == generations.read_record(outside.record(TWO)).created
 
     outside.record(TWO).write_text("{")
     assert listing(places)[1][3] == "broken"

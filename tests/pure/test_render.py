@@ -37,7 +37,7 @@ def test_whole_report() -> None:
         "    last words\n"
         "  what to do: look at it\n"
         "\n"
-        "verdict: fail: something that is expected is missing or does not work"
+        "verdict: fail: something expected is missing or does not work"
         " (1 pass, 1 fail; 12.3 s; /env)\n"
     )
 
@@ -65,10 +65,10 @@ def test_colour_only_when_asked() -> None:
 
 def test_what_passed_is_not_listed_and_what_was_skipped_only_with_evidence() -> None:
     silent = Finding("allreduce", "torch over Gloo", "skip", "built without Gloo")
-    seen = Finding("allreduce", "mxnet over Gloo", "skip", "not asked for: crash", "stack")
+    seen = Finding("allreduce", "mxnet over Gloo", "skip", "not requested: crash", "stack")
     text = render(report(PASS, silent, seen))
     assert "built without Gloo" not in text
-    assert "skip: allreduce: mxnet over Gloo: not asked for: crash\n    stack\n" in text
+    assert "skip: allreduce: mxnet over Gloo: not requested: crash\n    stack\n" in text
     assert "verdict: pass: everything" in text
 
 
@@ -81,7 +81,7 @@ def test_variables_of_the_shell_are_listed() -> None:
 def test_long_evidence_is_cut_at_its_beginning() -> None:
     long = FAIL._replace(evidence="\n".join(f"line {number}" for number in range(100)))
     text = render(report(long))
-    assert "    (40 lines before this are in --json)\n    line 40\n" in text
+    assert "    (--json has 40 lines before these)\n    line 40\n" in text
     assert "line 39\n" not in text
     assert "line 99\n" in text
 

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from hvdenv import places
+from hvdenv.cli import verify
 from hvdenv.cli.main import main
 from hvdenv.errors import StepError
 from hvdenv.reports.report import Finding, Report
@@ -75,7 +76,7 @@ def test_the_verdict_is_not_lost(
             raise StepError("cannot write: No space left on device", where=str(path))
         write(path, text)
 
-    monkeypatch.setattr(places, "write_text", full)
+    monkeypatch.setattr(verify, "write_text", full)
     xml, page = tmp_path / "verify.xml", tmp_path / "verify.html"
     files = ["--junit", str(xml), "--html", str(page)]
     for report, code, verdict in ((kept, 1, "fail"), (good, 5, "pass")):
@@ -92,8 +93,8 @@ def test_the_verdict_is_not_lost(
     ("file", "problem"),
     [
         ("missing/verify.html", "there is no such folder"),
-        (".", "this is no file"),
-        ("/dev/null", "this is no file"),
+        (".", "this is not a regular file"),
+        ("/dev/null", "this is not a regular file"),
     ],
 )
 @pytest.mark.parametrize("option", ["--junit", "--html"])
@@ -113,16 +114,16 @@ def test_a_folder_of_others_is_said_first(
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may anything
     words = ["verify", "--prefix", "/nowhere", "--html", str(tmp_path / "verify.html")]
     assert main(words) == 2
-    assert f"--html {tmp_path}: nothing can be written there" in capsys.readouterr().err
+    assert f"--html {tmp_path}: this folder is not writable" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "this is no report of verify: Expecting value"),
-        ("{}", "this is no report of verify: its schema is not one of"),
-        ("[" * 100000, "this is no report of verify"),
-        ("\xff", "this is no report of verify"),
+        ("", "this is not a report of verify: Expecting value"),
+        ("{}", "this is not a report of verify: its schema is not one of"),
+        ("[" * 100000, "this is not a report of verify"),
+        ("\xff", "this is not a report of verify"),
     ],
     ids=["empty", "another object", "deep", "not UTF-8"],
 )
@@ -147,4 +148,4 @@ def test_a_kept_report_is_of_no_other_environment(
     words: list[str], kept: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["verify", *words, "--from", kept]) == 2
-    assert "a report is shown as it is" in capsys.readouterr().err
+    assert "verifies nothing" in capsys.readouterr().err

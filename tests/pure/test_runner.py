@@ -285,7 +285,7 @@ def test_variables_made_from_others_of_the_process() -> None:
 
 def test_a_variable_that_no_module_has_set_is_named() -> None:
     command = Command(("true",), derived=(("HOROVOD_NCCL_HOME", "$EBROOTNCCL"),))
-    with pytest.raises(StepError, match=r"HOROVOD_NCCL_HOME .* no module has set EBROOTNCCL"):
+    with pytest.raises(StepError, match=r"HOROVOD_NCCL_HOME .* no module sets EBROOTNCCL"):
         Runner({}).environment(command)
 
 

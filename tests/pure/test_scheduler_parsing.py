@@ -15,10 +15,11 @@ from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.sites.job_status import abnormal_end, exit_code_in, explained, never_starts
 from hvdenv.sites.jobs import (
+    Follower,
     Listener,
     OutputTail,
+    Script,
     Submitted,
-    follow,
     keep,
     recall,
     records,
@@ -211,6 +212,11 @@ def test_the_exit_code_at_the_end_of_the_output(output: str, job: str, code: int
         (Status("waiting", "Priority"), "waiting (Priority: other jobs come first)"),
         (Status("waiting"), "waiting"),
         (Status("waiting", "Unheard"), "waiting (Unheard)"),
+        (
+            Status("waiting", "ReqNodeNotAvail,_UnavailableNodes:n1"),
+            "waiting (ReqNodeNotAvail,_UnavailableNodes:n1: required nodes are down or reserved,"
+            " perhaps for maintenance; the job starts when they are back, or request less time)",
+        ),
         (Status("running", hosts="n[1-2]"), "running on n[1-2]"),
         (Status("running", "Job run at noon"), "running"),
         (Status("failed", "NonZeroExitCode", 3), "failed"),
@@ -221,21 +227,16 @@ def test_states_in_words(status: Status, said: str) -> None:
     assert explained(status, "slurm") == said
 
 
-def test_maintenance_is_explained() -> None:
-    said = explained(Status("waiting", "ReqNodeNotAvail,_UnavailableNodes:n1"), "slurm")
-    assert "perhaps for maintenance" in said
-    assert "n1" in said
-
-
-@pytest.mark.parametrize("reason", ["PartitionTimeLimit", "PartitionNodeLimit", "PartitionConfig"])
-def test_what_can_never_start(reason: str) -> None:
-    assert never_starts(Status("waiting", reason), "slurm")
+@pytest.mark.parametrize(
+    ("reason", "never"),
+    [
+        *((reason, True) for reason in ("PartitionTimeLimit", "PartitionNodeLimit", "PartitionConfig")),
+        *((reason, False) for reason in ("", "Resources", "Priority", "ReqNodeNotAvail", "BeginTime")),
+    ],
+)  # fmt: skip
+def test_what_can_never_start(reason: str, never: bool) -> None:
+    assert bool(never_starts(Status("waiting", reason), "slurm")) is never
     assert not never_starts(Status("running", reason), "slurm")
-
-
-@pytest.mark.parametrize("reason", ["", "Resources", "Priority", "ReqNodeNotAvail", "BeginTime"])
-def test_what_may_start(reason: str) -> None:
-    assert not never_starts(Status("waiting", reason), "slurm")
 
 
 def test_each_unhappy_end_has_a_remedy() -> None:
@@ -305,7 +306,7 @@ def test_a_job_whose_end_was_seen_needs_no_scheduler(tmp_path: Path) -> None:
     said: list[str] = []
     ended = job("12", log=str(log), state="failed")._replace(exit_code=3)
     listener = Listener(said.append, lambda status: said.append(status.state), said.append)
-    status = follow(ended, Runner({}), places, listener)
+    status = Follower(ended, Runner({}), places, listener).follow()
     assert (status.state, status.exit_code, said) == ("failed", 3, ["one", "two"])
 
 
@@ -320,7 +321,7 @@ def test_a_host_without_the_scheduler(
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     places = Places(tmp_path / "home")
     with pytest.raises(StepError, match="no (sbatch|qsub|bsub) on this host") as caught:
-        submit("#!/bin/sh\n", scheduler, "train", Runner(), places)
+        submit(Script("#!/bin/sh\n", scheduler, "train"), Runner(), places)
     assert "login node" in caught.value.remedy
     assert list(places.jobs.iterdir()) == []
 
@@ -344,6 +345,6 @@ def test_a_scheduler_that_cannot_be_reached_rejects_nothing(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(StepError, match=message) as caught:
-        submit("#!/bin/sh\n", "slurm", "train", Runner(), Places(tmp_path / "home"))
+        submit(Script("#!/bin/sh\n", "slurm", "train"), Runner(), Places(tmp_path / "home"))
     assert remedy in caught.value.remedy
     assert said in caught.value.detail

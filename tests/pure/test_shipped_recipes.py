@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import types
-import typing
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +12,10 @@ import pytest
 from hvdenv.cli.main import main
 from hvdenv.errors import RecipeError, UsageError
 from hvdenv.knowledge.flags import horovod_variables
-from hvdenv.model.cluster import Job, Swap
+from hvdenv.model.cluster import Job
 from hvdenv.model.layers import load_recipe, read_layer, shipped_recipes, variants_of
-from hvdenv.model.recipe import ByPython, Deviation, Note, Recipe
-from hvdenv.schema import fields, parse_toml
+from hvdenv.model.recipe import Recipe
+from hvdenv.schema import parse_toml
 from hvdenv.sites.batch import check
 
 NAMES = sorted(shipped_recipes())
@@ -232,51 +229,6 @@ def test_there_is_a_check_for_each_cluster_of_the_documents() -> None:
 REFERENCE = (Path(__file__).parents[2] / "docs/reference/recipe-format.md").read_text(
     encoding="utf-8"
 )
-
-
-def kinds_in(kind: Any) -> list[Any]:
-    """The types that an annotation is made of, None left out."""
-    parts = [each for each in typing.get_args(kind) if each not in (type(None), ...)]
-    return parts if typing.get_origin(kind) in (typing.Union, types.UnionType) else [kind]
-
-
-def keys_of(table: Any, prefix: str = "") -> Iterator[str]:
-    """Every key of a table and of those below it; NAME stands for what the author chooses."""
-    for name, annotation in fields(table).items():
-        for kind in kinds_in(annotation):
-            named = typing.get_origin(kind) is dict
-            inner = typing.get_args(kind)[1] if named else kind
-            if f"### [[{prefix}{name}]]" in REFERENCE:
-                inner = typing.get_args(kind)[0]
-            path = f"{prefix}{name}.NAME" if named else f"{prefix}{name}"
-            if hasattr(inner, "_fields"):
-                yield from keys_of(inner, f"{path}.")
-            else:
-                yield path
-
-
-def explained() -> Iterator[str]:
-    """The keys in the first columns of the reference, with the tables of their headings."""
-    _, *sections = re.split(r"^### ", REFERENCE.split("\n## The keys\n")[1], flags=re.MULTILINE)
-    for section in sections:
-        tables = re.findall(r"\[([\w.]+)\]", section.split("\n", 1)[0])
-        prefix = f"{tables[0]}." if len(tables) == 1 else ""
-        for cell in re.findall(r"^\| (`[^|]+) \|", section.split("\n## ")[0], flags=re.MULTILINE):
-            yield from (
-                prefix + key.replace("MACHINE", "NAME") for key in re.findall("`(.+?)`", cell)
-            )
-
-
-def test_the_reference_explains_every_key_and_no_other() -> None:
-    keys, there = set(keys_of(Recipe)), list(explained())
-    assert len(keys) > 100
-    assert set(there) - {"extends", "variants.NAME"} == keys
-    assert len(set(there)) == len(there)
-
-
-def test_the_reference_names_what_entries_of_lists_have() -> None:
-    for entry in (ByPython, Deviation, Note, Swap):
-        assert f"{{ {', '.join(entry._fields)} }}" in REFERENCE
 
 
 def test_the_reference_says_what_a_site_file_may_set(tmp_path: Path) -> None:

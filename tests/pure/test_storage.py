@@ -195,7 +195,7 @@ def test_prune_of_unfinished_ones_goes_by_when_they_were_worked_at(
 @pytest.mark.parametrize("age", ["90", "d", "-1d", "1m", "1.5d", "٣d", "1d ", "999999d"])
 def test_ages_that_are_none(age: str, capsys: Captured) -> None:
     assert main(["envs", "prune", f"--older-than={age}"]) == 2
-    assert "is no age" in capsys.readouterr().err
+    assert "is not an age" in capsys.readouterr().err
 
 
 def test_where_no_access_times_are_kept_it_is_said(
@@ -215,7 +215,7 @@ def test_the_list(environment: Environment, capsys: Captured) -> None:
     assert main(["envs"]) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"local  complete  {environment.prefix}\n    {THREE}  active: 0.0 MB, 2")
-    assert "together 0.0 MB, 6 files\n" in said
+    assert "total: 0.0 MB, 6 files\n" in said
     assert f"cache wheels: 2.0 MB, 1 files  {wheels}\n" in said
     assert said.count("free at ") == 1
     assert main(["envs", "--json"]) == 0

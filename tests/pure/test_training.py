@@ -141,7 +141,7 @@ def test_all_that_is_wrong_is_in_the_evidence() -> None:
 
 
 def test_what_cannot_work_is_skipped_with_its_reason() -> None:
-    reason = "Horovod 0.28.1 knows Keras 2 only"
+    reason = "Horovod 0.28.1 supports Keras 2 only"
     skips = on_all(part="Keras fit", seconds=0.1, skip=reason)
     ((part, judgement),) = judge(trained(2, nothing, skips))
     assert (part, judgement.status, judgement.message) == ("Keras fit", "skip", reason)
@@ -168,9 +168,9 @@ KERAS_2 = SimpleNamespace(get_value=None)
 LIMITS = [
     ("2.2.4-tf", KERAS_2, "0.19.5", ""),
     ("2.15.0", KERAS_2, "0.28.1", ""),
-    ("3.0.0", SimpleNamespace(), "0.28.1", "Horovod 0.28.1 knows Keras 2 only, and here is Keras 3.0"),
-    ("3.4.1", SimpleNamespace(), "0.27.0", "Horovod 0.27.0 knows Keras 2 only"),
-    ("2.16.0", SimpleNamespace(), "0.28.1", "takes the backend of Keras 3, where TensorFlow has Keras 2.16.0"),
+    ("3.0.0", SimpleNamespace(), "0.28.1", "Horovod 0.28.1 supports Keras 2 only, and this TensorFlow has Keras 3.0"),
+    ("3.4.1", SimpleNamespace(), "0.27.0", "Horovod 0.27.0 supports Keras 2 only"),
+    ("2.16.0", SimpleNamespace(), "0.28.1", "uses the backend of Keras 3, but TensorFlow has Keras 2.16.0"),
     ("2.16.0", KERAS_2, "0.28.1", ""),
     ("3.4.1", SimpleNamespace(), "0.29.0", ""),
     ("3.4.1", KERAS_2, "0.28.1+", ""),

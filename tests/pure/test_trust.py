@@ -152,7 +152,7 @@ def test_a_file_is_trusted_as_it_is(tmp_path: Path, capsys: Captured) -> None:
     assert main(["trust", str(recipe)]) == 0
     assert capsys.readouterr().out.startswith(f"{recipe}: sha256 ")
     assert main(command) == 2
-    assert "without a scheduler" in capsys.readouterr().err
+    assert "this recipe has no scheduler" in capsys.readouterr().err
     assert main(["trust", "--list", "--json"]) == 0
     assert [each["path"] for each in json.loads(capsys.readouterr().out)] == [str(recipe)]
     recipe.write_text(recipe.read_text() + "# changed\n")
@@ -185,7 +185,7 @@ def test_a_script_is_trusted_with_the_owner_of_its_folder(tmp_path: Path, capsys
     assert f"belongs to uid {EVE}" in capsys.readouterr().err
     assert main(["trust", str(folder)]) == 0
     assert main(command) == 2
-    assert "without a scheduler" in capsys.readouterr().err
+    assert "this recipe has no scheduler" in capsys.readouterr().err
 
 
 @needs_root
@@ -218,7 +218,7 @@ def test_a_site_file_of_root_names_owners_and_groups(
     command = ["job", str(recipe), "--", "true"]
     site.write_text(f'[trust]\nowners = ["nobody-of-this-name", "{EVE}"]\n')
     assert main(command) == 2
-    assert "without a scheduler" in capsys.readouterr().err
+    assert "this recipe has no scheduler" in capsys.readouterr().err
     # It counts only if nobody but root could have written it.
     of_eve(site)
     assert main(command) == 2
@@ -499,7 +499,7 @@ def test_a_home_of_others_is_refused(
         assert main(words) == 2
         return capsys.readouterr().err
 
-    assert "without a scheduler" in said()
+    assert "this recipe has no scheduler" in said()
     home.chmod(0o1777)
     assert f"HVDENV_HOME: {home}: this folder can be written by everybody" in said()
     home.chmod(0o700)
@@ -512,7 +512,7 @@ def test_a_home_of_others_is_refused(
     assert f"this folder can be written by the group {GROUP}" in said()
     site.write_text(f'[trust]\ngroups = ["{GROUP}"]\n')
     monkeypatch.setenv("HVDENV_SITE", str(site))
-    assert "without a scheduler" in said()
+    assert "this recipe has no scheduler" in said()
     # For what leads to it one can vouch.
     monkeypatch.delenv("HVDENV_SITE")
     home.chmod(0o700)
@@ -521,11 +521,11 @@ def test_a_home_of_others_is_refused(
     assert f"hvdenv trust {home}" in said()
     assert main(["trust", str(home)]) == 0
     capsys.readouterr()
-    assert "without a scheduler" in said()
+    assert "this recipe has no scheduler" in said()
     home.parent.chmod(0o2777)
     assert "can be written by everybody" in said()
     assert main([*words[:2], "--trust", *words[2:]]) == 2
-    assert "without a scheduler" in capsys.readouterr().err
+    assert "this recipe has no scheduler" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -567,7 +567,7 @@ def test_a_home_that_was_never_made_can_be_trusted_as_the_message_says(
     home.mkdir(parents=True)
     assert main(["trust", str(home)]) == 0
     assert main(words) == 2
-    assert "without a scheduler" in capsys.readouterr().err
+    assert "this recipe has no scheduler" in capsys.readouterr().err
 
 
 def test_nobody_is_told_to_change_a_device(

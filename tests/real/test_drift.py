@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations
 from hvdenv.environments.installation import Installation, with_modules
 from hvdenv.errors import StepError
@@ -18,9 +19,9 @@ from hvdenv.model.cluster import Modules
 from hvdenv.reports.report import Finding
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
-from hvdenv.sites import modulesystem
-from hvdenv.verification import collectors
-from hvdenv.verification.checks import CHECKS
+from hvdenv.sites import module_shell
+from hvdenv.verification import checks, collectors
+from hvdenv.verification.collection import COLLECTORS, Setup
 from tests.modulesystems import KINDS, cache_folder, install, write_module
 from tests.real.doctored import TIMEOUT, make_copy, purelib
 
@@ -42,17 +43,17 @@ def libmpi(built: Installation) -> Path:
 
 def record(built: Installation, runner: Runner) -> None:
     """Write the record as the end of a build does."""
-    mpi, _ = collectors.mpi(built, runner, TIMEOUT)
-    seen = collectors.observe(built, runner, TIMEOUT, mpi)
+    setup = Setup(built, runner)
+    mpi, _ = collectors.mpi(setup, TIMEOUT)
+    seen = collectors.observe(setup, TIMEOUT, mpi)
     path = Path(built.generation, generations.RECORD)
-    generations.write_record(path, {"hvdenv": "0.1.0", "observed": encode(seen)})
+    generations.write_record(path, GenerationRecord(hvdenv="0.1.0", observed=encode(seen)))
 
 
 def drift(now: Installation, runner: Runner) -> list[Finding]:
     """The findings of verify's check."""
-    mpi = collectors.mpi(now, runner, TIMEOUT)
-    observed = collectors.observed(now, runner, TIMEOUT, mpi)
-    return list(CHECKS["drift"](observed=observed))
+    setup = Setup(now, runner)
+    return list(checks.drift(collectors.observed(setup, TIMEOUT, collectors.mpi(setup, TIMEOUT))))
 
 
 def the_failure(now: Installation, runner: Runner) -> Finding:
@@ -80,7 +81,8 @@ def found_first(built: Installation, **folders: Path) -> Installation:
 
 def test_nothing_has_changed_right_after_a_build(original: Installation, runner: Runner) -> None:
     assert the_note(original, runner) == "nothing has changed"
-    recorded = generations.read_record(Path(original.generation) / generations.RECORD)["observed"]
+    recorded = generations.read_record(Path(original.generation) / generations.RECORD).observed
+    assert recorded
     torch = recorded["extensions"]["torch"]
     assert torch["libraries"]["libmpi.so.40"]["path"].startswith("venv/lib/libmpi.so")
     assert torch["libraries"]["libmpi.so.40"]["version"].startswith("Open MPI v")
@@ -108,9 +110,7 @@ def test_a_second_libmpi_that_is_found_first(
     finding = the_failure(found_first(built, LD_LIBRARY_PATH=other), runner)
     assert finding.subject == "libmpi.so.40"
     assert f"libmpi.so.40 is {other}/libmpi.so.40 now and was venv/lib/" in finding.message
-    assert finding.message.endswith(
-        "the environment has a file of its own for it, which is not used"
-    )
+    assert finding.message.endswith("the environment's own file is not used")
 
 
 def test_a_libmpi_of_another_version_in_its_place(built: Installation, runner: Runner) -> None:
@@ -123,7 +123,7 @@ def test_a_libmpi_of_another_version_in_its_place(built: Installation, runner: R
     )
     compiled(path, code, f"-Wl,-soname,{path.name}")
     message = the_failure(built, runner).message
-    assert f"{path.name} is another build now (Open MPI v3.1.4): " in message
+    assert f"{path.name} is a different build now (Open MPI v3.1.4): " in message
     assert message.endswith("; this is Open MPI v3.1.4")
 
 
@@ -131,7 +131,7 @@ def test_a_libmpi_that_is_gone(built: Installation, runner: Runner) -> None:
     record(built, runner)
     libmpi(built).unlink()
     message = the_failure(built, runner).message
-    assert message.endswith(" (linked for torch): the extension does not load without it")
+    assert message.endswith(" (linked for torch): the extension cannot load without it")
 
 
 def test_a_libstdcxx_that_is_too_old(built: Installation, runner: Runner, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_libstdcxx_that_is_too_old(built: Installation, runner: Runner, tmp_pa
     [
         ("numpy-99.0", "pass", "numpy is 99.0 now and was "),
         ("torch-99.0", "pass", "torch is 99.0 now and was "),
-        ("horovod-0.27.0", "fail", "that is not the Horovod that was built"),
+        ("horovod-0.27.0", "fail", "this is not the Horovod that was built"),
     ],
 )
 def test_a_package_that_was_upgraded(
@@ -197,39 +197,40 @@ def test_a_module_that_means_another_version(
     init = str(install(kind, cache_folder(tmp_path_factory)).init)
     modules = Modules(init=init, use=(str(folder),), load=("compiler", "tool"))
 
-    system = modulesystem.find(runner, init)
+    system = module_shell.find(runner, init)
 
     def loaded() -> Installation:
-        return with_modules(built, modulesystem.load(system, modules, "run", runner).set)
+        return with_modules(built, module_shell.load(system, modules, "run", runner).set)
 
     record(loaded(), runner)
     write_module(folder, "compiler/11")
     write_module(folder, "tool/1", setenv={"TOOL": "x"})
     assert the_note(loaded(), runner) == (
         "the module compiler/10 is compiler/11 now;"
-        f" the file of the module tool/1 was edited: {folder}/tool/1"
+        f" the modulefile of tool/1 was edited: {folder}/tool/1"
     )
 
 
 def test_a_generation_of_an_older_hvdenv(built: Installation, runner: Runner) -> None:
     path = Path(built.generation, generations.RECORD)
-    generations.write_record(path, {"hvdenv": "0.0.9"})
+    generations.write_record(path, GenerationRecord(hvdenv="0.0.9"))
     (finding,) = drift(built, runner)
     assert finding.status == "skip"
     assert finding.message == "its build recorded nothing to compare (hvdenv 0.0.9)"
-    generations.write_record(path, {"observed": {"host": "x", "python": 3}})
+    generations.write_record(path, GenerationRecord(observed={"host": "x", "python": 3}))
     (finding,) = drift(built, runner)
     assert finding.message == (
-        "its record is of another kind: observed.python: expected a table, found 3"
+        "its record has another format: observed.python: expected a table, found 3"
     )
 
 
 def test_what_hvdenv_did_not_build_has_nothing_to_compare(original: Installation) -> None:
-    applies = collectors.FACTS["observed"].applies
+    applies = COLLECTORS["observed"].applies
     assert applies(installation=original)
     assert not applies(installation=original._replace(generation=""))
 
 
 def test_a_python_that_gives_no_answer(built: Installation, runner: Runner) -> None:
+    setup = Setup(built._replace(python="/bin/true"), runner)
     with pytest.raises(StepError, match="could not be observed"):
-        collectors.observe(built._replace(python="/bin/true"), runner, TIMEOUT, Mpi("unknown"))
+        collectors.observe(setup, TIMEOUT, Mpi("unknown"))

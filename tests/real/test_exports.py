@@ -15,7 +15,9 @@ from rattler import MatchSpec
 from hvdenv.building import repair
 from hvdenv.contents import exports
 from hvdenv.contents.packages import from_record
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import installed
+from hvdenv.schema import decode
 from tests.real.conftest import Cli
 
 # Small, of pure Python, and nothing needs them to be compiled.
@@ -45,7 +47,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_pip_takes_the_requirements_with_their_hashes(environment: Path, tmp_path: Path) -> None:
     record = {"recipe": "small", "packages": repair.installed_packages(environment / "report.json")}
-    contents = from_record(record, installed.installed_packages(environment), "")
+    contents = from_record(
+        decode(GenerationRecord, record, lenient=True),
+        installed.installed_packages(environment),
+        "",
+    )
     file = tmp_path / "requirements.txt"
     words = ("install", "--dry-run", "--ignore-installed", "--require-hashes", "-r", str(file))
     file.write_text(exports.requirements(contents))

@@ -26,9 +26,9 @@ from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.reports.report import Finding, Report
 from hvdenv.runner import Runner
 from hvdenv.sites.hosts import Host
-from hvdenv.verification import collectors, ranks
-from hvdenv.verification.checks import CHECKS
-from hvdenv.verification.verify import TWO_RANKS, verify
+from hvdenv.verification import checks, collectors, ranks
+from hvdenv.verification.collection import TWO_RANKS, Setup
+from hvdenv.verification.verify import verify
 from tests.real.conftest import Cli, hear_interrupts
 from tests.real.doctored import (
     PATIENCE,
@@ -214,9 +214,10 @@ def library_of(installation: Installation) -> Path:
 
 def judged(installation: Installation, runner: Runner) -> Finding:
     """What the check of the extension says about torch."""
-    libraries = collectors.libraries(installation, runner, TIMEOUT)
-    seen = collectors.extension(installation, runner, TIMEOUT, libraries, {}, "torch")
-    (finding,) = CHECKS["extension"](extension=seen, expectation=TORCH, framework="torch")
+    setup = Setup(installation, runner)
+    libraries = collectors.libraries(setup, TIMEOUT)
+    seen = collectors.extension(setup, TIMEOUT, libraries, {}, "torch")
+    (finding,) = checks.extension(seen, TORCH, "torch")
     assert finding.status == "fail"
     return finding
 
@@ -227,7 +228,7 @@ def test_an_extension_that_is_cut_off(copy: Copy, runner: Runner) -> None:
     size = path.stat().st_size
     os.truncate(path, size // 2)
     message = judged(installation, runner).message
-    assert message.startswith(f"the extension is cut off: {path} has {size // 2} of ")
+    assert message.startswith(f"the extension file is truncated: {path} has {size // 2} of ")
 
 
 def test_an_extension_for_another_python(copy: Copy, runner: Runner) -> None:
@@ -279,8 +280,8 @@ def test_a_package_of_a_module_in_front(copy: Copy, runner: Runner, tmp_path: Pa
     for folder in (package, package.parent):
         (folder / "__init__.py").write_text("__version__ = '0.28.1'\n")
     installation = copy()._replace(env=(("PYTHONPATH", str(tmp_path / "module")),))
-    libraries = collectors.libraries(installation, runner, TIMEOUT)
-    (finding,) = CHECKS["shadowing"](libraries=libraries, expectation=TORCH)
+    libraries = collectors.libraries(Setup(installation, runner), TIMEOUT)
+    (finding,) = checks.shadowing(libraries, TORCH)
     assert finding.status == "fail"
     assert finding.message == (
         f"PYTHONPATH puts {tmp_path}/module/horovod before the environment's own horovod"
@@ -557,7 +558,7 @@ def test_what_a_killed_launcher_leaves_on_other_hosts_is_ended(
     (report,) = reports
     assert report.verdict == "fail"
     told = found(report, "orphans")["hosts"].message
-    assert "nothing of this run is left on" in told
+    assert "no processes of this run are left on" in told
     assert all(host in told for host in cluster.hosts)
     # The rank there may end by itself before it is asked for, or has to be ended too.
     assert re.search(rf"had to be ended: .*\d+ on {cluster.hosts[1]}", told), told

@@ -126,29 +126,29 @@ def test_submodules_of_submodules_are_fetched_as_the_tag_has_them(
 ) -> None:
     for commit in (repository.commit, "-"):
         folder = tmp_path / commit
-        status, said = fetch(folder, repository.url, TAG, commit)
-        assert status == 0, said
-        assert f"{repository.url} {TAG} is {repository.commit}" in said
+        status, printed = fetch(folder, repository.url, TAG, commit)
+        assert status == 0, printed
+        assert f"{repository.url} {TAG} is {repository.commit}" in printed
         assert (folder / "third_party/middle/inner/answer.h").read_text() == "#define ANSWER 42\n"
 
 
 def test_a_tag_that_was_moved(repository: Repository, tmp_path: Path) -> None:
-    status, said = fetch(tmp_path / "torch", repository.url, TAG, "0" * 40)
+    status, printed = fetch(tmp_path / "torch", repository.url, TAG, "0" * 40)
     assert status == 1
-    assert f"{TAG} is {repository.commit}, the recipe says {'0' * 40}" in said
+    assert f"{TAG} is {repository.commit}, the recipe says {'0' * 40}" in printed
     assert not (tmp_path / "torch/third_party/middle/README").exists()
 
 
 def test_what_cannot_be_fetched(repository: Repository, tmp_path: Path) -> None:
-    status, said = fetch(tmp_path / "torch", repository.url, "v9", repository.commit)
+    status, printed = fetch(tmp_path / "torch", repository.url, "v9", repository.commit)
     assert status == 1
-    assert "Remote branch v9 not found" in said and "hvdenv: git clone failed" in said
+    assert "Remote branch v9 not found" in printed and "hvdenv: git clone failed" in printed
     gone = f"{repository.url}-that-is-gone"
-    status, said = fetch(tmp_path / "torch", gone, TAG, repository.commit)
+    status, printed = fetch(tmp_path / "torch", gone, TAG, repository.commit)
     assert status == 1
-    assert "hvdenv: git clone failed" in said
-    status, said = fetch(tmp_path / "torch", repository.url, TAG, "-", PATH=str(tmp_path))
-    assert (status, said) == (1, "hvdenv: git is not on PATH: load its module, or install it\n")
+    assert "hvdenv: git clone failed" in printed
+    status, printed = fetch(tmp_path / "torch", repository.url, TAG, "-", PATH=str(tmp_path))
+    assert (status, printed) == (1, "hvdenv: git is not on PATH: load its module, or install it\n")
 
 
 def test_it_is_built_and_installed(repository: Repository, tmp_path: Path) -> None:

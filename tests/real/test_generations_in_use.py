@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, in_use, prefix_lock, prune
 from hvdenv.environments.generations import Environment, at
 from hvdenv.errors import BusyError
@@ -81,7 +82,9 @@ def build(environment: Environment, identity: str) -> None:
     sleep = shutil.which("sleep")
     assert sleep is not None
     shutil.copy(sleep, folder / "bin/sleep")
-    generations.write_record(environment.record(identity), {"created": generations.now()})
+    generations.write_record(
+        environment.record(identity), GenerationRecord(created=generations.now())
+    )
 
 
 def whole(environment: Environment, identity: str) -> bool:

@@ -112,7 +112,7 @@ def test_a_job_is_followed_with_its_output(hvdenv: Cli, folder: Path, site: Clus
     code, out, err = finished(process)
     assert (code, out.splitlines()[:2]) == (0, ["done", "done"])
     assert "hvdenv: 2 nodes for 00:10:00, up to 0.3333 node-hours\n" in err
-    number = re.search(r"job ([0-9]+) was submitted", err)
+    number = re.search(r"submitted job ([0-9]+)", err)
     assert number
     assert out.endswith(f"hvdenv: job {number[1]} ended with exit code 0\n")
     assert f"job {number[1]}: running on gpu[32-33]\n" in err
@@ -154,7 +154,7 @@ def test_words_and_folders_are_not_read_by_slurm(hvdenv: Cli, folder: Path, site
     hvdenv(*JOB, "--to", "job script.sh", "--", "printf", hostile)
     os.mkfifo(folder / "device")
     refused = hvdenv(*JOB, "--to", "device", "--", "true", code=5)
-    assert "device: this is no file" in refused.stderr
+    assert "device: this is not a regular file" in refused.stderr
     judged = site.run(["sbatch", "--test-only", "job script.sh"])
     assert "2 processors on nodes gpu[32-33]" in judged.stderr
 

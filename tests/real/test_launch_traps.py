@@ -8,13 +8,14 @@ from typing import Literal
 
 import pytest
 
-from hvdenv.environments.installation import Expectation, Installation
+from hvdenv.environments.installation import Installation
 from hvdenv.launch.launchers import Launch
 from hvdenv.model.cluster import Launch as Settings
 from hvdenv.model.cluster import Network
 from hvdenv.runner import Runner
 from hvdenv.sites.hosts import Host
 from hvdenv.verification import collectors, datapath, ranks
+from hvdenv.verification.collection import Setup
 from tests.real.doctored import purelib, run_ranks
 from tests.standin import Cluster
 
@@ -31,19 +32,10 @@ def start(
     installation: Installation, runner: Runner, launcher: str, launch: Launch = ON_BOTH
 ) -> ranks.RankRun:
     """Ranks of torch, as verify starts them; nothing else is looked at."""
-    run: ranks.RankRun = collectors.rank_run(
-        installation=installation,
-        runner=runner,
-        mpi=collectors.mpi(installation, runner, SECONDS),
-        launchers=(launcher,),
-        launch=launch,
-        timeout=SECONDS,
-        exercises=(),
-        framework="torch",
-        controller="Gloo" if launcher == "horovodrun-gloo" else "MPI",
-        expectation=Expectation(),
-    )
-    return run
+    setup = Setup(installation, runner, launch=launch, launchers=(launcher,))
+    controller = "Gloo" if launcher == "horovodrun-gloo" else "MPI"
+    mpi = collectors.mpi(setup, SECONDS)
+    return collectors.rank_run(setup, mpi, SECONDS, "torch", controller)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +51,7 @@ def test_right_ranks_behind_a_proxy_that_nobody_answers_at(
     judgement = ranks.judge(run)
     assert judgement.status == "pass", judgement
     assert "2 ranks on gpu32, gpu33 agree" in judgement.message
-    path = datapath.judge(run, collectors.mpi(original, Runner(), SECONDS)[0], {})
+    path = datapath.judge(run, collectors.mpi(Setup(original, Runner()), SECONDS)[0], {})
     assert path.status == "pass", path
     assert how.format(interface=cluster.interface) in path.message
 
@@ -147,7 +139,7 @@ def test_a_host_that_is_down(original: Installation, cluster: Cluster) -> None:
     judgement = ranks.judge(run)
     assert not run.timed_out
     assert judgement.status == "fail"
-    assert f"ssh does not reach {cluster.addresses['gpu33']}" in judgement.message
+    assert f"ssh cannot reach {cluster.addresses['gpu33']}" in judgement.message
 
 
 def test_a_host_that_does_not_know_its_own_name(original: Installation, cluster: Cluster) -> None:
@@ -170,7 +162,7 @@ def test_the_pmi_of_srun(original: Installation, cluster: Cluster) -> None:
 
     wrong = under("none")
     assert wrong.status == "fail"
-    assert "no PMI that this Open MPI understands" in wrong.message
+    assert "no PMI that this Open MPI supports" in wrong.message
     assert "srun --mpi=pmix" in wrong.remedy
     right = under("pmix")
     assert right.status == "pass", right

@@ -15,8 +15,8 @@ import pytest
 from hvdenv.errors import StepError
 from hvdenv.model.cluster import Modules, Swap
 from hvdenv.runner import Runner
+from hvdenv.sites.module_shell import ModuleSystem, available, detect, examine, find, load
 from hvdenv.sites.modules import Loaded, Phase, offers, shell_lines
-from hvdenv.sites.modulesystem import ModuleSystem, available, detect, examine, find, load
 from tests.modulesystems import (
     KINDS,
     Installed,
@@ -129,11 +129,11 @@ def test_a_machine_without_modules_is_told_so() -> None:
     """In a mount namespace in which the usual places are empty."""
     program = (
         "from hvdenv import runner\n"
-        "from hvdenv.sites import modulesystem\n"
+        "from hvdenv.sites import module_shell\n"
         "from hvdenv.errors import IncompatibleError\n"
         "bare = runner.Runner({'PATH': '/usr/bin:/bin'})\n"
-        "assert modulesystem.detect(bare, '/nowhere/init.sh') is None\n"
-        "try: modulesystem.find(bare)\n"
+        "assert module_shell.detect(bare, '/nowhere/init.sh') is None\n"
+        "try: module_shell.find(bare)\n"
         "except IncompatibleError as error: print(error)\n"
     )
     hide = (
@@ -239,7 +239,7 @@ def test_environment_modules_refuse_a_second_mpi(tcl_site: Site) -> None:
         site.module(name, conflict=["OpenMPI"])
     site.module("Python/3.6.6-fosscuda-2018b", load=[other])
     error = site.refused(first, "Python/3.6.6-fosscuda-2018b")
-    assert error.message == "Python/3.6.6-fosscuda-2018b: is there but cannot be loaded"
+    assert error.message == "Python/3.6.6-fosscuda-2018b: available, but cannot be loaded"
     assert f"Load of requirement {other} failed" in error.detail
 
 
@@ -251,8 +251,8 @@ def test_lmod_does_not_replace_a_module_of_the_set_in_silence(lmod_site: Site) -
     write_lua_module(folder, python, 'load("OpenMPI/3.1.1-gcccuda-2018b")')
     error = lmod_site.refused("OpenMPI/3.1.4-gcccuda-2018b", python)
     assert error.message == (
-        f"OpenMPI/3.1.4-gcccuda-2018b: is unloaded by {python},"
-        " which brings OpenMPI/3.1.1-gcccuda-2018b"
+        f"OpenMPI/3.1.4-gcccuda-2018b: unloaded by {python},"
+        " which loads OpenMPI/3.1.1-gcccuda-2018b"
     )
     assert "load it after" in error.remedy
     loaded = lmod_site.load(python, "OpenMPI/3.1.4-gcccuda-2018b")
@@ -264,7 +264,7 @@ def test_what_the_system_says_about_a_conflict_is_shown(site: Site) -> None:
     site.module("gcc/10.2.0")
     site.module("nvhpc/21.9", conflict=["gcc"])
     error = site.refused("gcc/10.2.0", "nvhpc/21.9")
-    assert error.message == "nvhpc/21.9: is there but cannot be loaded"
+    assert error.message == "nvhpc/21.9: available, but cannot be loaded"
     said = {
         "lmod": "these module(s) are loaded:\n   gcc",
         "tcl": "Module cannot be loaded due to a conflict",
@@ -280,10 +280,10 @@ def test_all_that_is_missing_is_named_at_once_with_what_there_is(site: Site) -> 
     assert time.monotonic() - started < 120
     assert error.message == "4 modules cannot be loaded"
     told = error.detail.splitlines()
-    assert "gcc/10.2.0: there is no such module; there is gcc/11.2.0, gcc/9.1.0" in told
+    assert "gcc/10.2.0: not available; similar modules: gcc/11.2.0, gcc/9.1.0" in told
     assert any(line.startswith("cudampi/") and "openmpi/4.1.1" in line for line in told)
     assert any(line.startswith("Cmake/3.26") and "cmake/3.26" in line for line in told)
-    assert "zzz: there is no such module" in told
+    assert "zzz: not available" in told
     assert error.where == os.uname().nodename
 
 
@@ -314,10 +314,10 @@ def test_lmod_says_what_to_load_first(lmod_site: Site, tmp_path: Path) -> None:
     hierarchy(lmod_site, tmp_path)
     error = lmod_site.refused("CUDA/11.1.1", "OpenMPI/4.0.5", "Horovod/0.21.1-TensorFlow-2.4.1")
     assert error.detail.splitlines() == [
-        "OpenMPI/4.0.5: load first GCC/10.2.0",
-        "Horovod/0.21.1-TensorFlow-2.4.1: load first GCC/10.2.0 OpenMPI/4.0.5",
+        "OpenMPI/4.0.5: first load GCC/10.2.0",
+        "Horovod/0.21.1-TensorFlow-2.4.1: first load GCC/10.2.0 OpenMPI/4.0.5",
     ]
-    assert "in front of it" in error.remedy
+    assert "before it" in error.remedy
 
 
 def test_modules_in_the_wrong_order_are_told_apart_from_missing_ones(
@@ -325,7 +325,7 @@ def test_modules_in_the_wrong_order_are_told_apart_from_missing_ones(
 ) -> None:
     hierarchy(site, tmp_path)
     error = site.refused("OpenMPI/4.0.5", "GCC/10.2.0")
-    assert error.message == "OpenMPI/4.0.5: load first GCC/10.2.0"
+    assert error.message == "OpenMPI/4.0.5: first load GCC/10.2.0"
 
 
 def test_one_programming_environment_in_the_place_of_another(site: Site) -> None:
@@ -341,7 +341,7 @@ def test_one_programming_environment_in_the_place_of_another(site: Site) -> None
         assert loaded.loaded == ("PrgEnv-gnu/6.0",)
         assert loaded.set["PE_ENV"] == "gnu"
     error = site.refused(swap=(Swap("PrgEnv-intel", "PrgEnv-gna"),))
-    assert error.message.startswith("PrgEnv-gna: there is no such module; there is PrgEnv-gnu/6.0")
+    assert error.message.startswith("PrgEnv-gna: not available; similar modules: PrgEnv-gnu/6.0")
 
 
 def test_a_script_of_the_site_is_sourced(site: Site, tmp_path: Path) -> None:
@@ -403,7 +403,7 @@ def test_a_module_that_hangs_is_ended_and_named(site: Site) -> None:
     with pytest.raises(StepError) as caught:
         load(site.system, site.modules("quick/1", "stuck/1"), "run", runner, seconds=15)
     assert time.monotonic() - started < 120
-    assert caught.value.message == "`module load stuck/1` did not end within 15 s; it was ended"
+    assert caught.value.message == "`module load stuck/1` did not end within 15 s and was killed"
     wait_until(lambda: not marked(runner.token), 60)
 
 

@@ -19,12 +19,10 @@ import pytest
 
 from hvdenv import places
 from hvdenv.building.engine import build
-from hvdenv.building.state import Request
 from hvdenv.environments import generations, manifest, prefix_lock
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import HvdenvError, StepError
 from hvdenv.model.observe import declared
-from hvdenv.places import Places
 from hvdenv.plans.step import Step
 from tests.pure import test_build_anew
 from tests.pure.test_build_anew import STEPS, Recorder, Site
@@ -132,9 +130,8 @@ def in_a_process(disk: Disk, run: Callable[[], object]) -> int:
 
 def build_until(site: Site, disk: Disk, step: str) -> int:
     """Build, and cut the power when a step is done. Returns the exit code."""
-    request = Request(site.plan, {}, site.facts, ())
-    home = Places(site.environment.prefix.parent / "home")
-    return in_a_process(disk, lambda: build(request, site.environment, home, Cut(disk, step)))
+    cut = Cut(disk, step)
+    return in_a_process(disk, lambda: build(site.request(), site.environment, site.places, cut))
 
 
 def differences(environment: Environment) -> list[manifest.Difference]:
@@ -142,7 +139,7 @@ def differences(environment: Environment) -> list[manifest.Difference]:
     identity = environment.active()
     record = generations.read_record(environment.record(identity))
     root = environment.generation(identity)
-    listed = manifest.read(root / manifest.NAME, record["manifest_digest"])
+    listed = manifest.read(root / manifest.NAME, record.manifest_digest)
     return manifest.compare(root, listed, closely=lambda path: True)
 
 

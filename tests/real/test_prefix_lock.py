@@ -219,7 +219,7 @@ def test_never_taken_from_who_may_live_but_by_order(
     with pytest.raises(BusyError) as caught, hold(store, wait=0):
         pass
     if age:
-        assert re.search("last sign of life 100[0-9]{2} s ago", caught.value.message)
+        assert re.search("last heartbeat 100[0-9]{2} s ago", caught.value.message)
     assert (store / "lock").read_bytes() == before
     if changes and "started" not in changes:
         assert "--break-lock" in caught.value.remedy
@@ -241,11 +241,11 @@ def test_a_lock_that_names_nobody_is_only_broken_by_order(store: Path, content: 
 def test_who_lost_the_lock_notices_and_leaves_the_new_one(store: Path) -> None:
     with hold(store, wait=0) as old:
         with hold(store, wait=0, break_lock=True) as new:
-            with pytest.raises(BusyError, match="taken away; process"):
+            with pytest.raises(BusyError, match="removed the lock of this build; process"):
                 old.check()
             old._release()
             new.check()
-        with pytest.raises(BusyError, match="taken away"):
+        with pytest.raises(BusyError, match="removed the lock of this build"):
             old.check()
     assert os.listdir(store) == []
 

@@ -44,12 +44,13 @@ subprocess.run([*pip, "--no-index", "--find-links", str(bundle), "psutil"], chec
 script = activate_script(venv, kind="venv", variables={})
 (folder / "activate.sh").write_text(script)
 listed = manifest.write(folder, (generations.RECORD, generations.MARKER))
-generations.write_record(environment.record(folder.name), {
+path = environment.record(folder.name)
+generations.write_record(path, generations.decode_record({
     "recipe": "local", "variants": [], "prefix": str(prefix), "generation": folder.name,
     "created": generations.now(), "plan_digest": "00", "manifest_digest": listed.digest,
     "files": listed.files, "bytes": listed.bytes, "variables": {}, "environment": "venv",
     "resolved": encode(load_recipe("local").recipe),
-})
+}, path))
 generations.switch(environment, folder.name)
 """
 
@@ -231,7 +232,7 @@ def test_a_private_umask_keeps_it_private_and_module_says_so(people: People) -> 
     written = people.builder.hvdenv(*words)
     assert written.returncode == 0
     store = prefix.with_name(".horovod.hvdenv")
-    assert f"note: others cannot use it, since {store} is drwx--S---\n" in written.stderr
+    assert f"note: other users cannot use it: the mode of {store} is drwx--S---\n" in written.stderr
 
 
 def test_read_only(people: People) -> None:
@@ -242,7 +243,7 @@ def test_read_only(people: People) -> None:
     used = people.colleague("sh", "-c", f". {prefix}/activate.sh; python -c 'import psutil'")
     assert used.returncode == 0, used.stderr
     kept = people.builder.hvdenv("envs", "remove", str(prefix))
-    assert "could not be deleted wholly" in kept.stderr + kept.stdout
+    assert "could not be deleted completely" in kept.stderr + kept.stdout
     assert (
         people.builder("chmod", "-R", "u+w", str(prefix.with_name(".horovod.hvdenv"))).returncode
         == 0

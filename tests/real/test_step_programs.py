@@ -31,8 +31,8 @@ EXTENSIONS = {
 LIBRARY = Path("/bin/true").read_bytes()
 
 
-def probe(name: str, *words: str, path: Path | None = None, **given: str) -> tuple[int, str]:
-    """Run a probe in an environment that has nothing but what is given."""
+def run_step(name: str, *words: str, path: Path | None = None, **given: str) -> tuple[int, str]:
+    """Run a program with only the given variables."""
     env = {"PATH": os.environ["PATH"], "PIP_CONFIG_FILE": os.devnull, "PYTHONNOUSERSITE": "1"}
     env |= given
     if path:
@@ -70,7 +70,7 @@ def wheel(
 
 
 def inspect(path: Path, site: Path, *frameworks: str) -> tuple[int, Any]:
-    code, output = probe("inspect_wheel.py", str(path), *frameworks, path=site)
+    code, output = run_step("inspect_wheel.py", str(path), *frameworks, path=site)
     return code, json.loads(output.splitlines()[-1])
 
 
@@ -87,25 +87,27 @@ def test_a_good_wheel(tmp_path: Path, installed: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_wheel_without_extensions(tmp_path: Path, installed: Path) -> None:
-    code, found = inspect(wheel(tmp_path, {}), installed, "torch", "tensorflow")
-    assert code == 1
-    assert found["problems"] == [
-        f"{name}: the wheel has no {EXTENSIONS[name]}: no extension was compiled"
-        for name in ("torch", "tensorflow")
-    ]
+def not_compiled(framework: str) -> str:
+    return f"{framework}: the wheel has no {EXTENSIONS[framework]}: no extension was compiled"
 
 
-def test_a_wheel_with_one_extension_of_two(tmp_path: Path, installed: Path) -> None:
-    code, found = inspect(wheel(tmp_path, GOOD, "torch"), installed, "torch", "tensorflow")
-    assert code == 1
-    assert [problem.split(":")[0] for problem in found["problems"]] == ["tensorflow"]
-
-
-def test_a_wheel_compiled_with_another_version(tmp_path: Path, installed: Path) -> None:
-    code, found = inspect(wheel(tmp_path, {"pytorch": "2.12.0"}, "torch"), installed, "torch")
-    assert code == 1
-    assert found["problems"] == ["torch: compiled with 2.12.0, installed is 2.13.0+cpu"]
+@pytest.mark.parametrize(
+    ("metadata", "compiled", "requested", "problems"),
+    [
+        ({}, [], ["torch", "tensorflow"], [not_compiled("torch"), not_compiled("tensorflow")]),
+        (GOOD, ["torch"], ["torch", "tensorflow"], [not_compiled("tensorflow")]),
+        ({"pytorch": "2.12.0"}, ["torch"], ["torch"],
+         ["torch: compiled with 2.12.0, installed is 2.13.0+cpu"]),
+        ({}, ["torch"], ["torch"], ["torch: compiled with None, installed is 2.13.0+cpu"]),
+    ],
+    ids=["no extension", "one of two", "other version", "unknown version"],
+)  # fmt: skip
+def test_a_bad_wheel(
+    tmp_path: Path, installed: Path,
+    metadata: dict[str, str], compiled: list[str], requested: list[str], problems: list[str],
+) -> None:  # fmt: skip
+    code, found = inspect(wheel(tmp_path, metadata, *compiled), installed, *requested)
+    assert (code, found["problems"]) == (1, problems)
 
 
 def test_a_torch_that_says_more_than_its_distribution(tmp_path: Path, installed: Path) -> None:
@@ -117,15 +119,7 @@ def test_a_torch_that_says_more_than_its_distribution(tmp_path: Path, installed:
     assert (code, found["problems"]) == (0, [])
 
 
-def test_a_wheel_that_does_not_say_what_it_was_compiled_with(
-    tmp_path: Path, installed: Path
-) -> None:
-    code, found = inspect(wheel(tmp_path, {}, "torch"), installed, "torch")
-    assert code == 1
-    assert found["problems"] == ["torch: compiled with None, installed is 2.13.0+cpu"]
-
-
-def test_a_wheel_whose_libraries_are_not_there(tmp_path: Path, installed: Path) -> None:
+def test_a_wheel_whose_libraries_are_missing(tmp_path: Path, installed: Path) -> None:
     assert b"libc.so.6\0" in LIBRARY
     broken = LIBRARY.replace(b"libc.so.6\0", b"libq.so.6\0")
     code, found = inspect(wheel(tmp_path, GOOD, "torch", library=broken), installed, "torch")
@@ -134,7 +128,7 @@ def test_a_wheel_whose_libraries_are_not_there(tmp_path: Path, installed: Path) 
 
 
 def test_the_stack_that_horovod_is_compiled_against(installed: Path) -> None:
-    code, output = probe("stack.py", "/none/g++", path=installed)
+    code, output = run_step("stack.py", "/none/g++", path=installed)
     found = json.loads(output)
     assert code == 0
     assert found["soabi"] == SUFFIX
@@ -148,7 +142,7 @@ def test_two_builds_of_one_version_are_two_stacks(installed: Path) -> None:
     record = installed / "torch-2.13.0+cpu.dist-info/RECORD"
 
     def stack() -> Any:
-        return json.loads(probe("stack.py", sys.executable, path=installed)[1])
+        return json.loads(run_step("stack.py", sys.executable, path=installed)[1])
 
     before = stack()
     assert before["compiler"].startswith("Python 3")
@@ -176,26 +170,16 @@ def closed_port() -> str:
 def test_a_cpu_index_that_does_not_answer_costs_seconds_and_pip_goes_on(tmp_path: Path) -> None:
     package(tmp_path / "wheels", "tiny")
     with silent_port() as silent:
-        arguments = [
-            "--no-index",
-            "--find-links",
-            str(tmp_path / "wheels"),
-            "--target",
-            str(tmp_path / "t"),
-            "tiny",
-        ]
+        offline = ["--", "--no-index", "--find-links", str(tmp_path / "wheels"), "tiny", "--target"]
         started = time.monotonic()
-        without, _ = probe(
-            "pip_install.py", "--", *arguments[:-3], "--target", str(tmp_path / "u"), "tiny"
-        )
+        without, _ = run_step("pip_install.py", *offline, str(tmp_path / "u"))
         plain = time.monotonic() - started
-        code, said = probe(
-            "pip_install.py", "--cpu-index", silent, "--cpu-index", closed_port(), "--", *arguments
-        )
+        indexes = ["--cpu-index", silent, "--cpu-index", closed_port()]
+        code, printed = run_step("pip_install.py", *indexes, *offline, str(tmp_path / "t"))
         both = time.monotonic() - started - plain
     assert (code, without) == (0, 0)
-    assert f"hvdenv: no answer from {silent} (timed out); pip uses its own configuration" in said
-    assert said.count("hvdenv: no answer from ") == 2
+    assert f"hvdenv: no answer from {silent} (timed out); pip uses its own configuration" in printed
+    assert printed.count("hvdenv: no answer from ") == 2
     assert (tmp_path / "t/tiny.py").exists()
     assert both - plain < 60  # pip itself would wait for minutes; busy machines take their time
 
@@ -204,32 +188,32 @@ def test_a_cpu_index_that_answers_is_used_and_gpu_packages_are_announced(tmp_pat
     package(tmp_path / "cpu/nvidia-tiny-cu12", "nvidia_tiny_cu12")
     package(tmp_path / "cpu/tiny", "tiny")
     with served(tmp_path / "cpu") as site:
-        code, said = probe(
+        code, printed = run_step(
             "pip_install.py", "--cpu-index", site.url, "--", "--index-url", closed_port(), "--retries", "0",
             "--no-cache-dir", "--target", str(tmp_path / "t"), "tiny", "nvidia-tiny-cu12",
         )  # fmt: skip
-    assert code == 0, said
-    lines = said.splitlines()
+    assert code == 0, printed
+    lines = printed.splitlines()
     (notice,) = (
         n for n, line in enumerate(lines) if line.startswith("hvdenv: pip found no CPU build")
     )
     assert lines[notice + 1].startswith("Collecting nvidia-tiny-cu12")
-    assert "no answer from" not in said
+    assert "no answer from" not in printed
 
 
 def test_the_exit_code_is_that_of_pip(tmp_path: Path) -> None:
-    code, said = probe(
+    code, printed = run_step(
         "pip_install.py", "--", "--no-index", "--target", str(tmp_path), "no-such-package"
     )
     assert code == 1
-    assert "No matching distribution found" in said
-    assert "hvdenv:" not in said
+    assert "No matching distribution found" in printed
+    assert "hvdenv:" not in printed
 
 
 def test_pip_install_says_how_it_is_used() -> None:
-    code, said = probe("pip_install.py", "--index", "x", "--", "y")
+    code, printed = run_step("pip_install.py", "--index", "x", "--", "y")
     assert code == 1
-    assert said.startswith("usage: pip_install.py")
+    assert printed.startswith("usage: pip_install.py")
 
 
 def test_permissions_of_the_builder_are_taken_out_of_a_wheel(tmp_path: Path) -> None:
@@ -243,7 +227,7 @@ def test_permissions_of_the_builder_are_taken_out_of_a_wheel(tmp_path: Path) -> 
                 member.compress_type = zipfile.ZIP_DEFLATED
                 archive.writestr(member, name * 1000)
         before = path.read_bytes()
-        assert probe("normalise_wheel.py", str(path)) == (0, "")
+        assert run_step("normalise_wheel.py", str(path)) == (0, "")
         made.append(path.read_bytes())
         with zipfile.ZipFile(path) as archive:
             found = {each.filename: each.external_attr >> 16 for each in archive.infolist()}
@@ -258,14 +242,14 @@ def test_permissions_of_the_builder_are_taken_out_of_a_wheel(tmp_path: Path) -> 
 
 def test_the_nccl_of_torch_can_be_linked(tmp_path: Path) -> None:
     package, folder = tmp_path / "site/nvidia/nccl", tmp_path / "nccl"
-    status, said = probe("nccl_of_torch.py", str(folder), path=tmp_path / "site")
+    status, printed = run_step("nccl_of_torch.py", str(folder), path=tmp_path / "site")
     assert status == 1
-    assert "this torch is for CPUs" in said
+    assert "this torch is for CPUs" in printed
     assert not folder.exists()
     for path in (package / "lib/libnccl.so.2", package / "include/nccl.h"):
         path.parent.mkdir(parents=True)
         path.write_text(path.name)
-    assert probe("nccl_of_torch.py", str(folder), path=tmp_path / "site") == (0, f"{package}\n")
+    assert run_step("nccl_of_torch.py", str(folder), path=tmp_path / "site") == (0, f"{package}\n")
     assert (folder / "lib/libnccl.so").read_text() == "libnccl.so.2"
     assert (folder / "include/nccl.h").read_text() == "nccl.h"
 
@@ -282,14 +266,14 @@ def test_files_that_are_there_are_not_asked_for_again(tmp_path: Path) -> None:
     words = (str(listed), "download", "--no-deps", "--require-hashes", "--no-index")
 
     def get(*more: str) -> tuple[int, str]:
-        return probe("get_files.py", *words, *more, PIP_DEST=str(folder))
+        return run_step("get_files.py", *words, *more, PIP_DEST=str(folder))
 
-    code, said = get("--find-links", str(tmp_path / "index"))
-    assert code == 0 and said.startswith("0 of 2 files are there\n")
+    code, printed = get("--find-links", str(tmp_path / "index"))
+    assert code == 0 and printed.startswith("0 of 2 files are there\n")
     # Without any index: pip would find nothing.
     assert get() == (0, "2 of 2 files are there\n")
     (folder / wheels[0].name).write_bytes(b"damaged")
     assert get()[0] == 1
-    code, said = get("--find-links", str(tmp_path / "index"))
-    assert code == 0 and "other" not in said
+    code, printed = get("--find-links", str(tmp_path / "index"))
+    assert code == 0 and "other" not in printed
     assert get() == (0, "2 of 2 files are there\n")

@@ -113,7 +113,7 @@ def test_the_bound_holds_and_is_narrow(original: Installation) -> None:
     code = f"""
 import sys, numpy
 sys.path.insert(0, {str(RANK_PROGRAMS)!r})
-import training as probe
+import training
 
 def ranks(plan, factor):
     weights, velocity = plan.starts.copy(), plan.velocity
@@ -129,20 +129,20 @@ def ranks(plan, factor):
     return weights[0]
 
 for size in (1, 2, 3, 7, 64):
-    starts, velocity = probe.beginning(numpy, size)
-    own = numpy.stack([probe.random_values(numpy, rank, "parameters") for rank in range(size)])
-    data, order = probe.make_data(numpy, size), range(size * probe.PER_RANK)
-    long = probe.steps_of(numpy, order, size, [probe.RATE] * 12)
-    warmup = probe.steps_of(numpy, order, size, probe.warmup_rates(size))
+    starts, velocity = training.beginning(numpy, size)
+    own = numpy.stack([training.random_values(numpy, rank, "parameters") for rank in range(size)])
+    data, order = training.make_data(numpy, size), range(size * training.PER_RANK)
+    long = training.steps_of(numpy, order, size, [training.RATE] * 12)
+    warmup = training.steps_of(numpy, order, size, training.warmup_rates(size))
     for steps, begin, momentum, half in (
-        (long, starts, probe.MOMENTUM, False),
-        (long, starts, probe.MOMENTUM, True),
+        (long, starts, training.MOMENTUM, False),
+        (long, starts, training.MOMENTUM, True),
         (warmup, own, 0.0, False),
     ):
-        plan = probe.Plan(data, steps, begin, velocity * momentum, momentum, 1.0, half)
-        right = probe.compare(numpy, plan, 0, ranks(plan, 1.0))
+        plan = training.Plan(data, steps, begin, velocity * momentum, momentum, 1.0, half)
+        right = training.compare(numpy, plan, 0, ranks(plan, 1.0))
         assert right["difference"] <= right["bound"] < (0.03 if half else 2e-4), right
-        wrong = probe.compare(numpy, plan, 0, ranks(plan, 1.5 if half else 1.02))
+        wrong = training.compare(numpy, plan, 0, ranks(plan, 1.5 if half else 1.02))
         assert wrong["difference"] > wrong["bound"], (size, half, wrong)
 print("done")
 """

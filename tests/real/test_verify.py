@@ -20,7 +20,8 @@ from hvdenv.errors import UsageError
 from hvdenv.launch.launchers import Launch
 from hvdenv.reports.report import Finding
 from hvdenv.runner import Runner
-from hvdenv.verification import collectors, ranks
+from hvdenv.verification import checks, collectors, ranks
+from hvdenv.verification.collection import Setup
 from hvdenv.verification.verify import verify
 from tests.real.doctored import (
     PATIENCE,
@@ -94,17 +95,13 @@ def test_framework_replaced_after_the_build(
 
 def imported(installation: Installation, runner: Runner) -> collectors.Extension:
     """The extension of torch as a process of its own sees it."""
-    libraries = collectors.libraries(installation, runner, TIMEOUT)
-    found: collectors.Extension = collectors.extension(
-        installation, runner, TIMEOUT, libraries, {}, "torch"
-    )
-    return found
+    setup = Setup(installation, runner)
+    libraries = collectors.libraries(setup, TIMEOUT)
+    return collectors.extension(setup, TIMEOUT, libraries, {}, "torch")
 
 
 def evidence_findings(extension: collectors.Extension) -> list[Finding]:
-    from hvdenv.verification.checks import CHECKS
-
-    return list(CHECKS["extension"](extension=extension, expectation=TORCH, framework="torch"))
+    return list(checks.extension(extension, TORCH, "torch"))
 
 
 def test_an_extension_that_crashes_on_import(
@@ -214,19 +211,19 @@ def test_no_wrong_reduction_gives_the_right_values(original: Installation) -> No
     code = f"""
 import sys, numpy
 sys.path.insert(0, {str(RANK_PROGRAMS)!r})
-import allreduce as probe
+import allreduce
 for size in (2, 3, 4, 7, 16):
-    for shape in probe.SHAPES:
-        for dtype in probe.DTYPES:
-            inputs = [probe.values(numpy, rank, shape, dtype) for rank in range(size)]
+    for shape in allreduce.SHAPES:
+        for dtype in allreduce.DTYPES:
+            inputs = [allreduce.values(numpy, rank, shape, dtype) for rank in range(size)]
             assert inputs[0].dtype == dtype and inputs[0].shape == shape
-            for operation in probe.OPERATIONS:
-                want = probe.wanted(numpy, size, shape, dtype, operation)
-                bounds = probe.tolerance(numpy, size, dtype, operation)
+            for operation in allreduce.OPERATIONS:
+                want = allreduce.expected(numpy, size, shape, dtype, operation)
+                bounds = allreduce.tolerance(numpy, size, dtype, operation)
                 total = sum(inputs[1:], inputs[0])
                 divide = 1 if operation == "Sum" else size
                 right = (total / divide).astype(want.dtype) if divide > 1 else total
-                assert probe.compare(numpy, "right", right, want, *bounds) is None
+                assert allreduce.compare(numpy, "right", right, want, *bounds) is None
                 others = [total - one for one in inputs] + [total + one for one in inputs]
                 others += [one * size for one in inputs[:1] if size == 1]
                 others += [numpy.maximum.reduce(inputs), numpy.minimum.reduce(inputs)]
@@ -234,7 +231,7 @@ for size in (2, 3, 4, 7, 16):
                     others.append(sum(one.astype("float32") for one in inputs).astype(dtype))
                 for number, other in enumerate(others):
                     got = (other / divide).astype(want.dtype) if divide > 1 else other
-                    wrong = probe.compare(numpy, "wrong", got, want, *bounds)
+                    wrong = allreduce.compare(numpy, "wrong", got, want, *bounds)
                     assert wrong and wrong["elements"] > 0.9 * wrong["of"], (size, dtype, number)
 print("done")
 """

@@ -23,7 +23,7 @@ from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.wheels import wheelcache
 from hvdenv.wheels.cache_entry import Cache, key
-from hvdenv.wheels.wheelarchive import export, take_in
+from hvdenv.wheels.wheelarchive import export, import_archive
 from hvdenv.wheels.wheelcache import describe, names, own, sign, store, take
 from tests.real.conftest import Cli
 from tests.waiting import wait_until
@@ -263,7 +263,7 @@ def test_a_site_that_requires_signatures(
     evil = record.replace(digest, hashlib.sha256(b"evil").hexdigest())
     assert evil != record
     (entry / "entry.json").write_text(evil)
-    assert "its signature is not good: " in taking(cache, wheel)()
+    assert "its signature is invalid: " in taking(cache, wheel)()
 
 
 def test_all_of_a_group_publish_with_signatures(place: Path, wheel: Path, signers: Path) -> None:
@@ -304,7 +304,7 @@ def test_all_of_a_group_publish_with_signatures(place: Path, wheel: Path, signer
     [
         ("eve", "it is not signed by a key that is valid in"),
         ("old", "it is not signed by a key that is valid in"),
-        ("git", "its signature is not good: "),
+        ("git", "its signature is invalid: "),
         ("", "it is not signed, and the site requires it"),
     ],
 )
@@ -340,14 +340,14 @@ def test_what_else_keeps_a_signature_from_counting(
     # That of another entry.
     store(cache, {"other": 1}, wheel, runner, str(place / "ann"))
     shutil.copy(cache.entry(key({"other": 1})) / "entry.json.sig", entry)
-    assert "its signature is not good" in taking(cache, wheel)()
+    assert "its signature is invalid" in taking(cache, wheel)()
     (entry / "entry.json.sig").write_bytes(signature)
     assert taking(cache, wheel)() == "the wheel"
     signers.chmod(0o666)
     assert f"{signers} can be written by others" in taking(cache, wheel)()
     signers.chmod(0o644)
     signers.rename(place / "elsewhere")
-    assert "are not there" in taking(cache, wheel)()
+    assert "cannot be read" in taking(cache, wheel)()
     (place / "elsewhere").rename(signers)
     with monkeypatch.context() as patched:
         patched.setenv("PATH", "/none")
@@ -383,11 +383,11 @@ def test_an_archive_into_a_cache_that_requires_signatures(
     store(private, INPUTS, wheel, runner)
     export({key(INPUTS): private}, file, runner)
     with pytest.raises(Exception, match="it is not signed"):
-        take_in(cache, file, runner)
+        import_archive(cache, file, runner)
     assert list(cache.folder.iterdir()) == []
     sign(private, key(INPUTS), str(place / "ann"), runner)
     export({key(INPUTS): private}, file, runner)
-    take_in(cache, file, runner)
+    import_archive(cache, file, runner)
     assert taking(cache, wheel)() == "the wheel"
 
 

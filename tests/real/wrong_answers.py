@@ -31,7 +31,7 @@ def others(case: Any, rank: int, size: int, want: list[Any]) -> Iterator[tuple[s
     if cases.bounds(case, size) == (0.0, 0.0):
         yield "one more", [~first if case.dtype == "bool" else first + 1, *rest]
     if case.reduce in ("Sum", "Average"):
-        inputs = [cases.given(numpy, case, each, size)[0].astype("float64") for each in members]
+        inputs = [cases.inputs_of(numpy, case, each, size)[0].astype("float64") for each in members]
         sums = {
             "without a rank": sum(inputs[1:], 0 * inputs[0]),
             "a rank twice": sum(inputs, inputs[0]),
@@ -48,7 +48,7 @@ def others(case: Any, rank: int, size: int, want: list[Any]) -> Iterator[tuple[s
             yield name, [wrong, *rest]
     elif case.kind == "broadcast":
         other = members[(members.index(members[case.root]) + 1) % len(members)]
-        yield "from another root", cases.given(numpy, case, other, size)
+        yield "from another root", cases.inputs_of(numpy, case, other, size)
     elif not case.reduce:
         yield "in another order", [first[::-1], *rest]
         yield "shifted", [numpy.roll(first, 1), *rest]
@@ -72,7 +72,7 @@ def shows_a_rank(case: Any, size: int) -> bool:
 def try_case(case: Any, size: int) -> Iterator[str]:
     """The names of all wrong answers to a case, each of which was found to be wrong."""
     rank = case.members(size)[len(case.members(size)) // 2]
-    want = cases.wanted(numpy, case, rank, size)
+    want = cases.expected(numpy, case, rank, size)
     types = [kind or "any" for kind in cases.types(case, want)]
     typed = list(zip(types, want, strict=True))
     assert cases.problem(numpy, case, rank, size, typed) == "", case

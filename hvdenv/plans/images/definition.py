@@ -29,13 +29,7 @@ _MPI_SOURCES = Path(__file__).parents[2] / "knowledge/mpi_sources.toml"
 
 
 def image_facts(container: Container, machine: str, cores: int) -> Facts:
-    """Facts about the image during its build, from what its distribution is known to have.
-
-    Args:
-        container: the recipe's table.
-        machine: architecture of the image.
-        cores: how many the build may use.
-    """
+    """Facts about the image during its build, from what its distribution is known to have."""
     base = base_of(container)
     distribution = distribution_of(base)
     return Facts(
@@ -172,13 +166,13 @@ def define(recipe: Recipe, plan: Plan, form: FormatName) -> str:
         image=base, _distro=distribution.hpccm, _arch=_architecture(plan)
     )  # fmt: skip
     mpi = _mpi(recipe)
-    wanted = {
+    ospackages = {
         *distribution.packages,
         *distribution.pythons[plan.python.version],
         *container.packages,
     }
-    wanted |= {"wget"} if mpi else set()
-    stage += packages(ospackages=[shlex.quote(each) for each in sorted(wanted)])
+    ospackages |= {"wget"} if mpi else set()
+    stage += packages(ospackages=[shlex.quote(each) for each in sorted(ospackages)])
     if mpi is not None:
         stage += comment("Checked here: hpccm's own wget keeps a file that exists", reformat=False)
         stage += shell(commands=_checked_download(recipe, str(mpi)), chdir=False)
@@ -275,7 +269,6 @@ def _checked_download(recipe: Recipe, block: str) -> list[str]:
     """Shell commands that download the source of MPI and compare its hash.
 
     Args:
-        recipe: names the MPI.
         block: hpccm's commands, which contain the URL.
 
     Raises:

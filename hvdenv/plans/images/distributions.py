@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import NamedTuple
 
 from hvdenv.errors import IncompatibleError
@@ -29,8 +30,15 @@ class Distribution(NamedTuple):
     pythons: dict[str, tuple[str, ...]]
 
 
-def _debian(
-    pattern: str, name: str, hpccm: str, glibc: str, gcc: str, *pythons: str
+def _distribution(
+    packages: tuple[str, ...],
+    devel: tuple[str, ...],
+    pattern: str,
+    name: str,
+    hpccm: str,
+    glibc: str,
+    gcc: str,
+    *pythons: str,
 ) -> Distribution:
     return Distribution(
         pattern=pattern,
@@ -38,28 +46,20 @@ def _debian(
         hpccm=hpccm,
         glibc=glibc,
         gcc=gcc,
-        # Without ssh, mpirun of a package starts no ranks, not even on one host.
-        packages=("ca-certificates", "g++", "gcc", "openssh-client"),
+        packages=packages,
         pythons={
-            each: (f"python{each}", f"python{each}-dev", f"python{each}-venv") for each in pythons
+            each: (f"python{each}", *(f"python{each}-{part}" for part in devel)) for each in pythons
         },
     )
 
 
-def _redhat(
-    pattern: str, name: str, hpccm: str, glibc: str, gcc: str, *pythons: str
-) -> Distribution:
-    return Distribution(
-        pattern=pattern,
-        name=name,
-        hpccm=hpccm,
-        glibc=glibc,
-        gcc=gcc,
-        packages=("ca-certificates", "gcc", "gcc-c++", "openssh-clients"),
-        pythons={each: (f"python{each}", f"python{each}-devel") for each in pythons},
-    )
-
-
+# Without ssh, mpirun of a package starts no ranks, not even on one host.
+_debian = partial(
+    _distribution, ("ca-certificates", "g++", "gcc", "openssh-client"), ("dev", "venv")
+)
+_redhat = partial(
+    _distribution, ("ca-certificates", "gcc", "gcc-c++", "openssh-clients"), ("devel",)
+)
 _RED_HAT_9 = _redhat(
     r"(rockylinux|almalinux|ubi)[:-]?9\b", "Red Hat 9", "rockylinux9", "2.34", "11.5.0", "3.11", "3.12"
 )  # fmt: skip

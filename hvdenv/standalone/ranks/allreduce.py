@@ -1,7 +1,7 @@
-"""The first exercise of every rank: named allreduces of whole numbers, judged by the rank itself.
+"""The first test of every rank: named allreduces of whole numbers.
 
-Every rank knows what every other rank puts in and computes the right answer on its own.
-rank_work.py runs it. Runs on Python 3.6 and up; needs numpy, which the frameworks bring.
+Every rank knows the inputs of all ranks and computes the expected results itself.
+Runs on Python 3.6 and newer with numpy, which the frameworks require.
 """
 
 import importlib
@@ -22,11 +22,11 @@ OPERATIONS = ("Sum", "Average")
 
 
 def values(numpy: Any, rank: int, shape: Shape, dtype: str) -> Array:
-    """What a rank puts in: whole numbers from 500 to 1496, times a factor for wide types.
+    """A rank's input: whole numbers from 500 to 1496, times a factor for wide types.
 
-    Whole numbers make sums exact in float32 for 11000 ranks, in any order; that none is
-    near 0 makes a rank that is left out or counted twice visible in every element; the
-    factors make visible what was reduced in a type of fewer bits.
+    Sums of whole numbers are exact in float32 for 11000 ranks, in any order. Because no number
+    is near 0, every element shows a rank that is missing or counted twice. The factors reveal
+    reductions in a type of fewer bits.
     """
     index = numpy.arange(numpy.prod(shape), dtype="int64")
     whole = 500 + (index * 31 + rank * 389 + index * rank * 7) % 997
@@ -37,8 +37,8 @@ def values(numpy: Any, rank: int, shape: Shape, dtype: str) -> Array:
     return whole.astype(dtype).reshape(shape)
 
 
-def wanted(numpy: Any, size: int, shape: Shape, dtype: str, operation: str) -> Array:
-    """The right answer for all ranks' values."""
+def expected(numpy: Any, size: int, shape: Shape, dtype: str, operation: str) -> Array:
+    """The expected result of all ranks' values."""
     total = values(numpy, 0, shape, dtype)
     for rank in range(1, size):
         total = total + values(numpy, rank, shape, dtype)
@@ -46,7 +46,7 @@ def wanted(numpy: Any, size: int, shape: Shape, dtype: str, operation: str) -> A
 
 
 def tolerance(numpy: Any, size: int, dtype: str, operation: str) -> Tuple[float, float]:
-    """Relative and absolute error that a right average may have; a sum may have none."""
+    """The relative and absolute error that a correct average may have; sums are exact."""
     if operation == "Sum":
         return 0.0, 0.0
     if dtype == "int64":
@@ -57,7 +57,7 @@ def tolerance(numpy: Any, size: int, dtype: str, operation: str) -> Tuple[float,
 def compare(
     numpy: Any, name: str, got: Array, want: Array, relative: float, absolute: float
 ) -> Optional[Dict[str, Any]]:
-    """None, or what is wrong with the answer."""
+    """What is wrong with a result; None if nothing is."""
     if got.shape != want.shape:
         return {
             "test": name,
@@ -65,7 +65,7 @@ def compare(
             "wanted": "shape %s" % (want.shape,),
         }
     if relative == absolute == 0.0:
-        # Older Horovods give averages in other types, but never sums.
+        # Older versions of Horovod return averages, but not sums, in other types.
         if got.dtype != want.dtype:
             return {"test": name, "got": str(got.dtype), "wanted": str(want.dtype)}
         wrong = got != want
@@ -86,7 +86,7 @@ def compare(
 
 
 def operation_arguments(hvd: Any, operation: str) -> Dict[str, Any]:
-    """How this version of Horovod is told what to do with the values."""
+    """The arguments that select the reduction in this version of Horovod."""
     if hasattr(hvd, operation):
         return {"op": getattr(hvd, operation)}
     return {"average": operation == "Average"}
@@ -111,8 +111,7 @@ def tensorflow_reducer(context: Context) -> Reducer:
     """A function that reduces many named arrays."""
 
     def reduce_all(inputs: List[Input]) -> Dict[str, Array]:
-        # Otherwise it takes a GPU for tensors of the host's memory as well.
-        with context.native.device(context.device or "/cpu:0"):
+        with context.on_device():
             return {name: reduce_one(name, array, given) for name, array, given in inputs}
 
     def reduce_one(name: str, array: Array, arguments: Dict[str, Any]) -> Array:
@@ -130,16 +129,11 @@ REDUCERS = {"torch": torch_reducer, "tensorflow": tensorflow_reducer}
 def reduce_and_judge(
     hvd: Any, reduce_all: Reducer, prefix: str = ""
 ) -> Tuple[int, List[Dict[str, Any]], int]:
-    """All tests.
-
-    Args:
-        hvd: Horovod's module.
-        reduce_all: reduces many named arrays.
-        prefix: of their names.
+    """Run all tests, with a prefix for their names.
 
     Returns:
-        How many there were, what was wrong in those that failed, and in how many of these the
-        rank got back what it had put in.
+        The number of tests, the failed ones, and in how many of these the rank got its own
+        input back.
     """
     import numpy
 
@@ -162,7 +156,7 @@ def reduce_and_judge(
     )
     wrong, own = [], 0
     for name, shape, dtype, operation in tests:
-        want = wanted(numpy, hvd.size(), shape, dtype, operation)
+        want = expected(numpy, hvd.size(), shape, dtype, operation)
         bounds = tolerance(numpy, hvd.size(), dtype, operation)
         found = compare(numpy, name, got[name], want, *bounds)
         if found:
@@ -172,27 +166,24 @@ def reduce_and_judge(
 
 
 def enabled(hvd: Any, name: str) -> Optional[bool]:
-    """mpi_enabled() or gloo_enabled(); None where this version does not have it."""
+    """mpi_enabled() or gloo_enabled(); None if this version has no such function."""
     ask = getattr(hvd, name, None)
     return bool(ask()) if ask else None
 
 
 def run(context: Context) -> None:
-    """Reduce, compare, and report ``result`` with what Horovod says about this rank.
-
-    ``busy`` are the seconds that it needed itself, without those in which it waited for others.
-    """
+    """Reduce, compare, and report the result."""
     hvd = context.hvd
-    importlib.import_module("numpy")  # its seconds are the file system's
+    importlib.import_module("numpy")  # not counted: its time depends on the file system
     reduce_all = REDUCERS[context.framework](context)
     began, waited = time.time(), context.waited
     tests, wrong, own = reduce_and_judge(hvd, reduce_all)
     busy = time.time() - began - (context.waited - waited)
     if context.gpu:
-        context.device = context.gpu  # exercises go on there
+        context.device = context.gpu  # of the exercises, too
         context.stage("allreduce", "on GPUs")
-        more, wrong_there, own_there = reduce_and_judge(hvd, reduce_all, "gpu.")
-        tests, wrong, own = tests + more, wrong + wrong_there, own + own_there
+        on_gpu = reduce_and_judge(hvd, reduce_all, "gpu.")
+        tests, wrong, own = tests + on_gpu[0], wrong + on_gpu[1], own + on_gpu[2]
     result = events.Result(
         mpi_enabled=enabled(hvd, "mpi_enabled"),
         gloo_enabled=enabled(hvd, "gloo_enabled"),

@@ -1,15 +1,12 @@
 """The exercise ``bench``: how long allreduces take, from 1 KiB to 256 MiB.
 
-OPTION is for how many seconds it may measure. Sizes grow fourfold; for each there are rounds
-of named allreduces, one after the other, so that Horovod knows the tensor from its response
-cache. The slowest rank counts, and all ranks decide by what the slowest one says, so that
-none of them gets out of step. yardstick.c does the same without Horovod. Rank 0 reports
+OPTION is the time limit in seconds. Sizes grow fourfold. Each size has rounds of named
+allreduces, one after the other, so that Horovod uses its response cache. The slowest rank
+counts, and all ranks make their decisions by its figures, so that they stay in step.
+yardstick.c does the same without Horovod. Rank 0 reports an events.Bench for each size, and an
+events.BenchEnd if time or memory do not suffice for a size.
 
-``bench``      for each size: allreduces of a round, rounds, the GPU if the tensors are there,
-               and the seconds of one allreduce: minimum, quartiles and maximum of the rounds
-``bench_end``  the size that was not measured any more, and why: ``time`` or ``memory``
-
-Runs on Python 3.6 and up; needs numpy, which the frameworks bring.
+Runs on Python 3.6 and newer with numpy, which the frameworks require.
 """
 
 import os
@@ -25,9 +22,9 @@ Loop = Callable[[int], None]
 SMALLEST, LARGEST, FACTOR = 1024, 256 << 20, 4
 TRIALS, FEWEST, ROUNDS, REPEATS = 3, 3, 50, 1000
 ROUND_SECONDS = 0.01
-# The tensor, the result where it is another one, and what the network layers copy it to.
+# The tensor, a separate result, and copies of the network layers.
 COPIES = 4
-# Of version 2 and 1 of control groups: where they lie, limit, use, and what of that can go.
+# Of control groups version 2 and 1: folder, files with limit and use, and reclaimable memory.
 GROUPS = (
     ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     (
@@ -48,14 +45,14 @@ def sizes() -> Iterator[int]:
 
 
 def number(path: str, name: str = "") -> int:
-    """The number that a file consists of, or that stands behind a name in it."""
+    """The number in a file, or the number after a name in it."""
     with open(path) as stream:
         words = stream.read().split()
     return int(words[words.index(name) + 1 if name else 0])
 
 
 def room(group: Sequence[str], folder: str) -> Optional[int]:
-    """Bytes that processes of a control group can still get; None if it sets no limit."""
+    """Bytes that a control group can still allocate; None if it has no limit."""
     _, limit, use, spare = group
     try:
         free = number(os.path.join(folder, limit)) - number(os.path.join(folder, use))
@@ -65,7 +62,7 @@ def room(group: Sequence[str], folder: str) -> Optional[int]:
 
 
 def available(root: str = "/") -> int:
-    """Bytes of memory that programs of this job can still get on this host."""
+    """Bytes of memory that this job can still allocate on this host."""
     free: List[Optional[int]] = [number(os.path.join(root, "proc/meminfo"), "MemAvailable:") * 1024]
     with open(os.path.join(root, "proc/self/cgroup")) as stream:
         lines = [line.rstrip("\n").split(":", 2) for line in stream]
@@ -91,8 +88,8 @@ def quartiles(values: List[float]) -> List[float]:
 
 
 def torch_loop(context: Context, size: int, name: str) -> Loop:
-    """A function that reduces a tensor of this size again and again, in place."""
-    # Not from numpy, which takes large pages for large arrays: torch does not.
+    """A function that repeatedly reduces a tensor of this size in place."""
+    # Not from numpy, which uses huge pages for large arrays, unlike torch.
     tensor = context.native.empty(size // 4, device=context.device or "cpu").fill_(0)
     arguments = operation_arguments(context.hvd, "Sum")
 
@@ -104,15 +101,14 @@ def torch_loop(context: Context, size: int, name: str) -> Loop:
 
 
 def tensorflow_loop(context: Context, size: int, name: str) -> Loop:
-    """The same for TensorFlow, whose tensors do not change: each result is a new one."""
+    """The same for TensorFlow, where each result is a new tensor."""
     import numpy
 
     tensor = context.tensor(numpy.full(size // 4, 0, "float32"))
     arguments = operation_arguments(context.hvd, "Sum")
 
     def loop(repeats: int) -> None:
-        # Otherwise it takes a GPU for tensors of the host's memory as well.
-        with context.native.device(context.device or "/cpu:0"):
+        with context.on_device():
             for _ in range(repeats):
                 context.hvd.allreduce(tensor, name=name, **arguments)
 
@@ -123,7 +119,7 @@ LOOPS = {"torch": torch_loop, "tensorflow": tensorflow_loop}
 
 
 class Clock:
-    """Times what all ranks do together, so that all of them know the same figures."""
+    """Measures what all ranks do together, and gives all of them the same figures."""
 
     def __init__(self, context: Context, limit: float) -> None:
         self._context = context
@@ -132,11 +128,11 @@ class Clock:
         self.agree(0.0)
 
     def agree(self, own: float) -> float:
-        """The most of what the ranks say; they all come here before any goes on."""
+        """The maximum of all ranks' values; also a barrier."""
         import numpy
 
-        said = [[own, time.perf_counter() - self._started]]
-        tensor = self._context.tensor(numpy.array(said, "float64"))
+        row = [[own, time.perf_counter() - self._started]]
+        tensor = self._context.tensor(numpy.array(row, "float64"))
         found = self._context.array(self._context.hvd.allgather(tensor, name="bench.clock"))
         slowest, elapsed = found.max(axis=0)
         self.left = self._limit - float(elapsed)
@@ -150,12 +146,10 @@ class Clock:
 
 
 def measure(clock: Clock, loop: Loop, share: float) -> Tuple[List[float], int]:
-    """The seconds of one repetition, in each of some rounds, and how many make a round.
+    """Measure a loop for a share of the time that is left.
 
-    Args:
-        clock: agrees on what was measured.
-        loop: repeats something.
-        share: of the time that is left, how much to take.
+    Returns:
+        The seconds of one repetition in each round, and the number of repetitions in a round.
     """
     one = min(clock.time(loop, 1) for _ in range(TRIALS))
     repeats = min(int(ROUND_SECONDS / one) + 1, REPEATS)
@@ -167,7 +161,7 @@ def measure(clock: Clock, loop: Loop, share: float) -> Tuple[List[float], int]:
 
 
 def least(context: Context, value: int) -> int:
-    """The least of what the ranks say."""
+    """The minimum of all ranks' values."""
     import numpy
 
     tensor = context.tensor(numpy.array([value], "int64"))
@@ -175,7 +169,7 @@ def least(context: Context, value: int) -> int:
 
 
 def run(context: Context, option: str) -> None:
-    """Measure size by size, until there is no time or memory for the next one."""
+    """Measure size by size, as long as there is time and memory for the next one."""
     first = context.hvd.rank() == 0
     ranks = context.hvd.local_size()
     clock, last, todo = Clock(context, float(option)), 0.0, list(sizes())

@@ -1,7 +1,7 @@
-"""What collectives.py tries: the cases, what each rank puts in, and what has to come out.
+"""The cases that collectives.py tries: inputs of each rank and expected results.
 
-Nothing here knows Horovod: all of it is computed from a case, the number of a rank and
-how many there are. ``numpy`` is handed in. Runs on Python 3.6 and up.
+Everything is computed from a case, the number of a rank and the number of ranks, without
+Horovod. ``numpy`` is a parameter. Runs on Python 3.6 and newer.
 """
 
 import zlib
@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Sequence, Tu
 import allreduce
 from context import Array, Shape
 
-# Up to this all whole numbers are exact in a type.
+# All whole numbers up to this one are exact in a type.
 EXACT = {
     "uint8": 2**8 - 1,
     "int8": 2**7 - 1,
@@ -32,14 +32,14 @@ EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float
 ODD = (17,)
 SHAPES = ((), (0,), (1,), (3, 5), (1003,), (25013,))
 MORE_SHAPES = ((2, 7, 11), (100003,))
-# What messages larger than every eager and segment limit are tried with.
+# Types of messages that are larger than every eager and segment limit.
 MAIN_DTYPES = ("float16", "float32", "float64", "int32", "int64")
 # Open MPI, UCX and Gloo split or switch protocols at up to 1 MiB, NCCL at its buffer of 4 MiB.
 BULK_BYTES, MOST_BULK_BYTES = 5 * 2**18, 17 * 2**18
-# No transport sends this much eagerly; blocks of one rank are as large on any number of ranks.
+# No transport sends this much eagerly; the least size of one rank's block.
 LEAST_BLOCK_BYTES = 72 * 2**10
 GROUP = ((17, 2), (5, 3), (1003,))
-# How many rows a rank gives, or one rank gives to another: a number of one or both ranks.
+# Rows that a rank sends, as a function of its number or, in an alltoall, of both ranks' numbers.
 ROWS: Dict[str, Callable[[int], int]] = {
     "uneven rows": lambda number: number * 3 % 4,
     "rows of one": lambda number: int(number == 0),
@@ -48,18 +48,18 @@ ROWS: Dict[str, Callable[[int], int]] = {
 }
 MORE_ROWS: Dict[str, Callable[[int], int]] = {"many rows": lambda number: 3000 + number * 7 % 5}
 BULK_ROWS: Dict[str, Callable[[int], int]] = {"large rows": lambda number: 4 + number * 2 % 3}
-# Process sets: overlapping, each with two ranks or more and never with all of them.
+# Process sets: they overlap, and each has at least two ranks but not all.
 SETS: Dict[str, Callable[[int], List[int]]] = {
     "all but the last": lambda size: list(range(size - 1)),
     "all but the first": lambda size: list(range(1, size)),
     "every other": lambda size: list(range(0, size, 2)),
 }
-LEAST_FOR_SETS = 3  # ranks; of two, only single ranks are proper subsets
+LEAST_FOR_SETS = 3  # ranks; proper subsets of two ranks are single ranks
 REDUCED = ("Sum", "Average", "Min", "Max", "Product")
-STEPS = 5  # under one name: Horovod answers all but the first from its cache
-# Broadcasts come from no more ranks than that unless all is asked for.
+STEPS = 5  # under one name: Horovod uses its response cache after the first
+# The most ranks that broadcasts come from in the default selection.
 ROOTS = 16
-# The numbers of larger tensors repeat; a prime, so that this is no multiple of a block.
+# Numbers of larger tensors repeat after this prime, which no block size divides.
 PATTERN = 65537
 # Past the fusion threshold, which was 64 MiB and is 128 MiB since Horovod 0.21.
 LARGE_BYTES = 129 * 2**20
@@ -68,7 +68,7 @@ PROCESS_SETS = "process sets"
 
 
 class TooLarge(Exception):
-    """So many ranks have no sum that is exact in the type."""
+    """A sum over so many ranks cannot be exact in the type."""
 
 
 class Case(NamedTuple):
@@ -78,16 +78,16 @@ class Case(NamedTuple):
         kind: ``allreduce``, ``allgather``, ``broadcast``, ``alltoall``, ``reducescatter``,
             ``barrier`` or ``join``.
         dtype: of the tensors.
-        shapes: of the tensors, more than one for a grouped operation; without the first
-            dimension where ``rows`` gives that.
-        reduce: what is done with the ranks' values: ``Sum`` and so on.
-        rows: a name in ROWS.
-        root: where a broadcast comes from, counted among the members.
-        scale: factors before and after.
-        form: which of the functions for it is used; empty for the usual one.
-        among: the process set that does it, a name in SETS; empty for all ranks.
-        label: what else makes it unlike others of its kind.
-        name: of the tensors, if that is not the title.
+        shapes: of the tensors, several for a grouped operation; without the first dimension
+            if ``rows`` is set.
+        reduce: the reduction: ``Sum`` and so on.
+        rows: a name in ROWS, MORE_ROWS or BULK_ROWS.
+        root: of a broadcast, as an index of the members.
+        scale: factors before and after the reduction.
+        form: a name in FORMS of collectives.py; empty for the usual function.
+        among: the process set, a name in SETS; empty for all ranks.
+        label: distinguishes cases that are equal otherwise.
+        name: of the tensors, if it is not the title.
     """
 
     kind: str
@@ -104,7 +104,7 @@ class Case(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What the case is called; no two of a kind have the same."""
+        """The name of the case, unique among those of its kind."""
         shapes = "+".join("x".join(map(str, shape)) or "scalar" for shape in self.shapes)
         root = "from %d" % self.root if self.kind == "broadcast" else ""
         scale = "" if self.scale == (1, 1) else "times %g and %g" % self.scale
@@ -113,12 +113,12 @@ class Case(NamedTuple):
         return " ".join(word for word in (*words, self.label) if word)
 
     def members(self, size: int) -> List[int]:
-        """The ranks that do it."""
+        """The ranks that take part."""
         return SETS[self.among](size) if self.among else list(range(size))
 
 
 def case(kind: str, dtype: str = "float32", *shapes: Shape, **more: Any) -> Case:
-    """A case with what is usual wherever nothing is said."""
+    """A case with the usual values of all fields that are not given."""
     reduce = "Sum" if kind in ("allreduce", "reducescatter") else ""
     usual: Dict[str, Any] = {
         "reduce": reduce,
@@ -135,8 +135,8 @@ def case(kind: str, dtype: str = "float32", *shapes: Shape, **more: Any) -> Case
 # Inputs.
 
 
-def drawn(numpy: Any, seed: int, count: int) -> Array:
-    """Numbers of 64 bits without a pattern, always the same for a seed."""
+def random_bits(numpy: Any, seed: int, count: int) -> Array:
+    """Pseudo-random numbers of 64 bits, the same ones for a seed."""
     mixed = numpy.arange(min(count, PATTERN), dtype="uint64") + numpy.uint64(seed)
     for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
         mixed = (mixed ^ (mixed >> numpy.uint64(30))) * numpy.uint64(factor)
@@ -144,17 +144,13 @@ def drawn(numpy: Any, seed: int, count: int) -> Array:
 
 
 def limit(case: Case, terms: int) -> int:
-    """How large a rank's numbers may be: so that all sums of them are exact.
-
-    Raises:
-        TooLarge: no number is small enough.
-    """
+    """The largest number of a rank that keeps all sums exact; raises TooLarge if there is none."""
     if case.reduce == "Adasum":
         return 1000
     if case.reduce not in ("Sum", "Average"):
         return EXACT[case.dtype]
     before, after = case.scale
-    # Factors are of float64, so that whole numbers beyond it are no longer exact.
+    # Factors are float64, in which whole numbers are exact up to 2**53.
     exact = EXACT[case.dtype] if case.scale == (1, 1) else min(EXACT[case.dtype], 2**53)
     found = exact // (terms * int(max(before, before * after, 1)))
     if not found:
@@ -163,16 +159,18 @@ def limit(case: Case, terms: int) -> int:
 
 
 def numbers(numpy: Any, case: Case, which: int, rank: int, count: int, members: List[int]) -> Array:
-    """What a rank puts into one tensor of a case: whole numbers, none of them 0.
+    """A rank's numbers for one tensor of a case: whole numbers other than 0.
 
-    They use the whole range in which the type is exact, so that it shows if anything was
-    computed in a smaller type, and those that are summed are exact in any order.
+    They use the whole range in which the type is exact, which reveals computations in smaller
+    types. Sums of them are exact in any order.
     """
-    random = drawn(numpy, (zlib.crc32(case.title.encode()) << 31) + (which << 24) + rank, count)
+    random = random_bits(
+        numpy, (zlib.crc32(case.title.encode()) << 31) + (which << 24) + rank, count
+    )
     if case.dtype == "bool":
         return (random & numpy.uint64(1)).astype("int64")
     if case.reduce == "Product":
-        # A 3 and a 2 from two of the ranks, 1 from others: that fits into every type.
+        # A 3 and a 2 from two of the ranks, and 1 from the others: every type holds the product.
         turn = (numpy.arange(len(random)) - members.index(rank)) % len(members)
         found = numpy.where(turn == 0, 3, numpy.where(turn == 1, 2, 1))
     else:
@@ -183,13 +181,13 @@ def numbers(numpy: Any, case: Case, which: int, rank: int, count: int, members: 
 
 
 def spread(numpy: Any, found: Array, shape: Shape, dtype: str) -> Array:
-    """An array with the numbers, over and over; bfloat16 is float32 until it is a tensor."""
+    """An array that repeats the numbers; bfloat16 is float32 until it becomes a tensor."""
     kind = "float32" if dtype == "bfloat16" else dtype
     return numpy.resize(found.astype(kind), shape)
 
 
 def elements(shape: Shape) -> int:
-    """How many elements a shape has."""
+    """The number of elements of a shape."""
     count = 1
     for length in shape:
         count *= length
@@ -197,17 +195,17 @@ def elements(shape: Shape) -> int:
 
 
 def rows(case: Case, number: int) -> int:
-    """How many rows there are for a number of a rank, or of two."""
+    """The number of rows for the number of a rank, or of two."""
     return dict(ROWS, **dict(MORE_ROWS, **BULK_ROWS))[case.rows](number)
 
 
 def splits(case: Case, sender: int, members: List[int]) -> List[int]:
-    """How many rows a rank gives to each in an alltoall."""
+    """The number of rows that a rank sends to each other one in an alltoall."""
     return [rows(case, sender + 2 * receiver) for receiver in members]
 
 
 def shape_of(case: Case, which: int, rank: int, members: List[int]) -> Shape:
-    """The shape that a rank's tensor has."""
+    """The shape of a rank's tensor."""
     shape = case.shapes[which]
     if not case.rows:
         return shape
@@ -216,8 +214,8 @@ def shape_of(case: Case, which: int, rank: int, members: List[int]) -> Shape:
     return (rows(case, rank),) + shape
 
 
-def given(numpy: Any, case: Case, rank: int, size: int) -> List[Array]:
-    """The arrays that a rank puts in."""
+def inputs_of(numpy: Any, case: Case, rank: int, size: int) -> List[Array]:
+    """The arrays that a rank sends."""
     members = case.members(size)
     arrays = []
     for which in range(len(case.shapes)):
@@ -227,30 +225,30 @@ def given(numpy: Any, case: Case, rank: int, size: int) -> List[Array]:
     return arrays
 
 
-# Right answers.
+# Expected results.
 
 
-def wanted(numpy: Any, case: Case, rank: int, size: int) -> List[Array]:
-    """The arrays that a rank has to get."""
+def expected(numpy: Any, case: Case, rank: int, size: int) -> List[Array]:
+    """The arrays that a rank must receive."""
     if case.kind == "barrier":
         return [numpy.array(0)]
     if case.kind == "join":
-        return [*join_wanted(numpy, rank, size), numpy.array(size - 1)]
+        return [*expected_of_join(numpy, rank, size), numpy.array(size - 1)]
     members = case.members(size)
     if case.reduce:
         arrays = [reduced(numpy, case, which, members) for which in range(len(case.shapes))]
         return [part(each, rank, members) for each in arrays] if "scatter" in case.kind else arrays
     if case.kind == "broadcast":
-        return given(numpy, case, members[case.root], size)
-    # One at a time: together, the inputs of an alltoall grow with the square of the ranks.
-    inputs = (given(numpy, case, member, size) for member in members)
+        return inputs_of(numpy, case, members[case.root], size)
+    # One at a time: all inputs of an alltoall would grow with the square of the ranks.
+    inputs = (inputs_of(numpy, case, member, size) for member in members)
     if case.kind == "allgather":
         return [numpy.concatenate(arrays) for arrays in zip(*inputs)]
     return exchanged(numpy, case, rank, (arrays[0] for arrays in inputs), members)
 
 
 def reduced(numpy: Any, case: Case, which: int, members: List[int]) -> Array:
-    """What the ranks' values come to; whole numbers as long as that is possible."""
+    """The reduced array, computed in whole numbers where possible."""
     shape = case.shapes[which]
     found = [numbers(numpy, case, which, each, elements(shape), members) for each in members]
     if case.reduce == "Average":
@@ -266,7 +264,7 @@ def reduced(numpy: Any, case: Case, which: int, members: List[int]) -> Array:
 
 
 def adasum(arrays: List[Array]) -> Array:
-    """Adasum: of neighbours first, then of pairs of them."""
+    """Adasum of neighbours first, then of pairs of them."""
     if len(arrays) == 1:
         return arrays[0].astype("float64")
     half = len(arrays) // 2
@@ -276,7 +274,7 @@ def adasum(arrays: List[Array]) -> Array:
 
 
 def part(array: Array, rank: int, members: List[int]) -> Array:
-    """What a rank gets of a reduced array: the first ones get what is left over."""
+    """A rank's part of a reduced array; the first ranks get one more row if it does not divide."""
     length, place = array.shape[0], members.index(rank)
     least, over = divmod(length, len(members))
     begin = place * least + min(place, over)
@@ -286,7 +284,7 @@ def part(array: Array, rank: int, members: List[int]) -> Array:
 def exchanged(
     numpy: Any, case: Case, rank: int, inputs: Iterable[Array], members: List[int]
 ) -> List[Array]:
-    """What a rank gets in an alltoall, and from whom how much."""
+    """The array that a rank receives in an alltoall, and the number of rows from each rank."""
     place, parts, counts = members.index(rank), [], []
     for sender, array in zip(members, inputs):
         equal = [len(array) // len(members)] * len(members)
@@ -298,26 +296,26 @@ def exchanged(
 
 
 def bounds(case: Case, size: int) -> Tuple[float, float]:
-    """Relative and absolute error that right values may have.
+    """The relative and absolute error that correct values may have.
 
-    None where nothing is rounded. In an average of n ranks each value, each sum and the
-    result may be rounded, by eps / 2 of at most 2 / eps, the limit of the type: n + 2 times
-    twice that, divided by n, is granted. Of whole numbers some versions round the result,
-    and some cut it off. In each of the log2(n) levels of Adasum the same few roundings are
-    of no more than all values together.
+    Both are 0 where nothing is rounded. In an average of n ranks each value, each sum and the
+    result may be rounded by eps / 2 of at most 2 / eps, the limit of the type. The bound is
+    twice n + 2 such errors, divided by n. Averages of whole numbers are rounded by some versions
+    of Horovod and truncated by others. Each of the log2(n) levels of Adasum makes a few rounding
+    errors, each relative to at most the sum of all values.
     """
     terms = len(case.members(size))
     if case.reduce == "Adasum":
         return 0.0, 8 * terms.bit_length() * EPSILON[case.dtype] * limit(case, terms) * terms
     if case.reduce != "Average":
         return 0.0, 0.0
-    # Factors are powers of two: they round nothing, but enlarge what was rounded.
+    # Factors are powers of two: they cause no rounding errors, but scale them.
     larger = max(case.scale[0] * case.scale[1], case.scale[1], 1)
     return (0.0, larger * 2.0 * (terms + 2) / terms) if case.dtype in EPSILON else (2.0**-50, 1.0)
 
 
 def types(case: Case, arrays: List[Array]) -> List[str]:
-    """The types of what comes out; empty where they are not judged."""
+    """The expected types; empty where they are not compared."""
     if case.kind in ("barrier", "join") or (case.reduce == "Average" and case.dtype not in EPSILON):
         return [""] * len(arrays)  # up to Horovod 0.19, TensorFlow's averages are floats
     if case.kind == "alltoall":
@@ -326,29 +324,29 @@ def types(case: Case, arrays: List[Array]) -> List[str]:
 
 
 def join_steps(rank: int, size: int) -> int:
-    """How many allreduces a rank does before it joins: the last rank is the last one."""
+    """The number of allreduces before a rank joins; the last rank joins last."""
     return 3 if rank == size - 1 else 1 + rank % 2
 
 
 def joined_case(step: int) -> Case:
-    """What the ranks that have not joined reduce: all steps under one name."""
+    """The allreduce of the ranks that have not joined; all steps have one name."""
     return case("allreduce", "float32", (5, 3), label="join step %d" % step, name="join")
 
 
-def join_wanted(numpy: Any, rank: int, size: int) -> List[Array]:
-    """What a rank gets in its steps: those that have joined count as 0."""
+def expected_of_join(numpy: Any, rank: int, size: int) -> List[Array]:
+    """The results of a rank's steps, to which joined ranks contribute 0."""
     found = []
     for step in range(join_steps(rank, size)):
-        there = [each for each in range(size) if join_steps(each, size) > step]
-        found.append(sum(given(numpy, joined_case(step), each, size)[0] for each in there))
+        active = [each for each in range(size) if join_steps(each, size) > step]
+        found.append(sum(inputs_of(numpy, joined_case(step), each, size)[0] for each in active))
     return found
 
 
 def problem(numpy: Any, case: Case, rank: int, size: int, got: List[Tuple[str, Array]]) -> str:
-    """What is wrong with what a rank got, pairs of a type and an array; empty if nothing is."""
-    want = wanted(numpy, case, rank, size)
+    """What is wrong with the results of a rank, pairs of type and array; empty if nothing is."""
+    want = expected(numpy, case, rank, size)
     if case.kind == "alltoall":
-        want = want[: len(got)]  # not every version says how much came from whom
+        want = want[: len(got)]  # some versions do not return the numbers of rows
     if len(got) != len(want):
         return "got %d tensors, wanted %d" % (len(got), len(want))
     for which, (dtype, array) in enumerate(got):
@@ -363,17 +361,17 @@ def problem(numpy: Any, case: Case, rank: int, size: int, got: List[Tuple[str, A
     return ""
 
 
-# What is tried.
+# Cases of each operation.
 
 
 def shapes_for(dtype: str, full: bool) -> Tuple[Shape, ...]:
-    """Every type with an odd number of elements, float32 with all shapes, or all with all."""
+    """One odd number of elements; all shapes for float32, or for every type if ``full``."""
     more = SHAPES + (MORE_SHAPES if full else ())
     return (ODD,) + more if full or dtype == "float32" else (ODD,)
 
 
 def allreduces(operation: str, full: bool) -> List[Case]:
-    """One kind of allreduce with every type that has it."""
+    """One kind of allreduce with every type that supports it."""
     return [
         case("allreduce", dtype, shape, reduce=operation)
         for dtype in (DTYPES if operation in ("Min", "Max") else NUMBERS)
@@ -382,7 +380,7 @@ def allreduces(operation: str, full: bool) -> List[Case]:
 
 
 def scaled() -> List[Case]:
-    """Allreduces with factors: powers of two for floats, so that nothing is rounded."""
+    """Allreduces with factors, which are powers of two for floats to avoid rounding."""
     factors = {True: ((0.5, 4), (8, 0.25)), False: ((2, 3),)}
     cases = [
         case("allreduce", dtype, scale=pair)
@@ -394,14 +392,7 @@ def scaled() -> List[Case]:
 
 
 def bulky(kind: str, size: int, dtypes: Sequence[str] = MAIN_DTYPES, **more: Any) -> List[Case]:
-    """Messages beyond the limits of all transports: of float32 the largest.
-
-    Args:
-        kind: of the cases.
-        size: how many ranks there are.
-        dtypes: one case of each.
-        more: what else the cases have.
-    """
+    """A message beyond the limits of all transports for each type; that of float32 is the largest."""
     cases = []
     for number, dtype in enumerate(dtypes):
         count = (MOST_BULK_BYTES if dtype == "float32" else BULK_BYTES) // WIDTHS[dtype]
@@ -440,7 +431,7 @@ def broadcasts(size: int, full: bool) -> List[Case]:
 
 
 def reducescatters(size: int, full: bool) -> List[Case]:
-    """Reducescatters of every type; of rows that do not divide, one each, fewer than ranks."""
+    """Reducescatters of every type; rows that do not divide, one per rank, fewer than ranks."""
     odd = (2 * size + 1, 3)
     cases = [case("reducescatter", dtype, odd) for dtype in NUMBERS]
     cases += [case("reducescatter", dtype, odd, reduce="Average") for dtype in EPSILON]
@@ -449,7 +440,7 @@ def reducescatters(size: int, full: bool) -> List[Case]:
 
 
 def groups(kind: str, size: int, full: bool, form: str = "") -> List[Case]:
-    """Grouped operations; in the usual form also with a large tensor."""
+    """Grouped operations; in the usual form, some also with a large tensor."""
     rows = "uneven rows" if kind == "allgather" else ""
     every = DTYPES if kind == "allgather" else NUMBERS
     chosen = every if full else ("float32", "int64", "float16", "uint8")
@@ -472,7 +463,7 @@ def one_of_each(size: int, form: str = "", **more: Any) -> List[Case]:
 
 
 def in_place(form: str) -> List[Case]:
-    """What changes the tensors that it is given."""
+    """Operations that change their input tensors."""
     return [
         case("allreduce", "float32", form=form),
         case("allreduce", "float64", (3, 5), reduce="Average", form=form),
@@ -483,7 +474,7 @@ def in_place(form: str) -> List[Case]:
 
 
 def repeated(size: int) -> List[List[Case]]:
-    """The same names again, with other values and at last with other shapes: as steps of training."""
+    """Steps of training: one name each, with new values, and with new shapes in the last step."""
     batches = []
     for step in range(STEPS + 1):
         shape, rows = (ODD, "2 rows each") if step < STEPS else ((3, 5), "uneven rows")
@@ -500,7 +491,7 @@ def repeated(size: int) -> List[List[Case]]:
 
 
 def large(size: int) -> List[List[Case]]:
-    """Tensors past the fusion threshold: alone, and three that are past it together."""
+    """Tensors beyond the fusion threshold: single ones, and ones that exceed it together."""
     whole = (LARGE_BYTES // 4,)
     third = (LARGE_BYTES // 12 + 1,)
     wide = (LARGE_BYTES // 12000 // size,)
@@ -516,18 +507,18 @@ def large(size: int) -> List[List[Case]]:
 
 
 def alltoalls(size: int, full: bool) -> List[Case]:
-    """Alltoalls of every type and every kind of rows, and one that says nothing of rows."""
+    """Alltoalls of every type and every kind of rows, and one without splits."""
     return [*uneven("alltoall", full), case("alltoall", "float32", (2 * size, 3))]
 
 
 def adasums() -> List[Case]:
-    """Adasum in the types that it has."""
+    """Adasum in the types that it supports."""
     types = ("float16", "float32", "float64")
     return [case("allreduce", each, (1003,), reduce="Adasum") for each in types]
 
 
 def variables(full: bool) -> List[Case]:
-    """Broadcasts into variables of TensorFlow; one of the functions takes a second or two."""
+    """Broadcasts into variables of TensorFlow; one of the functions needs a second or two."""
     cases = [
         case("broadcast", "float64", *GROUP, root=-1, form="broadcast_"),
         case("broadcast", "int64", *GROUP, root=0, form="broadcast_"),
@@ -537,7 +528,7 @@ def variables(full: bool) -> List[Case]:
 
 
 def in_sets(size: int) -> List[Case]:
-    """A case of each operation, and a large one, for each of the process sets."""
+    """A case of each operation, and a large one, for each process set."""
     cases = []
     for name in SETS:
         members = len(SETS[name](size))
@@ -546,8 +537,8 @@ def in_sets(size: int) -> List[Case]:
     return cases
 
 
-def laid_out() -> List[Case]:
-    """Parts of torch tensors; Horovod must refuse a case on all ranks or on none."""
+def views() -> List[Case]:
+    """Views of torch tensors; Horovod must refuse a case on all ranks or on none."""
     return [
         each
         for form in ("within a larger tensor", "every other row")
@@ -562,11 +553,7 @@ def laid_out() -> List[Case]:
 
 
 def operations(framework: str, size: int, full: bool) -> List[Tuple[str, List[List[Case]]]]:
-    """All that is tried, in this order.
-
-    Returns:
-        Pairs of a name and batches: the cases of a batch are under way together.
-    """
+    """The operations in order: names and batches, whose cases run at the same time."""
     tried = [
         ("allreduce " + each, [allreduces(each, full), bulky("allreduce", size, reduce=each)])
         for each in REDUCED
@@ -592,7 +579,7 @@ def operations(framework: str, size: int, full: bool) -> List[Tuple[str, List[Li
         together = [groups(kind, size, False, "at once") for kind in ("allreduce", "allgather")]
         tried += [
             ("in-place forms", [in_place("in place"), in_place("in place at once")]),
-            ("parts of tensors", [laid_out()]),
+            ("parts of tensors", [views()]),
             ("polled forms", [one_of_each(size, "polled")]),
             ("forms that wait", [one_of_each(size, "at once"), *together]),
         ]

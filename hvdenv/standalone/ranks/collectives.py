@@ -1,17 +1,9 @@
-"""An exercise of every rank: all operations of this Horovod, on inputs that every rank knows.
+"""The exercise ``collectives``: all operations of this Horovod, on inputs that every rank knows.
 
 Option: empty for a selection, ``full`` for every type with every shape and for tensors past
 the fusion threshold; collective_cases.py has them. All ranks try the same cases in the same
-order, each judges by itself, and reports each operation as ``collectives``:
-
-``operation``, ``right``, ``wrong``  its name, and how many cases were what
-``types``    those of the right cases
-``skipped``  [type, why, how many]: what this Horovod or this number of ranks does not have
-``unproven`` why it could not be tried, where more ranks could have
-``cases``    what was wrong in the first few
-``ended``    only where Horovod cannot go on: why
-
-and at the end ``collectives-done`` with the seconds. Runs on Python 3.6 and up.
+order. Each rank compares its own results and reports an events.Operation for each operation.
+Runs on Python 3.6 and newer.
 """
 
 import collections
@@ -33,24 +25,24 @@ from context import Array, Context
 
 Wait = Callable[[], Any]
 
-# What a report holds has to fit into one event.
+# Bounds that keep a report small enough for one event.
 SHOWN, CASE, REASON = 3, 300, 90
-BARRIER_SECONDS = 0.05  # one rank of each host comes so much later
-# Tensors past the fusion threshold that a rank has at once, with the copies of Horovod and numpy.
+BARRIER_SECONDS = 0.05  # the delay of one rank of each host
+# Copies of a tensor past the fusion threshold on one rank, with those of Horovod and numpy.
 LARGE_COPIES = 8
 
-# How Horovod and the frameworks say that there is no such thing.
+# Errors of Horovod and the frameworks for unsupported types and operations.
 _ABSENT = re.compile(
     r"Tensor type \S+ is not supported|not in (the )?list of allowed values"
     r"|Type \S+ is not supported in \w+ mode|No \w+ operation enabled"
 )
-# Whatever its type: a caller has to make it contiguous, and gets no wrong numbers.
+# Horovod refuses the tensor, so that there are no wrong results.
 _REFUSED_LAYOUT = re.compile(r"\bcontiguous\b")
 _OVER = re.compile(r"shut ?down", re.IGNORECASE)
 
 
 class Absent(Exception):
-    """This Horovod does not have it."""
+    """This Horovod does not support it."""
 
 
 class Ended(Exception):
@@ -58,7 +50,7 @@ class Ended(Exception):
 
 
 class Tally:
-    """What came of the cases of one operation."""
+    """The results of one operation's cases."""
 
     def __init__(self, operation: str) -> None:
         self.operation = operation
@@ -69,11 +61,11 @@ class Tally:
         self.wrong: List[str] = []
 
     def skip(self, why: str, dtype: str = "", count: int = 1) -> None:
-        """Count cases that could not be tried."""
+        """Count cases that cannot be tried."""
         self.skipped[dtype, why] = self.skipped.get((dtype, why), 0) + count
 
     def take(self, case: Case, problem: str) -> None:
-        """Count a case that was tried; the problem is empty if all was right."""
+        """Count a case that was tried; the problem is empty if the result is correct."""
         if problem:
             self.wrong.append("%s: %s" % (case.title, problem))
         else:
@@ -108,8 +100,8 @@ def gloo_sets_hang(hvd: Any) -> str:
 def has_gloo_rendezvous_patch() -> bool:
     """Whether the rendezvous server of this Horovod is the one of hvdenv's patch gloo-rendezvous.
 
-    The patch changes compiled code, too. The server shows it: it no longer forgets who has left
-    one scope when another one is complete.
+    The patch also changes compiled code, which cannot be examined. Its server can: when one scope
+    is complete, it keeps the ranks that have left another one.
     """
     server = importlib.import_module("horovod.runner.http.http_server")
     handler = server.RendezvousHandler.__new__(server.RendezvousHandler)
@@ -128,7 +120,7 @@ def has_gloo_rendezvous_patch() -> bool:
 
 
 class Caller:
-    """Calls Horovod, whatever the framework and the version."""
+    """Calls Horovod for any framework and version."""
 
     def __init__(self, context: Context) -> None:
         import numpy
@@ -150,8 +142,8 @@ class Caller:
         """
         tally = Tally(operation)
         sets = operation == collective_cases.PROCESS_SETS
-        there = hasattr(self.hvd, "add_process_set")
-        if sets and there and self.size < collective_cases.LEAST_FOR_SETS:
+        too_few = self.size < collective_cases.LEAST_FOR_SETS
+        if sets and too_few and hasattr(self.hvd, "add_process_set"):
             tally.unproven = "a process set of two ranks needs a third one beside it"
         why = tally.unproven or self.lack(operation)
         if why:
@@ -172,7 +164,7 @@ class Caller:
     def attempt(
         self, tally: Tally, case: Case, function: Callable[..., Any], *arguments: Any
     ) -> Any:
-        """Call a function for a case; what it raises is counted, and None returned."""
+        """Call a function for a case; count exceptions and return None for them."""
         self.context.stage("collectives", "%s: %s" % (tally.operation, case.title))
         try:
             return function(*arguments)
@@ -193,34 +185,34 @@ class Caller:
         return None
 
     def lack(self, operation: str) -> str:
-        """Why there is no point in trying an operation; empty if there is one."""
+        """Why an operation cannot be tried; empty if it can."""
         if operation == "Adasum" and self.context.device:
             return "on GPUs it averages within each host first"
         if operation == "Adasum" and self.context.controller == "Gloo":
-            return "on CPUs only MPI does it"
+            return "on CPUs only MPI supports it"
         if operation == "Adasum" and self.size & (self.size - 1):
-            return "it needs 2, 4, 8 and so on ranks"
+            return "the number of ranks must be a power of two"
         if operation == collective_cases.LARGE and not self.has_memory():
-            return "a host has too little memory free"
+            return "a host has too little free memory"
         return ""
 
     def has_memory(self) -> bool:
-        """Whether all hosts have memory for tensors past the threshold; all ranks get to know."""
+        """Whether all hosts have memory for tensors past the fusion threshold."""
         needed = LARGE_COPIES * collective_cases.LARGE_BYTES * self.hvd.local_size()
         enough = self.numpy.array([available_memory() >= needed], "int32")
-        given = dict(allreduce.operation_arguments(self.hvd, "Sum"), name="memory")
-        result = self.call("allreduce", [self.tensor(enough, "int32")], given)
+        arguments = dict(allreduce.operation_arguments(self.hvd, "Sum"), name="memory")
+        result = self.call("allreduce", [self.tensor(enough, "int32")], arguments)
         return int(self.array(result)[1][0]) == int(self.size)
 
     # One case.
 
     def begin(self, case: Case) -> Wait:
-        """Begin a case; what is returned waits for the tensors that come out."""
+        """Begin a case and return a function that waits for its results."""
         if case.kind == "barrier":
             return self.barrier()
         if case.kind == "join":
             return self.join()
-        arrays = collective_cases.given(self.numpy, case, self.rank, self.size)
+        arrays = collective_cases.inputs_of(self.numpy, case, self.rank, self.size)
         tensors = [self.tensor(array, case.dtype) for array in arrays]
         members = case.members(self.size)
         values = [tensors if len(tensors) > 1 else tensors[0]]
@@ -230,19 +222,19 @@ class Caller:
         if case.kind == "alltoall" and case.rows:
             arguments["splits"] = collective_cases.splits(case, self.rank, members)
         function = "grouped_" + case.kind if len(tensors) > 1 else case.kind
-        # In TensorFlow two at a time need a graph: names count for nothing outside of one.
+        # TensorFlow runs two operations at a time, and uses names, in graphs only.
         form = case.form or ("asynchronous" if self.torch else "at once")
         return FORMS[form](self, function, values, arguments)
 
     def finish(self, tally: Tally, case: Case, wait: Wait) -> None:
-        """Wait for a case and judge what came out."""
+        """Wait for a case and compare its results."""
         result = wait()
         tensors = list(result) if isinstance(result, (tuple, list)) else [result]
         got = [self.array(tensor) for tensor in tensors]
         tally.take(case, collective_cases.problem(self.numpy, case, self.rank, self.size, got))
 
     def arguments(self, case: Case) -> Dict[str, Any]:
-        """What is said besides the tensors."""
+        """The arguments of the call other than tensors."""
         # No spaces: names are scopes in TensorFlow's graphs.
         found: Dict[str, Any] = {
             "name": case.name or re.sub(r"\W+", "_", case.kind + " " + case.title)
@@ -258,7 +250,7 @@ class Caller:
         return found
 
     def add_sets(self) -> int:
-        """Make all process sets, on every rank in the same order; returns how many.
+        """Add all process sets, on every rank in the same order, and return their number.
 
         Raises:
             Absent: this Horovod has none, or can hang when it adds them.
@@ -279,7 +271,7 @@ class Caller:
         arguments: Optional[Dict[str, Any]] = None,
         module: Any = None,
     ) -> Any:
-        """Call a function of Horovod by its name; of the arguments only the name may be unknown."""
+        """Call a function of Horovod; `name` is left out if the function does not accept it."""
         module = module or self.hvd
         called, arguments = self.need(function, module), arguments or {}
         known = inspect.signature(called).parameters.values()
@@ -291,25 +283,21 @@ class Caller:
         return called(*values, **arguments)
 
     def need(self, name: str, module: Any = None) -> Any:
-        """What has a name in Horovod.
-
-        Raises:
-            Absent: nothing has.
-        """
+        """An attribute of Horovod; raises Absent if there is none."""
         module = module or self.hvd
         if not hasattr(module, name):
             raise Absent("there is no %s.%s" % (module.__name__, name))
         return getattr(module, name)
 
     def tensor(self, array: Array, dtype: str) -> Any:
-        """The framework's tensor; that of torch shares the memory of the array."""
+        """The framework's tensor; torch's shares the memory of the array."""
         tensor = self.context.tensor(array)
         if dtype != "bfloat16":
             return tensor
         return tensor.bfloat16() if self.torch else self.native.cast(tensor, "bfloat16")
 
     def array(self, tensor: Any) -> Tuple[str, Array]:
-        """A tensor's type and values; some functions give arrays."""
+        """The type and values of a tensor or, from some functions, an array."""
         if not hasattr(tensor, "numpy"):
             array = self.numpy.asarray(tensor)
             return str(array.dtype), array
@@ -318,7 +306,7 @@ class Caller:
             tensor = tensor.float() if self.torch else self.native.cast(tensor, "float32")
         return dtype, self.context.array(tensor)
 
-    # The forms that operations come in.
+    # The forms of operations.
 
     def asynchronous(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
         """The function that returns a handle."""
@@ -326,7 +314,7 @@ class Caller:
         return lambda: self.hvd.synchronize(handle)
 
     def polled(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
-        """The same, asked for until it is ready."""
+        """The same function, with the handle polled until it is ready."""
         handle = self.call(function + "_async", values, arguments)
 
         def wait() -> Any:
@@ -357,7 +345,7 @@ class Caller:
         return lambda: values[0]
 
     def part(self, function: str, values: List[Any], arguments: Dict[str, Any], step: int) -> Wait:
-        """The function that returns a handle, on each row, or each second one, of a larger tensor."""
+        """The function that returns a handle, on every row or every second row of a larger tensor."""
         rows = len(values[0])
         larger = self.native.ones((step * rows + 1, *values[0].shape[1:]), dtype=values[0].dtype)
         rest = larger.to(values[0].device)[1::step]
@@ -372,14 +360,14 @@ class Caller:
         return lambda: variables
 
     def keras(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
-        """The function of horovod.tensorflow.keras, which takes an array."""
+        """The function of horovod.tensorflow.keras, which accepts arrays."""
         module = importlib.import_module("horovod.tensorflow.keras")
         values[0] = self.context.array(values[0])
         result = self.call(function, values, arguments, module)
         return lambda: result
 
     def in_graph(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
-        """One function of TensorFlow for all that are pending: there they run side by side."""
+        """One graph for all pending operations, in which they run at the same time."""
         call = {"what": (function, values, arguments)}
         self.pending.append(call)
 
@@ -393,7 +381,7 @@ class Caller:
         return wait
 
     def run_graph(self) -> None:
-        """Run what is pending; an error is the result of all of it."""
+        """Run the pending operations; an exception becomes the result of each."""
         pending, self.pending = self.pending, []
         calls = [call["what"] for call in pending]
         try:
@@ -406,37 +394,37 @@ class Caller:
         for number, call in enumerate(pending):
             call["result"] = results[number]
 
-    # What is no operation on a tensor.
+    # Operations without tensors.
 
     def barrier(self) -> Wait:
-        """How many ranks of this host left before the last one had come."""
+        """Returns how many ranks of this host left the barrier before the last one had arrived."""
         self.need("barrier")
         if self.hvd.local_rank() == self.hvd.local_size() - 1:
             time.sleep(BARRIER_SECONDS)
         host = zlib.crc32(socket.gethostname().encode())
-        came = microseconds()
+        arrived = microseconds()
         self.call("barrier")
-        times = self.numpy.array([[host, came, microseconds()]], "int64")
+        times = self.numpy.array([[host, arrived, microseconds()]], "int64")
         result = self.call("allgather", [self.tensor(times, "int64")], {"name": "barrier times"})
         _, table = self.array(result)
-        here = table[table[:, 0] == host]
-        return lambda: self.numpy.array((here[:, 2] < here[:, 1].max()).sum())
+        times = table[table[:, 0] == host]
+        return lambda: self.numpy.array((times[:, 2] < times[:, 1].max()).sum())
 
     def join(self) -> Wait:
-        """What came out of this rank's steps, and who joined last."""
-        self.need("join")  # without it, ranks with more steps would wait for the others
+        """Returns the results of this rank's steps, and the rank that joined last."""
+        self.need("join")  # without it, ranks with more steps would hang
         results = []
         for step in range(collective_cases.join_steps(self.rank, self.size)):
             self.context.stage("collectives", "join: step %d, before hvd.join()" % step)
             case = collective_cases.joined_case(step)
-            (array,) = collective_cases.given(self.numpy, case, self.rank, self.size)
+            (array,) = collective_cases.inputs_of(self.numpy, case, self.rank, self.size)
             tensor = self.tensor(array, case.dtype)
             results.append(self.call("allreduce", [tensor], self.arguments(case)))
         self.context.stage("collectives", "join: in hvd.join()")
         last = self.call("join")
-        # Up to Horovod 0.22 it does not say who that was.
-        told = hasattr(last, "numpy") or isinstance(last, int)
-        last = self.array(last)[1] if told else self.size - 1
+        # Up to Horovod 0.22, hvd.join() does not return the rank.
+        known = hasattr(last, "numpy") or isinstance(last, int)
+        last = self.array(last)[1] if known else self.size - 1
         return lambda: [*results, self.numpy.array(int(last))]
 
 
@@ -458,7 +446,7 @@ FORMS: Dict[str, Callable[..., Wait]] = {
 
 
 def shortened(text: object, length: int) -> str:
-    """A line of ASCII with the first and the last words of a text."""
+    """A line of ASCII with the beginning and the end of a text."""
     line = " ".join(str(text).encode("ascii", "replace").decode("ascii").split())
     return (
         line
@@ -468,12 +456,12 @@ def shortened(text: object, length: int) -> str:
 
 
 def microseconds() -> int:
-    """A clock that all processes of a host share."""
+    """The time on a clock that all processes of a host share."""
     return int(time.monotonic() * 1e6)
 
 
 def available_memory() -> int:
-    """Bytes that programs can still have; 0 if the kernel does not say."""
+    """Available memory in bytes; 0 if the kernel does not report it."""
     with open("/proc/meminfo") as stream:
         found = re.search(r"^MemAvailable:\s+(\d+) kB", stream.read(), re.MULTILINE)
     return int(found.group(1)) * 1024 if found else 0
@@ -492,12 +480,8 @@ def try_operations(context: Context, full: bool) -> None:
 
 
 def run(context: Context, option: str) -> None:
-    """Try all operations where the tensors are."""
+    """Try all operations, with tensors on the rank's device."""
     began = time.time()
-    if context.framework == "torch":
+    with context.on_device():
         try_operations(context, option == "full")
-    else:
-        # Otherwise it takes a GPU for tensors of the host's memory as well.
-        with context.native.device(context.device or "/cpu:0"):
-            try_operations(context, option == "full")
     context.report(events.OperationsDone(round(time.time() - began, 2)))

@@ -8,7 +8,7 @@ import importlib
 import json
 import os
 import time
-from typing import Any, Iterator, Tuple
+from typing import Any, ContextManager, Iterator, Tuple
 
 import events
 
@@ -63,11 +63,18 @@ class Context:
         finally:
             self.waited += time.time() - began
 
+    def on_device(self) -> ContextManager[Any]:
+        """Within this block TensorFlow uses `device` only; by itself it would choose a GPU."""
+        if self.framework == "torch":
+            return contextlib.ExitStack()
+        device: ContextManager[Any] = self.native.device(self.device or "/cpu:0")
+        return device
+
     def tensor(self, array: Array) -> Any:
         """The framework's tensor with an array's values, on `device`."""
         if self.framework == "torch":
             return self.native.from_numpy(array).to(self.device or "cpu")
-        with self.native.device(self.device or "/cpu:0"):
+        with self.on_device():
             return self.native.constant(array)
 
     def array(self, tensor: Any) -> Array:

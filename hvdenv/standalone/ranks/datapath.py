@@ -1,9 +1,8 @@
-"""By which path a rank's data goes: what libraries say of it, and what the rank has loaded.
+"""The path of a rank's data: what libraries log about it, and which libraries are loaded.
 
-rank.py sets VARIABLES, so that the libraries say it, and gathers that from the rank's output
-with Seen; rank_work.py calls run() after the first allreduces, for the rest. Together they
-are the event ``path``. What it means is judged elsewhere (hvdenv/verification/datapath.py). Runs on
-Python 3.6 and up.
+rank.py sets VARIABLES to make libraries log it, and collects it from the rank's output with
+Seen. rank_work.py calls run() after the first allreduces for the other facts. Both are in the
+event ``path``, which hvdenv/verification/datapath.py judges. Runs on Python 3.6 and newer.
 """
 
 import ctypes
@@ -26,11 +25,11 @@ VARIABLES = {
     "NCCL_DEBUG": "INFO",
     "NCCL_DEBUG_SUBSYS": "INIT",
 }
-# They would send elsewhere what is to be read here.
+# Variables that redirect this output.
 ELSEWHERE = ("NCCL_DEBUG_FILE", "UCX_LOG_FILE")
 
-# What a line of output says: groups of one pattern become one value.
-_SAID = tuple(
+# Patterns of output lines; all groups of a pattern become one value.
+_VALUES = tuple(
     (name, re.compile(pattern))
     for name, pattern in (
         ("controller", r"Using (\w+) to perform controller operations\.$"),
@@ -50,21 +49,21 @@ _SAID = tuple(
         ("via", r"NCCL INFO (?:Channel|Ring) .* via ([\w ]+(?:/[A-Za-z ]+)?)"),
     )
 )  # fmt: skip
-# Lines that are there because of VARIABLES alone: what a rank says last should be its own.
-_ASKED_FOR = re.compile(
+# Lines that are due to VARIABLES alone, and that are left out of a rank's last lines.
+_DEBUG_LINE = re.compile(
     r"\[\S+:\d+\] (mca: (base|bml): |mca:base:select|select: |selected \w+ best|check:select)"
     r"|UCX +INFO |NCCL INFO (Channel|Ring|Trees?) "
 )
 _SEEN_BYTES = 1100
 _LINE = 500
 
-# Libraries of which a second copy, or another version, makes a difference, and those of GPUs
-# that yardstick.c opens as well.
+# Libraries whose version matters, or of which there should be one copy, and those of GPUs that
+# yardstick.c opens as well.
 _LIBRARIES = re.compile(
     r"lib(mpi(ch|_ibm|_cray|_gnu_\w+|_intel_\w+)?|nccl|rccl|cudart|amdhip64|ucp|fabric|stdc\+\+)"
     r"(\.so|-[\w.]+\.so)"
 )
-_ASKED = (
+_REPORTED = (
     "OMPI_MCA_pml",
     "OMPI_MCA_btl",
     "UCX_TLS",
@@ -79,26 +78,22 @@ _ASKED = (
 
 
 class Seen:
-    """What the libraries said so far: values by name, each once."""
+    """Values that libraries have printed so far, by name and without duplicates."""
 
     def __init__(self) -> None:
         self.values: Dict[str, List[str]] = {}
 
     def take(self, line: str) -> bool:
-        """Read a line.
-
-        Returns:
-            Whether it was only there because it was asked for.
-        """
-        for name, pattern in _SAID:
+        """Read a line, and return whether it is due to VARIABLES alone."""
+        for name, pattern in _VALUES:
             found = pattern.search(line[:_LINE])
             if found:
                 value = " ".join(group.strip() for group in found.groups() if group)
                 self._add(name, value[:120])
-        return bool(_ASKED_FOR.search(line[:_LINE]))
+        return bool(_DEBUG_LINE.search(line[:_LINE]))
 
     def of_horovod(self) -> Dict[str, str]:
-        """What Horovod named last as its controller and for tensors in the host's memory."""
+        """The last controller and CPU operation in Horovod's debug output."""
         return {
             name: self.values[name][-1] for name in ("controller", "cpu") if name in self.values
         }
@@ -112,7 +107,7 @@ class Seen:
 
 
 def libraries(maps: str = "/proc/self/maps") -> Dict[str, List[str]]:
-    """Paths of the libraries of interest that are loaded, by name."""
+    """Paths of the loaded libraries that matter here, by name."""
     found: Dict[str, List[str]] = {}
     with open(maps) as stream:
         for line in stream:
@@ -124,7 +119,7 @@ def libraries(maps: str = "/proc/self/maps") -> Dict[str, List[str]]:
 
 
 def mpi_version(loaded: Dict[str, List[str]]) -> str:
-    """What the MPI that is loaded calls itself; empty if none is, or it is too old to say."""
+    """Name and version of the loaded MPI; empty if there is none, or if it cannot be asked."""
     for name in sorted(loaded):
         if name.startswith("libmpi"):
             text = ctypes.create_string_buffer(8192)  # Open MPI and MPICH have less
@@ -139,7 +134,7 @@ def mpi_version(loaded: Dict[str, List[str]]) -> str:
 
 
 def nccl_version(loaded: Dict[str, List[str]]) -> int:
-    """The number of the NCCL that is loaded, such as 21805; 0 if none is, or it is static."""
+    """The version of the loaded NCCL, such as 21805; 0 if there is none, or if it is static."""
     version = ctypes.c_int()
     for name in ("libnccl", "librccl"):
         for path in loaded.get(name, ()):
@@ -152,9 +147,9 @@ def nccl_version(loaded: Dict[str, List[str]]) -> int:
 
 
 def fast_networks(devices: str = "/sys/class") -> List[str]:
-    """Adapters of InfiniBand, Omni-Path or Slingshot of which a port is active.
+    """Adapters of InfiniBand, Omni-Path or Slingshot with an active port.
 
-    Ethernet adapters with RDMA are left out: most of them are used as plain ones.
+    Ethernet adapters with RDMA are left out: most of them are used without it.
     """
     found = []
     for port in sorted(glob.glob(os.path.join(devices, "infiniband", "*", "ports", "*"))):
@@ -175,19 +170,14 @@ def _read(folder: str, name: str) -> str:
 
 
 def run(context: Context, gpu: events.Gpu) -> None:
-    """Report ``path``.
-
-    Args:
-        context: of rank_work.py.
-        gpu: what gpus.py found.
-    """
+    """Report the event ``path`` with the rank's GPU from gpus.py."""
     loaded = libraries()
     path = events.DataPath(
         gpu=gpu,
         mpi=mpi_version(loaded),
         nccl=nccl_version(loaded),
         fast=fast_networks(),
-        variables={n: os.environ[n][:60] for n in _ASKED if os.environ.get(n, "-1") != "-1"},
+        variables={n: os.environ[n][:60] for n in _REPORTED if os.environ.get(n, "-1") != "-1"},
         libraries={name: paths[:2] for name, paths in loaded.items()},
     )
     context.report(path)

@@ -1,8 +1,7 @@
-"""Gives each rank a GPU: its own where Horovod has NCCL, else one that ranks may share.
+"""Assigns GPUs to ranks: one each if Horovod has NCCL, else shared ones.
 
 A Horovod for CUDA without NCCL copies tensors into the host's memory and reduces them there.
-
-Runs on Python 3.6 and up; needs numpy, which the frameworks bring.
+Runs on Python 3.6 and newer with numpy, which the frameworks require.
 """
 
 import glob
@@ -15,28 +14,27 @@ from context import Context
 
 
 def choose(
-    visible: int, there: int, local_rank: int, local_size: int, shared: bool = False
+    visible: int, on_host: int, local_rank: int, local_size: int, shared: bool = False
 ) -> Tuple[Optional[int], str]:
-    """Which of the GPUs that a rank sees it takes.
+    """Choose a rank's GPU.
 
     Args:
-        visible: how many the framework sees.
-        there: how many this host has for it.
-        local_rank, local_size: the rank among those of its host.
-        shared: whether several ranks may take one.
+        visible: the number of GPUs that the framework sees.
+        on_host: the number that this process may use.
+        shared: whether several ranks may share a GPU.
 
     Returns:
-        Its index, or None; and why there is none.
+        The index of the GPU, or None and the reason.
     """
-    if not there:
+    if not on_host:
         return None, "there is no GPU here that this process may use"
     if not visible:
         return None, "the host has GPUs, but the framework sees none"
     if visible >= local_size or shared:
         return local_rank % visible, ""
-    if visible == 1 and there >= local_size:  # the scheduler gives each rank one
+    if visible == 1 and on_host >= local_size:  # the scheduler gives each rank one
         return 0, ""
-    return None, "{} ranks on this host, and {} GPUs".format(local_size, min(visible, there))
+    return None, "{} ranks on this host, and {} GPUs".format(local_size, min(visible, on_host))
 
 
 def _count(context: Context) -> int:
@@ -52,7 +50,7 @@ def _tensorflow_gpus(context: Context) -> List[Any]:
 
 
 def _prepare(context: Context, index: int) -> str:
-    """Make a GPU the framework's; TensorFlow wants that before anything else."""
+    """Select a GPU in the framework, which TensorFlow requires before any other call."""
     if context.framework == "torch":
         context.native.cuda.set_device(index)
         return "cuda:{}".format(index)
@@ -63,7 +61,7 @@ def _prepare(context: Context, index: int) -> str:
 
 
 def _all_have(context: Context, mine: bool) -> bool:
-    """Whether all ranks say so: tensors on GPUs of some ranks only would wait for ever."""
+    """Whether all ranks have a GPU; otherwise the ranks without one would hang."""
     import numpy
 
     reduce_all = allreduce.REDUCERS[context.framework](context)
@@ -74,7 +72,7 @@ def _all_have(context: Context, mine: bool) -> bool:
 
 
 def devices(folder: str = "/dev") -> int:
-    """How many GPUs of NVIDIA or AMD this process may use; schedulers lock others out."""
+    """The number of GPUs of NVIDIA or AMD that the scheduler lets this process use."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles"):
         return 0
     found = glob.glob(os.path.join(folder, "nvidia[0-9]*"))
@@ -92,22 +90,19 @@ def _opens(path: str) -> bool:
 
 
 def hide() -> None:
-    """Let no framework take memory of GPUs that are not used here; before its first tensor."""
+    """Keep frameworks from allocating memory on unused GPUs; call it before the first tensor."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 
 
 def take(context: Context, built: Dict[str, Optional[int]], device: str) -> events.Gpu:
-    """Give the rank its GPU: context.gpu.
+    """Set context.gpu, after hvd.init().
 
     Args:
-        context: of rank_work.py, after init.
-        built: what Horovod has, by name: extension.py's.
-        device: ``gpu`` where ranks may use NCCL.
-
-    Returns:
-        An events.Gpu.
+        context: the rank's.
+        built: the components of Horovod, as extension.py reports them.
+        device: ``gpu`` if ranks may use NCCL.
     """
-    there, nccl = devices(), built.get("NCCL")
+    on_host, nccl = devices(), built.get("NCCL")
     if nccl and device != "gpu":
         hide()
         return events.Gpu()
@@ -115,11 +110,11 @@ def take(context: Context, built: Dict[str, Optional[int]], device: str) -> even
     index, why = None, "Horovod has no NCCL here"
     if usable:
         numbers = context.hvd.local_rank(), context.hvd.local_size()
-        index, why = choose(_count(context), there, *numbers, shared=not nccl)
+        index, why = choose(_count(context), on_host, *numbers, shared=not nccl)
     else:
         hide()
     taken = "" if index is None else _prepare(context, index)
     if not _all_have(context, bool(taken)) and taken:
         taken, why = "", "another rank has no GPU"
     context.gpu = taken
-    return events.Gpu(device=taken, why=why, on_host=there)
+    return events.Gpu(device=taken, why=why, on_host=on_host)

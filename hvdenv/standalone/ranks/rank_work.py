@@ -27,11 +27,11 @@ from context import Context  # noqa: E402
 
 
 def main(
-    framework: str, controller: str, device: str, report_fd: str, dump_seconds: str, *wanted: str
+    framework: str, controller: str, device: str, report_fd: str, dump_seconds: str, *words: str
 ) -> None:
     faulthandler.enable()
     faulthandler.dump_traceback_later(float(dump_seconds))
-    exercises = [word.partition("=") for word in wanted]
+    exercises = [word.partition("=") for word in words]
     modules = {name: importlib.import_module(name) for name, _, _ in exercises}
     del sys.path[:2]  # hvdenv's folders: their files must not shadow modules
     context = Context(framework, controller, int(report_fd))

@@ -1,12 +1,11 @@
 """The exercise ``speed``: samples per second of a training step.
 
-OPTION is for how many seconds it may measure. The model is a perceptron of 2.1 million
-weights (8 MiB of gradients), the data are random and lie in memory, each rank has a batch
-of its own: the total grows with the ranks, as it does for those who train so. The slowest
-rank counts. Rank 0 reports ``speed``: samples of a step on all ranks, steps of a round,
-rounds, and the seconds of one step: minimum, quartiles and maximum of the rounds.
+OPTION is the time limit in seconds. The model is a perceptron of 2.1 million weights (8 MiB
+of gradients). The data are random and in memory. Each rank has its own batch, so that the
+total grows with the number of ranks, as in most training. The slowest rank counts. Rank 0
+reports an events.Speed.
 
-Runs on Python 3.6 and up; needs numpy, which the frameworks bring.
+Runs on Python 3.6 and newer with numpy, which the frameworks require.
 """
 
 import bench
@@ -41,7 +40,7 @@ def torch_step(context: Context) -> Loop:
             optimizer.zero_grad()
             loss(model(features), classes).backward()
             optimizer.step()
-        next(model.parameters()).sum().item()  # a GPU is ready when its figures are here
+        next(model.parameters()).sum().item()  # waits for the GPU
 
     return steps
 
@@ -51,8 +50,7 @@ def tensorflow_step(context: Context) -> Loop:
     tensorflow, hvd = context.native, context.hvd
     half = HIDDEN // 2
     shapes = ((FEATURES, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, half), (half, CLASSES))
-    device = context.device or "/cpu:0"
-    with tensorflow.device(device):
+    with context.on_device():
         weights = [
             tensorflow.Variable(tensorflow.random.normal(shape, stddev=shape[0] ** -0.5))
             for shape in shapes
@@ -76,7 +74,7 @@ def tensorflow_step(context: Context) -> Loop:
             weight.assign_sub(RATE * gradient)
 
     def steps(repeats: int) -> None:
-        with tensorflow.device(device):
+        with context.on_device():
             for _ in range(repeats):
                 step()
             tensorflow.reduce_sum(weights[0]).numpy()
@@ -88,7 +86,7 @@ STEPS = {"torch": torch_step, "tensorflow": tensorflow_step}
 
 
 def run(context: Context, option: str) -> None:
-    """Train for as long as that takes."""
+    """Train until the time is over."""
     steps = STEPS[context.framework](context)
     clock = bench.Clock(context, float(option))
     rounds, repeats = bench.measure(clock, steps, 1.0)

@@ -1,24 +1,12 @@
-"""The exercise ``training``: a small model, trained the way scripts train with Horovod.
+"""The exercise ``training``: a small model, trained as scripts train with Horovod.
 
-The model is linear, the data are made up from a fixed seed, and every rank begins with other
-random parameters, so that a broadcast that does nothing shows. Each rank computes on its own
-what one process would get on the joined batches of all ranks, in plain numpy and without
-Horovod, and how far roundings may take the ranks from that: the loss is quadratic, so it can
-be computed instead of guessed (see errors_at_end).
+The model is linear and the data come from a fixed seed. Every rank starts with its own random
+parameters, which reveals a broadcast without effect. Each rank also computes the result of one
+process on the joined batches of all ranks, with numpy and without Horovod, and a bound for
+rounding errors. The bound can be computed because the loss is quadratic (see errors_at_end).
 
-Each part reports one ``training``:
-
-``part``         its name; ``seconds`` that it took; where it cannot work, only ``skip``: why
-``losses``       of all ranks' samples, first and last; ``steps`` in between
-``seen``         numbers of the samples that this rank had, by epoch; ``samples`` in the data set
-``checksums``    of what has to be equal on all ranks, to the bit
-``difference``   from the parameters of one process; it must not exceed ``bound``
-``like``         what a difference beyond the bound looks like, as far as that is known
-``rate``         learning rate at the end; ``rate_wanted``
-``metrics``      name: what this rank measured, and the average that it was given
-``files``        in this rank's folder for checkpoints; ``same``: what was loaded is what was saved
-
-Runs on Python 3.6 and up; needs numpy, which the frameworks bring.
+Each part reports one events.Training. Runs on Python 3.6 and newer with numpy, which the
+frameworks require.
 """
 
 import hashlib
@@ -39,13 +27,13 @@ Part = Callable[[Context], Dict[str, Any]]
 FEATURES, OUTPUTS = 7, 3
 PER_RANK, BATCH = 12, 4
 EPOCHS, WARMUP_EPOCHS, KERAS_EPOCHS = 4, 1, 2
-# The rate is what scripts scale: size * base. Powers of two: products with them are exact, so
-# that processors with and without fused multiply-add come to the same bits.
+# RATE is size * base, as in scripts. Products with powers of two are exact, so that processors
+# with and without fused multiply-add give the same bits.
 RATE, MOMENTUM = 0.25, 0.5
-# Half the distance of neighbouring numbers, relative to them.
+# Half the relative distance of neighbouring numbers.
 FLOAT32, FLOAT16 = 2.0**-24, 2.0**-11
-# The last Horovod there is; it knows Keras 2 only, unless a patch tells it more.
-KNOWS_KERAS_2 = (0, 28, 1)
+# The latest version of Horovod, which supports Keras 2 only unless it is patched.
+LAST_RELEASE = (0, 28, 1)
 
 
 class Plan(NamedTuple):
@@ -69,7 +57,7 @@ class Plan(NamedTuple):
 
 
 def make_data(numpy: Any, size: int) -> Data:
-    """All samples: inputs, the last of which is 1 for the bias, and targets."""
+    """Inputs and targets of all samples; the last input is 1 for the bias."""
     source = numpy.random.RandomState(0)
     inputs = source.uniform(-2, 2, (PER_RANK * size, FEATURES + 1))
     inputs[:, -1] = 1
@@ -79,13 +67,13 @@ def make_data(numpy: Any, size: int) -> Data:
 
 
 def random_values(numpy: Any, rank: int, kind: str) -> Array:
-    """What a rank begins with: ``parameters`` or ``velocity``; the last row is the bias."""
+    """The ``parameters`` or ``velocity`` that a rank starts with; the last row is the bias."""
     source = numpy.random.RandomState(2 * rank + (kind == "velocity"))
     return source.uniform(-1, 1, (FEATURES + 1, OUTPUTS)).astype("float32")
 
 
 def beginning(numpy: Any, size: int) -> Tuple[Array, Array]:
-    """What all ranks begin with once they have it from rank 0: parameters and velocity."""
+    """Parameters of all ranks and velocity after the broadcasts from rank 0."""
     parameters = random_values(numpy, 0, "parameters")
     return numpy.stack([parameters] * size), random_values(numpy, 0, "velocity")
 
@@ -95,9 +83,9 @@ def steps_of(numpy: Any, order: Iterable[int], size: int, rates: List[float]) ->
 
     Args:
         numpy: the module.
-        order: numbers of all samples; they are dealt out to the ranks like cards.
-        size: how many ranks there are.
-        rates: learning rate of each step; after the last samples the first ones follow.
+        order: numbers of all samples; rank r gets those at r, r + size and so on.
+        size: the number of ranks.
+        rates: learning rate of each step; samples repeat after the last one.
     """
     rows = numpy.array(order).reshape(PER_RANK, size).T
     batches = [rows[:, at : at + BATCH] for at in range(0, PER_RANK, BATCH)]
@@ -105,11 +93,7 @@ def steps_of(numpy: Any, order: Iterable[int], size: int, rates: List[float]) ->
 
 
 def one_process(numpy: Any, plan: Plan) -> Tuple[Array, float]:
-    """What one process gets, in float64.
-
-    Returns:
-        Its parameters, and how far from them those of ranks may be, which compute in float32.
-    """
+    """The parameters of one process in float64, and how far those of ranks may differ."""
     inputs, targets = (array.astype("float64") for array in plan.data)
     weights, velocity, errors = plan.starts.astype("float64"), plan.velocity, []
     for rate, rows in plan.steps:
@@ -119,7 +103,7 @@ def one_process(numpy: Any, plan: Plan) -> Tuple[Array, float]:
         terms = (abs(turned) @ (abs(x) @ abs(weights) + abs(y))).mean(axis=0)
         velocity = plan.momentum * velocity + gradients.mean(axis=0)
         weights = (weights[0] if weights.ndim == 3 else weights) - rate * velocity
-        # A sum of n terms is wrong by at most n roundings of the sum of their sizes.
+        # The error of a sum of n terms is at most n roundings of the sum of their magnitudes.
         error = FLOAT32 * ((FEATURES + BATCH + len(rows) + 10) * terms + 2 * abs(velocity))
         if plan.half:
             error += (len(rows) + 3) * (FLOAT16 * abs(gradients).mean(axis=0) + 2.0**-24)
@@ -132,15 +116,15 @@ def one_process(numpy: Any, plan: Plan) -> Tuple[Array, float]:
 def errors_at_end(
     numpy: Any, errors: List[Tuple[float, Array, float, float]], momentum: float
 ) -> float:
-    """How large the errors of all steps together can be in the parameters at the end.
+    """A bound for the errors of all steps in the parameters at the end.
 
-    Going back from the end, `carry` is the matrix by which an error in parameters and
-    velocity gets there: a step of gradient descent on a quadratic loss is linear.
+    From the end backwards, `carry` is the matrix that propagates an error in parameters and
+    velocity to the end: a step of gradient descent on a quadratic loss is linear.
 
     Args:
         numpy: the module.
-        errors: for each step its learning rate, the Hessian of its loss, and the norms of
-            the errors that it makes in the velocity and in the parameters.
+        errors: for each step the learning rate, the Hessian of the loss, and the norms of the
+            step's errors in the velocity and in the parameters.
         momentum: of the optimizer.
     """
     one = numpy.eye(FEATURES + 1)
@@ -155,7 +139,7 @@ def errors_at_end(
 
 
 def compare(numpy: Any, plan: Plan, rank: int, got: Array) -> Dict[str, Any]:
-    """How far this rank's parameters are from those of one process."""
+    """Compare this rank's parameters with those of one process."""
     wanted, bound = one_process(numpy, plan)
     difference = float(abs(got - wanted).max())
     facts: Dict[str, Any] = {"difference": difference, "bound": bound, "steps": len(plan.steps)}
@@ -173,19 +157,19 @@ def compare(numpy: Any, plan: Plan, rank: int, got: Array) -> Dict[str, Any]:
 
 
 def digest(*arrays: Array) -> str:
-    """A checksum of all bits."""
+    """A checksum of all bits of arrays."""
     return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()[:16]
 
 
 def checkpoint(
     context: Context, save: Callable[[str], object], load: Callable[[str], bool]
 ) -> Dict[str, Any]:
-    """Let rank 0 save, load what it saved, and compare.
+    """Let rank 0 save and load a checkpoint.
 
     Args:
-        context: of rank_work.py.
-        save: writes what is saved into a folder.
-        load: reads it from there; says whether it is the same.
+        context: the rank's.
+        save: writes to a path.
+        load: reads from the path, and returns whether the result is the same.
     """
     folder = tempfile.mkdtemp(prefix="hvdenv-training-")
     try:
@@ -199,7 +183,7 @@ def checkpoint(
 
 
 def torch_split(context: Context, values: Array) -> Tuple[Any, Any]:
-    """Weight and bias with a rank's values."""
+    """Weight and bias from one array."""
     return context.tensor(values[:-1].T.copy()), context.tensor(values[-1].copy())
 
 
@@ -211,11 +195,7 @@ def torch_joined(context: Context, weight: Any, bias: Any) -> Array:
 
 
 def torch_model(context: Context, compression: Any) -> Tuple[Any, Any, Dict[str, str]]:
-    """A model and its optimizer, after Horovod's broadcasts.
-
-    Returns:
-        Both, and their checksums.
-    """
+    """A model and its optimizer after Horovod's broadcasts, and their checksums."""
     import numpy
 
     torch, hvd = context.native, context.hvd
@@ -231,12 +211,12 @@ def torch_model(context: Context, compression: Any) -> Tuple[Any, Any, Dict[str,
         named_parameters=model.named_parameters(),
         compression=compression,
     )
-    # As if it went on from a checkpoint.
+    # As if training continued from a checkpoint.
     values = torch_split(context, random_values(numpy, rank, "velocity"))
     for index, parameter in enumerate(parameters):
         optimizer.state[parameter]["momentum_buffer"] = values[index]
-        # Horovod puts what came as float16 into the gradient that is there. In older torch that
-        # fails for one that backward() made; a new optimizer's broadcast leaves such zeros too.
+        # Horovod copies float16 results into the existing gradient. In older versions of torch
+        # that fails for gradients from backward(). Broadcasts of new optimizers leave zeros, too.
         parameter.grad = torch.zeros_like(parameter)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
@@ -252,12 +232,10 @@ def torch_model(context: Context, compression: Any) -> Tuple[Any, Any, Dict[str,
 
 
 def torch_data(context: Context, data: Data) -> Tuple[Any, Any, Any]:
-    """The data set with the samples' numbers, and two samplers: this rank's, and one for all."""
+    """The data set with numbers of samples, and two samplers: this rank's and a single process's."""
     torch, hvd = context.native, context.hvd
     dataset = torch.utils.data.TensorDataset(
-        torch.arange(len(data[0])),
-        context.tensor(data[0][:, :-1].copy()),
-        context.tensor(data[1]),
+        torch.arange(len(data[0])), context.tensor(data[0][:, :-1].copy()), context.tensor(data[1])
     )
     sampler = torch.utils.data.distributed.DistributedSampler
     own = sampler(dataset, num_replicas=hvd.size(), rank=hvd.rank())
@@ -317,17 +295,17 @@ def train_torch(context: Context, compression: Any) -> Dict[str, Any]:
 
 
 def torch_plain(context: Context) -> Dict[str, Any]:
-    """Gradients travel as float32."""
+    """Gradients are exchanged as float32."""
     return train_torch(context, context.hvd.Compression.none)
 
 
 def torch_half(context: Context) -> Dict[str, Any]:
-    """Gradients travel as float16."""
+    """Gradients are exchanged as float16."""
     return train_torch(context, context.hvd.Compression.fp16)
 
 
 def tensorflow_data(context: Context, data: Data) -> Any:
-    """This rank's share of the data set, with the samples' numbers."""
+    """This rank's share of the data set, with numbers of samples."""
     dataset = context.native.data.Dataset
     numbers = context.native.range(len(data[0]))
     slices = dataset.from_tensor_slices((numbers, data[0][:, :-1].copy(), data[1]))
@@ -401,7 +379,7 @@ def tape(context: Context) -> Dict[str, Any]:
 
 
 def numbers_of(version: str) -> Tuple[int, ...]:
-    """The numbers that a version begins with: 2.16.0rc1 is (2, 16)."""
+    """The leading numbers of a version: (2, 16) for 2.16.0rc1."""
     numbers = []
     for part in version.split("."):
         if not part.isdigit():
@@ -420,26 +398,26 @@ def keras_limit(keras: Any, backend: Any, horovod_version: str, patched: bool) -
 
     Args:
         keras: the module tensorflow.keras.
-        backend: the module that Horovod takes for its backend.
+        backend: the module that Horovod uses as the backend of Keras.
         horovod_version: as text.
         patched: whether it is patched for Keras 3.
     """
     version = getattr(keras, "__version__", "2")
-    if patched or numbers_of(horovod_version) > KNOWS_KERAS_2:
+    if patched or numbers_of(horovod_version) > LAST_RELEASE:
         return ""
     if has_keras_3(keras):
-        return "Horovod {} knows Keras 2 only, and here is Keras {} (TensorFlow since 2.16)".format(
+        return "Horovod {} supports Keras 2 only, and this TensorFlow has Keras {}".format(
             horovod_version, version
         )
     if not hasattr(backend, "get_value"):
-        return "Horovod {} takes the backend of Keras 3, where TensorFlow has Keras {}".format(
+        return "Horovod {} uses the backend of Keras 3, but TensorFlow has Keras {}".format(
             horovod_version, version
         )
     return ""
 
 
 def warmup_rates(size: int) -> List[float]:
-    """Learning rate of each step: it grows from base to size * base, which is RATE."""
+    """The learning rate of each step, which grows from base to size * base (RATE)."""
     by_epoch = PER_RANK // BATCH
     rates = []
     for step in range(KERAS_EPOCHS * by_epoch):
@@ -456,10 +434,10 @@ def keras_model(context: Context, horovod: Any, start: Array) -> Any:
     model.set_weights([start[:-1], start[-1]])
     optimizers, more = keras.optimizers, {}
     if has_keras_3(keras):
-        # XLA, which it would use on GPUs, has no operations of Horovod's.
+        # XLA, the default on GPUs, does not support Horovod's operations.
         more["jit_compile"] = False
     else:
-        # Horovod's callbacks set momentum, which is a variable in these optimizers only.
+        # Horovod's callbacks set momentum, which only these optimizers have as a variable.
         optimizers = getattr(optimizers, "legacy", optimizers)
     if numbers_of(context.version) < (2, 4):
         more["experimental_run_tf_function"] = False
@@ -520,7 +498,7 @@ def keras_fit(context: Context) -> Dict[str, Any]:
         model.load_weights(path + ending)
         return digest(weights()) == digest(got)
 
-    # The callback broadcasts after the first batch only, so each rank has its own start.
+    # The callback broadcasts after the first batch, so that each rank has its own start.
     steps = steps_of(numpy, range(len(data[0])), size, warmup_rates(size))
     plan = Plan(data, steps, starts, 0 * starts[0], momentum=MOMENTUM, factor=1.0, half=False)
     return dict(
@@ -540,7 +518,7 @@ def keras_fit(context: Context) -> Dict[str, Any]:
 
 
 def without_tf32(context: Context) -> None:
-    """Let GPUs compute products in float32, and not in a type of fewer bits."""
+    """Let GPUs multiply in float32, not in a type of fewer bits."""
     if context.framework == "torch":
         matmul = getattr(context.native.backends.cuda, "matmul", None)  # since 1.7
         if matmul:
@@ -551,7 +529,7 @@ def without_tf32(context: Context) -> None:
 
 
 def in_tensorflow(part: Part) -> Part:
-    """The part on the rank's device; or why it is left out."""
+    """A part that runs on the rank's device, or reports why it is skipped."""
 
     def run_part(context: Context) -> Dict[str, Any]:
         tensorflow = context.native

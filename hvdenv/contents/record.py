@@ -1,0 +1,70 @@
+"""The record of a generation as a type: what ``hvdenv.json`` contains."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+# JSON that a step or program wrote. Its own reader checks it: collectors, drift, modulefile.
+Table = dict[str, Any]
+
+
+class LockUse(NamedTuple):
+    """The lock of a build: its digest, the drift from it, and the drifts that the user accepted."""
+
+    digest: str = ""
+    drift: tuple[dict[str, str], ...] = ()
+    accepted: tuple[str, ...] = ()
+
+
+class GenerationRecord(NamedTuple):
+    """The record of a generation. Older versions lack some fields.
+
+    Attributes:
+        recipe, variants: what it was built from.
+        prefix: for which it was built.
+        generation: its identity.
+        created: when the build finished, in UTC.
+        hvdenv: version of the hvdenv that built it.
+        plan_digest, manifest_digest: of the plan and of ``manifest.txt``.
+        files, bytes: size of the generation.
+        sizes: of a sample of its files, to notice lost ones.
+        environment: folder of the venv or conda prefix, relative to the generation, absolute or
+            below a variable of the modules.
+        variables: run-time variables; None in records that lack them.
+        resolved: the recipe with its variants, as tables.
+        facts: about the machine that built.
+        python: the interpreter that the environment was created with.
+        modules: what the modules set, for ``build`` and ``run``.
+        stack: all that went into the Horovod wheel.
+        wheel: the inspection of that wheel.
+        packages: what installers reported.
+        findings: the rules that applied.
+        additions: packages that the user added.
+        lock: the lock that was used.
+        observed: what verify sees in the environment; None in records that lack it.
+    """
+
+    recipe: str = ""
+    variants: tuple[str, ...] = ()
+    prefix: str = ""
+    generation: str = ""
+    created: str = ""
+    hvdenv: str = ""
+    plan_digest: str = ""
+    manifest_digest: str = ""
+    files: int = 0
+    bytes: int = 0
+    sizes: dict[str, int] = {}
+    environment: str = "venv"
+    variables: dict[str, str] | None = None
+    resolved: Table = {}
+    facts: Table = {}
+    python: Table = {}
+    modules: dict[str, Table] = {}
+    stack: Table = {}
+    wheel: Table = {}
+    packages: tuple[Table, ...] = ()
+    findings: tuple[Table, ...] = ()
+    additions: Table = {}
+    lock: LockUse | None = None
+    observed: Table | None = None
