@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     if wanted and prepared.facts.origin == "observed":
         try:
             there = _modules_here(wanted)
-        except IncompatibleError as error:  # on a laptop, say: the rules are told all the same
+        except IncompatibleError as error:  # for example on a laptop: report the rules anyway
             missing = error
     blocked = (
         missing is not None
@@ -80,7 +80,9 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for line in _lines(prepared, rules, change, there, tried):
             print(line)
-        print("the build would be refused" if blocked else "nothing stands in the way of a build")
+        print(
+            "hvdenv would refuse to build this" if blocked else "no known problem prevents a build"
+        )
     if missing:
         raise missing
     return IncompatibleError.exit_code if blocked else 0
@@ -111,14 +113,14 @@ def _modules_here(wanted: Modules) -> ModulesHere:
 
 
 class Tried(NamedTuple):
-    """What the grid says of a recipe's combination of versions."""
+    """The grid's answer for a recipe's combination of versions."""
 
     asked: Asked
     answer: Answer
 
 
 def _tried(prepared: Prepared) -> Tried | None:
-    """What the grid says; None where Horovod is not built from source beside wheels of the index."""
+    """The grid's answer; None unless Horovod is built from source against wheels of the index."""
     recipe = prepared.resolved.recipe
     if not comparable(recipe):
         return None
@@ -135,7 +137,7 @@ def _document(
     there: ModulesHere | None,
     tried: Tried | None,
 ) -> dict[str, Any]:
-    """What is printed with --json."""
+    """The document for --json."""
     return {
         "facts": prepared.facts.origin,
         "python": prepared.python.path,
@@ -158,7 +160,7 @@ def _lines(
     yield from map(told, rules)
     yield from told_answer(*tried) if tried else ()
     yield from _told_modules(there) if there else ()
-    yield from told_change(change, "what blocks and warns") if change else ()
+    yield from told_change(change, "Suggested recipe changes") if change else ()
 
 
 def _told_modules(there: ModulesHere) -> Iterator[str]:
@@ -168,24 +170,24 @@ def _told_modules(there: ModulesHere) -> Iterator[str]:
 
 
 def told_change(change: Change, what: str) -> Iterator[str]:
-    """The edits together, ready to be taken over.
+    """The change as text.
 
     Args:
         change: of the recipe.
-        what: what it fixes, such as "the cause".
+        what: title of the change.
     """
     if change.file and change.diff:
-        yield f"{what}, fixed in the recipe:"
+        yield f"{what}:"
         yield change.diff.rstrip("\n")
     elif change.after:
-        yield f"{what}, fixed in a recipe of your own (save it as a file that ends in .toml):"
+        yield f"{what}, as your own recipe (a file with any name that ends in .toml):"
         yield change.after.rstrip("\n")
     if change.options:
         yield f"options that fix it: {' '.join(f'--set {shlex.quote(each)}' for each in change.options)}"
 
 
 def judge_recipe(prepared: Prepared) -> tuple[Rule, ...]:
-    """The rules that apply, the worst first."""
+    """The rules that apply, most severe first."""
     recipe, python = prepared.resolved.recipe, prepared.python
     versions = choose_versions(recipe, python)
     return judge(observables(recipe, prepared.facts, python, versions))
@@ -195,7 +197,7 @@ def told(rule: Rule) -> str:
     """A rule that applies, as text."""
     lines = [f"{rule.severity}: {rule.message} [{rule.id}]"]
     if rule.severity != "note":
-        lines.append(f"  it would look like: {rule.symptom}")
+        lines.append(f"  symptom: {rule.symptom}")
     lines.append(f"  what to do: {rule.remedy}")
     for key, value in rule.edit.items():
         lines.append(f"    in the recipe: {key} = {value}" if value else f"    without: {key}")
@@ -215,7 +217,7 @@ def refuse_unknown(allowed: Sequence[str]) -> None:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             raise UsageError(
-                f"--allow {name}: there is no rule of this name",
+                f"--allow {name}: no rule has this name",
                 remedy=f'did you mean "{close[0]}"?' if close else "`hvdenv check` shows the names",
             )
 
@@ -225,16 +227,16 @@ def _blocking(rules: Sequence[Rule], allowed: Sequence[str]) -> list[Rule]:
 
 
 def refuse_blocked(rules: Sequence[Rule], allowed: Sequence[str], *, quiet: bool) -> None:
-    """Say what applies, and stop at what blocks.
+    """Print warnings, and stop if a rule blocks.
 
     Args:
         rules: that apply.
-        allowed: ids of blocking rules that the user wants to go past.
-        quiet: do not say warnings.
+        allowed: ids of blocking rules to ignore.
+        quiet: do not print warnings.
 
     Raises:
-        IncompatibleError: a rule blocks that was not allowed.
-        UsageError: there is no rule of an allowed id.
+        IncompatibleError: a rule blocks and is not allowed.
+        UsageError: no rule has an allowed id.
     """
     refuse_unknown(allowed)
     for rule in rules:
@@ -245,6 +247,6 @@ def refuse_blocked(rules: Sequence[Rule], allowed: Sequence[str], *, quiet: bool
         raise IncompatibleError(
             "known incompatibility: " + blocking[0].message,
             detail="\n".join(told(rule) for rule in blocking),
-            remedy="do what is said above; to build all the same: "
+            remedy="follow the remedies above; to build anyway: "
             + " ".join(f"--allow {rule.id}" for rule in blocking),
         )

@@ -145,7 +145,7 @@ def _lines(diagnosis: Diagnosis, change: Change | None) -> Iterator[str]:
     root, best = diagnosis.root, diagnosis.best
     yield _verdict(diagnosis)
     yield from _details(best) if best else ()
-    yield from told_change(change, "the cause") if change else ()
+    yield from told_change(change, "Suggested recipe change") if change else ()
     yield from _rest(diagnosis)
     if diagnosis.rank:
         yield f"the rank that failed first: {diagnosis.rank}"

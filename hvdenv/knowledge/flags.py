@@ -1,7 +1,7 @@
-"""What a recipe asks of Horovod as the variables that its build reads.
+"""The variables of Horovod's build for a recipe.
 
-Horovod ignores what it does not know: a variable of another release, a value in lower
-case. So a recipe is typed, and what its release would ignore is refused here.
+Horovod ignores variables of other releases and values in lower case, so this module refuses
+whatever the recipe's release would ignore.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from hvdenv.model.recipe import Gpu, Recipe, Version
 _FRAMEWORKS = (("tensorflow", "TENSORFLOW"), ("torch", "PYTORCH"), ("mxnet", "MXNET"))
 _OPERATIONS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
 
-# Since which release a key of [horovod.gpu] is read at all.
+# The first release that reads a key of [horovod.gpu].
 _SINCE = {
     "operations": ("0.20.0", "name the operations one by one: allreduce, allgather, broadcast"),
-    "alltoall": ("0.20.0", "leave it out"),
-    "reducescatter": ("0.25.0", "leave it out"),
-    "capabilities": ("0.20.0", "leave it out: this release compiles no CUDA code of its own"),
+    "alltoall": ("0.20.0", "remove it"),
+    "reducescatter": ("0.25.0", "remove it"),
+    "capabilities": ("0.20.0", "remove it: this release compiles no CUDA code of its own"),
 }
 
 
@@ -30,7 +30,7 @@ def horovod_variables(recipe: Recipe, machine: str) -> dict[str, str]:
     effect since 0.20, which builds Gloo unless told not to; sites' documents set it.
 
     Raises:
-        IncompatibleError: this release would ignore what the recipe asks for.
+        IncompatibleError: this release would ignore a requested setting.
     """
     wanted, variables = recipe.horovod, {}
     for framework, name in _FRAMEWORKS:
@@ -56,7 +56,7 @@ def horovod_variables(recipe: Recipe, machine: str) -> dict[str, str]:
 
 
 def nccl_of_torch(recipe: Recipe) -> bool:
-    """Whether Horovod is to use the NCCL that torch's own packages bring."""
+    """Whether Horovod uses the NCCL that torch's packages ship."""
     return recipe.horovod.gpu is not None and recipe.horovod.gpu.nccl == "torch"
 
 
@@ -96,7 +96,7 @@ def compute_capabilities(recipe: Recipe) -> tuple[str, ...]:
 
 
 def operations(recipe: Recipe) -> tuple[str, ...]:
-    """The tensor operations that the recipe asks for, as Horovod's own table calls them."""
+    """The tensor operations that the recipe requests, by the names in Horovod's own table."""
     names = ["MPI" if each == "mpi" else "Gloo" for each in recipe.horovod.controllers]
     gpu = recipe.horovod.gpu
     asked = {gpu.operations, *(getattr(gpu, each) for each in _OPERATIONS)} if gpu else set()
@@ -107,40 +107,40 @@ def operations(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _refuse_ignored(gpu: Gpu, version: Version) -> None:
-    """What this release would not read, or stop at after minutes."""
+    """Refuse what this release would ignore, or reject after minutes of compiling."""
     where = "horovod.gpu"
     for key, (since, remedy) in _SINCE.items():
         if getattr(gpu, key) and _older(version, since):
             raise IncompatibleError(
-                f"Horovod {version} ignores this: it is read since {since}",
+                f"Horovod {version} ignores this key, which is read since {since}",
                 where=f"{where}.{key}",
                 remedy=remedy,
             )
     single = [name for name in _OPERATIONS if getattr(gpu, name)]
     if gpu.operations and single:
         raise IncompatibleError(
-            f"operations is for all operations, {single[0]} for one: Horovod takes only one of both",
+            f"operations sets all operations, {single[0]} a single one: Horovod accepts only one of the two",
             where=f"{where}.{single[0]}",
-            remedy="leave operations out, or all the others",
+            remedy="remove operations, or all the others",
         )
     if not gpu.operations and not single:
         raise IncompatibleError(
-            "no operation is asked for, so nothing would be built for GPUs",
+            "no operation is requested, so nothing would be built for GPUs",
             where=where,
             remedy='set operations = "nccl"',
         )
     if gpu.allgather == "nccl" and _older(version, "0.20.0"):
         raise IncompatibleError(
-            f"Horovod {version} gathers on GPUs by MPI only",
+            f"Horovod {version} supports allgather on GPUs only over MPI",
             where=f"{where}.allgather",
-            remedy='leave it out, set it to "mpi", or take Horovod 0.20 or newer',
+            remedy='remove it, set it to "mpi", or use Horovod 0.20 or newer',
         )
     mixed = [name for name in single if getattr(gpu, name) == "mpi"]
     if gpu.allreduce == "nccl" and mixed and not gpu.allow_mixed:
         raise IncompatibleError(
-            f"allreduce by NCCL and {mixed[0]} by MPI can deadlock; Horovod's build stops there",
+            f"allreduce over NCCL and {mixed[0]} over MPI can deadlock; Horovod's build refuses this",
             where=f"{where}.{mixed[0]}",
-            remedy=f'set {mixed[0]} = "nccl" or leave it out; allow_mixed = true takes the risk',
+            remedy=f'set {mixed[0]} = "nccl" or remove it; allow_mixed = true accepts the risk',
         )
 
 
@@ -148,15 +148,15 @@ def _refuse_two_nccls(gpu: Gpu, recipe: Recipe) -> None:
     where = "horovod.gpu.nccl"
     if gpu.nccl and (gpu.nccl_home or gpu.nccl_link):
         raise IncompatibleError(
-            "torch's NCCL is asked for, and beside it another or another way to link it",
+            "torch's NCCL is requested together with another NCCL, or another way to link it",
             where=where,
-            remedy="leave out nccl, or nccl_home and nccl_link",
+            remedy="remove nccl, or nccl_home and nccl_link",
         )
     if gpu.nccl and "torch" not in recipe.horovod.frameworks:
         raise IncompatibleError(
-            "torch's NCCL is asked for, but not torch",
+            "torch's NCCL is requested, but not torch",
             where=where,
-            remedy="leave it out, and name NCCL's folder in nccl_home",
+            remedy="remove it, and set nccl_home to NCCL's folder",
         )
 
 
@@ -174,7 +174,7 @@ class Split(NamedTuple):
 
 
 def split(variables: dict[str, str]) -> Split:
-    """Tell apart what begins with $NAME/ ($ORIGIN is the linker's own word)."""
+    """Separate values that begin with $NAME/ ($ORIGIN is for the linker)."""
     derived = {
         name: value
         for name, value in variables.items()

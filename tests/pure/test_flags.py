@@ -101,7 +101,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"horovod__gpu__operations": "nccl", "horovod__gpu__broadcast": "nccl"},
         "horovod.gpu.broadcast",
-        "only one of both",
+        "only one of the two",
     ),
     (
         {"horovod__gpu__allreduce": "nccl", "horovod__gpu__broadcast": "mpi"},
@@ -111,7 +111,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"horovod__version": "0.19.5", "horovod__gpu__allgather": "nccl"},
         "horovod.gpu.allgather",
-        "by MPI only",
+        "only over MPI",
     ),
     (
         {
@@ -120,7 +120,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
             "horovod__gpu__nccl_home": "/usr",
         },
         "horovod.gpu.nccl",
-        "beside it another",
+        "together with another",
     ),
     (
         {
