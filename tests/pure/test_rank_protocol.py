@@ -308,7 +308,7 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
     "a rank that says why": (
         run(started(0), started(1), exited(1, code=1, tail="ncclInit failed: bad\nncclX"),
             exited(0, **BY_LAUNCHER)),
-        "rank 1 on n1: exited with code 1: NCCL stopped in ncclInit: bad", "ncclInit failed",
+        "rank 1 on n1: exited with code 1: NCCL failed in ncclInit: bad", "ncclInit failed",
     ),
     "no name": (
         run(started(0), started(1), exited(0, **BY_LAUNCHER),
@@ -443,7 +443,7 @@ def test_what_ranks_say_is_not_taken_for_a_cause_where_another_rank_broke_first(
 
 def test_a_kill_is_explained_by_what_the_launcher_reports_of_that_rank() -> None:
     said = "srun: error: n1: task {}: Killed"
-    for task, cause in ((1, ": task 1 on n1 was killed: most likely its host's memory"), (0, "")):
+    for task, cause in ((1, ": task 1 on n1 was killed: most likely because its host ran out of memory"), (0, "")):
         judgement = judge(run(started(0), started(1), KILLED, tail=said.format(task)))
         assert judgement.message.startswith("rank 1 on n1: was ended by SIGKILL" + cause)
         assert ("memory" in judgement.message) == (task == 1)
