@@ -443,7 +443,10 @@ def test_what_ranks_say_is_not_taken_for_a_cause_where_another_rank_broke_first(
 
 def test_a_kill_is_explained_by_what_the_launcher_reports_of_that_rank() -> None:
     said = "srun: error: n1: task {}: Killed"
-    for task, cause in ((1, ": task 1 on n1 was killed: most likely because its host ran out of memory"), (0, "")):
+    for task, cause in (
+        (1, ": task 1 on n1 was killed: most likely because its host ran out of memory"),
+        (0, ""),
+    ):
         judgement = judge(run(started(0), started(1), KILLED, tail=said.format(task)))
         assert judgement.message.startswith("rank 1 on n1: was ended by SIGKILL" + cause)
         assert ("memory" in judgement.message) == (task == 1)
