@@ -212,7 +212,7 @@ def _ago(days: int | None) -> str:
 
 def _prune_downloads(arguments: argparse.Namespace, runner: Runner) -> int:
     if arguments.damaged or arguments.cache:
-        raise UsageError("--downloads goes with --max-size and --older-than only")
+        raise UsageError("--downloads can only be combined with --max-size and --older-than")
     largest, days, places = arguments.max_size, arguments.older_than, find_places()
     if largest is None and days is None:
         largest = downloads.LARGEST_FILES

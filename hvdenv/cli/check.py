@@ -61,30 +61,30 @@ def run(arguments: argparse.Namespace) -> int:
     prepared = prepare(arguments, thorough=True)
     rules = judge_recipe(prepared)
     wanted = prepared.resolved.recipe.modules
-    there, missing = None, None
-    if wanted and prepared.facts.origin == "observed":
+    there, unseen = None, ""
+    if wanted and prepared.facts.origin != "observed":
+        unseen = f"facts are {prepared.facts.origin}"
+    elif wanted:
         try:
             there = _modules_here(wanted)
-        except IncompatibleError as error:  # for example on a laptop: report the rules anyway
-            missing = error
-    blocked = (
-        missing is not None
-        or bool(_blocking(rules, arguments.allow))
-        or bool(there and any(each.state != "loads" for each in there.examined))
+        except IncompatibleError:  # for example on a laptop
+            unseen = "this machine has no module system"
+    blocked = bool(_blocking(rules, arguments.allow)) or bool(
+        there and any(each.state != "loads" for each in there.examined)
     )
     edits = edits_of(rule for rule in rules if rule.severity != "note")
     change = propose(prepared.resolved, edits) if edits else None
     tried = _tried(prepared)
     if arguments.json:
-        print_json(_document(prepared, rules, arguments.allow, change, there, tried))
+        print_json(_document(prepared, rules, arguments.allow, change, there, tried, unseen))
     else:
         for line in _lines(prepared, rules, change, there, tried):
             print(line)
+        if unseen:
+            print(f"modules of the recipe: not examined, since {unseen}")
         print(
             "hvdenv would refuse to build this" if blocked else "no known problem prevents a build"
         )
-    if missing:
-        raise missing
     return IncompatibleError.exit_code if blocked else 0
 
 
@@ -136,6 +136,7 @@ def _document(
     change: Change | None,
     there: ModulesHere | None,
     tried: Tried | None,
+    unseen: str,
 ) -> dict[str, Any]:
     """The document for --json."""
     return {
@@ -144,6 +145,7 @@ def _document(
         "findings": [{**encode(rule), "allowed": rule.id in allowed} for rule in rules],
         **({"change": {"diff": change.diff, "options": change.options}} if change else {}),
         **({"modules": encode(there)} if there else {}),
+        **({"modules_not_examined": unseen} if unseen else {}),
         **({"grid": encode(tried.answer)} if tried else {}),
     }
 
@@ -200,7 +202,9 @@ def told(rule: Rule) -> str:
         lines.append(f"  symptom: {rule.symptom}")
     lines.append(f"  what to do: {rule.remedy}")
     for key, value in rule.edit.items():
-        lines.append(f"    in the recipe: {key} = {value}" if value else f"    without: {key}")
+        lines.append(
+            f"    in the recipe: {key} = {value}" if value else f"    remove from the recipe: {key}"
+        )
     return "\n".join([*lines, f"  source: {rule.source} ({rule.certainty})"])
 
 

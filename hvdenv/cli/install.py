@@ -124,7 +124,7 @@ def _active(prepared: Prepared) -> str:
         raise IncompatibleError(
             "this recipe makes no Python environment of its own: nothing can be added to the site's",
             where=f"{resolved.file}: python.provider",
-            remedy="take a recipe with provider venv or clone, and system_site_packages if it is"
+            remedy="use a recipe with provider venv or clone, and system_site_packages if it is"
             " to see the site's packages",
         )
     active = target.active()
@@ -182,7 +182,7 @@ def _ask(
     pip = contents.distributions.get("pip", "0")
     if Version(pip) < Version(_TELLING_PIP):
         raise IncompatibleError(
-            f"pip {pip} of this environment cannot tell what it would install",
+            f"pip {pip} of this environment has no --dry-run --report (pip 22.2 or newer)",
             where=str(prepared.target.prefix),
             remedy="add the packages under `packages` in a recipe of your own, and build that",
         )

@@ -131,7 +131,7 @@ def _check_usage(arguments: argparse.Namespace) -> None:
     if arguments.follow:
         if arguments.recipe or arguments.program or arguments.submit:
             raise UsageError(
-                "--follow excludes a recipe, a command and --submit",
+                "--follow cannot be combined with a recipe, a command or --submit",
                 remedy=f"hvdenv job --follow {arguments.follow}",
             )
         return

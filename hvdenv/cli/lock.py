@@ -49,7 +49,7 @@ from hvdenv.schema import Problem, decode
 
 EXAMPLES = """\
 examples:
-  hvdenv lock local                      resolve, and write lockfiles/local/py3.11-linux-x86_64
+  hvdenv lock local                      resolve, and write lockfiles/local/py3.11-linux-x86_64-cpu
   hvdenv lock local --check              exit with 4 if the lock no longer matches
   hvdenv lock local --update numpy       update one package, keep all others
   hvdenv lock local --upgrade            resolve everything again
@@ -211,10 +211,10 @@ def _resolve(
     found = bind(folders.place(root, inputs, pypi.labels(packages, names)), inputs, texts)
     if problems := compare.package_problems(found, inputs):
         raise LockError(
-            "the answer of pip and conda is not what was requested",
+            "pip or conda resolved versions that the recipe does not allow",
             where=inputs.name,
             detail="\n".join(problems),
-            remedy="look at pip's configuration (constraints?) and at the channels",
+            remedy="check pip's configuration for constraints (pip config list), and the recipe's channels",
         )
     if cuda := compare.cuda_builds(pypi.packages(found), _cpu(prepared)):
         raise _no_cpu_builds(prepared, inputs, cuda)

@@ -70,7 +70,7 @@ def _text(plan: Plan, facts: Facts, prefix: Path) -> str:
         f"facts {facts.origin} on {facts.host}: {facts.machine}, glibc {facts.glibc or 'unknown'}, "
         f"g++ {facts.cxx.version if facts.cxx else 'none'}, {facts.cores} cores",
         f"Python {plan.python.version} ({plan.python.path})",
-        f"{prefix} -> {plan.generation}, below called $G; temporary files in $T",
+        f"{prefix} -> {plan.generation}, written as $G below; temporary files in $T",
         f"every step: {' '.join('='.join(pair) for pair in plan.step_variables.items())}; "
         f"unset here: {' '.join(cleaned_names(environment())) or 'nothing'}",
     ]

@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 from hvdenv.cli.job import run_there
 from hvdenv.cli.options import (
@@ -46,6 +47,7 @@ from hvdenv.launch.container import image_of
 from hvdenv.launch.launchers import LAUNCHERS, Launch
 from hvdenv.launch.placement import Requested, of_shell, place
 from hvdenv.masking import print_coloured
+from hvdenv.model.cluster import LauncherName
 from hvdenv.model.observe import gpus
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import (
@@ -121,8 +123,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--launcher", action="append", metavar="L",
-        help="srun, mpirun, mpiexec, horovodrun-mpi, horovodrun-gloo, aprun or jsrun; may be"
-        " repeated, one for each controller (default: the recipe's, and horovodrun-gloo)",
+        help=f"{', '.join(get_args(LauncherName))}; may be repeated, one for each controller"
+        " (default: the recipe's, and horovodrun-gloo)",
     )  # fmt: skip
     add_clean(parser)
     extent = parser.add_mutually_exclusive_group()

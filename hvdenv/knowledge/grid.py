@@ -407,5 +407,5 @@ def told_answer(asked: Asked, answer: Answer) -> Iterator[str]:
             yield f"    failed at {row.failure.step}: {cause}"
     for side, nearest in (("below", answer.below), ("above", answer.above)):
         if nearest:
-            yield f"  the nearest proven one {side} has another {', '.join(differences(asked, nearest))}:"
+            yield f"  nearest verified combination {side} (differs in {', '.join(differences(asked, nearest))}):"
             yield f"    {told(nearest)}"

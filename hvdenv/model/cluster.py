@@ -18,7 +18,7 @@ Folder = Annotated[
     str,
     Pattern(
         r"(/|\{home\}/)[A-Za-z0-9._+@:/-]*(\{user\}[A-Za-z0-9._+@:/-]*)*",
-        "an absolute folder; {user} and {home} may stand in it",
+        "an absolute folder; may contain {user} and {home}",
     ),
 ]
 # $NAME is a variable that the modules set: $EBROOTNCCL, $CUDA_HOME/lib64.

@@ -252,7 +252,7 @@ def test_check_says_what_is_known_of_the_combination(
     monkeypatch.setattr("hvdenv.cli.check.all_rows", lambda: ROWS[1:2])
     assert main(words) == 0
     told = capsys.readouterr().out
-    assert "never tried" in told and "the nearest proven one below has another torch" in told
+    assert "never tried" in told and "nearest verified combination below (differs in torch" in told
     monkeypatch.setattr("hvdenv.cli.check.all_rows", lambda: ROWS)
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["grid"]["status"] == "proven"

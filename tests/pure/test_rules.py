@@ -537,7 +537,7 @@ def test_what_was_found_is_named() -> None:
         "environment.run.HOROVOD_GPU_ALLGATHER": "",
         "environment.run.HOROVOD_WITH_TORCH": "",
     }
-    assert "without: environment.run.HOROVOD_WITH_TORCH" in told(found)
+    assert "remove from the recipe: environment.run.HOROVOD_WITH_TORCH" in told(found)
 
 
 def test_what_was_found_in_sets_comes_before_words() -> None:

@@ -544,7 +544,7 @@ _shtab_hvdenv_verify_options=(
   "--hosts[hosts and their slots, such as gpu32\:4,gpu33\:4 (default\: those of the allocation)]:H:"
   "--hostfile[file with one host per line]:F:"
   "--timeout[limit for the whole command (default\: 600\; more with --bench)]:SECONDS:"
-  "*--launcher[srun, mpirun, mpiexec, horovodrun-mpi, horovodrun-gloo, aprun or jsrun\; may be repeated, one for each controller (default\: the recipe\'s, and horovodrun-gloo)]:L:"
+  "*--launcher[srun, mpirun, mpiexec, horovodrun-mpi, horovodrun-gloo, aprun, jsrun\; may be repeated, one for each controller (default\: the recipe\'s, and horovodrun-gloo)]:L:"
   "--clean[unset the variables of your shell that change results, such as LD_PRELOAD, LD_LIBRARY_PATH, HOROVOD_\*, NCCL_\* and OMPI_MCA_\*]"
   "--quick[test allreduce only\: no other operations, no training]"
   "--full[test every operation with every type and shape, and tensors above the fusion threshold (takes a minute more per framework and controller)]"
