@@ -97,7 +97,8 @@ def _observed(state: State, record: GenerationRecord) -> Table | None:
         found = with_modules(found, loaded["set"]) if loaded else found
         setup = Setup(found, runner)
         mpi, _ = collectors.mpi(setup, OBSERVE_SECONDS)
-        return {"observed": encode(collectors.observe(setup, OBSERVE_SECONDS, mpi))}
+        observed: Table = encode(collectors.observe(setup, OBSERVE_SECONDS, mpi))
+        return observed
     except HvdenvError as error:
         state.progress.note(f"verify cannot report what has changed since: {error.message}")
         return None

@@ -63,7 +63,6 @@ from hvdenv.reading import REPORT, read_json
 from hvdenv.reports import junit, page, render
 from hvdenv.reports.report import EXIT_CODES, Report
 from hvdenv.runner import Runner, environment
-from hvdenv.schema import decode
 from hvdenv.sites import module_shell
 from hvdenv.sites.hosts import distribute
 from hvdenv.verification.bench import Effort
@@ -405,8 +404,8 @@ def _chosen(
     folder = environment.generation(active) if active else Path(prefix)
     record = generations.read_record(environment.record(active)) if active else None
     refuse_foreign_prefix(prefix, arguments, whole=True, also=elsewhere(record))
-    if recipe is None and record:
-        recipe, name = decode(Recipe, record.resolved), _name(record)
+    if recipe is None and record and active:
+        recipe, name = generations.recipe_of(record, environment.record(active)), _name(record)
         refuse_foreign_names(recipe, arguments, str(prefix))
     installation = inspect_prefix(str(folder))._replace(prefix=str(prefix), recipe=name)
     return installation, _expected(arguments, recipe), recipe

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments.prefixes import refuse_foreign, refuse_inside, refuse_unfit
 from hvdenv.errors import HvdenvError, StepError, UsageError
+from hvdenv.model.recipe import Recipe
 from hvdenv.places import blocked, make_folder, sync_folder, write_json
 from hvdenv.reading import STATE, read_json
 from hvdenv.schema import Problem, decode, encode
@@ -297,6 +298,18 @@ def decode_record(document: object, path: Path) -> GenerationRecord:
         return decode(GenerationRecord, document, lenient=True)
     except Problem as problem:
         raise _damaged(path, "; ".join(map(str, problem.all))) from problem
+
+
+def recipe_of(record: GenerationRecord, path: Path) -> Recipe:
+    """The recipe that an environment was built from.
+
+    Raises:
+        StepError: this hvdenv cannot read it.
+    """
+    try:
+        return decode(Recipe, record.resolved)
+    except Problem as problem:
+        raise _damaged(path, "its recipe: " + "; ".join(map(str, problem.all))) from problem
 
 
 def delete(environment: Environment, identity: str) -> str:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from hvdenv.errors import LockError, RecipeError
 from hvdenv.masking import mask
-from hvdenv.model.recipe import Channel, Commit, GitUrl, Name, Sha256, Version
+from hvdenv.model.recipe import Channel, Commit, GitUrl, MaybeSha256, Name, Sha256, Version
 from hvdenv.schema import Pattern, Problem, decode, encode, line_of, parse_toml
 
 FORMAT: Literal[1] = 1
@@ -31,7 +31,6 @@ MinorVersion = Annotated[str, Pattern(r"3\.[0-9]+", "a Python version such as 3.
 Platform = Annotated[
     str, Pattern(r"linux-(x86_64|aarch64|ppc64le)", "a platform such as linux-x86_64")
 ]
-MaybeSha256 = Annotated[str, Pattern(r"([0-9a-f]{64})?", "a sha256, or empty")]
 
 
 class Horovod(NamedTuple):

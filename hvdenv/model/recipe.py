@@ -46,6 +46,9 @@ Specifier = Annotated[
     ),
 ]
 Sha256 = Annotated[str, Pattern(r"[0-9a-f]{64}", "a sha256 of 64 hexadecimal digits")]
+MaybeSha256 = Annotated[
+    str, Pattern(r"([0-9a-f]{64})?", "a sha256 of 64 hexadecimal digits, or empty")
+]
 # No credentials: they would appear in plans and on command lines. Put them into pip's own
 # configuration or ~/.netrc.
 Url = Annotated[
@@ -248,7 +251,7 @@ class Horovod(NamedTuple):
     frameworks: tuple[Framework, ...]
     controllers: tuple[Controller, ...]
     provider: Literal["source", "present"] = "source"
-    sha256: Sha256 = ""
+    sha256: MaybeSha256 = ""
     gpu: Gpu | None = None
     cpu_operations: Literal["mpi", "gloo", "ccl"] | None = None
 

@@ -206,8 +206,12 @@ def _by_run(ranks: Sequence[RankRecord]) -> dict[str, list[RankRecord]]:
 
 
 def _kind(rank: RankRecord) -> tuple[str, str]:
-    """Device and data path without the numbers of GPUs and adapters."""
-    return rank.device.partition(":")[0], re.sub(r"\d+", "", rank.data_path)
+    """Device and data path without the numbers of GPUs and adapters.
+
+    Without NCCL's part, too: in a ring, only the ranks at a host's border use the network.
+    """
+    path = re.sub(r"NCCL [^;]*", "", rank.data_path)
+    return rank.device.partition(":")[0], re.sub(r"\d+", "", path)
 
 
 def judge(findings: Sequence[Finding]) -> Verdict:

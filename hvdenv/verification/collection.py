@@ -333,13 +333,16 @@ class Collection:
         """Run all; once the runner is stopped, those that are left fail."""
         try:
             while self._sorter.is_active():
+                before = len(self._ready)
                 self._ready.update(self._sorter.get_ready())
+                new = len(self._ready) > before
                 for key in [key for key in self._waiting if key in self._ready]:
                     if self._has_room(key):
                         self._waiting.remove(key)
                         self._ready.remove(key)
                         self._start(key)
-                if self._running:
+                # One that did not apply has ended at once, and others may be ready by that.
+                if self._running and not new:
                     self._take(*self._done.get())
         finally:
             if self._running:

@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hvdenv import RANK_PROGRAMS
 from hvdenv.command import Command, Outcome
@@ -152,15 +152,10 @@ def _extensions(
 
 def _masked(facts: ExtensionFacts) -> ExtensionFacts:
     """The facts without secrets and control characters in what programs printed."""
-    return facts._replace(
-        python=mask(plain(facts.python)),
-        horovod=mask(plain(facts.horovod)),
-        path=mask(plain(facts.path)),
-        installed=mask(plain(facts.installed)),
-        version=mask(plain(facts.version)),
-        error=mask(plain(facts.error)),
-        traceback=mask(plain(facts.traceback)),
-    )
+    texts: dict[str, Any] = {
+        key: mask(plain(value)) for key, value in facts._asdict().items() if isinstance(value, str)
+    }
+    return facts._replace(**texts)
 
 
 @collector("horovodrun --check-build")

@@ -44,17 +44,19 @@ def judge(run: RankRun) -> Iterator[tuple[str, Judgement]]:
     if broken := judge_exercise(run, EXERCISE):
         yield "", broken
         return
-    outcomes: dict[str, list[Outcome]] = {}
+    by_rank: dict[str, dict[str, Outcome]] = {}
     for rank in run.ranks:
         for facts in rank.all(Training):
-            outcomes.setdefault(facts.part, []).append(Outcome(rank.name, rank.number or 0, facts))
+            found = Outcome(rank.name, rank.number or 0, facts)
+            by_rank.setdefault(facts.part, {})[rank.name] = found
+    outcomes = {part: list(each.values()) for part, each in by_rank.items()}
     problems: list[str] = []
     passed: list[str] = []
     for part, reported in outcomes.items():
         if len(reported) == len(run.ranks) and all(one.facts.skip for one in reported):
             yield part, Judgement("skip", reported[0].facts.skip)
-        elif found := list(_problems(reported, len(run.ranks))):
-            problems += [f"{part}: {problem}" for problem in found]
+        elif wrong := list(_problems(reported, len(run.ranks))):
+            problems += [f"{part}: {problem}" for problem in wrong]
         else:
             passed.append(_praise(part, reported))
     if problems:

@@ -161,7 +161,7 @@ def _orphans(
 ) -> Iterator[Finding]:
     """Processes that ranks left on their hosts; other hosts are asked only if ranks failed."""
     runs = [value for key, value in results.items() if key.name == "rank_run"]
-    failed = any(run.returncode for run in runs if isinstance(run, RankRun))
+    failed = any(isinstance(run, Failed) or (run and run.returncode) for run in runs)
     if not failed and not runner.stopped:
         end_marked(runner.token)  # what a rank may have started
     else:

@@ -23,8 +23,9 @@ from hvdenv.plans.images.build import failed
 from hvdenv.plans.images.definition import define, image_facts, image_plan, image_python, written
 from hvdenv.plans.images.distributions import DISTRIBUTIONS, distribution_of
 from hvdenv.plans.images.formats import FOLDER, SCRIPT, Build, FormatName
-from hvdenv.plans.plan import Plan
+from hvdenv.plans.plan import TEMPORARY, Plan
 from hvdenv.plans.script import render_bash
+from hvdenv.plans.steps import GENERATION
 
 DEBIAN = "debian:bookworm-slim"
 CUDA = "nvidia/cuda:11.8.0-cudnn8-devel-ubuntu22.04"
@@ -99,6 +100,7 @@ def test_definitions(
     script = written(render_bash(plan, FOLDER), SCRIPT)
     text = define(recipe, plan, form)
     assert text.count(script) == 1
+    assert str(GENERATION) not in text and str(TEMPORARY) not in text
     text = text.replace(script, f"<the script, into {SCRIPT}>")
     text = text.replace(plan.digest, "<digest>").replace(plan.digest[:12], "<digest>")
     golden = cases / "containers" / f"{name}.{SUFFIX[form]}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import random
 import re
 import subprocess
+import zlib
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
@@ -52,6 +54,24 @@ def test_a_damaged_line_is_not_believed(seed: int) -> None:
     at = source.randrange(len(text))
     damaged = text[:at] + chr(source.randrange(32, 127)) + text[at + 1 :]
     assert wire.read(damaged, TOKEN) in ([], [result(0)])
+
+
+@pytest.mark.parametrize("table", [[], {"event": []}, {"event": "started"}, {"host": 1}, "x"])
+def test_an_event_of_another_form_hides_no_other(table: object) -> None:
+    writer = wire.EventWriter(TOKEN)
+    writer.source = "0" * 8
+    payload = base64.b64encode(json.dumps(table).encode()).decode().rstrip("=")
+    rest = f"{writer.source}.7.0.1.{payload}"
+    odd = f"@hvdenv {TOKEN} {zlib.crc32(rest.encode()):08x} {rest}"
+    text = "\n".join([*lines(result(0)), odd, *lines(result(1))])
+    assert wire.read(text, TOKEN) == [result(0), result(1)]
+
+
+def test_the_supervisor_survives_what_a_rank_writes() -> None:
+    supervisor = _Unseen(wire.EventWriter(TOKEN), 60.0, "torch", "MPI", "host", ())
+    supervisor.child.communicate()
+    supervisor._take_report(b'{"event": "stage", "stage": 3}\nnot JSON\n[]\n')
+    assert supervisor.tail.text().count("malformed event") == 3
 
 
 @given(st.integers(0, 500))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.model.cluster import Job
 from hvdenv.model.layers import load_recipe, read_layer, shipped_recipes, variants_of
 from hvdenv.model.recipe import Recipe
-from hvdenv.schema import parse_toml
+from hvdenv.schema import decode, encode, parse_toml
 from hvdenv.sites.batch import check
 
 NAMES = sorted(shipped_recipes())
@@ -142,6 +143,12 @@ def test_horovod_reads_what_the_recipe_asks_for(name: str, variant: str) -> None
         assert any(variables.get(f"HOROVOD_WITH_{each}") for each in ("PYTORCH", "TENSORFLOW"))
         assert any(key.startswith("HOROVOD_GPU") for key in variables) == bool(recipe.horovod.gpu)
     assert not any(key.startswith("HOROVOD_GPU") for key in recipe.environment.run)
+
+
+@pytest.mark.parametrize(("name", "variant"), ALONE, ids="+".join)
+def test_a_record_gives_the_recipe_back(name: str, variant: str) -> None:
+    recipe = of(name, variant)
+    assert decode(Recipe, json.loads(json.dumps(encode(recipe)))) == recipe
 
 
 def test_one_release_of_horovod_has_one_hash() -> None:

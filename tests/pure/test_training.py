@@ -152,6 +152,17 @@ def test_silence_is_no_success() -> None:
     assert (judgement.status, judgement.message) == ("fail", "no rank reported anything")
 
 
+def test_a_rank_that_reports_twice_is_not_two_ranks() -> None:
+    good = trained(2)
+    (event,) = [each for each in good.ranks[0].events if isinstance(each, Training)]
+    twice = good.ranks[0]._replace(events=(*good.ranks[0].events, event))
+    silent = good.ranks[1]._replace(
+        events=tuple(each for each in good.ranks[1].events if not isinstance(each, Training))
+    )
+    ((_, judgement),) = judge(good._replace(ranks=(twice, silent)))
+    assert (judgement.status, "not all ranks" in judgement.message) == ("fail", True)
+
+
 def test_ranks_that_did_not_come_to_it() -> None:
     broken = exited(1, host="n1", code=-9, signal="SIGKILL", stage="training", detail="Keras fit")
     whole = trained(2)

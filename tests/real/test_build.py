@@ -270,7 +270,7 @@ def test_purged_file_is_noticed(cli: Cli, local_prefix: Path, tmp_path: Path) ->
 def test_verify_without_a_name_takes_what_was_built_last(cli: Cli, local_prefix: Path) -> None:
     result = cli("verify", "--framework", "torch", "-n", "3", "--quick", "--json")
     assert result.json["verdict"] == "pass"
-    assert result.json["schema"] == "hvdenv.report/1"
+    assert result.json["schema"] == "hvdenv.report/2"
     assert Path(result.json["prefix"]).parent == local_prefix.parent
 
 

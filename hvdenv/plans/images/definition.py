@@ -134,7 +134,7 @@ def image_plan(
     recipe: Recipe, variants: tuple[str, ...], facts: Facts, python: Interpreter
 ) -> Plan:
     """The plan of the steps in the image; arguments as for make_plan()."""
-    return make_plan(for_image(recipe), variants, facts, python).at(FOLDER)
+    return make_plan(for_image(recipe), variants, facts, python, alone=True).at(FOLDER)
 
 
 def define(recipe: Recipe, plan: Plan, form: FormatName) -> str:

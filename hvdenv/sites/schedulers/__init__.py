@@ -10,7 +10,8 @@ from hvdenv.sites.schedulers.dialect import Dialect
 
 DIALECTS: Mapping[Scheduler, Dialect] = {
     "slurm": slurm.DIALECT,
-    "pbs": pbs.DIALECT,
+    # Cobalt sets variables of PBS as well.
     "cobalt": cobalt.DIALECT,
+    "pbs": pbs.DIALECT,
     "lsf": lsf.DIALECT,
 }

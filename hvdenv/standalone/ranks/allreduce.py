@@ -192,7 +192,7 @@ def run(context: Context) -> None:
         framework=context.version,
         tests=tests,
         failed=len(wrong),
-        wrong=wrong[:3],
+        wrong=[{key: str(value) for key, value in each.items()} for each in wrong[:3]],
         own=int(own),
         busy=round(max(busy, 0.001), 3),
         **context.numbers()._asdict(),

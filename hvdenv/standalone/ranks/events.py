@@ -355,7 +355,7 @@ def from_json(table: Any) -> Any:
     """
     fields = dict(_checked(table, dict, "an event"))
     name = fields.pop("event", None)
-    if name not in _KINDS:
+    if not isinstance(name, str) or name not in _KINDS:
         raise ValueError("unknown event {!r}".format(name))
     return decode(_KINDS[name], fields, name)
 
@@ -427,10 +427,10 @@ class EventWriter:
 
 
 def read(text: str, token: str) -> List[Received]:
-    """The complete events of a token in a launcher's output; everything else is ignored.
+    """The complete events of a token in a launcher's output.
 
-    Raises:
-        ValueError: an event has another form than this file states.
+    Everything else is ignored, also an event of another form than this file states: the other
+    events of its rank show what is missing.
     """
     parts: Dict[Tuple[str, str], Dict[int, str]] = {}
     whole: Dict[Tuple[str, str], str] = {}
@@ -444,10 +444,13 @@ def read(text: str, token: str) -> List[Received]:
         parts.setdefault(key, {})[int(found.group("part"))] = found.group("payload")
         if len(parts[key]) == int(found.group("parts")):
             whole[key] = "".join(parts[key][number] for number in sorted(parts[key]))
-    return [_received(payload) for payload in whole.values()]
+    return [each for each in map(_received, whole.values()) if each]
 
 
-def _received(payload: str) -> Received:
-    table = json.loads(base64.b64decode(payload + "=" * (-len(payload) % 4)).decode("ascii"))
-    host, pid = _checked(table.pop("host"), str, "host"), _checked(table.pop("pid"), int, "pid")
-    return Received(host, pid, from_json(table))
+def _received(payload: str) -> Optional[Received]:
+    try:
+        table = json.loads(base64.b64decode(payload + "=" * (-len(payload) % 4)).decode("ascii"))
+        host, pid = _checked(table.pop("host"), str, "host"), _checked(table.pop("pid"), int, "pid")
+        return Received(host, pid, from_json(table))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return None

@@ -263,7 +263,11 @@ class Supervisor:
     def _take_report(self, block: bytes) -> None:
         *whole, self.report = (self.report + block).split(b"\n")
         for line in whole:
-            event = events.from_json(json.loads(line.decode("utf-8")))
+            try:
+                event = events.from_json(json.loads(line.decode("utf-8")))
+            except Exception as error:  # the rank goes on, and its end is still reported
+                self.tail.take(("malformed event: %s\n" % error).encode("utf-8", "replace"))
+                continue
             if isinstance(event, events.Stage):
                 stage, self.at = self.at.stage, event
                 if event.stage == stage:
