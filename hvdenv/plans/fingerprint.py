@@ -25,7 +25,7 @@ def fingerprint(program: str) -> str:
 def _append(tokens: list[str], node: object) -> None:
     """The tree in one fixed order. Empty fields are left out: newer Pythons add some."""
     if isinstance(node, ast.Constant):
-        tokens.append(repr(node.value))
+        tokens.append(f"constant {node.value!r}")
     elif isinstance(node, ast.JoinedStr):  # Python 3.12 adds empty constants
         tokens.append("JoinedStr")
         _append(tokens, [each for each in node.values if getattr(each, "value", None) != ""])

@@ -19,7 +19,7 @@ from hvdenv.runner import ALWAYS_SET
 from hvdenv.schema import fill
 
 # Stands for the folder of temporary files until Plan.at() names one.
-TEMPORARY = Path("/{TEMPORARY}")
+TEMPORARY = Path("/\N{LEFT DOUBLE ANGLE BRACKET}temporary\N{RIGHT DOUBLE ANGLE BRACKET}")
 
 
 class Plan(NamedTuple):

@@ -21,9 +21,9 @@ from hvdenv.plans.step import Step, TextFile
 from hvdenv.reading import OWN, read_text
 from hvdenv.sites.modules import shell_lines
 
-# Stands for a generation's folder until Plan.at() names one. Braces, so that every shell line that
-# contains it is quoted, and no recipe value can contain it.
-GENERATION = Path("/{GENERATION}")
+# Stands for a generation's folder until Plan.at() names one. With characters outside of ASCII, so
+# that every shell line that contains it is quoted, and no recipe value can contain it.
+GENERATION = Path("/\N{LEFT DOUBLE ANGLE BRACKET}generation\N{RIGHT DOUBLE ANGLE BRACKET}")
 _SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin")
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input")
 # The program for conda packages, and those that it imports.

@@ -44,6 +44,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from typing import TYPE_CHECKING, Dict, List, Union
 
 from conda_clone import clone
@@ -147,8 +148,13 @@ def begin(prefix: str) -> str:
 def undo(prefix: str, mark: str) -> None:
     """Remove an environment that could not be completed."""
     shutil.rmtree(prefix, ignore_errors=True)
-    if not os.path.lexists(prefix):
-        shutil.rmtree(mark)
+    if os.path.lexists(prefix):
+        return
+    for _ in range(50):  # threads of rattler may still be writing there
+        shutil.rmtree(mark, ignore_errors=True)
+        if not os.path.lexists(mark):
+            return
+        time.sleep(0.1)
 
 
 def report(prefix: str) -> List[Dict[str, str]]:
