@@ -1,10 +1,10 @@
 """Make one archive that proves hvdenv's GPU path on a node without a network.
 
-The archive holds hvdenv, an Open MPI, two Horovod wheels of the recipe local-cuda (one with NCCL,
+The archive contains hvdenv, an Open MPI, two Horovod wheels of the recipe local-cuda (one with NCCL,
 one that copies GPU tensors through the host's memory), pytest, and with --tests a named subset of
-Horovod's own tests from a checkout of it. It does not hold torch: the node has it.
+Horovod's own tests from a checkout of it. It does not contain torch: the node has it.
 
-Run it by `make gpu-kit`; docs/how-to/prove-the-gpu-path.md says how to use the archive.
+Run it with `make gpu-kit`; docs/how-to/prove-the-gpu-path.md explains how to use the archive.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 usage: python3 run.py [OUT]
 
 Needs torch 2.11.0+cu130 on Python 3.12, a driver for CUDA 13 and a GPU; no network and no root.
-Makes three environments beside this file, runs the stages below one after the other, each with a
-time limit and all within 8 minutes, and leaves reports and logs in OUT (default: ./reports).
-Exit code: 0 if every stage did what it should, else 1.
+Creates three environments next to this file, runs the stages below one after the other (each has a
+time limit, all take at most 8 minutes), and writes reports and logs to OUT (default: ./reports).
+Exit code: 0 if all stages passed, otherwise 1.
 """
 
 import json

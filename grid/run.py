@@ -1,15 +1,15 @@
-"""Try combinations for real: build and verify each as a user would, and write down what came of it.
+"""Build and verify combinations of versions as a user would, and record the results.
 
-    python -m grid.run                     the next one that has no row
-    python -m grid.run --count 3           three of them
-    python -m grid.run torch-2.6           this one, whether it has a row or not
-    python -m grid.run --list              which have a row
+    python -m grid.run                     the next combination without a row
+    python -m grid.run --count 3           the next three
+    python -m grid.run torch-2.6           this one, even if it has a row
+    python -m grid.run --list              list which have a row
     python -m grid.run --before "nice -n 19"
 
-From the root of a checkout. It takes minutes and gigabytes for each combination; one environment
-lies on the disk at a time, and is removed. Rows go into hvdenv/knowledge/grid.json, each
-whole or not at all: the next call resumes what was killed or interrupted. What is the
-machine's fault (a full disk, no network, no such Python, out of time) gives no row.
+Run it in the root of a checkout. Each combination takes minutes and gigabytes; only one environment
+is on disk at a time, and it is removed afterwards. Rows are written to hvdenv/knowledge/grid.json
+atomically, so the next call resumes after a kill. Faults of the machine (a full disk, no network,
+no such Python, a timeout) give no row.
 """
 
 from __future__ import annotations

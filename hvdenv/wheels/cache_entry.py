@@ -1,7 +1,7 @@
 """Reading an entry of a wheel cache: what is checked is what is used.
 
 An entry is a folder with a record and a wheel. In a cache that other users can write, an entry
-is trusted by its owner, or by the signature of its record: docs/cache.md.
+is trusted by its owner, or by the signature of its record (docs/how-to/share-compiled-wheels.md).
 """
 
 from __future__ import annotations

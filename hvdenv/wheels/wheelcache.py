@@ -1,8 +1,8 @@
-"""Caches of compiled wheels, found again by all that went into them.
+"""Caches of compiled wheels, found by a hash of all their inputs.
 
 An entry (cache_entry.py) is a folder named by the hash of its inputs: KEY[:2]/KEY. It gets its
-name when it is complete, and is never changed then, so no lock is needed. Each user has a
-cache of their own; a site can have shared ones as well: docs/cache.md.
+name when it is complete, and never changes afterwards, so no lock is needed. Each user has a
+cache of their own; a site can also have shared ones (docs/how-to/share-compiled-wheels.md).
 """
 
 from __future__ import annotations
