@@ -124,7 +124,7 @@ def test_a_libmpi_of_another_version_in_its_place(built: Installation, runner: R
     compiled(path, code, f"-Wl,-soname,{path.name}")
     message = the_failure(built, runner).message
     assert f"{path.name} is a different build now (Open MPI v3.1.4): " in message
-    assert message.endswith("; this is Open MPI v3.1.4")
+    assert message.endswith(", and this is Open MPI v3.1.4")
 
 
 def test_a_libmpi_that_is_gone(built: Installation, runner: Runner) -> None:
@@ -146,7 +146,7 @@ def test_a_libstdcxx_that_is_too_old(built: Installation, runner: Runner, tmp_pa
     )
     finding = the_failure(found_first(built, LD_LIBRARY_PATH=tmp_path / "old"), runner)
     assert finding.subject == "libstdc++.so.6"
-    assert "it has GLIBCXX up to 3.4.19, and the extension needs 3.4." in finding.message
+    assert "it has GLIBCXX up to 3.4.19, but the extension needs 3.4." in finding.message
 
 
 @pytest.mark.parametrize(
