@@ -25,7 +25,7 @@ help:
 need = command -v $(1) >/dev/null 2>&1 || { echo "missing: $(1). $(2)"; exit 1; }
 
 $(BIN)/python:
-	@$(call need,python3,Install Python 3.10 to 3.12 (Debian and Ubuntu: apt install python3 python3-venv python3-dev))
+	@$(call need,python3,Install Python 3.10 to 3.13 (Debian and Ubuntu: apt install python3 python3-venv python3-dev))
 	@$(call need,gcc,Install a C compiler (Debian and Ubuntu: apt install gcc))
 	@$(call need,g++,Install a C++ compiler (Debian and Ubuntu: apt install g++))
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "missing: Python 3.10 or newer, python3 is $$(python3 -V). Install one, or load a module that has it"; exit 1; }
