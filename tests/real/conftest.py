@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
+from hvdenv.environments import generations
 from hvdenv.environments.installation import Installation, inspect_prefix
 from hvdenv.runner import Runner
 from tests.modulesystems import cache_folder, install
@@ -84,9 +85,36 @@ def cli(home: Path) -> Cli:
 
 @pytest.fixture(scope="session")
 def local_prefix(cli: Cli, home: Path) -> Path:
-    """A complete environment of the recipe `local`."""
-    cli("build", "local")
-    return home / "envs" / "local"
+    """A complete environment of the recipe `local`, whose compile was interrupted and killed."""
+    prefix = home / "envs" / "local"
+    if prefix.exists():  # HVDENV_TEST_HOME has it
+        cli("build", "local")
+        return prefix
+    stop_the_compile(cli, prefix)
+    assert "already done" in cli("build", "local").stderr
+    return prefix
+
+
+def stop_the_compile(cli: Cli, prefix: Path) -> None:
+    """Begin a build twice: the first ends by Ctrl-C in the middle of the compile, then SIGKILL."""
+    store = generations.at(prefix).store
+
+    def compiling(objects: int) -> bool:
+        logs = list(store.glob("*/logs/*-wheel.log"))
+        return bool(logs) and f"[{objects}/" in logs[0].read_text()
+
+    with cli.start("build", "local") as process:
+        wait_until(lambda: compiling(5), 900)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    wait_until(lambda: not processes_of(store), 30)
+    with cli.start("build", "local") as process:
+        wait_until(lambda: compiling(15), 900)
+        process.kill()
+        process.communicate()
+    assert not prefix.exists()
 
 
 @pytest.fixture(scope="session")

@@ -151,41 +151,10 @@ def test_second_prefix_compiles_nothing_and_survives_kills(
     assert not list(tmp_path.glob(".second.hvdenv/*")) and not prefix.is_symlink()
 
 
-@pytest.mark.compile
-def test_interrupted_and_killed_compile_goes_on(
-    cli: Cli, home: Path, no_processes_left: Callable[[Path], None]
-) -> None:
-    """One framework, Open MPI 5: Ctrl-C and then SIGKILL in the middle of the compile."""
-    words = ("build", "local", "--variant", "torch", "--variant", "openmpi5")
-    prefix = home / "envs" / "local+openmpi5+torch"
-    store = generations.at(prefix).store
-    if prefix.exists():
-        cli("envs", "remove", str(prefix))
-        shutil.rmtree(home / "cache" / "wheels")
-
-    def compiling(objects: int) -> bool:
-        logs = list(store.glob("*/logs/06-wheel.log"))
-        return bool(logs) and f"[{objects}/" in logs[0].read_text()
-
-    process = cli.start(*words)
-    wait_until(lambda: compiling(5), 900)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 130, stderr
-    assert "Traceback" not in stderr
-    no_processes_left(store)
-
-    process = cli.start(*words)
-    wait_until(lambda: compiling(15), 900)
-    process.kill()
-    process.communicate()
-    assert not prefix.exists()
-
-    result = cli(*words)
-    assert "already done" in result.stderr
-    assert [times_finished(prefix, step) for step in ("frameworks", "source", "wheel")] == [1, 1, 1]
-    report = cli("verify", "local", "--variant", "openmpi5", "--variant", "torch", "--json").json
-    assert report["verdict"] == "pass"
+def test_interrupted_and_killed_compile_goes_on(local_prefix: Path) -> None:
+    """What happens to the compile is in the fixture, so that there is one compile less."""
+    steps = ("frameworks", "source", "wheel")
+    assert [times_finished(local_prefix, step) for step in steps] == [1, 1, 1]
 
 
 def test_failed_rebuild_leaves_the_working_environment_alone(cli: Cli, local_prefix: Path) -> None:

@@ -561,4 +561,4 @@ def test_what_a_killed_launcher_leaves_on_other_hosts_is_ended(
     assert "no processes of this run are left on" in told
     assert all(host in told for host in cluster.hosts)
     # The rank there may end by itself before it is asked for, or has to be ended too.
-    assert re.search(rf"had to be ended: .*\d+ on {cluster.hosts[1]}", told), told
+    assert re.search(rf"hvdenv ended: .*\d+ on {cluster.hosts[1]}", told), told
