@@ -64,7 +64,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_requests(requests, _REQUESTS)
     add_clean(parser)
     parser.add_argument(
-        "--dry-run", action="store_true", help="print the command line without running it"
+        "--dry-run",
+        action="store_true",
+        help="print the command line, which can be pasted, without running it",
     )
     add_trust(parser)
 
@@ -78,17 +80,13 @@ def _run(arguments: argparse.Namespace) -> int:
     chosen = choose(arguments, built=not arguments.dry_run)
     shell = os.path.basename(environment().get("SHELL", ""))
     places = find_places()
-    folder = _folder(chosen, places)
-    words = shell_command(shell, folder)
+    words = shell_command(shell, _write(chosen, places))
     options = {name: getattr(arguments, name) for name in _REQUESTS}
     if given := {name: value for name, value in options.items() if value is not None}:
         words = _in_allocation(given, chosen, words)
     if arguments.dry_run:
         print(shlex.join(words))
         return 0
-    make_folder(folder)
-    for file, text in start_files(chosen.activate, chosen.name, folder).items():
-        write_text(folder / file, text)
     last_used.note(places, chosen.prefix)
     scheduler = chosen.recipe.scheduler
     if given and scheduler and not runs_programs(scheduler):
@@ -120,11 +118,14 @@ def start_files(activate: str, name: str, folder: Path) -> dict[str, str]:
     }
 
 
-def _folder(chosen: Chosen, places: Places) -> Path:
-    """Where the start files are: under HVDENV_HOME, which the hosts of an allocation see too."""
+def _write(chosen: Chosen, places: Places) -> Path:
+    """Write the files under HVDENV_HOME, which the hosts of an allocation see too."""
     # Two environments may have one name.
     digest = hashlib.sha256(os.fsencode(chosen.prefix)).hexdigest()[:12]
-    return places.home / "shells" / digest
+    folder = make_folder(places.home / "shells" / digest)
+    for file, text in start_files(chosen.activate, chosen.name, folder).items():
+        write_text(folder / file, text)
+    return folder
 
 
 def _in_allocation(

@@ -51,7 +51,7 @@ def test_what_is_left_open_is_left_to_the_shell() -> None:
     text = activate_script(
         ENVIRONMENT, kind="venv", variables={"A": "/tmp/{user}'s $(x)/{jobid}", "B": "{users}"}
     )
-    pid = "${SLURM_JOB_ID:-${PBS_JOBID:-${COBALT_JOBID:-${LSB_JOBID:-$$}}}}"
+    pid = "${SLURM_JOB_ID:-${COBALT_JOBID:-${PBS_JOBID:-${LSB_JOBID:-$$}}}}"
     assert f"""\nexport A=/tmp/"$(id -un)"''"'"'s $(x)/'"{pid}"\n""" in text
     assert value_of("B", text) == "{users}"
 

@@ -495,7 +495,7 @@ _shtab_hvdenv_shell_options=(
   "--name[NAME]:NAME:"
   "--comment[COMMENT]:COMMENT:"
   "--clean[unset the variables of your shell that change results, such as LD_PRELOAD, LD_LIBRARY_PATH, HOROVOD_\*, NCCL_\* and OMPI_MCA_\*]"
-  "--dry-run[print the command line without running it]"
+  "--dry-run[print the command line, which can be pasted, without running it]"
   "--trust[use files that other users can change, for this command only]"
   ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
 )
