@@ -65,10 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     if wanted and prepared.facts.origin != "observed":
         unseen = f"facts are {prepared.facts.origin}"
     elif wanted:
-        try:
-            there = _modules_here(wanted)
-        except IncompatibleError:  # for example on a laptop
-            unseen = "this machine has no module system"
+        there = _modules_here(wanted)
+        unseen = "" if there else "this machine has no module system"
     blocked = bool(_blocking(rules, arguments.allow)) or bool(
         there and any(each.state != "loads" for each in there.examined)
     )
@@ -102,9 +100,12 @@ class ModulesHere(NamedTuple):
     offers: dict[str, tuple[str, ...]]
 
 
-def _modules_here(wanted: Modules) -> ModulesHere:
+def _modules_here(wanted: Modules) -> ModulesHere | None:
+    """The recipe's modules; None without a module system, for example on a laptop."""
     runner = Runner()
-    system = module_shell.find(runner, wanted.init)
+    system = module_shell.detect(runner, wanted.init)
+    if system is None:
+        return None
     return ModulesHere(
         f"{system.kind} {system.version}".strip(),
         module_shell.examine(system, wanted, "build", runner),

@@ -247,18 +247,13 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
         raise UsageError(f"there is no environment {which} {installed.prefix}", remedy=remedy)
     record = generations.read_record(installed.record(active)) if active else None
     refuse_foreign_prefix(installed.prefix, arguments, also=elsewhere(record))
-    recipe = resolved.recipe if arguments.recipe else _recorded_recipe(installed, record)
     if record and not arguments.recipe:
+        recipe = generations.recipe_of(record, installed.record(active))
         name = environment_name(record.recipe, record.variants)
         refuse_foreign_names(recipe, arguments, str(installed.prefix))
+    else:
+        recipe = resolved.recipe
     return Chosen(name=name, recipe=recipe, prefix=installed.prefix, record=record)
-
-
-def _recorded_recipe(installed: generations.Environment, record: GenerationRecord | None) -> Recipe:
-    active = installed.active()
-    if not (record and active):
-        raise UsageError(f"no record of {installed.prefix}", remedy="name the recipe as well")
-    return generations.recipe_of(record, installed.record(active))
 
 
 def elsewhere(record: GenerationRecord | None) -> str:

@@ -404,7 +404,7 @@ def _chosen(
     folder = environment.generation(active) if active else Path(prefix)
     record = generations.read_record(environment.record(active)) if active else None
     refuse_foreign_prefix(prefix, arguments, whole=True, also=elsewhere(record))
-    if recipe is None and record and active:
+    if recipe is None and record:
         recipe, name = generations.recipe_of(record, environment.record(active)), _name(record)
         refuse_foreign_names(recipe, arguments, str(prefix))
     installation = inspect_prefix(str(folder))._replace(prefix=str(prefix), recipe=name)
