@@ -518,8 +518,10 @@ def _problems_of_packages(recipe: Recipe) -> Iterator[tuple[str, str]]:
         framework = _COMPANIONS.get(name.lower().replace("_", "-"))
         package = recipe.frameworks.get(framework) if framework else None
         if package and package.provider == "source":
-            yield f"packages.{name}", (
-                f"pip would install a second {framework} for it, beside the one that is built from source"
+            yield (
+                f"packages.{name}",
+                f"pip would install a second {framework} for it, beside the one that is built from"
+                " source",
             )
 
 
