@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from hvdenv import PACKAGE
 from hvdenv.errors import HvdenvError, RecipeError, UsageError
 from hvdenv.model.cluster import RecipeFolders, Storage, Trust
-from hvdenv.model.recipe import Recipe
+from hvdenv.model.recipe import Framework, Recipe
 from hvdenv.reading import RECIPE, SITE, Content, read_file
 from hvdenv.schema import (
     MOST_PROBLEMS,
@@ -521,6 +521,26 @@ def _where(
     return f"{line}: {dotted(path)}"
 
 
+# Packages that require exactly one release of a framework.
+_COMPANIONS: Mapping[str, Framework] = {
+    "torchvision": "torch", "torchaudio": "torch", "torchtext": "torch",
+    "tensorflow-text": "tensorflow", "tensorflow-addons": "tensorflow",
+}  # fmt: skip
+
+
+def _problems_of_packages(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Packages that would install a second copy of a framework."""
+    for name in recipe.packages:
+        framework = _COMPANIONS.get(name.lower().replace("_", "-"))
+        package = recipe.frameworks.get(framework) if framework else None
+        if package and package.provider == "source":
+            yield (
+                f"packages.{name}",
+                f"pip would install a second {framework} for it, beside the one that is built from"
+                " source",
+            )
+
+
 def _problems_of_whole(recipe: Recipe) -> list[Problem]:
     """Problems that only several values together show."""
     horovod, python, mpi = recipe.horovod, recipe.python, recipe.mpi
@@ -566,6 +586,7 @@ def _problems_of_whole(recipe: Recipe) -> list[Problem]:
             and not package.source
             and f'the provider "source" needs a table [frameworks.{name}.source]'
         )
+    wrong |= dict(_problems_of_packages(recipe))
     return [
         *(Problem(tuple(key.split(".")), str(text)) for key, text in wrong.items() if text),
         *(
