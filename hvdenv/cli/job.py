@@ -168,7 +168,7 @@ def scheduler_of(resolved: Resolved) -> Scheduler:
     if resolved.recipe.scheduler is None:
         raise RecipeError(
             "this recipe has no scheduler",
-            where=f"{resolved.file}: scheduler",
+            where=resolved.where("scheduler"),
             remedy=f'in a recipe with extends = "{resolved.recipe.name}", set scheduler to one of'
             f" {', '.join(DIALECTS)} and add a table [job]; or run the command without a job",
         )
