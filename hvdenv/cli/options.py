@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import getpass
 import json
+import os
 import re
 import sys
 from functools import cache
@@ -235,7 +236,11 @@ def environment_of(
         folder = Path(recipe.places.environments)
     else:
         folder = places.envs
-    return generations.at(folder / environment_name(recipe.name, resolved.variants))
+    # Up to version 0.1, variants that only change jobs had environments of their own.
+    before = folder / environment_name(recipe.name, resolved.variants)
+    if os.path.lexists(before):
+        return generations.at(before)
+    return generations.at(folder / environment_name(recipe.name, resolved.keyed))
 
 
 def _workspace(recipe: Recipe) -> Path:
@@ -279,8 +284,10 @@ class Prepared(NamedTuple):
         Args:
             alone: whether a script runs the plan, without hvdenv and its caches.
         """
+        resolved = self.resolved
+        own = self.target.prefix.name == environment_name(resolved.recipe.name, resolved.variants)
         return make_plan(
-            self.resolved.recipe, self.resolved.variants, self.facts, self.python,
+            resolved.recipe, resolved.variants if own else resolved.keyed, self.facts, self.python,
             locked=self.locked, source_folder=self.source_folder, offline=self.offline,
             caches=find_places().cache, additions=self.additions, alone=alone,
         )  # fmt: skip

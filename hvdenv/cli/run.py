@@ -214,7 +214,7 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
     """
     if arguments.recipe:
         resolved = resolved_of(arguments)
-        name = environment_name(resolved.recipe.name, resolved.variants)
+        name = environment_name(resolved.recipe.name, resolved.keyed)
         container = image_of(resolved.recipe, os.getcwd()) if image else None
         if container and not arguments.prefix:
             if built:

@@ -386,7 +386,7 @@ def _chosen(
     if arguments.recipe:
         resolved = resolved_of(arguments)
         recipe = resolved.recipe
-        name = environment_name(recipe.name, resolved.variants)
+        name = environment_name(recipe.name, resolved.keyed)
         found = _refuse_missing(arguments, resolved, places)
         if isinstance(found, Container):
             refuse_foreign_path(str(found.image), arguments)
@@ -424,7 +424,7 @@ def _refuse_missing(
     prefix = environment_of(arguments, resolved, places).prefix
     if not os.path.lexists(prefix):
         raise UsageError(
-            f"{environment_name(recipe.name, resolved.variants)} was not built: there is no {prefix}",
+            f"{environment_name(recipe.name, resolved.keyed)} was not built: there is no {prefix}",
             remedy=f"hvdenv build {named(arguments)}",
         )
     return prefix
