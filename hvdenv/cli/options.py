@@ -151,6 +151,10 @@ def add_where(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_dry_run(parser: argparse._ActionsContainer, text: str) -> None:
+    parser.add_argument("--dry-run", action="store_true", help=text)
+
+
 def add_clean(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--clean",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 
 from hvdenv.cli.find_lock import with_lock
 from hvdenv.cli.options import (
@@ -53,19 +52,24 @@ def run(arguments: argparse.Namespace) -> int:
     prepared = prepare(arguments, thorough=False, shown=True, anywhere=True)
     if is_locked(arguments):
         prepared = with_lock(arguments, prepared)
-    target, plan = prepared.target, prepared.plan(alone=arguments.format == "bash")
-    plan = plan.at(target.generation(plan.digest[:12]))
+    plan = prepared.plan(alone=arguments.format == "bash")
     if arguments.json:
-        print_json({"facts": encode(prepared.facts), **encode(plan)})
+        print_json({"facts": encode(prepared.facts), **encode(_placed(plan, prepared))})
     elif arguments.format == "bash":
-        print(render_bash(plan, target.prefix), end="")
+        print(render_bash(_placed(plan, prepared), prepared.target.prefix), end="")
     else:
-        print(_text(plan, prepared, target.prefix))
+        print(described(plan, prepared))
     return 0
 
 
-def _text(plan: Plan, prepared: Prepared, prefix: Path) -> str:
-    facts, foreign = prepared.facts, prepared.foreign
+def _placed(plan: Plan, prepared: Prepared) -> Plan:
+    return plan.at(prepared.target.generation(plan.digest[:12]))
+
+
+def described(plan: Plan, prepared: Prepared) -> str:
+    """The steps of a plan, for people."""
+    plan, facts, prefix = _placed(plan, prepared), prepared.facts, prepared.target.prefix
+    foreign = prepared.foreign
     compiler = "not looked at" if foreign else facts.cxx.version if facts.cxx else "none"
     head = [
         f"plan {plan.digest[:12]} of {environment_name(plan.recipe, plan.variants)}",
