@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    prepared = prepare(arguments, thorough=False, shown=True)
+    prepared = prepare(arguments, thorough=False, shown=True, anywhere=True)
     if is_locked(arguments):
         prepared = with_lock(arguments, prepared)
     plan = prepared.plan(alone=arguments.format == "bash")
@@ -69,10 +69,13 @@ def _placed(plan: Plan, prepared: Prepared) -> Plan:
 def described(plan: Plan, prepared: Prepared) -> str:
     """The steps of a plan, for people."""
     plan, facts, prefix = _placed(plan, prepared), prepared.facts, prepared.target.prefix
+    foreign = prepared.foreign
+    compiler = "not looked at" if foreign else facts.cxx.version if facts.cxx else "none"
     head = [
         f"plan {plan.digest[:12]} of {environment_name(plan.recipe, plan.variants)}",
-        f"facts {facts.origin} on {facts.host}: {facts.machine}, glibc {facts.glibc or 'unknown'}, "
-        f"g++ {facts.cxx.version if facts.cxx else 'none'}, {facts.cores} cores",
+        f"facts {facts.origin} {'for' if foreign else 'on'} {facts.host}: {facts.machine}, glibc"
+        f" {facts.glibc or 'unknown'}, g++ {compiler}, {facts.cores} cores"
+        + (f" ({foreign})" if foreign else ""),
         f"Python {plan.python.version} ({plan.python.path})",
         f"{prefix} -> {plan.generation}, written as $G below; temporary files in $T",
         f"every step: {' '.join('='.join(pair) for pair in plan.step_variables.items())}; "
