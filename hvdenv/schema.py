@@ -51,10 +51,13 @@ class Problem(Exception):
 
 
 def dotted(path: Path) -> str:
-    """The path as users write it: ``frameworks.torch.version[1]``."""
+    """The path as users write it: ``frameworks.torch.version[1]``, ``partitions."gpu.a".cores``."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += ("." if text else "") + (f'"{part}"' if "." in part else part)
     return text
 
 
@@ -118,6 +121,7 @@ class _Decoder:
     def __init__(self, *, whole: bool = True, lenient: bool = False) -> None:
         self.whole = whole
         self.lenient = lenient
+        self.named: set[Path] = set()  # values under names that users choose
         self.problems: list[Problem] = []
 
     def document(self, kind: Any, value: object, path: Path) -> object:
@@ -147,11 +151,13 @@ class _Decoder:
         if origin is tuple:
             return self.items(arguments[0], value, path)
         if origin is dict:
+            table = self.expect(dict, value, path) or {}
+            self.named |= {(*path, key) for key in table}
             return {
                 self.read(arguments[0], key, (*path, key)): self.read(
                     arguments[1], each, (*path, key)
                 )
-                for key, each in (self.expect(dict, value, path) or {}).items()
+                for key, each in table.items()
             }
         if hasattr(kind, "_fields"):
             return self.record(kind, value, path)
@@ -198,6 +204,7 @@ class _Decoder:
             elif not self.lenient:
                 hint = nearest(key, known)
                 hints += hint
+                hint = (isinstance(each, dict) and self.with_a_dot(path, key)) or hint
                 self.refuse((*path, key), f"unknown key{hint or f'; known are {_listed(known)}'}")
         missing = [key for key in known if key not in table and key not in kind._field_defaults]
         for key in missing if self.whole else ():
@@ -208,12 +215,20 @@ class _Decoder:
     def expect(self, kind: type, value: object, path: Path) -> Any:
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             hint = " (put it in quotes)" if kind is str and isinstance(value, (int, float)) else ""
+            if isinstance(value, dict) and len(value) == 1:
+                hint = self.with_a_dot(path, *value)
             self.refuse(path, f"expected {_NAMES[kind]}, found {_shown(value)}{hint}")
             return None
         if isinstance(value, int) and abs(value) >= 1 << 63:
             self.refuse(path, "this number is too large: the limit is 2^63")
             return None
         return value
+
+    def with_a_dot(self, path: Path, rest: str) -> str:
+        """A hint where TOML split a name at its dot."""
+        if path not in self.named:
+            return ""
+        return f"; a name with a dot needs quotes: {dotted((*path[:-1], f'{path[-1]}.{rest}'))}"
 
     def text(self, value: object, path: Path) -> str | None:
         """No string may hold control characters: a newline can add a batch directive."""
@@ -235,6 +250,19 @@ class _Decoder:
         if value is not None and not re.fullmatch(pattern.regex, str(value)):
             self.refuse(path, f"expected {pattern.meaning}, found {_shown(value)}")
         return value
+
+
+def is_text(kind: Any, path: Path) -> bool:
+    """Whether the value at a path of a type may be a text."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return any(is_text(each, path) for each in arguments)
+    if not path or kind is type(None):
+        return _is_string(kind)
+    if origin is dict:
+        return is_text(arguments[1], path[1:])
+    inside = fields(kind).get(str(path[0])) if hasattr(kind, "_fields") else None
+    return inside is not None and is_text(inside, path[1:])
 
 
 @cache
