@@ -14,6 +14,7 @@ from hvdenv.errors import UsageError
 from hvdenv.knowledge.diagnosis import Diagnosis, Found, diagnose
 from hvdenv.masking import mask, plain
 from hvdenv.reading import LOG, open_file
+from hvdenv.schema import Table
 
 if TYPE_CHECKING:
     from hvdenv.knowledge.remedies import Change
@@ -110,12 +111,10 @@ def _rules(found: Found) -> list[Rule]:
     return [rule for rule in all_rules() if rule.id in found.rules] if found.rules else []
 
 
-def _document(
-    subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | None
-) -> dict[str, Any]:
+def _document(subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | None) -> Table:
     """The document for --json."""
 
-    def listed(kind: Any) -> list[dict[str, Any]]:
+    def listed(kind: Any) -> list[Table]:
         return [_masked(each._asdict()) for each in diagnosis.of_kind(kind)]
 
     return {
@@ -135,7 +134,7 @@ def _document(
     }
 
 
-def _masked(table: dict[str, Any]) -> dict[str, Any]:
+def _masked(table: Table) -> Table:
     return {key: mask(plain(v)) if isinstance(v, str) else v for key, v in table.items()}
 
 

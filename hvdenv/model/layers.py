@@ -16,6 +16,7 @@ from hvdenv.reading import RECIPE, SITE, Content, read_file
 from hvdenv.schema import (
     MOST_PROBLEMS,
     Problem,
+    Table,
     check_part,
     decode,
     dotted,
@@ -26,8 +27,6 @@ from hvdenv.schema import (
 
 DEFAULTS = Path(__file__).parent / "defaults.toml"
 FORMAT = 1
-
-Document = dict[str, Any]
 
 
 class Layer(NamedTuple):
@@ -46,7 +45,7 @@ class Layer(NamedTuple):
     name: str
     file: str
     text: str
-    values: Document
+    values: Table
     prefix: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     content: Content | None = None
@@ -226,9 +225,9 @@ def load_recipe(
     )
 
 
-def _combined(layers: Iterable[Layer]) -> tuple[Document, dict[str, Layer]]:
+def _combined(layers: Iterable[Layer]) -> tuple[Table, dict[str, Layer]]:
     """The values of all layers, and for each dotted key the layer that set it."""
-    merged: Document = {}
+    merged: Table = {}
     origins: dict[str, Layer] = {}
     for layer in layers:
         for key in layer.without:
@@ -388,7 +387,7 @@ def _variant(base: Layer, offered: Mapping[str, Layer], variant: str) -> Layer:
     )
 
 
-def _remove(into: Document, key: str, layer: Layer, origins: dict[str, Layer]) -> None:
+def _remove(into: Table, key: str, layer: Layer, origins: dict[str, Layer]) -> None:
     """Remove a table or value that a layer lists in `without`."""
     *parents, last = key.split(".")
     table: Any = into
@@ -518,8 +517,8 @@ def _refuse_clashes(layers: Sequence[Layer]) -> None:
 
 
 def _merge(
-    into: Document,
-    values: Document,
+    into: Table,
+    values: Table,
     layer: Layer,
     origins: dict[str, Layer],
     path: tuple[str, ...] = (),
