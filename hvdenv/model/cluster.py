@@ -152,6 +152,25 @@ class Partition(NamedTuple):
     cuda: Label | None = None
 
 
+class JobOf(NamedTuple):
+    """Resources of the job of one command, instead of those of ``[job]``.
+
+    Attributes:
+        partition, nodes, time, memory, qos, exclusive: as in ``[job]``.
+        ranks_per_node, cpus_per_rank, gpus_per_node: as in ``[job]``.
+    """
+
+    partition: Label | None = None
+    nodes: int | None = None
+    ranks_per_node: int | None = None
+    cpus_per_rank: int | None = None
+    gpus_per_node: int | None = None
+    time: Duration | None = None
+    memory: Label | None = None
+    qos: Label | None = None
+    exclusive: bool | None = None
+
+
 class Job(NamedTuple):
     """Default resources of a batch job.
 
@@ -171,6 +190,8 @@ class Job(NamedTuple):
         select: resources that PBS adds to each chunk, such as system=polaris.
         place: how PBS places the chunks.
         requires: keys of this table that the site requires.
+        build: for ``hvdenv build --where compute`` (default: one node).
+        verify: for ``hvdenv verify --where compute`` (default: at most two nodes, 30 minutes).
     """
 
     partition: Label | None = None
@@ -194,6 +215,8 @@ class Job(NamedTuple):
     select: Label | None = None
     place: Label | None = None
     requires: tuple[Label, ...] = ()
+    build: JobOf | None = None
+    verify: JobOf | None = None
 
 
 class Launch(NamedTuple):
