@@ -21,7 +21,7 @@ from hvdenv.errors import UsageError
 from hvdenv.launch.placement import of_shell
 from hvdenv.places import Places, find_places, make_folder, write_text
 from hvdenv.runner import environment, hand_over
-from hvdenv.sites.allocation import interactive, runs_programs
+from hvdenv.sites.allocation import interactive
 from hvdenv.sites.batch import OPTIONS, check, merge
 
 EXAMPLES = """\
@@ -88,8 +88,8 @@ def _run(arguments: argparse.Namespace) -> int:
         print(shlex.join(words))
         return 0
     last_used.note(places, chosen.prefix)
-    scheduler = chosen.recipe.scheduler
-    if given and scheduler and not runs_programs(scheduler):
+    dialect = chosen.recipe.dialect
+    if given and dialect and not dialect.runs_programs:
         print(f"type this there: . {shlex.quote(chosen.activate)}", file=sys.stderr)
     return hand_over(Command(words), of_shell(environment(), clean=arguments.clean))
 
@@ -131,18 +131,18 @@ def _write(chosen: Chosen, places: Places) -> Path:
 def _in_allocation(
     given: Mapping[str, object], chosen: Chosen, program: tuple[str, ...]
 ) -> tuple[str, ...]:
-    scheduler = chosen.recipe.scheduler
+    dialect = chosen.recipe.dialect
     options = " and ".join(f"--{name.replace('_', '-')}" for name in given)
-    if scheduler is None:
+    if dialect is None:
         raise UsageError(
             f"the recipe {chosen.recipe.name} has no scheduler", remedy=f"omit {options}"
         )
-    allocation = current_allocation()
+    allocation = current_allocation(chosen.recipe)
     if allocation.scheduler:
         raise UsageError(
             f"this process already runs in job {allocation.job}",
             remedy=f"omit {options} for a shell in this job, or leave the job",
         )
-    job = merge(chosen.recipe.job, scheduler, given)
-    partition = check(job, scheduler, chosen.recipe.partitions, given)
-    return interactive(scheduler, job, partition, program)
+    job = merge(chosen.recipe.job, dialect, given)
+    partition = check(job, dialect, chosen.recipe.partitions, given)
+    return interactive(dialect, job, partition, program)
