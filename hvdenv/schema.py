@@ -366,7 +366,7 @@ def _find_statements(text: str) -> Iterator[tuple[int, Path]]:
         stripped = statement.strip()
         if not stripped or stripped.startswith("#"):
             continue
-        keys = _leading_keys(parse_toml(stripped), table=stripped.startswith("["))
+        keys = _leading_keys(_parsed(stripped), table=stripped.startswith("["))
         if stripped.startswith("["):
             keys = _indexed(keys, counts)
         if stripped.startswith("[["):
@@ -448,8 +448,15 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Parse TOML.
 
     Raises:
-        ValueError: the text is not TOML, or is nested too deeply; the message names the line.
+        ValueError: the text is not TOML, is nested too deeply, or has a number of more than 64
+            bits; the message names the line.
     """
+    document = _parsed(text)
+    _refuse_long_numbers(document, text)
+    return document
+
+
+def _parsed(text: str) -> dict[str, Any]:
     _refuse_long_keys(text)
     if sys.version_info >= (3, 11):
         import tomllib
@@ -460,6 +467,19 @@ def parse_toml(text: str) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return document
+
+
+def _refuse_long_numbers(document: dict[str, Any], text: str) -> None:
+    """TOML has 64 bits for an integer, and Python refuses to print one with thousands of digits."""
+    waiting: list[tuple[Path, Any]] = [((), document)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, int) and value.bit_length() > 63:
+            line = line_of(text, path)
+            raise ValueError(f"{dotted(path)} has a number of more than 64 bits (at line {line})")
+        if isinstance(value, dict | list):
+            below = value.items() if isinstance(value, dict) else enumerate(value)
+            waiting += (((*path, key), each) for key, each in below)
 
 
 def _refuse_long_keys(text: str) -> None:

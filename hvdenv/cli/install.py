@@ -123,7 +123,7 @@ def _active(prepared: Prepared) -> str:
     if resolved.recipe.python.provider in ("modules", "prefix"):
         raise IncompatibleError(
             "this recipe makes no Python environment of its own: nothing can be added to the site's",
-            where=f"{resolved.file}: python.provider",
+            where=resolved.where("python.provider"),
             remedy="use a recipe with provider venv or clone, and system_site_packages if it is"
             " to see the site's packages",
         )

@@ -179,7 +179,7 @@ def scheduler_of(resolved: Resolved) -> tuple[str, Dialect]:
     if name is None or dialect is None:
         raise RecipeError(
             "this recipe has no scheduler",
-            where=f"{resolved.file}: scheduler",
+            where=resolved.where("scheduler"),
             remedy=f'in a recipe with extends = "{resolved.recipe.name}", set scheduler to one of'
             f" {', '.join(resolved.recipe.dialects)} and add a table [job]; or run the command without a job",
         )

@@ -352,7 +352,7 @@ def choose_python(
     asked_for = f", --python requests {wanted}" if wanted else ""
     raise IncompatibleError(
         f"the recipe needs Python {needed}{asked_for}; this machine has {there}",
-        where=f"{resolved.file}: python.version",
+        where=resolved.where("python.version"),
         remedy=remedy,
     )
 

@@ -43,7 +43,7 @@ def requirements(contents: Contents) -> str:
         "Files for another Python or architecture: the hashes are of the installed files.",
     ]
     lines = [*_head(contents, "Python packages", lost), *_horovod(contents), ""]
-    lines += [f"--extra-index-url {index}" for index in contents.indexes]
+    lines += _sources(contents)
     for each in own:
         pinned = f"{each.name}=={each.version}"
         if each.sha256:
@@ -89,9 +89,17 @@ def environment_yml(contents: Contents) -> str:
     by_pip = [each for each in own if each.name != "pip"]
     lines += ["  - pip"] if by_pip and "pip" not in named else []
     lines += ["  - pip:"] if by_pip else []
-    lines += [f"      - {_scalar(f'--extra-index-url {index}')}" for index in contents.indexes]
+    lines += [f"      - {_scalar(each)}" for each in _sources(contents)]
     lines += [f"      - {_scalar(f'{each.name}=={each.version}')}" for each in by_pip]
     return _text(lines)
+
+
+def _sources(contents: Contents) -> list[str]:
+    """Where pip finds the packages besides its own index, as lines of a requirements.txt."""
+    return [
+        *(f"--extra-index-url {index}" for index in contents.indexes),
+        *(f"--find-links {links}" for links in contents.find_links),
+    ]
 
 
 def _of(contents: Contents, kind: str) -> tuple[Package, ...]:

@@ -159,7 +159,7 @@ def _build_of(
 
     Both are empty where that cannot be told.
     """
-    said = " ".join([version, wanted.extra_index or "", wanted.package or ""])
+    said = " ".join([version, wanted.extra_index or "", *wanted.find_links, wanted.package or ""])
     if wanted.cpu_index or re.search(r"\bcpu\b", said):
         return "cpu", ""
     if "rocm" in said:
@@ -169,7 +169,7 @@ def _build_of(
     if wanted.provider == "conda" and recipe.conda:
         toolkit = _number(recipe.conda.packages.get("cudatoolkit", ""))
         return ("cuda" if toolkit else ""), toolkit
-    if wanted.provider != "pip" or wanted.wheelhouse or wanted.extra_index:
+    if wanted.provider != "pip" or wanted.wheelhouse or wanted.extra_index or wanted.find_links:
         return "", ""
     return _wheel_of_index(name, version)
 

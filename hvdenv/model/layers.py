@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvdenv import PACKAGE
-from hvdenv.errors import RecipeError, UsageError
+from hvdenv.errors import HvdenvError, RecipeError, UsageError
 from hvdenv.model.cluster import RecipeFolders, Storage, Trust
 from hvdenv.model.dialect import problems as problems_of_schedulers
-from hvdenv.model.recipe import Recipe
+from hvdenv.model.recipe import Framework, Recipe
 from hvdenv.reading import RECIPE, SITE, Content, read_file
 from hvdenv.schema import (
     MOST_PROBLEMS,
@@ -65,6 +65,7 @@ class Resolved(NamedTuple):
         foreign_files: files that are not part of hvdenv: the recipe, the site file.
         contents: their contents, as read.
         site: the site file, if there is one.
+        setters: for each dotted key, the layer that set it.
     """
 
     recipe: Recipe
@@ -75,6 +76,11 @@ class Resolved(NamedTuple):
     foreign_files: tuple[str, ...]
     contents: tuple[Content, ...] = ()
     site: Layer | None = None
+    setters: Mapping[str, Layer] = {}
+
+    def where(self, key: str) -> str:
+        """File, line and key of a value, also where a recipe below or the site file sets it."""
+        return _where(tuple(key.split(".")), self.setters) or f"{self.file}: {key}"
 
 
 def recipe_folder() -> Path:
@@ -218,6 +224,7 @@ def load_recipe(
         foreign_files=tuple(foreign),
         contents=tuple(foreign.values()),
         site=site_layer,
+        setters=origins,
     )
 
 
@@ -276,14 +283,18 @@ def _with_bases(layer: Layer, folders: Sequence[str]) -> list[Layer]:
             raise RecipeError(
                 f"expected the name or path of a recipe, found {parent!r}", where=where
             )
-        path = find_recipe(parent, folders)
-        if "/" in parent or parent.endswith(".toml"):
-            path = Path(found[0].file).parent / path
+        try:
+            path = find_recipe(parent, folders)
+            if "/" in parent or parent.endswith(".toml"):
+                path = Path(found[0].file).parent / path
+            layer = read_layer(f"recipe {path.stem}", path)
+        except HvdenvError as error:
+            raise RecipeError(str(error), where=where) from error
         if any(os.path.realpath(path) == os.path.realpath(each.file) for each in found):
             raise RecipeError(f"{parent} extends this recipe, too: that is a cycle", where=where)
         if len(found) > _MOST_BASES:
             raise RecipeError(f"more than {_MOST_BASES} recipes extend one another", where=where)
-        found.insert(0, read_layer(f"recipe {path.stem}", path))
+        found.insert(0, layer)
 
 
 def _errors_of_variants(layer: Layer) -> Iterator[RecipeError]:
@@ -491,20 +502,45 @@ def _merge(
 
 def _explain(problem: Problem, base: Layer, origins: Mapping[str, Layer]) -> RecipeError:
     """A problem as an error that names file, line and key."""
+    return RecipeError(problem.message, where=_where(problem.path, origins, base))
+
+
+def _where(
+    path: tuple[str | int, ...], origins: Mapping[str, Layer], base: Layer | None = None
+) -> str:
+    """File, line and key of the nearest value on a path; of ``base`` if no layer sets any."""
     layer = base
-    for length in range(len(problem.path), 0, -1):
-        key = dotted(problem.path[:length])
+    for length in range(len(path), 0, -1):
+        key = dotted(path[:length])
         inside = [origins[o] for o in origins if o.startswith(f"{key}.")]
         found = origins.get(key) or next((o for o in inside if o.name != "default"), None)
         if found or inside:
             layer = found or base
             break
-    where = (
-        f"{layer.file}:{line_of(layer.text, layer.prefix + problem.path)}: "
-        if layer.file
-        else "--set: "
-    )
-    return RecipeError(problem.message, where=where + dotted(problem.path))
+    if layer is None:
+        return ""
+    line = f"{layer.file}:{line_of(layer.text, layer.prefix + path)}" if layer.file else "--set"
+    return f"{line}: {dotted(path)}"
+
+
+# Packages that require exactly one release of a framework.
+_COMPANIONS: Mapping[str, Framework] = {
+    "torchvision": "torch", "torchaudio": "torch", "torchtext": "torch",
+    "tensorflow-text": "tensorflow", "tensorflow-addons": "tensorflow",
+}  # fmt: skip
+
+
+def _problems_of_packages(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Packages that would install a second copy of a framework."""
+    for name in recipe.packages:
+        framework = _COMPANIONS.get(name.lower().replace("_", "-"))
+        package = recipe.frameworks.get(framework) if framework else None
+        if package and package.provider == "source":
+            yield (
+                f"packages.{name}",
+                f"pip would install a second {framework} for it, beside the one that is built from"
+                " source",
+            )
 
 
 def _problems_of_whole(recipe: Recipe) -> list[Problem]:
@@ -556,6 +592,7 @@ def _problems_of_whole(recipe: Recipe) -> list[Problem]:
             and not package.source
             and f'the provider "source" needs a table [frameworks.{name}.source]'
         )
+    wrong |= dict(_problems_of_packages(recipe))
     return [
         *(Problem(tuple(key.split(".")), str(text)) for key, text in wrong.items() if text),
         *problems_of_schedulers(recipe.schedulers),

@@ -72,6 +72,20 @@ def test_of_a_record(cases: Path) -> None:
     assert (found.name, found.python, found.machine) == ("local", "3.11.7", "x86_64")
 
 
+def test_exports_name_pages_of_links_but_no_folders(cases: Path) -> None:
+    record, installed, home = read(cases, "local")
+    before = contents_of(record, installed, home)
+    torch = record["resolved"]["frameworks"]["torch"]
+    torch["find_links"] = ["https://download.example.org/torch.html", "/home/anna/wheels"]
+    found = contents_of(record, installed, home)
+    assert found.find_links == ("https://download.example.org/torch.html",)
+    assert found.digest != before.digest
+    for writer in (exports.requirements, exports.environment_yml):
+        text = writer(found)
+        assert "--find-links https://download.example.org/torch.html" in text
+        assert "/home/anna/wheels" not in text
+
+
 def test_of_a_record_of_a_cluster(cases: Path) -> None:
     found = contents(cases, "cluster")
     by_name = {each.name: each for each in found.packages}

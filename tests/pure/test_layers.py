@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -216,6 +217,10 @@ LARGE = {
     "nested lists": BASE + "packages = " + "[" * 20_000 + "]" * 20_000,
     "nested tables": BASE + "packages = " + "{a=" * 20_000 + "1" + "}" * 20_000,
     "a number": BASE + "packages = 0x" + "f" * 1_000_000,
+    **{
+        f"a number as {key}": f"{BASE}{key} = 0x{'f' * 6000}"
+        for key in ("variants", "variants.x", "mpi.kind", "horovod")
+    },
     "a string": BASE + 'packages = "' + "\\n" * 500_000 + '"',
     "unclosed": BASE + 'packages = ["' + "\\" * 900_000,
     "quotes": BASE + "packages = [" + '"", ' * 200_000 + "]\nfoo = 1",
@@ -456,3 +461,17 @@ def test_a_site_file_names_folders_with_recipes(
         RecipeError, match=r"site.toml:1: recipe_folders\[0\]: expected an absolute"
     ):
         load_recipe("layers", site=site)
+
+
+def test_an_extended_recipe_that_is_missing_is_named_where_it_is_extended(child: Path) -> None:
+    child.with_name("layers.toml").write_text('format = 1\nextends = "./none.toml"\n')
+    with pytest.raises(RecipeError, match=r"layers.toml:2: extends: \S+none.toml: cannot read"):
+        load_recipe(str(child))
+
+
+def test_where_a_value_is_set(path: Path, child: Path) -> None:
+    found = load_recipe(str(child), overrides=["job.time=1:00:00"])
+    assert re.fullmatch(rf"{path}:\d+: mpi.package", found.where("mpi.package"))
+    assert re.fullmatch(rf"{child}:\d+: mpi.version", found.where("mpi.version"))
+    assert found.where("job.time") == "--set: job.time"
+    assert found.where("scheduler") == f"{child}: scheduler"
