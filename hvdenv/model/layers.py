@@ -371,8 +371,8 @@ def _remove(into: Document, key: str, layer: Layer, origins: dict[str, Layer]) -
 # Keys that differ between sites. The recipe decides what Horovod is built for.
 _OF_A_SITE = (
     "build_tools", "conda", "environment", "frameworks", "job", "launch", "modules", "mpi",
-    "network", "packages", "places", "python", "recipe_folders", "references", "scheduler", "schedulers",
-    "target", "trust",
+    "network", "packages", "places", "python", "recipe_folders", "references", "schedulers", "target",
+    "trust",
 )  # fmt: skip
 
 

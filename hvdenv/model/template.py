@@ -17,7 +17,7 @@ Values = Mapping[str, "str | int | tuple[str, ...] | None"]
 _FIELD = re.compile(
     r"\{(?P<test>[?!]?)(?P<name>[a-z][A-Za-z0-9_.]*)(=(?P<equal>[^{}]*))?(\|(?P<filter>[a-z]+))?\}"
 )
-_PART = re.compile(r"\[\[((?:(?!\[\[|\]\]).)*)\]\]")
+_PART = re.compile(r"\[\[((?:(?!\[\[|\]\]).){0,150})\]\]")
 _FILTERS: Mapping[str, Callable[[str], str]] = {
     "lower": str.lower,
     "words": lambda text: text.replace(",", " "),

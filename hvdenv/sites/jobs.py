@@ -222,16 +222,17 @@ def cancel(record: Submitted, runner: Runner) -> None:
     Raises:
         StepError: the scheduler refuses.
     """
-    outcome = _call(_cancel_words(record), runner)
+    outcome = _call(cancel_words(record), runner)
     if not outcome:
         raise StepError(
             f"cannot cancel job {record.id}",
             detail=outcome.tail(5),
-            remedy=f"try it yourself: {' '.join(_cancel_words(record))}",
+            remedy=f"try it yourself: {' '.join(cancel_words(record))}",
         )
 
 
-def _cancel_words(record: Submitted) -> tuple[str, ...]:
+def cancel_words(record: Submitted) -> tuple[str, ...]:
+    """The command that cancels a job."""
     return template.words(record.dialect.cancel, _values(record))
 
 
@@ -358,7 +359,7 @@ class Follower:
         reason = never_starts(status, self.record.dialect)
         if not reason:
             return
-        remedy = f"cancel it ({' '.join(_cancel_words(self.record))}) and submit it"
+        remedy = f"cancel it ({' '.join(cancel_words(self.record))}) and submit it"
         if self.withdraw:
             cancel(self.record, self.runner)
             keep(self.record._replace(state="cancelled"), self.places)

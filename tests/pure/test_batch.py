@@ -31,7 +31,7 @@ from hvdenv.sites.batch import (
 
 CASES = Path(__file__).parents[1] / "cases" / "jobs" / "scripts"
 DIALECTS = shipped()
-SCHEDULERS = ("slurm", "pbs", "cobalt", "lsf", "gridengine")
+SCHEDULERS = ("slurm", "pbs", "cobalt", "lsf")
 
 
 class Case(NamedTuple):

@@ -63,15 +63,22 @@ MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("standalone/steps/conda_clone.py", "b'(' + pattern.pattern + b'[^\\\\0]*)(\\\\0*)'"): lambda: [r"((?:/a|/b)(?![\w-]|\.\w)[^\0]*)(\0*)"],
     ("standalone/inspect/observe_env.py", "prefix.encode() + b'_(\\\\d+(?:\\\\.\\\\d+)+)\\\\0'"): lambda: [r"GLIBC_(\d+(?:\.\d+)+)\0"],
     ("schema.py", "pattern.regex"): lambda: _of_types(),
-    ("model/dialect.py", "pattern"): lambda: [each for d in DIALECTS.values() for _, each in dialect._patterns(d)],
+    ("model/dialect.py", "pattern"): list,  # compiled only
     ("sites/batch.py", "pattern"): lambda: [e for d in DIALECTS.values() for e in d.times],
     ("sites/batch.py", "allowed"): lambda: [*batch._PATTERNS.values(), *(e for d in DIALECTS.values() for e in d.patterns.values())],
     ("sites/allocation.py", "dialect.launch_host"): lambda: [d.launch_host for d in DIALECTS.values()],
-    ("sites/jobs.py", "dialect.submitted"): list,  # of model/dialect.py
-    ("sites/answers.py", "self.pattern(pattern)"): list,
-    ("sites/answers.py", "self.pattern(answer.hosts)"): list,
+    ("sites/jobs.py", "dialect.submitted"): lambda: [d.submitted for d in DIALECTS.values()],
+    ("sites/answers.py", "self.pattern(pattern)"): lambda: _of_answers(),
+    ("sites/answers.py", "self.pattern(answer.hosts)"): lambda: _of_answers(),
     ("sites/job_status.py", "pattern"): lambda: [re.escape(EXIT_LINE).replace(r"\{id\}", r"(\S+)") + r" ([0-9]+)$"],
 }  # fmt: skip
+
+
+def _of_answers() -> Iterator[str]:
+    for each in DIALECTS.values():
+        for keys, pattern in dialect._patterns(each):
+            if keys[0] in ("query", "history"):
+                yield pattern
 
 
 class Use(NamedTuple):

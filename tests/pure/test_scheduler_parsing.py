@@ -22,6 +22,7 @@ from hvdenv.sites.jobs import (
     OutputTail,
     Script,
     Submitted,
+    cancel_words,
     keep,
     recall,
     records,
@@ -184,6 +185,12 @@ def test_the_id_of_a_job(scheduler: str, printed: str, expected: list[str]) -> N
 )
 def test_what_the_accounting_says(text: str, status: Status | None) -> None:
     assert status_in(text, DIALECTS["slurm"].history, "1") == status
+
+
+def test_a_job_of_another_cluster() -> None:
+    other = job("12", cluster="other")
+    assert cancel_words(other) == ("scancel", "-M", "other", "12")
+    assert cancel_words(job("12")) == ("scancel", "12")
 
 
 @pytest.mark.parametrize("scheduler", sorted(DIALECTS))
