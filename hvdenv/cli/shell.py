@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +23,8 @@ from hvdenv.launch.placement import of_shell
 from hvdenv.places import Places, find_places, make_folder, write_text
 from hvdenv.runner import environment, hand_over
 from hvdenv.sites.allocation import interactive
-from hvdenv.sites.batch import OPTIONS, check, merge
+from hvdenv.sites.batch import OPTIONS, charged, check, merge
+from hvdenv.sites.jobs import without_scheduler
 
 EXAMPLES = """\
 examples:
@@ -89,6 +91,8 @@ def _run(arguments: argparse.Namespace) -> int:
         return 0
     last_used.note(places, chosen.prefix)
     dialect = chosen.recipe.dialect
+    if given and dialect and not shutil.which(words[0]):
+        raise without_scheduler(dialect, words[0])
     if given and dialect and not dialect.runs_programs:
         print(f"type this there: . {shlex.quote(chosen.activate)}", file=sys.stderr)
     return hand_over(Command(words), of_shell(environment(), clean=arguments.clean))
@@ -145,4 +149,5 @@ def _in_allocation(
         )
     job = merge(chosen.recipe.job, dialect, given)
     partition = check(job, dialect, chosen.recipe.partitions, given)
+    print(f"allocation: {charged(job)}", file=sys.stderr, flush=True)
     return interactive(dialect, job, partition, program)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from packaging.version import Version as Parsed
+
 from hvdenv.knowledge.flags import compute_capabilities
 from hvdenv.knowledge.patches import applicable
 from hvdenv.knowledge.rules import Observable, Observables
@@ -175,8 +177,6 @@ def _build_of(
 
 
 def _wheel_of_index(name: Framework, version: Version) -> tuple[str, str]:
-    from packaging.version import Version as Parsed
-
     for since, cuda in _CUDA_OF_WHEELS[name]:
         if Parsed(version) >= Parsed(since):
             return "cuda", cuda

@@ -154,6 +154,25 @@ class Partition(NamedTuple):
     cuda: Label | None = None
 
 
+class JobOf(NamedTuple):
+    """Resources of the job of one command, instead of those of ``[job]``.
+
+    Attributes:
+        partition, nodes, time, memory, qos, exclusive: as in ``[job]``.
+        ranks_per_node, cpus_per_rank, gpus_per_node: as in ``[job]``.
+    """
+
+    partition: Label | None = None
+    nodes: int | None = None
+    ranks_per_node: int | None = None
+    cpus_per_rank: int | None = None
+    gpus_per_node: int | None = None
+    time: Duration | None = None
+    memory: Label | None = None
+    qos: Label | None = None
+    exclusive: bool | None = None
+
+
 class Job(NamedTuple):
     """Default resources of a batch job.
 
@@ -175,6 +194,8 @@ class Job(NamedTuple):
         parallel_environment: of Grid Engine (-pe), whose slots are the cores of all ranks.
         directives: further options for the scheduler, without the prefix, such as ``--nice=100``.
         requires: keys of this table that the site requires.
+        build: for ``hvdenv build --where compute`` (default: one node).
+        verify: for ``hvdenv verify --where compute`` (default: at most two nodes, 30 minutes).
     """
 
     partition: Label | None = None
@@ -200,6 +221,8 @@ class Job(NamedTuple):
     parallel_environment: Label | None = None
     directives: tuple[Directive, ...] = ()
     requires: tuple[Label, ...] = ()
+    build: JobOf | None = None
+    verify: JobOf | None = None
 
 
 class Launch(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from hvdenv import PACKAGE
 from hvdenv.errors import HvdenvError, RecipeError, UsageError
-from hvdenv.model.cluster import RecipeFolders, Storage, Trust
+from hvdenv.model.cluster import Job, Launch, Network, Partition, RecipeFolders, Storage, Trust
 from hvdenv.model.dialect import problems as problems_of_schedulers
 from hvdenv.model.recipe import Framework, Recipe
 from hvdenv.reading import RECIPE, SITE, Content, read_file
@@ -59,6 +59,7 @@ class Resolved(NamedTuple):
     Attributes:
         recipe: the typed result.
         variants: names of the chosen variants, sorted.
+        keyed: those of them that change the environment, and not only its jobs.
         offered: names of all variants of the recipe.
         origins: for each dotted key, the layer that set it.
         file: path of the recipe's file.
@@ -70,6 +71,7 @@ class Resolved(NamedTuple):
 
     recipe: Recipe
     variants: tuple[str, ...]
+    keyed: tuple[str, ...]
     offered: tuple[str, ...]
     origins: dict[str, str]
     file: str
@@ -190,20 +192,16 @@ def load_recipe(
     offered = {variant: each for each in bases for variant in variants_of(each.values)}
     errors = [error for each in bases for error in _errors_of_variants(each)]
     chosen = sorted(set(variants))
+    lowest = [read_layer("default", DEFAULTS), *(_without_variants(each) for each in bases)]
+    own = {variant: _variant(base, offered, variant) for variant in chosen}
     layers = [
-        read_layer("default", DEFAULTS),
-        *(_without_variants(each) for each in bases),
-        *(_variant(base, offered, variant) for variant in chosen),
+        *lowest,
+        *own.values(),
         *([_without_own(site_layer)] if site_layer else []),
         *(_override(text) for text in overrides),
     ]
     _refuse_clashes(layers)
-    merged: Document = {}
-    origins: dict[str, Layer] = {}
-    for layer in layers:
-        for key in layer.without:
-            _remove(merged, key, layer, origins)
-        _merge(merged, layer.values, layer, origins)
+    merged, origins = _combined(layers)
     try:
         recipe = decode(Recipe, merged)
         problems = _problems_of_whole(recipe)
@@ -218,6 +216,7 @@ def load_recipe(
     return Resolved(
         recipe=recipe,
         variants=tuple(chosen),
+        keyed=_keyed(lowest, own),
         offered=tuple(sorted(offered)),
         origins={key: layer.name for key, layer in origins.items()},
         file=str(path),
@@ -226,6 +225,45 @@ def load_recipe(
         site=site_layer,
         setters=origins,
     )
+
+
+def _combined(layers: Iterable[Layer]) -> tuple[Document, dict[str, Layer]]:
+    """The values of all layers, and for each dotted key the layer that set it."""
+    merged: Document = {}
+    origins: dict[str, Layer] = {}
+    for layer in layers:
+        for key in layer.without:
+            _remove(merged, key, layer, origins)
+        _merge(merged, layer.values, layer, origins)
+    return merged, origins
+
+
+def _keyed(lowest: Sequence[Layer], own: Mapping[str, Layer]) -> tuple[str, ...]:
+    """The variants without which the environment would be another one.
+
+    Judged without site and command line, so that the same variants always have one name.
+    """
+    kept, whole = dict(own), _environment_part([*lowest, *own.values()])
+    for variant in own if whole else ():
+        others = {name: layer for name, layer in kept.items() if name != variant}
+        if _environment_part([*lowest, *others.values()]) == whole:
+            kept = others
+    return tuple(kept)
+
+
+def _environment_part(layers: Iterable[Layer]) -> tuple[object, ...] | None:
+    """What of a recipe decides its environment; None if it is not a recipe without other layers."""
+    try:
+        recipe = decode(Recipe, _combined(layers)[0])
+    except (Problem, RecipeError):
+        return None
+    target = recipe.partitions.get(recipe.job.partition or "", Partition())
+    plain = recipe._replace(
+        summary="", status="documented", sources=(), site="", scheduler=None, job=Job(),
+        launch=Launch(), network=Network(), places=Storage(), container=None, references=(),
+        deviations=(), notes=(),
+    )  # fmt: skip
+    return plain, target.arch, target.glibc, target.cuda
 
 
 def _refuse(errors: Sequence[RecipeError]) -> None:

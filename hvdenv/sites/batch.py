@@ -8,11 +8,11 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hvdenv.errors import UsageError
 from hvdenv.model import template
-from hvdenv.model.cluster import Job, Partition
+from hvdenv.model.cluster import Job, JobOf, Partition
 from hvdenv.model.dialect import Dialect
 from hvdenv.schema import Problem, decode, fields
 
@@ -25,11 +25,14 @@ HOST_NAMES = "{host_names}"
 DURATION = re.compile(
     r"(?:(?P<d>[0-9]{1,3})-)?(?P<h>[0-9]{1,3}):(?P<m>[0-5][0-9]):(?P<s>[0-5][0-9])"
 )
+# A command of hvdenv itself that runs in a job.
+Purpose = Literal["build", "verify"]
+
 EXIT_LINE = "hvdenv: job {id} ended with exit code"
 # Fields of a job that have an option of their own.
 OPTIONS = (
     "nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node", "time", "partition",
-    "account", "name", "comment", "output",
+    "account", "name", "comment", XX
 )  # fmt: skip
 
 # A directive holds nothing else: no blank, quote, newline or comment sign, and nothing that an
@@ -39,8 +42,8 @@ _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._+-]*"
 # Fields of a job that a scheduler may have no directive for.
 _OPTIONAL = (
-    "partition", "account", "qos", "reservation", "constraint", "comment", "memory", "output",
-    "error", "select", "place", "parallel_environment", "attributes",
+    "partition", "account", "qos", "reservation", "constraint", "comment", "memory",
+    "select", "place", "parallel_environment", "attributes",
 )  # fmt: skip
 _PATTERNS = {
     "name": _NAME,
@@ -246,11 +249,37 @@ def _total(found: re.Match[str]) -> int:
     return sum(sizes[name] * int(value) for name, value in found.groupdict("0").items())
 
 
+def own_job(job: Job, purpose: Purpose) -> Job:
+    """The job of ``build`` or ``verify --where compute``, whose output hvdenv keeps."""
+    usual = {"build": JobOf(nodes=1), "verify": JobOf(nodes=min(job.nodes, 2), time="00:30:00")}
+    given = {"build": job.build, "verify": job.verify}[purpose] or JobOf()
+    values = {
+        name: value
+        for each in (usual[purpose], given)
+        for name, value in each._asdict().items()
+        if value is not None
+    }
+    return job._replace(**values, name=f"hvdenv-{purpose}", output="/dev/null", error="/dev/null")
+
+
 def cost(job: Job) -> Cost:
     """What a job uses at most, if it runs to its time limit."""
     hours = seconds(job.time) / 3600
     gpus = 0 if job.gpu_option == "none" else job.gpus_per_node or 0
     return Cost(job.nodes, hours, job.nodes * hours, job.nodes * gpus * hours)
+
+
+def charged(job: Job) -> str:
+    """The most that a job uses: ``2 nodes for 8:00:00, up to 16 node-hours``."""
+    used = cost(job)
+    text = f"{_counted(used.nodes, 'node')} for {job.time}, up to"
+    text += f" {_counted(used.node_hours, 'node-hour')}"
+    return f"{text} and {_counted(used.gpu_hours, 'GPU-hour')}" if used.gpu_hours else text
+
+
+def _counted(number: float, unit: str) -> str:
+    text = f"{number:.4g}"
+    return f"{text} {unit}{'' if text == '1' else 's'}"
 
 
 def check(

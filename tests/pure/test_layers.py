@@ -4,7 +4,8 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hvdenv.cli.main import main
+from hvdenv.cli.options import environment_of
 from hvdenv.errors import RecipeError, UsageError
 from hvdenv.model.layers import load_recipe, shipped_recipes
 from hvdenv.model.recipe import Recipe
+from hvdenv.places import find_places
 from hvdenv.schema import Problem, check_part, json_schema
 
 RECIPE = """\
@@ -138,6 +141,40 @@ def test_the_order_of_variants_does_not_matter(path: Path, order: list[str], cou
     assert load_recipe(str(path), variants=chosen) == load_recipe(
         str(path), variants=sorted(chosen) + chosen
     )
+
+
+JOBS_ONLY = """
+[variants.long]
+job.time = "2-00:00:00"
+launch.launcher = "srun"
+
+[variants.older]
+horovod.version = "0.27.0"
+
+[variants.also-older]
+horovod.version = "0.27.0"
+"""
+
+
+def test_variants_that_change_only_jobs_share_the_environment(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_text(path.read_text() + JOBS_ONLY)
+    monkeypatch.setenv("HVDENV_HOME", str(tmp_path / "home"))
+
+    def name(*variants: str, overrides: Sequence[str] = ()) -> str:
+        resolved = load_recipe(str(path), variants=variants, overrides=overrides)
+        return environment_of(Namespace(prefix=None), resolved, find_places()).prefix.name
+
+    assert name() == name("long") == "layers"
+    assert name("older", "long") == "layers+older"
+    assert name("older", "also-older") in ("layers+older", "layers+also-older")
+    # Whatever the command line sets, variants have one name.
+    assert name("older", overrides=["horovod.version='0.27.0'"]) == "layers+older"
+    # Version 0.1 had built this one.
+    (tmp_path / "home/envs").mkdir(parents=True)
+    (tmp_path / "home/envs/layers+long").symlink_to(tmp_path)
+    assert name("long") == "layers+long"
 
 
 def test_a_variant_that_there_is_not(path: Path) -> None:
