@@ -13,12 +13,16 @@ ModuleName = Annotated[
         "a module name such as gcc/10.2.0 (NAME.eb is the name of an EasyBuild file, not of a module)",
     ),
 ]
-# hvdenv replaces {user} and {home} by the name and home folder of the user who builds.
+AbsoluteFolder = Annotated[
+    str, Pattern(r"/[A-Za-z0-9._+@:/-]*", "an absolute folder without variables")
+]
+# hvdenv replaces {user} and {home} by the name and home folder of the user who runs it, and $NAME by
+# that variable of the user: hvdenv.model.folders.
 Folder = Annotated[
     str,
     Pattern(
-        r"(/|\{home\}/)[A-Za-z0-9._+@:/-]*(\{user\}[A-Za-z0-9._+@:/-]*)*",
-        "an absolute folder; may contain {user} and {home}",
+        r"(/|\{home\}/|\$[A-Za-z_][A-Za-z0-9_]*(/|$))[A-Za-z0-9._+@:/-]*(\{user\}[A-Za-z0-9._+@:/-]*)*",
+        "an absolute folder; may contain {user}, and begin with {home} or a variable such as $SCRATCH",
     ),
 ]
 # $NAME is a variable that the modules set: $EBROOTNCCL, $CUDA_HOME/lib64.
@@ -75,7 +79,7 @@ Architecture = Literal["x86_64", "ppc64le", "aarch64"]
 class RecipeFolders(NamedTuple):
     """Recipe folders that a site file adds."""
 
-    recipe_folders: tuple[Folder, ...] = ()
+    recipe_folders: tuple[AbsoluteFolder, ...] = ()
 
 
 class Trust(NamedTuple):
