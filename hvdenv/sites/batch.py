@@ -32,7 +32,7 @@ EXIT_LINE = "hvdenv: job {id} ended with exit code"
 # Fields of a job that have an option of their own.
 OPTIONS = (
     "nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node", "time", "partition",
-    "account", "name", "comment", XX
+    "account", "name", "comment", "output",
 )  # fmt: skip
 
 # A directive holds nothing else: no blank, quote, newline or comment sign, and nothing that an
