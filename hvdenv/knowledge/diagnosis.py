@@ -576,9 +576,9 @@ class _Reader(NamedTuple):
 def _remedy(signature: Signature, groups: Sequence[str], reader: _Reader) -> str:
     """What this reader can do, the most likely first."""
     parts = [
-        signature.recipe and reader.own and f"in the recipe: {signature.recipe}",
         signature.remedy.format(*groups),
         signature.modules and reader.modules and f"with environment modules: {signature.modules}",
+        signature.recipe and reader.own and f"in the recipe: {signature.recipe}",
     ]
     return "; ".join(part for part in parts if part)
 
