@@ -17,7 +17,7 @@ from time import thread_time
 from typing import BinaryIO, NamedTuple
 
 from hvdenv.knowledge.loglines import normalised, other_names, without_prefix
-from hvdenv.knowledge.signatures import Kind, Phase, Signature, all_signatures
+from hvdenv.knowledge.signatures import Kind, Phase, Signature, all_signatures, alternatives
 from hvdenv.reading import LOG, open_file
 
 try:
@@ -46,7 +46,6 @@ _COLOURS = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b
 # Control characters other than tab, line end and escape are removed.
 _DROPPED = bytes({*range(32), 127} - set(b"\t\n\r\x1b"))
 
-_WHOLE = re.compile(r"`[^`]{0,300}`|\([^()]{0,300}\)")
 _END = re.compile(rb"[\r\n]")
 _COMPARE: dict[str, Callable[[list[int], list[int]], bool]] = {
     "<": lt, ">=": ge, "==": eq, "!=": ne,
@@ -151,10 +150,8 @@ class Found(NamedTuple):
 
     @property
     def remedies(self) -> list[str]:
-        """The alternatives in the remedy, in order. A semicolon inside of parentheses or of a command
-        does not separate them."""
-        kept = _WHOLE.sub(lambda part: part[0].replace("; ", ";\0"), self.remedy)
-        return [each.replace("\0", " ") for each in kept.split("; ")]
+        """What to try, the most likely first."""
+        return alternatives(self.remedy)
 
 
 class Diagnosis(NamedTuple):
@@ -577,15 +574,15 @@ def _remedy(signature: Signature, groups: Sequence[str], reader: _Reader) -> str
     """What this reader can do, the most likely first."""
     parts = [
         signature.remedy.format(*groups),
-        signature.modules and reader.modules and f"with environment modules: {signature.modules}",
+        signature.modules
+        and reader.modules
+        and "with environment modules: " + signature.modules.format(*groups),
         signature.recipe and reader.own and f"in the recipe: {signature.recipe}",
     ]
     return "; ".join(part for part in parts if part)
 
 
-def _filled(
-    signature: Signature, hit: _Hit, where: str, crashed: int, reader: _Reader
-) -> Found:
+def _filled(signature: Signature, hit: _Hit, where: str, crashed: int, reader: _Reader) -> Found:
     """A signature with its texts filled in.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 # Times, ranks (mpirun, horovodrun, srun, torchrun), hosts and pods, container builds, CI, workers of
-# Ray, pip's and Spack's frames around the output of others, quotations and report titles.
+# Ray and Determined, pip's and Spack's frames around the output of others, quotations and report titles.
 _PREFIX = re.compile(
     r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?\]?:? ?"
     r"|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}:?(?=\[)"
@@ -18,6 +18,8 @@ _PREFIX = re.compile(
     r"|(?:\d{1,6} )?#\d+ \d+\.\d+ "
     r"|##\[error\]"
     r"|\(\w+ pid=\d+(?:, ip=[\d.]+)?\) ?"
+    r"|<\w*> +(?=\[\d{4}-)"
+    r"|[0-9a-f]{8} \|\| ?"
     r"|\[pod/[\w./-]{1,200}\] "
     r"|[\w.-]{1,64} +\| (?=\S)"
     r"| *[│┃] ?"
@@ -32,7 +34,7 @@ _RENAMED = {
     "PRRTE": "ORTE", "PRTE": "ORTE", "prted": "orted", "prterun": "mpirun", "orterun": "mpirun",
     "mpiexec": "mpirun",
 }  # fmt: skip
-_NAMES = re.compile(r"\b(?:" + "|".join(_RENAMED) + r")\b")
+_NAMES = re.compile(r"\b(?:PRRTE|PRTE|prted|prterun|orterun|mpiexec)\b")
 
 
 def without_prefix(line: str) -> tuple[str, str]:
@@ -51,8 +53,5 @@ def normalised(text: str) -> str:
 
 def other_names(text: str) -> list[str]:
     """The text as programs of other names print it."""
-    return [
-        re.sub(rf"\b{common}\b", name, text)
-        for name, common in _RENAMED.items()
-        if re.search(rf"\b{common}\b", text)
-    ]
+    words = re.findall(r"\w+", text)
+    return [text.replace(common, name) for name, common in _RENAMED.items() if common in words]

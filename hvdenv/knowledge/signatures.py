@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -70,6 +71,15 @@ class _SignatureFile(NamedTuple):
 
     about: str
     signature: tuple[Signature, ...]
+
+
+_WHOLE = re.compile(r"`[^`]{0,300}`|\([^()]{0,300}\)")
+
+
+def alternatives(remedy: str) -> list[str]:
+    """What to try, in order. A semicolon in parentheses or in a command does not separate."""
+    kept = _WHOLE.sub(lambda part: part[0].replace("; ", ";\0"), remedy)
+    return [each.replace("\0", " ") for each in kept.split("; ")]
 
 
 @lru_cache(maxsize=1)
