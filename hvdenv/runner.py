@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import os
 import re
+import selectors
 import signal
+import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Event
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.errors import InterruptedRunError, StepError
 from hvdenv.masking import mask, plain
-
-# Slow to import, and commands that start nothing import this module too.
-if TYPE_CHECKING:
-    import subprocess
 
 TOKEN_VARIABLE = "HVDENV_TOKEN"
 GRACE_SECONDS = 5.0
@@ -96,8 +94,6 @@ class Runner:
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None, token: str = "") -> None:
-        from threading import Event
-
         self.token = token or os.urandom(16).hex()
         self.given = os.environ if environ is None else environ
         self._base = clean(self.given)
@@ -188,8 +184,6 @@ class Runner:
 
     @contextmanager
     def _process(self, command: Command) -> Iterator[subprocess.Popen[bytes]]:
-        import subprocess
-
         if self._stopped.is_set():
             raise InterruptedRunError
         try:
@@ -216,8 +210,6 @@ class Runner:
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         """End a process, its session and whatever else carries the token."""
-        import subprocess
-
         patience = STOPPED_SECONDS if self.stopped else GRACE_SECONDS
         for number, grace in ((signal.SIGTERM, patience), (signal.SIGKILL, 1.0)):
             try:
@@ -268,8 +260,6 @@ def hand_over(command: Command, environ: Mapping[str, str], *, alone: bool = Fal
     Raises:
         StepError: the program does not exist or cannot be started.
     """
-    import subprocess
-
     token = os.urandom(16).hex()
     mark = {TOKEN_VARIABLE: token} if alone else {}
     terminal = _own_terminal()
@@ -439,9 +429,6 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
     Ends when the process has ended and its output is read, even if an orphan of it keeps the pipe
     open, or a second later if the orphan keeps writing. Lines over LINE_LIMIT come in pieces.
     """
-    import selectors
-    import subprocess
-
     assert process.stdout is not None
     descriptor = process.stdout.fileno()
     os.set_blocking(descriptor, False)

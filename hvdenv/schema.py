@@ -12,7 +12,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import PurePath
@@ -284,6 +284,37 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f'; did you mean "{close[0]}"?' if close else ""
 
 
+Rewriter = Callable[[str, Path], str]
+
+
+def rewrite(kind: Any, value: T, rewriters: Mapping[Pattern, Rewriter], path: Path = ()) -> T:
+    """The same data with each text rewritten whose type has one of the patterns."""
+    return typing.cast(T, _rewrite(kind, value, rewriters, path))
+
+
+def _rewrite(kind: Any, value: Any, rewriters: Mapping[Pattern, Rewriter], path: Path) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if value is None:
+        return None
+    if origin is typing.Annotated:
+        return rewriters[arguments[1]](value, path) if arguments[1] in rewriters else value
+    if origin in (typing.Union, types.UnionType):
+        others = [each for each in arguments if each is not type(None)]
+        return _rewrite(others[0], value, rewriters, path) if len(others) == 1 else value
+    if origin is tuple:
+        each = enumerate(value)
+        return tuple(_rewrite(arguments[0], one, rewriters, (*path, at)) for at, one in each)
+    if origin is dict:
+        items = value.items()
+        return {key: _rewrite(arguments[1], one, rewriters, (*path, key)) for key, one in items}
+    if hasattr(kind, "_fields"):
+        hints = fields(kind).items()
+        return kind(
+            *(_rewrite(hint, getattr(value, n), rewriters, (*path, n)) for n, hint in hints)
+        )
+    return value
+
+
 def encode(value: object) -> Any:
     """Typed data as plain tables and lists; paths become text, fields that are None are left out."""
     if hasattr(value, "_fields"):
@@ -366,7 +397,7 @@ def _find_statements(text: str) -> Iterator[tuple[int, Path]]:
         stripped = statement.strip()
         if not stripped or stripped.startswith("#"):
             continue
-        keys = _leading_keys(parse_toml(stripped), table=stripped.startswith("["))
+        keys = _leading_keys(_parsed(stripped), table=stripped.startswith("["))
         if stripped.startswith("["):
             keys = _indexed(keys, counts)
         if stripped.startswith("[["):
@@ -448,8 +479,15 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Parse TOML.
 
     Raises:
-        ValueError: the text is not TOML, or is nested too deeply; the message names the line.
+        ValueError: the text is not TOML, is nested too deeply, or has a number of more than 64
+            bits; the message names the line.
     """
+    document = _parsed(text)
+    _refuse_long_numbers(document, text)
+    return document
+
+
+def _parsed(text: str) -> dict[str, Any]:
     _refuse_long_keys(text)
     if sys.version_info >= (3, 11):
         import tomllib
@@ -460,6 +498,19 @@ def parse_toml(text: str) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return document
+
+
+def _refuse_long_numbers(document: dict[str, Any], text: str) -> None:
+    """TOML has 64 bits for an integer, and Python refuses to print one with thousands of digits."""
+    waiting: list[tuple[Path, Any]] = [((), document)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, int) and value.bit_length() > 63:
+            line = line_of(text, path)
+            raise ValueError(f"{dotted(path)} has a number of more than 64 bits (at line {line})")
+        if isinstance(value, dict | list):
+            below = value.items() if isinstance(value, dict) else enumerate(value)
+            waiting += (((*path, key), each) for key, each in below)
 
 
 def _refuse_long_keys(text: str) -> None:

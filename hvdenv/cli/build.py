@@ -19,6 +19,7 @@ from hvdenv.cli.job import run_there
 from hvdenv.cli.options import (
     Prepared,
     add_allow,
+    add_dry_run,
     add_json,
     add_locked,
     add_loudness,
@@ -34,6 +35,7 @@ from hvdenv.cli.options import (
     refuse_foreign_prefix,
     resolved_of,
 )
+from hvdenv.cli.plan import described
 from hvdenv.cli.progress import choose
 from hvdenv.environments.generations import Environment, read_record
 from hvdenv.knowledge.rules import Rule
@@ -68,6 +70,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     add_loudness(parser)
     add_where(parser)
+    add_dry_run(parser, "show what would be built, or the script of the job, and do nothing")
     add_allow(parser)
     add_locked(parser)
     parser.add_argument(
@@ -88,10 +91,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.where == "compute":
-        return run_there(arguments, "build", nodes=1)
+        return run_there(arguments, "build")
     resolved = resolved_of(arguments)
     workspace = resolved.recipe.places.workspace
-    if workspace and not arguments.prefix:
+    if workspace and not (arguments.prefix or arguments.dry_run):
         _allocate(workspace, resolved, arguments)
     prepared = prepare(arguments, thorough=False, resolved=resolved)
     if is_locked(arguments):
@@ -102,6 +105,9 @@ def run(arguments: argparse.Namespace) -> int:
     refuse_foreign_prefix(target.store, arguments)
     before, plan = target.active(), prepared.plan()
     built = None if arguments.rebuild else already_built(target, plan, arguments.accept_drift)
+    if arguments.dry_run:
+        print(described(plan, prepared) if built is None else f"nothing to do: {built.prefix}")
+        return 0
     if built is None:
         prepared = prepared._replace(facts=complete(prepared.facts, Runner()))
         built = build_prepared(prepared, plan, arguments)

@@ -58,12 +58,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     refuse_unknown(arguments.allow)
-    prepared = prepare(arguments, thorough=True)
+    prepared = prepare(arguments, thorough=True, anywhere=True)
     rules = judge_recipe(prepared)
     wanted = prepared.resolved.recipe.modules
     there, unseen = None, ""
     if wanted and prepared.facts.origin != "observed":
-        unseen = f"facts are {prepared.facts.origin}"
+        unseen = prepared.foreign or "facts are declared"
     elif wanted:
         there = _modules_here(wanted)
         unseen = "" if there else "this machine has no module system"
@@ -159,7 +159,8 @@ def _lines(
     tried: Tried | None,
 ) -> Iterator[str]:
     facts, python = prepared.facts, prepared.python
-    yield f"facts {facts.origin} on {facts.host}; Python {python.version} ({python.path})"
+    place = "for" if prepared.foreign else "on"
+    yield f"facts {facts.origin} {place} {facts.host}; Python {python.version} ({python.path})"
     yield from map(told, rules)
     yield from told_answer(*tried) if tried else ()
     yield from _told_modules(there) if there else ()

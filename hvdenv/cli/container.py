@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 
 from hvdenv.cli.check import refuse_blocked
 from hvdenv.cli.options import (
+    add_dry_run,
     add_json,
     add_loudness,
     add_python,
@@ -100,6 +101,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="continue although this rule blocks; may be repeated",
     )  # fmt: skip
     add_trust(parser)
+    add_dry_run(parser, "build and copy nothing: show the definition, the tool and the commands")
     building = parser.add_argument_group("building")
     building.add_argument("--build", action="store_true", help="build the image")
     building.add_argument(
@@ -179,6 +181,9 @@ def _build(arguments: argparse.Namespace, resolved: Resolved, text: str) -> str:
         else "localhost/hvdenv:" + "-".join((resolved.recipe.name, *resolved.variants))
     )
     tool = _tool(arguments.format)
+    if arguments.dry_run:
+        print(f"would build {image} with {tool}", file=sys.stderr)
+        return ""
     with TemporaryDirectory(prefix="hvdenv-") as folder:
         build = Build(
             tool=tool,
@@ -255,8 +260,9 @@ def _preflight(arguments: argparse.Namespace, resolved: Resolved) -> int:
     required, runner = _requirements(arguments, resolved), Runner()
     report, answers = _ask(resolved, required, hosts, runner)
     if arguments.copy and (without := hosts_without_image(answers)[1]):
-        _copy(required, without, runner, quiet=arguments.quiet)
-        report, _ = _ask(resolved, required, hosts, runner)
+        _copy(required, without, None if arguments.dry_run else runner, quiet=arguments.quiet)
+        if not arguments.dry_run:
+            report, _ = _ask(resolved, required, hosts, runner)
     if arguments.json:
         print_json(report.to_json())
     else:
@@ -294,8 +300,10 @@ def _ask(
     return report, answers
 
 
-def _copy(required: Requirements, hosts: tuple[str, ...], runner: Runner, *, quiet: bool) -> None:
-    """Copy the image from this host to others.
+def _copy(
+    required: Requirements, hosts: tuple[str, ...], runner: Runner | None, *, quiet: bool
+) -> None:
+    """Copy the image from this host to others; without a runner, show the commands only.
 
     Raises:
         UsageError: this host does not have it.
@@ -314,8 +322,10 @@ def _copy(required: Requirements, hosts: tuple[str, ...], runner: Runner, *, qui
     scheduler = current_allocation().scheduler
     broadcast = DIALECTS[scheduler].broadcast if scheduler else ()
     for command in copy_commands(image, hosts, broadcast):
-        if not quiet:
+        if not quiet or runner is None:
             print(spelled_out(command), file=sys.stderr, flush=True)
+        if runner is None:
+            continue
         outcome = runner.run(command)
         if not outcome:
             raise StepError(

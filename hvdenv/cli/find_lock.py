@@ -50,7 +50,7 @@ def resolution_of(prepared: Prepared, folder: Path = GENERATION) -> Resolution:
 
 def inputs_of(prepared: Prepared) -> Inputs:
     """What a lock of the recipe must contain on this machine."""
-    return resolution_of(prepared).inputs(prepared.resolved.variants)
+    return resolution_of(prepared).inputs(prepared.resolved.keyed)
 
 
 def cpu_packages(recipe: Recipe) -> tuple[str, ...]:

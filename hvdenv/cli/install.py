@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from hvdenv.building.effects import try_modules
 from hvdenv.building.resolve import attempt, failure
 from hvdenv.cli.build import build_prepared
@@ -123,7 +125,7 @@ def _active(prepared: Prepared) -> str:
     if resolved.recipe.python.provider in ("modules", "prefix"):
         raise IncompatibleError(
             "this recipe makes no Python environment of its own: nothing can be added to the site's",
-            where=f"{resolved.file}: python.provider",
+            where=resolved.where("python.provider"),
             remedy="use a recipe with provider venv or clone, and system_site_packages if it is"
             " to see the site's packages",
         )
@@ -177,8 +179,6 @@ def _ask(
         IncompatibleError: something that is there would have to move.
         StepError: pip finds no way at all.
     """
-    from packaging.version import Version
-
     pip = contents.distributions.get("pip", "0")
     if Version(pip) < Version(_TELLING_PIP):
         raise IncompatibleError(

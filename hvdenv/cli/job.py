@@ -12,10 +12,10 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from hvdenv.cli.options import (
     SITE_VARIABLE,
+    add_dry_run,
     add_json,
     add_prefix,
     add_recipe,
@@ -43,7 +43,7 @@ from hvdenv.model.layers import Resolved
 from hvdenv.places import HOME_VARIABLE, Places, find_places, make_folder, named_file, write_text
 from hvdenv.runner import Runner, environment
 from hvdenv.schema import encode
-from hvdenv.sites.batch import OPTIONS, check, cost, merge, script
+from hvdenv.sites.batch import OPTIONS, Purpose, charged, check, cost, merge, own_job, script
 from hvdenv.sites.job_status import abnormal_end, explained
 from hvdenv.sites.jobs import (
     Follower,
@@ -91,6 +91,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_argument_group("what to do with the script, instead of printing it")
     actions.add_argument("--to", metavar="FILE", type=Path, help="write it to a file")
     actions.add_argument("--submit", action="store_true", help="submit it and follow the job")
+    add_dry_run(actions, "print the script of --submit instead of submitting it")
     actions.add_argument("--detach", action="store_true", help="do not follow the job")
     actions.add_argument("--follow", metavar="ID", help="follow a job that was submitted before")
 
@@ -107,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
     scheduler = scheduler_of(resolved)
     batch = _batch(arguments, resolved, scheduler)
     text = script(scheduler, batch)
-    if not arguments.submit:
+    if not arguments.submit or arguments.dry_run:
         return _give(arguments, text, batch.job)
     if not quiet:
         _report(f"{batch.job.name}: {charged(batch.job)}")
@@ -167,7 +168,7 @@ def scheduler_of(resolved: Resolved) -> Scheduler:
     if resolved.recipe.scheduler is None:
         raise RecipeError(
             "this recipe has no scheduler",
-            where=f"{resolved.file}: scheduler",
+            where=resolved.where("scheduler"),
             remedy=f'in a recipe with extends = "{resolved.recipe.name}", set scheduler to one of'
             f" {', '.join(DIALECTS)} and add a table [job]; or run the command without a job",
         )
@@ -183,9 +184,9 @@ def _batch(arguments: argparse.Namespace, resolved: Resolved, scheduler: Schedul
     partition = check(job, scheduler, recipe.partitions, options)
     chosen = choose(arguments, built=False, image=True)
     activate = "" if chosen.container else chosen.activate
-    if arguments.submit and chosen.container:
+    if arguments.submit and not arguments.dry_run and chosen.container:
         refuse_missing_image(chosen.container, named(arguments), os.getcwd())
-    elif arguments.submit and not os.path.exists(activate):
+    elif arguments.submit and not arguments.dry_run and not os.path.exists(activate):
         raise UsageError(
             f"there is no environment {chosen.name} at {chosen.prefix}",
             remedy=f"hvdenv build {named(arguments)}",
@@ -273,14 +274,6 @@ def _give(arguments: argparse.Namespace, text: str, job: Job) -> int:
     return 0
 
 
-def charged(job: Job) -> str:
-    """The most that a job uses: ``2 nodes for 8:00:00, up to 16 node-hours``."""
-    used = cost(job)
-    nodes = f"{used.nodes} node{'s' if used.nodes > 1 else ''}"
-    text = f"{nodes} for {job.time}, up to {used.node_hours:.4g} node-hours"
-    return f"{text} and {used.gpu_hours:.4g} GPU-hours" if used.gpu_hours else text
-
-
 def to_the_end(
     record: Submitted,
     runner: Runner,
@@ -352,35 +345,26 @@ def _leave_or_cancel(record: Submitted, runner: Runner) -> None:
         _report(f"job {record.id} goes on; follow it with: hvdenv job --follow {record.id}")
 
 
-def run_there(arguments: argparse.Namespace, purpose: str, *, nodes: int, time: str = "") -> int:
+def run_there(arguments: argparse.Namespace, purpose: Purpose) -> int:
     """Run this command line in a job, without its ``--where compute``; see run_in_job()."""
-    words = [word for word in arguments.words if word != "--where=compute"]
+    words = [word for word in arguments.words if word not in ("--where=compute", "--dry-run")]
     if "--where" in words:
         at = words.index("--where")
         words = [*words[:at], *words[at + 2 :]]
-    request = JobRequest(purpose, nodes, time)
-    return run_in_job(resolved_of(arguments), words, find_places(), request, quiet=arguments.quiet)
-
-
-class JobRequest(NamedTuple):
-    """A job for a command line of hvdenv itself.
-
-    Attributes:
-        purpose: goes into the job's name: ``build``, ``verify``.
-        nodes: how many; None for the recipe's number.
-        time: wall time; empty for the recipe's.
-    """
-
-    purpose: str
-    nodes: int | None = None
-    time: str = ""
+    resolved, places = resolved_of(arguments), find_places()
+    if arguments.dry_run:
+        job, submission = _own_script(resolved, words, places, purpose)
+        print(submission.text, end="")
+        _report(f"{job.name}: {charged(job)}")
+        return 0
+    return run_in_job(resolved, words, places, purpose, quiet=arguments.quiet)
 
 
 def run_in_job(
     resolved: Resolved,
     words: Sequence[str],
     places: Places,
-    request: JobRequest,
+    purpose: Purpose,
     *,
     quiet: bool = False,
 ) -> int:
@@ -389,7 +373,7 @@ def run_in_job(
     If an earlier job for the same has not been seen to end, follow that job instead.
 
     Args:
-        resolved: the recipe; its table `job` has the other values.
+        resolved: the recipe; its table `job` has the resources.
         words: the command line without ``hvdenv``, such as ``("build", "neuron")``.
 
     Returns:
@@ -399,38 +383,39 @@ def run_in_job(
         UsageError, RecipeError, StepError: the site has no such job, or it did not end by
             itself.
     """
-    recipe, scheduler, runner = resolved.recipe, scheduler_of(resolved), Runner()
-    key = _key(resolved, words)
-    record = unfinished(key, places)
+    runner = Runner()
+    record = unfinished(_key(resolved, words), places)
     if record:
         _report(f"job {record.id} was submitted for this before; following it")
         return to_the_end(record, runner, places, quiet=quiet)
-    job = recipe.job._replace(
-        name=f"hvdenv-{request.purpose}",
-        nodes=request.nodes or recipe.job.nodes,
-        time=request.time or recipe.job.time,
-        output="/dev/null",
-        error="/dev/null",
-    )
-    partition = check(job, scheduler, recipe.partitions, ("nodes",) if request.nodes else ())
-    log = str(make_folder(places.jobs) / f"{job.name}-{os.urandom(6).hex()}.log")
+    job, submission = _own_script(resolved, words, places, purpose)
+    make_folder(places.jobs)
+    if not quiet:
+        _report(f"{job.name}: {charged(job)}")
+    record = submit(submission, runner, places)
+    if not quiet:
+        _report(f"submitted job {record.id}")
+    return to_the_end(record, runner, places, quiet=quiet)
+
+
+def _own_script(
+    resolved: Resolved, words: Sequence[str], places: Places, purpose: Purpose
+) -> tuple[Job, Script]:
+    """The script of a job for a command line of hvdenv itself."""
+    recipe, scheduler = resolved.recipe, scheduler_of(resolved)
+    job = own_job(recipe.job, purpose)
+    log = str(places.jobs / f"{job.name}-{os.urandom(6).hex()}.log")
     site = environment().get(SITE_VARIABLE)
     batch = BatchJob(
         job=job,
-        partition=partition,
+        partition=check(job, scheduler, recipe.partitions),
         env=((HOME_VARIABLE, str(places.home)), *(((SITE_VARIABLE, site),) if site else ())),
         command=(*_OWN, *words),
         folder=os.getcwd(),
         log=log,
     )
-    if not quiet:
-        _report(f"{job.name}: {charged(job)}")
-    text = script(scheduler, batch)
-    submission = Script(text=text, scheduler=scheduler, name=job.name, key=key, log=log)
-    record = submit(submission, runner, places)
-    if not quiet:
-        _report(f"submitted job {record.id}")
-    return to_the_end(record, runner, places, quiet=quiet)
+    text, key = script(scheduler, batch), _key(resolved, words)
+    return job, Script(text=text, scheduler=scheduler, name=job.name, key=key, log=log)
 
 
 def _key(resolved: Resolved, words: Sequence[str]) -> str:

@@ -138,7 +138,7 @@ def _key(arguments: argparse.Namespace, prepared: Prepared) -> str:
 
 def _prepare(arguments: argparse.Namespace) -> Prepared:
     """The recipe, for this machine or for the platform of --platform."""
-    prepared = prepare(arguments, thorough=False)
+    prepared = prepare(arguments, thorough=False, anywhere=True)
     if not arguments.platform:
         return prepared
     try:

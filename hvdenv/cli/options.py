@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import getpass
 import json
+import os
 import re
 import sys
 from functools import cache
@@ -16,8 +17,9 @@ from hvdenv.environments import generations
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import HvdenvError, IncompatibleError, UsageError
 from hvdenv.locks.lockfile import Locked
-from hvdenv.model.cluster import Storage
-from hvdenv.model.facts import Facts, Interpreter
+from hvdenv.model.cluster import Storage, Workspace
+from hvdenv.model.facts import Facts, Interpreter, of_partition
+from hvdenv.model.folders import User, expand
 from hvdenv.model.layers import Layer, Resolved, load_recipe, read_layer, storage_of, trusted_by
 from hvdenv.model.observe import ask_interpreter, declared, observe
 from hvdenv.model.recipe import Recipe, executed_paths
@@ -26,8 +28,7 @@ from hvdenv.plans.additions import Additions
 from hvdenv.plans.plan import Plan, candidates, make_plan, site_python
 from hvdenv.reading import HOSTS, Content, read_text
 from hvdenv.runner import Runner, environment
-from hvdenv.schema import fill
-from hvdenv.sites import workspace
+from hvdenv.sites import membership, workspace
 from hvdenv.sites.hosts import Host, parse_hostfile, parse_hosts
 from hvdenv.trust import Policy
 
@@ -151,6 +152,10 @@ def add_where(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_dry_run(parser: argparse._ActionsContainer, text: str) -> None:
+    parser.add_argument("--dry-run", action="store_true", help=text)
+
+
 def add_clean(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--clean",
@@ -186,38 +191,35 @@ def resolved_of(arguments: argparse.Namespace, *, shown: bool = False) -> Resolv
         site=site_file(arguments),
         overrides=arguments.overrides,
     )
-    resolved = resolved._replace(recipe=_for_user(resolved.recipe))
+    recipe, written = expand(Recipe, resolved.recipe, _user(lenient=shown))
+    origins = dict(resolved.origins)
+    for key, text in written.items():
+        name = key.partition("[")[0]  # a list has one origin
+        origins[name] = f"{origins[name]}: {text}"
+    resolved = resolved._replace(recipe=recipe, origins=origins)
     if not shown:
         _refuse_foreign(resolved, arguments)
     return resolved
 
 
-def _for_user(recipe: Recipe) -> Recipe:
-    """The recipe with the user's own name and home folder where it says {user} and {home}.
-
-    Not in variables for programs: those are filled in where and when these run.
-    """
-    filled: Recipe = _with_names(recipe)
-    return filled._replace(environment=recipe.environment)
+def _user(*, lenient: bool = False) -> User:
+    return User(getpass.getuser(), str(Path.home()), environment(), lenient)
 
 
 def storage_of_site(arguments: argparse.Namespace) -> Storage:
     """Where things lie, as the site file says: for what needs no recipe."""
     site = site_file(arguments)
-    found: Storage = _with_names(storage_of(read_layer("site", site) if site else None))
-    return found
-
-
-def _with_names(value: Any) -> Any:
-    if not any(word in repr(value) for word in ("{user}", "{home}")):
-        return value
-    return fill(value, {"{user}": getpass.getuser(), "{home}": str(Path.home())})
+    storage = storage_of(read_layer("site", site) if site else None)
+    return expand(Storage, storage, _user(), ("places",))[0]
 
 
 def environment_of(
-    arguments: argparse.Namespace, resolved: Resolved, places: Places
+    arguments: argparse.Namespace, resolved: Resolved, places: Places, *, anywhere: bool = False
 ) -> Environment:
     """The environment that the options name, or the one where the recipe keeps them.
+
+    Args:
+        anywhere: a placeholder stands for the folder of a workspace that this machine lacks.
 
     Raises:
         UsageError: the recipe's workspace is not allocated.
@@ -226,24 +228,37 @@ def environment_of(
         return generations.at(arguments.prefix)
     recipe = resolved.recipe
     if recipe.places.workspace and getattr(arguments, "facts", None) is None:
-        folder = _workspace(recipe)
+        folder = _workspace(recipe.places.workspace, anywhere=anywhere)
     elif recipe.places.environments:
-        folder = Path(recipe.places.environments)
+        # A variable that is not set stays in a folder that is only shown.
+        folder = Path("/", recipe.places.environments)
     else:
         folder = places.envs
-    return generations.at(folder / environment_name(recipe.name, resolved.variants))
+    # Up to version 0.1, variants that only change jobs had environments of their own.
+    before = folder / environment_name(recipe.name, resolved.variants)
+    if os.path.lexists(before):
+        return generations.at(before)
+    return generations.at(folder / environment_name(recipe.name, resolved.keyed))
 
 
-def _workspace(recipe: Recipe) -> Path:
-    wanted = recipe.places.workspace
-    assert wanted
-    found = workspace.find(wanted, Runner())
-    if found is None:
+def _workspace(wanted: Workspace, *, anywhere: bool) -> Path:
+    found = None
+    if not anywhere or workspace.has_tools():
+        found = workspace.find(wanted, Runner())
+    if found is None and not anywhere:
         raise UsageError(
             f"the workspace {wanted.name} is not allocated, or it has expired",
             remedy="`hvdenv build` allocates it and builds there; or name a folder with --prefix",
         )
-    return found
+    if found:
+        return found
+    stands = workspace.placeholder(wanted)
+    print(
+        f"note: {stands} stands for the folder of the recipe's workspace, which this machine lacks;"
+        " `ws_find` prints it on the cluster",
+        file=sys.stderr,
+    )
+    return stands
 
 
 class Prepared(NamedTuple):
@@ -254,6 +269,7 @@ class Prepared(NamedTuple):
         target: the environment that it is for.
         facts: of this machine, or declared.
         python: the interpreter chosen.
+        foreign: why the facts are not of this machine, although no --facts says so; or empty.
         locked: the lock to build from, if that was asked for.
         source_folder: with files that were fetched before.
         offline: whether no index is asked.
@@ -264,6 +280,7 @@ class Prepared(NamedTuple):
     target: Environment
     facts: Facts
     python: Interpreter
+    foreign: str = ""
     locked: Locked | None = None
     source_folder: Path | None = None
     offline: bool = False
@@ -275,8 +292,10 @@ class Prepared(NamedTuple):
         Args:
             alone: whether a script runs the plan, without hvdenv and its caches.
         """
+        resolved = self.resolved
+        own = self.target.prefix.name == environment_name(resolved.recipe.name, resolved.variants)
         return make_plan(
-            self.resolved.recipe, self.resolved.variants, self.facts, self.python,
+            resolved.recipe, resolved.variants if own else resolved.keyed, self.facts, self.python,
             locked=self.locked, source_folder=self.source_folder, offline=self.offline,
             caches=find_places().cache, additions=self.additions, alone=alone,
         )  # fmt: skip
@@ -288,6 +307,7 @@ def prepare(
     thorough: bool,
     shown: bool = False,
     resolved: Resolved | None = None,
+    anywhere: bool = False,
 ) -> Prepared:
     """Read the recipe and look at the machine, or at the facts that --facts declares.
 
@@ -296,14 +316,21 @@ def prepare(
         thorough: look for what no plan depends on, too; see observe().
         shown: nothing that the recipe names is executed.
         resolved: the recipe, if it was read already.
+        anywhere: nothing is built; on a machine that is none of the cluster's, the facts are those
+            that the recipe declares for its partition.
     """
     resolved = resolved or resolved_of(arguments, shown=shown)
-    target = environment_of(arguments, resolved, find_places())
+    target = environment_of(arguments, resolved, find_places(), anywhere=anywhere)
     runner = Runner()
     file = getattr(arguments, "facts", None)
     facts = declared(file) if file else observe(target.store, runner, thorough=thorough)
+    foreign = ""
+    nodes = membership.nodes_of(resolved.recipe)
+    if anywhere and not file and nodes:
+        foreign = membership.foreign(resolved.recipe, facts.machine)
+        facts = of_partition(*nodes, facts) if foreign else facts
     python = choose_python(resolved, facts, runner, arguments.python)
-    return Prepared(resolved, target, facts, python)
+    return Prepared(resolved, target, facts, python)._replace(foreign=foreign)
 
 
 def add_facts(parser: argparse.ArgumentParser) -> None:
@@ -352,7 +379,7 @@ def choose_python(
     asked_for = f", --python requests {wanted}" if wanted else ""
     raise IncompatibleError(
         f"the recipe needs Python {needed}{asked_for}; this machine has {there}",
-        where=f"{resolved.file}: python.version",
+        where=resolved.where("python.version"),
         remedy=remedy,
     )
 

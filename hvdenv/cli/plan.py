@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 
 from hvdenv.cli.find_lock import with_lock
 from hvdenv.cli.options import (
+    Prepared,
     add_facts,
     add_json,
     add_locked,
@@ -19,7 +19,6 @@ from hvdenv.cli.options import (
     print_json,
 )
 from hvdenv.command import spelled_out
-from hvdenv.model.facts import Facts
 from hvdenv.places import environment_name
 from hvdenv.plans.plan import TEMPORARY, Plan
 from hvdenv.plans.script import render_bash
@@ -50,25 +49,33 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    prepared = prepare(arguments, thorough=False, shown=True)
+    prepared = prepare(arguments, thorough=False, shown=True, anywhere=True)
     if is_locked(arguments):
         prepared = with_lock(arguments, prepared)
-    target, plan = prepared.target, prepared.plan(alone=arguments.format == "bash")
-    plan = plan.at(target.generation(plan.digest[:12]))
+    plan = prepared.plan(alone=arguments.format == "bash")
     if arguments.json:
-        print_json({"facts": encode(prepared.facts), **encode(plan)})
+        print_json({"facts": encode(prepared.facts), **encode(_placed(plan, prepared))})
     elif arguments.format == "bash":
-        print(render_bash(plan, target.prefix), end="")
+        print(render_bash(_placed(plan, prepared), prepared.target.prefix), end="")
     else:
-        print(_text(plan, prepared.facts, target.prefix))
+        print(described(plan, prepared))
     return 0
 
 
-def _text(plan: Plan, facts: Facts, prefix: Path) -> str:
+def _placed(plan: Plan, prepared: Prepared) -> Plan:
+    return plan.at(prepared.target.generation(plan.digest[:12]))
+
+
+def described(plan: Plan, prepared: Prepared) -> str:
+    """The steps of a plan, for people."""
+    plan, facts, prefix = _placed(plan, prepared), prepared.facts, prepared.target.prefix
+    foreign = prepared.foreign
+    compiler = "not looked at" if foreign else facts.cxx.version if facts.cxx else "none"
     head = [
         f"plan {plan.digest[:12]} of {environment_name(plan.recipe, plan.variants)}",
-        f"facts {facts.origin} on {facts.host}: {facts.machine}, glibc {facts.glibc or 'unknown'}, "
-        f"g++ {facts.cxx.version if facts.cxx else 'none'}, {facts.cores} cores",
+        f"facts {facts.origin} {'for' if foreign else 'on'} {facts.host}: {facts.machine}, glibc"
+        f" {facts.glibc or 'unknown'}, g++ {compiler}, {facts.cores} cores"
+        + (f" ({foreign})" if foreign else ""),
         f"Python {plan.python.version} ({plan.python.path})",
         f"{prefix} -> {plan.generation}, written as $G below; temporary files in $T",
         f"every step: {' '.join('='.join(pair) for pair in plan.step_variables.items())}; "

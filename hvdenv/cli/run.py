@@ -9,6 +9,7 @@ import argparse
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -214,7 +215,7 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
     """
     if arguments.recipe:
         resolved = resolved_of(arguments)
-        name = environment_name(resolved.recipe.name, resolved.variants)
+        name = environment_name(resolved.recipe.name, resolved.keyed)
         container = image_of(resolved.recipe, os.getcwd()) if image else None
         if container and not arguments.prefix:
             if built:
@@ -227,7 +228,8 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
                 record=None,
                 container=container,
             )
-        installed = environment_of(arguments, resolved, find_places())
+        only_shown = not built and not getattr(arguments, "submit", False)
+        installed = environment_of(arguments, resolved, find_places(), anywhere=only_shown)
         remedy = f"hvdenv build {named(arguments)}"
     elif arguments.prefix:
         installed, name = generations.at(arguments.prefix), str(arguments.prefix)
@@ -388,6 +390,8 @@ def activated(chosen: Chosen) -> set[str]:
 
 def _ask_mpi(chosen: Chosen) -> tuple[Mpi, dict[str, str]]:
     """The MPI of the mpirun on PATH, and the variables with its folder."""
+    if not shutil.which("bash"):
+        return parse_mpi_version(""), {}
     query = 'printf \'%s=%s\\n\' PATH "$PATH" OPAL_PREFIX "${OPAL_PREFIX-}"; exec mpirun --version'
     script = f"exec 3>&1 >/dev/null 2>&1; {chosen.before} && {{ exec >&3; {query}; }}"
     # A module that the user has loaded may set it; Runner removes it.

@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +23,9 @@ from hvdenv.launch.placement import of_shell
 from hvdenv.places import Places, find_places, make_folder, write_text
 from hvdenv.runner import environment, hand_over
 from hvdenv.sites.allocation import interactive, runs_programs
-from hvdenv.sites.batch import OPTIONS, check, merge
+from hvdenv.sites.batch import OPTIONS, charged, check, merge
+from hvdenv.sites.jobs import without_scheduler
+from hvdenv.sites.schedulers import DIALECTS
 
 EXAMPLES = """\
 examples:
@@ -89,6 +92,8 @@ def _run(arguments: argparse.Namespace) -> int:
         return 0
     last_used.note(places, chosen.prefix)
     scheduler = chosen.recipe.scheduler
+    if given and scheduler and not shutil.which(words[0]):
+        raise without_scheduler(DIALECTS[scheduler], words[0])
     if given and scheduler and not runs_programs(scheduler):
         print(f"type this there: . {shlex.quote(chosen.activate)}", file=sys.stderr)
     return hand_over(Command(words), of_shell(environment(), clean=arguments.clean))
@@ -145,4 +150,5 @@ def _in_allocation(
         )
     job = merge(chosen.recipe.job, scheduler, given)
     partition = check(job, scheduler, chosen.recipe.partitions, given)
+    print(f"allocation: {charged(job)}", file=sys.stderr, flush=True)
     return interactive(scheduler, job, partition, program)

@@ -16,6 +16,7 @@ from typing import get_args
 from hvdenv.cli.job import run_there
 from hvdenv.cli.options import (
     add_clean,
+    add_dry_run,
     add_hosts,
     add_json,
     add_loudness,
@@ -47,7 +48,8 @@ from hvdenv.launch.container import image_of
 from hvdenv.launch.launchers import LAUNCHERS, Launch
 from hvdenv.launch.placement import Requested, of_shell, place
 from hvdenv.masking import print_coloured
-from hvdenv.model.cluster import LauncherName
+from hvdenv.model.cluster import Container, LauncherName
+from hvdenv.model.layers import Resolved
 from hvdenv.model.observe import gpus
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import (
@@ -86,8 +88,6 @@ exit codes: 0 everything expected is proven, 1 something failed, 7 nothing faile
 this host cannot prove everything (such as NCCL without a GPU)
 """
 
-# Two hosts are what shows the network; a long job would wait long.
-JOB_NODES, JOB_TIME = 2, "00:30:00"
 # How long each of the programs measures that benchmarks start, and how many these may be.
 BENCH_SECONDS, BENCH_PROGRAMS = 10.0, 60
 # Timers of programs end earlier; a number that is none is not less.
@@ -107,6 +107,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     add_loudness(parser)
     add_where(parser)
+    add_dry_run(parser, "with --where compute: print the script of the job, and submit nothing")
     add_trust(parser)
     parser.add_argument(
         "-n", "--ranks", type=int, metavar="N",
@@ -172,6 +173,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _show(_read(arguments), arguments)
     if arguments.where == "compute":
         return _in_a_job(arguments)
+    if arguments.dry_run:
+        raise UsageError("--dry-run needs --where compute: verify changes nothing here")
     known = [name for name, launcher in LAUNCHERS.items() if launcher.controller]
     if unknown := [name for name in arguments.launcher or () if name not in known]:
         raise UsageError(
@@ -324,14 +327,14 @@ def _refuse_seconds(seconds: float, option: str) -> None:
 
 
 def _in_a_job(arguments: argparse.Namespace) -> int:
-
     if not arguments.recipe:
         raise UsageError(
             "--where compute needs a recipe, which describes the job",
             remedy="name the recipe that the environment was built from",
         )
-    nodes = min(resolved_of(arguments).recipe.job.nodes, JOB_NODES)
-    return run_there(arguments, "verify", nodes=nodes, time=JOB_TIME)
+    if not arguments.dry_run:
+        _refuse_missing(arguments, resolved_of(arguments), find_places())
+    return run_there(arguments, "verify")
 
 
 def _launched(
@@ -383,18 +386,12 @@ def _chosen(
     if arguments.recipe:
         resolved = resolved_of(arguments)
         recipe = resolved.recipe
-        name = environment_name(recipe.name, resolved.variants)
-        container = None if arguments.prefix else image_of(recipe, os.getcwd())
-        if container:
-            refuse_missing_image(container, named(arguments), "/")
-            refuse_foreign_path(str(container.image), arguments)
-            return in_image(container)._replace(recipe=name), _expected(arguments, recipe), recipe
-        prefix = environment_of(arguments, resolved, places).prefix
-        if not os.path.lexists(prefix):
-            raise UsageError(
-                f"{name} was not built: there is no {prefix}",
-                remedy=f"hvdenv build {named(arguments)}",
-            )
+        name = environment_name(recipe.name, resolved.keyed)
+        found = _refuse_missing(arguments, resolved, places)
+        if isinstance(found, Container):
+            refuse_foreign_path(str(found.image), arguments)
+            return in_image(found)._replace(recipe=name), _expected(arguments, recipe), recipe
+        prefix = found
     elif arguments.prefix:
         prefix, name = arguments.prefix, ""
     else:
@@ -409,6 +406,28 @@ def _chosen(
         refuse_foreign_names(recipe, arguments, str(prefix))
     installation = inspect_prefix(str(folder))._replace(prefix=str(prefix), recipe=name)
     return installation, _expected(arguments, recipe), recipe
+
+
+def _refuse_missing(
+    arguments: argparse.Namespace, resolved: Resolved, places: Places
+) -> Path | Container:
+    """The prefix of a recipe's environment, or its image.
+
+    Raises:
+        UsageError: it does not exist.
+    """
+    recipe = resolved.recipe
+    container = None if arguments.prefix else image_of(recipe, os.getcwd())
+    if container:
+        refuse_missing_image(container, named(arguments), "/")
+        return container
+    prefix = environment_of(arguments, resolved, places).prefix
+    if not os.path.lexists(prefix):
+        raise UsageError(
+            f"{environment_name(recipe.name, resolved.keyed)} was not built: there is no {prefix}",
+            remedy=f"hvdenv build {named(arguments)}",
+        )
+    return prefix
 
 
 def _last_built(places: Places) -> tuple[Path, str]:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
+from packaging.version import InvalidVersion, Version
+
 from hvdenv.contents.packages import Contents, Horovod, Package
 from hvdenv.masking import plain
 from hvdenv.sites.modules import family_of
@@ -209,8 +211,6 @@ def _texts(
 
 def _direction(before: str, after: str) -> Kind:
     """Whether a version went up or down; ``changed`` if the two cannot be compared."""
-    from packaging.version import InvalidVersion, Version
-
     try:
         one, two = Version(before), Version(after)
     except InvalidVersion:

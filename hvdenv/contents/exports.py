@@ -8,26 +8,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
+from hvdenv.contents import cyclonedx
 from hvdenv.contents.packages import Contents, Package
-
-if TYPE_CHECKING:
-    from cyclonedx.model import HashType, Property
-    from cyclonedx.model.bom import Bom
-    from cyclonedx.model.component import Component, Pedigree
 
 Format = Literal["cyclonedx", "environment.yml", "requirements", "constraints"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-
-# Namespace for serial numbers that are made from digests: any fixed UUID.
-_NAMESPACE = "5b0a7c0e-6d0c-5b7e-9f0f-3c3f5f0d7a11"
 
 
 def export(contents: Contents, form: Format) -> str:
     """The contents as a file in another format."""
     writers: dict[Format, Callable[[Contents], str]] = {
-        "cyclonedx": cyclonedx,
+        "cyclonedx": cyclonedx.render,
         "environment.yml": environment_yml,
         "requirements": requirements,
         "constraints": constraints,
@@ -43,7 +36,7 @@ def requirements(contents: Contents) -> str:
         "Files for another Python or architecture: the hashes are of the installed files.",
     ]
     lines = [*_head(contents, "Python packages", lost), *_horovod(contents), ""]
-    lines += [f"--extra-index-url {index}" for index in contents.indexes]
+    lines += _sources(contents)
     for each in own:
         pinned = f"{each.name}=={each.version}"
         if each.sha256:
@@ -89,9 +82,17 @@ def environment_yml(contents: Contents) -> str:
     by_pip = [each for each in own if each.name != "pip"]
     lines += ["  - pip"] if by_pip and "pip" not in named else []
     lines += ["  - pip:"] if by_pip else []
-    lines += [f"      - {_scalar(f'--extra-index-url {index}')}" for index in contents.indexes]
+    lines += [f"      - {_scalar(each)}" for each in _sources(contents)]
     lines += [f"      - {_scalar(f'{each.name}=={each.version}')}" for each in by_pip]
     return _text(lines)
+
+
+def _sources(contents: Contents) -> list[str]:
+    """Where pip finds the packages besides its own index, as lines of a requirements.txt."""
+    return [
+        *(f"--extra-index-url {index}" for index in contents.indexes),
+        *(f"--find-links {links}" for links in contents.find_links),
+    ]
 
 
 def _of(contents: Contents, kind: str) -> tuple[Package, ...]:
@@ -154,141 +155,3 @@ def _scalar(text: str) -> str:
 
 def _text(lines: Iterable[str]) -> str:
     return "\n".join(lines) + "\n"
-
-
-def cyclonedx(contents: Contents) -> str:
-    """A bill of materials: CycloneDX 1.6 in JSON."""
-    from cyclonedx.output import make_outputter
-    from cyclonedx.schema import OutputFormat, SchemaVersion
-
-    writer = make_outputter(_bill(contents), OutputFormat.JSON, SchemaVersion.V1_6)
-    return writer.output_as_string(indent=1) + "\n"
-
-
-def _bill(contents: Contents) -> Bom:
-    from datetime import datetime
-    from uuid import UUID, uuid5
-
-    from cyclonedx.model.bom import Bom, BomMetaData
-    from cyclonedx.model.component import Component, ComponentType
-
-    root = Component(
-        name=contents.name,
-        type=ComponentType.APPLICATION,
-        bom_ref="environment",
-        properties=_properties(
-            {
-                "machine": contents.machine,
-                "python": contents.python,
-                **{f"toolchain:{name}": value for name, value in contents.toolchain.items()},
-                **{f"module:{name}": f"sha256:{digest}" if digest else "hash not known"
-                   for name, digest in contents.modules.items()},
-            }
-        ),
-    )  # fmt: skip
-    tool = Component(name="hvdenv", version=contents.hvdenv or None, bom_ref="hvdenv")
-    metadata = BomMetaData(component=root)
-    metadata.tools.components.add(tool)
-    # Left out if unknown; the library would insert the present time.
-    created = datetime.fromisoformat(contents.created) if contents.created else None
-    metadata.timestamp = created  # type: ignore[assignment]
-    bill = Bom(
-        components=[*map(_package, contents.packages), *_horovod_component(contents)],
-        serial_number=uuid5(UUID(_NAMESPACE), contents.digest),
-        metadata=metadata,
-    )
-    bill.register_dependency(root, bill.components)
-    return bill
-
-
-def _package(package: Package) -> Component:
-    from cyclonedx.model import ExternalReference, ExternalReferenceType, XsUri
-    from cyclonedx.model.component import Component
-    from packageurl import PackageURL
-
-    qualifiers = {"build": package.build} if package.build else {}
-    if package.kind == "conda" and package.url:
-        folder, _, file = package.url.rpartition("/")
-        channel, _, subdir = folder.rpartition("/")
-        kind = "conda" if file.endswith(".conda") else "tar.bz2"
-        qualifiers |= {"channel": channel.rpartition("/")[2], "subdir": subdir, "type": kind}
-    system = "conda" if package.kind == "conda" else "pypi"
-    link = ExternalReference(type=ExternalReferenceType.DISTRIBUTION, url=XsUri(package.url))
-    return Component(
-        name=package.name,
-        version=package.version,
-        bom_ref=f"{package.kind}:{package.name}",
-        purl=PackageURL(system, None, package.name, package.version, qualifiers),
-        hashes=_hashes(package.sha256),
-        external_references=[link] if package.url else [],
-        properties=_properties({"from": "modules or the system" if package.kind == "site" else ""}),
-    )
-
-
-def _horovod_component(contents: Contents) -> list[Component]:
-    from cyclonedx.model.component import Component
-    from packageurl import PackageURL
-
-    horovod = contents.horovod
-    if horovod is None:
-        return []
-    properties = {
-        **{f"variable:{name}": value for name, value in horovod.variables.items()},
-        **{f"patch:{name}": f"sha256:{digest}" for name, digest in horovod.patches.items()},
-    }
-    return [
-        Component(
-            name="horovod",
-            version=horovod.version,
-            bom_ref="horovod",
-            purl=PackageURL("pypi", None, "horovod", horovod.version),
-            hashes=_hashes(horovod.wheel),
-            pedigree=_pedigree(contents) if horovod.source else None,
-            properties=_properties(properties),
-        )
-    ]
-
-
-def _pedigree(contents: Contents) -> Pedigree:
-    """The source archive that Horovod was built from, and its patches."""
-    from cyclonedx.model import XsUri
-    from cyclonedx.model.component import Component, Diff, Patch, PatchClassification, Pedigree
-    from packageurl import PackageURL
-
-    assert contents.horovod
-    horovod, unofficial = contents.horovod, PatchClassification.UNOFFICIAL
-    archive = Component(
-        name="horovod",
-        version=horovod.version,
-        bom_ref="horovod-source",
-        purl=PackageURL(
-            "pypi",
-            None,
-            "horovod",
-            horovod.version,
-            {"file_name": f"horovod-{horovod.version}.tar.gz"},
-        ),
-        hashes=_hashes(horovod.source),
-    )
-    return Pedigree(
-        ancestors=[archive],
-        # A path in hvdenv's own source.
-        patches=[
-            Patch(type=unofficial, diff=Diff(url=XsUri(f"hvdenv/knowledge/patches/{name}.toml")))
-            for name in horovod.patches
-        ],
-        notes="built from source; hashes of the patches and flags of the build are properties",
-    )
-
-
-def _hashes(sha256: str) -> list[HashType]:
-    from cyclonedx.model import HashAlgorithm, HashType
-
-    return [HashType(alg=HashAlgorithm.SHA_256, content=sha256)] if sha256 else []
-
-
-def _properties(values: dict[str, str]) -> list[Property]:
-    """The properties that have a value, under hvdenv's own names."""
-    from cyclonedx.model import Property
-
-    return [Property(name=f"hvdenv:{name}", value=value) for name, value in values.items() if value]

@@ -77,6 +77,7 @@ class Contents(NamedTuple):
         toolchain: versions by name: compiler, cmake, mpi, cuda, nccl, glibc, driver.
         channels: conda channels in the order of their priority.
         indexes: additional package indexes of some packages.
+        find_links: pages with links to files of some packages.
         created: when it was finished, in UTC.
         hvdenv: version of the hvdenv that built it.
     """
@@ -92,6 +93,7 @@ class Contents(NamedTuple):
     toolchain: dict[str, str] = {}
     channels: tuple[str, ...] = ()
     indexes: tuple[str, ...] = ()
+    find_links: tuple[str, ...] = ()
     created: str = ""
     hvdenv: str = ""
 
@@ -105,6 +107,8 @@ class Contents(NamedTuple):
         """Identifies the contents, whatever their origin, time and version of hvdenv."""
         packages = tuple(each._replace(url="") for each in self.packages)
         document = encode(self._replace(packages=packages, created="", hvdenv=""))
+        if not self.find_links:  # a key that contents of earlier versions lack
+            del document["find_links"]
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
@@ -149,7 +153,7 @@ def from_record(record: GenerationRecord, installed: Installed | None, home: str
         **(installed.distributions if installed else {}),
     }
     resolved, inputs = record.resolved, record.stack
-    modules = _modules(record)
+    modules, frameworks = _modules(record), resolved.get("frameworks", {})
     variables = {
         name: _neutral(name, value, (record.prefix, home))
         for name, value in sorted(inputs.get("variables", {}).items())
@@ -172,7 +176,10 @@ def from_record(record: GenerationRecord, installed: Installed | None, home: str
         modules=modules,
         toolchain=_toolchain(record, packages, modules),
         channels=_channels(packages, (resolved.get("conda") or {}).get("channels", ())),
-        indexes=_indexes(resolved.get("frameworks", {}), distributions),
+        indexes=_indexes(frameworks, distributions),
+        find_links=_hints(
+            links for each in frameworks.values() for links in each.get("find_links", ())
+        ),
         created=record.created,
         hvdenv=record.hvdenv,
     )
@@ -309,7 +316,12 @@ def _indexes(
         version = distributions.get(normal(framework.get("package") or name), "")
         found += [framework.get("cpu_index")] if "+cpu" in version else []
         found += [framework.get("extra_index")]
-    return tuple(dict.fromkeys(hint(each) for each in found if each and hint(each)))
+    return _hints(each for each in found if each)
+
+
+def _hints(urls: Iterable[str]) -> tuple[str, ...]:
+    """The URLs that are valid on other machines, each once."""
+    return tuple(dict.fromkeys(filter(None, map(hint, urls))))
 
 
 def _neutral(name: str, value: str, folders: tuple[str, str]) -> str:

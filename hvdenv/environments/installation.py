@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion
+
 from hvdenv import STANDALONE
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations
@@ -87,9 +90,6 @@ class Expectation(NamedTuple):
 
 def is_version(found: str, stated: str) -> bool:
     """Whether a package has the stated version; a local label (+cu118) may differ."""
-    from packaging.specifiers import SpecifierSet
-    from packaging.version import InvalidVersion
-
     try:
         return SpecifierSet(f"=={stated}").contains(found, prereleases=True)
     except InvalidVersion:

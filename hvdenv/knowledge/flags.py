@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from packaging.version import Version as Parsed
+
 from hvdenv.errors import IncompatibleError
 from hvdenv.model.recipe import Gpu, Recipe, Version
 
@@ -161,8 +163,6 @@ def _refuse_two_nccls(gpu: Gpu, recipe: Recipe) -> None:
 
 
 def _older(version: Version, other: str) -> bool:
-    from packaging.version import Version as Parsed
-
     return Parsed(version) < Parsed(other)
 
 

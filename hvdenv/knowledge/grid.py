@@ -11,6 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+from packaging.version import Version as Parsed
+
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.patches import applicable
 from hvdenv.knowledge.rules import Rule, judge
@@ -250,8 +252,6 @@ def _agrees(asked: str, value: str) -> bool:
 
 def _place(asked: Asked, row: Row | None = None) -> tuple[Any, ...]:
     """Where a row stands in the order of what is asked for, or that itself."""
-    from packaging.version import Version as Parsed
-
     values = _of(row) if row else {}
     place = []
     for name in (*FRAMEWORKS, "python", "horovod", "mpi_version"):

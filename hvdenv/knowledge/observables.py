@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from packaging.version import Version as Parsed
+
 from hvdenv.knowledge.flags import compute_capabilities
 from hvdenv.knowledge.patches import applicable
 from hvdenv.knowledge.rules import Observable, Observables
@@ -159,7 +161,7 @@ def _build_of(
 
     Both are empty where that cannot be told.
     """
-    said = " ".join([version, wanted.extra_index or "", wanted.package or ""])
+    said = " ".join([version, wanted.extra_index or "", *wanted.find_links, wanted.package or ""])
     if wanted.cpu_index or re.search(r"\bcpu\b", said):
         return "cpu", ""
     if "rocm" in said:
@@ -169,14 +171,12 @@ def _build_of(
     if wanted.provider == "conda" and recipe.conda:
         toolkit = _number(recipe.conda.packages.get("cudatoolkit", ""))
         return ("cuda" if toolkit else ""), toolkit
-    if wanted.provider != "pip" or wanted.wheelhouse or wanted.extra_index:
+    if wanted.provider != "pip" or wanted.wheelhouse or wanted.extra_index or wanted.find_links:
         return "", ""
     return _wheel_of_index(name, version)
 
 
 def _wheel_of_index(name: Framework, version: Version) -> tuple[str, str]:
-    from packaging.version import Version as Parsed
-
     for since, cuda in _CUDA_OF_WHEELS[name]:
         if Parsed(version) >= Parsed(since):
             return "cuda", cuda

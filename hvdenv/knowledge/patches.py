@@ -7,6 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from packaging.specifiers import SpecifierSet
+
 from hvdenv.model.recipe import Specifier
 from hvdenv.reading import OWN, read_text
 from hvdenv.schema import decode, parse_toml
@@ -63,7 +65,6 @@ def all_patches() -> tuple[Patch, ...]:
 
 def applicable(versions: Mapping[str, str]) -> tuple[Patch, ...]:
     """Patches for these versions of horovod, torch and tensorflow."""
-    from packaging.specifiers import SpecifierSet
 
     def fits(patch: Patch) -> bool:
         conditions = {

@@ -8,6 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
 from hvdenv.reading import OWN, read_text
 from hvdenv.schema import Pattern, decode, parse_toml
 
@@ -157,14 +160,10 @@ def _holds(condition: str, value: Observable | None, seen: Observables) -> bool:
 
 
 def _in_range(version: str, specifier: str) -> bool:
-    from packaging.specifiers import SpecifierSet
-
     return SpecifierSet(specifier).contains(version, prereleases=True)
 
 
 def _version(value: Observable) -> Any:
-    from packaging.version import Version
-
     return Version(str(value))
 
 

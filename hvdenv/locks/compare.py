@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from hvdenv.locks import condalock, pypi
 from hvdenv.locks.lockfile import CONDA, Inputs, Locked
 from hvdenv.locks.pypi import Package, required
@@ -109,9 +112,6 @@ def unsatisfied(versions: Mapping[str, str], requirements: Iterable[str]) -> tup
         versions: of Python packages, by normalised name; an empty one meets any requirement.
         requirements: in pip's syntax.
     """
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
     found = []
     for text in requirements:
         requirement = Requirement(text)
@@ -146,9 +146,6 @@ def unclosed(packages: Sequence[Package], others: Mapping[str, str]) -> tuple[st
 
 def unneeded(packages: Sequence[Package], requirements: Iterable[str]) -> tuple[str, ...]:
     """Packages of pylock.toml that neither the recipe nor another package requires."""
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
     names = {canonicalize_name(Requirement(text).name) for text in requirements}
     needed = _with_dependencies(packages, names)
     return tuple(

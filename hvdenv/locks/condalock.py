@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from packaging.utils import canonicalize_name
+
 from hvdenv import schema
 from hvdenv.errors import RecipeError, StepError
 from hvdenv.locks.lockfile import CONDA, Locked, malformed
@@ -298,8 +300,6 @@ _PIP_NAMES = {"pytorch": "torch", "msgpack-python": "msgpack", "tensorflow-base"
 
 def for_pip(found: CondaLock) -> dict[str, str]:
     """Versions of the Python packages among them, by their names on the Python index."""
-    from packaging.utils import canonicalize_name
-
     python = {"python", "python_abi"}
     return {
         canonicalize_name(_PIP_NAMES.get(each.name, each.name)): each.version

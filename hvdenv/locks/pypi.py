@@ -10,8 +10,22 @@ import posixpath
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 from urllib.parse import quote, unquote, urlsplit
+
+from packaging.markers import Marker
+from packaging.pylock import Package as Entry
+from packaging.pylock import (
+    PackageSdist,
+    PackageWheel,
+    Pylock,
+    PylockUnsupportedVersionError,
+    PylockValidationError,
+)
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 
 from hvdenv.contents.packages import hint
 from hvdenv.errors import LockError
@@ -19,9 +33,6 @@ from hvdenv.locks.lockfile import ANEW, PYPI, Locked, malformed
 from hvdenv.masking import mask
 from hvdenv.model.recipe import Sha256
 from hvdenv.schema import Pattern, Problem, decode, line_of, parse_toml
-
-if TYPE_CHECKING:
-    from packaging.requirements import Requirement
 
 
 class Package(NamedTuple):
@@ -60,9 +71,6 @@ def from_report(report: Mapping[str, Any], hints: Mapping[str, str]) -> tuple[Pa
     Raises:
         LockError: a package has no hash, or is not a file of an index.
     """
-    from packaging.utils import canonicalize_name
-    from packaging.version import Version
-
     found = []
     requires = _requires(report)
     for each in report["install"]:
@@ -102,9 +110,6 @@ def _requires(report: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     Raises:
         LockError: a requirement is malformed.
     """
-    from packaging.requirements import InvalidRequirement, Requirement
-    from packaging.utils import canonicalize_name
-
     stated: dict[str, list[Requirement]] = {}
     extras: dict[str, set[str]] = {}
     for each in report["install"]:
@@ -155,12 +160,6 @@ def required(requirement: str) -> str:
 def render(packages: Iterable[Package], python: str, machine: str) -> str:
     """The text of pylock.toml for a minor Python version and a machine such as x86_64."""
     import tomlkit
-    from packaging.markers import Marker
-    from packaging.pylock import Package as Entry
-    from packaging.pylock import PackageSdist, PackageWheel, Pylock
-    from packaging.specifiers import SpecifierSet
-    from packaging.utils import canonicalize_name
-    from packaging.version import Version
 
     def entry(package: Package) -> Entry:
         # A file without a URL is beside the lock, or pip finds it elsewhere.
@@ -260,8 +259,6 @@ def parse(text: str, path: Path, python: str = "") -> tuple[Package, ...]:
     Raises:
         RecipeError: it is malformed, for another Python, or contains what hvdenv never writes.
     """
-    from packaging.pylock import Pylock, PylockUnsupportedVersionError, PylockValidationError
-
     where = str(path)
     try:
         document = parse_toml(text)
@@ -322,8 +319,6 @@ def packages(locked: Locked) -> tuple[Package, ...]:
 
 def labels(packages: Iterable[Package], frameworks: Iterable[str]) -> tuple[str, ...]:
     """Local versions of the frameworks, such as ``cpu``."""
-    from packaging.version import Version
-
     names = set(frameworks)
     found = {Version(each.version).local for each in packages if each.name in names}
     return tuple(sorted(label for label in found if label))
@@ -337,8 +332,6 @@ def with_urls_of(packages: Iterable[Package], before: Iterable[Package]) -> tupl
 
 def platforms(packages: Iterable[Package]) -> tuple[str, ...]:
     """The platforms in the names of wheels, sorted."""
-    from packaging.utils import parse_wheel_filename
-
     wheels = (each.file for each in packages if each.is_wheel)
     found = {tag.platform for file in wheels for tag in parse_wheel_filename(file)[3]}
     return tuple(sorted(found - {"any"}))

@@ -13,12 +13,16 @@ ModuleName = Annotated[
         "a module name such as gcc/10.2.0 (NAME.eb is the name of an EasyBuild file, not of a module)",
     ),
 ]
-# hvdenv replaces {user} and {home} by the name and home folder of the user who builds.
+AbsoluteFolder = Annotated[
+    str, Pattern(r"/[A-Za-z0-9._+@:/-]*", "an absolute folder without variables")
+]
+# hvdenv replaces {user} and {home} by the name and home folder of the user who runs it, and $NAME by
+# that variable of the user: hvdenv.model.folders.
 Folder = Annotated[
     str,
     Pattern(
-        r"(/|\{home\}/)[A-Za-z0-9._+@:/-]*(\{user\}[A-Za-z0-9._+@:/-]*)*",
-        "an absolute folder; may contain {user} and {home}",
+        r"(/|\{home\}/|\$[A-Za-z_][A-Za-z0-9_]*(/|$))[A-Za-z0-9._+@:/-]*(\{user\}[A-Za-z0-9._+@:/-]*)*",
+        "an absolute folder; may contain {user}, and begin with {home} or a variable such as $SCRATCH",
     ),
 ]
 # $NAME is a variable that the modules set: $EBROOTNCCL, $CUDA_HOME/lib64.
@@ -73,7 +77,7 @@ Architecture = Literal["x86_64", "ppc64le", "aarch64"]
 class RecipeFolders(NamedTuple):
     """Recipe folders that a site file adds."""
 
-    recipe_folders: tuple[Folder, ...] = ()
+    recipe_folders: tuple[AbsoluteFolder, ...] = ()
 
 
 class Trust(NamedTuple):
@@ -152,6 +156,25 @@ class Partition(NamedTuple):
     cuda: Label | None = None
 
 
+class JobOf(NamedTuple):
+    """Resources of the job of one command, instead of those of ``[job]``.
+
+    Attributes:
+        partition, nodes, time, memory, qos, exclusive: as in ``[job]``.
+        ranks_per_node, cpus_per_rank, gpus_per_node: as in ``[job]``.
+    """
+
+    partition: Label | None = None
+    nodes: int | None = None
+    ranks_per_node: int | None = None
+    cpus_per_rank: int | None = None
+    gpus_per_node: int | None = None
+    time: Duration | None = None
+    memory: Label | None = None
+    qos: Label | None = None
+    exclusive: bool | None = None
+
+
 class Job(NamedTuple):
     """Default resources of a batch job.
 
@@ -171,6 +194,8 @@ class Job(NamedTuple):
         select: resources that PBS adds to each chunk, such as system=polaris.
         place: how PBS places the chunks.
         requires: keys of this table that the site requires.
+        build: for ``hvdenv build --where compute`` (default: one node).
+        verify: for ``hvdenv verify --where compute`` (default: at most two nodes, 30 minutes).
     """
 
     partition: Label | None = None
@@ -194,6 +219,8 @@ class Job(NamedTuple):
     select: Label | None = None
     place: Label | None = None
     requires: tuple[Label, ...] = ()
+    build: JobOf | None = None
+    verify: JobOf | None = None
 
 
 class Launch(NamedTuple):

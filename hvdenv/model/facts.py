@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, NamedTuple
 
+from hvdenv.model.cluster import Partition
 from hvdenv.model.recipe import Version
 from hvdenv.schema import Pattern
 
@@ -76,6 +77,31 @@ class Facts(NamedTuple):
     memory: int | None = None
     variables: tuple[str, ...] = ()
     tmp_free: int | None = None
+
+
+def of_partition(name: str, nodes: Partition, here: Facts) -> Facts:
+    """What a recipe declares about its nodes, for a plan that is made on another machine.
+
+    Args:
+        name: of the partition.
+        nodes: what the recipe declares.
+        here: facts of this machine: its Pythons, and what the recipe does not declare.
+    """
+    return Facts(
+        origin="declared",
+        host=f"partition {name}",
+        system=here.system,
+        machine=nodes.arch,
+        glibc=nodes.glibc or "",
+        cpu="",
+        cpu_flags=(),
+        cores=nodes.cores or here.cores,
+        root=here.root,
+        interpreters=here.interpreters,
+        cc=Tool("/usr/bin/gcc"),
+        cxx=Tool("/usr/bin/g++"),
+        memory=nodes.memory_gb * 10**9 if nodes.memory_gb and nodes.cores else None,
+    )
 
 
 # The command that prints a program's version, and the pattern that finds it in the output.

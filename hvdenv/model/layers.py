@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvdenv import PACKAGE
-from hvdenv.errors import RecipeError, UsageError
-from hvdenv.model.cluster import RecipeFolders, Storage, Trust
-from hvdenv.model.recipe import Recipe
+from hvdenv.errors import HvdenvError, RecipeError, UsageError
+from hvdenv.model.cluster import Job, Launch, Network, Partition, RecipeFolders, Storage, Trust
+from hvdenv.model.recipe import Framework, Recipe
 from hvdenv.reading import RECIPE, SITE, Content, read_file
 from hvdenv.schema import (
     MOST_PROBLEMS,
@@ -58,22 +58,30 @@ class Resolved(NamedTuple):
     Attributes:
         recipe: the typed result.
         variants: names of the chosen variants, sorted.
+        keyed: those of them that change the environment, and not only its jobs.
         offered: names of all variants of the recipe.
         origins: for each dotted key, the layer that set it.
         file: path of the recipe's file.
         foreign_files: files that are not part of hvdenv: the recipe, the site file.
         contents: their contents, as read.
         site: the site file, if there is one.
+        setters: for each dotted key, the layer that set it.
     """
 
     recipe: Recipe
     variants: tuple[str, ...]
+    keyed: tuple[str, ...]
     offered: tuple[str, ...]
     origins: dict[str, str]
     file: str
     foreign_files: tuple[str, ...]
     contents: tuple[Content, ...] = ()
     site: Layer | None = None
+    setters: Mapping[str, Layer] = {}
+
+    def where(self, key: str) -> str:
+        """File, line and key of a value, also where a recipe below or the site file sets it."""
+        return _where(tuple(key.split(".")), self.setters) or f"{self.file}: {key}"
 
 
 def recipe_folder() -> Path:
@@ -183,20 +191,16 @@ def load_recipe(
     offered = {variant: each for each in bases for variant in variants_of(each.values)}
     errors = [error for each in bases for error in _errors_of_variants(each)]
     chosen = sorted(set(variants))
+    lowest = [read_layer("default", DEFAULTS), *(_without_variants(each) for each in bases)]
+    own = {variant: _variant(base, offered, variant) for variant in chosen}
     layers = [
-        read_layer("default", DEFAULTS),
-        *(_without_variants(each) for each in bases),
-        *(_variant(base, offered, variant) for variant in chosen),
+        *lowest,
+        *own.values(),
         *([_without_own(site_layer)] if site_layer else []),
         *(_override(text) for text in overrides),
     ]
     _refuse_clashes(layers)
-    merged: Document = {}
-    origins: dict[str, Layer] = {}
-    for layer in layers:
-        for key in layer.without:
-            _remove(merged, key, layer, origins)
-        _merge(merged, layer.values, layer, origins)
+    merged, origins = _combined(layers)
     try:
         recipe = decode(Recipe, merged)
         problems = _problems_of_whole(recipe)
@@ -211,13 +215,54 @@ def load_recipe(
     return Resolved(
         recipe=recipe,
         variants=tuple(chosen),
+        keyed=_keyed(lowest, own),
         offered=tuple(sorted(offered)),
         origins={key: layer.name for key, layer in origins.items()},
         file=str(path),
         foreign_files=tuple(foreign),
         contents=tuple(foreign.values()),
         site=site_layer,
+        setters=origins,
     )
+
+
+def _combined(layers: Iterable[Layer]) -> tuple[Document, dict[str, Layer]]:
+    """The values of all layers, and for each dotted key the layer that set it."""
+    merged: Document = {}
+    origins: dict[str, Layer] = {}
+    for layer in layers:
+        for key in layer.without:
+            _remove(merged, key, layer, origins)
+        _merge(merged, layer.values, layer, origins)
+    return merged, origins
+
+
+def _keyed(lowest: Sequence[Layer], own: Mapping[str, Layer]) -> tuple[str, ...]:
+    """The variants without which the environment would be another one.
+
+    Judged without site and command line, so that the same variants always have one name.
+    """
+    kept, whole = dict(own), _environment_part([*lowest, *own.values()])
+    for variant in own if whole else ():
+        others = {name: layer for name, layer in kept.items() if name != variant}
+        if _environment_part([*lowest, *others.values()]) == whole:
+            kept = others
+    return tuple(kept)
+
+
+def _environment_part(layers: Iterable[Layer]) -> tuple[object, ...] | None:
+    """What of a recipe decides its environment; None if it is not a recipe without other layers."""
+    try:
+        recipe = decode(Recipe, _combined(layers)[0])
+    except (Problem, RecipeError):
+        return None
+    target = recipe.partitions.get(recipe.job.partition or "", Partition())
+    plain = recipe._replace(
+        summary="", status="documented", sources=(), site="", scheduler=None, job=Job(),
+        launch=Launch(), network=Network(), places=Storage(), container=None, references=(),
+        deviations=(), notes=(),
+    )  # fmt: skip
+    return plain, target.arch, target.glibc, target.cuda
 
 
 def _refuse(errors: Sequence[RecipeError]) -> None:
@@ -275,14 +320,18 @@ def _with_bases(layer: Layer, folders: Sequence[str]) -> list[Layer]:
             raise RecipeError(
                 f"expected the name or path of a recipe, found {parent!r}", where=where
             )
-        path = find_recipe(parent, folders)
-        if "/" in parent or parent.endswith(".toml"):
-            path = Path(found[0].file).parent / path
+        try:
+            path = find_recipe(parent, folders)
+            if "/" in parent or parent.endswith(".toml"):
+                path = Path(found[0].file).parent / path
+            layer = read_layer(f"recipe {path.stem}", path)
+        except HvdenvError as error:
+            raise RecipeError(str(error), where=where) from error
         if any(os.path.realpath(path) == os.path.realpath(each.file) for each in found):
             raise RecipeError(f"{parent} extends this recipe, too: that is a cycle", where=where)
         if len(found) > _MOST_BASES:
             raise RecipeError(f"more than {_MOST_BASES} recipes extend one another", where=where)
-        found.insert(0, read_layer(f"recipe {path.stem}", path))
+        found.insert(0, layer)
 
 
 def _errors_of_variants(layer: Layer) -> Iterator[RecipeError]:
@@ -489,20 +538,45 @@ def _merge(
 
 def _explain(problem: Problem, base: Layer, origins: Mapping[str, Layer]) -> RecipeError:
     """A problem as an error that names file, line and key."""
+    return RecipeError(problem.message, where=_where(problem.path, origins, base))
+
+
+def _where(
+    path: tuple[str | int, ...], origins: Mapping[str, Layer], base: Layer | None = None
+) -> str:
+    """File, line and key of the nearest value on a path; of ``base`` if no layer sets any."""
     layer = base
-    for length in range(len(problem.path), 0, -1):
-        key = dotted(problem.path[:length])
+    for length in range(len(path), 0, -1):
+        key = dotted(path[:length])
         inside = [origins[o] for o in origins if o.startswith(f"{key}.")]
         found = origins.get(key) or next((o for o in inside if o.name != "default"), None)
         if found or inside:
             layer = found or base
             break
-    where = (
-        f"{layer.file}:{line_of(layer.text, layer.prefix + problem.path)}: "
-        if layer.file
-        else "--set: "
-    )
-    return RecipeError(problem.message, where=where + dotted(problem.path))
+    if layer is None:
+        return ""
+    line = f"{layer.file}:{line_of(layer.text, layer.prefix + path)}" if layer.file else "--set"
+    return f"{line}: {dotted(path)}"
+
+
+# Packages that require exactly one release of a framework.
+_COMPANIONS: Mapping[str, Framework] = {
+    "torchvision": "torch", "torchaudio": "torch", "torchtext": "torch",
+    "tensorflow-text": "tensorflow", "tensorflow-addons": "tensorflow",
+}  # fmt: skip
+
+
+def _problems_of_packages(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Packages that would install a second copy of a framework."""
+    for name in recipe.packages:
+        framework = _COMPANIONS.get(name.lower().replace("_", "-"))
+        package = recipe.frameworks.get(framework) if framework else None
+        if package and package.provider == "source":
+            yield (
+                f"packages.{name}",
+                f"pip would install a second {framework} for it, beside the one that is built from"
+                " source",
+            )
 
 
 def _problems_of_whole(recipe: Recipe) -> list[Problem]:
@@ -550,6 +624,7 @@ def _problems_of_whole(recipe: Recipe) -> list[Problem]:
             and not package.source
             and f'the provider "source" needs a table [frameworks.{name}.source]'
         )
+    wrong |= dict(_problems_of_packages(recipe))
     return [
         *(Problem(tuple(key.split(".")), str(text)) for key, text in wrong.items() if text),
         *(

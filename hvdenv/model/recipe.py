@@ -57,6 +57,14 @@ Url = Annotated[
         r"(https?|file)://[^\s@?'\"`$\\]+", "a URL without spaces, quotes, credentials or a query"
     ),
 ]
+# A page or a folder with links to files.
+Links = Annotated[
+    str,
+    Pattern(
+        r"((https?|file)://|/)[^\s@?#'\"`$\\{}]+",
+        "a URL without spaces, quotes, credentials or a query, or an absolute folder",
+    ),
+]
 Flags = Annotated[
     str, Pattern(r"(-[A-Za-z0-9][A-Za-z0-9=+.,_-]*( +|$))*", "compiler flags such as -mavx -mfma")
 ]
@@ -167,6 +175,8 @@ class FrameworkPackage(NamedTuple):
             of the site contain it.
         cpu_index: index with CPU builds, used if it can be reached.
         extra_index: a further index that the framework needs.
+        find_links: pages or folders with links to files, in addition to the indexes (pip's
+            ``--find-links``).
         wheelhouse: folder with wheels, used instead of an index.
         source: for the provider ``source``.
     """
@@ -176,6 +186,7 @@ class FrameworkPackage(NamedTuple):
     provider: Literal["pip", "conda", "source", "present"] = "pip"
     cpu_index: Url | None = None
     extra_index: Url | None = None
+    find_links: tuple[Links, ...] = ()
     wheelhouse: Folder | None = None
     source: Source | None = None
 
@@ -303,8 +314,8 @@ class Recipe(NamedTuple):
             site; ``decommissioned`` is for a machine that is gone.
         sources: the documents that the recipe follows; for repositories, with the commit.
         build_tools: packages to build with; not installed if ``modules.build`` provides them.
-        packages: packages to install, such as an upper bound of NumPy. All but NumPy are
-            installed before the frameworks, so none may depend on a framework.
+        packages: packages to install together with the frameworks from pip, such as an upper
+            bound of NumPy, or torchvision.
         site: the cluster's name for people.
         scheduler: the batch system of the cluster.
     """
@@ -361,6 +372,8 @@ def executed_paths(recipe: Recipe) -> Iterator[tuple[str, str]]:
         named[f"{key}.cpu_index"] = _local(framework.cpu_index)
         named[f"{key}.extra_index"] = _local(framework.extra_index)
         named[f"{key}.source.git"] = _local(framework.source.git) if framework.source else None
+        for number, links in enumerate(framework.find_links):
+            named[f"{key}.find_links[{number}]"] = links if links[0] == "/" else _local(links)
     yield from ((key, path) for key, path in named.items() if path)
     for channel in conda.channels if conda else ():
         yield from (("conda.channels", each) for each in (_local(channel),) if each)

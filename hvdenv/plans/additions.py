@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion, Version
 
 from hvdenv.contents.packages import Package, normal
 from hvdenv.errors import IncompatibleError, UsageError
-
-if TYPE_CHECKING:
-    from packaging.requirements import Requirement
 
 # pip prints one line for each version of a package that it has tried.
 _MOST_LINES = 10
@@ -36,8 +36,6 @@ class Additions(NamedTuple):
     @property
     def kept(self) -> dict[str, str]:
         """The versions that pip must keep, without those that pip cannot parse."""
-        from packaging.version import InvalidVersion, Version
-
         found = {}
         for name, version in sorted({**self.own, **self.earlier}.items()):
             try:
@@ -70,8 +68,6 @@ def parse(words: Iterable[str]) -> dict[str, Requirement]:
     Raises:
         UsageError: a word is not a name with extras and versions, or a name is repeated.
     """
-    from packaging.requirements import InvalidRequirement, Requirement
-
     found: dict[str, Requirement] = {}
     for word in words:
         try:
@@ -147,8 +143,6 @@ def added_to(
 
 
 def _name(text: str) -> str:
-    from packaging.requirements import Requirement
-
     return Requirement(text).name
 
 

@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from packaging.specifiers import SpecifierSet
+
 from hvdenv.errors import IncompatibleError
 from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.knowledge.patches import applicable
@@ -90,8 +92,6 @@ def choose_versions(recipe: Recipe, python: Interpreter) -> dict[str, Version]:
 
 
 def _for_python(alternatives: tuple[ByPython, ...], python: Interpreter) -> Version | None:
-    from packaging.specifiers import SpecifierSet
-
     return next(
         (each.value for each in alternatives if SpecifierSet(each.python).contains(python.version)),
         None,
@@ -116,8 +116,6 @@ def site_python(recipe: Recipe) -> Interpreter | None:
 
 def candidates(recipe: Recipe, facts: Facts) -> tuple[Interpreter, ...]:
     """Interpreters that the recipe allows, best first."""
-    from packaging.specifiers import SpecifierSet
-
     allowed = SpecifierSet(recipe.python.version)
     return tuple(each for each in facts.interpreters if allowed.contains(each.version))
 

@@ -64,7 +64,7 @@ class Resolution(Steps):
         return self.tool_requirements + self.framework_requirements
 
     def _conda_inputs(self) -> Conda | None:
-        if not self.recipe.conda:
+        if self.recipe.python.provider != "conda":  # [conda] may be for a variant
             return None
         spec = self.conda_spec
         return Conda(tuple(spec["specs"]), tuple(spec["channels"]), dict(spec["virtual"]))

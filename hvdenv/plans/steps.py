@@ -292,6 +292,8 @@ class Steps(NamedTuple):
                 arguments += ["--extra-index-url", framework.extra_index]
             if framework.wheelhouse:
                 arguments += ["--no-index", "--find-links", framework.wheelhouse]
+            for links in framework.find_links:
+                arguments += ["--find-links", links]
         return arguments
 
     @property

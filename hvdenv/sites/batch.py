@@ -7,10 +7,10 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from hvdenv.errors import UsageError
-from hvdenv.model.cluster import Job, Partition, Scheduler
+from hvdenv.model.cluster import Job, JobOf, Partition, Scheduler
 from hvdenv.schema import Problem, decode, fields
 from hvdenv.sites.schedulers import DIALECTS
 from hvdenv.sites.schedulers.dialect import (
@@ -24,6 +24,9 @@ from hvdenv.sites.schedulers.dialect import (
     seconds,
     total_seconds,
 )
+
+# A command of hvdenv itself that runs in a job.
+Purpose = Literal["build", "verify"]
 
 EXIT_LINE = "hvdenv: job {id} ended with exit code"
 # Fields of a job that have an option of their own.
@@ -148,11 +151,37 @@ def read_time(text: str, scheduler: Scheduler) -> str:
     )
 
 
+def own_job(job: Job, purpose: Purpose) -> Job:
+    """The job of ``build`` or ``verify --where compute``, whose output hvdenv keeps."""
+    usual = {"build": JobOf(nodes=1), "verify": JobOf(nodes=min(job.nodes, 2), time="00:30:00")}
+    given = {"build": job.build, "verify": job.verify}[purpose] or JobOf()
+    values = {
+        name: value
+        for each in (usual[purpose], given)
+        for name, value in each._asdict().items()
+        if value is not None
+    }
+    return job._replace(**values, name=f"hvdenv-{purpose}", output="/dev/null", error="/dev/null")
+
+
 def cost(job: Job) -> Cost:
     """What a job uses at most, if it runs to its time limit."""
     hours = seconds(job.time) / 3600
     gpus = 0 if job.gpu_option == "none" else job.gpus_per_node or 0
     return Cost(job.nodes, hours, job.nodes * hours, job.nodes * gpus * hours)
+
+
+def charged(job: Job) -> str:
+    """The most that a job uses: ``2 nodes for 8:00:00, up to 16 node-hours``."""
+    used = cost(job)
+    text = f"{_counted(used.nodes, 'node')} for {job.time}, up to"
+    text += f" {_counted(used.node_hours, 'node-hour')}"
+    return f"{text} and {_counted(used.gpu_hours, 'GPU-hour')}" if used.gpu_hours else text
+
+
+def _counted(number: float, unit: str) -> str:
+    text = f"{number:.4g}"
+    return f"{text} {unit}{'' if text == '1' else 's'}"
 
 
 def check(

@@ -111,12 +111,7 @@ def _not_submitted(dialect: Dialect, outcome: Outcome) -> StepError:
     program = dialect.program
     instead = "\nhvdenv job RECIPE --to job.sh writes the script instead"
     if outcome.returncode == COMMAND_NOT_FOUND:
-        return StepError(
-            f"there is no {program} on this host, so no job can be submitted",
-            where=os.uname().nodename,
-            remedy="call hvdenv on a login node of the cluster, or load the module that provides"
-            f" {program}{instead}",
-        )
+        return without_scheduler(dialect, program, instead)
     if any(each in outcome.output for each in dialect.unreachable):
         return StepError(
             "the scheduler cannot be reached",
@@ -129,6 +124,16 @@ def _not_submitted(dialect: Dialect, outcome: Outcome) -> StepError:
         where=program,
         detail=outcome.tail(5),
         remedy="see its message above; check partition, account, time and nodes",
+    )
+
+
+def without_scheduler(dialect: Dialect, program: str, instead: str = "") -> StepError:
+    """The error where a program of the scheduler does not exist."""
+    return StepError(
+        f"this machine has no {dialect.label}: there is no {program} on PATH",
+        where=os.uname().nodename,
+        remedy="call hvdenv on a login node of the cluster, or load the module that provides"
+        f" {program}{instead}",
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,6 +81,8 @@ def detect(runner: Runner, init: str | None = None) -> ModuleSystem | None:
     Raises:
         StepError: it does not answer in time.
     """
+    if not shutil.which("bash"):
+        return None
     with _shell(runner, LOAD_SECONDS) as shell:
         lines = (
             "hvdenv_failed=",

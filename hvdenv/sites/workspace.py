@@ -14,6 +14,18 @@ from hvdenv.runner import Runner
 _SECONDS = 60.0
 
 
+def has_tools() -> bool:
+    """Whether this machine has workspace tools."""
+    return shutil.which("ws_find") is not None
+
+
+def placeholder(workspace: Workspace) -> Path:
+    """Stands for the folder of a workspace; no shell could take it for a folder."""
+    return Path(
+        f"/\N{LEFT DOUBLE ANGLE BRACKET}workspace {workspace.name}\N{RIGHT DOUBLE ANGLE BRACKET}"
+    )
+
+
 def find(workspace: Workspace, runner: Runner) -> Path | None:
     """The folder of a workspace; None if it is not allocated, or has expired.
 

@@ -11,14 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdenv.errors import UsageError
-from hvdenv.model.cluster import Job, Partition, Scheduler
+from hvdenv.model.cluster import Job, JobOf, Partition, Scheduler
 from hvdenv.schema import decode, parse_toml
 from hvdenv.sites.batch import (
     OPTIONS,
     Cost,
+    charged,
     check,
     cost,
     merge,
+    own_job,
     quote,
     read_time,
     script,
@@ -364,6 +366,24 @@ def test_each_time_comes_back(scheduler: Scheduler, total: int) -> None:
 def test_what_a_job_costs() -> None:
     assert cost(Job(nodes=4, time="06:00:00", gpus_per_node=8)) == Cost(4, 6.0, 24.0, 192.0)
     assert cost(Job(nodes=2, time="00:30:00")) == Cost(2, 0.5, 1.0, 0.0)
+
+
+def test_what_is_charged_is_told_in_words() -> None:
+    one = Job(nodes=1, time="01:00:00", gpus_per_node=1)
+    assert charged(one) == "1 node for 01:00:00, up to 1 node-hour and 1 GPU-hour"
+    half = Job(nodes=1, time="00:30:00", gpus_per_node=4)
+    assert charged(half) == "1 node for 00:30:00, up to 0.5 node-hours and 2 GPU-hours"
+
+
+def test_the_jobs_of_hvdenv_itself_have_resources_of_their_own() -> None:
+    job = Job(nodes=4, ranks_per_node=8, gpus_per_node=8, time="24:00:00", comment="pytorch")
+    build, verify = own_job(job, "build"), own_job(job, "verify")
+    assert (build.nodes, build.time, build.gpus_per_node) == (1, "24:00:00", 8)
+    assert (verify.nodes, verify.time, verify.comment) == (2, "00:30:00", "pytorch")
+    stated = job._replace(build=JobOf(gpus_per_node=0, time="08:00:00"), verify=JobOf(nodes=3))
+    build, verify = own_job(stated, "build"), own_job(stated, "verify")
+    assert (build.name, build.time, build.gpus_per_node) == ("hvdenv-build", "08:00:00", 0)
+    assert (verify.nodes, verify.time) == (3, "00:30:00")
 
 
 # ---------------------------------------------------------------- checks

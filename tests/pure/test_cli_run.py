@@ -462,11 +462,45 @@ def test_what_is_not_there(recipe: str, built: Path, tmp_path: Path) -> None:
 
 def test_shell_in_an_allocation(recipe: str, built: Path, capsys: Captured) -> None:
     assert call("shell", recipe, "--nodes", "3", "--time", "90", "--dry-run") == 0
-    words = shlex.split(capsys.readouterr().out)
+    said = capsys.readouterr()
+    assert said.err == "allocation: 3 nodes for 01:30:00, up to 4.5 node-hours and 18 GPU-hours\n"
+    words = shlex.split(said.out)
     assert words[:9] == shlex.split(
         "salloc -J hvdenv --time=01:30:00 -p gpu --nodes=3 --ntasks-per-node=4 --gres=gpu:4"
     )
     assert words[9:13] == ["srun", "--interactive", "--preserve-env", "--pty"]
+
+
+@pytest.mark.parametrize(
+    "words", [("build",), ("verify",), ("job", "--submit")], ids=lambda words: words[0]
+)
+def test_what_would_be_submitted_is_shown(
+    words: tuple[str, ...], recipe: str, built: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    command, *options = words
+    rest = ("--", "true") if command == "job" else ("--where", "compute")
+    assert call(command, recipe, *options, "--dry-run", *rest) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("#!/bin/bash\n#SBATCH -J hvdenv")
+    assert "--dry-run" not in said.out
+    assert re.search(
+        r"hvdenv\S*: [12] nodes? for .*, up to .* node-hours? and .* GPU-hours", said.err
+    )
+    assert not (tmp_path / "home/jobs").exists()
+
+
+def test_nothing_is_submitted_that_cannot_work(
+    recipe: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "env").symlink_to("/usr/bin/env")
+    monkeypatch.setenv("PATH", str(programs))
+    assert call("verify", recipe, "--where", "compute") == 2
+    assert "site was not built" in capsys.readouterr().err
+    assert call("build", recipe, "--where", "compute") == 5
+    said = capsys.readouterr().err
+    assert "this machine has no Slurm: there is no sbatch on PATH" in said
 
 
 def test_each_option_of_an_allocation_asks_for_one(

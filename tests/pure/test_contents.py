@@ -11,7 +11,7 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from packageurl import PackageURL
 
-from hvdenv.contents import exports
+from hvdenv.contents import cyclonedx, exports
 from hvdenv.contents.exports import FORMATS, Format
 from hvdenv.contents.packages import Contents, Installed, from_installed, from_record, hint
 from hvdenv.contents.record import GenerationRecord
@@ -70,6 +70,20 @@ def test_of_a_record(cases: Path) -> None:
     }
     assert found.indexes == ("https://download.pytorch.org/whl/cpu",)
     assert (found.name, found.python, found.machine) == ("local", "3.11.7", "x86_64")
+
+
+def test_exports_name_pages_of_links_but_no_folders(cases: Path) -> None:
+    record, installed, home = read(cases, "local")
+    before = contents_of(record, installed, home)
+    torch = record["resolved"]["frameworks"]["torch"]
+    torch["find_links"] = ["https://download.example.org/torch.html", "/home/anna/wheels"]
+    found = contents_of(record, installed, home)
+    assert found.find_links == ("https://download.example.org/torch.html",)
+    assert found.digest != before.digest
+    for writer in (exports.requirements, exports.environment_yml):
+        text = writer(found)
+        assert "--find-links https://download.example.org/torch.html" in text
+        assert "/home/anna/wheels" not in text
 
 
 def test_of_a_record_of_a_cluster(cases: Path) -> None:
@@ -178,9 +192,9 @@ def test_nothing_of_the_machine_is_in_an_export(name: str, form: Format, cases: 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_bill_of_materials_is_what_its_schema_says(name: str, cases: Path) -> None:
-    text = exports.cyclonedx(contents(cases, name))
+    text = cyclonedx.render(contents(cases, name))
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
-    assert text == exports.cyclonedx(contents(cases, name))
+    assert text == cyclonedx.render(contents(cases, name))
     bill = json.loads(text)
     found = {each["name"]: each for each in bill["components"]}
     purls = {name: PackageURL.from_string(each["purl"]) for name, each in found.items()}
@@ -203,7 +217,7 @@ def test_the_bill_of_materials_is_what_its_schema_says(name: str, cases: Path) -
 
 def test_a_bill_of_what_hvdenv_did_not_build(cases: Path) -> None:
     _, installed, _ = read(cases, "local")
-    bill = json.loads(exports.cyclonedx(from_installed(installed)))
+    bill = json.loads(cyclonedx.render(from_installed(installed)))
     assert "timestamp" not in bill["metadata"]
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(bill)) is None
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hvdenv.cli.main import main
+from hvdenv.cli.options import environment_of
 from hvdenv.errors import RecipeError, UsageError
+from hvdenv.model.folders import User, expand
 from hvdenv.model.layers import load_recipe, shipped_recipes
 from hvdenv.model.recipe import Recipe
+from hvdenv.places import find_places
 from hvdenv.schema import Problem, check_part, json_schema
 
 RECIPE = """\
@@ -139,6 +144,40 @@ def test_the_order_of_variants_does_not_matter(path: Path, order: list[str], cou
     )
 
 
+JOBS_ONLY = """
+[variants.long]
+job.time = "2-00:00:00"
+launch.launcher = "srun"
+
+[variants.older]
+horovod.version = "0.27.0"
+
+[variants.also-older]
+horovod.version = "0.27.0"
+"""
+
+
+def test_variants_that_change_only_jobs_share_the_environment(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_text(path.read_text() + JOBS_ONLY)
+    monkeypatch.setenv("HVDENV_HOME", str(tmp_path / "home"))
+
+    def name(*variants: str, overrides: Sequence[str] = ()) -> str:
+        resolved = load_recipe(str(path), variants=variants, overrides=overrides)
+        return environment_of(Namespace(prefix=None), resolved, find_places()).prefix.name
+
+    assert name() == name("long") == "layers"
+    assert name("older", "long") == "layers+older"
+    assert name("older", "also-older") in ("layers+older", "layers+also-older")
+    # Whatever the command line sets, variants have one name.
+    assert name("older", overrides=["horovod.version='0.27.0'"]) == "layers+older"
+    # Version 0.1 had built this one.
+    (tmp_path / "home/envs").mkdir(parents=True)
+    (tmp_path / "home/envs/layers+long").symlink_to(tmp_path)
+    assert name("long") == "layers+long"
+
+
 def test_a_variant_that_there_is_not(path: Path) -> None:
     with pytest.raises(UsageError, match="its variants are: five, fives, gloo, old, same"):
         load_recipe(str(path), variants=["conda"])
@@ -216,6 +255,10 @@ LARGE = {
     "nested lists": BASE + "packages = " + "[" * 20_000 + "]" * 20_000,
     "nested tables": BASE + "packages = " + "{a=" * 20_000 + "1" + "}" * 20_000,
     "a number": BASE + "packages = 0x" + "f" * 1_000_000,
+    **{
+        f"a number as {key}": f"{BASE}{key} = 0x{'f' * 6000}"
+        for key in ("variants", "variants.x", "mpi.kind", "horovod")
+    },
     "a string": BASE + 'packages = "' + "\\n" * 500_000 + '"',
     "unclosed": BASE + 'packages = ["' + "\\" * 900_000,
     "quotes": BASE + "packages = [" + '"", ' * 200_000 + "]\nfoo = 1",
@@ -456,3 +499,79 @@ def test_a_site_file_names_folders_with_recipes(
         RecipeError, match=r"site.toml:1: recipe_folders\[0\]: expected an absolute"
     ):
         load_recipe("layers", site=site)
+
+
+def test_an_extended_recipe_that_is_missing_is_named_where_it_is_extended(child: Path) -> None:
+    child.with_name("layers.toml").write_text('format = 1\nextends = "./none.toml"\n')
+    with pytest.raises(RecipeError, match=r"layers.toml:2: extends: \S+none.toml: cannot read"):
+        load_recipe(str(child))
+
+
+def test_where_a_value_is_set(path: Path, child: Path) -> None:
+    found = load_recipe(str(child), overrides=["job.time=1:00:00"])
+    assert re.fullmatch(rf"{path}:\d+: mpi.package", found.where("mpi.package"))
+    assert re.fullmatch(rf"{child}:\d+: mpi.version", found.where("mpi.version"))
+    assert found.where("job.time") == "--set: job.time"
+    assert found.where("scheduler") == f"{child}: scheduler"
+
+
+# ---------------------------------------------------------------- folders of the user
+
+USER = User(
+    "ann", "/home/{user}", {"SCRATCH": "/scratch/ann/", "ODD": "/a $(touch pwned)", "R": "a"}
+)
+
+
+def test_folders_are_expanded_in_one_pass_and_nothing_else() -> None:
+    recipe = load_recipe(
+        "neuron",
+        overrides=[
+            "places.environments='$SCRATCH/{user}/envs'",
+            "modules.use=['{home}/m', '$SCRATCH']",
+            "environment.run.A='$SCRATCH/{user}'",
+            "job.output='/o/{user}-%j.$jobid'",
+            "horovod.gpu.nccl_home='$EBROOTNCCL'",
+        ],
+    ).recipe
+    found, written = expand(Recipe, recipe, USER)
+    assert found.places.environments == "/scratch/ann/ann/envs"
+    assert found.modules and found.modules.use == ("/home/{user}/m", "/scratch/ann")
+    assert found.environment.run["A"] == "$SCRATCH/{user}"
+    assert found.job.output == "/o/ann-%j.$jobid"
+    assert found.horovod.gpu and found.horovod.gpu.nccl_home == "$EBROOTNCCL"
+    assert written == {
+        "places.environments": "$SCRATCH/{user}/envs",
+        "modules.use[1]": "$SCRATCH",
+    }
+    assert found.notes == recipe.notes
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("NONE", r"\$NONE is not set"),
+        ("ODD", "not a folder without"),
+        ("R", "not a folder without"),
+    ],
+)
+def test_a_variable_that_is_no_folder_is_refused(name: str, said: str) -> None:
+    recipe = load_recipe("local", overrides=[f"places.environments='${name}/x'"]).recipe
+    with pytest.raises(UsageError, match=f"places.environments: .*{said}"):
+        expand(Recipe, recipe, USER)
+
+
+def test_show_names_the_variable_and_plan_needs_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = ("local", "--set", "places.environments='$HVDENV_TEST_SCRATCH/envs'")
+    monkeypatch.setenv("HVDENV_TEST_SCRATCH", "/scratch/ann")
+    assert main(["show", *chosen]) == 0
+    line = next(each for each in capsys.readouterr().out.split("\n") if "places.env" in each)
+    assert re.fullmatch(
+        r'.* = "/scratch/ann/envs" +# command line: \$HVDENV_TEST_SCRATCH/envs', line
+    )
+    monkeypatch.delenv("HVDENV_TEST_SCRATCH")
+    assert main(["plan", *chosen]) == 0
+    assert "\n/$HVDENV_TEST_SCRATCH/envs/local -> " in capsys.readouterr().out
+    assert main(["run", *chosen, "--dry-run", "--", "true"]) == 125
+    assert "$HVDENV_TEST_SCRATCH is not set" in capsys.readouterr().err

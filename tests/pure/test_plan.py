@@ -27,6 +27,7 @@ from hvdenv.plans.plan import (
     choose_versions,
     make_plan,
 )
+from hvdenv.plans.script import render_bash
 from hvdenv.plans.steps import Steps
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
@@ -116,6 +117,7 @@ CHANGES: list[tuple[str, Any]] = [
         "horovod.frameworks": ["torch"],
         "frameworks.torch.version": "2.12.0",
         "frameworks.torch.cpu_index": "https://mirror.example/cpu",
+        "frameworks.torch.find_links": ["https://mirror.example/torch.html"],
         "frameworks.tensorflow.package": "tensorflow",
         "packages.numpy": "<2",
         "packages.rich": ">=13",
@@ -258,6 +260,20 @@ def test_build_variables(
     assert {variables[name] for name in switches} == {"1"}
     assert variables["HOROVOD_BUILD_ARCH_FLAGS"] == "-mf16c -mavx -mfma"
     assert all(value for value in variables.values())
+
+
+def test_packages_are_resolved_with_the_framework_from_the_same_sources(facts: Facts) -> None:
+    page = "https://mirror.example/torch.html"
+    recipe = load_recipe(
+        "local",
+        variants=["torch"],
+        overrides=[f"frameworks.torch.find_links=['{page}']", "packages.torchvision='==0.28.0'"],
+    ).recipe
+    (step,) = (each for each in plan(recipe, facts).steps if each.name == "frameworks")
+    words = step.commands[0].argv
+    assert {"torch==2.13.0", "torchvision==0.28.0"} <= {*words}
+    assert words[words.index(page) - 1] == "--find-links"
+    assert page in render_bash(plan(recipe, facts), Path("/g"))
 
 
 def test_mpi_is_only_installed_where_it_is_asked_for(recipe: Recipe, facts: Facts) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hvdenv.cli.main import main
 from hvdenv.errors import RecipeError, UsageError
 from hvdenv.knowledge.flags import horovod_variables
+from hvdenv.knowledge.horovod_releases import releases
 from hvdenv.model.cluster import Job
 from hvdenv.model.layers import load_recipe, read_layer, shipped_recipes, variants_of
 from hvdenv.model.recipe import Recipe
@@ -313,3 +314,11 @@ def test_the_commands_of_the_guide_are_real(
     for call in calls:
         assert main(call.split()[1:]) == 0, call
     assert "mpirun -np 8 -H n1:4,n2:4" in capsys.readouterr().out
+
+
+def test_hashes_belong_to_the_versions() -> None:
+    pinned = [of(name, variant).horovod for name, variant in ALONE]
+    built = [horovod for horovod in pinned if horovod.provider == "source"]
+    given = {(horovod.version, horovod.sha256) for horovod in built if horovod.sha256}
+    assert len(given) >= 6
+    assert given <= {(version, release.sha256) for version, release in releases().items()}

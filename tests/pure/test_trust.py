@@ -607,6 +607,7 @@ def test_all_that_a_recipe_names_is_judged() -> None:
     torch = FrameworkPackage(
         "1", wheelhouse="/a/wheels", cpu_index="file://localhost/a/index",
         extra_index="file:///a/more%23x#fragment",
+        find_links=("/a/links", "file:///a/page", "https://x/page"),
         source=Source("file:///a/git", "v1"),
     )  # fmt: skip
     named = executed_paths(
@@ -619,7 +620,7 @@ def test_all_that_a_recipe_names_is_judged() -> None:
     )
     assert {path for _, path in named} == {
         "/a/init", "/a/use", "/a/source", "/a/conda", "/a/prefix", "/a/wheels", "/a/index", "/a/git",
-        "/a/chan nel", "/a/more#x",
+        "/a/chan nel", "/a/more#x", "/a/links", "/a/page",
     }  # fmt: skip
 
 

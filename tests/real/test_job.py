@@ -333,10 +333,10 @@ def test_json(hvdenv: Cli) -> None:
 IN_JOB = """
 import sys
 from hvdenv.model.layers import load_recipe
-from hvdenv.cli.job import JobRequest, run_in_job
+from hvdenv.cli.job import run_in_job
 from hvdenv.places import find_places
-request = JobRequest("verify", nodes=1)
-sys.exit(run_in_job(load_recipe("./site.toml"), tuple(sys.argv[1:]), find_places(), request))
+site = load_recipe("./site.toml", overrides=["job.verify={nodes = 1, time = '00:05:00'}"])
+sys.exit(run_in_job(site, tuple(sys.argv[1:]), find_places(), "verify"))
 """
 
 

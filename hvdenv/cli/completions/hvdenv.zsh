@@ -21,6 +21,7 @@ _shtab_hvdenv_commands() {
     export:'Write the contents of an environment for other programs: a CycloneDX bill of materials, an'
     fetch:'Download everything that a locked build needs, and hvdenv itself, for hosts without internet.'
     grid:'Show which Horovod release and patches fit a combination of versions.'
+    init:'Draft a recipe from a site'"'"'s page, from a job script that works, or from this machine.'
     install:'Add packages to an environment, in a new generation.'
     job:'Write the batch script of a job that runs a command in an environment or image.'
     lock:'Write the lock of a recipe: every package with its hash, sources, patches and flags.'
@@ -78,6 +79,7 @@ _shtab_hvdenv_build_options=(
   {-v,--verbose}"[show the output of every command]"
   "--color[color]:color:(auto always never)"
   "--where[compute\: submit it as a job with the resources of the recipe, and follow it (default\: here)]:where:(here compute)"
+  "--dry-run[show what would be built, or the script of the job, and do nothing]"
   "*--allow[continue although this rule blocks\; may be repeated]:RULE:"
   "--locked[build exactly what the lock lists, or exit with 4]"
   "--lockfiles[folder of the locks (default\: lockfiles beside the recipe, or beside its folder if that is named recipes)]:DIR:"
@@ -207,6 +209,7 @@ _shtab_hvdenv_container_options=(
   "--image[image file (for docker\: tag) to use instead of the recipe\'s container.image]:FILE:"
   "*--allow[continue although this rule blocks\; may be repeated]:RULE:"
   "--trust[use files that other users can change, for this command only]"
+  "--dry-run[build and copy nothing\: show the definition, the tool and the commands]"
   "--build[build the image]"
   "*--bind[make a file or folder of this machine visible to the build, such as \/etc\/pip.conf]:HOST[:IMAGE]:"
   "--preflight[check that hosts can run the image]"
@@ -334,6 +337,21 @@ _shtab_hvdenv_grid_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_hvdenv_grid_defaults_added=0
 
+_shtab_hvdenv_init_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "*--from[page or job script to read\: Markdown, HTML, reStructuredText, shell or plain text\; - is standard input\; may be repeated]:FILE:"
+  "--lines[read only these lines of the page]:A-B:"
+  "--here[look at this machine and its modules]"
+  "--interactive[ask for missing values and where sources differ]"
+  "*--set[a value of the recipe, such as horovod.version\=0.28.1\; may be repeated]:KEY=VALUE:"
+  {-o,--output}"[file to write, - for standard output (default\: NAME.toml)]:FILE:"
+  "--json[print the result as JSON, and nothing else, on standard output]"
+  ":name of the recipe:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_hvdenv_init_defaults_added=0
+
 _shtab_hvdenv_install_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "*--variant[use this variant of the recipe\; may be repeated]:V:"
@@ -379,6 +397,7 @@ _shtab_hvdenv_job_options=(
   "--output[output file, with the scheduler\'s placeholders]:FILE:"
   "--to[write it to a file]:FILE:"
   "--submit[submit it and follow the job]"
+  "--dry-run[print the script of --submit instead of submitting it]"
   "--detach[do not follow the job]"
   "--follow[follow a job that was submitted before]:ID:"
   ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
@@ -539,6 +558,7 @@ _shtab_hvdenv_verify_options=(
   {-v,--verbose}"[show the output of every command]"
   "--color[color]:color:(auto always never)"
   "--where[compute\: submit it as a job with the resources of the recipe, and follow it (default\: here)]:where:(here compute)"
+  "--dry-run[with --where compute\: print the script of the job, and submit nothing]"
   "--trust[use files that other users can change, for this command only]"
   {-n,--ranks}"[number of ranks (default\: those of the allocation\; otherwise 3, or 4 with four or more cores\; at most one per GPU if NCCL is expected\; 2 with --quick)]:N:"
   "--hosts[hosts and their slots, such as gpu32\:4,gpu33\:4 (default\: those of the allocation)]:H:"
@@ -592,6 +612,7 @@ _shtab_hvdenv() {
         export) _arguments -C -s $_shtab_hvdenv_export_options ;;
         fetch) _arguments -C -s $_shtab_hvdenv_fetch_options ;;
         grid) _arguments -C -s $_shtab_hvdenv_grid_options ;;
+        init) _arguments -C -s $_shtab_hvdenv_init_options ;;
         install) _arguments -C -s $_shtab_hvdenv_install_options ;;
         job) _arguments -C -s $_shtab_hvdenv_job_options ;;
         lock) _arguments -C -s $_shtab_hvdenv_lock_options ;;

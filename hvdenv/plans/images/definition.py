@@ -13,6 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hpccm  # type: ignore[import-untyped]
+from hpccm.building_blocks import mpich, openmpi, packages  # type: ignore[import-untyped]
+from hpccm.primitives import (  # type: ignore[import-untyped]
+    baseimage,
+    comment,
+    label,
+    raw,
+    shell,
+)
+
 from hvdenv.errors import IncompatibleError, RecipeError
 from hvdenv.model.cluster import Container
 from hvdenv.model.facts import Facts, Interpreter, Tool
@@ -143,16 +153,6 @@ def define(recipe: Recipe, plan: Plan, form: FormatName) -> str:
     Raises:
         IncompatibleError: its MPI cannot be in an image.
     """
-    import hpccm  # type: ignore[import-untyped]
-    from hpccm.building_blocks import packages  # type: ignore[import-untyped]
-    from hpccm.primitives import (  # type: ignore[import-untyped]
-        baseimage,
-        comment,
-        label,
-        raw,
-        shell,
-    )
-
     container = container_of(recipe)
     base = base_of(container)
     distribution = distribution_of(base)
@@ -239,8 +239,6 @@ def _architecture(plan: Plan) -> str:
 
 def _mpi(recipe: Recipe) -> Any:
     """hpccm's block that builds MPI from source in /usr/local; None if a package provides it."""
-    from hpccm.building_blocks import mpich, openmpi
-
     mpi = recipe.mpi
     if mpi is None or mpi.package or "mpi" not in recipe.horovod.controllers:
         return None

@@ -1,0 +1,146 @@
+"""The contents of an environment as a bill of materials: CycloneDX 1.6 in JSON."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID, uuid5
+
+from cyclonedx.model import (
+    ExternalReference,
+    ExternalReferenceType,
+    HashAlgorithm,
+    HashType,
+    Property,
+    XsUri,
+)
+from cyclonedx.model.bom import Bom, BomMetaData
+from cyclonedx.model.component import (
+    Component,
+    ComponentType,
+    Diff,
+    Patch,
+    PatchClassification,
+    Pedigree,
+)
+from cyclonedx.output import make_outputter
+from cyclonedx.schema import OutputFormat, SchemaVersion
+from packageurl import PackageURL
+
+from hvdenv.contents.packages import Contents, Package
+
+# Namespace for serial numbers that are made from digests: any fixed UUID.
+_NAMESPACE = "5b0a7c0e-6d0c-5b7e-9f0f-3c3f5f0d7a11"
+
+
+def render(contents: Contents) -> str:
+    """The text of the bill of materials."""
+    writer = make_outputter(_bill(contents), OutputFormat.JSON, SchemaVersion.V1_6)
+    return writer.output_as_string(indent=1) + "\n"
+
+
+def _bill(contents: Contents) -> Bom:
+    root = Component(
+        name=contents.name,
+        type=ComponentType.APPLICATION,
+        bom_ref="environment",
+        properties=_properties(
+            {
+                "machine": contents.machine,
+                "python": contents.python,
+                **{f"toolchain:{name}": value for name, value in contents.toolchain.items()},
+                **{f"module:{name}": f"sha256:{digest}" if digest else "hash not known"
+                   for name, digest in contents.modules.items()},
+            }
+        ),
+    )  # fmt: skip
+    tool = Component(name="hvdenv", version=contents.hvdenv or None, bom_ref="hvdenv")
+    metadata = BomMetaData(component=root)
+    metadata.tools.components.add(tool)
+    # Left out if unknown; the library would insert the present time.
+    created = datetime.fromisoformat(contents.created) if contents.created else None
+    metadata.timestamp = created  # type: ignore[assignment]
+    bill = Bom(
+        components=[*map(_package, contents.packages), *_horovod_component(contents)],
+        serial_number=uuid5(UUID(_NAMESPACE), contents.digest),
+        metadata=metadata,
+    )
+    bill.register_dependency(root, bill.components)
+    return bill
+
+
+def _package(package: Package) -> Component:
+    qualifiers = {"build": package.build} if package.build else {}
+    if package.kind == "conda" and package.url:
+        folder, _, file = package.url.rpartition("/")
+        channel, _, subdir = folder.rpartition("/")
+        kind = "conda" if file.endswith(".conda") else "tar.bz2"
+        qualifiers |= {"channel": channel.rpartition("/")[2], "subdir": subdir, "type": kind}
+    system = "conda" if package.kind == "conda" else "pypi"
+    link = ExternalReference(type=ExternalReferenceType.DISTRIBUTION, url=XsUri(package.url))
+    return Component(
+        name=package.name,
+        version=package.version,
+        bom_ref=f"{package.kind}:{package.name}",
+        purl=PackageURL(system, None, package.name, package.version, qualifiers),
+        hashes=_hashes(package.sha256),
+        external_references=[link] if package.url else [],
+        properties=_properties({"from": "modules or the system" if package.kind == "site" else ""}),
+    )
+
+
+def _horovod_component(contents: Contents) -> list[Component]:
+    horovod = contents.horovod
+    if horovod is None:
+        return []
+    properties = {
+        **{f"variable:{name}": value for name, value in horovod.variables.items()},
+        **{f"patch:{name}": f"sha256:{digest}" for name, digest in horovod.patches.items()},
+    }
+    return [
+        Component(
+            name="horovod",
+            version=horovod.version,
+            bom_ref="horovod",
+            purl=PackageURL("pypi", None, "horovod", horovod.version),
+            hashes=_hashes(horovod.wheel),
+            pedigree=_pedigree(contents) if horovod.source else None,
+            properties=_properties(properties),
+        )
+    ]
+
+
+def _pedigree(contents: Contents) -> Pedigree:
+    """The source archive that Horovod was built from, and its patches."""
+    assert contents.horovod
+    horovod, unofficial = contents.horovod, PatchClassification.UNOFFICIAL
+    archive = Component(
+        name="horovod",
+        version=horovod.version,
+        bom_ref="horovod-source",
+        purl=PackageURL(
+            "pypi",
+            None,
+            "horovod",
+            horovod.version,
+            {"file_name": f"horovod-{horovod.version}.tar.gz"},
+        ),
+        hashes=_hashes(horovod.source),
+    )
+    return Pedigree(
+        ancestors=[archive],
+        # A path in hvdenv's own source.
+        patches=[
+            Patch(type=unofficial, diff=Diff(url=XsUri(f"hvdenv/knowledge/patches/{name}.toml")))
+            for name in horovod.patches
+        ],
+        notes="built from source; hashes of the patches and flags of the build are properties",
+    )
+
+
+def _hashes(sha256: str) -> list[HashType]:
+    return [HashType(alg=HashAlgorithm.SHA_256, content=sha256)] if sha256 else []
+
+
+def _properties(values: dict[str, str]) -> list[Property]:
+    """The properties that have a value, under hvdenv's own names."""
+    return [Property(name=f"hvdenv:{name}", value=value) for name, value in values.items() if value]

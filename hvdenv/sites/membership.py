@@ -1,0 +1,53 @@
+"""Whether this machine belongs to the cluster that a recipe is for. Runs nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from hvdenv.model.cluster import Partition
+from hvdenv.model.recipe import Recipe
+from hvdenv.runner import environment
+from hvdenv.sites.module_systems import BACKENDS
+from hvdenv.sites.modules import USUAL_SCRIPTS
+from hvdenv.sites.schedulers import DIALECTS
+
+
+def nodes_of(recipe: Recipe) -> tuple[str, Partition] | None:
+    """The partition of the recipe's jobs with its name, or the only one; None if there is none."""
+    named = [recipe.job.partition] if recipe.job.partition else [*recipe.partitions]
+    found = recipe.partitions.get(named[0]) if len(named) == 1 else None
+    return (named[0], found) if found else None
+
+
+def foreign(recipe: Recipe, machine: str) -> str:
+    """Why this machine is none of the cluster's; empty if it may be one.
+
+    Args:
+        recipe: whose partition declares what the nodes are.
+        machine: architecture of this machine.
+    """
+    nodes = nodes_of(recipe)
+    if nodes is None:
+        return ""
+    name, partition = nodes
+    if partition.arch != machine:
+        return f"this machine is {machine}, and the nodes of {name} are {partition.arch}"
+    signs = {}
+    if recipe.scheduler:
+        dialect = DIALECTS[recipe.scheduler]
+        inside = dialect.job_id in environment()
+        signs[dialect.program] = inside or shutil.which(dialect.program) is not None
+    if recipe.modules:
+        signs["module system"] = _has_modules(recipe.modules.init)
+    return (
+        "" if any(signs.values()) or not signs else f"this machine has no {' and no '.join(signs)}"
+    )
+
+
+def _has_modules(init: str | None) -> bool:
+    """Whether there seems to be a module system."""
+    scripts = [init] if init else [each for each in USUAL_SCRIPTS if "$" not in each]
+    return any(environment().get(each.variable) for each in BACKENDS) or any(
+        map(os.path.exists, scripts)
+    )

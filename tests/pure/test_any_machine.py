@@ -1,0 +1,73 @@
+"""Every shipped recipe, on a machine that has Python and coreutils and is of no cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from hvdenv.cli.main import main
+from hvdenv.model.layers import Resolved, load_recipe, shipped_recipes, variants_of
+from hvdenv.reading import RECIPE, read_text
+from hvdenv.schema import parse_toml
+
+CHOICES = [
+    (name, variant)
+    for name, path in shipped_recipes().items()
+    for variant in ("", *variants_of(parse_toml(read_text(path, RECIPE))))
+]
+
+
+@pytest.fixture
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PATH with nothing but Python and coreutils, in a shell that knows no modules."""
+    listed = (
+        "basename cat chmod cp cut date dirname env head ls mkdir mv rm sort stat tail tr uname"
+    )
+    for program in listed.split():
+        (tmp_path / program).symlink_to(str(shutil.which(program)))
+    (tmp_path / "python3").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in [*os.environ]:
+        if name.startswith(("LMOD", "MODULE", "SLURM", "PBS", "LSB", "COBALT")):
+            monkeypatch.delenv(name)
+
+
+def machine_of(resolved: Resolved) -> str:
+    partition = resolved.recipe.partitions.get(resolved.recipe.job.partition or "")
+    return partition.arch if partition else os.uname().machine
+
+
+@pytest.mark.parametrize(("name", "variant"), CHOICES)
+@pytest.mark.usefixtures("bare")
+def test_what_builds_nothing_works_on_any_machine(
+    name: str, variant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resolved = load_recipe(name, variants=[variant] if variant else [])
+    words = (name, *(("--variant", variant) if variant else ()))
+    clusters = resolved.recipe.scheduler is not None
+
+    # Without a cluster, a compiler must be here.
+    assert main(("check", *words, "--json")) == (0 if clusters else 3)
+    checked = json.loads(capsys.readouterr().out)
+    blocking = {each["id"] for each in checked["findings"] if each["severity"] == "block"}
+    assert blocking == (set() if clusters else {"no-compiler"})
+    assert ("modules_not_examined" in checked) == (resolved.recipe.modules is not None)
+
+    assert main(("plan", *words, "--json")) == 0
+    text = capsys.readouterr().out
+    plan, machine = json.loads(text), machine_of(resolved)
+    assert plan["facts"]["machine"] == machine
+    assert plan["facts"]["origin"] == ("declared" if clusters else "observed")
+    assert "-mavx" not in text or machine == "x86_64"
+
+    if clusters:
+        account = ("--account", "a") if "account" in resolved.recipe.job.requires else ()
+        assert main(("job", *words, *account, "--", "python", "train.py")) == 0
+        assert "python train.py" in capsys.readouterr().out
+    assert main(("run", *words, "--dry-run", "--", "python", "train.py")) == 0
+    assert "python train.py" in capsys.readouterr().out
