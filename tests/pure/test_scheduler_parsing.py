@@ -320,7 +320,7 @@ def test_a_host_without_the_scheduler(
         (tmp_path / "bin" / name).symlink_to(f"/usr/bin/{name}")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     places = Places(tmp_path / "home")
-    with pytest.raises(StepError, match="no (sbatch|qsub|bsub) on this host") as caught:
+    with pytest.raises(StepError, match="no (sbatch|qsub|bsub) on PATH") as caught:
         submit(Script("#!/bin/sh\n", scheduler, "train"), Runner(), places)
     assert "login node" in caught.value.remedy
     assert list(places.jobs.iterdir()) == []
