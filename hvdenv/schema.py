@@ -30,6 +30,9 @@ class Pattern(NamedTuple):
 
 Path = tuple[str | int, ...]
 
+# A parsed TOML or JSON table that no type describes yet: its reader decodes or checks it.
+Table = dict[str, Any]
+
 # Further ones are not looked for: to name the nearest key takes time.
 MOST_PROBLEMS = 20
 
@@ -355,7 +358,7 @@ def encode(value: object) -> Any:
     return str(value) if isinstance(value, PurePath) else value
 
 
-def json_schema(kind: Any) -> dict[str, Any]:
+def json_schema(kind: Any) -> Table:
     """The JSON Schema (2020-12) of a type, for editors and other programs."""
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
@@ -503,7 +506,7 @@ def _leading_keys(parsed: object, *, table: bool) -> Path:
 KEY_PARTS = 32
 
 
-def parse_toml(text: str) -> dict[str, Any]:
+def parse_toml(text: str) -> Table:
     """Parse TOML.
 
     Raises:
@@ -515,20 +518,20 @@ def parse_toml(text: str) -> dict[str, Any]:
     return document
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _parsed(text: str) -> Table:
     _refuse_long_keys(text)
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
     try:
-        document: dict[str, Any] = tomllib.loads(text)
+        document: Table = tomllib.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return document
 
 
-def _refuse_long_numbers(document: dict[str, Any], text: str) -> None:
+def _refuse_long_numbers(document: Table, text: str) -> None:
     """TOML has 64 bits for an integer, and Python refuses to print one with thousands of digits."""
     waiting: list[tuple[Path, Any]] = [((), document)]
     while waiting:

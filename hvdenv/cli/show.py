@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def recipe_schema() -> dict[str, Any]:
+def recipe_schema() -> dict[str, object]:
     """The JSON Schema of recipe files: values may come from the default layer or a variant."""
 
     def relax(schema: Any) -> Any:
@@ -82,7 +82,7 @@ def recipe_schema() -> dict[str, Any]:
     }
 
 
-def _leaves(value: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(value: dict[str, object], path: str = "") -> Iterator[tuple[str, Any]]:
     for key, each in value.items():
         where = ".".join(filter(None, (path, dotted((key,)))))
         if isinstance(each, dict):

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 from hvdenv import PACKAGE
 from hvdenv.errors import HvdenvError, RecipeError, UsageError
 from hvdenv.model.cluster import Job, Launch, Network, Partition, RecipeFolders, Storage, Trust
+from hvdenv.model.dialect import problems as problems_of_schedulers
 from hvdenv.model.recipe import Framework, Recipe
 from hvdenv.reading import RECIPE, SITE, Content, read_file
 from hvdenv.schema import (
     MOST_PROBLEMS,
     Problem,
+    Table,
     check_part,
     decode,
     dotted,
@@ -27,8 +29,6 @@ from hvdenv.schema import (
 
 DEFAULTS = Path(__file__).parent / "defaults.toml"
 FORMAT = 1
-
-Document = dict[str, Any]
 
 
 class Layer(NamedTuple):
@@ -47,7 +47,7 @@ class Layer(NamedTuple):
     name: str
     file: str
     text: str
-    values: Document
+    values: Table
     prefix: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     content: Content | None = None
@@ -227,9 +227,9 @@ def load_recipe(
     )
 
 
-def _combined(layers: Iterable[Layer]) -> tuple[Document, dict[str, Layer]]:
+def _combined(layers: Iterable[Layer]) -> tuple[Table, dict[str, Layer]]:
     """The values of all layers, and for each dotted key the layer that set it."""
-    merged: Document = {}
+    merged: Table = {}
     origins: dict[str, Layer] = {}
     for layer in layers:
         for key in layer.without:
@@ -420,7 +420,7 @@ def _variant(base: Layer, offered: Mapping[str, Layer], variant: str) -> Layer:
     )
 
 
-def _remove(into: Document, key: str, layer: Layer, origins: dict[str, Layer]) -> None:
+def _remove(into: Table, key: str, layer: Layer, origins: dict[str, Layer]) -> None:
     """Remove a table or value that a layer lists in `without`."""
     *parents, last = key.split(".")
     table: Any = into
@@ -440,7 +440,8 @@ def _remove(into: Document, key: str, layer: Layer, origins: dict[str, Layer]) -
 # Keys that differ between sites. The recipe decides what Horovod is built for.
 _OF_A_SITE = (
     "build_tools", "conda", "environment", "frameworks", "job", "launch", "modules", "mpi",
-    "network", "packages", "places", "python", "recipe_folders", "references", "target", "trust",
+    "network", "packages", "places", "python", "recipe_folders", "references", "schedulers", "target",
+    "trust",
 )  # fmt: skip
 
 
@@ -554,8 +555,8 @@ def _refuse_clashes(layers: Sequence[Layer]) -> None:
 
 
 def _merge(
-    into: Document,
-    values: Document,
+    into: Table,
+    values: Table,
     layer: Layer,
     origins: dict[str, Layer],
     path: tuple[str, ...] = (),
@@ -649,6 +650,10 @@ def _problems_of_whole(recipe: Recipe) -> list[Problem]:
         "modules": needs_modules
         and not recipe.modules
         and "the Python comes from modules, so the recipe needs a table [modules]",
+        "scheduler": recipe.scheduler
+        and recipe.scheduler not in recipe.dialects
+        and f"there is no scheduler {recipe.scheduler}{nearest(recipe.scheduler, recipe.dialects)}"
+        f"; known are {', '.join(recipe.dialects)}, and [schedulers.NAME] adds one",
         "job.partition": missing_partition
         and f"there is no [partitions.{missing_partition}]"
         + nearest(missing_partition, recipe.partitions),
@@ -666,6 +671,7 @@ def _problems_of_whole(recipe: Recipe) -> list[Problem]:
     wrong |= dict(_problems_of_packages(recipe))
     return [
         *(Problem(tuple(key.split(".")), str(text)) for key, text in wrong.items() if text),
+        *problems_of_schedulers(recipe.schedulers),
         *(
             Problem(("references", number, key), message)
             for number, reference in enumerate(recipe.references)
