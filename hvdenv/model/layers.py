@@ -238,7 +238,7 @@ def _combined(layers: Iterable[Layer]) -> tuple[Table, dict[str, Layer]]:
     return merged, origins
 
 
-def _further(merged: Document, found: Iterable[Problem]) -> list[Problem]:
+def _further(merged: Table, found: Iterable[Problem]) -> list[Problem]:
     """What is wrong with the recipe as a whole, if it can be read without the values found wrong."""
     wrong = [each.path for each in found]
     stand_ins = {"name": "x", "summary": "", "status": "documented"}
