@@ -26,7 +26,11 @@ FRAMEWORKS, CONTROLLERS = ("torch", "tensorflow"), ("MPI", "Gloo")
 
 
 def sweep(
-    installation: Installation, ranks: int, framework: str, controller: str, options: argparse.Namespace
+    installation: Installation,
+    ranks: int,
+    framework: str,
+    controller: str,
+    options: argparse.Namespace,
 ) -> bool:
     """Run all rounds and print the result; returns whether it is right."""
     launch = Launch((), ranks, len(os.sched_getaffinity(0)), os.geteuid() == 0)

@@ -405,7 +405,9 @@ class Caller:
         arrived = microseconds()
         self.call(function)
         times = self.numpy.array([[host, arrived, microseconds()]], "int64")
-        result = self.call("allgather", [self.tensor(times, "int64")], {"name": function + " times"})
+        result = self.call(
+            "allgather", [self.tensor(times, "int64")], {"name": function + " times"}
+        )
         _, table = self.array(result)
         times = table[table[:, 0] == host]
         return lambda: self.numpy.array((times[:, 2] < times[:, 1].max()).sum())
