@@ -20,6 +20,7 @@ _FIELD = re.compile(
 _PART = re.compile(r"\[\[((?:(?!\[\[|\]\]).){0,150})\]\]")
 _FILTERS: Mapping[str, Callable[[str], str]] = {
     "lower": str.lower,
+    "upper": str.upper,
     "words": lambda text: text.replace(",", " "),
 }
 
