@@ -155,8 +155,8 @@ def _value(each: Field, scheduler: str, nodes: int, ranks: int) -> Iterator[Read
 
 
 def _time(value: str, scheduler: str) -> Read:
-    if re.fullmatch(r"[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]", value):
-        return Value(at("job.time"), value.zfill(8))
+    if re.fullmatch(r"[0-9]{1,3}:[0-5]?[0-9]:[0-5]?[0-9]", value):
+        return Value(at("job.time"), ":".join(part.zfill(2) for part in value.split(":")))
     try:
         names = {name: name for name in get_args(Scheduler)}
         return Value(at("job.time"), read_time(value, names[scheduler]))
