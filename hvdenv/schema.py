@@ -12,7 +12,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import PurePath
@@ -282,6 +282,37 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
     close = difflib.get_close_matches(word, list(known), 1)
     return f'; did you mean "{close[0]}"?' if close else ""
+
+
+Rewriter = Callable[[str, Path], str]
+
+
+def rewrite(kind: Any, value: T, rewriters: Mapping[Pattern, Rewriter], path: Path = ()) -> T:
+    """The same data with each text rewritten whose type has one of the patterns."""
+    return typing.cast(T, _rewrite(kind, value, rewriters, path))
+
+
+def _rewrite(kind: Any, value: Any, rewriters: Mapping[Pattern, Rewriter], path: Path) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if value is None:
+        return None
+    if origin is typing.Annotated:
+        return rewriters[arguments[1]](value, path) if arguments[1] in rewriters else value
+    if origin in (typing.Union, types.UnionType):
+        others = [each for each in arguments if each is not type(None)]
+        return _rewrite(others[0], value, rewriters, path) if len(others) == 1 else value
+    if origin is tuple:
+        each = enumerate(value)
+        return tuple(_rewrite(arguments[0], one, rewriters, (*path, at)) for at, one in each)
+    if origin is dict:
+        items = value.items()
+        return {key: _rewrite(arguments[1], one, rewriters, (*path, key)) for key, one in items}
+    if hasattr(kind, "_fields"):
+        hints = fields(kind).items()
+        return kind(
+            *(_rewrite(hint, getattr(value, n), rewriters, (*path, n)) for n, hint in hints)
+        )
+    return value
 
 
 def encode(value: object) -> Any:

@@ -343,7 +343,7 @@ def _launched(
     """How many ranks there are and where, and the launchers for each controller."""
     if arguments.ranks is not None and arguments.ranks < 1:
         raise UsageError(f"{arguments.ranks} ranks", where="-n", remedy="give 1 or more")
-    allocation = current_allocation()
+    allocation = current_allocation(recipe)
     named = str(arguments.hostfile.absolute()) if arguments.hostfile else ""
     requested = Requested(arguments.ranks, requested_hosts(arguments), named)
     if recipe is None and requested.hosts:

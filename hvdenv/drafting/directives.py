@@ -7,13 +7,13 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from hvdenv.drafting.options import split
 from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN, Statement
 from hvdenv.drafting.values import Left, Read, Value, at
 from hvdenv.errors import UsageError
-from hvdenv.model.cluster import Scheduler
+from hvdenv.model.dialect import shipped
 from hvdenv.reading import OWN, read_text
 from hvdenv.schema import decode, parse_toml
 from hvdenv.sites.batch import read_time
@@ -158,8 +158,7 @@ def _time(value: str, scheduler: str) -> Read:
     if re.fullmatch(r"[0-9]{1,3}:[0-5]?[0-9]:[0-5]?[0-9]", value):
         return Value(at("job.time"), ":".join(part.zfill(2) for part in value.split(":")))
     try:
-        names = {name: name for name in get_args(Scheduler)}
-        return Value(at("job.time"), read_time(value, names[scheduler]))
+        return Value(at("job.time"), read_time(value, shipped()[scheduler]))
     except (UsageError, KeyError):
         return Left(f"{value} is not a time that hvdenv reads")
 

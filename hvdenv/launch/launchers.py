@@ -148,8 +148,8 @@ class Launcher(NamedTuple):
 
     controller: str
     start: Callable[[Launch], Start]
-    schedulers: tuple[cluster.Scheduler, ...] = ()
-    across_hosts: tuple[cluster.Scheduler, ...] = ()
+    schedulers: tuple[str, ...] = ()
+    across_hosts: tuple[str, ...] = ()
     takes_hosts: bool = True
     provided: bool = False
     by_ssh: bool = False

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.launch.launchers import LAUNCHERS, MPI_KINDS, Launch, Mpi
+from hvdenv.model.dialect import shipped
 from hvdenv.model.recipe import Recipe
+from hvdenv.sites.allocation import Allocation
 from hvdenv.sites.hosts import Host, distribute, short
-from hvdenv.sites.schedulers import DIALECTS
-from hvdenv.sites.schedulers.dialect import Allocation
 
 # Two hosts and several frameworks take longer to start than horovodrun waits by default.
 START_SECONDS = 120
@@ -29,7 +29,7 @@ _FOR_LAUNCHERS = re.compile(
     r"|CUDA_VISIBLE_DEVICES"
     r"|(OMPI|PRTE|PMIX)_(MCA_\w+|ALLOW_RUN_AS_ROOT(_CONFIRM)?)"
 )
-_OF_SCHEDULERS = tuple(prefix for each in DIALECTS.values() for prefix in each.variables)
+_OF_SCHEDULERS = tuple(prefix for each in shipped().values() for prefix in each.variables)
 # Other variables that change the results or the data path of ranks.
 _FOR_PROGRAMS = re.compile(
     r"LD_(PRELOAD|AUDIT|LIBRARY_PATH|BIND_NOW)|GLIBC_TUNABLES|MALLOC_\w+|OPAL_PREFIX"
@@ -144,16 +144,10 @@ class _Sources(NamedTuple):
     requested: Requested
     allocation: Allocation
 
-    @property
-    def counts_tasks(self) -> bool:
-        """Whether the slots of allocated hosts are requested ranks, and not processors."""
-        scheduler = self.allocation.scheduler
-        return scheduler is not None and DIALECTS[scheduler].counts_tasks
-
     def usual(self, host: Host) -> int:
         """How many ranks go to a host of the allocation by default."""
         usual = self.recipe.job.ranks_per_node
-        if self.counts_tasks:
+        if self.allocation.counts_tasks:
             return host.slots or self.allocation.gpus_per_node or usual
         return min(host.slots or usual, usual)
 
@@ -212,7 +206,7 @@ def _on_allocated(launch: Launch, sources: _Sources) -> Launch:
         hostfile=allocation.hostfile if len(hosts) == len(usual) and _even(hosts) else "",
         ranks_per_node=max(host.slots for host in hosts),
         allowed=min(allocation.tasks, default=0),
-        placed=(sources.counts_tasks and not whole) or len(hosts) < len(usual),
+        placed=(sources.allocation.counts_tasks and not whole) or len(hosts) < len(usual),
     )
 
 

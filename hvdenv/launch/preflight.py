@@ -15,12 +15,12 @@ from hvdenv import INSPECT_PROGRAMS
 from hvdenv.command import Command
 from hvdenv.errors import UsageError
 from hvdenv.launch.launchers import LAUNCHERS, MPI_KINDS, Mpi, parse_mpi_version
+from hvdenv.model import template
 from hvdenv.model.cluster import Container, LauncherName
 from hvdenv.model.recipe import Mpi as RecipeMpi
 from hvdenv.reading import OWN, read_file
 from hvdenv.reports.report import Finding, Status
 from hvdenv.schema import Problem, decode
-from hvdenv.sites.schedulers.dialect import fill
 
 PROGRAM = INSPECT_PROGRAMS / "node.py"
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
@@ -152,7 +152,7 @@ def hosts_without_image(answers: Answers) -> tuple[str, tuple[str, ...]]:
 
 
 def copy_commands(
-    image: str, hosts: Sequence[str], broadcast: tuple[tuple[str, ...], ...]
+    image: str, hosts: Sequence[str], broadcast: tuple[str, ...]
 ) -> tuple[Command, ...]:
     """Commands that copy the image from this host to the same path on hosts that lack it.
 
@@ -172,7 +172,9 @@ def copy_commands(
         )
     folder = str(Path(image).parent)
     if broadcast:
-        return tuple(Command(fill(words, file=image, folder=folder)) for words in broadcast)
+        return tuple(
+            Command(template.words(each, {"file": image, "folder": folder})) for each in broadcast
+        )
     return tuple(
         command
         for host in hosts

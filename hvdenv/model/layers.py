@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from hvdenv import PACKAGE
 from hvdenv.errors import HvdenvError, RecipeError, UsageError
 from hvdenv.model.cluster import Job, Launch, Network, Partition, RecipeFolders, Storage, Trust
+from hvdenv.model.dialect import problems as problems_of_schedulers
 from hvdenv.model.recipe import Framework, Recipe
 from hvdenv.reading import RECIPE, SITE, Content, read_file
 from hvdenv.schema import (
@@ -408,7 +409,8 @@ def _remove(into: Document, key: str, layer: Layer, origins: dict[str, Layer]) -
 # Keys that differ between sites. The recipe decides what Horovod is built for.
 _OF_A_SITE = (
     "build_tools", "conda", "environment", "frameworks", "job", "launch", "modules", "mpi",
-    "network", "packages", "places", "python", "recipe_folders", "references", "target", "trust",
+    "network", "packages", "places", "python", "recipe_folders", "references", "schedulers", "target",
+    "trust",
 )  # fmt: skip
 
 
@@ -612,6 +614,10 @@ def _problems_of_whole(recipe: Recipe) -> list[Problem]:
         "modules": needs_modules
         and not recipe.modules
         and "the Python comes from modules, so the recipe needs a table [modules]",
+        "scheduler": recipe.scheduler
+        and recipe.scheduler not in recipe.dialects
+        and f"there is no scheduler {recipe.scheduler}{nearest(recipe.scheduler, recipe.dialects)}"
+        f"; known are {', '.join(recipe.dialects)}, and [schedulers.NAME] adds one",
         "job.partition": missing_partition and f"there is no [partitions.{recipe.job.partition}]",
     }
     for name in horovod.frameworks:
@@ -627,6 +633,7 @@ def _problems_of_whole(recipe: Recipe) -> list[Problem]:
     wrong |= dict(_problems_of_packages(recipe))
     return [
         *(Problem(tuple(key.split(".")), str(text)) for key, text in wrong.items() if text),
+        *problems_of_schedulers(recipe.schedulers),
         *(
             Problem(("references", number, key), message)
             for number, reference in enumerate(recipe.references)

@@ -5,8 +5,8 @@ import io
 import itertools
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import jsonschema
 import pytest
 
 from hvdenv.cli.main import main
@@ -14,6 +14,9 @@ from hvdenv.cli.show import recipe_schema
 from hvdenv.errors import RecipeError, UsageError
 from hvdenv.model.layers import load_recipe, read_layer, shipped_recipes, variants_of
 from hvdenv.schema import parse_toml
+
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator
 
 CASES = sorted((Path(__file__).parents[1] / "cases/recipes").glob("*.toml"))
 SHIPPED = sorted(shipped_recipes())
@@ -154,20 +157,20 @@ def test_pairs_of_shipped_variants_load_or_clash(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def json_schema() -> jsonschema.Draft202012Validator:
+def json_schema() -> Draft202012Validator:
     """What `hvdenv show --schema` prints."""
+    from jsonschema import Draft202012Validator  # two seconds
+
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown):
         assert main(["show", "--schema"]) == 0
     schema = json.loads(shown.getvalue())
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(schema)
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_recipes_fit_the_json_schema(
-    name: str, json_schema: jsonschema.Draft202012Validator
-) -> None:
+def test_shipped_recipes_fit_the_json_schema(name: str, json_schema: Draft202012Validator) -> None:
     document = parse_toml(shipped_recipes()[name].read_text(encoding="utf-8"))
     json_schema.validate(document)
 
@@ -182,11 +185,10 @@ def test_shipped_recipes_fit_the_json_schema(
     ],
 )  # fmt: skip
 def test_the_json_schema_refuses_what_hvdenv_refuses(
-    case: str, cases: Path, json_schema: jsonschema.Draft202012Validator
+    case: str, cases: Path, json_schema: Draft202012Validator
 ) -> None:
     document = parse_toml((cases / f"recipes/{case}.toml").read_text(encoding="utf-8"))
-    with pytest.raises(jsonschema.ValidationError):
-        json_schema.validate(document)
+    assert not json_schema.is_valid(document)
 
 
 def test_a_wrong_recipe_exits_2_and_is_told_on_standard_error(
