@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 from hvdenv.drafting.modulelines import role_of
@@ -88,7 +88,7 @@ def combine(name: str, found: Found, defaults: Mapping[str, Any]) -> Draft:
     scalars, overruled, more = _scalars([each for each in valid if not each.item])
     scalars, unknown = _without_unknown_launcher(scalars)
     chosen, unplaced = _with_partition([*items, *scalars])
-    chosen += _derived(chosen)
+    chosen += _derived(chosen, {str(each.value) for each in valid if each.item})
     pending = {each.key for each in (*choices, *more)}
     return Draft(
         name=name,
@@ -233,10 +233,14 @@ def _with_partition(values: list[Drafted]) -> tuple[list[Drafted], list[Leftover
     return placed, left
 
 
-def _derived(values: Sequence[Drafted]) -> list[Drafted]:
-    """What follows from the values, where the sources do not state it."""
+def _derived(values: Sequence[Drafted], items: Collection[str]) -> list[Drafted]:
+    """What follows from the values, where the sources do not state it.
+
+    Args:
+        items: of all lists; a leading dash excludes one.
+    """
     stated = {each.key for each in values}
-    found = (*_of_modules(values), *_of_horovod(values))
+    found = (*_of_modules(values), *_of_horovod(values, items))
     return [each for each in found if each.item or each.key not in stated]
 
 
@@ -308,7 +312,7 @@ def _horovod_module(each: Drafted, version: str) -> Iterator[Drafted]:
             yield _follows(at("frameworks", framework, "version"), found[1], each)
 
 
-def _of_horovod(values: Sequence[Drafted]) -> Iterator[Drafted]:
+def _of_horovod(values: Sequence[Drafted], items: Collection[str]) -> Iterator[Drafted]:
     by_key = {each.key: each for each in values}
     version = by_key.get(at("horovod.version"))
     if version and version.value in releases():
@@ -325,9 +329,9 @@ def _of_horovod(values: Sequence[Drafted]) -> Iterator[Drafted]:
         ),
         None,
     )
-    if built and mpi and "mpi" not in controllers:
+    if built and mpi and not {"mpi", "-mpi"} & set(items):
         yield _follows(at("horovod.controllers"), "mpi", mpi, item=True)
-    if built and (mpi or controllers) and "gloo" not in controllers:
+    if built and (mpi or controllers) and not {"gloo", "-gloo"} & set(items):
         why = "Horovod builds Gloo unless HOROVOD_WITHOUT_GLOO=1"
         yield _follows(at("horovod.controllers"), "gloo", built, why, item=True)
 

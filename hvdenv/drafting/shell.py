@@ -23,7 +23,7 @@ PLACEHOLDER = "HVDENV_PLACEHOLDER"
 _TO_FILL_IN = re.compile(r"<[A-Za-z][\w /.-]{0,60}>")
 
 _PROMPT = re.compile(
-    r"\s*(?:\([\w.+/ -]{1,60}\) ?)?"
+    r"(?!\s*#\$)\s*(?:\([\w.+/ -]{1,60}\) ?)?"
     r"""(?:\[[^\]\n]{1,80}\] ?[$%#>]|[^\s'"=()`|;&]{0,80}[$%]|[^\s'"=()`|;&>]{1,80}>)(?:\s+|$)"""
 )
 _DIRECTIVE = re.compile(r"#(?:SBATCH|PBS|COBALT|BSUB|\$|PJM|MSUB)\s")
