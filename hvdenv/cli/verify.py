@@ -65,6 +65,7 @@ from hvdenv.reading import REPORT, read_json
 from hvdenv.reports import junit, page, render
 from hvdenv.reports.report import EXIT_CODES, Report
 from hvdenv.runner import Runner, environment
+from hvdenv.schema import nearest
 from hvdenv.sites import module_shell
 from hvdenv.sites.hosts import distribute
 from hvdenv.verification.bench import Effort
@@ -178,7 +179,7 @@ def run(arguments: argparse.Namespace) -> int:
     known = [name for name, launcher in LAUNCHERS.items() if launcher.controller]
     if unknown := [name for name in arguments.launcher or () if name not in known]:
         raise UsageError(
-            f"unknown launcher {unknown[0]}",
+            f"unknown launcher {unknown[0]}{nearest(unknown[0], known)}",
             where="--launcher",
             remedy=f"use one of {', '.join(known)}",
         )

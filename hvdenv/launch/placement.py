@@ -10,6 +10,7 @@ from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.launch.launchers import LAUNCHERS, MPI_KINDS, Launch, Mpi
 from hvdenv.model.dialect import shipped
 from hvdenv.model.recipe import Recipe
+from hvdenv.schema import nearest
 from hvdenv.sites.allocation import Allocation
 from hvdenv.sites.hosts import Host, distribute, short
 
@@ -71,7 +72,7 @@ def choose_launcher(recipe: Recipe, requested: str = "") -> str:
     name = requested or recipe.launch.launcher
     if name not in LAUNCHERS:
         raise UsageError(
-            f"unknown launcher {name}",
+            f"unknown launcher {name}{nearest(name, LAUNCHERS)}",
             where="--launcher",
             remedy=f"launchers: {', '.join(LAUNCHERS)}",
         )

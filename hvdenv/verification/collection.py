@@ -253,7 +253,7 @@ def _needs(key: Key) -> Iterator[Key]:
 
 def arguments(
     key: Key, function: Callable[..., Any], setup: Setup, results: Mapping[Key, Any]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The values of a function's parameters.
 
     Raises:
@@ -261,7 +261,7 @@ def arguments(
         AttributeError: nothing has the name of a parameter.
         Exception: the error of a collector that failed.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name in _parameters(function):
         if name in _CHOICES:
             found[name] = getattr(key, name)
@@ -415,7 +415,7 @@ class Collection:
         except Exception:
             return False
 
-    def _find(self, key: Key, values: dict[str, Any]) -> None:
+    def _find(self, key: Key, values: dict[str, object]) -> None:
         began = time.monotonic()
         value: Any
         try:
