@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, get_args
 
 from hvdenv.drafting.modulelines import role_of
 from hvdenv.drafting.values import (
@@ -18,6 +18,7 @@ from hvdenv.drafting.values import (
     at,
 )
 from hvdenv.knowledge.horovod_releases import releases
+from hvdenv.model.cluster import LauncherName
 from hvdenv.model.recipe import Recipe
 from hvdenv.schema import Problem, check_part, decode
 
@@ -81,11 +82,13 @@ def combine(name: str, found: Found, defaults: Mapping[str, Any]) -> Draft:
         found: by all sources.
         defaults: the layer below every recipe.
     """
-    valid, left = _valid(_horovodrun(found.values))
+    values, with_image = _without_some_images(found.values)
+    valid, left = _valid(_horovodrun(values))
     items, choices = _items(valid)
     scalars, overruled, more = _scalars([each for each in valid if not each.item])
+    scalars, unknown = _without_unknown_launcher(scalars)
     chosen, unplaced = _with_partition([*items, *scalars])
-    chosen += _derived(chosen)
+    chosen += _derived(chosen, {str(each.value) for each in valid if each.item})
     pending = {each.key for each in (*choices, *more)}
     return Draft(
         name=name,
@@ -93,7 +96,7 @@ def combine(name: str, found: Found, defaults: Mapping[str, Any]) -> Draft:
         overruled=tuple(overruled),
         choices=(*choices, *more),
         missing=tuple(_missing(name, chosen, pending, defaults)),
-        left=_without_used((*found.left, *left, *unplaced), found.values),
+        left=_without_used((*found.left, *left, *with_image, *unknown, *unplaced), found.values),
         commands=found.commands,
         partition=_bare_partition(chosen),
     )
@@ -145,6 +148,36 @@ def _valid(values: Iterable[Drafted]) -> tuple[list[Drafted], list[Leftover]]:
             told = f"{each.value!r} does not fit {'.'.join(key)}: {problem.message}"
             bad.append(Leftover(each.origin, told))
     return good, bad
+
+
+def _without_some_images(values: Sequence[Drafted]) -> tuple[list[Drafted], list[Leftover]]:
+    """A page that starts ranks with and without an image shows two ways."""
+    images = {each.origin for each in values if each.key[0] == "container"}
+    launches = {each.origin for each in values if each.key == at("launch.launcher")}
+    if not images or launches <= images:
+        return list(values), []
+    told = "other commands of the page start ranks without an image"
+    return (
+        [each for each in values if each.key[0] != "container"],
+        [Leftover(each.origin, told) for each in values if each.key[0] == "container"],
+    )
+
+
+def _without_unknown_launcher(values: list[Drafted]) -> tuple[list[Drafted], list[Leftover]]:
+    """A launcher that hvdenv does not know is no value, but it is one in a choice."""
+    launcher = [each for each in values if each.key == at("launch.launcher")]
+    either = "horovodrun uses MPI or Gloo, and the page does not state which"
+    unknown = [
+        Leftover(
+            each.origin,
+            either
+            if each.value == "horovodrun-"
+            else f"hvdenv does not know the launcher {each.value}",
+        )
+        for each in launcher
+        if each.value not in get_args(LauncherName)
+    ]
+    return [each for each in values if each not in launcher or not unknown], unknown
 
 
 def _items(values: Iterable[Drafted]) -> tuple[list[Drafted], list[Choice]]:
@@ -200,10 +233,14 @@ def _with_partition(values: list[Drafted]) -> tuple[list[Drafted], list[Leftover
     return placed, left
 
 
-def _derived(values: Sequence[Drafted]) -> list[Drafted]:
-    """What follows from the values, where the sources do not state it."""
+def _derived(values: Sequence[Drafted], items: Collection[str]) -> list[Drafted]:
+    """What follows from the values, where the sources do not state it.
+
+    Args:
+        items: of all lists; a leading dash excludes one.
+    """
     stated = {each.key for each in values}
-    found = (*_of_modules(values), *_of_horovod(values), *_of_job(values))
+    found = (*_of_modules(values), *_of_horovod(values, items))
     return [each for each in found if each.item or each.key not in stated]
 
 
@@ -244,7 +281,8 @@ def _mpi(each: Drafted, version: str) -> Iterator[Drafted]:
             yield _follows(at("mpi.kind"), kind, each)
             if kind == "cray-mpich":
                 yield _follows(at("mpi.cxx"), "CC", each, "the wrapper of Cray's compilers")
-            if version:
+            # HPC-X has versions of its own.
+            if version and "hpcx" not in str(each.value).lower():
                 yield _follows(at("mpi.version"), version, each)
             return
 
@@ -274,7 +312,7 @@ def _horovod_module(each: Drafted, version: str) -> Iterator[Drafted]:
             yield _follows(at("frameworks", framework, "version"), found[1], each)
 
 
-def _of_horovod(values: Sequence[Drafted]) -> Iterator[Drafted]:
+def _of_horovod(values: Sequence[Drafted], items: Collection[str]) -> Iterator[Drafted]:
     by_key = {each.key: each for each in values}
     version = by_key.get(at("horovod.version"))
     if version and version.value in releases():
@@ -291,19 +329,11 @@ def _of_horovod(values: Sequence[Drafted]) -> Iterator[Drafted]:
         ),
         None,
     )
-    if built and mpi and "mpi" not in controllers:
+    if built and mpi and not {"mpi", "-mpi"} & set(items):
         yield _follows(at("horovod.controllers"), "mpi", mpi, item=True)
-    if built and (mpi or controllers) and "gloo" not in controllers:
+    if built and (mpi or controllers) and not {"gloo", "-gloo"} & set(items):
         why = "Horovod builds Gloo unless HOROVOD_WITHOUT_GLOO=1"
         yield _follows(at("horovod.controllers"), "gloo", built, why, item=True)
-
-
-def _of_job(values: Sequence[Drafted]) -> Iterator[Drafted]:
-    by_key = {each.key: each for each in values}
-    partition, gpus = by_key.get(at("job.partition")), by_key.get(at("job.gpus_per_node"))
-    if partition and gpus:
-        why = f"{gpus.origin.text}; a node has at least as many as a job requests"
-        yield _follows(("partitions", str(partition.value), "gpus"), gpus.value, gpus, why)
 
 
 def _horovodrun(values: Sequence[Drafted]) -> Iterator[Drafted]:
@@ -330,6 +360,7 @@ def _missing(
         else:
             document.setdefault(table, content)
     document.setdefault("horovod", {})
+    yield from _missing_gpus(values)
     if "mpi" in document["horovod"].get("controllers", []) and "mpi" not in document:
         yield Missing(at("mpi.kind"), 'such as "openmpi": Horovod is to use MPI')
     try:
@@ -343,6 +374,18 @@ def _missing(
                     key,
                     _NEEDS.get(dotted, _release() if dotted == "horovod.version" else each.message),
                 )
+
+
+def _missing_gpus(values: Sequence[Drafted]) -> Iterator[Missing]:
+    """A job that requests GPUs states the least that a node has, not how many it has."""
+    by_key = {each.key: each for each in values}
+    partition, gpus = by_key.get(at("job.partition")), by_key.get(at("job.gpus_per_node"))
+    if partition and gpus:
+        key = ("partitions", str(partition.value), "gpus")
+        if key not in by_key:
+            yield Missing(
+                key, f"GPUs of a node, {gpus.value} or more: `sinfo`, or --here on the cluster"
+            )
 
 
 def _release() -> str:

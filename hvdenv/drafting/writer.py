@@ -8,7 +8,7 @@ import tomlkit
 
 from hvdenv.drafting.combine import Choice, Draft
 from hvdenv.drafting.shell import shown
-from hvdenv.drafting.values import Drafted, Key, Leftover, Scalar
+from hvdenv.drafting.values import Drafted, Key, Leftover, Origin, Scalar
 
 _TABLES = (
     "", "modules", "python", "conda", "conda.virtual", "conda.packages", "frameworks", "build_tools",
@@ -182,5 +182,12 @@ def _left(title: str, left: Sequence[Leftover]) -> Iterator[str]:
     if not left:
         return
     yield f"\n# {title}:"
+    yield from (_comment(f"  {line}") for line in told_left(left))
+
+
+def told_left(left: Iterable[Leftover]) -> Iterator[str]:
+    """One line for each command, with all reasons."""
+    reasons: dict[Origin, dict[str, None]] = {}
     for each in left:
-        yield _comment(f"  {each.origin}: {each.reason}")
+        reasons.setdefault(each.origin, {})[each.reason] = None
+    yield from (f"{origin}: {'; '.join(told)}" for origin, told in reasons.items())

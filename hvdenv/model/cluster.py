@@ -241,11 +241,34 @@ class Job(NamedTuple):
     verify: JobOf | None = None
 
 
+class OwnLauncher(NamedTuple):
+    """A launcher that hvdenv does not have.
+
+    Attributes:
+        command: template of its command line (docs/how-to/add-a-scheduler.md).
+        variable: template of what passes a variable to the ranks, such as
+            ``-x {name}={value}`` (default: they are in the launcher's environment).
+        export: template of what passes on one of ``launch.exports``, such as ``-x {name}``.
+        controller: what Horovod's ranks negotiate with.
+        schedulers: batch systems in whose jobs it works (default: it works anywhere).
+        by_ssh: whether it uses ssh outside of jobs.
+    """
+
+    command: str
+    variable: str = ""
+    export: str = ""
+    controller: Literal["MPI", "Gloo"] = "MPI"
+    schedulers: tuple[Label, ...] = ()
+    by_ssh: bool = False
+
+
 class Launch(NamedTuple):
     """How to start ranks on this cluster.
 
     Attributes:
-        launcher: the default launcher of ``run`` and ``job``.
+        launcher: the default launcher of ``run`` and ``job``: one of srun, mpirun, mpiexec,
+            horovodrun-mpi, horovodrun-gloo, aprun, jsrun, or of ``launchers``.
+        launchers: launchers that hvdenv does not have.
         srun_mpi: value of srun's ``--mpi`` (default: srun's).
         cpu_bind: how to bind ranks to cores: ``--cpu-bind`` of srun and mpiexec,
             ``-cc`` of aprun, ``-b`` of jsrun.
@@ -255,13 +278,14 @@ class Launch(NamedTuple):
         mpi_threads_disable: the site's fabric needs HOROVOD_MPI_THREADS_DISABLE=1.
     """
 
-    launcher: LauncherName = "mpirun"
+    launcher: Label = "mpirun"
     srun_mpi: Literal["pmix", "pmi2", "cray_shasta", "none"] | None = None
     cpu_bind: Label | None = None
     threads_per_core: int | None = None
     exports: tuple[VariableName, ...] = ("PATH", "LD_LIBRARY_PATH")
     mca: dict[McaName, McaValue] = {}
     mpi_threads_disable: bool = False
+    launchers: dict[Label, OwnLauncher] = {}
 
 
 class Network(NamedTuple):

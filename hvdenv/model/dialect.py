@@ -168,6 +168,12 @@ OF_JOBS = (
     "hhmmss", "hhmm", "minutes", "seconds", "mail", "mail_events", "mail_letters", "mail_begin", "mail_end",
     "attribute", "value", "attributes", "attributes.",
 )  # fmt: skip
+# Fields of launchers.
+OF_LAUNCHERS = (
+    "ranks", "nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node", "cpu_bind",
+    "threads_per_core", "hosts", "host_names", "hostfile", "interface", "placed", "nested",
+    "variables", "exports", "program",
+)  # fmt: skip
 _COMMANDS: Mapping[str, tuple[str, ...]] = {
     "submit": ("script",),
     "cancel": ("id", "cluster"),
