@@ -36,7 +36,8 @@ from hvdenv.cli.run import (
 from hvdenv.environments import last_used
 from hvdenv.errors import RecipeError, StepError, UsageError
 from hvdenv.launch.container import start_inside
-from hvdenv.launch.launchers import LAUNCHERS, Launch, Start
+from hvdenv.launch.launchers import Launch, Start
+from hvdenv.launch.launchers import named as named_launcher
 from hvdenv.launch.placement import START_SECONDS, Requested, choose_launcher, exported, mpi_of
 from hvdenv.model.cluster import Job
 from hvdenv.model.dialect import Dialect
@@ -198,10 +199,10 @@ def _batch(arguments: argparse.Namespace, resolved: Resolved, dialect: Dialect) 
     options = [name for name, value in given.items() if value is not None]
     partition = check(job, dialect, recipe.partitions, options)
     chosen = choose(arguments, built=False, image=True)
-    activate = "" if chosen.container else chosen.activate
+    activate = chosen.activate
     if arguments.submit and not arguments.dry_run and chosen.container:
         refuse_missing_image(chosen.container, named(arguments), os.getcwd())
-    elif arguments.submit and not arguments.dry_run and not os.path.exists(activate):
+    elif arguments.submit and not arguments.dry_run and not chosen.there:
         raise UsageError(
             f"there is no environment {chosen.name} at {chosen.prefix}",
             remedy=f"hvdenv build {named(arguments)}",
@@ -232,7 +233,7 @@ def _start(
     """
     recipe = chosen.recipe
     name = choose_launcher(recipe, requested)
-    launcher = LAUNCHERS[name]
+    launcher = named_launcher(name, recipe.launch.launchers)
     scheduler = recipe.scheduler or ""
     if launcher.schedulers and scheduler not in launcher.schedulers:
         raise UsageError(

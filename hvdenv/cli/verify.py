@@ -46,6 +46,7 @@ from hvdenv.errors import InterruptedRunError, StepError, UsageError
 from hvdenv.knowledge import flags
 from hvdenv.launch.container import image_of
 from hvdenv.launch.launchers import LAUNCHERS, Launch
+from hvdenv.launch.launchers import named as named_launcher
 from hvdenv.launch.placement import Requested, of_shell, place
 from hvdenv.masking import print_coloured
 from hvdenv.model.cluster import Container, LauncherName
@@ -358,7 +359,7 @@ def _launched(
     if arguments.launcher:
         return launch, tuple(arguments.launcher)
     usual = recipe.launch.launcher if recipe else DEFAULT_LAUNCHERS[0]
-    schedulers = LAUNCHERS[usual].schedulers
+    schedulers = named_launcher(usual, launch.settings.launchers).schedulers
     fits = not schedulers or allocation.scheduler in schedulers
     return launch, (usual if fits else DEFAULT_LAUNCHERS[0], *DEFAULT_LAUNCHERS)
 

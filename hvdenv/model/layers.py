@@ -6,11 +6,22 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from hvdenv import PACKAGE
 from hvdenv.errors import HvdenvError, RecipeError, UsageError
-from hvdenv.model.cluster import Job, Launch, Network, Partition, RecipeFolders, Storage, Trust
+from hvdenv.model import template
+from hvdenv.model.cluster import (
+    Job,
+    Launch,
+    LauncherName,
+    Network,
+    Partition,
+    RecipeFolders,
+    Storage,
+    Trust,
+)
+from hvdenv.model.dialect import OF_LAUNCHERS
 from hvdenv.model.dialect import problems as problems_of_schedulers
 from hvdenv.model.recipe import Framework, Recipe
 from hvdenv.reading import RECIPE, SITE, Content, read_file
@@ -213,8 +224,9 @@ def load_recipe(
         for layer in layers
         if layer.content and Path(layer.file).parent not in (DEFAULTS.parent, recipe_folder())
     }
+    gpus = _gpus_per_node(recipe)
     return Resolved(
-        recipe=recipe,
+        recipe=recipe._replace(job=recipe.job._replace(gpus_per_node=gpus)),
         variants=tuple(chosen),
         keyed=_keyed(lowest, own),
         offered=tuple(sorted(offered)),
@@ -225,6 +237,15 @@ def load_recipe(
         site=site_layer,
         setters=origins,
     )
+
+
+def _gpus_per_node(recipe: Recipe) -> int | None:
+    """The recipe's number, or one for each rank where Horovod is built for GPUs."""
+    job, partition = recipe.job, recipe.partitions.get(recipe.job.partition or "")
+    follows = recipe.horovod.gpu and partition and partition.gpus and job.gpu_option != "none"
+    if job.gpus_per_node is not None or not (follows and partition):
+        return job.gpus_per_node
+    return min(job.ranks_per_node, partition.gpus)
 
 
 def _combined(layers: Iterable[Layer]) -> tuple[Table, dict[str, Layer]]:
@@ -291,7 +312,7 @@ def _environment_part(layers: Iterable[Layer]) -> tuple[object, ...] | None:
     target = recipe.partitions.get(recipe.job.partition or "", Partition())
     plain = recipe._replace(
         summary="", status="documented", sources=(), site="", scheduler=None, job=Job(),
-        launch=Launch(), network=Network(), places=Storage(), container=None, references=(),
+        launch=Launch(), network=Network(), places=Storage(), container=None, references=(), schedulers={},
         deviations=(), notes=(),
     )  # fmt: skip
     return plain, target.arch, target.glibc, target.cuda
@@ -616,12 +637,31 @@ def _problems_of_packages(recipe: Recipe) -> Iterator[tuple[str, str]]:
             )
 
 
+def _problems_of_launchers(recipe: Recipe) -> Iterator[Problem]:
+    pair = ("name", "value")
+    for name, own in recipe.launch.launchers.items():
+        path = ("launch", "launchers", name)
+        if name in get_args(LauncherName):
+            yield Problem(path, f"hvdenv has a launcher {name}: give this one another name")
+        for key, known in (("command", OF_LAUNCHERS), ("variable", pair), ("export", pair[:1])):
+            if message := template.problem(getattr(own, key), known, words=True):
+                yield Problem((*path, key), message)
+        words = template.split(own.command)
+        if "{program}" not in words:
+            yield Problem((*path, "command"), "it must contain {program}, which the ranks run")
+        for field in ("hosts", "host_names", "hostfile", "variables", "exports"):
+            mark = f"{{{field}}}"
+            if any(mark in word and word != mark for word in words):
+                yield Problem((*path, "command"), f"{mark} must be a word of its own")
+
+
 def _problems_of_whole(recipe: Recipe) -> list[Problem]:
     """Problems that only several values together show."""
     horovod, python, mpi = recipe.horovod, recipe.python, recipe.mpi
     needs_modules = python.from_modules or python.provider == "modules"
     partition = recipe.job.partition
     missing_partition = partition if partition not in recipe.partitions else None
+    launchers = (*get_args(LauncherName), *recipe.launch.launchers)
     wrong = {
         "horovod.frameworks": not horovod.frameworks and "at least one framework is needed",
         "horovod.controllers": not horovod.controllers
@@ -654,6 +694,10 @@ def _problems_of_whole(recipe: Recipe) -> list[Problem]:
         and recipe.scheduler not in recipe.dialects
         and f"there is no scheduler {recipe.scheduler}{nearest(recipe.scheduler, recipe.dialects)}"
         f"; known are {', '.join(recipe.dialects)}, and [schedulers.NAME] adds one",
+        "launch.launcher": recipe.launch.launcher not in launchers
+        and f"there is no launcher {recipe.launch.launcher}"
+        f"{nearest(recipe.launch.launcher, launchers)}; known are {', '.join(launchers)}, and"
+        " [launch.launchers.NAME] adds one",
         "job.partition": missing_partition
         and f"there is no [partitions.{missing_partition}]"
         + nearest(missing_partition, recipe.partitions),
@@ -672,6 +716,7 @@ def _problems_of_whole(recipe: Recipe) -> list[Problem]:
     return [
         *(Problem(tuple(key.split(".")), str(text)) for key, text in wrong.items() if text),
         *problems_of_schedulers(recipe.schedulers),
+        *_problems_of_launchers(recipe),
         *(
             Problem(("references", number, key), message)
             for number, reference in enumerate(recipe.references)

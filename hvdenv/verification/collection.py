@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 from hvdenv.command import Command, Outcome
 from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.errors import HvdenvError, InterruptedRunError, StepError
-from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi
+from hvdenv.launch.launchers import Launch, Mpi, named
 from hvdenv.reports.report import Finding, Measurement
 from hvdenv.runner import Runner
 from hvdenv.verification.bench import Effort
@@ -120,7 +120,8 @@ class Setup(NamedTuple):
 
     def launcher(self, controller: str) -> str:
         """The first launcher whose ranks use a controller; empty if there is none."""
-        names = (name for name in self.launchers if LAUNCHERS[name].controller == controller)
+        own = self.launch.settings.launchers
+        names = (name for name in self.launchers if named(name, own).controller == controller)
         return next(names, "")
 
     def can_start(self, controller: str, mpi: tuple[Mpi, str]) -> bool:
