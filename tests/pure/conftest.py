@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from hvdenv.building.lookup import Availability
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.observe import declared
@@ -40,3 +41,9 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     """No test sees, or leaves anything in, the environments of who runs it."""
     monkeypatch.setenv("HVDENV_HOME", str(tmp_path_factory.mktemp("home")))
     monkeypatch.delenv("HVDENV_SITE", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`hvdenv check` asks no package index."""
+    monkeypatch.setattr("hvdenv.cli.check.look_up", lambda questions: Availability())
