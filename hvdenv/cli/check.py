@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hvdenv.building.lookup import SECONDS, Availability, Questions, look_up
 from hvdenv.cli.find_lock import resolution_of
@@ -198,7 +198,7 @@ def _document(
     there: ModulesHere | None,
     tried: Tried | None,
     unseen: str,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The document for --json."""
     return {
         "facts": prepared.facts.origin,
