@@ -280,6 +280,7 @@ def _requirements(arguments: argparse.Namespace, resolved: Resolved) -> Requirem
         recipe.mpi if "mpi" in recipe.horovod.controllers else None,
         recipe.launch.launcher,
         scheduled=bool(current_allocation().scheduler),
+        own=recipe.launch.launchers,
     )
 
 

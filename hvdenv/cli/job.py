@@ -36,7 +36,8 @@ from hvdenv.cli.run import (
 from hvdenv.environments import last_used
 from hvdenv.errors import RecipeError, StepError, UsageError
 from hvdenv.launch.container import start_inside
-from hvdenv.launch.launchers import LAUNCHERS, Launch, Start
+from hvdenv.launch.launchers import Launch, Start
+from hvdenv.launch.launchers import named as named_launcher
 from hvdenv.launch.placement import START_SECONDS, Requested, choose_launcher, exported, mpi_of
 from hvdenv.model.cluster import Job
 from hvdenv.model.dialect import Dialect
@@ -232,7 +233,7 @@ def _start(
     """
     recipe = chosen.recipe
     name = choose_launcher(recipe, requested)
-    launcher = LAUNCHERS[name]
+    launcher = named_launcher(name, recipe.launch.launchers)
     scheduler = recipe.scheduler or ""
     if launcher.schedulers and scheduler not in launcher.schedulers:
         raise UsageError(

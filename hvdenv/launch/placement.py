@@ -7,9 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from hvdenv.errors import IncompatibleError, UsageError
-from hvdenv.launch.launchers import LAUNCHERS, MPI_KINDS, Launch, Mpi
+from hvdenv.launch.launchers import LAUNCHERS, MPI_KINDS, Launch, Mpi, named
 from hvdenv.model.dialect import shipped
 from hvdenv.model.recipe import Recipe
+from hvdenv.schema import nearest
 from hvdenv.sites.allocation import Allocation
 from hvdenv.sites.hosts import Host, distribute, short
 
@@ -69,13 +70,14 @@ def choose_launcher(recipe: Recipe, requested: str = "") -> str:
         IncompatibleError: Horovod lacks the requested launcher's controller.
     """
     name = requested or recipe.launch.launcher
-    if name not in LAUNCHERS:
+    own = recipe.launch.launchers
+    if name not in LAUNCHERS and name not in own:
         raise UsageError(
-            f"unknown launcher {name}",
+            f"unknown launcher {name}{nearest(name, LAUNCHERS)}",
             where="--launcher",
-            remedy=f"launchers: {', '.join(LAUNCHERS)}",
+            remedy=f"launchers: {', '.join((*own, *LAUNCHERS))}",
         )
-    controller = LAUNCHERS[name].controller.lower()
+    controller = named(name, own).controller.lower()
     if not controller or controller in recipe.horovod.controllers:
         return name
     if not requested:
@@ -260,7 +262,7 @@ def refuse_unfit(
     Raises:
         UsageError: it cannot.
     """
-    launcher = LAUNCHERS[name]
+    launcher = named(name, recipe.launch.launchers)
     if requested.hosts and not launcher.takes_hosts:
         raise UsageError(
             f"{name} chooses the hosts itself, in the order of the allocation",
@@ -306,7 +308,7 @@ def hidden(
     launcher: str, environ: Mapping[str, str], requested: Requested, activated: Collection[str]
 ) -> tuple[str, ...]:
     """Variables to remove, since the launcher would expose them on command lines."""
-    if not LAUNCHERS[launcher].exposes:
+    if launcher not in LAUNCHERS or not LAUNCHERS[launcher].exposes:
         return ()
     return tuple(n for n in environ if n not in activated and not may_be_seen(n, requested))
 

@@ -165,7 +165,14 @@ OF_JOBS = (
     "partition", "nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node", "gpu_option", "name",
     "account", "qos", "reservation", "constraint", "comment", "memory", "exclusive", "output",
     "error", "select", "place", "parallel_environment", "ranks", "cpus", "cpus_per_node", "gpus", "gpu", "hostfile", "time",
-    "hhmmss", "hhmm", "minutes", "seconds", "attribute", "value", "attributes", "attributes.",
+    "hhmmss", "hhmm", "minutes", "seconds", "mail", "mail_events", "mail_letters", "mail_begin", "mail_end",
+    "attribute", "value", "attributes", "attributes.",
+)  # fmt: skip
+# Fields of launchers.
+OF_LAUNCHERS = (
+    "ranks", "nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node", "cpu_bind",
+    "threads_per_core", "hosts", "host_names", "hostfile", "interface", "placed", "nested",
+    "variables", "exports", "program",
 )  # fmt: skip
 _COMMANDS: Mapping[str, tuple[str, ...]] = {
     "submit": ("script",),

@@ -18,8 +18,10 @@ _FIELD = re.compile(
     r"\{(?P<test>[?!]?)(?P<name>[a-z][A-Za-z0-9_.]*)(=(?P<equal>[^{}]*))?(\|(?P<filter>[a-z]+))?\}"
 )
 _PART = re.compile(r"\[\[((?:(?!\[\[|\]\]).){0,150})\]\]")
+_TEST = re.compile(r"\{[?!][^{}]{1,60}\}")
 _FILTERS: Mapping[str, Callable[[str], str]] = {
     "lower": str.lower,
+    "upper": str.upper,
     "words": lambda text: text.replace(",", " "),
 }
 
@@ -66,6 +68,14 @@ def problem(template: str, known: Collection[str], *, words: bool = False) -> st
         except ValueError as error:
             return f"not a command line: {error}"
     return ""
+
+
+def split(template: str) -> list[str]:
+    """The words of a command line, with all optional parts; none if it is not one."""
+    try:
+        return [_TEST.sub("", word) for word in shlex.split(_PART.sub(r"\1", template))]
+    except ValueError:
+        return []
 
 
 def text(template: str, values: Values) -> str | None:

@@ -1,20 +1,23 @@
-"""Schedulers that a recipe or site file adds: the example of the docs, and what is refused."""
+"""Schedulers and launchers that a recipe or site file adds: the examples of the docs, and mistakes."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from hvdenv.errors import RecipeError, UsageError
+from hvdenv.launch.launchers import Launch, named
+from hvdenv.launch.placement import Requested, choose_launcher, refuse_unfit
 from hvdenv.model.cluster import Job
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.schema import Problem, decode
 from hvdenv.sites.allocation import find_allocation, refuse_unknown
 from hvdenv.sites.answers import status_in
-from hvdenv.sites.batch import BatchJob, check, script
+from hvdenv.sites.batch import HOST_NAMES, HOSTFILE, HOSTS, BatchJob, check, script
 from hvdenv.sites.hosts import Host
 
 DOCS = Path(__file__).parents[2] / "docs/how-to/add-a-scheduler.md"
@@ -136,3 +139,54 @@ def test_an_unknown_allocation(environ: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError, match="does not know") as caught:
         refuse_unknown(environ, "hvdenv run local")
     assert said in f"{caught.value} {caught.value.remedy}"
+
+
+def launchers_of_docs() -> str:
+    blocks = re.findall(r"```toml\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    return "\n".join(block for block in blocks if "launchers" in block)
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts", "expected"),
+    [
+        ("ibrun", True, "ibrun -n 8 python t.py"),
+        ("mpirun_rsh", False, "mpirun_rsh -np 8 'A=a b' python t.py"),
+        ("mpirun_rsh", True, "mpirun_rsh -np 8 -hostfile {hostfile} 'A=a b' python t.py"),
+        ("prun", True, "prun -n 8 --host {hosts} -x PATH -x 'A=a b' python t.py"),
+    ],
+)
+def test_launchers_of_the_docs(tmp_path: Path, name: str, hosts: bool, expected: str) -> None:
+    (tmp_path / "site.toml").write_text(launchers_of_docs())
+    recipe = load_recipe("neuron", site=tmp_path / "site.toml").recipe
+    assert recipe.launch.launcher == "ibrun"
+    assert choose_launcher(recipe, name) == name
+    launch = Launch(
+        ("python", "t.py"), 8, settings=recipe.launch, exports=("PATH",), variables=(("A", "a b"),)
+    )
+    if hosts:
+        launch = launch._replace(host_list=HOSTS, hostfile=HOSTFILE, host_names=HOST_NAMES)
+    start = named(name, recipe.launch.launchers).start(launch)
+    assert start.argv == tuple(shlex.split(expected))
+    assert start.env == ((("A", "a b"),) if name == "ibrun" else ())
+    refused = Requested(hosts=(Host("n1", 8),))
+    if name == "ibrun":
+        with pytest.raises(UsageError, match="chooses the hosts itself"):
+            refuse_unfit(name, recipe, refused, "slurm", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('launch.launcher = "ibrum"', "no launcher ibrum; known are"),
+        ('launch.launchers.x.command = "x {rank} {program}"', "unknown field {rank}"),
+        ('launch.launchers.x.command = "x -n {ranks}"', "must contain {program}"),
+        ('launch.launchers.x.command = "x --hosts={hosts} {program}"', "a word of its own"),
+        ('launch.launchers.srun.command = "srun {program}"', "another name"),
+    ],
+)
+def test_mistakes_in_launchers(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "site.toml").write_text(text)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("neuron", site=tmp_path / "site.toml")
+    assert said in str(caught.value)
+    assert "site.toml:1: launch.launcher" in str(caught.value)
