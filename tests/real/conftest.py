@@ -28,9 +28,12 @@ from tests.standin import Cluster, Missing
 from tests.waiting import wait_until
 from tests.workers import one_at_a_time, session_folder
 
-# With workers (make test), files go to whichever is free, in this order and then by name. First are those that
-# take longest. While one worker compiles `local`, the other runs what does not need it and mostly waits.
-FIRST = ("build", "job", "neuron", "container", "modulesystem", "conda", "seed_clusters", "faults")
+# `make test` gives each free worker the next file in this order, then by name. While one worker
+# compiles `local`, the other runs long files that do not need it and mostly wait. The two other
+# compiles, of neuron and seed_clusters, run beside files that wait.
+FIRST = (
+    "build", "job", "container", "modulesystem", "conda", "neuron", "faults", "seed_clusters",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

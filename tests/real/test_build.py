@@ -163,7 +163,7 @@ def test_failed_rebuild_leaves_the_working_environment_alone(cli: Cli, local_pre
     result = cli("build", "local", "--set", "packages.psutil===0.0.1", code=5)
     assert "psutil" in result.stderr and "what to do" in result.stderr
     assert os.readlink(local_prefix) == before
-    cli("envs", "prune", "local")
+    cli("envs", "prune", str(local_prefix))
     assert os.readlink(local_prefix) == before
 
 
