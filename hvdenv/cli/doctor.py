@@ -15,6 +15,7 @@ from hvdenv.knowledge.diagnosis import Diagnosis, Found, diagnose
 from hvdenv.knowledge.signatures import Kind
 from hvdenv.masking import mask, plain
 from hvdenv.reading import LOG, open_file
+from hvdenv.schema import Table
 
 if TYPE_CHECKING:
     from hvdenv.knowledge.remedies import Change
@@ -121,12 +122,10 @@ def _rules(found: Found) -> list[Rule]:
     return [rule for rule in all_rules() if rule.id in found.rules] if found.rules else []
 
 
-def _document(
-    subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | None
-) -> dict[str, Any]:
+def _document(subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | None) -> Table:
     """The document for --json."""
 
-    def listed(kind: Any) -> list[dict[str, Any]]:
+    def listed(kind: Any) -> list[Table]:
         return [_masked(each._asdict()) for each in diagnosis.of_kind(kind)]
 
     return {
@@ -146,7 +145,7 @@ def _document(
     }
 
 
-def _masked(table: dict[str, Any]) -> dict[str, Any]:
+def _masked(table: Table) -> Table:
     return {key: mask(plain(v)) if isinstance(v, str) else v for key, v in table.items()}
 
 

@@ -33,6 +33,7 @@ from hvdenv.cli.options import (
 from hvdenv.command import Command
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, last_used
+from hvdenv.environments.activation import site_lines
 from hvdenv.environments.installation import inspect_prefix, mpi_prefix
 from hvdenv.errors import OWN_FAILURE, HvdenvError, UsageError
 from hvdenv.launch.container import image_of, inside, shown, start_inside
@@ -47,12 +48,11 @@ from hvdenv.launch.placement import (
     refuse_unfit,
 )
 from hvdenv.model.cluster import Container
-from hvdenv.model.recipe import Recipe
+from hvdenv.model.recipe import Recipe, provided_by_modules
 from hvdenv.places import environment_name, find_places
 from hvdenv.runner import Runner, environment, hand_over
-from hvdenv.sites.allocation import find_allocation, hostfile
+from hvdenv.sites.allocation import Allocation, find_allocation, hostfile, refuse_unknown
 from hvdenv.sites.modules import shell_lines
-from hvdenv.sites.schedulers.dialect import Allocation
 
 EXAMPLES = """\
 examples:
@@ -90,6 +90,7 @@ class Chosen(NamedTuple):
         prefix: its path; for an image, that of the image.
         record: of its active generation; None for an image, or if it was not built.
         container: how to run its image; None for an environment on the host.
+        of_modules: whether modules provide all of it, and it was not built.
     """
 
     name: str
@@ -97,10 +98,19 @@ class Chosen(NamedTuple):
     prefix: Path
     record: GenerationRecord | None
     container: Container | None = None
+    of_modules: bool = False
 
     @property
     def activate(self) -> str:
-        return str(self.prefix / "activate.sh")
+        """The script that activates it; empty if there is none."""
+        return "" if self.container or self.of_modules else str(self.prefix / "activate.sh")
+
+    @property
+    def there(self) -> bool:
+        """Whether a program can run in it now."""
+        if self.container:
+            return self.prefix.exists()
+        return self.of_modules or self.record is not None
 
     @property
     def inside(self) -> tuple[str, ...]:
@@ -109,14 +119,17 @@ class Chosen(NamedTuple):
 
     @property
     def module_lines(self) -> tuple[str, ...]:
-        """Commands that load the host's modules, for images; otherwise activate.sh does."""
-        modules = self.recipe.modules if self.container else None
+        """Commands that load the host's modules where no activate.sh does."""
+        modules = None if self.activate else self.recipe.modules
+        if modules and self.of_modules:
+            variables = self.recipe.environment.run
+            return site_lines(variables, shell_lines(modules, "run", cleaned=True))
         return shell_lines(modules, "run") if modules else ()
 
     @property
     def before(self) -> str:
         """Shell commands that come before everything else, the last of which may fail."""
-        if not self.container:
+        if self.activate:
             return f". {shlex.quote(self.activate)}"
         if not self.module_lines:
             return "true"
@@ -182,7 +195,9 @@ def _run(arguments: argparse.Namespace) -> int:
     chosen = choose(arguments, built=not arguments.dry_run, image=True)
     requested = _requested(arguments)
     environ = of_shell(environment(), clean=arguments.clean, kept=requested.exports)
-    allocation = current_allocation()
+    allocation = current_allocation(chosen.recipe)
+    if not (allocation.scheduler or requested.hosts):
+        refuse_unknown(environ, f"hvdenv run {chosen.recipe.name}")
     name = choose_launcher(chosen.recipe, requested.launcher)
     launch = place(
         chosen.recipe, tuple(arguments.program), requested, allocation,
@@ -197,7 +212,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         _print(line, chosen, [name for name in environment() if name not in environ])
         return 0
-    last_used.note(find_places(), chosen.prefix)
+    if not chosen.of_modules:
+        last_used.note(find_places(), chosen.prefix)
     words = ("bash", "-c", chosen.before + _SCRIPT, "hvdenv", start.argv[0], *line)
     return hand_over(Command(words), environ, alone=True)
 
@@ -228,6 +244,9 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
                 record=None,
                 container=container,
             )
+        of_modules = image and not arguments.prefix and provided_by_modules(resolved.recipe)
+        if of_modules and resolved.recipe.places.workspace:
+            return _of_modules(name, resolved.recipe)
         only_shown = not built and not getattr(arguments, "submit", False)
         installed = environment_of(arguments, resolved, find_places(), anywhere=only_shown)
         remedy = f"hvdenv build {named(arguments)}"
@@ -237,8 +256,11 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
     else:
         raise UsageError("no environment is named", remedy="name a recipe, or a --prefix")
     active = installed.active()
+    damage = "" if active else installed.damage(installed.pointed())
+    if arguments.recipe and of_modules and not (active or damage):
+        return _of_modules(name, resolved.recipe)
     if not active and (built or not arguments.recipe):
-        if damage := installed.damage(installed.pointed()):
+        if damage:
             raise UsageError(
                 f"files of this environment are damaged: {damage}",
                 where=str(installed.prefix),
@@ -256,6 +278,10 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
     else:
         recipe = resolved.recipe
     return Chosen(name=name, recipe=recipe, prefix=installed.prefix, record=record)
+
+
+def _of_modules(name: str, recipe: Recipe) -> Chosen:
+    return Chosen(name=name, recipe=recipe, prefix=Path(), record=None, of_modules=True)
 
 
 def elsewhere(record: GenerationRecord | None) -> str:
@@ -308,10 +334,12 @@ def refuse_missing_image(container: Container, recipe: str, folder: str) -> None
         )  # fmt: skip
 
 
-def current_allocation() -> Allocation:
-    """The allocation that this process runs in."""
-    path = hostfile(environment())
-    return find_allocation(environment(), read_hostfile(Path(path)) if path else "")
+def current_allocation(recipe: Recipe | None = None) -> Allocation:
+    """The allocation that this process runs in; a recipe may have a scheduler of its own."""
+    dialects = recipe.dialects if recipe else None
+    path = hostfile(environment(), dialects)
+    hosts = read_hostfile(Path(path)) if path else ""
+    return find_allocation(environment(), hosts, dialects)
 
 
 def _requested(arguments: argparse.Namespace) -> Requested:
@@ -415,5 +443,5 @@ def _print(line: tuple[str, ...], chosen: Chosen, dropped: Sequence[str]) -> Non
     first = f"unset {shlex.join(dropped)}; " if dropped else ""
     plain = chosen.before == "true" and not first
     print(words if plain else f"( {first}{chosen.before} && exec {words} )")
-    if not (chosen.prefix.exists() if chosen.container else chosen.record):
+    if not chosen.there:
         print(f"note: {chosen.name} is not built yet", file=sys.stderr)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, get_args
 
 from hvdenv.drafting.modulelines import role_of
 from hvdenv.drafting.values import (
     INFERRED,
+    WITHOUT,
     Drafted,
     Found,
     Key,
@@ -18,8 +19,10 @@ from hvdenv.drafting.values import (
     at,
 )
 from hvdenv.knowledge.horovod_releases import releases
+from hvdenv.model.cluster import LauncherName
 from hvdenv.model.recipe import Recipe
 from hvdenv.schema import Problem, check_part, decode
+from hvdenv.sites.modules import family_of
 
 _MPI = (
     ("cray-mpich", r"cray-mpich"), ("openmpi", r"openmpi|hpcx"), ("spectrum", r"spectrum-mpi"),
@@ -81,11 +84,13 @@ def combine(name: str, found: Found, defaults: Mapping[str, Any]) -> Draft:
         found: by all sources.
         defaults: the layer below every recipe.
     """
-    valid, left = _valid(_horovodrun(found.values))
+    values, with_image = _without_some_images(found.values)
+    valid, left = _valid(_horovodrun(values))
     items, choices = _items(valid)
     scalars, overruled, more = _scalars([each for each in valid if not each.item])
+    scalars, unknown = _without_unknown_launcher(scalars)
     chosen, unplaced = _with_partition([*items, *scalars])
-    chosen += _derived(chosen)
+    chosen += _derived(chosen, {str(each.value) for each in valid if each.item})
     pending = {each.key for each in (*choices, *more)}
     return Draft(
         name=name,
@@ -93,7 +98,7 @@ def combine(name: str, found: Found, defaults: Mapping[str, Any]) -> Draft:
         overruled=tuple(overruled),
         choices=(*choices, *more),
         missing=tuple(_missing(name, chosen, pending, defaults)),
-        left=_without_used((*found.left, *left, *unplaced), found.values),
+        left=_without_used((*found.left, *left, *with_image, *unknown, *unplaced), found.values),
         commands=found.commands,
         partition=_bare_partition(chosen),
     )
@@ -134,7 +139,7 @@ def _valid(values: Iterable[Drafted]) -> tuple[list[Drafted], list[Leftover]]:
         )
         key = key[:2] if key[:2] == ("modules", "load") else key
         value = (
-            each.value.removeprefix("-")
+            each.value.removeprefix(WITHOUT)
             if each.item and isinstance(each.value, str)
             else each.value
         )
@@ -147,6 +152,36 @@ def _valid(values: Iterable[Drafted]) -> tuple[list[Drafted], list[Leftover]]:
     return good, bad
 
 
+def _without_some_images(values: Sequence[Drafted]) -> tuple[list[Drafted], list[Leftover]]:
+    """A page that starts ranks with and without an image shows two ways."""
+    images = {each.origin for each in values if each.key[0] == "container"}
+    launches = {each.origin for each in values if each.key == at("launch.launcher")}
+    if not images or launches <= images:
+        return list(values), []
+    told = "other commands of the page start ranks without an image"
+    return (
+        [each for each in values if each.key[0] != "container"],
+        [Leftover(each.origin, told) for each in values if each.key[0] == "container"],
+    )
+
+
+def _without_unknown_launcher(values: list[Drafted]) -> tuple[list[Drafted], list[Leftover]]:
+    """A launcher that hvdenv does not know is no value, but it is one in a choice."""
+    launcher = [each for each in values if each.key == at("launch.launcher")]
+    either = "horovodrun uses MPI or Gloo, and the page does not state which"
+    unknown = [
+        Leftover(
+            each.origin,
+            either
+            if each.value == "horovodrun-"
+            else f"hvdenv does not know the launcher {each.value}",
+        )
+        for each in launcher
+        if each.value not in get_args(LauncherName)
+    ]
+    return [each for each in values if each not in launcher or not unknown], unknown
+
+
 def _items(values: Iterable[Drafted]) -> tuple[list[Drafted], list[Choice]]:
     """Items of lists, each once; without those that a command excludes."""
     unique: dict[tuple[Key, str], Drafted] = {}
@@ -157,12 +192,12 @@ def _items(values: Iterable[Drafted]) -> tuple[list[Drafted], list[Choice]]:
                 unique[each.key, str(each.value)] = each
     items, choices = [], dict[Key, list[Drafted]]()
     for (key, value), each in unique.items():
-        against = unique.get((key, value[1:] if value.startswith("-") else f"-{value}"))
+        against = unique.get((key, value[1:] if value.startswith(WITHOUT) else f"{WITHOUT}{value}"))
         if len(key) > 2 and key[:2] == ("modules", "load"):
             choices.setdefault(key, []).append(each._replace(key=key[:2]))
         elif against and against.weight == each.weight:
-            choices.setdefault((*key, value.removeprefix("-")), []).append(each)
-        elif not value.startswith("-") and not (against and against.weight > each.weight):
+            choices.setdefault((*key, value.removeprefix(WITHOUT)), []).append(each)
+        elif not value.startswith(WITHOUT) and not (against and against.weight > each.weight):
             items.append(each)
     return items, [Choice(key, tuple(each)) for key, each in choices.items()]
 
@@ -200,10 +235,14 @@ def _with_partition(values: list[Drafted]) -> tuple[list[Drafted], list[Leftover
     return placed, left
 
 
-def _derived(values: Sequence[Drafted]) -> list[Drafted]:
-    """What follows from the values, where the sources do not state it."""
+def _derived(values: Sequence[Drafted], items: Collection[str]) -> list[Drafted]:
+    """What follows from the values, where the sources do not state it.
+
+    Args:
+        items: of all lists; WITHOUT in front excludes one.
+    """
     stated = {each.key for each in values}
-    found = (*_of_modules(values), *_of_horovod(values), *_of_job(values))
+    found = (*_of_modules(values), *_of_horovod(values, items))
     return [each for each in found if each.item or each.key not in stated]
 
 
@@ -222,13 +261,13 @@ def _of_modules(values: Sequence[Drafted]) -> Iterator[Drafted]:
     for each in values:
         if each.key == at("modules.load"):
             name, role = str(each.value), role_of(str(each.value))
-            version = re.search(r"[/-]v?(\d+(?:\.\d+)+)", name)
+            version = re.search(r"[/-]v?(\d+(?:\.\d+)+)(?!.*/)", name)
             if role == "MPI":
                 yield from _mpi(each, version[1] if version else "")
             elif role == "Python" and re.match(r"(?i)(?:.*/)?(?:cray-)?python\d?/", name):
                 yield from _python(each, by_key, version[1] if version else "")
-            elif role == "Horovod" and not builds and version:
-                yield from _horovod_module(each, version[1])
+            elif role == "Horovod" and not builds:
+                yield from _horovod_module(each, version[1] if version else "")
     changed = next(
         (each for each in values if each.key in (at("modules.swap"), at("modules.unload"))), None
     )
@@ -244,7 +283,8 @@ def _mpi(each: Drafted, version: str) -> Iterator[Drafted]:
             yield _follows(at("mpi.kind"), kind, each)
             if kind == "cray-mpich":
                 yield _follows(at("mpi.cxx"), "CC", each, "the wrapper of Cray's compilers")
-            if version:
+            # HPC-X has versions of its own.
+            if version and "hpcx" not in str(each.value).lower():
                 yield _follows(at("mpi.version"), version, each)
             return
 
@@ -262,7 +302,9 @@ def _horovod_module(each: Drafted, version: str) -> Iterator[Drafted]:
     """A module with Horovod, and what EasyBuild's names state."""
     name = str(each.value)
     yield _follows(at("horovod.provider"), "present", each)
-    yield _follows(at("horovod.version"), version, each)
+    # Others have versions of their own (open-ce), or only the first numbers.
+    if "horovod" in family_of(name) and version in releases():
+        yield _follows(at("horovod.version"), version, each)
     yield _follows(at("python.provider"), "modules", each)
     python = re.search(r"-Python-(\d+\.\d+\.\d+)", name)
     if python:
@@ -274,7 +316,7 @@ def _horovod_module(each: Drafted, version: str) -> Iterator[Drafted]:
             yield _follows(at("frameworks", framework, "version"), found[1], each)
 
 
-def _of_horovod(values: Sequence[Drafted]) -> Iterator[Drafted]:
+def _of_horovod(values: Sequence[Drafted], items: Collection[str]) -> Iterator[Drafted]:
     by_key = {each.key: each for each in values}
     version = by_key.get(at("horovod.version"))
     if version and version.value in releases():
@@ -291,19 +333,11 @@ def _of_horovod(values: Sequence[Drafted]) -> Iterator[Drafted]:
         ),
         None,
     )
-    if built and mpi and "mpi" not in controllers:
+    if built and mpi and not {"mpi", f"{WITHOUT}mpi"} & set(items):
         yield _follows(at("horovod.controllers"), "mpi", mpi, item=True)
-    if built and (mpi or controllers) and "gloo" not in controllers:
+    if built and (mpi or controllers) and not {"gloo", f"{WITHOUT}gloo"} & set(items):
         why = "Horovod builds Gloo unless HOROVOD_WITHOUT_GLOO=1"
         yield _follows(at("horovod.controllers"), "gloo", built, why, item=True)
-
-
-def _of_job(values: Sequence[Drafted]) -> Iterator[Drafted]:
-    by_key = {each.key: each for each in values}
-    partition, gpus = by_key.get(at("job.partition")), by_key.get(at("job.gpus_per_node"))
-    if partition and gpus:
-        why = f"{gpus.origin.text}; a node has at least as many as a job requests"
-        yield _follows(("partitions", str(partition.value), "gpus"), gpus.value, gpus, why)
 
 
 def _horovodrun(values: Sequence[Drafted]) -> Iterator[Drafted]:
@@ -312,7 +346,7 @@ def _horovodrun(values: Sequence[Drafted]) -> Iterator[Drafted]:
     mpi = "mpi" in controllers or any(
         each.key == at("modules.load") and role_of(str(each.value)) == "MPI" for each in values
     )
-    which = "gloo" if "-mpi" in controllers else "mpi" if mpi else ""
+    which = "gloo" if f"{WITHOUT}mpi" in controllers else "mpi" if mpi else ""
     for each in values:
         plain = each.key == at("launch.launcher") and each.value == "horovodrun-"
         yield each._replace(value=f"horovodrun-{which}") if plain else each
@@ -330,6 +364,7 @@ def _missing(
         else:
             document.setdefault(table, content)
     document.setdefault("horovod", {})
+    yield from _missing_gpus(values)
     if "mpi" in document["horovod"].get("controllers", []) and "mpi" not in document:
         yield Missing(at("mpi.kind"), 'such as "openmpi": Horovod is to use MPI')
     try:
@@ -343,6 +378,18 @@ def _missing(
                     key,
                     _NEEDS.get(dotted, _release() if dotted == "horovod.version" else each.message),
                 )
+
+
+def _missing_gpus(values: Sequence[Drafted]) -> Iterator[Missing]:
+    """A job that requests GPUs states the least that a node has, not how many it has."""
+    by_key = {each.key: each for each in values}
+    partition, gpus = by_key.get(at("job.partition")), by_key.get(at("job.gpus_per_node"))
+    if partition and gpus:
+        key = ("partitions", str(partition.value), "gpus")
+        if key not in by_key:
+            yield Missing(
+                key, f"GPUs of a node, {gpus.value} or more: `sinfo`, or --here on the cluster"
+            )
 
 
 def _release() -> str:

@@ -36,13 +36,14 @@ _REQUESTS = {"salloc": "slurm", "sbatch": "slurm", "sinteractive": "slurm", "bsu
 _CONDA = frozenset({"conda", "mamba", "micromamba"})
 _PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
 _PIP = re.compile(r"(?:.*/)?pip[\d.]*")
+_INTERACTIVE = frozenset({"idev", "qrsh", "qlogin", "srun_gpu", "interact", "sdev", "si"})
 # Programs that change no environment that a recipe describes.
 _PROGRAMS = (
     "cd mkdir ls ll cp mv rm cat echo vi vim nano emacs less more tail head chmod pwd which whereis wget"
     " curl tar unzip ssh scp rsync squeue scancel sinfo scontrol sacct qstat qdel bjobs watch nvidia-smi"
     " rocm-smi date hostname printenv sleep wait touch deactivate exit clear htop top grep sed awk find"
-    " tree df du quota id groups whoami uname lscpu nproc jupyter tensorboard pytest test true printf"
-    " qsub-check unset squeue showq sacctmgr bpeek bkill quota clush tmux screen python3-config"
+    " tree tee sort uniq wc cut xargs df du quota id groups whoami uname lscpu nproc jupyter tensorboard pytest test true printf"
+    " set shopt ulimit umask unset squeue showq sacctmgr bpeek bkill quota clush tmux screen python3-config"
 )
 _NO_EFFECT = frozenset(_PROGRAMS.split())
 _PROFILES = re.compile(
@@ -50,11 +51,17 @@ _PROFILES = re.compile(
 )
 
 
+def _of_environment(name: str) -> bool:
+    """Whether the variables in front of a program are for Horovod's build or its ranks."""
+    programs = LAUNCHERS | {"export", "declare", "local", "typeset", "uv"}
+    return name in programs or bool(_PYTHON.fullmatch(name) or _PIP.fullmatch(name))
+
+
 def known(name: str) -> bool:
     """Whether hvdenv knows what a program means for a recipe."""
     return (
-        name in LAUNCHERS | _CONDA | _NO_EFFECT | _REQUESTS.keys()
-        or name in _HANDLERS
+        name in LAUNCHERS | _CONDA | _NO_EFFECT | _INTERACTIVE | _REQUESTS.keys()
+        or (name in _HANDLERS and name != ".")
         or bool(_PYTHON.fullmatch(name) or _PIP.fullmatch(name))
     )
 
@@ -102,15 +109,12 @@ class _Reader:
         return Found((*loads, *self.values), tuple(left), self.commands)
 
     def read_block(self, block: Block) -> None:
+        found = statements(block, known)[: MOST_COMMANDS - self.commands + 1]
+        script = any(each.batch for each in found)
+        if script:  # starts from nothing
+            self.loads.purge()
         fields = list[directives.Field]()
-        in_python = False
-        for statement in statements(block, known)[: MOST_COMMANDS - self.commands + 1]:
-            statement = self._resolved(statement)
-            in_python = (in_python and not known((statement.words or ("",))[0])) or bool(
-                len(statement.words) == 1 and _PYTHON.fullmatch(statement.words[0])
-            )
-            if in_python and len(statement.words) != 1:
-                continue
+        for statement in _without_python(map(self._resolved, found)):
             self.commands += 1
             for read in self._read(statement):
                 if isinstance(read, directives.Field):
@@ -120,6 +124,8 @@ class _Reader:
         for job in _jobs(fields):
             for statement, read in directives.values_of(job, self._scheduler_of(job[0].statement)):
                 self._keep(statement, read)
+        if script:
+            self.loads.purge()
 
     def _scheduler_of(self, statement: Statement) -> str:
         if statement.directive:
@@ -167,8 +173,11 @@ class _Reader:
             yield from directives.fields_of_directive(statement)
             return
         exported = bool(statement.words)
-        for name, value in statement.variables:
-            yield from variable(name, value, exported=exported)
+        if exported and not _of_environment(statement.words[0]) and statement.variables:
+            yield Left("its variables are for this command only")
+        else:
+            for name, value in statement.variables:
+                yield from variable(name, value, exported=exported)
         if statement.words:
             yield from self._command(statement)
 
@@ -188,9 +197,11 @@ class _Reader:
             scheduler = _REQUESTS[name]
             yield Value(at("scheduler"), scheduler, inferred=True)
             yield from launching.request(statement, scheduler)
+        elif name in _INTERACTIVE:
+            yield Left("for an interactive job: hvdenv shell", understood=True)
         elif name in _NO_EFFECT:
             yield Left("it changes nothing that a recipe describes", understood=True)
-        else:
+        elif name.strip("."):
             yield Left(f"hvdenv does not know {name}")
 
     def _python(self, name: str, words: list[str]) -> Iterator[Read]:
@@ -224,6 +235,8 @@ class _Reader:
 
     def _source(self, statement: Statement) -> Iterator[Read]:
         path = (statement.words[1:2] or ("",))[0]
+        if statement.words[0] == "." and "/" not in path:
+            return
         if _PROFILES.fullmatch(path) or PLACEHOLDER in path or path == "activate":
             yield Left("hvdenv activates the environment itself", understood=True)
         elif path.startswith("/") and "$" not in path and UNKNOWN not in path:
@@ -268,6 +281,18 @@ class _Reader:
 
     def _container(self, statement: Statement) -> Iterator[Read]:
         yield from launching.container(statement.words)
+
+
+def _without_python(statements: Iterable[Statement]) -> Iterator[Statement]:
+    """Without what a page types into an interactive Python."""
+    inside = False
+    for statement in statements:
+        name = (statement.words or ("",))[0]
+        inside = bool(len(statement.words) == 1 and _PYTHON.fullmatch(name)) or (
+            inside and not known(name)
+        )
+        if not inside or _PYTHON.fullmatch(name):
+            yield statement
 
 
 def _jobs(fields: Iterable[directives.Field]) -> Iterable[list[directives.Field]]:

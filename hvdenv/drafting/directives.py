@@ -6,14 +6,15 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from hvdenv.drafting.options import split
 from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN, Statement
 from hvdenv.drafting.values import Left, Read, Value, at
 from hvdenv.errors import UsageError
-from hvdenv.model.cluster import Scheduler
+from hvdenv.model.dialect import shipped
 from hvdenv.reading import OWN, read_text
 from hvdenv.schema import decode, parse_toml
 from hvdenv.sites.batch import read_time
@@ -73,12 +74,20 @@ def fields_of_directive(statement: Statement) -> Iterator[Field | Left]:
 def fields_of(statement: Statement, words: Sequence[str], scheduler: str) -> Iterator[Field | Left]:
     """The options in the arguments of a batch system's program."""
     table = tables()[scheduler]
-    for option, value in split(words, table.options.keys()).given:
+    # An unknown option may be followed by its value.
+    unknown = [
+        word for word, following in pairwise(words)
+        if word.startswith("-") and word not in table.flags and not following.startswith("-")
+    ]  # fmt: skip
+    for option, value in split(words, {*table.options, *unknown}).given:
         meaning = table.options.get(option, table.flags.get(option, ""))
         if meaning.startswith("- "):
             yield Left(meaning.removeprefix("- "), understood=True)
         elif meaning:
             yield Field(statement, meaning, value)
+        elif statement.directive and value:
+            joint = "=" if option.startswith("--") else " "
+            yield Field(statement, "directive", f"{option}{joint}{value}")
         else:
             yield Left(f"{option} has no key in a recipe")
 
@@ -114,7 +123,9 @@ _CHUNK = {"ncpus": "ncpus", "ngpus": "gpus_per_node", "mpiprocs": "ranks_per_nod
 def _resource(statement: Statement, part: str) -> Iterator[Field]:
     name, equals, value = part.partition("=")
     if name not in ("select", "nodes") or not equals:
-        field = {"walltime": "time", "place": "place", "mem": "memory"}.get(name, "attribute")
+        field = {"walltime": "time", "h_rt": "time", "place": "place", "mem": "memory"}.get(
+            name, "attribute"
+        )
         yield Field(statement, field, part if field == "attribute" else value)
         return
     count, *rest = value.split(":")
@@ -131,8 +142,9 @@ def _resource(statement: Statement, part: str) -> Iterator[Field]:
 
 def _value(each: Field, scheduler: str, nodes: int, ranks: int) -> Iterator[Read]:
     field, value = each.field, each.value
-    if field == "account":
-        yield Value(at("job.requires"), "account", item=True)
+    if field in ("account", "directive"):
+        key, item = {"account": ("requires", field), "directive": ("directives", value)}[field]
+        yield Value(at("job", key), item, item=True)
     elif UNKNOWN in value or PLACEHOLDER in value or ("$" in value and field != "output"):
         yield Left(f"the page does not state the value of job.{field}")
     elif field == "time":
@@ -155,11 +167,12 @@ def _value(each: Field, scheduler: str, nodes: int, ranks: int) -> Iterator[Read
 
 
 def _time(value: str, scheduler: str) -> Read:
-    if re.fullmatch(r"[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]", value):
-        return Value(at("job.time"), value.zfill(8))
+    if re.fullmatch(r"[1-9][0-9]{0,5}", value) and scheduler in ("cobalt", "lsf"):
+        value = f"{int(value) // 60:02}:{int(value) % 60:02}:00"  # minutes
+    if re.fullmatch(r"[0-9]{1,3}:[0-5]?[0-9]:[0-5]?[0-9]", value):
+        return Value(at("job.time"), ":".join(part.zfill(2) for part in value.split(":")))
     try:
-        names = {name: name for name in get_args(Scheduler)}
-        return Value(at("job.time"), read_time(value, names[scheduler]))
+        return Value(at("job.time"), read_time(value, shipped()[scheduler]))
     except (UsageError, KeyError):
         return Left(f"{value} is not a time that hvdenv reads")
 

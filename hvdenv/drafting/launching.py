@@ -33,6 +33,7 @@ _OWN = re.compile(
 )
 _BY_NODE = ("-npernode", "--npernode", "-ppn", "--ppn", "-perhost")
 _SHELLS = frozenset({"bash", "sh", "zsh", "tcsh", "csh", "$SHELL", "/bin/bash", "/bin/sh"})
+_OTHER_RUNTIMES = frozenset({"shifter", "sarus", "enroot", "podman", "podman-hpc", "docker"})
 _NO_RANKS = frozenset({"hostname", "nvidia-smi", "rocm-smi", "env", "printenv", "echo", "ls", "cp"})
 
 
@@ -118,6 +119,9 @@ def srun(statement: Statement) -> Iterator[directives.Field | Read]:
         return
     if options.rest[0] in _NO_RANKS:
         yield Left("it starts no program with Horovod", understood=True)
+        return
+    if options.rest[0] in _OTHER_RUNTIMES:
+        yield Left(f"hvdenv does not know how {options.rest[0]} runs images")
         return
     yield Value(at("launch.launcher"), "srun")
     # Which part of an allocation a step uses says nothing about the job.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from hvdenv.drafting.values import Drafted, Key, Left, Origin, Read, Value, at
@@ -58,7 +59,8 @@ def words_of_ml(words: Sequence[str]) -> tuple[str, ...]:
 
 def module(words: Sequence[str]) -> Iterator[Read | str]:
     """The arguments of ``module``. Texts are modules to load."""
-    plain = [word for word in words if not word.startswith("--") and word != "-f"]
+    options = len(list(takewhile(lambda word: word.startswith("-"), words)))
+    plain = [word for word in words[options:] if not word.startswith("--")]
     action, *names = plain or [""]
     if action in _LISTS:
         yield Left("it changes nothing", understood=True)
@@ -71,7 +73,7 @@ def module(words: Sequence[str]) -> Iterator[Read | str]:
     elif action in ("swap", "switch") and len(names) == 2:
         yield Value(at("modules.swap"), {"out": names[0], "into": names[1]}, item=True)
     elif action in ("purge", "reset"):
-        forced = len(plain) < len(words) and any(word in ("--force", "-f") for word in words)
+        forced = "--force" in words or "-f" in words
         yield Value(at("modules.purge"), "force" if forced else "yes")
     elif action == "use":
         yield from (Value(at("modules.use"), name, item=True) for name in names if name != "-a")
@@ -81,7 +83,7 @@ def module(words: Sequence[str]) -> Iterator[Read | str]:
 
 def role_of(name: str) -> str:
     """What only one module of a set can be."""
-    if _PYTHON.fullmatch(family_of(name)):
+    if any(map(_PYTHON.fullmatch, name.split("/")[:-1] or [name])):
         return "Python"
     of_mpi = [what for what in ("MPI", "NCCL", "Horovod") if OFFERS[what].search(name)]
     if of_mpi:
@@ -140,4 +142,18 @@ def _key(load: Load, sequences: list[list[Load]], label: str) -> Key:
     others = {
         each.module for sequence in sequences for each in sequence if role_of(each.module) == role
     }
-    return at("modules.load", role) if len(others) > 1 else at("modules.load")
+    if len(others) > 1 or (role == "MPI" and _only_in_one_way(name, sequences)):
+        return at("modules.load", role)
+    return at("modules.load")
+
+
+def _only_in_one_way(name: str, sequences: list[list[Load]]) -> bool:
+    """Whether a page that shows several ways loads a module in some of them."""
+    roles = [{role_of(each.module): each.module for each in seq} for seq in sequences if seq]
+    ways = any(
+        one[role] != other[role]
+        for one in roles
+        for other in roles
+        for role in one.keys() & other.keys()
+    )
+    return ways and not all(name in one.values() for one in roles)

@@ -159,7 +159,8 @@ def _indexes(options: Options, frameworks: set[str]) -> Iterator[Read]:
             for name in sorted(frameworks):
                 yield Value(at("frameworks", name, where), url, item=where == "find_links")
             if not frameworks:
-                yield Left(f"an index for other packages ({url}); a site file can name it")
+                told = f"an index for other packages ({url}); a site file can name it"
+                yield Left(told, understood=url.startswith("https://download.pytorch.org/"))
 
 
 def _requirement(text: str, page: Page, upgrades: bool) -> Iterator[Read]:

@@ -11,6 +11,8 @@ from markdown_it import MarkdownIt
 
 # Longer lines are data, such as images.
 LONGEST_LINE = 4096
+# Of typesetting; a shell would not accept them.
+_SPACES = {0xA0: " ", 0x202F: " ", 0x3000: " ", 0x200B: None, 0xFEFF: None}
 _HTML = re.compile(r"<(?:!doctype|html|body|pre|syntaxhighlight|source)\b", re.IGNORECASE)
 _PREFORMATTED = frozenset({"pre", "syntaxhighlight", "source"})
 _FENCE = re.compile(r"^[ \t]{0,12}(?:>[ \t]?)?(?:```|~~~)", re.MULTILINE)
@@ -46,7 +48,7 @@ class Block(NamedTuple):
 def blocks(text: str) -> tuple[Block, ...]:
     """The blocks of a page, in order."""
     lines = [line if len(line) <= LONGEST_LINE else "" for line in text.split("\n")]
-    text = "\n".join(line.rstrip("\r").expandtabs(4) for line in lines)
+    text = "\n".join(line.rstrip("\r").translate(_SPACES).expandtabs(4) for line in lines)
     if text.lstrip().startswith("#!"):
         return (Block(1, tuple(text.split("\n"))),)
     if _HTML.search(text) and not _FENCE.search(text):
@@ -109,7 +111,9 @@ def _of_markdown(text: str, first: int = 1, depth: int = 0) -> Iterator[Block]:
         if token.type == "code_block" and _FENCE.search(token.content) and depth < 4:
             yield from _of_markdown(token.content, line, depth + 1)
         else:
-            yield Block(line, tuple(token.content.split("\n")), token.info.strip())
+            # What is indented may also be the text of a note.
+            indented = token.type == "code_block"
+            yield Block(line, tuple(token.content.split("\n")), token.info.strip(), mixed=indented)
 
 
 def _of_literals(lines: list[str]) -> Iterator[Block]:

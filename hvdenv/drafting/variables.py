@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN
-from hvdenv.drafting.values import Left, Read, Value, at
+from hvdenv.drafting.values import WITHOUT, Left, Read, Value, at
 
 _OPERATIONS = ("ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER")
 # Variables of Horovod's build whose values are words in lower case, and the keys that they are.
@@ -42,7 +42,8 @@ _AT_RUN_TIME = re.compile(
     r"|HSA|RCCL|PAMI|GLOO|MPIR|TORCH_NCCL|PYTHON(?:UNBUFFERED|FAULTHANDLER))\w*"
 )
 _AT_BUILD = re.compile(r"CC|CXX|FC|CUDAHOSTCXX|MAKEFLAGS|CMAKE_\w+|[CL]?(?:XX|D)?FLAGS")
-_HOMES = re.compile(r"\w+_(?:HOME|ROOT|DIR|PATH|INCLUDE|LIB|LIBRARY|INSTALL_PATH)")
+_OF_THE_PAGE = re.compile(r"\w+_(?:VERSION|VER\d?|LABEL|NAME|WHEEL|URL)")
+_HOMES = re.compile(r"\w+_(?:HOME|ROOT|DIRS?|PATH|INCLUDE|LIB|LIBRARY|INSTALL_PATH)")
 _INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "HOROVOD_GLOO_IFACE")
 _OF_THE_JOB = re.compile(
     r"(?:SLURM|PBS|LSB|COBALT)_\w+|MASTER_(?:ADDR|PORT)|WORLD_SIZE|N?RANKS?|LOCAL_RANK|NNODES"
@@ -68,13 +69,13 @@ def variable(name: str, value: str, *, exported: bool) -> Iterator[Read]:
         yield Left(f"{name} is a folder of the page", understood=not exported)
     elif re.search(r"(?i)_proxy$", name):
         yield Left("recipes name no proxies: set it in your shell")
+    elif not exported or _OF_THE_PAGE.fullmatch(name):
+        yield Left("a variable of the page", understood=True)
     elif build := _AT_BUILD.fullmatch(name) or _AT_RUN_TIME.fullmatch(name):
         phase = "build" if build.re is _AT_BUILD else "run"
         yield from _stated(("environment", phase, name), name, value)
-    elif exported:
-        yield Left(f"hvdenv does not know what {name} is for")
     else:
-        yield Left("a variable of the page", understood=True)
+        yield Left(f"hvdenv does not know what {name} is for")
 
 
 def _of_horovod(name: str, value: str) -> Iterator[Read]:
@@ -105,7 +106,7 @@ def _part(name: str, *, wanted: bool) -> Iterator[Read]:
     if name in _PARTS:
         key, value = _PARTS[name]
         # Merged with the items of the list, and removed from it.
-        yield Value(at(key), value if wanted else f"-{value}", item=True)
+        yield Value(at(key), value if wanted else f"{WITHOUT}{value}", item=True)
     elif name in ("MXNET", "NVTX") and not wanted:
         yield Left(f"hvdenv always builds without {name}", understood=True)
     else:

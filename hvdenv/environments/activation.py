@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from hvdenv.sites.schedulers import DIALECTS
+from hvdenv.model.dialect import shipped
 
 Kind = Literal["venv", "conda", "none"]
 
@@ -25,7 +25,7 @@ KINDS: Mapping[str, Kind] = {
 }
 
 # Variables with the id of a job, of all schedulers.
-_JOBS = tuple(dialect.job_id for dialect in DIALECTS.values())
+_JOBS = tuple(dialect.job_id for dialect in shipped().values())
 # What a value may contain until a program runs, and its expansion in a shell.
 _OPEN = {
     "{user}": '"$(id -un)"',
@@ -172,6 +172,13 @@ def activate_script(
         ]
     parts += _deactivate(kind, list(settings), bool(module_lines))
     return "".join(parts)
+
+
+def site_lines(variables: Mapping[str, str], module_lines: Sequence[str]) -> tuple[str, ...]:
+    """What activate.sh does where modules provide everything, as the body of a function."""
+    settings = {"PYTHONNOUSERSITE": "1", **{n: _quoted(value) for n, value in variables.items()}}
+    exports = (f"export {name}={value}" for name, value in settings.items())
+    return ("unset PYTHONHOME PYTHONPATH", *exports, *module_lines)
 
 
 def filled_in(variables: Mapping[str, str], user: str, job: str) -> dict[str, str]:

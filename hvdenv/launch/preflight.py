@@ -14,13 +14,13 @@ from typing import NamedTuple
 from hvdenv import INSPECT_PROGRAMS
 from hvdenv.command import Command
 from hvdenv.errors import UsageError
-from hvdenv.launch.launchers import LAUNCHERS, MPI_KINDS, Mpi, parse_mpi_version
-from hvdenv.model.cluster import Container, LauncherName
+from hvdenv.launch.launchers import MPI_KINDS, Launcher, Mpi, named, parse_mpi_version
+from hvdenv.model import template
+from hvdenv.model.cluster import Container, OwnLauncher
 from hvdenv.model.recipe import Mpi as RecipeMpi
 from hvdenv.reading import OWN, read_file
 from hvdenv.reports.report import Finding, Status
 from hvdenv.schema import Problem, decode
-from hvdenv.sites.schedulers.dialect import fill
 
 PROGRAM = INSPECT_PROGRAMS / "node.py"
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
@@ -56,6 +56,7 @@ class Node(NamedTuple):
         tools: what programs that run images print as their version.
         image: the file of the image.
         mpirun: what ``mpirun --version`` prints.
+        srun: what ``srun --mpi=list`` prints.
         driver: version of the NVIDIA driver; empty without one.
         gpus: how many NVIDIA GPUs there are.
         rocm: whether there is an AMD GPU.
@@ -71,6 +72,7 @@ class Node(NamedTuple):
     gpus: int
     rocm: bool
     peers: dict[str, str]
+    srun: str = ""
 
 
 class Requirements(NamedTuple):
@@ -81,12 +83,19 @@ class Requirements(NamedTuple):
         mpi: the MPI in the image; None if its Horovod has none.
         launcher: starts the ranks.
         scheduled: whether this runs in an allocation.
+        own: launchers of the recipe.
     """
 
     container: Container
     mpi: RecipeMpi | None
-    launcher: LauncherName
+    launcher: str
     scheduled: bool
+    own: Mapping[str, OwnLauncher] = {}
+
+    @property
+    def starter(self) -> Launcher:
+        """The launcher."""
+        return named(self.launcher, self.own)
 
     @property
     def image(self) -> str:
@@ -96,7 +105,7 @@ class Requirements(NamedTuple):
     @property
     def ssh(self) -> bool:
         """Whether hosts must reach each other by ssh."""
-        return LAUNCHERS[self.launcher].by_ssh and not self.scheduled
+        return self.starter.by_ssh and not self.scheduled
 
 
 # For each host its report, or why there is none.
@@ -152,7 +161,7 @@ def hosts_without_image(answers: Answers) -> tuple[str, tuple[str, ...]]:
 
 
 def copy_commands(
-    image: str, hosts: Sequence[str], broadcast: tuple[tuple[str, ...], ...]
+    image: str, hosts: Sequence[str], broadcast: tuple[str, ...]
 ) -> tuple[Command, ...]:
     """Commands that copy the image from this host to the same path on hosts that lack it.
 
@@ -172,7 +181,9 @@ def copy_commands(
         )
     folder = str(Path(image).parent)
     if broadcast:
-        return tuple(Command(fill(words, file=image, folder=folder)) for words in broadcast)
+        return tuple(
+            Command(template.words(each, {"file": image, "folder": folder})) for each in broadcast
+        )
     return tuple(
         command
         for host in hosts
@@ -255,7 +266,7 @@ def _answer(answer: Node | str) -> _Verdict:
 
 
 def _name(required: Requirements, node: Node) -> _Verdict | None:
-    if LAUNCHERS[required.launcher].controller != "Gloo":
+    if required.starter.controller != "Gloo":
         return None
     if node.resolves:
         return _Verdict("pass", f"it resolves its name {node.name}")
@@ -304,16 +315,39 @@ def _image(source: str, sha256: str, required: Requirements, node: Node) -> _Ver
     return _Verdict("fail", f"{path} differs from the file on {source}", remedy, hashes)
 
 
+# What a program of an MPI can get its rank from; srun lists what it has.
+_PMI: dict[str, tuple[str, ...]] = {
+    "openmpi": ("pmix", "pmi2"), "mpich": ("pmi2", "pmix", "cray_shasta"),
+    "mvapich": ("pmi2", "pmix"), "intel": ("pmi2", "pmix"), "cray-mpich": ("cray_shasta", "pmi2"),
+    "spectrum": ("pmix",),
+}  # fmt: skip
+
+
+def _started_by_scheduler(launcher: str, mpi: RecipeMpi, node: Node) -> _Verdict:
+    """Whether a scheduler's launcher speaks the PMI of the image's MPI."""
+    wanted = _PMI[mpi.kind]
+    if mpi.kind == "openmpi" and (mpi.version or "").startswith("5"):
+        wanted = ("pmix",)
+    image = f"{mpi.kind} {mpi.version or ''}".strip()
+    needs = f"{image} in the image needs {' or '.join(wanted)}"
+    listed = set(re.findall(r"\b(?:pmix|pmi2|cray_shasta)\b", node.srun))
+    if launcher != "srun" or "none" not in node.srun:
+        unknown = f"{needs}, and {launcher} does not list what it has"
+        return _Verdict("unproven", unknown, "run `hvdenv verify` in a job", node.srun)
+    both = f"{needs}, and srun has {', '.join(sorted(listed)) or 'none'}"
+    if listed.isdisjoint(wanted):
+        remedy = "start the ranks with --launcher mpirun, or ask the site for that plugin of Slurm"
+        return _Verdict("fail", both, remedy, node.srun)
+    return _Verdict("pass", both)
+
+
 def _mpi(required: Requirements, node: Node) -> _Verdict | None:
     mpi = required.mpi
-    launcher = LAUNCHERS[required.launcher]
+    launcher = required.starter
     if mpi is None or launcher.controller != "MPI":
         return None
     if launcher.schedulers:
-        name = required.launcher
-        return _Verdict(
-            "skip", f"{name} starts the ranks and must support the PMI of the image's MPI (PMIx)"
-        )
+        return _started_by_scheduler(required.launcher, mpi, node)
     remedy = (
         f"load or install {mpi.kind} {mpi.version or ''} on the hosts, or build the image"
         " with theirs: --set mpi.version=..."

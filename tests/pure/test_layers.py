@@ -143,6 +143,25 @@ def test_the_order_of_variants_does_not_matter(path: Path, order: list[str], cou
     )
 
 
+@pytest.mark.parametrize(
+    ("overrides", "gpus"),
+    [
+        ((), 8),
+        (("job.ranks_per_node=4",), 4),
+        (("job.ranks_per_node=16",), 8),
+        (("job.gpu_option=none",), None),
+        (("job.gpus_per_node=1",), 1),
+    ],
+)
+def test_gpus_follow_the_ranks(tmp_path: Path, overrides: tuple[str, ...], gpus: int) -> None:
+    path = tmp_path / "gpus.toml"
+    path.write_text(
+        'format = 1\nextends = "neuron"\nname = "gpus"\n[variants.any]\nwithout = ["job.gpus_per_node"]\n'
+    )
+    recipe = load_recipe(str(path), variants=["any"], overrides=overrides).recipe
+    assert recipe.job.gpus_per_node == gpus
+
+
 JOBS_ONLY = """
 [variants.long]
 job.time = "2-00:00:00"
@@ -351,7 +370,7 @@ def test_the_site_file_of_the_environment_is_used(
         ("=5", UsageError, "write KEY=VALUE"),
         ("a b=5", UsageError, "write KEY=VALUE"),
         ("mpi.version=5.x", RecipeError, "--set: mpi.version: expected a version"),
-        ("mpi.version=5.0", RecipeError, "--set: mpi.version: expected a string, found 5.0"),
+        ("job.nodes=5.0", RecipeError, "--set: job.nodes: expected a whole number, found 5.0"),
         (
             "mpi.versoin=5.0.11",
             RecipeError,
@@ -376,12 +395,17 @@ def test_overrides_are_toml_or_text(path: Path) -> None:
         str(path),
         overrides=[
             "mpi.version=5.0.11",
+            "job.time=00:10:00",
+            "frameworks.torch.version=2.10",
+            "job.nodes=3",
             'horovod.controllers=["gloo"]',
             "python.version='==3.11.*'",
         ],
     ).recipe
     assert recipe.mpi is not None
     assert recipe.mpi.version == "5.0.11"
+    assert (recipe.job.time, recipe.job.nodes) == ("00:10:00", 3)
+    assert recipe.frameworks["torch"].version == "2.10"
     assert recipe.horovod.controllers == ("gloo",)
     assert recipe.python.version == "==3.11.*"
 

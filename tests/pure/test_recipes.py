@@ -73,15 +73,49 @@ EXPECTED = """\
 17: variants.B: the name of a variant may contain only a-z, 0-9, _ and -"""
 
 
-def test_all_errors_of_a_recipe_are_reported_at_once(tmp_path: Path) -> None:
+WRONG_AS_A_WHOLE = """\
+format = 1
+name = "whole"
+extends = "local"
+status = "testd"
+
+[python]
+provider = "conda"
+
+[partitions.gpu.v100]
+cores = 3
+
+[packages]
+ruamel.yaml = ">=0.17"
+
+[job]
+partition = "gpus"
+
+[horovod]
+sha256 = ""
+"""
+EXPECTED_AS_A_WHOLE = """\
+1: conda: the provider "conda" needs a table [conda] with channels
+4: status: expected one of "tested", "documented", "decommissioned", found 'testd'; did you mean "tested"?
+9: partitions.gpu.v100: unknown key; a name with a dot needs quotes: partitions."gpu.v100"
+13: packages.ruamel: expected a string, found {'yaml': '>=0.17'}; a name with a dot needs quotes: packages."ruamel.yaml"
+16: job.partition: there is no [partitions.gpus]; did you mean "gpu"?
+19: horovod.sha256: the provider "source" needs the sha256 of Horovod's source archive"""
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [(WRONG, EXPECTED), (WRONG_AS_A_WHOLE, EXPECTED_AS_A_WHOLE)]
+)
+def test_all_errors_of_a_recipe_are_reported_at_once(text: str, found: str, tmp_path: Path) -> None:
     path = tmp_path / "wrong.toml"
-    path.write_text(WRONG)
+    path.write_text(text)
     with pytest.raises(RecipeError) as caught:
         load_recipe(str(path))
     *lines, remedy = str(caught.value).split("\n")
-    assert remedy == "what to do: fix these 7 errors"
-    for line, expected in zip(lines, EXPECTED.split("\n"), strict=True):
-        assert line.startswith(f"{path}:{expected}")
+    expected = found.split("\n")
+    assert remedy == f"what to do: fix these {len(expected)} errors"
+    for line, start in zip(lines, expected, strict=True):
+        assert line.startswith(f"{path}:{start}")
 
 
 def test_what_no_single_value_shows_is_reported_at_once(tmp_path: Path) -> None:
