@@ -123,7 +123,9 @@ def main(seconds: float, seed: int, marker: str) -> None:
     assert network.BasicClient("fuzzed", service.addresses(), key, 0, attempts=1).addresses()
     assert not os.path.exists(marker), f"a request ran code; seed {seed}"
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    print(f"{sum(sent)} requests in {seconds:g} s, {threading.active_count()} threads, {largest} MiB")
+    print(
+        f"{sum(sent)} requests in {seconds:g} s, {threading.active_count()} threads, {largest} MiB"
+    )
 
 
 if __name__ == "__main__":

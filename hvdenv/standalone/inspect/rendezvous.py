@@ -35,7 +35,8 @@ def status_of_put(server: Any, path: str) -> int:
     """The status with which a server answers an unsigned PUT."""
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
-    client = http.client.HTTPConnection(*server.server_address[:2], timeout=SECONDS)
+    host, port = server.server_address[:2]
+    client = http.client.HTTPConnection(host, port, timeout=SECONDS)
     try:
         client.request("PUT", path, HARMLESS)
         return client.getresponse().status
