@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import io
 import os
 import pickle
 import random
@@ -111,8 +110,8 @@ def main(seconds: float, seed: int, marker: str) -> None:
             sent[number] += 1
 
     threads = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
-    noise = io.StringIO()  # socketserver prints a traceback for each message that it refuses
-    with contextlib.redirect_stderr(noise):
+    # socketserver prints a traceback for each message that it refuses.
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
         for thread in threads:
             thread.start()
         for thread in threads:
