@@ -1,7 +1,7 @@
 # make demo      build a real Horovod environment on this machine and prove that it works
 # make test      what CI runs: lint, docs and pytest (tests that need root are skipped without it)
 # make lint      only ruff, mypy and the prose check
-# make pure      only the tests that compile nothing and start no cluster (two minutes)
+# make pure      only the tests that compile nothing and start no cluster (a minute)
 # make docs      the documentation as a site in site/, without a network
 # make standin   a cluster on this machine to try things on: hosts, ssh, Slurm, modules (root)
 # make optin     tests that CI does not run: Apptainer from Debian sid (root, network)
@@ -17,6 +17,9 @@ BIN := $(VENV)/bin
 HVDENV := $(BIN)/hvdenv
 # Set to 1, a skipped test is a failure (CI).
 NO_SKIP ?=
+# How many tests of the pure layer run at a time.
+WORKERS ?= $(shell nproc)
+PURE := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -47,7 +50,8 @@ demo: install
 	$(HVDENV) verify local
 
 test: lint docs
-	$(BIN)/python -m pytest $(if $(NO_SKIP),--no-skip) --durations=40 tests/pure tests/real
+	$(PURE) $(if $(NO_SKIP),--no-skip) tests/pure
+	$(BIN)/python -m pytest $(if $(NO_SKIP),--no-skip) --durations=40 tests/real
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -56,7 +60,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/mypy
 
 pure: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest tests/pure
+	$(PURE) tests/pure
 
 docs: $(VENV)/.installed-dev
 	COLUMNS=100 $(BIN)/python -m docs.reference

@@ -21,7 +21,7 @@ from hvdenv.errors import MEANINGS
 from hvdenv.knowledge import signatures
 from hvdenv.knowledge.grid import all_rows
 from hvdenv.knowledge.rules import Rule, all_rules, each_of, themes
-from hvdenv.knowledge.signatures import Signature, all_signatures
+from hvdenv.knowledge.signatures import Signature, all_signatures, alternatives
 from hvdenv.model.layers import load_recipe, shipped_recipes, variants_of
 from hvdenv.model.recipe import Recipe
 from hvdenv.reading import OWN, read_text
@@ -391,8 +391,13 @@ def _signature(signature: Signature) -> str:
             else []
         ),
         *([f"Not in a log that contains: {_listed(signature.unless)}"] if signature.unless else []),
+        *([f"Only near: {_listed(signature.near)}"] if signature.near else []),
+        *([f"Not near: {_listed(signature.not_near)}"] if signature.not_near else []),
+        *([f"Only if: {_listed(signature.when)}"] if signature.when else []),
         "## What to do",
-        plain(signature.remedy) + ".",
+        "\n".join(f"1. {plain(each)}." for each in alternatives(signature.remedy)),
+        *([f"With environment modules: {plain(signature.modules)}."] if signature.modules else []),
+        *([f"In a recipe of hvdenv: {plain(signature.recipe)}."] if signature.recipe else []),
         *([f"`hvdenv check` warns before a build: {known_rules}."] if known_rules else []),
         "## Source",
         f"{linked(signature.source)} ({signature.certainty}). Seen in {' and '.join(f'a {each}' for each in signature.phases)}."

@@ -9,7 +9,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hvdenv.errors import StepError, UsageError
 from hvdenv.runner import environment
@@ -325,7 +325,7 @@ def sync(path: Path | str) -> None:
 _CANNOT_SYNC = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EBADF, errno.EISDIR})
 
 
-def write_json(path: Path, data: Mapping[str, Any], mode: int = 0o666) -> None:
+def write_json(path: Path, data: Mapping[str, object], mode: int = 0o666) -> None:
     """Write a JSON file; see write_text().
 
     Args:

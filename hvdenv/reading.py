@@ -32,6 +32,7 @@ class Kind(NamedTuple):
 
 # Each limit is more than ten times the largest file of its kind that was seen in practice.
 RECIPE = Kind("a recipe", MIB)
+PAGE = Kind("a page", 4 * MIB)
 SITE = Kind("a site file", MIB)
 FACTS = Kind("a file with facts", MIB)
 HOSTS = Kind("a file with hosts", 4 * MIB)

@@ -12,7 +12,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import PurePath
@@ -29,6 +29,9 @@ class Pattern(NamedTuple):
 
 
 Path = tuple[str | int, ...]
+
+# A parsed TOML or JSON table that no type describes yet: its reader decodes or checks it.
+Table = dict[str, Any]
 
 # Further ones are not looked for: to name the nearest key takes time.
 MOST_PROBLEMS = 20
@@ -51,10 +54,13 @@ class Problem(Exception):
 
 
 def dotted(path: Path) -> str:
-    """The path as users write it: ``frameworks.torch.version[1]``."""
+    """The path as users write it: ``frameworks.torch.version[1]``, ``partitions."gpu.a".cores``."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += ("." if text else "") + (f'"{part}"' if "." in part else part)
     return text
 
 
@@ -118,6 +124,7 @@ class _Decoder:
     def __init__(self, *, whole: bool = True, lenient: bool = False) -> None:
         self.whole = whole
         self.lenient = lenient
+        self.named: set[Path] = set()  # values under names that users choose
         self.problems: list[Problem] = []
 
     def document(self, kind: Any, value: object, path: Path) -> object:
@@ -147,11 +154,13 @@ class _Decoder:
         if origin is tuple:
             return self.items(arguments[0], value, path)
         if origin is dict:
+            table = self.expect(dict, value, path) or {}
+            self.named |= {(*path, key) for key in table}
             return {
                 self.read(arguments[0], key, (*path, key)): self.read(
                     arguments[1], each, (*path, key)
                 )
-                for key, each in (self.expect(dict, value, path) or {}).items()
+                for key, each in table.items()
             }
         if hasattr(kind, "_fields"):
             return self.record(kind, value, path)
@@ -198,6 +207,7 @@ class _Decoder:
             elif not self.lenient:
                 hint = nearest(key, known)
                 hints += hint
+                hint = (isinstance(each, dict) and self.with_a_dot(path, key)) or hint
                 self.refuse((*path, key), f"unknown key{hint or f'; known are {_listed(known)}'}")
         missing = [key for key in known if key not in table and key not in kind._field_defaults]
         for key in missing if self.whole else ():
@@ -208,12 +218,20 @@ class _Decoder:
     def expect(self, kind: type, value: object, path: Path) -> Any:
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             hint = " (put it in quotes)" if kind is str and isinstance(value, (int, float)) else ""
+            if isinstance(value, dict) and len(value) == 1:
+                hint = self.with_a_dot(path, *value)
             self.refuse(path, f"expected {_NAMES[kind]}, found {_shown(value)}{hint}")
             return None
         if isinstance(value, int) and abs(value) >= 1 << 63:
             self.refuse(path, "this number is too large: the limit is 2^63")
             return None
         return value
+
+    def with_a_dot(self, path: Path, rest: str) -> str:
+        """A hint where TOML split a name at its dot."""
+        if path not in self.named:
+            return ""
+        return f"; a name with a dot needs quotes: {dotted((*path[:-1], f'{path[-1]}.{rest}'))}"
 
     def text(self, value: object, path: Path) -> str | None:
         """No string may hold control characters: a newline can add a batch directive."""
@@ -235,6 +253,19 @@ class _Decoder:
         if value is not None and not re.fullmatch(pattern.regex, str(value)):
             self.refuse(path, f"expected {pattern.meaning}, found {_shown(value)}")
         return value
+
+
+def is_text(kind: Any, path: Path) -> bool:
+    """Whether the value at a path of a type may be a text."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return any(is_text(each, path) for each in arguments)
+    if not path or kind is type(None):
+        return _is_string(kind)
+    if origin is dict:
+        return is_text(arguments[1], path[1:])
+    inside = fields(kind).get(str(path[0])) if hasattr(kind, "_fields") else None
+    return inside is not None and is_text(inside, path[1:])
 
 
 @cache
@@ -284,6 +315,37 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f'; did you mean "{close[0]}"?' if close else ""
 
 
+Rewriter = Callable[[str, Path], str]
+
+
+def rewrite(kind: Any, value: T, rewriters: Mapping[Pattern, Rewriter], path: Path = ()) -> T:
+    """The same data with each text rewritten whose type has one of the patterns."""
+    return typing.cast(T, _rewrite(kind, value, rewriters, path))
+
+
+def _rewrite(kind: Any, value: Any, rewriters: Mapping[Pattern, Rewriter], path: Path) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if value is None:
+        return None
+    if origin is typing.Annotated:
+        return rewriters[arguments[1]](value, path) if arguments[1] in rewriters else value
+    if origin in (typing.Union, types.UnionType):
+        others = [each for each in arguments if each is not type(None)]
+        return _rewrite(others[0], value, rewriters, path) if len(others) == 1 else value
+    if origin is tuple:
+        each = enumerate(value)
+        return tuple(_rewrite(arguments[0], one, rewriters, (*path, at)) for at, one in each)
+    if origin is dict:
+        items = value.items()
+        return {key: _rewrite(arguments[1], one, rewriters, (*path, key)) for key, one in items}
+    if hasattr(kind, "_fields"):
+        hints = fields(kind).items()
+        return kind(
+            *(_rewrite(hint, getattr(value, n), rewriters, (*path, n)) for n, hint in hints)
+        )
+    return value
+
+
 def encode(value: object) -> Any:
     """Typed data as plain tables and lists; paths become text, fields that are None are left out."""
     if hasattr(value, "_fields"):
@@ -296,7 +358,7 @@ def encode(value: object) -> Any:
     return str(value) if isinstance(value, PurePath) else value
 
 
-def json_schema(kind: Any) -> dict[str, Any]:
+def json_schema(kind: Any) -> Table:
     """The JSON Schema (2020-12) of a type, for editors and other programs."""
     origin = typing.get_origin(kind)
     arguments = typing.get_args(kind)
@@ -444,7 +506,7 @@ def _leading_keys(parsed: object, *, table: bool) -> Path:
 KEY_PARTS = 32
 
 
-def parse_toml(text: str) -> dict[str, Any]:
+def parse_toml(text: str) -> Table:
     """Parse TOML.
 
     Raises:
@@ -456,20 +518,20 @@ def parse_toml(text: str) -> dict[str, Any]:
     return document
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _parsed(text: str) -> Table:
     _refuse_long_keys(text)
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
     try:
-        document: dict[str, Any] = tomllib.loads(text)
+        document: Table = tomllib.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return document
 
 
-def _refuse_long_numbers(document: dict[str, Any], text: str) -> None:
+def _refuse_long_numbers(document: Table, text: str) -> None:
     """TOML has 64 bits for an integer, and Python refuses to print one with thousands of digits."""
     waiting: list[tuple[Path, Any]] = [((), document)]
     while waiting:

@@ -1,18 +1,16 @@
 """What hvdenv itself does in a step, after its commands have run.
 
-An effect takes the state of the build, the step and the output of its commands. It returns a
-note for the user and what the journal records.
+An effect takes the state of the build, the step and the output of its commands.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from hvdenv.building.state import JOURNAL, LOGS, Record, State, sha256_of
+from hvdenv.building.state import JOURNAL, LOGS, Done, Record, State, sha256_of
 from hvdenv.command import Command
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, manifest
@@ -69,7 +67,7 @@ def try_modules(recipe: Recipe, runner: Runner) -> Loaded | None:
     return loaded
 
 
-def load_modules(state: State, step: Step, _: str) -> tuple[str, dict[str, Any]]:
+def load_modules(state: State, step: Step, _: str) -> Done:
     """Load the modules of the plan; later steps see what they set."""
     build = state.request.modules
     assert step.modules and build
@@ -78,10 +76,10 @@ def load_modules(state: State, step: Step, _: str) -> tuple[str, dict[str, Any]]
     state.runner = state.runner.changed(build.set, build.unset)
     loaded = {"run": encode(run), "build": encode(build)}
     state.refuse_drift(GenerationRecord(modules=loaded))
-    return ", ".join(build.loaded), loaded
+    return Done(", ".join(build.loaded), loaded)
 
 
-def look_up_wheel(state: State, _: Step, output: str) -> tuple[str, dict[str, Any]]:
+def look_up_wheel(state: State, _: Step, output: str) -> Done:
     """Look for a cached wheel that was compiled against what the commands report."""
     stack = json.loads(output.strip().splitlines()[-1])
     _compare_stack(state, stack)
@@ -92,9 +90,9 @@ def look_up_wheel(state: State, _: Step, output: str) -> tuple[str, dict[str, An
     for note in taken.notes:
         state.progress.note(note)
     if taken.entry is None:
-        return "no such wheel in the cache", {"inputs": inputs}
+        return Done("no such wheel in the cache", {"inputs": inputs})
     recorded = {"inputs": inputs, "wheel": str(taken.entry)}
-    return f"a wheel of this stack is in {taken.entry.parents[1]}", recorded
+    return Done(f"a wheel of this stack is in {taken.entry.parents[1]}", recorded)
 
 
 def _compare_stack(state: State, stack: Record) -> None:
@@ -134,7 +132,7 @@ def _can_import(state: State, name: str) -> bool:
     return bool(state.runner.run(Command((python, "-c", ask))))
 
 
-def keep_wheel(state: State, _: Step, output: str) -> tuple[str, dict[str, Any]]:
+def keep_wheel(state: State, _: Step, output: str) -> Done:
     """Store the wheel in the caches, after the commands have inspected it."""
     inspected = json.loads(output.strip().splitlines()[-1])
     inspected["sha256"] = sha256_of(state.plan.wheel)
@@ -145,7 +143,7 @@ def keep_wheel(state: State, _: Step, output: str) -> tuple[str, dict[str, Any]]
     names = ", ".join(
         f"{name} {each['built_with']}" for name, each in sorted(inspected["frameworks"].items())
     )
-    return f"extensions for {names}; {inspected['bytes'] / 1e6:.1f} MB", inspected
+    return Done(f"extensions for {names}; {inspected['bytes'] / 1e6:.1f} MB", inspected)
 
 
 def _store(state: State, cache: cache_entry.Cache) -> None:
@@ -160,13 +158,13 @@ def _store(state: State, cache: cache_entry.Cache) -> None:
         state.progress.note(f"the wheel is not kept: {error.where}: {error.message}")
 
 
-def tidy(state: State, _: Step, __: str) -> tuple[str, dict[str, Any]]:
+def tidy(state: State, _: Step, __: str) -> Done:
     """Remove the build folder."""
     shutil.rmtree(state.plan.generation / "build", ignore_errors=True)
-    return "", {}
+    return Done()
 
 
-def write_manifest(state: State, _: Step, __: str) -> tuple[str, dict[str, Any]]:
+def write_manifest(state: State, _: Step, __: str) -> Done:
     """List every file of the generation."""
     plan = state.plan
     # The site's own environment is not judged here: it may be as its makers want it.
@@ -186,7 +184,7 @@ def write_manifest(state: State, _: Step, __: str) -> tuple[str, dict[str, Any]]
             remedy="build again: every package is installed again, with --rebuild in a new"
             " generation\na package that is broken again is broken at its source",
         )
-    return (
+    return Done(
         f"{written.files} files, {written.bytes / 1e9:.1f} GB",
         {"digest": written.digest, "files": written.files, "bytes": written.bytes},
     )

@@ -7,11 +7,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hvdenv.building import effects, indexes, record, repair
 from hvdenv.building.state import (
     LOGS,
+    Done,
     Request,
     State,
     drift,
@@ -202,7 +203,7 @@ def _run(state: State, *, break_lock: bool) -> None:
 
 def _do(state: State, number: int, step: Step, *, break_lock: bool) -> None:
     if step.spared_by_cache and state.recorded["stack"].get("wheel"):
-        _finish(state, number, step, "not needed: the wheel is in the cache", {}, 0.0)
+        _finish(state, number, step, Done("not needed: the wheel is in the cache"), 0.0)
         return
     started = time.monotonic()
     state.progress.step_started(number, step)
@@ -212,24 +213,22 @@ def _do(state: State, number: int, step: Step, *, break_lock: bool) -> None:
     try:
         with _alone(state, step, break_lock=break_lock):
             output = _execute(state, step, log)
-        note, data = _effect(state, step, output)
+        done = _effect(state, step, output)
     except StepError as error:
         state.undo(step.name, error.message)
         if step.undoes:
             state.undo(step.undoes)
         raise
-    _finish(state, number, step, note, data, time.monotonic() - started)
+    _finish(state, number, step, done, time.monotonic() - started)
 
 
-def _finish(
-    state: State, number: int, step: Step, note: str, data: dict[str, Any], seconds: float
-) -> None:
-    state.recorded[step.name] = data
+def _finish(state: State, number: int, step: Step, done: Done, seconds: float) -> None:
+    state.recorded[step.name] = done.data
     if step.effect != "record":  # the record is the last thing written into a generation
         _sync(state, step)
         key, rounded = state.keys[step.name], round(seconds, 3)
-        state.journal.append(journal.FINISHED, step.name, key, seconds=rounded, data=data)
-    state.progress.step_done(number, step, note, seconds)
+        state.journal.append(journal.FINISHED, step.name, key, seconds=rounded, data=done.data)
+    state.progress.step_done(number, step, done.note, seconds)
 
 
 def _sync(state: State, step: Step) -> None:
@@ -284,13 +283,13 @@ def _execute(state: State, step: Step, log: Path) -> str:
     return output
 
 
-def _effect(state: State, step: Step, output: str) -> tuple[str, dict[str, Any]]:
+def _effect(state: State, step: Step, output: str) -> Done:
     if step.effect in EFFECTS:
         return EFFECTS[step.effect](state, step, output)
-    return "", {"packages": repair.packages(state, step)} if step.report else {}
+    return Done(data={"packages": repair.packages(state, step)}) if step.report else Done()
 
 
-EFFECTS: Mapping[str, Callable[[State, Step, str], tuple[str, dict[str, Any]]]] = {
+EFFECTS: Mapping[str, Callable[[State, Step, str], Done]] = {
     "modules": effects.load_modules,
     "lookup": effects.look_up_wheel,
     "keep": effects.keep_wheel,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
-from hvdenv.building.state import State, drift
-from hvdenv.contents.record import GenerationRecord, LockUse, Table
+from hvdenv.building.state import Done, State, drift
+from hvdenv.contents.record import GenerationRecord, LockUse
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import recorded as installed
 from hvdenv.environments.installation import with_modules
@@ -15,21 +14,21 @@ from hvdenv.locks import pypi
 from hvdenv.locks.lockfile import Locked
 from hvdenv.places import blocked
 from hvdenv.plans.step import Step
-from hvdenv.schema import encode
+from hvdenv.schema import Table, encode
 from hvdenv.verification import collectors
 from hvdenv.verification.collection import Setup
 
 OBSERVE_SECONDS = 60.0
 
 
-def write(state: State, _: Step, __: str) -> tuple[str, dict[str, Any]]:
+def write(state: State, _: Step, __: str) -> Done:
     """The effect of the last step: write the record, and point the prefix at the generation."""
     record = _contents(state)
     state.sync_all()
     identity = state.plan.generation.name
     generations.write_record(state.environment.record(identity), record)
     generations.switch(state.environment, identity)
-    return str(state.environment.prefix), {}
+    return Done(str(state.environment.prefix))
 
 
 def _contents(state: State) -> GenerationRecord:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from hvdenv.building.state import Record, State, sha256_of
 from hvdenv.contents.packages import normal
 from hvdenv.environments import journal, manifest, package_records
-from hvdenv.locks import pypi
+from hvdenv.errors import StepError
+from hvdenv.locks import pip_report, pypi
 from hvdenv.masking import mask
 from hvdenv.plans.plan import Plan
 from hvdenv.plans.step import Step, TextFile
@@ -135,15 +136,12 @@ def installed_packages(report: Path) -> list[dict[str, str]]:
         return [{**each, "url": mask(each["url"])} for each in found]
     return [
         {
-            "name": each["metadata"]["name"],
-            "version": each["metadata"]["version"],
-            "url": mask(each["download_info"]["url"]),
-            "sha256": each["download_info"]
-            .get("archive_info", {})
-            .get("hashes", {})
-            .get("sha256", ""),
+            "name": each.metadata.name,
+            "version": each.metadata.version,
+            "url": mask(each.download_info.url),
+            "sha256": each.download_info.sha256,
         }
-        for each in found["install"]
+        for each in pip_report.decoded(found).install
     ]
 
 
@@ -174,7 +172,7 @@ def _whole_packages(state: State, step: Step, before: Record) -> list[_Kept]:
     if step.effect == "packages" and plan.locked:
         known = {(normal(p.name), p.version): None for p in pypi.packages(plan.locked)}
     if step.report:
-        with suppress(OSError, ValueError, KeyError, TypeError):  # cut off by the kill
+        with suppress(OSError, ValueError, KeyError, TypeError, StepError):  # cut off by the kill
             known = {_identity(each): each for each in installed_packages(step.report)}
         known |= {_identity(each): each for each in before.get("kept", ())}
     folder = _site_packages(plan)

@@ -9,7 +9,7 @@ from hvdenv.building import indexes
 from hvdenv.command import Outcome
 from hvdenv.errors import StepError
 from hvdenv.knowledge.diagnosis import explain
-from hvdenv.locks import pypi
+from hvdenv.locks import pip_report, pypi
 from hvdenv.places import make_folder, write_text
 from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Progress, Step
@@ -74,7 +74,7 @@ def index_hints(maker: Resolution) -> Mapping[str, str]:
 
 def pylock(maker: Resolution, before: Iterable[pypi.Package]) -> str:
     """The text of pylock.toml for what pip reports; ``before`` is the lock that it replaces."""
-    report = read_json(maker.report, RESULT)
+    report = pip_report.decoded(read_json(maker.report, RESULT))
     packages = pypi.with_urls_of(pypi.from_report(report, index_hints(maker)), before)
     if not maker.portable:
         packages = pypi.without_the_sites(packages)

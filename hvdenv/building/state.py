@@ -35,6 +35,13 @@ JOURNAL = "journal.jsonl"
 Record = Mapping[str, Any]
 
 
+class Done(NamedTuple):
+    """The result of a step: a note for the user, and what the journal records."""
+
+    note: str = ""
+    data: Record = {}
+
+
 class Request(NamedTuple):
     """What to build.
 

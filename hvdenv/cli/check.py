@@ -9,7 +9,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hvdenv.cli.options import (
     Prepared,
@@ -138,7 +138,7 @@ def _document(
     there: ModulesHere | None,
     tried: Tried | None,
     unseen: str,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The document for --json."""
     return {
         "facts": prepared.facts.origin,

@@ -39,6 +39,7 @@ from hvdenv.launch.preflight import (
     judge_nodes,
 )
 from hvdenv.masking import print_coloured
+from hvdenv.model.dialect import shipped
 from hvdenv.model.layers import Resolved
 from hvdenv.places import named_file, named_folder, sync, write_text
 from hvdenv.plans.images import FORMATS
@@ -56,7 +57,6 @@ from hvdenv.reports.render import render
 from hvdenv.reports.report import EXIT_CODES, Report
 from hvdenv.runner import Runner
 from hvdenv.sites.hosts import parse_hosts
-from hvdenv.sites.schedulers import DIALECTS
 
 EXAMPLES = """\
 examples:
@@ -279,7 +279,8 @@ def _requirements(arguments: argparse.Namespace, resolved: Resolved) -> Requirem
         container._replace(image=image),
         recipe.mpi if "mpi" in recipe.horovod.controllers else None,
         recipe.launch.launcher,
-        scheduled=current_allocation().scheduler is not None,
+        scheduled=bool(current_allocation().scheduler),
+        own=recipe.launch.launchers,
     )
 
 
@@ -320,7 +321,7 @@ def _copy(
             if folder else "build it with --build, or run this on the host that has it",
         )  # fmt: skip
     scheduler = current_allocation().scheduler
-    broadcast = DIALECTS[scheduler].broadcast if scheduler else ()
+    broadcast = shipped()[scheduler].broadcast if scheduler in shipped() else ()
     for command in copy_commands(image, hosts, broadcast):
         if not quiet or runner is None:
             print(spelled_out(command), file=sys.stderr, flush=True)

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from hvdenv.cli.options import add_json, print_json
 from hvdenv.errors import UsageError
 from hvdenv.knowledge.diagnosis import Diagnosis, Found, diagnose
+from hvdenv.knowledge.signatures import Kind
 from hvdenv.masking import mask, plain
 from hvdenv.reading import LOG, open_file
+from hvdenv.schema import Table
 
 if TYPE_CHECKING:
     from hvdenv.knowledge.remedies import Change
@@ -27,12 +29,22 @@ examples:
   hvdenv doctor build.log --recipe ./mine.toml   the change as a diff of the recipe
   pip install horovod 2>&1 | hvdenv doctor -
 
-exit codes: 0 doctor recognised a cause, 1 it did not
+exit codes: 0 doctor knows the cause, or where it stopped and what to do; 1 it knows neither
 """
 
 NOT_RECOGNISED = 1
 SCHEMA = "hvdenv.diagnosis/1"
 _WIDTH = 160
+_NOT_RECOGNISED = "not recognised: no known cause"
+_TITLES: dict[Kind, str] = {
+    "cause": "cause", "symptom": "it stopped here", "consequence": "follow-on error",
+    "warning": "only a warning, harmless in most logs",
+}  # fmt: skip
+_LEFT_OPEN: dict[Kind, str] = {
+    "symptom": "the log does not show what led to it",
+    "consequence": "the log does not show the failure that it follows from",
+    "warning": "the log shows no known failure",
+}
 _UNKNOWN = (
     "check the first of these lines and the lines before it; with several ranks, start with the"
     " one that failed first. NCCL_DEBUG=INFO and HOROVOD_LOG_LEVEL=debug make runs print more"
@@ -59,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for line in (*subject, *_lines(diagnosis, change)):
             print(mask(plain(line)))
-    return 0 if diagnosis.root else NOT_RECOGNISED
+    return 0 if diagnosis.best else NOT_RECOGNISED
 
 
 def _of_log(name: str) -> tuple[tuple[str, ...], Diagnosis]:
@@ -110,12 +122,10 @@ def _rules(found: Found) -> list[Rule]:
     return [rule for rule in all_rules() if rule.id in found.rules] if found.rules else []
 
 
-def _document(
-    subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | None
-) -> dict[str, Any]:
+def _document(subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | None) -> Table:
     """The document for --json."""
 
-    def listed(kind: Any) -> list[dict[str, Any]]:
+    def listed(kind: Any) -> list[Table]:
         return [_masked(each._asdict()) for each in diagnosis.of_kind(kind)]
 
     return {
@@ -135,24 +145,21 @@ def _document(
     }
 
 
-def _masked(table: dict[str, Any]) -> dict[str, Any]:
+def _masked(table: Table) -> Table:
     return {key: mask(plain(v)) if isinstance(v, str) else v for key, v in table.items()}
 
 
 def _lines(diagnosis: Diagnosis, change: Change | None) -> Iterator[str]:
     from hvdenv.cli.check import told_change
 
-    root, best = diagnosis.root, diagnosis.best
-    yield _verdict(diagnosis)
-    yield from _details(best) if best else ()
+    first = next(iter(diagnosis.found), None)
+    yield f"{_TITLES[first.kind]}: {first.cause} [{first.id}]" if first else _NOT_RECOGNISED
+    yield from _details(first, diagnosis.own or change is not None) if first else ()
     yield from told_change(change, "Suggested recipe change") if change else ()
-    yield from _rest(diagnosis)
+    yield from _rest(diagnosis, first)
     if diagnosis.rank:
         yield f"the rank that failed first: {diagnosis.rank}"
-    if not root and diagnosis.errors:
-        yield "the first lines that look like an error:"
-        yield from (_line(each.number, each.line) for each in diagnosis.errors)
-        yield f"what to do: {_UNKNOWN}"
+    yield from _unknown(diagnosis) if not diagnosis.root else ()
     if diagnosis.given_up:
         yield "some lines were not searched: matching them took too long"
     if diagnosis.mentions:
@@ -160,26 +167,13 @@ def _lines(diagnosis: Diagnosis, change: Change | None) -> Iterator[str]:
         yield f"the log names: {named}"
 
 
-def _verdict(diagnosis: Diagnosis) -> str:
-    """The first line: how much is known."""
-    root, best = diagnosis.root, diagnosis.best
-    if root:
-        return f"cause: {root.cause} [{root.id}]"
-    if best:
-        return f"the cause is not recognised; it stopped here: {best.cause} [{best.id}]"
-    if diagnosis.of_kind("consequence"):
-        return "not recognised: the log has only follow-on errors of another failure"
-    if diagnosis.of_kind("warning") and not diagnosis.errors:
-        return "not recognised: only warnings, which do not make a run fail"
-    return "not recognised: no known cause"
-
-
-def _details(found: Found) -> Iterator[str]:
+def _details(found: Found, own: bool) -> Iterator[str]:
+    """What to do about what was found; what recipes have to do with it, for those who have any."""
     from hvdenv.knowledge.remedies import agreed_edits
 
     yield _line(found.number, found.line)
-    yield f"  what to do: {found.remedy}"
-    rules = _rules(found)
+    yield from _steps(found, "  ")
+    rules = _rules(found) if own else []
     if rules:
         yield f"  `hvdenv check RECIPE` finds it before a build: {', '.join(r.id for r in rules)}"
     for key, value in agreed_edits(rules).items():
@@ -189,9 +183,30 @@ def _details(found: Found) -> Iterator[str]:
     yield f"  source: {found.source} ({found.certainty})"
 
 
-def _rest(diagnosis: Diagnosis) -> Iterator[str]:
-    """Everything found except the first cause."""
-    others = [each for each in diagnosis.found if each != diagnosis.best]
+def _steps(found: Found, indent: str) -> Iterator[str]:
+    """What to do, the most likely first."""
+    if len(found.remedies) == 1:
+        yield f"{indent}what to do: {found.remedy}"
+        return
+    yield f"{indent}what to do, the most likely first:"
+    for number, each in enumerate(found.remedies, 1):
+        yield f"{indent}  {number}. {each}"
+
+
+def _unknown(diagnosis: Diagnosis) -> Iterator[str]:
+    """What a log without a known cause leaves open."""
+    if diagnosis.found:
+        yield _LEFT_OPEN[diagnosis.found[0].kind]
+    if diagnosis.errors:
+        yield "the first lines that look like an error:"
+        yield from (_line(each.number, each.line) for each in diagnosis.errors)
+    if diagnosis.errors and not diagnosis.best:
+        yield f"what to do: {_UNKNOWN}"
+
+
+def _rest(diagnosis: Diagnosis, first: Found | None) -> Iterator[str]:
+    """Everything found except the first."""
+    others = [each for each in diagnosis.found if each != first]
     titles = {
         "cause": "other known causes, later in the log:", "symptom": "other symptoms:",
         "consequence": "follow-on errors:", "warning": "warnings, harmless in most logs:",
@@ -202,8 +217,8 @@ def _rest(diagnosis: Diagnosis) -> Iterator[str]:
             yield title
         for each in of_kind:
             yield f"  line {each.number}: {each.cause} [{each.id}]"
-            if kind != "consequence" or not diagnosis.best:
-                yield f"    what to do: {each.remedy}"
+            if kind != "consequence":
+                yield from _steps(each, "    ")
 
 
 def _line(number: int, line: str) -> str:

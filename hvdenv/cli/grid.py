@@ -9,7 +9,6 @@ import argparse
 import re
 import shlex
 from collections.abc import Iterator
-from typing import Any
 
 from hvdenv.cli.check import told as told_rule
 from hvdenv.cli.options import add_json, print_json
@@ -104,7 +103,7 @@ def _show_all(rows: tuple[Row, ...], *, as_json: bool) -> None:
     print(f"{len(rows)} combinations; `make docs` in a checkout shows each in full")
 
 
-def _document(asked: Asked, advice: Advice) -> dict[str, Any]:
+def _document(asked: Asked, advice: Advice) -> dict[str, object]:
     """What is printed with --json."""
     return {
         "schema": SCHEMA,

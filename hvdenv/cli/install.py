@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from packaging.version import Version
 
@@ -39,6 +38,7 @@ from hvdenv.contents.packages import Contents
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, installed, scratch
 from hvdenv.errors import IncompatibleError, StepError, UsageError
+from hvdenv.locks import pip_report
 from hvdenv.places import find_places
 from hvdenv.plans import additions
 from hvdenv.plans.additions import Additions, moves, refusal, reported
@@ -211,7 +211,7 @@ def _answer(maker: Resolution, python: str, runner: Runner, progress: Progress) 
         # Without the pins, pip says what it would move; or it fails for another reason.
         if attempt(maker.addition(python, may_move=True), runner, progress) is not None:
             raise failure(step, failed, ", ".join(maker.additions.requirements))
-    found = reported(read_json(maker.report, RESULT))
+    found = reported(pip_report.decoded(read_json(maker.report, RESULT)))
     moved = moves(found, present)
     if failed is not None or moved:
         raise refusal(moved, output, maker.additions)
@@ -228,7 +228,7 @@ def _nothing(prepared: Prepared, there: Mapping[str, str], arguments: argparse.N
 
 
 def _tell(
-    arguments: argparse.Namespace, said: str, added: Mapping[str, str], more: Mapping[str, Any]
+    arguments: argparse.Namespace, said: str, added: Mapping[str, str], more: Mapping[str, object]
 ) -> int:
     if arguments.json:
         print_json({"added": dict(added), **more})

@@ -36,14 +36,30 @@ from hvdenv.cli.run import (
 from hvdenv.environments import last_used
 from hvdenv.errors import RecipeError, StepError, UsageError
 from hvdenv.launch.container import start_inside
-from hvdenv.launch.launchers import LAUNCHERS, Launch, Start
+from hvdenv.launch.launchers import Launch, Start
+from hvdenv.launch.launchers import named as named_launcher
 from hvdenv.launch.placement import START_SECONDS, Requested, choose_launcher, exported, mpi_of
-from hvdenv.model.cluster import Job, Scheduler
+from hvdenv.model.cluster import Job
+from hvdenv.model.dialect import Dialect
 from hvdenv.model.layers import Resolved
 from hvdenv.places import HOME_VARIABLE, Places, find_places, make_folder, named_file, write_text
 from hvdenv.runner import Runner, environment
 from hvdenv.schema import encode
-from hvdenv.sites.batch import OPTIONS, Purpose, charged, check, cost, merge, own_job, script
+from hvdenv.sites.answers import Status
+from hvdenv.sites.batch import (
+    HOST_NAMES,
+    HOSTFILE,
+    HOSTS,
+    OPTIONS,
+    BatchJob,
+    Purpose,
+    charged,
+    check,
+    cost,
+    merge,
+    own_job,
+    script,
+)
 from hvdenv.sites.job_status import abnormal_end, explained
 from hvdenv.sites.jobs import (
     Follower,
@@ -55,8 +71,6 @@ from hvdenv.sites.jobs import (
     submit,
     unfinished,
 )
-from hvdenv.sites.schedulers import DIALECTS
-from hvdenv.sites.schedulers.dialect import HOST_NAMES, HOSTFILE, HOSTS, BatchJob, Status
 
 # Ignores modules in the folder that the job starts in; Python 3.10 has no option for that.
 _SAFE = ("-P",) if sys.version_info >= (3, 11) else ()
@@ -105,14 +119,15 @@ def run(arguments: argparse.Namespace) -> int:
             record, runner, places, quiet=quiet, as_json=arguments.json, withdraw=False
         )
     resolved = resolved_of(arguments)
-    scheduler = scheduler_of(resolved)
-    batch = _batch(arguments, resolved, scheduler)
-    text = script(scheduler, batch)
+    scheduler, dialect = scheduler_of(resolved)
+    batch = _batch(arguments, resolved, dialect)
+    text = script(dialect, batch)
     if not arguments.submit or arguments.dry_run:
         return _give(arguments, text, batch.job)
     if not quiet:
         _report(f"{batch.job.name}: {charged(batch.job)}")
-    record = submit(Script(text=text, scheduler=scheduler, name=batch.job.name), runner, places)
+    submission = Script(text=text, scheduler=scheduler, dialect=dialect, name=batch.job.name)
+    record = submit(submission, runner, places)
     if batch.activate:  # an image has none
         last_used.note(places, Path(batch.activate).parent)
     if not arguments.detach:
@@ -159,29 +174,30 @@ def _check_usage(arguments: argparse.Namespace) -> None:
         )
 
 
-def scheduler_of(resolved: Resolved) -> Scheduler:
-    """The scheduler of a recipe's site.
+def scheduler_of(resolved: Resolved) -> tuple[str, Dialect]:
+    """The scheduler of a recipe's site, with its name.
 
     Raises:
         RecipeError: it has none.
     """
-    if resolved.recipe.scheduler is None:
+    name, dialect = resolved.recipe.scheduler, resolved.recipe.dialect
+    if name is None or dialect is None:
         raise RecipeError(
             "this recipe has no scheduler",
             where=resolved.where("scheduler"),
             remedy=f'in a recipe with extends = "{resolved.recipe.name}", set scheduler to one of'
-            f" {', '.join(DIALECTS)} and add a table [job]; or run the command without a job",
+            f" {', '.join(resolved.recipe.dialects)} and add a table [job]; or run the command without a job",
         )
-    return resolved.recipe.scheduler
+    return name, dialect
 
 
-def _batch(arguments: argparse.Namespace, resolved: Resolved, scheduler: Scheduler) -> BatchJob:
+def _batch(arguments: argparse.Namespace, resolved: Resolved, dialect: Dialect) -> BatchJob:
     """What the script does, checked against what the site has."""
     recipe = resolved.recipe
     given = {name: getattr(arguments, name) for name in OPTIONS}
-    job = merge(recipe.job, scheduler, given)
+    job = merge(recipe.job, dialect, given)
     options = [name for name, value in given.items() if value is not None]
-    partition = check(job, scheduler, recipe.partitions, options)
+    partition = check(job, dialect, recipe.partitions, options)
     chosen = choose(arguments, built=False, image=True)
     activate = "" if chosen.container else chosen.activate
     if arguments.submit and not arguments.dry_run and chosen.container:
@@ -192,7 +208,7 @@ def _batch(arguments: argparse.Namespace, resolved: Resolved, scheduler: Schedul
             remedy=f"hvdenv build {named(arguments)}",
         )
     start, program = _start(
-        chosen, job, scheduler, arguments.launcher or "", tuple(arguments.program)
+        chosen, job, dialect, arguments.launcher or "", tuple(arguments.program)
     )
     return BatchJob(
         job=job,
@@ -208,7 +224,7 @@ def _batch(arguments: argparse.Namespace, resolved: Resolved, scheduler: Schedul
 
 
 def _start(
-    chosen: Chosen, job: Job, scheduler: Scheduler, requested: str, program: tuple[str, ...]
+    chosen: Chosen, job: Job, dialect: Dialect, requested: str, program: tuple[str, ...]
 ) -> tuple[Start, tuple[str, ...]]:
     """How to start the ranks, and the program; the hosts are known only in the job.
 
@@ -217,7 +233,8 @@ def _start(
     """
     recipe = chosen.recipe
     name = choose_launcher(recipe, requested)
-    launcher = LAUNCHERS[name]
+    launcher = named_launcher(name, recipe.launch.launchers)
+    scheduler = recipe.scheduler or ""
     if launcher.schedulers and scheduler not in launcher.schedulers:
         raise UsageError(
             f"{name} works in jobs of {' and '.join(launcher.schedulers)}, not of {scheduler}",
@@ -231,7 +248,6 @@ def _start(
             remedy=f"in `hvdenv shell {recipe.name} --nodes {job.nodes}`, call"
             f" `hvdenv run {recipe.name} --launcher torchrun`",
         )
-    dialect = DIALECTS[scheduler]
     launch = Launch(
         program=(),
         ranks=job.nodes * job.ranks_per_node,
@@ -246,7 +262,9 @@ def _start(
         start_timeout=START_SECONDS,
         host_list=HOSTS,
         host_names=HOST_NAMES,
-        hostfile=HOSTFILE if dialect.hostfile and not dialect.launch_host else "",
+        hostfile=HOSTFILE
+        if dialect.hostfile and not (dialect.launch_host or dialect.columns)
+        else "",
         ranks_per_node=job.ranks_per_node,
         cpus_per_rank=job.cpus_per_rank or 0,
         gpus_per_node=job.gpus_per_node or 0,
@@ -302,7 +320,7 @@ def to_the_end(
 
     def print_status(status: Status) -> None:
         nonlocal shown
-        text = explained(status, record.scheduler)
+        text = explained(status, record.dialect)
         if not quiet and text != shown:
             shown = text
             _report(f"job {record.id}: {text}")
@@ -402,20 +420,27 @@ def _own_script(
     resolved: Resolved, words: Sequence[str], places: Places, purpose: Purpose
 ) -> tuple[Job, Script]:
     """The script of a job for a command line of hvdenv itself."""
-    recipe, scheduler = resolved.recipe, scheduler_of(resolved)
+    recipe = resolved.recipe
+    scheduler, dialect = scheduler_of(resolved)
     job = own_job(recipe.job, purpose)
     log = str(places.jobs / f"{job.name}-{os.urandom(6).hex()}.log")
     site = environment().get(SITE_VARIABLE)
     batch = BatchJob(
         job=job,
-        partition=check(job, scheduler, recipe.partitions),
+        partition=check(job, dialect, recipe.partitions),
         env=((HOME_VARIABLE, str(places.home)), *(((SITE_VARIABLE, site),) if site else ())),
         command=(*_OWN, *words),
         folder=os.getcwd(),
         log=log,
     )
-    text, key = script(scheduler, batch), _key(resolved, words)
-    return job, Script(text=text, scheduler=scheduler, name=job.name, key=key, log=log)
+    return job, Script(
+        text=script(dialect, batch),
+        scheduler=scheduler,
+        dialect=dialect,
+        name=job.name,
+        key=_key(resolved, words),
+        log=log,
+    )
 
 
 def _key(resolved: Resolved, words: Sequence[str]) -> str:

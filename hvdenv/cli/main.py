@@ -22,6 +22,7 @@ from hvdenv.schema import nearest
 # that runs is imported.
 GROUPS = {
     "Start": {
+        "init": "draft a recipe from a site's page, a job script, or this machine",
         "check": "report known incompatibilities of a recipe before you build it",
         "build": "build an environment, or do nothing if nothing changed",
         "verify": "prove that an environment works, on several ranks",

@@ -19,6 +19,7 @@ from hvdenv.errors import HvdenvError, IncompatibleError, UsageError
 from hvdenv.locks.lockfile import Locked
 from hvdenv.model.cluster import Storage, Workspace
 from hvdenv.model.facts import Facts, Interpreter, of_partition
+from hvdenv.model.folders import User, expand
 from hvdenv.model.layers import Layer, Resolved, load_recipe, read_layer, storage_of, trusted_by
 from hvdenv.model.observe import ask_interpreter, declared, observe
 from hvdenv.model.recipe import Recipe, executed_paths
@@ -27,7 +28,6 @@ from hvdenv.plans.additions import Additions
 from hvdenv.plans.plan import Plan, candidates, make_plan, site_python
 from hvdenv.reading import HOSTS, Content, read_text
 from hvdenv.runner import Runner, environment
-from hvdenv.schema import fill
 from hvdenv.sites import membership, workspace
 from hvdenv.sites.hosts import Host, parse_hostfile, parse_hosts
 from hvdenv.trust import Policy
@@ -191,32 +191,26 @@ def resolved_of(arguments: argparse.Namespace, *, shown: bool = False) -> Resolv
         site=site_file(arguments),
         overrides=arguments.overrides,
     )
-    resolved = resolved._replace(recipe=_for_user(resolved.recipe))
+    recipe, written = expand(Recipe, resolved.recipe, _user(lenient=shown))
+    origins = dict(resolved.origins)
+    for key, text in written.items():
+        name = key.partition("[")[0]  # a list has one origin
+        origins[name] = f"{origins[name]}: {text}"
+    resolved = resolved._replace(recipe=recipe, origins=origins)
     if not shown:
         _refuse_foreign(resolved, arguments)
     return resolved
 
 
-def _for_user(recipe: Recipe) -> Recipe:
-    """The recipe with the user's own name and home folder where it says {user} and {home}.
-
-    Not in variables for programs: those are filled in where and when these run.
-    """
-    filled: Recipe = _with_names(recipe)
-    return filled._replace(environment=recipe.environment)
+def _user(*, lenient: bool = False) -> User:
+    return User(getpass.getuser(), str(Path.home()), environment(), lenient)
 
 
 def storage_of_site(arguments: argparse.Namespace) -> Storage:
     """Where things lie, as the site file says: for what needs no recipe."""
     site = site_file(arguments)
-    found: Storage = _with_names(storage_of(read_layer("site", site) if site else None))
-    return found
-
-
-def _with_names(value: Any) -> Any:
-    if not any(word in repr(value) for word in ("{user}", "{home}")):
-        return value
-    return fill(value, {"{user}": getpass.getuser(), "{home}": str(Path.home())})
+    storage = storage_of(read_layer("site", site) if site else None)
+    return expand(Storage, storage, _user(), ("places",))[0]
 
 
 def environment_of(
@@ -236,7 +230,8 @@ def environment_of(
     if recipe.places.workspace and getattr(arguments, "facts", None) is None:
         folder = _workspace(recipe.places.workspace, anywhere=anywhere)
     elif recipe.places.environments:
-        folder = Path(recipe.places.environments)
+        # A variable that is not set stays in a folder that is only shown.
+        folder = Path("/", recipe.places.environments)
     else:
         folder = places.envs
     # Up to version 0.1, variants that only change jobs had environments of their own.

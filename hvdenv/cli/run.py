@@ -50,9 +50,8 @@ from hvdenv.model.cluster import Container
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import environment_name, find_places
 from hvdenv.runner import Runner, environment, hand_over
-from hvdenv.sites.allocation import find_allocation, hostfile
+from hvdenv.sites.allocation import Allocation, find_allocation, hostfile, refuse_unknown
 from hvdenv.sites.modules import shell_lines
-from hvdenv.sites.schedulers.dialect import Allocation
 
 EXAMPLES = """\
 examples:
@@ -182,7 +181,9 @@ def _run(arguments: argparse.Namespace) -> int:
     chosen = choose(arguments, built=not arguments.dry_run, image=True)
     requested = _requested(arguments)
     environ = of_shell(environment(), clean=arguments.clean, kept=requested.exports)
-    allocation = current_allocation()
+    allocation = current_allocation(chosen.recipe)
+    if not (allocation.scheduler or requested.hosts):
+        refuse_unknown(environ, f"hvdenv run {chosen.recipe.name}")
     name = choose_launcher(chosen.recipe, requested.launcher)
     launch = place(
         chosen.recipe, tuple(arguments.program), requested, allocation,
@@ -308,10 +309,12 @@ def refuse_missing_image(container: Container, recipe: str, folder: str) -> None
         )  # fmt: skip
 
 
-def current_allocation() -> Allocation:
-    """The allocation that this process runs in."""
-    path = hostfile(environment())
-    return find_allocation(environment(), read_hostfile(Path(path)) if path else "")
+def current_allocation(recipe: Recipe | None = None) -> Allocation:
+    """The allocation that this process runs in; a recipe may have a scheduler of its own."""
+    dialects = recipe.dialects if recipe else None
+    path = hostfile(environment(), dialects)
+    hosts = read_hostfile(Path(path)) if path else ""
+    return find_allocation(environment(), hosts, dialects)
 
 
 def _requested(arguments: argparse.Namespace) -> Requested:

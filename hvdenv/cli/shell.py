@@ -22,10 +22,9 @@ from hvdenv.errors import UsageError
 from hvdenv.launch.placement import of_shell
 from hvdenv.places import Places, find_places, make_folder, write_text
 from hvdenv.runner import environment, hand_over
-from hvdenv.sites.allocation import interactive, runs_programs
+from hvdenv.sites.allocation import interactive
 from hvdenv.sites.batch import OPTIONS, charged, check, merge
 from hvdenv.sites.jobs import without_scheduler
-from hvdenv.sites.schedulers import DIALECTS
 
 EXAMPLES = """\
 examples:
@@ -91,10 +90,10 @@ def _run(arguments: argparse.Namespace) -> int:
         print(shlex.join(words))
         return 0
     last_used.note(places, chosen.prefix)
-    scheduler = chosen.recipe.scheduler
-    if given and scheduler and not shutil.which(words[0]):
-        raise without_scheduler(DIALECTS[scheduler], words[0])
-    if given and scheduler and not runs_programs(scheduler):
+    dialect = chosen.recipe.dialect
+    if given and dialect and not shutil.which(words[0]):
+        raise without_scheduler(dialect, words[0])
+    if given and dialect and not dialect.runs_programs:
         print(f"type this there: . {shlex.quote(chosen.activate)}", file=sys.stderr)
     return hand_over(Command(words), of_shell(environment(), clean=arguments.clean))
 
@@ -136,19 +135,19 @@ def _write(chosen: Chosen, places: Places) -> Path:
 def _in_allocation(
     given: Mapping[str, object], chosen: Chosen, program: tuple[str, ...]
 ) -> tuple[str, ...]:
-    scheduler = chosen.recipe.scheduler
+    dialect = chosen.recipe.dialect
     options = " and ".join(f"--{name.replace('_', '-')}" for name in given)
-    if scheduler is None:
+    if dialect is None:
         raise UsageError(
             f"the recipe {chosen.recipe.name} has no scheduler", remedy=f"omit {options}"
         )
-    allocation = current_allocation()
+    allocation = current_allocation(chosen.recipe)
     if allocation.scheduler:
         raise UsageError(
             f"this process already runs in job {allocation.job}",
             remedy=f"omit {options} for a shell in this job, or leave the job",
         )
-    job = merge(chosen.recipe.job, scheduler, given)
-    partition = check(job, scheduler, chosen.recipe.partitions, given)
+    job = merge(chosen.recipe.job, dialect, given)
+    partition = check(job, dialect, chosen.recipe.partitions, given)
     print(f"allocation: {charged(job)}", file=sys.stderr, flush=True)
-    return interactive(scheduler, job, partition, program)
+    return interactive(dialect, job, partition, program)

@@ -10,7 +10,7 @@ from typing import Any
 from hvdenv.cli.options import add_json, add_recipe, print_json, resolved_of
 from hvdenv.errors import UsageError
 from hvdenv.model.recipe import Recipe
-from hvdenv.schema import encode, json_schema
+from hvdenv.schema import dotted, encode, json_schema
 
 EXAMPLES = """\
 examples:
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def recipe_schema() -> dict[str, Any]:
+def recipe_schema() -> dict[str, object]:
     """The JSON Schema of recipe files: values may come from the default layer or a variant."""
 
     def relax(schema: Any) -> Any:
@@ -82,9 +82,9 @@ def recipe_schema() -> dict[str, Any]:
     }
 
 
-def _leaves(value: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(value: dict[str, object], path: str = "") -> Iterator[tuple[str, Any]]:
     for key, each in value.items():
-        where = f"{path}.{key}" if path else key
+        where = ".".join(filter(None, (path, dotted((key,)))))
         if isinstance(each, dict):
             yield from _leaves(each, where)
         else:

@@ -46,6 +46,7 @@ from hvdenv.errors import InterruptedRunError, StepError, UsageError
 from hvdenv.knowledge import flags
 from hvdenv.launch.container import image_of
 from hvdenv.launch.launchers import LAUNCHERS, Launch
+from hvdenv.launch.launchers import named as named_launcher
 from hvdenv.launch.placement import Requested, of_shell, place
 from hvdenv.masking import print_coloured
 from hvdenv.model.cluster import Container, LauncherName
@@ -65,6 +66,7 @@ from hvdenv.reading import REPORT, read_json
 from hvdenv.reports import junit, page, render
 from hvdenv.reports.report import EXIT_CODES, Report
 from hvdenv.runner import Runner, environment
+from hvdenv.schema import nearest
 from hvdenv.sites import module_shell
 from hvdenv.sites.hosts import distribute
 from hvdenv.verification.bench import Effort
@@ -178,7 +180,7 @@ def run(arguments: argparse.Namespace) -> int:
     known = [name for name, launcher in LAUNCHERS.items() if launcher.controller]
     if unknown := [name for name in arguments.launcher or () if name not in known]:
         raise UsageError(
-            f"unknown launcher {unknown[0]}",
+            f"unknown launcher {unknown[0]}{nearest(unknown[0], known)}",
             where="--launcher",
             remedy=f"use one of {', '.join(known)}",
         )
@@ -343,7 +345,7 @@ def _launched(
     """How many ranks there are and where, and the launchers for each controller."""
     if arguments.ranks is not None and arguments.ranks < 1:
         raise UsageError(f"{arguments.ranks} ranks", where="-n", remedy="give 1 or more")
-    allocation = current_allocation()
+    allocation = current_allocation(recipe)
     named = str(arguments.hostfile.absolute()) if arguments.hostfile else ""
     requested = Requested(arguments.ranks, requested_hosts(arguments), named)
     if recipe is None and requested.hosts:
@@ -357,7 +359,7 @@ def _launched(
     if arguments.launcher:
         return launch, tuple(arguments.launcher)
     usual = recipe.launch.launcher if recipe else DEFAULT_LAUNCHERS[0]
-    schedulers = LAUNCHERS[usual].schedulers
+    schedulers = named_launcher(usual, launch.settings.launchers).schedulers
     fits = not schedulers or allocation.scheduler in schedulers
     return launch, (usual if fits else DEFAULT_LAUNCHERS[0], *DEFAULT_LAUNCHERS)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from itertools import groupby
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from packaging.version import InvalidVersion, Version
 
@@ -82,7 +82,7 @@ def render(found: tuple[Difference, ...], *, colour: bool = False) -> str:
     return "\n".join(lines[1:]) + "\n" if lines else ""
 
 
-def document(found: tuple[Difference, ...]) -> dict[str, Any]:
+def document(found: tuple[Difference, ...]) -> dict[str, object]:
     """The differences as JSON values."""
     return {
         "schema": "hvdenv.diff/1",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-# JSON that a step or program wrote. Its own reader checks it: collectors, drift, modulefile.
-Table = dict[str, Any]
+from hvdenv.schema import Table
 
 
 class LockUse(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from hvdenv.sites.schedulers import DIALECTS
+from hvdenv.model.dialect import shipped
 
 Kind = Literal["venv", "conda", "none"]
 
@@ -25,7 +25,7 @@ KINDS: Mapping[str, Kind] = {
 }
 
 # Variables with the id of a job, of all schedulers.
-_JOBS = tuple(dialect.job_id for dialect in DIALECTS.values())
+_JOBS = tuple(dialect.job_id for dialect in shipped().values())
 # What a value may contain until a program runs, and its expansion in a shell.
 _OPEN = {
     "{user}": '"$(id -un)"',

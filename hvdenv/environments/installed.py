@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hvdenv.contents.packages import (
     Contents,
@@ -23,6 +23,7 @@ from hvdenv.locks import condalock, folders, pypi
 from hvdenv.locks.lockfile import CONDA, MAIN, Locked
 from hvdenv.places import Places
 from hvdenv.reading import STATE, SYSTEM, read_json, read_text
+from hvdenv.schema import Table
 
 _DISTRIBUTION = re.compile(r"([^-]+)-([^-]+?)(-py[\d.]+)?\.(dist|egg)-info")
 
@@ -204,7 +205,7 @@ def _distributions(base: Path) -> Iterator[tuple[str, str, Path]]:
                 yield normal(found[1]), found[2], path
 
 
-def _conda_package(record: dict[str, Any]) -> Package:
+def _conda_package(record: Table) -> Package:
     return Package(
         kind="conda", name=record["name"], version=record["version"], build=record.get("build", ""),
         sha256=record.get("sha256") or "", url=hint(record.get("url", "")),
@@ -227,7 +228,7 @@ def _python_package(name: str, version: str, folder: Path) -> Package:
     )
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path) -> Table:
     """A document that another program wrote; empty if it cannot be read."""
     try:
         document = read_json(path, STATE)

@@ -25,15 +25,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv.errors import BusyError, HvdenvError
+from hvdenv.model.dialect import shipped
 from hvdenv.places import blocked, make_folder
 from hvdenv.reading import STATE, SYSTEM, read_file, read_text
 from hvdenv.runner import environment
-from hvdenv.sites.schedulers import DIALECTS
 
 LOCK = "lock"
 ENDED = "ended"
 _DRAFT, _CLAIM = ".lock-draft-", ".lock-claim-"
-_JOB_VARIABLES = tuple(dialect.job_id for dialect in DIALECTS.values())
+_JOB_VARIABLES = tuple(dialect.job_id for dialect in shipped().values())
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV}
 _GONE = {errno.ENOENT, errno.ESTALE}
 

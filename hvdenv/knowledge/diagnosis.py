@@ -11,11 +11,13 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from operator import eq, ge, lt, ne
 from pathlib import Path
 from time import thread_time
 from typing import BinaryIO, NamedTuple
 
-from hvdenv.knowledge.signatures import Kind, Phase, Signature, all_signatures
+from hvdenv.knowledge.loglines import normalised, other_names, without_prefix
+from hvdenv.knowledge.signatures import Kind, Phase, Signature, all_signatures, alternatives
 from hvdenv.reading import LOG, open_file
 
 try:
@@ -27,6 +29,8 @@ BLOCK = 1 << 15
 # Characters before and after a text, and lines from its own on, that a pattern sees. This bounds
 # the time of a pattern.
 BEFORE, AFTER, LINES = 600, 1400, 3
+# Characters before and after a text that count as near it.
+NEAR = 2000
 # How many lines may contain a signature's text without matching its pattern. After ALL_TRIES for
 # all signatures together, more than any real log needs, only FEW_TRIES each.
 TRIES, ALL_TRIES, FEW_TRIES = 2000, 10_000, 50
@@ -43,22 +47,9 @@ _COLOURS = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b
 _DROPPED = bytes({*range(32), 127} - set(b"\t\n\r\x1b"))
 
 _END = re.compile(rb"[\r\n]")
-
-# Prefixes of a line: times, ranks (mpirun, horovodrun, srun, torchrun), container builds, CI, Ray
-# workers, quotations and report titles.
-_PREFIX = re.compile(
-    r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?\]?:? ?"
-    r"|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}:?(?=\[)"
-    r"|\[(?:[\w.@-]+@)?\d+,(?P<mpirun>\d+)\](?:<std(?:err|out)>)?: ?"
-    r"|\[(?P<gloo>\d+)\](?:<std(?:err|out)>)?: ?"
-    r"|\[rank(?P<torch>\d+)\]: ?"
-    r"| {0,4}(?P<srun>\d{1,5}): (?!\[[^\]]*\]$)"  # but not the tensors that a missing rank has yet to submit
-    r"|(?:\d{1,6} )?#\d+ \d+\.\d+ "
-    r"|##\[error\]"
-    r"|\(\w+ pid=\d+(?:, ip=[\d.]+)?\) ?"
-    r"|> ?"
-    r"|# "
-)
+_COMPARE: dict[str, Callable[[list[int], list[int]], bool]] = {
+    "<": lt, ">=": ge, "==": eq, "!=": ne,
+}  # fmt: skip
 
 # Versions and paths that a log names: what, a literal text, a pattern.
 _MENTIONS = (
@@ -103,6 +94,14 @@ _CRASH = (
     ),
     "",
 )  # fmt: skip
+# A log from a container or a pod, where no environment modules exist, and one of a reader who has
+# hvdenv.
+_CONTAINER = (
+    "kubectl", "kubexec.sh", "Kubernetes", "kubernetes", "ImagePull", "docker", "Dockerfile", "podman",
+    "enroot", "pyxis", "apptainer", "Apptainer", "singularity", "Singularity", "-launcher", "-worker-",
+    "/workspace/",
+)  # fmt: skip
+_OWN = ("hvdenv",)
 # In a backtrace by UCX or Open MPI, the frames of the signal handler (UCX, the C library) come
 # before the frame that crashed.
 _FRAME_START = r"(?:\[\S{1,64}:\d{1,8}\] )?[ \[]{0,4}\d{1,2}\]? {1,3}"
@@ -149,6 +148,11 @@ class Found(NamedTuple):
     rank: str = ""
     kill: bool = False
 
+    @property
+    def remedies(self) -> list[str]:
+        """What to try, the most likely first."""
+        return alternatives(self.remedy)
+
 
 class Diagnosis(NamedTuple):
     """What a log says.
@@ -159,6 +163,7 @@ class Diagnosis(NamedTuple):
         mentions: versions and paths that the log names.
         lines: how many the log has.
         given_up: matching took too long, so some lines were not searched.
+        own: the log is of something that hvdenv ran.
     """
 
     found: tuple[Found, ...]
@@ -166,6 +171,7 @@ class Diagnosis(NamedTuple):
     mentions: dict[str, str]
     lines: int
     given_up: bool = False
+    own: bool = False
 
     def of_kind(self, kind: Kind) -> tuple[Found, ...]:
         """The signatures of one kind that were found."""
@@ -199,11 +205,20 @@ class _Query(NamedTuple):
         texts: one of them must be in the line.
         pattern: must match the line, or from the line into those that follow.
         most: how many lines to keep.
+        near, not_near, when: as in Signature.
     """
 
     texts: tuple[bytes, ...]
     pattern: str = ""
     most: int = 1
+    near: tuple[bytes, ...] = ()
+    not_near: tuple[bytes, ...] = ()
+    when: tuple[str, ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """One look at one line is enough."""
+        return not (self.pattern or self.near or self.not_near)
 
 
 class _Hit(NamedTuple):
@@ -229,12 +244,13 @@ class _Block(NamedTuple):
     """A cleaned part of a log.
 
     Attributes:
-        text: ends some lines after `end`, for patterns that go on into them.
-        end: where the search ends.
-        number: of its first line.
+        text: with what is near its first and its last line.
+        start, end: what to search.
+        number: of the line at `start`.
     """
 
     text: bytes
+    start: int
     end: int
     number: int
 
@@ -282,7 +298,7 @@ class _Search:
         for block in _blocks(log):
             if self._read_block(block) > IDLE:
                 self.matcher = _Matcher(self.queries, filter(self._wants, range(len(self.queries))))
-            self.lines = block.number + block.text.count(b"\n", 0, block.end) - 1
+            self.lines = block.number + block.text.count(b"\n", block.start, block.end) - 1
 
     def _read_block(self, block: _Block) -> int:
         """Returns how many of the texts found were no longer wanted."""
@@ -290,9 +306,11 @@ class _Search:
         searched: dict[int, int] = {}
         for text, at, _ in self.matcher.find(block.text):
             query = self.matcher.query_of[text]
+            if at < block.start:
+                continue
             if not self._wants(query):
                 idle += 1
-            elif searched.get(text, 0) <= at < block.end:
+            elif searched.get(text, block.start) <= at < block.end:
                 self._try(query, block, at)
                 line_end = _END.search(block.text, at, at + AFTER)
                 searched[text] = line_end.start() if line_end else at + AFTER
@@ -304,7 +322,7 @@ class _Search:
         return not found_all and progress.tries < limit and not self._out_of_time(query)
 
     def _out_of_time(self, query: int) -> bool:
-        if not self.queries[query].pattern:  # one look at one line is enough
+        if self.queries[query].is_plain:
             return False
         return self.seconds >= ALL_SECONDS or self.progress[query].seconds >= PATTERN_SECONDS
 
@@ -312,7 +330,7 @@ class _Search:
         """Keep a line if it matches."""
         progress = self.progress[query]
         began = thread_time()
-        if hit := _look(block, at, _compiled(self.queries[query].pattern)):
+        if hit := _look(block, at, self.queries[query]):
             progress.hits.setdefault(hit.place.number, hit)
         seconds = thread_time() - began
         progress.tries += 1
@@ -359,12 +377,14 @@ def _catalog(phase: Phase | None) -> _Catalog:
     contexts = {text: number for number, text in enumerate(texts, len(signatures))}
     first_mention = len(signatures) + len(contexts)
     queries = (
-        *(_query(each.texts, each.pattern) for each in signatures),
+        *map(_query_of, signatures),
         *(_query((text,)) for text in contexts),
         *(_query((text,), pattern) for _, text, pattern in _MENTIONS),
         _query(*_ERROR, most=ERRORS),
         _query(*_CRASH),
         _query(*_FRAME),
+        _query(_CONTAINER),
+        _query(_OWN),
     )
     mentions = range(first_mention, first_mention + len(_MENTIONS))
     return _Catalog(
@@ -377,24 +397,40 @@ def _catalog(phase: Phase | None) -> _Catalog:
 
 
 def _query(texts: Sequence[str], pattern: str = "", most: int = 1) -> _Query:
-    return _Query(tuple(text.encode() for text in texts), pattern, most)
+    return _Query(_encoded(texts), pattern, most)
 
 
-def diagnose(log: BinaryIO, phase: Phase | None = None) -> Diagnosis:
+def _query_of(signature: Signature) -> _Query:
+    names = [name for text in signature.texts for name in other_names(text)]
+    return _query((*signature.texts, *names), signature.pattern)._replace(
+        near=_encoded(signature.near),
+        not_near=_encoded(signature.not_near),
+        when=signature.when,
+    )
+
+
+def _encoded(texts: Sequence[str]) -> tuple[bytes, ...]:
+    return tuple(text.encode() for text in texts)
+
+
+def diagnose(log: BinaryIO, phase: Phase | None = None, *, own: bool = False) -> Diagnosis:
     """Search a log for all signatures.
 
     Args:
         log: of any size; it is read once.
         phase: what it is the log of; None if that is not known.
+        own: whether hvdenv ran what it is the log of.
     """
     catalog = _catalog(phase)
     search = _Search(catalog)
     search.read(log)
-    errors, crashes, frames = (search.hits(len(catalog.queries) - n) for n in (3, 2, 1))
+    last = range(len(catalog.queries) - 5, len(catalog.queries))
+    errors, crashes, frames, container, hvdenv = map(search.hits, last)
+    reader = _Reader(own=own or bool(hvdenv), modules=not container)
     crashed = min((hit.place.number for hit in crashes), default=search.lines + 1)
     seen = {text for text, query in catalog.contexts.items() if search.hits(query)}
     found = [
-        _Ranked(_filled(signature, hit, _where(frames), crashed), hit.last_line)
+        _Ranked(_filled(signature, hit, _where(frames), crashed, reader), hit.last_line)
         for number, signature in enumerate(catalog.signatures)
         for hit in search.hits(number)
         if _counts(signature, seen)
@@ -409,6 +445,7 @@ def diagnose(log: BinaryIO, phase: Phase | None = None) -> Diagnosis:
         mentions=mentions,
         lines=search.lines,
         given_up=search.gave_up(range(len(catalog.signatures))),
+        own=reader.own,
     )
 
 
@@ -420,7 +457,7 @@ def diagnose_step(path: Path) -> Diagnosis:
             start = offset if line.startswith(b"$ ") else start
             offset += len(line)
         log.seek(start)
-        return diagnose(log, "build")
+        return diagnose(log, "build", own=True)
 
 
 def explain(text: str, phase: Phase, *, kills: bool = True) -> Found | None:
@@ -431,7 +468,7 @@ def explain(text: str, phase: Phase, *, kills: bool = True) -> Found | None:
         phase: which of the two.
         kills: whether to count reports that a process was killed, as launchers print them.
     """
-    diagnosis = diagnose(io.BytesIO(text.encode("utf-8", "replace")), phase)
+    diagnosis = diagnose(io.BytesIO(text.encode("utf-8", "replace")), phase, own=True)
     if not kills:
         diagnosis = diagnosis._replace(found=tuple(f for f in diagnosis.found if not f.kill))
     return diagnosis.best
@@ -439,16 +476,16 @@ def explain(text: str, phase: Phase, *, kills: bool = True) -> Found | None:
 
 def _blocks(log: BinaryIO) -> Iterator[_Block]:
     """The log in blocks; no line is searched twice."""
-    rest, number = b"", 1
+    before, rest, number = b"", b"", 1
     while True:
         read = log.read(BLOCK)
-        text = _cleaned(rest + read)
-        end = _searchable(text) if read else len(text)
-        yield _Block(text, end, number)
+        text, start = before + _cleaned(rest + read), len(before)
+        end = _searchable(text, start) if read else len(text)
+        yield _Block(text=text, start=start, end=end, number=number)
         if not read:
             return
-        number += text.count(b"\n", 0, end)
-        rest = text[end:]
+        number += text.count(b"\n", start, end)
+        before, rest = text[max(0, end - NEAR) : end], text[end:]
 
 
 def _cleaned(text: bytes) -> bytes:
@@ -457,38 +494,60 @@ def _cleaned(text: bytes) -> bytes:
     return text.translate(None, _DROPPED)
 
 
-def _searchable(text: bytes) -> int:
-    """The end of the last line that is followed by as many lines as a pattern may see."""
-    end = len(text)
-    for _ in range(LINES):
-        end = text.rfind(b"\n", max(0, len(text) - BLOCK // 2), end)
-        if end < 0:  # a line without an end
-            return max(0, len(text) - AFTER)
-    return end + 1
+def _searchable(text: bytes, start: int) -> int:
+    """The end of the last line that is followed by all that is near it."""
+    last = max(start, len(text) - NEAR)
+    end = text.rfind(b"\n", max(start, last - BLOCK // 2), last)
+    return last if end < 0 else end + 1  # a line without an end is cut
 
 
-def _look(block: _Block, at: int, pattern: re.Pattern[str]) -> _Hit | None:
-    """The line at a position if it, with those that follow, matches a pattern."""
+def _look(block: _Block, at: int, query: _Query) -> _Hit | None:
+    """The line at a position if it, with those that follow, matches a query."""
+    if not _is_near(block, at, query):
+        return None
     low = max(0, at - BEFORE)
     start = 1 + max(block.text.rfind(end, low, at) for end in (b"\n", b"\r")) or low
     window = block.text[start : at + AFTER].decode("utf-8", "replace").replace("\x1b", "")
     first, *more = re.split(r"\r\n|\n|\r", window, maxsplit=LINES)[:LINES]
-    line, rank = _without_prefix(first)
-    match = pattern.search("\n".join([line, *(_without_prefix(each)[0] for each in more)]))
-    if not match or match.start() > len(line):  # it is in a line that follows
+    line, rank = without_prefix(first)
+    match = _match(query, line, [without_prefix(each)[0] for each in more])
+    if not match:
         return None
     named = match.groupdict().get("rank")
-    number = block.number + block.text.count(b"\n", 0, start)
+    number = block.number + block.text.count(b"\n", block.start, start)
     return _Hit(Place(number, first, rank if named is None else named), match)
 
 
-def _without_prefix(line: str) -> tuple[str, str]:
-    """A line without its prefixes, and the rank that they name."""
-    rank, at = "", 0
-    while found := _PREFIX.match(line, at):
-        rank = rank or next((each for each in found.groups() if each), "")
-        at = found.end()
-    return line[at:], rank
+def _is_near(block: _Block, at: int, query: _Query) -> bool:
+    """Whether what is near a position is as a query wants it."""
+    if not (query.near or query.not_near):
+        return True
+    around = block.text[max(0, at - NEAR) : at + NEAR]
+    return (not query.near or any(text in around for text in query.near)) and not any(
+        text in around for text in query.not_near
+    )
+
+
+def _match(query: _Query, line: str, more: Sequence[str]) -> re.Match[str] | None:
+    """The first match in a line and those that follow, with today's names of programs or Open MPI 4's."""
+    pattern = _compiled(query.pattern)
+    text = "\n".join([line, *more])
+    for each in dict.fromkeys((text, normalised(text))):
+        match = pattern.search(each)
+        # A match in a line that follows is found from that line.
+        if match and "\n" not in each[: match.start()] and _holds(query.when, match):
+            return match
+    return None
+
+
+def _holds(conditions: Sequence[str], match: re.Match[str]) -> bool:
+    """Whether all comparisons of a pattern's groups are true; a group without a number has none."""
+    for condition in conditions:
+        left, operation, right = condition.format(*match.groups("")).split(" ")
+        sides = [[int(number) for number in re.findall(r"\d+", side)] for side in (left, right)]
+        if not all(sides) or not _COMPARE[operation](*sides):
+            return False
+    return True
 
 
 def _counts(signature: Signature, seen: set[str]) -> bool:
@@ -504,7 +563,26 @@ def _where(frames: Sequence[_Hit]) -> str:
     return ""
 
 
-def _filled(signature: Signature, hit: _Hit, where: str, crashed: int) -> Found:
+class _Reader(NamedTuple):
+    """Who reads a diagnosis: someone who uses hvdenv, on a machine with environment modules."""
+
+    own: bool
+    modules: bool
+
+
+def _remedy(signature: Signature, groups: Sequence[str], reader: _Reader) -> str:
+    """What this reader can do, the most likely first."""
+    parts = [
+        signature.remedy.format(*groups),
+        signature.modules
+        and reader.modules
+        and "with environment modules: " + signature.modules.format(*groups),
+        signature.recipe and reader.own and f"in the recipe: {signature.recipe}",
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def _filled(signature: Signature, hit: _Hit, where: str, crashed: int, reader: _Reader) -> Found:
     """A signature with its texts filled in.
 
     Args:
@@ -512,6 +590,7 @@ def _filled(signature: Signature, hit: _Hit, where: str, crashed: int) -> Found:
         hit: where it was found.
         where: the library in which a process crashed.
         crashed: line number of the first crash; a process killed after it is not the cause.
+        reader: for whom.
     """
     place, match = hit
     groups = [group or "" for group in match.groups()]
@@ -523,7 +602,7 @@ def _filled(signature: Signature, hit: _Hit, where: str, crashed: int) -> Found:
     return Found(
         id=signature.id,
         cause=signature.cause.format(*groups, where=where),
-        remedy=signature.remedy.format(*groups),
+        remedy=_remedy(signature, groups, reader),
         kind=kind,
         rules=signature.rules,
         source=signature.source,

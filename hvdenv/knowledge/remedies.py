@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from hvdenv.knowledge.rules import Rule
 from hvdenv.model.layers import Resolved
 from hvdenv.reading import RECIPE, read_text
-from hvdenv.schema import parse_toml
+from hvdenv.schema import Table, parse_toml
 
 
 class Change(NamedTuple):
@@ -112,14 +112,14 @@ def _with(text: str, path: tuple[str, ...], value: str) -> str | None:
     return None
 
 
-def _meaning(text: str) -> dict[str, Any] | None:
+def _meaning(text: str) -> Table | None:
     try:
         return _without_empty(parse_toml(text))
     except ValueError:
         return None
 
 
-def _without_empty(table: dict[str, Any]) -> dict[str, Any]:
+def _without_empty(table: Table) -> Table:
     """A table without empty tables."""
     kept = {
         key: _without_empty(value) if isinstance(value, dict) else value
@@ -128,7 +128,7 @@ def _without_empty(table: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in kept.items() if value != {}}
 
 
-def _put_plain(table: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+def _put_plain(table: Table, path: tuple[str, ...], value: Any) -> None:
     *parents, last = path
     for name in parents:
         table = table.setdefault(name, {}) if value is not None else table.get(name, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -24,7 +25,7 @@ class Signature(NamedTuple):
         texts: literal texts; one of them must be in the line.
         cause: what happened; ``{0}`` stands for the pattern's first group, ``{where}`` for
             `` in LIBRARY (FUNCTION)`` where a backtrace names what crashed.
-        remedy: what to do.
+        remedy: what to do, the most likely first; a semicolon separates alternatives.
         source: where the text comes from.
         certainty: as in rules.
         pattern: a regular expression that must also match the line, and may continue into the
@@ -34,6 +35,11 @@ class Signature(NamedTuple):
         rules: ids of the rules that find it before a build.
         needs: counts only if the log also contains one of these.
         unless: does not count if the log contains one of these.
+        near: as needs, but within 2,000 characters of the line.
+        not_near: as unless, but within 2,000 characters of the line.
+        when: comparisons of the pattern's groups that must all hold, as ``{0} < 20.3``.
+        modules: what to do on a machine with environment modules; not for containers and pods.
+        recipe: what to change in a recipe; for readers who use hvdenv.
         kill: reports that a process was killed, which launchers and schedulers also do to the
             remaining ranks when one has ended.
         theme: name of its file.
@@ -51,6 +57,11 @@ class Signature(NamedTuple):
     rules: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
+    near: tuple[str, ...] = ()
+    not_near: tuple[str, ...] = ()
+    when: tuple[str, ...] = ()
+    modules: str = ""
+    recipe: str = ""
     kill: bool = False
     theme: str = ""
 
@@ -60,6 +71,15 @@ class _SignatureFile(NamedTuple):
 
     about: str
     signature: tuple[Signature, ...]
+
+
+_WHOLE = re.compile(r"`[^`]{0,300}`|\([^()]{0,300}\)")
+
+
+def alternatives(remedy: str) -> list[str]:
+    """What to try, in order. A semicolon in parentheses or in a command does not separate."""
+    kept = _WHOLE.sub(lambda part: part[0].replace("; ", ";\0"), remedy)
+    return [each.replace("\0", " ") for each in kept.split("; ")]
 
 
 @lru_cache(maxsize=1)

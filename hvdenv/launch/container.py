@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 
 from hvdenv.errors import IncompatibleError
-from hvdenv.launch.launchers import LAUNCHERS, Launch, Start
+from hvdenv.launch.launchers import Launch, Start, named
 from hvdenv.model.cluster import Container
 from hvdenv.model.recipe import Recipe
 from hvdenv.sites.hosts import short
@@ -53,7 +53,7 @@ def start_inside(name: str, launch: Launch, words: tuple[str, ...], host: str) -
     Raises:
         IncompatibleError: the launcher is a program of the image, and there are other hosts.
     """
-    launcher = LAUNCHERS[name]
+    launcher = named(name, launch.settings.launchers)
     if not words or not launcher.provided:
         return launcher.start(launch._replace(program=(*words, *launch.program)))
     others = [
@@ -71,7 +71,7 @@ def start_inside(name: str, launch: Launch, words: tuple[str, ...], host: str) -
 
 def on_this_host(name: str, launch: Launch, words: tuple[str, ...]) -> Launch:
     """The ranks of one host, on this one, if the launcher is a program of the image."""
-    if not words or not LAUNCHERS[name].provided:
+    if not words or not named(name, launch.settings.launchers).provided:
         return launch
     return launch._replace(
         ranks=launch.per_node, hosts=(), host_list="", hostfile="", ranks_per_node=0, placed=False

@@ -1,17 +1,19 @@
 """How each launcher starts ranks: facts in, an argument list out.
 
-To add a launcher, write a function from a Launch to a Start and enter it in LAUNCHERS.
+Where a template of the command line is enough, a launcher is data, also in recipes and site files.
+Others are functions from a Launch to a Start, entered in LAUNCHERS.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Literal, NamedTuple
 
 from hvdenv.errors import IncompatibleError, UsageError
-from hvdenv.model import cluster
+from hvdenv.model import cluster, template
 from hvdenv.sites.hosts import Host
 
 Kind = Literal["Open MPI", "Spectrum MPI", "Intel MPI", "Hydra", "MVAPICH", "Cray MPICH", "unknown"]
@@ -148,8 +150,8 @@ class Launcher(NamedTuple):
 
     controller: str
     start: Callable[[Launch], Start]
-    schedulers: tuple[cluster.Scheduler, ...] = ()
-    across_hosts: tuple[cluster.Scheduler, ...] = ()
+    schedulers: tuple[str, ...] = ()
+    across_hosts: tuple[str, ...] = ()
     takes_hosts: bool = True
     provided: bool = False
     by_ssh: bool = False
@@ -174,14 +176,7 @@ def mpiexec(launch: Launch) -> Start:
     """PALS on Cray machines; elsewhere another name of mpirun."""
     if launch.mpi.kind != "Cray MPICH":
         return _by_mpi("mpiexec", launch)
-    argv = ["mpiexec", "-np", str(launch.ranks), "-ppn", str(launch.per_node)]
-    if launch.placed:
-        argv += ["--hosts", ",".join(host.name for host in launch.hosts)]
-    if launch.settings.cpu_bind:
-        argv += ["--cpu-bind", launch.settings.cpu_bind]
-    if launch.cpus_per_rank:
-        argv += ["-d", str(launch.cpus_per_rank)]
-    return Start((*argv, *_assigned("--env", _for_ranks(launch)), *launch.program))
+    return _by_template(_PALS, launch)
 
 
 def srun(launch: Launch) -> Start:
@@ -223,19 +218,6 @@ def srun(launch: Launch) -> Start:
     # After sbatch --export=NONE, ranks would not get the script's variables.
     env = (("SLURM_EXPORT_ENV", "ALL"), *_for_ranks(launch), *_mca_variables(launch))
     return Start((*argv, *launch.program), env)
-
-
-def aprun(launch: Launch) -> Start:
-    """ALPS on a Cray XC."""
-    argv = ["aprun", "-n", str(launch.ranks), "-N", str(launch.per_node)]
-    if launch.cpus_per_rank:
-        argv += ["-d", str(launch.cpus_per_rank)]
-    if launch.settings.threads_per_core:
-        argv += ["-j", str(launch.settings.threads_per_core)]
-    argv += _assigned("-e", _for_ranks(launch))
-    if launch.settings.cpu_bind:
-        argv += ["-cc", launch.settings.cpu_bind]
-    return Start((*argv, *launch.program))
 
 
 def jsrun(launch: Launch) -> Start:
@@ -328,11 +310,76 @@ def multiworker(launch: Launch) -> Start:
     )
 
 
+def _by_template(own: cluster.OwnLauncher, launch: Launch) -> Start:
+    """The command of a launcher that is data.
+
+    Raises:
+        UsageError: it needs something that is unknown here.
+    """
+    pairs = (*_for_ranks(launch), *_mca_variables(launch))
+    variables = [
+        template.words(own.variable, {"name": name, "value": value}) for name, value in pairs
+    ]
+    exports = [template.words(own.export, {"name": name}) for name in launch.exports]
+    hosts = launch.host_list or launch.hosts
+    names = launch.host_names or ",".join(host.name for host in launch.hosts)
+    values: template.Values = {
+        **{name: getattr(launch, name) or None for name in ("cpus_per_rank", "gpus_per_node")},
+        **{name: "" if getattr(launch, name) else None for name in ("placed", "nested")},
+        "ranks": launch.ranks,
+        "nodes": launch.nodes,
+        "ranks_per_node": launch.per_node,
+        "cpu_bind": launch.settings.cpu_bind,
+        "threads_per_core": launch.settings.threads_per_core,
+        "hosts": launch.with_slots if hosts else None,
+        "host_names": names or None,
+        "hostfile": launch.hostfile or None,
+        "interface": ",".join(launch.network.use) or None,
+        "variables": tuple(word for each in variables for word in each),
+        "exports": tuple(word for each in exports for word in each),
+        "program": launch.program,
+    }
+    try:
+        argv = template.words(own.command, values)
+    except template.Missing as missing:
+        raise UsageError(
+            f"this launcher needs {{{missing}}}, which is unknown here",
+            where=own.command.split()[0],
+            remedy="give the hosts (--hosts, --hostfile), or put the option into [[...]]",
+        ) from None
+    return Start(argv, () if own.variable else pairs)
+
+
+def _from_data(own: cluster.OwnLauncher) -> Launcher:
+    fields = {use.name for use in template.uses(own.command)}
+    return Launcher(
+        controller=own.controller,
+        start=partial(_by_template, own),
+        schedulers=own.schedulers,
+        takes_hosts=bool(fields & {"hosts", "host_names", "hostfile"}),
+        by_ssh=own.by_ssh,
+    )
+
+
+# ALPS on a Cray XC.
+_APRUN = cluster.OwnLauncher(
+    command="aprun -n {ranks} -N {ranks_per_node}[[ -d {cpus_per_rank}]][[ -j {threads_per_core}]]"
+    " {variables}[[ -cc {cpu_bind}]] {program}",
+    variable="-e {name}={value}",
+    schedulers=("cobalt", "pbs"),
+)
+_PALS = cluster.OwnLauncher(
+    command="mpiexec -np {ranks} -ppn {ranks_per_node}[[{?placed} --hosts {host_names}]]"
+    "[[ --cpu-bind {cpu_bind}]][[ -d {cpus_per_rank}]] {variables} {program}",
+    variable="--env {name}={value}",
+)
+
+
 LAUNCHERS: dict[str, Launcher] = {
     "mpirun": Launcher("MPI", mpirun, by_ssh=True, mpirun=True),
     "mpiexec": Launcher("MPI", mpiexec, mpirun=True),
     "srun": Launcher("MPI", srun, schedulers=("slurm",)),
-    "aprun": Launcher("MPI", aprun, schedulers=("cobalt", "pbs"), takes_hosts=False),
+    "aprun": _from_data(_APRUN),
     "jsrun": Launcher("MPI", jsrun, schedulers=("lsf",), takes_hosts=False),
     "horovodrun-gloo": Launcher("Gloo", horovodrun_gloo, provided=True, by_ssh=True, exposes=True),
     "horovodrun-mpi": Launcher("MPI", horovodrun_mpi, provided=True, by_ssh=True, mpirun=True),
@@ -340,6 +387,11 @@ LAUNCHERS: dict[str, Launcher] = {
     "torchrun": Launcher("", torchrun, across_hosts=("slurm",), provided=True),
     "multiworker": Launcher("", multiworker, schedulers=("slurm",)),
 }
+
+
+def named(name: str, own: Mapping[str, cluster.OwnLauncher]) -> Launcher:
+    """A launcher: one of a recipe or site file, or one of hvdenv."""
+    return _from_data(own[name]) if name in own else LAUNCHERS[name]
 
 
 def _by_mpi(name: str, launch: Launch) -> Start:
@@ -503,7 +555,7 @@ def _prefix(launch: Launch) -> list[str]:
 def puts_mpi_first(name: str, launch: Launch) -> bool:
     """Whether the folder of MPI is first in PATH on other hosts: `mpirun --prefix`."""
     open_mpi = launch.mpi.kind in ("Open MPI", "Spectrum MPI")
-    return LAUNCHERS[name].mpirun and open_mpi and bool(_prefix(launch))
+    return named(name, launch.settings.launchers).mpirun and open_mpi and bool(_prefix(launch))
 
 
 def _open_mpi_environment(launch: Launch) -> Variables:

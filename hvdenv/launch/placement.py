@@ -7,11 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from hvdenv.errors import IncompatibleError, UsageError
-from hvdenv.launch.launchers import LAUNCHERS, MPI_KINDS, Launch, Mpi
+from hvdenv.launch.launchers import LAUNCHERS, MPI_KINDS, Launch, Mpi, named
+from hvdenv.model.dialect import shipped
 from hvdenv.model.recipe import Recipe
+from hvdenv.schema import nearest
+from hvdenv.sites.allocation import Allocation
 from hvdenv.sites.hosts import Host, distribute, short
-from hvdenv.sites.schedulers import DIALECTS
-from hvdenv.sites.schedulers.dialect import Allocation
 
 # Two hosts and several frameworks take longer to start than horovodrun waits by default.
 START_SECONDS = 120
@@ -29,7 +30,7 @@ _FOR_LAUNCHERS = re.compile(
     r"|CUDA_VISIBLE_DEVICES"
     r"|(OMPI|PRTE|PMIX)_(MCA_\w+|ALLOW_RUN_AS_ROOT(_CONFIRM)?)"
 )
-_OF_SCHEDULERS = tuple(prefix for each in DIALECTS.values() for prefix in each.variables)
+_OF_SCHEDULERS = tuple(prefix for each in shipped().values() for prefix in each.variables)
 # Other variables that change the results or the data path of ranks.
 _FOR_PROGRAMS = re.compile(
     r"LD_(PRELOAD|AUDIT|LIBRARY_PATH|BIND_NOW)|GLIBC_TUNABLES|MALLOC_\w+|OPAL_PREFIX"
@@ -71,13 +72,14 @@ def choose_launcher(recipe: Recipe, requested: str = "") -> str:
         IncompatibleError: Horovod lacks the requested launcher's controller.
     """
     name = requested or recipe.launch.launcher
-    if name not in LAUNCHERS:
+    own = recipe.launch.launchers
+    if name not in LAUNCHERS and name not in own:
         raise UsageError(
-            f"unknown launcher {name}",
+            f"unknown launcher {name}{nearest(name, LAUNCHERS)}",
             where="--launcher",
-            remedy=f"launchers: {', '.join(LAUNCHERS)}",
+            remedy=f"launchers: {', '.join((*own, *LAUNCHERS))}",
         )
-    controller = LAUNCHERS[name].controller.lower()
+    controller = named(name, own).controller.lower()
     if not controller or controller in recipe.horovod.controllers:
         return name
     if not requested:
@@ -146,16 +148,10 @@ class _Sources(NamedTuple):
     requested: Requested
     allocation: Allocation
 
-    @property
-    def counts_tasks(self) -> bool:
-        """Whether the slots of allocated hosts are requested ranks, and not processors."""
-        scheduler = self.allocation.scheduler
-        return scheduler is not None and DIALECTS[scheduler].counts_tasks
-
     def usual(self, host: Host) -> int:
         """How many ranks go to a host of the allocation by default."""
         usual = self.recipe.job.ranks_per_node
-        if self.counts_tasks:
+        if self.allocation.counts_tasks:
             return host.slots or self.allocation.gpus_per_node or usual
         return min(host.slots or usual, usual)
 
@@ -214,7 +210,7 @@ def _on_allocated(launch: Launch, sources: _Sources) -> Launch:
         hostfile=allocation.hostfile if len(hosts) == len(usual) and _even(hosts) else "",
         ranks_per_node=max(host.slots for host in hosts),
         allowed=min(allocation.tasks, default=0),
-        placed=(sources.counts_tasks and not whole) or len(hosts) < len(usual),
+        placed=(sources.allocation.counts_tasks and not whole) or len(hosts) < len(usual),
     )
 
 
@@ -268,7 +264,7 @@ def refuse_unfit(
     Raises:
         UsageError: it cannot.
     """
-    launcher = LAUNCHERS[name]
+    launcher = named(name, recipe.launch.launchers)
     if requested.hosts and not launcher.takes_hosts:
         raise UsageError(
             f"{name} chooses the hosts itself, in the order of the allocation",
@@ -314,7 +310,7 @@ def hidden(
     launcher: str, environ: Mapping[str, str], requested: Requested, activated: Collection[str]
 ) -> tuple[str, ...]:
     """Variables to remove, since the launcher would expose them on command lines."""
-    if not LAUNCHERS[launcher].exposes:
+    if launcher not in LAUNCHERS or not LAUNCHERS[launcher].exposes:
         return ()
     return tuple(n for n in environ if n not in activated and not may_be_seen(n, requested))
 

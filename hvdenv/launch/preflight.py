@@ -14,13 +14,13 @@ from typing import NamedTuple
 from hvdenv import INSPECT_PROGRAMS
 from hvdenv.command import Command
 from hvdenv.errors import UsageError
-from hvdenv.launch.launchers import LAUNCHERS, MPI_KINDS, Mpi, parse_mpi_version
-from hvdenv.model.cluster import Container, LauncherName
+from hvdenv.launch.launchers import MPI_KINDS, Launcher, Mpi, named, parse_mpi_version
+from hvdenv.model import template
+from hvdenv.model.cluster import Container, OwnLauncher
 from hvdenv.model.recipe import Mpi as RecipeMpi
 from hvdenv.reading import OWN, read_file
 from hvdenv.reports.report import Finding, Status
 from hvdenv.schema import Problem, decode
-from hvdenv.sites.schedulers.dialect import fill
 
 PROGRAM = INSPECT_PROGRAMS / "node.py"
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
@@ -81,12 +81,19 @@ class Requirements(NamedTuple):
         mpi: the MPI in the image; None if its Horovod has none.
         launcher: starts the ranks.
         scheduled: whether this runs in an allocation.
+        own: launchers of the recipe.
     """
 
     container: Container
     mpi: RecipeMpi | None
-    launcher: LauncherName
+    launcher: str
     scheduled: bool
+    own: Mapping[str, OwnLauncher] = {}
+
+    @property
+    def starter(self) -> Launcher:
+        """The launcher."""
+        return named(self.launcher, self.own)
 
     @property
     def image(self) -> str:
@@ -96,7 +103,7 @@ class Requirements(NamedTuple):
     @property
     def ssh(self) -> bool:
         """Whether hosts must reach each other by ssh."""
-        return LAUNCHERS[self.launcher].by_ssh and not self.scheduled
+        return self.starter.by_ssh and not self.scheduled
 
 
 # For each host its report, or why there is none.
@@ -152,7 +159,7 @@ def hosts_without_image(answers: Answers) -> tuple[str, tuple[str, ...]]:
 
 
 def copy_commands(
-    image: str, hosts: Sequence[str], broadcast: tuple[tuple[str, ...], ...]
+    image: str, hosts: Sequence[str], broadcast: tuple[str, ...]
 ) -> tuple[Command, ...]:
     """Commands that copy the image from this host to the same path on hosts that lack it.
 
@@ -172,7 +179,9 @@ def copy_commands(
         )
     folder = str(Path(image).parent)
     if broadcast:
-        return tuple(Command(fill(words, file=image, folder=folder)) for words in broadcast)
+        return tuple(
+            Command(template.words(each, {"file": image, "folder": folder})) for each in broadcast
+        )
     return tuple(
         command
         for host in hosts
@@ -255,7 +264,7 @@ def _answer(answer: Node | str) -> _Verdict:
 
 
 def _name(required: Requirements, node: Node) -> _Verdict | None:
-    if LAUNCHERS[required.launcher].controller != "Gloo":
+    if required.starter.controller != "Gloo":
         return None
     if node.resolves:
         return _Verdict("pass", f"it resolves its name {node.name}")
@@ -306,7 +315,7 @@ def _image(source: str, sha256: str, required: Requirements, node: Node) -> _Ver
 
 def _mpi(required: Requirements, node: Node) -> _Verdict | None:
     mpi = required.mpi
-    launcher = LAUNCHERS[required.launcher]
+    launcher = required.starter
     if mpi is None or launcher.controller != "MPI":
         return None
     if launcher.schedulers:

@@ -10,7 +10,7 @@ import posixpath
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 from urllib.parse import quote, unquote, urlsplit
 
 from packaging.markers import Marker
@@ -30,6 +30,7 @@ from packaging.version import Version
 from hvdenv.contents.packages import hint
 from hvdenv.errors import LockError
 from hvdenv.locks.lockfile import ANEW, PYPI, Locked, malformed
+from hvdenv.locks.pip_report import PipReport
 from hvdenv.masking import mask
 from hvdenv.model.recipe import Sha256
 from hvdenv.schema import Pattern, Problem, decode, line_of, parse_toml
@@ -60,11 +61,11 @@ class Package(NamedTuple):
         return self.file.endswith(".whl")
 
 
-def from_report(report: Mapping[str, Any], hints: Mapping[str, str]) -> tuple[Package, ...]:
+def from_report(report: PipReport, hints: Mapping[str, str]) -> tuple[Package, ...]:
     """The packages that pip would install, sorted by name.
 
     Args:
-        report: of ``pip install --dry-run --report``.
+        report: of ``pip install --dry-run``.
         hints: by package, the index that the recipe names: the URL of a file that this machine
             has in a folder.
 
@@ -73,30 +74,27 @@ def from_report(report: Mapping[str, Any], hints: Mapping[str, str]) -> tuple[Pa
     """
     found = []
     requires = _requires(report)
-    for each in report["install"]:
-        name = canonicalize_name(each["metadata"]["name"])
-        download = each["download_info"]
-        address = urlsplit(download["url"])
-        sha256 = download.get("archive_info", {}).get("hashes", {}).get("sha256", "")
-        if not sha256:
+    for each in report.install:
+        name, download = canonicalize_name(each.metadata.name), each.download_info
+        address = urlsplit(download.url)
+        if not download.sha256:
             raise LockError(
-                f"{name} {each['metadata']['version']} has no sha256 at {mask(download['url'])}",
+                f"{name} {each.metadata.version} has no sha256 at {mask(download.url)}",
                 remedy="install it from an index or a folder of wheels: only files with a hash"
                 " can be locked",
             )
         file = unquote(posixpath.basename(address.path))
-        url = hint(download["url"].partition("#")[0].partition("?")[0])
+        url = hint(download.url.partition("#")[0].partition("?")[0])
         if address.scheme == "file" and name in hints:
             url = f"{hints[name].rstrip('/')}/{quote(file)}"
         if not re.fullmatch(get_args(Url)[1].regex, url):
             url = ""
-        version = str(Version(each["metadata"]["version"]))
         found.append(
             Package(
                 name=name,
-                version=version,
+                version=str(Version(each.metadata.version)),
                 file=file,
-                sha256=sha256,
+                sha256=download.sha256,
                 url=url,
                 requires=requires[name],
             )
@@ -104,7 +102,7 @@ def from_report(report: Mapping[str, Any], hints: Mapping[str, str]) -> tuple[Pa
     return tuple(sorted(found))
 
 
-def _requires(report: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+def _requires(report: PipReport) -> dict[str, tuple[str, ...]]:
     """What each package requires on the target machine, including its extras.
 
     Raises:
@@ -112,23 +110,24 @@ def _requires(report: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """
     stated: dict[str, list[Requirement]] = {}
     extras: dict[str, set[str]] = {}
-    for each in report["install"]:
-        name = canonicalize_name(each["metadata"]["name"])
+    for each in report.install:
+        name = canonicalize_name(each.metadata.name)
         try:
-            stated[name] = [Requirement(text) for text in each["metadata"].get("requires_dist", ())]
+            stated[name] = [Requirement(text) for text in each.metadata.requires_dist]
         except InvalidRequirement as error:
             raise LockError(f"the metadata of {name} cannot be read: {error}") from error
-        extras[name] = {*each.get("requested_extras", ())}
-    environment = report.get("environment", {})
+        extras[name] = {*each.requested_extras}
     found: dict[str, tuple[str, ...]] = {}
     known = -1
     # An extra that one package requests of another can add requirements with more extras.
     while known != (known := sum(map(len, extras.values()))):
         for package, requirements in stated.items():
-            holding = [each for each in requirements if _holds(each, environment, extras[package])]
-            for each in holding:
-                extras.setdefault(canonicalize_name(each.name), set()).update(each.extras)
-            texts = {f"{canonicalize_name(each.name)}{each.specifier}" for each in holding}
+            holding = [
+                each for each in requirements if _holds(each, report.environment, extras[package])
+            ]
+            for one in holding:
+                extras.setdefault(canonicalize_name(one.name), set()).update(one.extras)
+            texts = {f"{canonicalize_name(one.name)}{one.specifier}" for one in holding}
             found[package] = tuple(sorted(texts))
     return found
 
@@ -163,18 +162,17 @@ def render(packages: Iterable[Package], python: str, machine: str) -> str:
 
     def entry(package: Package) -> Entry:
         # A file without a URL is beside the lock, or pip finds it elsewhere.
-        where = {"url": package.url} if package.url else {"path": package.file}
-        file: dict[str, Any] = {
-            "name": package.file, "hashes": {"sha256": package.sha256}, **where,
-        }  # fmt: skip
-        kind: dict[str, Any] = (
-            {"wheels": [PackageWheel(**file)]}
-            if package.is_wheel
-            else {"sdist": PackageSdist(**file)}
+        url, path = package.url or None, None if package.url else package.file
+        hashes, requires = {"sha256": package.sha256}, package.requires
+        wheel = PackageWheel(name=package.file, url=url, path=path, hashes=hashes)
+        sdist = PackageSdist(name=package.file, url=url, path=path, hashes=hashes)
+        return Entry(
+            name=canonicalize_name(package.name),
+            version=Version(package.version),
+            wheels=[wheel] if package.is_wheel else None,
+            sdist=None if package.is_wheel else sdist,
+            tool=None if requires is None else {"hvdenv": {"requires": list(requires)}},
         )
-        if package.requires is not None:
-            kind["tool"] = {"hvdenv": {"requires": list(package.requires)}}
-        return Entry(name=canonicalize_name(package.name), version=Version(package.version), **kind)
 
     marker = (
         f"sys_platform == 'linux' and platform_machine == '{machine}'"

@@ -13,12 +13,16 @@ ModuleName = Annotated[
         "a module name such as gcc/10.2.0 (NAME.eb is the name of an EasyBuild file, not of a module)",
     ),
 ]
-# hvdenv replaces {user} and {home} by the name and home folder of the user who builds.
+AbsoluteFolder = Annotated[
+    str, Pattern(r"/[A-Za-z0-9._+@:/-]*", "an absolute folder without variables")
+]
+# hvdenv replaces {user} and {home} by the name and home folder of the user who runs it, and $NAME by
+# that variable of the user: hvdenv.model.folders.
 Folder = Annotated[
     str,
     Pattern(
-        r"(/|\{home\}/)[A-Za-z0-9._+@:/-]*(\{user\}[A-Za-z0-9._+@:/-]*)*",
-        "an absolute folder; may contain {user} and {home}",
+        r"(/|\{home\}/|\$[A-Za-z_][A-Za-z0-9_]*(/|$))[A-Za-z0-9._+@:/-]*(\{user\}[A-Za-z0-9._+@:/-]*)*",
+        "an absolute folder; may contain {user}, and begin with {home} or a variable such as $SCRATCH",
     ),
 ]
 # $NAME is a variable that the modules set: $EBROOTNCCL, $CUDA_HOME/lib64.
@@ -39,6 +43,9 @@ Label = Annotated[
         r"[A-Za-z0-9_][A-Za-z0-9._:/@+=,*&|!-]{0,127}",
         "a word of letters, digits and . _ : / @ + = , * & | ! -",
     ),
+]
+Directive = Annotated[
+    str, Pattern(r"-[ -~]{1,200}", "an option in printable ASCII, such as --nice=100")
 ]
 FileName = Annotated[
     str,
@@ -63,7 +70,6 @@ McaValue = Annotated[
 ]
 Value = Annotated[str, Pattern(r"[ -~]{0,500}", "printable ASCII characters")]
 
-Scheduler = Literal["slurm", "pbs", "cobalt", "lsf"]
 LauncherName = Literal[
     "srun", "mpirun", "mpiexec", "horovodrun-mpi", "horovodrun-gloo", "aprun", "jsrun"
 ]
@@ -73,7 +79,7 @@ Architecture = Literal["x86_64", "ppc64le", "aarch64"]
 class RecipeFolders(NamedTuple):
     """Recipe folders that a site file adds."""
 
-    recipe_folders: tuple[Folder, ...] = ()
+    recipe_folders: tuple[AbsoluteFolder, ...] = ()
 
 
 class Trust(NamedTuple):
@@ -175,7 +181,7 @@ class Job(NamedTuple):
     """Default resources of a batch job.
 
     Attributes:
-        partition: a key of ``partitions``; a queue to PBS, Cobalt and LSF.
+        partition: a key of ``partitions``; a queue to PBS, Cobalt, LSF and Grid Engine.
         nodes: number of nodes.
         ranks_per_node: usually one per GPU.
         cpus_per_rank: cores for each rank.
@@ -186,9 +192,11 @@ class Job(NamedTuple):
         memory: for each node, such as 250G.
         exclusive: request whole nodes.
         output, error: file names, with the scheduler's placeholders.
-        attributes: PBS resources (-l NAME=VALUE) and Cobalt attributes (--attrs).
+        attributes: resources of PBS and Grid Engine (-l NAME=VALUE), Cobalt attributes (--attrs).
         select: resources that PBS adds to each chunk, such as system=polaris.
         place: how PBS places the chunks.
+        parallel_environment: of Grid Engine (-pe), whose slots are the cores of all ranks.
+        directives: further options for the scheduler, without the prefix, such as ``--nice=100``.
         requires: keys of this table that the site requires.
         build: for ``hvdenv build --where compute`` (default: one node).
         verify: for ``hvdenv verify --where compute`` (default: at most two nodes, 30 minutes).
@@ -214,16 +222,41 @@ class Job(NamedTuple):
     attributes: dict[VariableName, Label] = {}
     select: Label | None = None
     place: Label | None = None
+    parallel_environment: Label | None = None
+    directives: tuple[Directive, ...] = ()
     requires: tuple[Label, ...] = ()
     build: JobOf | None = None
     verify: JobOf | None = None
+
+
+class OwnLauncher(NamedTuple):
+    """A launcher that hvdenv does not have.
+
+    Attributes:
+        command: template of its command line (docs/how-to/add-a-scheduler.md).
+        variable: template of what passes a variable to the ranks, such as
+            ``-x {name}={value}`` (default: they are in the launcher's environment).
+        export: template of what passes on one of ``launch.exports``, such as ``-x {name}``.
+        controller: what Horovod's ranks negotiate with.
+        schedulers: batch systems in whose jobs it works (default: it works anywhere).
+        by_ssh: whether it uses ssh outside of jobs.
+    """
+
+    command: str
+    variable: str = ""
+    export: str = ""
+    controller: Literal["MPI", "Gloo"] = "MPI"
+    schedulers: tuple[Label, ...] = ()
+    by_ssh: bool = False
 
 
 class Launch(NamedTuple):
     """How to start ranks on this cluster.
 
     Attributes:
-        launcher: the default launcher of ``run`` and ``job``.
+        launcher: the default launcher of ``run`` and ``job``: one of srun, mpirun, mpiexec,
+            horovodrun-mpi, horovodrun-gloo, aprun, jsrun, or of ``launchers``.
+        launchers: launchers that hvdenv does not have.
         srun_mpi: value of srun's ``--mpi`` (default: srun's).
         cpu_bind: how to bind ranks to cores: ``--cpu-bind`` of srun and mpiexec,
             ``-cc`` of aprun, ``-b`` of jsrun.
@@ -233,13 +266,14 @@ class Launch(NamedTuple):
         mpi_threads_disable: the site's fabric needs HOROVOD_MPI_THREADS_DISABLE=1.
     """
 
-    launcher: LauncherName = "mpirun"
+    launcher: Label = "mpirun"
     srun_mpi: Literal["pmix", "pmi2", "cray_shasta", "none"] | None = None
     cpu_bind: Label | None = None
     threads_per_core: int | None = None
     exports: tuple[VariableName, ...] = ("PATH", "LD_LIBRARY_PATH")
     mca: dict[McaName, McaValue] = {}
     mpi_threads_disable: bool = False
+    launchers: dict[Label, OwnLauncher] = {}
 
 
 class Network(NamedTuple):

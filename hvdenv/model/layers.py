@@ -6,19 +6,33 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from hvdenv import PACKAGE
 from hvdenv.errors import HvdenvError, RecipeError, UsageError
-from hvdenv.model.cluster import Job, Launch, Network, Partition, RecipeFolders, Storage, Trust
+from hvdenv.model import template
+from hvdenv.model.cluster import (
+    Job,
+    Launch,
+    LauncherName,
+    Network,
+    Partition,
+    RecipeFolders,
+    Storage,
+    Trust,
+)
+from hvdenv.model.dialect import OF_LAUNCHERS
+from hvdenv.model.dialect import problems as problems_of_schedulers
 from hvdenv.model.recipe import Framework, Recipe
 from hvdenv.reading import RECIPE, SITE, Content, read_file
 from hvdenv.schema import (
     MOST_PROBLEMS,
     Problem,
+    Table,
     check_part,
     decode,
     dotted,
+    is_text,
     line_of,
     nearest,
     parse_toml,
@@ -26,8 +40,6 @@ from hvdenv.schema import (
 
 DEFAULTS = Path(__file__).parent / "defaults.toml"
 FORMAT = 1
-
-Document = dict[str, Any]
 
 
 class Layer(NamedTuple):
@@ -46,7 +58,7 @@ class Layer(NamedTuple):
     name: str
     file: str
     text: str
-    values: Document
+    values: Table
     prefix: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     content: Content | None = None
@@ -205,7 +217,7 @@ def load_recipe(
         recipe = decode(Recipe, merged)
         problems = _problems_of_whole(recipe)
     except Problem as problem:
-        problems = list(problem.all)
+        problems = [*problem.all, *_further(merged, problem.all)]
     _refuse([*errors, *(_explain(each, base, origins) for each in problems)])
     foreign = {
         layer.file: layer.content
@@ -226,15 +238,46 @@ def load_recipe(
     )
 
 
-def _combined(layers: Iterable[Layer]) -> tuple[Document, dict[str, Layer]]:
+def _combined(layers: Iterable[Layer]) -> tuple[Table, dict[str, Layer]]:
     """The values of all layers, and for each dotted key the layer that set it."""
-    merged: Document = {}
+    merged: Table = {}
     origins: dict[str, Layer] = {}
     for layer in layers:
         for key in layer.without:
             _remove(merged, key, layer, origins)
         _merge(merged, layer.values, layer, origins)
     return merged, origins
+
+
+def _further(merged: Table, found: Iterable[Problem]) -> list[Problem]:
+    """What is wrong with the recipe as a whole, if it can be read without the values found wrong."""
+    wrong = [each.path for each in found]
+    stand_ins = {"name": "x", "summary": "", "status": "documented"}
+    try:
+        recipe = decode(Recipe, {**stand_ins, **_without(merged, wrong)})
+    except Problem:
+        return []
+    kept = {path for path, _ in _leaves(_without(merged, wrong))}
+    # A key that seems to be missing may be the one that is misspelt.
+    near = {each.path[:-1] for each in found if each.message.startswith("unknown key")}
+    return [
+        each
+        for each in _problems_of_whole(recipe)
+        if not any(path[: len(each.path)] == each.path for path in wrong)
+        and (each.path in kept or each.path[:-1] not in near)
+    ]
+
+
+def _without(value: Any, paths: Sequence[tuple[str | int, ...]]) -> Any:
+    """The tables without the values at some paths; an item of a list takes the list with it."""
+    if not isinstance(value, dict):
+        return value
+    gone = {path[0] for path in paths if len(path) == 1 or isinstance(path[1], int)}
+    return {
+        key: _without(each, [path[1:] for path in paths if path[0] == key])
+        for key, each in value.items()
+        if key not in gone
+    }
 
 
 def _keyed(lowest: Sequence[Layer], own: Mapping[str, Layer]) -> tuple[str, ...]:
@@ -359,7 +402,7 @@ def _variant(base: Layer, offered: Mapping[str, Layer], variant: str) -> Layer:
     if variant not in offered:
         known = ", ".join(sorted(offered)) or "none"
         raise UsageError(
-            f'recipe "{base.values.get("name")}" has no variant "{variant}"',
+            f'recipe "{base.values.get("name")}" has no variant "{variant}"{nearest(variant, offered)}',
             remedy=f"its variants are: {known}",
         )
     base, prefix = offered[variant], ("variants", variant)
@@ -388,7 +431,7 @@ def _variant(base: Layer, offered: Mapping[str, Layer], variant: str) -> Layer:
     )
 
 
-def _remove(into: Document, key: str, layer: Layer, origins: dict[str, Layer]) -> None:
+def _remove(into: Table, key: str, layer: Layer, origins: dict[str, Layer]) -> None:
     """Remove a table or value that a layer lists in `without`."""
     *parents, last = key.split(".")
     table: Any = into
@@ -408,7 +451,8 @@ def _remove(into: Document, key: str, layer: Layer, origins: dict[str, Layer]) -
 # Keys that differ between sites. The recipe decides what Horovod is built for.
 _OF_A_SITE = (
     "build_tools", "conda", "environment", "frameworks", "job", "launch", "modules", "mpi",
-    "network", "packages", "places", "python", "recipe_folders", "references", "target", "trust",
+    "network", "packages", "places", "python", "recipe_folders", "references", "schedulers", "target",
+    "trust",
 )  # fmt: skip
 
 
@@ -481,8 +525,12 @@ def _override(text: str) -> Layer:
             raise ValueError("it has no =")
         try:
             values = parse_toml(f"{key} = {value}")
+            ((path, found),) = _leaves(values)
+            plain = not isinstance(found, (str, list, dict)) and is_text(Recipe, path)
         except ValueError:
-            values = parse_toml(f"{key} = '{value}'")
+            plain = True
+        if plain:  # 0.28 and 00:10:00 are a number and a time to TOML
+            values = parse_toml(f"{key} = '{value.strip()}'")
     except ValueError as error:
         raise UsageError(
             f"--set {text}: {error}",
@@ -518,8 +566,8 @@ def _refuse_clashes(layers: Sequence[Layer]) -> None:
 
 
 def _merge(
-    into: Document,
-    values: Document,
+    into: Table,
+    values: Table,
     layer: Layer,
     origins: dict[str, Layer],
     path: tuple[str, ...] = (),
@@ -579,11 +627,31 @@ def _problems_of_packages(recipe: Recipe) -> Iterator[tuple[str, str]]:
             )
 
 
+def _problems_of_launchers(recipe: Recipe) -> Iterator[Problem]:
+    pair = ("name", "value")
+    for name, own in recipe.launch.launchers.items():
+        path = ("launch", "launchers", name)
+        if name in get_args(LauncherName):
+            yield Problem(path, f"hvdenv has a launcher {name}: give this one another name")
+        for key, known in (("command", OF_LAUNCHERS), ("variable", pair), ("export", pair[:1])):
+            if message := template.problem(getattr(own, key), known, words=True):
+                yield Problem((*path, key), message)
+        words = template.split(own.command)
+        if "{program}" not in words:
+            yield Problem((*path, "command"), "it must contain {program}, which the ranks run")
+        for field in ("hosts", "host_names", "hostfile", "variables", "exports"):
+            mark = f"{{{field}}}"
+            if any(mark in word and word != mark for word in words):
+                yield Problem((*path, "command"), f"{mark} must be a word of its own")
+
+
 def _problems_of_whole(recipe: Recipe) -> list[Problem]:
     """Problems that only several values together show."""
     horovod, python, mpi = recipe.horovod, recipe.python, recipe.mpi
     needs_modules = python.from_modules or python.provider == "modules"
-    missing_partition = recipe.job.partition and recipe.job.partition not in recipe.partitions
+    partition = recipe.job.partition
+    missing_partition = partition if partition not in recipe.partitions else None
+    launchers = (*get_args(LauncherName), *recipe.launch.launchers)
     wrong = {
         "horovod.frameworks": not horovod.frameworks and "at least one framework is needed",
         "horovod.controllers": not horovod.controllers
@@ -612,7 +680,17 @@ def _problems_of_whole(recipe: Recipe) -> list[Problem]:
         "modules": needs_modules
         and not recipe.modules
         and "the Python comes from modules, so the recipe needs a table [modules]",
-        "job.partition": missing_partition and f"there is no [partitions.{recipe.job.partition}]",
+        "scheduler": recipe.scheduler
+        and recipe.scheduler not in recipe.dialects
+        and f"there is no scheduler {recipe.scheduler}{nearest(recipe.scheduler, recipe.dialects)}"
+        f"; known are {', '.join(recipe.dialects)}, and [schedulers.NAME] adds one",
+        "launch.launcher": recipe.launch.launcher not in launchers
+        and f"there is no launcher {recipe.launch.launcher}"
+        f"{nearest(recipe.launch.launcher, launchers)}; known are {', '.join(launchers)}, and"
+        " [launch.launchers.NAME] adds one",
+        "job.partition": missing_partition
+        and f"there is no [partitions.{missing_partition}]"
+        + nearest(missing_partition, recipe.partitions),
     }
     for name in horovod.frameworks:
         wrong[f"frameworks.{name}"] = name not in recipe.frameworks and (
@@ -627,6 +705,8 @@ def _problems_of_whole(recipe: Recipe) -> list[Problem]:
     wrong |= dict(_problems_of_packages(recipe))
     return [
         *(Problem(tuple(key.split(".")), str(text)) for key, text in wrong.items() if text),
+        *problems_of_schedulers(recipe.schedulers),
+        *_problems_of_launchers(recipe),
         *(
             Problem(("references", number, key), message)
             for number, reference in enumerate(recipe.references)

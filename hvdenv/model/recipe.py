@@ -19,11 +19,11 @@ from hvdenv.model.cluster import (
     Network,
     Partition,
     Reference,
-    Scheduler,
     Storage,
     Value,
     VariableName,
 )
+from hvdenv.model.dialect import Dialect, with_own
 from hvdenv.schema import Pattern
 
 _RELEASE = r"([0-9]+!)?[0-9]+(\.[0-9]+)*"
@@ -317,7 +317,8 @@ class Recipe(NamedTuple):
         packages: packages to install together with the frameworks from pip, such as an upper
             bound of NumPy, or torchvision.
         site: the cluster's name for people.
-        scheduler: the batch system of the cluster.
+        scheduler: the batch system of the cluster: slurm, pbs, cobalt, lsf, or one of ``schedulers``.
+        schedulers: batch systems that hvdenv does not have.
     """
 
     format: Literal[1]
@@ -335,7 +336,8 @@ class Recipe(NamedTuple):
     conda: Conda | None = None
     site: str = ""
     modules: Modules | None = None
-    scheduler: Scheduler | None = None
+    scheduler: Label | None = None
+    schedulers: dict[Label, Dialect] = {}
     partitions: dict[Label, Partition] = {}
     job: Job = Job()
     launch: Launch = Launch()
@@ -346,6 +348,16 @@ class Recipe(NamedTuple):
     references: tuple[Reference, ...] = ()
     deviations: tuple[Deviation, ...] = ()
     notes: tuple[Note, ...] = ()
+
+    @property
+    def dialects(self) -> dict[str, Dialect]:
+        """The batch systems that hvdenv has, and those of this recipe."""
+        return with_own(self.schedulers)
+
+    @property
+    def dialect(self) -> Dialect | None:
+        """The batch system of the cluster."""
+        return self.dialects[self.scheduler] if self.scheduler else None
 
 
 def executed_paths(recipe: Recipe) -> Iterator[tuple[str, str]]:

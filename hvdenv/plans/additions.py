@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from hvdenv.contents.packages import Package, normal
 from hvdenv.errors import IncompatibleError, UsageError
+from hvdenv.locks.pip_report import PipReport
 
 # pip prints one line for each version of a package that it has tried.
 _MOST_LINES = 10
@@ -160,10 +161,10 @@ def _conda(packages: Iterable[Package]) -> tuple[str, ...]:
     )
 
 
-def reported(report: Mapping[str, Any]) -> dict[str, str]:
+def reported(report: PipReport) -> dict[str, str]:
     """Versions by name of what pip would install, or has installed, sorted."""
-    packages = (each["metadata"] for each in report["install"])
-    return dict(sorted((normal(each["name"]), each["version"]) for each in packages))
+    packages = (each.metadata for each in report.install)
+    return dict(sorted((normal(each.name), each.version) for each in packages))
 
 
 def moves(found: Mapping[str, str], present: Mapping[str, str]) -> tuple[Move, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from hvdenv.schema import Problem, decode
 
@@ -59,7 +59,7 @@ class Measurement(NamedTuple):
     size: int | None = None
     ranks: int | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """As an object without the keys that say nothing."""
         return {key: each for key, each in self._asdict().items() if each not in ("", None)}
 
@@ -149,7 +149,7 @@ class Report(NamedTuple):
     def verdict(self) -> Verdict:
         return judge(self.findings)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The report as docs/reference/report.md describes it."""
         return {
             "schema": SCHEMA,

@@ -5,86 +5,207 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from hvdenv.model.cluster import Job, Partition, Scheduler
-from hvdenv.sites.hosts import parse_hostfile
-from hvdenv.sites.schedulers import DIALECTS
-from hvdenv.sites.schedulers.dialect import (
-    HOSTFILE,
-    Allocation,
-    BatchJob,
-    Dialect,
-    number,
-    visible_gpus,
-)
+from hvdenv.errors import UsageError
+from hvdenv.model import template
+from hvdenv.model.cluster import Job, Partition
+from hvdenv.model.dialect import Dialect, shipped
+from hvdenv.sites.batch import HOSTFILE, BatchJob, directives
+from hvdenv.sites.hosts import Host, expand, parse_hostfile
+
+# Variables of schedulers that hvdenv does not know: a file of hosts, or their number.
+_FILES = re.compile(r"PE_HOSTFILE|\w+_(NODE|HOST)_?(FILE|LIST)|PJM_O_NODEINF")
+_COUNTS = ("NHOSTS", "PJM_NODE")
 
 
-def hostfile(environ: Mapping[str, str]) -> str:
+class Allocation(NamedTuple):
+    """The resources of the job that this process runs in.
+
+    Attributes:
+        scheduler: its name; empty outside of any job.
+        job: its id.
+        hosts: in the order of the scheduler, as far as it names them; slots are the ranks
+            that were requested on each, 0 if unknown.
+        nodes: how many hosts.
+        hostfile: a file with exactly these hosts, which launchers can read.
+        tasks: what the scheduler counts on each host, even if nothing was requested.
+        cpus: processors on each host; empty if unknown.
+        cpus_per_rank: as requested; 0 if it was not.
+        gpus_per_node: 0 if unknown.
+        nested: whether this process is a job step, which holds the cores.
+        counts_tasks: whether the slots of a host are requested ranks, and not processors.
+    """
+
+    scheduler: str = ""
+    job: str = ""
+    hosts: tuple[Host, ...] = ()
+    nodes: int = 0
+    hostfile: str = ""
+    tasks: tuple[int, ...] = ()
+    cpus: tuple[int, ...] = ()
+    cpus_per_rank: int = 0
+    gpus_per_node: int = 0
+    nested: bool = False
+    counts_tasks: bool = False
+
+
+def hostfile(environ: Mapping[str, str], dialects: Mapping[str, Dialect] | None = None) -> str:
     """The path of the file with the hosts of the current job; or empty."""
-    current = _current(environ)
-    return environ.get(DIALECTS[current].hostfile, "") if current else ""
+    dialects = dialects or shipped()
+    current = _current(environ, dialects)
+    return environ.get(dialects[current].hostfile, "") if current else ""
 
 
-def find_allocation(environ: Mapping[str, str], hosts: str = "") -> Allocation:
+def find_allocation(
+    environ: Mapping[str, str], hosts: str = "", dialects: Mapping[str, Dialect] | None = None
+) -> Allocation:
     """The allocation that these variables describe.
 
     Args:
         hosts: the content of hostfile().
+        dialects: schedulers by name (default: those of hvdenv).
 
     Raises:
         UsageError: the scheduler's own list of hosts cannot be read.
     """
-    current = _current(environ)
+    dialects = dialects or shipped()
+    current = _current(environ, dialects)
     if not current:
         return Allocation()
-    dialect = DIALECTS[current]
-    if dialect.allocation:
-        return dialect.allocation(environ)
-    return _from_hostfile(current, dialect, environ, hosts)
+    if current == "slurm" or dialects[current].like == "slurm":
+        return _of_slurm(current, environ)
+    return _from_hostfile(current, dialects[current], environ, hosts)
 
 
-def _current(environ: Mapping[str, str]) -> Scheduler | None:
-    return next((name for name, each in DIALECTS.items() if environ.get(each.job_id)), None)
+def _current(environ: Mapping[str, str], dialects: Mapping[str, Dialect]) -> str:
+    return next(
+        (
+            name
+            for name, each in dialects.items()
+            if environ.get(each.job_id) and (not each.marker or each.marker in environ)
+        ),
+        "",
+    )
+
+
+def refuse_unknown(environ: Mapping[str, str], command: str) -> None:
+    """Refuse to start ranks on this host alone if variables show a job of several hosts.
+
+    Args:
+        command: to type again, with other options.
+
+    Raises:
+        UsageError: they do; names them, and how to give the hosts.
+    """
+    files = [name for name in sorted(environ) if _FILES.fullmatch(name) and environ[name]]
+    counts = [name for name in _COUNTS if number(environ.get(name, "")) > 1]
+    if not (files or counts):
+        return
+    found = ", ".join(f"{name}={environ[name]}" for name in (*files, *counts))
+    paths = [name for name in files if environ[name].startswith("/")]
+    hosts = f'--hostfile "${paths[0]}"' if paths else "--hosts HOST:SLOTS,..."
+    raise UsageError(
+        f"this looks like a job of a scheduler that hvdenv does not know: {found}",
+        where="--hosts",
+        remedy=f"name its hosts: {command} {hosts}; for ranks on this host only: {command}"
+        " --hosts localhost:N; to add the scheduler, see docs/how-to/add-a-scheduler.md",
+    )
 
 
 def _from_hostfile(
-    scheduler: Scheduler, dialect: Dialect, environ: Mapping[str, str], hosts: str
+    scheduler: str, dialect: Dialect, environ: Mapping[str, str], hosts: str
 ) -> Allocation:
     path = environ.get(dialect.hostfile, "")
     listed = parse_hostfile(hosts, path) if hosts.strip() else ()
     named = tuple(h for h in listed if not re.fullmatch(dialect.launch_host, h.name)) or listed
+    readable = named and named == listed and not dialect.columns
     return Allocation(
         scheduler=scheduler,
         job=environ[dialect.job_id],
         hosts=named,
         nodes=len(named) or number(environ.get(dialect.node_count, "")),
-        hostfile=path if named and named == listed else "",
-        gpus_per_node=visible_gpus(environ),
+        hostfile=path if readable else "",
+        gpus_per_node=_visible_gpus(environ),
     )
 
 
 def interactive(
-    scheduler: Scheduler, job: Job, partition: Partition | None, program: tuple[str, ...]
+    dialect: Dialect, job: Job, partition: Partition | None, program: tuple[str, ...]
 ) -> tuple[str, ...]:
     """The command that requests an allocation and runs a program on its first host.
 
     PBS and Cobalt run the user's login shell instead of the program.
     """
-    dialect = DIALECTS[scheduler]
     # A terminal has no output file.
     batch = BatchJob(
         job=job._replace(output=None, error=None), partition=partition, launch=(HOSTFILE,)
     )
-    directives = dialect.directives(batch)
-    options = [each for each in directives if not each.startswith(dialect.batch_only)]
-    words = {
-        "{options}": tuple(shlex.split(" ".join(options))),
-        "{program}": program,
-        "{command}": (shlex.join(program),),
+    options = [
+        each for each in directives(dialect, batch) if not each.startswith(dialect.batch_only)
+    ]
+    words: dict[str, str | int | tuple[str, ...] | None] = {
+        "options": tuple(shlex.split(" ".join(options))),
+        "program": program,
+        "command": shlex.join(program),
     }
-    return tuple(word for each in dialect.interactive for word in words.get(each, (each,)))
+    return template.words(dialect.interactive, words)
 
 
-def runs_programs(scheduler: Scheduler) -> bool:
-    """Whether interactive() runs the program, and not the user's login shell."""
-    return bool({"{program}", "{command}"} & set(DIALECTS[scheduler].interactive))
+# Steps that Slurm makes for a batch script or the shell of salloc: they hold no cores.
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+
+
+def _of_slurm(scheduler: str, environ: Mapping[str, str]) -> Allocation:
+    """Slurm has no file of hosts, but a compressed list, and counts what was requested."""
+    listed = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
+    names = expand(listed) if listed else ()
+    tasks = _repeated(environ.get("SLURM_TASKS_PER_NODE", ""))
+    # Without -n and --ntasks-per-node Slurm counts one task for each host, or each core.
+    requested = environ.get("SLURM_NTASKS") or environ.get("SLURM_NTASKS_PER_NODE")
+    slots = tasks if requested and len(tasks) == len(names) else (0,) * len(names)
+    step = environ.get("SLURM_STEP_ID", "")
+    return Allocation(
+        scheduler=scheduler,
+        job=environ["SLURM_JOB_ID"],
+        hosts=tuple(map(Host, names, slots)),
+        nodes=len(names),
+        tasks=tasks,
+        cpus=_repeated(environ.get("SLURM_JOB_CPUS_PER_NODE", "")),
+        cpus_per_rank=number(environ.get("SLURM_CPUS_PER_TASK", "")),
+        gpus_per_node=_gpus_of_slurm(environ),
+        nested=step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP,
+        counts_tasks=True,
+    )
+
+
+def _gpus_of_slurm(environ: Mapping[str, str]) -> int:
+    requested = environ.get("SLURM_GPUS_PER_NODE", "").rpartition(":")[2]
+    return (
+        number(environ.get("SLURM_GPUS_ON_NODE", ""))
+        or number(requested)
+        or len([one for one in environ.get("SLURM_JOB_GPUS", "").split(",") if one])
+        or _visible_gpus(environ)
+    )
+
+
+def _repeated(text: str) -> tuple[int, ...]:
+    """The numbers of ``4(x2),3``."""
+    numbers: list[int] = []
+    for word in text.split(",") if text else ():
+        found = re.fullmatch(r"(\d{1,7})(?:\(x(\d{1,5})\))?", word, re.ASCII)
+        if not found:
+            return ()
+        numbers += [int(found[1])] * int(found[2] or 1)
+    return tuple(numbers)
+
+
+def number(text: str) -> int:
+    """A number in a variable; 0 if it is anything else."""
+    return int(text) if re.fullmatch(r"[0-9]{1,10}", text, re.ASCII) else 0
+
+
+def _visible_gpus(environ: Mapping[str, str]) -> int:
+    """How many GPUs the scheduler made visible in CUDA_VISIBLE_DEVICES."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES", "")
+    return len([one for one in visible.split(",") if re.fullmatch(r"[0-9]+|(GPU|MIG)-.+", one)])

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Literal, NamedTuple
 
 from hvdenv.errors import UsageError
-from hvdenv.model.cluster import Job, JobOf, Partition, Scheduler
+from hvdenv.model import template
+from hvdenv.model.cluster import Job, JobOf, Partition
+from hvdenv.model.dialect import Dialect
 from hvdenv.schema import Problem, decode, fields
-from hvdenv.sites.schedulers import DIALECTS
-from hvdenv.sites.schedulers.dialect import (
-    DURATION,
-    HOST_NAMES,
-    HOSTFILE,
-    HOSTS,
-    SIZE,
-    BatchJob,
-    Dialect,
-    seconds,
-    total_seconds,
-)
 
+# Words of a launcher's arguments that stand for the file with the job's hosts, for a list of
+# the hosts with their slots such as n1:4,n2:4, and for their names alone.
+HOSTFILE = "{hostfile}"
+HOSTS = "{hosts}"
+HOST_NAMES = "{host_names}"
+
+DURATION = re.compile(
+    r"(?:(?P<d>[0-9]{1,3})-)?(?P<h>[0-9]{1,3}):(?P<m>[0-5][0-9]):(?P<s>[0-5][0-9])"
+)
 # A command of hvdenv itself that runs in a job.
 Purpose = Literal["build", "verify"]
 
@@ -40,15 +40,50 @@ OPTIONS = (
 _WORD = re.compile(r"[A-Za-z0-9_./%$@+][A-Za-z0-9._:/%$@+=,*&|!{}-]*")
 _VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._+-]*"
+# Fields of a job that a scheduler may have no directive for.
+_OPTIONAL = (
+    "partition", "account", "qos", "reservation", "constraint", "comment", "memory",
+    "select", "place", "parallel_environment", "attributes",
+)  # fmt: skip
 _PATTERNS = {
     "name": _NAME,
-    "memory": SIZE,
+    "memory": r"[1-9][0-9]*[KMGT]?",
+    "attributes": r"[A-Za-z0-9_][A-Za-z0-9._:/@-]*",
     "output": r"[^-].*",
     "error": r"[^-].*",
     "attribute": _VARIABLE,
     "export": _VARIABLE,
     "gpu": _NAME,
 }
+
+
+class BatchJob(NamedTuple):
+    """What a batch script does.
+
+    Attributes:
+        job: the resources to request.
+        partition: facts about its nodes, if the recipe has them.
+        activate: script that is sourced first; empty if there is nothing to activate.
+        launch: the launcher and its arguments, in which HOSTFILE, HOSTS and HOST_NAMES may
+            occur; empty if the command needs no launcher.
+        env: variables for the launcher and the ranks.
+        command: what each rank runs.
+        folder: its working folder.
+        exports: names of variables that the launcher passes on, whether they are set or not.
+        log: file for all output; empty to leave the output to the scheduler.
+        modules: shell commands that load modules, where no script does it.
+    """
+
+    job: Job
+    partition: Partition | None = None
+    activate: str = ""
+    launch: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    command: tuple[str, ...] = ()
+    folder: str = ""
+    exports: tuple[str, ...] = ()
+    log: str = ""
+    modules: tuple[str, ...] = ()
 
 
 class Cost(NamedTuple):
@@ -60,21 +95,24 @@ class Cost(NamedTuple):
     gpu_hours: float
 
 
-def script(scheduler: Scheduler, batch: BatchJob) -> str:
+def script(dialect: Dialect, batch: BatchJob) -> str:
     """The batch script of a job that was checked.
 
     Raises:
         UsageError: a value cannot be written as a directive of this scheduler.
     """
-    dialect = DIALECTS[scheduler]
     _check_words(dialect, batch)
-    lines = ["#!/bin/bash", *(f"{dialect.prefix} {each}" for each in dialect.directives(batch)), ""]
+    lines = [
+        "#!/bin/bash",
+        *(f"{dialect.prefix} {each}" for each in directives(dialect, batch)),
+        "",
+    ]
     lines += [
         "# The last line of the output records the exit code.",
         f"trap 'echo \"{EXIT_LINE.format(id=f'${dialect.job_id}')} $?\"' EXIT",
         'fail() { echo "hvdenv: on $(hostname): $1" >&2; exit 1; }',
         *([f"exec >>{quote(batch.log)} 2>&1"] if batch.log else []),
-        *dialect.setup(batch.job),
+        *_filled(dialect.setup, _values(batch)),
         f"cd -- {quote(batch.folder)} || fail {quote(f'cannot enter {batch.folder}')}",
     ]
     if batch.activate:
@@ -90,9 +128,56 @@ def script(scheduler: Scheduler, batch: BatchJob) -> str:
     lines += [line for line in exports if line not in lines]
     slots = f" | sed 's/$/:{batch.job.ranks_per_node}/'" if HOSTS in batch.launch else ""
     if slots or HOST_NAMES in batch.launch:
-        lines.append(f"hosts=$({dialect.hosts}{slots} | paste -sd, -)")
+        lines.append(f"hosts=$({dialect.list_hosts}{slots} | paste -sd, -)")
     words = [_launch_word(dialect, word) for word in batch.launch]
     return "\n".join([*lines, "", " ".join([*words, *map(quote, batch.command)]), ""])
+
+
+def directives(dialect: Dialect, batch: BatchJob) -> list[str]:
+    """The directives of a job, without the prefix."""
+    return [*_filled(dialect.directives, _values(batch, dialect.join)), *batch.job.directives]
+
+
+def _filled(templates: Iterable[str], values: template.Values) -> list[str]:
+    """Templates that have all their values; those of an attribute once for each."""
+    found: list[str | None] = []
+    attributes = values["all"]
+    assert isinstance(attributes, tuple)
+    for each in templates:
+        if any(use.name == "attribute" for use in template.uses(each)):
+            pairs = (pair.partition("=") for pair in attributes)
+            found += [template.text(each, {"attribute": n, "value": v}) for n, _, v in pairs]
+        else:
+            found.append(template.text(each, values))
+    return [each for each in found if each is not None]
+
+
+def _values(batch: BatchJob, join: str = ":") -> template.Values:
+    """The fields of directives."""
+    job, partition = batch.job, batch.partition
+    total = seconds(job.time)
+    minutes, each = math.ceil(total / 60), job.cpus_per_rank
+    gpus = job.gpus_per_node if job.gpu_option != "none" else None
+    ranks = job.nodes * job.ranks_per_node
+    attributes = tuple(f"{name}={value}" for name, value in job.attributes.items())
+    return {
+        **job._asdict(),
+        **{f"attributes.{name}": value for name, value in job.attributes.items()},
+        "all": attributes,
+        "attributes": join.join(attributes) or None,
+        "exclusive": "" if job.exclusive and "excl" not in (job.place or "") else None,
+        "ranks": ranks,
+        "cpus": ranks * (each or 1),
+        "cpus_per_node": each and each * job.ranks_per_node,
+        "gpus_per_node": gpus or None,
+        "gpus": (gpus and gpus * job.nodes) or None,
+        "gpu": partition.gpu if partition else None,
+        "hostfile": "" if HOSTFILE in batch.launch else None,
+        "hhmmss": f"{total // 3600:02}:{total // 60 % 60:02}:{total % 60:02}",
+        "hhmm": f"{minutes // 60}:{minutes % 60:02}",
+        "minutes": minutes,
+        "seconds": total,
+    }
 
 
 def _launch_word(dialect: Dialect, word: str) -> str:
@@ -112,7 +197,7 @@ def quote(word: str) -> str:
     return f"$'{text}'"
 
 
-def merge(job: Job, scheduler: Scheduler, given: Mapping[str, object]) -> Job:
+def merge(job: Job, dialect: Dialect, given: Mapping[str, object]) -> Job:
     """A recipe's job with the values of options, by field; None where one was not given.
 
     Raises:
@@ -121,7 +206,7 @@ def merge(job: Job, scheduler: Scheduler, given: Mapping[str, object]) -> Job:
     kinds = fields(Job)
     values = {name: value for name, value in given.items() if value is not None}
     if "time" in values:
-        values["time"] = read_time(str(values["time"]), scheduler)
+        values["time"] = read_time(str(values["time"]), dialect)
     for name, value in values.items():
         try:
             decode(kinds[name], value)
@@ -130,16 +215,15 @@ def merge(job: Job, scheduler: Scheduler, given: Mapping[str, object]) -> Job:
     return job._replace(**values)  # type: ignore[arg-type]
 
 
-def read_time(text: str, scheduler: Scheduler) -> str:
+def read_time(text: str, dialect: Dialect) -> str:
     """A wall time as the user writes it, in the form that recipes have.
 
     Raises:
         UsageError: the scheduler does not accept this form; the message names those it accepts.
     """
-    dialect = DIALECTS[scheduler]
     for pattern in (DURATION.pattern, *dialect.times):
         if found := re.fullmatch(pattern, text):
-            total = total_seconds(found)
+            total = _total(found)
             days, rest = divmod(total, 86400)
             if total and days < 1000:
                 head = f"{days}-" if days else ""
@@ -149,6 +233,20 @@ def read_time(text: str, scheduler: Scheduler) -> str:
         where="--time",
         remedy=f"write {dialect.time_forms}",
     )
+
+
+def seconds(time: str) -> int:
+    """The seconds of a wall time of a recipe."""
+    found = DURATION.fullmatch(time)
+    if not found:
+        raise UsageError(f"{time!r} is not a time such as 24:00:00", where="job.time")
+    return _total(found)
+
+
+def _total(found: re.Match[str]) -> int:
+    """The sum of the groups d, h, m and s."""
+    sizes = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+    return sum(sizes[name] * int(value) for name, value in found.groupdict("0").items())
 
 
 def own_job(job: Job, purpose: Purpose) -> Job:
@@ -186,7 +284,7 @@ def _counted(number: float, unit: str) -> str:
 
 def check(
     job: Job,
-    scheduler: Scheduler,
+    dialect: Dialect,
     partitions: Mapping[str, Partition],
     given: Collection[str] = (),
 ) -> Partition | None:
@@ -195,7 +293,6 @@ def check(
     Raises:
         UsageError: the site cannot run the job; names the option or key, and what is possible.
     """
-    dialect = DIALECTS[scheduler]
     refuse: Refuse = partial(_refusal, given)
     _check_fields(job, dialect, refuse)
     _check_required(job, refuse)
@@ -226,7 +323,10 @@ def _check_fields(job: Job, dialect: Dialect, refuse: Refuse) -> None:
     if seconds(job.time) == 0:
         raise refuse("time", "the time of a job must not be 0", f"write {dialect.time_forms}")
     default = Job()
-    for field, instead in dialect.unsupported.items():
+    used = {use.name.split(".")[0] for each in dialect.directives for use in template.uses(each)}
+    used |= {"attributes"} if "attribute" in used else set()
+    unused = {field: "omit it" for field in _OPTIONAL if field not in used}
+    for field, instead in {**unused, **dialect.unsupported}.items():
         if getattr(job, field) != getattr(default, field):
             raise refuse(field, f"{dialect.label} does not support {field}", instead)
 
@@ -299,6 +399,8 @@ def _check_words(dialect: Dialect, batch: BatchJob) -> None:
     values += [("export", "exports", name) for name in batch.exports]
     if batch.partition and batch.partition.gpu:
         values.append(("gpu", f"{job.partition}.gpu", batch.partition.gpu))
+    for line in job.directives:
+        _check_directive(line)
     for field, key, value in values:
         allowed = {**_PATTERNS, **dialect.patterns}.get(field, ".*")
         if not _WORD.fullmatch(value) or not re.fullmatch(allowed, value):
@@ -309,3 +411,21 @@ def _check_words(dialect: Dialect, batch: BatchJob) -> None:
                 remedy="use letters, digits, dots, underscores and hyphens"
                 + (f", as in the pattern {allowed}" if allowed != ".*" else ""),
             )
+
+
+def _check_directive(line: str) -> None:
+    """Refuse a line that a shell would not split into options; its characters were checked."""
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise UsageError(
+            f"{line!r} is not an option: {error}",
+            where="job.directives",
+            remedy="close the quotes",
+        ) from error
+    if re.search(r"[`\\]|\$[({]", line) or "#" in {word[:1] for word in words}:
+        raise UsageError(
+            f"{line!r} cannot be written as a directive",
+            where="job.directives",
+            remedy="omit backslashes, backticks, ${...}, $(...) and comments",
+        )

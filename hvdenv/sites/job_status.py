@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from hvdenv.model.cluster import Scheduler
+from hvdenv.model.dialect import Dialect, State
+from hvdenv.sites.answers import Status
 from hvdenv.sites.batch import EXIT_LINE
-from hvdenv.sites.schedulers import DIALECTS
-from hvdenv.sites.schedulers.dialect import State, Status
 
 _ENDS: Mapping[State, tuple[str, str]] = {
     "timeout": (
@@ -45,27 +44,32 @@ def exit_code_in(output: str, job: str) -> int | None:
 
 
 def number_of(job: str) -> str:
-    """A job's id without the name of a server."""
-    return job.split(".")[0]
+    """A job's id without the name of a server or cluster."""
+    return re.split("[.;]", job)[0]
 
 
-def never_starts(status: Status, scheduler: Scheduler) -> str:
+def never_starts(status: Status, dialect: Dialect) -> str:
     """Why a waiting job can never start as submitted; empty if it can."""
     if status.state != "waiting":
         return ""
-    return DIALECTS[scheduler].hopeless.get(status.reason, "")
+    return _meaning(dialect.hopeless, status.reason)
 
 
-def explained(status: Status, scheduler: Scheduler) -> str:
+def explained(status: Status, dialect: Dialect) -> str:
     """A status as a person reads it: ``waiting (Priority: other jobs come first)``."""
     if status.state == "running":
         return f"running on {status.hosts}" if status.hosts else "running"
     reason = "" if status.reason in ("NonZeroExitCode", "(null)") else status.reason
     if not reason:
         return status.state
-    known = DIALECTS[scheduler].waiting if status.state == "waiting" else {}
-    meaning = known.get(reason.split(",")[0], "")
+    known = dialect.waiting if status.state == "waiting" else {}
+    meaning = _meaning(known, reason)
     return f"{status.state} ({reason}: {meaning})" if meaning else f"{status.state} ({reason})"
+
+
+def _meaning(known: Mapping[str, str], reason: str) -> str:
+    """What is known about a reason, by what it begins with before a comma or colon."""
+    return known.get(reason) or known.get(re.split("[,:]", reason)[0], "")
 
 
 def abnormal_end(status: Status) -> tuple[str, str] | None:

@@ -14,14 +14,14 @@ from typing import NamedTuple
 from hvdenv.command import Command, Outcome
 from hvdenv.errors import StepError, UsageError
 from hvdenv.masking import mask, plain
-from hvdenv.model.cluster import Scheduler
+from hvdenv.model import template
+from hvdenv.model.dialect import Answer, Dialect, State, shipped
 from hvdenv.places import Places, make_folder, write_json
 from hvdenv.reading import MIB, OUTPUT, STATE, open_file, read_json
 from hvdenv.runner import LINE_LIMIT, TOKEN_VARIABLE, Runner
-from hvdenv.schema import Problem, decode
+from hvdenv.schema import Problem, decode, encode
+from hvdenv.sites.answers import Status, status_in
 from hvdenv.sites.job_status import exit_code_in, never_starts, number_of
-from hvdenv.sites.schedulers import DIALECTS
-from hvdenv.sites.schedulers.dialect import Dialect, State, Status, fill
 
 # Schedulers serve many users: hvdenv polls often only while something changes.
 FIRST_POLL, LAST_POLL, SLOWER = 1.0, 10.0, 1.5
@@ -38,8 +38,10 @@ class Submitted(NamedTuple):
     """A job that was submitted, as recorded under HVDENV_HOME.
 
     Attributes:
-        scheduler: that has it.
+        scheduler: the name of the scheduler that has it.
         id: the scheduler's id.
+        cluster: of a federation, if it is not the own one.
+        own: the scheduler, if it is not one of hvdenv's.
         name: of the job.
         script: file that was submitted.
         submitted: when, in UTC.
@@ -50,16 +52,32 @@ class Submitted(NamedTuple):
         exit_code: with which it ended, if known.
     """
 
-    scheduler: Scheduler
+    scheduler: str
     id: str
     name: str
     script: str
     submitted: str
+    cluster: str = ""
+    own: Dialect | None = None
     key: str = ""
     log: str = ""
     outputs: tuple[str, ...] = ()
     state: State | None = None
     exit_code: int | None = None
+
+    @property
+    def dialect(self) -> Dialect:
+        """Its scheduler.
+
+        Raises:
+            StepError: this hvdenv does not know it.
+        """
+        if self.own or self.scheduler in shipped():
+            return self.own or shipped()[self.scheduler]
+        raise StepError(
+            f"hvdenv does not know the scheduler {self.scheduler}", where=f"job {self.id}",
+            remedy="use the version of hvdenv that submitted the job",
+        )  # fmt: skip
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -71,7 +89,8 @@ class Script(NamedTuple):
     """A script to submit; see Submitted for the fields."""
 
     text: str
-    scheduler: Scheduler
+    scheduler: str
+    dialect: Dialect
     name: str
     key: str = ""
     log: str = ""
@@ -83,12 +102,12 @@ def submit(script: Script, runner: Runner, places: Places) -> Submitted:
     Raises:
         StepError: the scheduler rejects it, or cannot be reached.
     """
-    dialect = DIALECTS[script.scheduler]
+    dialect = script.dialect
     path = make_folder(places.jobs) / f"{script.name}-{uuid.uuid4().hex[:12]}.sh"
     path.write_bytes(script.text.encode("utf-8", "surrogateescape"))
     path.chmod(0o700)  # Cobalt runs the file itself
     # With this variable, the job would end with this process if both are on the same machine.
-    words = ("env", "-u", TOKEN_VARIABLE, *fill(dialect.submit, script=str(path)))
+    words = ("env", "-u", TOKEN_VARIABLE, *template.words(dialect.submit, {"script": str(path)}))
     outcome = _call(words, runner)
     found = [*re.finditer(dialect.submitted, outcome.output, re.MULTILINE)] if outcome else []
     if not found:
@@ -97,6 +116,8 @@ def submit(script: Script, runner: Runner, places: Places) -> Submitted:
     record = Submitted(
         scheduler=script.scheduler,
         id=found[-1]["id"],
+        cluster=found[-1].groupdict().get("cluster") or "",
+        own=None if script.scheduler in shipped() else dialect,
         name=script.name,
         script=str(path),
         submitted=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
@@ -177,19 +198,27 @@ def state_of(record: Submitted, runner: Runner) -> Status | None:
     Raises:
         StepError: this host does not have the scheduler's programs.
     """
-    dialect = DIALECTS[record.scheduler]
-    status = dialect.parse_query(_call(fill(dialect.query, id=record.id), runner).output)
+    dialect = record.dialect
+    status = _ask(dialect.query, record, runner)
     if status and status.name and status.name != record.name:
         status = Status("gone")  # its number was given to another job
     if status is None or status.state != "gone":
         return status
-    if dialect.history:
-        answer = _call(fill(dialect.history, id=record.id), runner).output
-        status = dialect.parse_history(answer) or status
+    if dialect.history.command:
+        status = _ask(dialect.history, record, runner) or status
     code = exit_code_in("\n".join(_last_lines(file) for file in record.files), record.id)
     if status.state != "gone" or code is None:
         return status
     return Status("failed" if code else "completed", exit_code=code)
+
+
+def _ask(question: Answer, record: Submitted, runner: Runner) -> Status | None:
+    words = template.words(question.command, _values(record))
+    return status_in(_call(words, runner).output, question, record.id)
+
+
+def _values(record: Submitted) -> template.Values:
+    return {"id": record.id, "cluster": record.cluster or None}
 
 
 def cancel(record: Submitted, runner: Runner) -> None:
@@ -198,17 +227,18 @@ def cancel(record: Submitted, runner: Runner) -> None:
     Raises:
         StepError: the scheduler refuses.
     """
-    outcome = _call(_cancel_words(record), runner)
+    outcome = _call(cancel_words(record), runner)
     if not outcome:
         raise StepError(
             f"cannot cancel job {record.id}",
             detail=outcome.tail(5),
-            remedy=f"try it yourself: {' '.join(_cancel_words(record))}",
+            remedy=f"try it yourself: {' '.join(cancel_words(record))}",
         )
 
 
-def _cancel_words(record: Submitted) -> tuple[str, ...]:
-    return fill(DIALECTS[record.scheduler].cancel, id=record.id)
+def cancel_words(record: Submitted) -> tuple[str, ...]:
+    """The command that cancels a job."""
+    return template.words(record.dialect.cancel, _values(record))
 
 
 class Listener(NamedTuple):
@@ -331,10 +361,10 @@ class Follower:
             )
 
     def _refuse_hopeless(self, status: Status) -> None:
-        reason = never_starts(status, self.record.scheduler)
+        reason = never_starts(status, self.record.dialect)
         if not reason:
             return
-        remedy = f"cancel it ({' '.join(_cancel_words(self.record))}) and submit it"
+        remedy = f"cancel it ({' '.join(cancel_words(self.record))}) and submit it"
         if self.withdraw:
             cancel(self.record, self.runner)
             keep(self.record._replace(state="cancelled"), self.places)
@@ -352,7 +382,7 @@ def keep(record: Submitted, places: Places) -> None:
     Raises:
         StepError: HVDENV_HOME cannot be written.
     """
-    values = {name: value for name, value in record._asdict().items() if value is not None}
+    values = encode(record)
     write_json(places.jobs / f"{record.scheduler}-{number_of(record.id)}.json", values)
 
 

@@ -10,7 +10,6 @@ from hvdenv.model.recipe import Recipe
 from hvdenv.runner import environment
 from hvdenv.sites.module_systems import BACKENDS
 from hvdenv.sites.modules import USUAL_SCRIPTS
-from hvdenv.sites.schedulers import DIALECTS
 
 
 def nodes_of(recipe: Recipe) -> tuple[str, Partition] | None:
@@ -34,8 +33,7 @@ def foreign(recipe: Recipe, machine: str) -> str:
     if partition.arch != machine:
         return f"this machine is {machine}, and the nodes of {name} are {partition.arch}"
     signs = {}
-    if recipe.scheduler:
-        dialect = DIALECTS[recipe.scheduler]
+    if dialect := recipe.dialect:
         inside = dialect.job_id in environment()
         signs[dialect.program] = inside or shutil.which(dialect.program) is not None
     if recipe.modules:

@@ -191,7 +191,8 @@ def variables(shell: Shell, launchers: tuple[str, ...]) -> Iterator[Finding]:
     if shell.dropped:
         names = ", ".join(shell.dropped)
         notes.append(f"--clean drops {names}; `hvdenv run --clean` does the same")
-    for launcher in {LAUNCHERS[name].controller: name for name in reversed(launchers)}.values():
+    known = [name for name in reversed(launchers) if name in LAUNCHERS]
+    for launcher in {LAUNCHERS[name].controller: name for name in known}.values():
         if away := hidden(launcher, passed, Requested(), ()):
             evidence.append(f"not passed on by {launcher}: {', '.join(away)}")
     if notes:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeVar
 from hvdenv.command import Command, Outcome
 from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.errors import HvdenvError, InterruptedRunError, StepError
-from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi
+from hvdenv.launch.launchers import Launch, Mpi, named
 from hvdenv.reports.report import Finding, Measurement
 from hvdenv.runner import Runner
 from hvdenv.verification.bench import Effort
@@ -120,7 +120,8 @@ class Setup(NamedTuple):
 
     def launcher(self, controller: str) -> str:
         """The first launcher whose ranks use a controller; empty if there is none."""
-        names = (name for name in self.launchers if LAUNCHERS[name].controller == controller)
+        own = self.launch.settings.launchers
+        names = (name for name in self.launchers if named(name, own).controller == controller)
         return next(names, "")
 
     def can_start(self, controller: str, mpi: tuple[Mpi, str]) -> bool:
@@ -253,7 +254,7 @@ def _needs(key: Key) -> Iterator[Key]:
 
 def arguments(
     key: Key, function: Callable[..., Any], setup: Setup, results: Mapping[Key, Any]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The values of a function's parameters.
 
     Raises:
@@ -261,7 +262,7 @@ def arguments(
         AttributeError: nothing has the name of a parameter.
         Exception: the error of a collector that failed.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name in _parameters(function):
         if name in _CHOICES:
             found[name] = getattr(key, name)
@@ -415,7 +416,7 @@ class Collection:
         except Exception:
             return False
 
-    def _find(self, key: Key, values: dict[str, Any]) -> None:
+    def _find(self, key: Key, values: dict[str, object]) -> None:
         began = time.monotonic()
         value: Any
         try:

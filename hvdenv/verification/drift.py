@@ -128,7 +128,7 @@ class Change(NamedTuple):
         return bool(self.why)
 
 
-def read(document: Mapping[str, Any]) -> Observation:
+def read(document: Mapping[str, object]) -> Observation:
     """An observation from its record; unknown keys are ignored.
 
     Raises:
@@ -321,7 +321,7 @@ def _both(was: Mapping[str, T], now: Mapping[str, T]) -> Iterator[tuple[str, T, 
 
 
 def _any(
-    was: Mapping[str, Any], now: Mapping[str, Any], none: Any
+    was: Mapping[str, object], now: Mapping[str, object], none: Any
 ) -> Iterator[tuple[str, Any, Any]]:
     """Values that either has and that differ."""
     names = {**was, **now}

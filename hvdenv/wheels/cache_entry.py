@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from hvdenv import signing
 from hvdenv.model.recipe import Sha256
@@ -82,7 +82,7 @@ class Entry(NamedTuple):
     descriptor: int
     raw: bytes
     record: Record
-    inputs: dict[str, Any]
+    inputs: dict[str, object]
     signature: bytes
     wheel: int
     bytes: int
@@ -97,7 +97,7 @@ class DamagedError(NotUsedError):
     """The entry is broken and can be deleted."""
 
 
-def key(inputs: Mapping[str, Any]) -> str:
+def key(inputs: Mapping[str, object]) -> str:
     """The key of an entry: a hash of all that goes into a wheel."""
     text = json.dumps(inputs, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -172,7 +172,7 @@ def opened_folder(path: Path | str, within: int | None = None) -> Iterator[int]:
         os.close(descriptor)
 
 
-def read_record(raw: bytes) -> tuple[Record, dict[str, Any]]:
+def read_record(raw: bytes) -> tuple[Record, dict[str, object]]:
     """The record of an entry, and the inputs in it.
 
     Raises:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from hvdenv import signing
 from hvdenv.errors import StepError
@@ -122,7 +122,9 @@ def shared(wheels: Wheels, environ: Mapping[str, str] | None = None) -> tuple[Ca
     return tuple(Cache(Path(folder), True, trusted, signers) for folder in folders)
 
 
-def take(caches: Sequence[Cache], inputs: Mapping[str, Any], target: Path, runner: Runner) -> Taken:
+def take(
+    caches: Sequence[Cache], inputs: Mapping[str, object], target: Path, runner: Runner
+) -> Taken:
     """Copy a wheel from the first cache that has it, and compare its hash while copying.
 
     A damaged entry of the user's own cache is deleted. Everything else is left alone.
@@ -157,7 +159,7 @@ def take(caches: Sequence[Cache], inputs: Mapping[str, Any], target: Path, runne
 
 
 def store(
-    cache: Cache, inputs: Mapping[str, Any], wheel: Path, runner: Runner, signing_key: str = ""
+    cache: Cache, inputs: Mapping[str, object], wheel: Path, runner: Runner, signing_key: str = ""
 ) -> None:
     """Put a copy of a wheel into a cache. An entry that another build has stored is kept.
 
@@ -405,7 +407,7 @@ def write_file(within: int, name: str, content: bytes | Iterator[bytes]) -> None
         os.fsync(stream.fileno())
 
 
-def _record_of(inputs: Mapping[str, Any], wheel: Path, digest: str) -> bytes:
+def _record_of(inputs: Mapping[str, object], wheel: Path, digest: str) -> bytes:
     record = {
         "format": FORMAT,
         "key": key(inputs),

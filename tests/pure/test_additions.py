@@ -16,6 +16,7 @@ from hvdenv.contents.packages import Package
 from hvdenv.contents.record import GenerationRecord, LockUse
 from hvdenv.errors import IncompatibleError, LockError, StepError, UsageError
 from hvdenv.locks import folders
+from hvdenv.locks.pip_report import decoded
 from hvdenv.model.facts import Facts
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
@@ -154,8 +155,11 @@ def test_no_more_sentences_than_one_reads() -> None:
 
 def test_what_would_move() -> None:
     names = {"Torch": "1.0", "tqdm": "4.0", "numpy": "1.26.4"}
-    report = {"install": [{"metadata": {"name": n, "version": v}} for n, v in names.items()]}
-    found = reported(report)
+    listed = [
+        {"metadata": {"name": n, "version": v}, "download_info": {"url": ""}}
+        for n, v in names.items()
+    ]
+    found = reported(decoded({"install": listed}))
     assert found == {"numpy": "1.26.4", "torch": "1.0", "tqdm": "4.0"}
     assert moves(found, OWN) == (Move("torch", "2.13.0+cpu", "1.0"),)
 

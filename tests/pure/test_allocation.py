@@ -7,10 +7,10 @@ import shlex
 import pytest
 
 from hvdenv.errors import UsageError
-from hvdenv.model.cluster import Job, Partition, Scheduler
-from hvdenv.sites.allocation import find_allocation, hostfile, interactive
+from hvdenv.model.cluster import Job, Partition
+from hvdenv.model.dialect import shipped
+from hvdenv.sites.allocation import Allocation, find_allocation, hostfile, interactive
 from hvdenv.sites.hosts import Host
-from hvdenv.sites.schedulers.dialect import Allocation
 
 
 def variables(text: str) -> dict[str, str]:
@@ -56,14 +56,20 @@ def test_no_allocation() -> None:
 def test_slurm_without_numbers_of_tasks() -> None:
     """What it counts is not what was asked for."""
     assert find_allocation(SALLOC) == Allocation(
-        "slurm", "1", (Host("gpu32"), Host("gpu33")), 2, tasks=(1, 1), cpus=(1, 1)
+        "slurm",
+        "1",
+        (Host("gpu32"), Host("gpu33")),
+        2,
+        tasks=(1, 1),
+        cpus=(1, 1),
+        counts_tasks=True,
     )
 
 
 def test_slurm_batch() -> None:
     assert find_allocation(BATCH) == Allocation(
         "slurm", "4", (Host("gpu32", 2), Host("gpu33", 1)), 2,
-        tasks=(2, 1), cpus=(2, 1), cpus_per_rank=1, gpus_per_node=2,
+        tasks=(2, 1), cpus=(2, 1), cpus_per_rank=1, gpus_per_node=2, counts_tasks=True,
     )  # fmt: skip
 
 
@@ -142,7 +148,7 @@ NEURON = Job(
     name="debug", comment="python", output="%x.out", error="%x.err",
 )  # fmt: skip
 PROGRAM = ("bash", "--rcfile", "/home/a b/rc", "-i")
-INTERACTIVE: list[tuple[Scheduler, Job, Partition | None, str, str]] = [
+INTERACTIVE: list[tuple[str, Job, Partition | None, str, str]] = [
     (
         "slurm", NEURON, None, "salloc",
         "-J debug --time=8:00:00 --comment=python -p amd_a100nv_8 --nodes=2 --ntasks-per-node=4"
@@ -177,8 +183,8 @@ INTERACTIVE: list[tuple[Scheduler, Job, Partition | None, str, str]] = [
     ids=["slurm", "slurm-gpus", "pbs", "cobalt", "lsf"],
 )  # fmt: skip
 def test_interactive_allocations(
-    scheduler: Scheduler, job: Job, partition: Partition | None, begin: str, rest: str
+    scheduler: str, job: Job, partition: Partition | None, begin: str, rest: str
 ) -> None:
-    words = interactive(scheduler, job, partition, PROGRAM)
+    words = interactive(shipped()[scheduler], job, partition, PROGRAM)
     assert words == tuple(shlex.split(f"{begin} {rest}"))
     assert not {"-o", "-e", "-k", "-j"} & set(words)

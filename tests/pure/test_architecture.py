@@ -30,6 +30,7 @@ LAYERS = (
     ("wheels",),
     ("verification",),
     ("building",),
+    ("drafting",),
     ("cli.options", "cli.progress", "cli.find_lock"),
     ("cli",),
     ("cli.main",),

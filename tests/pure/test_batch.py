@@ -11,10 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hvdenv.errors import UsageError
-from hvdenv.model.cluster import Job, JobOf, Partition, Scheduler
+from hvdenv.model.cluster import Job, JobOf, Partition
+from hvdenv.model.dialect import shipped
 from hvdenv.schema import decode, parse_toml
 from hvdenv.sites.batch import (
+    HOSTFILE,
+    HOSTS,
     OPTIONS,
+    BatchJob,
     Cost,
     charged,
     check,
@@ -24,18 +28,18 @@ from hvdenv.sites.batch import (
     quote,
     read_time,
     script,
+    seconds,
 )
-from hvdenv.sites.schedulers import DIALECTS
-from hvdenv.sites.schedulers.dialect import HOSTFILE, HOSTS, BatchJob, seconds
 
 CASES = Path(__file__).parents[1] / "cases" / "jobs" / "scripts"
-SCHEDULERS: tuple[Scheduler, ...] = ("slurm", "pbs", "cobalt", "lsf")
+DIALECTS = shipped()
+SCHEDULERS = ("slurm", "pbs", "cobalt", "lsf")
 
 
 class Case(NamedTuple):
     """A job of a site, and the directives that the site's documents have for it."""
 
-    scheduler: Scheduler
+    scheduler: str
     launch: tuple[str, ...]
     command: tuple[str, ...]
     site: tuple[str, ...]
@@ -60,7 +64,7 @@ def batch_of(case: Case) -> BatchJob:
 NAMES = sorted(path.stem for path in CASES.glob("*.toml"))
 
 
-def directives(scheduler: Scheduler, text: str) -> list[list[str]]:
+def directives(scheduler: str, text: str) -> list[list[str]]:
     """The options that a scheduler reads in a script, each as its words.
 
     Slurm and PBS read up to the first command, Cobalt only directly below the first
@@ -83,7 +87,7 @@ def directives(scheduler: Scheduler, text: str) -> list[list[str]]:
 @pytest.mark.parametrize("name", NAMES)
 def test_scripts(name: str, pytestconfig: pytest.Config) -> None:
     """`pytest tests/pure --regenerate` writes the expected scripts anew."""
-    text = script(case(name).scheduler, batch_of(case(name)))
+    text = script(DIALECTS[case(name).scheduler], batch_of(case(name)))
     path = CASES / f"{name}.sh"
     if pytestconfig.getoption("--regenerate"):
         path.write_text(text)
@@ -93,13 +97,13 @@ def test_scripts(name: str, pytestconfig: pytest.Config) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_scripts_have_all_that_the_site_writes(name: str) -> None:
     known = case(name)
-    text = script(known.scheduler, batch_of(known))
+    text = script(DIALECTS[known.scheduler], batch_of(known))
     assert set(known.site) <= {
         line.removeprefix(f"{DIALECTS[known.scheduler].prefix} ") for line in text.splitlines()
     }
     assert len(directives(known.scheduler, text)) == text.count(DIALECTS[known.scheduler].prefix)
     partitions = {known.job.partition: known.partition} if known.partition else {}
-    assert check(known.job, known.scheduler, partitions) == known.partition  # type: ignore[arg-type]
+    assert check(known.job, DIALECTS[known.scheduler], partitions) == known.partition  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -135,14 +139,14 @@ def run(text: str, folder: Path, **variables: str) -> subprocess.CompletedProces
 
 @given(scheduler=st.sampled_from(SCHEDULERS), words=st.lists(HOSTILE, max_size=3), value=HOSTILE)
 def test_nothing_that_a_user_writes_is_a_directive(
-    scheduler: Scheduler, words: list[str], value: str
+    scheduler: str, words: list[str], value: str
 ) -> None:
-    expected = directives(scheduler, script(scheduler, PLAIN))
+    expected = directives(scheduler, script(DIALECTS[scheduler], PLAIN))
     batch = PLAIN._replace(
         command=("python", *words), folder=f"/{value}", activate=f"/{value}", log=f"/{value}",
         env=(("X", value),), launch=("srun", *(word for word in words if word != HOSTFILE)),
     )  # fmt: skip
-    assert directives(scheduler, script(scheduler, batch)) == expected
+    assert directives(scheduler, script(DIALECTS[scheduler], batch)) == expected
 
 
 @given(words=st.lists(HOSTILE, max_size=4), value=HOSTILE)
@@ -155,12 +159,12 @@ def test_words_arrive_as_they_are(
         launch=("printf", "%s\\0"), env=(("X", value),), folder=str(folder),
         command=("[", *words, "]"),
     )  # fmt: skip
-    done = run(script("slurm", batch), folder, SLURM_JOB_ID="7")
+    done = run(script(DIALECTS["slurm"], batch), folder, SLURM_JOB_ID="7")
     *printed, last = done.stdout.split(b"\0")
     assert printed == [word.encode() for word in batch.command]
     assert last == b"hvdenv: job 7 ended with exit code 0\n"
     batch = batch._replace(launch=("sh", "-c", 'printf %s "$X"'), command=())
-    done = run(script("slurm", batch), folder)
+    done = run(script(DIALECTS["slurm"], batch), folder)
     assert done.stdout.rpartition(b"hvdenv: job")[0] == value.encode()
 
 
@@ -170,52 +174,60 @@ def test_words_that_are_no_text() -> None:
 
 
 def test_a_script_stops_where_its_folder_or_environment_is_missing(tmp_path: Path) -> None:
-    done = run(script("pbs", PLAIN._replace(folder=f"{tmp_path}/no ne")), tmp_path, PBS_JOBID="7.x")
+    done = run(
+        script(DIALECTS["pbs"], PLAIN._replace(folder=f"{tmp_path}/no ne")),
+        tmp_path,
+        PBS_JOBID="7.x",
+    )
     assert done.returncode == 1
     assert re.search(rf"hvdenv: on \S+: cannot enter {tmp_path}/no ne\n", done.stderr.decode())
     assert done.stdout == b"hvdenv: job 7.x ended with exit code 1\n"
     activate = tmp_path / "activate.sh"
     batch = PLAIN._replace(activate=str(activate), command=("sh", "-c", 'echo "$WHO"; exit 3'))
-    done = run(script("slurm", batch), tmp_path)
+    done = run(script(DIALECTS["slurm"], batch), tmp_path)
     assert done.returncode == 1
     assert "activate.sh did not activate the environment" in done.stderr.decode()
     activate.write_text("return 1\n")
-    assert run(script("slurm", batch), tmp_path).returncode == 1
+    assert run(script(DIALECTS["slurm"], batch), tmp_path).returncode == 1
     activate.write_text("export WHO=me\n")
-    done = run(script("slurm", batch), tmp_path)
+    done = run(script(DIALECTS["slurm"], batch), tmp_path)
     assert (done.returncode, done.stdout.splitlines()[0]) == (3, b"me")
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_what_the_launcher_passes_on_is_there(scheduler: Scheduler) -> None:
+def test_what_the_launcher_passes_on_is_there(scheduler: str) -> None:
     batch = PLAIN._replace(exports=("PATH", "NEW", "OTHER"), launch=("env", "-u", "NEW", "-u", "x"))
-    text = script(scheduler, batch)
+    text = script(DIALECTS[scheduler], batch)
     assert [line for line in text.splitlines() if line.startswith("export N")] == [
         'export NEW="${NEW-}"'
     ]
     assert "OTHER" not in text
     assert "export PATH" not in text
     with pytest.raises(UsageError, match="a;b"):
-        script(scheduler, PLAIN._replace(exports=("a;b",)))
+        script(DIALECTS[scheduler], PLAIN._replace(exports=("a;b",)))
 
 
 def test_ranks_get_their_cores_and_their_environment_from_srun(tmp_path: Path) -> None:
     shown = ("sh", "-c", "echo $SRUN_CPUS_PER_TASK $SLURM_EXPORT_ENV")
     batch = PLAIN._replace(job=Job(cpus_per_rank=4), command=shown)
-    done = run(script("slurm", batch), tmp_path, SLURM_CPUS_PER_TASK="4", SLURM_EXPORT_ENV="NONE")
+    done = run(
+        script(DIALECTS["slurm"], batch), tmp_path, SLURM_CPUS_PER_TASK="4", SLURM_EXPORT_ENV="NONE"
+    )
     assert done.stdout.splitlines()[0] == b"4 ALL"
-    assert "SRUN" not in script("slurm", PLAIN)
+    assert "SRUN" not in script(DIALECTS["slurm"], PLAIN)
 
 
 @pytest.mark.parametrize("scheduler", ["pbs", "cobalt", "lsf"])
-def test_hosts_come_from_the_scheduler(scheduler: Scheduler, tmp_path: Path) -> None:
+def test_hosts_come_from_the_scheduler(scheduler: str, tmp_path: Path) -> None:
     file = tmp_path / "a file"
     lines = ["batch1"] if scheduler == "lsf" else []
     file.write_text("\n".join([*lines, *["n1"] * 4, *["n2"] * 4, ""]))
     batch = PLAIN._replace(
         job=Job(ranks_per_node=4), launch=("echo", HOSTFILE, HOSTS), command=(HOSTFILE, HOSTS)
     )
-    done = run(script(scheduler, batch), tmp_path, **{DIALECTS[scheduler].hostfile: str(file)})
+    done = run(
+        script(DIALECTS[scheduler], batch), tmp_path, **{DIALECTS[scheduler].hostfile: str(file)}
+    )
     assert done.stdout.decode().splitlines()[0] == f"{file} n1:4,n2:4 {HOSTFILE} {HOSTS}"
     assert done.stderr == b""
 
@@ -223,7 +235,7 @@ def test_hosts_come_from_the_scheduler(scheduler: Scheduler, tmp_path: Path) -> 
 def test_output_goes_to_the_log(tmp_path: Path) -> None:
     log = tmp_path / "a log"
     batch = PLAIN._replace(log=str(log), command=("sh", "-c", "echo out; echo err >&2"))
-    assert run(script("slurm", batch), tmp_path, SLURM_JOB_ID="7").stdout == b""
+    assert run(script(DIALECTS["slurm"], batch), tmp_path, SLURM_JOB_ID="7").stdout == b""
     assert log.read_text() == "out\nerr\nhvdenv: job 7 ended with exit code 0\n"
 
 
@@ -237,18 +249,16 @@ TEXTS = [name for name, value in Job()._asdict().items() if isinstance(value, (s
     field=st.sampled_from([each for each in TEXTS if each not in ("time", "gpu_option")]),
     value=HOSTILE | st.from_regex(r"\A[A-Za-z0-9:=,+ -]{1,9}\Z"),
 )
-def test_no_value_adds_a_directive_or_an_option(
-    scheduler: Scheduler, field: str, value: str
-) -> None:
+def test_no_value_adds_a_directive_or_an_option(scheduler: str, field: str, value: str) -> None:
     if field in ("cpus_per_rank", "gpus_per_node") or field in DIALECTS[scheduler].unsupported:
         return
     plain = {"memory": "1G", "select": "a=b", "place": "scatter"}.get(field, "x")
     job: Any = Job()
     expected = directives(
-        scheduler, script(scheduler, PLAIN._replace(job=job._replace(**{field: plain})))
+        scheduler, script(DIALECTS[scheduler], PLAIN._replace(job=job._replace(**{field: plain})))
     )
     try:
-        text = script(scheduler, PLAIN._replace(job=job._replace(**{field: value})))
+        text = script(DIALECTS[scheduler], PLAIN._replace(job=job._replace(**{field: value})))
     except UsageError:
         return
     found = directives(scheduler, text)
@@ -276,10 +286,10 @@ def test_no_value_adds_a_directive_or_an_option(
     ],
 )
 def test_values_that_would_be_more_than_one(
-    scheduler: Scheduler, values: dict[str, Any], where: str
+    scheduler: str, values: dict[str, Any], where: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        script(scheduler, PLAIN._replace(job=Job()._replace(**values)))
+        script(DIALECTS[scheduler], PLAIN._replace(job=Job()._replace(**values)))
     assert caught.value.where == where
     assert caught.value.remedy
 
@@ -287,13 +297,13 @@ def test_values_that_would_be_more_than_one(
 def test_the_name_of_a_gpu_is_one_word() -> None:
     batch = PLAIN._replace(job=Job(gpus_per_node=1), partition=Partition(gpus=4, gpu="x:1,y"))
     with pytest.raises(UsageError, match="x:1,y"):
-        script("slurm", batch)
+        script(DIALECTS["slurm"], batch)
 
 
 def test_gpus_are_asked_for_as_the_site_wants_it() -> None:
     def gpus(**values: Any) -> list[str]:
         batch = PLAIN._replace(job=Job(**values), partition=Partition(gpus=4, gpu="A100"))
-        return [line for line in script("slurm", batch).splitlines() if "gpu" in line]
+        return [line for line in script(DIALECTS["slurm"], batch).splitlines() if "gpu" in line]
 
     assert gpus(gpus_per_node=4) == ["#SBATCH --gres=gpu:A100:4"]
     assert gpus(gpus_per_node=4, gpu_option="gpus-per-node") == ["#SBATCH --gpus-per-node=A100:4"]
@@ -318,8 +328,8 @@ def test_gpus_are_asked_for_as_the_site_wants_it() -> None:
         ("36:00:00", "pbs", "1-12:00:00"),
     ],
 )
-def test_times(text: str, scheduler: Scheduler, time: str) -> None:
-    assert read_time(text, scheduler) == time
+def test_times(text: str, scheduler: str, time: str) -> None:
+    assert read_time(text, DIALECTS[scheduler]) == time
     assert seconds(time) > 0
 
 
@@ -340,25 +350,37 @@ def test_times(text: str, scheduler: Scheduler, time: str) -> None:
         ("", "lsf", "hours:minutes"),
     ],
 )
-def test_times_that_a_scheduler_does_not_know(text: str, scheduler: Scheduler, forms: str) -> None:
+def test_times_that_a_scheduler_does_not_know(text: str, scheduler: str, forms: str) -> None:
     with pytest.raises(UsageError, match="is not a time for") as caught:
-        read_time(text, scheduler)
+        read_time(text, DIALECTS[scheduler])
     assert forms in caught.value.remedy
     assert caught.value.where == "--time"
 
 
 @given(scheduler=st.sampled_from(SCHEDULERS), total=st.integers(1, 999 * 86400 + 86399))
-def test_each_time_comes_back(scheduler: Scheduler, total: int) -> None:
+def test_each_time_comes_back(scheduler: str, total: int) -> None:
     """No scheduler gets less than was asked for, nor a minute more."""
     days, rest = divmod(total, 86400)
     time = f"{days}-{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
-    assert seconds(read_time(time, scheduler)) == total
-    text = script(scheduler, PLAIN._replace(job=Job(time=time)))
-    option = {"slurm": "--time=(.*)", "pbs": "walltime=(.*)", "cobalt": "-t (.*)", "lsf": "-W (.*)"}
+    assert seconds(read_time(time, DIALECTS[scheduler])) == total
+    text = script(DIALECTS[scheduler], PLAIN._replace(job=Job(time=time)))
+    option = {
+        "slurm": "--time=(.*)",
+        "pbs": "walltime=(.*)",
+        "cobalt": "-t (.*)",
+        "lsf": "-W (.*)",
+        "gridengine": "h_rt=(.*)",
+    }
     found = re.search(option[scheduler], text)
     assert found
     numbers = [int(each) for each in re.split("[-:]", found[1])]
-    sizes = {"slurm": [86400, 3600, 60, 1], "pbs": [3600, 60, 1], "cobalt": [60], "lsf": [3600, 60]}
+    sizes = {
+        "slurm": [86400, 3600, 60, 1],
+        "pbs": [3600, 60, 1],
+        "cobalt": [60],
+        "lsf": [3600, 60],
+        "gridengine": [3600, 60, 1],
+    }
     asked = sum(n * size for n, size in zip(numbers, sizes[scheduler], strict=True))
     assert 0 <= asked - total < 60
 
@@ -395,10 +417,10 @@ PARTITIONS = {
 }
 
 
-def refused(given: tuple[str, ...] = (), scheduler: Scheduler = "slurm", **values: Any) -> str:
+def refused(given: tuple[str, ...] = (), scheduler: str = "slurm", **values: Any) -> str:
     job = Job(partition="amd_a100nv_8")._replace(**values)
     with pytest.raises(UsageError) as caught:
-        check(job, scheduler, PARTITIONS, given)
+        check(job, DIALECTS[scheduler], PARTITIONS, given)
     assert caught.value.remedy
     return str(caught.value)
 
@@ -437,7 +459,7 @@ def test_a_site_that_requires_what_there_is_not() -> None:
 
 
 @pytest.mark.parametrize("scheduler", ["pbs", "cobalt", "lsf"])
-def test_what_other_schedulers_have_no_word_for(scheduler: Scheduler) -> None:
+def test_what_other_schedulers_have_no_word_for(scheduler: str) -> None:
     assert "job.partition" in refused(scheduler=scheduler, qos="regular")
 
 
@@ -446,17 +468,19 @@ def test_what_a_site_can_give() -> None:
         partition="amd_a100nv_8", nodes=24, gpus_per_node=8, ranks_per_node=64, time="48:00:00",
         comment="pytorch", requires=("comment",),
     )  # fmt: skip
-    assert check(most, "slurm", PARTITIONS) == PARTITIONS["amd_a100nv_8"]
-    assert check(Job(partition="any"), "slurm", {}) is None
+    assert check(most, DIALECTS["slurm"], PARTITIONS) == PARTITIONS["amd_a100nv_8"]
+    assert check(Job(partition="any"), DIALECTS["slurm"], {}) is None
     unknown = Partition()
-    assert check(Job(partition="p", ranks_per_node=500), "slurm", {"p": unknown}) == unknown
-    assert check(Job(), "slurm", PARTITIONS) is None
+    assert (
+        check(Job(partition="p", ranks_per_node=500), DIALECTS["slurm"], {"p": unknown}) == unknown
+    )
+    assert check(Job(), DIALECTS["slurm"], PARTITIONS) is None
 
 
 def test_options_win_over_the_recipe() -> None:
     job = Job(nodes=2, time="01:00:00", account="a")
     given = {"nodes": 4, "time": "90", "account": None}
-    assert merge(job, "slurm", given) == job._replace(nodes=4, time="01:30:00")
+    assert merge(job, DIALECTS["slurm"], given) == job._replace(nodes=4, time="01:30:00")
     assert set(OPTIONS) <= set(Job._fields)
 
 
@@ -471,5 +495,5 @@ def test_options_win_over_the_recipe() -> None:
 )
 def test_options_are_judged_like_a_recipe(given: dict[str, Any], where: str) -> None:
     with pytest.raises(UsageError) as caught:
-        merge(Job(), "slurm", given)
+        merge(Job(), DIALECTS["slurm"], given)
     assert caught.value.where == where

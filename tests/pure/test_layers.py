@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 from hvdenv.cli.main import main
 from hvdenv.cli.options import environment_of
 from hvdenv.errors import RecipeError, UsageError
+from hvdenv.model.folders import User, expand
 from hvdenv.model.layers import load_recipe, shipped_recipes
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import find_places
@@ -230,6 +230,8 @@ def _keys(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[
 @pytest.mark.parametrize("value", [3, 1.5, True, "text", "a\u202eb", [3], [[]], {"x": 3}, {}, []])
 def test_no_value_of_a_wrong_type_is_accepted(value: object) -> None:
     """At any key: what is accepted fits the JSON Schema too."""
+    import jsonschema  # two seconds
+
     judge = jsonschema.Draft202012Validator(PART)
     keys = set(_keys(PART))
     assert len(keys) > 100
@@ -349,7 +351,7 @@ def test_the_site_file_of_the_environment_is_used(
         ("=5", UsageError, "write KEY=VALUE"),
         ("a b=5", UsageError, "write KEY=VALUE"),
         ("mpi.version=5.x", RecipeError, "--set: mpi.version: expected a version"),
-        ("mpi.version=5.0", RecipeError, "--set: mpi.version: expected a string, found 5.0"),
+        ("job.nodes=5.0", RecipeError, "--set: job.nodes: expected a whole number, found 5.0"),
         (
             "mpi.versoin=5.0.11",
             RecipeError,
@@ -374,12 +376,17 @@ def test_overrides_are_toml_or_text(path: Path) -> None:
         str(path),
         overrides=[
             "mpi.version=5.0.11",
+            "job.time=00:10:00",
+            "frameworks.torch.version=2.10",
+            "job.nodes=3",
             'horovod.controllers=["gloo"]',
             "python.version='==3.11.*'",
         ],
     ).recipe
     assert recipe.mpi is not None
     assert recipe.mpi.version == "5.0.11"
+    assert (recipe.job.time, recipe.job.nodes) == ("00:10:00", 3)
+    assert recipe.frameworks["torch"].version == "2.10"
     assert recipe.horovod.controllers == ("gloo",)
     assert recipe.python.version == "==3.11.*"
 
@@ -512,3 +519,65 @@ def test_where_a_value_is_set(path: Path, child: Path) -> None:
     assert re.fullmatch(rf"{child}:\d+: mpi.version", found.where("mpi.version"))
     assert found.where("job.time") == "--set: job.time"
     assert found.where("scheduler") == f"{child}: scheduler"
+
+
+# ---------------------------------------------------------------- folders of the user
+
+USER = User(
+    "ann", "/home/{user}", {"SCRATCH": "/scratch/ann/", "ODD": "/a $(touch pwned)", "R": "a"}
+)
+
+
+def test_folders_are_expanded_in_one_pass_and_nothing_else() -> None:
+    recipe = load_recipe(
+        "neuron",
+        overrides=[
+            "places.environments='$SCRATCH/{user}/envs'",
+            "modules.use=['{home}/m', '$SCRATCH']",
+            "environment.run.A='$SCRATCH/{user}'",
+            "job.output='/o/{user}-%j.$jobid'",
+            "horovod.gpu.nccl_home='$EBROOTNCCL'",
+        ],
+    ).recipe
+    found, written = expand(Recipe, recipe, USER)
+    assert found.places.environments == "/scratch/ann/ann/envs"
+    assert found.modules and found.modules.use == ("/home/{user}/m", "/scratch/ann")
+    assert found.environment.run["A"] == "$SCRATCH/{user}"
+    assert found.job.output == "/o/ann-%j.$jobid"
+    assert found.horovod.gpu and found.horovod.gpu.nccl_home == "$EBROOTNCCL"
+    assert written == {
+        "places.environments": "$SCRATCH/{user}/envs",
+        "modules.use[1]": "$SCRATCH",
+    }
+    assert found.notes == recipe.notes
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("NONE", r"\$NONE is not set"),
+        ("ODD", "not a folder without"),
+        ("R", "not a folder without"),
+    ],
+)
+def test_a_variable_that_is_no_folder_is_refused(name: str, said: str) -> None:
+    recipe = load_recipe("local", overrides=[f"places.environments='${name}/x'"]).recipe
+    with pytest.raises(UsageError, match=f"places.environments: .*{said}"):
+        expand(Recipe, recipe, USER)
+
+
+def test_show_names_the_variable_and_plan_needs_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = ("local", "--set", "places.environments='$HVDENV_TEST_SCRATCH/envs'")
+    monkeypatch.setenv("HVDENV_TEST_SCRATCH", "/scratch/ann")
+    assert main(["show", *chosen]) == 0
+    line = next(each for each in capsys.readouterr().out.split("\n") if "places.env" in each)
+    assert re.fullmatch(
+        r'.* = "/scratch/ann/envs" +# command line: \$HVDENV_TEST_SCRATCH/envs', line
+    )
+    monkeypatch.delenv("HVDENV_TEST_SCRATCH")
+    assert main(["plan", *chosen]) == 0
+    assert "\n/$HVDENV_TEST_SCRATCH/envs/local -> " in capsys.readouterr().out
+    assert main(["run", *chosen, "--dry-run", "--", "true"]) == 125
+    assert "$HVDENV_TEST_SCRATCH is not set" in capsys.readouterr().err

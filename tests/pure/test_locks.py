@@ -17,7 +17,7 @@ from hvdenv.contents import difference
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import installed
 from hvdenv.errors import LockError, RecipeError
-from hvdenv.locks import compare, folders, lockfile, pypi
+from hvdenv.locks import compare, folders, lockfile, pip_report, pypi
 from hvdenv.locks.built import built_with, drift
 from hvdenv.locks.lockfile import MAIN, PYPI, SIGNATURE, Built, Horovod, Inputs, Locked
 from hvdenv.locks.pypi import Package
@@ -54,6 +54,10 @@ def reported(
     }
 
 
+def from_report(report: object, hints: dict[str, str]) -> tuple[Package, ...]:
+    return pypi.from_report(pip_report.decoded(report), hints)
+
+
 def locked(folder: Path, packages: tuple[Package, ...] = (NINJA, TORCH)) -> Locked:
     return lockfile.bind(folder, INPUTS, {PYPI: pypi.render(packages, "3.11", "x86_64")})
 
@@ -67,7 +71,7 @@ def test_what_pip_reports_becomes_packages_sorted_by_name() -> None:
             reported("ninja", "1.13.2", "https://x.org/ninja-1.13.2-py3-none-any.whl#sha256=0"),
         ]
     }
-    assert pypi.from_report(report, {}) == (
+    assert from_report(report, {}) == (
         Package("ninja", "1.13.2", "ninja-1.13.2-py3-none-any.whl", HASH,
                 "https://x.org/ninja-1.13.2-py3-none-any.whl", ()),
         Package("pyyaml", "6.0.3", "PyYAML-6.0.3.tar.gz", HASH,
@@ -94,14 +98,14 @@ def test_what_packages_require_is_recorded_as_it_applies_on_the_target() -> None
             reported("typing-extensions", "4.1", url.format("t"), requires=more),
         ],
     }  # fmt: skip
-    assert {each.name: each.requires for each in pypi.from_report(report, {})} == {
+    assert {each.name: each.requires for each in from_report(report, {})} == {
         "app": ("lib", "typing-extensions~=4.0"),
         "lib": ("six>=1.12", "yaml>=5"),
         "typing-extensions": ("deep",),
     }
     report["install"][0]["metadata"]["requires_dist"] = ["six (=>1)"]  # type: ignore[index]
     with pytest.raises(LockError, match="the metadata of lib cannot be read"):
-        pypi.from_report(report, {})
+        from_report(report, {})
 
 
 def closed(*packages: tuple[str, str, tuple[str, ...] | None]) -> tuple[Package, ...]:
@@ -233,9 +237,9 @@ def test_what_a_site_brings_is_not_required_of_the_lock() -> None:
 def test_a_folder_of_the_machine_is_not_in_a_lock() -> None:
     url = "file:///home/me/wheels/torch-2.13.0%2Bcpu-cp311-cp311-linux_x86_64.whl"
     report = {"install": [reported("torch", "2.13.0+cpu", url)]}
-    (hinted,) = pypi.from_report(report, {"torch": "https://index.org/cpu/"})
+    (hinted,) = from_report(report, {"torch": "https://index.org/cpu/"})
     assert hinted.url == "https://index.org/cpu/torch-2.13.0%2Bcpu-cp311-cp311-linux_x86_64.whl"
-    (bare,) = pypi.from_report(report, {})
+    (bare,) = from_report(report, {})
     text = pypi.render([bare], "3.11", "x86_64")
     assert bare.url == ""
     assert "/home/me" not in text
@@ -245,7 +249,7 @@ def test_a_folder_of_the_machine_is_not_in_a_lock() -> None:
 def test_what_has_no_hash_is_not_locked() -> None:
     report = {"install": [reported("x", "1", "https://user:secret@host/x-1.tar.gz", "")]}
     with pytest.raises(LockError, match="x 1 has no sha256") as error:
-        pypi.from_report(report, {})
+        from_report(report, {})
     assert "secret" not in str(error.value)
 
 
@@ -350,7 +354,7 @@ def test_a_pylock_has_each_package_once_and_one_python() -> None:
     ["http://localhost:8081/n.whl", "https://mirror/n.whl", "http://x.org/n.whl", "file:///n.whl"],
 )
 def test_an_address_that_means_nothing_elsewhere_is_not_in_a_lock(url: str) -> None:
-    (found,) = pypi.from_report({"install": [reported("n", "1", url)]}, {})
+    (found,) = from_report({"install": [reported("n", "1", url)]}, {})
     assert found.url == ""
 
 

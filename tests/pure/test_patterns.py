@@ -20,6 +20,7 @@ from hvdenv.knowledge import diagnosis, rules
 from hvdenv.knowledge.diagnosis import AFTER, BEFORE
 from hvdenv.knowledge.rules import all_rules, each_of
 from hvdenv.knowledge.signatures import all_signatures
+from hvdenv.model import dialect
 from hvdenv.model.cluster import Folder, ModuleFolder, ModuleName
 from hvdenv.model.facts import VERSION_QUESTIONS
 from hvdenv.model.recipe import CondaSpec, Specifier
@@ -27,10 +28,10 @@ from hvdenv.plans.images import build, distributions
 from hvdenv.schema import Problem, decode
 from hvdenv.sites import batch
 from hvdenv.sites.batch import EXIT_LINE
-from hvdenv.sites.schedulers import DIALECTS
 from tests.patterns import Verdict, judge, pumped
 
 ROOT = Path(__file__).parents[2]
+DIALECTS = dialect.shipped()
 METHODS = ("match", "fullmatch", "search", "findall", "finditer", "sub", "subn", "split")
 FLAGS_AT = {"sub": 4, "subn": 4, "split": 3}
 # The time of a pattern may grow with the length of a text by this factor and no more: the largest
@@ -62,12 +63,22 @@ MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("standalone/steps/conda_clone.py", "b'(' + pattern.pattern + b'[^\\\\0]*)(\\\\0*)'"): lambda: [r"((?:/a|/b)(?![\w-]|\.\w)[^\0]*)(\0*)"],
     ("standalone/inspect/observe_env.py", "prefix.encode() + b'_(\\\\d+(?:\\\\.\\\\d+)+)\\\\0'"): lambda: [r"GLIBC_(\d+(?:\.\d+)+)\0"],
     ("schema.py", "pattern.regex"): lambda: _of_types(),
+    ("model/dialect.py", "pattern"): list,  # compiled only
     ("sites/batch.py", "pattern"): lambda: [e for d in DIALECTS.values() for e in d.times],
     ("sites/batch.py", "allowed"): lambda: [*batch._PATTERNS.values(), *(e for d in DIALECTS.values() for e in d.patterns.values())],
     ("sites/allocation.py", "dialect.launch_host"): lambda: [d.launch_host for d in DIALECTS.values()],
     ("sites/jobs.py", "dialect.submitted"): lambda: [d.submitted for d in DIALECTS.values()],
+    ("sites/answers.py", "self.pattern(pattern)"): lambda: _of_answers(),
+    ("sites/answers.py", "self.pattern(answer.hosts)"): lambda: _of_answers(),
     ("sites/job_status.py", "pattern"): lambda: [re.escape(EXIT_LINE).replace(r"\{id\}", r"(\S+)") + r" ([0-9]+)$"],
 }  # fmt: skip
+
+
+def _of_answers() -> Iterator[str]:
+    for each in DIALECTS.values():
+        for keys, pattern in dialect._patterns(each):
+            if keys[0] in ("query", "history"):
+                yield pattern
 
 
 class Use(NamedTuple):

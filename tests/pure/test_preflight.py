@@ -29,10 +29,10 @@ from hvdenv.launch.preflight import (
     peers_of,
 )
 from hvdenv.model.cluster import Container
+from hvdenv.model.dialect import shipped
 from hvdenv.model.recipe import Mpi as RecipeMpi
 from hvdenv.reports.report import Finding, Status, judge
 from hvdenv.schema import encode
-from hvdenv.sites.schedulers import DIALECTS
 
 IMAGE = "/images/horovod.sif"
 CONTAINER = Container("nvidia/cuda:11.8.0-devel-ubuntu22.04", runtime="singularity", image=IMAGE,
@@ -236,7 +236,7 @@ def test_copying_by_scp() -> None:
 
 
 def test_copying_in_an_allocation() -> None:
-    first, second = copy_commands(IMAGE, ["f2"], DIALECTS["slurm"].broadcast)
+    first, second = copy_commands(IMAGE, ["f2"], shipped()["slurm"].broadcast)
     assert first.argv == ("srun", "--ntasks-per-node=1", "mkdir", "-p", "/images")
     assert second.argv == ("sbcast", "--force", "--preserve", IMAGE, IMAGE)
 

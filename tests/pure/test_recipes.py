@@ -5,8 +5,8 @@ import io
 import itertools
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import jsonschema
 import pytest
 
 from hvdenv.cli.main import main
@@ -14,6 +14,9 @@ from hvdenv.cli.show import recipe_schema
 from hvdenv.errors import RecipeError, UsageError
 from hvdenv.model.layers import load_recipe, read_layer, shipped_recipes, variants_of
 from hvdenv.schema import parse_toml
+
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator
 
 CASES = sorted((Path(__file__).parents[1] / "cases/recipes").glob("*.toml"))
 SHIPPED = sorted(shipped_recipes())
@@ -70,15 +73,49 @@ EXPECTED = """\
 17: variants.B: the name of a variant may contain only a-z, 0-9, _ and -"""
 
 
-def test_all_errors_of_a_recipe_are_reported_at_once(tmp_path: Path) -> None:
+WRONG_AS_A_WHOLE = """\
+format = 1
+name = "whole"
+extends = "local"
+status = "testd"
+
+[python]
+provider = "conda"
+
+[partitions.gpu.v100]
+cores = 3
+
+[packages]
+ruamel.yaml = ">=0.17"
+
+[job]
+partition = "gpus"
+
+[horovod]
+sha256 = ""
+"""
+EXPECTED_AS_A_WHOLE = """\
+1: conda: the provider "conda" needs a table [conda] with channels
+4: status: expected one of "tested", "documented", "decommissioned", found 'testd'; did you mean "tested"?
+9: partitions.gpu.v100: unknown key; a name with a dot needs quotes: partitions."gpu.v100"
+13: packages.ruamel: expected a string, found {'yaml': '>=0.17'}; a name with a dot needs quotes: packages."ruamel.yaml"
+16: job.partition: there is no [partitions.gpus]; did you mean "gpu"?
+19: horovod.sha256: the provider "source" needs the sha256 of Horovod's source archive"""
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [(WRONG, EXPECTED), (WRONG_AS_A_WHOLE, EXPECTED_AS_A_WHOLE)]
+)
+def test_all_errors_of_a_recipe_are_reported_at_once(text: str, found: str, tmp_path: Path) -> None:
     path = tmp_path / "wrong.toml"
-    path.write_text(WRONG)
+    path.write_text(text)
     with pytest.raises(RecipeError) as caught:
         load_recipe(str(path))
     *lines, remedy = str(caught.value).split("\n")
-    assert remedy == "what to do: fix these 7 errors"
-    for line, expected in zip(lines, EXPECTED.split("\n"), strict=True):
-        assert line.startswith(f"{path}:{expected}")
+    expected = found.split("\n")
+    assert remedy == f"what to do: fix these {len(expected)} errors"
+    for line, start in zip(lines, expected, strict=True):
+        assert line.startswith(f"{path}:{start}")
 
 
 def test_what_no_single_value_shows_is_reported_at_once(tmp_path: Path) -> None:
@@ -154,20 +191,20 @@ def test_pairs_of_shipped_variants_load_or_clash(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def json_schema() -> jsonschema.Draft202012Validator:
+def json_schema() -> Draft202012Validator:
     """What `hvdenv show --schema` prints."""
+    from jsonschema import Draft202012Validator  # two seconds
+
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown):
         assert main(["show", "--schema"]) == 0
     schema = json.loads(shown.getvalue())
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return jsonschema.Draft202012Validator(schema)
+    Draft202012Validator.check_schema(schema)
+    return Draft202012Validator(schema)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_recipes_fit_the_json_schema(
-    name: str, json_schema: jsonschema.Draft202012Validator
-) -> None:
+def test_shipped_recipes_fit_the_json_schema(name: str, json_schema: Draft202012Validator) -> None:
     document = parse_toml(shipped_recipes()[name].read_text(encoding="utf-8"))
     json_schema.validate(document)
 
@@ -182,11 +219,10 @@ def test_shipped_recipes_fit_the_json_schema(
     ],
 )  # fmt: skip
 def test_the_json_schema_refuses_what_hvdenv_refuses(
-    case: str, cases: Path, json_schema: jsonschema.Draft202012Validator
+    case: str, cases: Path, json_schema: Draft202012Validator
 ) -> None:
     document = parse_toml((cases / f"recipes/{case}.toml").read_text(encoding="utf-8"))
-    with pytest.raises(jsonschema.ValidationError):
-        json_schema.validate(document)
+    assert not json_schema.is_valid(document)
 
 
 def test_a_wrong_recipe_exits_2_and_is_told_on_standard_error(

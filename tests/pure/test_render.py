@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hvdenv.reports.render import render
 from hvdenv.reports.report import Finding, RankRecord, Report, Row
+from hvdenv.schema import Table
 
 ROWS = (
     Row("Frameworks", "TensorFlow", True, True, True),
@@ -87,7 +88,7 @@ def test_long_evidence_is_cut_at_its_beginning() -> None:
 
 
 def test_json_has_the_table() -> None:
-    data = report(PASS).to_json()
+    data: Table = report(PASS).to_json()
     assert data["table"][1] == {
         "section": "Frameworks", "name": "PyTorch", "expected": None, "built": True,
         "proven": False,

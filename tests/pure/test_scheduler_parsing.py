@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdenv.errors import StepError, UsageError
-from hvdenv.model.cluster import Scheduler
+from hvdenv.model import template
+from hvdenv.model.dialect import State, shipped
 from hvdenv.places import Places
 from hvdenv.runner import Runner
+from hvdenv.sites.answers import Status, status_in
 from hvdenv.sites.job_status import abnormal_end, exit_code_in, explained, never_starts
 from hvdenv.sites.jobs import (
     Follower,
@@ -20,15 +22,15 @@ from hvdenv.sites.jobs import (
     OutputTail,
     Script,
     Submitted,
+    cancel_words,
     keep,
     recall,
     records,
     submit,
     unfinished,
 )
-from hvdenv.sites.schedulers import DIALECTS
-from hvdenv.sites.schedulers.dialect import State, Status, fill
 
+DIALECTS = shipped()
 WORK = "/home/ann/work"
 PBS_FILES = ("/home/ann/train.e5487654", "/home/ann/train.o5487654")
 COBALT_FILES = ("/home/ann/results/347106.x.error", "/home/ann/results/347106.x.output")
@@ -86,7 +88,7 @@ EXPECTED: dict[str, Status | None] = {
 }  # fmt: skip
 
 
-def scheduler_of(name: str) -> Scheduler:
+def scheduler_of(name: str) -> str:
     (found,) = (each for each in DIALECTS if name.startswith(each))
     return found
 
@@ -94,7 +96,7 @@ def scheduler_of(name: str) -> Scheduler:
 @pytest.mark.parametrize("name", EXPECTED)
 def test_what_schedulers_say(name: str, cases: Path) -> None:
     text = (cases / "jobs" / "answers" / f"{name}.txt").read_text()
-    status = DIALECTS[scheduler_of(name)].parse_query(text)
+    status = status_in(text, DIALECTS[scheduler_of(name)].query, "18")
     expected = EXPECTED[name]
     if expected is None:
         assert status is None
@@ -121,29 +123,33 @@ def test_each_recorded_text_is_expected(cases: Path) -> None:
     ],
 )
 def test_where_the_output_goes(name: str, files: tuple[str, ...], cases: Path) -> None:
-    status = DIALECTS[scheduler_of(name)].parse_query(
-        (cases / "jobs/answers" / f"{name}.txt").read_text()
+    status = status_in(
+        (cases / "jobs/answers" / f"{name}.txt").read_text(),
+        DIALECTS[scheduler_of(name)].query,
+        "18",
     )
     assert status
     assert status.outputs == files
 
 
 @given(text=st.text(), scheduler=st.sampled_from(sorted(DIALECTS)))
-def test_other_texts_are_no_answers(text: str, scheduler: Scheduler) -> None:
+def test_other_texts_are_no_answers(text: str, scheduler: str) -> None:
     dialect = DIALECTS[scheduler]
-    assert dialect.parse_query(text) in (None, Status("gone"))
-    assert dialect.parse_history(text) is None
+    assert status_in(text, dialect.query, "1") in (None, Status("gone"))
+    assert status_in(text, dialect.history, "1") is None
 
 
 def test_a_folder_cannot_lie_about_the_state(cases: Path) -> None:
     text = (cases / "jobs/answers/slurm-running.txt").read_text()
     lie = text.replace(f"WorkDir={WORK}", "WorkDir=/x\n   JobState=FAILED Reason=x\n")
     assert lie != text
-    status = DIALECTS["slurm"].parse_query(lie)
+    status = status_in(lie, DIALECTS["slurm"].query, "18")
     assert status
     assert status.state == "running"
     text = (cases / "jobs/answers/pbs-running.txt").read_text()
-    status = DIALECTS["pbs"].parse_query(f"{text}    job_state = F\n    Exit_status = 0\n")
+    status = status_in(
+        f"{text}    job_state = F\n    Exit_status = 0\n", DIALECTS["pbs"].query, "1"
+    )
     assert status
     assert status.state == "running"
 
@@ -161,7 +167,7 @@ def test_a_folder_cannot_lie_about_the_state(cases: Path) -> None:
         ("lsf", "No such queue. Job not submitted.", []),
     ],
 )  # fmt: skip
-def test_the_id_of_a_job(scheduler: Scheduler, printed: str, expected: list[str]) -> None:
+def test_the_id_of_a_job(scheduler: str, printed: str, expected: list[str]) -> None:
     found = re.finditer(DIALECTS[scheduler].submitted, printed, re.MULTILINE)
     assert [each["id"] for each in found] == expected
 
@@ -178,14 +184,20 @@ def test_the_id_of_a_job(scheduler: Scheduler, printed: str, expected: list[str]
     ],
 )
 def test_what_the_accounting_says(text: str, status: Status | None) -> None:
-    assert DIALECTS["slurm"].parse_history(text) == status
+    assert status_in(text, DIALECTS["slurm"].history, "1") == status
+
+
+def test_a_job_of_another_cluster() -> None:
+    other = job("12", cluster="other")
+    assert cancel_words(other) == ("scancel", "-M", "other", "12")
+    assert cancel_words(job("12")) == ("scancel", "12")
 
 
 @pytest.mark.parametrize("scheduler", sorted(DIALECTS))
-def test_ids_and_paths_are_arguments_of_their_own(scheduler: Scheduler) -> None:
+def test_ids_and_paths_are_arguments_of_their_own(scheduler: str) -> None:
     dialect, hostile = DIALECTS[scheduler], "/x y'; touch /z; $(id)\n#"
-    for template in (dialect.submit, dialect.query, dialect.cancel):
-        words = fill(template, id=hostile, script=hostile)
+    for each in (dialect.submit, dialect.query.command, dialect.cancel):
+        words = template.words(each, {"id": hostile, "script": hostile})
         assert hostile in words
         assert all("touch" not in word for word in words if word != hostile)
 
@@ -224,7 +236,7 @@ def test_the_exit_code_at_the_end_of_the_output(output: str, job: str, code: int
     ],
 )
 def test_states_in_words(status: Status, said: str) -> None:
-    assert explained(status, "slurm") == said
+    assert explained(status, DIALECTS["slurm"]) == said
 
 
 @pytest.mark.parametrize(
@@ -235,8 +247,8 @@ def test_states_in_words(status: Status, said: str) -> None:
     ],
 )  # fmt: skip
 def test_what_can_never_start(reason: str, never: bool) -> None:
-    assert bool(never_starts(Status("waiting", reason), "slurm")) is never
-    assert not never_starts(Status("running", reason), "slurm")
+    assert bool(never_starts(Status("waiting", reason), DIALECTS["slurm"])) is never
+    assert not never_starts(Status("running", reason), DIALECTS["slurm"])
 
 
 def test_each_unhappy_end_has_a_remedy() -> None:
@@ -312,7 +324,7 @@ def test_a_job_whose_end_was_seen_needs_no_scheduler(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheduler", ["slurm", "pbs", "lsf"])
 def test_a_host_without_the_scheduler(
-    scheduler: Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message does not blame partition and account."""
     (tmp_path / "bin").mkdir()
@@ -320,8 +332,8 @@ def test_a_host_without_the_scheduler(
         (tmp_path / "bin" / name).symlink_to(f"/usr/bin/{name}")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     places = Places(tmp_path / "home")
-    with pytest.raises(StepError, match="no (sbatch|qsub|bsub) on this host") as caught:
-        submit(Script("#!/bin/sh\n", scheduler, "train"), Runner(), places)
+    with pytest.raises(StepError, match="no (sbatch|qsub|bsub) on PATH") as caught:
+        submit(Script("#!/bin/sh\n", scheduler, DIALECTS[scheduler], "train"), Runner(), places)
     assert "login node" in caught.value.remedy
     assert list(places.jobs.iterdir()) == []
 
@@ -345,6 +357,10 @@ def test_a_scheduler_that_cannot_be_reached_rejects_nothing(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(StepError, match=message) as caught:
-        submit(Script("#!/bin/sh\n", "slurm", "train"), Runner(), Places(tmp_path / "home"))
+        submit(
+            Script("#!/bin/sh\n", "slurm", DIALECTS["slurm"], "train"),
+            Runner(),
+            Places(tmp_path / "home"),
+        )
     assert remedy in caught.value.remedy
     assert said in caught.value.detail

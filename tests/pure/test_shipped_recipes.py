@@ -118,13 +118,13 @@ def test_modules_have_versions(name: str, variant: str) -> None:
 @pytest.mark.parametrize(("name", "variant"), ALONE, ids="+".join)
 def test_jobs_fit_their_partition(name: str, variant: str) -> None:
     recipe = of(name, variant)
-    if recipe.scheduler is None:
+    if recipe.dialect is None:
         assert not recipe.partitions
         return
     assert recipe.partitions
     assert set(recipe.job.requires) <= set(Job._fields)
     job = recipe.job._replace(account=recipe.job.account or "project")
-    partition = check(job, recipe.scheduler, recipe.partitions)
+    partition = check(job, recipe.dialect, recipe.partitions)
     assert (partition is None) == (job.partition is None)
     if partition and partition.cores and job.cpus_per_rank:
         assert job.cpus_per_rank * job.ranks_per_node <= partition.cores

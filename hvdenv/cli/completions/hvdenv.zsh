@@ -21,6 +21,7 @@ _shtab_hvdenv_commands() {
     export:'Write the contents of an environment for other programs: a CycloneDX bill of materials, an'
     fetch:'Download everything that a locked build needs, and hvdenv itself, for hosts without internet.'
     grid:'Show which Horovod release and patches fit a combination of versions.'
+    init:'Draft a recipe from a site'"'"'s page, from a job script that works, or from this machine.'
     install:'Add packages to an environment, in a new generation.'
     job:'Write the batch script of a job that runs a command in an environment or image.'
     lock:'Write the lock of a recipe: every package with its hash, sources, patches and flags.'
@@ -336,6 +337,21 @@ _shtab_hvdenv_grid_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_hvdenv_grid_defaults_added=0
 
+_shtab_hvdenv_init_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "*--from[page or job script to read\: Markdown, HTML, reStructuredText, shell or plain text\; - is standard input\; may be repeated]:FILE:"
+  "--lines[read only these lines of the page]:A-B:"
+  "--here[look at this machine and its modules]"
+  "--interactive[ask for missing values and where sources differ]"
+  "*--set[a value of the recipe, such as horovod.version\=0.28.1\; may be repeated]:KEY=VALUE:"
+  {-o,--output}"[file to write, - for standard output (default\: NAME.toml)]:FILE:"
+  "--json[print the result as JSON, and nothing else, on standard output]"
+  ":name of the recipe:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_hvdenv_init_defaults_added=0
+
 _shtab_hvdenv_install_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "*--variant[use this variant of the recipe\; may be repeated]:V:"
@@ -596,6 +612,7 @@ _shtab_hvdenv() {
         export) _arguments -C -s $_shtab_hvdenv_export_options ;;
         fetch) _arguments -C -s $_shtab_hvdenv_fetch_options ;;
         grid) _arguments -C -s $_shtab_hvdenv_grid_options ;;
+        init) _arguments -C -s $_shtab_hvdenv_init_options ;;
         install) _arguments -C -s $_shtab_hvdenv_install_options ;;
         job) _arguments -C -s $_shtab_hvdenv_job_options ;;
         lock) _arguments -C -s $_shtab_hvdenv_lock_options ;;

@@ -1,0 +1,231 @@
+"""Draft a recipe from a site's page, from a job script that works, or from this machine.
+
+Each value in the draft names its source: the line of the page, or the command. Where the sources
+state different values, the draft has neither and names both. What init did not understand is
+listed at the end. Nothing on a page is executed, and no existing file is changed."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from hvdenv.cli.options import add_json, print_json
+from hvdenv.drafting import answers, here
+from hvdenv.drafting.combine import Choice, Draft, Missing, combine
+from hvdenv.drafting.commands import read_page
+from hvdenv.drafting.modulelines import SET
+from hvdenv.drafting.shell import shown
+from hvdenv.drafting.values import Drafted, Found, Origin
+from hvdenv.drafting.writer import rendered, told_choice, told_left, write
+from hvdenv.errors import UsageError
+from hvdenv.model.layers import DEFAULTS
+from hvdenv.reading import OWN, PAGE, read_file, read_text
+from hvdenv.runner import Runner
+from hvdenv.schema import encode, parse_toml
+
+EXAMPLES = """\
+examples:
+  hvdenv init fenn --from page.md                      writes fenn.toml
+  hvdenv init fenn --from job.sh --here                and what this machine shows
+  curl -s https://hpc.example/horovod | hvdenv init fenn --from - -o -
+  hvdenv init fenn --from page.html --lines 120-180    one section of the page
+  hvdenv init fenn --from page.md --interactive        asks for what is missing
+"""
+_STANDARD = "-"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", nargs="?", help="name of the recipe")
+    parser.add_argument(
+        "--from", metavar="FILE", action="append", default=[], dest="pages",
+        help="page or job script to read: Markdown, HTML, reStructuredText, shell or plain text;"
+        " - is standard input; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lines", metavar="A-B", type=_lines, help="read only these lines of the page"
+    )
+    parser.add_argument("--here", action="store_true", help="look at this machine and its modules")
+    parser.add_argument(
+        "--interactive", action="store_true", help="ask for missing values and where sources differ"
+    )
+    parser.add_argument(
+        "--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides",
+        help="a value of the recipe, such as horovod.version=0.28.1; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="file to write, - for standard output (default: NAME.toml)",
+    )
+    add_json(parser)
+
+
+def _lines(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([1-9]\d{0,6})-([1-9]\d{0,6})", text)
+    if not found or int(found[1]) > int(found[2]):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of lines such as 120-180")
+    return int(found[1]), int(found[2])
+
+
+def run(arguments: argparse.Namespace) -> int:
+    sources = [*arguments.pages, *(["this machine"] if arguments.here else [])]
+    if not sources and not arguments.interactive:
+        raise UsageError(
+            "nothing to draft a recipe from",
+            remedy="name a page or a job script with --from FILE, look at this machine with --here,"
+            " or answer questions with --interactive",
+        )
+    name = _name(arguments)
+    target = arguments.output or f"./{name}.toml"
+    if target != _STANDARD and not arguments.json and Path(target).exists():
+        raise UsageError("this file exists, and init overwrites none", where=target,
+                         remedy="name another one with -o FILE")  # fmt: skip
+    found = _found(arguments)
+    if arguments.interactive:
+        found = _ask(name, found)
+    draft = _combined(name, found)
+    text = write(draft, [shown(Path(each).name) for each in sources] or ["your answers"])
+    if arguments.json:
+        print_json({**encode(draft), "toml": text})
+        return 0
+    _write(target, text)
+    for line in _told(draft, target):
+        print(line, file=sys.stderr if target == _STANDARD else sys.stdout)
+    return 0
+
+
+def _name(arguments: argparse.Namespace) -> str:
+    """The recipe's name: as given, or after the page."""
+    named = [Path(each).stem for each in arguments.pages if each != _STANDARD]
+    name = arguments.name or re.sub(
+        r"[^a-z0-9_-]+", "-", (named or ["mycluster"])[0].lower()
+    ).strip("-_")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,63}", name):
+        raise UsageError(f"{name!r} is no name of a recipe", remedy="use a-z, 0-9, _ and -")
+    return str(name)
+
+
+def _found(arguments: argparse.Namespace) -> Found:
+    """What all sources yield, in their order."""
+    parts = [_of_page(each, arguments.lines) for each in arguments.pages]
+    if arguments.here:
+        values = [value for part in parts for value in part.values]
+        loads = [str(each.value) for each in values if each.key == ("modules", "load")]
+        parts.append(here.look(Runner(), _report, loads))
+    found = Found(
+        tuple(value for part in parts for value in part.values),
+        tuple(left for part in parts for left in part.left),
+        sum(part.commands for part in parts),
+    )
+    given = [
+        each
+        for text in arguments.overrides
+        for each in answers.parse(text, Origin(f"--set {text}"))
+    ]
+    return answers.give(found, given)
+
+
+def _report(text: str) -> None:
+    print(f"looking at {text}", file=sys.stderr, flush=True)
+
+
+def _of_page(name: str, lines: tuple[int, int] | None) -> Found:
+    try:
+        data = _standard_input() if name == _STANDARD else read_file(name, PAGE).data
+    except OSError as error:
+        raise UsageError(
+            f"cannot read it: {error.strerror}", where=name,
+            remedy="name a page or a job script, or - for standard input",
+        ) from error  # fmt: skip
+    text = data.decode("utf-8", errors="replace")
+    if lines:
+        every = text.split("\n")
+        text = "\n".join(
+            line if lines[0] <= number <= lines[1] else "" for number, line in enumerate(every, 1)
+        )
+    return read_page(text, "standard input" if name == _STANDARD else shown(Path(name).name))
+
+
+def _standard_input() -> bytes:
+    data = sys.stdin.buffer.read(PAGE.limit + 1)
+    if len(data) > PAGE.limit:
+        raise UsageError(
+            f"standard input is larger than {PAGE.limit:,} bytes, the limit for a page",
+            remedy="save the part that matters, and name the file",
+        )
+    return data
+
+
+def _combined(name: str, found: Found) -> Draft:
+    return combine(name, found, parse_toml(read_text(DEFAULTS, OWN)))
+
+
+def _write(target: str, text: str) -> None:
+    if target == _STANDARD:
+        sys.stdout.write(text)
+        return
+    try:
+        with open(target, "x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"cannot write it: {error.strerror}", where=target,
+                         remedy="name another file with -o FILE") from error  # fmt: skip
+
+
+def _told(draft: Draft, target: str) -> Iterator[str]:
+    """The result, for people."""
+    unknown = [each for each in draft.left if not each.understood]
+    of_page = f" from {draft.commands} commands" if draft.commands else ""
+    yield f"{'draft' if target == _STANDARD else f'wrote {target}'}: {len(draft.values)} values{of_page}"
+    for title, lines in (
+        ("missing", [f"{'.'.join(each.key)}: {each.needs}" for each in draft.missing]),
+        ("to choose, because the sources differ", [told_choice(each) for each in draft.choices]),
+        ("not understood", list(told_left(unknown))),
+    ):
+        if lines:
+            yield f"{title}:"
+            yield from (f"  {line}" for line in lines)
+    if target != _STANDARD:
+        path = target if "/" in target else f"./{target}"
+        yield f"next:\n  hvdenv show {path}\n  hvdenv check {path}"
+
+
+def _ask(name: str, found: Found) -> Found:
+    """Ask about choices first, then for what is missing."""
+    choices = _combined(name, found).choices
+    for choice in (each for each in choices if not each.key[-1].startswith(SET)):
+        if chosen := _answer_choice(choice):
+            found = answers.choose(found, choice, chosen)
+    asked = set[tuple[str, ...]]()
+    while missing := [each for each in _combined(name, found).missing if each.key not in asked]:
+        asked.add(missing[0].key)
+        found = answers.give(found, _answer_missing(missing[0]))
+    return found
+
+
+def _read_answer(question: str) -> str:
+    """One line; empty at the end of the input."""
+    print(question, end=" ", file=sys.stderr, flush=True)
+    return sys.stdin.readline(4096).strip()
+
+
+def _answer_choice(choice: Choice) -> Drafted | None:
+    print(f"{'.'.join(choice.key)}: the sources differ", file=sys.stderr)
+    for number, each in enumerate(choice.values, 1):
+        print(f"  {number}  {rendered(each.value)}  ({each.origin})", file=sys.stderr)
+    text = _read_answer("number (Enter: decide later):")
+    return (
+        choice.values[int(text) - 1]
+        if text.isdigit() and 0 < int(text) <= len(choice.values)
+        else None
+    )
+
+
+def _answer_missing(missing: Missing) -> list[Drafted]:
+    key = ".".join(missing.key)
+    text = _read_answer(f"{key}, {missing.needs} (Enter: decide later):")
+    return answers.parse(f"{key}={text}", answers.ANSWER) if text else []

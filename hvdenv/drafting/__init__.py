@@ -1,0 +1,1 @@
+"""Drafting a recipe: from the commands of a page, from a machine, from answers."""

@@ -1,0 +1,393 @@
+"""Combines what all sources yield into one draft: conflicts, what follows, and what is missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, get_args
+
+from hvdenv.drafting.modulelines import role_of
+from hvdenv.drafting.values import (
+    INFERRED,
+    Drafted,
+    Found,
+    Key,
+    Leftover,
+    Origin,
+    Scalar,
+    at,
+)
+from hvdenv.knowledge.horovod_releases import releases
+from hvdenv.model.cluster import LauncherName
+from hvdenv.model.recipe import Recipe
+from hvdenv.schema import Problem, check_part, decode
+
+_MPI = (
+    ("cray-mpich", r"cray-mpich"), ("openmpi", r"openmpi|hpcx"), ("spectrum", r"spectrum-mpi"),
+    ("mvapich", r"mvapich2?(?:-gdr)?"), ("mpich", r"mpich"), ("intel", r"impi|intel-?mpi"),
+)  # fmt: skip
+_TITLES = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
+# What a missing key needs, for people.
+_NEEDS = {
+    "python.version": 'such as "==3.10.*"; with a Python of the modules, exactly its version',
+    "horovod.frameworks": 'such as ["torch"]',
+    "horovod.controllers": '["mpi"], ["gloo"] or both',
+    "conda.channels": 'such as ["conda-forge"]',
+}
+
+
+class Choice(NamedTuple):
+    """A key for which the sources state different values. The draft has none of them."""
+
+    key: Key
+    values: tuple[Drafted, ...]
+
+
+class Missing(NamedTuple):
+    """A required key that no source states."""
+
+    key: Key
+    needs: str
+
+
+class Draft(NamedTuple):
+    """A recipe as far as the sources state it.
+
+    Attributes:
+        name: of the recipe.
+        values: in the order of the sources; items of a list one by one.
+        overruled: values of less weight than the one that the draft has.
+        choices: keys with several values.
+        missing: required keys without any.
+        left: commands without a place in the draft.
+        commands: how many commands the page has.
+        partition: of the job, if nothing is known about its nodes.
+    """
+
+    name: str
+    values: tuple[Drafted, ...]
+    overruled: tuple[Drafted, ...]
+    choices: tuple[Choice, ...]
+    missing: tuple[Missing, ...]
+    left: tuple[Leftover, ...]
+    commands: int
+    partition: str = ""
+
+
+def combine(name: str, found: Found, defaults: Mapping[str, Any]) -> Draft:
+    """The draft of a recipe.
+
+    Args:
+        name: of the recipe.
+        found: by all sources.
+        defaults: the layer below every recipe.
+    """
+    values, with_image = _without_some_images(found.values)
+    valid, left = _valid(_horovodrun(values))
+    items, choices = _items(valid)
+    scalars, overruled, more = _scalars([each for each in valid if not each.item])
+    scalars, unknown = _without_unknown_launcher(scalars)
+    chosen, unplaced = _with_partition([*items, *scalars])
+    chosen += _derived(chosen, {str(each.value) for each in valid if each.item})
+    pending = {each.key for each in (*choices, *more)}
+    return Draft(
+        name=name,
+        values=tuple(chosen),
+        overruled=tuple(overruled),
+        choices=(*choices, *more),
+        missing=tuple(_missing(name, chosen, pending, defaults)),
+        left=_without_used((*found.left, *left, *with_image, *unknown, *unplaced), found.values),
+        commands=found.commands,
+        partition=_bare_partition(chosen),
+    )
+
+
+def _without_used(left: Iterable[Leftover], values: Iterable[Drafted]) -> tuple[Leftover, ...]:
+    """Commands that need no key, except those that have values as well."""
+    used = {each.origin for each in values}
+    return tuple(each for each in left if not each.understood or each.origin not in used)
+
+
+def _bare_partition(values: Iterable[Drafted]) -> str:
+    named = {str(each.value) for each in values if each.key == at("job.partition")}
+    described = {each.key[1] for each in values if each.key[0] == "partitions"}
+    return next(iter(named - described), "")
+
+
+def nested(values: Iterable[Drafted]) -> dict[str, Any]:
+    """The values as a document."""
+    document: dict[str, Any] = {}
+    for each in values:
+        table = document
+        for part in each.key[:-1]:
+            table = table.setdefault(part, {})
+        if each.item:
+            table.setdefault(each.key[-1], []).append(each.value)
+        else:
+            table[each.key[-1]] = each.value
+    return document
+
+
+def _valid(values: Iterable[Drafted]) -> tuple[list[Drafted], list[Leftover]]:
+    """Values that the recipe format accepts; the others by their commands."""
+    good, bad = [], []
+    for each in values:
+        key = (
+            at("partitions", "x", *each.key[2:]) if each.key[:2] == ("partitions", "") else each.key
+        )
+        key = key[:2] if key[:2] == ("modules", "load") else key
+        value = (
+            each.value.removeprefix("-")
+            if each.item and isinstance(each.value, str)
+            else each.value
+        )
+        try:
+            check_part(Recipe, nested([each._replace(key=key, value=value)]))
+            good.append(each)
+        except Problem as problem:
+            told = f"{each.value!r} does not fit {'.'.join(key)}: {problem.message}"
+            bad.append(Leftover(each.origin, told))
+    return good, bad
+
+
+def _without_some_images(values: Sequence[Drafted]) -> tuple[list[Drafted], list[Leftover]]:
+    """A page that starts ranks with and without an image shows two ways."""
+    images = {each.origin for each in values if each.key[0] == "container"}
+    launches = {each.origin for each in values if each.key == at("launch.launcher")}
+    if not images or launches <= images:
+        return list(values), []
+    told = "other commands of the page start ranks without an image"
+    return (
+        [each for each in values if each.key[0] != "container"],
+        [Leftover(each.origin, told) for each in values if each.key[0] == "container"],
+    )
+
+
+def _without_unknown_launcher(values: list[Drafted]) -> tuple[list[Drafted], list[Leftover]]:
+    """A launcher that hvdenv does not know is no value, but it is one in a choice."""
+    launcher = [each for each in values if each.key == at("launch.launcher")]
+    either = "horovodrun uses MPI or Gloo, and the page does not state which"
+    unknown = [
+        Leftover(
+            each.origin,
+            either
+            if each.value == "horovodrun-"
+            else f"hvdenv does not know the launcher {each.value}",
+        )
+        for each in launcher
+        if each.value not in get_args(LauncherName)
+    ]
+    return [each for each in values if each not in launcher or not unknown], unknown
+
+
+def _items(values: Iterable[Drafted]) -> tuple[list[Drafted], list[Choice]]:
+    """Items of lists, each once; without those that a command excludes."""
+    unique: dict[tuple[Key, str], Drafted] = {}
+    for each in values:
+        if each.item:
+            before = unique.get((each.key, str(each.value)))
+            if before is None or before.weight < each.weight:
+                unique[each.key, str(each.value)] = each
+    items, choices = [], dict[Key, list[Drafted]]()
+    for (key, value), each in unique.items():
+        against = unique.get((key, value[1:] if value.startswith("-") else f"-{value}"))
+        if len(key) > 2 and key[:2] == ("modules", "load"):
+            choices.setdefault(key, []).append(each._replace(key=key[:2]))
+        elif against and against.weight == each.weight:
+            choices.setdefault((*key, value.removeprefix("-")), []).append(each)
+        elif not value.startswith("-") and not (against and against.weight > each.weight):
+            items.append(each)
+    return items, [Choice(key, tuple(each)) for key, each in choices.items()]
+
+
+def _scalars(values: Sequence[Drafted]) -> tuple[list[Drafted], list[Drafted], list[Choice]]:
+    """One value for each key, or a choice among those of equal weight."""
+    by_key: dict[Key, dict[Scalar, Drafted]] = {}
+    for each in values:
+        known = by_key.setdefault(each.key, {})
+        if str(each.value) not in known or known[str(each.value)].weight < each.weight:
+            known[str(each.value)] = each
+    chosen, overruled, choices = [], [], []
+    for key, known in by_key.items():
+        most = max(each.weight for each in known.values())
+        best = [each for each in known.values() if each.weight == most]
+        overruled += [each for each in known.values() if each.weight < most]
+        if len(best) > 1:
+            choices.append(Choice(key, tuple(best)))
+        else:
+            chosen += best
+    return chosen, overruled, choices
+
+
+def _with_partition(values: list[Drafted]) -> tuple[list[Drafted], list[Leftover]]:
+    """The facts of a job's partition under its name."""
+    name = next((str(each.value) for each in values if each.key == at("job.partition")), "")
+    placed, left = [], []
+    for each in values:
+        if each.key[:2] != ("partitions", ""):
+            placed.append(each)
+        elif name:
+            placed.append(each._replace(key=("partitions", name, *each.key[2:])))
+        else:
+            left.append(Leftover(each.origin, f"no partition is known that has {each.value}"))
+    return placed, left
+
+
+def _derived(values: Sequence[Drafted], items: Collection[str]) -> list[Drafted]:
+    """What follows from the values, where the sources do not state it.
+
+    Args:
+        items: of all lists; a leading dash excludes one.
+    """
+    stated = {each.key for each in values}
+    found = (*_of_modules(values), *_of_horovod(values, items))
+    return [each for each in found if each.item or each.key not in stated]
+
+
+def _follows(
+    key: Key, value: Scalar, each: Drafted, why: str = "", *, item: bool = False
+) -> Drafted:
+    origin = each.origin._replace(text=why) if why else each.origin
+    return Drafted(key, value, origin, INFERRED, item=item)
+
+
+def _of_modules(values: Sequence[Drafted]) -> Iterator[Drafted]:
+    by_key = {each.key: each for each in values}
+    builds = at("horovod.provider") not in by_key and any(
+        each.key[:2] == ("horovod", "gpu") or each.key == at("horovod.version") for each in values
+    )
+    for each in values:
+        if each.key == at("modules.load"):
+            name, role = str(each.value), role_of(str(each.value))
+            version = re.search(r"[/-]v?(\d+(?:\.\d+)+)", name)
+            if role == "MPI":
+                yield from _mpi(each, version[1] if version else "")
+            elif role == "Python" and re.match(r"(?i)(?:.*/)?(?:cray-)?python\d?/", name):
+                yield from _python(each, by_key, version[1] if version else "")
+            elif role == "Horovod" and not builds and version:
+                yield from _horovod_module(each, version[1])
+    changed = next(
+        (each for each in values if each.key in (at("modules.swap"), at("modules.unload"))), None
+    )
+    if changed:
+        yield _follows(
+            at("modules.purge"), "no", changed, "it changes modules that are loaded by default"
+        )
+
+
+def _mpi(each: Drafted, version: str) -> Iterator[Drafted]:
+    for kind, pattern in _MPI:
+        if re.search(rf"(?i)(?:^|/)(?:{pattern})(?:[/_-]|$)", str(each.value)):
+            yield _follows(at("mpi.kind"), kind, each)
+            if kind == "cray-mpich":
+                yield _follows(at("mpi.cxx"), "CC", each, "the wrapper of Cray's compilers")
+            # HPC-X has versions of its own.
+            if version and "hpcx" not in str(each.value).lower():
+                yield _follows(at("mpi.version"), version, each)
+            return
+
+
+def _python(each: Drafted, by_key: Mapping[Key, Drafted], version: str) -> Iterator[Drafted]:
+    provider = by_key.get(at("python.provider"))
+    if provider and provider.value != "venv":
+        return
+    yield _follows(at("python.from_modules"), True, each)
+    if version.count(".") == 2:
+        yield _follows(at("python.version"), f"=={version}", each)
+
+
+def _horovod_module(each: Drafted, version: str) -> Iterator[Drafted]:
+    """A module with Horovod, and what EasyBuild's names state."""
+    name = str(each.value)
+    yield _follows(at("horovod.provider"), "present", each)
+    yield _follows(at("horovod.version"), version, each)
+    yield _follows(at("python.provider"), "modules", each)
+    python = re.search(r"-Python-(\d+\.\d+\.\d+)", name)
+    if python:
+        yield _follows(at("python.version"), f"=={python[1]}", each)
+    for framework, title in _TITLES.items():
+        if found := re.search(rf"-{title}-(\d+(?:\.\d+)+)", name):
+            yield _follows(at("horovod.frameworks"), framework, each, item=True)
+            yield _follows(at("frameworks", framework, "provider"), "present", each)
+            yield _follows(at("frameworks", framework, "version"), found[1], each)
+
+
+def _of_horovod(values: Sequence[Drafted], items: Collection[str]) -> Iterator[Drafted]:
+    by_key = {each.key: each for each in values}
+    version = by_key.get(at("horovod.version"))
+    if version and version.value in releases():
+        origin = Origin("the table of Horovod's releases", 0, "")
+        hashed = releases()[str(version.value)].sha256
+        yield Drafted(at("horovod.sha256"), hashed, origin, INFERRED)
+    controllers = {each.value for each in values if each.key == at("horovod.controllers")}
+    built = next((each for each in values if each.key[0] == "horovod" and each.origin.line), None)
+    mpi = next(
+        (
+            each
+            for each in values
+            if each.key == at("modules.load") and role_of(str(each.value)) == "MPI"
+        ),
+        None,
+    )
+    if built and mpi and not {"mpi", "-mpi"} & set(items):
+        yield _follows(at("horovod.controllers"), "mpi", mpi, item=True)
+    if built and (mpi or controllers) and not {"gloo", "-gloo"} & set(items):
+        why = "Horovod builds Gloo unless HOROVOD_WITHOUT_GLOO=1"
+        yield _follows(at("horovod.controllers"), "gloo", built, why, item=True)
+
+
+def _horovodrun(values: Sequence[Drafted]) -> Iterator[Drafted]:
+    """horovodrun without --mpi and --gloo uses MPI if Horovod was built with it."""
+    controllers = {each.value for each in values if each.key == at("horovod.controllers")}
+    mpi = "mpi" in controllers or any(
+        each.key == at("modules.load") and role_of(str(each.value)) == "MPI" for each in values
+    )
+    which = "gloo" if "-mpi" in controllers else "mpi" if mpi else ""
+    for each in values:
+        plain = each.key == at("launch.launcher") and each.value == "horovodrun-"
+        yield each._replace(value=f"horovodrun-{which}") if plain else each
+
+
+def _missing(
+    name: str, values: Sequence[Drafted], pending: set[Key], defaults: Mapping[str, Any]
+) -> Iterator[Missing]:
+    """Required keys that have no value and no choice."""
+    document = nested(values)
+    document |= {"format": 1, "name": name, "summary": "x", "status": "documented"}
+    for table, content in defaults.items():
+        if isinstance(content, dict):
+            document[table] = {**content, **document.get(table, {})}
+        else:
+            document.setdefault(table, content)
+    document.setdefault("horovod", {})
+    yield from _missing_gpus(values)
+    if "mpi" in document["horovod"].get("controllers", []) and "mpi" not in document:
+        yield Missing(at("mpi.kind"), 'such as "openmpi": Horovod is to use MPI')
+    try:
+        decode(Recipe, document)
+    except Problem as problem:
+        for each in problem.all:
+            key = tuple(str(part) for part in each.path)
+            if key not in pending:
+                dotted = ".".join(key)
+                yield Missing(
+                    key,
+                    _NEEDS.get(dotted, _release() if dotted == "horovod.version" else each.message),
+                )
+
+
+def _missing_gpus(values: Sequence[Drafted]) -> Iterator[Missing]:
+    """A job that requests GPUs states the least that a node has, not how many it has."""
+    by_key = {each.key: each for each in values}
+    partition, gpus = by_key.get(at("job.partition")), by_key.get(at("job.gpus_per_node"))
+    if partition and gpus:
+        key = ("partitions", str(partition.value), "gpus")
+        if key not in by_key:
+            yield Missing(
+                key, f"GPUs of a node, {gpus.value} or more: `sinfo`, or --here on the cluster"
+            )
+
+
+def _release() -> str:
+    latest = list(releases().values())[-1]
+    return f'such as "{latest.version}", the latest release ({latest.uploaded})'

@@ -1,0 +1,321 @@
+"""Reads a page: each of its commands into values of a recipe, or into the reason why not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import get_args
+
+from hvdenv.drafting import directives, launching, modulelines, packages
+from hvdenv.drafting.pages import Block, blocks
+from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN, Statement, statements
+from hvdenv.drafting.values import (
+    COMMAND,
+    INFERRED,
+    SCRIPT,
+    Drafted,
+    Found,
+    Left,
+    Leftover,
+    Origin,
+    Read,
+    Value,
+    at,
+)
+from hvdenv.drafting.variables import variable
+from hvdenv.model.cluster import LauncherName
+
+# Pages with more are no pages.
+MOST_COMMANDS = 3000
+_OTHERS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "horovodrun", "aprun", "jsrun",
+                     "ibrun", "prun", "lrun", "mpirun_rsh", "torchrun"})  # fmt: skip
+LAUNCHERS = _OTHERS | {
+    each for each in get_args(LauncherName) if not each.startswith("horovodrun-")
+}
+_REQUESTS = {"salloc": "slurm", "sbatch": "slurm", "sinteractive": "slurm", "bsub": "lsf"}
+_CONDA = frozenset({"conda", "mamba", "micromamba"})
+_PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
+_PIP = re.compile(r"(?:.*/)?pip[\d.]*")
+_INTERACTIVE = frozenset({"idev", "qrsh", "qlogin", "srun_gpu", "interact", "sdev", "si"})
+# Programs that change no environment that a recipe describes.
+_PROGRAMS = (
+    "cd mkdir ls ll cp mv rm cat echo vi vim nano emacs less more tail head chmod pwd which whereis wget"
+    " curl tar unzip ssh scp rsync squeue scancel sinfo scontrol sacct qstat qdel bjobs watch nvidia-smi"
+    " rocm-smi date hostname printenv sleep wait touch deactivate exit clear htop top grep sed awk find"
+    " tree tee df du quota id groups whoami uname lscpu nproc jupyter tensorboard pytest test true printf"
+    " set shopt ulimit umask unset squeue showq sacctmgr bpeek bkill quota clush tmux screen python3-config"
+)
+_NO_EFFECT = frozenset(_PROGRAMS.split())
+_PROFILES = re.compile(
+    r"(?:~|\$HOME)/\.\w+|.*/(?:etc/profile\.d/conda\.sh|bin/activate|\.bashrc|activate)"
+)
+
+
+def _of_environment(name: str) -> bool:
+    """Whether the variables in front of a program are for Horovod's build or its ranks."""
+    programs = LAUNCHERS | {"export", "declare", "local", "typeset", "uv"}
+    return name in programs or bool(_PYTHON.fullmatch(name) or _PIP.fullmatch(name))
+
+
+def known(name: str) -> bool:
+    """Whether hvdenv knows what a program means for a recipe."""
+    return (
+        name in LAUNCHERS | _CONDA | _NO_EFFECT | _INTERACTIVE | _REQUESTS.keys()
+        or (name in _HANDLERS and name != ".")
+        or bool(_PYTHON.fullmatch(name) or _PIP.fullmatch(name))
+    )
+
+
+def read_page(text: str, source: str) -> Found:
+    """Every command of a page.
+
+    Args:
+        text: HTML, Markdown, reStructuredText, a script or plain text.
+        source: its name, for the origins of values.
+    """
+    reader = _Reader(source)
+    for block in blocks(text):
+        if reader.commands > MOST_COMMANDS:
+            break
+        reader.read_block(block)
+    return reader.found()
+
+
+class _Reader:
+    """Reads the blocks of one page, in order.
+
+    Attributes:
+        scheduler: of the directives read so far, or implied by a program; empty if unknown.
+    """
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.scheduler = ""
+        self.page = packages.Page()
+        self.loads = modulelines.Loads()
+        self.variables: dict[str, str] = {}
+        self.values: list[Drafted] = []
+        self.left: list[Leftover] = []
+        self.commands = 0
+
+    def found(self) -> Found:
+        loads = modulelines.drafted(self.loads, builds_horovod=self.page.builds_horovod)
+        left = self.left
+        if self.commands > MOST_COMMANDS:
+            left = [
+                *left,
+                Leftover(Origin(self.source), f"it has more than {MOST_COMMANDS} commands"),
+            ]
+        return Found((*loads, *self.values), tuple(left), self.commands)
+
+    def read_block(self, block: Block) -> None:
+        found = statements(block, known)[: MOST_COMMANDS - self.commands + 1]
+        script = any(each.batch for each in found)
+        if script:  # starts from nothing
+            self.loads.purge()
+        fields = list[directives.Field]()
+        for statement in _without_python(map(self._resolved, found)):
+            self.commands += 1
+            for read in self._read(statement):
+                if isinstance(read, directives.Field):
+                    fields.append(read)
+                else:
+                    self._keep(statement, read)
+        for job in _jobs(fields):
+            for statement, read in directives.values_of(job, self._scheduler_of(job[0].statement)):
+                self._keep(statement, read)
+        if script:
+            self.loads.purge()
+
+    def _scheduler_of(self, statement: Statement) -> str:
+        if statement.directive:
+            return directives.scheduler_of(statement.text)
+        return _REQUESTS.get(
+            statement.words[0], "slurm" if statement.words[0] == "srun" else self.scheduler
+        )
+
+    def _keep(self, statement: Statement, read: Read) -> None:
+        origin = Origin(self.source, statement.line, statement.text)
+        if isinstance(read, Left):
+            left = Leftover(origin, read.reason, read.understood)
+            if read.reason and left not in self.left[-5:]:
+                self.left.append(left)
+        elif UNKNOWN in str(read.value) or PLACEHOLDER in str(read.value):
+            self.left.append(Leftover(origin, f"the page does not state {'.'.join(read.key)}"))
+        else:
+            weight = INFERRED if read.inferred else SCRIPT if statement.batch else COMMAND
+            self.values.append(Drafted(read.key, read.value, origin, weight, item=read.item))
+
+    def _resolved(self, statement: Statement) -> Statement:
+        """With the texts of variables that the page has set before."""
+
+        def fill(text: str) -> str:
+            return re.sub(
+                r"\$([A-Za-z_]\w*)", lambda found: self.variables.get(found[1], found[0]), text
+            )
+
+        variables = tuple((name, fill(value)) for name, value in statement.variables)
+        if not statement.words or statement.words[0] in ("export", "declare", "local", "typeset"):
+            plain = (
+                (name, value)
+                for name, value in variables
+                if "$" not in value and UNKNOWN not in value
+            )
+            self.variables |= {name: value for name, value in plain if len(value) < 500}
+        return statement._replace(words=tuple(map(fill, statement.words)), variables=variables)
+
+    def _read(self, statement: Statement) -> Iterator[Read | directives.Field]:
+        if statement.directive:
+            name = directives.scheduler_of(statement.text)
+            self.scheduler = name or self.scheduler
+            if name:
+                yield Value(at("scheduler"), name)
+            yield from directives.fields_of_directive(statement)
+            return
+        exported = bool(statement.words)
+        if exported and not _of_environment(statement.words[0]) and statement.variables:
+            yield Left("its variables are for this command only")
+        else:
+            for name, value in statement.variables:
+                yield from variable(name, value, exported=exported)
+        if statement.words:
+            yield from self._command(statement)
+
+    def _command(self, statement: Statement) -> Iterator[Read | directives.Field]:
+        name, *words = statement.words
+        if name in _HANDLERS:
+            yield from _HANDLERS[name](self, statement)
+        elif name in _CONDA:
+            yield from packages.conda(words)
+        elif _PIP.fullmatch(name):
+            yield from packages.pip(words, self.page)
+        elif _PYTHON.fullmatch(name):
+            yield from self._python(name, words)
+        elif name in LAUNCHERS:
+            yield from launching.launch(statement)
+        elif name in _REQUESTS:
+            scheduler = _REQUESTS[name]
+            yield Value(at("scheduler"), scheduler, inferred=True)
+            yield from launching.request(statement, scheduler)
+        elif name in _INTERACTIVE:
+            yield Left("for an interactive job: hvdenv shell", understood=True)
+        elif name in _NO_EFFECT:
+            yield Left("it changes nothing that a recipe describes", understood=True)
+        elif name.strip("."):
+            yield Left(f"hvdenv does not know {name}")
+
+    def _python(self, name: str, words: list[str]) -> Iterator[Read]:
+        if words[:1] == ["-m"] and words[1:2] in (["venv"], ["virtualenv"]):
+            yield from packages.venv(words[2:], name)
+        elif words[:2] == ["-m", "pip"]:
+            yield from packages.pip(words[2:], self.page)
+        elif words[:1] == ["setup.py"] and {"install", "develop", "build"} & set(words):
+            yield from self.page.build_source()
+        else:
+            yield Left("a program of the page", understood=True)
+
+    def _module(self, statement: Statement) -> Iterator[Read]:
+        name, *words = statement.words
+        weight = SCRIPT if statement.batch else COMMAND
+        for read in modulelines.module(modulelines.words_of_ml(words) if name == "ml" else words):
+            if isinstance(read, str):
+                yield from self._load(
+                    read, Origin(self.source, statement.line, statement.text), weight
+                )
+                continue
+            if isinstance(read, Value) and read.key == at("modules.purge"):
+                self.loads.purge()
+            yield read
+
+    def _load(self, name: str, origin: Origin, weight: int) -> Iterator[Read]:
+        if "$" in name or UNKNOWN in name or PLACEHOLDER in name:
+            yield Left("the page does not state the module")
+        else:
+            self.loads.add(modulelines.Load(name, origin, weight))
+
+    def _source(self, statement: Statement) -> Iterator[Read]:
+        path = (statement.words[1:2] or ("",))[0]
+        if statement.words[0] == "." and "/" not in path:
+            return
+        if _PROFILES.fullmatch(path) or PLACEHOLDER in path or path == "activate":
+            yield Left("hvdenv activates the environment itself", understood=True)
+        elif path.startswith("/") and "$" not in path and UNKNOWN not in path:
+            yield Value(at("modules.source"), path, item=True)
+        else:
+            yield Left("a script that the page does not show, or without its whole path")
+
+    def _srun(self, statement: Statement) -> Iterator[Read | directives.Field]:
+        yield Value(at("scheduler"), "slurm", inferred=True)
+        yield from launching.srun(statement)
+
+    def _qsub(self, statement: Statement) -> Iterator[Read | directives.Field]:
+        """qsub belongs to several batch systems: options tell which."""
+        words = statement.words[1:]
+        select = any(word.startswith(("select=", "nodes=")) for word in words)
+        scheduler = self.scheduler or ("pbs" if select else "cobalt" if "-n" in words else "")
+        if scheduler in ("pbs", "cobalt"):
+            self.scheduler = scheduler
+            yield Value(at("scheduler"), scheduler, inferred=True)
+            yield from launching.request(statement, scheduler)
+        else:
+            yield Left("hvdenv submits jobs itself", understood=True)
+
+    def _export(self, statement: Statement) -> Iterator[Read]:
+        if not statement.variables:
+            yield Left("the page sets its value elsewhere", understood=True)
+
+    def _uv(self, statement: Statement) -> Iterator[Read]:
+        words = statement.words[1:]
+        if words[:1] == ("venv",):
+            yield from packages.venv(words[1:])
+        elif words[:1] == ("pip",):
+            yield from packages.pip(words[1:], self.page)
+        else:
+            yield Left(f"recipes have no key for uv {' '.join(words[:1])}")
+
+    def _virtualenv(self, statement: Statement) -> Iterator[Read]:
+        yield from packages.venv(statement.words[1:])
+
+    def _git(self, statement: Statement) -> Iterator[Read]:
+        yield from packages.git(statement.words[1:], self.page)
+
+    def _container(self, statement: Statement) -> Iterator[Read]:
+        yield from launching.container(statement.words)
+
+
+def _without_python(statements: Iterable[Statement]) -> Iterator[Statement]:
+    """Without what a page types into an interactive Python."""
+    inside = False
+    for statement in statements:
+        name = (statement.words or ("",))[0]
+        inside = bool(len(statement.words) == 1 and _PYTHON.fullmatch(name)) or (
+            inside and not known(name)
+        )
+        if not inside or _PYTHON.fullmatch(name):
+            yield statement
+
+
+def _jobs(fields: Iterable[directives.Field]) -> Iterable[list[directives.Field]]:
+    """The directives of a script are one job; each command line is one of its own."""
+    jobs = dict[int, list[directives.Field]]()
+    for each in fields:
+        line = 0 if each.statement.directive else each.statement.line
+        jobs.setdefault(line, []).append(each)
+    return jobs.values()
+
+
+_HANDLERS: dict[str, Callable[[_Reader, Statement], Iterator[Read | directives.Field]]] = {
+    "module": _Reader._module,
+    "ml": _Reader._module,
+    "source": _Reader._source,
+    ".": _Reader._source,
+    "export": _Reader._export,
+    "declare": _Reader._export,
+    "srun": _Reader._srun,
+    "qsub": _Reader._qsub,
+    "uv": _Reader._uv,
+    "virtualenv": _Reader._virtualenv,
+    "git": _Reader._git,
+    "singularity": _Reader._container,
+    "apptainer": _Reader._container,
+}

@@ -1,0 +1,211 @@
+"""Reads the options of batch systems, in directives and on command lines, into [job]."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from hvdenv.drafting.options import split
+from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN, Statement
+from hvdenv.drafting.values import Left, Read, Value, at
+from hvdenv.errors import UsageError
+from hvdenv.model.dialect import shipped
+from hvdenv.reading import OWN, read_text
+from hvdenv.schema import decode, parse_toml
+from hvdenv.sites.batch import read_time
+
+
+class Table(NamedTuple):
+    """The options of one batch system.
+
+    Attributes:
+        prefix: of its directives.
+        options: option with a value: the field, or a dash and the reason to leave it out.
+        flags: options without a value, likewise.
+    """
+
+    prefix: str
+    options: dict[str, str]
+    flags: dict[str, str]
+
+
+@lru_cache(maxsize=1)
+def tables() -> dict[str, Table]:
+    """The options by batch system."""
+    document = parse_toml(read_text(Path(__file__).with_suffix(".toml"), OWN))
+    return {name: decode(Table, table) for name, table in document.items()}
+
+
+class Field(NamedTuple):
+    """An option with its meaning."""
+
+    statement: Statement
+    field: str
+    value: str
+
+
+def scheduler_of(text: str) -> str:
+    """The batch system that a directive is for; empty if hvdenv does not know it."""
+    found = (name for name, table in tables().items() if text.startswith(f"{table.prefix} "))
+    return next(found, "")
+
+
+def fields_of_directive(statement: Statement) -> Iterator[Field | Left]:
+    """The options in a directive."""
+    scheduler = scheduler_of(statement.text)
+    if not scheduler:
+        yield Left("hvdenv does not know this batch system")
+        return
+    # A comment follows after " #"; within a word, # is a character.
+    text = re.split(r"\s#", statement.text.partition(" ")[2])[0]
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        yield Left("its quotes do not match")
+        return
+    yield from fields_of(statement, words, scheduler)
+
+
+def fields_of(statement: Statement, words: Sequence[str], scheduler: str) -> Iterator[Field | Left]:
+    """The options in the arguments of a batch system's program."""
+    table = tables()[scheduler]
+    # An unknown option may be followed by its value.
+    unknown = [
+        word for word, following in pairwise(words)
+        if word.startswith("-") and word not in table.flags and not following.startswith("-")
+    ]  # fmt: skip
+    for option, value in split(words, {*table.options, *unknown}).given:
+        meaning = table.options.get(option, table.flags.get(option, ""))
+        if meaning.startswith("- "):
+            yield Left(meaning.removeprefix("- "), understood=True)
+        elif meaning:
+            yield Field(statement, meaning, value)
+        elif statement.directive and value:
+            joint = "=" if option.startswith("--") else " "
+            yield Field(statement, "directive", f"{option}{joint}{value}")
+        else:
+            yield Left(f"{option} has no key in a recipe")
+
+
+def values_of(fields: Iterable[Field], scheduler: str) -> Iterator[tuple[Statement, Read]]:
+    """What the options of one job mean together, each with the line that it comes from."""
+    known = list(_expanded(fields, scheduler))
+    nodes = next((_number(each.value) for each in known if each.field == "nodes"), 0)
+    ranks = next((_number(each.value) for each in known if each.field == "ranks_per_node"), 0)
+    for each in known:
+        yield from ((each.statement, read) for read in _value(each, scheduler, nodes, ranks))
+
+
+def _expanded(fields: Iterable[Field], scheduler: str) -> Iterator[Field]:
+    """Fields with the parts of compound values as fields of their own."""
+    for each in fields:
+        statement = each.statement
+        if each.field == "resources":
+            for part in each.value.split(","):
+                yield from _resource(statement, part)
+        elif each.field == "attributes":
+            for part in each.value.split(":"):
+                yield Field(statement, "attribute", part)
+        else:
+            yield each
+
+
+# Of one chunk of PBS, or of `nodes=` in TORQUE.
+_CHUNK = {"ncpus": "ncpus", "ngpus": "gpus_per_node", "mpiprocs": "ranks_per_node", "mem": "memory",
+          "ppn": "ncpus", "gpus": "gpus_per_node"}  # fmt: skip
+
+
+def _resource(statement: Statement, part: str) -> Iterator[Field]:
+    name, equals, value = part.partition("=")
+    if name not in ("select", "nodes") or not equals:
+        field = {"walltime": "time", "h_rt": "time", "place": "place", "mem": "memory"}.get(
+            name, "attribute"
+        )
+        yield Field(statement, field, part if field == "attribute" else value)
+        return
+    count, *rest = value.split(":")
+    if "+" in value or not count.isdigit():
+        yield Field(statement, "several chunks", value)
+        return
+    yield Field(statement, "nodes", count)
+    for name, _, number in (each.partition("=") for each in rest):
+        if name in _CHUNK:
+            yield Field(statement, _CHUNK[name], number)
+        else:
+            yield Field(statement, "select", f"{name}={number}" if number else name)
+
+
+def _value(each: Field, scheduler: str, nodes: int, ranks: int) -> Iterator[Read]:
+    field, value = each.field, each.value
+    if field in ("account", "directive"):
+        key, item = {"account": ("requires", field), "directive": ("directives", value)}[field]
+        yield Value(at("job", key), item, item=True)
+    elif UNKNOWN in value or PLACEHOLDER in value or ("$" in value and field != "output"):
+        yield Left(f"the page does not state the value of job.{field}")
+    elif field == "time":
+        yield _time(value, scheduler)
+    elif field in ("srun_mpi", "cpu_bind"):
+        yield Value(at("launch", field), value)
+    elif field == "exclusive":
+        yield Value(at("job.exclusive"), True)
+    elif field in ("nodes", "ranks_per_node", "cpus_per_rank"):
+        yield _counted(at("job", field), value)
+    elif field in ("gres", "gpus_per_node"):
+        yield from _gpus(value, field)
+    elif field in ("tasks", "gpus", "ncpus", "gpus_per_rank"):
+        yield _shared(field, value.rpartition(":")[2], nodes, ranks)
+    elif field == "attribute":
+        name, _, text = value.partition("=")
+        yield Value(at("job.attributes", name), text)
+    else:
+        yield Value(at("job", field), value)
+
+
+def _time(value: str, scheduler: str) -> Read:
+    if re.fullmatch(r"[0-9]{1,3}:[0-5]?[0-9]:[0-5]?[0-9]", value):
+        return Value(at("job.time"), ":".join(part.zfill(2) for part in value.split(":")))
+    try:
+        return Value(at("job.time"), read_time(value, shipped()[scheduler]))
+    except (UsageError, KeyError):
+        return Left(f"{value} is not a time that hvdenv reads")
+
+
+def _number(text: str) -> int:
+    return int(text) if re.fullmatch(r"[0-9]{1,6}", text) else 0
+
+
+def _counted(key: tuple[str, ...], text: str) -> Read:
+    count = _number(text)
+    return Value(key, count) if count else Left(f"{text} is not one number")
+
+
+def _gpus(value: str, field: str) -> Iterator[Read]:
+    """``gpu:a100:4`` of --gres, ``a100:4`` of --gpus-per-node."""
+    parts = value.split(":")
+    if field == "gres" and parts.pop(0) != "gpu":
+        yield Left("it requests no GPUs")
+        return
+    count = parts.pop() if parts and _number(parts[-1]) else "1"
+    yield Value(at("job.gpus_per_node"), _number(count))
+    if field == "gpus_per_node":
+        yield Value(at("job.gpu_option"), "gpus-per-node")
+    if parts:
+        yield Value(at("partitions", "", "gpu"), parts[0])
+
+
+def _shared(field: str, text: str, nodes: int, ranks: int) -> Read:
+    """Sizes of the whole job or of a rank, which recipes state for a node."""
+    count, by = _number(text), ranks if field in ("ncpus", "gpus_per_rank") else nodes
+    if field == "gpus_per_rank" and count and ranks:
+        return Value(at("job.gpus_per_node"), count * ranks, inferred=True)
+    if not count or not by or count % by:
+        return Left(
+            f"{field}={text} cannot be divided among the nodes and ranks that the page states"
+        )
+    key = {"tasks": "ranks_per_node", "gpus": "gpus_per_node", "ncpus": "cpus_per_rank"}[field]
+    return Value(at("job", key), count // by, inferred=True)

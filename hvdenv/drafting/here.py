@@ -1,0 +1,275 @@
+"""What this machine shows: modules, scheduler, network interfaces, MPI, file systems, index."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from hvdenv.command import OWN_PYTHON, Command
+from hvdenv.drafting.modulelines import role_of
+from hvdenv.drafting.values import (
+    COMMAND,
+    INFERRED,
+    Drafted,
+    Found,
+    Key,
+    Leftover,
+    Origin,
+    Scalar,
+    at,
+)
+from hvdenv.errors import HvdenvError, StepError
+from hvdenv.launch.launchers import MPI_KINDS, parse_mpi_version
+from hvdenv.model.cluster import Modules
+from hvdenv.model.observe import ask_interpreter, observe
+from hvdenv.reading import SYSTEM, read_text
+from hvdenv.runner import Runner
+from hvdenv.sites import module_shell
+from hvdenv.sites.module_shell import ModuleSystem
+
+SECONDS = 15.0
+_MODULES_SECONDS = 120.0
+# Modules to choose among, for each kind the newest ones.
+_OFFERED = 8
+_KINDS = {
+    "Python": r"(?:^|/)(?:python|cray-python|anaconda|miniconda)\d?/",
+    "compiler": r"(?:^|/)(?:gcc|gcccore|gnu\d*)/",
+    "CUDA": r"(?:^|/)(?:cuda|cudatoolkit|nvhpc)/",
+    "MPI": "", "NCCL": "", "Horovod": "",
+}  # fmt: skip
+_SINFO = ("sinfo", "-h", "-o", "%R|%D|%c|%m|%G|%l")
+_SHARED = frozenset({"lustre", "gpfs", "nfs", "nfs4", "beegfs", "ceph", "wekafs", "panfs", "pvfs2"})
+_QUEUES = {"pbs": ("qstat", "-Q"), "lsf": ("bqueues", "-w"), "gridengine": ("qconf", "-sql")}
+_INDEX = "import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=10).read(100)"
+_INDEX_URL = "https://pypi.org/simple/pip/"
+
+Report = Callable[[str], None]
+
+
+class _Machine(NamedTuple):
+    """How to ask this machine."""
+
+    runner: Runner
+    report: Report
+
+    def ask(self, *argv: str) -> str:
+        """The output of a program; empty if it fails or does not exist."""
+        if not shutil.which(argv[0]):
+            return ""
+        self.report(f"{' '.join(argv[:4])} (at most {SECONDS:.0f} s)")
+        try:
+            outcome = self.runner.run(Command(argv, timeout=SECONDS))
+        except StepError:
+            return ""
+        return outcome.output if outcome else ""
+
+
+def look(runner: Runner, report: Report, loads: Collection[str] = (), scheduler: str = "") -> Found:
+    """Look at this machine.
+
+    Args:
+        report: receives what is being looked at, and for how long at most.
+        loads: modules that another source states.
+        scheduler: that another source states.
+    """
+    machine = _Machine(runner, report)
+    values, left = list[Drafted](), list[Leftover]()
+    for part in (
+        _of_scheduler(machine, scheduler),
+        _of_modules(machine, loads),
+        _of_network(),
+        _facts(machine),
+    ):
+        for each in part:
+            (values if isinstance(each, Drafted) else left).append(each)  # type: ignore[arg-type]
+    return Found(tuple(values), tuple(left))
+
+
+def _value(
+    key: Key, value: Scalar, source: str, weight: int = COMMAND, *, item: bool = False
+) -> Drafted:
+    return Drafted(key, value, Origin(source), weight, item=item)
+
+
+def _seen(source: str, told: str) -> Leftover:
+    return Leftover(Origin(source), told, understood=True)
+
+
+def _of_scheduler(machine: _Machine, scheduler: str) -> Iterator[Drafted | Leftover]:
+    if listed := machine.ask(*_SINFO):
+        if not scheduler:
+            yield _value(at("scheduler"), "slurm", "sinfo")
+        yield from partitions(listed)
+        return
+    for name, command in _QUEUES.items():
+        if listed := machine.ask(*command):
+            if name != "gridengine" and not scheduler:
+                yield _value(at("scheduler"), name, command[0])
+            yield _seen(" ".join(command), f"queues: {' '.join(listed.split())[:300]}")
+            return
+
+
+def partitions(listed: str) -> Iterator[Drafted | Leftover]:
+    """Facts about nodes in the output of sinfo. Where nodes of a partition differ: the largest."""
+    nodes: dict[str, dict[str, int | str]] = {}
+    for line in listed.splitlines()[:400]:
+        fields = line.split("|")
+        if len(fields) != 6:
+            continue
+        name, count, cores, memory, gres, limit = (each.strip() for each in fields)
+        facts = nodes.setdefault(name, {})
+        facts["nodes"] = int(facts.get("nodes", 0)) + _number(count)
+        for key, number in (("cores", _number(cores)), ("memory_gb", _number(memory) // 1024)):
+            facts[key] = max(int(facts.get(key, 0)), number)
+        if found := re.search(r"gpu(?::([A-Za-z][\w.-]*))?:(\d+)", gres):
+            facts["gpus"] = max(int(facts.get("gpus", 0)), int(found[2]))
+            facts |= {"gpu": found[1]} if found[1] else {}
+        if re.fullmatch(r"(?:\d+-)?\d+:\d\d:\d\d", limit):
+            facts["max_time"] = limit
+    for name, facts in nodes.items():
+        for key, value in facts.items():
+            if value:
+                yield _value(("partitions", name, key), value, "sinfo")
+
+
+def _number(text: str) -> int:
+    found = re.match(r"\d{1,9}", text)
+    return int(found[0]) if found else 0
+
+
+def _of_modules(machine: _Machine, loads: Collection[str]) -> Iterator[Drafted | Leftover]:
+    machine.report(f"modules (at most {_MODULES_SECONDS:.0f} s)")
+    try:
+        system = module_shell.detect(machine.runner)
+        if system is None:
+            return
+        names = module_shell.available(system, Modules(), machine.runner, seconds=_MODULES_SECONDS)
+        taken = {role_of(name) for name in loads}
+        yield from offered(names, taken)
+        if loads:
+            yield from _loaded(machine, system, tuple(loads))
+    except HvdenvError as error:
+        told = " ".join([error.message, error.detail])[:400]
+        yield Leftover(Origin("modules"), f"{told}; `hvdenv check` says more")
+
+
+def offered(names: Iterable[str], taken: Collection[str]) -> Iterator[Drafted]:
+    """Modules to choose among, for each kind that no other source has decided."""
+    listed = sorted(set(names), key=_by_version)
+    for kind, pattern in _KINDS.items():
+        if kind in taken:
+            continue
+        fitting = [
+            name for name in listed
+            if (re.search(pattern, name, re.IGNORECASE) if pattern else role_of(name) == kind)
+        ]  # fmt: skip
+        for name in fitting[-_OFFERED:]:
+            yield _value(at("modules.load", kind), name, "module avail", item=True)
+
+
+def _by_version(name: str) -> tuple[str, list[int]]:
+    family, _, version = name.rpartition("/")
+    return family.lower(), [int(part) for part in re.findall(r"\d{1,9}", version)]
+
+
+def _loaded(machine: _Machine, system: ModuleSystem, loads: tuple[str, ...]) -> Iterator[Drafted]:
+    """What the page's modules set here, and what the programs in them are."""
+    modules = Modules(load=loads)
+    machine.report(f"module load {' '.join(loads)} (at most {_MODULES_SECONDS:.0f} s)")
+    loaded = module_shell.load(system, modules, "run", machine.runner, seconds=_MODULES_SECONDS)
+    yield from folders(loaded.set)
+    inside = machine._replace(runner=machine.runner.changed(loaded.set, loaded.unset))
+    path = loaded.set.get("PATH", "")
+    yield from _mpi(inside, path)
+    python = shutil.which("python3", path=path)
+    if any(role_of(name) == "Python" for name in loads) and python:
+        interpreter = ask_interpreter(python, inside.runner)
+        if interpreter:
+            source = f"{python} --version, with the modules loaded"
+            yield _value(at("python.version"), f"=={interpreter.version}", source, INFERRED)
+
+
+def folders(variables: dict[str, str]) -> Iterator[Drafted]:
+    """Variables of modules that name the folders of CUDA and NCCL."""
+    for key, file in (("nccl_home", "include/nccl.h"), ("cuda_home", "bin/nvcc")):
+        fitting = [
+            name for name, value in variables.items()
+            if value.startswith("/") and ":" not in value and Path(value, file).is_file()
+        ]  # fmt: skip
+        if fitting:
+            name = min(fitting, key=lambda each: (not re.search(r"EBROOT|HOME|ROOT", each), each))
+            source = f"module show: {name} is a folder with {file}"
+            yield _value(at("horovod.gpu", key), f"${name}", source, INFERRED)
+
+
+def _mpi(machine: _Machine, path: str) -> Iterator[Drafted]:
+    mpirun = shutil.which("mpirun", path=path or None)
+    if not mpirun:
+        return
+    mpi = parse_mpi_version(machine.ask(mpirun, "--version"))
+    kind = next((name for name, told in MPI_KINDS.items() if told == mpi.kind), "")
+    if not kind:
+        return
+    yield _value(at("mpi.kind"), kind, "mpirun --version", INFERRED)
+    if mpi.version:
+        yield _value(at("mpi.version"), mpi.version, "mpirun --version", INFERRED)
+    info = shutil.which("ompi_info", path=path or None)
+    if info and "mpi_built_with_cuda_support:value:true" in machine.ask(
+        info, "--parsable", "--all"
+    ):
+        yield _value(at("mpi.cuda_aware"), True, "ompi_info --parsable --all", INFERRED)
+
+
+def _of_network(root: Path = Path("/sys/class/net")) -> Iterator[Drafted]:
+    """InfiniBand, Omni-Path and Slingshot: interfaces between nodes."""
+    for folder in sorted(root.glob("*")):
+        try:
+            kind = read_text(folder / "type", SYSTEM).strip()
+            state = read_text(folder / "operstate", SYSTEM).strip()
+        except OSError:
+            continue
+        if (kind == "32" or folder.name.startswith("hsn")) and state == "up":
+            source = f"{folder}: this host's interface; compute nodes may have others"
+            yield _value(at("network.use"), folder.name, source, INFERRED, item=True)
+
+
+def _facts(machine: _Machine) -> Iterator[Drafted | Leftover]:
+    machine.report(
+        f"compiler, MPI, GPUs, file systems, package index (at most {4 * SECONDS:.0f} s)"
+    )
+    facts = observe(Path.home(), machine.runner, thorough=True)
+    yield _seen("uname -m", f"{facts.machine}, glibc {facts.glibc}, {facts.cores} cores")
+    if facts.cxx:
+        yield _seen(facts.cxx.path, f"g++ {facts.cxx.version}")
+    if facts.mpirun:
+        yield from _mpi(machine, "")
+    capability = machine.ask(
+        "nvidia-smi", "--query-gpu=compute_cap,driver_version", "--format=csv,noheader"
+    )
+    if facts.gpus or capability:
+        gpus = ", ".join(sorted(set(facts.gpus))) or "GPUs"
+        shown = "; ".join(sorted(set(capability.splitlines()))) or facts.driver
+        yield _seen("nvidia-smi", f"{len(facts.gpus)} x {gpus}; capability, driver: {shown}")
+    else:
+        yield _seen("nvidia-smi", "no GPU on this host: call init --here on a compute node as well")
+    yield from _file_systems()
+    outcome = machine.runner.run(Command((OWN_PYTHON, "-c", _INDEX, _INDEX_URL), timeout=SECONDS))
+    told = "can be reached from this host" if outcome else "cannot be reached from this host"
+    yield _seen(_INDEX_URL, told)
+
+
+def _file_systems() -> Iterator[Leftover]:
+    try:
+        mounts = read_text("/proc/mounts", SYSTEM, errors="replace")
+    except OSError:
+        return
+    fields = (line.split() for line in mounts.splitlines())
+    shared = sorted(
+        {f"{each[1]} ({each[2]})" for each in fields if len(each) > 2 and each[2] in _SHARED}
+    )
+    if shared:
+        told = f"file systems that other hosts may share: {', '.join(shared[:12])}"
+        yield _seen("/proc/mounts", f"{told}; choose one for places.environments")

@@ -1,0 +1,57 @@
+"""What lines of a log have in common, whoever printed them: prefixes, and names of programs."""
+
+from __future__ import annotations
+
+import re
+
+# Times, ranks (mpirun, horovodrun, srun, torchrun), hosts and pods, container builds, CI, workers of
+# Ray and Determined, pip's and Spack's frames around the output of others, quotations and report titles.
+_PREFIX = re.compile(
+    r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?\]?:? ?"
+    r"|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}:?(?=\[)"
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,64} [\w./-]{1,64}(?:\[\d+\])?: "
+    r"|[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./-]{1,200}:\d+\] "
+    r"|\[(?:[\w.@-]+@)?\d+,(?P<mpirun>\d+)\](?:<std(?:err|out)>)?: ?"
+    r"|\[(?:default)?(?P<gloo>\d+)\](?:<std(?:err|out)>)?: ?"
+    r"|\[rank[=]?(?P<torch>\d+)\](?:: ?| \|\| )"
+    r"| {0,4}(?P<srun>\d{1,5}): (?!\[[^\]]*\]$)"  # but not the tensors that a missing rank has yet to submit
+    r"|(?:\d{1,6} )?#\d+ \d+\.\d+ "
+    r"|##\[error\]"
+    r"|\(\w+ pid=\d+(?:, ip=[\d.]+)?\) ?"
+    r"|<\w*> +(?=\[\d{4}-)"
+    r"|[0-9a-f]{8} \|\| ?"
+    r"|\[pod/[\w./-]{1,200}\] "
+    r"|[\w.-]{1,64} +\| (?=\S)"
+    r"| *[│┃] ?"
+    r"| {2}(?:>>|  ) ?\d{1,7} {4}"
+    r"|> ?"
+    r"|# "
+)
+
+# Programs that print the same under another name: Open MPI 5 and its launcher PRRTE call those of
+# Open MPI 4 so, and `mpiexec` is `mpirun`.
+_RENAMED = {
+    "PRRTE": "ORTE", "PRTE": "ORTE", "prted": "orted", "prterun": "mpirun", "orterun": "mpirun",
+    "mpiexec": "mpirun",
+}  # fmt: skip
+_NAMES = re.compile(r"\b(?:PRRTE|PRTE|prted|prterun|orterun|mpiexec)\b")
+
+
+def without_prefix(line: str) -> tuple[str, str]:
+    """A line without its prefixes, and the rank that they name."""
+    rank, at = "", 0
+    while found := _PREFIX.match(line, at):
+        rank = rank or next((each for each in found.groups() if each), "")
+        at = found.end()
+    return line[at:], rank
+
+
+def normalised(text: str) -> str:
+    """A text with the names that Open MPI 4 gives its programs."""
+    return _NAMES.sub(lambda name: _RENAMED[name[0]], text)
+
+
+def other_names(text: str) -> list[str]:
+    """The text as programs of other names print it."""
+    words = re.findall(r"\w+", text)
+    return [text.replace(common, name) for name, common in _RENAMED.items() if common in words]

@@ -1,0 +1,290 @@
+"""What hvdenv has to know about a scheduler: data, in schedulers/*.toml and in site files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+from hvdenv.model import template
+from hvdenv.reading import RECIPE, read_file
+from hvdenv.schema import Pattern, Problem, decode, parse_toml
+
+State = Literal[
+    "waiting", "running", "completed", "failed", "timeout", "cancelled", "node failure",
+    "out of memory", "preempted", "gone",
+]  # fmt: skip
+# A job that has ended, in a way that only its exit code tells.
+AnyState = Literal[
+    "waiting", "running", "completed", "failed", "timeout", "cancelled", "node failure",
+    "out of memory", "preempted", "gone", "ended",
+]  # fmt: skip
+Variable = Annotated[
+    str, Pattern(r"([A-Za-z_][A-Za-z0-9_]*)?", "the name of an environment variable")
+]
+
+
+class Answer(NamedTuple):
+    """How to ask about a job, and how to read the answer.
+
+    Regular expressions are searched line by line (``^`` and ``$`` match at line breaks); ``{id}``
+    in them is the job's id. Where several are listed, the first that matches counts.
+
+    Attributes:
+        command: the question; its fields are ``{id}`` and ``{cluster}``.
+        unknown: matches if the scheduler does not know the job, or no longer knows it.
+        state: the word for the state, in the group.
+        states: what these words mean; ``ended`` if only the exit code tells.
+        other: what other words mean (default: the text is no answer).
+        reason: why it waits or ended; several groups are joined.
+        ends: states by the beginning of the reason, for jobs that failed.
+        exit_code: groups ``code`` and, if a signal is reported on its own, ``signal``.
+        codes: states by exit codes that are not those of programs.
+        negative: the state of a job with another negative exit code.
+        name: the job's name.
+        hosts: where it runs; all matches count.
+        hosts_in: the part of the text in which to search for them (default: all of it).
+        outputs: the files that its output goes to; each pattern is one file.
+        folder: the folder of those that have no absolute path.
+        placeholders: what stands for ``{id}`` and ``{name}`` in the names of these files.
+        escaped: whether texts are escaped as in JSON.
+        folded: whether a line that begins with a tab continues the one before.
+    """
+
+    command: str = ""
+    unknown: str = ""
+    state: str = ""
+    states: dict[str, AnyState] = {}
+    other: AnyState | None = None
+    reason: tuple[str, ...] = ()
+    ends: dict[str, State] = {}
+    exit_code: str = ""
+    codes: dict[str, State] = {}
+    negative: State | None = None
+    name: str = ""
+    hosts: str = ""
+    hosts_in: str = ""
+    outputs: tuple[str, ...] = ()
+    folder: str = ""
+    placeholders: dict[str, str] = {}
+    escaped: bool = False
+    folded: bool = False
+
+
+class Dialect(NamedTuple):
+    """A scheduler.
+
+    Command lines and directives are templates (docs/how-to/add-a-scheduler.md).
+
+    Attributes:
+        like: the scheduler whose values hold for the keys that are not set here.
+        label: its name for people.
+        prefix: what a directive begins with, such as ``#SBATCH``.
+        directives: templates of directives. One that lacks a value is omitted; one with
+            ``{attribute}`` is repeated for each of job.attributes.
+        setup: lines of the script before everything else. No value can be in them.
+        join: what separates job.attributes in ``{attributes}``.
+        patterns: regular expressions for the values of fields of a job.
+        unsupported: fields of a job that it has no option for, and what to do instead.
+        times: accepted forms of a wall time besides 1:30:00: regular expressions with the
+            groups d, h, m and s.
+        time_forms: all accepted forms, for people.
+        job_id: variable with the id of the job.
+        marker: another variable that it always sets in a job, if others set job_id as well.
+        variables: prefixes of the variables that it sets in a job.
+        hosts: shell command that prints each host of the job once (default: the first column
+            of the file of hosts).
+        hostfile: variable with the path of a file that lists the hosts; empty if there is none.
+        columns: whether a line of that file is ``HOST SLOTS ...``, which no launcher reads.
+        launch_host: names of hosts in that file that run the script and no ranks.
+        node_count: variable with the number of hosts, where there may be no such file.
+        counts_tasks: whether the slots of a host are requested ranks, and not processors.
+        program: the program that submits jobs.
+        submit: submits ``{script}``.
+        submitted: matches what that prints; the groups are ``id`` and perhaps ``cluster``.
+        query: asks for the state of a job.
+        history: asks for a job that the scheduler has forgotten.
+        cancel: cancels job ``{id}``.
+        unreachable: what its programs print if no server answers.
+        waiting: explanations of reasons to wait.
+        hopeless: explanations of reasons for which a job can never start.
+        interactive: requests an allocation. ``{options}`` are the directives, ``{program}``
+            are the words of a program to run, ``{command}`` is the program as one word. Without
+            either, the scheduler starts the login shell.
+        batch_only: prefixes of directives that an interactive job does not have.
+        broadcast: commands in a job that copy ``{file}`` in ``{folder}`` to all of its hosts.
+    """
+
+    like: Literal["slurm", "pbs", "cobalt", "lsf"] | None = None
+    label: str = ""
+    prefix: Annotated[str, Pattern(r"(#[A-Za-z$@#-]{1,20})?", "a prefix such as #SBATCH")] = ""
+    directives: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    join: str = ":"
+    patterns: dict[str, str] = {}
+    unsupported: dict[str, str] = {}
+    times: tuple[str, ...] = ()
+    time_forms: str = "hours:minutes:seconds (1:30:00)"
+    job_id: Variable = ""
+    marker: Variable = ""
+    variables: tuple[Variable, ...] = ()
+    hosts: str = ""
+    hostfile: Variable = ""
+    columns: bool = False
+    launch_host: str = ""
+    node_count: Variable = ""
+    counts_tasks: bool = False
+    program: str = ""
+    submit: str = ""
+    submitted: str = ""
+    query: Answer = Answer()
+    history: Answer = Answer()
+    cancel: str = ""
+    unreachable: tuple[str, ...] = ()
+    waiting: dict[str, str] = {}
+    hopeless: dict[str, str] = {}
+    interactive: str = ""
+    batch_only: tuple[str, ...] = ()
+    broadcast: tuple[str, ...] = ()
+
+    @property
+    def list_hosts(self) -> str:
+        """The shell command that prints each host of a job once."""
+        return self.hosts or f"""awk '!seen[$1]++ {{print $1}}' "${self.hostfile}\""""
+
+    @property
+    def runs_programs(self) -> bool:
+        """Whether an interactive job runs a program, and not the user's login shell."""
+        return any(word in self.interactive for word in ("{program}", "{command}"))
+
+
+# Fields of directives: those of a job, and what is computed from them.
+OF_JOBS = (
+    "partition", "nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node", "gpu_option", "name",
+    "account", "qos", "reservation", "constraint", "comment", "memory", "exclusive", "output",
+    "error", "select", "place", "parallel_environment", "ranks", "cpus", "cpus_per_node", "gpus", "gpu", "hostfile", "time",
+    "hhmmss", "hhmm", "minutes", "seconds", "attribute", "value", "attributes", "attributes.",
+)  # fmt: skip
+# Fields of launchers.
+OF_LAUNCHERS = (
+    "ranks", "nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node", "cpu_bind",
+    "threads_per_core", "hosts", "host_names", "hostfile", "interface", "placed", "nested",
+    "variables", "exports", "program",
+)  # fmt: skip
+_COMMANDS: Mapping[str, tuple[str, ...]] = {
+    "submit": ("script",),
+    "cancel": ("id", "cluster"),
+    "query.command": ("id", "cluster"),
+    "history.command": ("id", "cluster"),
+    "interactive": ("options", "program", "command"),
+}
+_REQUIRED = (
+    "label", "prefix", "directives", "job_id", "program", "submit", "submitted", "cancel",
+    "query.command", "query.state", "query.states",
+)  # fmt: skip
+
+
+@cache
+def shipped() -> Mapping[str, Dialect]:
+    """The schedulers that hvdenv knows, by name. Cobalt sets variables of PBS as well."""
+    folder = Path(__file__).parent / "schedulers"
+    return {
+        name: decode(Dialect, parse_toml(read_file(folder / f"{name}.toml", RECIPE).text))
+        for name in ("slurm", "cobalt", "pbs", "lsf")
+    }
+
+
+def with_own(own: Mapping[str, Dialect]) -> dict[str, Dialect]:
+    """All schedulers: those of a recipe or site file, which come first, and those of hvdenv."""
+    return {**{name: _whole(each) for name, each in own.items()}, **shipped()}
+
+
+def _whole(own: Dialect) -> Dialect:
+    base = shipped()[own.like] if own.like else Dialect()
+    query = _over(base.query, own.query)
+    history = _over(base.history, own.history)
+    return _over(base, own)._replace(query=query, history=history)
+
+
+_Table = TypeVar("_Table", Answer, Dialect)
+
+
+def _over(base: _Table, own: _Table) -> _Table:
+    """The values of a table where they are set, and those of another table elsewhere."""
+    default = type(own)()
+    changed = {
+        name: value for name, value in own._asdict().items() if value != getattr(default, name)
+    }
+    return base._replace(**changed)
+
+
+Key = tuple[str | int, ...]
+
+
+def problems(own: Mapping[str, Dialect]) -> Iterator[Problem]:
+    """What is wrong with schedulers of a recipe or site file."""
+    for name, each in own.items():
+        path = ("schedulers", name)
+        if name in shipped():
+            yield Problem(path, f"hvdenv has a scheduler {name}: give this one another name")
+            continue
+        for key, message in (*_of_templates(each), *_of_patterns(each)):
+            yield Problem((*path, *key), message)
+        values = _flat(_whole(each))
+        for required in _REQUIRED:
+            if not values[required]:
+                yield Problem(
+                    (*path, *required.split(".")),
+                    'this key is required and missing (like = "slurm" takes it from there)',
+                )
+
+
+def _of_templates(dialect: Dialect) -> Iterator[tuple[Key, str]]:
+    values = _flat(dialect)
+    for key, known in _COMMANDS.items():
+        if message := template.problem(values[key], known, words=True):
+            yield tuple(key.split(".")), message
+    for number, directive in enumerate(dialect.directives):
+        if message := template.problem(directive, OF_JOBS):
+            yield ("directives", number), message
+    for number, line in enumerate(dialect.setup):
+        if any(not use.test for use in template.uses(line)):
+            yield ("setup", number), "a line of the script cannot have fields; use shell variables"
+
+
+def _of_patterns(dialect: Dialect) -> Iterator[tuple[Key, str]]:
+    groups = {"submitted": "id", "exit_code": "code"}
+    for keys, pattern in _patterns(dialect):
+        group = groups.get(str(keys[-1]))
+        try:
+            known = re.compile(pattern).groupindex
+        except re.error as error:
+            yield keys, f"not a regular expression: {error}"
+            continue
+        if group and pattern and group not in known:
+            yield keys, f"the pattern needs a group (?P<{group}>...)"
+
+
+def _patterns(dialect: Dialect) -> Iterator[tuple[Key, str]]:
+    """The regular expressions of a scheduler, with their keys."""
+    for name in ("submitted", "launch_host"):
+        yield (name,), getattr(dialect, name)
+    yield from ((("times", number), each) for number, each in enumerate(dialect.times))
+    yield from ((("patterns", field), each) for field, each in dialect.patterns.items())
+    for name in ("query", "history"):
+        answer: Answer = getattr(dialect, name)
+        for key in ("unknown", "state", "exit_code", "name", "hosts", "hosts_in", "folder"):
+            yield (name, key), getattr(answer, key).replace("{id}", "1")
+        for key in ("reason", "outputs"):
+            for number, each in enumerate(getattr(answer, key)):
+                yield (name, key, number), each.replace("{id}", "1")
+
+
+def _flat(dialect: Dialect) -> dict[str, Any]:
+    return {
+        **dialect._asdict(),
+        **{f"query.{name}": value for name, value in dialect.query._asdict().items()},
+        **{f"history.{name}": value for name, value in dialect.history._asdict().items()},
+    }

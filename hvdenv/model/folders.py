@@ -1,0 +1,77 @@
+"""Folders as recipes write them, with the user's names and variables in place of placeholders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple, TypeVar, get_args
+
+from hvdenv.errors import UsageError
+from hvdenv.model.cluster import FileName, Folder
+from hvdenv.schema import Path, dotted, rewrite
+
+T = TypeVar("T")
+
+_PLACEHOLDER = re.compile(r"\{(user|home)\}")
+_VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
+# What may be in place of a variable: it goes into scripts, links and lists such as MODULEPATH.
+_FOLDER = re.compile(r"/[A-Za-z0-9._+@/-]{1,1000}")
+
+
+class User(NamedTuple):
+    """The user who runs hvdenv.
+
+    Attributes:
+        name, home: in place of {user} and {home}.
+        variables: in place of $NAME at the start of a folder.
+        lenient: leave a variable that is not set as it is, where nothing uses the folder.
+    """
+
+    name: str
+    home: str
+    variables: Mapping[str, str]
+    lenient: bool = False
+
+
+def expand(kind: type[T], value: T, user: User, above: Path = ()) -> tuple[T, dict[str, str]]:
+    """The same data with all folders and file names expanded.
+
+    Variables for programs are left alone: those are filled in where and when programs run.
+
+    Returns:
+        The data, and by dotted key the text of each folder that began with a variable.
+
+    Raises:
+        UsageError: a variable is not set, or is not a folder; the message names the key.
+    """
+    written: dict[str, str] = {}
+
+    def folder(text: str, path: Path) -> str:
+        if found := _VARIABLE.match(text):
+            written[dotted(path)] = text
+            text = _of_variable(found[1], dotted(path), user) + text[found.end() :]
+        return named(text, path)
+
+    def named(text: str, path: Path) -> str:
+        return _PLACEHOLDER.sub(
+            lambda found: {"user": user.name, "home": user.home}[found[1]], text
+        )
+
+    value = rewrite(kind, value, {get_args(Folder)[1]: folder, get_args(FileName)[1]: named}, above)
+    return value, written
+
+
+def _of_variable(name: str, key: str, user: User) -> str:
+    value = user.variables.get(name, "").rstrip("/")
+    if _FOLDER.fullmatch(value):
+        return value
+    if not value and user.lenient:
+        return f"${name}"
+    wrong = (
+        f"${name} is {value[:200]!r}, which is not a folder without spaces and special characters"
+    )
+    raise UsageError(
+        wrong if value else f"${name} is not set",
+        where=key,
+        remedy=f"set it (export {name}=/...), or name a folder in the recipe or a site file",
+    )

@@ -1,0 +1,128 @@
+"""What schedulers report about jobs: reads their answers as their data files say."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NamedTuple
+
+from hvdenv.model.dialect import Answer, AnyState, State
+
+
+class Status(NamedTuple):
+    """What a scheduler reports about a job.
+
+    Attributes:
+        state: ``gone`` if the scheduler does not know the job, or no longer knows it.
+        reason: why it waits or ended, in the scheduler's words; may be empty.
+        exit_code: of a job that has ended, if known; 128 and the signal's number if a
+            signal ended it.
+        outputs: the files that its output goes to.
+        hosts: where it runs, as the scheduler writes it.
+        name: the job's name, if the scheduler reports it.
+    """
+
+    state: State
+    reason: str = ""
+    exit_code: int | None = None
+    outputs: tuple[str, ...] = ()
+    hosts: str = ""
+    name: str = ""
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended."""
+        return self.state not in ("waiting", "running")
+
+
+def status_in(text: str, answer: Answer, job: str) -> Status | None:
+    """The status in an answer about a job; None if the text is not an answer."""
+    return _Reader(text, answer, job).status()
+
+
+class _Reader:
+    """Reads one answer."""
+
+    def __init__(self, text: str, answer: Answer, job: str) -> None:
+        self.text = text.replace("\n\t", "") if answer.folded else text
+        self.answer, self.job = answer, job
+
+    def status(self) -> Status | None:
+        answer = self.answer
+        if answer.unknown and self.search(answer.unknown):
+            return Status("gone")
+        word = self.first(answer.state)
+        state = answer.states.get(word, answer.other) if word else None
+        if state is None:
+            return None
+        reason = next(filter(None, map(self.first, answer.reason)), "")
+        code, meant = self.exit_code()
+        ended = self.ended(state, reason, code, meant)
+        name = self.first(answer.name)
+        over = ended not in ("waiting", "running")
+        return Status(
+            state=ended,
+            reason=reason,
+            exit_code=0 if ended == "completed" else None if meant or not over else code,
+            outputs=self.outputs(name),
+            hosts="" if ended == "waiting" else self.hosts(),
+            name=name,
+        )
+
+    def ended(self, state: AnyState, reason: str, code: int | None, meant: State | None) -> State:
+        """The state, with what the reason and the exit code say about it."""
+        if state in ("ended", "failed"):
+            begin = [end for start, end in self.answer.ends.items() if reason.startswith(start)]
+            if begin:
+                return begin[0]
+        if state != "ended":
+            return state
+        return meant or ("cancelled" if code is None else "failed" if code else "completed")
+
+    def exit_code(self) -> tuple[int | None, State | None]:
+        """The exit code as a shell has it, and the state that it stands for."""
+        found = self.answer.exit_code and self.search(self.answer.exit_code)
+        if not found:
+            return None, None
+        code, signal = int(found["code"]), int(found.groupdict().get("signal") or 0)
+        if meant := self.answer.codes.get(str(code), self.answer.negative if code < 0 else None):
+            return code, meant
+        code = code or (128 + signal if signal else 0)
+        return (code if code < 256 else 128 + code % 128), None
+
+    def outputs(self, name: str) -> tuple[str, ...]:
+        """The paths of output files, each once."""
+        folder = self.first(self.answer.folder)
+        files = set()
+        for file in filter(None, map(self.first, self.answer.outputs)):
+            for mark, meaning in self.answer.placeholders.items():
+                file = file.replace(mark, {"{id}": self.job, "{name}": name}.get(meaning, meaning))
+            files.add(file if file.startswith("/") or not folder else f"{folder}/{file}")
+        return tuple(sorted(files))
+
+    def hosts(self) -> str:
+        answer = self.answer
+        part = self.first(answer.hosts_in) if answer.hosts_in else self.text
+        found = re.findall(self.pattern(answer.hosts), part, re.MULTILINE) if answer.hosts else []
+        return "+".join(dict.fromkeys(found))
+
+    def pattern(self, pattern: str) -> str:
+        return pattern.replace("{id}", re.escape(self.job))
+
+    def search(self, pattern: str) -> re.Match[str] | None:
+        return re.search(self.pattern(pattern), self.text, re.MULTILINE)
+
+    def first(self, pattern: str) -> str:
+        """The groups of the first match, joined; empty if there is none."""
+        found = self.search(pattern) if pattern else None
+        if not found:
+            return ""
+        text = ": ".join(each for each in found.groups() if each).strip()
+        return _unescaped(text) if self.answer.escaped else text
+
+
+def _unescaped(text: str) -> str:
+    try:
+        return str(json.loads(f'"{text}"', strict=False))
+    except ValueError:
+        return text

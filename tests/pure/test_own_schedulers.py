@@ -1,0 +1,192 @@
+"""Schedulers and launchers that a recipe or site file adds: the examples of the docs, and mistakes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from hvdenv.errors import RecipeError, UsageError
+from hvdenv.launch.launchers import Launch, named
+from hvdenv.launch.placement import Requested, choose_launcher, refuse_unfit
+from hvdenv.model.cluster import Job
+from hvdenv.model.layers import load_recipe
+from hvdenv.model.recipe import Recipe
+from hvdenv.schema import Problem, decode
+from hvdenv.sites.allocation import find_allocation, refuse_unknown
+from hvdenv.sites.answers import status_in
+from hvdenv.sites.batch import HOST_NAMES, HOSTFILE, HOSTS, BatchJob, check, script
+from hvdenv.sites.hosts import Host
+
+DOCS = Path(__file__).parents[2] / "docs/how-to/add-a-scheduler.md"
+
+
+def example(name: str) -> str:
+    blocks = re.findall(r"```toml\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    return next(str(block) for block in blocks if f"[schedulers.{name}]" in block)
+
+
+def recipe_with(tmp_path: Path, site: str, scheduler: str = "pjm") -> Recipe:
+    (tmp_path / "site.toml").write_text(site)
+    return load_recipe(
+        "neuron", site=tmp_path / "site.toml", overrides=[f'scheduler="{scheduler}"']
+    ).recipe
+
+
+def test_the_example_of_the_docs(tmp_path: Path) -> None:
+    recipe = recipe_with(tmp_path, example("pjm"))
+    dialect = recipe.dialect
+    assert dialect
+    job = Job("gpu", 2, 4, account="g1", time="1-12:00:00", output="x.out")
+    lines = script(dialect, BatchJob(job=job, folder="/", command=("true",))).splitlines()
+    assert [line for line in lines if line.startswith("#PJM")] == [
+        "#PJM --name hvdenv", '#PJM -L "rscgrp=gpu"', '#PJM -L "node=2"', '#PJM -L "elapse=36:00:00"',
+        '#PJM --mpi "proc=8"', "#PJM -g g1", "#PJM -o x.out", "#PJM -j",
+    ]  # fmt: skip
+    with pytest.raises(UsageError, match="PJM does not support qos"):
+        check(job._replace(qos="high"), dialect, {})
+    answer = status_in("JOB_ID JOB_NAME MD ST USER\n12 x NM RUN u \n", dialect.query, "12")
+    assert answer
+    assert answer.state == "running"
+    gone = status_in("JOB_ID JOB_NAME MD ST USER\n12 x NM RUN u \n", dialect.query, "1")
+    assert gone
+    assert gone.state == "gone"
+    assert status_in("[ERR.] PJM 0103 pjstat error", dialect.query, "1") is None
+    environ = {"PJM_JOBID": "12", "PJM_O_NODEINF": "/n"}
+    found = find_allocation(environ, "n1\nn2\n", recipe.dialects)
+    assert (found.scheduler, found.hosts) == ("pjm", (Host("n1"), Host("n2")))
+
+
+def test_a_variant_of_a_known_one(tmp_path: Path) -> None:
+    dialect = recipe_with(tmp_path, example("our-slurm"), "our-slurm").dialect
+    assert dialect
+    assert dialect.query.states["PENDING"] == "waiting"
+    text = script(dialect, BatchJob(job=Job(nodes=2, gpus_per_node=4), folder="/"))
+    assert "\n#SBATCH --gpus=8\n" in text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "where", "said"),
+    [
+        (
+            "{nodes}",
+            "{node}",
+            ":4: schedulers.pjm.directives[2]",
+            "unknown field {node}; known are",
+        ),
+        ("'{!error}-j'", "'[[-j'", ":4: schedulers.pjm.directives[8]", "[[ begins neither"),
+        ("{hhmmss}", "{hhmmss|upper}", ":4: schedulers.pjm.directives[3]", "unknown filter upper"),
+        ('"pjsub {script}"', '"pjsub \'{script}"', ":12: schedulers.pjm.submit", "not a command"),
+        ("(?P<id>[0-9]+)", "([0-9]+)", ":13: schedulers.pjm.submitted", "needs a group (?P<id>"),
+        (" +([A-Z]+) ", " +([A-Z+ ", ":20: schedulers.pjm.query.state", "not a regular expression"),
+        ('cancel = "pjdel {id}"', "", ":1: schedulers.pjm.cancel", "required and missing"),
+        (
+            'ACC = "waiting"',
+            'ACC = "waits"',
+            ":21: schedulers.pjm.query.states.ACC",
+            'expected one of "waiting"',
+        ),
+        ("#PJM", "#PJM\\nrm", ":3: schedulers.pjm.prefix", "control characters"),
+        ("[schedulers.pjm", "[schedulers.slurm", ":1: schedulers.slurm", "another name"),
+    ],
+)
+def test_mistakes_name_their_line(
+    tmp_path: Path, before: str, after: str, where: str, said: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe_with(tmp_path, example("pjm").replace(before, after))
+    told = str(caught.value)
+    assert f"site.toml{where}" in told
+    assert said in told
+
+
+def test_names_of_schedulers_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match='no scheduler pjn; did you mean "pjm"'):
+        recipe_with(tmp_path, example("pjm"), "pjn")
+
+
+@pytest.mark.parametrize("line", ["--nice=100 '", "--x=`id`", "--x $(id)", "--x #y", "--x \\"])
+def test_own_directives_add_nothing_else(line: str) -> None:
+    dialect = load_recipe("neuron").recipe.dialect
+    assert dialect
+    good = BatchJob(job=Job(directives=("--nice=100", '-L "a=b c"')), folder="/")
+    assert '\n#SBATCH --nice=100\n#SBATCH -L "a=b c"\n' in script(dialect, good)
+    with pytest.raises(UsageError, match="directives"):
+        script(dialect, BatchJob(job=Job(directives=(line,)), folder="/"))
+
+
+@pytest.mark.parametrize("line", ["--x\n#SBATCH -n 9", "x", "--x\u202e", "--x\x85"])
+def test_directives_are_options_of_printable_characters(line: str) -> None:
+    with pytest.raises(Problem, match="directives"):
+        decode(Job, {"directives": [line]})
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"NHOSTS": "2", "PE_HOSTFILE": "/sge/hosts"}, '--hostfile "$PE_HOSTFILE"'),
+        ({"OAR_NODEFILE": "/var/lib/oar/7"}, "OAR_NODEFILE=/var/lib/oar/7"),
+        ({"NHOSTS": "1"}, ""),
+        ({}, ""),
+    ],
+)
+def test_an_unknown_allocation(environ: dict[str, str], said: str) -> None:
+    if not said:
+        refuse_unknown(environ, "hvdenv run local")
+        return
+    with pytest.raises(UsageError, match="does not know") as caught:
+        refuse_unknown(environ, "hvdenv run local")
+    assert said in f"{caught.value} {caught.value.remedy}"
+
+
+def launchers_of_docs() -> str:
+    blocks = re.findall(r"```toml\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    return "\n".join(block for block in blocks if "launchers" in block)
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts", "expected"),
+    [
+        ("ibrun", True, "ibrun -n 8 python t.py"),
+        ("mpirun_rsh", False, "mpirun_rsh -np 8 'A=a b' python t.py"),
+        ("mpirun_rsh", True, "mpirun_rsh -np 8 -hostfile {hostfile} 'A=a b' python t.py"),
+        ("prun", True, "prun -n 8 --host {hosts} -x PATH -x 'A=a b' python t.py"),
+    ],
+)
+def test_launchers_of_the_docs(tmp_path: Path, name: str, hosts: bool, expected: str) -> None:
+    (tmp_path / "site.toml").write_text(launchers_of_docs())
+    recipe = load_recipe("neuron", site=tmp_path / "site.toml").recipe
+    assert recipe.launch.launcher == "ibrun"
+    assert choose_launcher(recipe, name) == name
+    launch = Launch(
+        ("python", "t.py"), 8, settings=recipe.launch, exports=("PATH",), variables=(("A", "a b"),)
+    )
+    if hosts:
+        launch = launch._replace(host_list=HOSTS, hostfile=HOSTFILE, host_names=HOST_NAMES)
+    start = named(name, recipe.launch.launchers).start(launch)
+    assert start.argv == tuple(shlex.split(expected))
+    assert start.env == ((("A", "a b"),) if name == "ibrun" else ())
+    refused = Requested(hosts=(Host("n1", 8),))
+    if name == "ibrun":
+        with pytest.raises(UsageError, match="chooses the hosts itself"):
+            refuse_unfit(name, recipe, refused, "slurm", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('launch.launcher = "ibrum"', "no launcher ibrum; known are"),
+        ('launch.launchers.x.command = "x {rank} {program}"', "unknown field {rank}"),
+        ('launch.launchers.x.command = "x -n {ranks}"', "must contain {program}"),
+        ('launch.launchers.x.command = "x --hosts={hosts} {program}"', "a word of its own"),
+        ('launch.launchers.srun.command = "srun {program}"', "another name"),
+    ],
+)
+def test_mistakes_in_launchers(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "site.toml").write_text(text)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("neuron", site=tmp_path / "site.toml")
+    assert said in str(caught.value)
+    assert "site.toml:1: launch.launcher" in str(caught.value)
