@@ -37,7 +37,7 @@ FUNCTION = (
     "python", "-c", "import time, horovod; print('results', horovod.run(lambda: time.sleep(4) or 7,"
     " np=2, hosts='gpu32:1,gpu33:1', {by}))",
 )  # fmt: skip
-BY_MPI = "use_mpi=True, network_interfaces=['{interface}']"
+BY_MPI = "use_mpi=True, network_interfaces=['{interface}'], mpi_args='--prefix {mpi}'"
 JOBS = {
     "elastic": ELASTIC,
     "function over Gloo": (*FUNCTION[:2], FUNCTION[2].replace("{by}", "use_gloo=True")),
@@ -95,7 +95,8 @@ def attacked(
     (folder / "hosts").chmod(0o755)
     (folder / "attack.py").write_text(ATTACK)
     path = ":".join([*installation.path, "/usr/bin", "/bin"])
-    argv = [word.format(folder=folder, interface=cluster.interface) for word in job]
+    mpi = Path(installation.path[-1]).parent  # a copy has none of its own
+    argv = [word.format(folder=folder, interface=cluster.interface, mpi=mpi) for word in job]
     seen, before = Seen(set(), set(), set()), listening(cluster)
     with ThreadPoolExecutor() as pool:
         running: Future[subprocess.CompletedProcess[str]] = pool.submit(
