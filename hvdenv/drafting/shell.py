@@ -30,6 +30,9 @@ _DIRECTIVE = re.compile(r"#(?:SBATCH|PBS|COBALT|BSUB|\$|PJM|MSUB)\s")
 _SENTENCE = re.compile(
     r"[a-z)][.:;?!]$|\b(?:the|a|an|is|are|you|your|this|that|of|which|will|can|should|be)\b"
 )
+_MODULE = re.compile(
+    r"\bmodule (?:-\S+ )*(?:load|add|purge|use|swap|switch|unload|rm|reset|restore)\b"
+)
 # Programs before the one that matters.
 _BEFORE = frozenset({"time", "sudo", "nohup", "exec", "env", "then", "do", "else", "command"})
 _KEYWORD = re.compile(
@@ -103,6 +106,8 @@ def _is_command(line: str, known: Callable[[str], bool]) -> bool:
     if _DIRECTIVE.match(line.lstrip()) or line.startswith("#!"):
         return True
     first = next((word for word in words if "=" not in word and word not in _BEFORE), "")
+    if first == "module" and not _MODULE.search(line):
+        return False
     return len(words) > 1 and known(first) and not _SENTENCE.search(line)
 
 
