@@ -102,13 +102,14 @@ def _code(block: Block, known: Callable[[str], bool]) -> tuple[list[str], bool]:
 
 def _is_command(line: str, known: Callable[[str], bool]) -> bool:
     """Whether a line of a text is a command and not a sentence."""
-    words = _PROMPT.sub("", line, count=1).split()
     if _DIRECTIVE.match(line.lstrip()) or line.startswith("#!"):
         return True
+    typed = _PROMPT.sub("", line, count=1)
+    words = typed.split()
     first = next((word for word in words if "=" not in word and word not in _BEFORE), "")
-    if first == "module" and not _MODULE.search(line):
+    if first == "module" and not _MODULE.search(typed):
         return False
-    return len(words) > 1 and known(first) and not _SENTENCE.search(line)
+    return len(words) > 1 and known(first) and not _SENTENCE.search(typed)
 
 
 def _after_prompts(lines: list[str]) -> Iterator[str]:

@@ -125,7 +125,7 @@ HTML = "<p>Then load it:</p><pre><span>$ module load gcc/1</span>\n$ pip install
 MARKDOWN = "Use it:\n\n    module load stays as it was for you.\n\n```console\n$ module load gcc/1\nok\n```\n"
 NESTED = '=== "GPU"\n\n    ```bash\n    module load gcc/1\n    ```\n'
 RST = "Load it::\n\n    module load gcc/1\n\nThe module load is done.\n"
-PLAIN = "First load the compiler.\nmodule load gcc/1\nThe module command is described elsewhere.\n"
+PLAIN = "First load the compiler.\n[you@login ~]$ module load gcc/1\nThe module command is described elsewhere.\n"
 HERE_DOCUMENT = "```\ncat > job.sh <<EOF\n#!/bin/bash\n#SBATCH -N 3\nmodule load gcc/1\nEOF\n```\n"
 PROMPTS = "```\n(env+x) [me@n1 ~]$ module load gcc/1\nlogin1>$ pwd\n/home\nmodule load no/2\n```\n"
 
