@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-# Bounds, as multiples of `python -c pass`. `check` stays without a network.
+# Bounds, as multiples of `python -c pass`.
 COMMANDS = (
     (5, ("--help",)),
     (5, ("--version",)),
@@ -23,7 +23,7 @@ COMMANDS = (
     (12, ("recipes",)),
     (12, ("show", "local")),
     (12, ("plan", "local")),
-    (15, ("check", "local")),
+    (15, ("check", "local", "--offline")),
 )
 
 

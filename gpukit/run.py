@@ -8,6 +8,7 @@ time limit, all take at most 8 minutes), and writes reports and logs to OUT (def
 Exit code: 0 if all stages passed, otherwise 1.
 """
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -18,8 +19,10 @@ from pathlib import Path
 
 KIT = Path(__file__).resolve().parent
 LIMIT_SECONDS = 480.0
-# What verify returns where nothing failed, but one GPU cannot prove NCCL between ranks.
+# Exit codes of verify: everything was proven; nothing failed, but something could not be proven.
+# One GPU cannot prove NCCL between ranks, and two cannot prove process sets.
 PROVEN, UNPROVEN = 0, 7
+LEAST_FOR_SETS = 3
 
 
 def stages(out, gpus):
@@ -37,10 +40,10 @@ def stages(out, gpus):
         return [*mpirun, f"{folder}/python", *words]
 
     both = ("--controller", "MPI", "--controller", "Gloo")
-    nccl = (PROVEN,) if gpus > 1 else (PROVEN, UNPROVEN)
+    nccl = (PROVEN,) if gpus >= LEAST_FOR_SETS else (PROVEN, UNPROVEN)
     cases = str(KIT / "cuda_cases.py")
     yield verify("nccl", "nccl", gpus, nccl, *both, "--operation", "NCCL")
-    yield verify("shared-gpu", "host", max(2, gpus), (PROVEN,), *both)
+    yield verify("shared-gpu", "host", max(LEAST_FOR_SETS, gpus), (PROVEN,), *both)
     yield "cases-nccl", ranks("nccl", gpus, cases), 60, (0,)
     yield "cases-shared-gpu", ranks("host", max(2, gpus), cases), 60, (0,)
     yield verify(
@@ -57,20 +60,25 @@ def make_environments():
     import torch
 
     beside = str(Path(torch.__file__).parents[1])
-    wheels = sorted(map(str, (KIT / "wheels").glob("*.whl")))
+    numpy = [] if importlib.util.find_spec("numpy") else wheels("numpy")
+    pip = [str(KIT / "envs/hvdenv/bin/python"), "-m", "pip", "--quiet"]
     for name in ("hvdenv", "nccl", "host"):
         folder = KIT / "envs" / name
         if (folder / "complete").exists():
             continue
-        venv.create(folder, with_pip=True, clear=True)
-        horovod = [] if name == "hvdenv" else sorted(map(str, (KIT / name).glob("*.whl")))
-        pip = [str(folder / "bin/python"), "-m", "pip", "--quiet", "--disable-pip-version-check"]
-        words = ["install", "--no-index", "--no-deps", *wheels, *horovod]
-        subprocess.run([*pip, *words], check=True)
+        venv.create(folder, with_pip=name == "hvdenv", clear=True)
+        horovod = [] if name == "hvdenv" else [*wheels(name), *numpy]
+        words = ["install", "--no-index", "--no-deps", *wheels("wheels"), *horovod]
+        subprocess.run([*pip, "--python", str(folder / "bin/python"), *words], check=True)
         if horovod:
             packages = next(folder.glob("lib/python3*/site-packages"))
             (packages / "torch-of-this-node.pth").write_text(beside + "\n")
         (folder / "complete").touch()
+
+
+def wheels(folder):
+    """The wheels in one of the kit's folders."""
+    return sorted(map(str, (KIT / folder).glob("*.whl")))
 
 
 def environment():
@@ -95,6 +103,15 @@ def run_stage(out, name, words, seconds):
             return 124
 
 
+def is_right(code, right, report, gpus):
+    """Whether a stage did what it must; with two GPUs, only process sets may be unproven."""
+    if code not in right or code == PROVEN or gpus < 2:
+        return code in right
+    findings = json.loads(report.read_text())["findings"]
+    unproven = [each["subject"] for each in findings if each["status"] == "unproven"]
+    return all(subject.startswith("process sets") for subject in unproven)
+
+
 def main(out):
     out.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
@@ -111,11 +128,9 @@ def main(out):
         started = time.monotonic()
         code = run_stage(out, name, words, min(seconds, left)) if left > 5 else 124
         took = round(time.monotonic() - started, 1)
-        results.append({"stage": name, "code": code, "right": code in right, "seconds": took})
-        print(
-            f"{name}: {'right' if code in right else 'WRONG'} (exit code {code}, {took} s)",
-            flush=True,
-        )
+        good = is_right(code, right, out / f"{name}.json", gpus)
+        results.append({"stage": name, "code": code, "right": good, "seconds": took})
+        print(f"{name}: {'right' if good else 'WRONG'} (exit code {code}, {took} s)", flush=True)
     facts = {"torch": str(torch.__version__), "gpus": gpus, "stages": results}
     (out / "summary.json").write_text(json.dumps(facts, indent=1) + "\n")
     return 0 if all(each["right"] for each in results) else 1

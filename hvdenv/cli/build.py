@@ -42,6 +42,7 @@ from hvdenv.knowledge.rules import Rule
 from hvdenv.model.cluster import Workspace
 from hvdenv.model.layers import Resolved
 from hvdenv.model.observe import complete
+from hvdenv.model.recipe import provided_by_modules
 from hvdenv.places import find_places, make_folder
 from hvdenv.plans.plan import Plan
 from hvdenv.runner import Runner
@@ -117,10 +118,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(encode(built))
     elif not arguments.quiet:
-        result = f"built in {built.seconds:.0f} s" if built.changed else "nothing to do"
-        print(f"{result}: {built.prefix}\nuse it with: . {built.prefix}/activate.sh")
+        print(
+            f"{_result(built, prepared)}: {built.prefix}\nuse it with: . {built.prefix}/activate.sh"
+        )
         _report_dropped(target, before)
     return 0
+
+
+def _result(built: Built, prepared: Prepared) -> str:
+    recipe = prepared.resolved.recipe
+    if provided_by_modules(recipe):
+        return f"nothing to build: modules provide Horovod {recipe.horovod.version}; wrote what loads them"
+    return f"built in {built.seconds:.0f} s" if built.changed else "nothing to do"
 
 
 def _report_dropped(target: Environment, before: str) -> None:

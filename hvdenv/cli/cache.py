@@ -25,7 +25,7 @@ from hvdenv.wheels.wheelcache import Listed
 
 EXAMPLES = """\
 examples:
-  hvdenv cache list
+  hvdenv cache                                      lists the entries of the caches
   hvdenv cache verify --cache /proj/group/wheels
   hvdenv cache prune --max-size 2GB --older-than 90 --damaged
   hvdenv cache prune --downloads --older-than 30
@@ -40,7 +40,8 @@ _UNITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    parser.set_defaults(action="list", site=None, cache=None, json=False)
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
         action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")

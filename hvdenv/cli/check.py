@@ -6,11 +6,16 @@ it reports which of the recipe's modules exist, and which modules provide Horovo
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
+from hvdenv.building.lookup import SECONDS, Availability, Questions, look_up
+from hvdenv.cli.find_lock import resolution_of
 from hvdenv.cli.options import (
     Prepared,
     add_allow,
@@ -23,12 +28,16 @@ from hvdenv.cli.options import (
     prepare,
     print_json,
 )
+from hvdenv.cli.progress import Silent
+from hvdenv.environments import scratch
 from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.knowledge.grid import Answer, Asked, all_rows, ask, asked_of, comparable, told_answer
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.remedies import Change, edits_of, propose
 from hvdenv.knowledge.rules import Rule, all_rules, judge
 from hvdenv.model.cluster import Modules
+from hvdenv.model.recipe import executed_paths
+from hvdenv.places import find_places
 from hvdenv.plans.plan import choose_versions
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
@@ -41,6 +50,7 @@ examples:
   hvdenv check local --python 3.12 --json
   hvdenv check local --facts compute-node.json
   hvdenv check ./mine.toml                          also shows the remedy as a diff
+  hvdenv check ./mine.toml --offline                without package indexes and conda channels
 
 `make docs` in a checkout writes a page of all rules. --allow RULE continues although a rule blocks.
 """
@@ -54,12 +64,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_facts(parser)
     add_allow(parser)
     add_trust(parser)
+    parser.add_argument(
+        "--offline", action="store_true", help="do not ask package indexes and conda channels"
+    )
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=float, default=SECONDS,
+        help="how long indexes and channels may take in all (default: %(default)g)",
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     refuse_unknown(arguments.allow)
     prepared = prepare(arguments, thorough=True, anywhere=True)
-    rules = judge_recipe(prepared)
+    answer = _looked_up(arguments, prepared)
+    rules = judge_recipe(prepared, answer.wrong)
     wanted = prepared.resolved.recipe.modules
     there, unseen = None, ""
     if wanted and prepared.facts.origin != "observed":
@@ -74,16 +92,58 @@ def run(arguments: argparse.Namespace) -> int:
     change = propose(prepared.resolved, edits) if edits else None
     tried = _tried(prepared)
     if arguments.json:
-        print_json(_document(prepared, rules, arguments.allow, change, there, tried, unseen))
+        document = _document(prepared, rules, arguments.allow, change, there, tried, unseen)
+        print_json(
+            {**document, "looked_up": answer.looked_up, "not_looked_up": answer.not_looked_up}
+        )
     else:
         for line in _lines(prepared, rules, change, there, tried):
             print(line)
         if unseen:
-            print(f"modules of the recipe: not examined, since {unseen}")
-        print(
-            "hvdenv would refuse to build this" if blocked else "no known problem prevents a build"
-        )
+            answer |= Availability(not_looked_up=(f"modules of the recipe: {unseen}",))
+        for line in _told_availability(answer):
+            print(line)
+        print(_conclusion(answer, blocked=blocked))
     return IncompatibleError.exit_code if blocked else 0
+
+
+def _conclusion(answer: Availability, *, blocked: bool) -> str:
+    if blocked:
+        return "hvdenv would refuse to build this, or the build would fail"
+    if answer.not_looked_up:
+        return "no problem found in what was looked at; the rest may still prevent a build"
+    return "no known problem prevents a build"
+
+
+def _told_availability(answer: Availability) -> Iterator[str]:
+    yield from (f"looked up: {each}" for each in answer.looked_up)
+    yield from (f"not looked up: {each}" for each in answer.not_looked_up)
+
+
+def _looked_up(arguments: argparse.Namespace, prepared: Prepared) -> Availability:
+    """What indexes and channels answer; that they were not asked, with --offline."""
+    if arguments.offline:
+        return Availability(not_looked_up=("packages: --offline",))
+    if not 1 <= arguments.timeout <= 3600:
+        raise UsageError(f"--timeout {arguments.timeout:g}: expected 1 to 3600 seconds")
+    places = find_places()
+    if sys.stderr.isatty():
+        print(
+            f"asking package indexes, for at most {arguments.timeout:g} s (--offline does not)",
+            file=sys.stderr,
+        )
+    with scratch.folder(places.scratch, "check") as work:
+        return look_up(
+            Questions(
+                maker=resolution_of(prepared, work.path),
+                work=work.path,
+                cache=places.cache / "uv",
+                runner=work.runner,
+                progress=Silent(),
+                end=time.monotonic() + arguments.timeout,
+                where=prepared.resolved.where,
+            )
+        )
 
 
 class ModulesHere(NamedTuple):
@@ -190,11 +250,31 @@ def told_change(change: Change, what: str) -> Iterator[str]:
         yield f"options that fix it: {' '.join(f'--set {shlex.quote(each)}' for each in change.options)}"
 
 
-def judge_recipe(prepared: Prepared) -> tuple[Rule, ...]:
-    """The rules that apply, most severe first."""
+def judge_recipe(
+    prepared: Prepared, wrong: Mapping[str, frozenset[str]] = MappingProxyType({})
+) -> tuple[Rule, ...]:
+    """The rules that apply, most severe first.
+
+    Args:
+        wrong: what indexes and channels lack, from look_up().
+    """
     recipe, python = prepared.resolved.recipe, prepared.python
     versions = choose_versions(recipe, python)
-    return judge(observables(recipe, prepared.facts, python, versions))
+    looked_up = {**wrong, "folders_missing": _missing_folders(prepared)}
+    return judge(observables(recipe, prepared.facts, python, versions, looked_up))
+
+
+def _missing_folders(prepared: Prepared) -> frozenset[str]:
+    """Folders of the recipe that this machine lacks, if the recipe is for it and not for an image."""
+    recipe = prepared.resolved.recipe
+    if prepared.facts.origin != "observed" or recipe.container:
+        return frozenset()
+    return frozenset(
+        f"{prepared.resolved.where(key)} = {path}"
+        for key, path in executed_paths(recipe)
+        # Without the script of modules.init, hvdenv looks for others.
+        if path.startswith("/") and not key.startswith("modules.") and not os.path.exists(path)
+    )
 
 
 def told(rule: Rule) -> str:

@@ -18,10 +18,25 @@ examples:
 """
 
 
+_INSTALL = """\
+To complete commands and options, write the script of your shell, then open a new shell.
+bash (with the package bash-completion):
+  mkdir -p ~/.local/share/bash-completion/completions
+  hvdenv completion bash > ~/.local/share/bash-completion/completions/hvdenv
+zsh (a folder of your own in fpath, before compinit in ~/.zshrc):
+  mkdir -p ~/.zfunc && hvdenv completion zsh > ~/.zfunc/_hvdenv
+  fpath=(~/.zfunc $fpath); autoload -Uz compinit && compinit
+tcsh:
+  hvdenv completion tcsh > ~/.hvdenv.tcsh && echo 'source ~/.hvdenv.tcsh' >> ~/.tcshrc"""
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    parser.add_argument("shell", nargs="?", choices=("bash", "zsh", "tcsh"))
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if not arguments.shell:
+        print(_INSTALL)
+        return 0
     print(read_text(SCRIPTS / f"hvdenv.{arguments.shell}", STATE), end="")
     return 0

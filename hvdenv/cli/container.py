@@ -40,7 +40,7 @@ from hvdenv.launch.preflight import (
 )
 from hvdenv.masking import print_coloured
 from hvdenv.model.dialect import shipped
-from hvdenv.model.layers import Resolved
+from hvdenv.model.layers import Resolved, known_recipes, read_layer
 from hvdenv.places import named_file, named_folder, sync, write_text
 from hvdenv.plans.images import FORMATS
 from hvdenv.plans.images.build import failed
@@ -77,7 +77,7 @@ _PROGRESS = r"\s*(STEP \d|#\d+ \[|INFO: |== |\[\d+/\d+\])"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_recipe(parser)
+    add_recipe(parser, optional=True)
     add_python(parser)
     add_json(parser)
     add_loudness(parser)
@@ -119,6 +119,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if not arguments.recipe:
+        return _list()
     if arguments.preflight and (arguments.build or arguments.to):
         raise UsageError("--preflight checks an existing image: build it first")
     if arguments.preflight and not arguments.hosts:
@@ -127,6 +129,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--hosts and --copy need --preflight")
     resolved = resolved_of(arguments, shown=not (arguments.build or arguments.preflight))
     return _preflight(arguments, resolved) if arguments.preflight else _define(arguments, resolved)
+
+
+def _list() -> int:
+    """The recipes that describe an image."""
+    for name, path in known_recipes().items():
+        base = read_layer("recipe", path).values.get("container", {}).get("base")
+        if base:
+            print(f"hvdenv container {name}   from {base}")
+    print("For other recipes, name an image: hvdenv container RECIPE --set container.base=IMAGE")
+    return 0
 
 
 def _define(arguments: argparse.Namespace, resolved: Resolved) -> int:

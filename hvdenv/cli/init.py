@@ -19,7 +19,7 @@ from hvdenv.drafting.commands import read_page
 from hvdenv.drafting.modulelines import SET
 from hvdenv.drafting.shell import shown
 from hvdenv.drafting.values import Drafted, Found, Origin
-from hvdenv.drafting.writer import rendered, told_choice, told_left, write
+from hvdenv.drafting.writer import told_choice, told_left, told_value, write
 from hvdenv.errors import UsageError
 from hvdenv.model.layers import DEFAULTS
 from hvdenv.reading import OWN, PAGE, read_file, read_text
@@ -216,7 +216,7 @@ def _read_answer(question: str) -> str:
 def _answer_choice(choice: Choice) -> Drafted | None:
     print(f"{'.'.join(choice.key)}: the sources differ", file=sys.stderr)
     for number, each in enumerate(choice.values, 1):
-        print(f"  {number}  {rendered(each.value)}  ({each.origin})", file=sys.stderr)
+        print(f"  {number}  {told_value(each.value)}  ({each.origin})", file=sys.stderr)
     text = _read_answer("number (Enter: decide later):")
     return (
         choice.values[int(text) - 1]

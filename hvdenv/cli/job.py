@@ -199,10 +199,10 @@ def _batch(arguments: argparse.Namespace, resolved: Resolved, dialect: Dialect) 
     options = [name for name, value in given.items() if value is not None]
     partition = check(job, dialect, recipe.partitions, options)
     chosen = choose(arguments, built=False, image=True)
-    activate = "" if chosen.container else chosen.activate
+    activate = chosen.activate
     if arguments.submit and not arguments.dry_run and chosen.container:
         refuse_missing_image(chosen.container, named(arguments), os.getcwd())
-    elif arguments.submit and not arguments.dry_run and not os.path.exists(activate):
+    elif arguments.submit and not arguments.dry_run and not chosen.there:
         raise UsageError(
             f"there is no environment {chosen.name} at {chosen.prefix}",
             remedy=f"hvdenv build {named(arguments)}",

@@ -63,6 +63,13 @@ _SUMMARY = """\
 Horovod environments for HPC clusters that build on the first try, are proven to work, and are
 reproducible a year from now.
 """
+_FIRST = """\
+Begin with:
+  hvdenv build local            build Horovod for TensorFlow and PyTorch on this machine
+  hvdenv verify local           prove that it works
+  hvdenv recipes                list the clusters that hvdenv knows; for another one: hvdenv init --help
+
+hvdenv --help lists all commands."""
 _EPILOG = """\
 examples:
   hvdenv build local            build Horovod for TensorFlow and PyTorch on this machine
@@ -141,7 +148,7 @@ def _main(argv: Sequence[str] | None) -> int:
         passes_on = command in PASS_CODES_ON and end.code
         raise SystemExit(OWN_FAILURE if passes_on else end.code) from None
     if arguments.command is None:
-        make_parser("").print_help()
+        print(_FIRST)
         return 2
     forbid_world_writes()
     signal.signal(signal.SIGTERM, _interrupt)

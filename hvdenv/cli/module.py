@@ -20,7 +20,7 @@ from hvdenv.cli.options import (
     refuse_foreign_prefix,
     resolved_of,
 )
-from hvdenv.environments import generations, modulefile
+from hvdenv.environments import generations, modulefile, registry
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.modulefile import WRITTEN_BY, Entry
 from hvdenv.errors import UsageError
@@ -59,6 +59,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if not (arguments.recipe or arguments.prefix):
+        return _list()
     environment = _environment(arguments)
     # module executes none of its files, but loading the modulefile does.
     refuse_foreign_prefix(environment.prefix, arguments)
@@ -75,9 +77,17 @@ def run(arguments: argparse.Namespace) -> int:
 def _environment(arguments: argparse.Namespace) -> Environment:
     if arguments.recipe:
         return environment_of(arguments, resolved_of(arguments), find_places())
-    if arguments.prefix:
-        return generations.at(arguments.prefix)
-    raise UsageError("no environment is named", remedy="name a recipe, or a --prefix")
+    return generations.at(arguments.prefix)
+
+
+def _list() -> int:
+    """The environments that a modulefile can be written for."""
+    listed = registry.list_environments(find_places())
+    for prefix in (each.prefix for each in listed if each.state == "complete"):
+        print(shlex.join(("hvdenv", "module", "--prefix", prefix)))
+    if not listed:
+        print("no environments yet; build one with `hvdenv build local`")
+    return 0
 
 
 def _entry(environment: Environment, name: str) -> Entry:

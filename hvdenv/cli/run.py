@@ -33,6 +33,7 @@ from hvdenv.cli.options import (
 from hvdenv.command import Command
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, last_used
+from hvdenv.environments.activation import site_lines
 from hvdenv.environments.installation import inspect_prefix, mpi_prefix
 from hvdenv.errors import OWN_FAILURE, HvdenvError, UsageError
 from hvdenv.launch.container import image_of, inside, shown, start_inside
@@ -47,7 +48,7 @@ from hvdenv.launch.placement import (
     refuse_unfit,
 )
 from hvdenv.model.cluster import Container
-from hvdenv.model.recipe import Recipe
+from hvdenv.model.recipe import Recipe, provided_by_modules
 from hvdenv.places import environment_name, find_places
 from hvdenv.runner import Runner, environment, hand_over
 from hvdenv.sites.allocation import Allocation, find_allocation, hostfile, refuse_unknown
@@ -89,6 +90,7 @@ class Chosen(NamedTuple):
         prefix: its path; for an image, that of the image.
         record: of its active generation; None for an image, or if it was not built.
         container: how to run its image; None for an environment on the host.
+        of_modules: whether modules provide all of it, and it was not built.
     """
 
     name: str
@@ -96,10 +98,19 @@ class Chosen(NamedTuple):
     prefix: Path
     record: GenerationRecord | None
     container: Container | None = None
+    of_modules: bool = False
 
     @property
     def activate(self) -> str:
-        return str(self.prefix / "activate.sh")
+        """The script that activates it; empty if there is none."""
+        return "" if self.container or self.of_modules else str(self.prefix / "activate.sh")
+
+    @property
+    def there(self) -> bool:
+        """Whether a program can run in it now."""
+        if self.container:
+            return self.prefix.exists()
+        return self.of_modules or self.record is not None
 
     @property
     def inside(self) -> tuple[str, ...]:
@@ -108,14 +119,17 @@ class Chosen(NamedTuple):
 
     @property
     def module_lines(self) -> tuple[str, ...]:
-        """Commands that load the host's modules, for images; otherwise activate.sh does."""
-        modules = self.recipe.modules if self.container else None
+        """Commands that load the host's modules where no activate.sh does."""
+        modules = None if self.activate else self.recipe.modules
+        if modules and self.of_modules:
+            variables = self.recipe.environment.run
+            return site_lines(variables, shell_lines(modules, "run", cleaned=True))
         return shell_lines(modules, "run") if modules else ()
 
     @property
     def before(self) -> str:
         """Shell commands that come before everything else, the last of which may fail."""
-        if not self.container:
+        if self.activate:
             return f". {shlex.quote(self.activate)}"
         if not self.module_lines:
             return "true"
@@ -198,7 +212,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         _print(line, chosen, [name for name in environment() if name not in environ])
         return 0
-    last_used.note(find_places(), chosen.prefix)
+    if not chosen.of_modules:
+        last_used.note(find_places(), chosen.prefix)
     words = ("bash", "-c", chosen.before + _SCRIPT, "hvdenv", start.argv[0], *line)
     return hand_over(Command(words), environ, alone=True)
 
@@ -229,6 +244,9 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
                 record=None,
                 container=container,
             )
+        of_modules = image and not arguments.prefix and provided_by_modules(resolved.recipe)
+        if of_modules and resolved.recipe.places.workspace:
+            return _of_modules(name, resolved.recipe)
         only_shown = not built and not getattr(arguments, "submit", False)
         installed = environment_of(arguments, resolved, find_places(), anywhere=only_shown)
         remedy = f"hvdenv build {named(arguments)}"
@@ -238,8 +256,11 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
     else:
         raise UsageError("no environment is named", remedy="name a recipe, or a --prefix")
     active = installed.active()
+    damage = "" if active else installed.damage(installed.pointed())
+    if arguments.recipe and of_modules and not (active or damage):
+        return _of_modules(name, resolved.recipe)
     if not active and (built or not arguments.recipe):
-        if damage := installed.damage(installed.pointed()):
+        if damage:
             raise UsageError(
                 f"files of this environment are damaged: {damage}",
                 where=str(installed.prefix),
@@ -257,6 +278,10 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
     else:
         recipe = resolved.recipe
     return Chosen(name=name, recipe=recipe, prefix=installed.prefix, record=record)
+
+
+def _of_modules(name: str, recipe: Recipe) -> Chosen:
+    return Chosen(name=name, recipe=recipe, prefix=Path(), record=None, of_modules=True)
 
 
 def elsewhere(record: GenerationRecord | None) -> str:
@@ -418,5 +443,5 @@ def _print(line: tuple[str, ...], chosen: Chosen, dropped: Sequence[str]) -> Non
     first = f"unset {shlex.join(dropped)}; " if dropped else ""
     plain = chosen.before == "true" and not first
     print(words if plain else f"( {first}{chosen.before} && exec {words} )")
-    if not (chosen.prefix.exists() if chosen.container else chosen.record):
+    if not chosen.there:
         print(f"note: {chosen.name} is not built yet", file=sys.stderr)

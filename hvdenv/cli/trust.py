@@ -38,12 +38,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if bool(arguments.paths) == arguments.list:
-        raise UsageError("trust needs a path, or --list alone", remedy="hvdenv trust ./mine.toml")
+    if arguments.list and arguments.paths:
+        raise UsageError("--list lists all that you trust", remedy="hvdenv trust --list")
+    if arguments.remove and not arguments.paths:
+        raise UsageError("--remove needs a path", remedy="hvdenv trust --remove ./mine.toml")
     places, policy = find_places(), named_by_site(arguments)
     trust.refuse_home(places.home, policy, way=False)
     granted = {each.path: each for each in trust.read_granted(places)}
-    if arguments.list:
+    if not arguments.paths:
         _tell(granted.values(), arguments)
         return 0
     if arguments.remove:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, get_args
 from hvdenv.drafting.modulelines import role_of
 from hvdenv.drafting.values import (
     INFERRED,
+    WITHOUT,
     Drafted,
     Found,
     Key,
@@ -21,6 +22,7 @@ from hvdenv.knowledge.horovod_releases import releases
 from hvdenv.model.cluster import LauncherName
 from hvdenv.model.recipe import Recipe
 from hvdenv.schema import Problem, check_part, decode
+from hvdenv.sites.modules import family_of
 
 _MPI = (
     ("cray-mpich", r"cray-mpich"), ("openmpi", r"openmpi|hpcx"), ("spectrum", r"spectrum-mpi"),
@@ -137,7 +139,7 @@ def _valid(values: Iterable[Drafted]) -> tuple[list[Drafted], list[Leftover]]:
         )
         key = key[:2] if key[:2] == ("modules", "load") else key
         value = (
-            each.value.removeprefix("-")
+            each.value.removeprefix(WITHOUT)
             if each.item and isinstance(each.value, str)
             else each.value
         )
@@ -190,12 +192,12 @@ def _items(values: Iterable[Drafted]) -> tuple[list[Drafted], list[Choice]]:
                 unique[each.key, str(each.value)] = each
     items, choices = [], dict[Key, list[Drafted]]()
     for (key, value), each in unique.items():
-        against = unique.get((key, value[1:] if value.startswith("-") else f"-{value}"))
+        against = unique.get((key, value[1:] if value.startswith(WITHOUT) else f"{WITHOUT}{value}"))
         if len(key) > 2 and key[:2] == ("modules", "load"):
             choices.setdefault(key, []).append(each._replace(key=key[:2]))
         elif against and against.weight == each.weight:
-            choices.setdefault((*key, value.removeprefix("-")), []).append(each)
-        elif not value.startswith("-") and not (against and against.weight > each.weight):
+            choices.setdefault((*key, value.removeprefix(WITHOUT)), []).append(each)
+        elif not value.startswith(WITHOUT) and not (against and against.weight > each.weight):
             items.append(each)
     return items, [Choice(key, tuple(each)) for key, each in choices.items()]
 
@@ -237,7 +239,7 @@ def _derived(values: Sequence[Drafted], items: Collection[str]) -> list[Drafted]
     """What follows from the values, where the sources do not state it.
 
     Args:
-        items: of all lists; a leading dash excludes one.
+        items: of all lists; WITHOUT in front excludes one.
     """
     stated = {each.key for each in values}
     found = (*_of_modules(values), *_of_horovod(values, items))
@@ -259,13 +261,13 @@ def _of_modules(values: Sequence[Drafted]) -> Iterator[Drafted]:
     for each in values:
         if each.key == at("modules.load"):
             name, role = str(each.value), role_of(str(each.value))
-            version = re.search(r"[/-]v?(\d+(?:\.\d+)+)", name)
+            version = re.search(r"[/-]v?(\d+(?:\.\d+)+)(?!.*/)", name)
             if role == "MPI":
                 yield from _mpi(each, version[1] if version else "")
             elif role == "Python" and re.match(r"(?i)(?:.*/)?(?:cray-)?python\d?/", name):
                 yield from _python(each, by_key, version[1] if version else "")
-            elif role == "Horovod" and not builds and version:
-                yield from _horovod_module(each, version[1])
+            elif role == "Horovod" and not builds:
+                yield from _horovod_module(each, version[1] if version else "")
     changed = next(
         (each for each in values if each.key in (at("modules.swap"), at("modules.unload"))), None
     )
@@ -300,7 +302,9 @@ def _horovod_module(each: Drafted, version: str) -> Iterator[Drafted]:
     """A module with Horovod, and what EasyBuild's names state."""
     name = str(each.value)
     yield _follows(at("horovod.provider"), "present", each)
-    yield _follows(at("horovod.version"), version, each)
+    # Others have versions of their own (open-ce), or only the first numbers.
+    if "horovod" in family_of(name) and version in releases():
+        yield _follows(at("horovod.version"), version, each)
     yield _follows(at("python.provider"), "modules", each)
     python = re.search(r"-Python-(\d+\.\d+\.\d+)", name)
     if python:
@@ -329,9 +333,9 @@ def _of_horovod(values: Sequence[Drafted], items: Collection[str]) -> Iterator[D
         ),
         None,
     )
-    if built and mpi and not {"mpi", "-mpi"} & set(items):
+    if built and mpi and not {"mpi", f"{WITHOUT}mpi"} & set(items):
         yield _follows(at("horovod.controllers"), "mpi", mpi, item=True)
-    if built and (mpi or controllers) and not {"gloo", "-gloo"} & set(items):
+    if built and (mpi or controllers) and not {"gloo", f"{WITHOUT}gloo"} & set(items):
         why = "Horovod builds Gloo unless HOROVOD_WITHOUT_GLOO=1"
         yield _follows(at("horovod.controllers"), "gloo", built, why, item=True)
 
@@ -342,7 +346,7 @@ def _horovodrun(values: Sequence[Drafted]) -> Iterator[Drafted]:
     mpi = "mpi" in controllers or any(
         each.key == at("modules.load") and role_of(str(each.value)) == "MPI" for each in values
     )
-    which = "gloo" if "-mpi" in controllers else "mpi" if mpi else ""
+    which = "gloo" if f"{WITHOUT}mpi" in controllers else "mpi" if mpi else ""
     for each in values:
         plain = each.key == at("launch.launcher") and each.value == "horovodrun-"
         yield each._replace(value=f"horovodrun-{which}") if plain else each

@@ -167,6 +167,8 @@ def _value(each: Field, scheduler: str, nodes: int, ranks: int) -> Iterator[Read
 
 
 def _time(value: str, scheduler: str) -> Read:
+    if re.fullmatch(r"[1-9][0-9]{0,5}", value) and scheduler in ("cobalt", "lsf"):
+        value = f"{int(value) // 60:02}:{int(value) % 60:02}:00"  # minutes
     if re.fullmatch(r"[0-9]{1,3}:[0-5]?[0-9]:[0-5]?[0-9]", value):
         return Value(at("job.time"), ":".join(part.zfill(2) for part in value.split(":")))
     try:

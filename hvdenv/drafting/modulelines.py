@@ -83,7 +83,7 @@ def module(words: Sequence[str]) -> Iterator[Read | str]:
 
 def role_of(name: str) -> str:
     """What only one module of a set can be."""
-    if _PYTHON.fullmatch(family_of(name)):
+    if any(map(_PYTHON.fullmatch, name.split("/")[:-1] or [name])):
         return "Python"
     of_mpi = [what for what in ("MPI", "NCCL", "Horovod") if OFFERS[what].search(name)]
     if of_mpi:

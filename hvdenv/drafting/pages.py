@@ -111,7 +111,9 @@ def _of_markdown(text: str, first: int = 1, depth: int = 0) -> Iterator[Block]:
         if token.type == "code_block" and _FENCE.search(token.content) and depth < 4:
             yield from _of_markdown(token.content, line, depth + 1)
         else:
-            yield Block(line, tuple(token.content.split("\n")), token.info.strip())
+            # What is indented may also be the text of a note.
+            indented = token.type == "code_block"
+            yield Block(line, tuple(token.content.split("\n")), token.info.strip(), mixed=indented)
 
 
 def _of_literals(lines: list[str]) -> Iterator[Block]:

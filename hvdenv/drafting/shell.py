@@ -30,6 +30,9 @@ _DIRECTIVE = re.compile(r"#(?:SBATCH|PBS|COBALT|BSUB|\$|PJM|MSUB)\s")
 _SENTENCE = re.compile(
     r"[a-z)][.:;?!]$|\b(?:the|a|an|is|are|you|your|this|that|of|which|will|can|should|be)\b"
 )
+_MODULE = re.compile(
+    r"\bmodule (?:-\S+ )*(?:load|add|purge|use|swap|switch|unload|rm|reset|restore)\b"
+)
 # Programs before the one that matters.
 _BEFORE = frozenset({"time", "sudo", "nohup", "exec", "env", "then", "do", "else", "command"})
 _KEYWORD = re.compile(
@@ -99,11 +102,14 @@ def _code(block: Block, known: Callable[[str], bool]) -> tuple[list[str], bool]:
 
 def _is_command(line: str, known: Callable[[str], bool]) -> bool:
     """Whether a line of a text is a command and not a sentence."""
-    words = _PROMPT.sub("", line, count=1).split()
     if _DIRECTIVE.match(line.lstrip()) or line.startswith("#!"):
         return True
+    typed = _PROMPT.sub("", line, count=1)
+    words = typed.split()
     first = next((word for word in words if "=" not in word and word not in _BEFORE), "")
-    return len(words) > 1 and known(first) and not _SENTENCE.search(line)
+    if first == "module" and not _MODULE.search(typed):
+        return False
+    return len(words) > 1 and known(first) and not _SENTENCE.search(typed)
 
 
 def _after_prompts(lines: list[str]) -> Iterator[str]:

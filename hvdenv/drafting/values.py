@@ -27,6 +27,10 @@ class Value(NamedTuple):
     inferred: bool = False
 
 
+# Before an item of a list that a command excludes: HOROVOD_WITHOUT_GLOO=1. No value contains it.
+WITHOUT = "\1"
+
+
 class Left(NamedTuple):
     """A command, or a part of one, without a place in the draft.
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN
-from hvdenv.drafting.values import Left, Read, Value, at
+from hvdenv.drafting.values import WITHOUT, Left, Read, Value, at
 
 _OPERATIONS = ("ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER")
 # Variables of Horovod's build whose values are words in lower case, and the keys that they are.
@@ -106,7 +106,7 @@ def _part(name: str, *, wanted: bool) -> Iterator[Read]:
     if name in _PARTS:
         key, value = _PARTS[name]
         # Merged with the items of the list, and removed from it.
-        yield Value(at(key), value if wanted else f"-{value}", item=True)
+        yield Value(at(key), value if wanted else f"{WITHOUT}{value}", item=True)
     elif name in ("MXNET", "NVTX") and not wanted:
         yield Left(f"hvdenv always builds without {name}", understood=True)
     else:

@@ -8,7 +8,7 @@ import tomlkit
 
 from hvdenv.drafting.combine import Choice, Draft
 from hvdenv.drafting.shell import shown
-from hvdenv.drafting.values import Drafted, Key, Leftover, Origin, Scalar
+from hvdenv.drafting.values import WITHOUT, Drafted, Key, Leftover, Origin, Scalar
 
 _TABLES = (
     "", "modules", "python", "conda", "conda.virtual", "conda.packages", "frameworks", "build_tools",
@@ -69,8 +69,15 @@ def _head(draft: Draft, sources: Sequence[str]) -> str:
 
 def told_choice(choice: Choice) -> str:
     """A choice on one line."""
-    values = ", ".join(f"{rendered(each.value)} ({_where(each)})" for each in choice.values)
+    values = ", ".join(f"{told_value(each.value)} ({_where(each)})" for each in choice.values)
     return f"{'.'.join(choice.key)}: {values}"
+
+
+def told_value(value: Scalar) -> str:
+    """A value of a choice, for people."""
+    if isinstance(value, str) and value.startswith(WITHOUT):
+        return f"without {rendered(value.removeprefix(WITHOUT))}"
+    return rendered(value)
 
 
 def rendered(value: Scalar) -> str:
@@ -145,8 +152,8 @@ def _list(key: Key, items: Sequence[Drafted], choices: Sequence[Choice]) -> Iter
     for choice in choices:
         for each in choice.values:
             text = str(each.value)
-            value = each.value if isinstance(each.value, dict) else text.removeprefix("-")
-            without = "without it: " if text.startswith("-") else f"{choice.key[-1]}: "
+            value = each.value if isinstance(each.value, dict) else text.removeprefix(WITHOUT)
+            without = "without it: " if text.startswith(WITHOUT) else f"{choice.key[-1]}: "
             yield _commented(f"    # {rendered(value)},", f"{without}{_origin(each)}")
     yield "]"
 

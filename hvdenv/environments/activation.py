@@ -174,6 +174,13 @@ def activate_script(
     return "".join(parts)
 
 
+def site_lines(variables: Mapping[str, str], module_lines: Sequence[str]) -> tuple[str, ...]:
+    """What activate.sh does where modules provide everything, as the body of a function."""
+    settings = {"PYTHONNOUSERSITE": "1", **{n: _quoted(value) for n, value in variables.items()}}
+    exports = (f"export {name}={value}" for name, value in settings.items())
+    return ("unset PYTHONHOME PYTHONPATH", *exports, *module_lines)
+
+
 def filled_in(variables: Mapping[str, str], user: str, job: str) -> dict[str, str]:
     """The variables as they are after activate.sh was sourced by this user in this job."""
     values = {"{user}": user, "{jobid}": job}

@@ -335,7 +335,9 @@ def _recipe(asked: Asked, base: Recipe, horovod: str) -> Recipe:
     return base._replace(
         frameworks=frameworks,
         mpi=mpi,
-        horovod=base.horovod._replace(version=horovod, frameworks=asked.frameworks, gpu=gpu),
+        horovod=base.horovod._replace(
+            version=horovod, sha256="", frameworks=asked.frameworks, gpu=gpu
+        ),
     )
 
 

@@ -10,11 +10,13 @@ from collections.abc import Iterable, Mapping
 
 from packaging.version import Version as Parsed
 
-from hvdenv.knowledge.flags import compute_capabilities
+from hvdenv.errors import IncompatibleError
+from hvdenv.knowledge.flags import compute_capabilities, horovod_variables
+from hvdenv.knowledge.horovod_releases import releases
 from hvdenv.knowledge.patches import applicable
 from hvdenv.knowledge.rules import Observable, Observables
 from hvdenv.model.facts import Facts, Interpreter
-from hvdenv.model.recipe import Framework, FrameworkPackage, Gpu, Recipe, Version
+from hvdenv.model.recipe import Framework, FrameworkPackage, Gpu, Horovod, Recipe, Version
 from hvdenv.sites.modules import family_of
 
 _OPERATIONS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
@@ -32,8 +34,21 @@ _CUDA_OF_WHEELS: dict[Framework, tuple[tuple[str, str], ...]] = {
 }  # fmt: skip
 
 
+# What only a look at the machine's folders, at indexes and channels can tell.
+LOOKED_UP: Observables = {
+    "folders_missing": frozenset(),
+    "packages_refused": frozenset(),
+    "conda_refused": frozenset(),
+    "pages_as_index": frozenset(),
+}
+
+
 def observables(
-    recipe: Recipe, facts: Facts, python: Interpreter | None, versions: Mapping[str, Version]
+    recipe: Recipe,
+    facts: Facts,
+    python: Interpreter | None,
+    versions: Mapping[str, Version],
+    looked_up: Observables = LOOKED_UP,
 ) -> Observables:
     """What rules may ask about.
 
@@ -42,13 +57,18 @@ def observables(
         facts: observed or declared.
         python: the interpreter chosen; None when none fits the recipe.
         versions: framework versions for that Python.
+        looked_up: some of LOOKED_UP, with what was found.
     """
     seen: dict[str, Observable | None] = {
+        **LOOKED_UP,
+        **looked_up,
         "status": recipe.status,
         "patches": _patches(recipe, versions),
         **_of_machine(recipe, facts),
         **_of_python(recipe, python),
         **_of_horovod(recipe),
+        **_of_archive(recipe.horovod),
+        "build_contradicted": _contradicted(recipe, facts.machine),
         **_of_compiler(recipe, facts),
         **_of_cuda(recipe, facts),
         **_of_mpi(recipe, facts),
@@ -140,6 +160,42 @@ def _of_horovod(recipe: Recipe) -> Found:
         "controllers": frozenset(wanted.controllers),
         "cpu_operations": wanted.cpu_operations,
     }
+
+
+def _of_archive(wanted: Horovod) -> Found:
+    """Whether version and hash belong to one release; nothing of a site's own archive."""
+    known = releases()
+    if wanted.provider != "source" or "+" in wanted.version or not wanted.sha256:
+        return {}
+    owner = next((each.version for each in known.values() if each.sha256 == wanted.sha256), "")
+    release = known.get(wanted.version)
+    if release is None:
+        state = "unreleased"
+    elif owner:
+        state = "known" if owner == wanted.version else "mistaken"
+    else:
+        state = "unknown"
+    return {
+        "horovod_archive": state,
+        "horovod_newest": [*known][-1],
+        "horovod_hash_of": owner,
+        "horovod_hash": release.sha256 if release else "",
+    }
+
+
+def _contradicted(recipe: Recipe, machine: str) -> frozenset[str]:
+    """Variables of environment.build to which the rest of the recipe gives another value."""
+    try:
+        flags = horovod_variables(recipe, machine)
+    except IncompatibleError:  # a command that makes a plan says so
+        return frozenset()
+    return _assignments(
+        {
+            name: value
+            for name, value in recipe.environment.build.items()
+            if flags.get(name, value).upper() != value.upper()
+        }
+    )
 
 
 def _of_framework(name: Framework, recipe: Recipe, version: Version) -> Found:

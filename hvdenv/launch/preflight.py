@@ -56,6 +56,7 @@ class Node(NamedTuple):
         tools: what programs that run images print as their version.
         image: the file of the image.
         mpirun: what ``mpirun --version`` prints.
+        srun: what ``srun --mpi=list`` prints.
         driver: version of the NVIDIA driver; empty without one.
         gpus: how many NVIDIA GPUs there are.
         rocm: whether there is an AMD GPU.
@@ -71,6 +72,7 @@ class Node(NamedTuple):
     gpus: int
     rocm: bool
     peers: dict[str, str]
+    srun: str = ""
 
 
 class Requirements(NamedTuple):
@@ -313,16 +315,39 @@ def _image(source: str, sha256: str, required: Requirements, node: Node) -> _Ver
     return _Verdict("fail", f"{path} differs from the file on {source}", remedy, hashes)
 
 
+# What a program of an MPI can get its rank from; srun lists what it has.
+_PMI: dict[str, tuple[str, ...]] = {
+    "openmpi": ("pmix", "pmi2"), "mpich": ("pmi2", "pmix", "cray_shasta"),
+    "mvapich": ("pmi2", "pmix"), "intel": ("pmi2", "pmix"), "cray-mpich": ("cray_shasta", "pmi2"),
+    "spectrum": ("pmix",),
+}  # fmt: skip
+
+
+def _started_by_scheduler(launcher: str, mpi: RecipeMpi, node: Node) -> _Verdict:
+    """Whether a scheduler's launcher speaks the PMI of the image's MPI."""
+    wanted = _PMI[mpi.kind]
+    if mpi.kind == "openmpi" and (mpi.version or "").startswith("5"):
+        wanted = ("pmix",)
+    image = f"{mpi.kind} {mpi.version or ''}".strip()
+    needs = f"{image} in the image needs {' or '.join(wanted)}"
+    listed = set(re.findall(r"\b(?:pmix|pmi2|cray_shasta)\b", node.srun))
+    if launcher != "srun" or "none" not in node.srun:
+        unknown = f"{needs}, and {launcher} does not list what it has"
+        return _Verdict("unproven", unknown, "run `hvdenv verify` in a job", node.srun)
+    both = f"{needs}, and srun has {', '.join(sorted(listed)) or 'none'}"
+    if listed.isdisjoint(wanted):
+        remedy = "start the ranks with --launcher mpirun, or ask the site for that plugin of Slurm"
+        return _Verdict("fail", both, remedy, node.srun)
+    return _Verdict("pass", both)
+
+
 def _mpi(required: Requirements, node: Node) -> _Verdict | None:
     mpi = required.mpi
     launcher = required.starter
     if mpi is None or launcher.controller != "MPI":
         return None
     if launcher.schedulers:
-        name = required.launcher
-        return _Verdict(
-            "skip", f"{name} starts the ranks and must support the PMI of the image's MPI (PMIx)"
-        )
+        return _started_by_scheduler(required.launcher, mpi, node)
     remedy = (
         f"load or install {mpi.kind} {mpi.version or ''} on the hosts, or build the image"
         " with theirs: --set mpi.version=..."

@@ -298,11 +298,16 @@ def packages(locked: Locked) -> CondaLock:
 _PIP_NAMES = {"pytorch": "torch", "msgpack-python": "msgpack", "tensorflow-base": "tensorflow"}
 
 
+def pip_name(name: str) -> str:
+    """The name of a conda package on the Python index."""
+    return canonicalize_name(_PIP_NAMES.get(name, name))
+
+
 def for_pip(found: CondaLock) -> dict[str, str]:
     """Versions of the Python packages among them, by their names on the Python index."""
     python = {"python", "python_abi"}
     return {
-        canonicalize_name(_PIP_NAMES.get(each.name, each.name)): each.version
+        pip_name(each.name): each.version
         for each in found.packages
         if python & {_split(text)[0] for text in each.depends}
     }

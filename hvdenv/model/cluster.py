@@ -60,6 +60,13 @@ Duration = Annotated[
         "a time such as 24:00:00 or 2-00:00:00 (days-hours:minutes:seconds)",
     ),
 ]
+MailAddress = Annotated[
+    str,
+    Pattern(
+        r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}(@[A-Za-z0-9][A-Za-z0-9.-]{0,127})?",
+        "a mail address such as ann@example.org",
+    ),
+]
 Capability = Annotated[
     str, Pattern(r"[3-9][0-9]|1[0-9]{2}", "a compute capability without the dot, such as 80")
 ]
@@ -185,7 +192,8 @@ class Job(NamedTuple):
         nodes: number of nodes.
         ranks_per_node: usually one per GPU.
         cpus_per_rank: cores for each rank.
-        gpus_per_node: GPUs for each node.
+        gpus_per_node: GPUs for each node (default: one per rank, if Horovod is built for GPUs and
+            the partition has them).
         gpu_option: option that requests them from Slurm.
         time: wall time.
         name, account, qos, reservation, constraint, comment: passed to the scheduler.
@@ -198,6 +206,8 @@ class Job(NamedTuple):
         parallel_environment: of Grid Engine (-pe), whose slots are the cores of all ranks.
         directives: further options for the scheduler, without the prefix, such as ``--nice=100``.
         requires: keys of this table that the site requires.
+        mail: address to which the scheduler sends mail.
+        mail_events: when it does.
         build: for ``hvdenv build --where compute`` (default: one node).
         verify: for ``hvdenv verify --where compute`` (default: at most two nodes, 30 minutes).
     """
@@ -225,6 +235,8 @@ class Job(NamedTuple):
     parallel_environment: Label | None = None
     directives: tuple[Directive, ...] = ()
     requires: tuple[Label, ...] = ()
+    mail: MailAddress | None = None
+    mail_events: tuple[Literal["begin", "end", "fail"], ...] = ("end", "fail")
     build: JobOf | None = None
     verify: JobOf | None = None
 

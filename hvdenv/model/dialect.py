@@ -165,7 +165,8 @@ OF_JOBS = (
     "partition", "nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node", "gpu_option", "name",
     "account", "qos", "reservation", "constraint", "comment", "memory", "exclusive", "output",
     "error", "select", "place", "parallel_environment", "ranks", "cpus", "cpus_per_node", "gpus", "gpu", "hostfile", "time",
-    "hhmmss", "hhmm", "minutes", "seconds", "attribute", "value", "attributes", "attributes.",
+    "hhmmss", "hhmm", "minutes", "seconds", "mail", "mail_events", "mail_letters", "mail_begin", "mail_end",
+    "attribute", "value", "attributes", "attributes.",
 )  # fmt: skip
 # Fields of launchers.
 OF_LAUNCHERS = (

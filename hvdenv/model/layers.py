@@ -224,8 +224,9 @@ def load_recipe(
         for layer in layers
         if layer.content and Path(layer.file).parent not in (DEFAULTS.parent, recipe_folder())
     }
+    gpus = _gpus_per_node(recipe)
     return Resolved(
-        recipe=recipe,
+        recipe=recipe._replace(job=recipe.job._replace(gpus_per_node=gpus)),
         variants=tuple(chosen),
         keyed=_keyed(lowest, own),
         offered=tuple(sorted(offered)),
@@ -236,6 +237,15 @@ def load_recipe(
         site=site_layer,
         setters=origins,
     )
+
+
+def _gpus_per_node(recipe: Recipe) -> int | None:
+    """The recipe's number, or one for each rank where Horovod is built for GPUs."""
+    job, partition = recipe.job, recipe.partitions.get(recipe.job.partition or "")
+    follows = recipe.horovod.gpu and partition and partition.gpus and job.gpu_option != "none"
+    if job.gpus_per_node is not None or not (follows and partition):
+        return job.gpus_per_node
+    return min(job.ranks_per_node, partition.gpus)
 
 
 def _combined(layers: Iterable[Layer]) -> tuple[Table, dict[str, Layer]]:
@@ -302,7 +312,7 @@ def _environment_part(layers: Iterable[Layer]) -> tuple[object, ...] | None:
     target = recipe.partitions.get(recipe.job.partition or "", Partition())
     plain = recipe._replace(
         summary="", status="documented", sources=(), site="", scheduler=None, job=Job(),
-        launch=Launch(), network=Network(), places=Storage(), container=None, references=(),
+        launch=Launch(), network=Network(), places=Storage(), container=None, references=(), schedulers={},
         deviations=(), notes=(),
     )  # fmt: skip
     return plain, target.arch, target.glibc, target.cuda

@@ -361,6 +361,11 @@ class Recipe(NamedTuple):
         return self.dialects[self.scheduler] if self.scheduler else None
 
 
+def provided_by_modules(recipe: Recipe) -> bool:
+    """Whether modules of the site contain all of it, so that there is nothing to build."""
+    return recipe.python.provider == "modules" and recipe.horovod.provider == "present"
+
+
 def executed_paths(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Scripts and folders from which hvdenv executes or installs something, with their keys.
 

@@ -21,6 +21,7 @@ _PART = re.compile(r"\[\[((?:(?!\[\[|\]\]).){0,150})\]\]")
 _TEST = re.compile(r"\{[?!][^{}]{1,60}\}")
 _FILTERS: Mapping[str, Callable[[str], str]] = {
     "lower": str.lower,
+    "upper": str.upper,
     "words": lambda text: text.replace(",", " "),
 }
 

@@ -138,13 +138,13 @@ class Resolution(Steps):
         target = {
             "python": self.python.version,
             "machine": self.facts.machine,
-            "glibc": self._glibc,
+            "glibc": self.glibc,
         }
         request = {"pins": dict(pins), "installed": dict(installed), "target": target}
         return (self._resolver(), self._ask(self._resolver_python, request))
 
     @property
-    def _glibc(self) -> str:
+    def glibc(self) -> str:
         """What wheels may require: what the recipe's nodes have, or what most machines do."""
         target = self.recipe.partitions.get(self.recipe.job.partition or "")
         if target and target.glibc:

@@ -139,7 +139,9 @@ def interactive(
     """
     # A terminal has no output file.
     batch = BatchJob(
-        job=job._replace(output=None, error=None), partition=partition, launch=(HOSTFILE,)
+        job=job._replace(output=None, error=None, mail=None),
+        partition=partition,
+        launch=(HOSTFILE,),
     )
     options = [
         each for each in directives(dialect, batch) if not each.startswith(dialect.batch_only)

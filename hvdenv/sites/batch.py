@@ -43,7 +43,7 @@ _NAME = r"[A-Za-z0-9_][A-Za-z0-9._+-]*"
 # Fields of a job that a scheduler may have no directive for.
 _OPTIONAL = (
     "partition", "account", "qos", "reservation", "constraint", "comment", "memory",
-    "select", "place", "parallel_environment", "attributes",
+    "select", "place", "parallel_environment", "attributes", "mail",
 )  # fmt: skip
 _PATTERNS = {
     "name": _NAME,
@@ -172,11 +172,24 @@ def _values(batch: BatchJob, join: str = ":") -> template.Values:
         "gpus_per_node": gpus or None,
         "gpus": (gpus and gpus * job.nodes) or None,
         "gpu": partition.gpu if partition else None,
+        **_of_mail(job),
         "hostfile": "" if HOSTFILE in batch.launch else None,
         "hhmmss": f"{total // 3600:02}:{total // 60 % 60:02}:{total % 60:02}",
         "hhmm": f"{minutes // 60}:{minutes % 60:02}",
         "minutes": minutes,
         "seconds": total,
+    }
+
+
+def _of_mail(job: Job) -> template.Values:
+    """The events in the forms that schedulers have; nothing without an address."""
+    events = dict.fromkeys(job.mail_events) if job.mail else {}
+    letters = {"begin": "b", "end": "e", "fail": "a"}
+    return {
+        "mail_events": ",".join(events) or None,
+        "mail_letters": "".join(letters[each] for each in events) or None,
+        "mail_begin": "" if "begin" in events else None,
+        "mail_end": "" if {"end", "fail"} & events.keys() else None,
     }
 
 
@@ -212,6 +225,9 @@ def merge(job: Job, dialect: Dialect, given: Mapping[str, object]) -> Job:
             decode(kinds[name], value)
         except Problem as problem:
             raise UsageError(problem.message, where=_option(name)) from problem
+    one_each = job.gpus_per_node == job.ranks_per_node
+    if one_each and "ranks_per_node" in values:
+        values.setdefault("gpus_per_node", values["ranks_per_node"])
     return job._replace(**values)  # type: ignore[arg-type]
 
 

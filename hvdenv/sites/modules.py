@@ -316,7 +316,7 @@ def nearest(module: str, available: Iterable[str]) -> tuple[str, ...]:
     family = family_of(module)
     scored = []
     for name in available:
-        matcher.set_seq1(name.lower())
+        matcher.set_seq1(name.lower() if "/" in module else family_of(name))
         same = family_of(name) == family
         if same or (matcher.quick_ratio() > 0.6 and matcher.ratio() > 0.6):
             scored.append((same, matcher.ratio(), name))

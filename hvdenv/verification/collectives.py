@@ -25,6 +25,11 @@ _GLOO_REDUCESCATTER = (
     " `hvdenv build` applies the patch gloo-reducescatter, which fixes it: rebuild Horovod, or"
     " use MPI for CPU tensors. Earlier results of hvd.reducescatter over Gloo may be wrong"
 )
+_SECOND_JOIN = (
+    "a known bug of Horovod up to 0.28.1 with TensorFlow: only the first hvd.join() of a process"
+    " waits for the other ranks. `hvdenv build` applies the patch tensorflow-join, which fixes it:"
+    " rebuild Horovod. Results after a second hvd.join() in TensorFlow may be wrong"
+)
 
 
 class Report(NamedTuple):
@@ -47,7 +52,7 @@ def judge(run: RankRun, ranks_elsewhere: int = 0) -> Iterator[tuple[str, Judgeme
     """
     reports = _reports(run)
     wrong = {
-        name: found._replace(remedy=_remedy(name, run.controller))
+        name: found._replace(remedy=_remedy(name, run.controller, found.message))
         for name in reports
         if (found := _wrong(reports[name]))
     }
@@ -64,8 +69,10 @@ def judge(run: RankRun, ranks_elsewhere: int = 0) -> Iterator[tuple[str, Judgeme
             yield name, Judgement(status, why, "", _MORE_RANKS)
 
 
-def _remedy(operation: str, controller: str) -> str:
+def _remedy(operation: str, controller: str, message: str) -> str:
     """What to do about an operation that is wrong over a controller."""
+    if operation == "join" and "a second time" in message:
+        return _SECOND_JOIN
     known = controller == "Gloo" and operation.endswith("reducescatter")
     return _GLOO_REDUCESCATTER if known else _REMEDY
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hvdenv.building.lookup import Availability
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.observe import declared
@@ -45,3 +46,9 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     home.mkdir(parents=True)
     monkeypatch.setenv("HVDENV_HOME", str(home))
     monkeypatch.delenv("HVDENV_SITE", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`hvdenv check` asks no package index."""
+    monkeypatch.setattr("hvdenv.cli.check.look_up", lambda questions: Availability())

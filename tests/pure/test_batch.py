@@ -390,6 +390,33 @@ def test_what_a_job_costs() -> None:
     assert cost(Job(nodes=2, time="00:30:00")) == Cost(2, 0.5, 1.0, 0.0)
 
 
+def test_gpus_follow_the_ranks_where_each_rank_has_one() -> None:
+    job, slurm = Job(ranks_per_node=8, gpus_per_node=8), DIALECTS["slurm"]
+    assert merge(job, slurm, {"ranks_per_node": 2}).gpus_per_node == 2
+    assert merge(job, slurm, {"ranks_per_node": 2, "gpus_per_node": 4}).gpus_per_node == 4
+    assert merge(job._replace(gpus_per_node=4), slurm, {"ranks_per_node": 2}).gpus_per_node == 4
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "lines"),
+    [
+        ("slurm", ("--mail-user=ann@x.org", "--mail-type=BEGIN,FAIL")),
+        ("pbs", ("-M ann@x.org", "-m ba")),
+        ("cobalt", ("-M ann@x.org",)),
+        ("lsf", ("-u ann@x.org", "-B", "-N")),
+    ],
+)
+def test_mail(scheduler: str, lines: tuple[str, ...]) -> None:
+    dialect, job = DIALECTS[scheduler], Job(mail="ann@x.org", mail_events=("begin", "fail"))
+    found = script(dialect, BatchJob(job=job)).split("\n")
+    plain = script(dialect, BatchJob(job=Job(mail_events=("begin",)))).split("\n")
+    assert [line for line in found if line not in plain] == [
+        f"{dialect.prefix} {line}" for line in lines
+    ]
+    with pytest.raises(UsageError, match="job.mail"):
+        script(dialect, BatchJob(job=job._replace(mail="ann -x")))
+
+
 def test_what_is_charged_is_told_in_words() -> None:
     one = Job(nodes=1, time="01:00:00", gpus_per_node=1)
     assert charged(one) == "1 node for 01:00:00, up to 1 node-hour and 1 GPU-hour"

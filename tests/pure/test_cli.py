@@ -324,3 +324,32 @@ def test_a_python_is_asked_for_by_its_version(capsys: pytest.CaptureFixture[str]
         main(["plan", "local", "--python", "/usr/bin/python3"])
     assert ended.value.code == 2
     assert "'/usr/bin/python3' is not a version such as 3.11" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ((), 2, "hvdenv build local "),
+        (("cache",), 0, "no wheels yet"),
+        (("module",), 0, "no environments yet"),
+        (("envs",), 0, "no environments yet"),
+        (("container",), 0, "hvdenv container singularity "),
+        (("completion",), 0, "hvdenv completion bash > "),
+        (("trust",), 0, ""),
+        (("grid",), 0, "Horovod 0.28.1"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
+)
+def test_a_command_alone_lists(
+    words: tuple[str, ...],
+    code: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("HVDENV_HOME", str(tmp_path))
+    assert main(words) == code
+    printed = capsys.readouterr()
+    assert said in printed.out
+    assert "error" not in printed.err

@@ -154,7 +154,6 @@ def test_what_cannot_be_done(
 @pytest.mark.parametrize(
     "words",
     [
-        (),
         ("prune", "--max-size", "many"),
         ("prune", "--max-size", "-1"),
         ("prune", "--older-than", "nan"),

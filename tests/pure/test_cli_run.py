@@ -135,6 +135,26 @@ def test_the_line(recipe: str, built: Path, capsys: Captured) -> None:
     assert said.endswith(" python train.py '$(reboot)' )\n")
 
 
+def test_what_modules_provide_needs_no_build(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = ("taurus", "--variant", "module", "--set", "environment.run.A='{user} b'")
+    line = dry(capsys, *chosen, "--", "sh", "-c", "echo $A")
+    assert "module load modenv/ml" in line
+    programs = """
+        module() { LOADEDMODULES=modenv/ml:$2; LMOD_CMD=x; [ "$3" != gone ]; }
+        srun() { echo "$PYTHONNOUSERSITE $LOADEDMODULES"; }
+        exec() { "${@:3}"; }
+    """
+    found = subprocess.run(["bash", "-c", f"{programs}\n{line}"], text=True, capture_output=True)
+    assert found.stdout.startswith("1 modenv/ml:Horovod/0.19.5"), found
+    assert call("job", *chosen, "--submit", "--dry-run", "--", "true") == 0
+    script = capsys.readouterr().out
+    assert "activate.sh" not in script
+    assert "hvdenv_modules || fail" in script
+    assert "A=\"$(id -un)\"' b'" in script
+
+
 def test_a_prefix_is_enough(built: Path, capsys: Captured) -> None:
     """Its record holds the recipe."""
     said = dry(capsys, "--prefix", str(built), "--hosts", "a:1,b:1", "--", "python", "x.py")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -380,18 +381,22 @@ def test_every_operation_and_every_type_is_there_by_default(program: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    ("controller", "operation", "known"),
+    ("controller", "operation", "case", "patch"),
     [
-        ("Gloo", "reducescatter", True),
-        ("Gloo", "grouped reducescatter", True),
-        ("Gloo", "alltoall", False),
-        ("MPI", "reducescatter", False),
+        ("Gloo", "reducescatter", "Sum float16 17", "gloo-reducescatter"),
+        ("Gloo", "grouped reducescatter", "Sum float16 17", "gloo-reducescatter"),
+        ("Gloo", "alltoall", "float16 17", ""),
+        ("MPI", "reducescatter", "Sum float16 17", ""),
+        ("MPI", "join", "float32 17 join a second time", "tensorflow-join"),
+        ("MPI", "join", "float32 17", ""),
     ],
 )
-def test_a_wrong_reducescatter_over_gloo_is_a_known_fault(
-    controller: str, operation: str, known: bool
+def test_a_known_fault_of_horovod_names_its_patch(
+    controller: str, operation: str, case: str, patch: str
 ) -> None:
-    cases = ["Sum float16 17: got 2, wanted 1"]
-    events = [report(rank, operation, wrong=1, cases=cases) for rank in range(2)]
+    events = [
+        report(rank, operation, wrong=1, cases=[f"{case}: got 2, wanted 1"]) for rank in range(2)
+    ]
     run = run_of(*events)._replace(controller=controller)
-    assert ("patch gloo-reducescatter" in dict(judge(run))[operation].remedy) == known
+    remedy = dict(judge(run))[operation].remedy
+    assert re.findall(r"the patch (\S+),", remedy) == ([patch] if patch else [])

@@ -14,6 +14,7 @@ from hvdenv.knowledge.diagnosis import (
     ALL_TRIES,
     BLOCK,
     FEW_TRIES,
+    NEAR,
     TRIES,
     Diagnosis,
     diagnose,
@@ -149,6 +150,8 @@ ASCII_CASES = [name for name, case in CASES.items() if case.log.isascii() and no
         "2026-11-21T10:00:00.1234567Z ", "[2026-11-21 10:00:00] ", "#12 34.56 ", "##[error]",
         "\x1b[31m", "\x1b]0;title\x07", "[1,0]<stderr>:", "[3]<stderr>:", " 3: ", "[rank3]: ",
         "[prterun-gpu32-100@1,0]<stderr>: ", "Sat Nov 21 10:00:00 2026[3]<stderr>:",
+        "      │ ", "  >> 643    ", "[pod/train-worker-0/mpi] ", "<info> [2021-12-07 10:40:07] 30a87832 || ",
+        "Nov 23 10:15:30 gpu32 python[812]: ", "worker-0  | ", "[default3]:",
     ],
 )  # fmt: skip
 def test_prefixes_are_no_obstacle(prefix: str) -> None:
@@ -235,6 +238,42 @@ def test_what_is_needed_beside_a_text() -> None:
     missing = b"ModuleNotFoundError: No module named 'torch'\n"
     assert _root(missing) == "no-module"
     assert _root(missing + b"-- Running CMake\n") == ""
+
+
+SHARED = (
+    "n1 [0] misc/shmutils.cc:71 NCCL WARN Error: failed to extend /dev/shm/nccl-fj to 59 bytes\n"
+)
+
+
+@pytest.mark.parametrize("filler", ["", "x" * 1500 + "\n", "x\n" * 3000])
+@pytest.mark.parametrize("before", [0, BLOCK - 1700, BLOCK - 100, BLOCK + 5])
+def test_what_a_near_line_decides(before: int, filler: str) -> None:
+    """A line that is near contradicts, wherever blocks end; one further away does not."""
+    contradiction = "n1 [0] NCCL WARN attaching to shared memory segment: Permission denied\n"
+    start = "y\n" * (before // 2)
+    far = len(filler) > NEAR
+    for log in (SHARED + filler + contradiction, contradiction + filler + SHARED):
+        found = {each.id for each in read(start + log).found}
+        assert ("nccl-shared-memory" in found) is far
+
+
+@pytest.mark.parametrize(
+    ("version", "cause"),
+    [
+        ("18.1", "pip-too-old-for-wheels"),
+        ("20.2.4", "pip-too-old-for-wheels"),
+        ("20.3", ""),
+        ("x", ""),
+    ],
+)
+def test_numbers_are_compared(version: str, cause: str) -> None:
+    log = f"ERROR: No matching distribution found for torch\nYou are using pip version {version}; however"
+    assert (_root(log.encode()) == "pip-too-old-for-wheels") is bool(cause)
+
+
+@pytest.mark.parametrize("name", ["orted", "prted"])
+def test_programs_have_several_names(name: str) -> None:
+    assert _root(f"bash: {name}: command not found\n".encode()) == "no-orted"
 
 
 def test_versions_and_places_are_picked_out() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import json
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from hvdenv.cli.main import main
+from hvdenv.drafting import here
 from hvdenv.drafting.combine import Draft, combine
 from hvdenv.drafting.commands import read_page
 from hvdenv.drafting.values import Drafted
@@ -115,3 +119,158 @@ def test_hostile_pages(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     document = parse_toml(text)
     assert document.get("modules", {}).keys() <= {"load"}
     assert "evil" not in str(document)
+
+
+HTML = "<p>Then load it:</p><pre><span>$ module load gcc/1</span>\n$ pip install torch==2.1.0</pre>"
+MARKDOWN = "Use it:\n\n    module load stays as it was for you.\n\n```console\n$ module load gcc/1\nok\n```\n"
+NESTED = '=== "GPU"\n\n    ```bash\n    module load gcc/1\n    ```\n'
+RST = "Load it::\n\n    module load gcc/1\n\nThe module load is done.\n"
+PLAIN = "First load the compiler.\n[you@login ~]$ module load gcc/1\nThe module command is described elsewhere.\n"
+HERE_DOCUMENT = "```\ncat > job.sh <<EOF\n#!/bin/bash\n#SBATCH -N 3\nmodule load gcc/1\nEOF\n```\n"
+PROMPTS = "```\n(env+x) [me@n1 ~]$ module load gcc/1\nlogin1>$ pwd\n/home\nmodule load no/2\n```\n"
+
+
+@pytest.mark.parametrize("page", [HTML, MARKDOWN, NESTED, RST, PLAIN, HERE_DOCUMENT, PROMPTS])
+def test_code_is_found_in_every_kind_of_page(page: str) -> None:
+    assert shown_values(draft_of(page))["modules.load"] == ["gcc/1"]
+
+
+VALUES: dict[str, dict[str, Any]] = {
+    "module --force purge; ml PrgEnv-gnu/8 -darshan": {
+        "modules.purge": "force", "modules.load": ["PrgEnv-gnu/8"], "modules.unload": ["darshan"],
+    },
+    "V=1.13.1\npip install torch==${V}+cu117 -f https://download.pytorch.org/whl/torch_stable.html": {
+        "frameworks.torch.version": "1.13.1+cu117",
+        "frameworks.torch.find_links": ["https://download.pytorch.org/whl/torch_stable.html"],
+    },
+    "conda create -n x python=3.9 pytorch::pytorch==1.12.0 cudatoolkit=11.3 'nccl>=2.8'": {
+        "python.provider": "conda", "python.version": "==3.9.*", "conda.channels": ["pytorch"],
+        "conda.packages.cudatoolkit": "11.3.*", "conda.packages.nccl": ">=2.8",
+        "frameworks.torch.version": "1.12.0",
+    },
+    "module load Python/3.10.4-GCCcore-11.3.0 OpenMPI/4.1.4\npython3 -m venv --system-site-packages e": {
+        "python.version": "==3.10.4", "python.from_modules": True, "python.system_site_packages": True,
+        "mpi.kind": "openmpi", "mpi.version": "4.1.4",
+    },
+    "git clone -b v0.27.0 https://github.com/horovod/horovod\ncd horovod\nHOROVOD_WITHOUT_GLOO=1"
+    " HOROVOD_WITH_MPI=1 HOROVOD_NCCL_HOME=$EBROOTNCCL python setup.py install": {
+        "horovod.version": "0.27.0", "horovod.controllers": ["mpi"],
+        "horovod.gpu.nccl_home": "$EBROOTNCCL",
+        "horovod.sha256": "8a76a98266579de46a1b1cde53d5ec115fc163ffdaa65a8f771aee936e804b33",
+    },
+    "#SBATCH -N2 --ntasks=8 --gres=gpu:a100:4 -A phys -t 30 --nice=5": {
+        "scheduler": "slurm", "job.nodes": 2, "job.ranks_per_node": 4, "job.gpus_per_node": 4,
+        "job.requires": ["account"], "job.time": "00:30:00", "job.directives": ["--nice=5"],
+    },
+    "#PBS -l select=2:ncpus=64:ngpus=4:mpiprocs=4:system=x,walltime=1:00:00 -l filesystems=home": {
+        "scheduler": "pbs", "job.nodes": 2, "job.ranks_per_node": 4, "job.cpus_per_rank": 16,
+        "job.gpus_per_node": 4, "job.select": "system=x", "job.time": "01:00:00",
+        "job.attributes.filesystems": "home",
+    },
+    "#BSUB -nnodes 2 -W 90 -q batch": {"scheduler": "lsf", "job.nodes": 2, "job.time": "01:30:00"},
+    "HOROVOD_WITH_MPI=1 pip install horovod==0.28.1\nmpirun -np 8 -H a:4,b:4 -x NCCL_DEBUG=INFO -x PATH"
+    " -mca pml ob1 -x NCCL_SOCKET_IFNAME=^lo singularity exec --nv -B /data x.sif python t.py": {
+        "launch.launcher": "mpirun", "job.nodes": 2, "job.ranks_per_node": 4,
+        "environment.run.NCCL_DEBUG": "INFO", "launch.exports": ["PATH"], "launch.mca.pml": "ob1",
+        "network.avoid": ["lo"], "container.image": "x.sif", "container.gpu": "nvidia",
+        "container.binds": ["/data"],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("script", VALUES)
+def test_commands_mean_values(script: str) -> None:
+    found = shown_values(draft_of(f"#!/bin/bash\n{script}\n"))
+    assert found == {**found, **VALUES[script]}
+
+
+# Not values: other programs' variables, other numbers, what the page does not state.
+NO_VALUES = {
+    "CC=x ./configure": "environment",
+    "module load hpcx/2.12": "mpi.version",
+    "module load open-ce/1.5.0": "horovod.version",
+    "export OMP_NUM_THREADS=$((8 / 2))": "environment",
+    "#SBATCH -p $QUEUE": "job.partition",
+    "TF_VERSION=2": "environment",
+    "ibrun python t.py": "launch",
+    "pip install torch": "frameworks",
+    "HOROVOD_WITHOUT_GLOO=1 HOROVOD_WITH_MPI=1 pip install horovod": "horovod.controllers.gloo",
+}
+
+
+@pytest.mark.parametrize("script", NO_VALUES)
+def test_what_is_not_stated_is_no_value(script: str) -> None:
+    found = shown_values(draft_of(f"#!/bin/bash\n{script}\n"))
+    assert not any(key.startswith(NO_VALUES[script]) for key in found)
+
+
+def test_two_values_are_a_choice() -> None:
+    page = "#!/bin/bash\nmodule load gcc/1 openmpi/4.1.4\nmodule load gcc/2\nCC=a pip install torch==1.13.1\n"
+    draft = draft_of(page + "pip install torch==2.0.1\n")
+    assert [(each.key, [value.value for value in each.values]) for each in draft.choices] == [
+        (("modules", "load", "gcc"), ["gcc/1", "gcc/2"]),
+        (("frameworks", "torch", "version"), ["1.13.1", "2.0.1"]),
+    ]
+    assert '    # "gcc/1",' in write(draft, ["page"])
+
+
+SINFO = """\
+gpu|4|64|515000|gpu:a100:4(S:0-1)|2-00:00:00
+gpu|2|48|257000|gpu:a100:2|2-00:00:00
+cpu|100|128+|256000|(null)|infinite
+"""
+
+
+def test_partitions_of_slurm() -> None:
+    found = {each.key: each.value for each in here.partitions(SINFO) if isinstance(each, Drafted)}
+    assert found == {
+        ("partitions", "gpu", "nodes"): 6, ("partitions", "gpu", "cores"): 64,
+        ("partitions", "gpu", "memory_gb"): 502, ("partitions", "gpu", "gpus"): 4,
+        ("partitions", "gpu", "gpu"): "a100", ("partitions", "gpu", "max_time"): "2-00:00:00",
+        ("partitions", "cpu", "nodes"): 100, ("partitions", "cpu", "cores"): 128,
+        ("partitions", "cpu", "memory_gb"): 250,
+    }  # fmt: skip
+
+
+def test_modules_to_choose_from() -> None:
+    names = ["gcc/9.3.0", "gcc/10.2.0", "openmpi/4.1.4", "cuda/11.4", "R/4.2"]
+    found = [(each.key[-1], each.value) for each in here.offered(names, {"MPI"})]
+    assert found == [("compiler", "gcc/9.3.0"), ("compiler", "gcc/10.2.0"), ("CUDA", "cuda/11.4")]
+
+
+def test_folders_of_modules(tmp_path: Path) -> None:
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include/nccl.h").touch()
+    variables = {"EBROOTNCCL": str(tmp_path), "X": str(tmp_path), "PATH": f"{tmp_path}:/bin"}
+    found = [(each.key, each.value) for each in here.folders(variables)]
+    assert found == [(("horovod", "gpu", "nccl_home"), "$EBROOTNCCL")]
+
+
+PAGE = """```
+module load gcc/10.2.0 openmpi/4.1.4
+python3.11 -m venv env
+pip install torch==2.1.0
+HOROVOD_GPU_ALLREDUCE=MPI pip install horovod
+HOROVOD_GPU_ALLREDUCE=NCCL pip install horovod
+```
+"""
+
+
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A draft that is completed by answers is a recipe; no file is overwritten."""
+    monkeypatch.chdir(tmp_path)
+    Path("page.md").write_text(PAGE)
+    monkeypatch.setattr("sys.stdin", io.StringIO("2\n0.28.1\n"))
+    assert main(["init", "fenn", "--from", "page.md", "--interactive"]) == 0
+    assert "hvdenv check ./fenn.toml" in capsys.readouterr().out
+    recipe = load_recipe("./fenn.toml").recipe
+    assert recipe.horovod.gpu and recipe.horovod.gpu.allreduce == "nccl"
+    assert (recipe.horovod.version, recipe.horovod.controllers) == ("0.28.1", ("mpi", "gloo"))
+    assert main(["init", "fenn", "--from", "page.md"]) == 2
+    assert main(["init", "--from", "page.md", "--set", "horovod.version=0.27.0", "-o", "-"]) == 0
+    assert 'version = "0.27.0"' in capsys.readouterr().out
+    assert main(["init", "--from", "page.md", "--lines", "1-3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["commands"] == 2
+    assert main(["init"]) == 2

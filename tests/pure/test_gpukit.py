@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -26,14 +27,30 @@ def stages(kit: ModuleType, gpus: int) -> dict[str, tuple[list[str], int, tuple[
     return {name: (words, seconds, right) for name, words, seconds, right in kit.stages("/o", gpus)}
 
 
-def test_one_gpu_cannot_prove_nccl_between_ranks_and_two_must(kit: ModuleType) -> None:
-    assert stages(kit, 1)["nccl"][2] == (0, 7)
-    assert stages(kit, 2)["nccl"][2] == (0,)
-    assert stages(kit, 1)["shared-gpu"][2] == (0,)
+@pytest.mark.parametrize(
+    ("gpus", "unproven", "right"),
+    [
+        (0, ["NCCL in torch"], True),
+        (1, ["NCCL in torch"], True),
+        (2, ["process sets, torch over MPI"], True),
+        (2, ["process sets, torch over MPI", "NCCL in torch"], False),
+        (3, ["process sets, torch over MPI"], False),
+    ],
+)
+def test_what_may_be_unproven_with_so_many_gpus(
+    kit: ModuleType, tmp_path: Path, gpus: int, unproven: list[str], right: bool
+) -> None:
+    report = tmp_path / "nccl.json"
+    findings = [{"status": "unproven", "subject": each} for each in unproven]
+    report.write_text(json.dumps({"findings": [{"status": "pass", "subject": "x"}, *findings]}))
+    codes = stages(kit, max(gpus, 1))["nccl"][2]
+    assert kit.is_right(7, codes, report, gpus) == right
+    assert kit.is_right(0, codes, report, gpus)
+    assert not kit.is_right(1, codes, report, gpus)
 
 
-@pytest.mark.parametrize(("gpus", "shared"), [(1, "2"), (2, "2"), (8, "8")])
-def test_nccl_has_a_gpu_for_each_rank_and_sharing_has_two_ranks(
+@pytest.mark.parametrize(("gpus", "shared"), [(1, "3"), (2, "3"), (8, "8")])
+def test_nccl_has_a_gpu_for_each_rank_and_sharing_has_ranks_for_process_sets(
     kit: ModuleType, gpus: int, shared: str
 ) -> None:
     found = stages(kit, gpus)
@@ -41,6 +58,7 @@ def test_nccl_has_a_gpu_for_each_rank_and_sharing_has_two_ranks(
         name: words[words.index("-n") + 1] for name, (words, *_) in found.items() if "-n" in words
     }
     assert ranks == {"nccl": str(gpus), "shared-gpu": shared, "bench": str(gpus)}
+    assert found["shared-gpu"][2] == (0,)
 
 
 def test_the_tests_of_horovod_run_only_where_the_kit_has_them(kit: ModuleType) -> None:

@@ -143,6 +143,25 @@ def test_the_order_of_variants_does_not_matter(path: Path, order: list[str], cou
     )
 
 
+@pytest.mark.parametrize(
+    ("overrides", "gpus"),
+    [
+        ((), 8),
+        (("job.ranks_per_node=4",), 4),
+        (("job.ranks_per_node=16",), 8),
+        (("job.gpu_option=none",), None),
+        (("job.gpus_per_node=1",), 1),
+    ],
+)
+def test_gpus_follow_the_ranks(tmp_path: Path, overrides: tuple[str, ...], gpus: int) -> None:
+    path = tmp_path / "gpus.toml"
+    path.write_text(
+        'format = 1\nextends = "neuron"\nname = "gpus"\n[variants.any]\nwithout = ["job.gpus_per_node"]\n'
+    )
+    recipe = load_recipe(str(path), variants=["any"], overrides=overrides).recipe
+    assert recipe.job.gpus_per_node == gpus
+
+
 JOBS_ONLY = """
 [variants.long]
 job.time = "2-00:00:00"

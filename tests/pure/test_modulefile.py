@@ -273,7 +273,6 @@ def test_what_keeps_others_out_is_said(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("module",), "no environment is named"),
         (("module", "local"), "not an environment that hvdenv built"),
         (("module", "--prefix", "/usr"), "not an environment that hvdenv built"),
     ],

@@ -45,7 +45,7 @@ def test_patches_go_by_versions_and_frameworks() -> None:
     assert names({**BOTH, "tensorflow": "2.18.1"}) - everything == {"keras-3"}
     assert names({**BOTH, "tensorflow": "2.19.0"}) - everything == newer
     torch_only = {"horovod": "0.28.1", "torch": "2.13.0"}
-    assert everything - names(torch_only) == {"shared-common"}
+    assert everything - names(torch_only) == {"shared-common", "tensorflow-join"}
     assert "torch-cxx17" not in names({**torch_only, "torch": "2.0.1"})
     assert "torch-cxx17" in names({**torch_only, "torch": "2.1.0+cpu"})
     assert "torch-cxx17" not in names({"horovod": "0.28.1", "tensorflow": "2.15.1"})

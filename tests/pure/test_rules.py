@@ -12,7 +12,7 @@ from hvdenv.cli.check import refuse_blocked, told
 from hvdenv.cli.main import main
 from hvdenv.cli.options import choose_python
 from hvdenv.errors import IncompatibleError, UsageError
-from hvdenv.knowledge.observables import observables
+from hvdenv.knowledge.observables import LOOKED_UP, observables
 from hvdenv.knowledge.patches import all_patches
 from hvdenv.knowledge.remedies import edits_of, propose
 from hvdenv.knowledge.rules import Observables, Rule, all_rules, applies, each_of, judge
@@ -252,6 +252,12 @@ def test_observables(recipe: Recipe, facts: Facts, python: Interpreter) -> None:
         ),
         "horovod": "0.28.1",
         "horovod_provider": "source",
+        "horovod_archive": "known",
+        "horovod_newest": "0.28.1",
+        "horovod_hash_of": "0.28.1",
+        "horovod_hash": recipe.horovod.sha256,
+        "build_contradicted": frozenset(),
+        **LOOKED_UP,
         "frameworks": frozenset({"tensorflow", "torch"}),
         "controllers": frozenset({"mpi", "gloo"}),
         "torch": "2.13.0",

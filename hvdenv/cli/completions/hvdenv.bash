@@ -10,7 +10,7 @@ _shtab_hvdenv_envs_subparsers=(storage rollback remove prune)
 _shtab_hvdenv_subparsers=(init check build verify job run shell install doctor lock fetch cache export diff recipes show plan grid envs module container trust completion)
 
 _shtab_hvdenv_init_option_strings=(-h --help --from --lines --here --interactive --set -o --output --json)
-_shtab_hvdenv_check_option_strings=(-h --help --variant --set --site --python --prefix --json --facts --allow --trust)
+_shtab_hvdenv_check_option_strings=(-h --help --variant --set --site --python --prefix --json --facts --allow --trust --offline --timeout)
 _shtab_hvdenv_build_option_strings=(-h --help --variant --set --site --python --prefix --json -q --quiet -v --verbose --color --where --dry-run --allow --locked --lockfiles --lock --require-signed --from --offline --accept-drift --rebuild --break-lock --trust)
 _shtab_hvdenv_verify_option_strings=(-h --help --variant --set --site --prefix --json -q --quiet -v --verbose --color --where --dry-run --trust -n --ranks --hosts --hostfile --timeout --launcher --clean --quick --full --bench --time --junit --html --from --framework --controller --operation)
 _shtab_hvdenv_job_option_strings=(-h --help --variant --set --site --prefix --json --trust -q --quiet --nodes --ranks-per-node --cpus-per-rank --gpus-per-node --time --partition --account --name --comment --launcher --output --to --submit --dry-run --detach --follow)
@@ -76,6 +76,7 @@ _shtab_hvdenv_check__h_nargs=0
 _shtab_hvdenv_check___help_nargs=0
 _shtab_hvdenv_check___json_nargs=0
 _shtab_hvdenv_check___trust_nargs=0
+_shtab_hvdenv_check___offline_nargs=0
 _shtab_hvdenv_build__h_nargs=0
 _shtab_hvdenv_build___help_nargs=0
 _shtab_hvdenv_build___json_nargs=0

@@ -114,6 +114,7 @@ def main(request: Dict[str, Any]) -> None:
         "tools": tools,
         "image": image(request["image"]),
         "mpirun": output_of(path, "mpirun", "--version")[0],
+        "srun": output_of(path, "srun", "--mpi=list")[0],
         "driver": driver(),
         "gpus": len(glob.glob("/dev/nvidia[0-9]*")),
         "rocm": os.path.exists("/dev/kfd"),

@@ -572,7 +572,8 @@ def operations(framework: str, size: int, full: bool) -> List[Tuple[str, List[Li
         ("grouped reducescatter", [groups("reducescatter", size, full)]),
         ("repeated names", repeated(size)),
         ("barrier", [[case("barrier")]]),
-        ("join", [[case("join")]]),
+        # TensorFlow may keep the result of the first join and not wait in the second.
+        ("join", [[case("join")], [case("barrier", form="join", label="a second time")]]),
         (PROCESS_SETS, [in_sets(size)]),
     ]
     if framework == "torch":

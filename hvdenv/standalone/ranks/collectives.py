@@ -209,7 +209,7 @@ class Caller:
     def begin(self, case: Case) -> Wait:
         """Begin a case and return a function that waits for its results."""
         if case.kind == "barrier":
-            return self.barrier()
+            return self.barrier(case.form or "barrier")
         if case.kind == "join":
             return self.join()
         arrays = collective_cases.inputs_of(self.numpy, case, self.rank, self.size)
@@ -396,16 +396,18 @@ class Caller:
 
     # Operations without tensors.
 
-    def barrier(self) -> Wait:
+    def barrier(self, function: str) -> Wait:
         """Returns how many ranks of this host left the barrier before the last one had arrived."""
-        self.need("barrier")
+        self.need(function)
         if self.hvd.local_rank() == self.hvd.local_size() - 1:
             time.sleep(BARRIER_SECONDS)
         host = zlib.crc32(socket.gethostname().encode())
         arrived = microseconds()
-        self.call("barrier")
+        self.call(function)
         times = self.numpy.array([[host, arrived, microseconds()]], "int64")
-        result = self.call("allgather", [self.tensor(times, "int64")], {"name": "barrier times"})
+        result = self.call(
+            "allgather", [self.tensor(times, "int64")], {"name": function + " times"}
+        )
         _, table = self.array(result)
         times = table[table[:, 0] == host]
         return lambda: self.numpy.array((times[:, 2] < times[:, 1].max()).sum())

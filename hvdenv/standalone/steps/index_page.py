@@ -3,9 +3,11 @@
 Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer.
 
     index_page.py PACKAGE URL...
+    index_page.py --files URL...
 
 pip only says that it found no version. A page counts as an index if it links to a package,
-or has the title of an index page without packages.
+or has the title of an index page without packages. With --files, it prints those URLs that list
+files themselves: pages for pip's --find-links, where an index has a page for each package.
 """
 
 import html
@@ -22,12 +24,18 @@ TITLE = re.compile(r"<title[^<>]*>(.{0,200}?)</title>", re.IGNORECASE | re.DOTAL
 
 def other_page(url: str) -> Optional[str]:
     """ ": TITLE" or "" if a URL answers with a page that is no index; else None."""
+    text = read(url)
+    title = None if text is None else title_of_other(text)
+    return ": " + title if title else title
+
+
+def read(url: str) -> Optional[str]:
+    """The beginning of a page; None without an answer."""
     try:
         with urllib.request.urlopen(url, timeout=SECONDS) as answer:
-            title = title_of_other(answer.read(LARGEST).decode("utf-8", "replace"))
+            return str(answer.read(LARGEST).decode("utf-8", "replace"))
     except (OSError, ValueError):
         return None
-    return ": " + title if title else title
 
 
 def title_of_other(text: str) -> Optional[str]:
@@ -41,6 +49,10 @@ def title_of_other(text: str) -> Optional[str]:
 
 def main(package: str, *indexes: str) -> None:
     for index in indexes:
+        if package == "--files":
+            if FILE.search(read(index) or ""):
+                print(index)
+            continue
         url = "%s/%s/" % (index.rstrip("/"), re.sub(r"[-_.]+", "-", package).lower())
         title = other_page(url)
         if title is not None:

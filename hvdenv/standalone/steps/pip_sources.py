@@ -1,0 +1,52 @@
+"""Write where pip is configured to look for packages, for a resolver that does not read that.
+
+Stand-alone: imports nothing of hvdenv and runs on Python 3.6 and newer.
+
+    pip_sources.py ANSWER.json
+
+ANSWER.json has pip's options by name, such as {"index-url": "https://mirror.example/simple"}. They
+can contain passwords, so they go to a file of the user and not to the output.
+"""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import Dict
+
+# Later ones win. The last has the variables PIP_*.
+SECTIONS = ("global", "install", ":env:")
+
+
+def parse(listed: str) -> Dict[str, str]:
+    """The options in the output of ``pip config list``."""
+    found = {}
+    for section in SECTIONS:
+        pattern = r"^%s\.([a-z-]+)=('.*'|\".*\")$" % re.escape(section)
+        for name, value in re.findall(pattern, listed, re.MULTILINE):
+            found[name] = str(ast.literal_eval(value))
+    return found
+
+
+def from_variables() -> Dict[str, str]:
+    """The options in variables, where this Python has no pip."""
+    prefix = "PIP_"
+    return {
+        name[len(prefix) :].lower().replace("_", "-"): value
+        for name, value in os.environ.items()
+        if name.startswith(prefix)
+    }
+
+
+def main(path: str) -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "config", "list"]
+    pip = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    found = from_variables() if pip.returncode else parse(pip.stdout.decode("utf-8", "replace"))
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as stream:
+        json.dump(found, stream)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

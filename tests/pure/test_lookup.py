@@ -1,0 +1,161 @@
+"""What `check` makes of the answers of uv, pip and conda; these were recorded."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdenv.building.lookup import Availability, Questions, look_up, platform
+from hvdenv.cli.main import main
+from hvdenv.cli.progress import Silent
+from hvdenv.command import Command, Outcome
+from hvdenv.model.facts import Facts, Interpreter
+from hvdenv.model.layers import load_recipe
+from hvdenv.plans.plan import steps_of
+from hvdenv.plans.resolution import Resolution
+from hvdenv.runner import Runner
+from tests.standalone import load
+
+FAILED = "error: No solution found when resolving dependencies\n  cause: "
+CONCLUDED = "we can conclude that your requirements are unsatisfiable."
+NO_TORCH = f"{FAILED}Because there is no version of torch==2.99.0 and you require torch==2.99.0, {CONCLUDED}"
+OLD_PYTHON = (
+    f"{FAILED}Because all of:\n{'  numpy>=1.23.0,<=1.23.4' * 30}\n"
+    f"have no wheels with a matching Python implementation tag and you require numpy>=1.23, {CONCLUDED}\n\n"
+    "hint: Wheels are required for `numpy` because building from source is disabled for all packages"
+)
+ARCHIVE = (
+    f"{FAILED}Because wheel==0.40 has no usable wheels and you require wheel==0.40, {CONCLUDED}\n\n"
+    "hint: Wheels are required for `wheel` because building from source is disabled for all packages"
+)
+NO_HOST = (
+    "error: Failed to fetch: `https://download.pytorch.org/whl/cpu/torch/`\n"
+    "  cause: error sending request for url (https://download.pytorch.org/whl/cpu/torch/)\n"
+    "  cause: dns error"
+)
+NO_NETWORK = NO_HOST.replace("download.pytorch.org/whl/cpu", "pypi.org/simple")
+GOOD = "numpy==2.2.6\ntorch==2.13.0+cpu\n"
+
+
+class Recorded(Runner):
+    """Answers of uv one after the other, and one of ``pip index versions``."""
+
+    def __init__(self, answers: list[tuple[int, str]], versions: str) -> None:
+        super().__init__()
+        self.answers, self.versions, self.asked = answers, versions, list[Command]()
+
+    def run(self, command: Command, **_: Any) -> Outcome:
+        self.asked.append(command)
+        code, output = 0, ""
+        if "uv" in command.argv:
+            code, output = self.answers.pop(0)
+        elif "versions" in command.argv:
+            output = f"x (1)\nAvailable versions: {self.versions}\n"
+        return Outcome(command, code, output, 0.0, timed_out=code == -9)
+
+
+Ask = Callable[..., tuple[Availability, Recorded]]
+
+
+@pytest.fixture
+def ask(facts: Facts, tmp_path: Path) -> Ask:
+    def answered(
+        *answers: tuple[int, str], versions: str = "", overrides: tuple[str, ...] = ()
+    ) -> tuple[Availability, Recorded]:
+        resolved = load_recipe("local", overrides=overrides)
+        steps = steps_of(resolved.recipe, facts, Interpreter("python3", "3.11.7"), tmp_path)
+        runner = Recorded([*answers], versions)
+        questions = Questions(
+            maker=Resolution(*steps),
+            work=tmp_path,
+            cache=tmp_path,
+            runner=runner,
+            progress=Silent(),
+            end=time.monotonic() + 60,
+            where=resolved.where,
+        )
+        return look_up(questions), runner
+
+    return answered
+
+
+@pytest.mark.parametrize(
+    ("answers", "versions", "wrong", "told"),
+    [
+        ([(0, GOOD)], "", "", "Python packages: 2 agree for Python 3.11.7 on x86_64"),
+        ([(1, NO_TORCH)], "", "local.toml:13: frameworks.torch.version: Because there is no", ""),
+        ([(1, OLD_PYTHON)], "1.21.6, 1.21.5", "packages.numpy: no file for Python 3.11.7 on", ""),
+        ([(1, ARCHIVE), (0, GOOD)], "0.40, 0.39", "", "wheel: only its source archive fits"),
+        ([(2, NO_HOST), (0, GOOD)], "", "", "download.pytorch.org: no answer"),
+        ([(2, NO_HOST), (1, NO_TORCH)], "", "frameworks.torch.version: Because", ""),
+        ([(2, NO_NETWORK)], "", "", "Python packages: Failed to fetch: `https://pypi.org"),
+        ([(-9, "")], "", "", "Python packages: no answer in time"),
+    ],
+)  # fmt: skip
+def test_answers_of_indexes(
+    ask: Ask,
+    answers: list[tuple[int, str]],
+    versions: str,
+    wrong: str,
+    told: str,
+) -> None:
+    found, _ = ask(*answers, versions=versions)
+    (said,) = found.wrong.get("packages_refused", {""})
+    assert (wrong in said) == bool(wrong or not said), said
+    assert told in "\n".join((*found.looked_up, *found.not_looked_up))
+    # Neither an answer that is missing, nor one that is bad, is the other.
+    assert bool(said) == bool(wrong)
+
+
+def test_an_index_that_the_recipe_needs_and_that_is_silent(ask: Ask) -> None:
+    url = "https://download.pytorch.org/whl/cu126"
+    found, _ = ask(
+        (2, NO_HOST), (1, NO_TORCH),
+        overrides=(f"frameworks.tensorflow.extra_index={url}", f"frameworks.torch.cpu_index={url.replace('pytorch', 'x')}"),
+    )  # fmt: skip
+    assert not found.wrong
+    assert "no answer from download.pytorch.org" in found.not_looked_up[0]
+
+
+@pytest.mark.parametrize(
+    ("machine", "glibc", "tag"),
+    [
+        ("x86_64", "2.17", "x86_64-manylinux_2_17"), ("aarch64", "2.30", "aarch64-manylinux_2_28"),
+        ("x86_64", "2.41", "x86_64-manylinux_2_40"), ("x86_64", "2.12", ""), ("ppc64le", "2.28", ""),
+    ],
+)  # fmt: skip
+def test_platforms(machine: str, glibc: str, tag: str) -> None:
+    assert platform(machine, glibc) == tag
+
+
+def test_where_pip_is_configured_to_look() -> None:
+    listed = (
+        "global.index-url='https://a:b@mirror/simple'\nglobal.find-links='/w'\n"
+        ":env:.find-links='/x /y'\ninstall.no-index='true'\nglobal.os=3\n"
+    )
+    assert load("pip_sources").parse(listed) == {
+        "index-url": "https://a:b@mirror/simple", "find-links": "/x /y", "no-index": "true",
+    }  # fmt: skip
+
+
+def test_credentials_of_pip_reach_uv_in_a_file_only(ask: Ask, tmp_path: Path) -> None:
+    secret = "https://me:geheim@mirror/simple"
+    (tmp_path / "pip.json").write_text(json.dumps({"index-url": secret, "cert": "/ca.pem"}))
+    _, runner = ask((0, GOOD))
+    assert not any("geheim" in word for each in runner.asked for word in each.argv)
+    assert secret in (tmp_path / "uv.toml").read_text()
+    assert (tmp_path / "uv.toml").stat().st_mode & 0o077 == 0
+    assert ("SSL_CERT_FILE", "/ca.pem") in runner.asked[-1].env
+
+
+def test_offline(capsys: pytest.CaptureFixture[str], cases: Path) -> None:
+    assert main(["check", "local", "--offline", "--facts", str(cases / "facts.json")]) == 0
+    said = capsys.readouterr().out
+    assert "not looked up: packages: --offline" in said
+    assert "no known problem" not in said
+    assert main(["check", "local", "--timeout", "0"]) == 2

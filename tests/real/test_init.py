@@ -1,0 +1,61 @@
+"""hvdenv init on a stand-in with Slurm and Lmod: what the page says, and what the cluster shows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hvdenv.model.layers import load_recipe
+from tests.clusters import NEURON, install_software, write_modules
+from tests.modulesystems import cache_folder, install, write_module
+from tests.real.conftest import Cli
+from tests.standin import Cluster, Missing
+
+PAGE = """\
+[you@login ~]$ module load gcc/10.2.0 cuda/11.4 nccl/2.14 cudampi/openmpi-4.1.1 cmake/3.16.9
+(hvd) [you@login ~]$ pip install torch==2.13.0
+(hvd) [you@login ~]$ HOROVOD_WITH_MPI=1 HOROVOD_GPU_OPERATIONS=NCCL pip install horovod==0.28.1
+[you@login ~]$ srun -p amd_a100nv_8 --gres=gpu:4 --pty bash
+"""
+
+
+@pytest.fixture(scope="module")
+def site(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    software = install_software(home)
+    nccl = tmp_path_factory.mktemp("nccl")
+    (nccl / "include").mkdir()
+    (nccl / "include" / "nccl.h").touch()
+    lmod = install("lmod", cache_folder(tmp_path_factory))
+    shared = [home, tmp_path_factory.getbasetemp(), Path(sys.prefix), Path(__file__).parents[2]]
+    try:
+        with Cluster(modules=lmod, shared=shared) as cluster:
+            write_modules(cluster.modulefiles, software, NEURON)
+            write_module(cluster.modulefiles, "nccl/2.14", setenv={"NCCL_ROOT": str(nccl)})
+            for python in ("python/3.10.4", "python/3.11.5"):
+                write_module(cluster.modulefiles, python)
+            yield cluster
+    except Missing as missing:
+        pytest.skip(str(missing))
+
+
+def test_a_page_and_the_cluster(
+    site: Cluster, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("horovod.txt").write_text(PAGE)
+    hvdenv = Cli(home, site.environ)
+    told = hvdenv(
+        "init", "heath", "--from", "horovod.txt", "--here", "--set", "python.version=>=3.10"
+    )
+    assert "looking at modules" in told.stderr
+    # The choice of a Python is left to the user, and nothing else.
+    assert "modules.load.Python" in told.stdout and "missing:" not in told.stdout
+    recipe = load_recipe("./heath.toml").recipe
+    nodes = recipe.partitions["amd_a100nv_8"]
+    assert (nodes.nodes, nodes.cores, nodes.gpus) == (2, 4, 4)
+    assert recipe.horovod.gpu and recipe.horovod.gpu.nccl_home == "$NCCL_ROOT"
+    assert recipe.mpi and (recipe.mpi.kind, recipe.mpi.version) == ("openmpi", "4.1.8")
+    assert "gpus_per_node" not in Path("heath.toml").read_text()

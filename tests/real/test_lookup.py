@@ -1,0 +1,61 @@
+"""`check` asks the real package index, a page with links to files, and a conda channel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.channel import Channel
+from tests.index import package, served
+from tests.real.conftest import Cli
+
+TORCH = ("check", "local", "--variant", "torch", "--json")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("frameworks.torch.version=2.99.0", "there is no version of torch==2.99.0"),
+        ("packages.numpy=>=2.99", "packages.numpy: "),
+        ("packages.hvdenv-does-not-exist=>=1", "hvdenv-does-not-exist was not found"),
+    ],
+)
+def test_what_the_index_lacks(cli: Cli, override: str, said: str) -> None:
+    found = cli(*TORCH, "--set", override, code=3).json["findings"]
+    (message,) = (each["message"] for each in found if each["id"] == "packages-not-available")
+    assert said in message
+
+
+def test_what_the_index_has(cli: Cli, tmp_path: Path) -> None:
+    """The release of future has no wheel; none of its code is run."""
+    found = cli(*TORCH, "--set", "packages.future===0.18.2").json
+    assert "Python packages: " in found["looked_up"][0]
+    assert any("future: only its source archive" in each for each in found["not_looked_up"])
+
+
+def test_a_page_of_files_as_an_index(cli: Cli, tmp_path: Path) -> None:
+    wheel = package(tmp_path, "tiny").name
+    (tmp_path / "stable.html").write_text(f'<!DOCTYPE html><a href="{wheel}">{wheel}</a>')
+    with served(tmp_path) as site:
+        url = f"frameworks.torch.extra_index={site.url}/stable.html"
+        found = cli(*TORCH, "--set", url, code=3).json["findings"]
+    assert "index-is-a-page-of-files" in {each["id"] for each in found}
+
+
+def test_conda_packages(cli: Cli, tmp_path: Path) -> None:
+    channel = Channel(tmp_path / "channel")
+    for name, version in (("python", "3.11.7"), ("pip", "24.0"), ("greeter", "1.0")):
+        channel.add(name, version, {})
+    recipe = tmp_path / "solved.toml"
+    recipe.write_text(
+        'format = 1\nname = "solved"\nextends = "local"\npython.provider = "conda"\n'
+        f'python.version = "==3.11.*"\nconda.channels = ["{channel.index().url}"]\n'
+    )
+    words = ("check", str(recipe), "--variant", "torch", "--json", "--set")
+    good = cli(*words, 'conda.packages.greeter="1.*"').json
+    assert any(each.startswith("conda packages: ") for each in good["looked_up"])
+    bad = cli(*words, 'conda.packages.greeter="3.*"', code=3).json["findings"]
+    (message,) = (each["message"] for each in bad if each["id"] == "conda-packages-not-available")
+    assert "greeter 3.*" in message
+    assert "solved.toml" in message or "--set" in message
