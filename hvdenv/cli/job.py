@@ -50,7 +50,9 @@ from hvdenv.sites.batch import (
     HOST_NAMES,
     HOSTFILE,
     HOSTS,
+    JOB_ID,
     OPTIONS,
+    RENDEZVOUS,
     BatchJob,
     Purpose,
     charged,
@@ -235,18 +237,14 @@ def _start(
     name = choose_launcher(recipe, requested)
     launcher = named_launcher(name, recipe.launch.launchers)
     scheduler = recipe.scheduler or ""
-    if launcher.schedulers and scheduler not in launcher.schedulers:
+    across = launcher.across_hosts if job.nodes > 1 else ()
+    schedulers = across or launcher.schedulers
+    if schedulers and scheduler not in schedulers:
         raise UsageError(
-            f"{name} works in jobs of {' and '.join(launcher.schedulers)}, not of {scheduler}",
+            f"{name} works {'on several hosts ' if across else ''}in jobs of"
+            f" {' and '.join(schedulers)}, not of {scheduler}",
             where="--launcher",
             remedy="choose another one, such as --launcher mpirun",
-        )
-    if name == "torchrun" and job.nodes > 1:
-        raise UsageError(
-            "torchrun needs the names of its hosts, which are unknown when the script is written",
-            where="--launcher",
-            remedy=f"in `hvdenv shell {recipe.name} --nodes {job.nodes}`, call"
-            f" `hvdenv run {recipe.name} --launcher torchrun`",
         )
     launch = Launch(
         program=(),
@@ -262,6 +260,8 @@ def _start(
         start_timeout=START_SECONDS,
         host_list=HOSTS,
         host_names=HOST_NAMES,
+        rendezvous=RENDEZVOUS,
+        job=JOB_ID,
         hostfile=HOSTFILE
         if dialect.hostfile and not (dialect.launch_host or dialect.columns)
         else "",

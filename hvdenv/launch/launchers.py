@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.model import cluster, template
+from hvdenv.sites.batch import PORT, PORTS
 from hvdenv.sites.hosts import Host
 
 Kind = Literal["Open MPI", "Spectrum MPI", "Intel MPI", "Hydra", "MVAPICH", "Cray MPICH", "unknown"]
@@ -34,9 +35,6 @@ MPI_KINDS: dict[str, Kind] = {
     "mvapich": "MVAPICH",
     "cray-mpich": "Cray MPICH",
 }
-
-# torchrun's default port; jobs that share a host get others.
-_PORT, _PORTS = 29400, 2000
 
 
 class Mpi(NamedTuple):
@@ -67,6 +65,7 @@ class Launch(NamedTuple):
             variable in a script.
         host_names: stands for the names of the hosts alone, likewise.
         hostfile: a file with the hosts, for launchers that read one.
+        rendezvous: stands for the host and port at which torchruns meet, likewise.
         ranks_per_node: the most ranks of a host; 0 if unknown.
         allowed: the most ranks that the scheduler counts on a host; 0 if it does not.
         placed: whether hosts are chosen among those of the allocation.
@@ -92,6 +91,7 @@ class Launch(NamedTuple):
     host_list: str = ""
     host_names: str = ""
     hostfile: str = ""
+    rendezvous: str = ""
     ranks_per_node: int = 0
     allowed: int = 0
     placed: bool = False
@@ -203,7 +203,7 @@ def srun(launch: Launch) -> Start:
     argv = ["srun", "-n", str(launch.ranks)]
     if launch.placed:
         argv += ["-N", str(launch.nodes), f"--ntasks-per-node={launch.per_node}"]
-        argv += ["-w", ",".join(host.name for host in launch.hosts)]
+        argv += ["-w", ",".join(host.name for host in launch.hosts)] if launch.hosts else []
     # Since Slurm 22.05, srun no longer takes this from sbatch or salloc.
     if launch.cpus_per_rank:
         argv += [f"--cpus-per-task={launch.cpus_per_rank}"]
@@ -276,11 +276,12 @@ def torchrun(launch: Launch) -> Start:
         raise _uneven("torchrun", launch)
     count = launch.ranks // launch.nodes
     argv = ["torchrun", f"--nnodes={launch.nodes}", f"--nproc_per_node={count}"]
-    if len(launch.hosts) < 2:
+    if launch.nodes < 2:
         return Start((*argv, "--standalone", "--no_python", *launch.program), launch.variables)
-    port = _PORT + int(re.sub(r"\D", "", launch.job) or 0) % _PORTS
-    argv += [f"--rdzv_id={launch.job or 'hvdenv'}", "--rdzv_backend=c10d"]
-    argv += [f"--rdzv_endpoint={launch.hosts[0].name}:{port}", "--no_python"]
+    port = PORT + int(re.sub(r"\D", "", launch.job) or 0) % PORTS
+    endpoint = f"{launch.hosts[0].name}:{port}" if launch.hosts else launch.rendezvous
+    argv += ["--rdzv_backend=c10d", "--rdzv_id", launch.job or "hvdenv"]
+    argv += ["--rdzv_endpoint", endpoint, "--no_python"]
     one_each = launch._replace(
         program=(*argv, *launch.program),
         ranks=launch.nodes,
@@ -477,7 +478,7 @@ def _horovodrun(launch: Launch) -> tuple[str, ...]:
     words += ["--disable-cache", "--start-timeout", str(launch.start_timeout)]
     if _several(launch) and launch.network.use:
         words += ["--network-interfaces", ",".join(launch.network.use)]
-    return tuple(words)
+    return (*words, *launch.settings.horovodrun)
 
 
 def _for_horovodrun(launch: Launch) -> Variables:

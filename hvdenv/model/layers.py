@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args
 
 from hvdenv import PACKAGE
 from hvdenv.errors import HvdenvError, RecipeError, UsageError
-from hvdenv.model import template
+from hvdenv.model import horovodrun, template
 from hvdenv.model.cluster import (
     Job,
     Launch,
@@ -716,6 +716,10 @@ def _problems_of_whole(recipe: Recipe) -> list[Problem]:
     return [
         *(Problem(tuple(key.split(".")), str(text)) for key, text in wrong.items() if text),
         *problems_of_schedulers(recipe.schedulers),
+        *(
+            Problem(("launch", "horovodrun", number), message)
+            for number, message in horovodrun.problems(recipe.launch.horovodrun)
+        ),
         *_problems_of_launchers(recipe),
         *(
             Problem(("references", number, key), message)

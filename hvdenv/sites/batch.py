@@ -21,6 +21,11 @@ from hvdenv.schema import Problem, decode, fields
 HOSTFILE = "{hostfile}"
 HOSTS = "{hosts}"
 HOST_NAMES = "{host_names}"
+# Stand for the job's id, and for the first host with a port of this job, at which torchruns meet.
+JOB_ID = "{job}"
+RENDEZVOUS = "{rendezvous}"
+# torchrun's default port; jobs that share a host get others.
+PORT, PORTS = 29400, 2000
 
 DURATION = re.compile(
     r"(?:(?P<d>[0-9]{1,3})-)?(?P<h>[0-9]{1,3}):(?P<m>[0-5][0-9]):(?P<s>[0-5][0-9])"
@@ -127,7 +132,7 @@ def script(dialect: Dialect, batch: BatchJob) -> str:
     exports = [f"export {name}={quote(value)}" for name, value in batch.env]
     lines += [line for line in exports if line not in lines]
     slots = f" | sed 's/$/:{batch.job.ranks_per_node}/'" if HOSTS in batch.launch else ""
-    if slots or HOST_NAMES in batch.launch:
+    if slots or {HOST_NAMES, RENDEZVOUS} & {*batch.launch}:
         lines.append(f"hosts=$({dialect.list_hosts}{slots} | paste -sd, -)")
     words = [_launch_word(dialect, word) for word in batch.launch]
     return "\n".join([*lines, "", " ".join([*words, *map(quote, batch.command)]), ""])
@@ -196,6 +201,10 @@ def _of_mail(job: Job) -> template.Values:
 def _launch_word(dialect: Dialect, word: str) -> str:
     if word == HOSTFILE:
         return f'"${dialect.hostfile}"'
+    if word == JOB_ID:
+        return f'"${dialect.job_id}"'
+    if word == RENDEZVOUS:
+        return f'"${{hosts%%,*}}:$(({PORT} + ${{{dialect.job_id}//[!0-9]/}} % {PORTS}))"'
     return '"$hosts"' if word in (HOSTS, HOST_NAMES) else quote(word)
 
 

@@ -23,7 +23,7 @@ from hvdenv.cli.main import main
 from hvdenv.cli.shell import shell_command, start_files
 from hvdenv.command import Command
 from hvdenv.environments import generations, last_used
-from hvdenv.errors import StepError
+from hvdenv.errors import RecipeError, StepError
 from hvdenv.launch.placement import influences
 from hvdenv.model.layers import load_recipe
 from hvdenv.places import find_places
@@ -133,6 +133,38 @@ def test_the_line(recipe: str, built: Path, capsys: Captured) -> None:
     assert " -x A_B " in said
     assert " -x 'FOO=a b' " in said
     assert said.endswith(" python train.py '$(reboot)' )\n")
+
+
+def test_torchrun_in_a_script_meets_at_the_first_host(recipe: str, capsys: Captured) -> None:
+    assert call("job", recipe, "--launcher", "torchrun", "--", "python", "train.py") == 0
+    hosts, line = capsys.readouterr().out.split("\n")[-4:-1:2]
+    assert "-n 2 -N 2 --ntasks-per-node=1 " in line
+    shell = f"scontrol() {{ echo g7; echo g8; }}; SLURM_JOB_ID=4321; {hosts}\necho {line}"
+    found = subprocess.run(["bash", "-c", shell], text=True, capture_output=True).stdout
+    assert "--rdzv_id 4321 --rdzv_endpoint g7:29721 --no_python python train.py" in found
+
+
+def test_arguments_of_horovodrun(recipe: str, built: Path, capsys: Captured) -> None:
+    chosen = (recipe, "--set", "launch.horovodrun=['--gloo-timeout-seconds=300', '--verbose']")
+    line = dry(capsys, *chosen, "--launcher", "horovodrun-gloo", "--", "true")
+    assert "--gloo-timeout-seconds=300 --verbose --gloo true" in line
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--gloo-timeout-secnds=3", 'did you mean "--gloo-timeout-seconds"?'),
+        ("--gloo-timeout-seconds", "needs a value"),
+        ("--tcp=1", "has no value"),
+        ("--np=3", "use -n"),
+        ("--mpi-args=-x", "use launch.mca"),
+        ("--host-discovery-script=x", "unknown argument"),
+        ("--log-level=$(x)", "expected an argument of horovodrun"),
+    ],
+)
+def test_arguments_that_horovodrun_must_not_get(argument: str, said: str) -> None:
+    with pytest.raises(RecipeError, match=re.escape(said)):
+        load_recipe("local", overrides=[f"launch.horovodrun=['{argument}']"])
 
 
 def test_what_modules_provide_needs_no_build(

@@ -199,8 +199,8 @@ def test_alvis_comparison() -> None:
     torch = started("torchrun", what)
     assert torch.argv == words(
         "srun -n 2 -N 2 --ntasks-per-node=1 -w alvis1-01,alvis1-02 --cpus-per-task=64"
-        " torchrun --nnodes=2 --nproc_per_node=4 --rdzv_id=4321 --rdzv_backend=c10d"
-        " --rdzv_endpoint=alvis1-01:29721 --no_python python train_hvd.py"
+        " torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d"
+        " --rdzv_id 4321 --rdzv_endpoint alvis1-01:29721 --no_python python train_hvd.py"
     )
     assert {("GLOO_SOCKET_IFNAME", "ib0"), ("NCCL_SOCKET_IFNAME", "ib0")} <= set(torch.env)
     workers = started("multiworker", what)

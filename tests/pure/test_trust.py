@@ -56,7 +56,7 @@ def problems(path: Path, policy: trust.Policy = OWN) -> list[str]:
 
 # What executes nothing of a recipe or an environment.
 SHOWN = {
-    "cache", "completion", "diff", "doctor", "envs", "export", "grid", "plan", "recipes", "show",
+    "cache", "completion", "diff", "doctor", "envs", "export", "grid", "init", "plan", "recipes", "show",
     "trust",
 }  # fmt: skip
 EXECUTING = {

@@ -26,6 +26,23 @@ from tests.modulesystems import cache_folder, install
 from tests.real.doctored import make_copy, marked
 from tests.standin import Cluster, Missing
 from tests.waiting import wait_until
+from tests.workers import one_at_a_time, session_folder
+
+# `make test` gives each free worker the next file in this order, then by name. While one worker
+# compiles `local`, the other runs long files that do not need it and mostly wait. The two other
+# compiles, of neuron and seed_clusters, run beside files that wait.
+FIRST = (
+    "build", "job", "container", "modulesystem", "conda", "neuron", "faults", "seed_clusters",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the files of this layer; the tests of a file keep their order."""
+    places = {f"test_{name}": place for place, name in enumerate(FIRST)}
+    here = Path(__file__).parent
+    items.sort(
+        key=lambda item: places.get(item.path.stem, len(FIRST)) if item.path.parent == here else -1
+    )
 
 
 class Result(NamedTuple):
@@ -75,7 +92,7 @@ class Cli:
 @pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     named = os.environ.get("HVDENV_TEST_HOME")
-    return Path(named) if named else tmp_path_factory.mktemp("home")
+    return Path(named) if named else session_folder(tmp_path_factory) / "home"
 
 
 @pytest.fixture(scope="session")
@@ -84,14 +101,16 @@ def cli(home: Path) -> Cli:
 
 
 @pytest.fixture(scope="session")
-def local_prefix(cli: Cli, home: Path) -> Path:
+def local_prefix(cli: Cli, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A complete environment of the recipe `local`, whose compile was interrupted and killed."""
-    prefix = home / "envs" / "local"
-    if prefix.exists():  # HVDENV_TEST_HOME has it
-        cli("build", "local")
-        return prefix
-    stop_the_compile(cli, prefix)
-    assert "already done" in cli("build", "local").stderr
+    prefix, built = home / "envs" / "local", session_folder(tmp_path_factory) / "local-is-built"
+    with one_at_a_time(built):
+        if not built.exists():
+            if not prefix.exists():  # HVDENV_TEST_HOME may have it
+                stop_the_compile(cli, prefix)
+                assert "already done" in cli("build", "local").stderr
+            cli("build", "local")
+            built.touch()
     return prefix
 
 

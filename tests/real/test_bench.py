@@ -31,7 +31,7 @@ def test_benchmarks(original: Installation, runner: Runner, tmp_path: Path) -> N
     ended: list[str] = []
     report = verify(
         original, expectation, runner, timeout=5 * TIMEOUT, launchers=("mpirun",),
-        effort=Effort(2.0, str(tmp_path)),
+        effort=Effort(0.5, str(tmp_path)),
         on_event=lambda what, label, _: ended.append(label) if what == "finished" else None,
     )  # fmt: skip
     assert ended[-2:] == ["speed of torch over MPI", "scaling of torch over MPI"]

@@ -13,11 +13,12 @@ import pytest
 
 from hvdenv import __version__
 from tests.bundle import install_from, make_bundle
+from tests.workers import session_folder
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_bundle(tmp_path_factory.getbasetemp() / "bundle")
+    return make_bundle(session_folder(tmp_path_factory) / "bundle")
 
 
 @pytest.fixture(scope="module")

@@ -147,6 +147,7 @@ def test_second_prefix_compiles_nothing_and_survives_kills(
     assert not (logs / "06-wheel.log").exists(), "the wheel was compiled again"
     no_processes_left(tmp_path)
     assert cli("verify", "--quick", "--prefix", str(prefix), "--json").json["verdict"] == "pass"
+    check_that_a_purged_file_is_noticed(cli, prefix)
     cli("envs", "remove", str(prefix))
     assert not list(tmp_path.glob(".second.hvdenv/*")) and not prefix.is_symlink()
 
@@ -162,7 +163,7 @@ def test_failed_rebuild_leaves_the_working_environment_alone(cli: Cli, local_pre
     result = cli("build", "local", "--set", "packages.psutil===0.0.1", code=5)
     assert "psutil" in result.stderr and "what to do" in result.stderr
     assert os.readlink(local_prefix) == before
-    cli("envs", "prune", "local")
+    cli("envs", "prune", str(local_prefix))
     assert os.readlink(local_prefix) == before
 
 
@@ -177,10 +178,10 @@ def test_two_builds_of_one_prefix(cli: Cli, tmp_path: Path) -> None:
     cli("envs", "remove", str(prefix))
 
 
-def test_no_network(home: Path, tmp_path: Path) -> None:
+def test_no_network(tmp_path: Path) -> None:
     """Every index refused: which package, and what to set."""
     cut_off = Cli(
-        home,
+        tmp_path / "home",
         {
             "PIP_CONFIG_FILE": os.devnull,
             "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
@@ -221,14 +222,12 @@ def test_prefix_that_is_not_ours(cli: Cli, tmp_path: Path) -> None:
     assert (tmp_path / "precious" / "thesis.txt").read_text() == "years of work"
 
 
-def test_purged_file_is_noticed(cli: Cli, local_prefix: Path, tmp_path: Path) -> None:
+def check_that_a_purged_file_is_noticed(cli: Cli, prefix: Path) -> None:
     """What a scratch purge does: a file that no import needs is gone."""
-    (victim,) = (local_prefix / "venv").glob("lib/python3.*/site-packages/wheel/__main__.py")
-    victim.rename(tmp_path / "kept")
-    try:
-        report = cli("verify", "local", "--quick", "--json", code=1).json
-    finally:
-        (tmp_path / "kept").rename(victim)
+    (victim,) = (prefix / "venv").glob("lib/python3.*/site-packages/wheel/__main__.py")
+    victim.unlink()
+    words = ("--quick", "--framework", "torch", "--controller", "MPI", "--json")
+    report = cli("verify", "--prefix", str(prefix), *words, code=1).json
     failed = [finding for finding in report["findings"] if finding["status"] == "fail"]
     assert [finding["check"] for finding in failed] == ["files"]
     assert "missing: venv/lib" in failed[0]["evidence"]
@@ -236,11 +235,17 @@ def test_purged_file_is_noticed(cli: Cli, local_prefix: Path, tmp_path: Path) ->
     assert "--rebuild" in failed[0]["remedy"]
 
 
-def test_verify_without_a_name_takes_what_was_built_last(cli: Cli, local_prefix: Path) -> None:
+def test_verify_without_a_name_takes_what_was_built_last(
+    local_prefix: Path, tmp_path: Path
+) -> None:
+    # In a home of its own: another worker may build something at any time.
+    cli, environments = Cli(tmp_path / "home"), tmp_path / "home/envs"
+    environments.parent.mkdir()
+    environments.symlink_to(local_prefix.parent)
     result = cli("verify", "--framework", "torch", "-n", "3", "--quick", "--json")
     assert result.json["verdict"] == "pass"
     assert result.json["schema"] == "hvdenv.report/2"
-    assert Path(result.json["prefix"]).parent == local_prefix.parent
+    assert Path(result.json["prefix"]).parent == environments
 
 
 def test_one_process_without_a_launcher(local_prefix: Path) -> None:

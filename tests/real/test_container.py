@@ -31,6 +31,7 @@ from hvdenv.plans.plan import Plan
 from hvdenv.runner import Runner
 from tests.real.conftest import Cli
 from tests.waiting import wait_until
+from tests.workers import one_at_a_time
 
 BASE = "localhost/debian:12"
 WORDS = ("local", "--variant", "torch", "--set", f"container.base={BASE}")
@@ -71,18 +72,23 @@ def rootfs(home: Path) -> Path:
     """A minimal Debian 12 as a tar file, without its devices and with some libraries."""
     need("debootstrap")
     archive = home / "rootfs" / "debian12-libraries.tar"
-    if not archive.exists():
-        folder = archive.parent / "debian12"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        run("debootstrap", "--variant=minbase", f"--include={','.join(LIBRARIES)}", "bookworm",
-            str(folder), "http://deb.debian.org/debian")  # fmt: skip
-        part = archive.with_suffix(".part")
-        run("tar", "-C", str(folder), "--exclude=./dev/*", "--exclude=./var/cache/apt/archives/*.deb",
-            "-cf", str(part), ".")  # fmt: skip
-        shutil.rmtree(folder)
-        part.rename(archive)
+    with one_at_a_time(archive):
+        if not archive.exists():
+            bootstrap(archive)
     return archive
+
+
+def bootstrap(archive: Path) -> None:
+    folder = archive.parent / "debian12"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    run("debootstrap", "--variant=minbase", f"--include={','.join(LIBRARIES)}", "bookworm",
+        str(folder), "http://deb.debian.org/debian")  # fmt: skip
+    part = archive.with_suffix(".part")
+    run("tar", "-C", str(folder), "--exclude=./dev/*", "--exclude=./var/cache/apt/archives/*.deb",
+        "-cf", str(part), ".")  # fmt: skip
+    shutil.rmtree(folder)
+    part.rename(archive)
 
 
 class Store(NamedTuple):

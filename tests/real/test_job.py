@@ -234,8 +234,10 @@ def test_a_job_that_waits_says_why(hvdenv: Cli, site: Cluster) -> None:
 
 
 def test_a_scheduler_that_is_down(hvdenv: Cli, folder: Path, site: Cluster) -> None:
-    process = submit(hvdenv, "--", "sh", "-c", UNTIL_GO)
+    process = submit(hvdenv, "--", "sh", "-c", f"touch here.$SLURM_PROCID; {UNTIL_GO}")
     line(process, r"job [0-9]+: running")
+    # srun needs the scheduler to start the ranks.
+    wait_until(lambda: len(list(folder.glob("here.*"))) == 2)
     site.stop_scheduler()
     try:
         other = submit(hvdenv, "--", "true")

@@ -17,6 +17,7 @@ import pytest
 
 from tests.bundle import install_from, make_bundle
 from tests.modulesystems import KINDS, Kind, install
+from tests.workers import session_folder
 
 # Debian's own: other users can get at it.
 PYTHON = "/usr/bin/python3"
@@ -96,7 +97,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="hvdenv-test-"))
     folder.chmod(0o755)
     try:
-        bundle = make_bundle(tmp_path_factory.getbasetemp() / "bundle")
+        bundle = make_bundle(session_folder(tmp_path_factory) / "bundle")
         shutil.copytree(bundle, folder / "bundle")
         (folder / "bundle").chmod(0o755)
         install_from(folder / "bundle", PYTHON, folder / "hvdenv")

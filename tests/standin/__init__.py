@@ -252,9 +252,15 @@ class Cluster:
         """What each file holds."""
         folder = self.folder
         slurm = config.Slurm(
-            folder, self._address(CONTROLLER), self.addresses,
-            self._cpus, self._gpus, self._partitions,
-        )  # fmt: skip
+            folder=folder,
+            controller=self._address(CONTROLLER),
+            addresses=self.addresses,
+            cpus=self._cpus,
+            gpus=self._gpus,
+            partitions=self._partitions,
+            # A home that several stand-ins share keeps jobs by their numbers.
+            first_job=1 + 10_000 * self._network,
+        )
         head = {socket.gethostname(): self._address(HEAD), "controller": slurm.controller}
         host_key = (folder / "ssh/host.pub").read_text()
         texts = {

@@ -35,6 +35,7 @@ class Slurm(NamedTuple):
         cpus: that each host says it has, whatever the machine has.
         gpus: such as ``gpu:4`` or ``gpu:A100:4``; empty for none.
         partitions: the first one is the default.
+        first_job: number of its first job.
     """
 
     folder: Path
@@ -43,6 +44,7 @@ class Slurm(NamedTuple):
     cpus: int
     gpus: str
     partitions: tuple[Partition, ...]
+    first_job: int
 
 
 def slurm_conf(slurm: Slurm) -> str:
@@ -73,6 +75,7 @@ def slurm_conf(slurm: Slurm) -> str:
         "MpiDefault=none",
         "ReturnToService=2",
         "KillWait=2",
+        f"FirstJobId={slurm.first_job}",
         "SchedulerParameters=batch_sched_delay=0,sched_interval=1",
     ]
     if slurm.gpus:
