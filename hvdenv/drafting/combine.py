@@ -36,8 +36,8 @@ _IN_NAMES = {
     "torch": re.compile(r"-PyTorch-(\d{1,4}(?:\.\d{1,4}){1,3})"),
     "tensorflow": re.compile(r"-TensorFlow-(\d{1,4}(?:\.\d{1,4}){1,3})"),
 }
-# The first number with a dot that no slash follows.
-_VERSION = re.compile(r"[/-]v?(\d{1,6}(?:\.\d{1,6}){1,5})(?:[^/.\d][^/]*)?$")
+# In the last part of a module's name.
+_VERSION = re.compile(r"(?:^|-)v?(\d{1,6}(?:\.\d{1,6}){1,5})")
 # What a missing key needs, for people.
 _NEEDS = {
     "python.version": 'such as "==3.10.*"; with a Python of the modules, exactly its version',
@@ -270,7 +270,7 @@ def _of_modules(values: Sequence[Drafted]) -> Iterator[Drafted]:
     for each in values:
         if each.key == at("modules.load"):
             name, role = str(each.value), role_of(str(each.value))
-            version = _VERSION.search(name)
+            version = _VERSION.search(name.rpartition("/")[2])
             if role == "MPI":
                 yield from _mpi(each, version[1] if version else "")
             elif role == "Python" and re.search(r"(?i)(?:^|/)(?:cray-)?python\d?/", name):
