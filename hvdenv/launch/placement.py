@@ -39,7 +39,9 @@ _FOR_PROGRAMS = re.compile(
 )
 # Variables of module systems themselves.
 _OF_MODULES = re.compile(r"_.*|LMOD_\w+|MODULE\w+|LOADEDMODULES\w*|BASH_ENV")
-_SECRET = re.compile(r"(^|_)(TOKEN|JWT|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIALS?)(_|$)", re.I)
+_SECRET = re.compile(
+    r"(^|_)(TOKEN|JWT|SECRET|PASSWORD|PASSWD|(API|RENDEZVOUS)_?KEY|CREDENTIALS?)(_|$)", re.I
+)
 
 
 class Requested(NamedTuple):

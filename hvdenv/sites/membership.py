@@ -32,20 +32,16 @@ def foreign(recipe: Recipe, machine: str) -> str:
     name, partition = nodes
     if partition.arch != machine:
         return f"this machine is {machine}, and the nodes of {name} are {partition.arch}"
-    signs = {}
-    if dialect := recipe.dialect:
-        inside = dialect.job_id in environment()
-        signs[dialect.program] = inside or shutil.which(dialect.program) is not None
     if recipe.modules:
-        signs["module system"] = _has_modules(recipe.modules.init)
-    return (
-        "" if any(signs.values()) or not signs else f"this machine has no {' and no '.join(signs)}"
-    )
+        return "" if _has_modules(recipe.modules.init) else "this machine has no module system"
+    dialect = recipe.dialect
+    if dialect is None or dialect.job_id in environment() or shutil.which(dialect.program):
+        return ""
+    return f"this machine has no {dialect.program}"
 
 
 def _has_modules(init: str | None) -> bool:
     """Whether there seems to be a module system."""
-    scripts = [init] if init else [each for each in USUAL_SCRIPTS if "$" not in each]
-    return any(environment().get(each.variable) for each in BACKENDS) or any(
-        map(os.path.exists, scripts)
-    )
+    scripts = [*([init] if init else []), *(each for each in USUAL_SCRIPTS if "$" not in each)]
+    variables = ("BASH_FUNC_module%%", "MODULESHOME", *(each.variable for each in BACKENDS))
+    return any(map(environment().get, variables)) or any(map(os.path.exists, scripts))

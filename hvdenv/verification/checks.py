@@ -16,6 +16,7 @@ from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi
 from hvdenv.launch.placement import Requested, hidden, is_secret
 from hvdenv.launch.preflight import compatible
 from hvdenv.reports.report import Finding, Row, Status
+from hvdenv.standalone.ranks.events import RendezvousFacts
 from hvdenv.verification import bench, collectives, datapath, ranks, training
 from hvdenv.verification.bench import Benchmark, Effort
 from hvdenv.verification.checkbuild import ROWS, CheckBuild
@@ -202,6 +203,34 @@ def variables(shell: Shell, launchers: tuple[str, ...]) -> Iterator[Finding]:
 def _shown(name: str, value: str) -> str:
     """A value for a report: none that may be a secret."""
     return "***" if is_secret(name) else value[:_VALUE]
+
+
+@check("rendezvous")
+def safe_rendezvous(rendezvous: RendezvousFacts) -> Iterator[Finding]:
+    """Whether the servers of horovodrun refuse requests without the key of the job.
+
+    A Horovod without the patch is not broken, so that its holes are named and not judged.
+    """
+    yield Finding("rendezvous", "servers of horovodrun", *_judge_rendezvous(rendezvous))
+
+
+def _judge_rendezvous(found: RendezvousFacts) -> Judgement:
+    if found.error:
+        return Judgement("skip", f"could not be probed: {found.error}", found.traceback)
+    if not found.accepted:
+        return Judgement("pass", "they refuse requests that are not signed with the job's key")
+    holes = " and ".join(found.accepted)
+    evidence = f"a request without a signature was accepted by a server on 127.0.0.1: {holes}"
+    if found.patched:
+        message = f"the patch safe-rendezvous is there, but not at work: {holes}"
+        return Judgement("fail", message, evidence, REBUILD)
+    return Judgement(
+        "skip",
+        f"whoever reaches a port of horovodrun can run code as its user ({holes})",
+        evidence,
+        "let hvdenv build Horovod 0.26.1 or newer, with its patch safe-rendezvous; otherwise start"
+        " ranks by mpirun or srun, and horovodrun only on nodes that you share with nobody",
+    )
 
 
 @check("frameworks")

@@ -29,7 +29,7 @@ from hvdenv.masking import mask, plain
 from hvdenv.model.cluster import MPI_ALONE, NCCL_ALONE
 from hvdenv.runner import TOKEN_VARIABLE, Runner
 from hvdenv.schema import Problem
-from hvdenv.standalone.ranks.events import ExtensionFacts, decode, read
+from hvdenv.standalone.ranks.events import ExtensionFacts, RendezvousFacts, decode, read
 from hvdenv.verification import bench, drift, ranks, training
 from hvdenv.verification.bench import Benchmark, Effort, Gpus, Yardstick
 from hvdenv.verification.checkbuild import ROWS, CheckBuild, parse
@@ -39,6 +39,7 @@ from hvdenv.verification.ranks import RankRun, collect
 
 _EXTENSION = "@hvdenv-extension "
 _OBSERVED = "@hvdenv-observed "
+_RENDEZVOUS = "@hvdenv-rendezvous "
 # They name files of the user, which verify's ranks would overwrite.
 FILES_OF_RANKS = ("HOROVOD_TIMELINE", "HOROVOD_AUTOTUNE_LOG")
 # What activate.sh unsets.
@@ -156,6 +157,19 @@ def _masked(facts: ExtensionFacts) -> ExtensionFacts:
         key: mask(plain(value)) for key, value in facts._asdict().items() if isinstance(value, str)
     }
     return facts._replace(**texts)
+
+
+@collector("servers of horovodrun")
+def rendezvous(setup: Setup, timeout: float) -> RendezvousFacts:
+    """Whether they accept requests that the advisories describe, sent within this host."""
+    installation = setup.installation
+    program = f"{installation.programs}/inspect/rendezvous.py"
+    outcome = setup.run((*installation.inside, installation.python, "-s", program), timeout)
+    for line in outcome.output.splitlines():
+        if line.startswith(_RENDEZVOUS):
+            table = json.loads(base64.b64decode(line[len(_RENDEZVOUS) :]))
+            return decode(RendezvousFacts, table, "rendezvous")
+    return RendezvousFacts(error="the probe printed no result", traceback=outcome.tail(20))
 
 
 @collector("horovodrun --check-build")

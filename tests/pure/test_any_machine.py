@@ -55,7 +55,9 @@ def test_what_builds_nothing_works_on_any_machine(
     assert main(("check", *words, "--json")) == (0 if clusters else 3)
     checked = json.loads(capsys.readouterr().out)
     blocking = {each["id"] for each in checked["findings"] if each["severity"] == "block"}
-    assert blocking == (set() if clusters else {"no-compiler"})
+    # local-cuda names a folder that not every machine has.
+    assert blocking - {"folder-is-missing"} == (set() if clusters else {"no-compiler"})
+    assert not clusters or not blocking
     assert ("modules_not_examined" in checked) == (resolved.recipe.modules is not None)
 
     assert main(("plan", *words, "--json")) == 0

@@ -12,7 +12,7 @@ from hvdenv.errors import IncompatibleError
 from hvdenv.launch.launchers import Launch, Mpi
 from hvdenv.reports.report import Finding, Row
 from hvdenv.runner import Runner
-from hvdenv.standalone.ranks.events import ExtensionFacts
+from hvdenv.standalone.ranks.events import ExtensionFacts, RendezvousFacts
 from hvdenv.verification import collection, collectors
 from hvdenv.verification.checkbuild import ROWS, parse
 from hvdenv.verification.checks import table
@@ -474,3 +474,19 @@ def test_variables_that_are_dropped_are_named() -> None:
     assert finding.message == (
         "--clean drops LD_PRELOAD, NCCL_ALGO; `hvdenv run --clean` does the same"
     )
+
+
+@pytest.mark.parametrize(
+    ("facts", "status", "message"),
+    [
+        (RendezvousFacts(patched=True), "pass", "refuse requests"),
+        (RendezvousFacts(False, ["CVE-2024-10190"]), "skip", "can run code as its user"),
+        (RendezvousFacts(True, ["CVE-2026-31234"]), "fail", "but not at work"),
+        (RendezvousFacts(error="ImportError: x"), "skip", "could not be probed"),
+    ],
+)
+def test_holes_of_horovodrun(facts: RendezvousFacts, status: str, message: str) -> None:
+    """A Horovod without the patch is not broken; one whose patch was overwritten is."""
+    (finding,) = CHECKS["rendezvous"](facts)
+    assert (finding.status, message in finding.message) == (status, True)
+    assert (finding.status == "pass") != bool(finding.remedy or facts.error)

@@ -52,8 +52,8 @@ def test_patches_go_by_versions_and_frameworks() -> None:
     assert names({**BOTH, "torch": "2.14.0"}) == everything - {"shared-common"} | {"torch-cxx20"}
     assert names({**BOTH, "horovod": "0.26.1"}) == everything | {"gloo-kernel-headers"}
     assert names({**BOTH, "horovod": "0.25.0"}) == names({**BOTH, "horovod": "0.26.1"}) - {
-        "python312-distutils"
-    }
+        "python312-distutils", "safe-rendezvous",
+    }  # fmt: skip
     gloo = {"gloo-kernel-headers", "gloo-rendezvous"}
     assert names({**BOTH, "horovod": "0.24.3"}) == gloo
     assert names({**BOTH, "horovod": "0.19.5"}) == names({**BOTH, "horovod": "0.29.0"}) == set()

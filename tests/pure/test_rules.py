@@ -247,7 +247,7 @@ def test_observables(recipe: Recipe, facts: Facts, python: Interpreter) -> None:
                 "any-folder", "cmake4-gloo", "cuda-on-request", "cuda13-cxx17", "gcc13-includes",
                 "gcc14-flatbuffers", "gloo-reducescatter", "gloo-rendezvous",
                 "lean-compile", "mpich-hydra", "openmpi5-horovodrun", "python312-distutils",
-                "relocatable", "reproducible", "torch-cxx17",
+                "relocatable", "reproducible", "safe-rendezvous", "torch-cxx17",
             }
         ),
         "horovod": "0.28.1",

