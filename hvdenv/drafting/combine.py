@@ -24,11 +24,20 @@ from hvdenv.model.recipe import Recipe
 from hvdenv.schema import Problem, check_part, decode
 from hvdenv.sites.modules import family_of
 
-_MPI = (
-    ("cray-mpich", r"cray-mpich"), ("openmpi", r"openmpi|hpcx"), ("spectrum", r"spectrum-mpi"),
-    ("mvapich", r"mvapich2?(?:-gdr)?"), ("mpich", r"mpich"), ("intel", r"impi|intel-?mpi"),
-)  # fmt: skip
-_TITLES = {"torch": "PyTorch", "tensorflow": "TensorFlow"}
+_MPI = {
+    "cray-mpich": re.compile(r"(?:^|/)cray-mpich(?:[/_-]|$)", re.IGNORECASE),
+    "openmpi": re.compile(r"(?:^|/)(?:openmpi|hpcx)(?:[/_-]|$)", re.IGNORECASE),
+    "spectrum": re.compile(r"(?:^|/)spectrum-mpi(?:[/_-]|$)", re.IGNORECASE),
+    "mvapich": re.compile(r"(?:^|/)mvapich2?(?:[/_-]|$)", re.IGNORECASE),
+    "mpich": re.compile(r"(?:^|/)mpich(?:[/_-]|$)", re.IGNORECASE),
+    "intel": re.compile(r"(?:^|/)(?:impi|intel-?mpi)(?:[/_-]|$)", re.IGNORECASE),
+}
+_IN_NAMES = {
+    "torch": re.compile(r"-PyTorch-(\d{1,4}(?:\.\d{1,4}){1,3})"),
+    "tensorflow": re.compile(r"-TensorFlow-(\d{1,4}(?:\.\d{1,4}){1,3})"),
+}
+# In the last part of a module's name.
+_VERSION = re.compile(r"(?:^|-)v?(\d{1,6}(?:\.\d{1,6}){1,5})")
 # What a missing key needs, for people.
 _NEEDS = {
     "python.version": 'such as "==3.10.*"; with a Python of the modules, exactly its version',
@@ -261,10 +270,10 @@ def _of_modules(values: Sequence[Drafted]) -> Iterator[Drafted]:
     for each in values:
         if each.key == at("modules.load"):
             name, role = str(each.value), role_of(str(each.value))
-            version = re.search(r"[/-]v?(\d+(?:\.\d+)+)(?!.*/)", name)
+            version = _VERSION.search(name.rpartition("/")[2])
             if role == "MPI":
                 yield from _mpi(each, version[1] if version else "")
-            elif role == "Python" and re.match(r"(?i)(?:.*/)?(?:cray-)?python\d?/", name):
+            elif role == "Python" and re.search(r"(?i)(?:^|/)(?:cray-)?python\d?/", name):
                 yield from _python(each, by_key, version[1] if version else "")
             elif role == "Horovod" and not builds:
                 yield from _horovod_module(each, version[1] if version else "")
@@ -278,8 +287,8 @@ def _of_modules(values: Sequence[Drafted]) -> Iterator[Drafted]:
 
 
 def _mpi(each: Drafted, version: str) -> Iterator[Drafted]:
-    for kind, pattern in _MPI:
-        if re.search(rf"(?i)(?:^|/)(?:{pattern})(?:[/_-]|$)", str(each.value)):
+    for kind, pattern in _MPI.items():
+        if pattern.search(str(each.value)):
             yield _follows(at("mpi.kind"), kind, each)
             if kind == "cray-mpich":
                 yield _follows(at("mpi.cxx"), "CC", each, "the wrapper of Cray's compilers")
@@ -309,8 +318,8 @@ def _horovod_module(each: Drafted, version: str) -> Iterator[Drafted]:
     python = re.search(r"-Python-(\d+\.\d+\.\d+)", name)
     if python:
         yield _follows(at("python.version"), f"=={python[1]}", each)
-    for framework, title in _TITLES.items():
-        if found := re.search(rf"-{title}-(\d+(?:\.\d+)+)", name):
+    for framework, pattern in _IN_NAMES.items():
+        if found := pattern.search(name):
             yield _follows(at("horovod.frameworks"), framework, each, item=True)
             yield _follows(at("frameworks", framework, "provider"), "present", each)
             yield _follows(at("frameworks", framework, "version"), found[1], each)

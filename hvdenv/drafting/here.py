@@ -35,10 +35,10 @@ _MODULES_SECONDS = 120.0
 # Modules to choose among, for each kind the newest ones.
 _OFFERED = 8
 _KINDS = {
-    "Python": r"(?:^|/)(?:python|cray-python|anaconda|miniconda)\d?/",
-    "compiler": r"(?:^|/)(?:gcc|gcccore|gnu\d*)/",
-    "CUDA": r"(?:^|/)(?:cuda|cudatoolkit|nvhpc)/",
-    "MPI": "", "NCCL": "", "Horovod": "",
+    "Python": re.compile(r"(?:^|/)(?:python|cray-python|anaconda|miniconda)\d?/", re.IGNORECASE),
+    "compiler": re.compile(r"(?:^|/)(?:gcc|gcccore|gnu)\d{0,2}/", re.IGNORECASE),
+    "CUDA": re.compile(r"(?:^|/)(?:cuda|cudatoolkit|nvhpc)/", re.IGNORECASE),
+    "MPI": None, "NCCL": None, "Horovod": None,
 }  # fmt: skip
 _SINFO = ("sinfo", "-h", "-o", "%R|%D|%c|%m|%G|%l")
 _SHARED = frozenset({"lustre", "gpfs", "nfs", "nfs4", "beegfs", "ceph", "wekafs", "panfs", "pvfs2"})
@@ -164,7 +164,7 @@ def offered(names: Iterable[str], taken: Collection[str]) -> Iterator[Drafted]:
             continue
         fitting = [
             name for name in listed
-            if (re.search(pattern, name, re.IGNORECASE) if pattern else role_of(name) == kind)
+            if (pattern.search(name) if pattern else role_of(name) == kind)
         ]  # fmt: skip
         for name in fitting[-_OFFERED:]:
             yield _value(at("modules.load", kind), name, "module avail", item=True)

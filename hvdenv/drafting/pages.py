@@ -17,7 +17,7 @@ _HTML = re.compile(r"<(?:!doctype|html|body|pre|syntaxhighlight|source)\b", re.I
 _PREFORMATTED = frozenset({"pre", "syntaxhighlight", "source"})
 _FENCE = re.compile(r"^[ \t]{0,12}(?:>[ \t]?)?(?:```|~~~)", re.MULTILINE)
 _HEADING = re.compile(r"^#{1,6} \S", re.MULTILINE)
-_LITERAL = re.compile(r"(?:\.\. (?:code-block|code|sourcecode|prompt|parsed-literal)::.*|.*::)\s*")
+_LITERAL = re.compile(r"\.\. (?:code-block|code|sourcecode|prompt|parsed-literal)::")
 _OTHER_LANGUAGE = re.compile(
     r"(?i)\W*(?:py(?:thon3?|con)?|ya?ml|json|toml|ini|c|c\+\+|cpp|cuda|cmake|docker(?:file)?|lua|julia"
     r"|matlab|r|fortran|diff|html|xml|css|js|javascript|mermaid|output|latex|tex)\b(?!.*(?:shell|bash))"
@@ -122,7 +122,7 @@ def _of_literals(lines: list[str]) -> Iterator[Block]:
     while number < len(lines):
         opening = lines[number]
         number += 1
-        if not _LITERAL.fullmatch(opening):
+        if not opening.rstrip().endswith("::") and not _LITERAL.match(opening.lstrip()):
             continue
         margin = _indent(opening)
         start = number

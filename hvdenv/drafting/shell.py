@@ -31,7 +31,7 @@ _SENTENCE = re.compile(
     r"[a-z)][.:;?!]$|\b(?:the|a|an|is|are|you|your|this|that|of|which|will|can|should|be)\b"
 )
 _MODULE = re.compile(
-    r"\bmodule (?:-\S+ )*(?:load|add|purge|use|swap|switch|unload|rm|reset|restore)\b"
+    r"\bmodule (?:-\S{1,20} ){0,3}(?:load|add|purge|use|swap|switch|unload|rm|reset|restore)\b"
 )
 # Programs before the one that matters.
 _BEFORE = frozenset({"time", "sudo", "nohup", "exec", "env", "then", "do", "else", "command"})
@@ -104,7 +104,8 @@ def _is_command(line: str, known: Callable[[str], bool]) -> bool:
     """Whether a line of a text is a command and not a sentence."""
     if _DIRECTIVE.match(line.lstrip()) or line.startswith("#!"):
         return True
-    typed = _PROMPT.sub("", line, count=1)
+    prompt = _PROMPT.match(line)
+    typed = line[prompt.end() :] if prompt else line
     words = typed.split()
     first = next((word for word in words if "=" not in word and word not in _BEFORE), "")
     if first == "module" and not _MODULE.search(typed):

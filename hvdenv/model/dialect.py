@@ -117,7 +117,7 @@ class Dialect(NamedTuple):
         broadcast: commands in a job that copy ``{file}`` in ``{folder}`` to all of its hosts.
     """
 
-    like: Literal["slurm", "pbs", "cobalt", "lsf"] | None = None
+    like: Literal["slurm", "pbs", "cobalt", "lsf", "gridengine"] | None = None
     label: str = ""
     prefix: Annotated[str, Pattern(r"(#[A-Za-z$@#-]{1,20})?", "a prefix such as #SBATCH")] = ""
     directives: tuple[str, ...] = ()
@@ -193,7 +193,7 @@ def shipped() -> Mapping[str, Dialect]:
     folder = Path(__file__).parent / "schedulers"
     return {
         name: decode(Dialect, parse_toml(read_file(folder / f"{name}.toml", RECIPE).text))
-        for name in ("slurm", "cobalt", "pbs", "lsf")
+        for name in ("slurm", "cobalt", "pbs", "lsf", "gridengine")
     }
 
 

@@ -317,7 +317,8 @@ class Recipe(NamedTuple):
         packages: packages to install together with the frameworks from pip, such as an upper
             bound of NumPy, or torchvision.
         site: the cluster's name for people.
-        scheduler: the batch system of the cluster: slurm, pbs, cobalt, lsf, or one of ``schedulers``.
+        scheduler: the batch system of the cluster: slurm, pbs, cobalt, lsf, gridengine, or one of
+            ``schedulers``.
         schedulers: batch systems that hvdenv does not have.
     """
 

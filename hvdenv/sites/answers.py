@@ -59,6 +59,8 @@ class _Reader:
         code, meant = self.exit_code()
         ended = self.ended(state, reason, code, meant)
         name = self.first(answer.name)
+        if ended == "failed" and code == 0:  # the scheduler failed, and not the program
+            code = None
         over = ended not in ("waiting", "running")
         return Status(
             state=ended,

@@ -73,7 +73,8 @@ def _between_commas(text: str) -> Iterator[str]:
 def parse_hostfile(text: str, where: str) -> tuple[Host, ...]:
     """The hosts of a hostfile.
 
-    Lines are ``gpu32``, ``gpu32 slots=4`` (Open MPI) or ``gpu32:4`` (MPICH, Intel MPI).
+    Lines are ``gpu32``, ``gpu32 slots=4`` (Open MPI), ``gpu32:4`` (MPICH, Intel MPI) or
+    ``gpu32 4 gpu.q@gpu32 UNDEFINED`` (Grid Engine).
     A repeated name, as in the files of PBS and LSF, has a slot for each line.
 
     Args:
@@ -91,6 +92,8 @@ def parse_hostfile(text: str, where: str) -> tuple[Host, ...]:
         try:
             name, count = _split(words[0])
             _check_name(name)
+            if len(words) == 4 and words[1].isdecimal():  # PE_HOSTFILE of Grid Engine
+                count = _slots(words[1], line)
             for word in words[1:]:
                 if word.startswith("slots="):
                     count = _slots(word.removeprefix("slots="), word)

@@ -294,7 +294,8 @@ class Follower:
         self._drain()
         ended = self.record._replace(state=self.status.state, exit_code=self.status.exit_code)
         keep(ended, self.places)
-        return self.status
+        # Those that the scheduler named while the job ran.
+        return self.status._replace(outputs=self.status.outputs or self.record.outputs)
 
     def _poll(self) -> None:
         """Ask the scheduler, if it is time to."""

@@ -51,7 +51,7 @@ def test_what_is_left_open_is_left_to_the_shell() -> None:
     text = activate_script(
         ENVIRONMENT, kind="venv", variables={"A": "/tmp/{user}'s $(x)/{jobid}", "B": "{users}"}
     )
-    pid = "${SLURM_JOB_ID:-${COBALT_JOBID:-${PBS_JOBID:-${LSB_JOBID:-$$}}}}"
+    pid = "${SLURM_JOB_ID:-${COBALT_JOBID:-${PBS_JOBID:-${LSB_JOBID:-${JOB_ID:-$$}}}}}"
     assert f"""\nexport A=/tmp/"$(id -un)"''"'"'s $(x)/'"{pid}"\n""" in text
     assert value_of("B", text) == "{users}"
 
@@ -64,7 +64,9 @@ def test_the_same_for_programs_that_no_shell_starts() -> None:
     assert left_open(filled_in(variables, "ann", "7")) == []
 
 
-@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "PBS_JOBID", "COBALT_JOBID", "LSB_JOBID"])
+@pytest.mark.parametrize(
+    "name", ["SLURM_JOB_ID", "PBS_JOBID", "COBALT_JOBID", "LSB_JOBID", "JOB_ID"]
+)
 def test_the_job_of_any_scheduler(name: str) -> None:
     assert job_id({"HOME": "/", name: "7"}) == "7"
     assert job_id({"HOME": "/", name: ""}) == ""

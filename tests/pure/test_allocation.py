@@ -135,8 +135,14 @@ def test_values_that_nobody_sets() -> None:
             {"LSB_JOBID": "5", "LSB_DJOB_HOSTFILE": "/h"}, "node1\n" * 4 + "node2\n" * 4,
             Allocation("lsf", "5", (Host("node1", 4), Host("node2", 4)), 2, "/h"),
         ),
+        (
+            {"JOB_ID": "1", "SGE_TASK_ID": "undefined", "PE_HOSTFILE": "/h", "NHOSTS": "2"},
+            "gpu32 2 gpu.q@gpu32 UNDEFINED\ngpu33 2 gpu.q@gpu33 UNDEFINED\n",
+            Allocation("gridengine", "1", (Host("gpu32", 2), Host("gpu33", 2)), 2),
+        ),
+        ({"JOB_ID": "1", "PE_HOSTFILE": "/h"}, "", Allocation()),
     ],
-    ids=["pbs", "pbs-mpiprocs", "cobalt", "theta", "lsf-jsrun", "lsf"],
+    ids=["pbs", "pbs-mpiprocs", "cobalt", "theta", "lsf-jsrun", "lsf", "gridengine", "jenkins"],
 )  # fmt: skip
 def test_other_schedulers(environ: dict[str, str], hosts: str, expected: Allocation) -> None:
     assert find_allocation(environ, hosts) == expected
@@ -175,12 +181,17 @@ INTERACTIVE: list[tuple[str, Job, Partition | None, str, str]] = [
         "-P abc007 -W 2:00 -nnodes 2 -q batch -J hvdenv -Is"
         """ 'bash --rcfile '"'"'/home/a b/rc'"'"' -i'""",
     ),
+    (
+        "gridengine", Job("gpu.q", 2, 4, parallel_environment="mpi", attributes={"gpu": "4"}),
+        None, "qrsh", "-N hvdenv -cwd -l h_rt=01:00:00 -q gpu.q -pe mpi 8 -l gpu=4 -pty y"
+        " bash --rcfile '/home/a b/rc' -i",
+    ),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("scheduler", "job", "partition", "begin", "rest"), INTERACTIVE,
-    ids=["slurm", "slurm-gpus", "pbs", "cobalt", "lsf"],
+    ids=["slurm", "slurm-gpus", "pbs", "cobalt", "lsf", "gridengine"],
 )  # fmt: skip
 def test_interactive_allocations(
     scheduler: str, job: Job, partition: Partition | None, begin: str, rest: str

@@ -33,7 +33,7 @@ from hvdenv.sites.batch import (
 
 CASES = Path(__file__).parents[1] / "cases" / "jobs" / "scripts"
 DIALECTS = shipped()
-SCHEDULERS = ("slurm", "pbs", "cobalt", "lsf")
+SCHEDULERS = ("slurm", "pbs", "cobalt", "lsf", "gridengine")
 
 
 class Case(NamedTuple):

@@ -77,7 +77,7 @@ def test_a_variant_of_a_known_one(tmp_path: Path) -> None:
             "unknown field {node}; known are",
         ),
         ("'{!error}-j'", "'[[-j'", ":4: schedulers.pjm.directives[8]", "[[ begins neither"),
-        ("{hhmmss}", "{hhmmss|upper}", ":4: schedulers.pjm.directives[3]", "unknown filter upper"),
+        ("{hhmmss}", "{hhmmss|title}", ":4: schedulers.pjm.directives[3]", "unknown filter title"),
         ('"pjsub {script}"', '"pjsub \'{script}"', ":12: schedulers.pjm.submit", "not a command"),
         ("(?P<id>[0-9]+)", "([0-9]+)", ":13: schedulers.pjm.submitted", "needs a group (?P<id>"),
         (" +([A-Z]+) ", " +([A-Z+ ", ":20: schedulers.pjm.query.state", "not a regular expression"),

@@ -85,6 +85,16 @@ EXPECTED: dict[str, Status | None] = {
     ),
     "lsf-unknown": Status("gone"),
     "lsf-down": None,
+    "gridengine-running": Status("running", hosts="gpu32+gpu33"),
+    "gridengine-waiting": Status(
+        "waiting", 'cannot run in PE "mpi" because it only offers 7 slots'
+    ),
+    "gridengine-error": Status(
+        "waiting", "error reason: 11/23/2026 12:05:04 [0:94]: error: can't open output file"
+        ' "/nonexistent/x/y": No such file or directory',
+    ),
+    "gridengine-unknown": Status("gone"),
+    "gridengine-down": None,
 }  # fmt: skip
 
 
@@ -96,7 +106,8 @@ def scheduler_of(name: str) -> str:
 @pytest.mark.parametrize("name", EXPECTED)
 def test_what_schedulers_say(name: str, cases: Path) -> None:
     text = (cases / "jobs" / "answers" / f"{name}.txt").read_text()
-    status = status_in(text, DIALECTS[scheduler_of(name)].query, "18")
+    number = "12" if name.startswith("gridengine") else "18"
+    status = status_in(text, DIALECTS[scheduler_of(name)].query, number)
     expected = EXPECTED[name]
     if expected is None:
         assert status is None
@@ -120,13 +131,14 @@ def test_each_recorded_text_is_expected(cases: Path) -> None:
         ("pbs-completed", PBS_FILES),
         ("cobalt-running", COBALT_FILES),
         ("lsf-running", (f"{WORK}/train.58652",)),
+        ("gridengine-running", (f"{WORK}/train.o12",)),
     ],
 )
 def test_where_the_output_goes(name: str, files: tuple[str, ...], cases: Path) -> None:
     status = status_in(
         (cases / "jobs/answers" / f"{name}.txt").read_text(),
         DIALECTS[scheduler_of(name)].query,
-        "18",
+        "12",
     )
     assert status
     assert status.outputs == files
@@ -170,6 +182,28 @@ def test_a_folder_cannot_lie_about_the_state(cases: Path) -> None:
 def test_the_id_of_a_job(scheduler: str, printed: str, expected: list[str]) -> None:
     found = re.finditer(DIALECTS[scheduler].submitted, printed, re.MULTILINE)
     assert [each["id"] for each in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("failed", "exit_status", "status"),
+    [
+        ("0    ", "0", Status("completed", exit_code=0)),
+        ("0    ", "3", Status("failed", exit_code=3)),
+        (
+            "37  : qmaster enforced h_rt, h_cpu, or h_vmem limit", "137                  (Killed)",
+            Status("timeout", "37  : qmaster enforced h_rt, h_cpu, or h_vmem limit", 137),
+        ),
+        (
+            "26  : opening input/output file", "0",
+            Status("failed", "26  : opening input/output file", None),
+        ),
+    ],
+)  # fmt: skip
+def test_what_grid_engine_records(failed: str, exit_status: str, status: Status) -> None:
+    text = f"jobname      train\nfailed       {failed}\nexit_status  {exit_status}\n"
+    found = status_in(text, DIALECTS["gridengine"].history, "12")
+    assert found == status._replace(name="train")
+    assert status_in("error: job id 5 not found", DIALECTS["gridengine"].history, "5") is None
 
 
 @pytest.mark.parametrize(
@@ -322,7 +356,7 @@ def test_a_job_whose_end_was_seen_needs_no_scheduler(tmp_path: Path) -> None:
     assert (status.state, status.exit_code, said) == ("failed", 3, ["one", "two"])
 
 
-@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "lsf"])
+@pytest.mark.parametrize("scheduler", ["slurm", "pbs", "lsf", "gridengine"])
 def test_a_host_without_the_scheduler(
     scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from types import TracebackType
 from tests.modulesystems import Installed
 from tests.standin import config
 from tests.standin.config import Partition
+from tests.standin.gridengine import GridEngine
 from tests.standin.machine import (
     SYSTEM_PATH,
     Missing,
@@ -153,6 +154,22 @@ class Cluster:
         inside = enter(self._pids[host], *INSIDE)
         seen = {**config.FOR_RANKS, **env}
         return self.run([*inside, *argv], env=seen, check=check, timeout=timeout)
+
+    def start_grid_engine(self) -> dict[str, str]:
+        """Start Grid Engine on the same hosts; returns the variables that its programs need.
+
+        Raises:
+            Missing: the machine does not have it.
+        """
+        engine = GridEngine(
+            folder=self.folder,
+            controller=self._keeper,
+            hosts=self.hosts,
+            slots=self._cpus,
+            on=lambda host, argv, env: self.on(host, argv, env=env),
+        )
+        engine.start()
+        return engine.variables
 
     def start_scheduler(self) -> None:
         """Start slurmctld, with the jobs that it knew."""

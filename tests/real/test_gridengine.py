@@ -1,0 +1,107 @@
+"""Grid Engine for real, across two hosts: what the recipe `local` does there."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.real.conftest import Cli, hear_interrupts
+from tests.standin import Cluster, Missing
+from tests.waiting import wait_until
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "local.toml"
+SITE = """
+[job]
+partition = "gpu.q"
+parallel_environment = "mpi"
+nodes = 2
+time = "00:10:00"
+directives = ["-V"] # the same plan as on the head, where the environment was built
+
+[partitions."gpu.q"]
+cores = 4
+"""
+RANK = "echo rank ${OMPI_COMM_WORLD_RANK-} on $(hostname)"
+
+
+@pytest.fixture(scope="module")
+def variables(cluster: Cluster) -> dict[str, str]:
+    try:
+        return cluster.start_grid_engine()
+    except Missing as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture
+def hvdenv(
+    cluster: Cluster,
+    variables: dict[str, str],
+    home: Path,
+    local_prefix: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Cli]:
+    """The command line on the head, with a recipe for Grid Engine beside it."""
+    text = RECIPE.read_text().replace("format = 1\n", 'format = 1\nscheduler = "gridengine"\n', 1)
+    (tmp_path / "local.toml").write_text(text + SITE)
+    monkeypatch.chdir(tmp_path)
+    yield Cli(home, {**cluster.environ, **variables})
+    cluster.run(["qdel", "-f", "-u", "root"], env=variables, check=False)
+
+
+def test_a_job_across_hosts(hvdenv: Cli) -> None:
+    result = hvdenv("job", "./local.toml", "--submit", "--", "sh", "-c", f"{RANK}; exit 0")
+    ranks = set(re.findall(r"rank (\d) on (\w+)", result.stdout))
+    assert ranks == {("0", "gpu32"), ("1", "gpu33")}
+    number = re.search(r"submitted job ([0-9]+)", result.stderr)
+    assert number
+    assert re.search(rf"job {number[1]}: running on gpu3[23]\+gpu3[23]\n", result.stderr)
+    assert f"/hvdenv.o{number[1]}" in result.stderr
+    assert f"job {number[1]} ended with exit code 0" in result.stdout
+
+
+def test_how_jobs_end(hvdenv: Cli) -> None:
+    one = ("job", "./local.toml", "--nodes", "1", "--submit")
+    failed = hvdenv(*one, "--", "sh", "-c", "exit 3", code=3)
+    assert "failed with exit code 3" in failed.stderr
+    late = hvdenv(*one, "--time", "00:00:03", "--", "sleep", "60", code=5)
+    assert "reached its time limit" in late.stderr
+    stuck = hvdenv(*one, "--output", "/nonexistent/x", "--", "true", code=5)
+    assert "an attempt to start it failed" in stuck.stderr
+    assert "hvdenv cancelled it" in stuck.stderr
+
+
+def test_run_and_shell_in_a_job(hvdenv: Cli) -> None:
+    """The shell of qrsh starts ranks on both hosts of its job."""
+    terminal, inner = pty.openpty()
+    words = ("shell", "./local.toml", "--nodes", "2", "--time", "00:05:00")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hvdenv", *words],
+        env=hvdenv.variables, stdin=inner, stdout=inner, stderr=inner, preexec_fn=hear_interrupts,
+    )  # fmt: skip
+    os.close(inner)
+    seen = b""
+
+    def said(text: bytes) -> bool:
+        nonlocal seen
+        seen += os.read(terminal, 4096)
+        return text in seen
+
+    wait_until(lambda: said(b"(local)"), 60)
+    run = f"{sys.executable} -m hvdenv run ./local.toml -- sh -c 'echo rank on $(hostname)'"
+    os.write(terminal, f"cd {Path.cwd()}; HVDENV_HOME={hvdenv.home} {run}; exit 4\n".encode())
+    wait_until(lambda: said(b"rank on gpu32") and b"rank on gpu33" in seen, 60)
+    assert process.wait(60) == 4
+    os.close(terminal)
+
+
+def test_build_there(hvdenv: Cli) -> None:
+    built = hvdenv("build", "./local.toml", "--where", "compute")
+    assert "succeeded" in built.stderr
