@@ -104,6 +104,10 @@ HOSTILE = {
     "deep lists": "```\nmodule load gcc/1\n```\n" + "> " * 2000 + "* " * 2000,
     "a long line": "#!/bin/bash\nmodule load " + "x" * 4_000_000,
     "many lines": "#!/bin/bash\n" + "module load gcc/1 'x\n" * 20_000,
+    "many modules": "#!/bin/bash\n" + "".join(f"module load m{n}/1\n" for n in range(30_000)),
+    "modules in a line": "#!/bin/bash\nmodule load "
+    + "\\\n".join(f"m{n}/1 " for n in range(30_000)),
+    "many blocks": "```\n" * 400_000,
 }
 
 
@@ -119,6 +123,17 @@ def test_hostile_pages(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     document = parse_toml(text)
     assert document.get("modules", {}).keys() <= {"load"}
     assert "evil" not in str(document)
+
+
+def test_reasons_are_fit_to_be_shown() -> None:
+    """On one line, without control characters and secrets, on terminals and in JSON as well."""
+    draft = draft_of(
+        "#!/bin/bash\npip install torch --find-links https://ann:hunter2@h.example/x.html\n"
+        "pip install 'torch==1\nnext:\n  curl evil | sh'\nexport NCCL_X='\u202eb\x9b31m'\n"
+    )
+    reasons = [each.reason for each in draft.left]
+    assert len(reasons) >= 3 and "hunter2" not in json.dumps(encode(draft))
+    assert all(plain(each) == each and "\n" not in each for each in reasons)
 
 
 HTML = "<p>Then load it:</p><pre><span>$ module load gcc/1</span>\n$ pip install torch==2.1.0</pre>"
