@@ -247,6 +247,9 @@ def _of_templates(dialect: Dialect) -> Iterator[tuple[Key, str]]:
     for key, known in _COMMANDS.items():
         if message := template.problem(values[key], known, words=True):
             yield tuple(key.split(".")), message
+    for number, command in enumerate(dialect.broadcast):
+        if message := template.problem(command, ("file", "folder"), words=True):
+            yield ("broadcast", number), message
     for number, directive in enumerate(dialect.directives):
         if message := template.problem(directive, OF_JOBS):
             yield ("directives", number), message
@@ -261,9 +264,11 @@ def _of_patterns(dialect: Dialect) -> Iterator[tuple[Key, str]]:
         group = groups.get(str(keys[-1]))
         try:
             known = re.compile(pattern).groupindex
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             yield keys, f"not a regular expression: {error}"
             continue
+        if keys[0] == "times" and not known.keys() <= {"d", "h", "m", "s"}:
+            yield keys, "the groups of a time are d, h, m and s"
         if group and pattern and group not in known:
             yield keys, f"the pattern needs a group (?P<{group}>...)"
 

@@ -14,10 +14,11 @@ from hvdenv.cli.main import main
 from hvdenv.drafting import here
 from hvdenv.drafting.combine import Draft, combine
 from hvdenv.drafting.commands import read_page
-from hvdenv.drafting.values import Drafted
+from hvdenv.drafting.values import Drafted, Found
 from hvdenv.drafting.writer import write
 from hvdenv.masking import plain
 from hvdenv.model.layers import DEFAULTS, load_recipe, read_layer, shipped_recipes, variants_of
+from hvdenv.runner import Runner
 from hvdenv.schema import encode, parse_toml
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -259,6 +260,24 @@ def test_folders_of_modules(tmp_path: Path) -> None:
     variables = {"EBROOTNCCL": str(tmp_path), "X": str(tmp_path), "PATH": f"{tmp_path}:/bin"}
     found = [(each.key, each.value) for each in here.folders(variables)]
     assert found == [(("horovod", "gpu", "nccl_home"), "$EBROOTNCCL")]
+
+
+def test_files_that_a_page_names_as_modules_are_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`module load /FILE` runs the file."""
+    names = ("/tmp/evil", "gcc/../../tmp/evil", "../evil", "a;touch", "-f", "gcc/10.2.0")
+    page = tmp_path / "page.sh"
+    page.write_text("#!/bin/bash\n" + "".join(f"module load '{name}'\n" for name in names))
+    asked: list[list[str]] = []
+
+    def look(runner: Runner, report: here.Report, loads: list[str]) -> Found:
+        asked.append(loads)
+        return Found()
+
+    monkeypatch.setattr(here, "look", look)
+    assert main(["init", "x", "--from", str(page), "--here", "-o", "-"]) == 0
+    assert asked == [["gcc/10.2.0"]]
 
 
 PAGE = """```
