@@ -101,7 +101,7 @@ def test_a_variant_of_a_known_one(tmp_path: Path) -> None:
         (
             "--interact {options}",
             "--interact={options}",
-            ":16: schedulers.pjm.interactive",
+            ":15: schedulers.pjm.interactive",
             "its own",
         ),
         (
