@@ -535,8 +535,8 @@ def _override(text: str) -> Layer:
             raise ValueError("it has no =")
         try:
             values = parse_toml(f"{key} = {value}")
-            ((path, found),) = _leaves(values)
-            plain = not isinstance(found, (str, list, dict)) and is_text(Recipe, path)
+            (path, found), *others = _leaves(values)
+            plain = not (others or isinstance(found, (str, list, dict))) and is_text(Recipe, path)
         except ValueError:
             plain = True
         if plain:  # 0.28 and 00:10:00 are a number and a time to TOML
