@@ -544,8 +544,8 @@ def assigned(text: str) -> Table:
             raise ValueError("it has no =")
         try:
             values = parse_toml(f"{key} = {value}")
-            ((path, found),) = leaves(values)
-            plain = not isinstance(found, (str, list, dict)) and is_text(Recipe, path)
+            (path, found), *others = leaves(values)
+            plain = not (others or isinstance(found, (str, list, dict))) and is_text(Recipe, path)
         except ValueError:
             plain = True
         if plain:  # 0.28 and 00:10:00 are a number and a time to TOML
