@@ -16,18 +16,7 @@ from typing import NamedTuple
 
 from hvdenv.building.lookup import SECONDS, Availability, Questions, look_up
 from hvdenv.cli.find_lock import resolution_of
-from hvdenv.cli.options import (
-    Prepared,
-    add_allow,
-    add_facts,
-    add_json,
-    add_prefix,
-    add_python,
-    add_recipe,
-    add_trust,
-    prepare,
-    print_json,
-)
+from hvdenv.cli.options import Prepared, add_options, prepare, print_json
 from hvdenv.cli.progress import Silent
 from hvdenv.environments import scratch
 from hvdenv.errors import IncompatibleError, UsageError
@@ -57,13 +46,7 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_recipe(parser)
-    add_python(parser)
-    add_prefix(parser)
-    add_json(parser)
-    add_facts(parser)
-    add_allow(parser)
-    add_trust(parser)
+    add_options(parser, "recipe", "python", "prefix", "json", "facts", "allow", "trust")
     parser.add_argument(
         "--offline", action="store_true", help="do not ask package indexes and conda channels"
     )

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from hvdenv.cli.options import add_json, print_json
+from hvdenv.cli.options import add_options, print_json
 from hvdenv.drafting import answers, here
 from hvdenv.drafting.combine import Choice, Draft, Missing, combine
 from hvdenv.drafting.commands import read_page
@@ -61,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file to write, - for standard output (default: NAME.toml)",
     )
-    add_json(parser)
+    add_options(parser, "json")
 
 
 def _lines(text: str) -> tuple[int, int]:

@@ -15,15 +15,9 @@ from typing import get_args
 
 from hvdenv.cli.job import run_there
 from hvdenv.cli.options import (
-    add_clean,
     add_dry_run,
-    add_hosts,
-    add_json,
-    add_loudness,
-    add_prefix,
+    add_options,
     add_recipe,
-    add_trust,
-    add_where,
     environment_of,
     print_json,
     refuse_foreign_names,
@@ -105,18 +99,15 @@ _CONTROLLERS = {"mpi": "MPI", "gloo": "Gloo"}
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser, optional=True)
-    add_prefix(parser)
-    add_json(parser)
-    add_loudness(parser)
-    add_where(parser)
+    add_options(parser, "prefix", "json", "loudness", "where")
     add_dry_run(parser, "with --where compute: print the script of the job, and submit nothing")
-    add_trust(parser)
+    add_options(parser, "trust")
     parser.add_argument(
         "-n", "--ranks", type=int, metavar="N",
         help="number of ranks (default: those of the allocation; otherwise 3, or 4 with four or"
         " more cores; at most one per GPU if NCCL is expected; 2 with --quick)",
     )  # fmt: skip
-    add_hosts(parser)
+    add_options(parser, "hosts")
     parser.add_argument(
         "--timeout",
         type=float,
@@ -128,7 +119,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(get_args(LauncherName))}; may be repeated, one for each controller"
         " (default: the recipe's, and horovodrun-gloo)",
     )  # fmt: skip
-    add_clean(parser)
+    add_options(parser, "clean")
     extent = parser.add_mutually_exclusive_group()
     extent.add_argument(
         "--quick", action="store_true",

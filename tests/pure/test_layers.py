@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hvdenv.cli.main import main
 from hvdenv.cli.options import environment_of
 from hvdenv.errors import RecipeError, UsageError
+from hvdenv.model.cluster import JobOf
 from hvdenv.model.folders import User, expand
 from hvdenv.model.layers import load_recipe, shipped_recipes
-from hvdenv.model.cluster import JobOf
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import find_places
 from hvdenv.schema import Problem, check_part, json_schema
