@@ -40,7 +40,7 @@ from hvdenv.model.recipe import executed_paths
 from hvdenv.places import find_places
 from hvdenv.plans.plan import choose_versions
 from hvdenv.runner import Runner
-from hvdenv.schema import encode
+from hvdenv.schema import encode, nearest
 from hvdenv.sites import module_shell
 from hvdenv.sites.modules import Examined, describe, describe_offers, offers
 
@@ -296,15 +296,12 @@ def refuse_unknown(allowed: Sequence[str]) -> None:
     Raises:
         UsageError: with the nearest id.
     """
-    import difflib
-
     known = [rule.id for rule in all_rules()]
     for name in allowed:
         if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
             raise UsageError(
-                f"--allow {name}: no rule has this name",
-                remedy=f'did you mean "{close[0]}"?' if close else "`hvdenv check` shows the names",
+                f"--allow {name}: no rule has this name{nearest(name, known)}",
+                remedy="`hvdenv check RECIPE` shows the names",
             )
 
 

@@ -197,7 +197,7 @@ def _run(arguments: argparse.Namespace) -> int:
     environ = of_shell(environment(), clean=arguments.clean, kept=requested.exports)
     allocation = current_allocation(chosen.recipe)
     if not (allocation.scheduler or requested.hosts):
-        refuse_unknown(environ, f"hvdenv run {chosen.recipe.name}")
+        refuse_unknown(environ, f"hvdenv run {named(arguments)}")
     name = choose_launcher(chosen.recipe, requested.launcher)
     launch = place(
         chosen.recipe, tuple(arguments.program), requested, allocation,
@@ -291,9 +291,10 @@ def elsewhere(record: GenerationRecord | None) -> str:
 
 
 def named(arguments: argparse.Namespace) -> str:
-    """The recipe and its variants, for a command to type."""
+    """The recipe and its variants, or else the prefix, for a command to type."""
     variants = (word for each in arguments.variant for word in ("--variant", each))
-    return shlex.join((arguments.recipe, *variants))
+    first = (arguments.recipe,) if arguments.recipe else ("--prefix", str(arguments.prefix))
+    return shlex.join((*first, *variants))
 
 
 def refuse_missing_image(container: Container, recipe: str, folder: str) -> None:

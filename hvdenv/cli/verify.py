@@ -9,7 +9,7 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -177,13 +177,6 @@ def run(arguments: argparse.Namespace) -> int:
         return _in_a_job(arguments)
     if arguments.dry_run:
         raise UsageError("--dry-run needs --where compute: verify changes nothing here")
-    known = [name for name, launcher in LAUNCHERS.items() if launcher.controller]
-    if unknown := [name for name in arguments.launcher or () if name not in known]:
-        raise UsageError(
-            f"unknown launcher {unknown[0]}{nearest(unknown[0], known)}",
-            where="--launcher",
-            remedy=f"use one of {', '.join(known)}",
-        )
     places = find_places()
     effort = _effort(arguments, places)
     timeout = _timeout(arguments, effort)
@@ -345,6 +338,7 @@ def _launched(
     """How many ranks there are and where, and the launchers for each controller."""
     if arguments.ranks is not None and arguments.ranks < 1:
         raise UsageError(f"{arguments.ranks} ranks", where="-n", remedy="give 1 or more")
+    _refuse_unknown(arguments.launcher or (), recipe)
     allocation = current_allocation(recipe)
     named = str(arguments.hostfile.absolute()) if arguments.hostfile else ""
     requested = Requested(arguments.ranks, requested_hosts(arguments), named)
@@ -362,6 +356,19 @@ def _launched(
     schedulers = named_launcher(usual, launch.settings.launchers).schedulers
     fits = not schedulers or allocation.scheduler in schedulers
     return launch, (usual if fits else DEFAULT_LAUNCHERS[0], *DEFAULT_LAUNCHERS)
+
+
+def _refuse_unknown(names: Sequence[str], recipe: Recipe | None) -> None:
+    """Refuse launchers that neither hvdenv nor the recipe has, or that start no ranks of Horovod."""
+    known = [name for name, launcher in LAUNCHERS.items() if launcher.controller]
+    known += recipe.launch.launchers if recipe else ()
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"unknown launcher {name}{nearest(name, known)}",
+                where="--launcher",
+                remedy=f"use one of {', '.join(known)}",
+            )
 
 
 def _usual_ranks(arguments: argparse.Namespace, expectation: Expectation) -> int:
