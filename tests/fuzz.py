@@ -102,12 +102,20 @@ def check_recorded(port: int, other: int, key: bytes) -> None:
     def signed(method: str = "PUT", path: str = "/scope/recorded") -> list[str]:
         nonce, hashed = secret.make_secret_key().hex(), secret.hash_body(b"1")
         digest = secret.sign_request(key, method, path, port, nonce, 1, hashed)
-        values = {secret.NONCE_HEADER: nonce, secret.BODY_HEADER: hashed, secret.DIGEST_HEADER: digest}
+        values = {
+            secret.NONCE_HEADER: nonce,
+            secret.BODY_HEADER: hashed,
+            secret.DIGEST_HEADER: digest,
+        }
         headers = [f"{name}: {value}" for name, value in values.items()]
         return [f"{method} {path} HTTP/1.1", *headers, "Content-Length: 1"]
 
     first, *headers = signed()
-    for line in ("DELETE /scope/recorded HTTP/1.1", "PUT /scope/other HTTP/1.1", "GET /a/b HTTP/1.1"):
+    for line in (
+        "DELETE /scope/recorded HTTP/1.1",
+        "PUT /scope/other HTTP/1.1",
+        "GET /a/b HTTP/1.1",
+    ):
         assert not answers(port, [line, *headers], b"1"), line
     assert not answers(port, [first, *headers[:-1], "Content-Length: 2"], b"12")
     assert not answers(port, [first, "Content-Length: 2", *headers], b"12")
