@@ -309,10 +309,15 @@ def _listed(known: Iterable[str]) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """What to add to a message about an unknown word: the nearest known one, or nothing."""
+    close = closest(word, known)
+    return f'; did you mean "{close}"?' if close else ""
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """The known word that an unknown one is most like; empty if none is."""
     import difflib
 
-    close = difflib.get_close_matches(word, list(known), 1)
-    return f'; did you mean "{close[0]}"?' if close else ""
+    return next(iter(difflib.get_close_matches(word, list(known), 1)), "")
 
 
 Rewriter = Callable[[str, Path], str]

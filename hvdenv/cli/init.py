@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from hvdenv.cli.options import add_json, print_json
+from hvdenv.cli.options import add_options, print_json
 from hvdenv.drafting import answers, here
 from hvdenv.drafting.combine import Choice, Draft, Missing, combine
 from hvdenv.drafting.commands import read_page
@@ -61,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file to write, - for standard output (default: NAME.toml)",
     )
-    add_json(parser)
+    add_options(parser, "json")
 
 
 def _lines(text: str) -> tuple[int, int]:
@@ -111,6 +111,11 @@ def _name(arguments: argparse.Namespace) -> str:
 
 def _found(arguments: argparse.Namespace) -> Found:
     """What all sources yield, in their order."""
+    given = [
+        each
+        for text in arguments.overrides
+        for each in answers.parse(text, Origin(f"--set {text}"))
+    ]
     parts = [_of_page(each, arguments.lines) for each in arguments.pages]
     if arguments.here:
         values = [value for part in parts for value in part.values]
@@ -121,11 +126,6 @@ def _found(arguments: argparse.Namespace) -> Found:
         tuple(left for part in parts for left in part.left),
         sum(part.commands for part in parts),
     )
-    given = [
-        each
-        for text in arguments.overrides
-        for each in answers.parse(text, Origin(f"--set {text}"))
-    ]
     return answers.give(found, given)
 
 
@@ -226,6 +226,11 @@ def _answer_choice(choice: Choice) -> Drafted | None:
 
 
 def _answer_missing(missing: Missing) -> list[Drafted]:
+    """Asks again until the value fits the key."""
     key = ".".join(missing.key)
-    text = _read_answer(f"{key}, {missing.needs} (Enter: decide later):")
-    return answers.parse(f"{key}={text}", answers.ANSWER) if text else []
+    while text := _read_answer(f"{key}, {missing.needs} (Enter: decide later):"):
+        try:
+            return answers.parse(f"{key}={text}", answers.ANSWER)
+        except UsageError as error:
+            print(error.message, file=sys.stderr)
+    return []

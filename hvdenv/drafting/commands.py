@@ -252,8 +252,9 @@ class _Reader:
         """qsub belongs to several batch systems: options tell which."""
         words = statement.words[1:]
         select = any(word.startswith(("select=", "nodes=")) for word in words)
-        scheduler = self.scheduler or ("pbs" if select else "cobalt" if "-n" in words else "")
-        if scheduler in ("pbs", "cobalt"):
+        marks = {"pbs": select, "gridengine": "-pe" in words, "cobalt": "-n" in words}
+        scheduler = self.scheduler or next((name for name, found in marks.items() if found), "")
+        if scheduler in marks:
             self.scheduler = scheduler
             yield Value(at("scheduler"), scheduler, inferred=True)
             yield from launching.request(statement, scheduler)

@@ -39,8 +39,6 @@ _KEYWORD = re.compile(
     r"(?:for|while|until|case|esac|if|elif|else|fi|do|done|then|function|return|exit|set|shift)\b"
     r"|[{}()\[:]"
 )
-# Shells set these themselves, or programs prepend to them.
-_NOT_LITERAL = frozenset({"PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "HOME", "USER", "PWD"})
 
 
 class Statement(NamedTuple):

@@ -20,7 +20,7 @@ _WIDTH = 90
 
 def summary_of(draft: Draft) -> str:
     """One line for ``hvdenv recipes``."""
-    values = {each.key: str(each.value) for each in draft.values}
+    values = {each.key: str(each.value) for each in draft.values if not each.item}
     titles = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
     frameworks = [
         f"{title} {version}"

@@ -14,7 +14,7 @@ from hvdenv.errors import UsageError
 from hvdenv.model import template
 from hvdenv.model.cluster import Job, JobOf, Partition
 from hvdenv.model.dialect import Dialect
-from hvdenv.schema import Problem, decode, fields
+from hvdenv.schema import Problem, decode, fields, nearest
 
 # Words of a launcher's arguments that stand for the file with the job's hosts, for a list of
 # the hosts with their slots such as n1:4,n2:4, and for their names alone.
@@ -399,13 +399,9 @@ def _check_sizes(job: Job, name: str, partition: Partition, refuse: Refuse) -> N
 
 
 def _unknown(name: str, partitions: Mapping[str, Partition]) -> tuple[str, str]:
-    import difflib
-
-    close = difflib.get_close_matches(name, partitions, 3)
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
     return (
-        f"there is no partition {name}",
-        f"{hint}known partitions: {', '.join(sorted(partitions))}",
+        f"there is no partition {name}{nearest(name, partitions)}",
+        f"known partitions: {', '.join(sorted(partitions))}",
     )
 
 

@@ -167,6 +167,11 @@ VALUES: dict[str, dict[str, Any]] = {
         "job.gpus_per_node": 4, "job.select": "system=x", "job.time": "01:00:00",
         "job.attributes.filesystems": "home",
     },
+    "#PBS -l nodes=2:ppn=8:gpus=2,walltime=3600": {"job.gpus_per_node": 2, "job.time": "01:00:00"},
+    "#$ -pe mpi 8\n#$ -l h_rt=3600": {
+        "scheduler": "gridengine", "job.parallel_environment": "mpi", "job.time": "01:00:00",
+    },
+    "qsub -pe mpi 8 -N x job.sh": {"scheduler": "gridengine", "job.name": "x"},
     "#BSUB -nnodes 2 -W 90 -q batch": {"scheduler": "lsf", "job.nodes": 2, "job.time": "01:30:00"},
     "HOROVOD_WITH_MPI=1 pip install horovod==0.28.1\nmpirun -np 8 -H a:4,b:4 -x NCCL_DEBUG=INFO -x PATH"
     " -mca pml ob1 -x NCCL_SOCKET_IFNAME=^lo singularity exec --nv -B /data x.sif python t.py": {
@@ -194,6 +199,8 @@ NO_VALUES = {
     "TF_VERSION=2": "environment",
     "ibrun python t.py": "launch",
     "pip install torch": "frameworks",
+    "#PBS -l select=2:ngpus=4": "job.gpu_option",
+    "#PBS -l nodes=1:ppn=2+2:ppn=3": "job.nodes",
     "HOROVOD_WITHOUT_GLOO=1 HOROVOD_WITH_MPI=1 pip install horovod": "horovod.controllers.gloo",
 }
 
@@ -274,3 +281,10 @@ def test_the_command(
     assert main(["init", "--from", "page.md", "--lines", "1-3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["commands"] == 2
     assert main(["init"]) == 2
+    for wrong in ("horovod.versio=1", "job.nodes=two", "x"):
+        assert main(["init", "a", "--set", wrong, "--here"]) == 2
+    assert "--set x: it has no =" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", io.StringIO("3.10\n==3.10.*\n"))
+    assert main(["init", "a", "--interactive", "--set", "job.time=00:10:00"]) == 0
+    written = parse_toml(Path("a.toml").read_text())
+    assert (written["job"]["time"], written["python"]["version"]) == ("00:10:00", "==3.10.*")

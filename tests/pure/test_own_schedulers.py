@@ -15,7 +15,7 @@ from hvdenv.model.cluster import Job
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.schema import Problem, decode
-from hvdenv.sites.allocation import find_allocation, refuse_unknown
+from hvdenv.sites.allocation import find_allocation, interactive, refuse_unknown
 from hvdenv.sites.answers import status_in
 from hvdenv.sites.batch import HOST_NAMES, HOSTFILE, HOSTS, BatchJob, check, script
 from hvdenv.sites.hosts import Host
@@ -65,6 +65,15 @@ def test_a_variant_of_a_known_one(tmp_path: Path) -> None:
     assert dialect.query.states["PENDING"] == "waiting"
     text = script(dialect, BatchJob(job=Job(nodes=2, gpus_per_node=4), folder="/"))
     assert "\n#SBATCH --gpus=8\n" in text
+    found = find_allocation({"OUR_ID": "7"}, "", {"ours": dialect._replace(job_id="OUR_ID")})
+    assert (found.scheduler, found.job) == ("ours", "7")
+
+
+def test_interactive_jobs_need_a_template(tmp_path: Path) -> None:
+    dialect = recipe_with(tmp_path, example("pjm")).dialect
+    assert dialect
+    with pytest.raises(UsageError, match="how PJM starts interactive jobs"):
+        interactive(dialect._replace(interactive=""), Job(), None, ("bash",))
 
 
 @pytest.mark.parametrize(
@@ -89,6 +98,7 @@ def test_a_variant_of_a_known_one(tmp_path: Path) -> None:
             'expected one of "waiting"',
         ),
         ("#PJM", "#PJM\\nrm", ":3: schedulers.pjm.prefix", "control characters"),
+        ("pjdel {id}", "pjdel {cluster} {id}", ":14: schedulers.pjm.cancel", "may have no cluster"),
         ("[schedulers.pjm", "[schedulers.slurm", ":1: schedulers.slurm", "another name"),
     ],
 )
@@ -160,6 +170,8 @@ def test_launchers_of_the_docs(tmp_path: Path, name: str, hosts: bool, expected:
     recipe = load_recipe("neuron", site=tmp_path / "site.toml").recipe
     assert recipe.launch.launcher == "ibrun"
     assert choose_launcher(recipe, name) == name
+    with pytest.raises(UsageError, match=f'did you mean "{name}"'):
+        choose_launcher(recipe, f"{name}_")
     launch = Launch(
         ("python", "t.py"), 8, settings=recipe.launch, exports=("PATH",), variables=(("A", "a b"),)
     )
