@@ -311,8 +311,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """What to add to a message about an unknown word: the nearest known one, or nothing."""
     import difflib
 
-    close = difflib.get_close_matches(word, list(known), 1)
-    return f'; did you mean "{close[0]}"?' if close else ""
+    lower = {each.lower(): each for each in known}
+    close = difflib.get_close_matches(word.lower(), list(lower), 1)
+    return f'; did you mean "{lower[close[0]]}"?' if close else ""
 
 
 Rewriter = Callable[[str, Path], str]

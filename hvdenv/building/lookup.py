@@ -220,7 +220,10 @@ def _refused(questions: Questions, output: str, tag: str, silent: Collection[str
     # The build does without an index of CPU builds that does not answer.
     optional = {urlsplit(url).hostname for url in maker.cpu_indexes}
     if not optional.issuperset(silent):
-        return _silent("Python packages", f"no answer from {', '.join(silent)}, and {text}")
+        missed = questions.where(key) if key else last or "some of them"
+        return _silent(
+            "Python packages", f"no answer from {', '.join(silent)}, where {missed} may be"
+        )
     return Availability({"packages_refused": frozenset({text})})
 
 

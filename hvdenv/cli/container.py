@@ -176,7 +176,7 @@ def _plan(arguments: argparse.Namespace, resolved: Resolved) -> Plan:
     python = image_python(recipe, facts, arguments.python)
     plan = image_plan(recipe, resolved.variants, facts, python)
     rules = judge(observables(recipe, facts, python, choose_versions(recipe, python)))
-    refuse_blocked(rules, arguments.allow, quiet=arguments.quiet)
+    refuse_blocked(rules, arguments.allow, resolved, quiet=arguments.quiet)
     return plan
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from hvdenv.cli.options import add_json, print_json
 from hvdenv.drafting import answers, here
 from hvdenv.drafting.combine import Choice, Draft, Missing, combine
-from hvdenv.drafting.commands import read_page
+from hvdenv.drafting.commands import EVERY_LINE, read_page
 from hvdenv.drafting.modulelines import SET
 from hvdenv.drafting.shell import shown
 from hvdenv.drafting.values import Drafted, Found, Origin
@@ -141,13 +141,8 @@ def _of_page(name: str, lines: tuple[int, int] | None) -> Found:
             f"cannot read it: {error.strerror}", where=name,
             remedy="name a page or a job script, or - for standard input",
         ) from error  # fmt: skip
-    text = data.decode("utf-8", errors="replace")
-    if lines:
-        every = text.split("\n")
-        text = "\n".join(
-            line if lines[0] <= number <= lines[1] else "" for number, line in enumerate(every, 1)
-        )
-    return read_page(text, "standard input" if name == _STANDARD else shown(Path(name).name))
+    source = "standard input" if name == _STANDARD else shown(Path(name).name)
+    return read_page(data.decode("utf-8", errors="replace"), source, lines or EVERY_LINE)
 
 
 def _standard_input() -> bytes:
