@@ -309,11 +309,16 @@ def _listed(known: Iterable[str]) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """What to add to a message about an unknown word: the nearest known one, or nothing."""
+    close = closest(word, known)
+    return f'; did you mean "{close}"?' if close else ""
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """The known word that an unknown one is most like; empty if none is."""
     import difflib
 
     lower = {each.lower(): each for each in known}
-    close = difflib.get_close_matches(word.lower(), list(lower), 1)
-    return f'; did you mean "{lower[close[0]]}"?' if close else ""
+    return lower.get(next(iter(difflib.get_close_matches(word.lower(), list(lower), 1)), ""), "")
 
 
 Rewriter = Callable[[str, Path], str]

@@ -18,16 +18,8 @@ from hvdenv.cli.find_lock import with_lock
 from hvdenv.cli.job import run_there
 from hvdenv.cli.options import (
     Prepared,
-    add_allow,
     add_dry_run,
-    add_json,
-    add_locked,
-    add_loudness,
-    add_prefix,
-    add_python,
-    add_recipe,
-    add_trust,
-    add_where,
+    add_options,
     is_locked,
     prepare,
     print_json,
@@ -65,15 +57,9 @@ Activate it with `. PREFIX/activate.sh`.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_recipe(parser)
-    add_python(parser)
-    add_prefix(parser)
-    add_json(parser)
-    add_loudness(parser)
-    add_where(parser)
+    add_options(parser, "recipe", "python", "prefix", "json", "loudness", "where")
     add_dry_run(parser, "show what would be built, or the script of the job, and do nothing")
-    add_allow(parser)
-    add_locked(parser)
+    add_options(parser, "allow", "locked")
     parser.add_argument(
         "--accept-drift", metavar="NAME", action="append", default=[],
         help="continue although this differs from the lock (compiler, mpi, modules.NAME, ...); may"
@@ -82,12 +68,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rebuild", action="store_true", help="build a new generation even if nothing changed"
     )
-    parser.add_argument(
-        "--break-lock",
-        action="store_true",
-        help="take the prefix over from another build, whoever runs it",
-    )
-    add_trust(parser)
+    add_options(parser, "break-lock", "trust")
 
 
 def run(arguments: argparse.Namespace) -> int:

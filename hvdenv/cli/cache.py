@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from hvdenv.cli.options import add_json, add_site, print_json, storage_of_site
+from hvdenv.cli.options import add_options, print_json, storage_of_site
 from hvdenv.environments.storage import Counter
 from hvdenv.errors import HvdenvError, UsageError
 from hvdenv.masking import plain
@@ -45,13 +45,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
         action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        add_site(action)
+        add_options(action, "site")
         action.add_argument("--cache", metavar="FOLDER", type=Path, help="use this cache only")
         return action
 
-    add_json(add("list", "list the entries of the caches"))
+    add_options(add("list", "list the entries of the caches"), "json")
     verify = add("verify", "check every entry: hash, record, owner, signature")
-    add_json(verify)
+    add_options(verify, "json")
     prune = add("prune", "remove entries, least recently used first")
     prune.add_argument(
         "--max-size", metavar="SIZE", type=_size,

@@ -17,18 +17,7 @@ from typing import NamedTuple
 
 from hvdenv.building.lookup import SECONDS, Availability, Questions, look_up
 from hvdenv.cli.find_lock import resolution_of
-from hvdenv.cli.options import (
-    Prepared,
-    add_allow,
-    add_facts,
-    add_json,
-    add_prefix,
-    add_python,
-    add_recipe,
-    add_trust,
-    prepare,
-    print_json,
-)
+from hvdenv.cli.options import Prepared, add_options, prepare, print_json
 from hvdenv.cli.progress import Silent
 from hvdenv.environments import scratch
 from hvdenv.errors import IncompatibleError, UsageError
@@ -42,7 +31,7 @@ from hvdenv.model.recipe import executed_paths
 from hvdenv.places import find_places
 from hvdenv.plans.plan import choose_versions
 from hvdenv.runner import Runner
-from hvdenv.schema import encode
+from hvdenv.schema import encode, nearest
 from hvdenv.sites import module_shell
 from hvdenv.sites.batch import check as check_job
 from hvdenv.sites.modules import Examined, describe, describe_offers, offers
@@ -60,13 +49,7 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_recipe(parser)
-    add_python(parser)
-    add_prefix(parser)
-    add_json(parser)
-    add_facts(parser)
-    add_allow(parser)
-    add_trust(parser)
+    add_options(parser, "recipe", "python", "prefix", "json", "facts", "allow", "trust")
     parser.add_argument(
         "--offline", action="store_true", help="do not ask package indexes and conda channels"
     )
@@ -329,15 +312,12 @@ def refuse_unknown(allowed: Sequence[str]) -> None:
     Raises:
         UsageError: with the nearest id.
     """
-    import difflib
-
     known = [rule.id for rule in all_rules()]
     for name in allowed:
         if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
             raise UsageError(
-                f"--allow {name}: no rule has this name",
-                remedy=f'did you mean "{close[0]}"?' if close else "`hvdenv check` shows the names",
+                f"--allow {name}: no rule has this name{nearest(name, known)}",
+                remedy="`hvdenv check RECIPE` shows the names",
             )
 
 

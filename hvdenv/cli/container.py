@@ -15,16 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hvdenv.cli.check import refuse_blocked
-from hvdenv.cli.options import (
-    add_dry_run,
-    add_json,
-    add_loudness,
-    add_python,
-    add_recipe,
-    add_trust,
-    print_json,
-    resolved_of,
-)
+from hvdenv.cli.options import add_dry_run, add_options, add_recipe, print_json, resolved_of
 from hvdenv.cli.run import current_allocation
 from hvdenv.command import spelled_out
 from hvdenv.errors import StepError, UsageError
@@ -78,9 +69,7 @@ _PROGRESS = r"\s*(STEP \d|#\d+ \[|INFO: |== |\[\d+/\d+\])"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser, optional=True)
-    add_python(parser)
-    add_json(parser)
-    add_loudness(parser)
+    add_options(parser, "python", "json", "loudness")
     parser.add_argument(
         "--format", choices=tuple(FORMATS), default="singularity",
         help="singularity: a definition file for Apptainer and Singularity (default); docker: a"
@@ -96,11 +85,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--image", metavar="FILE",
         help="image file (for docker: tag) to use instead of the recipe's container.image",
     )  # fmt: skip
-    parser.add_argument(
-        "--allow", metavar="RULE", action="append", default=[],
-        help="continue although this rule blocks; may be repeated",
-    )  # fmt: skip
-    add_trust(parser)
+    add_options(parser, "allow", "trust")
     add_dry_run(parser, "build and copy nothing: show the definition, the tool and the commands")
     building = parser.add_argument_group("building")
     building.add_argument("--build", action="store_true", help="build the image")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from hvdenv.cli.options import add_json, print_json
+from hvdenv.cli.options import add_options, print_json
 from hvdenv.contents import difference
 from hvdenv.environments import installed
 from hvdenv.masking import print_coloured
@@ -36,7 +36,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="environment or lock: a name, prefix or folder; @GENERATION may follow",
     )
     parser.add_argument("second", metavar="B", help="what to compare it with, written the same way")
-    add_json(parser)
+    add_options(parser, "json")
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
     parser.add_argument("--exit-code", action="store_true", help="exit with 1 if they differ")
 

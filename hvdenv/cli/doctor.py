@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hvdenv.cli.options import add_json, print_json
+from hvdenv.cli.options import add_options, print_json
 from hvdenv.errors import UsageError
 from hvdenv.knowledge.diagnosis import Diagnosis, Found, diagnose
 from hvdenv.knowledge.signatures import Kind
@@ -60,7 +60,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--recipe", metavar="RECIPE",
         help="show the change as a diff of this recipe (its name or path)",
     )  # fmt: skip
-    add_json(parser)
+    add_options(parser, "json")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hvdenv.cli.options import add_json, print_json
+from hvdenv.cli.options import add_dry_run, add_options, print_json
 from hvdenv.environments import generations, last_used, registry, storage
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.registry import Listed
@@ -41,7 +41,7 @@ _UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_json(parser)
+    add_options(parser, "json")
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     storage = actions.add_parser("storage", help="show the size of the caches and the free space")
     storage.add_argument("--json", action="store_true", default=argparse.SUPPRESS)
@@ -72,9 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default="",
         help="only generations not used for this long, such as 60d",
     )
-    prune.add_argument(
-        "--dry-run", action="store_true", help="print what would be removed, and remove nothing"
-    )
+    add_dry_run(prune, "print what would be removed, and remove nothing")
 
 
 def run(arguments: argparse.Namespace) -> int:

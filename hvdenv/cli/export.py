@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from hvdenv.cli.options import add_prefix, add_recipe, environment_of, resolved_of
+from hvdenv.cli.options import add_options, add_recipe, environment_of, resolved_of
 from hvdenv.contents import exports
 from hvdenv.contents.exports import FORMATS
 from hvdenv.environments import installed
@@ -32,7 +32,7 @@ its source, patches and flags; `hvdenv build` reproduces it.
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser, optional=True)
-    add_prefix(parser)
+    add_options(parser, "prefix")
     parser.add_argument("--format", choices=FORMATS, required=True)
     parser.add_argument(
         "--output", metavar="FILE", type=Path, help="write to a file instead of standard output"

@@ -10,18 +10,7 @@ from pathlib import Path
 
 from hvdenv import PACKAGE
 from hvdenv.cli.find_lock import LOCK, inputs_of, required, resolution_of, run_steps
-from hvdenv.cli.options import (
-    Prepared,
-    add_json,
-    add_lockfiles,
-    add_loudness,
-    add_prefix,
-    add_python,
-    add_recipe,
-    add_trust,
-    prepare,
-    print_json,
-)
+from hvdenv.cli.options import Prepared, add_options, prepare, print_json
 from hvdenv.environments import scratch
 from hvdenv.environments.scratch import Scratch
 from hvdenv.locks import folders
@@ -42,19 +31,15 @@ OWN = "hvdenv"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_recipe(parser)
+    add_options(parser, "recipe")
     parser.add_argument(
         "--to", metavar="DIR", type=Path, required=True, help="folder to download to"
     )
-    add_python(parser)
-    add_prefix(parser)
-    add_lockfiles(parser)
+    add_options(parser, "python", "prefix", "lockfiles")
     parser.add_argument(
         "--lock", metavar="FOLDER", type=Path, help="use this lock, if there are several"
     )
-    add_trust(parser)
-    add_json(parser)
-    add_loudness(parser)
+    add_options(parser, "trust", "json", "loudness")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator
 
 from hvdenv.cli.check import told as told_rule
-from hvdenv.cli.options import add_json, print_json
+from hvdenv.cli.options import add_options, print_json
 from hvdenv.knowledge.grid import (
     ANY,
     NONE,
@@ -54,7 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--mpi", metavar="M", type=_mpi, default=("", ""),
         help=f"{', '.join(_KINDS)}; a version may follow, as in openmpi-4.1",
     )  # fmt: skip
-    add_json(parser)
+    add_options(parser, "json")
 
 
 def _version(text: str) -> str:

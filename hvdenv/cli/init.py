@@ -11,8 +11,9 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
-from hvdenv.cli.options import add_json, print_json
+from hvdenv.cli.options import add_options, print_json
 from hvdenv.drafting import answers, here
 from hvdenv.drafting.combine import Choice, Draft, Missing, combine
 from hvdenv.drafting.commands import EVERY_LINE, read_page
@@ -21,6 +22,7 @@ from hvdenv.drafting.shell import shown
 from hvdenv.drafting.values import Drafted, Found, Origin
 from hvdenv.drafting.writer import told_choice, told_left, told_value, write
 from hvdenv.errors import UsageError
+from hvdenv.model.cluster import ModuleName
 from hvdenv.model.layers import DEFAULTS
 from hvdenv.reading import OWN, PAGE, read_file, read_text
 from hvdenv.runner import Runner
@@ -61,7 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file to write, - for standard output (default: NAME.toml)",
     )
-    add_json(parser)
+    add_options(parser, "json")
 
 
 def _lines(text: str) -> tuple[int, int]:
@@ -111,21 +113,25 @@ def _name(arguments: argparse.Namespace) -> str:
 
 def _found(arguments: argparse.Namespace) -> Found:
     """What all sources yield, in their order."""
+    given = [
+        each
+        for text in arguments.overrides
+        for each in answers.parse(text, Origin(f"--set {text}"))
+    ]
     parts = [_of_page(each, arguments.lines) for each in arguments.pages]
     if arguments.here:
         values = [value for part in parts for value in part.values]
-        loads = [str(each.value) for each in values if each.key == ("modules", "load")]
+        # The name of a file would be run.
+        loads = [
+            str(each.value) for each in values
+            if each.key == ("modules", "load") and re.fullmatch(get_args(ModuleName)[1].regex, str(each.value))
+        ]  # fmt: skip
         parts.append(here.look(Runner(), _report, loads))
     found = Found(
         tuple(value for part in parts for value in part.values),
         tuple(left for part in parts for left in part.left),
         sum(part.commands for part in parts),
     )
-    given = [
-        each
-        for text in arguments.overrides
-        for each in answers.parse(text, Origin(f"--set {text}"))
-    ]
     return answers.give(found, given)
 
 
@@ -221,6 +227,11 @@ def _answer_choice(choice: Choice) -> Drafted | None:
 
 
 def _answer_missing(missing: Missing) -> list[Drafted]:
+    """Asks again until the value fits the key."""
     key = ".".join(missing.key)
-    text = _read_answer(f"{key}, {missing.needs} (Enter: decide later):")
-    return answers.parse(f"{key}={text}", answers.ANSWER) if text else []
+    while text := _read_answer(f"{key}, {missing.needs} (Enter: decide later):"):
+        try:
+            return answers.parse(f"{key}={text}", answers.ANSWER)
+        except UsageError as error:
+            print(error.message, file=sys.stderr)
+    return []

@@ -21,14 +21,8 @@ from hvdenv.cli.find_lock import (
 )
 from hvdenv.cli.options import (
     Prepared,
-    add_allow,
-    add_json,
-    add_lockfiles,
-    add_loudness,
-    add_prefix,
-    add_python,
-    add_recipe,
-    add_trust,
+    add_dry_run,
+    add_options,
     prepare,
     print_json,
     refuse_foreign_prefix,
@@ -62,28 +56,16 @@ _TELLING_PIP = "22.2"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_recipe(parser)
+    add_options(parser, "recipe")
     parser.add_argument(
         "packages",
         metavar="PACKAGE",
         nargs="+",
         help="a package, with or without versions: 'scipy<2'",
     )
-    add_python(parser)
-    add_prefix(parser)
-    add_json(parser)
-    add_loudness(parser)
-    add_allow(parser)
-    add_lockfiles(parser)
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print what would be added, and build nothing"
-    )
-    parser.add_argument(
-        "--break-lock",
-        action="store_true",
-        help="take the prefix over from another build, whoever runs it",
-    )
-    add_trust(parser)
+    add_options(parser, "python", "prefix", "json", "loudness", "allow", "lockfiles")
+    add_dry_run(parser, "print what would be added, and build nothing")
+    add_options(parser, "break-lock", "trust")
 
 
 def run(arguments: argparse.Namespace) -> int:

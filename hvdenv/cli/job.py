@@ -16,10 +16,8 @@ from pathlib import Path
 from hvdenv.cli.options import (
     SITE_VARIABLE,
     add_dry_run,
-    add_json,
-    add_prefix,
+    add_options,
     add_recipe,
-    add_trust,
     print_json,
     resolved_of,
 )
@@ -94,9 +92,7 @@ cancel the job; otherwise, and if the connection is lost, the job continues.
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "hvdenv job RECIPE [options] -- CMD\n       hvdenv job --follow ID"
     add_recipe(parser, optional=True)
-    add_prefix(parser)
-    add_json(parser)
-    add_trust(parser)
+    add_options(parser, "prefix", "json", "trust")
     parser.add_argument("-q", "--quiet", action="store_true", help="report errors only")
     requests = parser.add_argument_group("what the job requests, instead of the recipe's values")
     add_requests(requests, [field for field in OPTIONS if field != "output"])

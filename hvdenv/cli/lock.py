@@ -22,18 +22,7 @@ from hvdenv.cli.find_lock import (
     root_of,
     run_steps,
 )
-from hvdenv.cli.options import (
-    Prepared,
-    add_json,
-    add_lockfiles,
-    add_loudness,
-    add_prefix,
-    add_python,
-    add_recipe,
-    add_trust,
-    prepare,
-    print_json,
-)
+from hvdenv.cli.options import Prepared, add_options, prepare, print_json
 from hvdenv.contents.packages import normal
 from hvdenv.environments import scratch
 from hvdenv.environments.scratch import Scratch
@@ -59,13 +48,7 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_recipe(parser)
-    add_python(parser)
-    add_prefix(parser)
-    add_json(parser)
-    add_loudness(parser)
-    add_lockfiles(parser)
-    add_trust(parser)
+    add_options(parser, "recipe", "python", "prefix", "json", "loudness", "lockfiles", "trust")
     parser.add_argument(
         "--sign", action="store_true", help="sign the lock: you vouch for its contents"
     )

@@ -13,9 +13,8 @@ import sys
 from pathlib import Path
 
 from hvdenv.cli.options import (
-    add_prefix,
+    add_options,
     add_recipe,
-    add_trust,
     environment_of,
     refuse_foreign_prefix,
     resolved_of,
@@ -39,8 +38,7 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser, optional=True)
-    add_prefix(parser)
-    add_trust(parser)
+    add_options(parser, "prefix", "trust")
     parser.add_argument(
         "--format", choices=("lua", "tcl"),
         help="lua for Lmod, tcl for Environment Modules (default: the module system of this"

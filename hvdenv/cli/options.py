@@ -52,10 +52,10 @@ def add_recipe(parser: argparse.ArgumentParser, *, optional: bool = False) -> No
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides",
         help="override a value of the recipe, such as mpi.version=5.0.11; may be repeated",
     )  # fmt: skip
-    add_site(parser)
+    _add_site(parser)
 
 
-def add_site(parser: argparse.ArgumentParser) -> None:
+def _add_site(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--site", metavar="FILE", type=Path, help=f"site file (default: ${SITE_VARIABLE})"
     )
@@ -67,7 +67,7 @@ def site_file(arguments: argparse.Namespace) -> Path | None:
     return Path(named) if named else None
 
 
-def add_hosts(parser: argparse.ArgumentParser) -> None:
+def _add_hosts(parser: argparse.ArgumentParser) -> None:
     """Where ranks go."""
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
@@ -104,7 +104,7 @@ def read_hostfile(path: Path) -> str:
         ) from error  # fmt: skip
 
 
-def add_prefix(parser: argparse.ArgumentParser) -> None:
+def _add_prefix(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prefix",
         metavar="P",
@@ -113,7 +113,7 @@ def add_prefix(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_python(parser: argparse.ArgumentParser) -> None:
+def _add_python(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--python", metavar="X.Y", type=_python, help="Python version to use, such as 3.11"
     )
@@ -127,7 +127,13 @@ def _python(text: str) -> str:
     return text
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Options that several commands have, by name."""
+    for name in names:
+        _OPTIONS[name](parser)
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json",
         action="store_true",
@@ -135,14 +141,14 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_allow(parser: argparse.ArgumentParser) -> None:
+def _add_allow(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow", metavar="RULE", action="append", default=[],
         help="continue although this rule blocks; may be repeated",
     )  # fmt: skip
 
 
-def add_where(parser: argparse.ArgumentParser) -> None:
+def _add_where(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--where",
         choices=("here", "compute"),
@@ -156,7 +162,7 @@ def add_dry_run(parser: argparse._ActionsContainer, text: str) -> None:
     parser.add_argument("--dry-run", action="store_true", help=text)
 
 
-def add_clean(parser: argparse.ArgumentParser) -> None:
+def _add_clean(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--clean",
         action="store_true",
@@ -165,7 +171,7 @@ def add_clean(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_loudness(parser: argparse.ArgumentParser) -> None:
+def _add_loudness(parser: argparse.ArgumentParser) -> None:
     """--quiet, --verbose and --color."""
     loudness = parser.add_mutually_exclusive_group()
     loudness.add_argument("-q", "--quiet", action="store_true", help="print errors only")
@@ -333,7 +339,7 @@ def prepare(
     return Prepared(resolved, target, facts, python)._replace(foreign=foreign)
 
 
-def add_facts(parser: argparse.ArgumentParser) -> None:
+def _add_facts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--facts",
         metavar="FILE",
@@ -406,7 +412,7 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=1))
 
 
-def add_trust(parser: argparse.ArgumentParser) -> None:
+def _add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
         action="store_true",
@@ -542,7 +548,15 @@ def refuse_foreign_content(content: Content, arguments: argparse.Namespace) -> N
         trust.refuse_content(content, policy, "hvdenv would install and run what it lists")
 
 
-def add_lockfiles(parser: argparse.ArgumentParser) -> None:
+def _add_break_lock(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--break-lock",
+        action="store_true",
+        help="take the prefix over from another build, whoever runs it",
+    )
+
+
+def _add_lockfiles(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lockfiles", metavar="DIR", type=Path,
         help="folder of the locks (default: lockfiles beside the recipe, or beside its folder if"
@@ -550,12 +564,12 @@ def add_lockfiles(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def add_locked(parser: argparse.ArgumentParser) -> None:
+def _add_locked(parser: argparse.ArgumentParser) -> None:
     """What build and plan take to go by a lock."""
     parser.add_argument(
         "--locked", action="store_true", help="build exactly what the lock lists, or exit with 4"
     )
-    add_lockfiles(parser)
+    _add_lockfiles(parser)
     parser.add_argument(
         "--lock", metavar="FOLDER", type=Path, help="use this lock, if there are several"
     )
@@ -583,3 +597,22 @@ def is_locked(arguments: argparse.Namespace) -> bool:
             option = {"source_folder": "from"}.get(name, name.replace("_", "-"))
             raise UsageError(f"--{option} requires --locked")
     return bool(arguments.locked)
+
+
+_OPTIONS = {
+    "recipe": add_recipe,
+    "json": _add_json,
+    "prefix": _add_prefix,
+    "python": _add_python,
+    "trust": _add_trust,
+    "allow": _add_allow,
+    "clean": _add_clean,
+    "hosts": _add_hosts,
+    "where": _add_where,
+    "loudness": _add_loudness,
+    "locked": _add_locked,
+    "lockfiles": _add_lockfiles,
+    "facts": _add_facts,
+    "site": _add_site,
+    "break-lock": _add_break_lock,
+}

@@ -6,18 +6,7 @@ import argparse
 from collections.abc import Iterator
 
 from hvdenv.cli.find_lock import with_lock
-from hvdenv.cli.options import (
-    Prepared,
-    add_facts,
-    add_json,
-    add_locked,
-    add_prefix,
-    add_python,
-    add_recipe,
-    is_locked,
-    prepare,
-    print_json,
-)
+from hvdenv.cli.options import Prepared, add_options, is_locked, prepare, print_json
 from hvdenv.command import spelled_out
 from hvdenv.places import environment_name
 from hvdenv.plans.plan import TEMPORARY, Plan
@@ -39,13 +28,9 @@ SHOWN_LINES = 40
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_recipe(parser)
-    add_python(parser)
-    add_prefix(parser)
-    add_json(parser)
+    add_options(parser, "recipe", "python", "prefix", "json")
     parser.add_argument("--format", choices=("text", "bash"), default="text")
-    add_facts(parser)
-    add_locked(parser)
+    add_options(parser, "facts", "locked")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from hvdenv.cli.options import add_json, add_site, print_json, site_file
+from hvdenv.cli.options import add_options, print_json, site_file
 from hvdenv.model.layers import known_recipes, read_layer, recipe_folders, variants_of
 
 EXAMPLES = """\
@@ -15,8 +15,7 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_json(parser)
-    add_site(parser)
+    add_options(parser, "json", "site")
 
 
 def run(arguments: argparse.Namespace) -> int:

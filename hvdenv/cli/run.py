@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv.cli.options import (
-    add_clean,
-    add_hosts,
-    add_prefix,
+    add_dry_run,
+    add_options,
     add_recipe,
-    add_trust,
     environment_of,
     read_hostfile,
     refuse_foreign_names,
@@ -139,12 +137,12 @@ class Chosen(NamedTuple):
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "hvdenv run RECIPE [options] -- CMD [ARG ...]"
     add_recipe(parser, optional=True)
-    add_prefix(parser)
+    add_options(parser, "prefix")
     parser.add_argument(
         "-n", "--ranks", type=int, metavar="N",
         help="number of ranks (default: all slots of the allocation, otherwise 1)",
     )  # fmt: skip
-    add_hosts(parser)
+    add_options(parser, "hosts")
     parser.add_argument(
         "--launcher", metavar="L",
         help=f"{', '.join(LAUNCHERS)} (default: the recipe's)",
@@ -153,11 +151,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "-x", "--export", metavar="NAME[=VALUE]", action="append", default=[],
         help="set a variable for every rank; may be repeated",
     )  # fmt: skip
-    add_clean(parser)
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the command line without running it"
-    )
-    add_trust(parser)
+    add_options(parser, "clean")
+    add_dry_run(parser, "print the command line without running it")
+    add_options(parser, "trust")
 
 
 def add_requests(group: argparse._ArgumentGroup, fields: Sequence[str]) -> None:
@@ -197,7 +193,7 @@ def _run(arguments: argparse.Namespace) -> int:
     environ = of_shell(environment(), clean=arguments.clean, kept=requested.exports)
     allocation = current_allocation(chosen.recipe)
     if not (allocation.scheduler or requested.hosts):
-        refuse_unknown(environ, f"hvdenv run {chosen.recipe.name}")
+        refuse_unknown(environ, f"hvdenv run {named(arguments)}")
     name = choose_launcher(chosen.recipe, requested.launcher)
     launch = place(
         chosen.recipe, tuple(arguments.program), requested, allocation,
@@ -291,9 +287,10 @@ def elsewhere(record: GenerationRecord | None) -> str:
 
 
 def named(arguments: argparse.Namespace) -> str:
-    """The recipe and its variants, for a command to type."""
+    """The recipe and its variants, or else the prefix, for a command to type."""
     variants = (word for each in arguments.variant for word in ("--variant", each))
-    return shlex.join((arguments.recipe, *variants))
+    first = (arguments.recipe,) if arguments.recipe else ("--prefix", str(arguments.prefix))
+    return shlex.join((*first, *variants))
 
 
 def refuse_missing_image(container: Container, recipe: str, folder: str) -> None:

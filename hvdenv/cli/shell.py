@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from hvdenv.cli.options import add_clean, add_prefix, add_recipe, add_trust
+from hvdenv.cli.options import add_dry_run, add_options, add_recipe
 from hvdenv.cli.run import Chosen, add_requests, choose, current_allocation, own_failures
 from hvdenv.command import Command
 from hvdenv.environments import last_used
@@ -61,16 +61,12 @@ PS1={prompt}"${{PS1-}}"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser, optional=True)
-    add_prefix(parser)
+    add_options(parser, "prefix")
     requests = parser.add_argument_group("request an allocation with")
     add_requests(requests, _REQUESTS)
-    add_clean(parser)
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print the command line, which can be pasted, without running it",
-    )
-    add_trust(parser)
+    add_options(parser, "clean")
+    add_dry_run(parser, "print the command line, which can be pasted, without running it")
+    add_options(parser, "trust")
 
 
 def run(arguments: argparse.Namespace) -> int:

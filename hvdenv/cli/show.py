@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from hvdenv.cli.options import add_json, add_recipe, print_json, resolved_of
+from hvdenv.cli.options import add_options, add_recipe, print_json, resolved_of
 from hvdenv.errors import UsageError
 from hvdenv.model.layers import Resolved
 from hvdenv.model.recipe import Recipe
@@ -24,7 +24,7 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser, optional=True)
-    add_json(parser)
+    add_options(parser, "json")
     parser.add_argument(
         "--schema", action="store_true", help="print the JSON Schema of recipe files"
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hvdenv import trust
-from hvdenv.cli.options import add_json, add_site, named_by_site, print_json
+from hvdenv.cli.options import add_options, named_by_site, print_json
 from hvdenv.errors import UsageError
 from hvdenv.places import find_places
 from hvdenv.trust import Granted, Policy, described, real_path
@@ -33,8 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--list", action="store_true", help="list what you trust")
     what.add_argument("--remove", action="store_true", help="stop trusting these paths")
-    add_json(parser)
-    add_site(parser)
+    add_options(parser, "json", "site")
 
 
 def run(arguments: argparse.Namespace) -> int:

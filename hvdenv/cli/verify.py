@@ -9,21 +9,15 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
 from hvdenv.cli.job import run_there
 from hvdenv.cli.options import (
-    add_clean,
     add_dry_run,
-    add_hosts,
-    add_json,
-    add_loudness,
-    add_prefix,
+    add_options,
     add_recipe,
-    add_trust,
-    add_where,
     environment_of,
     print_json,
     refuse_foreign_names,
@@ -105,18 +99,15 @@ _CONTROLLERS = {"mpi": "MPI", "gloo": "Gloo"}
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser, optional=True)
-    add_prefix(parser)
-    add_json(parser)
-    add_loudness(parser)
-    add_where(parser)
+    add_options(parser, "prefix", "json", "loudness", "where")
     add_dry_run(parser, "with --where compute: print the script of the job, and submit nothing")
-    add_trust(parser)
+    add_options(parser, "trust")
     parser.add_argument(
         "-n", "--ranks", type=int, metavar="N",
         help="number of ranks (default: those of the allocation; otherwise 3, or 4 with four or"
         " more cores; at most one per GPU if NCCL is expected; 2 with --quick)",
     )  # fmt: skip
-    add_hosts(parser)
+    add_options(parser, "hosts")
     parser.add_argument(
         "--timeout",
         type=float,
@@ -128,7 +119,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(get_args(LauncherName))}; may be repeated, one for each controller"
         " (default: the recipe's, and horovodrun-gloo)",
     )  # fmt: skip
-    add_clean(parser)
+    add_options(parser, "clean")
     extent = parser.add_mutually_exclusive_group()
     extent.add_argument(
         "--quick", action="store_true",
@@ -177,13 +168,6 @@ def run(arguments: argparse.Namespace) -> int:
         return _in_a_job(arguments)
     if arguments.dry_run:
         raise UsageError("--dry-run needs --where compute: verify changes nothing here")
-    known = [name for name, launcher in LAUNCHERS.items() if launcher.controller]
-    if unknown := [name for name in arguments.launcher or () if name not in known]:
-        raise UsageError(
-            f"unknown launcher {unknown[0]}{nearest(unknown[0], known)}",
-            where="--launcher",
-            remedy=f"use one of {', '.join(known)}",
-        )
     places = find_places()
     effort = _effort(arguments, places)
     timeout = _timeout(arguments, effort)
@@ -345,6 +329,7 @@ def _launched(
     """How many ranks there are and where, and the launchers for each controller."""
     if arguments.ranks is not None and arguments.ranks < 1:
         raise UsageError(f"{arguments.ranks} ranks", where="-n", remedy="give 1 or more")
+    _refuse_unknown(arguments.launcher or (), recipe)
     allocation = current_allocation(recipe)
     named = str(arguments.hostfile.absolute()) if arguments.hostfile else ""
     requested = Requested(arguments.ranks, requested_hosts(arguments), named)
@@ -362,6 +347,19 @@ def _launched(
     schedulers = named_launcher(usual, launch.settings.launchers).schedulers
     fits = not schedulers or allocation.scheduler in schedulers
     return launch, (usual if fits else DEFAULT_LAUNCHERS[0], *DEFAULT_LAUNCHERS)
+
+
+def _refuse_unknown(names: Sequence[str], recipe: Recipe | None) -> None:
+    """Refuse launchers that neither hvdenv nor the recipe has, or that start no ranks of Horovod."""
+    known = [name for name, launcher in LAUNCHERS.items() if launcher.controller]
+    known += recipe.launch.launchers if recipe else ()
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"unknown launcher {name}{nearest(name, known)}",
+                where="--launcher",
+                remedy=f"use one of {', '.join(known)}",
+            )
 
 
 def _usual_ranks(arguments: argparse.Namespace, expectation: Expectation) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
 
 from hvdenv.drafting.combine import Choice
-from hvdenv.drafting.values import GIVEN, Drafted, Found, Key, Origin
+from hvdenv.drafting.values import GIVEN, Drafted, Found, Origin
 from hvdenv.errors import UsageError
-from hvdenv.schema import parse_toml
+from hvdenv.model.layers import assigned, leaves
+from hvdenv.model.recipe import Recipe
+from hvdenv.schema import Problem, check_part
 
 ANSWER = Origin("your answer")
 
@@ -17,29 +18,21 @@ def parse(text: str, origin: Origin) -> list[Drafted]:
     """``KEY=VALUE`` as values of the recipe.
 
     Raises:
-        UsageError: it is neither TOML nor a text.
+        UsageError: a recipe has no such key, or the key no such value.
     """
-    key, equals, value = text.partition("=")
-    for written in (f"{key} = {value}", f"{key} = '{value}'"):
-        try:
-            if equals:
-                return list(_leaves(parse_toml(written), origin))
-        except ValueError:
-            continue
-    raise UsageError(
-        f"--set {text}: it is not KEY=VALUE", remedy="write, for example, --set mpi.version=5.0.11"
-    )
-
-
-def _leaves(table: dict[str, Any], origin: Origin, path: Key = ()) -> Iterator[Drafted]:
-    for name, value in table.items():
-        key = (*path, name)
-        if isinstance(value, dict):
-            yield from _leaves(value, origin, key)
-        elif isinstance(value, list):
-            yield from (Drafted(key, each, origin, GIVEN, item=True) for each in value)
-        else:
-            yield Drafted(key, value, origin, GIVEN)
+    table = assigned(text)
+    try:
+        check_part(Recipe, table)
+    except Problem as problem:
+        raise UsageError(
+            f"--set {text}: {problem.message}",
+            remedy="`hvdenv show --schema` prints the keys of a recipe",
+        ) from problem
+    return [
+        Drafted(path, each, origin, GIVEN, item=isinstance(value, list))
+        for path, value in leaves(table)
+        for each in (value if isinstance(value, list) else [value])
+    ]
 
 
 def give(found: Found, given: Iterable[Drafted]) -> Found:

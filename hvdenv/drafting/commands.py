@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import get_args
 
 from hvdenv.drafting import directives, launching, modulelines, packages
@@ -28,7 +28,8 @@ from hvdenv.drafting.variables import variable
 from hvdenv.model.cluster import LauncherName
 
 # Pages with more are no pages.
-MOST_COMMANDS = 3000
+MOST_COMMANDS = MOST_VALUES = 3000
+MOST_LINES = 50_000
 EVERY_LINE = (1, sys.maxsize)
 _OTHERS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "horovodrun", "aprun", "jsrun",
                      "ibrun", "prun", "lrun", "mpirun_rsh", "torchrun"})  # fmt: skip
@@ -78,14 +79,15 @@ def read_page(text: str, source: str, lines: tuple[int, int] = EVERY_LINE) -> Fo
         lines: the first and last line to read commands from. The page is parsed as a whole: a
             range may begin or end within a block of code.
     """
+    every = text.split("\n")
     reader = _Reader(source)
-    for block in blocks(text):
-        if reader.commands > MOST_COMMANDS:
+    for block in blocks("\n".join(every[:MOST_LINES])):
+        if reader.has_too_many:
             break
         first, last = lines[0] - block.line, lines[1] - block.line
         kept = tuple(text if first <= at <= last else "" for at, text in enumerate(block.lines))
         reader.read_block(block._replace(lines=kept))
-    return reader.found()
+    return reader.found(more_lines=len(every) > MOST_LINES)
 
 
 class _Reader:
@@ -103,27 +105,34 @@ class _Reader:
         self.variables: dict[str, str] = {}
         self.values: list[Drafted] = []
         self.left: list[Leftover] = []
-        self.commands = 0
+        self.commands = self.read = 0
 
-    def found(self) -> Found:
-        loads = modulelines.drafted(self.loads, builds_horovod=self.page.builds_horovod)
-        left = self.left
+    @property
+    def has_too_many(self) -> str:
+        """What the page has too many of, so that the rest is not read; or empty."""
         if self.commands > MOST_COMMANDS:
-            left = [
-                *left,
-                Leftover(Origin(self.source), f"it has more than {MOST_COMMANDS} commands"),
-            ]
-        return Found((*loads, *self.values), tuple(left), self.commands)
+            return f"{MOST_COMMANDS} commands"
+        return f"{MOST_VALUES} values" if self.read > MOST_VALUES else ""
+
+    def found(self, *, more_lines: bool) -> Found:
+        loads = modulelines.drafted(self.loads, builds_horovod=self.page.builds_horovod)
+        most = self.has_too_many or (f"{MOST_LINES} lines" if more_lines else "")
+        told = f"it has more than {most}, and the rest was not read"
+        left = (*self.left, *([Leftover(Origin(self.source), told)] if most else []))
+        return Found((*loads, *self.values), left, self.commands)
 
     def read_block(self, block: Block) -> None:
-        found = statements(block, known)[: MOST_COMMANDS - self.commands + 1]
+        found = statements(block, known, MOST_COMMANDS - self.commands + 1)
         script = any(each.batch for each in found)
         if script:  # starts from nothing
             self.loads.purge()
         fields = list[directives.Field]()
         for statement in _without_python(map(self._resolved, found)):
+            if self.has_too_many:
+                break
             self.commands += 1
-            for read in self._read(statement):
+            for read in islice(self._read(statement), MOST_VALUES + 1):
+                self.read += 1
                 if isinstance(read, directives.Field):
                     fields.append(read)
                 else:
@@ -227,7 +236,8 @@ class _Reader:
     def _module(self, statement: Statement) -> Iterator[Read]:
         name, *words = statement.words
         weight = SCRIPT if statement.batch else COMMAND
-        for read in modulelines.module(modulelines.words_of_ml(words) if name == "ml" else words):
+        words = list(modulelines.words_of_ml(words) if name == "ml" else words)
+        for read in modulelines.module(words[: MOST_VALUES + 1]):
             if isinstance(read, str):
                 yield from self._load(
                     read, Origin(self.source, statement.line, statement.text), weight
@@ -242,6 +252,7 @@ class _Reader:
             yield Left("the page does not state the module")
         else:
             self.loads.add(modulelines.Load(name, origin, weight))
+            self.read += 1
 
     def _source(self, statement: Statement) -> Iterator[Read]:
         path = (statement.words[1:2] or ("",))[0]
@@ -262,8 +273,9 @@ class _Reader:
         """qsub belongs to several batch systems: options tell which."""
         words = statement.words[1:]
         select = any(word.startswith(("select=", "nodes=")) for word in words)
-        scheduler = self.scheduler or ("pbs" if select else "cobalt" if "-n" in words else "")
-        if scheduler in ("pbs", "cobalt"):
+        marks = {"pbs": select, "gridengine": "-pe" in words, "cobalt": "-n" in words}
+        scheduler = self.scheduler or next((name for name, found in marks.items() if found), "")
+        if scheduler in marks:
             self.scheduler = scheduler
             yield Value(at("scheduler"), scheduler, inferred=True)
             yield from launching.request(statement, scheduler)

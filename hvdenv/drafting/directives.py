@@ -24,12 +24,10 @@ class Table(NamedTuple):
     """The options of one batch system.
 
     Attributes:
-        prefix: of its directives.
         options: option with a value: the field, or a dash and the reason to leave it out.
         flags: options without a value, likewise.
     """
 
-    prefix: str
     options: dict[str, str]
     flags: dict[str, str]
 
@@ -51,7 +49,7 @@ class Field(NamedTuple):
 
 def scheduler_of(text: str) -> str:
     """The batch system that a directive is for; empty if hvdenv does not know it."""
-    found = (name for name, table in tables().items() if text.startswith(f"{table.prefix} "))
+    found = (name for name, each in shipped().items() if text.startswith(f"{each.prefix} "))
     return next(found, "")
 
 
@@ -79,7 +77,9 @@ def fields_of(statement: Statement, words: Sequence[str], scheduler: str) -> Ite
         word for word, following in pairwise(words)
         if word.startswith("-") and word not in table.flags and not following.startswith("-")
     ]  # fmt: skip
-    for option, value in split(words, {*table.options, *unknown}).given:
+    # Grid Engine: -pe NAME SLOTS
+    values = {**dict.fromkeys((*table.options, *unknown), 1), "-pe": 2}
+    for option, value in split(words, values).given:
         meaning = table.options.get(option, table.flags.get(option, ""))
         if meaning.startswith("- "):
             yield Left(meaning.removeprefix("- "), understood=True)
@@ -117,13 +117,20 @@ def _expanded(fields: Iterable[Field], scheduler: str) -> Iterator[Field]:
         elif each.field == "attributes":
             for part in each.value.split(":"):
                 yield Field(statement, "attribute", part)
+        elif each.field == "parallel_environment":
+            name, _, slots = each.value.partition("=")
+            yield from (Field(statement, each.field, name), Field(statement, "tasks", slots))
         else:
             yield each
 
 
 # Of one chunk of PBS, or of `nodes=` in TORQUE.
-_CHUNK = {"ncpus": "ncpus", "ngpus": "gpus_per_node", "mpiprocs": "ranks_per_node", "mem": "memory",
-          "ppn": "ncpus", "gpus": "gpus_per_node"}  # fmt: skip
+_CHUNK = {"ncpus": "ncpus", "ngpus": "gpus_on_node", "mpiprocs": "ranks_per_node", "mem": "memory",
+          "ppn": "ncpus", "gpus": "gpus_on_node"}  # fmt: skip
+
+# Fields that are one number, and their keys.
+_COUNTED = {"nodes": "nodes", "ranks_per_node": "ranks_per_node", "cpus_per_rank": "cpus_per_rank",
+            "gpus_on_node": "gpus_per_node"}  # fmt: skip
 
 
 def _resource(statement: Statement, part: str) -> Iterator[Field]:
@@ -136,7 +143,7 @@ def _resource(statement: Statement, part: str) -> Iterator[Field]:
         return
     count, *rest = value.split(":")
     if "+" in value or not count.isdigit():
-        yield Field(statement, "several chunks", value)
+        yield Field(statement, "nodes", value)
         return
     yield Field(statement, "nodes", count)
     for name, _, number in (each.partition("=") for each in rest):
@@ -159,8 +166,8 @@ def _value(each: Field, scheduler: str, nodes: int, ranks: int) -> Iterator[Read
         yield Value(at("launch", field), value)
     elif field == "exclusive":
         yield Value(at("job.exclusive"), True)
-    elif field in ("nodes", "ranks_per_node", "cpus_per_rank"):
-        yield _counted(at("job", field), value)
+    elif field in _COUNTED:
+        yield _counted(at("job", _COUNTED[field]), value)
     elif field in ("gres", "gpus_per_node"):
         yield from _gpus(value, field)
     elif field in ("tasks", "gpus", "ncpus", "gpus_per_rank"):
@@ -173,14 +180,16 @@ def _value(each: Field, scheduler: str, nodes: int, ranks: int) -> Iterator[Read
 
 
 def _time(value: str, scheduler: str) -> Read:
-    if re.fullmatch(r"[1-9][0-9]{0,5}", value) and scheduler in ("cobalt", "lsf"):
-        value = f"{int(value) // 60:02}:{int(value) % 60:02}:00"  # minutes
+    unit = {"cobalt": 60, "lsf": 60, "pbs": 1, "gridengine": 1}.get(scheduler)
+    if unit and re.fullmatch(r"[1-9][0-9]{0,5}", value):
+        total = int(value) * unit
+        value = f"{total // 3600:02}:{total // 60 % 60:02}:{total % 60:02}"
     if re.fullmatch(r"[0-9]{1,3}:[0-5]?[0-9]:[0-5]?[0-9]", value):
         return Value(at("job.time"), ":".join(part.zfill(2) for part in value.split(":")))
     try:
         return Value(at("job.time"), read_time(value, shipped()[scheduler]))
     except (UsageError, KeyError):
-        return Left(f"{value} is not a time that hvdenv reads")
+        return Left(f"{value!r} is not a time that hvdenv reads")
 
 
 def _number(text: str) -> int:
@@ -189,7 +198,7 @@ def _number(text: str) -> int:
 
 def _counted(key: tuple[str, ...], text: str) -> Read:
     count = _number(text)
-    return Value(key, count) if count else Left(f"{text} is not one number")
+    return Value(key, count) if count else Left(f"{text!r} is not one number")
 
 
 def _gpus(value: str, field: str) -> Iterator[Read]:

@@ -67,18 +67,17 @@ class _Machine(NamedTuple):
         return outcome.output if outcome else ""
 
 
-def look(runner: Runner, report: Report, loads: Collection[str] = (), scheduler: str = "") -> Found:
+def look(runner: Runner, report: Report, loads: Collection[str] = ()) -> Found:
     """Look at this machine.
 
     Args:
         report: receives what is being looked at, and for how long at most.
         loads: modules that another source states.
-        scheduler: that another source states.
     """
     machine = _Machine(runner, report)
     values, left = list[Drafted](), list[Leftover]()
     for part in (
-        _of_scheduler(machine, scheduler),
+        _of_scheduler(machine),
         _of_modules(machine, loads),
         _of_network(),
         _facts(machine),
@@ -98,16 +97,14 @@ def _seen(source: str, told: str) -> Leftover:
     return Leftover(Origin(source), told, understood=True)
 
 
-def _of_scheduler(machine: _Machine, scheduler: str) -> Iterator[Drafted | Leftover]:
+def _of_scheduler(machine: _Machine) -> Iterator[Drafted | Leftover]:
     if listed := machine.ask(*_SINFO):
-        if not scheduler:
-            yield _value(at("scheduler"), "slurm", "sinfo")
+        yield _value(at("scheduler"), "slurm", "sinfo")
         yield from partitions(listed)
         return
     for name, command in _QUEUES.items():
         if listed := machine.ask(*command):
-            if name != "gridengine" and not scheduler:
-                yield _value(at("scheduler"), name, command[0])
+            yield _value(at("scheduler"), name, command[0])
             yield _seen(" ".join(command), f"queues: {' '.join(listed.split())[:300]}")
             return
 

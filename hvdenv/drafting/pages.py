@@ -16,7 +16,6 @@ _SPACES = {0xA0: " ", 0x202F: " ", 0x3000: " ", 0x200B: None, 0xFEFF: None}
 _HTML = re.compile(r"<(?:!doctype|html|body|pre|syntaxhighlight|source)\b", re.IGNORECASE)
 _PREFORMATTED = frozenset({"pre", "syntaxhighlight", "source"})
 _FENCE = re.compile(r"^[ \t]{0,12}(?:>[ \t]?)?(?:```|~~~)", re.MULTILINE)
-_HEADING = re.compile(r"^#{1,6} \S", re.MULTILINE)
 _LITERAL = re.compile(r"\.\. (?:code-block|code|sourcecode|prompt|parsed-literal)::")
 _OTHER_LANGUAGE = re.compile(
     r"(?i)\W*(?:py(?:thon3?|con)?|ya?ml|json|toml|ini|c|c\+\+|cpp|cuda|cmake|docker(?:file)?|lua|julia"

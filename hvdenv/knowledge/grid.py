@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from packaging.version import Version as Parsed
 
-from hvdenv.knowledge.observables import observables
+from hvdenv.knowledge.observables import minor, observables
 from hvdenv.knowledge.patches import applicable
 from hvdenv.knowledge.rules import Rule, judge
 from hvdenv.model.facts import Facts, Interpreter, Tool
@@ -355,17 +355,13 @@ def asked_of(recipe: Recipe, versions: Mapping[str, Version], python: str, facts
     return Asked(
         torch=versions.get("torch", ""),
         tensorflow=versions.get("tensorflow", ""),
-        python=_minor(python),
+        python=minor(python),
         cuda=(toolkit or ANY) if recipe.horovod.gpu else NONE,
         mpi=mpi.kind if mpi else "",
-        mpi_version=_minor(mpi.version or "") if mpi else "",
+        mpi_version=minor(mpi.version or "") if mpi else "",
         horovod=recipe.horovod.version,
         machine=facts.machine,
     )
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
 
 
 def comparable(recipe: Recipe) -> bool:

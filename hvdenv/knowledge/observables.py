@@ -144,11 +144,11 @@ def _megabytes(recipe: Recipe) -> int:
 def _of_python(recipe: Recipe, python: Interpreter | None) -> Found:
     return {
         "python": python.version if python else None,
-        "python_minor": _minor(python.version) if python else None,
+        "python_minor": minor(python.version) if python else None,
         "python_complete": ("yes" if python.complete else "no") if python else None,
         "python_provider": recipe.python.provider,
         "python_wanted": recipe.python.version,
-        "python_module_minor": _minor(_module_version(recipe, "python")),
+        "python_module_minor": minor(_module_version(recipe, "python")),
     }
 
 
@@ -432,7 +432,8 @@ def _number(text: str) -> str:
     return found[1] if found else ""
 
 
-def _minor(version: str) -> str:
+def minor(version: str) -> str:
+    """The first two numbers of a version."""
     return ".".join(version.split(".")[:2])
 
 

@@ -75,7 +75,7 @@ def choose_launcher(recipe: Recipe, requested: str = "") -> str:
     own = recipe.launch.launchers
     if name not in LAUNCHERS and name not in own:
         raise UsageError(
-            f"unknown launcher {name}{nearest(name, LAUNCHERS)}",
+            f"unknown launcher {name}{nearest(name, (*own, *LAUNCHERS))}",
             where="--launcher",
             remedy=f"launchers: {', '.join((*own, *LAUNCHERS))}",
         )

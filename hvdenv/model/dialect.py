@@ -6,12 +6,14 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args
 
 from hvdenv.model import template
 from hvdenv.reading import RECIPE, read_file
 from hvdenv.schema import Pattern, Problem, decode, parse_toml
 
+# Cobalt sets variables of PBS as well, so that it comes first.
+Shipped = Literal["slurm", "cobalt", "pbs", "lsf", "gridengine"]
 State = Literal[
     "waiting", "running", "completed", "failed", "timeout", "cancelled", "node failure",
     "out of memory", "preempted", "gone",
@@ -117,7 +119,7 @@ class Dialect(NamedTuple):
         broadcast: commands in a job that copy ``{file}`` in ``{folder}`` to all of its hosts.
     """
 
-    like: Literal["slurm", "pbs", "cobalt", "lsf", "gridengine"] | None = None
+    like: Shipped | None = None
     label: str = ""
     prefix: Annotated[str, Pattern(r"(#[A-Za-z$@#-]{1,20})?", "a prefix such as #SBATCH")] = ""
     directives: tuple[str, ...] = ()
@@ -189,11 +191,11 @@ _REQUIRED = (
 
 @cache
 def shipped() -> Mapping[str, Dialect]:
-    """The schedulers that hvdenv knows, by name. Cobalt sets variables of PBS as well."""
+    """The schedulers that hvdenv has, by name."""
     folder = Path(__file__).parent / "schedulers"
     return {
         name: decode(Dialect, parse_toml(read_file(folder / f"{name}.toml", RECIPE).text))
-        for name in ("slurm", "cobalt", "pbs", "lsf", "gridengine")
+        for name in get_args(Shipped)
     }
 
 
@@ -245,8 +247,14 @@ def problems(own: Mapping[str, Dialect]) -> Iterator[Problem]:
 def _of_templates(dialect: Dialect) -> Iterator[tuple[Key, str]]:
     values = _flat(dialect)
     for key, known in _COMMANDS.items():
+        path, uses = tuple(key.split(".")), tuple(template.uses(values[key]))
         if message := template.problem(values[key], known, words=True):
-            yield tuple(key.split(".")), message
+            yield path, message
+        elif any(use.name == "cluster" and use.required for use in uses):
+            yield path, "a job may have no cluster: write [[ -M {cluster}]], with the option's name"
+    for number, command in enumerate(dialect.broadcast):
+        if message := template.problem(command, ("file", "folder"), words=True):
+            yield ("broadcast", number), message
     for number, directive in enumerate(dialect.directives):
         if message := template.problem(directive, OF_JOBS):
             yield ("directives", number), message
@@ -261,9 +269,11 @@ def _of_patterns(dialect: Dialect) -> Iterator[tuple[Key, str]]:
         group = groups.get(str(keys[-1]))
         try:
             known = re.compile(pattern).groupindex
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             yield keys, f"not a regular expression: {error}"
             continue
+        if keys[0] == "times" and not known.keys() <= {"d", "h", "m", "s"}:
+            yield keys, "the groups of a time are d, h, m and s"
         if group and pattern and group not in known:
             yield keys, f"the pattern needs a group (?P<{group}>...)"
 

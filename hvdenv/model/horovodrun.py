@@ -9,52 +9,22 @@ from collections.abc import Iterable, Iterator
 
 from hvdenv.schema import nearest
 
-_FLAGS = frozenset(
-    [
-        "--verbose",
-        "--prefix-output-with-timestamp",
-        "--hierarchical-allreduce",
-        "--no-hierarchical-allreduce",
-        "--hierarchical-allgather",
-        "--no-hierarchical-allgather",
-        "--torus-allreduce",
-        "--no-torus-allreduce",
-        "--autotune",
-        "--no-autotune",
-        "--timeline-mark-cycles",
-        "--no-timeline-mark-cycles",
-        "--stall-check",
-        "--no-stall-check",
-        "--mpi-threads-disable",
-        "--no-mpi-threads-disable",
-        "--tcp",
-        "--log-with-timestamp",
-        "--log-without-timestamp",
-    ]
-)
-_WITH_VALUE = frozenset(
-    [
-        "--start-timeout",
-        "--output-filename",
-        "--ssh-port",
-        "--ssh-identity-file",
-        "--fusion-threshold-mb",
-        "--cycle-time-ms",
-        "--cache-capacity",
-        "--autotune-log-file",
-        "--autotune-warmup-samples",
-        "--autotune-steps-per-sample",
-        "--autotune-bayes-opt-max-samples",
-        "--autotune-gaussian-process-noise",
-        "--timeline-filename",
-        "--stall-check-warning-time-seconds",
-        "--stall-check-shutdown-time-seconds",
-        "--num-nccl-streams",
-        "--thread-affinity",
-        "--gloo-timeout-seconds",
-        "--log-level",
-    ]
-)
+_FLAGS = frozenset({
+    "--verbose", "--prefix-output-with-timestamp", "--hierarchical-allreduce",
+    "--no-hierarchical-allreduce", "--hierarchical-allgather", "--no-hierarchical-allgather",
+    "--torus-allreduce", "--no-torus-allreduce", "--autotune", "--no-autotune",
+    "--timeline-mark-cycles", "--no-timeline-mark-cycles", "--stall-check", "--no-stall-check",
+    "--mpi-threads-disable", "--no-mpi-threads-disable", "--tcp", "--log-with-timestamp",
+    "--log-without-timestamp",
+})  # fmt: skip
+_WITH_VALUE = frozenset({
+    "--start-timeout", "--output-filename", "--ssh-port", "--ssh-identity-file",
+    "--fusion-threshold-mb", "--cycle-time-ms", "--cache-capacity", "--autotune-log-file",
+    "--autotune-warmup-samples", "--autotune-steps-per-sample", "--autotune-bayes-opt-max-samples",
+    "--autotune-gaussian-process-noise", "--timeline-filename",
+    "--stall-check-warning-time-seconds", "--stall-check-shutdown-time-seconds",
+    "--num-nccl-streams", "--thread-affinity", "--gloo-timeout-seconds", "--log-level",
+})  # fmt: skip
 # hvdenv sets these from other keys and options.
 _OWN = {
     "--np": "-n", "--num-proc": "-n", "--hosts": "--hosts", "--hostfile": "--hostfile",

@@ -30,6 +30,7 @@ from hvdenv.schema import (
     Problem,
     Table,
     check_part,
+    closest,
     decode,
     dotted,
     is_text,
@@ -124,12 +125,10 @@ def find_recipe(name: str, folders: Iterable[str] = ()) -> Path:
         return Path(name)
     known = known_recipes(folders)
     if name not in known:
-        import difflib
-
         # Environments are named recipe+variant, so users try that name.
         recipe, *variants = name.split("+")
-        close = [recipe] if recipe in known else difflib.get_close_matches(recipe, known, 1)
-        meant = " ".join(close + [f"--variant {each}" for each in variants if each])
+        close = recipe if recipe in known else closest(recipe, known)
+        meant = " ".join([close, *(f"--variant {each}" for each in variants if each)])
         hint = f'did you mean "{meant}"? ' if close else ""
         here = (
             f"; for the file {name}.toml write ./{name}.toml"
@@ -276,7 +275,7 @@ def _further(merged: Table, found: Iterable[Problem]) -> list[Problem]:
         recipe = decode(Recipe, {**stand_ins, **_without(merged, wrong)})
     except Problem:
         return []
-    kept = {path for path, _ in _leaves(_without(merged, wrong))}
+    kept = {path for path, _ in leaves(_without(merged, wrong))}
     # A key that seems to be missing may be the one that is misspelt.
     near = {each.path[:-1] for each in found if each.message.startswith("unknown key")}
     return [
@@ -547,14 +546,24 @@ def _without_own(site: Layer) -> Layer:
 
 
 def _override(text: str) -> Layer:
+    key, _, value = text.partition("=")
+    return Layer("command line", "", f"{key} = {value}", assigned(text))
+
+
+def assigned(text: str) -> Table:
+    """``KEY=VALUE`` as a table of the recipe; a value that is not TOML is a text.
+
+    Raises:
+        UsageError: it is neither.
+    """
     key, equals, value = text.partition("=")
     try:
         if not equals:
             raise ValueError("it has no =")
         try:
             values = parse_toml(f"{key} = {value}")
-            ((path, found),) = _leaves(values)
-            plain = not isinstance(found, (str, list, dict)) and is_text(Recipe, path)
+            (path, found), *others = leaves(values)
+            plain = not (others or isinstance(found, (str, list, dict))) and is_text(Recipe, path)
         except ValueError:
             plain = True
         if plain:  # 0.28 and 00:10:00 are a number and a time to TOML
@@ -564,16 +573,16 @@ def _override(text: str) -> Layer:
             f"--set {text}: {error}",
             remedy="write KEY=VALUE, for example --set mpi.version=5.0.11",
         ) from error
-    return Layer("command line", "", f"{key} = {value}", values)
+    return values
 
 
-def _leaves(
+def leaves(
     values: Mapping[str, Any], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Dotted keys and values below a table; lists are values."""
     for key, value in values.items():
         if isinstance(value, dict) and value:
-            yield from _leaves(value, (*path, key))
+            yield from leaves(value, (*path, key))
         else:
             yield (*path, key), value
 
@@ -584,7 +593,7 @@ def _refuse_clashes(layers: Sequence[Layer]) -> None:
     for layer in layers:
         if not layer.name.startswith("variant "):
             continue
-        for path, value in _leaves(layer.values):
+        for path, value in leaves(layer.values):
             other = seen.setdefault(path, (value, layer.name))
             if other[0] != value:
                 raise UsageError(
@@ -667,7 +676,7 @@ def _problems_of_launchers(recipe: Recipe) -> Iterator[Problem]:
         words = template.split(own.command)
         if "{program}" not in words:
             yield Problem((*path, "command"), "it must contain {program}, which the ranks run")
-        for field in ("hosts", "host_names", "hostfile", "variables", "exports"):
+        for field in ("hosts", "host_names", "hostfile"):
             mark = f"{{{field}}}"
             if any(mark in word and word != mark for word in words):
                 yield Problem((*path, "command"), f"{mark} must be a word of its own")

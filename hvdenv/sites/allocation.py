@@ -11,6 +11,7 @@ from hvdenv.errors import UsageError
 from hvdenv.model import template
 from hvdenv.model.cluster import Job, Partition
 from hvdenv.model.dialect import Dialect, shipped
+from hvdenv.sites.answers import number
 from hvdenv.sites.batch import HOSTFILE, BatchJob, directives
 from hvdenv.sites.hosts import Host, expand, parse_hostfile
 
@@ -73,9 +74,10 @@ def find_allocation(
     current = _current(environ, dialects)
     if not current:
         return Allocation()
-    if current == "slurm" or dialects[current].like == "slurm":
-        return _of_slurm(current, environ)
-    return _from_hostfile(current, dialects[current], environ, hosts)
+    dialect = dialects[current]
+    if current == "slurm" or dialect.like == "slurm":
+        return _of_slurm(current, environ[dialect.job_id], environ)
+    return _from_hostfile(current, dialect, environ, hosts)
 
 
 def _current(environ: Mapping[str, str], dialects: Mapping[str, Dialect]) -> str:
@@ -136,7 +138,15 @@ def interactive(
     """The command that requests an allocation and runs a program on its first host.
 
     PBS and Cobalt run the user's login shell instead of the program.
+
+    Raises:
+        UsageError: hvdenv does not know how this scheduler does that.
     """
+    if not dialect.interactive:
+        raise UsageError(
+            f"hvdenv does not know how {dialect.label} starts interactive jobs",
+            remedy="set `interactive` in the recipe's table of the scheduler, or omit these options",
+        )
     # A terminal has no output file.
     batch = BatchJob(
         job=job._replace(output=None, error=None, mail=None),
@@ -158,7 +168,7 @@ def interactive(
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
-def _of_slurm(scheduler: str, environ: Mapping[str, str]) -> Allocation:
+def _of_slurm(scheduler: str, job: str, environ: Mapping[str, str]) -> Allocation:
     """Slurm has no file of hosts, but a compressed list, and counts what was requested."""
     listed = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", "")
     names = expand(listed) if listed else ()
@@ -169,7 +179,7 @@ def _of_slurm(scheduler: str, environ: Mapping[str, str]) -> Allocation:
     step = environ.get("SLURM_STEP_ID", "")
     return Allocation(
         scheduler=scheduler,
-        job=environ["SLURM_JOB_ID"],
+        job=job,
         hosts=tuple(map(Host, names, slots)),
         nodes=len(names),
         tasks=tasks,
@@ -200,11 +210,6 @@ def _repeated(text: str) -> tuple[int, ...]:
             return ()
         numbers += [int(found[1])] * int(found[2] or 1)
     return tuple(numbers)
-
-
-def number(text: str) -> int:
-    """A number in a variable; 0 if it is anything else."""
-    return int(text) if re.fullmatch(r"[0-9]{1,10}", text, re.ASCII) else 0
 
 
 def _visible_gpus(environ: Mapping[str, str]) -> int:

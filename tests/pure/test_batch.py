@@ -455,7 +455,7 @@ def refused(given: tuple[str, ...] = (), scheduler: str = "slurm", **values: Any
 @pytest.mark.parametrize(
     ("values", "field", "said"),
     [
-        ({"partition": "amd_a100nv_4"}, "partition", "did you mean amd_a100nv_8"),
+        ({"partition": "amd_a100nv_4"}, "partition", 'did you mean "amd_a100nv_8"'),
         ({"partition": "zzz"}, "partition", "known partitions: amd_a100nv_8, cas_v100_4, skl"),
         ({"gpus_per_node": 9}, "gpus_per_node", "has 8 GPUs, requested: 9"),
         ({"memory": "600G"}, "memory", "has 512 GB, requested: 600G"),

@@ -581,7 +581,7 @@ def test_what_a_site_requires_can_be_given(recipe: str, built: Path, capsys: Cap
         (("--nodes", "9"), "has 8 nodes"),
         (("--nodes", "0"), "too few"),
         (("--time", "soon"), "not a time"),
-        (("--partition", "gpus"), "did you mean gpu"),
+        (("--partition", "gpus"), 'did you mean "gpu"'),
         (("--nodes", "1", "--set", "job.gpus_per_node=5"), "has 4 GPUs"),
     ],
     ids=" ".join,

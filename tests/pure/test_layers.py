@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hvdenv.cli.main import main
 from hvdenv.cli.options import environment_of
 from hvdenv.errors import RecipeError, UsageError
+from hvdenv.model.cluster import JobOf
 from hvdenv.model.folders import User, expand
 from hvdenv.model.layers import load_recipe, shipped_recipes
 from hvdenv.model.recipe import Recipe
@@ -396,6 +397,7 @@ def test_overrides_are_toml_or_text(path: Path) -> None:
         overrides=[
             "mpi.version=5.0.11",
             "job.time=00:10:00",
+            "job.verify={nodes = 1, time = '00:05:00'}",
             "frameworks.torch.version=2.10",
             "job.nodes=3",
             'horovod.controllers=["gloo"]',
@@ -405,6 +407,7 @@ def test_overrides_are_toml_or_text(path: Path) -> None:
     assert recipe.mpi is not None
     assert recipe.mpi.version == "5.0.11"
     assert (recipe.job.time, recipe.job.nodes) == ("00:10:00", 3)
+    assert recipe.job.verify == JobOf(nodes=1, time="00:05:00")
     assert recipe.frameworks["torch"].version == "2.10"
     assert recipe.horovod.controllers == ("gloo",)
     assert recipe.python.version == "==3.11.*"
@@ -583,6 +586,17 @@ def test_a_variable_that_is_no_folder_is_refused(name: str, said: str) -> None:
     recipe = load_recipe("local", overrides=[f"places.environments='${name}/x'"]).recipe
     with pytest.raises(UsageError, match=f"places.environments: .*{said}"):
         expand(Recipe, recipe, USER)
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "a\nb", "a'b", "$(id)", "a:b", ""])
+def test_a_user_name_that_is_no_part_of_a_folder_is_refused(name: str) -> None:
+    """LOGNAME and HOME may hold anything."""
+    recipe = load_recipe("local", overrides=["places.environments='/s/{user}'"]).recipe
+    with pytest.raises(UsageError, match="no part of a folder"):
+        expand(Recipe, recipe, USER._replace(name=name))
+    recipe = load_recipe("local", overrides=["places.environments='{home}/x'"]).recipe
+    with pytest.raises(UsageError, match="no part of a folder"):
+        expand(Recipe, recipe, USER._replace(home=name))
 
 
 def test_show_names_the_variable_and_plan_needs_none(

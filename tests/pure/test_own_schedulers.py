@@ -13,10 +13,11 @@ from hvdenv.errors import RecipeError, UsageError
 from hvdenv.launch.launchers import Launch, named
 from hvdenv.launch.placement import Requested, choose_launcher, refuse_unfit
 from hvdenv.model.cluster import Job
+from hvdenv.model.dialect import Answer
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.schema import Problem, decode
-from hvdenv.sites.allocation import find_allocation, refuse_unknown
+from hvdenv.sites.allocation import find_allocation, interactive, refuse_unknown
 from hvdenv.sites.answers import status_in
 from hvdenv.sites.batch import HOST_NAMES, HOSTFILE, HOSTS, BatchJob, check, script
 from hvdenv.sites.hosts import Host
@@ -66,6 +67,15 @@ def test_a_variant_of_a_known_one(tmp_path: Path) -> None:
     assert dialect.query.states["PENDING"] == "waiting"
     text = script(dialect, BatchJob(job=Job(nodes=2, gpus_per_node=4), folder="/"))
     assert "\n#SBATCH --gpus=8\n" in text
+    found = find_allocation({"OUR_ID": "7"}, "", {"ours": dialect._replace(job_id="OUR_ID")})
+    assert (found.scheduler, found.job) == ("ours", "7")
+
+
+def test_interactive_jobs_need_a_template(tmp_path: Path) -> None:
+    dialect = recipe_with(tmp_path, example("pjm")).dialect
+    assert dialect
+    with pytest.raises(UsageError, match="how PJM starts interactive jobs"):
+        interactive(dialect._replace(interactive=""), Job(), None, ("bash",))
 
 
 @pytest.mark.parametrize(
@@ -90,7 +100,34 @@ def test_a_variant_of_a_known_one(tmp_path: Path) -> None:
             'expected one of "waiting"',
         ),
         ("#PJM", "#PJM\\nrm", ":3: schedulers.pjm.prefix", "control characters"),
+        ("pjdel {id}", "pjdel {cluster} {id}", ":14: schedulers.pjm.cancel", "may have no cluster"),
         ("[schedulers.pjm", "[schedulers.slurm", ":1: schedulers.slurm", "another name"),
+        (
+            '"pjdel {id}"',
+            '"pjdel {id=3}"',
+            ":14: schedulers.pjm.cancel",
+            "does not begin with ? or !",
+        ),
+        ('"pjdel {id}"', '"pjdel {?cluster}"', ":14: schedulers.pjm.cancel", "must be in a part"),
+        (
+            "--interact {options}",
+            "--interact={options}",
+            ":15: schedulers.pjm.interactive",
+            "its own",
+        ),
+        (
+            "cancel =",
+            'broadcast = ["cp {image}"]\ncancel =',
+            ":14: schedulers.pjm.broadcast[0]",
+            "unknown field {image}",
+        ),
+        ("(?P<id>[0-9]+)", "(?P<id>a{99999999999})", ":13: schedulers.pjm.submitted", "too large"),
+        (
+            "cancel =",
+            "times = ['(?P<x>.+)']\ncancel =",
+            ":14: schedulers.pjm.times[0]",
+            "d, h, m and s",
+        ),
     ],
 )
 def test_mistakes_name_their_line(
@@ -101,6 +138,16 @@ def test_mistakes_name_their_line(
     told = str(caught.value)
     assert f"site.toml{where}" in told
     assert said in told
+
+
+def test_answers_that_are_no_numbers() -> None:
+    """A pattern of a site can match anything."""
+    answer = Answer(state="^([A-Z]+)", states={"END": "ended"}, exit_code=r"^END (?P<code>\S*)")
+    for text in ("END abc", "END ", "END " + "9" * 5000, "END \u0664"):
+        found = status_in(text, answer, "1")
+        assert found and found.exit_code is None
+    found = status_in("END 3", answer, "1")
+    assert found and found.exit_code == 3
 
 
 def test_names_of_schedulers_are_checked(tmp_path: Path) -> None:
@@ -161,6 +208,8 @@ def test_launchers_of_the_docs(tmp_path: Path, name: str, hosts: bool, expected:
     recipe = load_recipe("neuron", site=tmp_path / "site.toml").recipe
     assert recipe.launch.launcher == "ibrun"
     assert choose_launcher(recipe, name) == name
+    with pytest.raises(UsageError, match=f'did you mean "{name}"'):
+        choose_launcher(recipe, f"{name}_")
     launch = Launch(
         ("python", "t.py"), 8, settings=recipe.launch, exports=("PATH",), variables=(("A", "a b"),)
     )
@@ -182,6 +231,8 @@ def test_launchers_of_the_docs(tmp_path: Path, name: str, hosts: bool, expected:
         ('launch.launchers.x.command = "x {rank} {program}"', "unknown field {rank}"),
         ('launch.launchers.x.command = "x -n {ranks}"', "must contain {program}"),
         ('launch.launchers.x.command = "x --hosts={hosts} {program}"', "a word of its own"),
+        ('launch.launchers.x.command = "x {program} y{program}"', "a word of its own"),
+        ('launch.launchers.x.command = "{?placed} x {program}"', "must be in a part"),
         ('launch.launchers.srun.command = "srun {program}"', "another name"),
     ],
 )

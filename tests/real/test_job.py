@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from hvdenv.contents.record import GenerationRecord
+from hvdenv.environments import generations
 from tests.real.conftest import Cli, hear_interrupts
 from tests.standin import Cluster
 from tests.waiting import wait_until
@@ -42,13 +44,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def make_environment(prefix: Path) -> None:
+    """A complete generation that contains nothing but its script."""
+    environment, identity = generations.at(prefix), "0" * 12
+    environment.store.mkdir()  # claim() would refuse this path
+    generations.create(environment, identity).joinpath("activate.sh").write_text(
+        "export WHO=environment\n"
+    )
+    generations.write_record(environment.record(identity), GenerationRecord())
+    generations.switch(environment, identity)
+
+
 @pytest.fixture
 def site(cluster: Cluster, folder: Path) -> Iterator[Cluster]:
     """The cluster, a recipe for it, and an environment that says who it is."""
     text = RECIPE.read_text().replace("format = 1\n", 'format = 1\nscheduler = "slurm"\n', 1)
     (folder / "site.toml").write_text(text + SITE)
-    (folder / "env").mkdir()
-    (folder / "env" / "activate.sh").write_text("export WHO=environment\n")
+    make_environment(folder / "env")
     yield cluster
     cluster.run(["scancel", "--user=root"])
     wait_until(lambda: not queue(cluster), 120)

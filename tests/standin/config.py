@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 # What ranks find in their environment on every host, however they were started: Open MPI without
-# UCX, which has no network here to use.
-FOR_RANKS = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_osc": "^ucx"}
+# UCX, which has no network here to use. And with ranks that yield while they wait, since all hosts
+# share the cores of one machine, which Open MPI cannot know.
+FOR_RANKS = {
+    "OMPI_MCA_pml": "ob1", "OMPI_MCA_osc": "^ucx", "OMPI_MCA_mpi_yield_when_idle": "1",
+}  # fmt: skip
 
 
 class Partition(NamedTuple):
