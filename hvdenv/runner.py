@@ -75,11 +75,15 @@ def drop_relative_folders() -> None:
 
     The current folder may belong to anybody, and its ``git`` or ``mpirun`` would run.
     """
-    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    kept = [folder for folder in folders if os.path.isabs(folder)]
-    if len(kept) < len(folders):
-        # Without any, programs would look in the current folder.
-        os.environ["PATH"] = os.pathsep.join(kept) or os.defpath
+    before = os.environ.get("PATH", os.defpath)
+    if (kept := absolute_folders(before)) != before:
+        os.environ["PATH"] = kept
+
+
+def absolute_folders(path: str) -> str:
+    """A value of PATH without relative folders. Without any folder, programs look in the current one."""
+    kept = [folder for folder in path.split(os.pathsep) if os.path.isabs(folder)]
+    return os.pathsep.join(kept) or os.defpath
 
 
 class Runner:

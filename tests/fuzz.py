@@ -1,6 +1,6 @@
-"""Random requests to the servers of horovodrun, from somebody without the key of the job.
+"""Requests to the servers of horovodrun, from somebody without the key of the job.
 
-It runs in an environment that has Horovod: python fuzz.py SECONDS SEED MARKER. It ends with 0 if all
+First those that a rank signed: repeated, changed, and sent to another server. Then random ones. It runs in an environment that has Horovod: python fuzz.py SECONDS SEED MARKER. It ends with 0 if all
 servers still work then, and if the file MARKER does not exist, which some of the requests create
 where they are unpickled.
 """
@@ -89,6 +89,42 @@ def send(port: int, data: bytes, *, patient: bool) -> None:
                 pass
 
 
+def answers(port: int, lines: list[str], body: bytes) -> bool:
+    """Whether a server accepts a request."""
+    with socket.create_connection((HOST, port), timeout=5) as client:
+        client.sendall("\r\n".join([*lines, "", ""]).encode() + body)
+        return client.recv(65536).startswith(b"HTTP/1.0 200")
+
+
+def check_recorded(port: int, other: int, key: bytes) -> None:
+    """A request that a rank signed has an effect once, as it was signed, on its server."""
+
+    def signed(method: str = "PUT", path: str = "/scope/recorded") -> list[str]:
+        nonce, hashed = secret.make_secret_key().hex(), secret.hash_body(b"1")
+        digest = secret.sign_request(key, method, path, port, nonce, 1, hashed)
+        values = {
+            secret.NONCE_HEADER: nonce,
+            secret.BODY_HEADER: hashed,
+            secret.DIGEST_HEADER: digest,
+        }
+        headers = [f"{name}: {value}" for name, value in values.items()]
+        return [f"{method} {path} HTTP/1.1", *headers, "Content-Length: 1"]
+
+    first, *headers = signed()
+    for line in (
+        "DELETE /scope/recorded HTTP/1.1",
+        "PUT /scope/other HTTP/1.1",
+        "GET /a/b HTTP/1.1",
+    ):
+        assert not answers(port, [line, *headers], b"1"), line
+    assert not answers(port, [first, *headers[:-1], "Content-Length: 2"], b"12")
+    assert not answers(port, [first, "Content-Length: 2", *headers], b"12")
+    assert not answers(other, [first, *headers], b"1")
+    assert not answers(port, signed(), b"2")
+    assert answers(port, [first, *headers], b"1")
+    assert not answers(port, [first, *headers], b"1")
+
+
 def main(seconds: float, seed: int, marker: str) -> None:
     key, pickled = secret.make_secret_key(), pickle.dumps(Payload(marker))
     handler = create_rendezvous_handler(None)
@@ -97,6 +133,8 @@ def main(seconds: float, seed: int, marker: str) -> None:
     rendezvous, elastic = RendezvousServer(0, key), RendezvousServer(0, key)
     store = KVStoreServer(0, key)
     stores = [rendezvous.start(host=HOST), elastic.start(handler, HOST), store.start_server(HOST)]
+    for port, another in ((stores[0], stores[1]), (stores[2], stores[0])):
+        check_recorded(port, another, key)
     service = network.BasicService("fuzzed", key, {"lo"})
     targets: list[tuple[int, Callable[[random.Random, bytes], bytes]]]
     targets = [*((port, http) for port in stores), (service.get_port(), wire)]

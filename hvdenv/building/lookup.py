@@ -190,7 +190,7 @@ def _resolved(questions: Questions, sources: Sources, tag: str, apart: set[str])
             silent.append(host)
             sources = fewer
             continue
-        names = re.findall(r"Wheels are required for `([^`]+)`", text)
+        names = re.findall(r"Wheels are required for `([A-Za-z0-9][\w.-]{0,200})`", text)
         unasked = [each for each in names if _has_archive(questions, sources, each)]
         if not unasked:
             return _refused(questions, outcome.output, tag, silent)

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 from hvdenv.cli.options import add_options, print_json
 from hvdenv.drafting import answers, here
@@ -21,6 +22,7 @@ from hvdenv.drafting.shell import shown
 from hvdenv.drafting.values import Drafted, Found, Origin
 from hvdenv.drafting.writer import told_choice, told_left, told_value, write
 from hvdenv.errors import UsageError
+from hvdenv.model.cluster import ModuleName
 from hvdenv.model.layers import DEFAULTS
 from hvdenv.reading import OWN, PAGE, read_file, read_text
 from hvdenv.runner import Runner
@@ -122,7 +124,11 @@ def _found(arguments: argparse.Namespace) -> Found:
     parts = [_of_page(each, arguments.lines) for each in arguments.pages]
     if arguments.here:
         values = [value for part in parts for value in part.values]
-        loads = [str(each.value) for each in values if each.key == ("modules", "load")]
+        # The name of a file would be run.
+        loads = [
+            str(each.value) for each in values
+            if each.key == ("modules", "load") and re.fullmatch(get_args(ModuleName)[1].regex, str(each.value))
+        ]  # fmt: skip
         parts.append(here.look(Runner(), _report, loads))
     found = Found(
         tuple(value for part in parts for value in part.values),

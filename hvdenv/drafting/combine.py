@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 from hvdenv.drafting.modulelines import role_of
+from hvdenv.drafting.shell import shown_whole
 from hvdenv.drafting.values import (
     INFERRED,
     WITHOUT,
@@ -114,9 +115,13 @@ def combine(name: str, found: Found, defaults: Mapping[str, Any]) -> Draft:
 
 
 def _without_used(left: Iterable[Leftover], values: Iterable[Drafted]) -> tuple[Leftover, ...]:
-    """Commands that need no key, except those that have values as well."""
+    """Commands that need no key, except those that have values as well; fit to be shown."""
     used = {each.origin for each in values}
-    return tuple(each for each in left if not each.understood or each.origin not in used)
+    return tuple(
+        each._replace(reason=shown_whole(each.reason))
+        for each in left
+        if not each.understood or each.origin not in used
+    )
 
 
 def _bare_partition(values: Iterable[Drafted]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import get_args
 
 from hvdenv.drafting import directives, launching, modulelines, packages
@@ -26,7 +27,8 @@ from hvdenv.drafting.variables import variable
 from hvdenv.model.cluster import LauncherName
 
 # Pages with more are no pages.
-MOST_COMMANDS = 3000
+MOST_COMMANDS = MOST_VALUES = 3000
+MOST_LINES = 50_000
 _OTHERS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "horovodrun", "aprun", "jsrun",
                      "ibrun", "prun", "lrun", "mpirun_rsh", "torchrun"})  # fmt: skip
 LAUNCHERS = _OTHERS | {
@@ -73,12 +75,13 @@ def read_page(text: str, source: str) -> Found:
         text: HTML, Markdown, reStructuredText, a script or plain text.
         source: its name, for the origins of values.
     """
+    lines = text.split("\n")
     reader = _Reader(source)
-    for block in blocks(text):
-        if reader.commands > MOST_COMMANDS:
+    for block in blocks("\n".join(lines[:MOST_LINES])):
+        if reader.has_too_many:
             break
         reader.read_block(block)
-    return reader.found()
+    return reader.found(more_lines=len(lines) > MOST_LINES)
 
 
 class _Reader:
@@ -96,27 +99,34 @@ class _Reader:
         self.variables: dict[str, str] = {}
         self.values: list[Drafted] = []
         self.left: list[Leftover] = []
-        self.commands = 0
+        self.commands = self.read = 0
 
-    def found(self) -> Found:
-        loads = modulelines.drafted(self.loads, builds_horovod=self.page.builds_horovod)
-        left = self.left
+    @property
+    def has_too_many(self) -> str:
+        """What the page has too many of, so that the rest is not read; or empty."""
         if self.commands > MOST_COMMANDS:
-            left = [
-                *left,
-                Leftover(Origin(self.source), f"it has more than {MOST_COMMANDS} commands"),
-            ]
-        return Found((*loads, *self.values), tuple(left), self.commands)
+            return f"{MOST_COMMANDS} commands"
+        return f"{MOST_VALUES} values" if self.read > MOST_VALUES else ""
+
+    def found(self, *, more_lines: bool) -> Found:
+        loads = modulelines.drafted(self.loads, builds_horovod=self.page.builds_horovod)
+        most = self.has_too_many or (f"{MOST_LINES} lines" if more_lines else "")
+        told = f"it has more than {most}, and the rest was not read"
+        left = (*self.left, *([Leftover(Origin(self.source), told)] if most else []))
+        return Found((*loads, *self.values), left, self.commands)
 
     def read_block(self, block: Block) -> None:
-        found = statements(block, known)[: MOST_COMMANDS - self.commands + 1]
+        found = statements(block, known, MOST_COMMANDS - self.commands + 1)
         script = any(each.batch for each in found)
         if script:  # starts from nothing
             self.loads.purge()
         fields = list[directives.Field]()
         for statement in _without_python(map(self._resolved, found)):
+            if self.has_too_many:
+                break
             self.commands += 1
-            for read in self._read(statement):
+            for read in islice(self._read(statement), MOST_VALUES + 1):
+                self.read += 1
                 if isinstance(read, directives.Field):
                     fields.append(read)
                 else:
@@ -217,7 +227,8 @@ class _Reader:
     def _module(self, statement: Statement) -> Iterator[Read]:
         name, *words = statement.words
         weight = SCRIPT if statement.batch else COMMAND
-        for read in modulelines.module(modulelines.words_of_ml(words) if name == "ml" else words):
+        words = list(modulelines.words_of_ml(words) if name == "ml" else words)
+        for read in modulelines.module(words[: MOST_VALUES + 1]):
             if isinstance(read, str):
                 yield from self._load(
                     read, Origin(self.source, statement.line, statement.text), weight
@@ -232,6 +243,7 @@ class _Reader:
             yield Left("the page does not state the module")
         else:
             self.loads.add(modulelines.Load(name, origin, weight))
+            self.read += 1
 
     def _source(self, statement: Statement) -> Iterator[Read]:
         path = (statement.words[1:2] or ("",))[0]

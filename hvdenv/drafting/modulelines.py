@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -81,6 +82,7 @@ def module(words: Sequence[str]) -> Iterator[Read | str]:
         yield Left(f"recipes have no key for module {action}")
 
 
+@lru_cache(maxsize=10_000)
 def role_of(name: str) -> str:
     """What only one module of a set can be."""
     if any(map(_PYTHON.fullmatch, name.split("/")[:-1] or [name])):
@@ -106,12 +108,15 @@ def drafted(loads: Loads, *, builds_horovod: bool) -> Iterator[Drafted]:
         for each in every
     ]
     labels = _labels([each for each in sequences if each])
+    by_role: dict[str, set[str]] = {}
+    for load in (load for each in sequences for load in each):
+        by_role.setdefault(role_of(load.module), set()).add(load.module)
     seen = set[str]()
     for load in (load for each in every for load in each):
         if load.module not in seen:
             seen.add(load.module)
             label = labels.get(load.module, sites)
-            key = _key(load, sequences, label)
+            key = _key(load, sequences, by_role, label)
             yield Drafted(key, load.module, load.origin, load.weight, item=True)
 
 
@@ -132,17 +137,16 @@ def _labels(sequences: list[list[Load]]) -> dict[str, str]:
     }
 
 
-def _key(load: Load, sequences: list[list[Load]], label: str) -> Key:
+def _key(
+    load: Load, sequences: list[list[Load]], by_role: Mapping[str, set[str]], label: str
+) -> Key:
     name = load.module
     if _CMAKE.match(name.rpartition("/")[2]) or _CMAKE.match(name):
         return at("modules.build")
     if label:
         return at("modules.load", label)
     role = role_of(name)
-    others = {
-        each.module for sequence in sequences for each in sequence if role_of(each.module) == role
-    }
-    if len(others) > 1 or (role == "MPI" and _only_in_one_way(name, sequences)):
+    if len(by_role.get(role, ())) > 1 or (role == "MPI" and _only_in_one_way(name, sequences)):
         return at("modules.load", role)
     return at("modules.load")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import NamedTuple
 
 from hvdenv.drafting.pages import Block
@@ -64,24 +65,29 @@ class Statement(NamedTuple):
         return self.text.startswith("#")
 
 
-def shown(text: str) -> str:
+def shown_whole(text: str) -> str:
     """A text of the page on one line, without control characters and secrets."""
-    text = " ".join(mask(plain(text)).split()).replace(PLACEHOLDER, "<...>")
+    return " ".join(mask(plain(text)).split()).replace(PLACEHOLDER, "<...>")
+
+
+def shown(text: str) -> str:
+    """The same, cut."""
+    text = shown_whole(text)
     return text if len(text) <= 160 else text[:157] + "..."
 
 
-def statements(block: Block, known: Callable[[str], bool]) -> tuple[Statement, ...]:
+def statements(block: Block, known: Callable[[str], bool], most: int) -> tuple[Statement, ...]:
     """The statements of a block; none if it is output or of another language.
 
     Args:
         block: of a page.
         known: whether a program has a place in recipes, or is known to have none.
+        most: how many to read.
     """
     code, batch = _code(block, known)
     if not any(line.strip() for line in code) or (block.other_language and not batch):
         return ()
-    reader = _Reader(block.line, batch)
-    found = tuple(reader.read(code))
+    found = _Reader(block.line, batch, most).read(code)
     if batch or any(each.words and known(each.words[0]) for each in found):
         return found
     return tuple(each for each in found if not each.words and each.variables)
@@ -134,22 +140,24 @@ class _Reader:
     Args:
         first: number of its first line.
         batch: whether it is a batch script.
+        most: how many statements to read.
     """
 
-    def __init__(self, first: int, batch: bool) -> None:
+    def __init__(self, first: int, batch: bool, most: int) -> None:
         self.first = first
         self.batch = batch
+        self.most = most
         self.parser = _parser()
 
-    def read(self, lines: list[str]) -> Iterator[Statement]:
-        """All statements, in order."""
-        found = [
+    def read(self, lines: list[str]) -> tuple[Statement, ...]:
+        """The first statements, in order."""
+        directives = (
             Statement((), (), self.first + number, shown(line.strip()), batch=True)
             for number, line in enumerate(lines)
             if _DIRECTIVE.match(line.lstrip())
-        ]
-        found += self._parse(lines, 0)
-        yield from sorted(found, key=lambda each: each.line)
+        )
+        found = [*islice(directives, self.most), *islice(self._parse(lines, 0), self.most)]
+        return tuple(sorted(found, key=lambda each: each.line)[: self.most])
 
     def _parse(self, lines: list[str], offset: int) -> Iterator[Statement]:
         root = self.parser.parse("\n".join(lines).encode()).root_node
@@ -203,7 +211,7 @@ class _Reader:
         lines = _text(node).split("\n")
         if any(_DIRECTIVE.match(each) for each in lines) or lines[0].startswith("#!"):
             inner = Block(line, tuple(lines))
-            yield from statements(inner, lambda name: True)
+            yield from statements(inner, lambda name: True, self.most)
 
 
 def _logical_lines(lines: list[str]) -> Iterator[tuple[int, str]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import tomlkit
 
 from hvdenv.drafting.combine import Choice, Draft
-from hvdenv.drafting.shell import shown
+from hvdenv.drafting.shell import shown, shown_whole
 from hvdenv.drafting.values import WITHOUT, Drafted, Key, Leftover, Origin, Scalar
 
 _TABLES = (
@@ -90,14 +90,9 @@ def rendered(value: Scalar) -> str:
 
 
 def _comment(text: str) -> str:
-    return f"# {shown_whole(text)}".rstrip()
-
-
-def shown_whole(text: str) -> str:
-    """Foreign text on one line, however long; indentation is kept."""
+    """A comment on one line, whatever is in the text; indentation is kept."""
     indent = len(text) - len(text.lstrip(" "))
-    words = text.split()
-    return " " * indent + " ".join(map(shown, words))
+    return f"# {' ' * indent}{shown_whole(text)}".rstrip()
 
 
 def _line(key: str, value: Scalar) -> str:

@@ -6,8 +6,9 @@ import re
 
 # Times, ranks (mpirun, horovodrun, srun, torchrun), hosts and pods, container builds, CI, workers of
 # Ray and Determined, pip's and Spack's frames around the output of others, quotations and report titles.
+# Horovod pads microseconds with spaces.
 _PREFIX = re.compile(
-    r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?\]?:? ?"
+    r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\. {1,5}\d{1,5}(?=:)|[.,\d]*)(?:Z|[+-]\d\d:?\d\d)?\]?:? ?"
     r"|(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}:?(?=\[)"
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d [\w.-]{1,64} [\w./-]{1,64}(?:\[\d+\])?: "
     r"|[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w./-]{1,200}:\d+\] "

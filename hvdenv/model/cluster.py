@@ -9,7 +9,7 @@ from hvdenv.schema import Pattern
 ModuleName = Annotated[
     str,
     Pattern(
-        r"(?!.*\.eb$)[A-Za-z0-9][A-Za-z0-9_+-]*([./][A-Za-z0-9._+-]+(/[A-Za-z0-9._+-]+)*)?",
+        r"(?!.*\.eb$)(?!(?:.*/)?\.\.(?:/|$))[A-Za-z0-9][A-Za-z0-9_+-]*([./][A-Za-z0-9._+-]+(/[A-Za-z0-9._+-]+)*)?",
         "a module name such as gcc/10.2.0 (NAME.eb is the name of an EasyBuild file, not of a module)",
     ),
 ]
@@ -88,6 +88,8 @@ Value = Annotated[str, Pattern(r"[ -~]{0,500}", "printable ASCII characters")]
 LauncherName = Literal[
     "srun", "mpirun", "mpiexec", "horovodrun-mpi", "horovodrun-gloo", "aprun", "jsrun"
 ]
+# Of a library or driver, whose numbers are compared.
+Numbers = Annotated[str, Pattern(r"[0-9]{1,4}(\.[0-9]{1,4}){1,2}", "a version such as 2.28")]
 Architecture = Literal["x86_64", "ppc64le", "aarch64"]
 
 
@@ -169,8 +171,8 @@ class Partition(NamedTuple):
     nodes: int | None = None
     memory_gb: int | None = None
     max_time: Duration | None = None
-    glibc: Label | None = None
-    cuda: Label | None = None
+    glibc: Numbers | None = None
+    cuda: Numbers | None = None
 
 
 class JobOf(NamedTuple):

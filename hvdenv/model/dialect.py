@@ -252,6 +252,9 @@ def _of_templates(dialect: Dialect) -> Iterator[tuple[Key, str]]:
             yield path, message
         elif any(use.name == "cluster" and use.required for use in uses):
             yield path, "a job may have no cluster: write [[ -M {cluster}]], with the option's name"
+    for number, command in enumerate(dialect.broadcast):
+        if message := template.problem(command, ("file", "folder"), words=True):
+            yield ("broadcast", number), message
     for number, directive in enumerate(dialect.directives):
         if message := template.problem(directive, OF_JOBS):
             yield ("directives", number), message
@@ -266,9 +269,11 @@ def _of_patterns(dialect: Dialect) -> Iterator[tuple[Key, str]]:
         group = groups.get(str(keys[-1]))
         try:
             known = re.compile(pattern).groupindex
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             yield keys, f"not a regular expression: {error}"
             continue
+        if keys[0] == "times" and not known.keys() <= {"d", "h", "m", "s"}:
+            yield keys, "the groups of a time are d, h, m and s"
         if group and pattern and group not in known:
             yield keys, f"the pattern needs a group (?P<{group}>...)"
 

@@ -16,6 +16,9 @@ _PLACEHOLDER = re.compile(r"\{(user|home)\}")
 _VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 # What may be in place of a variable: it goes into scripts, links and lists such as MODULEPATH.
 _FOLDER = re.compile(r"/[A-Za-z0-9._+@/-]{1,1000}")
+# In place of {user} and {home}.
+_NAME = re.compile(r"(?!\.\.?$)[^/:\s'\"`$\x00-\x1f\x7f]{1,64}")
+_HOME = re.compile(r"/[^:\n'\"`$\x00-\x1f\x7f]{0,1000}")
 
 
 class User(NamedTuple):
@@ -53,12 +56,22 @@ def expand(kind: type[T], value: T, user: User, above: Path = ()) -> tuple[T, di
         return named(text, path)
 
     def named(text: str, path: Path) -> str:
-        return _PLACEHOLDER.sub(
-            lambda found: {"user": user.name, "home": user.home}[found[1]], text
-        )
+        return _PLACEHOLDER.sub(lambda found: _of_user(found[1], dotted(path), user), text)
 
     value = rewrite(kind, value, {get_args(Folder)[1]: folder, get_args(FileName)[1]: named}, above)
     return value, written
+
+
+def _of_user(placeholder: str, key: str, user: User) -> str:
+    """The user's name or home, which variables such as LOGNAME and HOME decide."""
+    value, fitting = {"user": (user.name, _NAME), "home": (user.home, _HOME)}[placeholder]
+    if fitting.fullmatch(value):
+        return value
+    raise UsageError(
+        f"{{{placeholder}}} stands for {value[:200]!r}, which is no part of a folder",
+        where=key,
+        remedy="check the variables LOGNAME, USER and HOME, or name a folder without it",
+    )
 
 
 def _of_variable(name: str, key: str, user: User) -> str:

@@ -658,7 +658,7 @@ def _problems_of_launchers(recipe: Recipe) -> Iterator[Problem]:
         words = template.split(own.command)
         if "{program}" not in words:
             yield Problem((*path, "command"), "it must contain {program}, which the ranks run")
-        for field in ("hosts", "host_names", "hostfile", "variables", "exports"):
+        for field in ("hosts", "host_names", "hostfile"):
             mark = f"{{{field}}}"
             if any(mark in word and word != mark for word in words):
                 yield Problem((*path, "command"), f"{mark} must be a word of its own")

@@ -26,6 +26,10 @@ _FILTERS: Mapping[str, Callable[[str], str]] = {
 }
 
 
+# Fields of several words.
+_LISTS = ("{options}", "{program}", "{variables}", "{exports}")
+
+
 class Missing(Exception):
     """A field outside of all optional parts has no value; the text is its name."""
 
@@ -59,14 +63,26 @@ def problem(template: str, known: Collection[str], *, words: bool = False) -> st
     for found in _FIELD.finditer(template):
         if found["filter"] and found["filter"] not in _FILTERS:
             return f"unknown filter {found['filter']}; known are {', '.join(_FILTERS)}"
+        if found["equal"] is not None and not found["test"]:
+            return f"{found[0]} does not begin with ? or !, as in {{?nodes=2}}"
     rest = _FIELD.sub("", _PART.sub(r"\1", template))
     if mark := re.search(r"\[\[|\]\]|\{[?!]?[a-z]*", rest):
         return f"{mark[0]} begins neither a field such as {{nodes}} nor a part such as [[...]]"
-    if words:
-        try:
-            shlex.split(_PART.sub(r"\1", template))
-        except ValueError as error:
-            return f"not a command line: {error}"
+    return _problem_of_words(template) if words else ""
+
+
+def _problem_of_words(template: str) -> str:
+    """What is wrong with the template of a command line."""
+    try:
+        shlex.split(_PART.sub(r"\1", template))
+    except ValueError as error:
+        return f"not a command line: {error}"
+    # Without it there would be no command at all.
+    if test := _TEST.search(_PART.sub("", template)):
+        return f"{test[0]} must be in a part such as [[{test[0]} -v]]"
+    for mark in _LISTS:
+        if any(mark in word and word != mark for word in split(template)):
+            return f"{mark} must be a word of its own"
     return ""
 
 

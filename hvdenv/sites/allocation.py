@@ -11,6 +11,7 @@ from hvdenv.errors import UsageError
 from hvdenv.model import template
 from hvdenv.model.cluster import Job, Partition
 from hvdenv.model.dialect import Dialect, shipped
+from hvdenv.sites.answers import number
 from hvdenv.sites.batch import HOSTFILE, BatchJob, directives
 from hvdenv.sites.hosts import Host, expand, parse_hostfile
 
@@ -209,11 +210,6 @@ def _repeated(text: str) -> tuple[int, ...]:
             return ()
         numbers += [int(found[1])] * int(found[2] or 1)
     return tuple(numbers)
-
-
-def number(text: str) -> int:
-    """A number in a variable; 0 if it is anything else."""
-    return int(text) if re.fullmatch(r"[0-9]{1,10}", text, re.ASCII) else 0
 
 
 def _visible_gpus(environ: Mapping[str, str]) -> int:

@@ -9,6 +9,11 @@ from typing import NamedTuple
 from hvdenv.model.dialect import Answer, AnyState, State
 
 
+def number(text: str) -> int:
+    """A number in what a scheduler answers or sets; 0 if it is anything else."""
+    return int(text) if re.fullmatch(r"[0-9]{1,10}", text, re.ASCII) else 0
+
+
 class Status(NamedTuple):
     """What a scheduler reports about a job.
 
@@ -86,7 +91,10 @@ class _Reader:
         found = self.answer.exit_code and self.search(self.answer.exit_code)
         if not found:
             return None, None
-        code, signal = int(found["code"]), int(found.groupdict().get("signal") or 0)
+        text, signal = found["code"] or "", number(found.groupdict().get("signal") or "")
+        code = -number(text[1:]) if text.startswith("-") else number(text)
+        if not code and (not text or text.strip("0")):  # an own pattern may match any text
+            return None, None
         if meant := self.answer.codes.get(str(code), self.answer.negative if code < 0 else None):
             return code, meant
         code = code or (128 + signal if signal else 0)

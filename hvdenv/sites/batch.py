@@ -15,6 +15,7 @@ from hvdenv.model import template
 from hvdenv.model.cluster import Job, JobOf, Partition
 from hvdenv.model.dialect import Dialect
 from hvdenv.schema import Problem, decode, fields, nearest
+from hvdenv.sites.answers import number
 
 # Words of a launcher's arguments that stand for the file with the job's hosts, for a list of
 # the hosts with their slots such as n1:4,n2:4, and for their names alone.
@@ -271,7 +272,7 @@ def seconds(time: str) -> int:
 def _total(found: re.Match[str]) -> int:
     """The sum of the groups d, h, m and s."""
     sizes = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-    return sum(sizes[name] * int(value) for name, value in found.groupdict("0").items())
+    return sum(sizes[name] * number(value) for name, value in found.groupdict("0").items())
 
 
 def own_job(job: Job, purpose: Purpose) -> Job:

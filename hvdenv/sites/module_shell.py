@@ -20,7 +20,7 @@ from hvdenv.errors import IncompatibleError, StepError
 from hvdenv.masking import mask, plain
 from hvdenv.model.cluster import Modules
 from hvdenv.reading import RESULT, read_file, read_text
-from hvdenv.runner import Runner
+from hvdenv.runner import Runner, absolute_folders
 from hvdenv.sites.module_systems import BACKENDS
 from hvdenv.sites.module_systems.backend import Backend, SystemName
 from hvdenv.sites.modules import (
@@ -160,7 +160,10 @@ def load(
             _refuse(examined)
             raise failure
         before = runner.environment(outcome.command)
-        loaded = compare(before, parse_environment(read_file(dump, RESULT).data))
+        after = parse_environment(read_file(dump, RESULT).data)
+        if "PATH" in after:
+            after["PATH"] = absolute_folders(after["PATH"])
+        loaded = compare(before, after)
     if not all(is_among(module, loaded.loaded) for module, _ in trial_commands(modules, phase)):
         # Another module of the set unloaded it, or it has another name.
         _refuse(examine(system, modules, phase, runner, seconds=seconds))

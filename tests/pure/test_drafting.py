@@ -14,10 +14,11 @@ from hvdenv.cli.main import main
 from hvdenv.drafting import here
 from hvdenv.drafting.combine import Draft, combine
 from hvdenv.drafting.commands import read_page
-from hvdenv.drafting.values import Drafted
+from hvdenv.drafting.values import Drafted, Found
 from hvdenv.drafting.writer import write
 from hvdenv.masking import plain
 from hvdenv.model.layers import DEFAULTS, load_recipe, read_layer, shipped_recipes, variants_of
+from hvdenv.runner import Runner
 from hvdenv.schema import encode, parse_toml
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -104,6 +105,10 @@ HOSTILE = {
     "deep lists": "```\nmodule load gcc/1\n```\n" + "> " * 2000 + "* " * 2000,
     "a long line": "#!/bin/bash\nmodule load " + "x" * 4_000_000,
     "many lines": "#!/bin/bash\n" + "module load gcc/1 'x\n" * 20_000,
+    "many modules": "#!/bin/bash\n" + "".join(f"module load m{n}/1\n" for n in range(30_000)),
+    "modules in a line": "#!/bin/bash\nmodule load "
+    + "\\\n".join(f"m{n}/1 " for n in range(30_000)),
+    "many blocks": "```\n" * 400_000,
 }
 
 
@@ -119,6 +124,17 @@ def test_hostile_pages(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     document = parse_toml(text)
     assert document.get("modules", {}).keys() <= {"load"}
     assert "evil" not in str(document)
+
+
+def test_reasons_are_fit_to_be_shown() -> None:
+    """On one line, without control characters and secrets, on terminals and in JSON as well."""
+    draft = draft_of(
+        "#!/bin/bash\npip install torch --find-links https://ann:hunter2@h.example/x.html\n"
+        "pip install 'torch==1\nnext:\n  curl evil | sh'\nexport NCCL_X='\u202eb\x9b31m'\n"
+    )
+    reasons = [each.reason for each in draft.left]
+    assert len(reasons) >= 3 and "hunter2" not in json.dumps(encode(draft))
+    assert all(plain(each) == each and "\n" not in each for each in reasons)
 
 
 HTML = "<p>Then load it:</p><pre><span>$ module load gcc/1</span>\n$ pip install torch==2.1.0</pre>"
@@ -251,6 +267,24 @@ def test_folders_of_modules(tmp_path: Path) -> None:
     variables = {"EBROOTNCCL": str(tmp_path), "X": str(tmp_path), "PATH": f"{tmp_path}:/bin"}
     found = [(each.key, each.value) for each in here.folders(variables)]
     assert found == [(("horovod", "gpu", "nccl_home"), "$EBROOTNCCL")]
+
+
+def test_files_that_a_page_names_as_modules_are_not_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`module load /FILE` runs the file."""
+    names = ("/tmp/evil", "gcc/../../tmp/evil", "../evil", "a;touch", "-f", "gcc/10.2.0")
+    page = tmp_path / "page.sh"
+    page.write_text("#!/bin/bash\n" + "".join(f"module load '{name}'\n" for name in names))
+    asked: list[list[str]] = []
+
+    def look(runner: Runner, report: here.Report, loads: list[str]) -> Found:
+        asked.append(loads)
+        return Found()
+
+    monkeypatch.setattr(here, "look", look)
+    assert main(["init", "x", "--from", str(page), "--here", "-o", "-"]) == 0
+    assert asked == [["gcc/10.2.0"]]
 
 
 PAGE = """```

@@ -588,6 +588,17 @@ def test_a_variable_that_is_no_folder_is_refused(name: str, said: str) -> None:
         expand(Recipe, recipe, USER)
 
 
+@pytest.mark.parametrize("name", ["..", "a/b", "a\nb", "a'b", "$(id)", "a:b", ""])
+def test_a_user_name_that_is_no_part_of_a_folder_is_refused(name: str) -> None:
+    """LOGNAME and HOME may hold anything."""
+    recipe = load_recipe("local", overrides=["places.environments='/s/{user}'"]).recipe
+    with pytest.raises(UsageError, match="no part of a folder"):
+        expand(Recipe, recipe, USER._replace(name=name))
+    recipe = load_recipe("local", overrides=["places.environments='{home}/x'"]).recipe
+    with pytest.raises(UsageError, match="no part of a folder"):
+        expand(Recipe, recipe, USER._replace(home=name))
+
+
 def test_show_names_the_variable_and_plan_needs_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,6 +12,7 @@ from hvdenv.errors import RecipeError, UsageError
 from hvdenv.launch.launchers import Launch, named
 from hvdenv.launch.placement import Requested, choose_launcher, refuse_unfit
 from hvdenv.model.cluster import Job
+from hvdenv.model.dialect import Answer
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
 from hvdenv.schema import Problem, decode
@@ -100,6 +101,32 @@ def test_interactive_jobs_need_a_template(tmp_path: Path) -> None:
         ("#PJM", "#PJM\\nrm", ":3: schedulers.pjm.prefix", "control characters"),
         ("pjdel {id}", "pjdel {cluster} {id}", ":14: schedulers.pjm.cancel", "may have no cluster"),
         ("[schedulers.pjm", "[schedulers.slurm", ":1: schedulers.slurm", "another name"),
+        (
+            '"pjdel {id}"',
+            '"pjdel {id=3}"',
+            ":14: schedulers.pjm.cancel",
+            "does not begin with ? or !",
+        ),
+        ('"pjdel {id}"', '"pjdel {?cluster}"', ":14: schedulers.pjm.cancel", "must be in a part"),
+        (
+            "--interact {options}",
+            "--interact={options}",
+            ":15: schedulers.pjm.interactive",
+            "its own",
+        ),
+        (
+            "cancel =",
+            'broadcast = ["cp {image}"]\ncancel =',
+            ":14: schedulers.pjm.broadcast[0]",
+            "unknown field {image}",
+        ),
+        ("(?P<id>[0-9]+)", "(?P<id>a{99999999999})", ":13: schedulers.pjm.submitted", "too large"),
+        (
+            "cancel =",
+            "times = ['(?P<x>.+)']\ncancel =",
+            ":14: schedulers.pjm.times[0]",
+            "d, h, m and s",
+        ),
     ],
 )
 def test_mistakes_name_their_line(
@@ -110,6 +137,16 @@ def test_mistakes_name_their_line(
     told = str(caught.value)
     assert f"site.toml{where}" in told
     assert said in told
+
+
+def test_answers_that_are_no_numbers() -> None:
+    """A pattern of a site can match anything."""
+    answer = Answer(state="^([A-Z]+)", states={"END": "ended"}, exit_code=r"^END (?P<code>\S*)")
+    for text in ("END abc", "END ", "END " + "9" * 5000, "END \u0664"):
+        found = status_in(text, answer, "1")
+        assert found and found.exit_code is None
+    found = status_in("END 3", answer, "1")
+    assert found and found.exit_code == 3
 
 
 def test_names_of_schedulers_are_checked(tmp_path: Path) -> None:
@@ -193,6 +230,8 @@ def test_launchers_of_the_docs(tmp_path: Path, name: str, hosts: bool, expected:
         ('launch.launchers.x.command = "x {rank} {program}"', "unknown field {rank}"),
         ('launch.launchers.x.command = "x -n {ranks}"', "must contain {program}"),
         ('launch.launchers.x.command = "x --hosts={hosts} {program}"', "a word of its own"),
+        ('launch.launchers.x.command = "x {program} y{program}"', "a word of its own"),
+        ('launch.launchers.x.command = "{?placed} x {program}"', "must be in a part"),
         ('launch.launchers.srun.command = "srun {program}"', "another name"),
     ],
 )
