@@ -107,7 +107,10 @@ def _name(arguments: argparse.Namespace) -> str:
         r"[^a-z0-9_-]+", "-", (named or ["mycluster"])[0].lower()
     ).strip("-_")
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,63}", name):
-        raise UsageError(f"{name!r} is no name of a recipe", remedy="use a-z, 0-9, _ and -")
+        raise UsageError(
+            f"{name!r} is not a name of a recipe",
+            remedy="name it, with a-z, 0-9, _ and -: hvdenv init NAME --from FILE",
+        )
     return str(name)
 
 
