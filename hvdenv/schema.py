@@ -317,7 +317,8 @@ def closest(word: str, known: Iterable[str]) -> str:
     """The known word that an unknown one is most like; empty if none is."""
     import difflib
 
-    return next(iter(difflib.get_close_matches(word, list(known), 1)), "")
+    lower = {each.lower(): each for each in known}
+    return lower.get(next(iter(difflib.get_close_matches(word.lower(), list(lower), 1)), ""), "")
 
 
 Rewriter = Callable[[str, Path], str]

@@ -144,13 +144,19 @@ def _conda(questions: Questions) -> tuple[Availability, frozenset[str]]:
         records = [str(each["name"]) for each in read_json(questions.maker.solved, RESULT)]
         done = f"conda packages: the channels have {len(records)} that agree"
         return Availability(looked_up=(done,)), frozenset(map(condalock.pip_name, records))
-    said = _shortened(failed.tail(12).rpartition("conda_env: ")[2])
+    said = _shortened(_first_cause(failed.tail(12).rpartition("conda_env: ")[2]))
     if failed.timed_out:
         said = "no answer in time"
     if failed.timed_out or re.match("a channel cannot be read|cannot install", said):
         return _silent("conda packages", said), frozenset()
     where = questions.where("conda.packages")
     return Availability({"conda_refused": frozenset({f"{where}: {said}"})}), frozenset()
+
+
+def _first_cause(text: str) -> str:
+    """A chain of causes, as rattler prints it, without those between the request and the first."""
+    head, *causes = text.split("Caused by: ")
+    return f"{head}{causes[0].strip()}: {causes[-1]}" if len(causes) > 1 else text
 
 
 def _packages(questions: Questions, provided: Collection[str]) -> Availability:
@@ -220,7 +226,10 @@ def _refused(questions: Questions, output: str, tag: str, silent: Collection[str
     # The build does without an index of CPU builds that does not answer.
     optional = {urlsplit(url).hostname for url in maker.cpu_indexes}
     if not optional.issuperset(silent):
-        return _silent("Python packages", f"no answer from {', '.join(silent)}, and {text}")
+        missed = questions.where(key) if key else last or "some of them"
+        return _silent(
+            "Python packages", f"no answer from {', '.join(silent)}, where {missed} may be"
+        )
     return Availability({"packages_refused": frozenset({text})})
 
 

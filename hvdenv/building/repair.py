@@ -9,8 +9,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
+from packaging.utils import canonicalize_name
+
 from hvdenv.building.state import Record, State, sha256_of
-from hvdenv.contents.packages import normal
 from hvdenv.environments import journal, manifest, package_records
 from hvdenv.errors import StepError
 from hvdenv.locks import pip_report, pypi
@@ -170,7 +171,7 @@ def _whole_packages(state: State, step: Step, before: Record) -> list[_Kept]:
     plan = state.plan
     known: dict[tuple[str, str], Mapping[str, str] | None] = {}
     if step.effect == "packages" and plan.locked:
-        known = {(normal(p.name), p.version): None for p in pypi.packages(plan.locked)}
+        known = {(canonicalize_name(p.name), p.version): None for p in pypi.packages(plan.locked)}
     if step.report:
         with suppress(OSError, ValueError, KeyError, TypeError, StepError):  # cut off by the kill
             known = {_identity(each): each for each in installed_packages(step.report)}
@@ -205,11 +206,11 @@ def _installed_now(plan: Plan) -> dict[str, list[str]]:
 def _package(name: str) -> tuple[str, str]:
     """Name and version from the name of a distribution's folder, such as ``torch-2.13.0``."""
     project, _, version = name.rpartition("-")
-    return normal(project), version
+    return canonicalize_name(project), version
 
 
 def _identity(package: Mapping[str, str]) -> tuple[str, str]:
-    return normal(package["name"]), package["version"]
+    return canonicalize_name(package["name"]), package["version"]
 
 
 def _holds(file: TextFile) -> bool:

@@ -148,7 +148,7 @@ def _refuse(
         The rules that apply, and what the modules set.
     """
     rules = judge_recipe(prepared)
-    refuse_blocked(rules, arguments.allow, quiet=quiet)
+    refuse_blocked(rules, arguments.allow, prepared.resolved, quiet=quiet)
     return rules, try_modules(prepared.resolved.recipe, Runner())
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import sys
 import time
@@ -24,13 +25,15 @@ from hvdenv.knowledge.grid import Answer, Asked, all_rows, ask, asked_of, compar
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.remedies import Change, edits_of, propose
 from hvdenv.knowledge.rules import Rule, all_rules, judge
-from hvdenv.model.cluster import Modules
+from hvdenv.model.cluster import Job, Modules
+from hvdenv.model.layers import Resolved
 from hvdenv.model.recipe import executed_paths
 from hvdenv.places import find_places
 from hvdenv.plans.plan import choose_versions
 from hvdenv.runner import Runner
 from hvdenv.schema import encode, nearest
 from hvdenv.sites import module_shell
+from hvdenv.sites.batch import check as check_job
 from hvdenv.sites.modules import Examined, describe, describe_offers, offers
 
 EXAMPLES = """\
@@ -204,7 +207,7 @@ def _lines(
     facts, python = prepared.facts, prepared.python
     place = "for" if prepared.foreign else "on"
     yield f"facts {facts.origin} {place} {facts.host}; Python {python.version} ({python.path})"
-    yield from map(told, rules)
+    yield from (told(rule, prepared.resolved) for rule in rules)
     yield from told_answer(*tried) if tried else ()
     yield from _told_modules(there) if there else ()
     yield from told_change(change, "Suggested recipe changes") if change else ()
@@ -243,7 +246,8 @@ def judge_recipe(
     """
     recipe, python = prepared.resolved.recipe, prepared.python
     versions = choose_versions(recipe, python)
-    looked_up = {**wrong, "folders_missing": _missing_folders(prepared)}
+    looked_up = {**wrong, "folders_missing": _missing_folders(prepared),
+                 "job_refused": _job_refused(prepared)}  # fmt: skip
     return judge(observables(recipe, prepared.facts, python, versions, looked_up))
 
 
@@ -260,11 +264,40 @@ def _missing_folders(prepared: Prepared) -> frozenset[str]:
     )
 
 
-def told(rule: Rule) -> str:
+def _job_refused(prepared: Prepared) -> frozenset[str]:
+    """Why the site could not run the recipe's job. What each user adds to it does not count."""
+    recipe = prepared.resolved.recipe
+    if not recipe.dialect:
+        return frozenset()
+    unknown = tuple(each for each in recipe.job.requires if each not in Job._fields)
+    try:
+        check_job(
+            recipe.job._replace(requires=unknown), recipe.dialect, recipe.partitions,
+            where=prepared.resolved.where,
+        )  # fmt: skip
+    except UsageError as error:
+        return frozenset({f"{error.where}: {error.message}"})
+    return frozenset()
+
+
+_KEY = re.compile(r"[a-z_]{3,20}(?:\.[A-Za-z_][\w-]{0,40}){1,3}")
+
+
+def _places(rule: Rule, resolved: Resolved) -> str:
+    """File and line of the keys that a rule names and this recipe sets."""
+    keys = dict.fromkeys((*rule.edit, *_KEY.findall(f"{rule.message} {rule.remedy}")))
+    set_by = {key: layer.name for key, layer in resolved.setters.items()}
+    places = [resolved.where(key) for key in keys if set_by.get(key, "default") != "default"]
+    return ", ".join(place for place in places if place not in rule.message)
+
+
+def told(rule: Rule, resolved: Resolved | None = None) -> str:
     """A rule that applies, as text."""
     lines = [f"{rule.severity}: {rule.message} [{rule.id}]"]
     if rule.severity != "note":
         lines.append(f"  symptom: {rule.symptom}")
+    if resolved and (places := _places(rule, resolved)):
+        lines.append(f"  where: {places}")
     lines.append(f"  what to do: {rule.remedy}")
     for key, value in rule.edit.items():
         lines.append(
@@ -292,7 +325,9 @@ def _blocking(rules: Sequence[Rule], allowed: Sequence[str]) -> list[Rule]:
     return [rule for rule in rules if rule.severity == "block" and rule.id not in allowed]
 
 
-def refuse_blocked(rules: Sequence[Rule], allowed: Sequence[str], *, quiet: bool) -> None:
+def refuse_blocked(
+    rules: Sequence[Rule], allowed: Sequence[str], resolved: Resolved | None = None, *, quiet: bool
+) -> None:
     """Print warnings, and stop if a rule blocks.
 
     Args:
@@ -307,12 +342,12 @@ def refuse_blocked(rules: Sequence[Rule], allowed: Sequence[str], *, quiet: bool
     refuse_unknown(allowed)
     for rule in rules:
         if rule.severity == "warn" and not quiet:
-            print(told(rule), file=sys.stderr)
+            print(told(rule, resolved), file=sys.stderr)
     blocking = _blocking(rules, allowed)
     if blocking:
         raise IncompatibleError(
             "known incompatibility: " + blocking[0].message,
-            detail="\n".join(told(rule) for rule in blocking),
+            detail="\n".join(told(rule, resolved) for rule in blocking),
             remedy="follow the remedies above; to build anyway: "
             + " ".join(f"--allow {rule.id}" for rule in blocking),
         )

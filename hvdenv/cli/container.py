@@ -30,8 +30,8 @@ from hvdenv.launch.preflight import (
     judge_nodes,
 )
 from hvdenv.masking import print_coloured
-from hvdenv.model.dialect import shipped
 from hvdenv.model.layers import Resolved, known_recipes, read_layer
+from hvdenv.model.recipe import Recipe
 from hvdenv.places import named_file, named_folder, sync, write_text
 from hvdenv.plans.images import FORMATS
 from hvdenv.plans.images.build import failed
@@ -161,7 +161,7 @@ def _plan(arguments: argparse.Namespace, resolved: Resolved) -> Plan:
     python = image_python(recipe, facts, arguments.python)
     plan = image_plan(recipe, resolved.variants, facts, python)
     rules = judge(observables(recipe, facts, python, choose_versions(recipe, python)))
-    refuse_blocked(rules, arguments.allow, quiet=arguments.quiet)
+    refuse_blocked(rules, arguments.allow, resolved, quiet=arguments.quiet)
     return plan
 
 
@@ -257,7 +257,8 @@ def _preflight(arguments: argparse.Namespace, resolved: Resolved) -> int:
     required, runner = _requirements(arguments, resolved), Runner()
     report, answers = _ask(resolved, required, hosts, runner)
     if arguments.copy and (without := hosts_without_image(answers)[1]):
-        _copy(required, without, None if arguments.dry_run else runner, quiet=arguments.quiet)
+        copying = None if arguments.dry_run else runner
+        _copy(resolved.recipe, required, without, copying, quiet=arguments.quiet)
         if not arguments.dry_run:
             report, _ = _ask(resolved, required, hosts, runner)
     if arguments.json:
@@ -273,10 +274,10 @@ def _requirements(arguments: argparse.Namespace, resolved: Resolved) -> Requirem
     container = container_of(recipe)
     image = os.path.abspath(arguments.image or container.image or _IMAGE)
     return Requirements(
-        container._replace(image=image),
-        recipe.mpi if "mpi" in recipe.horovod.controllers else None,
-        recipe.launch.launcher,
-        scheduled=bool(current_allocation().scheduler),
+        container=container._replace(image=image),
+        mpi=recipe.mpi if "mpi" in recipe.horovod.controllers else None,
+        launcher=recipe.launch.launcher,
+        scheduled=bool(current_allocation(recipe).scheduler),
         own=recipe.launch.launchers,
     )
 
@@ -299,7 +300,12 @@ def _ask(
 
 
 def _copy(
-    required: Requirements, hosts: tuple[str, ...], runner: Runner | None, *, quiet: bool
+    recipe: Recipe,
+    required: Requirements,
+    hosts: tuple[str, ...],
+    runner: Runner | None,
+    *,
+    quiet: bool,
 ) -> None:
     """Copy the image from this host to others; without a runner, show the commands only.
 
@@ -317,8 +323,8 @@ def _copy(
             remedy="move it to a shared file system, or convert it to a file (ch-convert to squashfs)"
             if folder else "build it with --build, or run this on the host that has it",
         )  # fmt: skip
-    scheduler = current_allocation().scheduler
-    broadcast = shipped()[scheduler].broadcast if scheduler in shipped() else ()
+    scheduler = current_allocation(recipe).scheduler
+    broadcast = recipe.dialects[scheduler].broadcast if scheduler else ()
     for command in copy_commands(image, hosts, broadcast):
         if not quiet or runner is None:
             print(spelled_out(command), file=sys.stderr, flush=True)

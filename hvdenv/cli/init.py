@@ -16,7 +16,7 @@ from typing import get_args
 from hvdenv.cli.options import add_options, print_json
 from hvdenv.drafting import answers, here
 from hvdenv.drafting.combine import Choice, Draft, Missing, combine
-from hvdenv.drafting.commands import read_page
+from hvdenv.drafting.commands import EVERY_LINE, read_page
 from hvdenv.drafting.modulelines import SET
 from hvdenv.drafting.shell import shown
 from hvdenv.drafting.values import Drafted, Found, Origin
@@ -107,7 +107,10 @@ def _name(arguments: argparse.Namespace) -> str:
         r"[^a-z0-9_-]+", "-", (named or ["mycluster"])[0].lower()
     ).strip("-_")
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,63}", name):
-        raise UsageError(f"{name!r} is no name of a recipe", remedy="use a-z, 0-9, _ and -")
+        raise UsageError(
+            f"{name!r} is not a name of a recipe",
+            remedy="name it, with a-z, 0-9, _ and -: hvdenv init NAME --from FILE",
+        )
     return str(name)
 
 
@@ -147,13 +150,8 @@ def _of_page(name: str, lines: tuple[int, int] | None) -> Found:
             f"cannot read it: {error.strerror}", where=name,
             remedy="name a page or a job script, or - for standard input",
         ) from error  # fmt: skip
-    text = data.decode("utf-8", errors="replace")
-    if lines:
-        every = text.split("\n")
-        text = "\n".join(
-            line if lines[0] <= number <= lines[1] else "" for number, line in enumerate(every, 1)
-        )
-    return read_page(text, "standard input" if name == _STANDARD else shown(Path(name).name))
+    source = "standard input" if name == _STANDARD else shown(Path(name).name)
+    return read_page(data.decode("utf-8", errors="replace"), source, lines or EVERY_LINE)
 
 
 def _standard_input() -> bytes:

@@ -195,7 +195,7 @@ def _batch(arguments: argparse.Namespace, resolved: Resolved, dialect: Dialect) 
     given = {name: getattr(arguments, name) for name in OPTIONS}
     job = merge(recipe.job, dialect, given)
     options = [name for name, value in given.items() if value is not None]
-    partition = check(job, dialect, recipe.partitions, options)
+    partition = check(job, dialect, recipe.partitions, options, resolved.where)
     chosen = choose(arguments, built=False, image=True)
     activate = chosen.activate
     if arguments.submit and not arguments.dry_run and chosen.container:
@@ -423,7 +423,7 @@ def _own_script(
     site = environment().get(SITE_VARIABLE)
     batch = BatchJob(
         job=job,
-        partition=check(job, dialect, recipe.partitions),
+        partition=check(job, dialect, recipe.partitions, where=resolved.where),
         env=((HOME_VARIABLE, str(places.home)), *(((SITE_VARIABLE, site),) if site else ())),
         command=(*_OWN, *words),
         folder=os.getcwd(),

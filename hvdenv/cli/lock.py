@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 from hvdenv import signing
 from hvdenv.building.resolve import pylock
 from hvdenv.cli.find_lock import (
@@ -23,7 +25,6 @@ from hvdenv.cli.find_lock import (
     run_steps,
 )
 from hvdenv.cli.options import Prepared, add_options, prepare, print_json
-from hvdenv.contents.packages import normal
 from hvdenv.environments import scratch
 from hvdenv.environments.scratch import Scratch
 from hvdenv.errors import LockError, RecipeError, StepError, UsageError
@@ -157,7 +158,7 @@ def _check(
 
 
 def _refuse_unknown(name: str | None, present: Locked | None) -> None:
-    if name and not (present and {name, normal(name)} & _names(present)):
+    if name and not (present and {name, canonicalize_name(name)} & _names(present)):
         raise UsageError(
             f"--update: {name} is not in the lock",
             where=str(present.folder) if present else "",
@@ -242,7 +243,7 @@ def _pypi(
     work: Scratch,
 ) -> str:
     """Resolve with pip: with the locked versions, or without them if they no longer fit."""
-    moved = normal(arguments.update or "")
+    moved = canonicalize_name(arguments.update or "")
     locked = pypi.packages(kept) if kept else ()
     pins = {each.name: each.version for each in locked if each.name != moved}
     installed = condalock.for_pip(condalock.parse(conda)) if conda else {}

@@ -81,10 +81,11 @@ def _environment(arguments: argparse.Namespace) -> Environment:
 def _list() -> int:
     """The environments that a modulefile can be written for."""
     listed = registry.list_environments(find_places())
-    for prefix in (each.prefix for each in listed if each.state == "complete"):
+    complete = [each.prefix for each in listed if each.state == "complete"]
+    for prefix in complete:
         print(shlex.join(("hvdenv", "module", "--prefix", prefix)))
-    if not listed:
-        print("no environments yet; build one with `hvdenv build local`")
+    if not complete:
+        print("no complete environment yet; build one with `hvdenv build local`")
     return 0
 
 

@@ -336,7 +336,7 @@ def prepare(
         foreign = membership.foreign(resolved.recipe, facts.machine)
         facts = of_partition(*nodes, facts) if foreign else facts
     python = choose_python(resolved, facts, runner, arguments.python)
-    return Prepared(resolved, target, facts, python)._replace(foreign=foreign)
+    return Prepared(resolved=resolved, target=target, facts=facts, python=python, foreign=foreign)
 
 
 def _add_facts(parser: argparse.ArgumentParser) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from hvdenv.cli.options import add_options, add_recipe, print_json, resolved_of
 from hvdenv.errors import UsageError
+from hvdenv.model.layers import Resolved
 from hvdenv.model.recipe import Recipe
 from hvdenv.schema import dotted, encode, json_schema
 
@@ -42,7 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     deviations, notes = values.pop("deviations", []), values.pop("notes", [])
     values.pop("references", None)
+    values.pop("schedulers", None)
     rows = [(key, _toml(value), _origin(key, resolved.origins)) for key, value in _leaves(values)]
+    rows += _of_schedulers(resolved)
     width = max(len(f"{key} = {value}") for key, value, _ in rows if len(value) < 60)
     for key, value, origin in rows:
         print(f"{f'{key} = {value}':{width}}  # {origin}")
@@ -54,6 +57,17 @@ def run(arguments: argparse.Namespace) -> int:
     for note in notes:
         print(f"\nnote: {note['text']}\n  source: {note['source']}")
     return 0
+
+
+def _of_schedulers(resolved: Resolved) -> Iterator[tuple[str, str, str]]:
+    """What the recipe's own schedulers do, with what they have from the one that they are like."""
+    recipe = resolved.recipe
+    for name, own in recipe.schedulers.items():
+        whole = encode({name: recipe.dialects[name]})
+        for key, value in _leaves(whole, "schedulers"):
+            below = f"like {own.like}" if own.like else "default"
+            if value or key in resolved.origins:
+                yield key, _toml(value), resolved.origins.get(key, below)
 
 
 def recipe_schema() -> dict[str, object]:

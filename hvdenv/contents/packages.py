@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from packaging.utils import canonicalize_name
+
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.launch.launchers import parse_mpi_version
 from hvdenv.masking import mask
@@ -185,11 +187,6 @@ def from_record(record: GenerationRecord, installed: Installed | None, home: str
     )
 
 
-def normal(name: str) -> str:
-    """The normalised name of a Python package (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def hint(url: str) -> str:
     """A URL without credentials; empty if it is only valid on this machine."""
     found = re.match(r"(git\+)?https?://([^/@]*@)?([\w-]+\.)+[A-Za-z][\w-]*(?=[:/])", url)
@@ -202,7 +199,7 @@ def hint(url: str) -> str:
 
 def _recorded(each: Mapping[str, str]) -> Package:
     kind: Kind = "conda" if "build" in each else "pypi"
-    name = each["name"] if kind == "conda" else normal(each["name"])
+    name = each["name"] if kind == "conda" else canonicalize_name(each["name"])
     build, sha256 = each.get("build", ""), each.get("sha256") or ""
     url = hint(each.get("url", ""))
     return Package(
@@ -313,7 +310,7 @@ def _indexes(
     """Indexes of the frameworks that have a version with a local part (2.13.0+cpu)."""
     found = []
     for name, framework in frameworks.items():
-        version = distributions.get(normal(framework.get("package") or name), "")
+        version = distributions.get(canonicalize_name(framework.get("package") or name), "")
         found += [framework.get("cpu_index")] if "+cpu" in version else []
         found += [framework.get("extra_index")]
     return _hints(each for each in found if each)

@@ -310,6 +310,8 @@ def _python(each: Drafted, by_key: Mapping[Key, Drafted], version: str) -> Itera
     yield _follows(at("python.from_modules"), True, each)
     if version.count(".") == 2:
         yield _follows(at("python.version"), f"=={version}", each)
+    elif re.fullmatch(r"3\.\d{1,2}", version):
+        yield _follows(at("python.version"), f"=={version}.*", each)
 
 
 def _horovod_module(each: Drafted, version: str) -> Iterator[Drafted]:
@@ -378,9 +380,13 @@ def _missing(
         else:
             document.setdefault(table, content)
     document.setdefault("horovod", {})
+    document.setdefault("frameworks", {})
     yield from _missing_gpus(values)
     if "mpi" in document["horovod"].get("controllers", []) and "mpi" not in document:
         yield Missing(at("mpi.kind"), 'such as "openmpi": Horovod is to use MPI')
+    for framework in document["horovod"].get("frameworks", []):
+        if framework not in document["frameworks"]:
+            yield Missing(at("frameworks", framework, "version"), "the release to install")
     try:
         decode(Recipe, document)
     except Problem as problem:

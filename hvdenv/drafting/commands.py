@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from typing import get_args
 
 from hvdenv.drafting import directives, launching, modulelines, packages
@@ -29,6 +30,7 @@ from hvdenv.model.cluster import LauncherName
 # Pages with more are no pages.
 MOST_COMMANDS = MOST_VALUES = 3000
 MOST_LINES = 50_000
+EVERY_LINE = (1, sys.maxsize)
 _OTHERS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "horovodrun", "aprun", "jsrun",
                      "ibrun", "prun", "lrun", "mpirun_rsh", "torchrun"})  # fmt: skip
 LAUNCHERS = _OTHERS | {
@@ -68,20 +70,24 @@ def known(name: str) -> bool:
     )
 
 
-def read_page(text: str, source: str) -> Found:
+def read_page(text: str, source: str, lines: tuple[int, int] = EVERY_LINE) -> Found:
     """Every command of a page.
 
     Args:
         text: HTML, Markdown, reStructuredText, a script or plain text.
         source: its name, for the origins of values.
+        lines: the first and last line to read commands from. The page is parsed as a whole: a
+            range may begin or end within a block of code.
     """
-    lines = text.split("\n")
+    every = text.split("\n")
     reader = _Reader(source)
-    for block in blocks("\n".join(lines[:MOST_LINES])):
+    for block in blocks("\n".join(every[:MOST_LINES])):
         if reader.has_too_many:
             break
-        reader.read_block(block)
-    return reader.found(more_lines=len(lines) > MOST_LINES)
+        first, last = lines[0] - block.line, lines[1] - block.line
+        kept = tuple(text if first <= at <= last else "" for at, text in enumerate(block.lines))
+        reader.read_block(block._replace(lines=kept))
+    return reader.found(more_lines=len(every) > MOST_LINES)
 
 
 class _Reader:
@@ -131,6 +137,8 @@ class _Reader:
                     fields.append(read)
                 else:
                     self._keep(statement, read)
+        if any(each.key == at("job.ranks_per_node") for each in self.values):
+            fields = [each for each in fields if each.field != "ranks"]
         for job in _jobs(fields):
             for statement, read in directives.values_of(job, self._scheduler_of(job[0].statement)):
                 self._keep(statement, read)
@@ -166,13 +174,14 @@ class _Reader:
 
         variables = tuple((name, fill(value)) for name, value in statement.variables)
         if not statement.words or statement.words[0] in ("export", "declare", "local", "typeset"):
-            plain = (
-                (name, value)
-                for name, value in variables
-                if "$" not in value and UNKNOWN not in value
-            )
+            plain = ((name, value) for name, value in variables if UNKNOWN not in value)
             self.variables |= {name: value for name, value in plain if len(value) < 500}
-        return statement._replace(words=tuple(map(fill, statement.words)), variables=variables)
+        # A shell splits the text of a variable that is a word of its own.
+        words = (
+            filled.split() if word.startswith("$") and " " in filled else [filled]
+            for word, filled in ((word, fill(word)) for word in statement.words)
+        )
+        return statement._replace(words=tuple(chain.from_iterable(words)), variables=variables)
 
     def _read(self, statement: Statement) -> Iterator[Read | directives.Field]:
         if statement.directive:
@@ -309,10 +318,12 @@ def _without_python(statements: Iterable[Statement]) -> Iterator[Statement]:
 
 
 def _jobs(fields: Iterable[directives.Field]) -> Iterable[list[directives.Field]]:
-    """The directives of a script are one job; each command line is one of its own."""
+    """The directives of a script are one job, with the ranks that the script starts in it. Each
+    command line is a job of its own."""
     jobs = dict[int, list[directives.Field]]()
     for each in fields:
-        line = 0 if each.statement.directive else each.statement.line
+        of_script = each.statement.directive or each.field == "ranks"
+        line = 0 if of_script else each.statement.line
         jobs.setdefault(line, []).append(each)
     return jobs.values()
 

@@ -98,6 +98,12 @@ def values_of(fields: Iterable[Field], scheduler: str) -> Iterator[tuple[Stateme
     nodes = next((_number(each.value) for each in known if each.field == "nodes"), 0)
     ranks = next((_number(each.value) for each in known if each.field == "ranks_per_node"), 0)
     for each in known:
+        if each.field == "ranks":  # of all nodes, by the launcher
+            stated = ranks or any(other.field == "tasks" for other in known)
+            count = _number(each.value)
+            if nodes and count and not stated and not count % nodes:
+                yield each.statement, Value(at("job.ranks_per_node"), count // nodes, inferred=True)
+            continue
         yield from ((each.statement, read) for read in _value(each, scheduler, nodes, ranks))
 
 

@@ -32,12 +32,14 @@ _OWN = re.compile(
     r"|output-filename|q|start-timeout|disable-cache)"
 )
 _BY_NODE = ("-npernode", "--npernode", "-ppn", "--ppn", "-perhost")
+_ON_EACH_NODE = re.compile(r"ppr:(\d{1,4}):node\b.*")
+_ALL_RANKS = ("-np", "--np", "-n", "--num-proc")
 _SHELLS = frozenset({"bash", "sh", "zsh", "tcsh", "csh", "$SHELL", "/bin/bash", "/bin/sh"})
 _OTHER_RUNTIMES = frozenset({"shifter", "sarus", "enroot", "podman", "podman-hpc", "docker"})
 _NO_RANKS = frozenset({"hostname", "nvidia-smi", "rocm-smi", "env", "printenv", "echo", "ls", "cp"})
 
 
-def launch(statement: Statement) -> Iterator[Read]:
+def launch(statement: Statement) -> Iterator[directives.Field | Read]:
     """mpirun and its like, horovodrun, aprun, jsrun, and launchers of sites."""
     name, *words = statement.words
     options = split(words, _VALUES, program=True)
@@ -51,6 +53,9 @@ def launch(statement: Statement) -> Iterator[Read]:
     for option, value in options.given:
         yield from _option(option, value, name)
     yield from _sizes(options)
+    ranks = options.last(*_ALL_RANKS)
+    if statement.batch and ranks.isdigit() and name != "jsrun":
+        yield directives.Field(statement, "ranks", ranks)
     yield from container(options.rest)
 
 
@@ -100,7 +105,8 @@ def _sizes(options: Options) -> Iterator[Read]:
     """Nodes and ranks for each, where the line itself states both."""
     hosts = options.last("-H", "--host", "-host", "--hosts").split(",")
     slots = {host.partition(":")[2] for host in hosts}
-    by_node = options.last(*_BY_NODE)
+    mapped = _ON_EACH_NODE.fullmatch(options.last("-map-by", "--map-by"))
+    by_node = mapped[1] if mapped else options.last(*_BY_NODE)
     if by_node.isdigit():
         yield Value(at("job.ranks_per_node"), int(by_node), inferred=True)
     elif len(slots) == 1 and (number := slots.pop()).isdigit():

@@ -22,6 +22,7 @@ _FOLDERS = {
     "HOROVOD_NCCL_HOME": "horovod.gpu.nccl_home",
     "HOROVOD_ROCM_HOME": "horovod.gpu.rocm_home",
 }
+_IN_HOMES = re.compile(r"HOROVOD_(CUDA|NCCL|ROCM)_(?:INCLUDE|LIB)")
 _SWITCHES = {
     "HOROVOD_ALLOW_MIXED_GPU_IMPL": "horovod.gpu.allow_mixed",
     "HOROVOD_MPI_THREADS_DISABLE": "launch.mpi_threads_disable",
@@ -57,20 +58,20 @@ _SEARCH_PATHS = frozenset({
 
 def variable(name: str, value: str, *, exported: bool) -> Iterator[Read]:
     """One assignment."""
-    if name.startswith("HOROVOD_"):
-        yield from _of_horovod(name, value)
-    elif name in _INTERFACES:
+    if name in _INTERFACES:
         yield from _interfaces(value)
+    elif name.startswith("HOROVOD_"):
+        yield from _of_horovod(name, value)
     elif name in _SEARCH_PATHS:
-        yield Left(f"modules and the environment set {name}")
+        yield Left(f"recipes do not set {name}: modules and hvdenv do")
     elif _OF_THE_JOB.fullmatch(name):
         yield Left(f"the batch system or hvdenv sets {name}", understood=True)
     elif _HOMES.fullmatch(name) and not _AT_BUILD.fullmatch(name):
-        yield Left(f"{name} is a folder of the page", understood=not exported)
+        yield Left(f"{name} is a folder that the page uses", understood=not exported)
     elif re.search(r"(?i)_proxy$", name):
         yield Left("recipes name no proxies: set it in your shell")
     elif not exported or _OF_THE_PAGE.fullmatch(name):
-        yield Left("a variable of the page", understood=True)
+        yield Left("a variable that the page uses", understood=True)
     elif build := _AT_BUILD.fullmatch(name) or _AT_RUN_TIME.fullmatch(name):
         phase = "build" if build.re is _AT_BUILD else "run"
         yield from _stated(("environment", phase, name), name, value)
@@ -91,15 +92,26 @@ def _of_horovod(name: str, value: str) -> Iterator[Read]:
         yield from _stated(at(_WORDS[name]), name, value.lower())
     elif name in _FOLDERS:
         yield from _stated(at(_FOLDERS[name]), name, value)
+    elif inside := _IN_HOMES.fullmatch(name):
+        yield from _home(inside[1], value)
     elif name == "HOROVOD_BUILD_CUDA_CC_LIST":
         for capability in value.split(","):
             yield Value(at("horovod.gpu.capabilities"), capability.replace(".", ""), item=True)
-    elif name in _INTERFACES:
-        yield from _interfaces(value)
     elif _OF_HOROVOD_AT_RUN_TIME.fullmatch(name):
         yield from _stated(at("environment.run", name), name, value)
     else:
         yield Left(f"recipes have no key for {name}")
+
+
+def _home(library: str, value: str) -> Iterator[Read]:
+    """Recipes state the folder above ``include`` and ``lib``."""
+    key = f"horovod.gpu.{library.lower()}_home"
+    above, _, last = value.rstrip("/").rpartition("/")
+    stated = UNKNOWN not in value and PLACEHOLDER not in value
+    if above and stated and last in ("include", "lib", "lib64"):
+        yield Value(at(key), above, inferred=True)
+    else:
+        yield Left(f"recipes state the folder above include and lib: {key}")
 
 
 def _part(name: str, *, wanted: bool) -> Iterator[Read]:

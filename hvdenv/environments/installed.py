@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from packaging.utils import canonicalize_name
+
 from hvdenv.contents.packages import (
     Contents,
     Horovod,
@@ -15,7 +17,6 @@ from hvdenv.contents.packages import (
     from_installed,
     from_record,
     hint,
-    normal,
 )
 from hvdenv.environments import generations, registry
 from hvdenv.errors import UsageError
@@ -202,7 +203,7 @@ def _distributions(base: Path) -> Iterator[tuple[str, str, Path]]:
         for path in sorted(folder.iterdir()):
             found = _DISTRIBUTION.fullmatch(path.name)
             if found:
-                yield normal(found[1]), found[2], path
+                yield canonicalize_name(found[1]), found[2], path
 
 
 def _conda_package(record: Table) -> Package:

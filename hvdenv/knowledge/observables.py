@@ -37,6 +37,7 @@ _CUDA_OF_WHEELS: dict[Framework, tuple[tuple[str, str], ...]] = {
 # What only a look at the machine's folders, at indexes and channels can tell.
 LOOKED_UP: Observables = {
     "folders_missing": frozenset(),
+    "job_refused": frozenset(),
     "packages_refused": frozenset(),
     "conda_refused": frozenset(),
     "pages_as_index": frozenset(),

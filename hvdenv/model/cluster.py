@@ -36,6 +36,10 @@ ModuleFolder = Annotated[
 VariableName = Annotated[
     str, Pattern(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
 ]
+# Grid Engine has resources such as rt_G.small.
+ResourceName = Annotated[
+    str, Pattern(r"[A-Za-z_][A-Za-z0-9_.]{0,127}", "a name of letters, digits, _ and dots")
+]
 # Short enough for every scheduler, and without characters that end a directive.
 Label = Annotated[
     str,
@@ -239,7 +243,7 @@ class Job(NamedTuple):
     exclusive: bool = False
     output: FileName | None = None
     error: FileName | None = None
-    attributes: dict[VariableName, Label] = {}
+    attributes: dict[ResourceName, Label] = {}
     select: Label | None = None
     place: Label | None = None
     parallel_environment: Label | None = None

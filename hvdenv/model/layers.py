@@ -173,7 +173,16 @@ def read_layer(name: str, path: Path) -> Layer:
     try:
         return Layer(name, str(path), text, parse_toml(text), content=content)
     except ValueError as error:
-        raise RecipeError(f"not valid TOML: {error}", where=str(path)) from error
+        message = str(error)
+        line = re.search(r" \(at line (\d+), column \d+\)", message)
+        again = re.search("twice|overwrite|mutate", message)
+        raise RecipeError(
+            f"not valid TOML: {message.replace(line[0], '') if line else message}",
+            where=f"{path}:{line[1]}" if line else str(path),
+            remedy="a table or key may be stated once: merge it with the other one"
+            if again
+            else "",
+        ) from error
 
 
 def load_recipe(
@@ -399,7 +408,16 @@ def _errors_of_variants(layer: Layer) -> Iterator[RecipeError]:
         except RecipeError as error:
             yield error
         except Problem as problem:
-            yield from (_explain(each, found, {}) for each in problem.all)
+            yield from (_of_variant(each, found, variant) for each in problem.all)
+
+
+def _of_variant(problem: Problem, found: Layer, variant: str) -> RecipeError:
+    """A problem of a variant; a table that no recipe has may be the rest of its name."""
+    error, key = _explain(problem, found, {}), str(problem.path[0])
+    if len(problem.path) > 1 or key in Recipe._fields or not isinstance(found.values[key], dict):
+        return error
+    hint = f'; a name with a dot needs quotes: variants."{variant}.{key}"'
+    return RecipeError(error.message.partition(";")[0] + hint, where=error.where)
 
 
 def _without_variants(layer: Layer) -> Layer:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from hvdenv.contents.packages import Package, normal
+from hvdenv.contents.packages import Package
 from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.locks.pip_report import PipReport
 
@@ -77,12 +78,12 @@ def parse(words: Iterable[str]) -> dict[str, Requirement]:
             raise _no_package(word, str(error).splitlines()[0]) from error
         if requirement.url or requirement.marker:
             raise _no_package(word, "a URL" if requirement.url else "a condition after `;`")
-        if normal(requirement.name) in found:
+        if canonicalize_name(requirement.name) in found:
             raise UsageError(
                 f"{requirement.name} is named twice",
                 remedy=f"put all conditions into one argument: '{requirement.name}>=1,<2'",
             )
-        found[normal(requirement.name)] = requirement
+        found[canonicalize_name(requirement.name)] = requirement
     return found
 
 
@@ -116,7 +117,9 @@ def added_to(
         IncompatibleError: the request needs another version of a package of the recipe.
     """
     own = before.own if before else dict(sorted(present.items()))
-    earlier = {normal(_name(text)): text for text in before.requirements} if before else {}
+    earlier: dict[str, str] = (
+        {canonicalize_name(_name(text)): text for text in before.requirements} if before else {}
+    )
     new = {
         name: str(requirement)
         for name, requirement in requested.items()
@@ -149,7 +152,7 @@ def _name(text: str) -> str:
 
 def _satisfied(requirement: Requirement, present: Mapping[str, str]) -> bool:
     """Whether it is installed. What an extra adds is unknown, so pip decides that."""
-    version = present.get(normal(requirement.name))
+    version = present.get(canonicalize_name(requirement.name))
     if version is None or requirement.extras:
         return False
     return requirement.specifier.contains(version, prereleases=True)
@@ -164,7 +167,7 @@ def _conda(packages: Iterable[Package]) -> tuple[str, ...]:
 def reported(report: PipReport) -> dict[str, str]:
     """Versions by name of what pip would install, or has installed, sorted."""
     packages = (each.metadata for each in report.install)
-    return dict(sorted((normal(each.name), each.version) for each in packages))
+    return dict(sorted((canonicalize_name(each.name), each.version) for each in packages))
 
 
 def moves(found: Mapping[str, str], present: Mapping[str, str]) -> tuple[Move, ...]:
@@ -184,12 +187,12 @@ _DEPENDS = re.compile(
 
 def reasons(output: str) -> tuple[str, ...]:
     """Who requires what, from the text that pip prints about a conflict."""
-    kept = {normal(name): version for name, version in _CONSTRAINT.findall(output)}
+    kept = {canonicalize_name(name): version for name, version in _CONSTRAINT.findall(output)}
     found = [
         f"{who} requires {name}{spec.strip().replace(' and ', ',')},"
-        f" but the environment keeps {normal(name)} {kept[normal(name)]}"
+        f" but the environment keeps {canonicalize_name(name)} {kept[canonicalize_name(name)]}"
         for who, name, spec in _DEPENDS.findall(output)
-        if normal(name) in kept
+        if canonicalize_name(name) in kept
     ]
     return tuple(found[:_MOST_LINES])
 

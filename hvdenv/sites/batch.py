@@ -313,13 +313,21 @@ def check(
     dialect: Dialect,
     partitions: Mapping[str, Partition],
     given: Collection[str] = (),
+    where: Callable[[str], str] = "recipe: {}".format,
 ) -> Partition | None:
-    """The facts about a job's partition, if the recipe has them; ``given`` are fields of options.
+    """The facts about a job's partition, if the recipe has them.
+
+    Args:
+        job: of the recipe, with the options.
+        dialect: of the scheduler.
+        partitions: of the recipe.
+        given: fields of options.
+        where: says where the recipe sets a key.
 
     Raises:
         UsageError: the site cannot run the job; names the option or key, and what is possible.
     """
-    refuse: Refuse = partial(_refusal, given)
+    refuse: Refuse = partial(_refusal, given, where)
     _check_fields(job, dialect, refuse)
     _check_required(job, refuse)
     if job.partition is None or not partitions:
@@ -336,9 +344,11 @@ Refuse = Callable[[str, str, str], UsageError]
 _LOWEST = {"nodes": 1, "ranks_per_node": 1, "cpus_per_rank": 1, "gpus_per_node": 0}
 
 
-def _refusal(given: Collection[str], field: str, message: str, remedy: str) -> UsageError:
-    where = _option(field) if field in given else f"recipe: job.{field}"
-    return UsageError(message, where=where, remedy=remedy)
+def _refusal(
+    given: Collection[str], where: Callable[[str], str], field: str, message: str, remedy: str
+) -> UsageError:
+    place = _option(field) if field in given else where(f"job.{field}")
+    return UsageError(message, where=place, remedy=remedy)
 
 
 def _check_fields(job: Job, dialect: Dialect, refuse: Refuse) -> None:

@@ -331,7 +331,7 @@ def test_a_python_is_asked_for_by_its_version(capsys: pytest.CaptureFixture[str]
     [
         ((), 2, "hvdenv build local "),
         (("cache",), 0, "no wheels yet"),
-        (("module",), 0, "no environments yet"),
+        (("module",), 0, "no complete environment yet"),
         (("envs",), 0, "no environments yet"),
         (("container",), 0, "hvdenv container singularity "),
         (("completion",), 0, "hvdenv completion bash > "),

@@ -183,6 +183,15 @@ VALUES: dict[str, dict[str, Any]] = {
         "job.gpus_per_node": 4, "job.select": "system=x", "job.time": "01:00:00",
         "job.attributes.filesystems": "home",
     },
+    "N=$(nproc)\nOPTS=\"-hostfile $SGE_JOB_HOSTLIST -np ${N} -map-by ppr:4:node -mca btl self,tcp\"\n"
+    "#$ -l rt_G.small=1\nmpirun ${OPTS} python t.py": {
+        "job.ranks_per_node": 4, "launch.mca.btl": "self,tcp", "job.attributes.rt_G.small": "1",
+    },
+    "#SBATCH -N 2\nmodule load python/3.11\nHOROVOD_NCCL_LIB=/nccl/lib/ pip install horovod\n"
+    "mpirun -n 6 python t.py": {
+        "job.nodes": 2, "job.ranks_per_node": 3, "python.version": "==3.11.*",
+        "horovod.gpu.nccl_home": "/nccl",
+    },
     "#PBS -l nodes=2:ppn=8:gpus=2,walltime=3600": {"job.gpus_per_node": 2, "job.time": "01:00:00"},
     "#$ -pe mpi 8\n#$ -l h_rt=3600": {
         "scheduler": "gridengine", "job.parallel_environment": "mpi", "job.time": "01:00:00",
@@ -312,8 +321,9 @@ def test_the_command(
     assert main(["init", "fenn", "--from", "page.md"]) == 2
     assert main(["init", "--from", "page.md", "--set", "horovod.version=0.27.0", "-o", "-"]) == 0
     assert 'version = "0.27.0"' in capsys.readouterr().out
-    assert main(["init", "--from", "page.md", "--lines", "1-3", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["commands"] == 2
+    for lines, commands in (("1-3", 2), ("3-99", 4)):  # also from within a block
+        assert main(["init", "--from", "page.md", "--lines", lines, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["commands"] == commands
     assert main(["init"]) == 2
     for wrong in ("horovod.versio=1", "job.nodes=two", "x"):
         assert main(["init", "a", "--set", wrong, "--here"]) == 2

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hvdenv.building import lookup
 from hvdenv.building.lookup import Availability, Questions, look_up, platform
 from hvdenv.cli.main import main
 from hvdenv.cli.progress import Silent
@@ -159,3 +160,9 @@ def test_offline(capsys: pytest.CaptureFixture[str], cases: Path) -> None:
     assert "not looked up: packages: --offline" in said
     assert "no known problem" not in said
     assert main(["check", "local", "--timeout", "0"]) == 2
+
+
+def test_a_chain_of_causes_is_its_request_and_the_first_cause() -> None:
+    chain = "no channel\nCaused by: request for (https://x/y)\nCaused by: client error\nCaused by: no such name\nhint"
+    assert lookup._first_cause(chain) == "no channel\nrequest for (https://x/y): no such name\nhint"
+    assert lookup._first_cause("one\nCaused by: two") == "one\nCaused by: two"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hvdenv.cli.main import main
 from hvdenv.errors import RecipeError, UsageError
 from hvdenv.launch.launchers import Launch, named
 from hvdenv.launch.placement import Requested, choose_launcher, refuse_unfit
@@ -241,3 +242,31 @@ def test_mistakes_in_launchers(tmp_path: Path, text: str, said: str) -> None:
         load_recipe("neuron", site=tmp_path / "site.toml")
     assert said in str(caught.value)
     assert "site.toml:1: launch.launcher" in str(caught.value)
+
+
+OWN_RECIPE = """
+format = 1
+extends = "neuron"
+name = "x"
+summary = "x"
+status = "documented"
+scheduler = "ours"
+job.time = "90-00:00:00"
+schedulers.ours.like = "slurm"
+schedulers.ours.cancel = "stop {id}"
+"""
+
+
+def test_what_is_shown_and_checked_of_an_own_scheduler(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """show prints what follows from `like`; check says where the job exceeds its partition."""
+    recipe = tmp_path / "x.toml"
+    recipe.write_text(OWN_RECIPE)
+    assert main(["show", str(recipe)]) == 0
+    shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert 'schedulers.ours.cancel = "stop {id}" # recipe' in shown
+    assert 'schedulers.ours.prefix = "#SBATCH" # like slurm' in shown
+    assert not any(line.startswith("schedulers.") and "default" in line for line in shown)
+    main(["check", str(recipe), "--offline"])
+    assert f"{recipe}:8: job.time: the time limit of" in capsys.readouterr().out

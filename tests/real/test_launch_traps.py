@@ -151,7 +151,7 @@ def test_a_host_that_does_not_know_its_own_name(original: Installation, cluster:
     judgement = ranks.judge(run)
     assert judgement.status == "fail"
     assert "rank 1 on nowhere: was ended by SIG" in judgement.message
-    assert "the host's own name has no address" in judgement.message
+    assert "Gloo finds no address for nowhere" in judgement.message
 
 
 def test_the_pmi_of_srun(original: Installation, cluster: Cluster) -> None:

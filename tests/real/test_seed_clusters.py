@@ -553,20 +553,17 @@ def test_a_machine_without_modules(tmp_path: Path) -> None:
     scratch = os.path.lexists("/scratch")
     refused, checked = (
         subprocess.run(
-            [*words, command, "neuron"],
+            [*words, *command, "neuron"],
             capture_output=True, text=True, cwd=Path(__file__).parents[2],
             env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "HVDENV_HOME": f"{tmp_path}/home"},
         )
-        for command in ("build", "check")
+        for command in (("build",), ("check", "--offline"))
     )  # fmt: skip
     assert refused.returncode == 3, refused.stderr
     assert "this machine has no module system, and the recipe loads modules" in refused.stderr
     assert "what to do: call hvdenv on the cluster" in refused.stderr
     assert checked.returncode == 0, checked.stderr
-    assert (
-        "modules of the recipe: not examined, since this machine has no module system"
-        in checked.stdout
-    )
+    assert "modules of the recipe: this machine has no module system" in checked.stdout
     assert "[horovod-end-of-life]" in checked.stdout
     assert not list(tmp_path.iterdir())
     assert os.path.lexists("/scratch") == scratch
