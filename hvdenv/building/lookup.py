@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from hvdenv import STEP_PROGRAMS
 from hvdenv.building.resolve import attempt
 from hvdenv.command import OWN_PYTHON, Command, Outcome
+from hvdenv.contents.packages import parse_requirement
 from hvdenv.errors import StepError
 from hvdenv.locks import condalock
 from hvdenv.model.recipe import Recipe
@@ -68,7 +68,7 @@ class Questions(NamedTuple):
         work: that folder.
         cache: folder in which uv keeps the answers of indexes.
         runner: starts the programs.
-        progress: is told what they do.
+        progress: shows what they do.
         end: the time on the monotonic clock by which all answers must be there.
         where: gives file, line and key for a dotted key of the recipe.
     """
@@ -357,7 +357,7 @@ def _has_archive(questions: Questions, sources: Sources, name: str) -> bool:
         "--python-version", maker.python.version, *indexes, *maker.sources,
     )  # fmt: skip
     found = re.search(r"^Available versions: (.+)$", outcome.output, re.MULTILINE)
-    required = (Requirement(each) for each in maker.requirements)
+    required = (parse_requirement(each) for each in maker.requirements)
     asked = [
         each.specifier
         for each in required

@@ -17,17 +17,16 @@ from hvdenv.cli.check import judge_recipe, refuse_blocked
 from hvdenv.cli.find_lock import with_lock
 from hvdenv.cli.job import run_there
 from hvdenv.cli.options import (
-    Prepared,
     add_dry_run,
     add_options,
     is_locked,
-    prepare,
     print_json,
     refuse_foreign_path,
     refuse_foreign_prefix,
     resolved_of,
 )
 from hvdenv.cli.plan import described
+from hvdenv.cli.prepare import Prepared, prepare
 from hvdenv.cli.progress import choose
 from hvdenv.environments.generations import Environment, read_record
 from hvdenv.knowledge.rules import Rule

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from hvdenv.building.lookup import SECONDS, Availability, Questions, look_up
 from hvdenv.cli.find_lock import resolution_of
-from hvdenv.cli.options import Prepared, add_options, prepare, print_json
+from hvdenv.cli.options import add_options, print_json
+from hvdenv.cli.prepare import Prepared, prepare
 from hvdenv.cli.progress import Silent
 from hvdenv.environments import scratch
 from hvdenv.errors import IncompatibleError, UsageError

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from hvdenv import PACKAGE
 from hvdenv.cli.find_lock import LOCK, inputs_of, required, resolution_of, run_steps
-from hvdenv.cli.options import Prepared, add_options, prepare, print_json
+from hvdenv.cli.options import add_options, print_json
+from hvdenv.cli.prepare import Prepared, prepare
 from hvdenv.environments import scratch
 from hvdenv.environments.scratch import Scratch
 from hvdenv.locks import folders

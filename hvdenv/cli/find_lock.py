@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from hvdenv import signing, trust
 from hvdenv.building.resolve import perform
-from hvdenv.cli.options import Prepared, policy_of, refuse_foreign_content
+from hvdenv.cli.options import policy_of, refuse_foreign_content
+from hvdenv.cli.prepare import Prepared
 from hvdenv.cli.progress import choose as choose_progress
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.errors import LockError, UsageError

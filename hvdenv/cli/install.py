@@ -19,14 +19,8 @@ from hvdenv.cli.find_lock import (
     resolution_of,
     with_recorded_lock,
 )
-from hvdenv.cli.options import (
-    Prepared,
-    add_dry_run,
-    add_options,
-    prepare,
-    print_json,
-    refuse_foreign_prefix,
-)
+from hvdenv.cli.options import add_dry_run, add_options, print_json, refuse_foreign_prefix
+from hvdenv.cli.prepare import Prepared, prepare
 from hvdenv.cli.progress import choose
 from hvdenv.contents.packages import Contents
 from hvdenv.contents.record import GenerationRecord

@@ -24,7 +24,8 @@ from hvdenv.cli.find_lock import (
     root_of,
     run_steps,
 )
-from hvdenv.cli.options import Prepared, add_options, prepare, print_json
+from hvdenv.cli.options import add_options, print_json
+from hvdenv.cli.prepare import Prepared, prepare
 from hvdenv.environments import scratch
 from hvdenv.environments.scratch import Scratch
 from hvdenv.errors import LockError, RecipeError, StepError, UsageError

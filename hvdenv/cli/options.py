@@ -10,25 +10,20 @@ import re
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hvdenv import trust
 from hvdenv.environments import generations
 from hvdenv.environments.generations import Environment
-from hvdenv.errors import HvdenvError, IncompatibleError, UsageError
-from hvdenv.locks.lockfile import Locked
+from hvdenv.errors import HvdenvError, UsageError
 from hvdenv.model.cluster import Storage, Workspace
-from hvdenv.model.facts import Facts, Interpreter, of_partition
 from hvdenv.model.folders import User, expand
 from hvdenv.model.layers import Layer, Resolved, load_recipe, read_layer, storage_of, trusted_by
-from hvdenv.model.observe import ask_interpreter, declared, observe
 from hvdenv.model.recipe import Recipe, executed_paths
 from hvdenv.places import Places, environment_name, find_places
-from hvdenv.plans.additions import Additions
-from hvdenv.plans.plan import Plan, candidates, make_plan, site_python
 from hvdenv.reading import HOSTS, Content, read_text
 from hvdenv.runner import Runner, environment
-from hvdenv.sites import membership, workspace
+from hvdenv.sites import workspace
 from hvdenv.sites.hosts import Host, parse_hostfile, parse_hosts
 from hvdenv.trust import Policy
 
@@ -267,78 +262,6 @@ def _workspace(wanted: Workspace, *, anywhere: bool) -> Path:
     return stands
 
 
-class Prepared(NamedTuple):
-    """Everything that decides a plan.
-
-    Attributes:
-        resolved: the recipe.
-        target: the environment that it is for.
-        facts: of this machine, or declared.
-        python: the interpreter chosen.
-        foreign: why the facts are not of this machine, although no --facts says so; or empty.
-        locked: the lock to build from, if that was asked for.
-        source_folder: with files that were fetched before.
-        offline: whether no index is asked.
-        additions: packages that the user adds.
-    """
-
-    resolved: Resolved
-    target: Environment
-    facts: Facts
-    python: Interpreter
-    foreign: str = ""
-    locked: Locked | None = None
-    source_folder: Path | None = None
-    offline: bool = False
-    additions: Additions | None = None
-
-    def plan(self, *, alone: bool = False) -> Plan:
-        """Make the plan. A command does so once, and hands it on.
-
-        Args:
-            alone: whether a script runs the plan, without hvdenv and its caches.
-        """
-        resolved = self.resolved
-        own = self.target.prefix.name == environment_name(resolved.recipe.name, resolved.variants)
-        return make_plan(
-            resolved.recipe, resolved.variants if own else resolved.keyed, self.facts, self.python,
-            locked=self.locked, source_folder=self.source_folder, offline=self.offline,
-            caches=find_places().cache, additions=self.additions, alone=alone,
-        )  # fmt: skip
-
-
-def prepare(
-    arguments: argparse.Namespace,
-    *,
-    thorough: bool,
-    shown: bool = False,
-    resolved: Resolved | None = None,
-    anywhere: bool = False,
-) -> Prepared:
-    """Read the recipe and look at the machine, or at the facts that --facts declares.
-
-    Args:
-        arguments: of the command.
-        thorough: look for what no plan depends on, too; see observe().
-        shown: nothing that the recipe names is executed.
-        resolved: the recipe, if it was read already.
-        anywhere: nothing is built; on a machine that is none of the cluster's, the facts are those
-            that the recipe declares for its partition.
-    """
-    resolved = resolved or resolved_of(arguments, shown=shown)
-    target = environment_of(arguments, resolved, find_places(), anywhere=anywhere)
-    runner = Runner()
-    file = getattr(arguments, "facts", None)
-    facts = declared(file) if file else observe(target.store, runner, thorough=thorough)
-    foreign = ""
-    nodes = membership.nodes_of(resolved.recipe)
-    if anywhere and not file and nodes:
-        foreign = membership.foreign(resolved.recipe, facts.machine)
-        facts = of_partition(*nodes, facts) if foreign else facts
-    python = choose_python(resolved, facts, runner, arguments.python)
-    return Prepared(resolved=resolved, target=target, facts=facts, python=python, foreign=foreign)
-
-
 def _add_facts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--facts",
@@ -346,66 +269,6 @@ def _add_facts(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="facts of another machine: JSON, as under `facts` in `plan --json` there",
     )
-
-
-def choose_python(
-    resolved: Resolved, facts: Facts, runner: Runner, wanted: str | None
-) -> Interpreter:
-    """The interpreter to use; one that is not this process's own is asked for its version.
-
-    Args:
-        resolved: the recipe.
-        facts: of the machine.
-        runner: asks interpreters.
-        wanted: version that the user named, such as 3.11; None for the best.
-
-    Raises:
-        IncompatibleError: none fits, with what was found and which variant would.
-    """
-    brought = site_python(resolved.recipe)
-    if brought:
-        return brought
-    incomplete = None
-    for found in _candidates(resolved, facts, wanted):
-        known = facts.origin == "declared" or found.version.count(".") == 2
-        asked = found if known else ask_interpreter(found.path, runner)
-        if asked and asked.complete:
-            return asked
-        incomplete = incomplete or asked
-    if incomplete:  # the rule "python-incomplete" says what it lacks
-        return incomplete
-    needed = resolved.recipe.python.version
-    there = ", ".join(sorted({each.version for each in facts.interpreters})) or "none"
-    remedy = (
-        f"install Python {needed} (for example with `uv python install 3.11`), or load a module"
-    )
-    other = _variant_for(resolved, facts, wanted)
-    if other:
-        remedy += f"; or use --variant {other}, which supports a Python of this machine"
-    asked_for = f", --python requests {wanted}" if wanted else ""
-    raise IncompatibleError(
-        f"the recipe needs Python {needed}{asked_for}; this machine has {there}",
-        where=resolved.where("python.version"),
-        remedy=remedy,
-    )
-
-
-def _candidates(resolved: Resolved, facts: Facts, wanted: str | None) -> list[Interpreter]:
-    return [
-        each
-        for each in candidates(resolved.recipe, facts)
-        if wanted is None or f"{each.version}.".startswith(f"{wanted}.")
-    ]
-
-
-def _variant_for(resolved: Resolved, facts: Facts, wanted: str | None) -> str:
-    """A variant whose Python is here; or empty."""
-    for variant in resolved.offered:
-        if variant not in resolved.variants:
-            other = load_recipe(resolved.file, variants=[variant])
-            if _candidates(other, facts, wanted):
-                return variant
-    return ""
 
 
 def print_json(value: Any) -> None:

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Iterator
 
 from hvdenv.cli.find_lock import with_lock
-from hvdenv.cli.options import Prepared, add_options, is_locked, prepare, print_json
+from hvdenv.cli.options import add_options, is_locked, print_json
+from hvdenv.cli.prepare import Prepared, prepare
 from hvdenv.command import spelled_out
 from hvdenv.places import environment_name
 from hvdenv.plans.plan import TEMPORARY, Plan

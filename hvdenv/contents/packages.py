@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from packaging.utils import canonicalize_name
 
@@ -21,6 +21,9 @@ from hvdenv.masking import mask
 from hvdenv.model.facts import parse_version
 from hvdenv.schema import encode
 from hvdenv.sites.modules import family_of
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 # ``site``: provided by modules or the system, outside of the environment's folder.
 Kind = Literal["conda", "pypi", "site"]
@@ -185,6 +188,18 @@ def from_record(record: GenerationRecord, installed: Installed | None, home: str
         created=record.created,
         hvdenv=record.hvdenv,
     )
+
+
+def parse_requirement(text: str) -> Requirement:
+    """A requirement in pip's syntax.
+
+    Raises:
+        ValueError: it is malformed.
+    """
+    # The parser compiles its grammar on import, which no light command should wait for.
+    from packaging.requirements import Requirement
+
+    return Requirement(text)
 
 
 def hint(url: str) -> str:

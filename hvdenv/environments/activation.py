@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from hvdenv.model.dialect import shipped
+from hvdenv.model.dialect import job_variables
 
 Kind = Literal["venv", "conda", "none"]
 
@@ -24,14 +24,8 @@ KINDS: Mapping[str, Kind] = {
     "modules": "none",
 }
 
-# Variables with the id of a job, of all schedulers.
-_JOBS = tuple(dialect.job_id for dialect in shipped().values())
-# What a value may contain until a program runs, and its expansion in a shell.
-_OPEN = {
-    "{user}": '"$(id -un)"',
-    "{jobid}": '"' + "".join(f"${{{name}:-" for name in _JOBS) + "$$" + "}" * len(_JOBS) + '"',
-}
-_TEMPLATE = re.compile("|".join(map(re.escape, _OPEN)))
+# What a value may contain until a program runs.
+_TEMPLATE = re.compile(r"\{user\}|\{jobid\}")
 
 # `$?shell` is 1 to csh; to other shells it is the last exit status and the word "shell".
 _CSH = (
@@ -195,16 +189,19 @@ def left_open(variables: Mapping[str, str]) -> list[str]:
     return [name for name, value in variables.items() if _TEMPLATE.search(value)]
 
 
-def job_id(environ: Mapping[str, str]) -> str:
-    """The id of the job of a process with these variables; empty outside of a job."""
-    return next((environ[name] for name in _JOBS if environ.get(name)), "")
-
-
 def _quoted(value: str) -> str:
     """A value quoted for a shell, in which {user} and {jobid} become expansions."""
     parts = re.split(f"({_TEMPLATE.pattern})", value)
-    words = [_OPEN.get(part) or shlex.quote(part) for part in parts if part]
+    words = [_expansion(part) or shlex.quote(part) for part in parts if part]
     return "".join(words) or "''"
+
+
+def _expansion(part: str) -> str:
+    """What a shell expands to the user or the job; empty for other text."""
+    if part == "{jobid}":
+        names = job_variables()
+        return '"' + "".join(f"${{{name}:-" for name in names) + "$$" + "}" * len(names) + '"'
+    return '"$(id -un)"' if part == "{user}" else ""
 
 
 def _quoted_folder(folder: Path) -> str:

@@ -16,10 +16,11 @@ from packaging.version import InvalidVersion
 from hvdenv import STANDALONE
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations
-from hvdenv.environments.activation import filled_in, job_id
+from hvdenv.environments.activation import filled_in
 from hvdenv.errors import UsageError
 from hvdenv.launch.container import inside
 from hvdenv.model.cluster import Container, Reference
+from hvdenv.model.dialect import job_id
 from hvdenv.reading import SYSTEM, read_text
 from hvdenv.runner import environment
 

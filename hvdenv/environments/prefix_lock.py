@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv.errors import BusyError, HvdenvError
-from hvdenv.model.dialect import shipped
+from hvdenv.model.dialect import job_id
 from hvdenv.places import blocked, make_folder
 from hvdenv.reading import STATE, SYSTEM, read_file, read_text
 from hvdenv.runner import environment
@@ -33,7 +33,6 @@ from hvdenv.runner import environment
 LOCK = "lock"
 ENDED = "ended"
 _DRAFT, _CLAIM = ".lock-draft-", ".lock-claim-"
-_JOB_VARIABLES = tuple(dialect.job_id for dialect in shipped().values())
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV}
 _GONE = {errno.ENOENT, errno.ESTALE}
 
@@ -424,7 +423,7 @@ def _myself() -> Holder:
         namespace=_namespace(),
         pid=os.getpid(),
         started=_started(os.getpid()),
-        job=next((variables[name] for name in _JOB_VARIABLES if variables.get(name)), ""),
+        job=job_id(variables),
         user=user,
         since=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         token=uuid.uuid4().hex,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from hvdenv.errors import IncompatibleError, UsageError
@@ -30,7 +31,6 @@ _FOR_LAUNCHERS = re.compile(
     r"|CUDA_VISIBLE_DEVICES"
     r"|(OMPI|PRTE|PMIX)_(MCA_\w+|ALLOW_RUN_AS_ROOT(_CONFIRM)?)"
 )
-_OF_SCHEDULERS = tuple(prefix for each in shipped().values() for prefix in each.variables)
 # Other variables that change the results or the data path of ranks.
 _FOR_PROGRAMS = re.compile(
     r"LD_(PRELOAD|AUDIT|LIBRARY_PATH|BIND_NOW)|GLIBC_TUNABLES|MALLOC_\w+|OPAL_PREFIX"
@@ -337,12 +337,18 @@ def exported(
     return tuple(n for n in dict.fromkeys(names) if n in known and n not in given)
 
 
+@cache
+def _of_schedulers() -> tuple[str, ...]:
+    """How variables of schedulers begin."""
+    return tuple(prefix for each in shipped().values() for prefix in each.variables)
+
+
 def may_be_seen(name: str, requested: Requested) -> bool:
     """Whether a variable may be on command lines on other hosts."""
     if name in requested.exports:
         return True
     listed = FOR_RANKS.fullmatch(name) or _FOR_LAUNCHERS.fullmatch(name)
-    return bool(listed or name.startswith(_OF_SCHEDULERS)) and not is_secret(name)
+    return bool(listed or name.startswith(_of_schedulers())) and not is_secret(name)
 
 
 def is_secret(name: str) -> bool:

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from hvdenv.contents.packages import parse_requirement
 from hvdenv.locks import condalock, pypi
 from hvdenv.locks.lockfile import CONDA, Inputs, Locked
 from hvdenv.locks.pypi import Package, required
@@ -114,7 +114,7 @@ def unsatisfied(versions: Mapping[str, str], requirements: Iterable[str]) -> tup
     """
     found = []
     for text in requirements:
-        requirement = Requirement(text)
+        requirement = parse_requirement(text)
         version = versions.get(canonicalize_name(requirement.name))
         if version is None:
             found.append(f"{text}: not in the lock")
@@ -146,7 +146,7 @@ def unclosed(packages: Sequence[Package], others: Mapping[str, str]) -> tuple[st
 
 def unneeded(packages: Sequence[Package], requirements: Iterable[str]) -> tuple[str, ...]:
     """Packages of pylock.toml that neither the recipe nor another package requires."""
-    names = {canonicalize_name(Requirement(text).name) for text in requirements}
+    names = {canonicalize_name(parse_requirement(text).name) for text in requirements}
     needed = _with_dependencies(packages, names)
     return tuple(
         f"{each.name} {each.version}: neither the recipe nor a package of the lock requires it"

@@ -10,30 +10,23 @@ import posixpath
 import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
 from urllib.parse import quote, unquote, urlsplit
 
-from packaging.markers import Marker
-from packaging.pylock import Package as Entry
-from packaging.pylock import (
-    PackageSdist,
-    PackageWheel,
-    Pylock,
-    PylockUnsupportedVersionError,
-    PylockValidationError,
-)
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
-from hvdenv.contents.packages import hint
+from hvdenv.contents.packages import hint, parse_requirement
 from hvdenv.errors import LockError
 from hvdenv.locks.lockfile import ANEW, PYPI, Locked, malformed
 from hvdenv.locks.pip_report import PipReport
 from hvdenv.masking import mask
 from hvdenv.model.recipe import Sha256
 from hvdenv.schema import Pattern, Problem, decode, line_of, parse_toml
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 
 class Package(NamedTuple):
@@ -113,8 +106,8 @@ def _requires(report: PipReport) -> dict[str, tuple[str, ...]]:
     for each in report.install:
         name = canonicalize_name(each.metadata.name)
         try:
-            stated[name] = [Requirement(text) for text in each.metadata.requires_dist]
-        except InvalidRequirement as error:
+            stated[name] = [parse_requirement(text) for text in each.metadata.requires_dist]
+        except ValueError as error:
             raise LockError(f"the metadata of {name} cannot be read: {error}") from error
         extras[name] = {*each.requested_extras}
     found: dict[str, tuple[str, ...]] = {}
@@ -159,14 +152,15 @@ def required(requirement: str) -> str:
 def render(packages: Iterable[Package], python: str, machine: str) -> str:
     """The text of pylock.toml for a minor Python version and a machine such as x86_64."""
     import tomlkit
+    from packaging import markers, pylock
 
-    def entry(package: Package) -> Entry:
+    def entry(package: Package) -> pylock.Package:
         # A file without a URL is beside the lock, or pip finds it elsewhere.
         url, path = package.url or None, None if package.url else package.file
         hashes, requires = {"sha256": package.sha256}, package.requires
-        wheel = PackageWheel(name=package.file, url=url, path=path, hashes=hashes)
-        sdist = PackageSdist(name=package.file, url=url, path=path, hashes=hashes)
-        return Entry(
+        wheel = pylock.PackageWheel(name=package.file, url=url, path=path, hashes=hashes)
+        sdist = pylock.PackageSdist(name=package.file, url=url, path=path, hashes=hashes)
+        return pylock.Package(
             name=canonicalize_name(package.name),
             version=Version(package.version),
             wheels=[wheel] if package.is_wheel else None,
@@ -178,9 +172,9 @@ def render(packages: Iterable[Package], python: str, machine: str) -> str:
         f"sys_platform == 'linux' and platform_machine == '{machine}'"
         f" and python_version == '{python}'"
     )
-    document = Pylock(
+    document = pylock.Pylock(
         lock_version=Version("1.0"),
-        environments=[Marker(marker)],
+        environments=[markers.Marker(marker)],
         requires_python=SpecifierSet(f"=={python}.*"),
         created_by="hvdenv",
         packages=[entry(package) for package in sorted(packages)],
@@ -257,16 +251,22 @@ def parse(text: str, path: Path, python: str = "") -> tuple[Package, ...]:
     Raises:
         RecipeError: it is malformed, for another Python, or contains what hvdenv never writes.
     """
+    from packaging import pylock
+
     where = str(path)
     try:
         document = parse_toml(text)
         listed = decode(_Document, {_field(key): each for key, each in document.items()})
-        Pylock.from_dict(document)
+        pylock.Pylock.from_dict(document)
     except Problem as problem:
         keys = tuple(_FIELDS.get(str(key), key) for key in problem.path)
         where = f"{path}:{line_of(text, keys)}"
         raise malformed(str(Problem(keys, problem.message)), where, ANEW) from problem
-    except (ValueError, PylockValidationError, PylockUnsupportedVersionError) as error:
+    except (
+        ValueError,
+        pylock.PylockValidationError,
+        pylock.PylockUnsupportedVersionError,
+    ) as error:
         raise malformed(str(error), where, ANEW) from error
     if python and listed.requires_python != f"=={python}.*":
         raise malformed(f"is not for Python {python}", where, ANEW)

@@ -14,6 +14,7 @@ from hvdenv.schema import Pattern, Problem, decode, parse_toml
 
 # Cobalt sets variables of PBS as well, so that it comes first.
 Shipped = Literal["slurm", "cobalt", "pbs", "lsf", "gridengine"]
+SHIPPED: tuple[str, ...] = get_args(Shipped)
 State = Literal[
     "waiting", "running", "completed", "failed", "timeout", "cancelled", "node failure",
     "out of memory", "preempted", "gone",
@@ -195,8 +196,18 @@ def shipped() -> Mapping[str, Dialect]:
     folder = Path(__file__).parent / "schedulers"
     return {
         name: decode(Dialect, parse_toml(read_file(folder / f"{name}.toml", RECIPE).text))
-        for name in get_args(Shipped)
+        for name in SHIPPED
     }
+
+
+def job_variables() -> tuple[str, ...]:
+    """The variables with the id of a job, of all schedulers that hvdenv has."""
+    return tuple(dialect.job_id for dialect in shipped().values())
+
+
+def job_id(environ: Mapping[str, str]) -> str:
+    """The id of the job of a process with these variables; empty outside of a job."""
+    return next((environ[name] for name in job_variables() if environ.get(name)), "")
 
 
 def with_own(own: Mapping[str, Dialect]) -> dict[str, Dialect]:
@@ -230,7 +241,7 @@ def problems(own: Mapping[str, Dialect]) -> Iterator[Problem]:
     """What is wrong with schedulers of a recipe or site file."""
     for name, each in own.items():
         path = ("schedulers", name)
-        if name in shipped():
+        if name in SHIPPED:
             yield Problem(path, f"hvdenv has a scheduler {name}: give this one another name")
             continue
         for key, message in (*_of_templates(each), *_of_patterns(each)):

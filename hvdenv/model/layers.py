@@ -718,9 +718,9 @@ def _problems_of_whole(recipe: Recipe) -> list[Problem]:
         and not recipe.modules
         and "the Python comes from modules, so the recipe needs a table [modules]",
         "scheduler": recipe.scheduler
-        and recipe.scheduler not in recipe.dialects
-        and f"there is no scheduler {recipe.scheduler}{nearest(recipe.scheduler, recipe.dialects)}"
-        f"; known are {', '.join(recipe.dialects)}, and [schedulers.NAME] adds one",
+        and recipe.scheduler not in recipe.scheduler_names
+        and f"there is no scheduler {recipe.scheduler}{nearest(recipe.scheduler, recipe.scheduler_names)}"
+        f"; known are {', '.join(recipe.scheduler_names)}, and [schedulers.NAME] adds one",
         "launch.launcher": recipe.launch.launcher not in launchers
         and f"there is no launcher {recipe.launch.launcher}"
         f"{nearest(recipe.launch.launcher, launchers)}; known are {', '.join(launchers)}, and"

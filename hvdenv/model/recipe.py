@@ -23,7 +23,7 @@ from hvdenv.model.cluster import (
     Value,
     VariableName,
 )
-from hvdenv.model.dialect import Dialect, with_own
+from hvdenv.model.dialect import SHIPPED, Dialect, with_own
 from hvdenv.schema import Pattern
 
 _RELEASE = r"([0-9]+!)?[0-9]+(\.[0-9]+)*"
@@ -349,6 +349,11 @@ class Recipe(NamedTuple):
     references: tuple[Reference, ...] = ()
     deviations: tuple[Deviation, ...] = ()
     notes: tuple[Note, ...] = ()
+
+    @property
+    def scheduler_names(self) -> tuple[str, ...]:
+        """The names in ``dialects``, without reading their files."""
+        return (*self.schedulers, *SHIPPED)
 
     @property
     def dialects(self) -> dict[str, Dialect]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from hvdenv.contents.packages import Package
+from hvdenv.contents.packages import Package, parse_requirement
 from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.locks.pip_report import PipReport
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 # pip prints one line for each version of a package that it has tried.
 _MOST_LINES = 10
@@ -73,8 +75,8 @@ def parse(words: Iterable[str]) -> dict[str, Requirement]:
     found: dict[str, Requirement] = {}
     for word in words:
         try:
-            requirement = Requirement(word)
-        except InvalidRequirement as error:
+            requirement = parse_requirement(word)
+        except ValueError as error:
             raise _no_package(word, str(error).splitlines()[0]) from error
         if requirement.url or requirement.marker:
             raise _no_package(word, "a URL" if requirement.url else "a condition after `;`")
@@ -147,7 +149,7 @@ def added_to(
 
 
 def _name(text: str) -> str:
-    return Requirement(text).name
+    return parse_requirement(text).name
 
 
 def _satisfied(requirement: Requirement, present: Mapping[str, str]) -> bool:

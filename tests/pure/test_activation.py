@@ -17,10 +17,10 @@ from hvdenv.environments.activation import (
     Kind,
     activate_script,
     filled_in,
-    job_id,
     left_open,
 )
 from hvdenv.environments.installation import inspect_prefix
+from hvdenv.model.dialect import job_id
 from hvdenv.model.recipe import Python
 from hvdenv.schema import fields
 

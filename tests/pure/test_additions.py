@@ -10,7 +10,7 @@ import pytest
 from hvdenv.building.resolve import attempt, perform
 from hvdenv.cli.find_lock import resolution_of, root_of, with_recorded_lock
 from hvdenv.cli.main import main, make_parser
-from hvdenv.cli.options import Prepared, prepare
+from hvdenv.cli.prepare import Prepared, prepare
 from hvdenv.command import Command
 from hvdenv.contents.packages import Package
 from hvdenv.contents.record import GenerationRecord, LockUse

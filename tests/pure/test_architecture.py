@@ -31,7 +31,7 @@ LAYERS = (
     ("verification",),
     ("building",),
     ("drafting",),
-    ("cli.options", "cli.progress", "cli.find_lock"),
+    ("cli.options", "cli.prepare", "cli.progress", "cli.find_lock"),
     ("cli",),
     ("cli.main",),
     ("__main__",),

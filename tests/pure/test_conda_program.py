@@ -210,12 +210,22 @@ def test_text(text: bytes, expected: bytes) -> None:
     assert conda_clone.in_text(text, PATTERN, b"/new") == expected
 
 
-@pytest.mark.parametrize("new", [b"/" + b"deep/" * 30 + b"env", b"/with a blank/env"])
-def test_a_first_line_that_no_kernel_takes(new: bytes) -> None:
-    text = b"#!/soft/conda/bin/python3.10 -u\nimport sys\n"
-    expected = b"#!/usr/bin/env python3.10 -u\nimport sys\n"
-    assert conda_clone.in_text(text, PATTERN, new) == expected
-    assert conda_clone.in_text(b"#!/bin/sh\n/soft/conda/x", PATTERN, new).startswith(b"#!/bin/sh\n")
+@pytest.mark.parametrize("folder", ["deep/" * 30 + "env", "with a blank/env"])
+def test_a_first_line_that_no_kernel_takes(folder: str, tmp_path: Path) -> None:
+    new = tmp_path / folder
+    (new / "bin").mkdir(parents=True)
+    (new / "bin/python3.10").symlink_to(sys.executable)
+    text = b"#!/soft/conda/bin/python3.10 -E\nimport sys; print(sys.argv[1:], sys.flags.ignore_environment)\n"
+    program = new / "bin/program"
+    program.write_bytes(conda_clone.in_text(text, PATTERN, bytes(new)))
+    program.chmod(0o755)
+    printed = subprocess.run([program, "a b"], env={}, capture_output=True, text=True).stdout
+    assert printed == "['a b'] 1\n"
+    perl = conda_clone.in_text(b"#!/soft/conda/bin/perl -w\n", PATTERN, bytes(new))
+    assert perl == b"#!/usr/bin/env perl -w\n"
+    assert (
+        conda_clone.in_text(b"#!/bin/sh\n/soft/conda/x", PATTERN, b"/a b") == b"#!/bin/sh\n/a b/x"
+    )
 
 
 def installed(package: bytes, prefix: bytes) -> bytes:

@@ -60,7 +60,7 @@ MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("plans/images/build.py", "pattern"): lambda: [each for each, *_ in build._REFUSALS],
     ("standalone/steps/conda_clone.py", "b'(?:' + alternatives + b')(?![\\\\w-]|\\\\.\\\\w)'"): lambda: [r"(?:/a|/b)(?![\w-]|\.\w)"],
     ("standalone/steps/pip_sources.py", "pattern"): lambda: [r"""^global\.([a-z-]+)=('.*'|".*")$"""],
-    ("standalone/steps/conda_clone.py", "b'#!' + re.escape(new) + b'/(?:\\\\S*/)?(\\\\S+)(.*)'"): lambda: [r"#!/a/(?:\S*/)?(\S+)(.*)"],
+    ("standalone/steps/conda_clone.py", "b'#!(' + re.escape(new) + b'/(?:\\\\S*/)?(\\\\S+))(.*)'"): lambda: [r"#!(/a/(?:\S*/)?(\S+))(.*)"],
     ("standalone/steps/conda_clone.py", "b'(' + pattern.pattern + b'[^\\\\0]*)(\\\\0*)'"): lambda: [r"((?:/a|/b)(?![\w-]|\.\w)[^\0]*)(\0*)"],
     ("standalone/inspect/observe_env.py", "prefix.encode() + b'_(\\\\d+(?:\\\\.\\\\d+)+)\\\\0'"): lambda: [r"GLIBC_(\d+(?:\.\d+)+)\0"],
     ("schema.py", "pattern.regex"): lambda: _of_types(),

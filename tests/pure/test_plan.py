@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hvdenv import STEP_PROGRAMS
-from hvdenv.cli import options
+from hvdenv.cli import options, prepare
 from hvdenv.cli.main import main
-from hvdenv.cli.options import choose_python
+from hvdenv.cli.prepare import choose_python
 from hvdenv.errors import IncompatibleError
 from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.knowledge.patches import Edit, applicable
@@ -338,9 +338,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     every = Steps.all
     count(Steps, "all", lambda maker: tuple(s for s in every(maker) if not s.commands))
-    count(options, "make_plan", make_plan)
-    count(options, "observe", observe)
-    count(options, "load_recipe", load_recipe)
+    count(prepare, "make_plan", make_plan)
+    count(prepare, "observe", observe)
+    for each in (options, prepare):
+        count(each, "load_recipe", load_recipe)
     return counted
 
 

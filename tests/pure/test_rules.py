@@ -10,7 +10,7 @@ import pytest
 
 from hvdenv.cli.check import refuse_blocked, told
 from hvdenv.cli.main import main
-from hvdenv.cli.options import choose_python
+from hvdenv.cli.prepare import choose_python
 from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.knowledge.observables import LOOKED_UP, observables
 from hvdenv.knowledge.patches import all_patches

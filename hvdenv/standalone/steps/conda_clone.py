@@ -72,13 +72,23 @@ def naming(prefixes: List[bytes]) -> Pattern[bytes]:
 
 
 def in_text(data: bytes, pattern: Pattern[bytes], new: bytes) -> bytes:
-    """Text with the new prefix; a first line that is too long for kernels uses PATH instead."""
+    """Text with the new prefix; a first line that is too long for kernels is replaced."""
     data = pattern.sub(lambda found: new, data)
     first, end, rest = data.partition(b"\n")
-    program = re.match(b"#!" + re.escape(new) + rb"/(?:\S*/)?(\S+)(.*)", first)
+    program = re.match(b"#!(" + re.escape(new) + rb"/(?:\S*/)?(\S+))(.*)", first)
     if program and (len(first) > SHEBANG_LIMIT or b" " in new):
-        first = b"#!/usr/bin/env " + program.group(1) + program.group(2)
+        first = short_shebang(*program.groups())
     return first + end + rest
+
+
+def short_shebang(path: bytes, name: bytes, arguments: bytes) -> bytes:
+    """First lines that start an interpreter whose path is too long for a kernel.
+
+    Python reads the lines for the shell as a string. Other interpreters are looked up in PATH.
+    """
+    if not name.startswith(b"python"):
+        return b"#!/usr/bin/env " + name + arguments
+    return b"#!/bin/sh\n'''exec' \"" + path + b"\"" + arguments + b" \"$0\" \"$@\"\n' '''"
 
 
 def in_binary(
