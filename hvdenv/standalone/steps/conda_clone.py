@@ -88,7 +88,7 @@ def short_shebang(path: bytes, name: bytes, arguments: bytes) -> bytes:
     """
     if not name.startswith(b"python"):
         return b"#!/usr/bin/env " + name + arguments
-    return b"#!/bin/sh\n'''exec' \"" + path + b"\"" + arguments + b" \"$0\" \"$@\"\n' '''"
+    return b"#!/bin/sh\n'''exec' \"" + path + b'"' + arguments + b" \"$0\" \"$@\"\n' '''"
 
 
 def in_binary(
