@@ -39,6 +39,11 @@ def main(
     context.report(facts)
     if facts.built.get(controller) == 0:
         return
+    if exercises and exercises[0][0] == "suite":  # Horovod's tests initialise it themselves
+        context.stage("suite")
+        modules["suite"].run(context, exercises[0][2])
+        context.stage("shutdown")
+        return
     context.hvd.init()
     context.report(context.numbers())
     context.stage("allreduce")
