@@ -283,10 +283,13 @@ def checkpoint(
 
 def limit(context: Context, part: Part, function: Callable[..., Any]) -> str:
     """Why a part cannot use a function of Horovod; empty if it can."""
+    if part.optimizer == "Adasum" and not hasattr(context.hvd, "Adasum"):
+        return "this Horovod has no Adasum"
     if part.optimizer == "Adasum" and adasum_limit(context):
         return adasum_limit(context)
     known = inspect.signature(function).parameters
-    missing = [name for name in part.arguments if name not in known]
+    any_name = any(each.kind == each.VAR_KEYWORD for each in known.values())
+    missing = [name for name in part.arguments if name not in known and not any_name]
     return "this Horovod has no {}".format(", ".join(missing)) if missing else ""
 
 
@@ -568,14 +571,15 @@ def tape(context: Context, part: Part) -> Dict[str, Any]:
 
 
 def graph(context: Context, part: Part) -> Dict[str, Any]:
-    """hvd.DistributedOptimizer in a graph of TensorFlow 1, with hvd.broadcast_global_variables."""
+    """hvd.DistributedOptimizer in a graph of TensorFlow 1, with hvd.broadcast_global_variables.
+
+    In the host's memory: a session would not use the rank's GPU, but another one.
+    """
     why = limit(context, part, context.hvd.DistributedOptimizer)
     if why:
         return {"skip": why}
     tensorflow = context.native.compat.v1
-    config = tensorflow.ConfigProto(device_count={} if context.device else {"GPU": 0})
-    config.gpu_options.visible_device_list = context.device.rpartition(":")[2]
-    config.gpu_options.allow_growth = True
+    config = tensorflow.ConfigProto(device_count={"GPU": 0})
     with context.native.Graph().as_default(), tensorflow.Session(config=config) as session:
         return in_session(context, part, session)
 
@@ -809,7 +813,7 @@ def keras_fit(context: Context, part: Part) -> Dict[str, Any]:
         seen=[[int(number) for number, _, _ in shard]],
         samples=len(data[0]),
         checksums=checksums,
-        rate=float(keras.backend.get_value(model.optimizer.learning_rate)),
+        rate=float(model.optimizer.learning_rate.numpy()),
         rate_wanted=RATE,
         **compare(numpy, plan, hvd.rank(), got),
     )
