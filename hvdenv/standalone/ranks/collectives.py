@@ -41,6 +41,7 @@ LARGE_COPIES = 8
 _ABSENT = re.compile(
     r"Tensor type \S+ is not supported|not in (the )?list of allowed values"
     r"|Type \S+ is not supported in \w+ mode|No \w+ operation enabled"
+    r"|[Gg]radient registry has no entry for: \w+|No gradient defined for operation"
 )
 # Horovod refuses the tensor, so that there are no wrong results.
 _REFUSED_LAYOUT = re.compile(r"\bcontiguous\b")

@@ -740,7 +740,9 @@ def keras_package(context: Context, part: Part) -> Tuple[Any, Any, str]:
         limit = keras_limit(keras, keras.backend, horovod, patched)
         if limit:
             return None, None, limit
-        return keras, importlib.import_module(part.keras), ""
+        package = importlib.import_module(part.keras)
+        keras_3 = "hvdenv imports horovod.keras, but does not train with it and Keras 3"
+        return keras, package, keras_3 if has_keras_3(keras) else ""
     keras, package = context.native.keras, importlib.import_module(part.keras)
     limit = keras_limit(keras, package.callbacks.K, horovod, patched)
     return keras, package, limit
