@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
-from hvdenv.cli.options import add_options, print_json
+from hvdenv.cli.init_node import ask_node
+from hvdenv.cli.options import add_dry_run, add_options, print_json
 from hvdenv.drafting import answers, here
 from hvdenv.drafting.combine import Choice, Draft, Missing, combine
 from hvdenv.drafting.commands import EVERY_LINE, read_page
@@ -34,6 +35,7 @@ examples:
   hvdenv init fenn --from page.md                      writes fenn.toml
   hvdenv init fenn --from job.sh --here                and what this machine shows
   curl -s https://hpc.example/horovod | hvdenv init fenn --from - -o -
+  hvdenv init fenn --here --where compute --set job.partition=gpu
   hvdenv init fenn --from page.html --lines 120-180    one section of the page
   hvdenv init fenn --from page.md --interactive        asks for what is missing
 """
@@ -51,6 +53,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--lines", metavar="A-B", type=_lines, help="read only these lines of the page"
     )
     parser.add_argument("--here", action="store_true", help="look at this machine and its modules")
+    parser.add_argument(
+        "--where", choices=("here", "compute"), default="here",
+        help="with --here. compute: also ask a compute node, in a job of at most 10 minutes with"
+        " one GPU if the job has any (default: here)",
+    )  # fmt: skip
+    add_dry_run(parser, "with --where compute: print the script of the job, and submit nothing")
     parser.add_argument(
         "--interactive", action="store_true", help="ask for missing values and where sources differ"
     )
@@ -82,12 +90,23 @@ def run(arguments: argparse.Namespace) -> int:
             remedy="name a page or a job script with --from FILE, look at this machine with --here,"
             " or answer questions with --interactive",
         )
+    if arguments.where == "compute" and not arguments.here:
+        raise UsageError("--where compute needs --here", where="--where")
+    if arguments.dry_run and arguments.where != "compute":
+        raise UsageError("--dry-run needs --where compute: init submits nothing here")
     name = _name(arguments)
     target = arguments.output or f"./{name}.toml"
     if target != _STANDARD and not arguments.json and Path(target).exists():
         raise UsageError("this file exists, and init overwrites none", where=target,
                          remedy="name another one with -o FILE")  # fmt: skip
     found = _found(arguments)
+    if arguments.where == "compute":
+        if seen := ask_node(_combined(name, found), dry_run=arguments.dry_run):
+            found = found._replace(
+                values=(*found.values, *seen.values), left=(*found.left, *seen.left)
+            )
+        else:
+            return 0
     if arguments.interactive:
         found = _ask(name, found)
     draft = _combined(name, found)

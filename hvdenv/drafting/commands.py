@@ -47,7 +47,7 @@ _PROGRAMS = (
     " curl tar unzip ssh scp rsync squeue scancel sinfo scontrol sacct qstat qdel bjobs watch nvidia-smi"
     " rocm-smi date hostname printenv sleep wait touch deactivate exit clear htop top grep sed awk find"
     " tree tee sort uniq wc cut xargs df du quota id groups whoami uname lscpu nproc jupyter tensorboard pytest test true printf"
-    " set shopt ulimit umask unset squeue showq sacctmgr bpeek bkill quota clush tmux screen python3-config kill rsync"
+    " set shopt ulimit umask unset squeue showq sacctmgr bpeek bkill quota clush tmux screen python3-config kill rsync let"
 )
 _NO_EFFECT = frozenset(_PROGRAMS.split())
 _PROFILES = re.compile(

@@ -277,6 +277,8 @@ def _gpus(value: str, field: str) -> Iterator[Read]:
 def _shared(field: str, text: str, nodes: int, ranks: int) -> Read:
     """Sizes of the whole job or of a rank, which recipes state for a node."""
     count, by = _number(text), ranks if field in ("ncpus", "gpus_per_rank") else nodes
+    if (field, count, nodes) == ("tasks", 1, 0):
+        return Value(at("job.ranks_per_node"), 1, inferred=True)
     if field == "gpus_per_rank" and count and ranks:
         return Value(at("job.gpus_per_node"), count * ranks, inferred=True)
     if not count or not by or count % by:

@@ -677,4 +677,4 @@ def test_modules_of_the_current_folder_are_not_imported(
 def test_jobs_start_hvdenv_without_the_current_folder() -> None:
     from hvdenv.cli import job
 
-    assert ("-P" in job._OWN) == (sys.version_info >= (3, 11))
+    assert ("-P" in job.OWN) == (sys.version_info >= (3, 11))
