@@ -135,7 +135,7 @@ def _package(before: Package, after: Package) -> Iterator[Difference]:
     change = partial(_change, "packages", _subject((before.kind, before.name)))
     if before.version != after.version:
         kind = _direction(before.version, after.version)
-        yield change(before.version, after.version, kind)
+        yield change(before.version, after.version, kind=kind)
     elif before.build != after.build:
         yield change(_version(before), _version(after))
     # Unknown hashes are not compared.
@@ -165,7 +165,7 @@ def _modules(first: Contents, second: Contents) -> Iterator[Difference]:
             yield change(before or None, after or None)
         elif before != after:
             versions = (each.rpartition("/")[2] for each in (before, after))
-            yield change(before, after, _direction(*versions))
+            yield change(before, after, kind=_direction(*versions))
         elif old and new and old != new:
             yield change(*(f"{before} (sha256 {digest})" for digest in (old, new)))
 
@@ -178,11 +178,11 @@ def _texts(
         before, after = one.get(name), two.get(name)
         if before != after:
             kind = _direction(before or "", after or "") if versions else "changed"
-            yield _change(group, name, before, after, kind)
+            yield _change(group, name, before, after, kind=kind)
 
 
 def _change(
-    group: str, subject: str, before: str | None, after: str | None, kind: Kind = "changed"
+    group: str, subject: str, before: str | None, after: str | None, *, kind: Kind = "changed"
 ) -> Difference:
     """A difference; None for what one side lacks, whatever the kind."""
     if before is None or after is None:
