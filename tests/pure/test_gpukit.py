@@ -176,7 +176,7 @@ def program(kit: ModuleType, text: str, kind: str = "cases") -> Any:
 def test_a_stage_that_hangs_is_ended_with_what_it_started(kit: ModuleType, tmp_path: Path) -> None:
     seconds = f"61.{os.getpid()}"
     started = tmp_path / "started"
-    kit.GRACE_SECONDS = 0.5
+    kit.GRACE_SECONDS = 0.5  # type: ignore[attr-defined]
     text = (
         "import signal, subprocess; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
         f"subprocess.run(['sh', '-c', 'touch {started}; sleep {seconds}; true'])"
