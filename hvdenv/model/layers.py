@@ -692,8 +692,7 @@ def _problems_of_launchers(recipe: Recipe) -> Iterator[Problem]:
 def _problems_of_whole(recipe: Recipe) -> list[Problem]:
     """Problems that only several values together show."""
     wrong = (*_wrong_horovod(recipe), *_wrong_python(recipe), *_wrong_names(recipe))
-    texts = {key: text for key, is_wrong, text in wrong if is_wrong}
-    texts |= dict(_problems_of_packages(recipe))
+    texts = dict(wrong) | dict(_problems_of_packages(recipe))
     return [
         *(Problem(tuple(key.split(".")), text) for key, text in texts.items()),
         *problems_of_schedulers(recipe.schedulers),
@@ -710,85 +709,70 @@ def _problems_of_whole(recipe: Recipe) -> list[Problem]:
     ]
 
 
-# A key, whether its value is wrong, and what is wrong then.
-_Wrong = Iterator[tuple[str, object, str]]
+# A key, and what is wrong with its value.
+_Wrong = Iterator[tuple[str, str]]
 
 
 def _wrong_horovod(recipe: Recipe) -> _Wrong:
     horovod, mpi = recipe.horovod, recipe.mpi
-    from_source = horovod.provider == "source"
-    yield "horovod.frameworks", not horovod.frameworks, "at least one framework is needed"
-    yield (
-        "horovod.controllers",
-        not horovod.controllers,
-        "at least one controller is needed: without MPI and Gloo, Horovod compiles, but its"
-        " ranks cannot communicate",
-    )
-    yield (
-        "horovod.sha256",
-        from_source and not horovod.sha256,
-        'the provider "source" needs the sha256 of Horovod\'s source archive',
-    )
-    yield (
-        "horovod.provider",
-        from_source and recipe.python.provider in ("prefix", "modules"),
-        "hvdenv does not install into an environment of the site: use a venv over it"
-        ' (python.system_site_packages) or the provider "clone", or set this to "present"',
-    )
-    yield (
-        "mpi",
-        "mpi" in horovod.controllers and not mpi,
-        'horovod.controllers has "mpi", so the recipe needs a table [mpi]',
-    )
-    unversioned = mpi and mpi.package and not mpi.version
-    yield "mpi.version", unversioned, "a package from the index needs a version"
+    if not horovod.frameworks:
+        yield "horovod.frameworks", "at least one framework is needed"
+    if not horovod.controllers:
+        yield (
+            "horovod.controllers",
+            "at least one controller is needed: without MPI and Gloo, Horovod compiles, but its"
+            " ranks cannot communicate",
+        )
+    if horovod.provider == "source" and not horovod.sha256:
+        needed = 'the provider "source" needs the sha256 of Horovod\'s source archive'
+        yield "horovod.sha256", needed
+    if horovod.provider == "source" and recipe.python.provider in ("prefix", "modules"):
+        yield (
+            "horovod.provider",
+            "hvdenv does not install into an environment of the site: use a venv over it"
+            ' (python.system_site_packages) or the provider "clone", or set this to "present"',
+        )
+    if "mpi" in horovod.controllers and not mpi:
+        yield "mpi", 'horovod.controllers has "mpi", so the recipe needs a table [mpi]'
+    if mpi and mpi.package and not mpi.version:
+        yield "mpi.version", "a package from the index needs a version"
 
 
 def _wrong_python(recipe: Recipe) -> _Wrong:
-    python = recipe.python
-    yield (
-        "python.prefix",
-        python.provider in ("prefix", "clone") and not python.prefix,
-        f'the provider "{python.provider}" needs the folder of the site\'s environment',
-    )
-    yield (
-        "conda",
-        python.provider == "conda" and not recipe.conda,
-        'the provider "conda" needs a table [conda] with channels',
-    )
-    yield (
-        "modules",
-        (python.from_modules or python.provider == "modules") and not recipe.modules,
-        "the Python comes from modules, so the recipe needs a table [modules]",
-    )
-    for name in recipe.horovod.frameworks:
+    python, frameworks = recipe.python, recipe.frameworks
+    if python.provider in ("prefix", "clone") and not python.prefix:
+        needed = f'the provider "{python.provider}" needs the folder of the site\'s environment'
+        yield "python.prefix", needed
+    if python.provider == "conda" and not recipe.conda:
+        yield "conda", 'the provider "conda" needs a table [conda] with channels'
+    if (python.from_modules or python.provider == "modules") and not recipe.modules:
+        yield "modules", "the Python comes from modules, so the recipe needs a table [modules]"
+    for name in (each for each in recipe.horovod.frameworks if each not in frameworks):
         needed = f'horovod.frameworks has "{name}", so the recipe needs [frameworks.{name}]'
-        yield f"frameworks.{name}", name not in recipe.frameworks, needed
-    for name, package in recipe.frameworks.items():
-        missing = package.provider == "source" and not package.source
-        needed = f'the provider "source" needs a table [frameworks.{name}.source]'
-        yield f"frameworks.{name}.source", missing, needed
+        yield f"frameworks.{name}", needed
+    for name, package in frameworks.items():
+        if package.provider == "source" and not package.source:
+            needed = f'the provider "source" needs a table [frameworks.{name}.source]'
+            yield f"frameworks.{name}.source", needed
 
 
 def _wrong_names(recipe: Recipe) -> _Wrong:
     """Names of a scheduler, launcher or partition that nothing has."""
-    names, known = recipe.scheduler_names, (*get_args(LauncherName), *recipe.launch.launchers)
-    scheduler, launcher = recipe.scheduler or "", recipe.launch.launcher
-    yield (
-        "scheduler",
-        scheduler and scheduler not in names,
-        f"there is no scheduler {scheduler}{nearest(scheduler, names)}; known are"
-        f" {', '.join(names)}, and [schedulers.NAME] adds one",
-    )
-    yield (
-        "launch.launcher",
-        launcher not in known,
-        f"there is no launcher {launcher}{nearest(launcher, known)}; known are {', '.join(known)},"
-        " and [launch.launchers.NAME] adds one",
-    )
-    partition = recipe.job.partition or ""
-    yield (
-        "job.partition",
-        partition and partition not in recipe.partitions,
-        f"there is no [partitions.{partition}]{nearest(partition, recipe.partitions)}",
-    )
+    scheduler, names = recipe.scheduler, recipe.scheduler_names
+    if scheduler and scheduler not in names:
+        yield (
+            "scheduler",
+            f"there is no scheduler {scheduler}{nearest(scheduler, names)}; known are"
+            f" {', '.join(names)}, and [schedulers.NAME] adds one",
+        )
+    launcher, known = recipe.launch.launcher, (*get_args(LauncherName), *recipe.launch.launchers)
+    if launcher not in known:
+        yield (
+            "launch.launcher",
+            f"there is no launcher {launcher}{nearest(launcher, known)}; known are"
+            f" {', '.join(known)}, and [launch.launchers.NAME] adds one",
+        )
+    partition, partitions = recipe.job.partition, recipe.partitions
+    if partition and partition not in partitions:
+        near = nearest(partition, partitions)
+        yield "job.partition", f"there is no [partitions.{partition}]{near}"
