@@ -19,14 +19,20 @@ from hvdenv.cli.options import (
     add_options,
     add_recipe,
     environment_of,
+    is_coloured,
     print_json,
     refuse_foreign_names,
     refuse_foreign_path,
     refuse_foreign_prefix,
-    requested_hosts,
     resolved_of,
 )
-from hvdenv.cli.run import current_allocation, elsewhere, named, refuse_missing_image
+from hvdenv.cli.run import (
+    current_allocation,
+    elsewhere,
+    named,
+    refuse_missing_image,
+    requested_ranks,
+)
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, last_used, registry
 from hvdenv.environments.installation import (
@@ -216,8 +222,7 @@ def _show(report: Report, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(report.to_json())
     else:
-        colour = arguments.color == "always" or (arguments.color == "auto" and sys.stdout.isatty())
-        print_coloured(render.render(report, colour=colour) + "\n")
+        print_coloured(render.render(report, colour=is_coloured(arguments)) + "\n")
     written = _write_files(report, arguments)
     return EXIT_CODES[report.verdict] or written
 
@@ -327,12 +332,9 @@ def _launched(
     arguments: argparse.Namespace, recipe: Recipe | None, expectation: Expectation
 ) -> tuple[Launch, tuple[str, ...]]:
     """How many ranks there are and where, and the launchers for each controller."""
-    if arguments.ranks is not None and arguments.ranks < 1:
-        raise UsageError(f"{arguments.ranks} ranks", where="-n", remedy="give 1 or more")
+    requested = requested_ranks(arguments)
     _refuse_unknown(arguments.launcher or (), recipe)
     allocation = current_allocation(recipe)
-    named = str(arguments.hostfile.absolute()) if arguments.hostfile else ""
-    requested = Requested(arguments.ranks, requested_hosts(arguments), named)
     if recipe is None and requested.hosts:
         launch = _on_hosts(requested)
     elif recipe is None or not (allocation.hosts or allocation.nodes or requested.hosts):
