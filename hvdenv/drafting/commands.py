@@ -306,7 +306,8 @@ class _Reader:
         """qsub belongs to several batch systems: options tell which."""
         words = statement.words[1:]
         select = any(word.startswith(("select=", "nodes=")) for word in words)
-        marks = {"pbs": select, "gridengine": "-pe" in words, "cobalt": "-n" in words}
+        gridengine = "-pe" in words or "-g" in words
+        marks = {"pbs": select, "gridengine": gridengine, "cobalt": "-n" in words}
         scheduler = self.scheduler or next((name for name, found in marks.items() if found), "")
         if scheduler in marks:
             self.scheduler = scheduler

@@ -301,6 +301,40 @@ def test_paths_of_several_variables_are_assignments() -> None:
     assert left.understood
 
 
+CLUSTER = """```
+[me@es1 ~]$ qsub -g grp run.sh
+```
+```
+#!/bin/sh
+#$ -l rt_F=2
+#$ -cwd
+module load python/3.11 hpcx/2.12 nccl/2.16
+python3 -m venv env
+pip3 install torch==2.0.1
+HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_WITHOUT_GLOO=1 pip3 install horovod==0.27.0
+OPTIONS="-hostfile $SGE_JOB_HOSTLIST -np $N -map-by ppr:4:node -mca pml ob1"
+mpirun $OPTIONS python3 train.py
+```
+"""
+
+
+def test_a_cluster_with_types_of_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The draft is a recipe as it is, and its job is the page's."""
+    monkeypatch.chdir(tmp_path)
+    Path("page.md").write_text(CLUSTER)
+    assert main(["init", "fenn", "--from", "page.md"]) == 0
+    assert main(["check", "./fenn.toml", "--offline"]) == 0
+    capsys.readouterr()
+    assert main(["job", "./fenn.toml", "--account", "grp", "--", "python3", "train.py"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {"#$ -l rt_F=2", "#$ -g grp", "#$ -cwd"} <= {*lines}
+    assert not any(line.startswith(("#$ -q", "#$ -P", "#$ -pe")) for line in lines)
+    assert "$SGE_JOB_HOSTLIST" in lines[-3]
+    assert lines[-1].startswith('mpirun -np 8 -H "$hosts"') and "--mca pml ob1" in lines[-1]
+
+
 def test_two_values_are_a_choice() -> None:
     page = "#!/bin/bash\nmodule load gcc/1 openmpi/4.1.4\nmodule load gcc/2\nCC=a pip install torch==1.13.1 tqdm==4.0\n"
     draft = draft_of(page + "pip install torch==2.0.1 torchaudio==2.0.2 tqdm==4.0\n")
