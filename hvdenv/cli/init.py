@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
+from hvdenv import trust
 from hvdenv.cli.init_node import ask_node
 from hvdenv.cli.options import add_dry_run, add_options, print_json
 from hvdenv.drafting import answers, here
@@ -25,6 +26,7 @@ from hvdenv.drafting.writer import told_choice, told_left, told_value, write
 from hvdenv.errors import UsageError
 from hvdenv.model.cluster import ModuleName
 from hvdenv.model.layers import DEFAULTS
+from hvdenv.places import find_places
 from hvdenv.reading import OWN, PAGE, read_file, read_text
 from hvdenv.runner import Runner
 from hvdenv.schema import encode, parse_toml
@@ -84,16 +86,7 @@ def _lines(text: str) -> tuple[int, int]:
 
 def run(arguments: argparse.Namespace) -> int:
     sources = [*arguments.pages, *(["this machine"] if arguments.here else [])]
-    if not sources and not arguments.interactive:
-        raise UsageError(
-            "nothing to draft a recipe from",
-            remedy="name a page or a job script with --from FILE, look at this machine with --here,"
-            " or answer questions with --interactive",
-        )
-    if arguments.where == "compute" and not arguments.here:
-        raise UsageError("--where compute needs --here", where="--where")
-    if arguments.dry_run and arguments.where != "compute":
-        raise UsageError("--dry-run needs --where compute: init submits nothing here")
+    _refuse(arguments, sources)
     name = _name(arguments)
     target = arguments.output or f"./{name}.toml"
     if target != _STANDARD and not arguments.json and Path(target).exists():
@@ -118,6 +111,26 @@ def run(arguments: argparse.Namespace) -> int:
     for line in _told(draft, target):
         print(line, file=sys.stderr if target == _STANDARD else sys.stdout)
     return 0
+
+
+def _refuse(arguments: argparse.Namespace, sources: Sequence[str]) -> None:
+    """Refuse options that do not fit together, before looking at anything.
+
+    Raises:
+        UsageError, UntrustedError: they do not, or another user can change HVDENV_HOME.
+    """
+    if not sources and not arguments.interactive:
+        raise UsageError(
+            "nothing to draft a recipe from",
+            remedy="name a page or a job script with --from FILE, look at this machine with --here,"
+            " or answer questions with --interactive",
+        )
+    if arguments.where == "compute":
+        if not arguments.here:
+            raise UsageError("--where compute needs --here", where="--where")
+        trust.refuse_home(find_places().home, trust.own_policy())  # it keeps the job's script
+    if arguments.dry_run and arguments.where != "compute":
+        raise UsageError("--dry-run needs --where compute: init submits nothing here")
 
 
 def _name(arguments: argparse.Namespace) -> str:
