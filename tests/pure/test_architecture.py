@@ -149,7 +149,6 @@ OPENERS = {
     "runner",
     "environments.manifest",
     "wheels.cache_entry",
-    "wheels.wheelarchive",
 }
 
 
