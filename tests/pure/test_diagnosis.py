@@ -64,7 +64,10 @@ class Case(NamedTuple):
     def says(self) -> str:
         """The text of the cause, or of the symptom."""
         signature = SIGNATURES.get(self.cause or self.symptom)
-        return signature.cause.format(*self.values, where=self.where) if signature else ""
+        if not signature:
+            return ""
+        cause = signature.refined_by(self.log).cause
+        return cause.format(*self.values, where=self.where).strip()
 
 
 def _recorded(path: Path) -> Case:
