@@ -380,7 +380,7 @@ def _cause(signature: Signature) -> str:
 def _refinement(refined: Refinement) -> str:
     cause = f" {plain(refined.cause)}." if refined.cause else ""
     steps = "\n".join(f"1. {plain(each)}." for each in alternatives(refined.remedy))
-    return f"If the lines contain {code(refined.text)}:{cause}\n\n{steps}"
+    return f"If the lines contain {_listed(refined.texts)}:{cause}\n\n{steps}"
 
 
 def _signature(signature: Signature) -> str:

@@ -17,15 +17,15 @@ Kind = Literal["cause", "symptom", "consequence", "warning"]
 
 
 class Refinement(NamedTuple):
-    """What is known where the lines that match also contain a text.
+    """What is known where the lines that match also contain one of some texts.
 
     Attributes:
-        text: literal.
+        texts: literal.
         remedy: takes the place of the signature's, and of its `modules`.
         cause: takes the place of the signature's, unless empty.
     """
 
-    text: str
+    texts: tuple[str, ...]
     remedy: str
     cause: str = ""
 
@@ -86,7 +86,7 @@ class Signature(NamedTuple):
 
     def refined_by(self, lines: str) -> Signature:
         """The signature with what is known of these lines."""
-        found = next((each for each in self.refined if each.text in lines), None)
+        found = next((r for r in self.refined if any(text in lines for text in r.texts)), None)
         if not found:
             return self
         return self._replace(cause=found.cause or self.cause, remedy=found.remedy, modules="")
