@@ -105,7 +105,7 @@ def _days(text: str) -> int:
 
 def run(arguments: argparse.Namespace) -> int:
     wheels = storage_of_site(arguments).wheels
-    caches = _caches(arguments, wheels)
+    caches = caches_of(arguments, wheels)
     runner = Runner()
     actions: dict[str, Callable[[], int]] = {
         "list": lambda: _list(arguments, caches, runner),
@@ -118,14 +118,14 @@ def run(arguments: argparse.Namespace) -> int:
     return actions[arguments.action]()
 
 
-def _caches(arguments: argparse.Namespace, wheels: Wheels) -> tuple[Cache, ...]:
+def caches_of(arguments: argparse.Namespace, wheels: Wheels) -> tuple[Cache, ...]:
     """The caches of an action, the user's own first."""
     own, shared = wheelcache.own(find_places()), wheelcache.shared(wheels)
     if arguments.cache:
         folder = arguments.cache.absolute()
         named = wheelcache.shared(wheels._replace(publish=str(folder)))
         return (own,) if folder == own.folder else named[:1]
-    if arguments.action in ("list", "verify", "export"):
+    if arguments.action in ("list", "verify", "export", "publish"):
         return (own, *shared)
     return shared[:1] if arguments.action == "sign" and wheels.publish else (own,)
 

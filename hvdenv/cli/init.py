@@ -27,6 +27,7 @@ from hvdenv.model.layers import DEFAULTS
 from hvdenv.reading import OWN, PAGE, read_file, read_text
 from hvdenv.runner import Runner
 from hvdenv.schema import encode, parse_toml
+from hvdenv.sites.batch import counted
 
 EXAMPLES = """\
 examples:
@@ -183,8 +184,9 @@ def _write(target: str, text: str) -> None:
 def _told(draft: Draft, target: str) -> Iterator[str]:
     """The result, for people."""
     unknown = [each for each in draft.left if not each.understood]
-    of_page = f" from {draft.commands} commands" if draft.commands else ""
-    yield f"{'draft' if target == _STANDARD else f'wrote {target}'}: {len(draft.values)} values{of_page}"
+    wrote = "draft" if target == _STANDARD else f"wrote {target}"
+    of_page = f" from {counted(draft.commands, 'command')}" if draft.commands else ""
+    yield f"{wrote}: {counted(len(draft.values), 'value')}{of_page}"
     for title, lines in (
         ("missing", [f"{'.'.join(each.key)}: {each.needs}" for each in draft.missing]),
         ("to choose, because the sources differ", [told_choice(each) for each in draft.choices]),

@@ -12,12 +12,26 @@ from typing import NamedTuple
 
 from hvdenv.drafting.options import split
 from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN, Statement
-from hvdenv.drafting.values import Left, Read, Value, at
+from hvdenv.drafting.values import Drafted, Left, Origin, Read, Value, at
 from hvdenv.errors import UsageError
 from hvdenv.model.dialect import shipped
 from hvdenv.reading import OWN, read_text
 from hvdenv.schema import decode, parse_toml
 from hvdenv.sites.batch import read_time
+
+# The name of a Grid Engine that differs from the shipped one, and how it may: groups that pay, types of
+# nodes instead of slots, and a list of hosts (ABCI, TSUBAME).
+_SITE = ("schedulers", "site")
+_AS_SHIPPED = Origin("hvdenv's gridengine, as the page has it")
+_DIFFERENT: dict[str, dict[str, str]] = {
+    "group": {"-P {account}": "-g {account}"},
+    "node_type": {
+        "-q {partition}": "-l {partition}={nodes}", "-pe {parallel_environment} {cpus}": "",
+    },
+    "hostfile": {},
+}  # fmt: skip
+# Types of nodes that are requested by number: rt_F=2 at ABCI, f_node=2 at TSUBAME.
+_NODE_TYPE = re.compile(r"rt_[A-Za-z]+(?:\.[a-z]+)?|[a-z]+_node|node_[a-z]+")
 
 
 class Table(NamedTuple):
@@ -113,7 +127,14 @@ def _expanded(fields: Iterable[Field], scheduler: str) -> Iterator[Field]:
         statement = each.statement
         if each.field == "resources":
             for part in each.value.split(","):
-                yield from _resource(statement, part)
+                name, _, count = part.partition("=")
+                if scheduler == "gridengine" and _NODE_TYPE.fullmatch(name) and _number(count):
+                    yield from (
+                        Field(statement, "node_type", name),
+                        Field(statement, "nodes", count),
+                    )
+                else:
+                    yield from _resource(statement, part)
         elif each.field == "attributes":
             for part in each.value.split(":"):
                 yield Field(statement, "attribute", part)
@@ -153,19 +174,26 @@ def _resource(statement: Statement, part: str) -> Iterator[Field]:
             yield Field(statement, "select", f"{name}={number}" if number else name)
 
 
+# Fields whose value a page need not state: items of lists, and these; nothing for the value itself.
+_WITHOUT_VALUE = {
+    "account": ("requires", "account"),
+    "group": ("requires", "account"),
+    "directive": ("directives", ""),
+}
+
+
 def _value(each: Field, scheduler: str, nodes: int, ranks: int) -> Iterator[Read]:
     field, value = each.field, each.value
-    if field in ("account", "directive"):
-        key, item = {"account": ("requires", field), "directive": ("directives", value)}[field]
-        yield Value(at("job", key), item, item=True)
+    if field in _WITHOUT_VALUE:
+        key, item = _WITHOUT_VALUE[field]
+        yield Value(at("job", key), item or value, item=True)
+        yield from [of_site(field)] if field == "group" else []
     elif UNKNOWN in value or PLACEHOLDER in value or ("$" in value and field != "output"):
         yield Left(f"the page does not state the value of job.{field}")
+    elif field == "node_type":
+        yield from (Value(at("job.partition"), value), of_site(field))
     elif field == "time":
         yield _time(value, scheduler)
-    elif field in ("srun_mpi", "cpu_bind"):
-        yield Value(at("launch", field), value)
-    elif field == "exclusive":
-        yield Value(at("job.exclusive"), True)
     elif field in _COUNTED:
         yield _counted(at("job", _COUNTED[field]), value)
     elif field in ("gres", "gpus_per_node"):
@@ -176,7 +204,38 @@ def _value(each: Field, scheduler: str, nodes: int, ranks: int) -> Iterator[Read
         name, _, text = value.partition("=")
         yield Value(at("job.attributes", name), text)
     else:
-        yield Value(at("job", field), value)
+        table = "launch" if field in ("srun_mpi", "cpu_bind") else "job"
+        yield Value(at(table, field), value or field == "exclusive")
+
+
+def of_site(difference: str) -> Value:
+    """A mark for with_scheduler()."""
+    return Value((*_SITE, difference), True, inferred=True)
+
+
+def with_scheduler(values: Sequence[Drafted]) -> list[Drafted]:
+    """The values with a scheduler of the site in place of the marks of of_site()."""
+    marks = {each.key[2]: each for each in values if each.key[:2] == _SITE}
+    kept = [each for each in values if each.key[:2] != _SITE]
+    if not marks or not any(each.value == "gridengine" for each in kept):
+        return kept
+    changed = dict(pair for name in marks for pair in _DIFFERENT[name].items())
+    lines = [changed.get(line, line) for line in shipped()["gridengine"].directives]
+    first = next(iter(marks.values()))._replace(item=False)
+
+    def value(key: str, text: str, *, item: bool = False) -> Drafted:
+        return first._replace(key=(*_SITE, key), value=text, item=item)
+
+    return [
+        *(each._replace(value=_SITE[1]) if each.key == at("scheduler") else each for each in kept),
+        value("like", "gridengine"),
+        *(
+            value("directives", line, item=True)._replace(origin=_AS_SHIPPED)
+            for line in lines
+            if line
+        ),
+        *([value("hostfile", "SGE_JOB_HOSTLIST")] if "hostfile" in marks else []),
+    ]
 
 
 def _time(value: str, scheduler: str) -> Read:

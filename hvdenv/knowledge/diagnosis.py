@@ -462,12 +462,20 @@ def diagnose(log: BinaryIO, phase: Phase | None = None, *, own: bool = False) ->
 def diagnose_step(path: Path) -> Diagnosis:
     """Diagnose the log of a build step from its last command on: each attempt appends to it."""
     with open_file(path, LOG) as log:
-        start = offset = 0
-        for line in log:
-            start = offset if line.startswith(b"$ ") else start
-            offset += len(line)
-        log.seek(start)
+        log.seek(_last_command(log))
         return diagnose(log, "build", own=True)
+
+
+def _last_command(log: BinaryIO) -> int:
+    """Where the last line that begins with ``$ `` begins; lines may have any length."""
+    start, offset, before = 0, -1, b"\n"
+    while block := log.read(BLOCK):
+        text = before + block
+        found = text.rfind(b"\n$ ")
+        start = offset + found + 1 if found >= 0 else start
+        before = text[-2:]
+        offset += len(text) - len(before)
+    return start
 
 
 def explain(text: str, phase: Phase, *, kills: bool = True) -> Found | None:

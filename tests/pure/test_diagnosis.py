@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -301,6 +302,19 @@ def test_only_the_last_attempt_of_a_step_counts(tmp_path: Path) -> None:
     root = diagnose_step(log).root
     assert root is not None
     assert root.id == "compiler-killed"
+
+
+def test_lines_of_any_length_in_the_log_of_a_step(tmp_path: Path) -> None:
+    log = tmp_path / "01-wheel.log"
+    with log.open("wb") as file:
+        file.write(b"$ pip wheel\nNo space left on device\n")
+        file.seek(100 << 20, 1)
+        file.write(b"\n$ pip wheel\nc++: fatal error: Killed signal terminated program x\n")
+    tracemalloc.start()
+    root = diagnose_step(log).root
+    assert root is not None and root.id == "compiler-killed"
+    assert tracemalloc.get_traced_memory()[1] < 40 << 20
+    tracemalloc.stop()
 
 
 def test_phases() -> None:

@@ -33,6 +33,7 @@ _shtab_hvdenv_commands() {
     show:'Show a recipe after its layers are merged, and which layer sets each value.'
     trust:'Trust a file or folder of other users, instead of passing --trust each time.'
     verify:'Prove that an environment works.'
+    wheels:'Publish compiled wheels as an index for pip, uv and Poetry.'
   )
   _describe 'hvdenv commands' _commands
 }
@@ -57,6 +58,14 @@ _shtab_hvdenv_envs_commands() {
     storage:'show the size of the caches and the free space'
   )
   _describe 'hvdenv envs commands' _commands
+}
+
+_shtab_hvdenv_wheels_commands() {
+  local _commands=(
+    publish:'Add compiled wheels to an index.'
+    verify:'Check every wheel of an index: hash, name, RECORD, signature, and the pages.'
+  )
+  _describe 'hvdenv wheels commands' _commands
 }
 
 _shtab_hvdenv_options=(
@@ -584,6 +593,35 @@ _shtab_hvdenv_verify_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_hvdenv_verify_defaults_added=0
 
+_shtab_hvdenv_wheels_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_hvdenv_wheels_defaults_added=0
+
+_shtab_hvdenv_wheels_publish_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
+  "--cache[use this cache only]:FOLDER:"
+  "--key[sign with this private key, or with the SSH agent\'s key for this public part (default\: places.wheels.key)]:FILE:"
+  "--dry-run[print which wheels would be published, and change nothing]"
+  ":folder of the index:"
+  "(*)::only wheels of these environments, such as local\+torch\; \`hvdenv envs\` lists them:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_hvdenv_wheels_publish_defaults_added=0
+
+_shtab_hvdenv_wheels_verify_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
+  ":folder of the index:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_hvdenv_wheels_verify_defaults_added=0
+
 
 _shtab_hvdenv() {
   local context state line curcontext="$curcontext" one_or_more='(*)' remainder='(-)*:' default='*::: :->hvdenv'
@@ -626,6 +664,7 @@ _shtab_hvdenv() {
         show) _arguments -C -s $_shtab_hvdenv_show_options ;;
         trust) _arguments -C -s $_shtab_hvdenv_trust_options ;;
         verify) _arguments -C -s $_shtab_hvdenv_verify_options ;;
+        wheels) _shtab_hvdenv_wheels ;;
       esac
   esac
 }
@@ -680,6 +719,30 @@ _shtab_hvdenv_envs() {
         remove) _arguments -C -s $_shtab_hvdenv_envs_remove_options ;;
         rollback) _arguments -C -s $_shtab_hvdenv_envs_rollback_options ;;
         storage) _arguments -C -s $_shtab_hvdenv_envs_storage_options ;;
+      esac
+  esac
+}
+
+_shtab_hvdenv_wheels() {
+  local context state line curcontext="$curcontext" one_or_more='(*)' remainder='(-)*:' default='*::: :->wheels'
+
+  # Add default positional/remainder specs only if none exist, and only once per session
+  if (( ! _shtab_hvdenv_wheels_defaults_added )); then
+    if (( ${_shtab_hvdenv_wheels_options[(I)${(q)one_or_more}*]} +          ${_shtab_hvdenv_wheels_options[(I)${(q)remainder}*]} +          ${_shtab_hvdenv_wheels_options[(I)${(q)default}]} == 0 )); then
+      _shtab_hvdenv_wheels_options+=(': :_shtab_hvdenv_wheels_commands' '*::: :->wheels')
+    fi
+    _shtab_hvdenv_wheels_defaults_added=1
+  fi
+  _arguments -C -s $_shtab_hvdenv_wheels_options
+
+  case $state in
+    wheels)
+      words=($line[1] "${words[@]}")
+      (( CURRENT += 1 ))
+      curcontext="${curcontext%:*:*}:_shtab_hvdenv_wheels-$line[1]:"
+      case $line[1] in
+        publish) _arguments -C -s $_shtab_hvdenv_wheels_publish_options ;;
+        verify) _arguments -C -s $_shtab_hvdenv_wheels_verify_options ;;
       esac
   esac
 }
