@@ -275,6 +275,22 @@ def test_numbers_are_compared(version: str, cause: str) -> None:
     assert (_root(log.encode()) == "pip-too-old-for-wheels") is bool(cause)
 
 
+@pytest.mark.parametrize("between", range(4))
+def test_a_text_in_the_next_two_lines_refines(between: int) -> None:
+    log = "[h:1] UCX  ERROR it is raining\n" + "fine\n" * between + "shmat(shmid=1) failed\n"
+    [found] = read(log).found
+    general = SIGNATURES["ucx-stopped"]
+    assert (found.remedy == general.remedy) is (between > 1)
+    assert ("shared memory" in found.cause) is (between < 2)
+
+
+def test_what_programs_say_of_themselves_counts_where_nothing_else_is_found() -> None:
+    general, known = "srun: error: it is raining\n", "OSError: [Errno 28] No space left on device\n"
+    assert [each.id for each in read(general).found] == ["slurm-reports"]
+    assert [each.id for each in read(general + known).found] == ["disk-full"]
+    assert [each.id for each in read(known + general).found] == ["disk-full"]
+
+
 @pytest.mark.parametrize("name", ["orted", "prted"])
 def test_programs_have_several_names(name: str) -> None:
     assert _root(f"bash: {name}: command not found\n".encode()) == "no-orted"
