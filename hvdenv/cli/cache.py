@@ -9,10 +9,9 @@ import argparse
 import re
 import sys
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from hvdenv.cli.options import add_options, print_json, storage_of_site
+from hvdenv.cli.options import add_age, add_options, print_json, storage_of_site, time_ago
 from hvdenv.environments.storage import Counter
 from hvdenv.errors import HvdenvError, UsageError
 from hvdenv.masking import plain
@@ -27,8 +26,8 @@ EXAMPLES = """\
 examples:
   hvdenv cache                                      lists the entries of the caches
   hvdenv cache verify --cache /proj/group/wheels
-  hvdenv cache prune --max-size 2GB --older-than 90 --damaged
-  hvdenv cache prune --downloads --older-than 30
+  hvdenv cache prune --max-size 2GB --older-than 90d --damaged
+  hvdenv cache prune --downloads --older-than 30d
   hvdenv cache export wheels.tar f3c7 0a51          entries by the first digits of their keys
   hvdenv cache import wheels.tar
   hvdenv cache sign --key ~/.ssh/id_ed25519.pub     with the SSH agent that holds this key
@@ -58,12 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="remove entries until the cache is this small, such as 500MB or 2GB (default, without"
         " other options: places.wheels.own_gb for your own cache)",
     )  # fmt: skip
-    prune.add_argument(
-        "--older-than",
-        metavar="DAYS",
-        type=_days,
-        help="remove entries that were not used for so many days",
-    )
+    add_age(prune, "--older-than", "remove entries not used for this long, such as 90d or 8w")
     prune.add_argument("--damaged", action="store_true", help="remove damaged entries")
     prune.add_argument(
         "--downloads", action="store_true",
@@ -95,12 +89,6 @@ def _size(text: str) -> float:
     if not match:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500MB or 2GB")
     return float(match[1]) * _UNITS[match[2]]
-
-
-def _days(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,5}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days such as 90")
-    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -181,10 +169,9 @@ def _show(entry: Listed, verified: bool) -> None:
 def _prune(arguments: argparse.Namespace, cache: Cache, wheels: Wheels, runner: Runner) -> int:
     if arguments.downloads:
         return _prune_downloads(arguments, runner)
-    largest, days = arguments.max_size, arguments.older_than
-    if largest is None and days is None and not arguments.damaged and not cache.shared:
+    largest, oldest = arguments.max_size, time_ago(arguments.older_than)
+    if largest is None and not (oldest or arguments.damaged or cache.shared):
         largest = wheels.own_gb * 1e9
-    oldest = _ago(days)
     entries = [
         wheelcache.describe(cache, name, runner, thorough=arguments.damaged)
         for name in wheelcache.names(cache)
@@ -203,23 +190,16 @@ def _prune(arguments: argparse.Namespace, cache: Cache, wheels: Wheels, runner: 
     return 5 if kept else 0
 
 
-def _ago(days: int | None) -> str:
-    """The time this many days ago, in the format of records; empty for none."""
-    if days is None:
-        return ""
-    before = datetime.now(timezone.utc) - timedelta(days=days)
-    return before.isoformat(timespec="seconds")
-
-
 def _prune_downloads(arguments: argparse.Namespace, runner: Runner) -> int:
     if arguments.damaged or arguments.cache:
         raise UsageError("--downloads can only be combined with --max-size and --older-than")
-    largest, days, places = arguments.max_size, arguments.older_than, find_places()
-    if largest is None and days is None:
+    largest, oldest = arguments.max_size, time_ago(arguments.older_than)
+    places = find_places()
+    if largest is None and not oldest:
         largest = downloads.LARGEST_FILES
     entries = downloads.kept(places, Counter())
     status = 0
-    for each in wheelcache.least_recently_used(entries, largest=largest, oldest=_ago(days)):
+    for each in wheelcache.least_recently_used(entries, largest=largest, oldest=oldest):
         gone = downloads.remove(places, each, runner)
         status = status if gone else 5
         verb = "removed" if gone else "kept (in use, or no permission)"

@@ -149,7 +149,7 @@ _shtab_hvdenv_cache_prune_options=(
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
   "--cache[use this cache only]:FOLDER:"
   "--max-size[remove entries until the cache is this small, such as 500MB or 2GB (default, without other options\: places.wheels.own_gb for your own cache)]:SIZE:"
-  "--older-than[remove entries that were not used for so many days]:DAYS:"
+  "--older-than[remove entries not used for this long, such as 90d or 8w]:AGE:"
   "--damaged[remove damaged entries]"
   "--downloads[prune downloaded and unpacked files instead of wheels (default --max-size\: 20GB)]"
 )
