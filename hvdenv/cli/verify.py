@@ -126,6 +126,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " (default: the recipe's, and horovodrun-gloo)",
     )  # fmt: skip
     add_options(parser, "clean")
+    _add_extent(parser)
+    _add_files(parser)
+    stated = parser.add_argument_group("what to expect of an environment without a recipe")
+    stated.add_argument("--framework", action="append", choices=("torch", "tensorflow", "mxnet"))
+    stated.add_argument("--controller", action="append", choices=("MPI", "Gloo"))
+    stated.add_argument(
+        "--operation", action="append", choices=("NCCL", "DDL", "CCL", "MPI", "Gloo")
+    )
+
+
+def _add_extent(parser: argparse.ArgumentParser) -> None:
+    """How much is tested and measured."""
     extent = parser.add_mutually_exclusive_group()
     extent.add_argument(
         "--quick", action="store_true",
@@ -145,13 +157,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--time", type=float, metavar="SECONDS",
         help=f"how long each program of --bench measures (default: {BENCH_SECONDS:g})",
     )  # fmt: skip
-    _add_files(parser)
-    stated = parser.add_argument_group("what to expect of an environment without a recipe")
-    stated.add_argument("--framework", action="append", choices=("torch", "tensorflow", "mxnet"))
-    stated.add_argument("--controller", action="append", choices=("MPI", "Gloo"))
-    stated.add_argument(
-        "--operation", action="append", choices=("NCCL", "DDL", "CCL", "MPI", "Gloo")
-    )
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:

@@ -30,7 +30,7 @@ complete hvdenv \
         'n/--format/(singularity docker)/' \
         'p/1/(init check build verify job run shell install doctor lock fetch wheels cache export diff recipes show plan grid envs module container trust completion)/' \
         'n/wheels/(publish verify)/' \
-        'n/cache/(list verify prune export import sign)/' \
+        'n/cache/(list verify prune copy sign)/' \
         'n/envs/(storage rollback remove prune)/' \
         'n/completion/(bash zsh tcsh)/' \
         'p/*/()/'

@@ -40,8 +40,7 @@ _shtab_hvdenv_commands() {
 
 _shtab_hvdenv_cache_commands() {
   local _commands=(
-    export:'Write entries to a tar file.'
-    import:'Add the entries of a tar file to a cache.'
+    copy:'Copy entries into another cache.'
     list:'List the entries of the caches.'
     prune:'Remove entries, least recently used first.'
     sign:'Sign entries with ssh-keygen.'
@@ -113,26 +112,16 @@ _shtab_hvdenv_cache_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_hvdenv_cache_defaults_added=0
 
-_shtab_hvdenv_cache_export_options=(
+_shtab_hvdenv_cache_copy_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
   "--cache[use this cache only]:FOLDER:"
-  ":FILE.tar:"
+  "--to[created if missing (default\: your own cache)]:FOLDER:"
   "(*)::first digits of keys (default\: all entries):"
 )
 
 # guard to ensure default positional specs are added only once per session
-_shtab_hvdenv_cache_export_defaults_added=0
-
-_shtab_hvdenv_cache_import_options=(
-  "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
-  "--cache[use this cache only]:FOLDER:"
-  ":FILE.tar:"
-)
-
-# guard to ensure default positional specs are added only once per session
-_shtab_hvdenv_cache_import_defaults_added=0
+_shtab_hvdenv_cache_copy_defaults_added=0
 
 _shtab_hvdenv_cache_list_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -689,8 +678,7 @@ _shtab_hvdenv_cache() {
       (( CURRENT += 1 ))
       curcontext="${curcontext%:*:*}:_shtab_hvdenv_cache-$line[1]:"
       case $line[1] in
-        export) _arguments -C -s $_shtab_hvdenv_cache_export_options ;;
-        import) _arguments -C -s $_shtab_hvdenv_cache_import_options ;;
+        copy) _arguments -C -s $_shtab_hvdenv_cache_copy_options ;;
         list) _arguments -C -s $_shtab_hvdenv_cache_list_options ;;
         prune) _arguments -C -s $_shtab_hvdenv_cache_prune_options ;;
         sign) _arguments -C -s $_shtab_hvdenv_cache_sign_options ;;
