@@ -10,7 +10,7 @@ _shtab_hvdenv_cache_subparsers=(list verify prune copy sign)
 _shtab_hvdenv_envs_subparsers=(storage rollback remove prune)
 _shtab_hvdenv_subparsers=(init check build verify job run shell install doctor lock fetch wheels cache export diff recipes show plan grid envs module container trust completion)
 
-_shtab_hvdenv_init_option_strings=(-h --help --from --lines --here --interactive --set -o --output --json)
+_shtab_hvdenv_init_option_strings=(-h --help --from --lines --here --where --dry-run --interactive --set -o --output --json)
 _shtab_hvdenv_check_option_strings=(-h --help --variant --set --site --python --prefix --json --facts --allow --trust --offline --timeout)
 _shtab_hvdenv_build_option_strings=(-h --help --variant --set --site --python --prefix --json -q --quiet -v --verbose --color --where --dry-run --allow --locked --lockfiles --lock --require-signed --from --offline --accept-drift --rebuild --break-lock --trust)
 _shtab_hvdenv_verify_option_strings=(-h --help --variant --set --site --prefix --json -q --quiet -v --verbose --color --where --dry-run --trust -n --ranks --hosts --hostfile --timeout --launcher --clean --quick --full --bench --time --junit --html --from --framework --controller --operation)
@@ -49,6 +49,7 @@ _shtab_hvdenv_option_strings=(-h --help --version)
 
 
 
+_shtab_hvdenv_init___where_choices=(here compute)
 _shtab_hvdenv_build___color_choices=(auto always never)
 _shtab_hvdenv_build___where_choices=(here compute)
 _shtab_hvdenv_verify___color_choices=(auto always never)
@@ -74,6 +75,7 @@ _shtab_hvdenv_pos_0_choices=(init check build verify job run shell install docto
 _shtab_hvdenv_init__h_nargs=0
 _shtab_hvdenv_init___help_nargs=0
 _shtab_hvdenv_init___here_nargs=0
+_shtab_hvdenv_init___dry_run_nargs=0
 _shtab_hvdenv_init___interactive_nargs=0
 _shtab_hvdenv_init___json_nargs=0
 _shtab_hvdenv_check__h_nargs=0
