@@ -321,9 +321,11 @@ def _environment_part(layers: Iterable[Layer]) -> tuple[object, ...] | None:
     plain = recipe._replace(
         summary="", status="documented", sources=(), site="", scheduler=None, job=Job(),
         launch=Launch(), network=Network(), places=Storage(), container=None, references=(), schedulers={},
-        deviations=(), notes=(),
+        deviations=(), notes=(), partitions={},
     )  # fmt: skip
-    return plain, target.arch, target.glibc, target.cuda
+    # Horovod is compiled for the GPUs of all partitions.
+    gpus = {each.capability for each in recipe.partitions.values() if each.capability}
+    return plain, target.arch, target.glibc, target.cuda, gpus
 
 
 def _refuse(errors: Sequence[RecipeError]) -> None:
@@ -687,7 +689,8 @@ def _problems_of_whole(recipe: Recipe) -> list[Problem]:
     horovod, python, mpi = recipe.horovod, recipe.python, recipe.mpi
     needs_modules = python.from_modules or python.provider == "modules"
     partition = recipe.job.partition
-    missing_partition = partition if partition not in recipe.partitions else None
+    missing_partition = partition if partition not in recipe.partitions else ""
+    dotted = f'"{missing_partition}"' if "." in (missing_partition or "") else missing_partition
     launchers = (*get_args(LauncherName), *recipe.launch.launchers)
     wrong = {
         "horovod.frameworks": not horovod.frameworks and "at least one framework is needed",
@@ -726,8 +729,7 @@ def _problems_of_whole(recipe: Recipe) -> list[Problem]:
         f"{nearest(recipe.launch.launcher, launchers)}; known are {', '.join(launchers)}, and"
         " [launch.launchers.NAME] adds one",
         "job.partition": missing_partition
-        and f"there is no [partitions.{missing_partition}]"
-        + nearest(missing_partition, recipe.partitions),
+        and f"there is no [partitions.{dotted}]{nearest(missing_partition, recipe.partitions)}",
     }
     for name in horovod.frameworks:
         wrong[f"frameworks.{name}"] = name not in recipe.frameworks and (

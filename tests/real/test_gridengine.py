@@ -105,3 +105,11 @@ def test_run_and_shell_in_a_job(hvdenv: Cli) -> None:
 def test_build_there(hvdenv: Cli) -> None:
     built = hvdenv("build", "./local.toml", "--where", "compute")
     assert "succeeded" in built.stderr
+
+
+def test_verify_there(hvdenv: Cli) -> None:
+    """mpirun starts its daemon on the other host by qrsh, which knows no option of ssh."""
+    words = ("--where", "compute", "--quick", "--framework", "torch", "--controller", "MPI")
+    verified = hvdenv("verify", "./local.toml", *words)
+    assert "verdict: pass" in verified.stdout
+    assert re.search(r"^ +MPI +\[X\] +\[X\] +\[X\]$", verified.stdout, re.MULTILINE)
