@@ -257,9 +257,12 @@ def _cpus_per_rank(launch: Launch, sources: _Sources) -> int:
 
 
 def refuse_unfit(
-    name: str, recipe: Recipe, requested: Requested, scheduler: str | None, hosts: int
+    name: str, recipe: Recipe, requested: Requested, scheduler: str | None, hosts: int, words: str
 ) -> None:
     """Check that a launcher runs under the allocation's scheduler and on so many hosts.
+
+    Args:
+        words: what names the recipe on a command line.
 
     Raises:
         UsageError: it cannot.
@@ -279,7 +282,7 @@ def refuse_unfit(
             f" {' or '.join(schedulers)}; this is"
             f" {f'one of {scheduler}' if scheduler else 'no allocation'}",
             where="--launcher",
-            remedy=f"request one (hvdenv shell {recipe.name} --nodes 1, or hvdenv job), or use"
+            remedy=f"request one (hvdenv shell {words} --nodes 1, or hvdenv job), or use"
             " another launcher such as --launcher mpirun",
         )
 
