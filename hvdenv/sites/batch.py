@@ -405,8 +405,7 @@ def _check_sizes(job: Job, name: str, partition: Partition, refuse: Refuse) -> N
             raise refuse(
                 field,
                 f"{what} has {most or 'no'} {unit}, requested: {getattr(job, field)}",
-                remedy
-                or f"request {f'{most} or fewer, or ' if most else ''}another partition",
+                remedy or f"request {f'{most} or fewer, or ' if most else ''}another partition",
             )
 
 

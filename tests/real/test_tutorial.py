@@ -167,7 +167,9 @@ def test_each_command_prints_what_the_page_shows(
 ) -> None:
     """The second page uses what the first one made."""
     page = (DOCS / name).read_text(encoding="utf-8")
-    for name, text in re.findall(r"^Save this .*`([\w.]+)`:\n\n```\w+\n(.*?)^```$", page, re.M | re.S):
+    for name, text in re.findall(
+        r"^Save this .*`([\w.]+)`:\n\n```\w+\n(.*?)^```$", page, re.M | re.S
+    ):
         (reader.folder / name).write_text(text)
     wrong = []
     for each in shown(page):
