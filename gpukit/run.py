@@ -140,6 +140,7 @@ def environment():
     }
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     own = {"HVDENV_HOME": str(KIT / "home"), "PYTHONNOUSERSITE": "1", "PIP_NO_CACHE_DIR": "1"}
+    own["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # those of the node, for another pytest
     return {**kept, **allowed, **own}
 
 
@@ -266,7 +267,11 @@ def main(out):
         print(f"error: {why}", file=sys.stderr)
         return 2
     out.mkdir(parents=True, exist_ok=True)
-    make_environments()
+    try:
+        make_environments()
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"error: no environment in {KIT / 'envs'}: {error}", file=sys.stderr)
+        return 2
     facts = describe(torch)
     facts["environments"] = round(time.monotonic() - begun, 1)
     print(json.dumps(facts, indent=1), flush=True)
