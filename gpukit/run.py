@@ -13,6 +13,7 @@ Exit code: 0 if everything was proven; 1 if a stage failed; 2 if the kit cannot 
 import contextlib
 import glob
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -180,6 +181,8 @@ def judge(out, stage, code, gpu):
         gpu: whether this node has a GPU.
     """
     log = (out / f"{stage.name}.log").read_text(errors="replace").split("\n")
+    # mpirun prints what it says itself between lines of dashes: it follows the cause.
+    log = list(itertools.takewhile(lambda line: not line.startswith("-----"), log))
     log = [line for line in log if line.strip()]
     if code == 124:
         return "fail", f"did not finish in time; last line: {''.join(log[-1:])}"
