@@ -64,7 +64,7 @@ def stages(out, gpus):
         files = ["--html", f"{out}/{name}.html", "--junit", f"{out}/{name}.xml"]
         # torch may belong to another user; whoever runs this file with it trusts them.
         words = [*hvdenv, "--trust", "--prefix", f"{KIT}/envs/{env}", "-n", str(ranks), *files]
-        return Stage(name, "verify", [*words, *more], 150, ranks)
+        return Stage(name, "verify", [*words, *more], 240, ranks)
 
     def mpirun(name, kind, env, ranks, seconds, *words):
         folder = KIT / "envs" / env / "bin"
