@@ -1,7 +1,7 @@
 """Manage caches of compiled wheels: your own, and those that a site shares.
 
-Without --cache, `list`, `verify` and `export` use all caches, `sign` uses the cache that builds
-publish to, and `prune` and `import` change your own."""
+Without --cache, `list`, `verify` and `copy` use all caches, `sign` uses the cache that builds
+publish to, and `prune` changes your own."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hvdenv.environments.storage import Counter
 from hvdenv.errors import HvdenvError, UsageError
 from hvdenv.masking import plain
 from hvdenv.model.cluster import Wheels
-from hvdenv.places import find_places
+from hvdenv.places import find_places, make_folder, named_folder
 from hvdenv.runner import Runner
-from hvdenv.wheels import downloads, wheelarchive, wheelcache
+from hvdenv.wheels import downloads, wheelcache
 from hvdenv.wheels.cache_entry import Cache
 from hvdenv.wheels.wheelcache import Listed
 
@@ -28,8 +28,8 @@ examples:
   hvdenv cache verify --cache /proj/group/wheels
   hvdenv cache prune --max-size 2GB --older-than 90d --damaged
   hvdenv cache prune --downloads --older-than 30d
-  hvdenv cache export wheels.tar f3c7 0a51          entries by the first digits of their keys
-  hvdenv cache import wheels.tar
+  hvdenv cache copy f3c7 0a51 --to /media/wheels    entries by the first digits of their keys
+  hvdenv cache copy --cache /media/wheels           into your own cache
   hvdenv cache sign --key ~/.ssh/id_ed25519.pub     with the SSH agent that holds this key
 
 $HVDENV_WHEEL_CACHE and `places.wheels` in a site file name shared caches.
@@ -63,11 +63,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--downloads", action="store_true",
         help="prune downloaded and unpacked files instead of wheels (default --max-size: 20GB)",
     )  # fmt: skip
-    export = add("export", "write entries to a tar file")
-    export.add_argument("file", metavar="FILE.tar", type=Path)
-    add_keys(export)
-    take = add("import", "add the entries of a tar file to a cache")
-    take.add_argument("file", metavar="FILE.tar", type=Path)
+    copy = add("copy", "copy entries into another cache")
+    copy.add_argument(
+        "--to", metavar="FOLDER", type=Path, help="created if missing (default: your own cache)"
+    )
+    add_keys(copy)
     sign = add("sign", "sign entries with ssh-keygen")
     add_keys(sign)
     sign.add_argument(
@@ -99,8 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         "list": lambda: _list(arguments, caches, runner),
         "verify": lambda: _list(arguments, caches, runner),
         "prune": lambda: _prune(arguments, caches[0], wheels, runner),
-        "export": lambda: _export(arguments, caches, runner),
-        "import": lambda: _import(arguments, caches[0], runner),
+        "copy": lambda: _copy(arguments, caches, wheels, runner),
         "sign": lambda: _sign(arguments, caches[0], wheels, runner),
     }
     return actions[arguments.action]()
@@ -113,7 +112,7 @@ def caches_of(arguments: argparse.Namespace, wheels: Wheels) -> tuple[Cache, ...
         folder = arguments.cache.absolute()
         named = wheelcache.shared(wheels._replace(publish=str(folder)))
         return (own,) if folder == own.folder else named[:1]
-    if arguments.action in ("list", "verify", "export", "publish"):
+    if arguments.action in ("list", "verify", "copy", "publish"):
         return (own, *shared)
     return shared[:1] if arguments.action == "sign" and wheels.publish else (own,)
 
@@ -225,16 +224,15 @@ def _chosen(caches: tuple[Cache, ...], prefixes: list[str]) -> dict[str, Cache]:
     }
 
 
-def _export(arguments: argparse.Namespace, caches: tuple[Cache, ...], runner: Runner) -> int:
-    chosen = _chosen(caches, arguments.keys)
-    wheelarchive.export(chosen, arguments.file, runner)
-    print(f"wrote {arguments.file}: {len(chosen)} wheels")
-    return 0
-
-
-def _import(arguments: argparse.Namespace, cache: Cache, runner: Runner) -> int:
-    for key in wheelarchive.import_archive(cache, arguments.file, runner):
-        print(f"imported {key[:12]}")
+def _copy(
+    arguments: argparse.Namespace, caches: tuple[Cache, ...], wheels: Wheels, runner: Runner
+) -> int:
+    chosen, target = _chosen(caches, arguments.keys), wheelcache.own(find_places())
+    if arguments.to:
+        folder = make_folder(named_folder(arguments.to))
+        target = wheelcache.shared(wheels._replace(publish=str(folder)))[0]
+    wheelcache.copy(chosen, target, runner)
+    print(f"copied {len(chosen)} wheels to {target.folder}")
     return 0
 
 

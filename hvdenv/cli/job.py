@@ -80,7 +80,7 @@ from hvdenv.sites.jobs import (
 
 # Ignores modules in the folder that the job starts in; Python 3.10 has no option for that.
 _SAFE = ("-P",) if sys.version_info >= (3, 11) else ()
-_OWN = (sys.executable, *_SAFE, "-m", "hvdenv")
+OWN = (sys.executable, *_SAFE, "-m")
 
 EXAMPLES = """\
 examples:
@@ -416,27 +416,21 @@ def _own_script(
     resolved: Resolved, words: Sequence[str], places: Places, purpose: Purpose
 ) -> tuple[Job, Script]:
     """The script of a job for a command line of hvdenv itself."""
-    recipe = resolved.recipe
     scheduler, dialect = scheduler_of(resolved)
-    job = own_job(recipe.job, purpose)
-    log = str(places.jobs / f"{job.name}-{os.urandom(6).hex()}.log")
+    job = own_job(resolved.recipe.job, purpose)
+    partition = check(job, dialect, resolved.recipe.partitions, where=resolved.where)
     site = environment().get(SITE_VARIABLE)
-    batch = BatchJob(
-        job=job,
-        partition=check(job, dialect, recipe.partitions, where=resolved.where),
-        env=((HOME_VARIABLE, str(places.home)), *(((SITE_VARIABLE, site),) if site else ())),
-        command=(*_OWN, *words),
-        folder=os.getcwd(),
-        log=log,
-    )
-    return job, Script(
-        text=script(dialect, batch),
-        scheduler=scheduler,
-        dialect=dialect,
-        name=job.name,
-        key=_key(resolved, words),
-        log=log,
-    )
+    env = ((HOME_VARIABLE, str(places.home)), *(((SITE_VARIABLE, site),) if site else ()))
+    batch = BatchJob(job, partition, env=env, command=(*OWN, "hvdenv", *words))
+    return job, own_script(scheduler, dialect, batch, places)._replace(key=_key(resolved, words))
+
+
+def own_script(scheduler: str, dialect: Dialect, batch: BatchJob, places: Places) -> Script:
+    """The script of a job of hvdenv itself, in this folder, with a log of its own."""
+    name = batch.job.name
+    log = str(places.jobs / f"{name}-{os.urandom(6).hex()}.log")
+    text = script(dialect, batch._replace(folder=os.getcwd(), log=log))
+    return Script(text=text, scheduler=scheduler, dialect=dialect, name=name, log=log)
 
 
 def _key(resolved: Resolved, words: Sequence[str]) -> str:

@@ -38,7 +38,7 @@ GROUPS = {
         "lock": "write or check a recipe's lock: every package with its hash",
         "fetch": "download everything that a locked build needs, to build offline",
         "wheels": "publish compiled wheels as an index for pip",
-        "cache": "list, check, prune, export, import or sign compiled wheels",
+        "cache": "list, check, prune, copy or sign compiled wheels",
         "export": "write a CycloneDX, conda or pip file of an environment",
         "diff": "compare two environments or locks",
     },

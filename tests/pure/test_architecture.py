@@ -157,7 +157,6 @@ OPENERS = {
     "runner",
     "environments.manifest",
     "wheels.cache_entry",
-    "wheels.wheelarchive",
 }
 
 

@@ -40,8 +40,7 @@ _shtab_hvdenv_commands() {
 
 _shtab_hvdenv_cache_commands() {
   local _commands=(
-    export:'Write entries to a tar file.'
-    import:'Add the entries of a tar file to a cache.'
+    copy:'Copy entries into another cache.'
     list:'List the entries of the caches.'
     prune:'Remove entries, least recently used first.'
     sign:'Sign entries with ssh-keygen.'
@@ -113,26 +112,16 @@ _shtab_hvdenv_cache_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_hvdenv_cache_defaults_added=0
 
-_shtab_hvdenv_cache_export_options=(
+_shtab_hvdenv_cache_copy_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
   "--cache[use this cache only]:FOLDER:"
-  ":FILE.tar:"
+  "--to[created if missing (default\: your own cache)]:FOLDER:"
   "(*)::first digits of keys (default\: all entries):"
 )
 
 # guard to ensure default positional specs are added only once per session
-_shtab_hvdenv_cache_export_defaults_added=0
-
-_shtab_hvdenv_cache_import_options=(
-  "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
-  "--cache[use this cache only]:FOLDER:"
-  ":FILE.tar:"
-)
-
-# guard to ensure default positional specs are added only once per session
-_shtab_hvdenv_cache_import_defaults_added=0
+_shtab_hvdenv_cache_copy_defaults_added=0
 
 _shtab_hvdenv_cache_list_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -353,6 +342,8 @@ _shtab_hvdenv_init_options=(
   "*--from[page or job script to read\: Markdown, HTML, reStructuredText, shell or plain text\; - is standard input\; may be repeated]:FILE:"
   "--lines[read only these lines of the page]:A-B:"
   "--here[look at this machine and its modules]"
+  "--where[with --here. compute\: also ask a compute node, in a job of at most 10 minutes with one GPU if the job has any (default\: here)]:where:(here compute)"
+  "--dry-run[with --where compute\: print the script of the job, and submit nothing]"
   "--interactive[ask for missing values and where sources differ]"
   "*--set[a value of the recipe, such as horovod.version\=0.28.1\; may be repeated]:KEY=VALUE:"
   {-o,--output}"[file to write, - for standard output (default\: NAME.toml)]:FILE:"
@@ -687,8 +678,7 @@ _shtab_hvdenv_cache() {
       (( CURRENT += 1 ))
       curcontext="${curcontext%:*:*}:_shtab_hvdenv_cache-$line[1]:"
       case $line[1] in
-        export) _arguments -C -s $_shtab_hvdenv_cache_export_options ;;
-        import) _arguments -C -s $_shtab_hvdenv_cache_import_options ;;
+        copy) _arguments -C -s $_shtab_hvdenv_cache_copy_options ;;
         list) _arguments -C -s $_shtab_hvdenv_cache_list_options ;;
         prune) _arguments -C -s $_shtab_hvdenv_cache_prune_options ;;
         sign) _arguments -C -s $_shtab_hvdenv_cache_sign_options ;;
