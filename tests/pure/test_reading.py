@@ -142,7 +142,6 @@ COMMANDS = [
     ["doctor", "{}"],
     ["doctor", "--recipe", "{}.toml", "README.md"],
     ["plan", "local", "--locked", "--lock", "{folder}", "--facts", "{facts}"],
-    ["cache", "import", "{}"],
 ]
 
 
@@ -153,7 +152,10 @@ from hvdenv.cli.main import main
 for words in json.loads(sys.argv[1]):
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-        code = main(words)
+        try:
+            code = main(words)
+        except SystemExit as end:
+            code = end.code
     print(json.dumps([code, said.getvalue()]), flush=True)
 """
 
