@@ -102,6 +102,7 @@ def combine(name: str, found: Found, defaults: Mapping[str, Any]) -> Draft:
     valid, left = _valid(_horovodrun(values))
     items, choices = _items(valid)
     scalars, overruled, more = _scalars([each for each in valid if not each.item])
+    more, several = _without_several_partitions(more)
     scalars, unknown = _without_unknown_launcher(scalars)
     chosen, unplaced = _with_partition([*items, *scalars])
     chosen += _derived(chosen, {str(each.value) for each in valid if each.item})
@@ -115,7 +116,9 @@ def combine(name: str, found: Found, defaults: Mapping[str, Any]) -> Draft:
         overruled=tuple(overruled),
         choices=tuple(choices),
         missing=tuple(_missing(name, chosen, pending, defaults)),
-        left=_without_used((*found.left, *left, *with_image, *unknown, *unplaced), found.values),
+        left=_without_used(
+            (*found.left, *left, *with_image, *several, *unknown, *unplaced), found.values
+        ),
         commands=found.commands,
         partition=_bare_partition(chosen),
     )
@@ -241,6 +244,16 @@ def _scalars(values: Sequence[Drafted]) -> tuple[list[Drafted], list[Drafted], l
         else:
             chosen += best
     return chosen, overruled, choices
+
+
+def _without_several_partitions(
+    choices: Iterable[Choice],
+) -> tuple[list[Choice], list[Leftover]]:
+    """Facts about the job's partition that scripts for several partitions state."""
+    told = "the page's scripts are for different partitions"
+    several = [each for each in choices if each.key[:2] == ("partitions", "")]
+    left = [Leftover(value.origin, told) for each in several for value in each.values]
+    return [each for each in choices if each not in several], left
 
 
 def _without_alternatives(

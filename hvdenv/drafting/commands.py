@@ -47,7 +47,7 @@ _PROGRAMS = (
     " curl tar unzip ssh scp rsync squeue scancel sinfo scontrol sacct qstat qdel bjobs watch nvidia-smi"
     " rocm-smi date hostname printenv sleep wait touch deactivate exit clear htop top grep sed awk find"
     " tree tee sort uniq wc cut xargs df du quota id groups whoami uname lscpu nproc jupyter tensorboard pytest test true printf"
-    " set shopt ulimit umask unset squeue showq sacctmgr bpeek bkill quota clush tmux screen python3-config kill rsync"
+    " set shopt ulimit umask unset squeue showq sacctmgr bpeek bkill quota clush tmux screen python3-config kill rsync let"
 )
 _NO_EFFECT = frozenset(_PROGRAMS.split())
 _PROFILES = re.compile(
@@ -306,7 +306,8 @@ class _Reader:
         """qsub belongs to several batch systems: options tell which."""
         words = statement.words[1:]
         select = any(word.startswith(("select=", "nodes=")) for word in words)
-        marks = {"pbs": select, "gridengine": "-pe" in words, "cobalt": "-n" in words}
+        gridengine = "-pe" in words or "-g" in words
+        marks = {"pbs": select, "gridengine": gridengine, "cobalt": "-n" in words}
         scheduler = self.scheduler or next((name for name, found in marks.items() if found), "")
         if scheduler in marks:
             self.scheduler = scheduler

@@ -38,7 +38,7 @@ class Table(NamedTuple):
     """The options of one batch system.
 
     Attributes:
-        options: option with a value: the field, or a dash and the reason to leave it out.
+        options: option with a value: the field, or the reason to leave it out (several words).
         flags: options without a value, likewise.
     """
 
@@ -50,7 +50,12 @@ class Table(NamedTuple):
 def tables() -> dict[str, Table]:
     """The options by batch system."""
     document = parse_toml(read_text(Path(__file__).with_suffix(".toml"), OWN))
-    return {name: decode(Table, table) for name, table in document.items()}
+    listed = decode(dict[str, dict[str, dict[str, str]]], document)
+    return {name: Table(*map(_by_option, parts.values())) for name, parts in listed.items()}
+
+
+def _by_option(part: dict[str, str]) -> dict[str, str]:
+    return {option: field for field, options in part.items() for option in options.split()}
 
 
 class Field(NamedTuple):
@@ -95,8 +100,8 @@ def fields_of(statement: Statement, words: Sequence[str], scheduler: str) -> Ite
     values = {**dict.fromkeys((*table.options, *unknown), 1), "-pe": 2}
     for option, value in split(words, values).given:
         meaning = table.options.get(option, table.flags.get(option, ""))
-        if meaning.startswith("- "):
-            yield Left(meaning.removeprefix("- "), understood=True)
+        if " " in meaning:
+            yield Left(meaning, understood=True)
         elif meaning:
             yield Field(statement, meaning, value)
         elif statement.directive and value:
@@ -277,6 +282,8 @@ def _gpus(value: str, field: str) -> Iterator[Read]:
 def _shared(field: str, text: str, nodes: int, ranks: int) -> Read:
     """Sizes of the whole job or of a rank, which recipes state for a node."""
     count, by = _number(text), ranks if field in ("ncpus", "gpus_per_rank") else nodes
+    if (field, count, nodes) == ("tasks", 1, 0):
+        return Value(at("job.ranks_per_node"), 1, inferred=True)
     if field == "gpus_per_rank" and count and ranks:
         return Value(at("job.gpus_per_node"), count * ranks, inferred=True)
     if not count or not by or count % by:

@@ -33,18 +33,8 @@ _OWN = re.compile(
     r"|output-filename|q|start-timeout|disable-cache)"
 )
 _OPEN_MPI = frozenset({"mpirun", "mpiexec", "orterun"})
-# Launchers of sites: docs/how-to/add-a-scheduler.md.
-_OF_SITES = {
-    "ibrun": {"command": "ibrun -n {ranks} {program}"},
-    "prun": {
-        "command": "prun -n {ranks}[[ --host {hosts}]] {exports} {variables} {program}",
-        "variable": "-x {name}={value}", "export": "-x {name}",
-    },
-    "mpirun_rsh": {
-        "command": "mpirun_rsh -np {ranks}[[ -hostfile {hostfile}]] {variables} {program}",
-        "variable": "{name}={value}",
-    },
-}  # fmt: skip
+# Launchers of sites.
+_OF_SITES = {"ibrun": "ibrun -n {ranks} {program}"}
 _OF_APRUN = {"-N": "job.ranks_per_node", "-d": "job.cpus_per_rank", "-j": "launch.threads_per_core"}
 _ON_EACH_NODE = re.compile(r"ppr:(\d{1,4}):node\b.*")
 _ALL_RANKS = ("-np", "--np", "-n", "--num-proc")
@@ -83,8 +73,8 @@ def _launcher(name: str, options: Options) -> Iterator[Read]:
         yield Value(at("launch.launcher"), "mpirun")
     else:
         yield Value(at("launch.launcher"), name.removesuffix(".hydra"))
-    for key, template in _OF_SITES.get(name, {}).items():
-        yield Value(at("launch.launchers", name, key), template, inferred=True)
+    if template := _OF_SITES.get(name):
+        yield Value(at("launch.launchers", name, "command"), template, inferred=True)
 
 
 def _option(option: str, value: str, launcher: str) -> Iterator[Read]:

@@ -16,6 +16,8 @@ _SPACES = {0xA0: " ", 0x202F: " ", 0x3000: " ", 0x200B: None, 0xFEFF: None}
 _HTML = re.compile(r"<(?:!doctype|html|body|pre|syntaxhighlight|source)\b", re.IGNORECASE)
 _PREFORMATTED = frozenset({"pre", "syntaxhighlight", "source"})
 _FENCE = re.compile(r"^[ \t]{0,12}(?:>[ \t]?)?(?:```|~~~)", re.MULTILINE)
+# What follows the title of a tab or a note of MkDocs is no paragraph that goes on.
+_TAB = re.compile(r"^[ ]{0,12}(?:===|!!!|\?\?\?)[!+]? .*$", re.MULTILINE)
 _DIRECTIVE = re.compile(r"^ {0,20}\.\. (?:\|[\w-]{1,40}\| )?[\w-]{1,40}::", re.MULTILINE)
 _LITERAL = re.compile(r"\.\. (?:code-block|code|sourcecode|prompt|parsed-literal)::")
 _OTHER_LANGUAGE = re.compile(
@@ -57,7 +59,7 @@ def blocks(text: str) -> tuple[Block, ...]:
     if _HTML.search(text) and not _FENCE.search(text):
         return tuple(_of_html(text))
     if _FENCE.search(text):
-        return tuple(_of_markdown(text))
+        return tuple(_of_markdown(_TAB.sub("", text)))
     literal = tuple(_of_literals(text.split("\n")))
     if literal:
         return literal

@@ -32,7 +32,7 @@ DURATION = re.compile(
     r"(?:(?P<d>[0-9]{1,3})-)?(?P<h>[0-9]{1,3}):(?P<m>[0-5][0-9]):(?P<s>[0-5][0-9])"
 )
 # A command of hvdenv itself that runs in a job.
-Purpose = Literal["build", "verify"]
+Purpose = Literal["build", "verify", "init"]
 
 EXIT_LINE = "hvdenv: job {id} ended with exit code"
 # Fields of a job that have an option of their own.
@@ -278,9 +278,18 @@ def _total(found: re.Match[str]) -> int:
 
 
 def own_job(job: Job, purpose: Purpose) -> Job:
-    """The job of ``build`` or ``verify --where compute``, whose output hvdenv keeps."""
-    usual = {"build": JobOf(nodes=1), "verify": JobOf(nodes=min(job.nodes, 2), time="00:30:00")}
-    given = {"build": job.build, "verify": job.verify}[purpose] or JobOf()
+    """The job of a command with ``--where compute``, whose output hvdenv keeps."""
+    usual = {
+        "build": JobOf(nodes=1),
+        "verify": JobOf(nodes=min(job.nodes, 2), time="00:30:00"),
+        "init": JobOf(
+            nodes=1,
+            ranks_per_node=1,
+            time="00:10:00",
+            gpus_per_node=1 if job.gpus_per_node else None,
+        ),
+    }
+    given = {"build": job.build, "verify": job.verify}.get(purpose) or JobOf()
     values = {
         name: value
         for each in (usual[purpose], given)

@@ -65,7 +65,10 @@ class Case(NamedTuple):
     def says(self) -> str:
         """The text of the cause, or of the symptom."""
         signature = SIGNATURES.get(self.cause or self.symptom)
-        return signature.cause.format(*self.values, where=self.where) if signature else ""
+        if not signature:
+            return ""
+        cause = signature.refined_by(self.log).cause
+        return cause.format(*self.values, where=self.where).strip()
 
 
 def _recorded(path: Path) -> Case:
@@ -270,6 +273,22 @@ def test_what_a_near_line_decides(before: int, filler: str) -> None:
 def test_numbers_are_compared(version: str, cause: str) -> None:
     log = f"ERROR: No matching distribution found for torch\nYou are using pip version {version}; however"
     assert (_root(log.encode()) == "pip-too-old-for-wheels") is bool(cause)
+
+
+@pytest.mark.parametrize("between", range(4))
+def test_a_text_in_the_next_two_lines_refines(between: int) -> None:
+    log = "[h:1] UCX  ERROR it is raining\n" + "fine\n" * between + "shmat(shmid=1) failed\n"
+    [found] = read(log).found
+    general = SIGNATURES["ucx-stopped"]
+    assert (found.remedy == general.remedy) is (between > 1)
+    assert ("shared memory" in found.cause) is (between < 2)
+
+
+def test_what_programs_say_of_themselves_counts_where_nothing_else_is_found() -> None:
+    general, known = "srun: error: it is raining\n", "OSError: [Errno 28] No space left on device\n"
+    assert [each.id for each in read(general).found] == ["slurm-reports"]
+    assert [each.id for each in read(general + known).found] == ["disk-full"]
+    assert [each.id for each in read(known + general).found] == ["disk-full"]
 
 
 @pytest.mark.parametrize("name", ["orted", "prted"])

@@ -143,6 +143,9 @@ NESTED = '=== "GPU"\n\n    ```bash\n    module load gcc/1\n    ```\n'
 TITLES = (
     ".. note::\n   old\n\nUse\n~~~\n.. code-block:: bash\n\n   module load gcc/1\n\nMore\n~~~~\n"
 )
+TABS = (
+    '=== "GPU"\n    ```bash\n    module load gcc/1\n    ```\n=== "CPU"\n    ```\n    ls\n    ```\n'
+)
 RST = "Load it::\n\n    module load gcc/1\n\nThe module load is done.\n"
 PLAIN = "First load the compiler.\n[you@login ~]$ module load gcc/1\nThe module command is described elsewhere.\n"
 HERE_DOCUMENT = "```\ncat > job.sh <<EOF\n#!/bin/bash\n#SBATCH -N 3\nmodule load gcc/1\nEOF\n```\n"
@@ -150,7 +153,7 @@ PROMPTS = "```\n(env+x) [me@n1 ~]$ module load gcc/1\nlogin1>$ pwd\n/home\nmodul
 
 
 @pytest.mark.parametrize(
-    "page", [HTML, MARKDOWN, NESTED, RST, TITLES, PLAIN, HERE_DOCUMENT, PROMPTS]
+    "page", [HTML, MARKDOWN, NESTED, TABS, RST, TITLES, PLAIN, HERE_DOCUMENT, PROMPTS]
 )
 def test_code_is_found_in_every_kind_of_page(page: str) -> None:
     assert shown_values(draft_of(page))["modules.load"] == ["gcc/1"]
@@ -225,6 +228,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "#$ -pe mpi 8\n#$ -l h_rt=3600": {
         "scheduler": "gridengine", "job.parallel_environment": "mpi", "job.time": "01:00:00",
     },
+    "#SBATCH --ntasks=1": {"job.ranks_per_node": 1},
     "qsub -pe mpi 8 -N x job.sh": {"scheduler": "gridengine", "job.name": "x"},
     "#BSUB -nnodes 2 -W 90 -q batch": {"scheduler": "lsf", "job.nodes": 2, "job.time": "01:30:00"},
     "module load toolchain/intelcuda\nexport HOROVOD_WITH_MPI=1": {"mpi.kind": "intel"},
@@ -285,6 +289,9 @@ srun python t.py
 
 def test_the_script_that_starts_ranks_describes_the_job() -> None:
     assert shown_values(draft_of(SCRIPTS))["job.partition"] == "gpu"
+    several = SCRIPTS.replace("-p test", "--gres=gpu:a:1").replace("-p gpu", "--gres=gpu:b:1")
+    several = several.replace("python", "srun python", 1)
+    assert "[partitions" not in write(draft_of(several), []) and draft_of(several).left
     without = SCRIPTS.replace("srun", "echo").replace("#SBATCH -p gpu", "#SBATCH -N 3")
     assert shown_values(draft_of(without))["job.partition"] == "test"
 
@@ -292,6 +299,40 @@ def test_the_script_that_starts_ranks_describes_the_job() -> None:
 def test_paths_of_several_variables_are_assignments() -> None:
     (left,) = draft_of("#!/bin/bash\nLOG=/tmp/$NAME/$ID/logs\n").left
     assert left.understood
+
+
+CLUSTER = """```
+[me@es1 ~]$ qsub -g grp run.sh
+```
+```
+#!/bin/sh
+#$ -l rt_F=2
+#$ -cwd
+module load python/3.11 hpcx/2.12 nccl/2.16
+python3 -m venv env
+pip3 install torch==2.0.1
+HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_WITHOUT_GLOO=1 pip3 install horovod==0.27.0
+OPTIONS="-hostfile $SGE_JOB_HOSTLIST -np $N -map-by ppr:4:node -mca pml ob1"
+mpirun $OPTIONS python3 train.py
+```
+"""
+
+
+def test_a_cluster_with_types_of_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The draft is a recipe as it is, and its job is the page's."""
+    monkeypatch.chdir(tmp_path)
+    Path("page.md").write_text(CLUSTER)
+    assert main(["init", "fenn", "--from", "page.md"]) == 0
+    assert main(["check", "./fenn.toml", "--offline"]) == 0
+    capsys.readouterr()
+    assert main(["job", "./fenn.toml", "--account", "grp", "--", "python3", "train.py"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {"#$ -l rt_F=2", "#$ -g grp", "#$ -cwd"} <= {*lines}
+    assert not any(line.startswith(("#$ -q", "#$ -P", "#$ -pe")) for line in lines)
+    assert "$SGE_JOB_HOSTLIST" in lines[-3]
+    assert lines[-1].startswith('mpirun -np 8 -H "$hosts"') and "--mca pml ob1" in lines[-1]
 
 
 def test_two_values_are_a_choice() -> None:
