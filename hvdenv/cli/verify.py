@@ -145,8 +145,9 @@ def _add_extent(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     extent.add_argument(
         "--full", action="store_true",
-        help="test every operation with every type and shape, and tensors above the fusion"
-        " threshold (takes a minute more per framework and controller)",
+        help="test every operation with every type and shape, tensors above the fusion"
+        " threshold, the timeline, and training with every option (takes a minute more per"
+        " framework and controller)",
     )  # fmt: skip
     parser.add_argument(
         "--bench", action="store_true",

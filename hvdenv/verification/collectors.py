@@ -248,8 +248,8 @@ def rank_run(
     installation, expectation = setup.installation, setup.expectation
     name, exercises = setup.launcher(controller), setup.exercises
     startable = [each for each in CONTROLLERS if setup.can_start(each, mpi)]
-    if not _comes_first(controller, startable, expectation):
-        exercises = tuple(word for word in exercises if word != training.FIRST)
+    if not _trains(framework, controller, startable, expectation):
+        exercises = tuple(word for word in exercises if word != training.USUAL)
     token = uuid.uuid4().hex
     deadline = timeout - min(_LAUNCHER_SECONDS, timeout / 4)
     program = (
@@ -277,10 +277,17 @@ def rank_run(
     )
 
 
-def _comes_first(controller: str, startable: Collection[str], expectation: Expectation) -> bool:
-    """Whether it is the first one that is expected, or none is stated."""
+def _trains(
+    framework: str, controller: str, startable: Collection[str], expectation: Expectation
+) -> bool:
+    """Whether a framework trains over a controller; over all if none is stated.
+
+    Expected frameworks take turns, so that two of them train over both controllers.
+    """
     stated = [each for each in startable if each in (expectation.controllers or ())]
-    return not stated or controller == stated[0]
+    named = expectation.frameworks or ()
+    frameworks = [each for each in FRAMEWORKS if each in named or each == framework]
+    return not stated or controller == stated[frameworks.index(framework) % len(stated)]
 
 
 def _device(expectation: Expectation) -> str:

@@ -41,7 +41,7 @@ from hvdenv.verification.datapath import records
 from hvdenv.verification.ranks import RankRun
 
 # What ranks do after their allreduces: NAME or NAME=OPTION, see standalone/ranks/rank_work.py.
-DEFAULT_EXERCISES: tuple[str, ...] = (collectives.EXERCISE, training.FIRST)
+DEFAULT_EXERCISES: tuple[str, ...] = (collectives.EXERCISE, training.USUAL)
 FULL_EXERCISES = (collectives.FULL, training.EXERCISE)
 # Three for process sets that overlap; Adasum needs 2, 4, 8 and so on.
 _USUAL_RANKS, _RANKS_WITH_ROOM = 3, 4

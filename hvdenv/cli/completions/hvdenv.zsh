@@ -569,7 +569,7 @@ _shtab_hvdenv_verify_options=(
   "*--launcher[srun, mpirun, mpiexec, horovodrun-mpi, horovodrun-gloo, aprun, jsrun\; may be repeated, one for each controller (default\: the recipe\'s, and horovodrun-gloo)]:L:"
   "--clean[unset the variables of your shell that change results, such as LD_PRELOAD, LD_LIBRARY_PATH, HOROVOD_\*, NCCL_\* and OMPI_MCA_\*]"
   "--quick[test allreduce only\: no other operations, no training]"
-  "--full[test every operation with every type and shape, and tensors above the fusion threshold (takes a minute more per framework and controller)]"
+  "--full[test every operation with every type and shape, tensors above the fusion threshold, the timeline, and training with every option (takes a minute more per framework and controller)]"
   "--bench[measure allreduce and training, and compare with MPI or NCCL alone and with the recipe\'s references]"
   "--time[how long each program of --bench measures (default\: 10)]:SECONDS:"
   "--junit[write it as JUnit XML]:FILE:"

@@ -6,6 +6,7 @@ Imports nothing of hvdenv or Horovod, and runs on Python 3.6 and newer.
 """
 
 import ctypes
+import glob
 import importlib
 import json
 import os
@@ -82,11 +83,15 @@ def _check_mpi(folder: str, facts: Facts) -> None:
     command = "load the module of that MPI"
     if mpi["package"]:
         command += ', or run: python -m pip install "%s"' % mpi["package"]
-    path = _library(folder, mpi["library"], facts["run_path"])
+    folders = _folders(folder, facts["run_path"])
+    files = [os.path.join(each, mpi["library"]) for each in folders]
+    path = next(filter(os.path.isfile, files), mpi["library"])
     try:
         library = ctypes.CDLL(path)
-    except OSError:
-        _fail(facts, "%s cannot be loaded" % path, mpi["name"], command)
+    except OSError as error:
+        others = [file for each in folders for file in glob.glob(each + "/libmpi.so.*")]
+        here = " (here is %s)" % os.path.realpath(others[0]) if others else ""
+        _fail(facts, str(error) + here, mpi["name"], command)
     text = ctypes.create_string_buffer(8192)  # MPI_MAX_LIBRARY_VERSION_STRING is at most that
     try:
         library.MPI_Get_library_version(text, ctypes.byref(ctypes.c_int()))
@@ -102,14 +107,11 @@ def _check_mpi(folder: str, facts: Facts) -> None:
         os.environ.setdefault("OPAL_PREFIX", os.path.dirname(own))
 
 
-def _library(folder: str, name: str, run_path: List[str]) -> str:
-    """The file that the loader would take for a name, or the name itself."""
+def _folders(folder: str, run_path: List[str]) -> List[str]:
+    """Where the loader looks for libraries of an extension, before those of the system."""
     named = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     own = [each.replace("$ORIGIN", folder) for each in run_path]
-    for each in filter(None, named + own):
-        if os.path.isfile(os.path.join(each, name)):
-            return os.path.join(each, name)
-    return name
+    return [each for each in named + own if each]
 
 
 def _numbers(version: str) -> List[int]:
