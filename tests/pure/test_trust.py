@@ -57,7 +57,7 @@ def problems(path: Path, policy: trust.Policy = OWN) -> list[str]:
 # What executes nothing of a recipe or an environment.
 SHOWN = {
     "cache", "completion", "diff", "doctor", "envs", "export", "grid", "init", "plan", "recipes", "show",
-    "trust",
+    "trust", "wheels",
 }  # fmt: skip
 EXECUTING = {
     "build": (), "check": (), "fetch": ("--to", "there"), "install": ("tqdm",), "job": ("--", "true"),
@@ -79,7 +79,7 @@ def test_every_command_that_executes_anything_can_be_told_to_trust() -> None:
 REQUIRED = {
     "build": ("r",), "check": ("r",), "container": ("r",), "fetch": ("r", "--to", "x"), "lock": ("r",),
     "install": ("r", "p"), "plan": ("r",), "diff": ("a", "b"), "completion": ("bash",),
-    "cache": ("list",), "export": ("--format", "requirements"), "doctor": ("x",),
+    "cache": ("list",), "wheels": ("verify", "x"), "export": ("--format", "requirements"), "doctor": ("x",),
 }  # fmt: skip
 
 
