@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from packaging.utils import canonicalize_name
 
 from hvdenv import STEP_PROGRAMS
+from hvdenv.building.availability import Availability
 from hvdenv.building.resolve import attempt
 from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.contents.packages import parse_requirement
@@ -31,33 +32,11 @@ from hvdenv.reading import RESULT, read_json
 from hvdenv.runner import Runner
 from hvdenv.schema import decode
 
-SECONDS = 120.0
 # Minor versions of glibc for which uv knows the platform.
 _GLIBCS = (17, 28, *range(31, 41))
 _ROUNDS = 12
 _LONGEST = 400
 _EXTRA = "--extra-index-url"
-
-
-class Availability(NamedTuple):
-    """What indexes and channels answer.
-
-    Attributes:
-        wrong: what cannot be installed, by the observable that rules ask about.
-        looked_up: what was looked up, with the result.
-        not_looked_up: what was not, with the reason.
-    """
-
-    wrong: Mapping[str, frozenset[str]] = {}
-    looked_up: tuple[str, ...] = ()
-    not_looked_up: tuple[str, ...] = ()
-
-    def __or__(self, other: Availability) -> Availability:
-        return Availability(
-            {**self.wrong, **other.wrong},
-            (*self.looked_up, *other.looked_up),
-            (*self.not_looked_up, *other.not_looked_up),
-        )
 
 
 class Questions(NamedTuple):
