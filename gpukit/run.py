@@ -2,80 +2,127 @@
 
 usage: python3 run.py [OUT]
 
-Needs torch 2.11.0+cu130 on Python 3.12, a driver for CUDA 13 and a GPU; no network and no root.
+Requires torch 2.11.0+cu130 on Python 3.12, a driver for CUDA 13 and a GPU; no network and no root.
 Creates three environments next to this file, runs the stages below one after the other (each has a
-time limit, all take at most 8 minutes), and writes reports and logs to OUT (default: ./reports).
-Exit code: 0 if all stages passed, otherwise 1.
+time limit, all take at most 8 minutes), and writes reports and logs to OUT (default: ./reports) and
+once more to OUT.tar.gz.
+Exit code: 0 if everything was proven; 1 if a stage failed; 2 if the kit cannot run on this node;
+7 if nothing failed, but this node cannot prove everything, such as NCCL with one GPU.
 """
 
+import contextlib
+import glob
 import importlib.util
 import json
 import os
+import platform
+import shutil
+import signal
 import subprocess
 import sys
 import time
 import venv
 from pathlib import Path
+from typing import NamedTuple
 
 KIT = Path(__file__).resolve().parent
 LIMIT_SECONDS = 480.0
-# Exit codes of verify: everything was proven; nothing failed, but something could not be proven.
-# One GPU cannot prove NCCL between ranks, and two cannot prove process sets.
-PROVEN, UNPROVEN = 0, 7
-LEAST_FOR_SETS = 3
+PYTHON, TORCH = "3.12", "2.11.0+cu130"
+GRACE_SECONDS = 10
+# What a status says for the exit code of the whole kit.
+CODES = {"pass": 0, "fail": 1, "unproven": 7}
+LEAST_FOR_SETS = 3  # ranks; verify cannot prove process sets with two
+ALONE = "right on one rank; NCCL between ranks needs two GPUs"
+IN_HOST = "right in the host's memory; there is no GPU here"
+NOT_USED = "this node has a GPU, but the tensors were in the host's memory"
+
+
+class Stage(NamedTuple):
+    """One program to run.
+
+    Attributes:
+        kind: verify, cases or tests, which print a report of verify, JSON lines, and pytest's words.
+        words: the command.
+        seconds: its time limit.
+        ranks: how many it starts.
+    """
+
+    name: str
+    kind: str
+    words: list[str]
+    seconds: int
+    ranks: int
 
 
 def stages(out, gpus):
-    """Every stage: its name, arguments, seconds, and the exit codes that are right."""
-    hvdenv = [str(KIT / "envs/hvdenv/bin/hvdenv"), "verify", "--framework", "torch"]
-
-    def verify(name, env, ranks, right, *more):
-        files = ["--html", f"{out}/{name}.html", "--junit", f"{out}/{name}.xml", "--json"]
-        words = [*hvdenv, "--prefix", f"{KIT}/envs/{env}", "-n", str(ranks), *files, *more]
-        return name, words, 150, right
-
-    def ranks(env, count, *words):
-        folder = KIT / "envs" / env / "bin"
-        mpirun = [f"{folder}/mpirun", "-np", str(count), "--bind-to", "none", "--oversubscribe"]
-        return [*mpirun, f"{folder}/python", *words]
-
-    both = ("--controller", "MPI", "--controller", "Gloo")
-    nccl = (PROVEN,) if gpus >= LEAST_FOR_SETS else (PROVEN, UNPROVEN)
+    """Every stage, for this many GPUs; without one, a single rank takes the part of one."""
+    hvdenv = [str(KIT / "envs/hvdenv/bin/hvdenv"), "verify", "--framework", "torch", "--json"]
     cases = str(KIT / "cuda_cases.py")
-    yield verify("nccl", "nccl", gpus, nccl, *both, "--operation", "NCCL")
-    yield verify("shared-gpu", "host", max(LEAST_FOR_SETS, gpus), (PROVEN,), *both)
-    yield "cases-nccl", ranks("nccl", gpus, cases), 60, (0,)
-    yield "cases-shared-gpu", ranks("host", max(2, gpus), cases), 60, (0,)
-    yield verify(
-        "bench", "nccl", gpus, nccl, "--controller", "MPI", "--quick", "--bench", "--time", "3"
-    )
+
+    def verify(name, env, ranks, *more):
+        files = ["--html", f"{out}/{name}.html", "--junit", f"{out}/{name}.xml"]
+        # torch may belong to another user; whoever runs this file with it trusts them.
+        words = [*hvdenv, "--trust", "--prefix", f"{KIT}/envs/{env}", "-n", str(ranks), *files]
+        return Stage(name, "verify", [*words, *more], 150, ranks)
+
+    def mpirun(name, kind, env, ranks, seconds, *words):
+        folder = KIT / "envs" / env / "bin"
+        start = [f"{folder}/mpirun", "-np", str(ranks), "--bind-to", "none", "--oversubscribe"]
+        return Stage(name, kind, [*start, f"{folder}/python", *words], seconds, ranks)
+
+    each, shared = max(gpus, 1), max(gpus, LEAST_FOR_SETS)
+    both = ("--controller", "MPI", "--controller", "Gloo")
+    yield verify("nccl", "nccl", each, *both, "--operation", "NCCL")
+    yield verify("shared-gpu", "host", shared, *both)
+    yield mpirun("cases-nccl", "cases", "nccl", each, 60, cases)
+    yield mpirun("cases-shared-gpu", "cases", "host", max(2, gpus), 60, cases)
+    yield verify("bench", "nccl", each, "--controller", "MPI", "--quick", "--bench", "--time", "3")
     if (KIT / "test").is_dir():
-        named = [line for line in (KIT / "horovod_tests.txt").read_text().split() if line]
-        words = ["-m", "pytest", "-q", "-x", str(KIT / "test/parallel/test_torch.py")]
-        chosen = f"({' or '.join(named)})"
-        if gpus < 2:  # one rank cannot have process sets, and nobody to join
-            chosen += " and not process_sets and not join"
-        yield "horovod-tests", ranks("nccl", gpus, *words, "-k", chosen), 120, (0,)
+        chosen = f"({' or '.join((KIT / 'horovod_tests.txt').read_text().split())})"
+        # One rank cannot have process sets, has nobody to join, and its batches of one are refused.
+        # Several ranks that go on after a failed test would wait for each other.
+        more = ["-x"] if gpus > 1 else []
+        chosen += "" if gpus > 1 else " and not process_sets and not join and not sync_batch_norm"
+        words = ["-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider", "-k", chosen, *more]
+        words += [str(KIT / "test/parallel/test_torch.py")]
+        yield mpirun("horovod-tests", "tests", "nccl", each, 120, *words)
+
+
+def why_not_here(torch):
+    """Why the kit cannot run on this node, and what to do; empty if it can."""
+    python, machine = platform.python_version(), platform.machine()
+    wheel = next((KIT / "nccl").glob("horovod-*.whl"), None)
+    if not python.startswith(f"{PYTHON}."):
+        return f"this is Python {python}: start run.py with Python {PYTHON}"
+    if wheel and not wheel.stem.endswith(machine):
+        return f"this machine is {machine}, {wheel.name} is not: make the kit on such a machine"
+    if not torch:
+        return f"{sys.executable} has no torch: start run.py with the Python that has torch {TORCH}"
+    if str(torch.__version__) != TORCH:
+        return (
+            f"{sys.executable} has torch {torch.__version__}: the kit's wheels need torch {TORCH}"
+        )
+    return ""
 
 
 def make_environments():
     """One environment for hvdenv, and one for each Horovod, which see torch where it is."""
-    import torch
-
-    beside = str(Path(torch.__file__).parents[1])
+    # Others than torch's own folder may have what torch imports. Installed packages come first.
+    beside = [folder for folder in sys.path if folder.endswith(("site-packages", "dist-packages"))]
     numpy = [] if importlib.util.find_spec("numpy") else wheels("numpy")
-    pip = [str(KIT / "envs/hvdenv/bin/python"), "-m", "pip", "--quiet"]
-    for name in ("hvdenv", "nccl", "host"):
+    chosen = {"hvdenv": wheels("hvdenv")}
+    chosen.update((name, [*wheels("ranks"), *wheels(name), *numpy]) for name in ("nccl", "host"))
+    (pip,) = wheels("pip")  # the node's Python may have none
+    for name, packages in chosen.items():
         folder = KIT / "envs" / name
         if (folder / "complete").exists():
             continue
-        venv.create(folder, with_pip=name == "hvdenv", clear=True)
-        horovod = [] if name == "hvdenv" else [*wheels(name), *numpy]
-        words = ["install", "--no-index", "--no-deps", *wheels("wheels"), *horovod]
-        subprocess.run([*pip, "--python", str(folder / "bin/python"), *words], check=True)
-        if horovod:
-            packages = next(folder.glob("lib/python3*/site-packages"))
-            (packages / "torch-of-this-node.pth").write_text(beside + "\n")
+        venv.create(folder, symlinks=True, clear=True)
+        words = [str(folder / "bin/python"), f"{pip}/pip", "--quiet", "install", "--no-index"]
+        subprocess.run([*words, "--no-deps", *packages], env=environment(), check=True)
+        if name != "hvdenv":
+            target = next(folder.glob("lib/python3*/site-packages"))
+            (target / "torch-of-this-node.pth").write_text("\n".join([*beside, ""]))
         (folder / "complete").touch()
 
 
@@ -86,57 +133,163 @@ def wheels(folder):
 
 def environment():
     """The variables of every stage: Open MPI as root, and nothing of the caller's Python."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "PIP_", "VIRTUAL_ENV"))
+    }
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return {**kept, **allowed, "HVDENV_HOME": str(KIT / "home"), "PYTHONNOUSERSITE": "1"}
+    own = {"HVDENV_HOME": str(KIT / "home"), "PYTHONNOUSERSITE": "1", "PIP_NO_CACHE_DIR": "1"}
+    return {**kept, **allowed, **own}
 
 
-def run_stage(out, name, words, seconds):
+def run_stage(out, stage, seconds):
     """Run one stage; what it prints goes to OUT/NAME.log, a report to OUT/NAME.json.
 
     Returns:
-        Its exit code; 124 where its time was over.
+        Its exit code; 124 if its time was over.
     """
-    with open(out / f"{name}.log", "w") as log, open(out / f"{name}.json", "w") as report:
-        try:
-            return subprocess.run(
-                words, env=environment(), stdout=report, stderr=log, timeout=seconds, check=False
-            ).returncode
-        except subprocess.TimeoutExpired:
-            return 124
+    words = stage.words
+    if stage.kind == "verify":  # it then reports where the ranks were
+        words = [*words, "--timeout", str(max(int(seconds) - GRACE_SECONDS, 1))]
+    with open(out / f"{stage.name}.log", "w") as log, contextlib.ExitStack() as stack:
+        report = log
+        if stage.kind != "tests":
+            report = stack.enter_context(open(out / f"{stage.name}.json", "w"))
+        process = subprocess.Popen(
+            words, env=environment(), stdout=report, stderr=log, start_new_session=True
+        )
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                return process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, number)
+                seconds = GRACE_SECONDS
+        process.wait()
+    return 124
 
 
-def is_right(code, right, report, gpus):
-    """Whether a stage did what it must; with two GPUs, only process sets may be unproven."""
-    if code not in right or code == PROVEN or gpus < 2:
-        return code in right
-    findings = json.loads(report.read_text())["findings"]
-    unproven = [each["subject"] for each in findings if each["status"] == "unproven"]
-    return all(subject.startswith("process sets") for subject in unproven)
+def judge(out, stage, code, gpu):
+    """The status of a stage that ran, and the reason if it did not pass.
+
+    Args:
+        out: where its files are.
+        stage: which one.
+        code: its exit code.
+        gpu: whether this node has a GPU.
+    """
+    log = (out / f"{stage.name}.log").read_text(errors="replace").split("\n")
+    log = [line for line in log if line.strip()]
+    if code == 124:
+        return "fail", f"did not finish in time; last line: {''.join(log[-1:])}"
+    try:
+        status, why, devices = {"verify": of_verify, "cases": of_cases, "tests": of_tests}[
+            stage.kind
+        ](out, stage, code, log)
+    except (OSError, ValueError, KeyError) as error:
+        return "fail", f"no report ({error!r}); exit code {code}; last line: {''.join(log[-1:])}"
+    if status == "fail":
+        return status, why
+    if not gpu:
+        return "unproven", why or IN_HOST
+    if not all(device.startswith("cuda") for device in devices):
+        return "fail", f"{NOT_USED}; {why}".rstrip("; ")
+    if stage.ranks < 2:
+        return "unproven", why or ALONE
+    return status, why
+
+
+def of_verify(out, stage, code, log):
+    """Status, reason and devices of the ranks, by a report of verify."""
+    report = json.loads((out / f"{stage.name}.json").read_text())
+    status = {0: "pass", 7: "unproven"}.get(code, "fail")
+    wrong = ("unproven",) if status == "unproven" else ("fail", "error")
+    found = [each for each in report["findings"] if each["status"] in wrong]
+    why = "; ".join(f"{each['subject']}: {each['message']}" for each in found)
+    return status, why, [rank["device"] for rank in report["ranks"]]
+
+
+def of_cases(out, stage, code, log):
+    """The same, by the lines of cuda_cases.py, of which every rank has one for each case."""
+    lines = (out / f"{stage.name}.json").read_text().split("\n")
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    named = {case: [] for case in dict.fromkeys(each["case"] for each in found)}
+    for each in found:
+        named[each["case"]].append(each["rank"])
+    missing = [case for case, ranks in named.items() if len(ranks) != stage.ranks]
+    bad = [each for each in found if each["status"] == "fail"]
+    why = [f"{each['case']} on rank {each['rank']}: {each['message']}" for each in bad]
+    why += [f"{case}: not reported by all ranks" for case in missing]
+    if code or why or not found:
+        last = "" if why else f"; last line: {''.join(log[-1:])}"
+        return "fail", "; ".join(why) or f"exit code {code}{last}", []
+    skipped = {each["case"]: each["message"] for each in found if each["status"] == "skip"}
+    status = "unproven" if skipped else "pass"
+    why = "; ".join(f"{case}: {message}" for case, message in skipped.items())
+    return status, why, [each["device"] for each in found]
+
+
+def of_tests(out, stage, code, log):
+    """The same, by pytest's last lines; its tests choose their device themselves."""
+    last = next((line for line in reversed(log) if " passed" in line or " failed" in line), "")
+    failed = [line for line in log if line.startswith("FAILED")]
+    if code or not last:
+        return "fail", "; ".join([*failed, last or f"exit code {code}: {''.join(log[-1:])}"]), []
+    return "pass", f"{last.strip('= ')} on {stage.ranks} ranks" if stage.ranks < 2 else "", []
+
+
+def describe(torch):
+    """What this node is."""
+    query = ["--query-gpu=name,driver_version,memory.total,compute_mode", "--format=csv,noheader"]
+    listed = ""
+    if program := shutil.which("nvidia-smi"):
+        listed = subprocess.run([program, *query], capture_output=True, text=True).stdout
+    return {
+        "python": sys.version.split()[0],
+        "torch": str(torch.__version__),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "cores": len(os.sched_getaffinity(0)),
+        # Not by torch's other functions: they would occupy the GPU.
+        "gpus": torch.cuda.device_count(),
+        "devices": sorted(glob.glob("/dev/nvidia[0-9]*")),
+        "nvidia-smi": listed.splitlines(),
+    }
 
 
 def main(out):
-    out.mkdir(parents=True, exist_ok=True)
+    """Run all stages, and return the exit code."""
     begun = time.monotonic()
+    torch = None
+    with contextlib.suppress(ImportError):
+        import torch
+    if why := why_not_here(torch):
+        print(f"error: {why}", file=sys.stderr)
+        return 2
+    out.mkdir(parents=True, exist_ok=True)
     make_environments()
-    import torch
-
-    gpus = torch.cuda.device_count()
+    facts = describe(torch)
+    facts["environments"] = round(time.monotonic() - begun, 1)
+    print(json.dumps(facts, indent=1), flush=True)
     results = []
-    print(
-        f"torch {torch.__version__}, {gpus} GPUs; environments made in {time.monotonic() - begun:.0f} s"
-    )
-    for name, words, seconds, right in stages(out, max(gpus, 1)):
+    for stage in stages(out, facts["gpus"]):
         left = LIMIT_SECONDS - (time.monotonic() - begun)
         started = time.monotonic()
-        code = run_stage(out, name, words, min(seconds, left)) if left > 5 else 124
+        if left > GRACE_SECONDS:
+            code = run_stage(out, stage, min(stage.seconds, left))
+            status, why = judge(out, stage, code, bool(facts["gpus"] or facts["devices"]))
+        else:
+            code, status, why = None, "unproven", f"not run: {LIMIT_SECONDS:.0f} s were over"
         took = round(time.monotonic() - started, 1)
-        good = is_right(code, right, out / f"{name}.json", gpus)
-        results.append({"stage": name, "code": code, "right": good, "seconds": took})
-        print(f"{name}: {'right' if good else 'WRONG'} (exit code {code}, {took} s)", flush=True)
-    facts = {"torch": str(torch.__version__), "gpus": gpus, "stages": results}
+        found = {"stage": stage.name, "status": status, "why": why, "code": code, "seconds": took}
+        results.append(found)
+        print(f"{stage.name}: {status} ({took} s)" + (f": {why}" if why else ""), flush=True)
+    facts.update(seconds=round(time.monotonic() - begun, 1), stages=results)
     (out / "summary.json").write_text(json.dumps(facts, indent=1) + "\n")
-    return 0 if all(each["right"] for each in results) else 1
+    shutil.make_archive(str(out), "gztar", out.parent, out.name)
+    statuses = {each["status"] for each in results}
+    worst = next((each for each in ("fail", "unproven") if each in statuses), "pass")
+    print(f"{worst}: {facts['seconds']} s, reports in {out} and {out}.tar.gz")
+    return CODES[worst]
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ class Command(NamedTuple):
         timeout: seconds after which the process and its children are ended.
         derived: variables in whose values $NAME is replaced by the process's variable of that name.
         stdin: file that is its standard input; empty for none.
+        memory: the most memory that it may reserve, in bytes; None for no limit.
     """
 
     argv: tuple[str, ...]
@@ -27,6 +28,7 @@ class Command(NamedTuple):
     timeout: float | None = None
     derived: tuple[tuple[str, str], ...] = ()
     stdin: str = ""
+    memory: int | None = None
 
 
 class Outcome(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pwd
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
@@ -77,6 +78,14 @@ def find_places() -> Places:
         return Places(Path(os.path.abspath(os.path.expanduser(named))))
     data = environ.get("XDG_DATA_HOME", "").strip() or "~/.local/share"
     return Places(Path(os.path.expanduser(data), "hvdenv"))
+
+
+def user_name(number: int) -> str:
+    """The login name of a user id; the id itself of a user without a name, as `id -un` prints."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
 
 
 def environment_name(recipe: str, variants: Iterable[str]) -> str:

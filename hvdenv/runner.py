@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import selectors
 import signal
 import subprocess
@@ -200,6 +201,7 @@ class Runner:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    preexec_fn=_limit(command.memory),
                 )
         except OSError as error:
             raise _cannot_start(command, error) from error
@@ -228,6 +230,15 @@ class Runner:
         end_marked(self.token)
         with suppress(subprocess.TimeoutExpired):
             process.wait(1.0)  # no signal ends what waits for a file server that is gone
+
+
+def _limit(memory: int | None) -> Callable[[], None] | None:
+    """What a new process does to limit its memory, and that of the processes that it starts."""
+    if memory is None:
+        return None
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    limit = memory if most == resource.RLIM_INFINITY else min(memory, most)
+    return lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def _neutral_folder(argv: Sequence[str]) -> str | None:

@@ -64,7 +64,7 @@ class _Handler(SimpleHTTPRequestHandler):
         self.send_header("Content-Type", "text/html")
         self.send_header("Content-Length", str(len(page)))
         self.end_headers()
-        with suppress(BrokenPipeError):  # who has seen enough hangs up
+        with suppress(BrokenPipeError, ConnectionResetError):  # who has seen enough hangs up
             self.wfile.write(page)
 
     def log_message(self, *args: Any) -> None: ...

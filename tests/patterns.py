@@ -82,6 +82,8 @@ class _Automaton:
         tree = parser.parse(pattern, flags)
         self.flags = tree.state.flags
         self.alphabet = _alphabet(tree)
+        self.bits = {c: 1 << index for index, c in enumerate(self.alphabet)}
+        self.examples: dict[int, str] = {}
         self.all = (1 << len(self.alphabet)) - 1
         begin, end = (1 << len(self.alphabet)), (1 << len(self.alphabet) + 1)
         self.begin, self.end = begin, end
@@ -235,22 +237,24 @@ class _Automaton:
         return self.all & ~reads if negated else reads
 
     def _literal(self, code: int) -> int:
-        same = {chr(code)}
-        if self.flags & re.IGNORECASE:
-            same |= {chr(code).lower(), chr(code).upper()}
-        return self._set(lambda c: c in same)
+        c = chr(code)
+        same = {c, c.lower(), c.upper()} if self.flags & re.IGNORECASE else {c}
+        return sum(self.bits.get(c, 0) for c in same)
 
     def _class(self, text: str) -> int:
         compiled = re.compile(text, self.flags & re.ASCII)
         return self._set(lambda c: bool(compiled.match(c)))
 
     def _set(self, holds: Callable[[str], bool]) -> int:
-        return sum(1 << index for index, c in enumerate(self.alphabet) if holds(c))
+        return sum(bit for c, bit in self.bits.items() if holds(c))
 
     def example(self, reads: int) -> str:
         """A character of a set, of those that people write first; none for an end of the text."""
-        of_set = [c for index, c in enumerate(self.alphabet) if reads >> index & 1]
-        return min(of_set, key=lambda c: (not c.isalnum(), not c.isprintable(), c), default="")
+        if reads not in self.examples:
+            of_set = [c for c, bit in self.bits.items() if reads & bit]
+            key = lambda c: (not c.isalnum(), not c.isprintable(), c)  # noqa: E731
+            self.examples[reads] = min(of_set, key=key, default="")
+        return self.examples[reads]
 
     def path_to(self, loop: frozenset[int]) -> str:
         """A shortest text that leads to a loop."""

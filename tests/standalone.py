@@ -6,9 +6,11 @@ import importlib
 import sys
 from types import ModuleType
 
-from hvdenv import INSPECT_PROGRAMS, RANK_PROGRAMS, STEP_PROGRAMS
+from hvdenv import INSPECT_PROGRAMS, RANK_PROGRAMS, STEP_PROGRAMS, WHEEL_PROGRAMS
 
-FOLDERS = [str(folder) for folder in (STEP_PROGRAMS, INSPECT_PROGRAMS, RANK_PROGRAMS)]
+FOLDERS = [
+    str(folder) for folder in (STEP_PROGRAMS, INSPECT_PROGRAMS, RANK_PROGRAMS, WHEEL_PROGRAMS)
+]
 
 
 def load(name: str) -> ModuleType:

@@ -28,15 +28,21 @@ from hvdenv.places import write_text
 from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Progress
 from hvdenv.plans.steps import PIP
-from hvdenv.reading import RESULT, read_json
+from hvdenv.reading import GIB, RESULT, read_json
 from hvdenv.runner import Runner
 from hvdenv.schema import decode
 
+# uv needs 0.3 GB for the largest sets; an index may answer with more than any machine has.
+MEMORY = 4 * GIB
 # Minor versions of glibc for which uv knows the platform.
 _GLIBCS = (17, 28, *range(31, 41))
 _ROUNDS = 12
 _LONGEST = 400
 _EXTRA = "--extra-index-url"
+_OUT_OF_MEMORY = (
+    f"uv needs more than {MEMORY // GIB} GiB of memory for what the indexes answer; see whether one of"
+    " them is broken: `curl -sI URL`"
+)
 
 
 class Questions(NamedTuple):
@@ -61,7 +67,7 @@ class Questions(NamedTuple):
     where: Callable[[str], str]
 
     def run(self, *argv: str, env: tuple[tuple[str, str], ...] = ()) -> Outcome:
-        return self.runner.run(Command(argv, env, timeout=self.left))
+        return self.runner.run(Command(argv, env, timeout=self.left, memory=MEMORY))
 
     @property
     def left(self) -> float:
@@ -167,6 +173,8 @@ def _resolved(questions: Questions, sources: Sources, tag: str, apart: set[str])
             return Availability(looked_up=(done,)) | _left_out(archives, silent)
         if outcome.timed_out:
             return _silent("Python packages", "no answer in time")
+        if outcome.returncode < 0 or "memory allocation of" in text:
+            return _silent("Python packages", _OUT_OF_MEMORY)
         if "No solution found" not in text:
             host = _silent_host(text)
             fewer = sources.without(host) if host else sources

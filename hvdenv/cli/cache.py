@@ -1,7 +1,7 @@
 """Manage caches of compiled wheels: your own, and those that a site shares.
 
-Without --cache, `list`, `verify` and `export` use all caches, `sign` uses the cache that builds
-publish to, and `prune` and `import` change your own."""
+Without --cache, `list`, `verify` and `copy` use all caches, `sign` uses the cache that builds
+publish to, and `prune` changes your own."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ import argparse
 import re
 import sys
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from hvdenv.cli.options import add_options, print_json, storage_of_site
+from hvdenv.cli.options import add_age, add_options, print_json, storage_of_site, time_ago
 from hvdenv.environments.storage import Counter
 from hvdenv.errors import HvdenvError, UsageError
 from hvdenv.masking import plain
 from hvdenv.model.cluster import Wheels
-from hvdenv.places import find_places
+from hvdenv.places import find_places, make_folder, named_folder
 from hvdenv.runner import Runner
-from hvdenv.wheels import downloads, wheelarchive, wheelcache
+from hvdenv.wheels import downloads, wheelcache
 from hvdenv.wheels.cache_entry import Cache
 from hvdenv.wheels.wheelcache import Listed
 
@@ -27,10 +26,10 @@ EXAMPLES = """\
 examples:
   hvdenv cache                                      lists the entries of the caches
   hvdenv cache verify --cache /proj/group/wheels
-  hvdenv cache prune --max-size 2GB --older-than 90 --damaged
-  hvdenv cache prune --downloads --older-than 30
-  hvdenv cache export wheels.tar f3c7 0a51          entries by the first digits of their keys
-  hvdenv cache import wheels.tar
+  hvdenv cache prune --max-size 2GB --older-than 90d --damaged
+  hvdenv cache prune --downloads --older-than 30d
+  hvdenv cache copy f3c7 0a51 --to /media/wheels    entries by the first digits of their keys
+  hvdenv cache copy --cache /media/wheels           into your own cache
   hvdenv cache sign --key ~/.ssh/id_ed25519.pub     with the SSH agent that holds this key
 
 $HVDENV_WHEEL_CACHE and `places.wheels` in a site file name shared caches.
@@ -58,22 +57,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="remove entries until the cache is this small, such as 500MB or 2GB (default, without"
         " other options: places.wheels.own_gb for your own cache)",
     )  # fmt: skip
-    prune.add_argument(
-        "--older-than",
-        metavar="DAYS",
-        type=_days,
-        help="remove entries that were not used for so many days",
-    )
+    add_age(prune, "--older-than", "remove entries not used for this long, such as 90d or 8w")
     prune.add_argument("--damaged", action="store_true", help="remove damaged entries")
     prune.add_argument(
         "--downloads", action="store_true",
         help="prune downloaded and unpacked files instead of wheels (default --max-size: 20GB)",
     )  # fmt: skip
-    export = add("export", "write entries to a tar file")
-    export.add_argument("file", metavar="FILE.tar", type=Path)
-    add_keys(export)
-    take = add("import", "add the entries of a tar file to a cache")
-    take.add_argument("file", metavar="FILE.tar", type=Path)
+    copy = add("copy", "copy entries into another cache")
+    copy.add_argument(
+        "--to", metavar="FOLDER", type=Path, help="created if missing (default: your own cache)"
+    )
+    add_keys(copy)
     sign = add("sign", "sign entries with ssh-keygen")
     add_keys(sign)
     sign.add_argument(
@@ -97,35 +91,28 @@ def _size(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def _days(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,5}", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of days such as 90")
-    return int(text)
-
-
 def run(arguments: argparse.Namespace) -> int:
     wheels = storage_of_site(arguments).wheels
-    caches = _caches(arguments, wheels)
+    caches = caches_of(arguments, wheels)
     runner = Runner()
     actions: dict[str, Callable[[], int]] = {
         "list": lambda: _list(arguments, caches, runner),
         "verify": lambda: _list(arguments, caches, runner),
         "prune": lambda: _prune(arguments, caches[0], wheels, runner),
-        "export": lambda: _export(arguments, caches, runner),
-        "import": lambda: _import(arguments, caches[0], runner),
+        "copy": lambda: _copy(arguments, caches, wheels, runner),
         "sign": lambda: _sign(arguments, caches[0], wheels, runner),
     }
     return actions[arguments.action]()
 
 
-def _caches(arguments: argparse.Namespace, wheels: Wheels) -> tuple[Cache, ...]:
+def caches_of(arguments: argparse.Namespace, wheels: Wheels) -> tuple[Cache, ...]:
     """The caches of an action, the user's own first."""
     own, shared = wheelcache.own(find_places()), wheelcache.shared(wheels)
     if arguments.cache:
         folder = arguments.cache.absolute()
         named = wheelcache.shared(wheels._replace(publish=str(folder)))
         return (own,) if folder == own.folder else named[:1]
-    if arguments.action in ("list", "verify", "export"):
+    if arguments.action in ("list", "verify", "copy", "publish"):
         return (own, *shared)
     return shared[:1] if arguments.action == "sign" and wheels.publish else (own,)
 
@@ -181,10 +168,9 @@ def _show(entry: Listed, verified: bool) -> None:
 def _prune(arguments: argparse.Namespace, cache: Cache, wheels: Wheels, runner: Runner) -> int:
     if arguments.downloads:
         return _prune_downloads(arguments, runner)
-    largest, days = arguments.max_size, arguments.older_than
-    if largest is None and days is None and not arguments.damaged and not cache.shared:
+    largest, oldest = arguments.max_size, time_ago(arguments.older_than)
+    if largest is None and not (oldest or arguments.damaged or cache.shared):
         largest = wheels.own_gb * 1e9
-    oldest = _ago(days)
     entries = [
         wheelcache.describe(cache, name, runner, thorough=arguments.damaged)
         for name in wheelcache.names(cache)
@@ -203,23 +189,16 @@ def _prune(arguments: argparse.Namespace, cache: Cache, wheels: Wheels, runner: 
     return 5 if kept else 0
 
 
-def _ago(days: int | None) -> str:
-    """The time this many days ago, in the format of records; empty for none."""
-    if days is None:
-        return ""
-    before = datetime.now(timezone.utc) - timedelta(days=days)
-    return before.isoformat(timespec="seconds")
-
-
 def _prune_downloads(arguments: argparse.Namespace, runner: Runner) -> int:
     if arguments.damaged or arguments.cache:
         raise UsageError("--downloads can only be combined with --max-size and --older-than")
-    largest, days, places = arguments.max_size, arguments.older_than, find_places()
-    if largest is None and days is None:
+    largest, oldest = arguments.max_size, time_ago(arguments.older_than)
+    places = find_places()
+    if largest is None and not oldest:
         largest = downloads.LARGEST_FILES
     entries = downloads.kept(places, Counter())
     status = 0
-    for each in wheelcache.least_recently_used(entries, largest=largest, oldest=_ago(days)):
+    for each in wheelcache.least_recently_used(entries, largest=largest, oldest=oldest):
         gone = downloads.remove(places, each, runner)
         status = status if gone else 5
         verb = "removed" if gone else "kept (in use, or no permission)"
@@ -245,16 +224,15 @@ def _chosen(caches: tuple[Cache, ...], prefixes: list[str]) -> dict[str, Cache]:
     }
 
 
-def _export(arguments: argparse.Namespace, caches: tuple[Cache, ...], runner: Runner) -> int:
-    chosen = _chosen(caches, arguments.keys)
-    wheelarchive.export(chosen, arguments.file, runner)
-    print(f"wrote {arguments.file}: {len(chosen)} wheels")
-    return 0
-
-
-def _import(arguments: argparse.Namespace, cache: Cache, runner: Runner) -> int:
-    for key in wheelarchive.import_archive(cache, arguments.file, runner):
-        print(f"imported {key[:12]}")
+def _copy(
+    arguments: argparse.Namespace, caches: tuple[Cache, ...], wheels: Wheels, runner: Runner
+) -> int:
+    chosen, target = _chosen(caches, arguments.keys), wheelcache.own(find_places())
+    if arguments.to:
+        folder = make_folder(named_folder(arguments.to))
+        target = wheelcache.shared(wheels._replace(publish=str(folder)))[0]
+    wheelcache.copy(chosen, target, runner)
+    print(f"copied {len(chosen)} wheels to {target.folder}")
     return 0
 
 

@@ -33,7 +33,7 @@ from hvdenv.plans.plan import choose_versions
 from hvdenv.runner import Runner
 from hvdenv.schema import encode, nearest
 from hvdenv.sites import module_shell
-from hvdenv.sites.batch import check as check_job
+from hvdenv.sites.batch import refusals
 from hvdenv.sites.modules import Examined, describe, describe_offers, offers
 
 # How long indexes and channels may take in all.
@@ -276,14 +276,9 @@ def _job_refused(prepared: Prepared) -> frozenset[str]:
     if not recipe.dialect:
         return frozenset()
     unknown = tuple(each for each in recipe.job.requires if each not in Job._fields)
-    try:
-        check_job(
-            recipe.job._replace(requires=unknown), recipe.dialect, recipe.partitions,
-            where=prepared.resolved.where,
-        )  # fmt: skip
-    except UsageError as error:
-        return frozenset({f"{error.where}: {error.message}"})
-    return frozenset()
+    job, where = recipe.job._replace(requires=unknown), prepared.resolved.where
+    refused = refusals(job, recipe.dialect, recipe.partitions, where=where)
+    return frozenset(f"{each.where}: {each.message}" for each in refused)
 
 
 _KEY = re.compile(r"[a-z_]{3,20}(?:\.[A-Za-z_][\w-]{0,40}){1,3}")

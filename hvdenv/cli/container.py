@@ -15,7 +15,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hvdenv.cli.check import refuse_blocked
-from hvdenv.cli.options import add_dry_run, add_options, add_recipe, print_json, resolved_of
+from hvdenv.cli.options import (
+    add_dry_run,
+    add_options,
+    add_recipe,
+    is_coloured,
+    print_json,
+    resolved_of,
+)
 from hvdenv.cli.run import current_allocation
 from hvdenv.command import spelled_out
 from hvdenv.errors import StepError, UsageError
@@ -130,7 +137,7 @@ def _define(arguments: argparse.Namespace, resolved: Resolved) -> int:
     plan = _plan(arguments, resolved)
     text = define(resolved.recipe, plan, arguments.format)
     if arguments.to:
-        _write(arguments.to, text)
+        write_text(named_file(arguments.to), text)
     image = _build(arguments, resolved, text) if arguments.build else ""
     if arguments.json:
         print_json(
@@ -163,10 +170,6 @@ def _plan(arguments: argparse.Namespace, resolved: Resolved) -> Plan:
     rules = judge(observables(recipe, facts, python, choose_versions(recipe, python)))
     refuse_blocked(rules, arguments.allow, resolved, quiet=arguments.quiet)
     return plan
-
-
-def _write(path: Path, text: str) -> None:
-    write_text(named_file(path), text)
 
 
 def _build(arguments: argparse.Namespace, resolved: Resolved, text: str) -> str:
@@ -264,8 +267,7 @@ def _preflight(arguments: argparse.Namespace, resolved: Resolved) -> int:
     if arguments.json:
         print_json(report.to_json())
     else:
-        colour = arguments.color == "always" or (arguments.color == "auto" and sys.stdout.isatty())
-        print_coloured(render(report, colour=colour) + "\n")
+        print_coloured(render(report, colour=is_coloured(arguments)) + "\n")
     return EXIT_CODES[report.verdict]
 
 

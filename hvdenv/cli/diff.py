@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from hvdenv.cli.options import add_options, print_json
+from hvdenv.cli.options import add_options, is_coloured, print_json
 from hvdenv.contents import difference
 from hvdenv.environments import installed
 from hvdenv.masking import print_coloured
@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("second", metavar="B", help="what to compare it with, written the same way")
     add_options(parser, "json")
-    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
+    add_options(parser, "color")
     parser.add_argument("--exit-code", action="store_true", help="exit with 1 if they differ")
 
 
@@ -51,9 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
         names = {"a": first.label, "b": second.label}
         print_json({**names, **difference.document(found)})
     else:
-        auto = arguments.color == "auto" and sys.stdout.isatty()
         print(f"{first.label} -> {second.label}: {'they differ' if found else 'the same'}")
-        print_coloured(difference.render(found, colour=auto or arguments.color == "always"))
+        print_coloured(difference.render(found, colour=is_coloured(arguments)))
         for each in (first, second):
             if not each.contents.recipe:
                 print(f"{each.label}: not by hvdenv; only packages were compared", file=sys.stderr)

@@ -4,14 +4,12 @@ environments, or remove generations that are no longer needed."""
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hvdenv.cli.options import add_dry_run, add_options, print_json
+from hvdenv.cli.options import add_age, add_dry_run, add_options, print_json, time_ago
 from hvdenv.environments import generations, last_used, registry, storage
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.registry import Listed
@@ -37,8 +35,6 @@ prune keeps the active generation and those that processes on this host use. The
 generation is its last verify, run, shell or job, or else the access time of its activate.sh.
 """
 
-_UNITS = {"h": "hours", "d": "days", "w": "weeks"}
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "json")
@@ -60,18 +56,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="number of newest generations to keep beside the active one (default: 1; 0 with an"
         " age)",
     )  # fmt: skip
-    prune.add_argument(
-        "--older-than",
-        metavar="AGE",
-        default="",
-        help="only generations built longer ago than this, such as 90d, 12h or 8w",
+    add_age(
+        prune, "--older-than", "only generations built longer ago than this, such as 90d, 12h or 8w"
     )
-    prune.add_argument(
-        "--unused-for",
-        metavar="AGE",
-        default="",
-        help="only generations not used for this long, such as 60d",
-    )
+    add_age(prune, "--unused-for", "only generations not used for this long, such as 60d")
     add_dry_run(prune, "print what would be removed, and remove nothing")
 
 
@@ -105,11 +93,11 @@ def _change(arguments: argparse.Namespace, places: Places) -> None:
 def _prune(arguments: argparse.Namespace, places: Places) -> None:
     from hvdenv.environments import prune  # needs psutil
 
-    by_age = bool(arguments.older_than or arguments.unused_for)
+    before, idle = time_ago(arguments.older_than), time_ago(arguments.unused_for)
+    by_age = bool(before or idle)
     keep = arguments.keep if arguments.keep is not None else 0 if by_age else 1
     if keep < 1 and not by_age:
         raise UsageError("--keep must be 1 or more", remedy="`envs remove` removes everything")
-    before, idle = _ago(arguments.older_than), _ago(arguments.unused_for)
     if arguments.environment:
         chosen = [registry.find(places, arguments.environment)]
     else:
@@ -154,19 +142,6 @@ def _spared(found: Mapping[str, Generation], before: str, idle: str) -> Callable
         return bool(before and known.created > before) or bool(idle and known.since > idle)
 
     return spare
-
-
-def _ago(age: str) -> str:
-    """The time this long ago, in the format of records; empty for no age."""
-    if not age:
-        return ""
-    found = re.fullmatch(r"([0-9]{1,5})([hdw])", age)
-    if not found:
-        raise UsageError(
-            f"{age!r} is not an age", remedy="write a number with h, d or w: 12h, 90d, 8w"
-        )
-    when = datetime.now(timezone.utc) - timedelta(**{_UNITS[found[2]]: int(found[1])})
-    return when.isoformat(timespec="microseconds")
 
 
 def _report(

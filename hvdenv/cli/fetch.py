@@ -75,5 +75,5 @@ def _carry_wheels(prepared: Prepared, locked: Locked, to: Path, work: Scratch) -
     chosen, notes = compiled.fitting(caches, inputs, locked, work.runner)
     for note in notes:
         print(note, file=sys.stderr)
-    compiled.carry(chosen, to, work.path, work.runner)
+    compiled.carry(chosen, to, work.runner)
     return len(chosen)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
-from hvdenv.cli.options import add_options, print_json
+from hvdenv import trust
+from hvdenv.cli.init_node import ask_node
+from hvdenv.cli.options import add_dry_run, add_options, print_json
 from hvdenv.drafting import answers, here
 from hvdenv.drafting.combine import Choice, Draft, Missing, combine
 from hvdenv.drafting.commands import EVERY_LINE, read_page
@@ -24,15 +26,18 @@ from hvdenv.drafting.writer import told_choice, told_left, told_value, write
 from hvdenv.errors import UsageError
 from hvdenv.model.cluster import ModuleName
 from hvdenv.model.layers import DEFAULTS
+from hvdenv.places import find_places
 from hvdenv.reading import OWN, PAGE, read_file, read_text
 from hvdenv.runner import Runner
 from hvdenv.schema import encode, parse_toml
+from hvdenv.sites.batch import counted
 
 EXAMPLES = """\
 examples:
   hvdenv init fenn --from page.md                      writes fenn.toml
   hvdenv init fenn --from job.sh --here                and what this machine shows
   curl -s https://hpc.example/horovod | hvdenv init fenn --from - -o -
+  hvdenv init fenn --here --where compute --set job.partition=gpu
   hvdenv init fenn --from page.html --lines 120-180    one section of the page
   hvdenv init fenn --from page.md --interactive        asks for what is missing
 """
@@ -50,6 +55,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--lines", metavar="A-B", type=_lines, help="read only these lines of the page"
     )
     parser.add_argument("--here", action="store_true", help="look at this machine and its modules")
+    parser.add_argument(
+        "--where", choices=("here", "compute"), default="here",
+        help="with --here. compute: also ask a compute node, in a job of at most 10 minutes with"
+        " one GPU if the job has any (default: here)",
+    )  # fmt: skip
+    add_dry_run(parser, "with --where compute: print the script of the job, and submit nothing")
     parser.add_argument(
         "--interactive", action="store_true", help="ask for missing values and where sources differ"
     )
@@ -75,18 +86,20 @@ def _lines(text: str) -> tuple[int, int]:
 
 def run(arguments: argparse.Namespace) -> int:
     sources = [*arguments.pages, *(["this machine"] if arguments.here else [])]
-    if not sources and not arguments.interactive:
-        raise UsageError(
-            "nothing to draft a recipe from",
-            remedy="name a page or a job script with --from FILE, look at this machine with --here,"
-            " or answer questions with --interactive",
-        )
+    _refuse(arguments, sources)
     name = _name(arguments)
     target = arguments.output or f"./{name}.toml"
     if target != _STANDARD and not arguments.json and Path(target).exists():
         raise UsageError("this file exists, and init overwrites none", where=target,
                          remedy="name another one with -o FILE")  # fmt: skip
     found = _found(arguments)
+    if arguments.where == "compute":
+        if seen := ask_node(_combined(name, found), dry_run=arguments.dry_run):
+            found = found._replace(
+                values=(*found.values, *seen.values), left=(*found.left, *seen.left)
+            )
+        else:
+            return 0
     if arguments.interactive:
         found = _ask(name, found)
     draft = _combined(name, found)
@@ -98,6 +111,26 @@ def run(arguments: argparse.Namespace) -> int:
     for line in _told(draft, target):
         print(line, file=sys.stderr if target == _STANDARD else sys.stdout)
     return 0
+
+
+def _refuse(arguments: argparse.Namespace, sources: Sequence[str]) -> None:
+    """Refuse options that do not fit together, before looking at anything.
+
+    Raises:
+        UsageError, UntrustedError: they do not, or another user can change HVDENV_HOME.
+    """
+    if not sources and not arguments.interactive:
+        raise UsageError(
+            "nothing to draft a recipe from",
+            remedy="name a page or a job script with --from FILE, look at this machine with --here,"
+            " or answer questions with --interactive",
+        )
+    if arguments.where == "compute":
+        if not arguments.here:
+            raise UsageError("--where compute needs --here", where="--where")
+        trust.refuse_home(find_places().home, trust.own_policy())  # it keeps the job's script
+    if arguments.dry_run and arguments.where != "compute":
+        raise UsageError("--dry-run needs --where compute: init submits nothing here")
 
 
 def _name(arguments: argparse.Namespace) -> str:
@@ -183,8 +216,9 @@ def _write(target: str, text: str) -> None:
 def _told(draft: Draft, target: str) -> Iterator[str]:
     """The result, for people."""
     unknown = [each for each in draft.left if not each.understood]
-    of_page = f" from {draft.commands} commands" if draft.commands else ""
-    yield f"{'draft' if target == _STANDARD else f'wrote {target}'}: {len(draft.values)} values{of_page}"
+    wrote = "draft" if target == _STANDARD else f"wrote {target}"
+    of_page = f" from {counted(draft.commands, 'command')}" if draft.commands else ""
+    yield f"{wrote}: {counted(len(draft.values), 'value')}{of_page}"
     for title, lines in (
         ("missing", [f"{'.'.join(each.key)}: {each.needs}" for each in draft.missing]),
         ("to choose, because the sources differ", [told_choice(each) for each in draft.choices]),

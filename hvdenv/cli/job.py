@@ -35,8 +35,14 @@ from hvdenv.environments import last_used
 from hvdenv.errors import RecipeError, StepError, UsageError
 from hvdenv.launch.container import start_inside
 from hvdenv.launch.launchers import Launch, Start
-from hvdenv.launch.launchers import named as named_launcher
-from hvdenv.launch.placement import START_SECONDS, Requested, choose_launcher, exported, mpi_of
+from hvdenv.launch.placement import (
+    START_SECONDS,
+    Requested,
+    choose_launcher,
+    exported,
+    mpi_of,
+    refuse_unfit,
+)
 from hvdenv.model.cluster import Job
 from hvdenv.model.dialect import Dialect
 from hvdenv.model.layers import Resolved
@@ -74,7 +80,7 @@ from hvdenv.sites.jobs import (
 
 # Ignores modules in the folder that the job starts in; Python 3.10 has no option for that.
 _SAFE = ("-P",) if sys.version_info >= (3, 11) else ()
-_OWN = (sys.executable, *_SAFE, "-m", "hvdenv")
+OWN = (sys.executable, *_SAFE, "-m")
 
 EXAMPLES = """\
 examples:
@@ -231,36 +237,21 @@ def _start(
     """
     recipe = chosen.recipe
     name = choose_launcher(recipe, requested)
-    launcher = named_launcher(name, recipe.launch.launchers)
-    scheduler = recipe.scheduler or ""
-    across = launcher.across_hosts if job.nodes > 1 else ()
-    schedulers = across or launcher.schedulers
-    if schedulers and scheduler not in schedulers:
-        raise UsageError(
-            f"{name} works {'on several hosts ' if across else ''}in jobs of"
-            f" {' and '.join(schedulers)}, not of {scheduler}",
-            where="--launcher",
-            remedy="choose another one, such as --launcher mpirun",
-        )
+    refuse_unfit(name, recipe, Requested(), recipe.scheduler, job.nodes)
+    exports = recipe.launch.exports
+    no_hostfile = dialect.launch_host or dialect.columns
     launch = Launch(
         program=(),
         ranks=job.nodes * job.ranks_per_node,
         root=os.geteuid() == 0,
         mpi=mpi_of(recipe),
-        exports=exported(
-            recipe.launch.exports,
-            activated(chosen),
-            dict.fromkeys(recipe.launch.exports, ""),
-            Requested(),
-        ),
+        exports=exported(exports, activated(chosen), dict.fromkeys(exports, ""), Requested()),
         start_timeout=START_SECONDS,
         host_list=HOSTS,
         host_names=HOST_NAMES,
         rendezvous=RENDEZVOUS,
         job=JOB_ID,
-        hostfile=HOSTFILE
-        if dialect.hostfile and not (dialect.launch_host or dialect.columns)
-        else "",
+        hostfile=HOSTFILE if dialect.hostfile and not no_hostfile else "",
         ranks_per_node=job.ranks_per_node,
         cpus_per_rank=job.cpus_per_rank or 0,
         gpus_per_node=job.gpus_per_node or 0,
@@ -327,10 +318,19 @@ def to_the_end(
     except KeyboardInterrupt:
         _leave_or_cancel(record, runner)
         return 130
-    files = ", ".join(record.files or status.outputs)
+    outputs = record.files or status.outputs
     if as_json:
         ended = {"id": record.id, "state": status.state, "exit_code": status.exit_code}
-        print_json({**ended, "outputs": record.files or status.outputs})
+        print_json({**ended, "outputs": outputs})
+    return _result(record, status, ", ".join(outputs), quiet=quiet)
+
+
+def _result(record: Submitted, status: Status, files: str, *, quiet: bool) -> int:
+    """Report the end of a job; returns its exit code.
+
+    Raises:
+        StepError: it did not end by itself.
+    """
     if abnormal := abnormal_end(status):
         what, remedy = abnormal
         detail = f"output: {files}" if files else ""
@@ -416,27 +416,21 @@ def _own_script(
     resolved: Resolved, words: Sequence[str], places: Places, purpose: Purpose
 ) -> tuple[Job, Script]:
     """The script of a job for a command line of hvdenv itself."""
-    recipe = resolved.recipe
     scheduler, dialect = scheduler_of(resolved)
-    job = own_job(recipe.job, purpose)
-    log = str(places.jobs / f"{job.name}-{os.urandom(6).hex()}.log")
+    job = own_job(resolved.recipe.job, purpose)
+    partition = check(job, dialect, resolved.recipe.partitions, where=resolved.where)
     site = environment().get(SITE_VARIABLE)
-    batch = BatchJob(
-        job=job,
-        partition=check(job, dialect, recipe.partitions, where=resolved.where),
-        env=((HOME_VARIABLE, str(places.home)), *(((SITE_VARIABLE, site),) if site else ())),
-        command=(*_OWN, *words),
-        folder=os.getcwd(),
-        log=log,
-    )
-    return job, Script(
-        text=script(dialect, batch),
-        scheduler=scheduler,
-        dialect=dialect,
-        name=job.name,
-        key=_key(resolved, words),
-        log=log,
-    )
+    env = ((HOME_VARIABLE, str(places.home)), *(((SITE_VARIABLE, site),) if site else ()))
+    batch = BatchJob(job, partition, env=env, command=(*OWN, "hvdenv", *words))
+    return job, own_script(scheduler, dialect, batch, places)._replace(key=_key(resolved, words))
+
+
+def own_script(scheduler: str, dialect: Dialect, batch: BatchJob, places: Places) -> Script:
+    """The script of a job of hvdenv itself, in this folder, with a log of its own."""
+    name = batch.job.name
+    log = str(places.jobs / f"{name}-{os.urandom(6).hex()}.log")
+    text = script(dialect, batch._replace(folder=os.getcwd(), log=log))
+    return Script(text=text, scheduler=scheduler, dialect=dialect, name=name, log=log)
 
 
 def _key(resolved: Resolved, words: Sequence[str]) -> str:

@@ -38,7 +38,8 @@ GROUPS = {
     "Keep": {
         "lock": "write or check a recipe's lock: every package with its hash",
         "fetch": "download everything that a locked build needs, to build offline",
-        "cache": "list, check, prune, export, import or sign compiled wheels",
+        "wheels": "publish compiled wheels as an index for pip",
+        "cache": "list, check, prune, copy or sign compiled wheels",
         "export": "write a CycloneDX, conda or pip file of an environment",
         "diff": "compare two environments or locks",
     },
@@ -86,10 +87,6 @@ exit codes:
 """
 
 
-class Help(argparse.RawDescriptionHelpFormatter):
-    """Keeps the line breaks of descriptions and examples."""
-
-
 def _listed_commands() -> str:
     groups = [
         f"{group}:\n" + "".join(f"  {name:12}{summary}\n" for name, summary in commands.items())
@@ -102,7 +99,8 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
     """The parser of one command, or of all of them (None)."""
     parser = argparse.ArgumentParser(
         prog="hvdenv", usage="hvdenv [-h] [--version] COMMAND ...",
-        description=_listed_commands(), epilog=_EPILOG, formatter_class=Help, allow_abbrev=False,
+        description=_listed_commands(), epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"hvdenv {__version__}")
     # The description lists the commands; a parser of all of them is for completion scripts.
@@ -112,7 +110,7 @@ def make_parser(only: str | None = None) -> argparse.ArgumentParser:
         module = importlib.import_module(f"hvdenv.cli.{name}")
         command = commands.add_parser(
             name, help=COMMANDS[name], description=module.__doc__, epilog=module.EXAMPLES,
-            formatter_class=Help, allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
         )  # fmt: skip
         command._positionals.title = "arguments"
         module.configure(command)

@@ -19,6 +19,7 @@ from hvdenv.cli.options import (
     refuse_foreign_prefix,
     resolved_of,
 )
+from hvdenv.cli.run import damaged
 from hvdenv.environments import generations, modulefile, registry
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.modulefile import WRITTEN_BY, Entry
@@ -93,11 +94,7 @@ def _entry(environment: Environment, name: str) -> Entry:
     active = environment.active()
     if not active:
         if damage := environment.damage(environment.pointed()):
-            raise UsageError(
-                f"files of this environment are damaged: {damage}",
-                where=str(environment.prefix),
-                remedy="rebuild it: hvdenv build RECIPE --rebuild",
-            )
+            raise damaged(environment, damage, "RECIPE")
         raise UsageError(
             "this is not an environment that hvdenv built",
             where=str(environment.prefix),

@@ -8,6 +8,8 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -47,13 +49,7 @@ def add_recipe(parser: argparse.ArgumentParser, *, optional: bool = False) -> No
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides",
         help="override a value of the recipe, such as mpi.version=5.0.11; may be repeated",
     )  # fmt: skip
-    _add_site(parser)
-
-
-def _add_site(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--site", metavar="FILE", type=Path, help=f"site file (default: ${SITE_VARIABLE})"
-    )
+    add_options(parser, "site")
 
 
 def site_file(arguments: argparse.Namespace) -> Path | None:
@@ -99,21 +95,6 @@ def read_hostfile(path: Path) -> str:
         ) from error  # fmt: skip
 
 
-def _add_prefix(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--prefix",
-        metavar="P",
-        type=Path,
-        help="path of the environment (a symbolic link that hvdenv manages)",
-    )
-
-
-def _add_python(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--python", metavar="X.Y", type=_python, help="Python version to use, such as 3.11"
-    )
-
-
 def _python(text: str) -> str:
     if not re.fullmatch(r"\d+\.\d+(\.\d+)?", text):
         raise argparse.ArgumentTypeError(
@@ -128,42 +109,32 @@ def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
         _OPTIONS[name](parser)
 
 
-def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print the result as JSON, and nothing else, on standard output",
-    )
+_UNITS = {"": "days", "h": "hours", "d": "days", "w": "weeks"}
 
 
-def _add_allow(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--allow", metavar="RULE", action="append", default=[],
-        help="continue although this rule blocks; may be repeated",
-    )  # fmt: skip
+def _age(text: str) -> timedelta:
+    found = re.fullmatch(r"([0-9]{1,5})([hdw]?)", text)
+    if not found:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not an age: write a number of days, or one with h, d or w: 12h, 90d, 8w"
+        )
+    return timedelta(**{_UNITS[found[2]]: int(found[1])})
 
 
-def _add_where(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--where",
-        choices=("here", "compute"),
-        default="here",
-        help="compute: submit it as a job with the resources of the recipe, and follow it"
-        " (default: here)",
-    )
+def add_age(parser: argparse.ArgumentParser, name: str, text: str) -> None:
+    """An option for an age; see time_ago()."""
+    parser.add_argument(name, metavar="AGE", type=_age, help=text)
+
+
+def time_ago(age: timedelta | None) -> str:
+    """The time this long ago, in the format of records; empty for no age."""
+    if age is None:
+        return ""
+    return (datetime.now(timezone.utc) - age).isoformat(timespec="microseconds")
 
 
 def add_dry_run(parser: argparse._ActionsContainer, text: str) -> None:
     parser.add_argument("--dry-run", action="store_true", help=text)
-
-
-def _add_clean(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--clean",
-        action="store_true",
-        help="unset the variables of your shell that change results, such as LD_PRELOAD,"
-        " LD_LIBRARY_PATH, HOROVOD_*, NCCL_* and OMPI_MCA_*",
-    )
 
 
 def _add_loudness(parser: argparse.ArgumentParser) -> None:
@@ -173,7 +144,12 @@ def _add_loudness(parser: argparse.ArgumentParser) -> None:
     loudness.add_argument(
         "-v", "--verbose", action="store_true", help="show the output of every command"
     )
-    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto")
+    add_options(parser, "color")
+
+
+def is_coloured(arguments: argparse.Namespace) -> bool:
+    """Whether --color, or a terminal, asks for colours on standard output."""
+    return arguments.color == "always" or (arguments.color == "auto" and sys.stdout.isatty())
 
 
 def resolved_of(arguments: argparse.Namespace, *, shown: bool = False) -> Resolved:
@@ -262,25 +238,8 @@ def _workspace(wanted: Workspace, *, anywhere: bool) -> Path:
     return stands
 
 
-def _add_facts(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--facts",
-        metavar="FILE",
-        type=Path,
-        help="facts of another machine: JSON, as under `facts` in `plan --json` there",
-    )
-
-
 def print_json(value: Any) -> None:
     print(json.dumps(value, indent=1))
-
-
-def _add_trust(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--trust",
-        action="store_true",
-        help="use files that other users can change, for this command only",
-    )
 
 
 _RUNS = "hvdenv would run what it names"
@@ -411,28 +370,12 @@ def refuse_foreign_content(content: Content, arguments: argparse.Namespace) -> N
         trust.refuse_content(content, policy, "hvdenv would install and run what it lists")
 
 
-def _add_break_lock(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--break-lock",
-        action="store_true",
-        help="take the prefix over from another build, whoever runs it",
-    )
-
-
-def _add_lockfiles(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--lockfiles", metavar="DIR", type=Path,
-        help="folder of the locks (default: lockfiles beside the recipe, or beside its folder if"
-        " that is named recipes)",
-    )  # fmt: skip
-
-
 def _add_locked(parser: argparse.ArgumentParser) -> None:
     """What build and plan take to go by a lock."""
     parser.add_argument(
         "--locked", action="store_true", help="build exactly what the lock lists, or exit with 4"
     )
-    _add_lockfiles(parser)
+    add_options(parser, "lockfiles")
     parser.add_argument(
         "--lock", metavar="FOLDER", type=Path, help="use this lock, if there are several"
     )
@@ -462,20 +405,64 @@ def is_locked(arguments: argparse.Namespace) -> bool:
     return bool(arguments.locked)
 
 
+def _option(*names: str, **keywords: Any) -> Callable[[argparse.ArgumentParser], None]:
+    """What adds one option."""
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(*names, **keywords)
+
+    return add
+
+
 _OPTIONS = {
     "recipe": add_recipe,
-    "json": _add_json,
-    "prefix": _add_prefix,
-    "python": _add_python,
-    "trust": _add_trust,
-    "allow": _add_allow,
-    "clean": _add_clean,
     "hosts": _add_hosts,
-    "where": _add_where,
     "loudness": _add_loudness,
     "locked": _add_locked,
-    "lockfiles": _add_lockfiles,
-    "facts": _add_facts,
-    "site": _add_site,
-    "break-lock": _add_break_lock,
-}
+    "json": _option(
+        "--json", action="store_true",
+        help="print the result as JSON, and nothing else, on standard output",
+    ),
+    "color": _option("--color", choices=("auto", "always", "never"), default="auto"),
+    "prefix": _option(
+        "--prefix", metavar="P", type=Path,
+        help="path of the environment (a symbolic link that hvdenv manages)",
+    ),
+    "python": _option(
+        "--python", metavar="X.Y", type=_python, help="Python version to use, such as 3.11"
+    ),
+    "site": _option(
+        "--site", metavar="FILE", type=Path, help=f"site file (default: ${SITE_VARIABLE})"
+    ),
+    "trust": _option(
+        "--trust", action="store_true",
+        help="use files that other users can change, for this command only",
+    ),
+    "allow": _option(
+        "--allow", metavar="RULE", action="append", default=[],
+        help="continue although this rule blocks; may be repeated",
+    ),
+    "clean": _option(
+        "--clean", action="store_true",
+        help="unset the variables of your shell that change results, such as LD_PRELOAD,"
+        " LD_LIBRARY_PATH, HOROVOD_*, NCCL_* and OMPI_MCA_*",
+    ),
+    "where": _option(
+        "--where", choices=("here", "compute"), default="here",
+        help="compute: submit it as a job with the resources of the recipe, and follow it"
+        " (default: here)",
+    ),
+    "lockfiles": _option(
+        "--lockfiles", metavar="DIR", type=Path,
+        help="folder of the locks (default: lockfiles beside the recipe, or beside its folder if"
+        " that is named recipes)",
+    ),
+    "facts": _option(
+        "--facts", metavar="FILE", type=Path,
+        help="facts of another machine: JSON, as under `facts` in `plan --json` there",
+    ),
+    "break-lock": _option(
+        "--break-lock", action="store_true",
+        help="take the prefix over from another build, whoever runs it",
+    ),
+}  # fmt: skip

@@ -32,6 +32,7 @@ from hvdenv.command import Command
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, last_used
 from hvdenv.environments.activation import site_lines
+from hvdenv.environments.generations import Environment
 from hvdenv.environments.installation import inspect_prefix, mpi_prefix
 from hvdenv.errors import OWN_FAILURE, HvdenvError, UsageError
 from hvdenv.launch.container import image_of, inside, shown, start_inside
@@ -225,55 +226,72 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
         UsageError: none is named, or it does not exist.
         StepError: its record is damaged.
     """
+    if not (arguments.recipe or arguments.prefix):
+        raise UsageError("no environment is named", remedy="name a recipe, or a --prefix")
+    of_modules = False
     if arguments.recipe:
         resolved = resolved_of(arguments)
-        name = environment_name(resolved.recipe.name, resolved.keyed)
-        container = image_of(resolved.recipe, os.getcwd()) if image else None
-        if container and not arguments.prefix:
-            if built:
-                refuse_missing_image(container, named(arguments), os.getcwd())
-            refuse_foreign_path(str(container.image), arguments)
-            return Chosen(
-                name=name,
-                recipe=resolved.recipe,
-                prefix=Path(str(container.image)),
-                record=None,
-                container=container,
-            )
-        of_modules = image and not arguments.prefix and provided_by_modules(resolved.recipe)
-        if of_modules and resolved.recipe.places.workspace:
-            return _of_modules(name, resolved.recipe)
+        recipe = resolved.recipe
+        name = environment_name(recipe.name, resolved.keyed)
+        elsewhere_too = image and not arguments.prefix
+        if elsewhere_too and (found := _in_image(arguments, name, recipe, built=built)):
+            return found
+        of_modules = elsewhere_too and provided_by_modules(recipe)
+        if of_modules and recipe.places.workspace:
+            return _of_modules(name, recipe)
         only_shown = not built and not getattr(arguments, "submit", False)
         installed = environment_of(arguments, resolved, find_places(), anywhere=only_shown)
-        remedy = f"hvdenv build {named(arguments)}"
-    elif arguments.prefix:
-        installed, name = generations.at(arguments.prefix), str(arguments.prefix)
-        remedy = "name a prefix that `hvdenv envs` lists"
     else:
-        raise UsageError("no environment is named", remedy="name a recipe, or a --prefix")
+        installed, name = generations.at(arguments.prefix), ""
     active = installed.active()
     damage = "" if active else installed.damage(installed.pointed())
-    if arguments.recipe and of_modules and not (active or damage):
-        return _of_modules(name, resolved.recipe)
+    if of_modules and not (active or damage):
+        return _of_modules(name, recipe)
     if not active and (built or not arguments.recipe):
-        if damage:
-            raise UsageError(
-                f"files of this environment are damaged: {damage}",
-                where=str(installed.prefix),
-                remedy="rebuild it: hvdenv build "
-                f"{named(arguments) if arguments.recipe else 'RECIPE'} --rebuild",
-            )
-        which = f"{name} at" if arguments.recipe else "at"
-        raise UsageError(f"there is no environment {which} {installed.prefix}", remedy=remedy)
+        raise _not_there(arguments, installed, name, damage)
     record = generations.read_record(installed.record(active)) if active else None
     refuse_foreign_prefix(installed.prefix, arguments, also=elsewhere(record))
     if record and not arguments.recipe:
         recipe = generations.recipe_of(record, installed.record(active))
         name = environment_name(record.recipe, record.variants)
         refuse_foreign_names(recipe, arguments, str(installed.prefix))
-    else:
-        recipe = resolved.recipe
     return Chosen(name=name, recipe=recipe, prefix=installed.prefix, record=record)
+
+
+def _in_image(
+    arguments: argparse.Namespace, name: str, recipe: Recipe, *, built: bool
+) -> Chosen | None:
+    """The image that the recipe names; None if it names none."""
+    container = image_of(recipe, os.getcwd())
+    if container is None:
+        return None
+    if built:
+        refuse_missing_image(container, named(arguments), os.getcwd())
+    refuse_foreign_path(str(container.image), arguments)
+    prefix = Path(str(container.image))
+    return Chosen(name=name, recipe=recipe, prefix=prefix, record=None, container=container)
+
+
+def _not_there(
+    arguments: argparse.Namespace, installed: Environment, name: str, damage: str
+) -> UsageError:
+    if damage:
+        return damaged(installed, damage, named(arguments) if arguments.recipe else "RECIPE")
+    return UsageError(
+        f"there is no environment {f'{name} ' if name else ''}at {installed.prefix}",
+        remedy=f"hvdenv build {named(arguments)}"
+        if arguments.recipe
+        else "name a prefix that `hvdenv envs` lists",
+    )
+
+
+def damaged(installed: Environment, damage: str, recipe: str) -> UsageError:
+    """The error for an environment whose files are damaged; ``recipe`` is for a command to type."""
+    return UsageError(
+        f"files of this environment are damaged: {damage}",
+        where=str(installed.prefix),
+        remedy=f"rebuild it: hvdenv build {recipe} --rebuild",
+    )
 
 
 def _of_modules(name: str, recipe: Recipe) -> Chosen:
@@ -339,9 +357,20 @@ def current_allocation(recipe: Recipe | None = None) -> Allocation:
     return find_allocation(environment(), hosts, dialects)
 
 
-def _requested(arguments: argparse.Namespace) -> Requested:
+def requested_ranks(arguments: argparse.Namespace) -> Requested:
+    """How many ranks the options request, and on which hosts.
+
+    Raises:
+        UsageError: an option is not understood.
+    """
     if arguments.ranks is not None and arguments.ranks < 1:
         raise UsageError(f"{arguments.ranks} ranks", where="-n", remedy="give 1 or more")
+    file = str(arguments.hostfile.absolute()) if arguments.hostfile else ""
+    return Requested(ranks=arguments.ranks, hosts=requested_hosts(arguments), hostfile=file)
+
+
+def _requested(arguments: argparse.Namespace) -> Requested:
+    requested = requested_ranks(arguments)
     pairs = [text.partition("=") for text in arguments.export]
     for name, _, value in pairs:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII) or "\0" in value:
@@ -349,10 +378,7 @@ def _requested(arguments: argparse.Namespace) -> Requested:
                 f"{name!r} is not the name of a variable", where="-x",
                 remedy="write NAME, or NAME=VALUE",
             )  # fmt: skip
-    return Requested(
-        ranks=arguments.ranks,
-        hosts=requested_hosts(arguments),
-        hostfile=str(arguments.hostfile.absolute()) if arguments.hostfile else "",
+    return requested._replace(
         launcher=arguments.launcher or "",
         variables=tuple((name, value) for name, equals, value in pairs if equals),
         exports=tuple(name for name, equals, _ in pairs if not equals),

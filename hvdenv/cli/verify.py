@@ -19,14 +19,20 @@ from hvdenv.cli.options import (
     add_options,
     add_recipe,
     environment_of,
+    is_coloured,
     print_json,
     refuse_foreign_names,
     refuse_foreign_path,
     refuse_foreign_prefix,
-    requested_hosts,
     resolved_of,
 )
-from hvdenv.cli.run import current_allocation, elsewhere, named, refuse_missing_image
+from hvdenv.cli.run import (
+    current_allocation,
+    elsewhere,
+    named,
+    refuse_missing_image,
+    requested_ranks,
+)
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, last_used, registry
 from hvdenv.environments.installation import (
@@ -120,6 +126,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " (default: the recipe's, and horovodrun-gloo)",
     )  # fmt: skip
     add_options(parser, "clean")
+    _add_extent(parser)
+    _add_files(parser)
+    stated = parser.add_argument_group("what to expect of an environment without a recipe")
+    stated.add_argument("--framework", action="append", choices=("torch", "tensorflow", "mxnet"))
+    stated.add_argument("--controller", action="append", choices=("MPI", "Gloo"))
+    stated.add_argument(
+        "--operation", action="append", choices=("NCCL", "DDL", "CCL", "MPI", "Gloo")
+    )
+
+
+def _add_extent(parser: argparse.ArgumentParser) -> None:
+    """How much is tested and measured."""
     extent = parser.add_mutually_exclusive_group()
     extent.add_argument(
         "--quick", action="store_true",
@@ -139,13 +157,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--time", type=float, metavar="SECONDS",
         help=f"how long each program of --bench measures (default: {BENCH_SECONDS:g})",
     )  # fmt: skip
-    _add_files(parser)
-    stated = parser.add_argument_group("what to expect of an environment without a recipe")
-    stated.add_argument("--framework", action="append", choices=("torch", "tensorflow", "mxnet"))
-    stated.add_argument("--controller", action="append", choices=("MPI", "Gloo"))
-    stated.add_argument(
-        "--operation", action="append", choices=("NCCL", "DDL", "CCL", "MPI", "Gloo")
-    )
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:
@@ -216,8 +227,7 @@ def _show(report: Report, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(report.to_json())
     else:
-        colour = arguments.color == "always" or (arguments.color == "auto" and sys.stdout.isatty())
-        print_coloured(render.render(report, colour=colour) + "\n")
+        print_coloured(render.render(report, colour=is_coloured(arguments)) + "\n")
     written = _write_files(report, arguments)
     return EXIT_CODES[report.verdict] or written
 
@@ -327,12 +337,9 @@ def _launched(
     arguments: argparse.Namespace, recipe: Recipe | None, expectation: Expectation
 ) -> tuple[Launch, tuple[str, ...]]:
     """How many ranks there are and where, and the launchers for each controller."""
-    if arguments.ranks is not None and arguments.ranks < 1:
-        raise UsageError(f"{arguments.ranks} ranks", where="-n", remedy="give 1 or more")
+    requested = requested_ranks(arguments)
     _refuse_unknown(arguments.launcher or (), recipe)
     allocation = current_allocation(recipe)
-    named = str(arguments.hostfile.absolute()) if arguments.hostfile else ""
-    requested = Requested(arguments.ranks, requested_hosts(arguments), named)
     if recipe is None and requested.hosts:
         launch = _on_hosts(requested)
     elif recipe is None or not (allocation.hosts or allocation.nodes or requested.hosts):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import groupby
 from typing import Literal, NamedTuple
 
@@ -126,29 +127,20 @@ def _packages(first: Contents, second: Contents) -> Iterator[Difference]:
         if before and after:
             yield from _package(before, after)
         else:
-            values = (_version(before) if before else "", _version(after) if after else "")
-            yield Difference("packages", _subject(key), "added" if after else "removed", *values)
+            values = (each and _version(each) for each in (before, after))
+            yield _change("packages", _subject(key), *values)
 
 
 def _package(before: Package, after: Package) -> Iterator[Difference]:
-    subject = _subject((before.kind, before.name))
+    change = partial(_change, "packages", _subject((before.kind, before.name)))
     if before.version != after.version:
         kind = _direction(before.version, after.version)
-        yield Difference(
-            group="packages", subject=subject, kind=kind, before=before.version, after=after.version
-        )
+        yield change(before.version, after.version, kind=kind)
     elif before.build != after.build:
-        yield Difference(
-            group="packages",
-            subject=subject,
-            kind="changed",
-            before=_version(before),
-            after=_version(after),
-        )
+        yield change(_version(before), _version(after))
     # Unknown hashes are not compared.
     elif before.sha256 and after.sha256 and before.sha256 != after.sha256:
-        values = (f"{each.version} (sha256 {each.sha256})" for each in (before, after))
-        yield Difference("packages", subject, "changed", *values)
+        yield change(*(f"{each.version} (sha256 {each.sha256})" for each in (before, after)))
 
 
 def _subject(key: tuple[str, str]) -> str:
@@ -168,26 +160,14 @@ def _modules(first: Contents, second: Contents) -> Iterator[Difference]:
     )
     for family in sorted(one.keys() | two.keys()):
         (before, old), (after, new) = one.get(family, ("", "")), two.get(family, ("", ""))
+        change = partial(_change, "modules", family)
         if not before or not after:
-            yield Difference(
-                group="modules",
-                subject=family,
-                kind="added" if after else "removed",
-                before=before,
-                after=after,
-            )
+            yield change(before or None, after or None)
         elif before != after:
             versions = (each.rpartition("/")[2] for each in (before, after))
-            yield Difference(
-                group="modules",
-                subject=family,
-                kind=_direction(*versions),
-                before=before,
-                after=after,
-            )
+            yield change(before, after, kind=_direction(*versions))
         elif old and new and old != new:
-            values = (f"{before} (sha256 {digest})" for digest in (old, new))
-            yield Difference("modules", family, "changed", *values)
+            yield change(*(f"{before} (sha256 {digest})" for digest in (old, new)))
 
 
 def _texts(
@@ -195,18 +175,21 @@ def _texts(
 ) -> Iterator[Difference]:
     """Differences between two tables of texts."""
     for name in {**one, **two}:
-        before, after = one.get(name, ""), two.get(name, "")
-        if name not in one or name not in two:
-            yield Difference(
-                group=group,
-                subject=name,
-                kind="added" if name in two else "removed",
-                before=before,
-                after=after,
-            )
-        elif before != after:
-            kind = _direction(before, after) if versions else "changed"
-            yield Difference(group=group, subject=name, kind=kind, before=before, after=after)
+        before, after = one.get(name), two.get(name)
+        if before != after:
+            kind = _direction(before or "", after or "") if versions else "changed"
+            yield _change(group, name, before, after, kind=kind)
+
+
+def _change(
+    group: str, subject: str, before: str | None, after: str | None, *, kind: Kind = "changed"
+) -> Difference:
+    """A difference; None for what one side lacks, whatever the kind."""
+    if before is None or after is None:
+        kind = "added" if before is None else "removed"
+    return Difference(
+        group=group, subject=subject, kind=kind, before=before or "", after=after or ""
+    )
 
 
 def _direction(before: str, after: str) -> Kind:

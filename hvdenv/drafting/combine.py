@@ -33,6 +33,10 @@ _MPI = {
     "mpich": re.compile(r"(?:^|/)mpich(?:[/_-]|$)", re.IGNORECASE),
     "intel": re.compile(r"(?:^|/)(?:impi|intel-?mpi)(?:[/_-]|$)", re.IGNORECASE),
 }
+_TOOLCHAINS = {
+    "openmpi": re.compile(r"(?:^|/)(?:gompic?(?:/|$)|foss(?:cuda)?/20\d\d[ab])"),
+    "intel": re.compile(r"(?:^|/)(?:(?:iimpic?|intelcuda)(?:/|$)|intel/20\d\d[ab])"),
+}
 _IN_NAMES = {
     "torch": re.compile(r"-PyTorch-(\d{1,4}(?:\.\d{1,4}){1,3})"),
     "tensorflow": re.compile(r"-TensorFlow-(\d{1,4}(?:\.\d{1,4}){1,3})"),
@@ -98,17 +102,23 @@ def combine(name: str, found: Found, defaults: Mapping[str, Any]) -> Draft:
     valid, left = _valid(_horovodrun(values))
     items, choices = _items(valid)
     scalars, overruled, more = _scalars([each for each in valid if not each.item])
+    more, several = _without_several_partitions(more)
     scalars, unknown = _without_unknown_launcher(scalars)
     chosen, unplaced = _with_partition([*items, *scalars])
     chosen += _derived(chosen, {str(each.value) for each in valid if each.item})
-    pending = {each.key for each in (*choices, *more)}
+    chosen += _without_gpu_option(chosen, found)
+    chosen, alternatives = _without_alternatives(chosen, more, valid)
+    choices = [*choices, *more, *alternatives]
+    pending = {each.key for each in choices}
     return Draft(
         name=name,
         values=tuple(chosen),
         overruled=tuple(overruled),
-        choices=(*choices, *more),
+        choices=tuple(choices),
         missing=tuple(_missing(name, chosen, pending, defaults)),
-        left=_without_used((*found.left, *left, *with_image, *unknown, *unplaced), found.values),
+        left=_without_used(
+            (*found.left, *left, *with_image, *several, *unknown, *unplaced), found.values
+        ),
         commands=found.commands,
         partition=_bare_partition(chosen),
     )
@@ -182,6 +192,7 @@ def _without_some_images(values: Sequence[Drafted]) -> tuple[list[Drafted], list
 def _without_unknown_launcher(values: list[Drafted]) -> tuple[list[Drafted], list[Leftover]]:
     """A launcher that hvdenv does not know is no value, but it is one in a choice."""
     launcher = [each for each in values if each.key == at("launch.launcher")]
+    of_site = {each.key[2] for each in values if each.key[:2] == ("launch", "launchers")}
     either = "horovodrun uses MPI or Gloo, and the page does not state which"
     unknown = [
         Leftover(
@@ -191,7 +202,7 @@ def _without_unknown_launcher(values: list[Drafted]) -> tuple[list[Drafted], lis
             else f"hvdenv does not know the launcher {each.value}",
         )
         for each in launcher
-        if each.value not in get_args(LauncherName)
+        if each.value not in (*get_args(LauncherName), *of_site)
     ]
     return [each for each in values if each not in launcher or not unknown], unknown
 
@@ -235,6 +246,35 @@ def _scalars(values: Sequence[Drafted]) -> tuple[list[Drafted], list[Drafted], l
     return chosen, overruled, choices
 
 
+def _without_several_partitions(
+    choices: Iterable[Choice],
+) -> tuple[list[Choice], list[Leftover]]:
+    """Facts about the job's partition that scripts for several partitions state."""
+    told = "the page's scripts are for different partitions"
+    several = [each for each in choices if each.key[:2] == ("partitions", "")]
+    left = [Leftover(value.origin, told) for each in several for value in each.values]
+    return [each for each in choices if each not in several], left
+
+
+def _without_alternatives(
+    values: Sequence[Drafted], choices: Sequence[Choice], every: Sequence[Drafted]
+) -> tuple[list[Drafted], list[Choice]]:
+    """A package that only one of several versions of a framework is installed with is to choose, too."""
+    lines = {
+        value.origin
+        for choice in choices
+        if choice.key[0] == "frameworks" and choice.key[-1] == "version"
+        for value in choice.values
+    }
+    with_one = [
+        each for each in values
+        if each.key[0] == "packages" and each.origin in lines
+        and not lines <= {other.origin for other in every if other[:2] == each[:2]}
+    ]  # fmt: skip
+    kept = [each for each in values if each not in with_one]
+    return kept, [Choice(each.key, (each,)) for each in with_one]
+
+
 def _with_partition(values: list[Drafted]) -> tuple[list[Drafted], list[Leftover]]:
     """The facts of a job's partition under its name."""
     name = next((str(each.value) for each in values if each.key == at("job.partition")), "")
@@ -260,6 +300,21 @@ def _derived(values: Sequence[Drafted], items: Collection[str]) -> list[Drafted]
     return [each for each in found if each.item or each.key not in stated]
 
 
+def _without_gpu_option(values: Sequence[Drafted], found: Found) -> Iterator[Drafted]:
+    """Where a script for GPUs requests none, the partition or a constraint implies them."""
+    texts = [
+        *(each.origin.text for each in found.values),
+        *(each.origin.text for each in found.left),
+    ]
+    lines = [text for text in texts if text.startswith("#SBATCH")]
+    sized = next((each for each in values if each.key == at("job.ranks_per_node")), None)
+    builds = any(each.key[:2] == ("horovod", "gpu") for each in values)
+    requests = any(word in line for line in lines for word in ("gpu", "gres", "-G"))
+    if sized and sized.origin.text in lines and builds and not requests:
+        why = "the script requests no GPUs: its nodes have them"
+        yield _follows(at("job.gpu_option"), "none", sized, why)
+
+
 def _follows(
     key: Key, value: Scalar, each: Drafted, why: str = "", *, item: bool = False
 ) -> Drafted:
@@ -278,6 +333,10 @@ def _of_modules(values: Sequence[Drafted]) -> Iterator[Drafted]:
             version = _VERSION.search(name.rpartition("/")[2])
             if role == "MPI":
                 yield from _mpi(each, version[1] if version else "")
+            elif kind := next(
+                (kind for kind, each in _TOOLCHAINS.items() if each.search(name)), ""
+            ):
+                yield _follows(at("mpi.kind"), kind, each, "the MPI of this toolchain of EasyBuild")
             elif role == "Python" and re.search(r"(?i)(?:^|/)(?:cray-)?python\d?/", name):
                 yield from _python(each, by_key, version[1] if version else "")
             elif role == "Horovod" and not builds:
@@ -394,9 +453,11 @@ def _missing(
             key = tuple(str(part) for part in each.path)
             if key not in pending:
                 dotted = ".".join(key)
+                of_framework = (key[0], key[-1]) == ("frameworks", "version")
+                told = "the release to install" if of_framework else each.message
                 yield Missing(
                     key,
-                    _NEEDS.get(dotted, _release() if dotted == "horovod.version" else each.message),
+                    _NEEDS.get(dotted, _release() if dotted == "horovod.version" else told),
                 )
 
 

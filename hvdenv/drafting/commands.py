@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from hvdenv.drafting import directives, launching, modulelines, packages
 from hvdenv.drafting.pages import Block, blocks
@@ -47,7 +47,7 @@ _PROGRAMS = (
     " curl tar unzip ssh scp rsync squeue scancel sinfo scontrol sacct qstat qdel bjobs watch nvidia-smi"
     " rocm-smi date hostname printenv sleep wait touch deactivate exit clear htop top grep sed awk find"
     " tree tee sort uniq wc cut xargs df du quota id groups whoami uname lscpu nproc jupyter tensorboard pytest test true printf"
-    " set shopt ulimit umask unset squeue showq sacctmgr bpeek bkill quota clush tmux screen python3-config"
+    " set shopt ulimit umask unset squeue showq sacctmgr bpeek bkill quota clush tmux screen python3-config kill rsync let"
 )
 _NO_EFFECT = frozenset(_PROGRAMS.split())
 _PROFILES = re.compile(
@@ -90,6 +90,18 @@ def read_page(text: str, source: str, lines: tuple[int, int] = EVERY_LINE) -> Fo
     return reader.found(more_lines=len(every) > MOST_LINES)
 
 
+class _Job(NamedTuple):
+    """What the directives or options of a job mean.
+
+    Attributes:
+        read: with the lines that they come from.
+        launches: whether the script that they are in starts ranks; None outside of scripts.
+    """
+
+    read: tuple[tuple[Statement, Read], ...]
+    launches: bool | None
+
+
 class _Reader:
     """Reads the blocks of one page, in order.
 
@@ -100,9 +112,11 @@ class _Reader:
     def __init__(self, source: str) -> None:
         self.source = source
         self.scheduler = ""
+        self.purged = False
         self.page = packages.Page()
         self.loads = modulelines.Loads()
         self.variables: dict[str, str] = {}
+        self.jobs: list[_Job] = []
         self.values: list[Drafted] = []
         self.left: list[Leftover] = []
         self.commands = self.read = 0
@@ -115,18 +129,21 @@ class _Reader:
         return f"{MOST_VALUES} values" if self.read > MOST_VALUES else ""
 
     def found(self, *, more_lines: bool) -> Found:
+        self._keep_jobs()
         loads = modulelines.drafted(self.loads, builds_horovod=self.page.builds_horovod)
         most = self.has_too_many or (f"{MOST_LINES} lines" if more_lines else "")
         told = f"it has more than {most}, and the rest was not read"
         left = (*self.left, *([Leftover(Origin(self.source), told)] if most else []))
-        return Found((*loads, *self.values), left, self.commands)
+        values = directives.with_scheduler([*loads, *self.values])
+        return Found(tuple(values), left, self.commands)
 
     def read_block(self, block: Block) -> None:
         found = statements(block, known, MOST_COMMANDS - self.commands + 1)
         script = any(each.batch for each in found)
         if script:  # starts from nothing
             self.loads.purge()
-        fields = list[directives.Field]()
+            self.purged = False
+        fields, before = list[directives.Field](), len(self.values)
         for statement in _without_python(map(self._resolved, found)):
             if self.has_too_many:
                 break
@@ -139,11 +156,20 @@ class _Reader:
                     self._keep(statement, read)
         if any(each.key == at("job.ranks_per_node") for each in self.values):
             fields = [each for each in fields if each.field != "ranks"]
+        launches = any(each.key == at("launch.launcher") for each in self.values[before:])
         for job in _jobs(fields):
-            for statement, read in directives.values_of(job, self._scheduler_of(job[0].statement)):
-                self._keep(statement, read)
+            meant = directives.values_of(job, self._scheduler_of(job[0].statement))
+            self.jobs.append(_Job(tuple(meant), launches if script else None))
         if script:
             self.loads.purge()
+
+    def _keep_jobs(self) -> None:
+        """Values of the jobs; not those of scripts without ranks, if others start them."""
+        other = Left("the page starts ranks in another script", understood=True)
+        another = any(each.launches for each in self.jobs)
+        for job in self.jobs:
+            for statement, read in job.read:
+                self._keep(statement, other if another and job.launches is False else read)
 
     def _scheduler_of(self, statement: Statement) -> str:
         if statement.directive:
@@ -205,7 +231,7 @@ class _Reader:
         if name in _HANDLERS:
             yield from _HANDLERS[name](self, statement)
         elif name in _CONDA:
-            yield from packages.conda(words)
+            yield from packages.conda(words, self.page)
         elif _PIP.fullmatch(name):
             yield from packages.pip(words, self.page)
         elif _PYTHON.fullmatch(name):
@@ -243,9 +269,16 @@ class _Reader:
                     read, Origin(self.source, statement.line, statement.text), weight
                 )
                 continue
-            if isinstance(read, Value) and read.key == at("modules.purge"):
+            key = read.key if isinstance(read, Value) else ()
+            if key == at("modules.purge"):
                 self.loads.purge()
-            yield read
+                self.purged = True
+            # What is left after that was loaded by other modules; recipes unload before they load.
+            earlier = [x for x in self.loads.sequences[-1] if x.origin.line < statement.line]
+            if key == at("modules.unload") and self.purged and earlier:
+                yield Left("recipes unload modules before they load others")
+            else:
+                yield read
 
     def _load(self, name: str, origin: Origin, weight: int) -> Iterator[Read]:
         if "$" in name or UNKNOWN in name or PLACEHOLDER in name:
@@ -273,7 +306,8 @@ class _Reader:
         """qsub belongs to several batch systems: options tell which."""
         words = statement.words[1:]
         select = any(word.startswith(("select=", "nodes=")) for word in words)
-        marks = {"pbs": select, "gridengine": "-pe" in words, "cobalt": "-n" in words}
+        gridengine = "-pe" in words or "-g" in words
+        marks = {"pbs": select, "gridengine": gridengine, "cobalt": "-n" in words}
         scheduler = self.scheduler or next((name for name, found in marks.items() if found), "")
         if scheduler in marks:
             self.scheduler = scheduler

@@ -12,19 +12,33 @@ from typing import NamedTuple
 
 from hvdenv.drafting.options import split
 from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN, Statement
-from hvdenv.drafting.values import Left, Read, Value, at
+from hvdenv.drafting.values import Drafted, Left, Origin, Read, Value, at
 from hvdenv.errors import UsageError
 from hvdenv.model.dialect import shipped
 from hvdenv.reading import OWN, read_text
 from hvdenv.schema import decode, parse_toml
 from hvdenv.sites.batch import read_time
 
+# The name of a Grid Engine that differs from the shipped one, and how it may: groups that pay, types of
+# nodes instead of slots, and a list of hosts (ABCI, TSUBAME).
+_SITE = ("schedulers", "site")
+_AS_SHIPPED = Origin("hvdenv's gridengine, as the page has it")
+_DIFFERENT: dict[str, dict[str, str]] = {
+    "group": {"-P {account}": "-g {account}"},
+    "node_type": {
+        "-q {partition}": "-l {partition}={nodes}", "-pe {parallel_environment} {cpus}": "",
+    },
+    "hostfile": {},
+}  # fmt: skip
+# Types of nodes that are requested by number: rt_F=2 at ABCI, f_node=2 at TSUBAME.
+_NODE_TYPE = re.compile(r"rt_[A-Za-z]+(?:\.[a-z]+)?|[a-z]+_node|node_[a-z]+")
+
 
 class Table(NamedTuple):
     """The options of one batch system.
 
     Attributes:
-        options: option with a value: the field, or a dash and the reason to leave it out.
+        options: option with a value: the field, or the reason to leave it out (several words).
         flags: options without a value, likewise.
     """
 
@@ -36,7 +50,12 @@ class Table(NamedTuple):
 def tables() -> dict[str, Table]:
     """The options by batch system."""
     document = parse_toml(read_text(Path(__file__).with_suffix(".toml"), OWN))
-    return {name: decode(Table, table) for name, table in document.items()}
+    listed = decode(dict[str, dict[str, dict[str, str]]], document)
+    return {name: Table(*map(_by_option, parts.values())) for name, parts in listed.items()}
+
+
+def _by_option(part: dict[str, str]) -> dict[str, str]:
+    return {option: field for field, options in part.items() for option in options.split()}
 
 
 class Field(NamedTuple):
@@ -81,8 +100,8 @@ def fields_of(statement: Statement, words: Sequence[str], scheduler: str) -> Ite
     values = {**dict.fromkeys((*table.options, *unknown), 1), "-pe": 2}
     for option, value in split(words, values).given:
         meaning = table.options.get(option, table.flags.get(option, ""))
-        if meaning.startswith("- "):
-            yield Left(meaning.removeprefix("- "), understood=True)
+        if " " in meaning:
+            yield Left(meaning, understood=True)
         elif meaning:
             yield Field(statement, meaning, value)
         elif statement.directive and value:
@@ -113,7 +132,14 @@ def _expanded(fields: Iterable[Field], scheduler: str) -> Iterator[Field]:
         statement = each.statement
         if each.field == "resources":
             for part in each.value.split(","):
-                yield from _resource(statement, part)
+                name, _, count = part.partition("=")
+                if scheduler == "gridengine" and _NODE_TYPE.fullmatch(name) and _number(count):
+                    yield from (
+                        Field(statement, "node_type", name),
+                        Field(statement, "nodes", count),
+                    )
+                else:
+                    yield from _resource(statement, part)
         elif each.field == "attributes":
             for part in each.value.split(":"):
                 yield Field(statement, "attribute", part)
@@ -153,19 +179,26 @@ def _resource(statement: Statement, part: str) -> Iterator[Field]:
             yield Field(statement, "select", f"{name}={number}" if number else name)
 
 
+# Fields whose value a page need not state: items of lists, and these; nothing for the value itself.
+_WITHOUT_VALUE = {
+    "account": ("requires", "account"),
+    "group": ("requires", "account"),
+    "directive": ("directives", ""),
+}
+
+
 def _value(each: Field, scheduler: str, nodes: int, ranks: int) -> Iterator[Read]:
     field, value = each.field, each.value
-    if field in ("account", "directive"):
-        key, item = {"account": ("requires", field), "directive": ("directives", value)}[field]
-        yield Value(at("job", key), item, item=True)
+    if field in _WITHOUT_VALUE:
+        key, item = _WITHOUT_VALUE[field]
+        yield Value(at("job", key), item or value, item=True)
+        yield from [of_site(field)] if field == "group" else []
     elif UNKNOWN in value or PLACEHOLDER in value or ("$" in value and field != "output"):
         yield Left(f"the page does not state the value of job.{field}")
+    elif field == "node_type":
+        yield from (Value(at("job.partition"), value), of_site(field))
     elif field == "time":
         yield _time(value, scheduler)
-    elif field in ("srun_mpi", "cpu_bind"):
-        yield Value(at("launch", field), value)
-    elif field == "exclusive":
-        yield Value(at("job.exclusive"), True)
     elif field in _COUNTED:
         yield _counted(at("job", _COUNTED[field]), value)
     elif field in ("gres", "gpus_per_node"):
@@ -176,7 +209,38 @@ def _value(each: Field, scheduler: str, nodes: int, ranks: int) -> Iterator[Read
         name, _, text = value.partition("=")
         yield Value(at("job.attributes", name), text)
     else:
-        yield Value(at("job", field), value)
+        table = "launch" if field in ("srun_mpi", "cpu_bind") else "job"
+        yield Value(at(table, field), value or field == "exclusive")
+
+
+def of_site(difference: str) -> Value:
+    """A mark for with_scheduler()."""
+    return Value((*_SITE, difference), True, inferred=True)
+
+
+def with_scheduler(values: Sequence[Drafted]) -> list[Drafted]:
+    """The values with a scheduler of the site in place of the marks of of_site()."""
+    marks = {each.key[2]: each for each in values if each.key[:2] == _SITE}
+    kept = [each for each in values if each.key[:2] != _SITE]
+    if not marks or not any(each.value == "gridengine" for each in kept):
+        return kept
+    changed = dict(pair for name in marks for pair in _DIFFERENT[name].items())
+    lines = [changed.get(line, line) for line in shipped()["gridengine"].directives]
+    first = next(iter(marks.values()))._replace(item=False)
+
+    def value(key: str, text: str, *, item: bool = False) -> Drafted:
+        return first._replace(key=(*_SITE, key), value=text, item=item)
+
+    return [
+        *(each._replace(value=_SITE[1]) if each.key == at("scheduler") else each for each in kept),
+        value("like", "gridengine"),
+        *(
+            value("directives", line, item=True)._replace(origin=_AS_SHIPPED)
+            for line in lines
+            if line
+        ),
+        *([value("hostfile", "SGE_JOB_HOSTLIST")] if "hostfile" in marks else []),
+    ]
 
 
 def _time(value: str, scheduler: str) -> Read:
@@ -218,6 +282,8 @@ def _gpus(value: str, field: str) -> Iterator[Read]:
 def _shared(field: str, text: str, nodes: int, ranks: int) -> Read:
     """Sizes of the whole job or of a rank, which recipes state for a node."""
     count, by = _number(text), ranks if field in ("ncpus", "gpus_per_rank") else nodes
+    if (field, count, nodes) == ("tasks", 1, 0):
+        return Value(at("job.ranks_per_node"), 1, inferred=True)
     if field == "gpus_per_rank" and count and ranks:
         return Value(at("job.gpus_per_node"), count * ranks, inferred=True)
     if not count or not by or count % by:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.command import OWN_PYTHON, Command
+from hvdenv.drafting import node
 from hvdenv.drafting.modulelines import role_of
 from hvdenv.drafting.values import (
     COMMAND,
@@ -21,16 +21,15 @@ from hvdenv.drafting.values import (
     Scalar,
     at,
 )
-from hvdenv.errors import HvdenvError, StepError
+from hvdenv.errors import HvdenvError
 from hvdenv.launch.launchers import MPI_KINDS, parse_mpi_version
 from hvdenv.model.cluster import Modules
-from hvdenv.model.observe import ask_interpreter, observe
+from hvdenv.model.observe import ask_interpreter
 from hvdenv.reading import SYSTEM, read_text
 from hvdenv.runner import Runner
 from hvdenv.sites import module_shell
 from hvdenv.sites.module_shell import ModuleSystem
 
-SECONDS = 15.0
 _MODULES_SECONDS = 120.0
 # Modules to choose among, for each kind the newest ones.
 _OFFERED = 8
@@ -43,8 +42,6 @@ _KINDS = {
 _SINFO = ("sinfo", "-h", "-o", "%R|%D|%c|%m|%G|%l")
 _SHARED = frozenset({"lustre", "gpfs", "nfs", "nfs4", "beegfs", "ceph", "wekafs", "panfs", "pvfs2"})
 _QUEUES = {"pbs": ("qstat", "-Q"), "lsf": ("bqueues", "-w"), "gridengine": ("qconf", "-sql")}
-_INDEX = "import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=10).read(100)"
-_INDEX_URL = "https://pypi.org/simple/pip/"
 
 Report = Callable[[str], None]
 
@@ -57,14 +54,9 @@ class _Machine(NamedTuple):
 
     def ask(self, *argv: str) -> str:
         """The output of a program; empty if it fails or does not exist."""
-        if not shutil.which(argv[0]):
-            return ""
-        self.report(f"{' '.join(argv[:4])} (at most {SECONDS:.0f} s)")
-        try:
-            outcome = self.runner.run(Command(argv, timeout=SECONDS))
-        except StepError:
-            return ""
-        return outcome.output if outcome else ""
+        if shutil.which(argv[0]):
+            self.report(f"{' '.join(argv[:4])} (at most {node.SECONDS:.0f} s)")
+        return node.answer(self.runner, *argv)
 
 
 def look(runner: Runner, report: Report, loads: Collection[str] = ()) -> Found:
@@ -76,12 +68,7 @@ def look(runner: Runner, report: Report, loads: Collection[str] = ()) -> Found:
     """
     machine = _Machine(runner, report)
     values, left = list[Drafted](), list[Leftover]()
-    for part in (
-        _of_scheduler(machine),
-        _of_modules(machine, loads),
-        _of_network(),
-        _facts(machine),
-    ):
+    for part in (_of_scheduler(machine), _of_modules(machine, loads), _of_host(machine)):
         for each in part:
             (values if isinstance(each, Drafted) else left).append(each)  # type: ignore[arg-type]
     return Found(tuple(values), tuple(left))
@@ -220,42 +207,15 @@ def _mpi(machine: _Machine, path: str) -> Iterator[Drafted]:
         yield _value(at("mpi.cuda_aware"), True, "ompi_info --parsable --all", INFERRED)
 
 
-def _of_network(root: Path = Path("/sys/class/net")) -> Iterator[Drafted]:
-    """InfiniBand, Omni-Path and Slingshot: interfaces between nodes."""
-    for folder in sorted(root.glob("*")):
-        try:
-            kind = read_text(folder / "type", SYSTEM).strip()
-            state = read_text(folder / "operstate", SYSTEM).strip()
-        except OSError:
-            continue
-        if (kind == "32" or folder.name.startswith("hsn")) and state == "up":
-            source = f"{folder}: this host's interface; compute nodes may have others"
-            yield _value(at("network.use"), folder.name, source, INFERRED, item=True)
-
-
-def _facts(machine: _Machine) -> Iterator[Drafted | Leftover]:
+def _of_host(machine: _Machine) -> Iterator[Drafted | Leftover]:
     machine.report(
-        f"compiler, MPI, GPUs, file systems, package index (at most {4 * SECONDS:.0f} s)"
+        f"compiler, MPI, GPUs, file systems, package index (at most {4 * node.SECONDS:.0f} s)"
     )
-    facts = observe(Path.home(), machine.runner, thorough=True)
-    yield _seen("uname -m", f"{facts.machine}, glibc {facts.glibc}, {facts.cores} cores")
-    if facts.cxx:
-        yield _seen(facts.cxx.path, f"g++ {facts.cxx.version}")
-    if facts.mpirun:
-        yield from _mpi(machine, "")
-    capability = machine.ask(
-        "nvidia-smi", "--query-gpu=compute_cap,driver_version", "--format=csv,noheader"
-    )
-    if facts.gpus or capability:
-        gpus = ", ".join(sorted(set(facts.gpus))) or "GPUs"
-        shown = "; ".join(sorted(set(capability.splitlines()))) or facts.driver
-        yield _seen("nvidia-smi", f"{len(facts.gpus)} x {gpus}; capability, driver: {shown}")
-    else:
-        yield _seen("nvidia-smi", "no GPU on this host: call init --here on a compute node as well")
+    seen = node.drafted(node.look(machine.runner), compute=False)
+    yield from seen.values
+    yield from seen.left
+    yield from _mpi(machine, "")
     yield from _file_systems()
-    outcome = machine.runner.run(Command((OWN_PYTHON, "-c", _INDEX, _INDEX_URL), timeout=SECONDS))
-    told = "can be reached from this host" if outcome else "cannot be reached from this host"
-    yield _seen(_INDEX_URL, told)
 
 
 def _file_systems() -> Iterator[Leftover]:

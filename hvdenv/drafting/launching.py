@@ -10,11 +10,12 @@ from hvdenv.drafting.options import Options, split
 from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN, Statement
 from hvdenv.drafting.values import Left, Read, Value, at
 from hvdenv.drafting.variables import variable
+from hvdenv.model import horovodrun
 
 # Options of mpirun and mpiexec, horovodrun, aprun and jsrun, with how many values follow.
 _VALUES = {
     **dict.fromkeys(
-        ("-np", "-n", "-H", "--host", "-host", "-hosts", "--hosts", "-hostfile", "--hostfile",
+        ("-np", "--np", "-n", "-H", "--host", "-host", "-hosts", "--hosts", "-hostfile", "--hostfile",
          "-machinefile", "--machinefile", "-f", "-N", "-npernode", "--npernode", "-ppn", "--ppn",
          "-perhost", "-x", "-bind-to", "--bind-to", "-map-by", "--map-by", "-rank-by", "--rank-by",
          "-wdir", "--wdir", "-wd", "-prefix", "--prefix", "-envlist", "-genvlist", "-d", "-depth",
@@ -31,7 +32,10 @@ _OWN = re.compile(
     r"|oversubscribe|tag-output|num-proc|wd(?:ir)?|prefix|timestamp-output|display-map|verbose|v|l"
     r"|output-filename|q|start-timeout|disable-cache)"
 )
-_BY_NODE = ("-npernode", "--npernode", "-ppn", "--ppn", "-perhost")
+_OPEN_MPI = frozenset({"mpirun", "mpiexec", "orterun"})
+# Launchers of sites.
+_OF_SITES = {"ibrun": "ibrun -n {ranks} {program}"}
+_OF_APRUN = {"-N": "job.ranks_per_node", "-d": "job.cpus_per_rank", "-j": "launch.threads_per_core"}
 _ON_EACH_NODE = re.compile(r"ppr:(\d{1,4}):node\b.*")
 _ALL_RANKS = ("-np", "--np", "-n", "--num-proc")
 _SHELLS = frozenset({"bash", "sh", "zsh", "tcsh", "csh", "$SHELL", "/bin/bash", "/bin/sh"})
@@ -43,16 +47,17 @@ def launch(statement: Statement) -> Iterator[directives.Field | Read]:
     """mpirun and its like, horovodrun, aprun, jsrun, and launchers of sites."""
     name, *words = statement.words
     options = split(words, _VALUES, program=True)
+    name = name.rpartition("/")[2]
     if options.has("-cb", "--check-build"):
         yield Left("`hvdenv verify` shows more", understood=True)
         return
     if not options.rest or options.rest[0] in _NO_RANKS or options.has("--version", "-info"):
         yield Left("it starts no program with Horovod", understood=True)
         return
-    yield from _launcher(name.rpartition("/")[2], options)
+    yield from _launcher(name, options)
     for option, value in options.given:
         yield from _option(option, value, name)
-    yield from _sizes(options)
+    yield from _sizes(name, options)
     ranks = options.last(*_ALL_RANKS)
     if statement.batch and ranks.isdigit() and name != "jsrun":
         yield directives.Field(statement, "ranks", ranks)
@@ -68,12 +73,16 @@ def _launcher(name: str, options: Options) -> Iterator[Read]:
         yield Value(at("launch.launcher"), "mpirun")
     else:
         yield Value(at("launch.launcher"), name.removesuffix(".hydra"))
+    if template := _OF_SITES.get(name):
+        yield Value(at("launch.launchers", name, "command"), template, inferred=True)
 
 
 def _option(option: str, value: str, launcher: str) -> Iterator[Read]:
     stripped = "-" + option.lstrip("-")
     name, equals, text = value.partition("=")
-    if stripped == "-x":
+    if (stripped, value) == ("-hostfile", "$SGE_JOB_HOSTLIST"):
+        yield directives.of_site("hostfile")
+    elif stripped == "-x":
         yield from (
             variable(name, text, exported=True)
             if equals
@@ -88,30 +97,38 @@ def _option(option: str, value: str, launcher: str) -> Iterator[Read]:
     elif stripped in ("-network-interface", "-network-interfaces"):
         for interface in value.split(","):
             yield Value(at("network.use"), interface, item=True)
-    elif stripped in ("-mpi", "-gloo") or option in _BY_NODE or _OWN.fullmatch(option):
-        pass
-    elif launcher == "aprun" and option in ("-N", "-d", "-j") and value.isdigit():
-        key = {
-            "-N": "job.ranks_per_node",
-            "-d": "job.cpus_per_rank",
-            "-j": "launch.threads_per_core",
-        }
-        yield Value(at(key[option]), int(value))
-    else:
-        yield Left(f"recipes have no key for {option} of {launcher}")
+    elif not (stripped in ("-mpi", "-gloo", *_by_node(launcher)) or _OWN.fullmatch(option)):
+        yield _other_option(option, value, launcher)
 
 
-def _sizes(options: Options) -> Iterator[Read]:
+def _other_option(option: str, value: str, launcher: str) -> Read:
+    """An option that only one launcher has."""
+    if launcher == "horovodrun" and option.startswith("--"):
+        argument = f"{option}={value}" if value else option
+        wrong = [message for _, message in horovodrun.problems([argument])]
+        return Left(wrong[0]) if wrong else Value(at("launch.horovodrun"), argument, item=True)
+    if launcher == "aprun" and option in _OF_APRUN and value.isdigit():
+        return Value(at(_OF_APRUN[option]), int(value))
+    return Left(f"recipes have no key for {option} of {launcher}")
+
+
+def _by_node(launcher: str) -> tuple[str, ...]:
+    """Options with the number of ranks on each node, with one dash."""
+    return ("-npernode", "-ppn", "-perhost", *(("-N",) if launcher in _OPEN_MPI else ()))
+
+
+def _sizes(launcher: str, options: Options) -> Iterator[Read]:
     """Nodes and ranks for each, where the line itself states both."""
     hosts = options.last("-H", "--host", "-host", "--hosts").split(",")
     slots = {host.partition(":")[2] for host in hosts}
     mapped = _ON_EACH_NODE.fullmatch(options.last("-map-by", "--map-by"))
-    by_node = mapped[1] if mapped else options.last(*_BY_NODE)
-    if by_node.isdigit():
-        yield Value(at("job.ranks_per_node"), int(by_node), inferred=True)
-    elif len(slots) == 1 and (number := slots.pop()).isdigit():
+    names = [each for name in _by_node(launcher) for each in (name, f"-{name}")]
+    by_node = mapped[1] if mapped else options.last(*names)
+    slot = slots.pop() if len(slots) == 1 else ""
+    if slot.isdigit():
         yield Value(at("job.nodes"), len(hosts), inferred=True)
-        yield Value(at("job.ranks_per_node"), int(number), inferred=True)
+    if ranks := by_node if by_node.isdigit() else slot if slot.isdigit() else "":
+        yield Value(at("job.ranks_per_node"), int(ranks), inferred=True)
 
 
 def srun(statement: Statement) -> Iterator[directives.Field | Read]:
@@ -139,9 +156,10 @@ def srun(statement: Statement) -> Iterator[directives.Field | Read]:
 
 def container(words: Sequence[str]) -> Iterator[Read]:
     """singularity and apptainer, possibly behind a launcher."""
-    if not words or words[0] not in ("singularity", "apptainer"):
+    runtime, action, *arguments = *words, "", ""
+    runtime = runtime.rpartition("/")[2]
+    if runtime not in ("singularity", "apptainer"):
         return
-    runtime, action, *arguments = *words, ""
     if action not in ("exec", "run"):
         yield Left("`hvdenv container` makes images", understood=action not in ("pull", "build"))
         return

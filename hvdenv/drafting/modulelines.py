@@ -12,7 +12,7 @@ from hvdenv.drafting.values import Drafted, Key, Left, Origin, Read, Value, at
 from hvdenv.sites.modules import OFFERS, family_of
 
 _LISTS = frozenset({
-    "avail", "av", "list", "spider", "show", "display", "help", "whatis", "keyword", "key", "save",
+    "avail", "available", "av", "list", "spider", "show", "display", "help", "whatis", "keyword", "key", "save",
     "savelist", "is-loaded", "overview", "", "--version",
 })  # fmt: skip
 _ACTIONS = frozenset({
@@ -65,6 +65,8 @@ def module(words: Sequence[str]) -> Iterator[Read | str]:
     action, *names = plain or [""]
     if action in _LISTS:
         yield Left("it changes nothing", understood=True)
+    elif "module" in names:
+        yield Left("several commands on one line")
     elif action in ("load", "add", "try-load"):
         for name in names:
             unloads = name.startswith("-") and action == "load"
@@ -99,8 +101,10 @@ def drafted(loads: Loads, *, builds_horovod: bool) -> Iterator[Drafted]:
 
     Alternatives have a key of their own: ``modules``, ``load``, and what they are alternatives of.
     """
-    different = {tuple(load.module for load in each): each for each in reversed(loads.sequences)}
-    every = [each for each in reversed(different.values()) if each]
+    different = dict[tuple[str, ...], list[Load]]()
+    for sequence in loads.sequences:
+        different.setdefault(tuple(load.module for load in sequence), sequence)
+    every = [each for each in different.values() if each]
     # The site's Horovod is an alternative to building one.
     sites = "Horovod, which the page also builds" if builds_horovod else ""
     sequences = [

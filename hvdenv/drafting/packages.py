@@ -51,9 +51,12 @@ def venv(words: Sequence[str], python: str = "") -> Iterator[Read]:
     yield from python_version(options.last("-p", "--python") or python)
 
 
-def conda(words: Sequence[str]) -> Iterator[Read]:
+def conda(words: Sequence[str], page: Page) -> Iterator[Read]:
     """conda, mamba and micromamba; words follow the program."""
     action, *arguments = words or [""]
+    if action == "config" and {"--add", "--append", "--prepend"} & {*arguments}:
+        yield from _channel(arguments, page)
+        return
     if action == "env" and "create" in arguments:
         yield Left("the contents of the environment are in a file that the page names")
         return
@@ -73,6 +76,18 @@ def conda(words: Sequence[str]) -> Iterator[Read]:
         yield Left("the packages are in a file that the page names")
     for spec in options.rest:
         yield from _conda_package(spec)
+
+
+def _channel(words: Sequence[str], page: Page) -> Iterator[Read]:
+    """``conda config --add channels NAME``."""
+    key, name = words[-2:] if len(words) > 2 else ("", "")
+    release = page.channels.setdefault(name.rstrip("/").rpartition("/")[0] or name, name)
+    if key != "channels":
+        yield Left("recipes have no key for the configuration of conda")
+    elif release != name:
+        yield Left(f"a channel of the same name as {release}: choose one")
+    else:
+        yield Value(at("conda.channels"), name, item=True)
 
 
 def _conda_package(spec: str) -> Iterator[Read]:
@@ -253,11 +268,13 @@ class Page:
     Attributes:
         repository, folder, tag: of the last clone.
         builds_horovod: whether the page installs Horovod.
+        channels: of conda's configuration, by the folder that they are in.
     """
 
     def __init__(self) -> None:
         self.repository = self.folder = self.tag = ""
         self.builds_horovod = False
+        self.channels: dict[str, str] = {}
 
     def build_source(self) -> Iterator[Read]:
         """``python setup.py install`` or ``pip install .``, in the repository cloned last."""

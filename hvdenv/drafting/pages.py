@@ -16,6 +16,9 @@ _SPACES = {0xA0: " ", 0x202F: " ", 0x3000: " ", 0x200B: None, 0xFEFF: None}
 _HTML = re.compile(r"<(?:!doctype|html|body|pre|syntaxhighlight|source)\b", re.IGNORECASE)
 _PREFORMATTED = frozenset({"pre", "syntaxhighlight", "source"})
 _FENCE = re.compile(r"^[ \t]{0,12}(?:>[ \t]?)?(?:```|~~~)", re.MULTILINE)
+# What follows the title of a tab or a note of MkDocs is no paragraph that goes on.
+_TAB = re.compile(r"^[ ]{0,12}(?:===|!!!|\?\?\?)[!+]? .*$", re.MULTILINE)
+_DIRECTIVE = re.compile(r"^ {0,20}\.\. (?:\|[\w-]{1,40}\| )?[\w-]{1,40}::", re.MULTILINE)
 _LITERAL = re.compile(r"\.\. (?:code-block|code|sourcecode|prompt|parsed-literal)::")
 _OTHER_LANGUAGE = re.compile(
     r"(?i)\W*(?:py(?:thon3?|con)?|ya?ml|json|toml|ini|c|c\+\+|cpp|cuda|cmake|docker(?:file)?|lua|julia"
@@ -50,10 +53,13 @@ def blocks(text: str) -> tuple[Block, ...]:
     text = "\n".join(line.rstrip("\r").translate(_SPACES).expandtabs(4) for line in lines)
     if text.lstrip().startswith("#!"):
         return (Block(1, tuple(text.split("\n"))),)
+    # Titles of reStructuredText may be underlined with ~~~.
+    if _DIRECTIVE.search(text) and "```" not in text:
+        return tuple(_of_literals(text.split("\n")))
     if _HTML.search(text) and not _FENCE.search(text):
         return tuple(_of_html(text))
     if _FENCE.search(text):
-        return tuple(_of_markdown(text))
+        return tuple(_of_markdown(_TAB.sub("", text)))
     literal = tuple(_of_literals(text.split("\n")))
     if literal:
         return literal

@@ -34,6 +34,7 @@ _SENTENCE = re.compile(
 _MODULE = re.compile(
     r"\bmodule (?:-\S{1,20} ){0,3}(?:load|add|purge|use|swap|switch|unload|rm|reset|restore)\b"
 )
+_ASSIGNMENT = re.compile(r"""([A-Za-z_]\w*)=([^\s'"`;&|<>()*?[\]]+)""")
 # Programs before the one that matters.
 _BEFORE = frozenset({"time", "sudo", "nohup", "exec", "env", "then", "do", "else", "command"})
 _KEYWORD = re.compile(
@@ -190,6 +191,9 @@ class _Reader:
                 stack += reversed(node.children)
 
     def _statement(self, node: Node, line: int) -> Statement:
+        if assigned := _ASSIGNMENT.fullmatch(_text(node)):  # a=/b/$C/$D
+            pair = (assigned[1], re.sub(r"\$\{(\w+)\}", r"$\1", assigned[2]))
+            return Statement((), (pair,), line, shown(assigned[0]), batch=self.batch)
         variables, words = list(_assignments(node.children)), []
         if node.type != "command":
             words.append(_text(node.children[0]))

@@ -39,8 +39,8 @@ _OF_HOROVOD_AT_RUN_TIME = re.compile(
     r"|BATCH_D2D_MEMCOPIES|DISABLE_GROUP_FUSION|ENABLE_ASYNC_COMPLETION|ELASTIC_\w+|ADASUM_\w+)"
 )
 _AT_RUN_TIME = re.compile(
-    r"(?:NCCL|UCX|UCC|OMPI|PMIX|FI|MPICH|PSM[23]|TF|XLA|OMP|KMP|MKL|I_MPI|MV2|CUDNN|PYTORCH|HDF5|MIOPEN"
-    r"|HSA|RCCL|PAMI|GLOO|MPIR|TORCH_NCCL|PYTHON(?:UNBUFFERED|FAULTHANDLER))\w*"
+    r"(?:NCCL|UCX|UCC|OMPI|PMI|FI|MPICH|PSM[23]|TF|XLA|OMP|KMP|MKL|I_MPI|MV2|CUDNN|PYTORCH|HDF5|MIOPEN"
+    r"|HSA|RCCL|PAMI|GLOO|MPIR|CCL|ITEX|ZE|TORCH_NCCL|PYTHON(?:UNBUFFERED|FAULTHANDLER))\w*"
 )
 _AT_BUILD = re.compile(r"CC|CXX|FC|CUDAHOSTCXX|MAKEFLAGS|CMAKE_\w+|[CL]?(?:XX|D)?FLAGS")
 _OF_THE_PAGE = re.compile(r"\w+_(?:VERSION|VER\d?|LABEL|NAME|WHEEL|URL)")
@@ -136,7 +136,8 @@ def _interfaces(value: str) -> Iterator[Read]:
 
 def _stated(key: tuple[str, ...], name: str, value: str) -> Iterator[Read]:
     folder = key[-1].endswith("_home")
-    if UNKNOWN in value or PLACEHOLDER in value or ("$" in value and not folder):
+    unstated = "$PWD" if folder else "$"
+    if UNKNOWN in value or PLACEHOLDER in value or unstated in value:
         yield Left(f"the page does not state the value of {name}")
     else:
         yield Value(key, value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import shutil
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from hvdenv.errors import UsageError
 from hvdenv.launch.container import inside
 from hvdenv.model.cluster import Container, Reference
 from hvdenv.model.dialect import job_id
+from hvdenv.places import user_name
 from hvdenv.reading import SYSTEM, read_text
 from hvdenv.runner import environment
 
@@ -151,7 +151,7 @@ def recorded(root: Path, record: GenerationRecord) -> Installation:
             remedy="build it again with `hvdenv build RECIPE --rebuild`, where files are not purged",
         )
     variables = filled_in(
-        record.variables or {}, _user(), job_id(environment()) or str(os.getpid())
+        record.variables or {}, user_name(os.geteuid()), job_id(environment()) or str(os.getpid())
     )
     return Installation(
         prefix=str(root),
@@ -173,14 +173,6 @@ def in_image(container: Container) -> Installation:
         inside=words,
         programs=_PROGRAMS_INSIDE,
     )
-
-
-def _user() -> str:
-    """The user as `id -un` prints it: the user id of a user without a name."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
 
 
 def with_modules(found: Installation, variables: Mapping[str, str]) -> Installation:

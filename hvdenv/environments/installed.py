@@ -116,35 +116,13 @@ def contents_of_lock(locked: Locked) -> Contents:
         RecipeError: a file of the lock is malformed.
     """
     inputs, built = locked.lock.inputs, locked.lock.built
-    packages = [
-        Package(
-            kind="pypi",
-            name=each.name,
-            version=each.version,
-            build="",
-            sha256=each.sha256,
-            url=each.url,
-        )
-        for each in pypi.packages(locked)
-    ]
-    if CONDA in locked.texts:
-        packages += [
-            Package(
-                kind="conda",
-                name=each.name,
-                version=each.version,
-                build=each.build,
-                sha256=each.sha256,
-                url=each.url,
-            )
-            for each in condalock.packages(locked).packages
-        ]
+    packages = sorted(_packages_of_lock(locked))
     found = Contents(
         recipe=inputs.recipe,
         variants=inputs.variants,
         python=inputs.python,
         machine=inputs.platform.partition("-")[2],
-        packages=tuple(sorted(packages)),
+        packages=tuple(packages),
         distributions={each.name: each.version for each in packages},
         horovod=Horovod(
             version=inputs.horovod.version,
@@ -168,6 +146,18 @@ def contents_of_lock(locked: Locked) -> Contents:
         toolchain={name: version for name, version in tools.items() if version},
         hvdenv=built.hvdenv,
     )
+
+
+def _packages_of_lock(locked: Locked) -> Iterator[Package]:
+    for each in pypi.packages(locked):
+        yield Package(
+            kind="pypi", name=each.name, version=each.version, sha256=each.sha256, url=each.url
+        )
+    for found in condalock.packages(locked).packages if CONDA in locked.texts else ():
+        yield Package(
+            kind="conda", name=found.name, version=found.version, build=found.build,
+            sha256=found.sha256, url=found.url,
+        )  # fmt: skip
 
 
 def installed_packages(base: Path) -> Installed:

@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 
 from hvdenv.environments.package_records import is_bytecode, verify_records
 from hvdenv.errors import StepError
-from hvdenv.places import blocked, sync_folder
+from hvdenv.places import blocked, write_text
 from hvdenv.reading import MANIFEST, read_file
 
 NAME = "manifest.txt"
@@ -298,18 +298,9 @@ def _save(path: Path, manifest: Manifest) -> str:
     for name, entry in sorted(manifest.entries.items()):
         middle = _escape(entry.target) if entry.digest == _LINK else str(entry.size)
         lines.append(f"{entry.digest}\t{middle}\t{_escape(name)}")
-    content = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
-    temporary = path.with_name(f".{path.name}.new")
-    try:
-        with temporary.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return hashlib.sha256(content).hexdigest()
+    content = "".join(f"{line}\n" for line in lines)
+    write_text(path, content)
+    return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _escape(text: str) -> str:

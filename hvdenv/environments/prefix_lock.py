@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import pwd
 import threading
 import time
 import uuid
@@ -26,7 +25,7 @@ from typing import NamedTuple
 
 from hvdenv.errors import BusyError, HvdenvError
 from hvdenv.model.dialect import job_id
-from hvdenv.places import blocked, make_folder
+from hvdenv.places import blocked, make_folder, user_name
 from hvdenv.reading import STATE, SYSTEM, read_file, read_text
 from hvdenv.runner import environment
 
@@ -412,19 +411,14 @@ def _describe(holder: Holder) -> str:
 
 
 def _myself() -> Holder:
-    variables = environment()
-    try:
-        user = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        user = str(os.getuid())
     return Holder(
         host=os.uname().nodename,
         boot=_boot(),
         namespace=_namespace(),
         pid=os.getpid(),
         started=_started(os.getpid()),
-        job=job_id(variables),
-        user=user,
+        job=job_id(environment()),
+        user=user_name(os.getuid()),
         since=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         token=uuid.uuid4().hex,
     )

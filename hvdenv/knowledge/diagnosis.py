@@ -234,10 +234,16 @@ class _Hit(NamedTuple):
 
 
 class _Ranked(NamedTuple):
-    """A signature that was found, and the line where its match ends."""
+    """A signature that was found, and the line where its match ends; general as in Signature."""
 
     found: Found
     last_line: int
+    general: bool = False
+
+    @property
+    def lines(self) -> range:
+        """From the first to the last line of its match."""
+        return range(self.found.number, self.last_line + 1)
 
 
 class _Block(NamedTuple):
@@ -430,7 +436,11 @@ def diagnose(log: BinaryIO, phase: Phase | None = None, *, own: bool = False) ->
     crashed = min((hit.place.number for hit in crashes), default=search.lines + 1)
     seen = {text for text, query in catalog.contexts.items() if search.hits(query)}
     found = [
-        _Ranked(_filled(signature, hit, _where(frames), crashed, reader), hit.last_line)
+        _Ranked(
+            _filled(signature, hit, _where(frames), crashed, reader),
+            hit.last_line,
+            signature.general,
+        )
         for number, signature in enumerate(catalog.signatures)
         for hit in search.hits(number)
         if _counts(signature, seen)
@@ -452,12 +462,20 @@ def diagnose(log: BinaryIO, phase: Phase | None = None, *, own: bool = False) ->
 def diagnose_step(path: Path) -> Diagnosis:
     """Diagnose the log of a build step from its last command on: each attempt appends to it."""
     with open_file(path, LOG) as log:
-        start = offset = 0
-        for line in log:
-            start = offset if line.startswith(b"$ ") else start
-            offset += len(line)
-        log.seek(start)
+        log.seek(_last_command(log))
         return diagnose(log, "build", own=True)
+
+
+def _last_command(log: BinaryIO) -> int:
+    """Where the last line that begins with ``$ `` begins; lines may have any length."""
+    start, offset, before = 0, -1, b"\n"
+    while block := log.read(BLOCK):
+        text = before + block
+        found = text.rfind(b"\n$ ")
+        start = offset + found + 1 if found >= 0 else start
+        before = text[-2:]
+        offset += len(text) - len(before)
+    return start
 
 
 def explain(text: str, phase: Phase, *, kills: bool = True) -> Found | None:
@@ -594,6 +612,7 @@ def _filled(signature: Signature, hit: _Hit, where: str, crashed: int, reader: _
     """
     place, match = hit
     groups = [group or "" for group in match.groups()]
+    signature = signature.refined_by(match.string)
     follows = signature.kill and place.number > crashed
     kind: Kind = "consequence" if follows else signature.kind
     if follows or (kind == "consequence" and "rank" not in match.groupdict()):
@@ -601,7 +620,7 @@ def _filled(signature: Signature, hit: _Hit, where: str, crashed: int, reader: _
         place = place._replace(rank="")
     return Found(
         id=signature.id,
-        cause=signature.cause.format(*groups, where=where),
+        cause=signature.cause.format(*groups, where=where).strip(),
         remedy=_remedy(signature, groups, reader),
         kind=kind,
         rules=signature.rules,
@@ -618,14 +637,23 @@ _ORDER: tuple[Kind, ...] = ("cause", "symptom", "consequence", "warning")
 
 
 def _ranked(found: Sequence[_Ranked]) -> tuple[Found, ...]:
+    """By kind, then by last line; general ones only where nothing else says more."""
+    special = [each for each in found if not each.general]
+    if any(each.found.kind in ("cause", "symptom") for each in special):
+        return _distinct(special)
+    taken = {line for each in special for line in each.lines}
+    return _distinct([each for each in found if not each.general or taken.isdisjoint(each.lines)])
+
+
+def _distinct(found: Sequence[_Ranked]) -> tuple[Found, ...]:
     """By kind, then by last line; of several about the same lines, only the first."""
     starts: dict[int, Found] = {}
-    for each, _ in sorted(found, key=lambda one: _by_kind(one.found, one.found.number)):
-        starts.setdefault(each.number, each)
+    for each in sorted(found, key=lambda one: _by_kind(one.found, one.found.number)):
+        starts.setdefault(each.found.number, each.found)
     ends: dict[int, Found] = {}
-    for each, last in sorted(found, key=lambda one: _by_kind(*one)):
-        if starts[each.number] is each and ends.keys().isdisjoint(range(each.number, last + 1)):
-            ends[last] = each
+    for each in sorted(found, key=lambda one: _by_kind(one.found, one.last_line)):
+        if starts[each.found.number] is each.found and ends.keys().isdisjoint(each.lines):
+            ends[each.last_line] = each.found
     return tuple(ends.values())
 
 

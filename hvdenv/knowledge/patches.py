@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from packaging.specifiers import SpecifierSet
 
+from hvdenv.errors import UsageError
 from hvdenv.model.recipe import Specifier
 from hvdenv.reading import OWN, read_text
 from hvdenv.schema import decode, parse_toml
 
 FOLDER = Path(__file__).parent / "patches"
+# One line for each set of patches that there was, with the digest of the set.
+SETS = Path(__file__).parent / "patch_sets.txt"
 
 
 class Edit(NamedTuple):
@@ -79,3 +84,27 @@ def applicable(versions: Mapping[str, str]) -> tuple[Patch, ...]:
         )
 
     return tuple(patch for patch in all_patches() if fits(patch))
+
+
+def set_digest(patches: Iterable[Patch]) -> str:
+    """Hash of what patches change, and in which versions."""
+    content = [
+        (each.name, each.horovod, each.torch, each.tensorflow, each.edit) for each in patches
+    ]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def set_number() -> int:
+    """The number of this set of patches, which grows with each change of a patch.
+
+    Raises:
+        UsageError: the patches were changed and have no number.
+    """
+    digest, known = set_digest(all_patches()), read_text(SETS, OWN).split()
+    if digest not in known:
+        raise UsageError(
+            "the patches were changed, and this set of them has no number",
+            where=str(FOLDER),
+            remedy=f"echo {digest} >> {SETS}",
+        )
+    return known.index(digest) + 1

@@ -16,6 +16,20 @@ Phase = Literal["build", "run"]
 Kind = Literal["cause", "symptom", "consequence", "warning"]
 
 
+class Refinement(NamedTuple):
+    """What is known where the lines that match also contain one of some texts.
+
+    Attributes:
+        texts: literal.
+        remedy: takes the place of the signature's, and of its `modules`.
+        cause: takes the place of the signature's, unless empty.
+    """
+
+    texts: tuple[str, ...]
+    remedy: str
+    cause: str = ""
+
+
 class Signature(NamedTuple):
     """A known failure, recognised by its text.
 
@@ -37,11 +51,14 @@ class Signature(NamedTuple):
         unless: does not count if the log contains one of these.
         near: as needs, but within 2,000 characters of the line.
         not_near: as unless, but within 2,000 characters of the line.
+        refined: by texts in the line or in the next two; the first one that is there counts.
         when: comparisons of the pattern's groups that must all hold, as ``{0} < 20.3``.
         modules: what to do on a machine with environment modules; not for containers and pods.
         recipe: what to change in a recipe; for readers who use hvdenv.
         kill: reports that a process was killed, which launchers and schedulers also do to the
             remaining ranks when one has ended.
+        general: repeats what a program says of itself; counts only if no cause or symptom is found,
+            and nothing else in the same lines.
         theme: name of its file.
     """
 
@@ -59,11 +76,20 @@ class Signature(NamedTuple):
     unless: tuple[str, ...] = ()
     near: tuple[str, ...] = ()
     not_near: tuple[str, ...] = ()
+    refined: tuple[Refinement, ...] = ()
     when: tuple[str, ...] = ()
     modules: str = ""
     recipe: str = ""
     kill: bool = False
+    general: bool = False
     theme: str = ""
+
+    def refined_by(self, lines: str) -> Signature:
+        """The signature with what is known of these lines."""
+        found = next((r for r in self.refined if any(text in lines for text in r.texts)), None)
+        if not found:
+            return self
+        return self._replace(cause=found.cause or self.cause, remedy=found.remedy, modules="")
 
 
 class _SignatureFile(NamedTuple):

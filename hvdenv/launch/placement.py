@@ -274,13 +274,14 @@ def refuse_unfit(
     across = launcher.across_hosts if hosts > 1 else ()
     schedulers = across or launcher.schedulers
     if schedulers and scheduler not in schedulers:
+        request = f"request one (hvdenv shell {recipe.name} --nodes 1, or hvdenv job), or "
+        request = "" if scheduler else request
         raise UsageError(
             f"{name} starts ranks {'on several hosts ' if across else ''}only in an allocation of"
             f" {' or '.join(schedulers)}; this is"
             f" {f'one of {scheduler}' if scheduler else 'no allocation'}",
             where="--launcher",
-            remedy=f"request one (hvdenv shell {recipe.name} --nodes 1, or hvdenv job), or use"
-            " another launcher such as --launcher mpirun",
+            remedy=f"{request}use another launcher such as --launcher mpirun",
         )
 
 

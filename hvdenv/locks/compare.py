@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 
 from hvdenv.contents.packages import parse_requirement
 from hvdenv.locks import condalock, pypi
-from hvdenv.locks.lockfile import CONDA, Inputs, Locked
+from hvdenv.locks.lockfile import CONDA, Inputs, Locked, reachable
 from hvdenv.locks.pypi import Package, required
 from hvdenv.schema import encode
 
@@ -170,15 +170,7 @@ def cuda_builds(packages: Sequence[Package], cpu_packages: Iterable[str]) -> tup
 
 
 def _with_dependencies(packages: Iterable[Package], names: Iterable[str]) -> set[str]:
-    """Names of packages, and of the packages that they require, directly or not."""
-    known = {each.name: each for each in packages}
-    waiting, reached = list(names), set[str]()
-    while waiting:
-        name = waiting.pop()
-        if name in known and name not in reached:
-            reached.add(name)
-            waiting += map(required, known[name].requires or ())
-    return reached
+    return reachable(names, {each.name: map(required, each.requires or ()) for each in packages})
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:

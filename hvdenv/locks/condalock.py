@@ -21,7 +21,7 @@ from packaging.utils import canonicalize_name
 
 from hvdenv import schema
 from hvdenv.errors import RecipeError, StepError
-from hvdenv.locks.lockfile import CONDA, Locked, malformed
+from hvdenv.locks.lockfile import CONDA, Locked, malformed, reachable
 
 _HEADER = """\
 # Written by hvdenv in the format of conda-lock: `conda-lock install` takes it as well.
@@ -365,13 +365,8 @@ def unsatisfied(packages: Sequence[CondaPackage], specs: Iterable[str]) -> tuple
 
 def unneeded(packages: Sequence[CondaPackage], specs: Iterable[str]) -> tuple[str, ...]:
     """Packages of a lock that neither the recipe nor another package requires."""
-    known = {each.name: each for each in packages}
-    waiting, reached = [_split(text)[0] for text in specs], set[str]()
-    while waiting:
-        name = waiting.pop()
-        if name in known and name not in reached:
-            reached.add(name)
-            waiting += (_split(text)[0] for text in known[name].depends)
+    depends = {each.name: (_split(text)[0] for text in each.depends) for each in packages}
+    reached = reachable((_split(text)[0] for text in specs), depends)
     return tuple(
         f"neither the recipe nor a package asks for {each.name} {each.version}"
         for each in packages

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -232,3 +232,18 @@ def _sorted(value: Any) -> Any:
     plain = {key: each for key, each in sorted(value.items()) if not isinstance(each, dict)}
     tables = {key: each for key, each in sorted(value.items()) if isinstance(each, dict)}
     return {key: _sorted(each) for key, each in {**plain, **tables}.items()}
+
+
+def reachable(names: Iterable[str], requires: Mapping[str, Iterable[str]]) -> set[str]:
+    """Those of the packages that are required, directly or not, by some names.
+
+    Args:
+        requires: what each package requires, by its name.
+    """
+    waiting, reached = list(names), set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in requires and name not in reached:
+            reached.add(name)
+            waiting += requires[name]
+    return reached

@@ -251,25 +251,9 @@ def parse(text: str, path: Path, python: str = "") -> tuple[Package, ...]:
     Raises:
         RecipeError: it is malformed, for another Python, or contains what hvdenv never writes.
     """
-    from packaging import pylock
-
-    where = str(path)
-    try:
-        document = parse_toml(text)
-        listed = decode(_Document, {_field(key): each for key, each in document.items()})
-        pylock.Pylock.from_dict(document)
-    except Problem as problem:
-        keys = tuple(_FIELDS.get(str(key), key) for key in problem.path)
-        where = f"{path}:{line_of(text, keys)}"
-        raise malformed(str(Problem(keys, problem.message)), where, ANEW) from problem
-    except (
-        ValueError,
-        pylock.PylockValidationError,
-        pylock.PylockUnsupportedVersionError,
-    ) as error:
-        raise malformed(str(error), where, ANEW) from error
+    listed = _read(text, path)
     if python and listed.requires_python != f"=={python}.*":
-        raise malformed(f"is not for Python {python}", where, ANEW)
+        raise malformed(f"is not for Python {python}", str(path), ANEW)
     found: list[Package] = []
     for index, entry in enumerate(listed.packages):
         if wrong := _problem(entry, {each.name for each in found}):
@@ -288,6 +272,31 @@ def parse(text: str, path: Path, python: str = "") -> tuple[Package, ...]:
             )
         )
     return tuple(sorted(found))
+
+
+def _read(text: str, path: Path) -> _Document:
+    """The document of a pylock.toml, which is also one for packaging.
+
+    Raises:
+        RecipeError: it is malformed.
+    """
+    from packaging import pylock
+
+    try:
+        document = parse_toml(text)
+        listed = decode(_Document, {_field(key): each for key, each in document.items()})
+        pylock.Pylock.from_dict(document)
+    except Problem as problem:
+        keys = tuple(_FIELDS.get(str(key), key) for key in problem.path)
+        where = f"{path}:{line_of(text, keys)}"
+        raise malformed(str(Problem(keys, problem.message)), where, ANEW) from problem
+    except (
+        ValueError,
+        pylock.PylockValidationError,
+        pylock.PylockUnsupportedVersionError,
+    ) as error:
+        raise malformed(str(error), str(path), ANEW) from error
+    return listed
 
 
 def _problem(entry: _Entry, before: Collection[str]) -> str:

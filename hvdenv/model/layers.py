@@ -207,12 +207,9 @@ def load_recipe(
     folders = recipe_folders(site_layer)
     path = find_recipe(name, folders)
     bases = _with_bases(read_layer("recipe", path), folders)
-    base = bases[-1]
     offered = {variant: each for each in bases for variant in variants_of(each.values)}
-    errors = [error for each in bases for error in _errors_of_variants(each)]
-    chosen = sorted(set(variants))
     lowest = [read_layer("default", DEFAULTS), *(_without_variants(each) for each in bases)]
-    own = {variant: _variant(base, offered, variant) for variant in chosen}
+    own = {variant: _variant(bases[-1], offered, variant) for variant in sorted(set(variants))}
     layers = [
         *lowest,
         *own.values(),
@@ -220,22 +217,15 @@ def load_recipe(
         *(_override(text) for text in overrides),
     ]
     _refuse_clashes(layers)
-    merged, origins = _combined(layers)
-    try:
-        recipe = decode(Recipe, merged)
-        problems = _problems_of_whole(recipe)
-    except Problem as problem:
-        problems = [*problem.all, *_further(merged, problem.all)]
-    _refuse([*errors, *(_explain(each, base, origins) for each in problems)])
+    recipe, origins = _decoded(layers, bases)
     foreign = {
         layer.file: layer.content
         for layer in layers
         if layer.content and Path(layer.file).parent not in (DEFAULTS.parent, recipe_folder())
     }
-    gpus = _gpus_per_node(recipe)
     return Resolved(
-        recipe=recipe._replace(job=recipe.job._replace(gpus_per_node=gpus)),
-        variants=tuple(chosen),
+        recipe=recipe._replace(job=recipe.job._replace(gpus_per_node=_gpus_per_node(recipe))),
+        variants=tuple(own),
         keyed=_keyed(lowest, own),
         offered=tuple(sorted(offered)),
         origins={key: layer.name for key, layer in origins.items()},
@@ -245,6 +235,23 @@ def load_recipe(
         site=site_layer,
         setters=origins,
     )
+
+
+def _decoded(layers: Sequence[Layer], bases: Sequence[Layer]) -> tuple[Recipe, dict[str, Layer]]:
+    """The recipe of merged layers, and the layer that sets each key.
+
+    Raises:
+        RecipeError: names everything that is wrong in them, and in the variants of the bases.
+    """
+    errors = [error for each in bases for error in _errors_of_variants(each)]
+    merged, origins = _combined(layers)
+    try:
+        recipe = decode(Recipe, merged)
+        problems = _problems_of_whole(recipe)
+    except Problem as problem:
+        problems = [*problem.all, *_further(merged, problem.all)]
+    _refuse([*errors, *(_explain(each, bases[-1], origins) for each in problems)])
+    return recipe, origins
 
 
 def _gpus_per_node(recipe: Recipe) -> int | None:
@@ -684,64 +691,10 @@ def _problems_of_launchers(recipe: Recipe) -> Iterator[Problem]:
 
 def _problems_of_whole(recipe: Recipe) -> list[Problem]:
     """Problems that only several values together show."""
-    horovod, python, mpi = recipe.horovod, recipe.python, recipe.mpi
-    needs_modules = python.from_modules or python.provider == "modules"
-    partition = recipe.job.partition
-    missing_partition = partition if partition not in recipe.partitions else None
-    launchers = (*get_args(LauncherName), *recipe.launch.launchers)
-    wrong = {
-        "horovod.frameworks": not horovod.frameworks and "at least one framework is needed",
-        "horovod.controllers": not horovod.controllers
-        and "at least one controller is needed: without MPI and Gloo, Horovod compiles, but its"
-        " ranks cannot communicate",
-        "horovod.sha256": horovod.provider == "source"
-        and not horovod.sha256
-        and 'the provider "source" needs the sha256 of Horovod\'s source archive',
-        "horovod.provider": python.provider in ("prefix", "modules")
-        and horovod.provider == "source"
-        and "hvdenv does not install into an environment of the site: use a venv over it"
-        ' (python.system_site_packages) or the provider "clone", or set this to "present"',
-        "mpi": "mpi" in horovod.controllers
-        and not mpi
-        and 'horovod.controllers has "mpi", so the recipe needs a table [mpi]',
-        "mpi.version": mpi
-        and mpi.package
-        and not mpi.version
-        and "a package from the index needs a version",
-        "python.prefix": python.provider in ("prefix", "clone")
-        and not python.prefix
-        and f'the provider "{python.provider}" needs the folder of the site\'s environment',
-        "conda": python.provider == "conda"
-        and not recipe.conda
-        and 'the provider "conda" needs a table [conda] with channels',
-        "modules": needs_modules
-        and not recipe.modules
-        and "the Python comes from modules, so the recipe needs a table [modules]",
-        "scheduler": recipe.scheduler
-        and recipe.scheduler not in recipe.scheduler_names
-        and f"there is no scheduler {recipe.scheduler}{nearest(recipe.scheduler, recipe.scheduler_names)}"
-        f"; known are {', '.join(recipe.scheduler_names)}, and [schedulers.NAME] adds one",
-        "launch.launcher": recipe.launch.launcher not in launchers
-        and f"there is no launcher {recipe.launch.launcher}"
-        f"{nearest(recipe.launch.launcher, launchers)}; known are {', '.join(launchers)}, and"
-        " [launch.launchers.NAME] adds one",
-        "job.partition": missing_partition
-        and f"there is no [partitions.{missing_partition}]"
-        + nearest(missing_partition, recipe.partitions),
-    }
-    for name in horovod.frameworks:
-        wrong[f"frameworks.{name}"] = name not in recipe.frameworks and (
-            f'horovod.frameworks has "{name}", so the recipe needs [frameworks.{name}]'
-        )
-    for name, package in recipe.frameworks.items():
-        wrong[f"frameworks.{name}.source"] = (
-            package.provider == "source"
-            and not package.source
-            and f'the provider "source" needs a table [frameworks.{name}.source]'
-        )
-    wrong |= dict(_problems_of_packages(recipe))
+    wrong = (*_wrong_horovod(recipe), *_wrong_python(recipe), *_wrong_names(recipe))
+    texts = dict(wrong) | dict(_problems_of_packages(recipe))
     return [
-        *(Problem(tuple(key.split(".")), str(text)) for key, text in wrong.items() if text),
+        *(Problem(tuple(key.split(".")), text) for key, text in texts.items()),
         *problems_of_schedulers(recipe.schedulers),
         *(
             Problem(("launch", "horovodrun", number), message)
@@ -754,3 +707,72 @@ def _problems_of_whole(recipe: Recipe) -> list[Problem]:
             for key, message in reference.problems.items()
         ),
     ]
+
+
+# A key, and what is wrong with its value.
+_Wrong = Iterator[tuple[str, str]]
+
+
+def _wrong_horovod(recipe: Recipe) -> _Wrong:
+    horovod, mpi = recipe.horovod, recipe.mpi
+    if not horovod.frameworks:
+        yield "horovod.frameworks", "at least one framework is needed"
+    if not horovod.controllers:
+        yield (
+            "horovod.controllers",
+            "at least one controller is needed: without MPI and Gloo, Horovod compiles, but its"
+            " ranks cannot communicate",
+        )
+    if horovod.provider == "source" and not horovod.sha256:
+        needed = 'the provider "source" needs the sha256 of Horovod\'s source archive'
+        yield "horovod.sha256", needed
+    if horovod.provider == "source" and recipe.python.provider in ("prefix", "modules"):
+        yield (
+            "horovod.provider",
+            "hvdenv does not install into an environment of the site: use a venv over it"
+            ' (python.system_site_packages) or the provider "clone", or set this to "present"',
+        )
+    if "mpi" in horovod.controllers and not mpi:
+        yield "mpi", 'horovod.controllers has "mpi", so the recipe needs a table [mpi]'
+    if mpi and mpi.package and not mpi.version:
+        yield "mpi.version", "a package from the index needs a version"
+
+
+def _wrong_python(recipe: Recipe) -> _Wrong:
+    python, frameworks = recipe.python, recipe.frameworks
+    if python.provider in ("prefix", "clone") and not python.prefix:
+        needed = f'the provider "{python.provider}" needs the folder of the site\'s environment'
+        yield "python.prefix", needed
+    if python.provider == "conda" and not recipe.conda:
+        yield "conda", 'the provider "conda" needs a table [conda] with channels'
+    if (python.from_modules or python.provider == "modules") and not recipe.modules:
+        yield "modules", "the Python comes from modules, so the recipe needs a table [modules]"
+    for name in (each for each in recipe.horovod.frameworks if each not in frameworks):
+        needed = f'horovod.frameworks has "{name}", so the recipe needs [frameworks.{name}]'
+        yield f"frameworks.{name}", needed
+    for name, package in frameworks.items():
+        if package.provider == "source" and not package.source:
+            needed = f'the provider "source" needs a table [frameworks.{name}.source]'
+            yield f"frameworks.{name}.source", needed
+
+
+def _wrong_names(recipe: Recipe) -> _Wrong:
+    """Names of a scheduler, launcher or partition that nothing has."""
+    scheduler, names = recipe.scheduler, recipe.scheduler_names
+    if scheduler and scheduler not in names:
+        yield (
+            "scheduler",
+            f"there is no scheduler {scheduler}{nearest(scheduler, names)}; known are"
+            f" {', '.join(names)}, and [schedulers.NAME] adds one",
+        )
+    launcher, known = recipe.launch.launcher, (*get_args(LauncherName), *recipe.launch.launchers)
+    if launcher not in known:
+        yield (
+            "launch.launcher",
+            f"there is no launcher {launcher}{nearest(launcher, known)}; known are"
+            f" {', '.join(known)}, and [launch.launchers.NAME] adds one",
+        )
+    partition, partitions = recipe.job.partition, recipe.partitions
+    if partition and partition not in partitions:
+        near = nearest(partition, partitions)
+        yield "job.partition", f"there is no [partitions.{partition}]{near}"

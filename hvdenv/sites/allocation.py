@@ -11,7 +11,7 @@ from hvdenv.errors import UsageError
 from hvdenv.model import template
 from hvdenv.model.cluster import Job, Partition
 from hvdenv.model.dialect import Dialect, shipped
-from hvdenv.sites.answers import number
+from hvdenv.sites.answers import limited, number
 from hvdenv.sites.batch import HOSTFILE, BatchJob, directives
 from hvdenv.sites.hosts import Host, expand, parse_hostfile
 
@@ -120,7 +120,8 @@ def _from_hostfile(
 ) -> Allocation:
     path = environ.get(dialect.hostfile, "")
     listed = parse_hostfile(hosts, path) if hosts.strip() else ()
-    named = tuple(h for h in listed if not re.fullmatch(dialect.launch_host, h.name)) or listed
+    with limited():
+        named = tuple(h for h in listed if not re.fullmatch(dialect.launch_host, h.name)) or listed
     readable = named and named == listed and not dialect.columns
     return Allocation(
         scheduler=scheduler,

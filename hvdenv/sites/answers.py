@@ -4,14 +4,49 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import current_thread, main_thread
+from types import FrameType
 from typing import NamedTuple
 
+from hvdenv.errors import RecipeError
 from hvdenv.model.dialect import Answer, AnyState, State
+
+PATTERN_SECONDS = 5.0
 
 
 def number(text: str) -> int:
     """A number in what a scheduler answers or sets; 0 if it is anything else."""
     return int(text) if re.fullmatch(r"[0-9]{1,10}", text, re.ASCII) else 0
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    """Ends patterns of a site's own scheduler that take too long: signals interrupt a match.
+
+    Raises:
+        RecipeError: they do.
+    """
+    if current_thread() is not main_thread():
+        yield
+        return
+
+    def give_up(number: int, frame: FrameType | None) -> None:
+        raise RecipeError(
+            f"a pattern takes longer than {PATTERN_SECONDS:g} s",
+            where="the table schedulers of the recipe or site file",
+            remedy=r"rewrite patterns that repeat a repeat, such as (\S+ ?)*",
+        )
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, PATTERN_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 class Status(NamedTuple):
@@ -42,7 +77,8 @@ class Status(NamedTuple):
 
 def status_in(text: str, answer: Answer, job: str) -> Status | None:
     """The status in an answer about a job; None if the text is not an answer."""
-    return _Reader(text, answer, job).status()
+    with limited():
+        return _Reader(text, answer, job).status()
 
 
 class _Reader:

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -15,7 +15,7 @@ from hvdenv.model import template
 from hvdenv.model.cluster import Job, JobOf, Partition
 from hvdenv.model.dialect import Dialect
 from hvdenv.schema import Problem, decode, fields, nearest
-from hvdenv.sites.answers import number
+from hvdenv.sites.answers import limited, number
 
 # Words of a launcher's arguments that stand for the file with the job's hosts, for a list of
 # the hosts with their slots such as n1:4,n2:4, and for their names alone.
@@ -32,7 +32,7 @@ DURATION = re.compile(
     r"(?:(?P<d>[0-9]{1,3})-)?(?P<h>[0-9]{1,3}):(?P<m>[0-5][0-9]):(?P<s>[0-5][0-9])"
 )
 # A command of hvdenv itself that runs in a job.
-Purpose = Literal["build", "verify"]
+Purpose = Literal["build", "verify", "init"]
 
 EXIT_LINE = "hvdenv: job {id} ended with exit code"
 # Fields of a job that have an option of their own.
@@ -107,7 +107,8 @@ def script(dialect: Dialect, batch: BatchJob) -> str:
     Raises:
         UsageError: a value cannot be written as a directive of this scheduler.
     """
-    _check_words(dialect, batch)
+    with limited():
+        _check_words(dialect, batch)
     lines = [
         "#!/bin/bash",
         *(f"{dialect.prefix} {each}" for each in directives(dialect, batch)),
@@ -229,7 +230,8 @@ def merge(job: Job, dialect: Dialect, given: Mapping[str, object]) -> Job:
     kinds = fields(Job)
     values = {name: value for name, value in given.items() if value is not None}
     if "time" in values:
-        values["time"] = read_time(str(values["time"]), dialect)
+        with limited():
+            values["time"] = read_time(str(values["time"]), dialect)
     for name, value in values.items():
         try:
             decode(kinds[name], value)
@@ -276,9 +278,18 @@ def _total(found: re.Match[str]) -> int:
 
 
 def own_job(job: Job, purpose: Purpose) -> Job:
-    """The job of ``build`` or ``verify --where compute``, whose output hvdenv keeps."""
-    usual = {"build": JobOf(nodes=1), "verify": JobOf(nodes=min(job.nodes, 2), time="00:30:00")}
-    given = {"build": job.build, "verify": job.verify}[purpose] or JobOf()
+    """The job of a command with ``--where compute``, whose output hvdenv keeps."""
+    usual = {
+        "build": JobOf(nodes=1),
+        "verify": JobOf(nodes=min(job.nodes, 2), time="00:30:00"),
+        "init": JobOf(
+            nodes=1,
+            ranks_per_node=1,
+            time="00:10:00",
+            gpus_per_node=1 if job.gpus_per_node else None,
+        ),
+    }
+    given = {"build": job.build, "verify": job.verify}.get(purpose) or JobOf()
     values = {
         name: value
         for each in (usual[purpose], given)
@@ -298,12 +309,15 @@ def cost(job: Job) -> Cost:
 def charged(job: Job) -> str:
     """The most that a job uses: ``2 nodes for 8:00:00, up to 16 node-hours``."""
     used = cost(job)
-    text = f"{_counted(used.nodes, 'node')} for {job.time}, up to"
-    text += f" {_counted(used.node_hours, 'node-hour')}"
-    return f"{text} and {_counted(used.gpu_hours, 'GPU-hour')}" if used.gpu_hours else text
+    text = f"{counted(used.nodes, 'node')} for {job.time}, up to"
+    text += f" {counted(used.node_hours, 'node-hour')}"
+    text += f" and {counted(used.gpu_hours, 'GPU-hour')}" if used.gpu_hours else ""
+    added = ", ".join(job.directives)
+    return f"{text}; job.directives may change that ({added})" if added else text
 
 
-def _counted(number: float, unit: str) -> str:
+def counted(number: float, unit: str) -> str:
+    """A number with its unit: ``1 node``, ``0.5 node-hours``."""
     text = f"{number:.4g}"
     return f"{text} {unit}{'' if text == '1' else 's'}"
 
@@ -315,7 +329,26 @@ def check(
     given: Collection[str] = (),
     where: Callable[[str], str] = "recipe: {}".format,
 ) -> Partition | None:
-    """The facts about a job's partition, if the recipe has them.
+    """The facts about a job's partition, if the recipe has them; see refusals().
+
+    Raises:
+        UsageError: the site cannot run the job, with all reasons.
+    """
+    if wrong := [*refusals(job, dialect, partitions, given, where)]:
+        first, *others = wrong
+        further = "".join(f"\n{each}" for each in others)
+        raise UsageError(first.message, where=first.where, remedy=f"{first.remedy}{further}")
+    return partitions.get(job.partition or "")
+
+
+def refusals(
+    job: Job,
+    dialect: Dialect,
+    partitions: Mapping[str, Partition],
+    given: Collection[str] = (),
+    where: Callable[[str], str] = "recipe: {}".format,
+) -> Iterator[UsageError]:
+    """Every reason why a site cannot run a job: the option or key, and what is possible.
 
     Args:
         job: of the recipe, with the options.
@@ -323,20 +356,15 @@ def check(
         partitions: of the recipe.
         given: fields of options.
         where: says where the recipe sets a key.
-
-    Raises:
-        UsageError: the site cannot run the job; names the option or key, and what is possible.
     """
     refuse: Refuse = partial(_refusal, given, where)
-    _check_fields(job, dialect, refuse)
-    _check_required(job, refuse)
-    if job.partition is None or not partitions:
-        return None
-    if job.partition not in partitions:
-        raise refuse("partition", *_unknown(job.partition, partitions))
-    partition = partitions[job.partition]
-    _check_sizes(job, job.partition, partition, refuse)
-    return partition
+    yield from _wrong_fields(job, dialect, refuse)
+    yield from _lacking(job, refuse)
+    partition = partitions.get(job.partition or "")
+    if job.partition and partition:
+        yield from _wrong_sizes(job, job.partition, partition, refuse)
+    elif job.partition and partitions:
+        yield refuse("partition", *_unknown(job.partition, partitions))
 
 
 # Makes an error from a field, what is wrong with it and what to do.
@@ -351,42 +379,39 @@ def _refusal(
     return UsageError(message, where=place, remedy=remedy)
 
 
-def _check_fields(job: Job, dialect: Dialect, refuse: Refuse) -> None:
+def _wrong_fields(job: Job, dialect: Dialect, refuse: Refuse) -> Iterator[UsageError]:
     for field, lowest in _LOWEST.items():
         number = getattr(job, field)
         if number is not None and number < lowest:
-            raise refuse(field, f"{number} is too few", f"write {lowest} or more")
+            yield refuse(field, f"{number} is too few", f"write {lowest} or more")
     if seconds(job.time) == 0:
-        raise refuse("time", "the time of a job must not be 0", f"write {dialect.time_forms}")
+        yield refuse("time", "the time of a job must not be 0", f"write {dialect.time_forms}")
     default = Job()
     used = {use.name.split(".")[0] for each in dialect.directives for use in template.uses(each)}
     used |= {"attributes"} if "attribute" in used else set()
     unused = {field: "omit it" for field in _OPTIONAL if field not in used}
     for field, instead in {**unused, **dialect.unsupported}.items():
         if getattr(job, field) != getattr(default, field):
-            raise refuse(field, f"{dialect.label} does not support {field}", instead)
+            yield refuse(field, f"{dialect.label} does not support {field}", instead)
 
 
-def _check_required(job: Job, refuse: Refuse) -> None:
+def _lacking(job: Job, refuse: Refuse) -> Iterator[UsageError]:
     for field in job.requires:
         if field not in Job._fields:
-            raise refuse(
-                "requires",
-                f"{field} is not a key of [job]",
-                f"the keys are {', '.join(Job._fields)}",
-            )
-        if getattr(job, field) in (None, "", {}):
+            keys = f"the keys are {', '.join(Job._fields)}"
+            yield refuse("requires", f"{field} is not a key of [job]", keys)
+        elif getattr(job, field) in (None, "", {}):
             option = f"give {_option(field)}, or " if field in OPTIONS else ""
-            raise refuse(
+            yield refuse(
                 field, f"this site requires {field} for every job",
                 f"{option}set job.{field} in the recipe or a site file (or --set job.{field}=...)",
             )  # fmt: skip
 
 
-def _check_sizes(job: Job, name: str, partition: Partition, refuse: Refuse) -> None:
+def _wrong_sizes(job: Job, name: str, partition: Partition, refuse: Refuse) -> Iterator[UsageError]:
     time, fewer = partition.max_time, "request less time, and have the program write checkpoints"
     if time and seconds(job.time) > seconds(time):
-        raise refuse("time", f"the time limit of {name} is {time}, requested: {job.time}", fewer)
+        yield refuse("time", f"the time limit of {name} is {time}, requested: {job.time}", fewer)
     memory = re.fullmatch(r"([0-9]+)G", job.memory or "")
     sizes = (
         ("nodes", name, partition.nodes, job.nodes, "nodes", ""),
@@ -402,7 +427,7 @@ def _check_sizes(job: Job, name: str, partition: Partition, refuse: Refuse) -> N
     )  # fmt: skip
     for field, what, most, requested, unit, remedy in sizes:
         if most is not None and requested > most:
-            raise refuse(
+            yield refuse(
                 field,
                 f"{what} has {most or 'no'} {unit}, requested: {getattr(job, field)}",
                 remedy or f"request {most} or fewer, or another partition",

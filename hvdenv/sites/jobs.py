@@ -20,7 +20,7 @@ from hvdenv.places import Places, make_folder, write_json
 from hvdenv.reading import MIB, OUTPUT, STATE, open_file, read_json
 from hvdenv.runner import LINE_LIMIT, TOKEN_VARIABLE, Runner
 from hvdenv.schema import Problem, decode, encode
-from hvdenv.sites.answers import Status, status_in
+from hvdenv.sites.answers import Status, limited, status_in
 from hvdenv.sites.job_status import exit_code_in, never_starts, number_of
 
 # Schedulers serve many users: hvdenv polls often only while something changes.
@@ -109,7 +109,8 @@ def submit(script: Script, runner: Runner, places: Places) -> Submitted:
     # With this variable, the job would end with this process if both are on the same machine.
     words = ("env", "-u", TOKEN_VARIABLE, *template.words(dialect.submit, {"script": str(path)}))
     outcome = _call(words, runner)
-    found = [*re.finditer(dialect.submitted, outcome.output, re.MULTILINE)] if outcome else []
+    with limited():
+        found = [*re.finditer(dialect.submitted, outcome.output, re.MULTILINE)] if outcome else []
     if not found:
         path.unlink()
         raise _not_submitted(dialect, outcome)

@@ -457,10 +457,10 @@ def operations(
         if not found.usable or not expectation.asks(framework):
             continue
         runs = [run for (name, _), run in rank_runs.items() if name == framework]
-        judged = [(ranks.judge(run).status, run) for run in runs if run and run.size > 1]
+        judged = [(ranks.judge(run).status, run) for run in runs if run]
         right = [run for status, run in judged if status == "pass"]
         failed = [run for status, run in judged if status == "fail"]
-        seen = {name for run in right for name in datapath.operations(run)}
+        seen = {name for run in right if run.size > 1 for name in datapath.operations(run)}
         for name in expectation.operations or OPERATIONS:
             subject = f"{name} in {framework}"
             if name in seen:
@@ -487,13 +487,19 @@ def _not_seen(
             named = ", ".join(sorted(over)) or "a controller that could use it"
             message = f"it was built, but the ranks over {named} failed"
             return Judgement("unproven", message, remedy="see allreduce")
+        if any(run.size == 1 and name in run.operations for run in right):
+            return _alone(name, "where there is room")
         return Judgement("unproven", f"it was built, but no rank used {name}")
     if not extension.facts.gpus:
         message = "NCCL was built, but this host has no GPU to use it"
         return Judgement("unproven", message, remedy="verify on a node with GPUs")
     if not right:
-        message = "NCCL was built and there are GPUs, but all ranks that could use them failed"
+        why = "all ranks that could use them failed" if failed else "no ranks were started"
+        message = f"NCCL was built and there are GPUs, but {why}"
         return Judgement("unproven", message, remedy="see allreduce")
+    right = [run for run in right if not datapath.used_alone(run)]
+    if not right:
+        return _alone("NCCL", "on a node with two GPUs")
     reasons = [datapath.why_no_nccl(run) for run in right]
     status, why = max(reasons, key=lambda reason: reason[0] == "fail")
     if status == "fail":
@@ -508,6 +514,12 @@ def _not_seen(
         remedy="start at most as many ranks on a host as it has GPUs (-n, --hosts), in a job that"
         " requests GPUs",
     )
+
+
+def _alone(name: str, where: str) -> Judgement:
+    """What is said of an operation that only a single rank used."""
+    message = f"{name} was used, but by one rank alone, which is no proof"
+    return Judgement("unproven", message, remedy=f"use two ranks (-n 2) {where}")
 
 
 @check("data-path")

@@ -96,6 +96,11 @@ def uses_nccl(run: RankRun) -> bool:
     return bool(run.ranks) and all(run.size in nccl_ranks(rank.path) for rank in run.ranks)
 
 
+def used_alone(run: RankRun) -> bool:
+    """Whether NCCL was used by a run's only rank."""
+    return run.size == 1 and uses_nccl(run)
+
+
 def operations(run: RankRun) -> frozenset[str]:
     """The tensor operations that were seen at work in a run."""
     return run.operations | ({"NCCL"} if uses_nccl(run) else set())

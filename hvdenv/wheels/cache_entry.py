@@ -285,10 +285,11 @@ def _open_file(stack: ExitStack, cache: Cache, path: Path, within: int) -> int:
 
 
 def _read(descriptor: int) -> bytes:
-    return b"".join(_blocks(descriptor))
+    return b"".join(blocks(descriptor))
 
 
-def _blocks(descriptor: int) -> Iterator[bytes]:
+def blocks(descriptor: int) -> Iterator[bytes]:
+    """The content of a file, from its begin."""
     os.lseek(descriptor, 0, os.SEEK_SET)
     while block := os.read(descriptor, 1 << 20):
         yield block
@@ -297,7 +298,7 @@ def _blocks(descriptor: int) -> Iterator[bytes]:
 def _source(entry: Entry) -> Iterator[bytes]:
     """The wheel in blocks; errors of its file system are errors of the entry."""
     try:
-        yield from _blocks(entry.wheel)
+        yield from blocks(entry.wheel)
     except OSError as error:
         raise NotUsedError(f"{entry.folder} cannot be read: {error.strerror}") from error
 

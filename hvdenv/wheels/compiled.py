@@ -15,7 +15,7 @@ from hvdenv.errors import HvdenvError
 from hvdenv.locks import condalock, pypi
 from hvdenv.locks.lockfile import CONDA, Locked
 from hvdenv.runner import Runner
-from hvdenv.wheels import wheelarchive, wheelcache
+from hvdenv.wheels import wheelcache
 from hvdenv.wheels.cache_entry import Cache, NotUsedError, checked_entry
 
 # A wheel cache in the folder of fetched files.
@@ -71,8 +71,8 @@ def _fits(inputs: Mapping[str, Any], wheel_inputs: Mapping[str, Any], locked: Lo
     )
 
 
-def carry(chosen: Mapping[str, Cache], to: Path, work: Path, runner: Runner) -> None:
-    """Put wheels from fitting() into a folder of fetched files, by way of a work folder.
+def carry(chosen: Mapping[str, Cache], to: Path, runner: Runner) -> None:
+    """Copy wheels from fitting() into a folder of fetched files.
 
     Raises:
         RecipeError: an entry was damaged meanwhile.
@@ -80,12 +80,11 @@ def carry(chosen: Mapping[str, Cache], to: Path, work: Path, runner: Runner) -> 
     """
     if not chosen:
         return
-    folder, archive = to / FOLDER, work / "wheels.tar"
+    folder = to / FOLDER
     folder.mkdir(exist_ok=True)
     # Entries of a folder that others can write would not be used.
     os.chmod(folder, 0o755)
-    wheelarchive.export(chosen, archive, runner)
-    wheelarchive.import_archive(Cache(folder, shared=True), archive, runner)
+    wheelcache.copy(chosen, Cache(folder, shared=True), runner)
 
 
 def cache_in(source: Path | None) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 from hvdenv import signing
-from hvdenv.errors import StepError
+from hvdenv.errors import RecipeError, StepError
 from hvdenv.model.cluster import Wheels
 from hvdenv.places import Places, blocked, make_folder, sync_folder
 from hvdenv.reading import WHEEL, open_file
@@ -34,6 +34,7 @@ from hvdenv.wheels.cache_entry import (
     DamagedError,
     Entry,
     NotUsedError,
+    blocks,
     check,
     key,
     open_entry,
@@ -194,6 +195,54 @@ def store(
             place(cache, temporary, descriptor, entry.name, runner)
     except OSError as error:
         raise blocked(entry, error) from error
+
+
+def copy(entries: Mapping[str, Cache], target: Cache, runner: Runner) -> None:
+    """Copy entries with their signatures into another cache, after checking all of them.
+
+    Existing entries are kept.
+
+    Args:
+        entries: the cache of each key.
+        target: a shared one must exist.
+        runner: verifies signatures.
+
+    Raises:
+        RecipeError: an entry cannot be used, here or in the target; nothing is copied then.
+        StepError: the target cannot be written.
+    """
+    for into in (None, target):
+        for name, cache in sorted(entries.items()):
+            try:
+                with open_entry(cache, name) as entry:
+                    _copy(cache, entry, target, into, runner)
+            except NotUsedError as error:
+                raise RecipeError(
+                    f"not copied: {error}",
+                    where=name,
+                    remedy="check all entries with `hvdenv cache verify`, or copy some by their"
+                    " keys",
+                ) from error
+            except OSError as error:
+                raise blocked(target.folder, error) from error
+
+
+def _copy(
+    cache: Cache, entry: Entry | None, target: Cache, into: Cache | None, runner: Runner
+) -> None:
+    """Check an open entry of a cache, and copy it into another one."""
+    if entry is None:
+        raise NotUsedError("it is gone")
+    for each in {cache, target}:
+        check(each, entry, runner)
+    if into is None:
+        return
+    with temporary_folder(into) as (temporary, descriptor):
+        write_file(descriptor, entry.record.file, blocks(entry.wheel))
+        write_file(descriptor, RECORD, entry.raw)
+        if entry.signature:
+            write_file(descriptor, SIGNATURE, entry.signature)
+        place(into, temporary, descriptor, entry.folder.name, runner)
 
 
 def sign(cache: Cache, name: str, signing_key: str, runner: Runner) -> None:

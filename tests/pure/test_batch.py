@@ -422,6 +422,8 @@ def test_what_is_charged_is_told_in_words() -> None:
     assert charged(one) == "1 node for 01:00:00, up to 1 node-hour and 1 GPU-hour"
     half = Job(nodes=1, time="00:30:00", gpus_per_node=4)
     assert charged(half) == "1 node for 00:30:00, up to 0.5 node-hours and 2 GPU-hours"
+    more = charged(half._replace(directives=("--nodes=100",)))
+    assert more.endswith("2 GPU-hours; job.directives may change that (--nodes=100)")
 
 
 def test_the_jobs_of_hvdenv_itself_have_resources_of_their_own() -> None:
@@ -479,6 +481,13 @@ def test_what_a_site_cannot_give(values: dict[str, Any], field: str, said: str) 
     assert said in in_recipe
     assert f"recipe: job.{field}: " in in_recipe
     assert f"--{field.replace('_', '-')}: " in refused((field,), **values)
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    told = refused(nodes=25, gpus_per_node=9, time="3-00:00:00", select="a", requires=("qos",))
+    for field in ("nodes", "gpus_per_node", "time", "select", "qos"):
+        assert f"recipe: job.{field}: " in told
+    assert told.count("what to do: ") == 5
 
 
 def test_a_site_that_requires_what_there_is_not() -> None:

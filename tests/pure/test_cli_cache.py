@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -132,12 +133,40 @@ def test_a_wrong_site_file_is_said_with_its_line(
     assert str(Path.home() / "wheels") in capsys.readouterr().err
 
 
+def test_entries_are_copied_there_and_back(cache: Cache, tmp_path: Path, capsys: Captured) -> None:
+    folder = tmp_path / "media/wheels"
+    assert main(["cache", "copy", "--to", str(folder), key(INPUTS[0])[:8], key(INPUTS[2])]) == 0
+    assert capsys.readouterr().out == f"copied 2 wheels to {folder}\n"
+    for entry in cache.folder.glob("??/*"):
+        shutil.rmtree(entry)
+    for _ in range(2):
+        assert main(["cache", "copy", "--cache", str(folder)]) == 0
+        assert left(cache) == [0, 2]
+    assert main(["cache", "verify"]) == 0
+
+
+@pytest.mark.parametrize("broken", [NAME, "entry.json"])
+def test_nothing_is_copied_if_one_entry_is_damaged(
+    broken: str, cache: Cache, tmp_path: Path, capsys: Captured
+) -> None:
+    """Also not through a link, and not what another user could have written."""
+    path = cache.entry(max(map(key, INPUTS))) / broken
+    path.write_bytes(b"{")
+    assert main(["cache", "copy", "--to", str(tmp_path / "other")]) == 2
+    assert "not copied: " in capsys.readouterr().err
+    path.unlink()
+    path.symlink_to(tmp_path / NAME)
+    assert main(["cache", "copy", "--to", str(tmp_path / "other")]) == 2
+    assert "is a symbolic link" in capsys.readouterr().err
+    assert list((tmp_path / "other").iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("export", "{}/x.tar", "zz"), 2, "no entry whose key begins with zz"),
-        (("export", "{}"), 5, "this is not a regular file"),
-        (("import", "{}/none.tar"), 5, "none.tar: cannot import: No such file"),
+        (("copy", "zz"), 2, "no entry whose key begins with zz"),
+        (("copy", "--to", "/dev/null/x"), 5, "/dev/null"),
+        (("copy", "--cache", "/none"), 5, "/none: cannot read: No such file"),
         (("sign",), 2, "no key to sign with"),
         (("sign", "--key", "/none"), 5, "/none: ssh-keygen does not sign with this key"),
         (("prune", "--cache", "/none"), 5, "/none: cannot read: No such file"),
@@ -157,7 +186,7 @@ def test_what_cannot_be_done(
         ("prune", "--max-size", "many"),
         ("prune", "--max-size", "-1"),
         ("prune", "--older-than", "nan"),
-        ("export",),
+        ("copy", "--to"),
     ],
 )
 def test_wrong_usage(words: tuple[str, ...]) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -400,3 +401,14 @@ def test_a_known_fault_of_horovod_names_its_patch(
     run = run_of(*events)._replace(controller=controller)
     remedy = dict(judge(run))[operation].remedy
     assert re.findall(r"the patch (\S+),", remedy) == ([patch] if patch else [])
+
+
+@pytest.mark.parametrize(
+    ("framework", "device", "given"),
+    [("torch", "cuda:1", [1]), ("torch", "", []), ("tensorflow", "/gpu:0", [])],
+)
+def test_a_rank_joins_with_the_gpu_of_its_tensors(
+    framework: str, device: str, given: list[int]
+) -> None:
+    context = SimpleNamespace(framework=framework, device=device)
+    assert load("collectives").device_of_join(context) == given

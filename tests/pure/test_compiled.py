@@ -67,7 +67,7 @@ def test_wheels_go_along_and_are_found_there(tmp_path: Path, lock: Locked) -> No
     to.mkdir()
     assert compiled.cache_in(to) == compiled.cache_in(None) == ()
     with umask(0o002):
-        compiled.carry({key(INPUTS): cache}, to, tmp_path, RUNNER)
+        compiled.carry({key(INPUTS): cache}, to, RUNNER)
     (folder,) = compiled.cache_in(to)
     there = Cache(Path(folder), shared=True)
     assert take([there], INPUTS, tmp_path / "taken.whl", RUNNER).entry == there.entry(key(INPUTS))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from hvdenv.command import Command, Outcome
 from hvdenv.environments.installation import Expectation
 from hvdenv.launch.launchers import Launch, Mpi
 from hvdenv.model.cluster import Launch as Settings
+from hvdenv.reports.report import Finding
 from hvdenv.schema import parse_toml
-from hvdenv.standalone.ranks.events import DataPath, ExtensionFacts, Gpu, RankEvent
+from hvdenv.standalone.ranks.events import DataPath, ExtensionFacts, Gpu, RankEvent, Result, Started
 from hvdenv.verification import checks, datapath
 from hvdenv.verification.collectors import Extension
 from hvdenv.verification.ranks import Rank, RankRun, collect
@@ -294,16 +295,18 @@ def test_nccl_at_build_against_at_run() -> None:
 
 def found(check: str, ranks: RankRun, **mca: str) -> dict[str, str]:
     """Statuses by subject."""
+    return {each.subject: each.status for each in findings_of(check, ranks, **mca)}
+
+
+def findings_of(check: str, ranks: RankRun, **mca: str) -> Sequence[Finding]:
     facts = ExtensionFacts("torch", size=1, gpus=2, built={"NCCL": 21805, "MPI": 1})
     extension = Extension("torch", Outcome(Command(("python",)), 0, "", 0.0), facts)
     if check == "operation":
         expectation = Expectation(operations=("NCCL", "MPI"))
         runs = {("torch", "MPI"): ranks}
-        findings = checks.operations({"torch": extension}, runs, expectation)
-    else:
-        launch = Launch((), 2, settings=Settings(mca=mca))
-        findings = checks.data_path(ranks, (OPEN_MPI, ""), launch, "torch", "MPI")
-    return {each.subject: each.status for each in findings}
+        return list(checks.operations({"torch": extension}, runs, expectation))
+    launch = Launch((), 2, settings=Settings(mca=mca))
+    return list(checks.data_path(ranks, (OPEN_MPI, ""), launch, "torch", "MPI"))
 
 
 def test_operations_of_runs_on_gpus() -> None:
@@ -314,6 +317,21 @@ def test_operations_of_runs_on_gpus() -> None:
     crowd = Gpu(why="2 ranks on this host, and 1 GPUs", on_host=1)
     crowded = run(rank(0, gpu=crowd), rank(1, gpu=crowd))
     assert found("operation", crowded) == {"NCCL in torch": "unproven", "MPI in torch": "pass"}
+
+
+def test_nccl_on_the_only_rank_is_no_proof_and_no_failure() -> None:
+    one = on_gpu(0, "n0", "7000", comm=["1 busId 7000"])
+    events = [each for each in one.events if not isinstance(each, (Result, Started))]
+    (only,) = collect([started(0), result(0, size=1), *(event(0, each) for each in events)])
+    found = findings_of("operation", run(only))
+    used = "was used, but by one rank alone, which is no proof"
+    assert [(each.status, each.message) for each in found] == [
+        ("unproven", f"NCCL {used}"),
+        ("unproven", f"MPI {used}"),
+    ]
+    assert "two GPUs" in found[0].remedy
+    silent = with_event(only, (only.path or DataPath())._replace(logged={}))
+    assert findings_of("operation", run(silent))[0].status == "fail"
 
 
 def test_the_path_is_judged_where_the_values_are_right() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,7 +65,10 @@ class Case(NamedTuple):
     def says(self) -> str:
         """The text of the cause, or of the symptom."""
         signature = SIGNATURES.get(self.cause or self.symptom)
-        return signature.cause.format(*self.values, where=self.where) if signature else ""
+        if not signature:
+            return ""
+        cause = signature.refined_by(self.log).cause
+        return cause.format(*self.values, where=self.where).strip()
 
 
 def _recorded(path: Path) -> Case:
@@ -271,6 +275,22 @@ def test_numbers_are_compared(version: str, cause: str) -> None:
     assert (_root(log.encode()) == "pip-too-old-for-wheels") is bool(cause)
 
 
+@pytest.mark.parametrize("between", range(4))
+def test_a_text_in_the_next_two_lines_refines(between: int) -> None:
+    log = "[h:1] UCX  ERROR it is raining\n" + "fine\n" * between + "shmat(shmid=1) failed\n"
+    [found] = read(log).found
+    general = SIGNATURES["ucx-stopped"]
+    assert (found.remedy == general.remedy) is (between > 1)
+    assert ("shared memory" in found.cause) is (between < 2)
+
+
+def test_what_programs_say_of_themselves_counts_where_nothing_else_is_found() -> None:
+    general, known = "srun: error: it is raining\n", "OSError: [Errno 28] No space left on device\n"
+    assert [each.id for each in read(general).found] == ["slurm-reports"]
+    assert [each.id for each in read(general + known).found] == ["disk-full"]
+    assert [each.id for each in read(known + general).found] == ["disk-full"]
+
+
 @pytest.mark.parametrize("name", ["orted", "prted"])
 def test_programs_have_several_names(name: str) -> None:
     assert _root(f"bash: {name}: command not found\n".encode()) == "no-orted"
@@ -298,6 +318,19 @@ def test_only_the_last_attempt_of_a_step_counts(tmp_path: Path) -> None:
     root = diagnose_step(log).root
     assert root is not None
     assert root.id == "compiler-killed"
+
+
+def test_lines_of_any_length_in_the_log_of_a_step(tmp_path: Path) -> None:
+    log = tmp_path / "01-wheel.log"
+    with log.open("wb") as file:
+        file.write(b"$ pip wheel\nNo space left on device\n")
+        file.seek(100 << 20, 1)
+        file.write(b"\n$ pip wheel\nc++: fatal error: Killed signal terminated program x\n")
+    tracemalloc.start()
+    root = diagnose_step(log).root
+    assert root is not None and root.id == "compiler-killed"
+    assert tracemalloc.get_traced_memory()[1] < 40 << 20
+    tracemalloc.stop()
 
 
 def test_phases() -> None:

@@ -140,13 +140,21 @@ def test_reasons_are_fit_to_be_shown() -> None:
 HTML = "<p>Then load it:</p><pre><span>$ module load gcc/1</span>\n$ pip install torch==2.1.0</pre>"
 MARKDOWN = "Use it:\n\n    module load stays as it was for you.\n\n```console\n$ module load gcc/1\nok\n```\n"
 NESTED = '=== "GPU"\n\n    ```bash\n    module load gcc/1\n    ```\n'
+TITLES = (
+    ".. note::\n   old\n\nUse\n~~~\n.. code-block:: bash\n\n   module load gcc/1\n\nMore\n~~~~\n"
+)
+TABS = (
+    '=== "GPU"\n    ```bash\n    module load gcc/1\n    ```\n=== "CPU"\n    ```\n    ls\n    ```\n'
+)
 RST = "Load it::\n\n    module load gcc/1\n\nThe module load is done.\n"
 PLAIN = "First load the compiler.\n[you@login ~]$ module load gcc/1\nThe module command is described elsewhere.\n"
 HERE_DOCUMENT = "```\ncat > job.sh <<EOF\n#!/bin/bash\n#SBATCH -N 3\nmodule load gcc/1\nEOF\n```\n"
 PROMPTS = "```\n(env+x) [me@n1 ~]$ module load gcc/1\nlogin1>$ pwd\n/home\nmodule load no/2\n```\n"
 
 
-@pytest.mark.parametrize("page", [HTML, MARKDOWN, NESTED, RST, PLAIN, HERE_DOCUMENT, PROMPTS])
+@pytest.mark.parametrize(
+    "page", [HTML, MARKDOWN, NESTED, TABS, RST, TITLES, PLAIN, HERE_DOCUMENT, PROMPTS]
+)
 def test_code_is_found_in_every_kind_of_page(page: str) -> None:
     assert shown_values(draft_of(page))["modules.load"] == ["gcc/1"]
 
@@ -185,8 +193,32 @@ VALUES: dict[str, dict[str, Any]] = {
     },
     "N=$(nproc)\nOPTS=\"-hostfile $SGE_JOB_HOSTLIST -np ${N} -map-by ppr:4:node -mca btl self,tcp\"\n"
     "#$ -l rt_G.small=1\nmpirun ${OPTS} python t.py": {
-        "job.ranks_per_node": 4, "launch.mca.btl": "self,tcp", "job.attributes.rt_G.small": "1",
+        "job.ranks_per_node": 4, "launch.mca.btl": "self,tcp", "scheduler": "site",
+        "job.partition": "rt_G.small", "job.nodes": 1, "schedulers.site.hostfile": "SGE_JOB_HOSTLIST",
     },
+    "#$ -l rt_F=2,h_rt=1:00:00\nqsub -g grp job.sh": {
+        "schedulers.site.like": "gridengine", "job.requires": ["account"], "job.time": "01:00:00",
+        "schedulers.site.directives": [
+            "-N {name}", "-S /bin/bash", "-cwd", "-l h_rt={hhmmss}", "-l {partition}={nodes}",
+            "-g {account}", "-ar {reservation}", "-l {attribute}={value}",
+            "{?exclusive}-l exclusive=true", "-o {output}", "{!output}-o {name}.o$JOB_ID",
+            "-e {error}", "{!error}-j y", "-M {mail}", "-m {mail_letters}",
+        ],
+    },
+    "#SBATCH -N 2 -n 8 -p rtx\nHOROVOD_GPU_OPERATIONS=NCCL pip install horovod\nibrun -np 8 python t.py": {
+        "job.ranks_per_node": 4, "job.gpu_option": "none", "launch.launcher": "ibrun",
+        "launch.launchers.ibrun.command": "ibrun -n {ranks} {program}",
+    },
+    "horovodrun --gloo -np 4 --gloo-timeout-seconds 120 python t.py\nexport PMI_NO_PREINITIALIZE=1": {
+        "launch.horovodrun": ["--gloo-timeout-seconds=120"], "environment.run.PMI_NO_PREINITIALIZE": "1",
+    },
+    "mpirun --np 2 --host a:1,b:1 -N 1 /opt/bin/singularity exec --nv /x.sif python t.py": {
+        "job.nodes": 2, "job.ranks_per_node": 1, "container.image": "/x.sif",
+    },
+    "conda config --env --prepend channels https://x/ce/1/\nconda config --append channels https://x/ce/2/": {
+        "conda.channels": ["https://x/ce/1/"],
+    },
+
     "#SBATCH -N 2\nmodule load python/3.11\nHOROVOD_NCCL_LIB=/nccl/lib/ pip install horovod\n"
     "mpirun -n 6 python t.py": {
         "job.nodes": 2, "job.ranks_per_node": 3, "python.version": "==3.11.*",
@@ -196,8 +228,13 @@ VALUES: dict[str, dict[str, Any]] = {
     "#$ -pe mpi 8\n#$ -l h_rt=3600": {
         "scheduler": "gridengine", "job.parallel_environment": "mpi", "job.time": "01:00:00",
     },
+    "#SBATCH --ntasks=1": {"job.ranks_per_node": 1},
     "qsub -pe mpi 8 -N x job.sh": {"scheduler": "gridengine", "job.name": "x"},
     "#BSUB -nnodes 2 -W 90 -q batch": {"scheduler": "lsf", "job.nodes": 2, "job.time": "01:30:00"},
+    "module load toolchain/intelcuda\nexport HOROVOD_WITH_MPI=1": {"mpi.kind": "intel"},
+    "module load a/1 b/1\nmodule load b/1\nmodule load a/1\nmodule load b/1": {
+        "modules.load": ["a/1", "b/1"],
+    },
     "HOROVOD_WITH_MPI=1 pip install horovod==0.28.1\nmpirun -np 8 -H a:4,b:4 -x NCCL_DEBUG=INFO -x PATH"
     " -mca pml ob1 -x NCCL_SOCKET_IFNAME=^lo singularity exec --nv -B /data x.sif python t.py": {
         "launch.launcher": "mpirun", "job.nodes": 2, "job.ranks_per_node": 4,
@@ -222,7 +259,10 @@ NO_VALUES = {
     "export OMP_NUM_THREADS=$((8 / 2))": "environment",
     "#SBATCH -p $QUEUE": "job.partition",
     "TF_VERSION=2": "environment",
-    "ibrun python t.py": "launch",
+    "ibrun2 python t.py": "launch",
+    "module purge; module load a/1\nmodule unload b": "modules.unload",
+    "module load pre/1, module load cmake/2": "modules",
+    "export HOROVOD_NCCL_HOME=$PWD/env": "horovod.gpu",
     "pip install torch": "frameworks",
     "#PBS -l select=2:ngpus=4": "job.gpu_option",
     "#PBS -l nodes=1:ppn=2+2:ppn=3": "job.nodes",
@@ -236,12 +276,72 @@ def test_what_is_not_stated_is_no_value(script: str) -> None:
     assert not any(key.startswith(NO_VALUES[script]) for key in found)
 
 
+SCRIPTS = """```
+#SBATCH -p test
+python t.py
+```
+```
+#SBATCH -p gpu
+srun python t.py
+```
+"""
+
+
+def test_the_script_that_starts_ranks_describes_the_job() -> None:
+    assert shown_values(draft_of(SCRIPTS))["job.partition"] == "gpu"
+    several = SCRIPTS.replace("-p test", "--gres=gpu:a:1").replace("-p gpu", "--gres=gpu:b:1")
+    several = several.replace("python", "srun python", 1)
+    assert "[partitions" not in write(draft_of(several), []) and draft_of(several).left
+    without = SCRIPTS.replace("srun", "echo").replace("#SBATCH -p gpu", "#SBATCH -N 3")
+    assert shown_values(draft_of(without))["job.partition"] == "test"
+
+
+def test_paths_of_several_variables_are_assignments() -> None:
+    (left,) = draft_of("#!/bin/bash\nLOG=/tmp/$NAME/$ID/logs\n").left
+    assert left.understood
+
+
+CLUSTER = """```
+[me@es1 ~]$ qsub -g grp run.sh
+```
+```
+#!/bin/sh
+#$ -l rt_F=2
+#$ -cwd
+module load python/3.11 hpcx/2.12 nccl/2.16
+python3 -m venv env
+pip3 install torch==2.0.1
+HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_WITHOUT_GLOO=1 pip3 install horovod==0.27.0
+OPTIONS="-hostfile $SGE_JOB_HOSTLIST -np $N -map-by ppr:4:node -mca pml ob1"
+mpirun $OPTIONS python3 train.py
+```
+"""
+
+
+def test_a_cluster_with_types_of_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The draft is a recipe as it is, and its job is the page's."""
+    monkeypatch.chdir(tmp_path)
+    Path("page.md").write_text(CLUSTER)
+    assert main(["init", "fenn", "--from", "page.md"]) == 0
+    assert main(["check", "./fenn.toml", "--offline"]) == 0
+    capsys.readouterr()
+    assert main(["job", "./fenn.toml", "--account", "grp", "--", "python3", "train.py"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {"#$ -l rt_F=2", "#$ -g grp", "#$ -cwd"} <= {*lines}
+    assert not any(line.startswith(("#$ -q", "#$ -P", "#$ -pe")) for line in lines)
+    assert "$SGE_JOB_HOSTLIST" in lines[-3]
+    assert lines[-1].startswith('mpirun -np 8 -H "$hosts"') and "--mca pml ob1" in lines[-1]
+
+
 def test_two_values_are_a_choice() -> None:
-    page = "#!/bin/bash\nmodule load gcc/1 openmpi/4.1.4\nmodule load gcc/2\nCC=a pip install torch==1.13.1\n"
-    draft = draft_of(page + "pip install torch==2.0.1\n")
+    page = "#!/bin/bash\nmodule load gcc/1 openmpi/4.1.4\nmodule load gcc/2\nCC=a pip install torch==1.13.1 tqdm==4.0\n"
+    draft = draft_of(page + "pip install torch==2.0.1 torchaudio==2.0.2 tqdm==4.0\n")
     assert [(each.key, [value.value for value in each.values]) for each in draft.choices] == [
         (("modules", "load", "gcc"), ["gcc/1", "gcc/2"]),
         (("frameworks", "torch", "version"), ["1.13.1", "2.0.1"]),
+        (("packages", "torchaudio"), ["==2.0.2"]),
     ]
     assert '    # "gcc/1",' in write(draft, ["page"])
 

@@ -1,14 +1,23 @@
-"""The GPU kit's stages: what run.py starts, and what counts as right."""
+"""The GPU kit: what run.py starts, and what it says about each stage."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import os
 import re
+import sys
+import tarfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
+
+from gpukit import make
 
 KIT = Path(__file__).parents[2] / "gpukit"
 
@@ -20,64 +29,205 @@ def kit(tmp_path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.KIT = tmp_path  # type: ignore[attr-defined]
+    (tmp_path / "test").mkdir()
+    (tmp_path / "horovod_tests.txt").write_text((KIT / "horovod_tests.txt").read_text())
     return module
 
 
-def stages(kit: ModuleType, gpus: int) -> dict[str, tuple[list[str], int, tuple[int, ...]]]:
-    return {name: (words, seconds, right) for name, words, seconds, right in kit.stages("/o", gpus)}
+def stages(kit: ModuleType, gpus: int) -> dict[str, Any]:
+    return {stage.name: stage for stage in kit.stages("/o", gpus)}
 
 
-@pytest.mark.parametrize(
-    ("gpus", "unproven", "right"),
-    [
-        (0, ["NCCL in torch"], True),
-        (1, ["NCCL in torch"], True),
-        (2, ["process sets, torch over MPI"], True),
-        (2, ["process sets, torch over MPI", "NCCL in torch"], False),
-        (3, ["process sets, torch over MPI"], False),
-    ],
-)
-def test_what_may_be_unproven_with_so_many_gpus(
-    kit: ModuleType, tmp_path: Path, gpus: int, unproven: list[str], right: bool
-) -> None:
-    report = tmp_path / "nccl.json"
-    findings = [{"status": "unproven", "subject": each} for each in unproven]
-    report.write_text(json.dumps({"findings": [{"status": "pass", "subject": "x"}, *findings]}))
-    codes = stages(kit, max(gpus, 1))["nccl"][2]
-    assert kit.is_right(7, codes, report, gpus) == right
-    assert kit.is_right(0, codes, report, gpus)
-    assert not kit.is_right(1, codes, report, gpus)
-
-
-@pytest.mark.parametrize(("gpus", "shared"), [(1, "3"), (2, "3"), (8, "8")])
+@pytest.mark.parametrize(("gpus", "ranks", "shared"), [(0, 1, 3), (1, 1, 3), (2, 2, 3), (8, 8, 8)])
 def test_nccl_has_a_gpu_for_each_rank_and_sharing_has_ranks_for_process_sets(
-    kit: ModuleType, gpus: int, shared: str
+    kit: ModuleType, gpus: int, ranks: int, shared: int
 ) -> None:
     found = stages(kit, gpus)
-    ranks = {
-        name: words[words.index("-n") + 1] for name, (words, *_) in found.items() if "-n" in words
+    assert {name: stage.ranks for name, stage in found.items()} == {
+        "nccl": ranks,
+        "shared-gpu": shared,
+        "cases-nccl": ranks,
+        "cases-shared-gpu": max(2, gpus),
+        "bench": ranks,
+        "horovod-tests": ranks,
     }
-    assert ranks == {"nccl": str(gpus), "shared-gpu": shared, "bench": str(gpus)}
-    assert found["shared-gpu"][2] == (0,)
+    for stage in found.values():
+        assert stage.words[stage.words.index("-n" if stage.kind == "verify" else "-np") + 1] == str(
+            stage.ranks
+        )
+
+
+def test_one_rank_skips_tests_that_need_two_and_goes_on_after_a_failure(kit: ModuleType) -> None:
+    one, two = (stages(kit, gpus)["horovod-tests"].words for gpus in (1, 2))
+    assert "-x" in two and "-x" not in one
+    chosen_by_one, chosen_by_two = (words[words.index("-k") + 1] for words in (one, two))
+    for name in ("process_sets", "join", "sync_batch_norm"):
+        assert f" and not {name}" in chosen_by_one
+        assert f"not {name}" not in chosen_by_two
+    assert "test_horovod_sync_batch_norm" in chosen_by_two
 
 
 def test_the_tests_of_horovod_run_only_where_the_kit_has_them(kit: ModuleType) -> None:
+    (kit.KIT / "test").rmdir()
     assert "horovod-tests" not in stages(kit, 1)
-    (kit.KIT / "test").mkdir()
-    (kit.KIT / "horovod_tests.txt").write_text((KIT / "horovod_tests.txt").read_text())
-    assert "test_horovod_sync_batch_norm" in stages(kit, 1)["horovod-tests"][0][-1]
 
 
-def test_a_stage_that_hangs_is_ended(kit: ModuleType, tmp_path: Path) -> None:
-    assert kit.run_stage(tmp_path, "slow", ["sleep", "60"], 0.2) == 124
-    assert kit.run_stage(tmp_path, "quick", ["sh", "-c", "echo out; echo err >&2; exit 7"], 20) == 7
-    assert (tmp_path / "quick.json").read_text() == "out\n"
-    assert (tmp_path / "quick.log").read_text() == "err\n"
+def judged(
+    kit: ModuleType, name: str, printed: object, code: int = 0, gpus: int = 1, gpu: bool = True
+) -> tuple[str, str]:
+    """The status of a stage that printed this, on a node with so many GPUs, and the reason."""
+    stage, log = stages(kit, gpus)[name], ""
+    if stage.kind == "verify":
+        (kit.KIT / f"{name}.json").write_text(json.dumps(printed))
+    elif stage.kind == "cases":
+        assert isinstance(printed, list)
+        (kit.KIT / f"{name}.json").write_text("\n".join(map(json.dumps, printed)))
+    else:
+        log = str(printed)
+    (kit.KIT / f"{name}.log").write_text(f"{log}\n")
+    status, why = kit.judge(kit.KIT, stage, code, gpu)
+    return status, why
+
+
+def report(*unproven: str, failed: Sequence[str] = (), device: str = "cuda:0") -> dict[str, Any]:
+    found = [("pass", "x"), *(("unproven", each) for each in unproven)]
+    found += [("fail", each) for each in failed]
+    findings = [{"status": s, "subject": name, "message": "says why"} for s, name in found]
+    return {"findings": findings, "ranks": [{"device": device}] * 3}
+
+
+def case(rank: int, status: str = "pass", device: str = "cuda:0") -> dict[str, Any]:
+    facts = {"case": "gradients", "rank": rank, "size": 2, "device": device, "status": status}
+    return facts if status == "pass" else {**facts, "message": "says why"}
+
+
+@pytest.mark.parametrize(
+    ("name", "printed", "code", "gpus", "status", "why"),
+    [
+        ("shared-gpu", report(), 0, 1, "pass", ""),
+        ("nccl", report("NCCL in torch"), 7, 1, "unproven", "NCCL in torch: says why"),
+        ("nccl", report(), 0, 3, "pass", ""),
+        ("nccl", report("process sets"), 7, 2, "unproven", "process sets: says why"),
+        ("nccl", report("NCCL", failed=["join"]), 1, 2, "fail", "join: says why"),
+        # verify could choose the host's memory by itself.
+        ("shared-gpu", report(device="cpu"), 0, 1, "fail", "tensors were in the host's memory"),
+        ("shared-gpu", {}, 70, 1, "fail", "no report"),
+        ("shared-gpu", report(), 124, 1, "fail", "did not finish in time"),
+        ("cases-shared-gpu", [case(0), case(1)], 0, 1, "pass", ""),
+        ("cases-shared-gpu", [case(0)], 0, 1, "fail", "gradients: not reported by all ranks"),
+        ("cases-shared-gpu", [case(0), case(1, "fail")], 1, 1, "fail", "gradients on rank 1: says"),
+        ("cases-shared-gpu", [case(0), case(1)], 134, 1, "fail", "exit code 134"),
+        ("cases-shared-gpu", [], 0, 1, "fail", "exit code 0"),
+        ("cases-shared-gpu", [case(0, device="cpu"), case(1)], 0, 1, "fail", "the host's memory"),
+        ("cases-nccl", [case(0)], 0, 1, "unproven", "NCCL between ranks needs two GPUs"),
+        ("horovod-tests", "41 passed, 30 skipped in 9s", 0, 2, "pass", ""),
+        ("horovod-tests", "41 passed in 9s", 0, 1, "unproven", "41 passed in 9s on 1 rank"),
+        ("horovod-tests", "FAILED test_a\n1 failed", 1, 2, "fail", "FAILED test_a; 1 failed"),
+        ("horovod-tests", "Segmentation fault", 139, 2, "fail", "Segmentation fault"),
+    ],
+)
+def test_what_a_stage_proves_on_a_node_with_gpus(
+    kit: ModuleType, name: str, printed: object, code: int, gpus: int, status: str, why: str
+) -> None:
+    found = judged(kit, name, printed, code, gpus)
+    assert (found[0], why in found[1] and bool(why) == bool(found[1])) == (status, True), found
+
+
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [
+        ("shared-gpu", report(device="cpu")),
+        ("cases-shared-gpu", [case(0, device="cpu"), case(1, device="cpu")]),
+        ("cases-nccl", [case(0, "skip", "cpu")]),
+        ("horovod-tests", "41 passed, 30 skipped in 9s"),
+    ],
+)
+def test_without_a_gpu_nothing_is_proven_and_nothing_failed(
+    kit: ModuleType, name: str, printed: object
+) -> None:
+    status, why = judged(kit, name, printed, gpus=0, gpu=False)
+    assert (status, bool(why)) == ("unproven", True)
+    assert judged(kit, name, printed, code=1, gpus=0, gpu=False)[0] == "fail"
+
+
+@pytest.mark.parametrize(
+    ("version", "python", "why"),
+    [
+        ("2.11.0+cu130", "3.12.3", ""),
+        ("2.11.0+cpu", "3.12.3", "has torch 2.11.0+cpu: the kit's wheels need torch 2.11.0+cu130"),
+        ("", "3.12.3", "has no torch"),
+        ("2.11.0+cu130", "3.11.7", "start run.py with Python 3.12"),
+    ],
+)
+def test_a_python_that_the_kit_does_not_fit(
+    kit: ModuleType, monkeypatch: pytest.MonkeyPatch, version: str, python: str, why: str
+) -> None:
+    monkeypatch.setattr("platform.python_version", lambda: python)
+    torch = SimpleNamespace(__version__=version) if version else None
+    found = kit.why_not_here(torch)
+    assert bool(found) == bool(why)
+    assert why in found
+
+
+def program(kit: ModuleType, text: str, kind: str = "cases") -> Any:
+    return kit.Stage("one", kind, [sys.executable, "-c", text], 9, 1)
+
+
+def test_a_stage_that_hangs_is_ended_with_what_it_started(kit: ModuleType, tmp_path: Path) -> None:
+    seconds = f"61.{os.getpid()}"
+    started = tmp_path / "started"
+    kit.GRACE_SECONDS = 0.5  # type: ignore[attr-defined]
+    text = (
+        "import signal, subprocess; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        f"subprocess.run(['sh', '-c', 'touch {started}; sleep {seconds}; true'])"
+    )
+    assert kit.run_stage(tmp_path, program(kit, text), 3) == 124
+    assert started.exists()
+    end = time.monotonic() + 10
+    while is_running(f"sleep\0{seconds}\0"):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def is_running(line: str) -> bool:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if path.read_bytes() == line.encode():
+                return True
+    return False
+
+
+def test_where_a_stage_prints(kit: ModuleType, tmp_path: Path) -> None:
+    text = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)"
+    assert kit.run_stage(tmp_path, program(kit, text), 20) == 7
+    assert (tmp_path / "one.json").read_text() == "out\n"
+    assert (tmp_path / "one.log").read_text() == "err\n"
+    (tmp_path / "one.json").unlink()
+    assert kit.run_stage(tmp_path, program(kit, text, "tests"), 20) == 7
+    assert not (tmp_path / "one.json").exists()
+    assert sorted((tmp_path / "one.log").read_text().split()) == ["err", "out"]
+
+
+def test_verify_reports_before_the_limit_of_its_stage(kit: ModuleType, tmp_path: Path) -> None:
+    shown = program(kit, "import sys; print(sys.argv[1:])", "verify")
+    assert kit.run_stage(tmp_path, shown, 150) == 0
+    assert (tmp_path / "one.json").read_text() == "['--timeout', '140']\n"
+
+
+def test_files_of_the_archive_belong_to_root_and_nobody_else_writes_them(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir(mode=0o777)
+    (tmp_path / "a/b").touch(mode=0o666)
+    archive = tmp_path / "a.tar"
+    with tarfile.open(archive, "w") as written:
+        written.add(tmp_path / "a", "kit", filter=make._of_root)
+    with tarfile.open(archive) as read:
+        assert {(each.uid, each.gid, each.uname, oct(each.mode)) for each in read} == {
+            (0, 0, "root", "0o755"),
+            (0, 0, "root", "0o644"),
+        }
 
 
 def test_the_page_and_the_program_name_the_same_stages(kit: ModuleType) -> None:
-    (kit.KIT / "test").mkdir()
-    (kit.KIT / "horovod_tests.txt").write_text("test_a\n")
     page = (KIT.parent / "docs/how-to/prove-the-gpu-path.md").read_text(encoding="utf-8")
     table = page.split("| stage |")[1].split("\n\n")[0]
     assert set(

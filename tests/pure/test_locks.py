@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
@@ -272,6 +272,7 @@ def some_packages(draw: st.DrawFn) -> tuple[Package, ...]:
 
 
 @given(some_packages())
+@settings(max_examples=25)
 def test_a_pylock_is_read_as_it_was_written(packages: tuple[Package, ...]) -> None:
     text = pypi.render(reversed(packages), "3.11", "x86_64")
     assert pypi.parse(text, Path(PYPI)) == packages

@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 
 from hvdenv import STEP_PROGRAMS
-from hvdenv.knowledge.patches import FOLDER, all_patches, applicable, read_patch
+from hvdenv.errors import UsageError
+from hvdenv.knowledge import patches
+from hvdenv.knowledge.patches import (
+    FOLDER,
+    SETS,
+    all_patches,
+    applicable,
+    read_patch,
+    set_digest,
+    set_number,
+)
 from hvdenv.schema import Problem
 
 BOTH = {"horovod": "0.28.1", "torch": "2.13.0", "tensorflow": "2.15.1"}
@@ -187,3 +197,37 @@ def test_an_archive_that_reaches_out_is_refused(
     assert "Traceback" not in output
     assert not (inside / "s").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["inside"]
+
+
+def test_each_set_of_patches_has_a_number(pytestconfig: pytest.Config) -> None:
+    """Versions of published wheels contain it, so the last line is the current set."""
+    known, digest = SETS.read_text(encoding="utf-8").split(), set_digest(all_patches())
+    if pytestconfig.getoption("--regenerate") and known[-1] != digest:
+        known.append(digest)
+        SETS.write_text("".join(f"{each}\n" for each in known), encoding="utf-8")
+    assert known[-1] == digest, "run pytest tests/pure/test_patches.py --regenerate"
+    assert len(set(known)) == len(known)
+    assert set_number() == len(known)
+
+
+def test_the_number_grows_when_a_patch_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, first = set_number(), all_patches()[0]
+    prose = first._replace(proven="by other means", summary="x")
+    edit = first.edit[0]._replace(replace="x")
+    changed = [first._replace(edit=(edit,)), first._replace(horovod=">=0.27")]
+    digests = [set_digest([each, *all_patches()[1:]]) for each in changed]
+    assert set_digest([prose, *all_patches()[1:]]) == set_digest(all_patches())
+    sets = tmp_path / "sets"
+    monkeypatch.setattr(patches, "SETS", sets)
+    for number, (patch, digest) in enumerate(zip(changed, digests, strict=True), before + 1):
+        text = "\n".join([*SETS.read_text(encoding="utf-8").split(), *digests[: number - before]])
+        sets.write_text(text, encoding="utf-8")
+        monkeypatch.setattr(patches, "all_patches", lambda patch=patch: (patch, *all_patches()[1:]))
+        assert set_number() == number
+        assert digest in text
+    monkeypatch.setattr(patches, "all_patches", lambda: all_patches()[1:])
+    with pytest.raises(UsageError, match="no number") as caught:
+        set_number()
+    assert f">> {sets}" in caught.value.remedy

@@ -28,6 +28,7 @@ from hvdenv.plans.images import build, distributions
 from hvdenv.schema import Problem, decode
 from hvdenv.sites import batch
 from hvdenv.sites.batch import EXIT_LINE
+from hvdenv.wheels import published
 from tests.patterns import Verdict, judge, pumped
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +58,7 @@ MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("locks/pypi.py", "get_args(Url)[1].regex"): list,  # a type of the schema
     ("model/facts.py", "VERSION_QUESTIONS[fact][1]"): lambda: [each for _, each in VERSION_QUESTIONS.values()],
     ("plans/images/distributions.py", "each.pattern"): lambda: [each.pattern for each in distributions.DISTRIBUTIONS],
+    ("wheels/published.py", "pattern"): lambda: [each for each, *_ in published._MPI],
     ("plans/images/build.py", "pattern"): lambda: [each for each, *_ in build._REFUSALS],
     ("standalone/steps/conda_clone.py", "b'(?:' + alternatives + b')(?![\\\\w-]|\\\\.\\\\w)'"): lambda: [r"(?:/a|/b)(?![\w-]|\.\w)"],
     ("standalone/steps/pip_sources.py", "pattern"): lambda: [r"""^global\.([a-z-]+)=('.*'|".*")$"""],

@@ -32,15 +32,17 @@ from hvdenv.sites.jobs import (
 
 DIALECTS = shipped()
 WORK = "/home/ann/work"
-PBS_FILES = ("/home/ann/train.e5487654", "/home/ann/train.o5487654")
-COBALT_FILES = ("/home/ann/results/347106.x.error", "/home/ann/results/347106.x.output")
 
 EXPECTED: dict[str, Status | None] = {
-    "slurm-waiting": Status("waiting", "Resources"),
+    "slurm-waiting": Status(
+        "waiting", "Resources", outputs=(f"{WORK}/train_18.err", f"{WORK}/train_18.out")
+    ),
     "slurm-never": Status("waiting", "PartitionConfig"),
     "slurm-running": Status("running", hosts="n[1-2]"),
     "slurm-completed": Status("completed", exit_code=0, hosts="n1"),
-    "slurm-failed": Status("failed", "NonZeroExitCode", 3, hosts="n[1-2]"),
+    "slurm-failed": Status(
+        "failed", "NonZeroExitCode", 3, outputs=(f"{WORK}/train_17.out",), hosts="n[1-2]"
+    ),
     "slurm-signal": Status("failed", "JobLaunchFailure", 137, hosts="n1"),
     "slurm-timeout": Status("timeout", "TimeLimit", 143, hosts="n1"),
     "slurm-cancelled": Status("cancelled", "", 143, hosts="n1"),
@@ -57,7 +59,10 @@ EXPECTED: dict[str, Status | None] = {
         ),
         hosts="x3001c0s1b0n0+x3001c0s7b1n0",
     ),
-    "pbs-completed": Status("completed", exit_code=0),
+    "pbs-completed": Status(
+        "completed", exit_code=0,
+        outputs=("/home/ann/train.e5487654", "/home/ann/train.o5487654"),
+    ),
     "pbs-failed": Status("failed", exit_code=3),
     "pbs-signal": Status("failed", exit_code=143),
     "pbs-timeout": Status("timeout"),
@@ -65,7 +70,10 @@ EXPECTED: dict[str, Status | None] = {
     "pbs-deleted": Status("cancelled", "Job deleted by ann@login1"),
     "pbs-unknown": Status("gone"),
     "pbs-down": None,
-    "cobalt-running": Status("running", hosts="thetagpu[01-02]"),
+    "cobalt-running": Status(
+        "running", hosts="thetagpu[01-02]",
+        outputs=tuple(f"/home/ann/results/347106.x.{end}" for end in ("error", "output")),
+    ),
     "cobalt-waiting": Status("waiting", "user_hold"),
     "cobalt-unknown": Status("gone"),
     "cobalt-down": None,
@@ -73,7 +81,9 @@ EXPECTED: dict[str, Status | None] = {
         "waiting", "Job requirements for reserving resource (ngpus) not satisfied: 5 hosts;",
         outputs=("train.58652",),
     ),
-    "lsf-running": Status("running", hosts="batch1+a01n01+a01n02"),
+    "lsf-running": Status(
+        "running", outputs=(f"{WORK}/train.58652",), hosts="batch1+a01n01+a01n02"
+    ),
     "lsf-completed": Status("completed", exit_code=0, hosts="batch1+a01n01"),
     "lsf-failed": Status("failed", exit_code=3, hosts="batch1+a01n01"),
     "lsf-timeout": Status(
@@ -85,7 +95,9 @@ EXPECTED: dict[str, Status | None] = {
     ),
     "lsf-unknown": Status("gone"),
     "lsf-down": None,
-    "gridengine-running": Status("running", hosts="gpu32+gpu33"),
+    "gridengine-running": Status(
+        "running", outputs=(f"{WORK}/train.o12",), hosts="gpu32+gpu33"
+    ),
     "gridengine-waiting": Status(
         "waiting", 'cannot run in PE "mpi" because it only offers 7 slots'
     ),
@@ -121,27 +133,6 @@ def test_what_schedulers_say(name: str, cases: Path) -> None:
 
 def test_each_recorded_text_is_expected(cases: Path) -> None:
     assert {path.stem for path in (cases / "jobs" / "answers").glob("*.txt")} == set(EXPECTED)
-
-
-@pytest.mark.parametrize(
-    ("name", "files"),
-    [
-        ("slurm-failed", (f"{WORK}/train_17.out",)),
-        ("slurm-waiting", (f"{WORK}/train_18.err", f"{WORK}/train_18.out")),
-        ("pbs-completed", PBS_FILES),
-        ("cobalt-running", COBALT_FILES),
-        ("lsf-running", (f"{WORK}/train.58652",)),
-        ("gridengine-running", (f"{WORK}/train.o12",)),
-    ],
-)
-def test_where_the_output_goes(name: str, files: tuple[str, ...], cases: Path) -> None:
-    status = status_in(
-        (cases / "jobs/answers" / f"{name}.txt").read_text(),
-        DIALECTS[scheduler_of(name)].query,
-        "12",
-    )
-    assert status
-    assert status.outputs == files
 
 
 @given(text=st.text(), scheduler=st.sampled_from(sorted(DIALECTS)))
@@ -184,41 +175,31 @@ def test_the_id_of_a_job(scheduler: str, printed: str, expected: list[str]) -> N
     assert [each["id"] for each in found] == expected
 
 
+KILLED = "37  : qmaster enforced h_rt, h_cpu, or h_vmem limit"
+NO_FILE = "26  : opening input/output file"
+GRID_ENGINE = "jobname      train\nfailed       {}\nexit_status  {}\n"
+
+
 @pytest.mark.parametrize(
-    ("failed", "exit_status", "status"),
+    ("scheduler", "text", "status"),
     [
-        ("0    ", "0", Status("completed", exit_code=0)),
-        ("0    ", "3", Status("failed", exit_code=3)),
-        (
-            "37  : qmaster enforced h_rt, h_cpu, or h_vmem limit", "137                  (Killed)",
-            Status("timeout", "37  : qmaster enforced h_rt, h_cpu, or h_vmem limit", 137),
-        ),
-        (
-            "26  : opening input/output file", "0",
-            Status("failed", "26  : opening input/output file", None),
-        ),
+        ("gridengine", GRID_ENGINE.format("0    ", "0"), Status("completed", exit_code=0)),
+        ("gridengine", GRID_ENGINE.format("0    ", "3"), Status("failed", exit_code=3)),
+        ("gridengine", GRID_ENGINE.format(KILLED, "137        (Killed)"), Status("timeout", KILLED, 137)),
+        ("gridengine", GRID_ENGINE.format(NO_FILE, "0"), Status("failed", NO_FILE)),
+        ("gridengine", "error: job id 5 not found", None),
+        ("slurm", "COMPLETED|0:0\n", Status("completed", exit_code=0)),
+        ("slurm", "CANCELLED by 1000|0:15\n", Status("cancelled", exit_code=143)),
+        ("slurm", "TIMEOUT|0:0\n", Status("timeout", exit_code=0)),
+        ("slurm", "FAILED|3:0\n", Status("failed", exit_code=3)),
+        ("slurm", "Slurm accounting storage is disabled\n", None),
+        ("slurm", "", None),
     ],
 )  # fmt: skip
-def test_what_grid_engine_records(failed: str, exit_status: str, status: Status) -> None:
-    text = f"jobname      train\nfailed       {failed}\nexit_status  {exit_status}\n"
-    found = status_in(text, DIALECTS["gridengine"].history, "12")
-    assert found == status._replace(name="train")
-    assert status_in("error: job id 5 not found", DIALECTS["gridengine"].history, "5") is None
-
-
-@pytest.mark.parametrize(
-    ("text", "status"),
-    [
-        ("COMPLETED|0:0\n", Status("completed", exit_code=0)),
-        ("CANCELLED by 1000|0:15\n", Status("cancelled", exit_code=143)),
-        ("TIMEOUT|0:0\n", Status("timeout", exit_code=0)),
-        ("FAILED|3:0\n", Status("failed", exit_code=3)),
-        ("Slurm accounting storage is disabled\n", None),
-        ("", None),
-    ],
-)
-def test_what_the_accounting_says(text: str, status: Status | None) -> None:
-    assert status_in(text, DIALECTS["slurm"].history, "1") == status
+def test_what_the_accounting_says(scheduler: str, text: str, status: Status | None) -> None:
+    name = "train" if scheduler == "gridengine" else ""
+    found = status_in(text, DIALECTS[scheduler].history, "12")
+    assert found == (status and status._replace(name=name))
 
 
 def test_a_job_of_another_cluster() -> None:

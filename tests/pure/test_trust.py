@@ -120,6 +120,15 @@ def test_nothing_of_another_user_is_executed(
 
 
 @needs_root
+def test_a_job_of_init_is_not_kept_in_the_home_of_another_user(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HVDENV_HOME", str(of_eve(tmp_path)))
+    assert main(["init", "x", "--here", "--where", "compute"]) == 2
+    assert f"belongs to uid {EVE}" in capsys.readouterr().err
+
+
+@needs_root
 def test_with_trust_it_is_executed(tmp_path: Path, capsys: Captured) -> None:
     """So the mark above means something."""
     mark, init = tmp_path / "mark", tmp_path / "init.sh"
@@ -677,4 +686,4 @@ def test_modules_of_the_current_folder_are_not_imported(
 def test_jobs_start_hvdenv_without_the_current_folder() -> None:
     from hvdenv.cli import job
 
-    assert ("-P" in job._OWN) == (sys.version_info >= (3, 11))
+    assert ("-P" in job.OWN) == (sys.version_info >= (3, 11))

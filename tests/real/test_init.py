@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,3 +61,24 @@ def test_a_page_and_the_cluster(
     assert recipe.horovod.gpu and recipe.horovod.gpu.nccl_home == "$NCCL_ROOT"
     assert recipe.mpi and (recipe.mpi.kind, recipe.mpi.version) == ("openmpi", "4.1.8")
     assert "gpus_per_node" not in Path("heath.toml").read_text()
+
+
+def test_what_a_compute_node_shows(
+    site: Cluster, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node is another host than this one; the cost is told first, and a dry run submits nothing."""
+    monkeypatch.chdir(tmp_path)
+    hvdenv = Cli(home, site.environ)
+    words = ("init", "moor", "--here", "--where", "compute", "--set", "job.partition=amd_a100nv_8")
+    shown = hvdenv(*words, "--dry-run")
+    assert "#SBATCH -p amd_a100nv_8" in shown.stdout and "#SBATCH --gres=gpu:1" in shown.stdout
+    assert "1 node for 00:10:00, up to 0.1667 node-hours and 0.1667 GPU-hours" in shown.stderr
+    assert not Path("moor.toml").exists() and not site.run(["squeue", "-h"]).stdout
+    told = hvdenv(*words).stderr
+    assert told.index("up to 0.1667") < told.index("looking at a compute node, in job ")
+    glibc = platform.libc_ver()[1]
+    text = Path("moor.toml").read_text()
+    assert re.search(rf'glibc = "{glibc}"  # compute node gpu3[23]', text)
+    assert re.search(r"#   compute node gpu3[23]: .*; no GPU; https://pypi.org", text)
+    wrong = hvdenv(*words[:-1], "job.partition=none", "-o", "-", code=2)
+    assert "there is no partition none" in wrong.stderr

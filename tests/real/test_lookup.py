@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from hvdenv.building import lookup
+from hvdenv.cli.main import main
 from tests.channel import Channel
 from tests.index import package, served
 from tests.real.conftest import Cli
@@ -41,6 +44,19 @@ def test_a_page_of_files_as_an_index(cli: Cli, tmp_path: Path) -> None:
         url = f"frameworks.torch.extra_index={site.url}/stable.html"
         found = cli(*TORCH, "--set", url, code=3).json["findings"]
     assert "index-is-a-page-of-files" in {each["id"] for each in found}
+
+
+def test_an_index_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lookup, "MEMORY", 600 << 20)
+    monkeypatch.setenv("HVDENV_HOME", str(tmp_path / "home"))
+    with served(tmp_path) as site:
+        site.everywhere = (
+            b'<a href="torch-1.0-py3-none-any.whl">torch-1.0-py3-none-any.whl</a>\n' * (4 << 20)
+        )
+        main([*TORCH, "--set", f"frameworks.torch.cpu_index={site.url}/simple"])
+    assert "GiB of memory" in "\n".join(json.loads(capsys.readouterr().out)["not_looked_up"])
 
 
 def test_conda_packages(cli: Cli, tmp_path: Path) -> None:

@@ -17,14 +17,13 @@ from typing import Any
 
 import pytest
 
-from hvdenv.errors import StepError
+from hvdenv.errors import RecipeError, StepError
 from hvdenv.model.cluster import Wheels
 from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.wheels import wheelcache
 from hvdenv.wheels.cache_entry import Cache, key
-from hvdenv.wheels.wheelarchive import export, import_archive
-from hvdenv.wheels.wheelcache import describe, names, own, sign, store, take
+from hvdenv.wheels.wheelcache import copy, describe, names, own, sign, store, take
 from tests.real.conftest import Cli
 from tests.waiting import wait_until
 from tests.wheels import NAME, wheel_in
@@ -375,19 +374,17 @@ def test_a_key_that_only_an_agent_has(
         os.kill(int(variables["SSH_AGENT_PID"]), signal.SIGTERM)
 
 
-def test_an_archive_into_a_cache_that_requires_signatures(
+def test_copies_into_a_cache_that_requires_signatures(
     place: Path, wheel: Path, signers: Path, runner: Runner
 ) -> None:
-    private, file = own(Places(place / "home")), place / "wheels.tar"
+    private = own(Places(place / "home"))
     cache = shared(group_cache(place), signers=str(signers))
     store(private, INPUTS, wheel, runner)
-    export({key(INPUTS): private}, file, runner)
-    with pytest.raises(Exception, match="it is not signed"):
-        import_archive(cache, file, runner)
+    with pytest.raises(RecipeError, match="it is not signed"):
+        copy({key(INPUTS): private}, cache, runner)
     assert list(cache.folder.iterdir()) == []
     sign(private, key(INPUTS), str(place / "ann"), runner)
-    export({key(INPUTS): private}, file, runner)
-    import_archive(cache, file, runner)
+    copy({key(INPUTS): private}, cache, runner)
     assert taking(cache, wheel)() == "the wheel"
 
 
@@ -403,12 +400,10 @@ def test_the_command_line(place: Path, wheel: Path, signers: Path) -> None:
     cli = Cli(place / "home", {"HVDENV_SITE": str(site)})
     assert "no wheels yet" in cli("cache", "list").stdout
     store(own(Places(place / "home")), INPUTS, wheel, Runner())
-    cli("cache", "export", str(place / "wheels.tar"))
-    result = cli("cache", "import", str(place / "wheels.tar"), "--cache", str(folder), code=2)
+    result = cli("cache", "copy", "--to", str(folder), code=2)
     assert "it is not signed" in result.stderr
     cli("cache", "sign", "--cache", str(place / "home/cache/wheels"))
-    cli("cache", "export", str(place / "wheels.tar"), key(INPUTS)[:5])
-    cli("cache", "import", str(place / "wheels.tar"), "--cache", str(folder))
+    cli("cache", "copy", "--to", str(folder), key(INPUTS)[:5])
     listed = cli("cache", "verify", "--json").json
     assert [(each["shared"], each["signed"], each["problem"]) for each in listed] == [
         (False, True, ""),

@@ -5,11 +5,12 @@
 #    source ~/.local/share/bash_completion/hvdenv
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
-_shtab_hvdenv_cache_subparsers=(list verify prune export import sign)
+_shtab_hvdenv_wheels_subparsers=(publish verify)
+_shtab_hvdenv_cache_subparsers=(list verify prune copy sign)
 _shtab_hvdenv_envs_subparsers=(storage rollback remove prune)
-_shtab_hvdenv_subparsers=(init check build verify job run shell install doctor lock fetch cache export diff recipes show plan grid envs module container trust completion)
+_shtab_hvdenv_subparsers=(init check build verify job run shell install doctor lock fetch wheels cache export diff recipes show plan grid envs module container trust completion)
 
-_shtab_hvdenv_init_option_strings=(-h --help --from --lines --here --interactive --set -o --output --json)
+_shtab_hvdenv_init_option_strings=(-h --help --from --lines --here --where --dry-run --interactive --set -o --output --json)
 _shtab_hvdenv_check_option_strings=(-h --help --variant --set --site --python --prefix --json --facts --allow --trust --offline --timeout)
 _shtab_hvdenv_build_option_strings=(-h --help --variant --set --site --python --prefix --json -q --quiet -v --verbose --color --where --dry-run --allow --locked --lockfiles --lock --require-signed --from --offline --accept-drift --rebuild --break-lock --trust)
 _shtab_hvdenv_verify_option_strings=(-h --help --variant --set --site --prefix --json -q --quiet -v --verbose --color --where --dry-run --trust -n --ranks --hosts --hostfile --timeout --launcher --clean --quick --full --bench --time --junit --html --from --framework --controller --operation)
@@ -20,11 +21,13 @@ _shtab_hvdenv_install_option_strings=(-h --help --variant --set --site --python 
 _shtab_hvdenv_doctor_option_strings=(-h --help --recipe --json)
 _shtab_hvdenv_lock_option_strings=(-h --help --variant --set --site --python --prefix --json -q --quiet -v --verbose --color --lockfiles --trust --sign --key --check --update --upgrade --platform)
 _shtab_hvdenv_fetch_option_strings=(-h --help --variant --set --site --to --python --prefix --lockfiles --lock --trust --json -q --quiet -v --verbose --color)
+_shtab_hvdenv_wheels_publish_option_strings=(-h --help --site --cache --key --dry-run)
+_shtab_hvdenv_wheels_verify_option_strings=(-h --help --site)
+_shtab_hvdenv_wheels_option_strings=(-h --help)
 _shtab_hvdenv_cache_list_option_strings=(-h --help --site --cache --json)
 _shtab_hvdenv_cache_verify_option_strings=(-h --help --site --cache --json)
 _shtab_hvdenv_cache_prune_option_strings=(-h --help --site --cache --max-size --older-than --damaged --downloads)
-_shtab_hvdenv_cache_export_option_strings=(-h --help --site --cache)
-_shtab_hvdenv_cache_import_option_strings=(-h --help --site --cache)
+_shtab_hvdenv_cache_copy_option_strings=(-h --help --site --cache --to)
 _shtab_hvdenv_cache_sign_option_strings=(-h --help --site --cache --key)
 _shtab_hvdenv_cache_option_strings=(-h --help)
 _shtab_hvdenv_export_option_strings=(-h --help --variant --set --site --prefix --format --output)
@@ -46,6 +49,7 @@ _shtab_hvdenv_option_strings=(-h --help --version)
 
 
 
+_shtab_hvdenv_init___where_choices=(here compute)
 _shtab_hvdenv_build___color_choices=(auto always never)
 _shtab_hvdenv_build___where_choices=(here compute)
 _shtab_hvdenv_verify___color_choices=(auto always never)
@@ -56,7 +60,8 @@ _shtab_hvdenv_verify___operation_choices=(NCCL DDL CCL MPI Gloo)
 _shtab_hvdenv_install___color_choices=(auto always never)
 _shtab_hvdenv_lock___color_choices=(auto always never)
 _shtab_hvdenv_fetch___color_choices=(auto always never)
-_shtab_hvdenv_cache_pos_0_choices=(list verify prune export import sign)
+_shtab_hvdenv_wheels_pos_0_choices=(publish verify)
+_shtab_hvdenv_cache_pos_0_choices=(list verify prune copy sign)
 _shtab_hvdenv_export___format_choices=(cyclonedx environment.yml requirements constraints)
 _shtab_hvdenv_diff___color_choices=(auto always never)
 _shtab_hvdenv_plan___format_choices=(text bash)
@@ -65,11 +70,12 @@ _shtab_hvdenv_module___format_choices=(lua tcl)
 _shtab_hvdenv_container___color_choices=(auto always never)
 _shtab_hvdenv_container___format_choices=(singularity docker)
 _shtab_hvdenv_completion_pos_0_choices=(bash zsh tcsh)
-_shtab_hvdenv_pos_0_choices=(init check build verify job run shell install doctor lock fetch cache export diff recipes show plan grid envs module container trust completion)
+_shtab_hvdenv_pos_0_choices=(init check build verify job run shell install doctor lock fetch wheels cache export diff recipes show plan grid envs module container trust completion)
 
 _shtab_hvdenv_init__h_nargs=0
 _shtab_hvdenv_init___help_nargs=0
 _shtab_hvdenv_init___here_nargs=0
+_shtab_hvdenv_init___dry_run_nargs=0
 _shtab_hvdenv_init___interactive_nargs=0
 _shtab_hvdenv_init___json_nargs=0
 _shtab_hvdenv_check__h_nargs=0
@@ -156,6 +162,15 @@ _shtab_hvdenv_fetch__q_nargs=0
 _shtab_hvdenv_fetch___quiet_nargs=0
 _shtab_hvdenv_fetch__v_nargs=0
 _shtab_hvdenv_fetch___verbose_nargs=0
+_shtab_hvdenv_wheels_publish_pos_1_nargs='*'
+_shtab_hvdenv_wheels_publish__h_nargs=0
+_shtab_hvdenv_wheels_publish___help_nargs=0
+_shtab_hvdenv_wheels_publish___dry_run_nargs=0
+_shtab_hvdenv_wheels_verify__h_nargs=0
+_shtab_hvdenv_wheels_verify___help_nargs=0
+_shtab_hvdenv_wheels_pos_0_nargs=A...
+_shtab_hvdenv_wheels__h_nargs=0
+_shtab_hvdenv_wheels___help_nargs=0
 _shtab_hvdenv_cache_list__h_nargs=0
 _shtab_hvdenv_cache_list___help_nargs=0
 _shtab_hvdenv_cache_list___json_nargs=0
@@ -166,11 +181,9 @@ _shtab_hvdenv_cache_prune__h_nargs=0
 _shtab_hvdenv_cache_prune___help_nargs=0
 _shtab_hvdenv_cache_prune___damaged_nargs=0
 _shtab_hvdenv_cache_prune___downloads_nargs=0
-_shtab_hvdenv_cache_export_pos_1_nargs='*'
-_shtab_hvdenv_cache_export__h_nargs=0
-_shtab_hvdenv_cache_export___help_nargs=0
-_shtab_hvdenv_cache_import__h_nargs=0
-_shtab_hvdenv_cache_import___help_nargs=0
+_shtab_hvdenv_cache_copy_pos_0_nargs='*'
+_shtab_hvdenv_cache_copy__h_nargs=0
+_shtab_hvdenv_cache_copy___help_nargs=0
 _shtab_hvdenv_cache_sign_pos_0_nargs='*'
 _shtab_hvdenv_cache_sign__h_nargs=0
 _shtab_hvdenv_cache_sign___help_nargs=0

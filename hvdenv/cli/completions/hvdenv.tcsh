@@ -8,8 +8,8 @@
 
 
 complete hvdenv \
-        'c/--color=/(auto always never)/' \
         'c/--where=/(here compute)/' \
+        'c/--color=/(auto always never)/' \
         'c/--framework=/(torch tensorflow mxnet)/' \
         'c/--controller=/(MPI Gloo)/' \
         'c/--operation=/(NCCL DDL CCL MPI Gloo)/' \
@@ -19,8 +19,8 @@ complete hvdenv \
         'c/--format=/(singularity docker)/' \
         'c/--/(accept-drift account allow bench bind break-lock build cache check clean color comment controller copy cpus-per-rank cuda damaged detach downloads dry-run exit-code export facts follow force format framework from full gpus-per-node help here hostfile hosts html image interactive json junit keep key launcher lines list lock locked lockfiles max-size mpi name nodes offline older-than operation output partition platform prefix preflight python quick quiet ranks ranks-per-node rebuild recipe remove require-signed schema set sign site submit tensorflow time timeout to torch trust unused-for update upgrade variant verbose version where)/' \
         'c/-/(- h n o q v x)/' \
-        'n/--color/(auto always never)/' \
         'n/--where/(here compute)/' \
+        'n/--color/(auto always never)/' \
         'n/--framework/(torch tensorflow mxnet)/' \
         'n/--controller/(MPI Gloo)/' \
         'n/--operation/(NCCL DDL CCL MPI Gloo)/' \
@@ -28,8 +28,9 @@ complete hvdenv \
         'n/--format/(text bash)/' \
         'n/--format/(lua tcl)/' \
         'n/--format/(singularity docker)/' \
-        'p/1/(init check build verify job run shell install doctor lock fetch cache export diff recipes show plan grid envs module container trust completion)/' \
-        'n/cache/(list verify prune export import sign)/' \
+        'p/1/(init check build verify job run shell install doctor lock fetch wheels cache export diff recipes show plan grid envs module container trust completion)/' \
+        'n/wheels/(publish verify)/' \
+        'n/cache/(list verify prune copy sign)/' \
         'n/envs/(storage rollback remove prune)/' \
         'n/completion/(bash zsh tcsh)/' \
         'p/*/()/'

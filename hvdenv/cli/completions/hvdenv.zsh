@@ -33,14 +33,14 @@ _shtab_hvdenv_commands() {
     show:'Show a recipe after its layers are merged, and which layer sets each value.'
     trust:'Trust a file or folder of other users, instead of passing --trust each time.'
     verify:'Prove that an environment works.'
+    wheels:'Publish compiled wheels as an index for pip, uv and Poetry.'
   )
   _describe 'hvdenv commands' _commands
 }
 
 _shtab_hvdenv_cache_commands() {
   local _commands=(
-    export:'Write entries to a tar file.'
-    import:'Add the entries of a tar file to a cache.'
+    copy:'Copy entries into another cache.'
     list:'List the entries of the caches.'
     prune:'Remove entries, least recently used first.'
     sign:'Sign entries with ssh-keygen.'
@@ -57,6 +57,14 @@ _shtab_hvdenv_envs_commands() {
     storage:'show the size of the caches and the free space'
   )
   _describe 'hvdenv envs commands' _commands
+}
+
+_shtab_hvdenv_wheels_commands() {
+  local _commands=(
+    publish:'Add compiled wheels to an index.'
+    verify:'Check every wheel of an index: hash, name, RECORD, signature, and the pages.'
+  )
+  _describe 'hvdenv wheels commands' _commands
 }
 
 _shtab_hvdenv_options=(
@@ -104,26 +112,16 @@ _shtab_hvdenv_cache_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_hvdenv_cache_defaults_added=0
 
-_shtab_hvdenv_cache_export_options=(
+_shtab_hvdenv_cache_copy_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
   "--cache[use this cache only]:FOLDER:"
-  ":FILE.tar:"
+  "--to[created if missing (default\: your own cache)]:FOLDER:"
   "(*)::first digits of keys (default\: all entries):"
 )
 
 # guard to ensure default positional specs are added only once per session
-_shtab_hvdenv_cache_export_defaults_added=0
-
-_shtab_hvdenv_cache_import_options=(
-  "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
-  "--cache[use this cache only]:FOLDER:"
-  ":FILE.tar:"
-)
-
-# guard to ensure default positional specs are added only once per session
-_shtab_hvdenv_cache_import_defaults_added=0
+_shtab_hvdenv_cache_copy_defaults_added=0
 
 _shtab_hvdenv_cache_list_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -140,7 +138,7 @@ _shtab_hvdenv_cache_prune_options=(
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
   "--cache[use this cache only]:FOLDER:"
   "--max-size[remove entries until the cache is this small, such as 500MB or 2GB (default, without other options\: places.wheels.own_gb for your own cache)]:SIZE:"
-  "--older-than[remove entries that were not used for so many days]:DAYS:"
+  "--older-than[remove entries not used for this long, such as 90d or 8w]:AGE:"
   "--damaged[remove damaged entries]"
   "--downloads[prune downloaded and unpacked files instead of wheels (default --max-size\: 20GB)]"
 )
@@ -344,6 +342,8 @@ _shtab_hvdenv_init_options=(
   "*--from[page or job script to read\: Markdown, HTML, reStructuredText, shell or plain text\; - is standard input\; may be repeated]:FILE:"
   "--lines[read only these lines of the page]:A-B:"
   "--here[look at this machine and its modules]"
+  "--where[with --here. compute\: also ask a compute node, in a job of at most 10 minutes with one GPU if the job has any (default\: here)]:where:(here compute)"
+  "--dry-run[with --where compute\: print the script of the job, and submit nothing]"
   "--interactive[ask for missing values and where sources differ]"
   "*--set[a value of the recipe, such as horovod.version\=0.28.1\; may be repeated]:KEY=VALUE:"
   {-o,--output}"[file to write, - for standard output (default\: NAME.toml)]:FILE:"
@@ -584,6 +584,35 @@ _shtab_hvdenv_verify_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_hvdenv_verify_defaults_added=0
 
+_shtab_hvdenv_wheels_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_hvdenv_wheels_defaults_added=0
+
+_shtab_hvdenv_wheels_publish_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
+  "--cache[use this cache only]:FOLDER:"
+  "--key[sign with this private key, or with the SSH agent\'s key for this public part (default\: places.wheels.key)]:FILE:"
+  "--dry-run[print which wheels would be published, and change nothing]"
+  ":folder of the index:"
+  "(*)::only wheels of these environments, such as local\+torch\; \`hvdenv envs\` lists them:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_hvdenv_wheels_publish_defaults_added=0
+
+_shtab_hvdenv_wheels_verify_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
+  ":folder of the index:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_hvdenv_wheels_verify_defaults_added=0
+
 
 _shtab_hvdenv() {
   local context state line curcontext="$curcontext" one_or_more='(*)' remainder='(-)*:' default='*::: :->hvdenv'
@@ -626,6 +655,7 @@ _shtab_hvdenv() {
         show) _arguments -C -s $_shtab_hvdenv_show_options ;;
         trust) _arguments -C -s $_shtab_hvdenv_trust_options ;;
         verify) _arguments -C -s $_shtab_hvdenv_verify_options ;;
+        wheels) _shtab_hvdenv_wheels ;;
       esac
   esac
 }
@@ -648,8 +678,7 @@ _shtab_hvdenv_cache() {
       (( CURRENT += 1 ))
       curcontext="${curcontext%:*:*}:_shtab_hvdenv_cache-$line[1]:"
       case $line[1] in
-        export) _arguments -C -s $_shtab_hvdenv_cache_export_options ;;
-        import) _arguments -C -s $_shtab_hvdenv_cache_import_options ;;
+        copy) _arguments -C -s $_shtab_hvdenv_cache_copy_options ;;
         list) _arguments -C -s $_shtab_hvdenv_cache_list_options ;;
         prune) _arguments -C -s $_shtab_hvdenv_cache_prune_options ;;
         sign) _arguments -C -s $_shtab_hvdenv_cache_sign_options ;;
@@ -680,6 +709,30 @@ _shtab_hvdenv_envs() {
         remove) _arguments -C -s $_shtab_hvdenv_envs_remove_options ;;
         rollback) _arguments -C -s $_shtab_hvdenv_envs_rollback_options ;;
         storage) _arguments -C -s $_shtab_hvdenv_envs_storage_options ;;
+      esac
+  esac
+}
+
+_shtab_hvdenv_wheels() {
+  local context state line curcontext="$curcontext" one_or_more='(*)' remainder='(-)*:' default='*::: :->wheels'
+
+  # Add default positional/remainder specs only if none exist, and only once per session
+  if (( ! _shtab_hvdenv_wheels_defaults_added )); then
+    if (( ${_shtab_hvdenv_wheels_options[(I)${(q)one_or_more}*]} +          ${_shtab_hvdenv_wheels_options[(I)${(q)remainder}*]} +          ${_shtab_hvdenv_wheels_options[(I)${(q)default}]} == 0 )); then
+      _shtab_hvdenv_wheels_options+=(': :_shtab_hvdenv_wheels_commands' '*::: :->wheels')
+    fi
+    _shtab_hvdenv_wheels_defaults_added=1
+  fi
+  _arguments -C -s $_shtab_hvdenv_wheels_options
+
+  case $state in
+    wheels)
+      words=($line[1] "${words[@]}")
+      (( CURRENT += 1 ))
+      curcontext="${curcontext%:*:*}:_shtab_hvdenv_wheels-$line[1]:"
+      case $line[1] in
+        publish) _arguments -C -s $_shtab_hvdenv_wheels_publish_options ;;
+        verify) _arguments -C -s $_shtab_hvdenv_wheels_verify_options ;;
       esac
   esac
 }

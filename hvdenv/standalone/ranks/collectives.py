@@ -423,7 +423,7 @@ class Caller:
             tensor = self.tensor(array, case.dtype)
             results.append(self.call("allreduce", [tensor], self.arguments(case)))
         self.context.stage("collectives", "join: in hvd.join()")
-        last = self.call("join")
+        last = self.call("join", device_of_join(self.context))
         # Up to Horovod 0.22, hvd.join() does not return the rank.
         known = hasattr(last, "numpy") or isinstance(last, int)
         last = self.array(last)[1] if known else self.size - 1
@@ -445,6 +445,16 @@ FORMS: Dict[str, Callable[..., Wait]] = {
     "graph": Caller.in_graph,
     "keras": Caller.keras,
 }
+
+
+def device_of_join(context: Context) -> List[int]:
+    """The argument of hvd.join(): the index of torch's GPU.
+
+    Ranks that have joined send zeros, by default from the host. NCCL's ranks would wait for them
+    forever. TensorFlow knows the device by itself.
+    """
+    index = context.device.partition(":")[2] if context.framework == "torch" else ""
+    return [int(index)] if index else []
 
 
 def shortened(text: object, length: int) -> str:

@@ -1,0 +1,73 @@
+"""Asks a compute node what it shows, in a job, for `init --here --where compute`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from hvdenv.cli.job import OWN, own_script, to_the_end
+from hvdenv.drafting.combine import Draft, nested
+from hvdenv.drafting.node import Seen, drafted
+from hvdenv.drafting.values import Found
+from hvdenv.errors import StepError, UsageError
+from hvdenv.model.cluster import Job, Partition
+from hvdenv.model.dialect import Dialect, with_own
+from hvdenv.places import Places, find_places, make_folder
+from hvdenv.reading import STATE, read_json
+from hvdenv.runner import Runner
+from hvdenv.schema import Problem, decode
+from hvdenv.sites.batch import BatchJob, charged, check, own_job
+from hvdenv.sites.jobs import OUTPUT_SECONDS, Script, submit
+
+
+def ask_node(draft: Draft, *, dry_run: bool) -> Found | None:
+    """What a compute node shows, asked in a job; None for a dry run, which prints the script.
+
+    Raises:
+        UsageError, StepError: the sources do not say how to submit a job, or it failed.
+    """
+    document = nested(draft.values)
+    scheduler = document.get("scheduler", "")
+    dialect = with_own(decode(dict[str, Dialect], document.get("schedulers", {}))).get(scheduler)
+    if dialect is None:
+        raise UsageError(
+            "neither the page nor this machine shows which scheduler it has",
+            remedy="name it: --set scheduler=slurm (or pbs, lsf, gridengine, cobalt)",
+        )
+    partitions = decode(dict[str, Partition], document.get("partitions", {}))
+    job = decode(Job, document.get("job", {}))
+    gpus = partitions.get(job.partition or "", Partition()).gpus
+    job = own_job(job._replace(gpus_per_node=job.gpus_per_node or gpus), "init")
+    places = find_places()
+    answer = places.jobs / f"{job.name}-{os.urandom(6).hex()}.json"
+    batch = BatchJob(
+        job, check(job, dialect, partitions, where="{}".format),
+        command=(*OWN, "hvdenv.drafting.node", str(answer)),
+    )  # fmt: skip
+    script = own_script(scheduler, dialect, batch, places)
+    if dry_run:
+        print(script.text, end="")
+    print(f"{job.name}: {charged(job)}", file=sys.stderr, flush=True)
+    return None if dry_run else _answered(script, answer, places)
+
+
+def _answered(script: Script, answer: Path, places: Places) -> Found:
+    make_folder(places.jobs)
+    runner = Runner()
+    record = submit(script, runner, places)
+    print(f"looking at a compute node, in job {record.id}", file=sys.stderr, flush=True)
+    code = to_the_end(record, runner, places, as_json=True)
+    end = time.monotonic() + OUTPUT_SECONDS  # a network file system may show it later
+    while not code and not answer.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    try:
+        seen = decode(Seen, read_json(answer, STATE))
+        answer.unlink()
+    except (OSError, ValueError, Problem) as error:
+        raise StepError(
+            f"the job on a compute node did not answer (exit code {code})", where=f"job {record.id}",
+            remedy=f"see the end of {script.log}; without a node: leave out --where compute",
+        ) from error  # fmt: skip
+    return drafted(seen, compute=True)

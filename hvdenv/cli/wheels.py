@@ -1,0 +1,194 @@
+"""Publish compiled wheels as an index for pip, uv and Poetry.
+
+Users of the index do not need hvdenv: pip installs the wheels, and each checks when it is
+imported that it fits the framework and the MPI there. Without recipes, `publish` adds all
+wheels of the caches."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from hvdenv.cli.cache import caches_of
+from hvdenv.cli.options import add_dry_run, add_options, storage_of_site
+from hvdenv.contents.record import GenerationRecord
+from hvdenv.environments import generations, registry
+from hvdenv.errors import UsageError
+from hvdenv.masking import plain
+from hvdenv.model.cluster import Wheels
+from hvdenv.places import find_places
+from hvdenv.reading import WHEEL, read_file
+from hvdenv.runner import Runner
+from hvdenv.wheels import index, wheelcache
+from hvdenv.wheels.cache_entry import Cache, NotUsedError, check, key, open_entry
+from hvdenv.wheels.index import Index
+from hvdenv.wheels.published import Source, Unpublished, compiled_for
+
+EXAMPLES = """\
+examples:
+  hvdenv wheels publish /proj/group/index
+  hvdenv wheels publish /proj/group/index neuron local+torch     wheels of these environments
+  hvdenv wheels publish /proj/group/index --key ~/.ssh/id_ed25519.pub
+  hvdenv wheels verify /proj/group/index
+  pip install --extra-index-url file:///proj/group/index \\
+      "horovod==0.28.1+hvdenv.1.torch2.13.cpu.ompi41"
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    def add(name: str, text: str) -> argparse.ArgumentParser:
+        action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        action.add_argument("folder", metavar="DIR", type=Path, help="folder of the index")
+        add_options(action, "site")
+        return action
+
+    publish = add("publish", "add compiled wheels to an index")
+    publish.add_argument(
+        "recipes", metavar="RECIPE", nargs="*",
+        help="only wheels of these environments, such as local+torch; `hvdenv envs` lists them",
+    )  # fmt: skip
+    publish.add_argument("--cache", metavar="FOLDER", type=Path, help="use this cache only")
+    publish.add_argument(
+        "--key", metavar="FILE",
+        help="sign with this private key, or with the SSH agent's key for this public part"
+        " (default: places.wheels.key)",
+    )  # fmt: skip
+    add_dry_run(publish, "print which wheels would be published, and change nothing")
+    add("verify", "check every wheel of an index: hash, name, RECORD, signature, and the pages")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    wheels = storage_of_site(arguments).wheels
+    action = _publish if arguments.action == "publish" else _verify
+    return action(arguments, wheels, Runner())
+
+
+class Entry(NamedTuple):
+    """An entry to publish.
+
+    Attributes:
+        cache: that has it.
+        lock: digest of the lock that an environment with this wheel was built from; or empty.
+    """
+
+    cache: Cache
+    lock: str
+
+
+def _publish(arguments: argparse.Namespace, wheels: Wheels, runner: Runner) -> int:
+    signing_key = arguments.key or wheels.key or ""
+    if wheels.signers and not signing_key:
+        raise UsageError(
+            "wheels of this site need a signature, and no key to sign with is set",
+            remedy="name its file with --key, or in places.wheels.key",
+        )
+    entries = _entries(arguments, wheels)
+    sources = list(_sources(entries, runner))
+    if arguments.dry_run:
+        for source in sources:
+            print(f"would publish horovod {compiled_for(source).version}, {_tags(source)}")
+        return 0
+    target = _index(arguments, wheels)._replace(folder=index.prepare(arguments.folder))
+    for source in sources:
+        lock = entries[source.record.key].lock
+        name, new = index.add(target, source, lock, signing_key, runner)
+        print(f"{'published' if new else 'unchanged'} {name}")
+    found = index.write_pages(target, runner)
+    for problem in found.problems:
+        print(plain(f"not listed: {problem}"), file=sys.stderr)
+    print(f"{len(found.listed)} wheels in the index file://{target.folder}")
+    return 5 if found.problems else 0
+
+
+def _tags(source: Source) -> str:
+    return "-".join(source.record.file.removesuffix(".whl").split("-")[2:])
+
+
+def _index(arguments: argparse.Namespace, wheels: Wheels) -> Index:
+    signers = Path(wheels.signers) if wheels.signers else None
+    return Index(arguments.folder.absolute(), signers)
+
+
+def _entries(arguments: argparse.Namespace, wheels: Wheels) -> dict[str, Entry]:
+    """The entries to publish by their keys.
+
+    Raises:
+        UsageError: there is none, or an environment has no cached wheel.
+    """
+    records = _records(arguments.recipes)
+    locks: dict[str, str] = {}
+    for record in records.values():
+        name = key(record.stack)
+        locks[name] = locks.get(name) or (record.lock.digest if record.lock else "")
+    found: dict[str, Entry] = {}
+    for cache in caches_of(arguments, wheels):
+        for name in wheelcache.names(cache):
+            found.setdefault(name, Entry(cache, locks.get(name, "")))
+    for environment, record in records.items() if arguments.recipes else ():
+        if key(record.stack) not in found:
+            raise UsageError(
+                "no cache has the Horovod wheel of this environment", where=environment,
+                remedy="build it again with --rebuild: the build stores the wheel",
+            )  # fmt: skip
+    if not found:
+        raise UsageError("no cache has a wheel", remedy="build an environment: hvdenv build RECIPE")
+    return {name: found[name] for name in found if not arguments.recipes or name in locks}
+
+
+def _records(names: Sequence[str]) -> Mapping[str, GenerationRecord]:
+    """The records of environments: the named ones, or all complete ones."""
+    places = find_places()
+    if names:
+        prefixes = [str(registry.find(places, name).prefix) for name in names]
+    else:
+        known = registry.list_environments(places)
+        prefixes = [each.prefix for each in known if each.state == "complete"]
+    return {
+        prefix: generations.read_record(Path(prefix) / generations.RECORD) for prefix in prefixes
+    }
+
+
+def _sources(entries: Mapping[str, Entry], runner: Runner) -> Iterator[Source]:
+    """The entries that can be published, oldest first: of two equal versions, pip takes the last."""
+    found = []
+    for name, entry in entries.items():
+        try:
+            source = _read(entry.cache, name, runner)
+            compiled_for(source)
+        except (NotUsedError, Unpublished) as error:
+            print(plain(f"not published: {name[:12]}: {error}"), file=sys.stderr)
+        else:
+            found.append(source)
+    yield from sorted(found, key=lambda each: (each.record.created, each.record.key))
+
+
+def _read(cache: Cache, name: str, runner: Runner) -> Source:
+    """An entry, after all of it was checked.
+
+    Raises:
+        NotUsedError: it cannot be used.
+    """
+    with open_entry(cache, name) as entry, tempfile.TemporaryDirectory() as folder:
+        if entry is None:
+            raise NotUsedError("it is gone")
+        copy = Path(folder) / "wheel"
+        check(cache, entry, runner, copy)
+        return Source(entry.record, entry.inputs, read_file(copy, WHEEL).data)
+
+
+def _verify(arguments: argparse.Namespace, wheels: Wheels, runner: Runner) -> int:
+    target = _index(arguments, wheels)
+    found = index.examine(target, runner)
+    problems = [*found.problems]
+    problems += [f"{name}: it does not list the wheels" for name in index.outdated(target, found)]
+    for about in found.listed:
+        print(f"good {about.file}")
+    for problem in problems:
+        print(plain(f"bad {problem}"))
+    return 1 if problems else 0

@@ -1,0 +1,145 @@
+"""What one host shows: this one, or a compute node, where a job calls this module."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+from hvdenv.command import OWN_PYTHON, Command
+from hvdenv.drafting.values import COMMAND, INFERRED, Drafted, Found, Leftover, Origin
+from hvdenv.errors import StepError
+from hvdenv.model.cluster import Architecture
+from hvdenv.model.observe import observe
+from hvdenv.places import write_json
+from hvdenv.reading import SYSTEM, read_text
+from hvdenv.runner import Runner
+from hvdenv.schema import encode
+
+SECONDS = 15.0
+_INDEX = "import sys, urllib.request as u; u.urlopen(sys.argv[1], timeout=10).read(100)"
+_INDEX_URL = "https://pypi.org/simple/pip/"
+_NETWORK = Path("/sys/class/net")
+
+
+class Seen(NamedTuple):
+    """What a host shows.
+
+    Attributes:
+        machine: its architecture.
+        compiler: the path of g++ and its version; may be empty.
+        gpus: names of NVIDIA GPUs.
+        capabilities: their compute capabilities without dots.
+        cuda: the newest CUDA that the driver supports.
+        interfaces: InfiniBand, Omni-Path and Slingshot that are up.
+        indexed: whether the package index is reached.
+    """
+
+    host: str
+    machine: str
+    glibc: str
+    cores: int
+    compiler: str = ""
+    gpus: tuple[str, ...] = ()
+    driver: str = ""
+    capabilities: tuple[str, ...] = ()
+    cuda: str = ""
+    interfaces: tuple[str, ...] = ()
+    indexed: bool = False
+
+
+def answer(runner: Runner, *argv: str) -> str:
+    """The output of a program; empty if it fails or does not exist."""
+    if not shutil.which(argv[0]):
+        return ""
+    try:
+        outcome = runner.run(Command(argv, timeout=SECONDS))
+    except StepError:
+        return ""
+    return outcome.output if outcome else ""
+
+
+def look(runner: Runner, network: Path = _NETWORK) -> Seen:
+    """Look at this host."""
+    facts = observe(Path.home(), runner, thorough=True)
+    query = ("--query-gpu=compute_cap,driver_version", "--format=csv,noheader")
+    gpus = re.findall(
+        r"^(\d{1,3})\.(\d), *([\d.]{1,20})", answer(runner, "nvidia-smi", *query), re.M
+    )
+    cuda = re.search(r"CUDA Version: (\d{1,3}\.\d{1,2})", answer(runner, "nvidia-smi"))
+    index = runner.run(Command((OWN_PYTHON, "-c", _INDEX, _INDEX_URL), timeout=SECONDS))
+    return Seen(
+        host=facts.host,
+        machine=facts.machine,
+        glibc=facts.glibc,
+        cores=facts.cores,
+        compiler=f"{facts.cxx.path} {facts.cxx.version}" if facts.cxx else "",
+        gpus=facts.gpus,
+        driver=gpus[0][2] if gpus else facts.driver,
+        capabilities=tuple(sorted({f"{major}{minor}" for major, minor, _ in gpus})),
+        cuda=cuda[1] if cuda else "",
+        interfaces=tuple(_interfaces(network)),
+        indexed=bool(index),
+    )
+
+
+def _interfaces(root: Path) -> Iterator[str]:
+    """Interfaces between nodes: InfiniBand and Omni-Path by their type, Slingshot by its name."""
+    for folder in sorted(root.glob("*")):
+        try:
+            kind = read_text(folder / "type", SYSTEM).strip()
+            state = read_text(folder / "operstate", SYSTEM).strip()
+        except OSError:
+            continue
+        if (kind == "32" or folder.name.startswith("hsn")) and state == "up":
+            yield folder.name
+
+
+def drafted(seen: Seen, *, compute: bool) -> Found:
+    """What a host shows, as values of a recipe and for people.
+
+    Args:
+        compute: whether it is a node of the job's partition.
+    """
+    origin = Origin(f"{'compute node' if compute else 'this host'} {seen.host}")
+    weight = COMMAND if compute else INFERRED
+    values = [
+        Drafted(("network", "use"), each, origin, weight, item=True) for each in seen.interfaces
+    ]
+    facts = {
+        "arch": seen.machine if seen.machine in get_args(Architecture) else "",
+        "glibc": seen.glibc,
+        "capability": seen.capabilities[0] if len(seen.capabilities) == 1 else "",
+        "cuda": seen.cuda,
+    }
+    if compute:
+        named = ((key, fact) for key, fact in facts.items() if fact)
+        values += [Drafted(("partitions", "", key), fact, origin, weight) for key, fact in named]
+    # Told even if the host has values, which would replace what has the same origin.
+    told = origin._replace(text="as a whole")
+    return Found(tuple(values), tuple(Leftover(told, each, True) for each in _told(seen)))
+
+
+def _told(seen: Seen) -> Iterator[str]:
+    yield f"{seen.machine}, glibc {seen.glibc}, {seen.cores} cores, g++: {seen.compiler or 'none'}"
+    if seen.gpus or seen.capabilities:
+        names, capabilities = ", ".join(sorted({*seen.gpus})), ", ".join(seen.capabilities)
+        yield f"{len(seen.gpus)} GPUs ({names}), capability {capabilities}, driver {seen.driver}"
+    else:
+        yield "no GPU"
+    yield f"{_INDEX_URL} {'is' if seen.indexed else 'is not'} reached"
+
+
+def main(file: str) -> None:
+    """Write what this host shows to a file."""
+    seen = look(Runner())
+    write_json(Path(file), encode(seen), 0o600)
+    print(f"looked at {os.uname().nodename}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

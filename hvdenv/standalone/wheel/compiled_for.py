@@ -1,0 +1,124 @@
+"""Check that this Horovod fits its environment, before its extension is loaded.
+
+`hvdenv wheels publish` adds this file to wheels as horovod/_compiled_for.py, beside
+_compiled_for.json, and `import horovod.torch` and `import horovod.tensorflow` call check().
+Imports nothing of hvdenv or Horovod, and runs on Python 3.6 and newer.
+"""
+
+import ctypes
+import glob
+import importlib
+import json
+import os
+from typing import Any, Dict, List
+
+Facts = Dict[str, Any]
+
+
+def check(framework: str) -> None:
+    """Compare a framework and MPI with those that the extension was compiled for.
+
+    Raises:
+        ImportError: one differs, so that the extension could crash.
+    """
+    folder = os.path.dirname(os.path.abspath(__file__))
+    with open(os.path.join(folder, "_compiled_for.json"), encoding="utf-8") as stream:
+        facts = json.load(stream)
+    wanted = facts["frameworks"].get(framework)
+    if wanted is None:  # Horovod itself reports that there is no extension
+        return
+    _check_glibc(facts)
+    _check_framework(framework, wanted, facts)
+    if facts["mpi"]:
+        _check_mpi(os.path.join(folder, framework), facts)
+
+
+def _check_glibc(facts: Facts) -> None:
+    try:
+        found = str(os.confstr("CS_GNU_LIBC_VERSION")).split()[-1]
+    except (ValueError, OSError):
+        return
+    if _numbers(found) < _numbers(facts["glibc"]):
+        _fail(
+            facts, "this machine has glibc " + found, "glibc %s or newer" % facts["glibc"],
+            "install a Horovod that was compiled on a machine like this one",
+        )  # fmt: skip
+
+
+def _check_framework(framework: str, wanted: Facts, facts: Facts) -> None:
+    command = 'run: python -m pip install "%s==%s"' % (wanted["package"], wanted["version"])
+    needed = "%s %s" % (framework, wanted["version"])
+    try:
+        module = importlib.import_module(framework)
+    except ImportError as error:
+        if getattr(error, "name", "") != framework:
+            raise
+        _fail(facts, "%s is not installed" % framework, needed, command)
+    found = str(module.__version__)
+    if found.partition("+")[0] != wanted["version"]:
+        _fail(facts, "%s %s is installed" % (framework, found), needed, command)
+    if _cxx11(framework, module) not in (wanted["cxx11"], None):
+        kinds = ["the old string ABI of C++", "the C++11 string ABI"]
+        kind = kinds[wanted["cxx11"]]
+        other = kinds[not wanted["cxx11"]]
+        _fail(facts, "%s %s is installed with %s" % (framework, found, other), kind, command)
+    cuda = str(getattr(getattr(module, "version", None), "cuda", None) or "")
+    if facts["cuda"] and framework == "torch" and cuda.split(".")[0] != facts["cuda"].split(".")[0]:
+        _fail(
+            facts, "%s %s is installed for %s" % (framework, found, (cuda and "CUDA " + cuda) or "CPUs"),
+            "CUDA " + facts["cuda"], "install %s for CUDA %s" % (needed, facts["cuda"].split(".")[0]),
+        )  # fmt: skip
+
+
+def _cxx11(framework: str, module: Any) -> Any:
+    """Whether a framework has the newer string ABI of C++; None if it does not say so."""
+    if framework == "torch":
+        return getattr(getattr(module, "_C", None), "_GLIBCXX_USE_CXX11_ABI", None)
+    flag = getattr(module, "__cxx11_abi_flag__", None)
+    return None if flag is None else bool(flag)
+
+
+def _check_mpi(folder: str, facts: Facts) -> None:
+    mpi = facts["mpi"]
+    command = "load the module of that MPI"
+    if mpi["package"]:
+        command += ', or run: python -m pip install "%s"' % mpi["package"]
+    folders = _folders(folder, facts["run_path"])
+    files = [os.path.join(each, mpi["library"]) for each in folders]
+    path = next(filter(os.path.isfile, files), mpi["library"])
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        others = [file for each in folders for file in glob.glob(each + "/libmpi.so.*")]
+        here = " (here is %s)" % os.path.realpath(others[0]) if others else ""
+        _fail(facts, str(error) + here, mpi["name"], command)
+    text = ctypes.create_string_buffer(8192)  # MPI_MAX_LIBRARY_VERSION_STRING is at most that
+    try:
+        library.MPI_Get_library_version(text, ctypes.byref(ctypes.c_int()))
+    except AttributeError:  # before MPI 3
+        return
+    found = text.value.decode("utf-8", "replace").split(",")[0].split("\n")[0].strip()
+    # Open MPI 1 and the MPICH ABI use the same name, libmpi.so.12.
+    if ("Open MPI" in found) != mpi["open_mpi"]:
+        _fail(facts, "%s is of %s" % (path, found), mpi["name"], command)
+    if "Open MPI v4" in found and path.startswith(folder + "/"):
+        # The package of Open MPI 4 finds its files only through this variable or its launchers.
+        own = os.path.realpath(os.path.dirname(path))
+        os.environ.setdefault("OPAL_PREFIX", os.path.dirname(own))
+
+
+def _folders(folder: str, run_path: List[str]) -> List[str]:
+    """Where the loader looks for libraries of an extension, before those of the system."""
+    named = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    own = [each.replace("$ORIGIN", folder) for each in run_path]
+    return [each for each in named + own if each]
+
+
+def _numbers(version: str) -> List[int]:
+    return [int(part) for part in version.split(".") if part.isdigit()]
+
+
+def _fail(facts: Facts, found: str, needed: str, command: str) -> None:
+    raise ImportError(
+        "%s, but Horovod %s was compiled for %s; %s" % (found, facts["version"], needed, command)
+    )

