@@ -25,7 +25,6 @@ class Context:
         controller: ``MPI`` or ``Gloo``.
         native: the framework's module.
         hvd: Horovod's module for it.
-        numpy: its module, which both frameworks require.
         version: of the framework.
         gpu: this rank's GPU as the framework calls it; empty without one.
         device: the GPU of tensors that tensor() makes; empty for the host's memory.
@@ -38,7 +37,6 @@ class Context:
         self._descriptor = descriptor
         self.native = importlib.import_module(framework)  # first: Horovod needs its libraries
         self.hvd = importlib.import_module("horovod." + framework)
-        self.numpy: Any = importlib.import_module("numpy")
         self.version = str(self.native.__version__)
         self.gpu = self.device = ""
         self.waited = 0.0
