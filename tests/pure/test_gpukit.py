@@ -209,12 +209,6 @@ def test_where_a_stage_prints(kit: ModuleType, tmp_path: Path) -> None:
     assert sorted((tmp_path / "one.log").read_text().split()) == ["err", "out"]
 
 
-def test_verify_reports_before_the_limit_of_its_stage(kit: ModuleType, tmp_path: Path) -> None:
-    shown = program(kit, "import sys; print(sys.argv[1:])", "verify")
-    assert kit.run_stage(tmp_path, shown, 150) == 0
-    assert (tmp_path / "one.json").read_text() == "['--timeout', '140']\n"
-
-
 def test_files_of_the_archive_belong_to_root_and_nobody_else_writes_them(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir(mode=0o777)
     (tmp_path / "a/b").touch(mode=0o666)
