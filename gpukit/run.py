@@ -161,13 +161,13 @@ def run_stage(out, stage, seconds):
         process = subprocess.Popen(
             stage.words, env=environment(), stdout=report, stderr=log, start_new_session=True
         )
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(seconds)
         for number in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                return process.wait(seconds)
-            except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, number)
-                seconds = GRACE_SECONDS
-        process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_SECONDS)
     return 124
 
 

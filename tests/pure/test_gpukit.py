@@ -190,6 +190,17 @@ def test_a_stage_that_hangs_is_ended_with_what_it_started(kit: ModuleType, tmp_p
         time.sleep(0.05)
 
 
+def test_a_stage_that_ends_when_it_is_told_to_was_late_all_the_same(
+    kit: ModuleType, tmp_path: Path
+) -> None:
+    text = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(3));"
+        "print('x', flush=True); time.sleep(60)"
+    )
+    assert kit.run_stage(tmp_path, program(kit, text), 2) == 124
+    assert (tmp_path / "one.json").read_text() == "x\n"
+
+
 def is_running(line: str) -> bool:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
