@@ -13,6 +13,7 @@ Exit code: 0 if everything was proven; 1 if a stage failed; 2 if the kit cannot 
 import contextlib
 import glob
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -63,7 +64,7 @@ def stages(out, gpus):
         files = ["--html", f"{out}/{name}.html", "--junit", f"{out}/{name}.xml"]
         # torch may belong to another user; whoever runs this file with it trusts them.
         words = [*hvdenv, "--trust", "--prefix", f"{KIT}/envs/{env}", "-n", str(ranks), *files]
-        return Stage(name, "verify", [*words, *more], 150, ranks)
+        return Stage(name, "verify", [*words, *more], 240, ranks)
 
     def mpirun(name, kind, env, ranks, seconds, *words):
         folder = KIT / "envs" / env / "bin"
@@ -140,6 +141,7 @@ def environment():
     }
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     own = {"HVDENV_HOME": str(KIT / "home"), "PYTHONNOUSERSITE": "1", "PIP_NO_CACHE_DIR": "1"}
+    own["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # those of the node, for another pytest
     return {**kept, **allowed, **own}
 
 
@@ -179,6 +181,8 @@ def judge(out, stage, code, gpu):
         gpu: whether this node has a GPU.
     """
     log = (out / f"{stage.name}.log").read_text(errors="replace").split("\n")
+    # mpirun prints what it says itself between lines of dashes: it follows the cause.
+    log = list(itertools.takewhile(lambda line: not line.startswith("-----"), log))
     log = [line for line in log if line.strip()]
     if code == 124:
         return "fail", f"did not finish in time; last line: {''.join(log[-1:])}"
@@ -266,7 +270,11 @@ def main(out):
         print(f"error: {why}", file=sys.stderr)
         return 2
     out.mkdir(parents=True, exist_ok=True)
-    make_environments()
+    try:
+        make_environments()
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"error: no environment in {KIT / 'envs'}: {error}", file=sys.stderr)
+        return 2
     facts = describe(torch)
     facts["environments"] = round(time.monotonic() - begun, 1)
     print(json.dumps(facts, indent=1), flush=True)

@@ -11,8 +11,9 @@ from hvdenv.standalone.ranks.events import Training
 from hvdenv.verification.ranks import Judgement, RankRun, judge_exercise, listed
 
 EXERCISE = "training"
-# Over the first controller only: what differs between them are the operations.
-FIRST = f"{EXERCISE}=first"
+# What Horovod's examples use. Each framework trains over one controller: what differs between
+# controllers are the operations.
+USUAL = f"{EXERCISE}=usual"
 
 _SINGLE = 2.0**-23  # distance of neighbouring numbers of float32, relative to them
 _RATE = 1e-5  # a learning rate may be that wrong, relative to it

@@ -32,6 +32,7 @@ from hvdenv.verification.collection import (
     Progress,
     Setup,
     Shell,
+    Suite,
     bug,
     collected,
     judge,
@@ -41,7 +42,7 @@ from hvdenv.verification.datapath import records
 from hvdenv.verification.ranks import RankRun
 
 # What ranks do after their allreduces: NAME or NAME=OPTION, see standalone/ranks/rank_work.py.
-DEFAULT_EXERCISES: tuple[str, ...] = (collectives.EXERCISE, training.FIRST)
+DEFAULT_EXERCISES: tuple[str, ...] = (collectives.EXERCISE, training.USUAL)
 FULL_EXERCISES = (collectives.FULL, training.EXERCISE)
 # Three for process sets that overlap; Adasum needs 2, 4, 8 and so on.
 _USUAL_RANKS, _RANKS_WITH_ROOM = 3, 4
@@ -59,6 +60,7 @@ def verify(
     launchers: tuple[str, ...] = DEFAULT_LAUNCHERS,
     exercises: tuple[str, ...] = DEFAULT_EXERCISES,
     effort: Effort | None = None,
+    suite: Suite | None = None,
     cores: int | None = None,
     on_event: Progress = lambda what, label, seconds: None,
 ) -> Report:
@@ -82,6 +84,7 @@ def verify(
         launchers=launchers,
         exercises=exercises,
         effort=effort,
+        suite=suite,
         cores=cores,
         seconds=timeout,
         shell=Shell(passed, tuple(name for name in mine if name not in passed)),

@@ -431,21 +431,36 @@ def test_a_collector_that_fails_is_an_error_of_every_check_that_needs_it() -> No
 
 
 @pytest.mark.parametrize(
-    ("stated", "startable", "trained"),
+    ("frameworks", "stated", "startable", "trained"),
     [
-        (("MPI", "Gloo"), ("MPI", "Gloo"), {"MPI"}),
-        (("Gloo", "MPI"), ("MPI", "Gloo"), {"MPI"}),
-        (("Gloo",), ("MPI", "Gloo"), {"Gloo"}),
-        (("MPI", "Gloo"), ("Gloo",), {"Gloo"}),  # there is no mpirun
-        (None, ("MPI", "Gloo"), {"MPI", "Gloo"}),  # perhaps it has only one of them
+        (("torch",), ("MPI", "Gloo"), ("MPI", "Gloo"), ["torch MPI"]),
+        (("torch",), ("Gloo", "MPI"), ("MPI", "Gloo"), ["torch MPI"]),
+        (("tensorflow",), ("MPI", "Gloo"), ("MPI", "Gloo"), ["tensorflow MPI"]),
+        (("torch",), ("Gloo",), ("MPI", "Gloo"), ["torch Gloo"]),
+        (("torch",), ("MPI", "Gloo"), ("Gloo",), ["torch Gloo"]),  # there is no mpirun
+        # perhaps it has only one of them
+        (("torch",), None, ("MPI", "Gloo"), ["torch MPI", "torch Gloo"]),
+        # both frameworks cover both controllers
+        (
+            ("tensorflow", "torch"), ("MPI", "Gloo"), ("MPI", "Gloo"),
+            ["tensorflow Gloo", "torch MPI"],
+        ),
+        (("tensorflow", "torch"), ("Gloo",), ("MPI", "Gloo"), ["tensorflow Gloo", "torch Gloo"]),
     ],
-)
-def test_training_is_over_the_first_controller_that_is_expected(
-    stated: tuple[str, ...] | None, startable: tuple[str, ...], trained: set[str]
+)  # fmt: skip
+def test_each_framework_trains_over_one_of_the_expected_controllers(
+    frameworks: tuple[str, ...],
+    stated: tuple[str, ...] | None,
+    startable: tuple[str, ...],
+    trained: list[str],
 ) -> None:
-    expectation = Expectation(controllers=stated)
-    first = {each for each in startable if collectors._comes_first(each, startable, expectation)}
-    assert first == trained
+    expectation = Expectation(frameworks, stated)
+    assert trained == [
+        f"{framework} {each}"
+        for framework in frameworks
+        for each in startable
+        if collectors._trains(framework, each, startable, expectation)
+    ]
 
 
 def said_of(shell: Shell) -> list[Finding]:

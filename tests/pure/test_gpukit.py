@@ -123,7 +123,7 @@ def case(rank: int, status: str = "pass", device: str = "cuda:0") -> dict[str, A
         ("horovod-tests", "41 passed, 30 skipped in 9s", 0, 2, "pass", ""),
         ("horovod-tests", "41 passed in 9s", 0, 1, "unproven", "41 passed in 9s on 1 rank"),
         ("horovod-tests", "FAILED test_a\n1 failed", 1, 2, "fail", "FAILED test_a; 1 failed"),
-        ("horovod-tests", "Segmentation fault", 139, 2, "fail", "Segmentation fault"),
+        ("horovod-tests", "Segmentation fault\n-----\nmpirun", 139, 2, "fail", "139: Segmentation"),
     ],
 )
 def test_what_a_stage_proves_on_a_node_with_gpus(
@@ -131,6 +131,7 @@ def test_what_a_stage_proves_on_a_node_with_gpus(
 ) -> None:
     found = judged(kit, name, printed, code, gpus)
     assert (found[0], why in found[1] and bool(why) == bool(found[1])) == (status, True), found
+    assert "mpirun" not in found[1]
 
 
 @pytest.mark.parametrize(

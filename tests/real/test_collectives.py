@@ -56,11 +56,15 @@ WRONG = [
     ("torch", "alltoall", "rank 1 on {host}", " are wrong"),
     ("torch", "reducescatter", "rank 1 on {host}", "got float64, wanted int32"),
     ("torch", "grouped reducescatter", "rank 0 on {host}, rank 1 on {host}", "RuntimeError: a bad day"),
+    ("torch", "gradients", "rank 1 on {host}", "float64 3 uneven rows backward: got "),
+    ("torch", "objects", "rank 0 on {host}, rank 1 on {host}", "ValueError: got objects from [["),
     ("torch", "barrier", "rank 0 on {host}, rank 1 on {host}", "got 1, wanted 0"),
     ("torch", "in-place forms", "rank 1 on {host}", "Sum float32 17 in place: got "),
     ("tensorflow", "grouped allreduce", "rank 1 on {host}", "got 2 tensors, wanted 3"),
     ("tensorflow", "broadcast", "rank 1 on {host}", " are wrong"),
     ("tensorflow", "reducescatter", "rank 1 on {host}", "got float64, wanted int32"),
+    ("tensorflow", "gradients", "rank 0 on {host}, rank 1 on {host}", "Sum float64 17x2+5x3+1003 backward: got "),
+    ("tensorflow", "objects", "rank 0 on {host}, rank 1 on {host}", "ValueError: got objects from [["),
     ("tensorflow", "in-place forms", "rank 0 on {host}, rank 1 on {host}", "broadcast_: got "),
     ("tensorflow", "Keras", "rank 0 on {host}, rank 1 on {host}", "Horovod has been shut down"),
 ]  # fmt: skip
@@ -91,6 +95,22 @@ def test_nothing_else_is_wrong(
     named = {operation for other, operation, *_ in WRONG if other == framework}
     judged = dict(collectives.judge(wrong_run(framework)))
     assert named <= judged.keys() <= named | shared
+
+
+def test_a_timeline(original: Installation, runner: Runner) -> None:
+    """It passes, unless Horovod writes none, or one that nobody can read, or without events."""
+    doctored = original._replace(env=(*original.env, ("PYTHONPATH", str(HERE))))
+    run = run_ranks(doctored, runner, "MPI", exercises=("timelines",))
+    judged = dict(collectives.judge(run._replace(exercises=(collectives.EXERCISE,))))
+    host = run.ranks[0].host
+    found = {
+        name: each.message.removeprefix(f"wrong on rank 0 on {host}, in 1 of 1 cases: float32 17: ")
+        for name, each in judged.items()
+    }
+    assert found.keys() == {"no file", "cut off", "without events"}
+    assert found["no file"].startswith("ValueError: no readable timeline: [Errno 2] No such file")
+    assert found["cut off"].startswith("ValueError: no readable timeline: ")
+    assert found["without events"].startswith("got 1, wanted 0")
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,15 @@ PATTERN = 65537
 LARGE_BYTES = 129 * 2**20
 LARGE = "past the fusion threshold"
 PROCESS_SETS = "process sets"
+TIMELINE = "timeline"
+BACKWARD = "backward"
+# What Horovod may multiply gradients by, as a function of the number of ranks: it averages those
+# of allgather and broadcast, and multiplies those of a summed reducescatter.
+CONVENTIONS: Dict[str, Callable[[int], Sequence[float]]] = {
+    "allgather": lambda size: (1, 1.0 / size),
+    "broadcast": lambda size: (1, 1.0 / size),
+    "reducescatter": lambda size: (1, size, 1.0 / size),
+}
 
 
 class TooLarge(Exception):
@@ -76,7 +85,7 @@ class Case(NamedTuple):
 
     Attributes:
         kind: ``allreduce``, ``allgather``, ``broadcast``, ``alltoall``, ``reducescatter``,
-            ``barrier`` or ``join``.
+            ``barrier``, ``join`` or ``timeline``.
         dtype: of the tensors.
         shapes: of the tensors, several for a grouped operation; without the first dimension
             if ``rows`` is set.
@@ -175,7 +184,7 @@ def numbers(numpy: Any, case: Case, which: int, rank: int, count: int, members: 
         found = numpy.where(turn == 0, 3, numpy.where(turn == 1, 2, 1))
     else:
         found = (random % numpy.uint64(limit(case, len(members)))).astype("int64") + 1
-    if case.dtype == "uint8" or case.reduce == "Adasum":
+    if case.dtype == "uint8" or case.reduce == "Adasum" or case.form == BACKWARD:
         return found
     return numpy.where(random >> numpy.uint64(63), -found, found)
 
@@ -199,7 +208,7 @@ def rows(case: Case, number: int) -> int:
     return dict(ROWS, **dict(MORE_ROWS, **BULK_ROWS))[case.rows](number)
 
 
-def splits(case: Case, sender: int, members: List[int]) -> List[int]:
+def splits(case: Case, sender: int, members: Iterable[int]) -> List[int]:
     """The number of rows that a rank sends to each other one in an alltoall."""
     return [rows(case, sender + 2 * receiver) for receiver in members]
 
@@ -230,7 +239,14 @@ def inputs_of(numpy: Any, case: Case, rank: int, size: int) -> List[Array]:
 
 def expected(numpy: Any, case: Case, rank: int, size: int) -> List[Array]:
     """The arrays that a rank must receive."""
-    if case.kind == "barrier":
+    if case.form == BACKWARD:
+        return gradients(numpy, case, rank, size)
+    return results(numpy, case, rank, size)
+
+
+def results(numpy: Any, case: Case, rank: int, size: int) -> List[Array]:
+    """The results of an operation."""
+    if case.kind in ("barrier", "timeline"):
         return [numpy.array(0)]
     if case.kind == "join":
         return [*expected_of_join(numpy, rank, size), numpy.array(size - 1)]
@@ -273,6 +289,30 @@ def adasum(arrays: List[Array]) -> Array:
     return (1 - both / (2 * a.dot(a))) * a + (1 - both / (2 * b.dot(b))) * b
 
 
+def gradients(numpy: Any, case: Case, rank: int, size: int) -> List[Array]:
+    """The gradients of a loss with respect to a rank's inputs.
+
+    The loss is the sum over all ranks of (number + 1) / 2 times the squares of their results.
+    Conventions of Horovod are left to problem().
+    """
+    weights = numpy.arange(1.0, size + 1)
+    if case.kind == "allreduce":
+        factor = case.scale[0] * case.scale[1] * weights.sum()
+        factor = factor / size if case.reduce == "Average" else factor
+        return [factor * array for array in results(numpy, case, rank, size)]
+    inputs = inputs_of(numpy, case, rank, size)
+    if case.kind in ("allgather", "broadcast"):
+        root = case.kind == "allgather" or rank == case.members(size)[case.root]
+        return [root * weights.sum() * array for array in inputs]
+    if case.kind == "alltoall":
+        return [numpy.repeat(weights, splits(case, rank, range(size)))[:, None] * inputs[0]]
+    parts = [results(numpy, case, each, size) for each in range(size)]
+    return [
+        numpy.concatenate([weight * array for weight, array in zip(weights, arrays)])
+        for arrays in zip(*parts)
+    ]
+
+
 def part(array: Array, rank: int, members: List[int]) -> Array:
     """A rank's part of a reduced array; the first ranks get one more row if it does not divide."""
     length, place = array.shape[0], members.index(rank)
@@ -305,6 +345,8 @@ def bounds(case: Case, size: int) -> Tuple[float, float]:
     errors, each relative to at most the sum of all values.
     """
     terms = len(case.members(size))
+    if case.form == BACKWARD:
+        return 8 * (terms + 4) * EPSILON[case.dtype], 0.0  # of positive numbers
     if case.reduce == "Adasum":
         return 0.0, 8 * terms.bit_length() * EPSILON[case.dtype] * limit(case, terms) * terms
     if case.reduce != "Average":
@@ -316,9 +358,11 @@ def bounds(case: Case, size: int) -> Tuple[float, float]:
 
 def types(case: Case, arrays: List[Array]) -> List[str]:
     """The expected types; empty where they are not compared."""
-    if case.kind in ("barrier", "join") or (case.reduce == "Average" and case.dtype not in EPSILON):
+    if case.kind in ("barrier", "join", "timeline") or (
+        case.reduce == "Average" and case.dtype not in EPSILON
+    ):
         return [""] * len(arrays)  # up to Horovod 0.19, TensorFlow's averages are floats
-    if case.kind == "alltoall":
+    if case.kind == "alltoall" and case.form != BACKWARD:
         return [case.dtype, "int32"]
     return [case.dtype] * len(arrays)
 
@@ -345,7 +389,22 @@ def expected_of_join(numpy: Any, rank: int, size: int) -> List[Array]:
 def problem(numpy: Any, case: Case, rank: int, size: int, got: List[Tuple[str, Array]]) -> str:
     """What is wrong with the results of a rank, pairs of type and array; empty if nothing is."""
     want = expected(numpy, case, rank, size)
-    if case.kind == "alltoall":
+    conventions = CONVENTIONS.get(case.kind) if case.form == BACKWARD else None
+    factors: Sequence[float] = conventions(size) if conventions else (1,)
+    problems = [
+        difference(
+            numpy, case, size, got, [array * factor for array in want] if factor != 1 else want
+        )
+        for factor in factors
+    ]
+    return "" if "" in problems else problems[0]
+
+
+def difference(
+    numpy: Any, case: Case, size: int, got: List[Tuple[str, Array]], want: List[Array]
+) -> str:
+    """How results, pairs of type and array, differ from the wanted ones; empty if they do not."""
+    if case.kind == "alltoall" and case.form != BACKWARD:
         want = want[: len(got)]  # some versions do not return the numbers of rows
     if len(got) != len(want):
         return "got %d tensors, wanted %d" % (len(got), len(want))
@@ -527,6 +586,33 @@ def variables(full: bool) -> List[Case]:
     return [*cases, slow] if full else cases
 
 
+def differentiated(size: int) -> List[Case]:
+    """Operations through which a framework computes gradients."""
+    scattered = (2 * size + 1, 3)
+    cases = [
+        case("allreduce", "float64", (3, 5)),
+        case("allreduce", "float64", (17,), reduce="Average", scale=(0.5, 4)),
+        case("allreduce", "float64", *GROUP),
+        case("allgather", "float64", (3,), rows="uneven rows"),
+        case("allgather", "float64", (3,), (2,), rows="2 rows each"),
+        case("broadcast", "float64", (3, 5), root=-1),
+        case("alltoall", "float64", (3,), rows="uneven rows"),
+        case("reducescatter", "float64", scattered),
+        case("reducescatter", "float64", scattered, reduce="Average"),
+        case("reducescatter", "float64", scattered, (size, 2)),
+    ]
+    return [each._replace(form=BACKWARD) for each in cases]
+
+
+def objects() -> List[Case]:
+    """Python objects, whose pickles have other lengths on each rank."""
+    return [
+        case("broadcast", "float32", (3, 5), root=-1, form="object"),
+        case("broadcast", "int64", (1003,), root=0, form="object"),
+        case("allgather", "float32", (3,), rows="uneven rows", form="object"),
+    ]
+
+
 def in_sets(size: int) -> List[Case]:
     """A case of each operation, and a large one, for each process set."""
     cases = []
@@ -571,6 +657,8 @@ def operations(framework: str, size: int, full: bool) -> List[Tuple[str, List[Li
         ("reducescatter", scattered),
         ("grouped reducescatter", [groups("reducescatter", size, full)]),
         ("repeated names", repeated(size)),
+        ("gradients", [differentiated(size)]),
+        ("objects", [objects()]),
         ("barrier", [[case("barrier")]]),
         # TensorFlow may keep the result of the first join and not wait in the second.
         ("join", [[case("join")], [case("barrier", form="join", label="a second time")]]),
@@ -590,4 +678,5 @@ def operations(framework: str, size: int, full: bool) -> List[Tuple[str, List[Li
             ("one graph", [one_of_each(size, "graph")]),
             ("Keras", [one_of_each(size, "keras")]),
         ]
-    return tried + ([(LARGE, large(size))] if full else [])
+    more = [(TIMELINE, [[case("timeline")]]), (LARGE, large(size))]
+    return tried + (more if full else [])

@@ -9,8 +9,12 @@ Runs on Python 3.6 and newer.
 import collections
 import importlib
 import inspect
+import json
+import os
 import re
+import shutil
 import socket
+import tempfile
 import threading
 import time
 import types
@@ -28,6 +32,8 @@ Wait = Callable[[], Any]
 # Bounds that keep a report small enough for one event.
 SHOWN, CASE, REASON = 3, 300, 90
 BARRIER_SECONDS = 0.05  # the delay of one rank of each host
+TIMELINE_TENSOR, TIMELINE_STEPS = "hvdenv.timeline", 3
+TIMELINE_SECONDS, TIMELINE_LIMIT = 0.01, 5.0
 # Copies of a tensor past the fusion threshold on one rank, with those of Horovod and numpy.
 LARGE_COPIES = 8
 
@@ -35,6 +41,7 @@ LARGE_COPIES = 8
 _ABSENT = re.compile(
     r"Tensor type \S+ is not supported|not in (the )?list of allowed values"
     r"|Type \S+ is not supported in \w+ mode|No \w+ operation enabled"
+    r"|[Gg]radient registry has no entry for: \w+|No gradient defined for operation"
 )
 # Horovod refuses the tensor, so that there are no wrong results.
 _REFUSED_LAYOUT = re.compile(r"\bcontiguous\b")
@@ -86,11 +93,21 @@ class Tally:
         )
 
 
+def adasum_limit(context: Context) -> str:
+    """Why Adasum cannot be compared with numpy's here; empty if it can."""
+    if context.device:
+        return "on GPUs it averages within each host first"
+    if context.controller == "Gloo":
+        return "on CPUs only MPI supports it"
+    if context.hvd.size() & (context.hvd.size() - 1):
+        return "the number of ranks must be a power of two"
+    return ""
+
+
 def gloo_sets_hang(hvd: Any) -> str:
     """Why process sets that overlap can hang over Gloo in this Horovod; empty if they do not."""
-    release = importlib.import_module("horovod").__version__.split(".")[:2]
     # Seen with 0.26.1, which calls torch's Gloo: a rank negotiates while others still connect.
-    if [int(each) for each in release] < [0, 27]:
+    if release() < [0, 27]:
         return "Horovod before 0.27 can hang when it adds sets that overlap over Gloo"
     if hvd.cross_size() > 1 and not has_gloo_rendezvous_patch():
         return "Horovod up to 0.28.1 hangs when it adds such sets over Gloo on several hosts"
@@ -123,9 +140,7 @@ class Caller:
     """Calls Horovod for any framework and version."""
 
     def __init__(self, context: Context) -> None:
-        import numpy
-
-        self.numpy = numpy
+        self.numpy = context.numpy
         self.context = context
         self.hvd = context.hvd
         self.native = context.native
@@ -186,12 +201,8 @@ class Caller:
 
     def lack(self, operation: str) -> str:
         """Why an operation cannot be tried; empty if it can."""
-        if operation == "Adasum" and self.context.device:
-            return "on GPUs it averages within each host first"
-        if operation == "Adasum" and self.context.controller == "Gloo":
-            return "on CPUs only MPI supports it"
-        if operation == "Adasum" and self.size & (self.size - 1):
-            return "the number of ranks must be a power of two"
+        if operation == "Adasum":
+            return adasum_limit(self.context)
         if operation == collective_cases.LARGE and not self.has_memory():
             return "a host has too little free memory"
         return ""
@@ -212,6 +223,8 @@ class Caller:
             return self.barrier(case.form or "barrier")
         if case.kind == "join":
             return self.join()
+        if case.kind == "timeline":
+            return self.timeline()
         arrays = collective_cases.inputs_of(self.numpy, case, self.rank, self.size)
         tensors = [self.tensor(array, case.dtype) for array in arrays]
         members = case.members(self.size)
@@ -394,7 +407,81 @@ class Caller:
         for number, call in enumerate(pending):
             call["result"] = results[number]
 
+    def backward(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
+        """The gradients of a loss: a weight of this rank, times the squares of the results."""
+        inputs, weight = values[0], (self.rank + 1) / 2.0
+        grouped = isinstance(inputs, list)
+        inputs = inputs if grouped else [inputs]
+
+        def loss() -> Any:
+            found = self.call(function, values, arguments)
+            several = isinstance(found, (tuple, list))
+            # An alltoall may also return numbers of rows.
+            outputs = found if grouped or not several else found[:1]
+            squares = [each * each for each in (outputs if several else [outputs])]
+            total = self.native.sum if self.torch else self.native.reduce_sum
+            return sum(total(each) for each in squares) * weight
+
+        if self.torch:
+            for each in inputs:
+                each.requires_grad_()
+            loss().backward()
+            return lambda: [each.grad for each in inputs]
+        with self.native.GradientTape() as tape:
+            tape.watch(inputs)
+            total = loss()
+        found = tape.gradient(total, inputs)
+        return lambda: found
+
+    def in_object(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
+        """The function for Python objects; each holds an array and where it is from."""
+        sent = {"array": self.context.array(values[0]), "from": [self.rank] * (1 + self.rank)}
+        found = self.call(function + "_object", [sent, *values[1:]], arguments)
+        found = found if isinstance(found, list) else [found]
+        ranks = [each["from"] for each in found]
+        wanted = values[1:] or range(self.size)
+        if ranks != [[rank] * (1 + rank) for rank in wanted]:
+            raise ValueError("got objects from %s" % ranks)
+        return lambda: self.numpy.concatenate([each["array"] for each in found])
+
     # Operations without tensors.
+
+    def timeline(self) -> Wait:
+        """Returns how many allreduces are missing in the timeline, which rank 0 writes."""
+        self.need("start_timeline")
+        folder = tempfile.mkdtemp(prefix="hvdenv-timeline-")
+        path = os.path.join(folder, "timeline.json")
+        try:
+            self.hvd.start_timeline(path)
+            case = collective_cases.case("allreduce", label="timeline", name=TIMELINE_TENSOR)
+            (array,) = collective_cases.inputs_of(self.numpy, case, self.rank, self.size)
+            # The recording starts with the next cycle, so that it may miss the first one.
+            for _ in range(TIMELINE_STEPS):
+                tensor = self.tensor(array, case.dtype)
+                self.call("allreduce", [tensor], self.arguments(case))
+                time.sleep(TIMELINE_SECONDS)
+            self.hvd.stop_timeline()
+            missing = 0 if self.rank else self.read_timeline(path)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return lambda: self.numpy.array(missing)
+
+    def read_timeline(self, path: str) -> int:
+        """1 if a timeline has no allreduce; waits for the thread that writes it.
+
+        Raises:
+            ValueError: it is not JSON.
+        """
+        end = time.time() + TIMELINE_LIMIT
+        while True:
+            try:
+                with open(path) as stream:
+                    names = {each.get("name") for each in json.load(stream)}
+                return int("ALLREDUCE" not in names)
+            except (OSError, ValueError) as error:
+                if time.time() > end:
+                    raise ValueError("no readable timeline: %s" % error) from error
+            time.sleep(0.02)
 
     def barrier(self, function: str) -> Wait:
         """Returns how many ranks of this host left the barrier before the last one had arrived."""
@@ -444,6 +531,8 @@ FORMS: Dict[str, Callable[..., Wait]] = {
     "every other row": lambda caller, *call: caller.part(*call, step=2),
     "graph": Caller.in_graph,
     "keras": Caller.keras,
+    "object": Caller.in_object,
+    collective_cases.BACKWARD: Caller.backward,
 }
 
 
@@ -470,6 +559,20 @@ def shortened(text: object, length: int) -> str:
 def microseconds() -> int:
     """The time on a clock that all processes of a host share."""
     return int(time.monotonic() * 1e6)
+
+
+def before_init(context: Context, option: str) -> None:
+    """Let hvd.start_timeline() work, for which rank 0 has a thread that is always busy.
+
+    Horovod before 0.22 would write a timeline to a file of that name.
+    """
+    if option == "full" and release() >= [0, 22]:
+        os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
+
+
+def release() -> List[int]:
+    """The first two numbers of Horovod's version."""
+    return [int(each) for each in importlib.import_module("horovod").__version__.split(".")[:2]]
 
 
 def available_memory() -> int:

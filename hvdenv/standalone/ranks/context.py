@@ -45,6 +45,11 @@ class Context:
         elif not self.native.executing_eagerly():
             self.native.compat.v1.enable_eager_execution()
 
+    @property
+    def numpy(self) -> Any:
+        """The module, which the frameworks require."""
+        return importlib.import_module("numpy")
+
     def report(self, event: events.RankEvent) -> None:
         """Send one event to the supervisor, rank.py."""
         line = json.dumps(events.to_json(event)) + "\n"

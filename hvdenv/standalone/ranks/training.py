@@ -2,38 +2,83 @@
 
 The model is linear and the data come from a fixed seed. Every rank starts with its own random
 parameters, which reveals a broadcast without effect. Each rank also computes the result of one
-process on the joined batches of all ranks, with numpy and without Horovod, and a bound for
-rounding errors. The bound can be computed because the loss is quadratic (see errors_at_end).
+process on the joined batches of all ranks, with numpy and without Horovod and the framework, and
+how far rounding may take ranks from it.
 
-Each part reports one events.Training. Runs on Python 3.6 and newer with numpy, which the
-frameworks require.
+OPTION selects parts of PARTS: ``usual`` those that Horovod's examples use; without it, all. Each
+part reports one events.Training. Runs on Python 3.6 and newer with numpy,
+which the frameworks require.
 """
 
 import hashlib
 import importlib
+import inspect
 import os
 import shutil
 import tempfile
 import time
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Tuple
 
+import collective_cases
 import events
+from collectives import adasum_limit
 from context import Array, Context
 
 Data = Tuple[Array, Array]
 Step = Tuple[float, Array]
-Part = Callable[[Context], Dict[str, Any]]
+Update = Callable[[Array], Array]
 
 FEATURES, OUTPUTS = 7, 3
 PER_RANK, BATCH = 12, 4
-EPOCHS, WARMUP_EPOCHS, KERAS_EPOCHS = 4, 1, 2
+EPOCHS, WARMUP_EPOCHS = 2, 1
 # RATE is size * base, as in scripts. Products with powers of two are exact, so that processors
 # with and without fused multiply-add give the same bits.
 RATE, MOMENTUM = 0.25, 0.5
 # Half the relative distance of neighbouring numbers.
 FLOAT32, FLOAT16 = 2.0**-24, 2.0**-11
+# Adam: how it averages, and the steps that an optimizer from a checkpoint has taken.
+BETAS, STEPS_BEFORE = (0.9, 0.999), 5
+# How often, and with which margin, rounding errors are tried.
+TRIALS, MARGIN = 4, 8
 # The latest version of Horovod, which supports Keras 2 only unless it is patched.
 LAST_RELEASE = (0, 28, 1)
+
+
+class Part(NamedTuple):
+    """One training.
+
+    Attributes:
+        name: in events; unique for a framework.
+        train: the function that trains.
+        optimizer: ``SGD``, ``Adam``, or ``Adasum`` of SGD.
+        epochs: how many.
+        momentum: of SGD.
+        passes: batches of each step, whose gradients are added.
+        half: whether gradients are sent as float16.
+        sparse: whether the weights are an embedding with sparse gradients.
+        bias_rate: learning rate of the bias, in a parameter group of its own if it is not 1.
+        arguments: of the function of Horovod.
+        keras: the package; empty without Keras.
+        warmup: whether Keras starts with one epoch of growing learning rates.
+    """
+
+    name: str
+    train: Callable[[Context, Any], Dict[str, Any]]
+    optimizer: str = "SGD"
+    epochs: int = 1
+    momentum: float = MOMENTUM
+    passes: int = 1
+    half: bool = False
+    sparse: bool = False
+    bias_rate: float = 1.0
+    arguments: Dict[str, Any] = {}
+    keras: str = ""
+    warmup: bool = False
+
+    @property
+    def by_epoch(self) -> int:
+        """How many steps an epoch has."""
+        return PER_RANK // (BATCH * self.passes)
 
 
 class Plan(NamedTuple):
@@ -42,24 +87,29 @@ class Plan(NamedTuple):
     Attributes:
         steps: learning rate and numbers of the samples, a row for each rank.
         starts: parameters of each rank in the first step, after which all have rank 0's.
-        velocity: of the momentum, at the start.
+        velocity: of the momentum, at the start; of Adam, the average of gradients.
         factor: averaged gradients are multiplied by it.
-        half: whether gradients are exchanged as float16.
+        steps_before: that Adam has taken before the first one.
     """
 
+    part: Part
     data: Data
     steps: List[Step]
     starts: Array
     velocity: Array
-    momentum: float
-    factor: float
-    half: bool
+    factor: float = 1.0
+    steps_before: int = 0
 
 
-def make_data(numpy: Any, size: int) -> Data:
-    """Inputs and targets of all samples; the last input is 1 for the bias."""
+def make_data(numpy: Any, size: int, sparse: bool = False) -> Data:
+    """Inputs and targets of all samples; the last input is 1 for the bias.
+
+    If `sparse`, one of the other inputs is 1 and the rest is 0.
+    """
     source = numpy.random.RandomState(0)
     inputs = source.uniform(-2, 2, (PER_RANK * size, FEATURES + 1))
+    if sparse:
+        inputs = numpy.eye(FEATURES + 1)[source.randint(0, FEATURES, PER_RANK * size)]
     inputs[:, -1] = 1
     targets = inputs @ source.uniform(-1, 1, (FEATURES + 1, OUTPUTS))
     targets += source.uniform(-0.1, 0.1, targets.shape)
@@ -72,13 +122,16 @@ def random_values(numpy: Any, rank: int, kind: str) -> Array:
     return source.uniform(-1, 1, (FEATURES + 1, OUTPUTS)).astype("float32")
 
 
-def beginning(numpy: Any, size: int) -> Tuple[Array, Array]:
+def beginning(numpy: Any, part: Part, size: int) -> Tuple[Array, Array]:
     """Parameters of all ranks and velocity after the broadcasts from rank 0."""
     parameters = random_values(numpy, 0, "parameters")
-    return numpy.stack([parameters] * size), random_values(numpy, 0, "velocity")
+    velocity = random_values(numpy, 0, "velocity") * bool(part.momentum)
+    return numpy.stack([parameters] * size), velocity
 
 
-def steps_of(numpy: Any, order: Iterable[int], size: int, rates: List[float]) -> List[Step]:
+def steps_of(
+    numpy: Any, order: Iterable[int], size: int, rates: List[float], passes: int = 1
+) -> List[Step]:
     """The steps of a plan.
 
     Args:
@@ -86,72 +139,118 @@ def steps_of(numpy: Any, order: Iterable[int], size: int, rates: List[float]) ->
         order: numbers of all samples; rank r gets those at r, r + size and so on.
         size: the number of ranks.
         rates: learning rate of each step; samples repeat after the last one.
+        passes: batches of each step.
     """
     rows = numpy.array(order).reshape(PER_RANK, size).T
-    batches = [rows[:, at : at + BATCH] for at in range(0, PER_RANK, BATCH)]
+    length = BATCH * passes
+    batches = [rows[:, at : at + length] for at in range(0, PER_RANK, length)]
     return [(rate, batches[step % len(batches)]) for step, rate in enumerate(rates)]
 
 
-def one_process(numpy: Any, plan: Plan) -> Tuple[Array, float]:
-    """The parameters of one process in float64, and how far those of ranks may differ."""
+def sgd(numpy: Any, plan: Plan) -> Update:
+    """Gradient descent with momentum, of averaged gradients."""
+    velocity = plan.velocity
+
+    def update(gradients: Array) -> Array:
+        nonlocal velocity
+        velocity = plan.part.momentum * velocity + gradients.mean(axis=0)
+        return velocity
+
+    return update
+
+
+def adasum(numpy: Any, plan: Plan) -> Update:
+    """The same, of each rank's own gradients; Adasum combines what each would change."""
+    velocity = numpy.stack([plan.velocity] * len(plan.starts))
+
+    def update(gradients: Array) -> Array:
+        nonlocal velocity
+        velocity = plan.part.momentum * velocity + gradients
+        weights = [each[:-1].ravel() for each in velocity]
+        return numpy.vstack([
+            collective_cases.adasum(weights).reshape(FEATURES, OUTPUTS),
+            collective_cases.adasum([each[-1] for each in velocity]),
+        ])  # fmt: skip
+
+    return update
+
+
+def adam(numpy: Any, plan: Plan) -> Update:
+    """Adam of averaged gradients, in the form that TensorFlow uses.
+
+    It may start from a checkpoint. Otherwise epsilon is 1: a small one would hide whether
+    gradients were added or averaged.
+    """
+    step, (first, second) = plan.steps_before, BETAS
+    mean, square = plan.velocity, (plan.velocity**2 + 1) * bool(step)
+    epsilon = 1e-8 if step else 1.0
+
+    def update(gradients: Array) -> Array:
+        nonlocal mean, square, step
+        gradient, step = gradients.mean(axis=0), step + 1
+        mean = first * mean + (1 - first) * gradient
+        square = second * square + (1 - second) * gradient**2
+        factor = (1 - second**step) ** 0.5 / (1 - first**step)
+        return factor * mean / (square**0.5 + epsilon)
+
+    return update
+
+
+UPDATES = {"SGD": sgd, "Adam": adam, "Adasum": adasum}
+
+
+def one_process(numpy: Any, plan: Plan, trial: int = 0) -> Array:
+    """The parameters of one process in float64.
+
+    In a trial (numbers from 1), every gradient, step and parameter has the largest error that
+    rounding can cause, with random signs. The error of a sum of n terms is at most n roundings of
+    the sum of their magnitudes.
+    """
     inputs, targets = (array.astype("float64") for array in plan.data)
-    weights, velocity, errors = plan.starts.astype("float64"), plan.velocity, []
+    weights, update = plan.starts.astype("float64"), UPDATES[plan.part.optimizer](numpy, plan)
+    rates = numpy.vstack([numpy.ones((FEATURES, 1)), [[plan.part.bias_rate]]])
+    source = numpy.random.RandomState(trial)
+    # Adam in float32 computes 1 - 0.999**step, in which most bits cancel.
+    noise = 8 * FLOAT32 / (1 - BETAS[1] if plan.part.optimizer == "Adam" else 1)
     for rate, rows in plan.steps:
         x, y = inputs[rows], targets[rows]
-        turned = plan.factor * 2.0 / (BATCH * OUTPUTS) * x.swapaxes(1, 2)
+        turned = plan.factor * 2.0 / (rows.shape[1] * OUTPUTS) * x.swapaxes(1, 2)
         gradients = turned @ (x @ weights - y)
-        terms = (abs(turned) @ (abs(x) @ abs(weights) + abs(y))).mean(axis=0)
-        velocity = plan.momentum * velocity + gradients.mean(axis=0)
-        weights = (weights[0] if weights.ndim == 3 else weights) - rate * velocity
-        # The error of a sum of n terms is at most n roundings of the sum of their magnitudes.
-        error = FLOAT32 * ((FEATURES + BATCH + len(rows) + 10) * terms + 2 * abs(velocity))
-        if plan.half:
-            error += (len(rows) + 3) * (FLOAT16 * abs(gradients).mean(axis=0) + 2.0**-24)
-        hessian = (turned @ x).mean(axis=0)
-        norms = numpy.linalg.norm(error), 2 * FLOAT32 * numpy.linalg.norm(weights)
-        errors.append((rate, hessian) + norms)
-    return weights, errors_at_end(numpy, errors, plan.momentum)
-
-
-def errors_at_end(
-    numpy: Any, errors: List[Tuple[float, Array, float, float]], momentum: float
-) -> float:
-    """A bound for the errors of all steps in the parameters at the end.
-
-    From the end backwards, `carry` is the matrix that propagates an error in parameters and
-    velocity to the end: a step of gradient descent on a quadratic loss is linear.
-
-    Args:
-        numpy: the module.
-        errors: for each step the learning rate, the Hessian of the loss, and the norms of the
-            step's errors in the velocity and in the parameters.
-        momentum: of the optimizer.
-    """
-    one = numpy.eye(FEATURES + 1)
-    carry = numpy.hstack([one, 0 * one])
-    total = 0.0
-    for rate, hessian, in_velocity, in_parameters in reversed(errors):
-        total += numpy.linalg.norm(carry[:, : FEATURES + 1], 2) * in_parameters
-        total += numpy.linalg.norm(carry @ numpy.vstack([-rate * one, one]), 2) * in_velocity
-        step = [[one - rate * hessian, -rate * momentum * one], [hessian, momentum * one]]
-        carry = carry @ numpy.block(step)
-    return float(total)
+        signs = source.choice([-1.0, 1.0], weights.shape[-2:]) * bool(trial)
+        terms = abs(turned) @ (abs(x) @ abs(weights) + abs(y))
+        roundings = FEATURES + rows.shape[1] + len(rows) + 10
+        halves = (len(rows) + 3) * (FLOAT16 * abs(gradients) + 2.0**-24) * plan.part.half
+        gradients = gradients + signs * (FLOAT32 * roundings * terms + halves)
+        step = rate * rates * update(gradients) * (1 + noise * signs)
+        weights = (weights[0] if weights.ndim == 3 else weights) - step
+        weights = weights * (1 + 2 * FLOAT32 * signs)
+    return weights
 
 
 def compare(numpy: Any, plan: Plan, rank: int, got: Array) -> Dict[str, Any]:
     """Compare this rank's parameters with those of one process."""
-    wanted, bound = one_process(numpy, plan)
-    difference = float(abs(got - wanted).max())
+
+    def distance(plan: Plan) -> Tuple[float, float]:
+        """How far the rank is from a plan, and how far rounding may take it."""
+        wanted = one_process(numpy, plan)
+        trials = [one_process(numpy, plan, 1 + trial) for trial in range(TRIALS)]
+        bound = MARGIN * max(abs(trial - wanted).max() for trial in trials)
+        return float(abs(got - wanted).max()), float(bound)
+
+    difference, bound = distance(plan)
     facts: Dict[str, Any] = {"difference": difference, "bound": bound, "steps": len(plan.steps)}
     if not difference <= bound:
         own = [(rate, rows[rank : rank + 1]) for rate, rows in plan.steps]
+        alone = plan._replace(steps=own, starts=plan.starts[rank : rank + 1])
         others = {
-            "gradients were added and not averaged": plan._replace(factor=float(len(plan.starts))),
-            "it had trained alone": plan._replace(steps=own, starts=plan.starts[rank : rank + 1]),
+            "gradients were added and not averaged": plan._replace(
+                factor=plan.factor * len(plan.starts)
+            ),
+            "it had trained alone": alone,
         }
         for what, other in others.items():
-            wanted, bound = one_process(numpy, other)
-            if abs(got - wanted).max() <= bound:
+            found, bound = distance(other)
+            if found <= bound:
                 facts["like"] = what
     return facts
 
@@ -182,74 +281,146 @@ def checkpoint(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def torch_split(context: Context, values: Array) -> Tuple[Any, Any]:
-    """Weight and bias from one array."""
-    return context.tensor(values[:-1].T.copy()), context.tensor(values[-1].copy())
+def limit(context: Context, part: Part, function: Callable[..., Any]) -> str:
+    """Why a part cannot use a function of Horovod; empty if it can."""
+    if part.optimizer == "Adasum" and not hasattr(context.hvd, "Adasum"):
+        return "this Horovod has no Adasum"
+    if part.optimizer == "Adasum" and adasum_limit(context):
+        return adasum_limit(context)
+    known = inspect.signature(function).parameters
+    any_name = any(each.kind == each.VAR_KEYWORD for each in known.values())
+    missing = [name for name in part.arguments if name not in known and not any_name]
+    return "this Horovod has no {}".format(", ".join(missing)) if missing else ""
 
 
-def torch_joined(context: Context, weight: Any, bias: Any) -> Array:
-    """One array of weight and bias."""
-    import numpy
+def arguments(context: Context, part: Part) -> Dict[str, Any]:
+    """What a part passes to Horovod's optimizer or tape."""
+    found = dict(part.arguments)
+    if part.passes > 1:
+        found["backward_passes_per_step"] = part.passes
+    if part.optimizer == "Adasum":
+        found["op"] = context.hvd.Adasum
+    if part.half:
+        found["compression"] = context.hvd.Compression.fp16
+    return found
 
-    return numpy.vstack([context.array(weight.detach()).T, context.array(bias.detach())])
+
+# Torch.
 
 
-def torch_model(context: Context, compression: Any) -> Tuple[Any, Any, Dict[str, str]]:
-    """A model and its optimizer after Horovod's broadcasts, and their checksums."""
-    import numpy
+def torch_model(context: Context, part: Part) -> Any:
+    """A model with this rank's values; the buffers of its BatchNorm are only broadcast."""
+    numpy = context.numpy
+    torch = context.native
+    values = random_values(numpy, context.hvd.rank(), "parameters")
 
+    class Model(torch.nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(context.tensor(values[:-1].copy()))
+            self.bias = torch.nn.Parameter(context.tensor(values[-1].copy()))
+            self.norm = torch.nn.BatchNorm1d(OUTPUTS, affine=False).to(self.bias.device)
+            self.norm.running_mean.copy_(self.bias.detach())
+            self.norm.num_batches_tracked.fill_(1 + context.hvd.rank())
+
+        def forward(self, x: Any) -> Any:
+            if part.sparse:
+                number = x[:, :-1].argmax(1)
+                return torch.nn.functional.embedding(number, self.weight, sparse=True) + self.bias
+            return x @ torch.cat([self.weight, self.bias[None]])
+
+    return Model()
+
+
+def torch_optimizer(context: Context, part: Part, model: Any) -> Any:
+    """The optimizer of torch, with another learning rate on each rank if it has a state.
+
+    Without one, Horovod does not broadcast the learning rate either.
+    """
+    rate = RATE / (1 + context.hvd.rank() * bool(part.momentum))
+    groups = [{"params": [model.weight, model.bias], "lr": rate}]
+    if part.bias_rate != 1:
+        groups = [{"params": [model.weight]}, {"params": [model.bias], "lr": rate * part.bias_rate}]
+    if part.optimizer == "Adam":
+        return context.native.optim.Adam(groups, lr=rate)
+    return context.native.optim.SGD(groups, lr=rate, momentum=part.momentum)
+
+
+def torch_state(context: Context, part: Part, optimizer: Any) -> Any:
+    """The state of an optimizer from a checkpoint of this rank."""
+    numpy = context.numpy
+    values = random_values(numpy, context.hvd.rank(), "velocity")
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    for _ in range(STEPS_BEFORE):  # without effect on parameters
+        for parameter in parameters:
+            parameter.grad = context.native.zeros_like(parameter)
+        optimizer.step()
+    for parameter, own in zip(parameters, (values[:-1], values[-1])):
+        state = optimizer.state[parameter]
+        given = {"momentum_buffer": own, "exp_avg": own, "exp_avg_sq": own**2 + 1}
+        for name in set(given) & set(state):
+            state[name].copy_(context.tensor(given[name].copy()))
+    return optimizer.state_dict()
+
+
+def torch_broadcast(context: Context, part: Part) -> Tuple[Any, Any, Dict[str, str]]:
+    """A model and its optimizer after Horovod's broadcasts, and their checksums.
+
+    As if training continued from a checkpoint, which with Adam rank 0 alone has loaded.
+    """
+    numpy = context.numpy
     torch, hvd = context.native, context.hvd
-    rank = hvd.rank()
-    model = torch.nn.Linear(FEATURES, OUTPUTS).to(context.device or "cpu")
-    parameters = (model.weight, model.bias)
-    values = torch_split(context, random_values(numpy, rank, "parameters"))
-    with torch.no_grad():
-        for index, parameter in enumerate(parameters):
-            parameter.copy_(values[index])
+    model = torch_model(context, part)
     optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=RATE / (1 + rank), momentum=MOMENTUM),
+        torch_optimizer(context, part, model),
         named_parameters=model.named_parameters(),
-        compression=compression,
+        **arguments(context, part),
     )
-    # As if training continued from a checkpoint.
-    values = torch_split(context, random_values(numpy, rank, "velocity"))
-    for index, parameter in enumerate(parameters):
-        optimizer.state[parameter]["momentum_buffer"] = values[index]
-        # Horovod copies float16 results into the existing gradient. In older versions of torch
-        # that fails for gradients from backward(). Broadcasts of new optimizers leave zeros, too.
-        parameter.grad = torch.zeros_like(parameter)
+    if part.momentum and (part.optimizer != "Adam" or hvd.rank() == 0):
+        state = torch_state(context, part, torch_optimizer(context, part, model))
+        optimizer.load_state_dict(state)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
-    state = [optimizer.state[parameter]["momentum_buffer"] for parameter in parameters]
-    return (
-        model,
-        optimizer,
-        {
-            "parameters after broadcast_parameters": digest(torch_joined(context, *parameters)),
-            "state after broadcast_optimizer_state": digest(torch_joined(context, *state)),
-        },
-    )
+    if part.sparse:
+        for parameter in model.parameters():
+            parameter.grad = None  # not the zeros of the broadcast, which are dense
+
+    def arrays(values: Iterable[Any]) -> List[Array]:
+        tensors = [each for each in values if torch.is_tensor(each)]
+        return [context.array(each.detach()) for each in tensors]
+
+    state = optimizer.state_dict()
+    states = [each[name] for _, each in sorted(state["state"].items()) for name in sorted(each)]
+    rates = numpy.array([group["lr"] for group in state["param_groups"]])
+    checksums = {
+        "parameters and buffers after broadcast_parameters": digest(
+            *arrays(model.state_dict().values())
+        ),
+        "state after broadcast_optimizer_state": digest(rates, *arrays(states)),
+    }
+    return model, optimizer, checksums
 
 
 def torch_data(context: Context, data: Data) -> Tuple[Any, Any, Any]:
     """The data set with numbers of samples, and two samplers: this rank's and a single process's."""
     torch, hvd = context.native, context.hvd
-    dataset = torch.utils.data.TensorDataset(
-        torch.arange(len(data[0])), context.tensor(data[0][:, :-1].copy()), context.tensor(data[1])
-    )
+    numbers = torch.arange(len(data[0]))
+    dataset = torch.utils.data.TensorDataset(numbers, *map(context.tensor, data))
     sampler = torch.utils.data.distributed.DistributedSampler
     own = sampler(dataset, num_replicas=hvd.size(), rank=hvd.rank())
     return dataset, own, sampler(dataset, num_replicas=1, rank=0)
 
 
-def train_torch(context: Context, compression: Any) -> Dict[str, Any]:
+def torch_script(context: Context, part: Part) -> Dict[str, Any]:
     """hvd.DistributedOptimizer, both broadcasts, and a DistributedSampler."""
-    import numpy
-
+    numpy = context.numpy
     torch, hvd = context.native, context.hvd
     size = hvd.size()
-    model, optimizer, checksums = torch_model(context, compression)
-    data = make_data(numpy, size)
+    why = limit(context, part, hvd.DistributedOptimizer)
+    if why:
+        return {"skip": why}
+    model, optimizer, checksums = torch_broadcast(context, part)
+    data = make_data(numpy, size, part.sparse)
     dataset, own, everything = torch_data(context, data)
     loss_of = torch.nn.MSELoss()
 
@@ -261,26 +432,41 @@ def train_torch(context: Context, compression: Any) -> Dict[str, Any]:
     first = measure("first")
     steps: List[Step] = []
     seen: List[List[int]] = []
-    for epoch in range(EPOCHS):
+    for epoch in range(part.epochs):
         own.set_epoch(epoch)
         everything.set_epoch(epoch)
-        steps += steps_of(numpy, list(everything), size, [RATE] * (PER_RANK // BATCH))
+        rates = [RATE] * part.by_epoch
+        steps += steps_of(numpy, list(everything), size, rates, part.passes)
         seen.append([])
-        for numbers, x, y in torch.utils.data.DataLoader(dataset, BATCH, sampler=own):
+        loader = torch.utils.data.DataLoader(dataset, BATCH, sampler=own)
+        for batch, (numbers, x, y) in enumerate(loader, start=1):
             seen[-1] += numbers.tolist()
-            optimizer.zero_grad()
             loss_of(model(x), y).backward()
-            optimizer.step()
+            if batch % part.passes == 0:
+                optimizer.step()
+                optimizer.zero_grad()
     last = measure("last")
-    got = torch_joined(context, model.weight, model.bias)
+
+    def joined(state: Dict[str, Any]) -> Array:
+        return numpy.vstack([context.array(state["weight"]), context.array(state["bias"])])
+
+    got = joined(model.state_dict())
     checksums["parameters at the end"] = digest(got)
 
     def load(path: str) -> bool:
-        saved = torch.load(path)
-        return digest(torch_joined(context, saved["weight"], saved["bias"])) == digest(got)
+        return digest(joined(torch.load(path))) == digest(got)
 
-    half = compression is not hvd.Compression.none
-    plan = Plan(data, steps, *beginning(numpy, size), momentum=MOMENTUM, factor=1.0, half=half)
+    starts, velocity = beginning(numpy, part, size)
+    before = STEPS_BEFORE * (part.optimizer == "Adam")
+    plan = Plan(
+        part=part,
+        data=data,
+        steps=steps,
+        starts=starts,
+        velocity=velocity,
+        factor=float(part.passes),
+        steps_before=before,
+    )
     return dict(
         checkpoint(context, lambda path: torch.save(model.state_dict(), path), load),
         losses=[first[1], last[1]],
@@ -294,30 +480,37 @@ def train_torch(context: Context, compression: Any) -> Dict[str, Any]:
     )
 
 
-def torch_plain(context: Context) -> Dict[str, Any]:
-    """Gradients are exchanged as float32."""
-    return train_torch(context, context.hvd.Compression.none)
-
-
-def torch_half(context: Context) -> Dict[str, Any]:
-    """Gradients are exchanged as float16."""
-    return train_torch(context, context.hvd.Compression.fp16)
+# TensorFlow.
 
 
 def tensorflow_data(context: Context, data: Data) -> Any:
     """This rank's share of the data set, with numbers of samples."""
     dataset = context.native.data.Dataset
     numbers = context.native.range(len(data[0]))
-    slices = dataset.from_tensor_slices((numbers, data[0][:, :-1].copy(), data[1]))
-    return slices.shard(context.hvd.size(), context.hvd.rank())
+    return dataset.from_tensor_slices((numbers, *data)).shard(
+        context.hvd.size(), context.hvd.rank()
+    )
 
 
-def tape(context: Context) -> Dict[str, Any]:
+def tensorflow_loss(context: Context, part: Part, weights: List[Any], x: Any, y: Any) -> Any:
+    """The mean of squared errors."""
+    tensorflow = context.native
+    if part.sparse:
+        number = tensorflow.argmax(x[:, :-1], axis=1)
+        outputs = tensorflow.gather(weights[0], number) + weights[1]
+    else:
+        outputs = tensorflow.matmul(x[:, :-1], weights[0]) + weights[1]
+    return tensorflow.reduce_mean(tensorflow.square(outputs - y))
+
+
+def tape(context: Context, part: Part) -> Dict[str, Any]:
     """hvd.DistributedGradientTape and broadcast_variables, without Keras, whose versions differ."""
-    import numpy
-
+    numpy = context.numpy
     tensorflow, hvd = context.native, context.hvd
     rank, size = hvd.rank(), hvd.size()
+    why = limit(context, part, hvd.DistributedGradientTape)
+    if why:
+        return {"skip": why}
 
     def variables(kind: str) -> List[Any]:
         values = random_values(numpy, rank, kind)
@@ -329,30 +522,27 @@ def tape(context: Context) -> Dict[str, Any]:
     weights, velocity = variables("parameters"), variables("velocity")
     hvd.broadcast_variables(weights + velocity, root_rank=0)
     checksums = {"variables after broadcast_variables": digest(joined(weights), joined(velocity))}
-    data = make_data(numpy, size)
+    data = make_data(numpy, size, part.sparse)
     shard = tensorflow_data(context, data)
-
-    def loss_of(x: Any, y: Any) -> Any:
-        errors = tensorflow.matmul(x, weights[0]) + weights[1] - y
-        return tensorflow.reduce_mean(tensorflow.square(errors))
 
     def measure(name: str) -> List[float]:
         _, x, y = next(iter(shard.batch(PER_RANK)))
-        loss = loss_of(x, y)
+        loss = tensorflow_loss(context, part, weights, x, y)
         mean = hvd.allreduce(loss, name="training." + name)
         return [float(context.array(loss)), float(context.array(mean))]
 
     first = measure("first")
     seen: List[List[int]] = []
-    for _ in range(EPOCHS):
+    for _ in range(part.epochs):
         seen.append([])
         for numbers, x, y in shard.batch(BATCH):
             seen[-1] += context.array(numbers).tolist()
             with tensorflow.GradientTape() as plain:
-                loss = loss_of(x, y)
-            gradients = hvd.DistributedGradientTape(plain).gradient(loss, weights)
-            for index, gradient in enumerate(gradients):
-                velocity[index].assign(MOMENTUM * velocity[index] + gradient)
+                loss = tensorflow_loss(context, part, weights, x, y)
+            both = hvd.DistributedGradientTape(plain, **arguments(context, part))
+            for index, gradient in enumerate(both.gradient(loss, weights)):
+                gradient = tensorflow.convert_to_tensor(gradient)
+                velocity[index].assign(part.momentum * velocity[index] + gradient)
                 weights[index].assign_sub(RATE * velocity[index])
     last = measure("last")
     got = joined(weights)
@@ -365,8 +555,10 @@ def tape(context: Context) -> Dict[str, Any]:
         return digest(joined(other)) == digest(got)
 
     saved = tensorflow.train.Checkpoint(weight=weights[0], bias=weights[1])
-    steps = steps_of(numpy, range(len(data[0])), size, [RATE] * (EPOCHS * PER_RANK // BATCH))
-    plan = Plan(data, steps, *beginning(numpy, size), momentum=MOMENTUM, factor=1.0, half=False)
+    rates = [RATE] * part.by_epoch * part.epochs
+    steps = steps_of(numpy, range(len(data[0])), size, rates)
+    starts, start = beginning(numpy, part, size)
+    plan = Plan(part=part, data=data, steps=steps, starts=starts, velocity=start)
     return dict(
         checkpoint(context, saved.save, load),
         losses=[first[1], last[1]],
@@ -376,6 +568,93 @@ def tape(context: Context) -> Dict[str, Any]:
         checksums=checksums,
         **compare(numpy, plan, rank, got),
     )
+
+
+def graph(context: Context, part: Part) -> Dict[str, Any]:
+    """hvd.DistributedOptimizer in a graph of TensorFlow 1, with hvd.broadcast_global_variables.
+
+    In the host's memory: a session would not use the rank's GPU, but another one.
+    """
+    why = limit(context, part, context.hvd.DistributedOptimizer)
+    if why:
+        return {"skip": why}
+    tensorflow = context.native.compat.v1
+    config = tensorflow.ConfigProto(device_count={"GPU": 0})
+    with context.native.Graph().as_default(), tensorflow.Session(config=config) as session:
+        return in_session(context, part, session)
+
+
+def in_session(context: Context, part: Part, session: Any) -> Dict[str, Any]:
+    """Build the graph and train."""
+    numpy = context.numpy
+    tensorflow, hvd = context.native.compat.v1, context.hvd
+    rank, size = hvd.rank(), hvd.size()
+    values = random_values(numpy, rank, "parameters")
+    weights = [tensorflow.Variable(values[:-1]), tensorflow.Variable(values[-1])]
+    x = tensorflow.placeholder("float32", (None, FEATURES + 1))
+    y = tensorflow.placeholder("float32", (None, OUTPUTS))
+    loss = tensorflow_loss(context, part, weights, x, y)
+    mean = hvd.allreduce(loss, name="training.loss")
+    optimizer = tensorflow.train.GradientDescentOptimizer(RATE)
+    if part.momentum:
+        optimizer = tensorflow.train.MomentumOptimizer(RATE, part.momentum)
+    optimizer = hvd.DistributedOptimizer(optimizer, **arguments(context, part))
+    train = optimizer.minimize(loss)
+    broadcast = hvd.broadcast_global_variables(0)
+    saver = tensorflow.train.Saver(weights)
+    session.run(
+        [tensorflow.global_variables_initializer(), tensorflow.local_variables_initializer()]
+    )
+    session.run(broadcast)
+
+    def joined() -> Array:
+        return numpy.vstack(session.run(weights))
+
+    checksums = {"variables after broadcast_global_variables": digest(joined())}
+    data = make_data(numpy, size, part.sparse)
+    own = numpy.arange(len(data[0]))[rank::size]
+
+    def feed(numbers: Array) -> Dict[Any, Array]:
+        return {x: data[0][numbers], y: data[1][numbers]}
+
+    def measure() -> List[float]:
+        return [float(each) for each in session.run([loss, mean], feed(own))]
+
+    first = measure()
+    for _ in range(part.epochs):
+        for at in range(0, PER_RANK, BATCH):
+            session.run(train, feed(own[at : at + BATCH]))
+    last, got = measure(), joined()
+    checksums["variables at the end"] = digest(got)
+
+    def load(path: str) -> bool:
+        session.run(tensorflow.global_variables_initializer())
+        saver.restore(session, path + ".graph")
+        return digest(joined()) == digest(got)
+
+    rates = [RATE] * part.by_epoch * part.epochs
+    steps = steps_of(numpy, range(len(data[0])), size, rates, part.passes)
+    starts, velocity = beginning(numpy, part, size)
+    plan = Plan(
+        part=part,
+        data=data,
+        steps=steps,
+        starts=starts,
+        velocity=0 * velocity,
+        factor=float(part.passes),
+    )
+    return dict(
+        checkpoint(context, lambda path: saver.save(session, path + ".graph"), load),
+        losses=[first[1], last[1]],
+        metrics={"loss": last},
+        seen=[own.tolist()] * part.epochs,
+        samples=len(data[0]),
+        checksums=checksums,
+        **compare(numpy, plan, rank, got),
+    )
+
+
+# Keras.
 
 
 def numbers_of(version: str) -> Tuple[int, ...]:
@@ -389,7 +668,7 @@ def numbers_of(version: str) -> Tuple[int, ...]:
 
 
 def has_keras_3(keras: Any) -> bool:
-    """Whether tensorflow.keras is Keras 3."""
+    """Whether a module is Keras 3."""
     return numbers_of(getattr(keras, "__version__", "2")) >= (3,)
 
 
@@ -416,19 +695,18 @@ def keras_limit(keras: Any, backend: Any, horovod_version: str, patched: bool) -
     return ""
 
 
-def warmup_rates(size: int) -> List[float]:
+def warmup_rates(size: int, steps: int = 6) -> List[float]:
     """The learning rate of each step, which grows from base to size * base (RATE)."""
     by_epoch = PER_RANK // BATCH
     rates = []
-    for step in range(KERAS_EPOCHS * by_epoch):
+    for step in range(steps):
         progress = min((step + 1) / float(WARMUP_EPOCHS * by_epoch), 1.0)
         rates.append(RATE / size * (progress * (size - 1) + 1))
     return rates
 
 
-def keras_model(context: Context, horovod: Any, start: Array) -> Any:
+def keras_model(context: Context, part: Part, keras: Any, horovod: Any, start: Array) -> Any:
     """A compiled model with a rank's values."""
-    keras = context.native.keras
     model = keras.Sequential([keras.layers.Dense(OUTPUTS)])
     model.build((None, FEATURES))
     model.set_weights([start[:-1], start[-1]])
@@ -441,25 +719,46 @@ def keras_model(context: Context, horovod: Any, start: Array) -> Any:
         optimizers = getattr(optimizers, "legacy", optimizers)
     if numbers_of(context.version) < (2, 4):
         more["experimental_run_tf_function"] = False
-    optimizer = optimizers.SGD(learning_rate=RATE, momentum=MOMENTUM)
-    model.compile(loss="mse", optimizer=horovod.DistributedOptimizer(optimizer), **more)
+    if part.optimizer == "Adam":
+        optimizer = optimizers.Adam(RATE, *BETAS, epsilon=1.0)
+    else:
+        optimizer = optimizers.SGD(learning_rate=RATE, momentum=part.momentum)
+    optimizer = horovod.DistributedOptimizer(optimizer, **arguments(context, part))
+    model.compile(loss="mse", optimizer=optimizer, **more)
     return model
 
 
-def keras_fit(context: Context) -> Dict[str, Any]:
-    """model.fit with Horovod's optimizer for Keras and its three callbacks."""
-    import numpy
-
-    hvd, keras = context.hvd, context.native.keras
-    horovod = importlib.import_module("horovod.tensorflow.keras")
-    version = importlib.import_module("horovod").__version__
+def keras_package(context: Context, part: Part) -> Tuple[Any, Any, str]:
+    """Keras, the package of Horovod for it, and why that cannot train; empty if it can."""
+    horovod = importlib.import_module("horovod").__version__
     patched = hasattr(importlib.import_module("horovod._keras"), "is_keras_3")
-    limit = keras_limit(keras, horovod.callbacks.K, version, patched)
-    if limit:
-        return {"skip": limit}
+    if part.keras == "horovod.keras":
+        try:
+            keras = importlib.import_module("keras")
+        except ImportError:
+            return None, None, "there is no package keras"
+        limit = keras_limit(keras, keras.backend, horovod, patched)
+        if limit:
+            return None, None, limit
+        package = importlib.import_module(part.keras)
+        keras_3 = "hvdenv imports horovod.keras, but does not train with it and Keras 3"
+        return keras, package, keras_3 if has_keras_3(keras) else ""
+    keras, package = context.native.keras, importlib.import_module(part.keras)
+    limit = keras_limit(keras, package.callbacks.K, horovod, patched)
+    return keras, package, limit
+
+
+def keras_fit(context: Context, part: Part) -> Dict[str, Any]:
+    """model.fit with Horovod's optimizer for Keras and its three callbacks."""
+    numpy = context.numpy
+    hvd = context.hvd
+    keras, horovod, why = keras_package(context, part)
+    why = why or limit(context, part, horovod.DistributedOptimizer)
+    if why:
+        return {"skip": why}
     size = hvd.size()
     starts = numpy.stack([random_values(numpy, rank, "parameters") for rank in range(size)])
-    model = keras_model(context, horovod, starts[hvd.rank()])
+    model = keras_model(context, part, keras, horovod, starts[hvd.rank()])
     data = make_data(numpy, size)
     shard = tensorflow_data(context, data)
     checksums: Dict[str, str] = {}
@@ -480,15 +779,20 @@ def keras_fit(context: Context) -> Dict[str, Any]:
             on_epoch_end=lambda epoch, logs: local.append(float(logs["loss"])),
         ),
         horovod.callbacks.MetricAverageCallback(),
-        horovod.callbacks.LearningRateWarmupCallback(
-            initial_lr=RATE, warmup_epochs=WARMUP_EPOCHS, steps_per_epoch=PER_RANK // BATCH
-        ),
         keras.callbacks.LambdaCallback(
             on_epoch_end=lambda epoch, logs: averaged.append(float(logs["loss"]))
         ),
     ]
-    batches = shard.map(lambda number, x, y: (x, y)).batch(BATCH)
-    model.fit(batches, epochs=KERAS_EPOCHS, verbose=0, callbacks=callbacks)
+    rates = [RATE] * part.by_epoch * part.epochs
+    if part.warmup:
+        rates = warmup_rates(size, len(rates))
+        callbacks.append(
+            horovod.callbacks.LearningRateWarmupCallback(
+                initial_lr=RATE, warmup_epochs=WARMUP_EPOCHS, steps_per_epoch=PER_RANK // BATCH
+            )
+        )
+    batches = shard.map(lambda number, x, y: (x[:-1], y)).batch(BATCH)
+    model.fit(batches, epochs=part.epochs, verbose=0, callbacks=callbacks)
     got = weights()
     checksums["weights at the end"] = digest(got)
     ending = ".weights.h5" if has_keras_3(keras) else ""
@@ -499,19 +803,19 @@ def keras_fit(context: Context) -> Dict[str, Any]:
         return digest(weights()) == digest(got)
 
     # The callback broadcasts after the first batch, so that each rank has its own start.
-    steps = steps_of(numpy, range(len(data[0])), size, warmup_rates(size))
-    plan = Plan(data, steps, starts, 0 * starts[0], momentum=MOMENTUM, factor=1.0, half=False)
+    steps = steps_of(numpy, range(len(data[0])), size, rates)
+    plan = Plan(part=part, data=data, steps=steps, starts=starts, velocity=0 * starts[0])
     return dict(
         checkpoint(context, lambda path: model.save_weights(path + ending), load),
         losses=[averaged[0], averaged[-1]],
         metrics={
             "loss of epoch {}".format(1 + epoch): [local[epoch], averaged[epoch]]
-            for epoch in range(KERAS_EPOCHS)
+            for epoch in range(part.epochs)
         },
         seen=[[int(number) for number, _, _ in shard]],
         samples=len(data[0]),
         checksums=checksums,
-        rate=float(keras.backend.get_value(model.optimizer.learning_rate)),
+        rate=float(model.optimizer.learning_rate.numpy()),
         rate_wanted=RATE,
         **compare(numpy, plan, hvd.rank(), got),
     )
@@ -528,38 +832,58 @@ def without_tf32(context: Context) -> None:
         getattr(context.native.config.experimental, name, lambda enabled: None)(False)
 
 
-def in_tensorflow(part: Part) -> Part:
-    """A part that runs on the rank's device, or reports why it is skipped."""
-
-    def run_part(context: Context) -> Dict[str, Any]:
-        tensorflow = context.native
-        if numbers_of(context.version) < (2,):
-            return {"skip": "hvdenv trains with TensorFlow 2 and newer only"}
-        with tensorflow.device(None if context.device else "/cpu:0"):
-            return part(context)
-
-    return run_part
-
-
-PARTS: Dict[str, List[Tuple[str, Part]]] = {
+# How many of them run by default; with --full, all.
+USUAL = {"torch": 7, "tensorflow": 4}
+SPARSE: Dict[str, Any] = {"sparse": True, "momentum": 0.0}
+PREDIVIDE: Dict[str, Any] = {"arguments": {"gradient_predivide_factor": 2.0}}
+AS_DENSE: Dict[str, Any] = {"arguments": {"sparse_as_dense": True}}
+OPTIMIZER, TAPE = "DistributedOptimizer", "DistributedGradientTape"
+PARTS: Dict[str, List[Part]] = {
     "torch": [
-        ("DistributedOptimizer", torch_plain),
-        ("DistributedOptimizer with Compression.fp16", torch_half),
+        Part(OPTIMIZER, torch_script, epochs=EPOCHS),
+        Part(OPTIMIZER + " with Compression.fp16", torch_script, half=True),
+        Part(OPTIMIZER + " with backward_passes_per_step", torch_script, epochs=EPOCHS, passes=3),
+        Part(OPTIMIZER + " with gradient_predivide_factor", torch_script, **PREDIVIDE),
+        Part(OPTIMIZER + " with Adam and two groups", torch_script, "Adam", EPOCHS, bias_rate=0.5),
+        Part(OPTIMIZER + " with sparse gradients", torch_script, **SPARSE),
+        Part(OPTIMIZER + " with Adasum", torch_script, "Adasum"),
+        Part(OPTIMIZER + " with sparse_as_dense", torch_script, **dict(SPARSE, **AS_DENSE)),
+        Part(OPTIMIZER + " with groups", torch_script, arguments={"groups": 1}),
     ],
     "tensorflow": [
-        ("DistributedGradientTape", in_tensorflow(tape)),
-        ("Keras fit", in_tensorflow(keras_fit)),
+        Part(TAPE, tape, epochs=EPOCHS),
+        Part(OPTIMIZER + " with sparse gradients", graph, **SPARSE),
+        Part("Keras fit", keras_fit, epochs=EPOCHS, keras="horovod.tensorflow.keras", warmup=True),
+        Part("Keras fit with horovod.keras", keras_fit, "Adam", EPOCHS, keras="horovod.keras"),
+        Part(TAPE + " with sparse gradients", tape, **SPARSE),
+        Part(TAPE + " with sparse_as_dense", tape, **dict(SPARSE, **AS_DENSE)),
+        Part(TAPE + " with gradient_predivide_factor", tape, **PREDIVIDE),
+        Part(TAPE + " with Compression.fp16", tape, half=True),
+        Part(OPTIMIZER, graph),
+        Part(OPTIMIZER + " with backward_passes_per_step", graph, epochs=EPOCHS, passes=3),
+        Part(OPTIMIZER + " with Adasum", graph, "Adasum"),
     ],
 }
 
 
+def run_part(context: Context, part: Part) -> Dict[str, Any]:
+    """Train on the rank's device, or report why that is skipped."""
+    if context.framework == "torch":
+        return part.train(context, part)
+    if numbers_of(context.version) < (2,):
+        return {"skip": "hvdenv trains with TensorFlow 2 and newer only"}
+    with context.native.device(None if context.device else "/cpu:0"):
+        return part.train(context, part)
+
+
 def run(context: Context, option: str) -> None:
-    """Train with all parts of the framework; there are no options."""
+    """Train with the parts that the option selects."""
     if context.device:
         without_tf32(context)
-    for name, part in PARTS[context.framework]:
-        context.stage("training", name)
+    parts = PARTS[context.framework]
+    for part in parts[: USUAL[context.framework] if option == "usual" else len(parts)]:
+        context.stage("training", part.name)
         began = time.time()
-        facts = part(context)
+        facts = run_part(context, part)
         seconds = round(time.time() - began, 2)
-        context.report(events.Training(part=name, seconds=seconds, **facts))
+        context.report(events.Training(part=part.name, seconds=seconds, **facts))

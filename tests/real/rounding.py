@@ -1,0 +1,105 @@
+"""Run by an environment's Python: the bounds of the training hold, and are narrow.
+
+usage: python rounding.py FOLDER_OF_PROGRAMS
+
+For every part of the training and several numbers of ranks, this computes in float32 what
+correct ranks compute, and what ranks compute whose gradients are 2 % too large. It prints how
+many trainings it tried.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import numpy  # the environment has it
+
+sys.path.insert(0, sys.argv[1])
+training = importlib.import_module("training")
+one = numpy.float32
+
+SIZES = (1, 2, 3, 7, 64)
+
+
+def make_plan(framework: str, part: Any, size: int) -> Any:
+    """The plan of a part."""
+    starts, velocity = training.beginning(numpy, part, size)
+    if part.train in (training.graph, training.keras_fit):
+        velocity = 0 * velocity
+    if part.keras:
+        each = (training.random_values(numpy, rank, "parameters") for rank in range(size))
+        starts = numpy.stack(list(each))
+    rates = [training.RATE] * part.by_epoch * part.epochs
+    rates = training.warmup_rates(size, len(rates)) if part.warmup else rates
+    order = range(size * training.PER_RANK)
+    steps = training.steps_of(numpy, order, size, rates, part.passes)
+    before = training.STEPS_BEFORE * (part.optimizer == "Adam" and framework == "torch")
+    data = training.make_data(numpy, size, part.sparse)
+    return training.Plan(part, data, steps, starts, velocity, float(part.passes), before)
+
+
+class Ranks:
+    """Ranks that compute in float32, and send gradients as float16 if the part does."""
+
+    def __init__(self, plan: Any, factor: float) -> None:
+        self.plan, self.factor = plan, one(factor)
+        self.velocity = plan.velocity
+        self.each = numpy.stack([plan.velocity] * len(plan.starts))
+        self.square = (plan.velocity**2 + 1) * one(bool(plan.steps_before))
+        self.step = plan.steps_before
+
+    def parameters(self) -> Any:
+        """Those at the end."""
+        weights = self.plan.starts.copy()
+        rates = numpy.ones((training.FEATURES + 1, 1), "float32")
+        rates[-1] = self.plan.part.bias_rate
+        for rate, rows in self.plan.steps:
+            gradients = []
+            for rank, samples in enumerate(rows):
+                x, y = (array[samples] for array in self.plan.data)
+                scale = one(2 / y.size * self.plan.factor)
+                share = scale * (x.T @ (x @ weights[rank] - y))
+                gradients.append(share.astype("float16") if self.plan.part.half else share)
+            weights[:] = weights[0] - one(rate) * rates * self.update(gradients)
+        return weights[0]
+
+    def update(self, gradients: list[Any]) -> Any:
+        part, count = self.plan.part, gradients[0].dtype.type(len(gradients))
+        if part.optimizer == "Adasum":
+            self.each = one(part.momentum) * self.each + self.factor * numpy.stack(gradients)
+            combined = training.collective_cases.adasum([each[:-1].ravel() for each in self.each])
+            bias = training.collective_cases.adasum([each[-1] for each in self.each])
+            shape = (training.FEATURES, training.OUTPUTS)
+            return numpy.vstack([combined.reshape(shape), bias]).astype("float32")
+        mean = self.factor * (sum(gradients) / count).astype("float32")
+        if part.optimizer == "SGD":
+            self.velocity = one(part.momentum) * self.velocity + mean
+            return self.velocity
+        first, second = map(one, training.BETAS)
+        self.step += 1
+        self.velocity = first * self.velocity + (1 - first) * mean
+        self.square = second * self.square + (1 - second) * mean * mean
+        factor = numpy.sqrt(1 - second**self.step) / (1 - first**self.step)
+        epsilon = one(1e-8 if self.plan.steps_before else 1)
+        return factor * self.velocity / (numpy.sqrt(self.square) + epsilon)
+
+
+def main() -> None:
+    tried = 0
+    for framework, parts in training.PARTS.items():
+        for part in parts:
+            for size in SIZES:
+                if part.optimizer == "Adasum" and size & (size - 1):
+                    continue
+                plan = make_plan(framework, part, size)
+                right = training.compare(numpy, plan, 0, Ranks(plan, 1.0).parameters())
+                assert right["difference"] <= right["bound"] / 2, (part.name, size, right)
+                wrong = Ranks(plan, 1.5 if part.half else 1.02).parameters()
+                found = training.compare(numpy, plan, 0, wrong)
+                assert found["difference"] > found["bound"], (part.name, size, found)
+                tried += 1
+    print(tried)
+
+
+main()
