@@ -66,7 +66,7 @@ def _link(folder: Path, programs: Iterable[Path]) -> None:
 
 
 class Names(NamedTuple):
-    """What the modules of a cluster are called."""
+    """What the modules of a cluster are called; it may have no CUDA."""
 
     compiler: str
     cuda: str
@@ -85,7 +85,8 @@ def write_modules(folder: Path, software: Software, names: Names) -> None:
     """
     packages = software.packages
     write_module(folder, names.compiler, prepend_path={"PATH": software.gcc})
-    write_module(folder, names.cuda, setenv={"CUDA_HOME": "/apps/cuda/11.4"})
+    if names.cuda:
+        write_module(folder, names.cuda, setenv={"CUDA_HOME": "/apps/cuda/11.4"})
     write_module(
         folder,
         names.mpi,

@@ -6,7 +6,9 @@ An effect takes the state of the build, the step and the output of its commands.
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 
 from packaging.specifiers import SpecifierSet
 
@@ -159,8 +161,15 @@ def _store(state: State, cache: cache_entry.Cache) -> None:
 
 
 def tidy(state: State, _: Step, __: str) -> Done:
-    """Remove the build folder."""
-    shutil.rmtree(state.plan.generation / "build", ignore_errors=True)
+    """Remove the build folder, and the permission of everybody to write."""
+    generation = state.plan.generation
+    shutil.rmtree(generation / "build", ignore_errors=True)
+    for folder, folders, files in os.walk(generation):
+        for path in (os.path.join(folder, name) for name in (*folders, *files)):
+            mode = os.lstat(path).st_mode
+            # uv makes a lock file that everybody can write; so are files of some conda packages.
+            if mode & stat.S_IWOTH and not stat.S_ISLNK(mode):
+                os.chmod(path, stat.S_IMODE(mode) & ~stat.S_IWOTH)
     return Done()
 
 

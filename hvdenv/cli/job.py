@@ -237,7 +237,7 @@ def _start(
     """
     recipe = chosen.recipe
     name = choose_launcher(recipe, requested)
-    refuse_unfit(name, recipe, Requested(), recipe.scheduler, job.nodes)
+    refuse_unfit(name, recipe, Requested(), recipe.scheduler, job.nodes, recipe.name)
     exports = recipe.launch.exports
     no_hostfile = dialect.launch_host or dialect.columns
     launch = Launch(

@@ -202,7 +202,7 @@ def _run(arguments: argparse.Namespace) -> int:
     )  # fmt: skip
     # A dry run prints the command for an allocation of the site's scheduler.
     scheduler = allocation.scheduler or (chosen.recipe.scheduler if arguments.dry_run else None)
-    refuse_unfit(name, chosen.recipe, requested, scheduler, len(launch.hosts))
+    refuse_unfit(name, chosen.recipe, requested, scheduler, len(launch.hosts), named(arguments))
     launch = _completed(name, launch, chosen, requested, environ)
     start = start_inside(name, launch, chosen.inside, os.uname().nodename)
     line = _line(start, hidden(name, environ, requested, activated(chosen)))

@@ -69,8 +69,9 @@ from hvdenv.runner import Runner, environment
 from hvdenv.schema import nearest
 from hvdenv.sites import module_shell
 from hvdenv.sites.hosts import distribute
+from hvdenv.verification import suite
 from hvdenv.verification.bench import Effort
-from hvdenv.verification.collection import DEFAULT_LAUNCHERS, DEFAULT_TIMEOUT, TWO_RANKS
+from hvdenv.verification.collection import DEFAULT_LAUNCHERS, DEFAULT_TIMEOUT, TWO_RANKS, Suite
 from hvdenv.verification.verify import DEFAULT_EXERCISES, FULL_EXERCISES, usual_ranks, verify
 
 EXAMPLES = """\
@@ -80,6 +81,7 @@ examples:
   hvdenv verify neuron --hosts gpu32:2,gpu33:2 --launcher mpirun
   hvdenv verify local --quick                  or --full
   hvdenv verify local --bench --time 30
+  hvdenv verify local -n 2 --suite             the tests of the release of Horovod as well
   hvdenv verify neuron --where compute         in a job, on two nodes
   hvdenv verify --prefix ~/venv --framework torch --controller Gloo
   hvdenv verify local --json > report.json
@@ -158,6 +160,14 @@ def _add_extent(parser: argparse.ArgumentParser) -> None:
         "--time", type=float, metavar="SECONDS",
         help=f"how long each program of --bench measures (default: {BENCH_SECONDS:g})",
     )  # fmt: skip
+    parser.add_argument(
+        "--suite", action="store_true",
+        help="run Horovod's own tests of its release as well, over each controller",
+    )  # fmt: skip
+    parser.add_argument(
+        "--suite-from", type=Path, metavar="PATH",
+        help="a checkout of Horovod or an archive of one, with these tests (default: clone it)",
+    )  # fmt: skip
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:
@@ -204,6 +214,7 @@ def run(arguments: argparse.Namespace) -> int:
         launchers=launchers,
         exercises=_exercises(arguments),
         effort=effort,
+        suite=_suite(arguments, installation, recipe, runner, places),
         on_event=tell,
     )
     kept = _keep(report, places)
@@ -217,6 +228,20 @@ def _exercises(arguments: argparse.Namespace) -> tuple[str, ...]:
     if arguments.quick:
         return ()
     return FULL_EXERCISES if arguments.full else DEFAULT_EXERCISES
+
+
+def _suite(
+    arguments: argparse.Namespace,
+    installation: Installation,
+    recipe: Recipe | None,
+    runner: Runner,
+    places: Places,
+) -> Suite | None:
+    """Horovod's own tests, if they were requested."""
+    if not (arguments.suite or arguments.suite_from):
+        return None
+    version = recipe.horovod.version if recipe else ""
+    return suite.prepare(arguments.suite_from, installation, version, runner, places)
 
 
 def _show(report: Report, arguments: argparse.Namespace) -> int:
@@ -311,6 +336,7 @@ def _timeout(arguments: argparse.Namespace, effort: Effort | None) -> float:
     if arguments.timeout is not None:
         _refuse_seconds(arguments.timeout, "--timeout")
     usual = DEFAULT_TIMEOUT + (BENCH_PROGRAMS * effort.seconds if effort else 0)
+    usual += suite.SUITE_SECONDS if arguments.suite or arguments.suite_from else 0
     return arguments.timeout or usual
 
 

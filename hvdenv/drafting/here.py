@@ -131,8 +131,7 @@ def _of_modules(machine: _Machine, loads: Collection[str]) -> Iterator[Drafted |
         if system is None:
             return
         names = module_shell.available(system, Modules(), machine.runner, seconds=_MODULES_SECONDS)
-        taken = {role_of(name) for name in loads}
-        yield from offered(names, taken)
+        yield from offered(names, loads)
         if loads:
             yield from _loaded(machine, system, tuple(loads))
     except HvdenvError as error:
@@ -140,18 +139,19 @@ def _of_modules(machine: _Machine, loads: Collection[str]) -> Iterator[Drafted |
         yield Leftover(Origin("modules"), f"{told}; `hvdenv check` says more")
 
 
-def offered(names: Iterable[str], taken: Collection[str]) -> Iterator[Drafted]:
-    """Modules to choose among, for each kind that no other source has decided."""
+def offered(names: Iterable[str], loads: Collection[str]) -> Iterator[Drafted]:
+    """Modules to choose among, for each kind of which ``loads`` has none."""
     listed = sorted(set(names), key=_by_version)
-    for kind, pattern in _KINDS.items():
-        if kind in taken:
+    for kind in _KINDS:
+        if any(_is_kind(name, kind) for name in loads):
             continue
-        fitting = [
-            name for name in listed
-            if (pattern.search(name) if pattern else role_of(name) == kind)
-        ]  # fmt: skip
-        for name in fitting[-_OFFERED:]:
+        for name in [name for name in listed if _is_kind(name, kind)][-_OFFERED:]:
             yield _value(at("modules.load", kind), name, "module avail", item=True)
+
+
+def _is_kind(name: str, kind: str) -> bool:
+    pattern = _KINDS[kind]
+    return role_of(name) == kind or bool(pattern and pattern.search(name))
 
 
 def _by_version(name: str) -> tuple[str, list[int]]:

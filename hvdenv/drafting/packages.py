@@ -169,8 +169,9 @@ def _indexes(options: Options, frameworks: set[str]) -> Iterator[Read]:
         ("find_links", ("-f", "--find-links")),
     ):
         for url in options.all(*names):
-            # Such pages list files; they are no index.
+            # Such pages list files; they are no index. The other ending is PyTorch's.
             where = "find_links" if url.endswith(".html") else key
+            where = "cpu_index" if url.rstrip("/").endswith("/whl/cpu") else where
             for name in sorted(frameworks):
                 yield Value(at("frameworks", name, where), url, item=where == "find_links")
             if not frameworks:

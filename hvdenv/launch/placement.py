@@ -257,9 +257,12 @@ def _cpus_per_rank(launch: Launch, sources: _Sources) -> int:
 
 
 def refuse_unfit(
-    name: str, recipe: Recipe, requested: Requested, scheduler: str | None, hosts: int
+    name: str, recipe: Recipe, requested: Requested, scheduler: str | None, hosts: int, words: str
 ) -> None:
     """Check that a launcher runs under the allocation's scheduler and on so many hosts.
+
+    Args:
+        words: what names the recipe on a command line.
 
     Raises:
         UsageError: it cannot.
@@ -274,7 +277,7 @@ def refuse_unfit(
     across = launcher.across_hosts if hosts > 1 else ()
     schedulers = across or launcher.schedulers
     if schedulers and scheduler not in schedulers:
-        request = f"request one (hvdenv shell {recipe.name} --nodes 1, or hvdenv job), or "
+        request = f"request one (hvdenv shell {words} --nodes 1, or hvdenv job), or "
         request = "" if scheduler else request
         raise UsageError(
             f"{name} starts ranks {'on several hosts ' if across else ''}only in an allocation of"

@@ -328,9 +328,11 @@ def _environment_part(layers: Iterable[Layer]) -> tuple[object, ...] | None:
     plain = recipe._replace(
         summary="", status="documented", sources=(), site="", scheduler=None, job=Job(),
         launch=Launch(), network=Network(), places=Storage(), container=None, references=(), schedulers={},
-        deviations=(), notes=(),
+        deviations=(), notes=(), partitions={},
     )  # fmt: skip
-    return plain, target.arch, target.glibc, target.cuda
+    # Horovod is compiled for the GPUs of all partitions.
+    gpus = {each.capability for each in recipe.partitions.values() if each.capability}
+    return plain, target.arch, target.glibc, target.cuda, gpus
 
 
 def _refuse(errors: Sequence[RecipeError]) -> None:
@@ -774,5 +776,5 @@ def _wrong_names(recipe: Recipe) -> _Wrong:
         )
     partition, partitions = recipe.job.partition, recipe.partitions
     if partition and partition not in partitions:
-        near = nearest(partition, partitions)
-        yield "job.partition", f"there is no [partitions.{partition}]{near}"
+        near, quote = nearest(partition, partitions), '"' * ("." in partition)
+        yield "job.partition", f"there is no [partitions.{quote}{partition}{quote}]{near}"

@@ -430,7 +430,7 @@ def _wrong_sizes(job: Job, name: str, partition: Partition, refuse: Refuse) -> I
             yield refuse(
                 field,
                 f"{what} has {most or 'no'} {unit}, requested: {getattr(job, field)}",
-                remedy or f"request {most} or fewer, or another partition",
+                remedy or f"request {f'{most} or fewer, or ' if most else ''}another partition",
             )
 
 
@@ -462,11 +462,15 @@ def _check_words(dialect: Dialect, batch: BatchJob) -> None:
         allowed = {**_PATTERNS, **dialect.patterns}.get(field, ".*")
         if not _WORD.fullmatch(value) or not re.fullmatch(allowed, value):
             table = "partitions" if field == "gpu" else "job"
+            remedy = "use letters, digits, dots, underscores and hyphens"
+            if (marks := dialect.query.placeholders) and field in ("output", "error"):
+                remedy += f"; {dialect.label} replaces {' and '.join(marks)}"
+            elif allowed != ".*":
+                remedy += f", as in the pattern {allowed}"
             raise UsageError(
                 f"{value!r} cannot be written for {dialect.label}",
                 where=f"{table}.{key}",
-                remedy="use letters, digits, dots, underscores and hyphens"
-                + (f", as in the pattern {allowed}" if allowed != ".*" else ""),
+                remedy=remedy,
             )
 
 

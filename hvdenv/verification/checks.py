@@ -547,7 +547,7 @@ def computed(
     """Whether each of Horovod's operations gives right numbers on every rank."""
     if rank_run is not None and _had(collectives.EXERCISE, rank_run, extension):
         judgements = collectives.judge(rank_run, launch.ranks)
-        yield from _findings("collectives", f"{framework} over {controller}", judgements)
+        yield from findings("collectives", f"{framework} over {controller}", judgements)
 
 
 @check("training")
@@ -557,7 +557,7 @@ def trained(
     """Whether a small model, trained on N ranks, equals the one that one process trains."""
     if rank_run is not None and _had(training.EXERCISE, rank_run, extension):
         judgements = training.judge(rank_run)
-        yield from _findings("training", f"{framework} over {controller}", judgements)
+        yield from findings("training", f"{framework} over {controller}", judgements)
 
 
 def _had(exercise: str, run: RankRun, extension: Extension) -> bool:
@@ -565,7 +565,7 @@ def _had(exercise: str, run: RankRun, extension: Extension) -> bool:
     return exercise in run.exercises and bool(extension.built(run.controller))
 
 
-def _findings(
+def findings(
     name: str, subject: str, judgements: Iterable[tuple[str, Judgement]]
 ) -> Iterator[Finding]:
     """A finding for each judgement; the subject of one about a part begins with the part."""

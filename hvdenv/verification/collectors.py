@@ -50,6 +50,8 @@ _CLOSELY = re.compile(r"/site-packages/horovod/|/libmpi[\w-]*\.so[.\d]*\Z")
 _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONNOUSERSITE", TOKEN_VARIABLE)
 # The ranks' share of the time for a benchmark; the rest is for the yardstick.
 _RANKS_PART = 0.7
+# With all of them, mpirun calls qrsh (plm/rsh of Open MPI 4.1, plm/ssh of PRRTE).
+_CALLS_QRSH = {"SGE_ROOT", "ARC", "PE_HOSTFILE", "JOB_ID"}
 # A lost host is noticed within 20 s, and its daemon of Open MPI 4 ends as soon instead of
 # after 8 minutes. Runs of hours should not set this.
 _KEEPALIVE = tuple(
@@ -338,10 +340,11 @@ def for_ranks(
 def _bounded_ssh(launch: Launch, environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Options for mpirun's ssh, which otherwise waits minutes for a host that is down.
 
-    They are not set if the user configured how mpirun reaches other hosts.
+    They are not set if the user configured how mpirun reaches other hosts, nor in a job of Grid
+    Engine: there mpirun calls qrsh instead of ssh and gives it the same options, which it rejects.
     """
     named = (*launch.settings.mca, *environ)
-    if not launch.remote or any("plm_" in name for name in named):
+    if not launch.remote or any("plm_" in name for name in named) or environ.keys() >= _CALLS_QRSH:
         return ()
     options = "-o BatchMode=yes -o ConnectTimeout=10"
     return (("OMPI_MCA_plm_rsh_args", options), ("PRTE_MCA_plm_ssh_args", options))

@@ -25,6 +25,7 @@ from hvdenv.standalone.ranks.events import (
     Result,
     Stage,
     Started,
+    SuiteDone,
 )
 
 _RANK_VARIABLES = (
@@ -138,6 +139,11 @@ class Rank(NamedTuple):
         return self._latest.stage
 
     @property
+    def detail(self) -> str:
+        """What it tried last within its stage."""
+        return self._latest.detail
+
+    @property
     def doing(self) -> str:
         """What it tried last: ``operations (alltoall int8)``."""
         detail = self._latest.detail
@@ -159,7 +165,7 @@ class Rank(NamedTuple):
             return f"was ended by {exited.signal}"
         if exited.code:
             return f"exited with code {exited.code}"
-        if not self.result:
+        if not (self.result or self.last(SuiteDone)):
             return "exited without a result"
         return "" if exited.stage == "shutdown" else "exited too early"
 
@@ -521,6 +527,13 @@ def judge_exercise(run: RankRun, name: str) -> Judgement | None:
     if broken and run.exercises.index(name) > run.exercises.index(broken):
         return Judgement("skip", f"the ranks did not reach it: see {broken}")
     return None
+
+
+def breakdown(run: RankRun) -> tuple[list[Rank], Judgement]:
+    """The ranks that failed first, and how."""
+    cause, _ = _first_broken(run)
+    how = _nothing_started(run) or _brokenness(run) or _launcher_failed(run)
+    return cause, how or Judgement("error", "the ranks ended without a reason", _evidence(run))
 
 
 def _brokenness(run: RankRun) -> Judgement | None:

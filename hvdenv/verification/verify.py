@@ -32,6 +32,7 @@ from hvdenv.verification.collection import (
     Progress,
     Setup,
     Shell,
+    Suite,
     bug,
     collected,
     judge,
@@ -59,6 +60,7 @@ def verify(
     launchers: tuple[str, ...] = DEFAULT_LAUNCHERS,
     exercises: tuple[str, ...] = DEFAULT_EXERCISES,
     effort: Effort | None = None,
+    suite: Suite | None = None,
     cores: int | None = None,
     on_event: Progress = lambda what, label, seconds: None,
 ) -> Report:
@@ -82,6 +84,7 @@ def verify(
         launchers=launchers,
         exercises=exercises,
         effort=effort,
+        suite=suite,
         cores=cores,
         seconds=timeout,
         shell=Shell(passed, tuple(name for name in mine if name not in passed)),

@@ -366,8 +366,11 @@ def test_partitions_of_slurm() -> None:
 
 def test_modules_to_choose_from() -> None:
     names = ["gcc/9.3.0", "gcc/10.2.0", "openmpi/4.1.4", "cuda/11.4", "R/4.2"]
-    found = [(each.key[-1], each.value) for each in here.offered(names, {"MPI"})]
+    found = [(each.key[-1], each.value) for each in here.offered(names, ["OpenMPI/5.0"])]
     assert found == [("compiler", "gcc/9.3.0"), ("compiler", "gcc/10.2.0"), ("CUDA", "cuda/11.4")]
+    # A page that loads a compiler leaves no choice of one.
+    found = [(each.key[-1], each.value) for each in here.offered(names, ["GCC/12.3.0"])]
+    assert found == [("CUDA", "cuda/11.4"), ("MPI", "openmpi/4.1.4")]
 
 
 def test_folders_of_modules(tmp_path: Path) -> None:

@@ -168,6 +168,11 @@ JOBS_ONLY = """
 job.time = "2-00:00:00"
 launch.launcher = "srun"
 
+[variants.gridengine]
+scheduler = "gridengine"
+job.partition = "all.q"
+partitions."all.q".cores = 4
+
 [variants.older]
 horovod.version = "0.27.0"
 
@@ -186,7 +191,7 @@ def test_variants_that_change_only_jobs_share_the_environment(
         resolved = load_recipe(str(path), variants=variants, overrides=overrides)
         return environment_of(Namespace(prefix=None), resolved, find_places()).prefix.name
 
-    assert name() == name("long") == "layers"
+    assert name() == name("long") == name("gridengine") == "layers"
     assert name("older", "long") == "layers+older"
     assert name("older", "also-older") in ("layers+older", "layers+also-older")
     # Whatever the command line sets, variants have one name.

@@ -229,7 +229,7 @@ def test_launchers_of_the_docs(tmp_path: Path, name: str, hosts: bool, expected:
     refused = Requested(hosts=(Host("n1", 8),))
     if name == "ibrun":
         with pytest.raises(UsageError, match="chooses the hosts itself"):
-            refuse_unfit(name, recipe, refused, "slurm", 1)
+            refuse_unfit(name, recipe, refused, "slurm", 1, "x")
 
 
 @pytest.mark.parametrize(

@@ -221,24 +221,24 @@ def test_launchers_and_allocations(name: str) -> None:
     wanted = LAUNCHERS[name].schedulers
     for scheduler in ("slurm", "pbs", "cobalt", "lsf", None):
         if not wanted or scheduler in wanted:
-            refuse_unfit(name, SITE, Requested(), scheduler, 1)
+            refuse_unfit(name, SITE, Requested(), scheduler, 1, "x")
         else:
             with pytest.raises(UsageError, match=f"{name} starts ranks only in an allocation of"):
-                refuse_unfit(name, SITE, Requested(), scheduler, 1)
+                refuse_unfit(name, SITE, Requested(), scheduler, 1, "x")
 
 
 def test_torchrun_on_several_hosts_needs_slurm() -> None:
-    refuse_unfit("torchrun", SITE, Requested(), "slurm", 2)
+    refuse_unfit("torchrun", SITE, Requested(), "slurm", 2, "x")
     for scheduler in ("pbs", None):
-        refuse_unfit("torchrun", SITE, Requested(), scheduler, 1)
+        refuse_unfit("torchrun", SITE, Requested(), scheduler, 1, "x")
         with pytest.raises(UsageError, match="torchrun starts ranks on several hosts"):
-            refuse_unfit("torchrun", SITE, Requested(), scheduler, 2)
+            refuse_unfit("torchrun", SITE, Requested(), scheduler, 2, "x")
 
 
 @pytest.mark.parametrize("name", ["aprun", "jsrun"])
 def test_launchers_that_choose_hosts_themselves(name: str) -> None:
     with pytest.raises(UsageError, match="chooses the hosts itself"):
-        refuse_unfit(name, SITE, Requested(hosts=TWO), None, 2)
+        refuse_unfit(name, SITE, Requested(hosts=TWO), None, 2, "x")
 
 
 def test_the_mpi_of_a_recipe() -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.real.conftest import Cli, hear_interrupts
+from tests.real.conftest import Cli, Terminal
 from tests.standin import Cluster, Missing
-from tests.waiting import wait_until
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "local.toml"
 SITE = """
@@ -80,28 +76,22 @@ def test_how_jobs_end(hvdenv: Cli) -> None:
 
 def test_run_and_shell_in_a_job(hvdenv: Cli) -> None:
     """The shell of qrsh starts ranks on both hosts of its job."""
-    terminal, inner = pty.openpty()
-    words = ("shell", "./local.toml", "--nodes", "2", "--time", "00:05:00")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hvdenv", *words],
-        env=hvdenv.variables, stdin=inner, stdout=inner, stderr=inner, preexec_fn=hear_interrupts,
-    )  # fmt: skip
-    os.close(inner)
-    seen = b""
-
-    def said(text: bytes) -> bool:
-        nonlocal seen
-        seen += os.read(terminal, 4096)
-        return text in seen
-
-    wait_until(lambda: said(b"(local)"), 60)
+    shell = Terminal(hvdenv, "shell", "./local.toml", "--nodes", "2", "--time", "00:05:00")
+    shell.wait_for("(local)")
     run = f"{sys.executable} -m hvdenv run ./local.toml -- sh -c 'echo rank on $(hostname)'"
-    os.write(terminal, f"cd {Path.cwd()}; HVDENV_HOME={hvdenv.home} {run}; exit 4\n".encode())
-    wait_until(lambda: said(b"rank on gpu32") and b"rank on gpu33" in seen, 60)
-    assert process.wait(60) == 4
-    os.close(terminal)
+    shell.type(f"cd {Path.cwd()}; HVDENV_HOME={hvdenv.home} {run}; exit 4")
+    shell.wait_for("rank on gpu32", "rank on gpu33")
+    assert shell.end() == 4
 
 
 def test_build_there(hvdenv: Cli) -> None:
     built = hvdenv("build", "./local.toml", "--where", "compute")
     assert "succeeded" in built.stderr
+
+
+def test_verify_there(hvdenv: Cli) -> None:
+    """mpirun starts its daemon on the other host by qrsh, which knows no option of ssh."""
+    words = ("--where", "compute", "--quick", "--framework", "torch", "--controller", "MPI")
+    verified = hvdenv("verify", "./local.toml", *words)
+    assert "verdict: pass" in verified.stdout
+    assert re.search(r"^ +MPI +\[X\] +\[X\] +\[X\]$", verified.stdout, re.MULTILINE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -19,7 +18,7 @@ import pytest
 
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations
-from tests.real.conftest import Cli, hear_interrupts
+from tests.real.conftest import Cli, Terminal, hear_interrupts
 from tests.standin import Cluster
 from tests.waiting import wait_until
 
@@ -307,26 +306,13 @@ def test_ctrl_c_without_a_terminal_leaves_the_job(hvdenv: Cli, site: Cluster) ->
 
 @pytest.mark.parametrize("answer", ["y", "n"])
 def test_ctrl_c_on_a_terminal_asks(hvdenv: Cli, site: Cluster, answer: str) -> None:
-    terminal, inner = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "hvdenv", *JOB, "--submit", "--", "sleep", "600"],
-        env=hvdenv.variables, stdin=inner, stdout=inner, stderr=inner, preexec_fn=hear_interrupts,
-    )  # fmt: skip
-    os.close(inner)
-    seen = b""
-
-    def said(text: bytes) -> bool:
-        nonlocal seen
-        seen += os.read(terminal, 4096)
-        return text in seen
-
-    wait_until(lambda: said(b": running on"), 120)
-    process.send_signal(signal.SIGINT)
-    wait_until(lambda: said(b"? [y/N]"), 120)
-    os.write(terminal, f"{answer}\n".encode())
-    wait_until(lambda: said(b"cancelled job" if answer == "y" else b"goes on"), 120)
-    assert process.wait(120) == 130
-    os.close(terminal)
+    terminal = Terminal(hvdenv, *JOB, "--submit", "--", "sleep", "600")
+    terminal.wait_for(": running on")
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.wait_for("? [y/N]")
+    terminal.type(answer)
+    terminal.wait_for("cancelled job" if answer == "y" else "goes on")
+    assert terminal.end() == 130
     if answer == "y":
         wait_until(lambda: queue(site) == [], 120)
     else:

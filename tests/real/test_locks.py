@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,9 @@ def test_a_node_without_internet_builds_what_was_fetched(
     for package in pypi.packages(locked):
         assert f"{package.name}-{package.version}" in installed
     assert without_network(new, *build).stdout.startswith("nothing to do")
+    # uv leaves a lock file that everybody can write, which other commands refuse.
+    modes = (path.lstat().st_mode for path in prefix.resolve().rglob("*"))
+    assert not any(mode & stat.S_IWOTH for mode in modes if not stat.S_ISLNK(mode))
 
     # The build fills in what it was made with, and then nothing is left to write.
     words = ("lock", "local", "--lockfiles", str(locks), "--prefix", str(prefix))

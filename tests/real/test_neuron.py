@@ -1,8 +1,8 @@
 """KISTI Neuron on a stand-in: its modules, conda, TensorFlow 2.10 and PyTorch 1.12, two hosts.
 
 The recipe's variant ``cpu``, with the versions of the site's document: Horovod 0.26.1 is
-compiled against both frameworks, and its ranks compute on both hosts under srun, mpirun and
-horovodrun.
+compiled against both frameworks, and its ranks compute on both hosts under mpirun and horovodrun.
+srun and jobs: test_tutorial.py.
 """
 
 from __future__ import annotations
@@ -31,15 +31,6 @@ channels = ["{channel}"]
 
 [places]
 environments = "{home}/envs"
-
-[launch]
-srun_mpi = "pmix"
-
-[job]
-nodes = 2
-ranks_per_node = 2
-cpus_per_rank = 1
-error = "{home}/%x_%j.err"
 """
 # The table of the site's document, without what needs a GPU.
 TABLE = {
@@ -113,15 +104,6 @@ def test_both_frameworks_on_two_hosts(hvdenv: Cli) -> None:
     assert "4 ranks on gpu32, gpu33 agree" in result.stdout
 
 
-def test_srun_in_a_job(hvdenv: Cli) -> None:
-    """The recipe's own launcher, in an allocation of two nodes that verify asks for."""
-    result = hvdenv(
-        "verify", "neuron", "--variant", "cpu", "--where", "compute", "--framework", "torch"
-    )
-    assert "verdict: pass" in result.stdout
-    assert "torch over MPI" in result.stdout + result.stderr
-
-
 def test_horovodrun_over_mpi(hvdenv: Cli) -> None:
     result = hvdenv(
         "verify", "neuron", "--variant", "cpu", "--hosts", "gpu32:2,gpu33:2", "--framework",
@@ -130,20 +112,6 @@ def test_horovodrun_over_mpi(hvdenv: Cli) -> None:
     )  # fmt: skip
     assert report(result)["allreduce"]["torch over MPI"] == "pass", result.stdout
     assert "(horovodrun-mpi)" in result.stdout
-
-
-def test_the_batch_script_is_submitted_and_followed(hvdenv: Cli, tmp_path: Path) -> None:
-    train = tmp_path / "train_hvd.py"
-    train.write_text(TRAIN)
-    result = hvdenv(
-        "job", "neuron", "--variant", "cpu", "--output", str(tmp_path / "out"), "--submit",
-        "--", "python", str(train),
-    )  # fmt: skip
-    lines = [line for line in result.stdout.splitlines() if line.startswith("rank ")]
-    assert sorted(lines) == [
-        f"rank {rank} of 4 on {host} [6.0, 6.0, 6.0]"
-        for rank, host in enumerate(["gpu32", "gpu32", "gpu33", "gpu33"])
-    ]
 
 
 def test_a_command_runs_on_two_hosts(hvdenv: Cli, tmp_path: Path) -> None:

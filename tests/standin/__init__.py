@@ -155,7 +155,7 @@ class Cluster:
         seen = {**config.FOR_RANKS, **env}
         return self.run([*inside, *argv], env=seen, check=check, timeout=timeout)
 
-    def start_grid_engine(self) -> dict[str, str]:
+    def start_grid_engine(self, queue: str = "gpu.q") -> dict[str, str]:
         """Start Grid Engine on the same hosts; returns the variables that its programs need.
 
         Raises:
@@ -166,6 +166,7 @@ class Cluster:
             controller=self._keeper,
             hosts=self.hosts,
             slots=self._cpus,
+            queue=queue,
             on=lambda host, argv, env: self.on(host, argv, env=env),
         )
         engine.start()

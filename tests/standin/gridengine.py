@@ -1,4 +1,4 @@
-"""Grid Engine across the hosts of a stand-in: a queue ``gpu.q`` and a parallel environment ``mpi``."""
+"""Grid Engine across the hosts of a stand-in: a queue and a parallel environment ``mpi``."""
 
 from __future__ import annotations
 
@@ -59,6 +59,7 @@ class GridEngine(NamedTuple):
         controller: process whose namespaces the master and the clients on the head run in.
         hosts: names of the hosts.
         slots: of each host.
+        queue: its name.
         on: runs a command on a host, with variables.
     """
 
@@ -66,6 +67,7 @@ class GridEngine(NamedTuple):
     controller: int
     hosts: tuple[str, ...]
     slots: int
+    queue: str
     on: Callable[[str, Sequence[str], Mapping[str, str]], object]
 
     @property
@@ -148,7 +150,7 @@ class GridEngine(NamedTuple):
     def _configure(self) -> None:
         hosts = ",".join(self.hosts)
         queue = {
-            "qname": "gpu.q",
+            "qname": self.queue,
             "hostlist": " ".join(self.hosts),
             "slots": str(self.slots),
             "pe_list": "mpi",

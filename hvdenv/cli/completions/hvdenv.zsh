@@ -572,6 +572,8 @@ _shtab_hvdenv_verify_options=(
   "--full[test every operation with every type and shape, tensors above the fusion threshold, the timeline, and training with every option (takes a minute more per framework and controller)]"
   "--bench[measure allreduce and training, and compare with MPI or NCCL alone and with the recipe\'s references]"
   "--time[how long each program of --bench measures (default\: 10)]:SECONDS:"
+  "--suite[run Horovod\'s own tests of its release as well, over each controller]"
+  "--suite-from[a checkout of Horovod or an archive of one, with these tests (default\: clone it)]:PATH:"
   "--junit[write it as JUnit XML]:FILE:"
   "--html[write it as a self-contained HTML page]:FILE:"
   "--from[read the report from a JSON file that verify wrote, instead of verifying]:REPORT:"

@@ -251,6 +251,21 @@ class Training(NamedTuple):
     same: Optional[bool] = None
 
 
+class TestDone(NamedTuple):
+    """One of Horovod's own tests: ``passed``, ``failed`` or ``skipped``, and why."""
+
+    test: str
+    outcome: str
+    seconds: float = 0.0
+    reason: str = ""
+
+
+class SuiteDone(NamedTuple):
+    """All of Horovod's own tests in a file were tried; `code` is pytest's."""
+
+    code: int
+
+
 class Bench(NamedTuple):
     """Timed allreduces of one size: bytes, and minimum, quartiles and maximum in seconds."""
 
@@ -321,7 +336,7 @@ class Exited(NamedTuple):
 
 RankEvent = Union[
     Started, ExtensionFacts, Joined, Stage, Result, DataPath, Operation, OperationsDone, Training,
-    Bench, BenchEnd, Speed, Overdue, Exited,
+    TestDone, SuiteDone, Bench, BenchEnd, Speed, Overdue, Exited,
 ]  # fmt: skip
 _KINDS: Dict[str, Any] = {
     "started": Started,
@@ -333,6 +348,8 @@ _KINDS: Dict[str, Any] = {
     "collectives": Operation,
     "collectives-done": OperationsDone,
     "training": Training,
+    "test": TestDone,
+    "suite": SuiteDone,
     "bench": Bench,
     "bench_end": BenchEnd,
     "speed": Speed,

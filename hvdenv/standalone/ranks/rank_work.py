@@ -40,6 +40,11 @@ def main(
     context.report(facts)
     if facts.built.get(controller) == 0:
         return
+    if exercises and exercises[0][0] == "suite":  # Horovod's tests initialise it themselves
+        context.stage("suite")
+        modules["suite"].run(context, exercises[0][2])
+        context.stage("shutdown")
+        return
     for name, _, option in exercises:
         getattr(modules[name], "before_init", lambda *_: None)(context, option)
     context.hvd.init()

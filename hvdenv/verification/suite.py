@@ -1,0 +1,491 @@
+"""Horovod's own tests of its release, run on the ranks of an environment and judged.
+
+hvdenv contains none of these tests. They come from a checkout, an archive or Horovod's repository, and
+are recognised by the hash that git gives their folder. pytest and what else they import is installed
+into a folder of the cache, never into the environment.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from hashlib import sha1
+from pathlib import Path
+from typing import NamedTuple
+
+from packaging.specifiers import SpecifierSet
+
+from hvdenv import STEP_PROGRAMS
+from hvdenv.command import OWN_PYTHON, Command
+from hvdenv.environments.installation import Installation
+from hvdenv.errors import StepError, UsageError
+from hvdenv.launch.launchers import Mpi
+from hvdenv.masking import mask, plain
+from hvdenv.places import Places, make_folder
+from hvdenv.reading import MIB, OWN, Kind, read_file, read_text
+from hvdenv.reports.report import Finding
+from hvdenv.runner import Runner
+from hvdenv.schema import decode, parse_toml
+from hvdenv.standalone.ranks.events import SuiteDone, TestDone, read
+from hvdenv.verification import ranks
+from hvdenv.verification.checks import findings
+from hvdenv.verification.collection import Setup, Suite, check, collector
+from hvdenv.verification.collectors import Extension, rank_run
+from hvdenv.verification.ranks import Judgement, RankRun
+
+_DATA = Path(__file__).parents[1] / "knowledge" / "suite.toml"
+_TEST = Kind("a file of Horovod's tests", 64 * MIB)
+# Seconds for one test. The longest of Horovod's takes half a minute on a busy machine.
+TEST_SECONDS = 180.0
+# Seconds for all of a suite, unless --timeout says otherwise.
+SUITE_SECONDS = 7200.0
+# A test that ends its ranks is left out, and the others are started again.
+_RESTARTS = 20
+_SHOWN = 20
+_COMMAND_SECONDS = 300.0
+_UNPACK = (
+    "import sys; sys.path.insert(0, sys.argv[1]); import prepare_source;"
+    " prepare_source.unpack(*sys.argv[2:])"
+)
+_REMEDY = (
+    "compare the evidence of the ranks; to run this test alone, in the folder of the tests:"
+    " `{command} {test}`"
+)
+
+
+class SuiteFile(NamedTuple):
+    """A file of Horovod's tests.
+
+    Attributes:
+        name: below the folder of tests.
+        framework: that it needs; empty for those without one.
+        ranks: whether it runs on all ranks.
+    """
+
+    name: str
+    framework: str = ""
+    ranks: bool = False
+
+
+class Known(NamedTuple):
+    """Tests that fail although nothing is wrong with an installation.
+
+    Attributes:
+        test: the end of their ids, with * for any characters.
+        why: the reason.
+        source: where it is explained.
+        horovod: the releases for which this holds.
+        controller: only over this one; empty for both.
+    """
+
+    test: str
+    why: str
+    source: str
+    horovod: str = ""
+    controller: str = ""
+
+
+class SuiteData(NamedTuple):
+    """hvdenv/knowledge/suite.toml.
+
+    Attributes:
+        tests: for each release, the hash that git gives its folder `test`.
+    """
+
+    packages: tuple[str, ...]
+    repository: str
+    tests: dict[str, str]
+    file: tuple[SuiteFile, ...]
+    known: tuple[Known, ...] = ()
+
+
+class SuiteRun(NamedTuple):
+    """What came of some files of Horovod's tests.
+
+    Attributes:
+        tests: by test: what each rank reported, by the rank's name.
+        crashed: by test: how ranks failed in it.
+        problem: why not all tests were tried; None if all were.
+    """
+
+    tests: Mapping[str, Mapping[str, TestDone]]
+    crashed: Mapping[str, Judgement]
+    problem: Judgement | None
+
+
+@lru_cache(maxsize=1)
+def data() -> SuiteData:
+    return decode(SuiteData, parse_toml(read_text(_DATA, OWN)))
+
+
+def tree_hash(folder: Path) -> str:
+    """The hash that git gives a folder with its files; caches of Python do not count."""
+    entries: dict[str, bytes] = {}
+    for path in folder.iterdir():
+        if path.name in ("__pycache__", ".pytest_cache"):
+            continue
+        name = os.fsencode(path.name)
+        if path.is_symlink():
+            content = os.fsencode(os.readlink(path))
+            entries[path.name] = b"120000 %b\0%b" % (name, _git_object(b"blob", content))
+        elif path.is_dir():  # git sorts folders by their name with a slash
+            value = bytes.fromhex(tree_hash(path))
+            entries[f"{path.name}/"] = b"40000 %b\0%b" % (name, value)
+        else:
+            mode = b"100755" if os.access(path, os.X_OK) else b"100644"
+            value = _git_object(b"blob", read_file(path, _TEST).data)
+            entries[path.name] = b"%b %b\0%b" % (mode, name, value)
+    return _git_object(b"tree", b"".join(entries[key] for key in sorted(entries))).hex()
+
+
+def _git_object(kind: bytes, content: bytes) -> bytes:
+    return sha1(kind + b" %d\0" % len(content) + content, usedforsecurity=False).digest()
+
+
+def prepare(
+    source: Path | None, installation: Installation, version: str, runner: Runner, places: Places
+) -> Suite:
+    """Find Horovod's tests, and install what they import.
+
+    Args:
+        source: a checkout of Horovod, its folder `test`, or an archive of it; None for the
+            repository.
+        installation: the environment that will run them.
+        version: of its Horovod.
+
+    Raises:
+        UsageError: the source has no tests, or there is no source for this version.
+        StepError: a command failed.
+    """
+    folder = make_folder(places.cache / "suite")
+    tests = (
+        _from_repository(version, folder, runner)
+        if source is None
+        else tests_in(source, folder, runner)
+    )
+    digest = tree_hash(tests)
+    of = [release for release, each in data().tests.items() if each == digest]
+    release = version if version in of else next(iter(of), "")
+    return Suite(str(tests), str(_packages(installation, folder, runner)), release)
+
+
+def tests_in(source: Path, folder: Path, runner: Runner) -> Path:
+    """The folder of tests in a checkout or archive."""
+    where = f"--suite-from {source}"
+    if source.is_file():
+        unpacked = folder / f"unpacked-{uuid.uuid4().hex}"
+        _run(runner, (OWN_PYTHON, "-c", _UNPACK, str(STEP_PROGRAMS), str(source), str(unpacked)))
+        source = unpacked
+    for tests in (source / "test", source):
+        if (tests / "parallel").is_dir() and (tests / "utils").is_dir():
+            return tests
+    raise UsageError(
+        "there are no tests of Horovod",
+        where=where,
+        remedy="name a checkout of Horovod, or an archive of one",
+    )
+
+
+def _from_repository(version: str, folder: Path, runner: Runner) -> Path:
+    expected = data().tests.get(version)
+    if not expected:
+        raise UsageError(
+            f"hvdenv does not know the tests of Horovod {version}",
+            where="--suite",
+            remedy="name a checkout of that release with --suite-from",
+        )
+    checkout = folder / f"horovod-{version}"
+    tests = checkout / "test"
+    if not (tests.is_dir() and tree_hash(tests) == expected):
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            cloned = Path(temporary) / "horovod"
+            words = (
+                "--depth",
+                "1",
+                "--branch",
+                f"v{version}",
+                "--",
+                data().repository,
+                str(cloned),
+            )
+            _run(runner, ("git", "clone", "--quiet", *words))
+            if tree_hash(cloned / "test") != expected:
+                raise StepError(
+                    f"the tests at v{version} differ from those of the release",
+                    where=data().repository,
+                    remedy="name a checkout that you trust with --suite-from",
+                )
+            cloned.rename(checkout)
+    return tests
+
+
+def _packages(installation: Installation, folder: Path, runner: Runner) -> Path:
+    """The folder with what the tests import besides the framework."""
+    ask = "import sys; print('%d.%d' % sys.version_info[:2])"
+    version = _run(runner, (installation.python, "-s", "-c", ask)).strip()
+    packages = folder / f"packages-py{version}"
+    if not packages.is_dir():
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            pip = (installation.python, "-s", "-m", "pip", "install", "--quiet", "--target")
+            _run(runner, (*pip, f"{temporary}/packages", *data().packages))
+            Path(temporary, "packages").rename(packages)
+    return packages
+
+
+def _run(runner: Runner, argv: Sequence[str]) -> str:
+    outcome = runner.branch().run(Command(tuple(argv), timeout=_COMMAND_SECONDS))
+    if outcome.returncode:
+        raise StepError(
+            f"{Path(argv[0]).name} failed (exit {outcome.returncode})",
+            where=" ".join(argv),
+            detail=outcome.tail(15),
+            remedy="Horovod's tests need this: see the output above",
+        )
+    return outcome.output
+
+
+def _has_ranks(rank_run: RankRun | None) -> bool:
+    return rank_run is not None and ranks.judge(rank_run).status != "fail"
+
+
+@collector(
+    "Horovod's tests of {framework} over {controller}",
+    applies=_has_ranks,
+    alone=True,
+    starts_ranks=True,
+)
+def suite_run(
+    setup: Setup,
+    suite: Suite,
+    mpi: tuple[Mpi, str],
+    timeout: float,
+    framework: str,
+    controller: str,
+) -> SuiteRun:
+    """The tests of a framework on all ranks, over a controller."""
+
+    def start(exercise: str, seconds: float) -> RankRun:
+        timed = setup._replace(exercises=(exercise,))
+        return rank_run(timed, mpi, seconds, framework, controller)
+
+    names = [each.name for each in data().file if each.ranks and each.framework == framework]
+    return try_files(suite, names, start, timeout)
+
+
+@collector("Horovod's tests without ranks", alone=True, starts_ranks=True)
+def suite_alone(
+    setup: Setup, suite: Suite, timeout: float, extensions: Mapping[str, Extension]
+) -> SuiteRun:
+    """The tests that need no ranks, in one process."""
+    framework = next((name for name, each in extensions.items() if each.usable), "")
+    if not framework:
+        return SuiteRun({}, {}, Judgement("skip", "no framework can be used"))
+    installation = setup.installation
+    controller = next(
+        (each for each in ("Gloo", "MPI") if extensions[framework].built(each)), "Gloo"
+    )
+
+    def start(exercise: str, seconds: float) -> RankRun:
+        token = uuid.uuid4().hex
+        program = f"{installation.programs}/ranks/rank.py"
+        argv = (
+            *(
+                *installation.inside,
+                installation.python,
+                "-S",
+                "-u",
+                program,
+                token,
+                f"{seconds:g}",
+            ),
+            *(framework, controller, "host", exercise),
+        )
+        outcome = setup.run(argv, seconds)
+        found = ranks.collect(read(outcome.output, token))
+        return RankRun(
+            launcher="",
+            controller=controller,
+            argv=argv,
+            size=1,
+            ranks=found,
+            returncode=outcome.returncode,
+            timeout=seconds,
+        )
+
+    usable = {name for name, each in extensions.items() if each.usable} | {""}
+    names = [each.name for each in data().file if not each.ranks and each.framework in usable]
+    return try_files(suite, names, start, timeout)
+
+
+def try_files(
+    suite: Suite, names: Sequence[str], start: Callable[[str, float], RankRun], timeout: float
+) -> SuiteRun:
+    """Run files one after the other, each in new processes; a test that ends these is left out.
+
+    Args:
+        start: starts ranks with an exercise, and the seconds that they have.
+        timeout: in seconds, for all.
+    """
+    end = time.monotonic() + timeout
+    tests: dict[str, Mapping[str, TestDone]] = {}
+    crashed: dict[str, Judgement] = {}
+    with tempfile.TemporaryDirectory(prefix="hvdenv-suite-") as folder:
+        plan = Path(folder, "plan.json")
+        for name in names:
+            if not Path(suite.tests, name).exists():
+                continue  # of another release
+            for _ in range(_RESTARTS):
+                left = end - time.monotonic()
+                if left < 1:
+                    problem = Judgement(
+                        "unproven",
+                        f"no time was left from {name} on",
+                        "",
+                        "allow more with --timeout",
+                    )
+                    return SuiteRun(tests, crashed, problem)
+                done = [*tests, *crashed]
+                words = {
+                    "tests": suite.tests,
+                    "packages": suite.packages,
+                    "files": [name],
+                    "done": done,
+                    "seconds": TEST_SECONDS,
+                }
+                plan.write_text(json.dumps(words))
+                run = start(f"suite={plan}", left)
+                tests.update(_outcomes(run))
+                if run.ranks and all(rank.last(SuiteDone) for rank in run.ranks):
+                    break
+                cause, how = ranks.breakdown(run)
+                test = cause[0].detail if cause else ""
+                if not test or test in done:
+                    return SuiteRun(tests, crashed, how._replace(message=f"{name}: {how.message}"))
+                if any(rank.name not in tests.get(test, {}) for rank in cause):
+                    tests.pop(test, None)
+                    crashed[test] = how
+    return SuiteRun(tests, crashed, None)
+
+
+def _outcomes(run: RankRun) -> dict[str, dict[str, TestDone]]:
+    """What each rank reported of each test."""
+    found: dict[str, dict[str, TestDone]] = {}
+    for rank in run.ranks:
+        for event in rank.all(TestDone):
+            found.setdefault(event.test, {})[rank.name] = event
+    return found
+
+
+@check("suite")
+def suite_of_ranks(
+    setup: Setup, suite: Suite, suite_run: SuiteRun | None, framework: str, controller: str
+) -> Iterator[Finding]:
+    """What Horovod's own tests show of a framework over a controller."""
+    if suite_run is not None:
+        found = judge(suite_run, suite.release, controller, _command(setup))
+        yield from findings("suite", f"{framework} over {controller}", found)
+
+
+@check("suite-alone")
+def suite_without_ranks(setup: Setup, suite: Suite, suite_alone: SuiteRun) -> Iterator[Finding]:
+    """What Horovod's own tests show that need no ranks."""
+    found = judge(suite_alone, suite.release, "", _command(setup))
+    yield from findings("suite", "tests without ranks", found)
+
+
+def _command(setup: Setup) -> str:
+    """Runs pytest on the ranks of an environment."""
+    recipe = setup.installation.recipe or f"--prefix {setup.installation.prefix}"
+    return f"hvdenv run {recipe} -n {setup.launch.ranks} -- python -m pytest"
+
+
+def judge(
+    run: SuiteRun, release: str, controller: str, command: str
+) -> Iterator[tuple[str, Judgement]]:
+    """What Horovod's tests show.
+
+    Args:
+        release: whose tests they are; empty if unknown.
+        controller: of the ranks; empty if there were none.
+        command: runs pytest on ranks.
+
+    Returns:
+        Pairs of a test and its judgement, for each new failure; and judgements on all known
+        failures and on all tests that passed.
+    """
+    failures = dict(_failures(run))
+    reasons = {test: why for test in failures if (why := known(test, release, controller))}
+    new = [test for test in failures if test not in reasons]
+    for test in new[:_SHOWN]:
+        remedy = _REMEDY.format(command=command, test=test)
+        yield test, failures[test]._replace(remedy=remedy)
+    if more := new[_SHOWN:]:
+        yield "", Judgement("fail", f"{len(more)} more tests fail", "\n".join(more))
+    if reasons:
+        message = _many(len(reasons), "test fails", "tests fail") + " for known reasons"
+        lines = [f"{test}: {each.why} ({each.source})" for test, each in reasons.items()]
+        yield "known failures", Judgement("skip", message, "\n".join(lines))
+    if run.problem:
+        yield "", run.problem
+    if passed := [test for test, each in run.tests.items() if _outcome(each) == "passed"]:
+        yield "", _passed(run, len(passed), release)
+
+
+def _passed(run: SuiteRun, count: int, release: str) -> Judgement:
+    skipped = {test: each for test, each in run.tests.items() if _outcome(each) == "skipped"}
+    of = f"Horovod {release}'s tests" if release else "tests of an unknown release"
+    message = f"{count} of {of} {'passes' if count == 1 else 'pass'}"
+    if skipped:
+        message += f"; {_many(len(skipped), 'skips itself', 'skip themselves')}"
+    lines = [f"not tried: {test}: {_skipped(each)}" for test, each in skipped.items()]
+    return Judgement("pass", message, "\n".join(lines))
+
+
+def _many(count: int, one: str, more: str) -> str:
+    return f"{count} {one if count == 1 else more}"
+
+
+def _skipped(each: Mapping[str, TestDone]) -> str:
+    return plain(next(done.reason for done in each.values() if done.outcome == "skipped"))
+
+
+def _outcome(each: Mapping[str, TestDone]) -> str:
+    """``failed`` if any rank failed, ``skipped`` if any skipped it."""
+    outcomes = {done.outcome for done in each.values()}
+    return next(one for one in ("failed", "skipped", "passed") if one in outcomes)
+
+
+def _clean(text: str) -> str:
+    return mask(plain(text))
+
+
+def _failures(run: SuiteRun) -> Iterator[tuple[str, Judgement]]:
+    """Each failing test, and how it fails."""
+    for test, each in run.tests.items():
+        failed = {name: done for name, done in each.items() if done.outcome == "failed"}
+        if failed:
+            texts = [f"{name}:\n{done.reason}" for name, done in failed.items()]
+            first = next(iter(failed.values())).reason
+            last = next((line for line in first.splitlines() if line.startswith("E ")), "")
+            message = f"fails on {ranks.listed(list(failed))}: {last.removeprefix('E').strip()}"
+            yield test, Judgement("fail", _clean(message), _clean("\n".join(texts)))
+    for test, how in run.crashed.items():
+        yield test, how
+
+
+def known(test: str, release: str, controller: str) -> Known | None:
+    """Why a test is known to fail; None if it is not."""
+    for each in data().known:
+        if each.controller not in ("", controller):
+            continue
+        if each.horovod and release and release not in SpecifierSet(each.horovod):
+            continue
+        if fnmatch.fnmatchcase(test, f"*{each.test}"):
+            return each
+    return None
