@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir
-from typing import NamedTuple
 
 from hvdenv.building import effects, indexes, record, repair
+from hvdenv.building.finished import Built, drift, refused_drift, result
 from hvdenv.building.state import (
     LOGS,
     Done,
     Request,
     State,
-    drift,
-    drift_error,
     on_disk,
-    refused_drift,
 )
 from hvdenv.command import Outcome, spelled_out
-from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, journal, prefix_lock, registry, scratch
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import LockError, StepError
 from hvdenv.knowledge.diagnosis import diagnose_step
-from hvdenv.locks import compare
 from hvdenv.locks.lockfile import Locked
 from hvdenv.masking import mask
 from hvdenv.places import Places, blocked, make_folder, sync_folder, sync_tree
-from hvdenv.plans.plan import Plan
 from hvdenv.plans.step import Progress, Step
 from hvdenv.runner import end_marked, environment
 from hvdenv.wheels import downloads
@@ -38,50 +32,6 @@ from hvdenv.wheels import downloads
 LOCK_WAIT_SECONDS = 2.0
 # Fetching and installing gigabytes takes minutes.
 FILES_WAIT_SECONDS = 1800.0
-
-
-class Built(NamedTuple):
-    """The result of a build.
-
-    Attributes:
-        prefix: the link that points to the environment.
-        generation: its folder.
-        changed: False when there was nothing to do.
-        seconds: wall time.
-        drift: how it differs from the build that filled in the lock.
-    """
-
-    prefix: Path
-    generation: Path
-    changed: bool
-    seconds: float
-    drift: tuple[compare.Difference, ...] = ()
-
-
-def already_built(
-    environment: Environment, plan: Plan, accepted: Collection[str] = ()
-) -> Built | None:
-    """The generation that the prefix points to, if it is complete and of this plan.
-
-    Raises:
-        LockError: it is, but it was made with a drift that is not accepted now.
-    """
-    started = time.monotonic()
-    active = environment.active()
-    if not active:
-        return None
-    found = generations.read_record(environment.record(active))
-    if found.plan_digest != plan.digest:
-        return None
-    refused = refused_drift(plan.locked, found, accepted)
-    if refused:
-        raise drift_error(
-            "the environment was not made with what the lock was built with",
-            str(environment.prefix),
-            refused,
-            "--rebuild makes a new one with what this machine has now",
-        )
-    return _built(environment, active, plan.locked, started, changed=False)
 
 
 def build(
@@ -127,20 +77,7 @@ def build(
                 plan = request.plan.at(generation, temporary.path)
                 state = State(request, plan, environment, places, progress, held)
                 _run(state, break_lock=break_lock)
-    return _built(environment, identity, locked, started, changed=True)
-
-
-def _built(
-    environment: Environment, identity: str, locked: Locked | None, started: float, *, changed: bool
-) -> Built:
-    found = generations.read_record(environment.record(identity)) if locked else GenerationRecord()
-    return Built(
-        prefix=environment.prefix,
-        generation=environment.generation(identity),
-        changed=changed,
-        seconds=time.monotonic() - started,
-        drift=drift(locked, found),
-    )
+    return result(environment, identity, locked, started, changed=True)
 
 
 def _earlier(environment: Environment, request: Request) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from packaging.utils import canonicalize_name
 
 from hvdenv import STEP_PROGRAMS
+from hvdenv.building.availability import Availability
 from hvdenv.building.resolve import attempt
 from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.contents.packages import parse_requirement
@@ -31,7 +32,6 @@ from hvdenv.reading import GIB, RESULT, read_json
 from hvdenv.runner import Runner
 from hvdenv.schema import decode
 
-SECONDS = 120.0
 # uv needs 0.3 GB for the largest sets; an index may answer with more than any machine has.
 MEMORY = 4 * GIB
 # Minor versions of glibc for which uv knows the platform.
@@ -43,27 +43,6 @@ _OUT_OF_MEMORY = (
     f"uv needs more than {MEMORY // GIB} GiB of memory for what the indexes answer; see whether one of"
     " them is broken: `curl -sI URL`"
 )
-
-
-class Availability(NamedTuple):
-    """What indexes and channels answer.
-
-    Attributes:
-        wrong: what cannot be installed, by the observable that rules ask about.
-        looked_up: what was looked up, with the result.
-        not_looked_up: what was not, with the reason.
-    """
-
-    wrong: Mapping[str, frozenset[str]] = {}
-    looked_up: tuple[str, ...] = ()
-    not_looked_up: tuple[str, ...] = ()
-
-    def __or__(self, other: Availability) -> Availability:
-        return Availability(
-            {**self.wrong, **other.wrong},
-            (*self.looked_up, *other.looked_up),
-            (*self.not_looked_up, *other.not_looked_up),
-        )
 
 
 class Questions(NamedTuple):

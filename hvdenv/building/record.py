@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from hvdenv.building.state import Done, State, drift
+from hvdenv.building.finished import drift
+from hvdenv.building.state import Done, State
 from hvdenv.contents.record import GenerationRecord, LockUse
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import recorded as installed

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvdenv import __version__
+from hvdenv.building.finished import drift_error, refused_drift
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import prefix_lock
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.journal import FAILED, Journal, chain
-from hvdenv.errors import LockError
-from hvdenv.locks import built, compare
-from hvdenv.locks.lockfile import Locked
 from hvdenv.model.cluster import Wheels
 from hvdenv.model.facts import Facts
 from hvdenv.places import Places, blocked, sync_tree
@@ -164,34 +162,3 @@ def on_disk(path: Path) -> Iterator[None]:
 
 def sha256_of(file: Path) -> str:
     return hashlib.sha256(read_file(file, WHEEL).data).hexdigest()
-
-
-def drift(locked: Locked | None, record: GenerationRecord) -> tuple[compare.Difference, ...]:
-    """How a build differs from the one that filled in the lock."""
-    if locked is None or locked.lock.built is None:
-        return ()
-    return built.drift(locked.lock.built, built.built_with(record))
-
-
-def refused_drift(
-    locked: Locked | None, record: GenerationRecord, accepted: Collection[str]
-) -> list[compare.Difference]:
-    """The differences that a rule makes an error and the user does not accept."""
-    return [
-        each
-        for each in drift(locked, record)
-        if each.severity == "error" and each.name not in accepted
-    ]
-
-
-def drift_error(
-    message: str, where: str, refused: Sequence[compare.Difference], remedy: str
-) -> LockError:
-    """The error for a refused drift."""
-    options = " ".join(f"--accept-drift {each.name}" for each in refused)
-    return LockError(
-        message,
-        where=where,
-        detail="\n".join(f"{each}: {each.reason}" for each in refused),
-        remedy=f"{remedy}; or accept the differences: {options}",
-    )

@@ -7,40 +7,24 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from hvdenv.building.effects import try_modules
-from hvdenv.building.engine import Built, already_built, build
-from hvdenv.building.state import Request
-from hvdenv.cli.check import judge_recipe, refuse_blocked
-from hvdenv.cli.find_lock import with_lock
+from hvdenv.building.finished import Built, already_built
 from hvdenv.cli.job import run_there
 from hvdenv.cli.options import (
     add_dry_run,
     add_options,
-    is_locked,
     print_json,
     refuse_foreign_path,
     refuse_foreign_prefix,
     resolved_of,
 )
-from hvdenv.cli.plan import described
+from hvdenv.cli.plan import described, with_requested_lock
 from hvdenv.cli.prepare import Prepared, prepare
-from hvdenv.cli.progress import choose
 from hvdenv.environments.generations import Environment, read_record
-from hvdenv.knowledge.rules import Rule
-from hvdenv.model.cluster import Workspace
-from hvdenv.model.layers import Resolved
 from hvdenv.model.observe import complete
 from hvdenv.model.recipe import provided_by_modules
-from hvdenv.places import find_places, make_folder
-from hvdenv.plans.plan import Plan
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
-from hvdenv.sites import workspace as workspaces
-from hvdenv.sites.modules import Loaded
-from hvdenv.wheels.compiled import cache_in
 
 EXAMPLES = """\
 examples:
@@ -76,10 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
     resolved = resolved_of(arguments)
     workspace = resolved.recipe.places.workspace
     if workspace and not (arguments.prefix or arguments.dry_run):
-        _allocate(workspace, resolved, arguments)
+        from hvdenv.cli.perform_build import allocate_workspace
+
+        allocate_workspace(workspace, resolved, arguments)
     prepared = prepare(arguments, thorough=False, resolved=resolved)
-    if is_locked(arguments):
-        prepared = with_lock(arguments, prepared)
+    prepared = with_requested_lock(arguments, prepared)
     target = prepared.target
     # A build resumes what an earlier one began.
     refuse_foreign_path(str(target.prefix), arguments)
@@ -90,6 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(described(plan, prepared) if built is None else f"nothing to do: {built.prefix}")
         return 0
     if built is None:
+        from hvdenv.cli.perform_build import build_prepared
+
         prepared = prepared._replace(facts=complete(prepared.facts, Runner()))
         built = build_prepared(prepared, plan, arguments)
     elif not arguments.quiet:
@@ -122,69 +109,3 @@ def _report_dropped(target: Environment, before: str) -> None:
             f"without what was added: {', '.join(added)}; to go back to that:"
             f" hvdenv envs rollback {target.prefix} --to {before}"
         )
-
-
-def _allocate(workspace: Workspace, resolved: Resolved, arguments: argparse.Namespace) -> None:
-    """Allocate the workspace in which the recipe keeps its environments.
-
-    It counts against the user's quota, so everything else that could refuse the build comes first.
-    """
-    runner = Runner()
-    if workspaces.find(workspace, runner) is None:
-        elsewhere = argparse.Namespace(**{**vars(arguments), "prefix": Path.cwd() / "unknown"})
-        prepared = prepare(elsewhere, thorough=True, resolved=resolved)
-        facts = prepared.facts._replace(disk_free=None, inodes_free=None, quota_free=None)
-        _refuse(prepared._replace(facts=facts), arguments, quiet=True)
-        workspaces.allocate(workspace, runner)
-
-
-def _refuse(
-    prepared: Prepared, arguments: argparse.Namespace, *, quiet: bool
-) -> tuple[tuple[Rule, ...], Loaded | None]:
-    """Stop if a rule or a module would make the build fail.
-
-    Returns:
-        The rules that apply, and what the modules set.
-    """
-    rules = judge_recipe(prepared)
-    refuse_blocked(rules, arguments.allow, prepared.resolved, quiet=quiet)
-    return rules, try_modules(prepared.resolved.recipe, Runner())
-
-
-def build_prepared(prepared: Prepared, plan: Plan, arguments: argparse.Namespace) -> Built:
-    """Build a plan, unless a rule or a module would make it fail; facts must be complete()."""
-    rules, modules = _refuse(prepared, arguments, quiet=arguments.quiet)
-    target, wheels = prepared.target, prepared.resolved.recipe.places.wheels
-    if not arguments.prefix:
-        make_folder(target.prefix.parent)
-    request = Request(
-        plan=plan,
-        resolved=encode(prepared.resolved.recipe),
-        facts=prepared.facts,
-        findings=_findings(rules, arguments.allow),
-        modules=modules,
-        accepted=tuple(arguments.accept_drift),
-        wheels=wheels._replace(read=(*wheels.read, *cache_in(prepared.source_folder))),
-    )
-    with choose(len(plan.steps), quiet=arguments.quiet, verbose=arguments.verbose) as progress:
-        progress.note(
-            f"building {target.prefix} with Python {plan.python.version} ({plan.python.path})"
-        )
-        return build(
-            request, target, find_places(), progress,
-            rebuild=arguments.rebuild, break_lock=arguments.break_lock,
-        )  # fmt: skip
-
-
-def _findings(
-    rules: Sequence[Rule], allowed: Sequence[str]
-) -> tuple[Mapping[str, str | bool], ...]:
-    """The rules that apply, for the record."""
-    return tuple(
-        {
-            "rule": rule.id,
-            "severity": rule.severity,
-            **({"allowed": True} if rule.id in allowed else {}),
-        }
-        for rule in rules
-    )

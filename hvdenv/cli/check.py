@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from hvdenv.building.lookup import SECONDS, Availability, Questions, look_up
-from hvdenv.cli.find_lock import resolution_of
+from hvdenv.building.availability import Availability
 from hvdenv.cli.options import add_options, print_json
 from hvdenv.cli.prepare import Prepared, prepare
 from hvdenv.cli.progress import Silent
@@ -37,6 +36,9 @@ from hvdenv.sites import module_shell
 from hvdenv.sites.batch import refusals
 from hvdenv.sites.modules import Examined, describe, describe_offers, offers
 
+# How long indexes and channels may take in all.
+LOOKUP_SECONDS = 120.0
+
 EXAMPLES = """\
 examples:
   hvdenv check local
@@ -55,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--offline", action="store_true", help="do not ask package indexes and conda channels"
     )
     parser.add_argument(
-        "--timeout", metavar="SECONDS", type=float, default=SECONDS,
+        "--timeout", metavar="SECONDS", type=float, default=LOOKUP_SECONDS,
         help="how long indexes and channels may take in all (default: %(default)g)",
     )  # fmt: skip
 
@@ -111,6 +113,9 @@ def _looked_up(arguments: argparse.Namespace, prepared: Prepared) -> Availabilit
     """What indexes and channels answer; that they were not asked, with --offline."""
     if arguments.offline:
         return Availability(not_looked_up=("packages: --offline",))
+    from hvdenv.building.lookup import Questions, look_up
+    from hvdenv.cli.find_lock import resolution_of
+
     if not 1 <= arguments.timeout <= 3600:
         raise UsageError(f"--timeout {arguments.timeout:g}: expected 1 to 3600 seconds")
     places = find_places()

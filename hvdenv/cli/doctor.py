@@ -14,6 +14,7 @@ from hvdenv.errors import UsageError
 from hvdenv.knowledge.diagnosis import Diagnosis, Found, diagnose
 from hvdenv.knowledge.signatures import Kind
 from hvdenv.masking import mask, plain
+from hvdenv.places import blocked, find_places
 from hvdenv.reading import LOG, open_file
 from hvdenv.schema import Table
 
@@ -89,7 +90,6 @@ def _of_log(name: str) -> tuple[tuple[str, ...], Diagnosis]:
 
 def _of_last() -> tuple[tuple[str, ...], Diagnosis]:
     from hvdenv.building.lastfailed import last_failure
-    from hvdenv.places import blocked, find_places
 
     places = find_places()
     failure = last_failure(places)

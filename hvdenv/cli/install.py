@@ -14,12 +14,12 @@ from packaging.version import Version
 
 from hvdenv.building.effects import try_modules
 from hvdenv.building.resolve import attempt, failure
-from hvdenv.cli.build import build_prepared
 from hvdenv.cli.find_lock import (
     resolution_of,
     with_recorded_lock,
 )
 from hvdenv.cli.options import add_dry_run, add_options, print_json, refuse_foreign_prefix
+from hvdenv.cli.perform_build import build_prepared
 from hvdenv.cli.prepare import Prepared, prepare
 from hvdenv.cli.progress import choose
 from hvdenv.contents.packages import Contents

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from hvdenv.cli.find_lock import with_lock
 from hvdenv.cli.options import add_options, is_locked, print_json
 from hvdenv.cli.prepare import Prepared, prepare
 from hvdenv.command import spelled_out
@@ -36,8 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     prepared = prepare(arguments, thorough=False, shown=True, anywhere=True)
-    if is_locked(arguments):
-        prepared = with_lock(arguments, prepared)
+    prepared = with_requested_lock(arguments, prepared)
     plan = prepared.plan(alone=arguments.format == "bash")
     if arguments.json:
         print_json({"facts": encode(prepared.facts), **encode(_placed(plan, prepared))})
@@ -50,6 +48,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _placed(plan: Plan, prepared: Prepared) -> Plan:
     return plan.at(prepared.target.generation(plan.digest[:12]))
+
+
+def with_requested_lock(arguments: argparse.Namespace, prepared: Prepared) -> Prepared:
+    """Add the lock that --locked asks for, if it does; see find_lock.with_lock()."""
+    if not is_locked(arguments):
+        return prepared
+    from hvdenv.cli.find_lock import with_lock
+
+    return with_lock(arguments, prepared)
 
 
 def described(plan: Plan, prepared: Prepared) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.building.lookup import Availability
+from hvdenv.building.availability import Availability
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.observe import declared
@@ -51,4 +51,4 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 @pytest.fixture(autouse=True)
 def _no_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """`hvdenv check` asks no package index."""
-    monkeypatch.setattr("hvdenv.cli.check.look_up", lambda questions: Availability())
+    monkeypatch.setattr("hvdenv.building.lookup.look_up", lambda questions: Availability())

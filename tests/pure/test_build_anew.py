@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from hvdenv.building.engine import Built, already_built, build
+from hvdenv.building.engine import build
+from hvdenv.building.finished import Built, already_built
 from hvdenv.building.state import Request
 from hvdenv.command import Command
 from hvdenv.environments.generations import Environment, at, switch

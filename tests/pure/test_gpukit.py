@@ -190,6 +190,17 @@ def test_a_stage_that_hangs_is_ended_with_what_it_started(kit: ModuleType, tmp_p
         time.sleep(0.05)
 
 
+def test_a_stage_that_ends_when_it_is_told_to_was_late_all_the_same(
+    kit: ModuleType, tmp_path: Path
+) -> None:
+    text = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(3));"
+        "print('x', flush=True); time.sleep(60)"
+    )
+    assert kit.run_stage(tmp_path, program(kit, text), 2) == 124
+    assert (tmp_path / "one.json").read_text() == "x\n"
+
+
 def is_running(line: str) -> bool:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -207,12 +218,6 @@ def test_where_a_stage_prints(kit: ModuleType, tmp_path: Path) -> None:
     assert kit.run_stage(tmp_path, program(kit, text, "tests"), 20) == 7
     assert not (tmp_path / "one.json").exists()
     assert sorted((tmp_path / "one.log").read_text().split()) == ["err", "out"]
-
-
-def test_verify_reports_before_the_limit_of_its_stage(kit: ModuleType, tmp_path: Path) -> None:
-    shown = program(kit, "import sys; print(sys.argv[1:])", "verify")
-    assert kit.run_stage(tmp_path, shown, 150) == 0
-    assert (tmp_path / "one.json").read_text() == "['--timeout', '140']\n"
 
 
 def test_files_of_the_archive_belong_to_root_and_nobody_else_writes_them(tmp_path: Path) -> None:

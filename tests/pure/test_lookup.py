@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from hvdenv.building import lookup
-from hvdenv.building.lookup import Availability, Questions, look_up, platform
+from hvdenv.building.availability import Availability
+from hvdenv.building.lookup import Questions, look_up, platform
 from hvdenv.cli.main import main
 from hvdenv.cli.progress import Silent
 from hvdenv.command import Command, Outcome

@@ -669,9 +669,9 @@ def test_an_edit_keeps_the_rest_of_the_text(
 
 
 def test_the_build_records_what_was_allowed() -> None:
-    from hvdenv.cli import build
+    from hvdenv.cli import perform_build
 
-    assert build._findings((RULES["disk-low"], RULES["keras-3"]), ["disk-low"]) == (
+    assert perform_build._findings((RULES["disk-low"], RULES["keras-3"]), ["disk-low"]) == (
         {"rule": "disk-low", "severity": "block", "allowed": True},
         {"rule": "keras-3", "severity": "warn"},
     )

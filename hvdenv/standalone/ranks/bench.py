@@ -102,9 +102,7 @@ def torch_loop(context: Context, size: int, name: str) -> Loop:
 
 def tensorflow_loop(context: Context, size: int, name: str) -> Loop:
     """The same for TensorFlow, where each result is a new tensor."""
-    import numpy
-
-    tensor = context.tensor(numpy.full(size // 4, 0, "float32"))
+    tensor = context.tensor(context.numpy.full(size // 4, 0, "float32"))
     arguments = operation_arguments(context.hvd, "Sum")
 
     def loop(repeats: int) -> None:
@@ -129,10 +127,8 @@ class Clock:
 
     def agree(self, own: float) -> float:
         """The maximum of all ranks' values; also a barrier."""
-        import numpy
-
         row = [[own, time.perf_counter() - self._started]]
-        tensor = self._context.tensor(numpy.array(row, "float64"))
+        tensor = self._context.tensor(self._context.numpy.array(row, "float64"))
         found = self._context.array(self._context.hvd.allgather(tensor, name="bench.clock"))
         slowest, elapsed = found.max(axis=0)
         self.left = self._limit - float(elapsed)
@@ -162,9 +158,7 @@ def measure(clock: Clock, loop: Loop, share: float) -> Tuple[List[float], int]:
 
 def least(context: Context, value: int) -> int:
     """The minimum of all ranks' values."""
-    import numpy
-
-    tensor = context.tensor(numpy.array([value], "int64"))
+    tensor = context.tensor(context.numpy.array([value], "int64"))
     return int(context.array(context.hvd.allgather(tensor, name="bench.least")).min())
 
 
