@@ -395,7 +395,8 @@ def refuse_home(home: Path, policy: Policy, *, way: bool = True) -> None:
 
 
 # What programs are run from or installed from; wheels of the cache are judged one by one.
-_OF_HOME = ("envs", "jobs", "cache", "cache/scratch", "cache/files", "cache/conda", "cache/uv")
+_CACHES = ("scratch", "files", "conda", "uv", "suite")
+_OF_HOME = ("envs", "jobs", "cache", *(f"cache/{each}" for each in _CACHES))
 
 
 def _no_way(fault: Fault, home: Path) -> UntrustedError:

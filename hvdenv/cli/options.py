@@ -359,6 +359,19 @@ def refuse_foreign_path(path: str, arguments: argparse.Namespace) -> None:
         trust.refuse_path(path, policy, "hvdenv would run its programs")
 
 
+def refuse_foreign_tests(path: Path, arguments: argparse.Namespace) -> None:
+    """Judge a checkout of Horovod, or an archive of one, before its tests are executed.
+
+    Raises:
+        UntrustedError: somebody else could change it.
+    """
+    policy = policy_of(arguments)
+    if policy and path.is_dir():
+        trust.refuse_prefix(path, policy, "hvdenv would run its tests", whole=True)
+    elif policy:
+        trust.refuse_path(path, policy, "hvdenv would run its tests")
+
+
 def refuse_foreign_content(content: Content, arguments: argparse.Namespace) -> None:
     """Judge a file of a lock.
 

@@ -10,6 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import get_args
 
@@ -24,6 +25,7 @@ from hvdenv.cli.options import (
     refuse_foreign_names,
     refuse_foreign_path,
     refuse_foreign_prefix,
+    refuse_foreign_tests,
     resolved_of,
 )
 from hvdenv.cli.run import (
@@ -193,6 +195,8 @@ def run(arguments: argparse.Namespace) -> int:
     places = find_places()
     effort = _effort(arguments, places)
     timeout = _timeout(arguments, effort)
+    if arguments.suite_from:
+        refuse_foreign_tests(arguments.suite_from, arguments)
     runner = Runner(of_shell(environment(), clean=arguments.clean))
     installation, expectation, recipe = _chosen(arguments, places)
     last_used.note(places, Path(installation.prefix))
@@ -205,18 +209,19 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not arguments.quiet:
         print(f"verifying {installation.prefix}", file=sys.stderr, flush=True)
-    report = verify(
-        installation,
-        expectation,
-        runner,
-        launch=launch,
-        timeout=timeout,
-        launchers=launchers,
-        exercises=_exercises(arguments),
-        effort=effort,
-        suite=_suite(arguments, installation, recipe, runner, places),
-        on_event=tell,
-    )
+    with _suite(arguments, installation, recipe, runner, places) as tests:
+        report = verify(
+            installation,
+            expectation,
+            runner,
+            launch=launch,
+            timeout=timeout,
+            launchers=launchers,
+            exercises=_exercises(arguments),
+            effort=effort,
+            suite=tests,
+            on_event=tell,
+        )
     kept = _keep(report, places)
     code = _show(report, arguments)
     if not (arguments.quiet or arguments.json):
@@ -236,12 +241,12 @@ def _suite(
     recipe: Recipe | None,
     runner: Runner,
     places: Places,
-) -> Suite | None:
+) -> AbstractContextManager[Suite | None]:
     """Horovod's own tests, if they were requested."""
     if not (arguments.suite or arguments.suite_from):
-        return None
+        return nullcontext()
     version = recipe.horovod.version if recipe else ""
-    return suite.prepare(arguments.suite_from, installation, version, runner, places)
+    return suite.prepared(arguments.suite_from, installation, version, runner, places)
 
 
 def _show(report: Report, arguments: argparse.Namespace) -> int:

@@ -74,11 +74,13 @@ class Suite(NamedTuple):
         tests: their folder.
         packages: folder with pytest.
         release: of Horovod that they belong to; empty if they belong to none.
+        work: folder for files that all ranks read.
     """
 
     tests: str
     packages: str
     release: str
+    work: str
 
 
 class Setup(NamedTuple):

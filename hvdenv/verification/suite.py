@@ -14,6 +14,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import sha1
 from pathlib import Path
@@ -148,9 +149,10 @@ def _git_object(kind: bytes, content: bytes) -> bytes:
     return sha1(kind + b" %d\0" % len(content) + content, usedforsecurity=False).digest()
 
 
-def prepare(
+@contextmanager
+def prepared(
     source: Path | None, installation: Installation, version: str, runner: Runner, places: Places
-) -> Suite:
+) -> Iterator[Suite]:
     """Find Horovod's tests, and install what they import.
 
     Args:
@@ -164,22 +166,30 @@ def prepare(
         StepError: a command failed.
     """
     folder = make_folder(places.cache / "suite")
-    tests = (
-        _from_repository(version, folder, runner)
-        if source is None
-        else tests_in(source, folder, runner)
-    )
-    digest = tree_hash(tests)
-    of = [release for release, each in data().tests.items() if each == digest]
-    release = version if version in of else next(iter(of), "")
-    return Suite(str(tests), str(_packages(installation, folder, runner)), release)
+    # Not in /tmp: ranks on other hosts read it.
+    with tempfile.TemporaryDirectory(prefix="run-", dir=folder) as work:
+        tests = (
+            _from_repository(version, folder, runner)
+            if source is None
+            else tests_in(source, Path(work), runner)
+        )
+        digest = tree_hash(tests)
+        of = [release for release, each in data().tests.items() if each == digest]
+        release = version if version in of else next(iter(of), "")
+        packages = _packages(installation, folder, runner)
+        yield Suite(str(tests), str(packages), release, work)
 
 
-def tests_in(source: Path, folder: Path, runner: Runner) -> Path:
-    """The folder of tests in a checkout or archive."""
+def tests_in(source: Path, work: Path, runner: Runner) -> Path:
+    """The absolute path of the tests in a checkout or archive.
+
+    Args:
+        work: folder to unpack an archive in.
+    """
     where = f"--suite-from {source}"
+    source = source.absolute()
     if source.is_file():
-        unpacked = folder / f"unpacked-{uuid.uuid4().hex}"
+        unpacked = work / "unpacked"
         _run(runner, (OWN_PYTHON, "-c", _UNPACK, str(STEP_PROGRAMS), str(source), str(unpacked)))
         source = unpacked
     for tests in (source / "test", source):
@@ -221,7 +231,12 @@ def _from_repository(version: str, folder: Path, runner: Runner) -> Path:
                     where=data().repository,
                     remedy="name a checkout that you trust with --suite-from",
                 )
-            cloned.rename(checkout)
+            try:
+                cloned.rename(checkout)
+            except OSError:  # it exists: tests have left files there, or another verify was faster
+                if tree_hash(tests) != expected:
+                    checkout.rename(Path(temporary) / "spoiled")
+                    cloned.rename(checkout)
     return tests
 
 
@@ -234,7 +249,11 @@ def _packages(installation: Installation, folder: Path, runner: Runner) -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             pip = (installation.python, "-s", "-m", "pip", "install", "--quiet", "--target")
             _run(runner, (*pip, f"{temporary}/packages", *data().packages))
-            Path(temporary, "packages").rename(packages)
+            try:
+                Path(temporary, "packages").rename(packages)
+            except OSError:
+                if not packages.is_dir():  # another verify was not faster
+                    raise
     return packages
 
 
@@ -335,41 +354,40 @@ def try_files(
     end = time.monotonic() + timeout
     tests: dict[str, Mapping[str, TestDone]] = {}
     crashed: dict[str, Judgement] = {}
-    with tempfile.TemporaryDirectory(prefix="hvdenv-suite-") as folder:
-        plan = Path(folder, "plan.json")
-        for name in names:
-            if not Path(suite.tests, name).exists():
-                continue  # of another release
-            for _ in range(_RESTARTS):
-                left = end - time.monotonic()
-                if left < 1:
-                    problem = Judgement(
-                        "unproven",
-                        f"no time was left from {name} on",
-                        "",
-                        "allow more with --timeout",
-                    )
-                    return SuiteRun(tests, crashed, problem)
-                done = [*tests, *crashed]
-                words = {
-                    "tests": suite.tests,
-                    "packages": suite.packages,
-                    "files": [name],
-                    "done": done,
-                    "seconds": TEST_SECONDS,
-                }
-                plan.write_text(json.dumps(words))
-                run = start(f"suite={plan}", left)
-                tests.update(_outcomes(run))
-                if run.ranks and all(rank.last(SuiteDone) for rank in run.ranks):
-                    break
-                cause, how = ranks.breakdown(run)
-                test = cause[0].detail if cause else ""
-                if not test or test in done:
-                    return SuiteRun(tests, crashed, how._replace(message=f"{name}: {how.message}"))
-                if any(rank.name not in tests.get(test, {}) for rank in cause):
-                    tests.pop(test, None)
-                    crashed[test] = how
+    plan = Path(suite.work, f"{uuid.uuid4().hex}.json")
+    for name in names:
+        if not Path(suite.tests, name).exists():
+            continue  # of another release
+        for _ in range(_RESTARTS):
+            left = end - time.monotonic()
+            if left < 1:
+                problem = Judgement(
+                    "unproven",
+                    f"no time was left from {name} on",
+                    "",
+                    "allow more with --timeout",
+                )
+                return SuiteRun(tests, crashed, problem)
+            done = [*tests, *crashed]
+            words = {
+                "tests": suite.tests,
+                "packages": suite.packages,
+                "files": [name],
+                "done": done,
+                "seconds": TEST_SECONDS,
+            }
+            plan.write_text(json.dumps(words))
+            run = start(f"suite={plan}", left)
+            tests.update(_outcomes(run))
+            if run.ranks and all(rank.last(SuiteDone) for rank in run.ranks):
+                break
+            cause, how = ranks.breakdown(run)
+            test = cause[0].detail if cause else ""
+            if not test or test in done:
+                return SuiteRun(tests, crashed, how._replace(message=f"{name}: {how.message}"))
+            if any(rank.name not in tests.get(test, {}) for rank in cause):
+                tests.pop(test, None)
+                crashed[test] = how
     return SuiteRun(tests, crashed, None)
 
 

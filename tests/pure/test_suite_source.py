@@ -1,0 +1,90 @@
+"""Where `verify --suite` finds Horovod's tests, with a few files in their place."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hvdenv.cli.main import main
+from hvdenv.runner import Runner
+from hvdenv.verification import suite
+
+EVE = 4711
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A repository with the tag v9."""
+    folder = tmp_path / "checkout"
+    for name in ("parallel/test_own.py", "utils/common.py", "conftest.py"):
+        path = folder / "test" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"'{name}'\n")
+    (folder / "test/conftest.py").chmod(0o755)
+    for words in (("init", "-q"), ("add", "."), ("commit", "-qm", "tests"), ("tag", "v9")):
+        git(folder, *words)
+    return folder
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+    argv = ("git", "-C", str(folder), *identity, *words)
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_tests_of_a_release_are_recognised_by_gits_hash(checkout: Path) -> None:
+    (checkout / "test/utils/link").symlink_to("common.py")
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-qm", "a link")
+    (checkout / "test/__pycache__").mkdir()
+    assert suite.tree_hash(checkout / "test") == git(checkout, "rev-parse", "HEAD:test")
+
+
+def test_tests_in_an_archive(checkout: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "horovod.tar.gz"
+    subprocess.run(["tar", "czf", archive, "-C", tmp_path, "checkout"], check=True)
+    found = suite.tests_in(archive, tmp_path, Runner())
+    assert suite.tree_hash(found) == suite.tree_hash(checkout / "test")
+
+
+def test_ranks_find_the_tests_of_a_relative_path(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They run in other folders."""
+    monkeypatch.chdir(tmp_path)
+    assert suite.tests_in(Path("checkout"), tmp_path, Runner()) == checkout / "test"
+
+
+def test_a_clone_in_which_tests_left_files_is_replaced(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {"9": suite.tree_hash(checkout / "test")}
+    own = suite.data()._replace(tests=known, repository=str(checkout))
+    monkeypatch.setattr(suite, "data", lambda: own)
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    for _ in range(2):
+        tests = suite._from_repository("9", cache, Runner())
+        assert suite.tree_hash(tests) == known["9"]
+        (tests / "parallel/core.1234").touch()
+    assert os.listdir(cache) == ["horovod-9"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give a file to another user")
+@pytest.mark.parametrize("part", ["", "test/parallel/test_own.py", "archive"])
+def test_tests_of_another_user_are_not_executed(
+    part: str, checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "archive.tar" if part == "archive" else checkout
+    (tmp_path / "archive.tar").touch()
+    foreign = source if part == "archive" else checkout / part
+    os.chown(foreign, EVE, EVE)
+    words = ["verify", "--prefix", str(tmp_path / "none"), "--suite-from", str(source)]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert f"belongs to uid {EVE}, and hvdenv would run its tests" in said
+    assert main([*words, "--trust"]) == 2
+    assert "belongs to" not in capsys.readouterr().err
