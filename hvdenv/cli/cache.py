@@ -232,7 +232,7 @@ def _copy(
         folder = make_folder(named_folder(arguments.to))
         target = wheelcache.shared(wheels._replace(publish=str(folder)))[0]
     wheelcache.copy(chosen, target, runner)
-    print(f"copied {len(chosen)} wheels to {target.folder}")
+    print(f"copied {len(chosen)} wheel{'s' * (len(chosen) != 1)} to {target.folder}")
     return 0
 
 

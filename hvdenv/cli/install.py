@@ -110,7 +110,7 @@ def _active(prepared: Prepared) -> str:
         raise UsageError(
             "there is no complete environment of this recipe to add packages to",
             where=str(target.prefix),
-            remedy=f"build it first: hvdenv build {resolved.file} with the same options",
+            remedy=f"build it first, with the same options: hvdenv build {resolved.file}",
         )
     return active
 

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 from hvdenv import __version__
 from hvdenv.errors import OWN_FAILURE, HvdenvError, InterruptedRunError, UsageError
@@ -95,9 +96,23 @@ def _listed_commands() -> str:
     return "\n".join([_SUMMARY, *groups])
 
 
+class _Parser(argparse.ArgumentParser):
+    """Reports malformed usage as hvdenv reports other errors, without pages of usage before it."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown and not self._subparsers:  # argparse would name the parser of all commands
+            near = nearest(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
+        return namespace, unknown
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {plain(message)}\nwhat to do: `{self.prog} --help` shows the usage\n")
+
+
 def make_parser(only: str | None = None) -> argparse.ArgumentParser:
     """The parser of one command, or of all of them (None)."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="hvdenv", usage="hvdenv [-h] [--version] COMMAND ...",
         description=_listed_commands(), epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,

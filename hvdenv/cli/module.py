@@ -96,7 +96,9 @@ def _entry(environment: Environment, name: str) -> Entry:
         if damage := environment.damage(environment.pointed()):
             raise damaged(environment, damage, "RECIPE")
         raise UsageError(
-            "this is not an environment that hvdenv built",
+            "this is not an environment that hvdenv built"
+            if os.path.lexists(environment.prefix)
+            else "there is no environment here",
             where=str(environment.prefix),
             remedy="`hvdenv envs` lists the environments that exist",
         )

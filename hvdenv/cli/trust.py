@@ -7,7 +7,7 @@ change it now, and refuses files of other users in it."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 
 from hvdenv import trust
@@ -75,10 +75,12 @@ def _removed(path: Path, granted: dict[str, Granted]) -> Granted:
         ) from error
 
 
-def _tell(what: Iterable[Granted], arguments: argparse.Namespace) -> None:
+def _tell(what: Collection[Granted], arguments: argparse.Namespace) -> None:
     if arguments.json:
         print_json([each._asdict() for each in what])
         return
+    if not what:
+        print("you trust no files of other users; `hvdenv trust PATH` trusts a file or folder")
     said = "no longer trusted: " if arguments.remove else ""
     for each in what:
         print(f"{said}{each.path}: {described(each)}")

@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     publish = add("publish", "add compiled wheels to an index")
     publish.add_argument(
-        "recipes", metavar="RECIPE", nargs="*",
+        "recipes", metavar="RECIPE", nargs="*", default=[],
         help="only wheels of these environments, such as local+torch; `hvdenv envs` lists them",
     )  # fmt: skip
     publish.add_argument("--cache", metavar="FOLDER", type=Path, help="use this cache only")
@@ -102,7 +102,8 @@ def _publish(arguments: argparse.Namespace, wheels: Wheels, runner: Runner) -> i
     found = index.write_pages(target, runner)
     for problem in found.problems:
         print(plain(f"not listed: {problem}"), file=sys.stderr)
-    print(f"{len(found.listed)} wheels in the index file://{target.folder}")
+    count = len(found.listed)
+    print(f"{count} wheel{'s' * (count != 1)} in the index file://{target.folder}")
     return 5 if found.problems else 0
 
 

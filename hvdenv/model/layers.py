@@ -168,7 +168,9 @@ def read_layer(name: str, path: Path) -> Layer:
         raise RecipeError(
             f"cannot read this file: {reason}",
             where=str(path),
-            remedy="check its path and permissions; `hvdenv recipes` lists the recipes that have a name",
+            remedy="check its path and permissions; `hvdenv recipes` lists the recipes that have a name"
+            if isinstance(error, OSError)
+            else "save it as UTF-8",
         ) from error
     try:
         return Layer(name, str(path), text, parse_toml(text), content=content)
@@ -181,6 +183,8 @@ def read_layer(name: str, path: Path) -> Layer:
             where=f"{path}:{line[1]}" if line else str(path),
             remedy="a table or key may be stated once: merge it with the other one"
             if again
+            else "text needs quotes, and quotes and brackets must be closed"
+            if line
             else "",
         ) from error
 
@@ -368,7 +372,8 @@ def _check_format(base: Layer) -> None:
     if found != FORMAT:
         line = line_of(base.text, ("format",))
         raise RecipeError(
-            f"this hvdenv supports recipe format {FORMAT}, and the file has {found!r}",
+            f"this hvdenv supports recipe format {FORMAT}, and the file "
+            + ("states none" if found is None else f"has {found!r}"),
             where=f"{base.file}:{line}: format",
             remedy=f"write `format = {FORMAT}` at its top, or use the version of hvdenv that the recipe was written for",
         )

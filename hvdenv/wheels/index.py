@@ -222,6 +222,7 @@ def examine(index: Index, runner: Runner) -> Found:
 
     Raises:
         StepError: the folder cannot be read.
+        UsageError: it is not an index.
     """
     listed, problems = [], []
     for name in _wheels(index):
@@ -250,6 +251,11 @@ _REFUSALS = (
 def _wheels(index: Index) -> list[str]:
     try:
         names = {name for name in os.listdir(index.files) if not name.startswith(".")}
+    except FileNotFoundError as error:
+        raise UsageError(
+            "this is not an index of wheels: it has no folder `files`", where=str(index.folder),
+            remedy=f"hvdenv wheels publish {index.folder} creates one",
+        ) from error  # fmt: skip
     except OSError as error:
         raise blocked(index.files, error, "read") from error
     return sorted(name for name in names if name.endswith(".whl"))

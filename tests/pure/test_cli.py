@@ -335,7 +335,7 @@ def test_a_python_is_asked_for_by_its_version(capsys: pytest.CaptureFixture[str]
         (("envs",), 0, "no environments yet"),
         (("container",), 0, "hvdenv container singularity "),
         (("completion",), 0, "hvdenv completion bash > "),
-        (("trust",), 0, ""),
+        (("trust",), 0, "you trust no files"),
         (("grid",), 0, "Horovod 0.28.1"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
@@ -353,3 +353,26 @@ def test_a_command_alone_lists(
     printed = capsys.readouterr()
     assert said in printed.out
     assert "error" not in printed.err
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "remedy"),
+    [
+        (("verify", "local", "--quik"), '--quik; did you mean "--quick"?', "verify --help"),
+        (("grid", "--horovod=9"), "unrecognized arguments: --horovod=9", "grid --help"),
+        (("cache", "export"), "invalid choice: 'export' (choose from", "cache --help"),
+        (("wheels", "publish"), "arguments are required: DIR\n", "wheels publish --help"),
+        (("wheels", "verify", "/nowhere"), "/nowhere: this is not an index", "wheels publish /nowhere"),
+    ],
+)  # fmt: skip
+def test_malformed_usage_is_one_message_with_a_remedy(
+    words: tuple[str, ...], error: str, remedy: str, capsys: Captured
+) -> None:
+    assert call(*words) == 2
+    said = capsys.readouterr()
+    first, second = said.err.splitlines(keepends=True)
+    assert first.startswith("error: ")
+    assert error in first
+    assert second.startswith("what to do: ")
+    assert f"hvdenv {remedy}" in second
+    assert said.out == ""

@@ -273,7 +273,7 @@ def test_what_keeps_others_out_is_said(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("module", "local"), "not an environment that hvdenv built"),
+        (("module", "local"), "there is no environment here"),
         (("module", "--prefix", "/usr"), "not an environment that hvdenv built"),
     ],
 )

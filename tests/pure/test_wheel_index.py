@@ -81,7 +81,7 @@ def test_publishing_again_changes_nothing(folder: Path, tmp_path: Path, capsys: 
     before = content(folder)
     (name,) = wheels(folder)
     assert main(["wheels", "publish", str(folder)]) == 0
-    assert capsys.readouterr().out.startswith(f"unchanged {name}\n1 wheels in the index file://")
+    assert capsys.readouterr().out.startswith(f"unchanged {name}\n1 wheel in the index file://")
     assert content(folder) == before
     assert main(["wheels", "publish", str(tmp_path / "other")]) == 0
     other = content(tmp_path / "other")
