@@ -112,8 +112,9 @@ def _tags(source: Source) -> str:
 
 
 def _index(arguments: argparse.Namespace, wheels: Wheels) -> Index:
-    signers = Path(wheels.signers) if wheels.signers else None
-    return Index(arguments.folder.absolute(), signers)
+    folder = arguments.folder.absolute()
+    rules = wheelcache.shared(wheels._replace(publish=str(folder)))[0]
+    return Index(folder, rules.signers, rules.trusted)
 
 
 def _entries(arguments: argparse.Namespace, wheels: Wheels) -> dict[str, Entry]:

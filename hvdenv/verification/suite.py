@@ -13,14 +13,12 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from hashlib import sha1
 from pathlib import Path
 from typing import NamedTuple
-
-from packaging.specifiers import SpecifierSet
 
 from hvdenv import STEP_PROGRAMS
 from hvdenv.command import OWN_PYTHON, Command
@@ -50,6 +48,8 @@ SUITE_SECONDS = 7200.0
 _RESTARTS = 20
 _SHOWN = 20
 _COMMAND_SECONDS = 300.0
+# Exit codes of pytest: an internal error, and a wrong command line.
+_NOT_RUN = (3, 4)
 _UNPACK = (
     "import sys; sys.path.insert(0, sys.argv[1]); import prepare_source;"
     " prepare_source.unpack(*sys.argv[2:])"
@@ -81,15 +81,11 @@ class Known(NamedTuple):
         test: the end of their ids, with * for any characters.
         why: the reason.
         source: where it is explained.
-        horovod: the releases for which this holds.
-        controller: only over this one; empty for both.
     """
 
     test: str
     why: str
     source: str
-    horovod: str = ""
-    controller: str = ""
 
 
 class SuiteData(NamedTuple):
@@ -115,8 +111,8 @@ class SuiteRun(NamedTuple):
         problem: why not all tests were tried; None if all were.
     """
 
-    tests: Mapping[str, Mapping[str, TestDone]]
-    crashed: Mapping[str, Judgement]
+    tests: dict[str, Mapping[str, TestDone]]
+    crashed: dict[str, Judgement]
     problem: Judgement | None
 
 
@@ -206,7 +202,7 @@ def _from_repository(version: str, folder: Path, runner: Runner) -> Path:
     expected = data().tests.get(version)
     if not expected:
         raise UsageError(
-            f"hvdenv does not know the tests of Horovod {version}",
+            f"hvdenv does not know the tests of Horovod {version or 'in this environment'}",
             where="--suite",
             remedy="name a checkout of that release with --suite-from",
         )
@@ -215,16 +211,8 @@ def _from_repository(version: str, folder: Path, runner: Runner) -> Path:
     if not (tests.is_dir() and tree_hash(tests) == expected):
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             cloned = Path(temporary) / "horovod"
-            words = (
-                "--depth",
-                "1",
-                "--branch",
-                f"v{version}",
-                "--",
-                data().repository,
-                str(cloned),
-            )
-            _run(runner, ("git", "clone", "--quiet", *words))
+            words = ("--branch", f"v{version}", "--", data().repository, str(cloned))
+            _run(runner, ("git", "clone", "--quiet", "--depth", "1", *words))
             if tree_hash(cloned / "test") != expected:
                 raise StepError(
                     f"the tests at v{version} differ from those of the release",
@@ -312,17 +300,9 @@ def suite_alone(
 
     def start(exercise: str, seconds: float) -> RankRun:
         token = uuid.uuid4().hex
-        program = f"{installation.programs}/ranks/rank.py"
         argv = (
-            *(
-                *installation.inside,
-                installation.python,
-                "-S",
-                "-u",
-                program,
-                token,
-                f"{seconds:g}",
-            ),
+            *(*installation.inside, installation.python, "-S", "-u"),
+            *(f"{installation.programs}/ranks/rank.py", token, f"{seconds:g}"),
             *(framework, controller, "host", exercise),
         )
         outcome = setup.run(argv, seconds)
@@ -345,50 +325,76 @@ def suite_alone(
 def try_files(
     suite: Suite, names: Sequence[str], start: Callable[[str, float], RankRun], timeout: float
 ) -> SuiteRun:
-    """Run files one after the other, each in new processes; a test that ends these is left out.
+    """Run files one after the other, each in new processes.
 
     Args:
         start: starts ranks with an exercise, and the seconds that they have.
         timeout: in seconds, for all.
     """
     end = time.monotonic() + timeout
-    tests: dict[str, Mapping[str, TestDone]] = {}
-    crashed: dict[str, Judgement] = {}
+    found = SuiteRun({}, {}, None)
     plan = Path(suite.work, f"{uuid.uuid4().hex}.json")
+
+    def try_once(name: str) -> RankRun | None:
+        """Run what is left of a file; None if no time is left."""
+        left = end - time.monotonic()
+        words = {
+            "tests": suite.tests,
+            "packages": suite.packages,
+            "files": [name],
+            "done": [*found.tests, *found.crashed],
+            "seconds": TEST_SECONDS,
+        }
+        plan.write_text(json.dumps(words))
+        return start(f"suite={plan}", left) if left >= 1 else None
+
     for name in names:
         if not Path(suite.tests, name).exists():
             continue  # of another release
-        for _ in range(_RESTARTS):
-            left = end - time.monotonic()
-            if left < 1:
-                problem = Judgement(
-                    "unproven",
-                    f"no time was left from {name} on",
-                    "",
-                    "allow more with --timeout",
-                )
-                return SuiteRun(tests, crashed, problem)
-            done = [*tests, *crashed]
-            words = {
-                "tests": suite.tests,
-                "packages": suite.packages,
-                "files": [name],
-                "done": done,
-                "seconds": TEST_SECONDS,
-            }
-            plan.write_text(json.dumps(words))
-            run = start(f"suite={plan}", left)
-            tests.update(_outcomes(run))
-            if run.ranks and all(rank.last(SuiteDone) for rank in run.ranks):
-                break
-            cause, how = ranks.breakdown(run)
-            test = cause[0].detail if cause else ""
-            if not test or test in done:
-                return SuiteRun(tests, crashed, how._replace(message=f"{name}: {how.message}"))
-            if any(rank.name not in tests.get(test, {}) for rank in cause):
-                tests.pop(test, None)
-                crashed[test] = how
-    return SuiteRun(tests, crashed, None)
+        if problem := _try_file(name, try_once, found):
+            return found._replace(problem=problem)
+    return found
+
+
+def _try_file(
+    name: str, try_once: Callable[[str], RankRun | None], found: SuiteRun
+) -> Judgement | None:
+    """Run a file, and again without a test that ended its ranks; adds to what was found.
+
+    Returns:
+        Why not all of its tests were tried; None if they were.
+    """
+    for _ in range(_RESTARTS):
+        run = try_once(name)
+        if run is None:
+            message = f"no time was left from {name} on"
+            return Judgement("unproven", message, "", "allow more with --timeout")
+        outcomes = _outcomes(run)
+        if _is_complete(run):
+            found.tests.update(outcomes)
+            return None
+        cause, how = ranks.breakdown(run)
+        test = cause[0].detail if cause else ""
+        if not test or test in found.tests or test in found.crashed:
+            return how._replace(message=f"{name}: {how.message}")
+        causes = {rank.name for rank in cause}
+        # What only some ranks finished is tried again, unless it is why they ended.
+        found.tests.update(
+            (each, by_rank)
+            for each, by_rank in outcomes.items()
+            if len(by_rank) == run.size or "failed" in _outcomes_of(by_rank, causes)
+        )
+        if not causes <= found.tests.get(test, {}).keys():
+            found.tests.pop(test, None)
+            found.crashed[test] = how
+    message = f"{name}: its ranks ended in {_RESTARTS} tests, and the others were not tried"
+    return Judgement("unproven", message, "", "fix what ends the ranks first")
+
+
+def _is_complete(run: RankRun) -> bool:
+    """Whether all ranks tried all tests that were left."""
+    done = [rank.last(SuiteDone) for rank in run.ranks]
+    return len(done) == run.size and all(each and each.code not in _NOT_RUN for each in done)
 
 
 def _outcomes(run: RankRun) -> dict[str, dict[str, TestDone]]:
@@ -400,20 +406,24 @@ def _outcomes(run: RankRun) -> dict[str, dict[str, TestDone]]:
     return found
 
 
+def _outcomes_of(by_rank: Mapping[str, TestDone], names: Collection[str]) -> set[str]:
+    return {done.outcome for name, done in by_rank.items() if name in names}
+
+
 @check("suite")
 def suite_of_ranks(
     setup: Setup, suite: Suite, suite_run: SuiteRun | None, framework: str, controller: str
 ) -> Iterator[Finding]:
     """What Horovod's own tests show of a framework over a controller."""
     if suite_run is not None:
-        found = judge(suite_run, suite.release, controller, _command(setup))
+        found = judge(suite_run, suite.release, _command(setup))
         yield from findings("suite", f"{framework} over {controller}", found)
 
 
 @check("suite-alone")
 def suite_without_ranks(setup: Setup, suite: Suite, suite_alone: SuiteRun) -> Iterator[Finding]:
     """What Horovod's own tests show that need no ranks."""
-    found = judge(suite_alone, suite.release, "", _command(setup))
+    found = judge(suite_alone, suite.release, _command(setup))
     yield from findings("suite", "tests without ranks", found)
 
 
@@ -423,14 +433,11 @@ def _command(setup: Setup) -> str:
     return f"hvdenv run {recipe} -n {setup.launch.ranks} -- python -m pytest"
 
 
-def judge(
-    run: SuiteRun, release: str, controller: str, command: str
-) -> Iterator[tuple[str, Judgement]]:
+def judge(run: SuiteRun, release: str, command: str) -> Iterator[tuple[str, Judgement]]:
     """What Horovod's tests show.
 
     Args:
         release: whose tests they are; empty if unknown.
-        controller: of the ranks; empty if there were none.
         command: runs pytest on ranks.
 
     Returns:
@@ -438,7 +445,7 @@ def judge(
         failures and on all tests that passed.
     """
     failures = dict(_failures(run))
-    reasons = {test: why for test in failures if (why := known(test, release, controller))}
+    reasons = {test: why for test in failures if (why := known(test))}
     new = [test for test in failures if test not in reasons]
     for test in new[:_SHOWN]:
         remedy = _REMEDY.format(command=command, test=test)
@@ -497,13 +504,7 @@ def _failures(run: SuiteRun) -> Iterator[tuple[str, Judgement]]:
         yield test, how
 
 
-def known(test: str, release: str, controller: str) -> Known | None:
+def known(test: str) -> Known | None:
     """Why a test is known to fail; None if it is not."""
-    for each in data().known:
-        if each.controller not in ("", controller):
-            continue
-        if each.horovod and release and release not in SpecifierSet(each.horovod):
-            continue
-        if fnmatch.fnmatchcase(test, f"*{each.test}"):
-            return each
-    return None
+    fitting = (each for each in data().known if fnmatch.fnmatchcase(test, f"*{each.test}"))
+    return next(fitting, None)
