@@ -339,7 +339,7 @@ def test_a_wheel_that_cannot_be_read_hides_no_other(
     assert main(["wheels", "publish", str(folder)]) == 5
     said = capsys.readouterr()
     assert f"not listed: {name}: " in said.err
-    assert said.out.splitlines()[-1].startswith("1 wheels in the index")
+    assert said.out.splitlines()[-1].startswith("1 wheel in the index")
 
 
 def test_a_folder_with_the_name_of_a_wheel_is_left_alone(folder: Path) -> None:
