@@ -39,6 +39,7 @@ _MPI = (
     (r"Intel\(R\) MPI Library [^,]{0,40}, Version (\d+)\.(\d+)[.\w]*", "impi", "Intel MPI", ""),
 )
 # Libraries of Open MPI from 1.7 on, and of implementations with the MPICH ABI.
+_GLIBC = re.compile(rb"\0GLIBC_(2\.\d{1,3})(?=[\0.])")
 _OPEN_MPI, _UNKNOWN = "libmpi.so.40", ("mpi", "an unknown MPI", "")
 
 
@@ -224,9 +225,6 @@ def _glibc(libraries: bytes) -> str:
     return ".".join(map(str, max(found, default=(2, 0))))
 
 
-_GLIBC = re.compile(rb"\0GLIBC_(2\.\d{1,3})(?=[\0.])")
-
-
 def _short(version: str) -> str:
     """2.13 for 2.13.0."""
     return re.sub(r"^(\d+\.\d+)\.0$", r"\1", version).replace("+", ".")
@@ -243,7 +241,6 @@ def make(source: Source, facts: CompiledFor, build: int) -> Published:
     horovod, *tags = source.record.file.removesuffix(".whl").split("-")[1:]
     before, after = f"horovod-{horovod}.dist-info/", f"horovod-{facts.version}.dist-info/"
     number = [str(build)] if build else []
-    members: dict[str, bytes] = {}
     with zipfile.ZipFile(io.BytesIO(source.wheel)) as archive:
         infos = {
             info.filename.replace(before, after, 1): info
