@@ -30,7 +30,7 @@ examples:
   hvdenv doctor build.log --recipe ./mine.toml   the change as a diff of the recipe
   pip install horovod 2>&1 | hvdenv doctor -
 
-exit codes: 0 doctor knows the cause, or where it stopped and what to do; 1 it knows neither
+exit codes: 0 doctor knows the cause, or where the program stopped; 1 it knows neither
 """
 
 NOT_RECOGNISED = 1

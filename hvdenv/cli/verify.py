@@ -1,6 +1,6 @@
 """Prove that an environment works.
 
-verify checks that everything the recipe asks for was built, loads, and computes correct results
+verify checks that everything the recipe requests was built, loads, and computes correct results
 on several ranks. With --prefix it also verifies environments that hvdenv did not build."""
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ examples:
   hvdenv verify neuron --hosts gpu32:2,gpu33:2 --launcher mpirun
   hvdenv verify local --quick                  or --full
   hvdenv verify local --bench --time 30
-  hvdenv verify local -n 2 --suite             the tests of the release of Horovod as well
+  hvdenv verify local -n 2 --suite             Horovod's own tests as well
   hvdenv verify neuron --where compute         in a job, on two nodes
   hvdenv verify --prefix ~/venv --framework torch --controller Gloo
   hvdenv verify local --json > report.json
@@ -122,7 +122,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         type=float,
         metavar="SECONDS",
-        help="limit for the whole command (default: 600; more with --bench)",
+        help="limit for the whole command (default: 600; more with --bench and --suite)",
     )
     parser.add_argument(
         "--launcher", action="append", metavar="L",
@@ -164,7 +164,7 @@ def _add_extent(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--suite", action="store_true",
-        help="run Horovod's own tests of its release as well, over each controller",
+        help="also run the tests that Horovod's developers wrote, over each controller",
     )  # fmt: skip
     parser.add_argument(
         "--suite-from", type=Path, metavar="PATH",

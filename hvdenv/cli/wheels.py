@@ -1,7 +1,7 @@
 """Publish compiled wheels as an index for pip, uv and Poetry.
 
-Users of the index do not need hvdenv: pip installs the wheels, and each checks when it is
-imported that it fits the framework and the MPI there. Without recipes, `publish` adds all
+Users of the index do not need hvdenv: pip installs the wheels, and on import each wheel checks
+that it fits the installed framework and MPI. Without recipes, `publish` adds all
 wheels of the caches."""
 
 from __future__ import annotations
@@ -112,8 +112,9 @@ def _tags(source: Source) -> str:
 
 
 def _index(arguments: argparse.Namespace, wheels: Wheels) -> Index:
-    signers = Path(wheels.signers) if wheels.signers else None
-    return Index(arguments.folder.absolute(), signers)
+    folder = arguments.folder.absolute()
+    rules = wheelcache.shared(wheels._replace(publish=str(folder)))[0]
+    return Index(folder, rules.signers, rules.trusted)
 
 
 def _entries(arguments: argparse.Namespace, wheels: Wheels) -> dict[str, Entry]:

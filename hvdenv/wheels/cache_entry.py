@@ -303,12 +303,40 @@ def _source(entry: Entry) -> Iterator[bytes]:
         raise NotUsedError(f"{entry.folder} cannot be read: {error.strerror}") from error
 
 
+def signature_refusal(
+    text: bytes, signature: bytes, signers: Path, trusted: frozenset[int], runner: Runner
+) -> str:
+    """Why a signature of a wheel is not accepted; empty if it is.
+
+    Args:
+        text: what was signed.
+        signers: file with the public keys of accepted signers.
+        trusted: user ids that may own that file, besides the user's own and root's.
+
+    Raises:
+        NotUsedError: an untrusted user could have written the file of signers.
+    """
+    try:
+        refuse_untrusted_owner(Cache(signers, trusted=trusted), os.stat(signers), signers)
+    except OSError as error:
+        return f"the file of accepted signers cannot be read: {signers}: {error.strerror}"
+    return signing.refusal(text, signature, signers, runner)
+
+
 def _refusal(cache: Cache, entry: Entry, runner: Runner) -> str:
     assert cache.signers
     if not entry.signature:
         return "it is not signed, and the site requires it"
-    try:
-        refuse_untrusted_owner(cache._replace(signers=None), os.stat(cache.signers), cache.signers)
-    except OSError as error:
-        return f"the file of accepted signers cannot be read: {cache.signers}: {error.strerror}"
-    return signing.refusal(entry.raw, entry.signature, cache.signers, runner)
+    return signature_refusal(entry.raw, entry.signature, cache.signers, cache.trusted, runner)
+
+
+def make_folder_alike(path: Path) -> None:
+    """Create a folder with the permissions of its parent, whatever the umask.
+
+    Raises:
+        FileExistsError: it exists.
+    """
+    with opened_folder(path.parent) as parent:
+        os.mkdir(path.name, 0o700, dir_fd=parent)
+        with opened_folder(path.name, parent) as made:
+            os.fchmod(made, stat.S_IMODE(os.fstat(parent).st_mode))

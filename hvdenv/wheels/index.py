@@ -5,7 +5,7 @@
     DIR/files/NAME.whl, NAME.whl.metadata          wheels and their metadata (PEP 658 and 714)
     DIR/files/NAME.whl.provenance.json, .sig       what each was made from
 
-Files never change once they are there, and a wheel is listed when all of its files are. Pages are
+Files of a good wheel never change, and a wheel is listed when all of its files are there. Pages are
 replaced atomically, so readers need no lock. Publishers write a page again if it lacks a file
 that another publisher has added meanwhile.
 """
@@ -20,12 +20,14 @@ import os
 import re
 import stat
 import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
+from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from hvdenv import signing
@@ -33,10 +35,15 @@ from hvdenv.errors import UsageError
 from hvdenv.masking import mask
 from hvdenv.model.recipe import Sha256
 from hvdenv.places import blocked, make_folder, named_folder, sync, sync_folder
-from hvdenv.reading import KEY, STATE, WHEEL, read_file
+from hvdenv.reading import KEY, STATE, WHEEL, Kind, read_file
 from hvdenv.runner import Runner
 from hvdenv.schema import Problem, Table, decode, encode
-from hvdenv.wheels.cache_entry import WheelName
+from hvdenv.wheels.cache_entry import (
+    NotUsedError,
+    WheelName,
+    make_folder_alike,
+    signature_refusal,
+)
 from hvdenv.wheels.published import CompiledFor, Published, Source, compiled_for, make, record_hash
 
 FILES, PROJECT = "files", "horovod"
@@ -84,10 +91,12 @@ class Index(NamedTuple):
         folder: of its pages.
         signers: file with the public keys of accepted signers; without it, no signature is
             required.
+        trusted: user ids that may own that file, besides the user's own and root's.
     """
 
     folder: Path
     signers: Path | None = None
+    trusted: frozenset[int] = frozenset()
 
     @property
     def files(self) -> Path:
@@ -106,7 +115,7 @@ def prepare(folder: Path) -> Path:
 
     Raises:
         UsageError: it contains something else.
-        StepError: it cannot be written.
+        StepError: it cannot be written, or another user could have made a link in it.
     """
     folder = named_folder(folder)
     make_folder(folder)
@@ -117,9 +126,9 @@ def prepare(folder: Path) -> Path:
                 remedy="name a new folder, an empty one or an index",
             )  # fmt: skip
         for name in (FILES, PROJECT):
+            named_folder(folder / name, last=True)
             with suppress(FileExistsError):
-                (folder / name).mkdir(mode=0o700)
-                (folder / name).chmod(stat.S_IMODE(folder.stat().st_mode))
+                make_folder_alike(folder / name)
     except OSError as error:
         raise blocked(folder, error) from error
     return folder
@@ -147,18 +156,18 @@ def add(index: Index, source: Source, lock: str, key: str, runner: Runner) -> tu
         made = make(source, facts, build)
         path = index.files / made.name
         new = not path.exists()
-        if new or read_file(path, WHEEL).data == made.wheel:
+        if new or _content(path, WHEEL) == made.wheel:
             break
         build += 1  # another wheel has this name already
-    about = _provenance(source, facts, made, lock)
-    # The wheel comes last: what has no wheel is not listed.
-    for suffix, content in ((METADATA, made.metadata), (PROVENANCE, about), ("", made.wheel)):
-        if new or not path.with_name(made.name + suffix).exists():
+    unsigned = key and not path.with_name(made.name + SIGNATURE).exists()
+    if unsigned or not _is_good(index, made.name, runner):
+        about = _provenance(source, facts, made, lock)
+        # Nothing that is in the index already is signed: another user could have written it.
+        signed = {SIGNATURE: signing.sign(about, key, runner)} if key else {}
+        # The wheel comes last: what has no wheel is not listed.
+        files = {METADATA: made.metadata, PROVENANCE: about, **signed, "": made.wheel}
+        for suffix, content in files.items():
             _place(path.with_name(made.name + suffix), content)
-    signature = path.with_name(made.name + SIGNATURE)
-    if key and (new or not signature.exists()):
-        text = read_file(path.with_name(made.name + PROVENANCE), STATE).data
-        _place(signature, signing.sign(text, key, runner))
     return made.name, new
 
 
@@ -219,9 +228,24 @@ def examine(index: Index, runner: Runner) -> Found:
     for name in _wheels(index):
         try:
             listed.append(_examined(index, name, runner))
-        except (OSError, ValueError, KeyError, Problem, zipfile.BadZipFile) as error:
+        except _REFUSALS as error:
             problems.append(f"{name}: {getattr(error, 'strerror', None) or error}")
     return Found(tuple(listed), tuple(problems))
+
+
+def _is_good(index: Index, name: str, runner: Runner) -> bool:
+    try:
+        return bool(_examined(index, name, runner))
+    except _REFUSALS:
+        return False
+
+
+# What _examined() raises. Archives raise all of them; a RuntimeError is one that is encrypted, or JSON that
+# is nested too deeply.
+_REFUSALS = (
+    OSError, ValueError, KeyError, Problem, NotUsedError, zipfile.BadZipFile, zlib.error, EOFError,
+    RuntimeError,
+)  # fmt: skip
 
 
 def _wheels(index: Index) -> list[str]:
@@ -241,12 +265,12 @@ def _examined(index: Index, name: str, runner: Runner) -> Provenance:
     """The provenance of a wheel, if everything fits it.
 
     Raises:
-        OSError, ValueError, KeyError, Problem, BadZipFile: it does not.
+        one of _REFUSALS: it does not.
     """
     text = read_file(index.files / f"{name}{PROVENANCE}", STATE).data
     if index.signers:
         signature = read_file(index.files / f"{name}{SIGNATURE}", KEY).data
-        refusal = signing.refusal(text, signature, index.signers, runner)
+        refusal = signature_refusal(text, signature, index.signers, index.trusted, runner)
         if refusal:
             raise ValueError(refusal)
     about = decode(Provenance, json.loads(text), lenient=True)
@@ -268,9 +292,11 @@ def _refuse_other_content(name: str, wheel: bytes, metadata: bytes, about: Prove
     """Compare the content of a wheel with its name and its RECORD."""
     version = about.compiled_for.version
     folder = f"horovod-{version}.dist-info"
-    if not name.startswith(f"horovod-{version}-"):
+    if parse_wheel_filename(name)[:2] != (PROJECT, Version(version)):
         raise ValueError(f"it is version {version}")
     with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+        if sum(info.file_size for info in archive.infolist()) > WHEEL.limit:
+            raise ValueError(f"its files have more than {WHEEL.limit:,} bytes")
         if archive.read(f"{folder}/METADATA") != metadata:
             raise ValueError("its metadata file differs from the METADATA in it")
         listed = archive.read(f"{folder}/RECORD").decode().splitlines()
@@ -300,12 +326,14 @@ def write_pages(index: Index, runner: Runner) -> Found:
 
 def outdated(index: Index, found: Found) -> list[str]:
     """Pages that do not list exactly the good wheels."""
-    return [name for name, text in pages(found.listed).items() if _content(index, name) != text]
+    return [
+        name for name, text in pages(found.listed).items() if _content(index.folder / name) != text
+    ]
 
 
-def _content(index: Index, name: str) -> bytes | None:
+def _content(path: Path, kind: Kind = STATE) -> bytes | None:
     try:
-        return read_file(index.folder / name, STATE).data
+        return read_file(path, kind).data
     except OSError:
         return None
 

@@ -37,6 +37,7 @@ from hvdenv.wheels.cache_entry import (
     blocks,
     check,
     key,
+    make_folder_alike,
     open_entry,
     opened_folder,
     refuse_untrusted_owner,
@@ -510,13 +511,8 @@ def _have_shard(cache: Cache, shard: Path) -> None:
     if not cache.shared:
         make_folder(shard)
         return
-    with opened_folder(cache.folder) as root:
-        try:
-            os.mkdir(shard.name, 0o700, dir_fd=root)
-        except FileExistsError:
-            return
-        with opened_folder(shard.name, root) as made:
-            os.fchmod(made, stat.S_IMODE(os.fstat(root).st_mode))
+    with suppress(FileExistsError):
+        make_folder_alike(shard)
 
 
 def _renamed(temporary: Path, entry: Path) -> bool:

@@ -51,8 +51,8 @@ def library(tmp_path: Path) -> Callable[..., Path]:
         source = tmp_path / "mpi.c"
         source.write_text(MPI % version)
         folder.mkdir(parents=True, exist_ok=True)
-        words = ["gcc", "-shared", "-fPIC", "-o", str(folder / name), str(source)]
-        subprocess.run(words, check=True)
+        words = ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-o", str(folder / name)]
+        subprocess.run([*words, str(source)], check=True)
         return folder
 
     return library
@@ -70,14 +70,15 @@ def check(tmp_path: Path, library: Callable[..., Path]) -> Check:
     def check(
         version: str = "2.13.0+cpu", cuda: str = "", cxx11: bool = True,
         libraries: Path | None = None, framework: str = "torch",
-        facts: dict[str, Any] | None = None,
+        facts: dict[str, Any] | None = None, loaded: Path | None = None,
     ) -> str:  # fmt: skip
         if version:
             text = TORCH.format(version=version, cuda=cuda, cxx11=cxx11)
             (packages / "torch.py").write_text(text)
         (packages / "horovod/_compiled_for.json").write_text(json.dumps({**FACTS, **(facts or {})}))
         code = (
-            "import os, time; from horovod import _compiled_for as c\n"
+            "import ctypes, os, time; from horovod import _compiled_for as c\n"
+            f"{loaded and str(loaded)!r} and ctypes.CDLL({str(loaded)!r})\n"
             f"try: c.check({framework!r}); t = time.perf_counter(); c.check({framework!r})\n"
             "except ImportError as error: print(error)\n"
             "else: print('good', time.perf_counter() - t, os.environ.get('OPAL_PREFIX', ''))\n"
@@ -152,6 +153,9 @@ def test_what_does_not_matter_passes(
     assert check(cuda="13.0").startswith("good")
     assert check(framework="tensorflow").startswith("good")
     assert check(facts={"mpi": None}).startswith("good")
+    candidate = {"package": "torch", "version": "2.13.0rc0", "cxx11": True}
+    facts = {"frameworks": {"torch": candidate}}
+    assert check(version="2.13.0-rc0", facts=facts).startswith("good")  # as TensorFlow writes it
 
 
 def test_another_mpi_with_the_same_file_name_is_refused(
@@ -166,3 +170,7 @@ def test_another_mpi_with_the_same_file_name_is_refused(
     )
     intel = library(tmp_path / "intel", "Intel(R) MPI Library 2021.10", "libmpi.so.12")
     assert check(libraries=intel, facts={"mpi": mpich}).startswith("good")
+    # mpi4py, for instance, has loaded it already: then the extension does not look for another one.
+    assert check(
+        libraries=old, loaded=intel / "libmpi.so.12", facts={"mpi": mpich}
+    ).startswith("good")  # fmt: skip

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import io
 import json
 import os
 import shutil
@@ -20,7 +22,7 @@ from hvdenv.cli.main import main
 from hvdenv.knowledge.patches import set_number
 from hvdenv.places import Places
 from hvdenv.runner import Runner
-from hvdenv.wheels import index
+from hvdenv.wheels import index, published
 from hvdenv.wheels.wheelcache import own, store
 from tests.index import served
 from tests.wheels import EXTENSION, TORCH_INPUTS, compiled_wheel, umask
@@ -235,25 +237,136 @@ def test_a_changed_page_is_found_and_written_again(page: str, folder: Path) -> N
     assert main(["wheels", "verify", str(folder)]) == 0
 
 
-def test_a_changed_provenance_is_found_by_its_signature(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
+@pytest.fixture
+def signers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The accepted signers of the site, of which the user is one."""
     key, signers, site = (tmp_path / name for name in ("key", "signers", "site.toml"))
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     public = key.with_suffix(".pub").read_text()
     signers.write_text(f'ann@example.org namespaces="hvdenv-wheel" {public}')
     site.write_text(f'places.wheels.signers = "{signers}"\nplaces.wheels.key = "{key}"\n')
-    (name,) = wheels(folder)
     monkeypatch.setenv("HVDENV_SITE", str(site))
+    return signers
+
+
+def test_a_changed_provenance_is_found_by_its_signature(
+    folder: Path, signers: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    (name,) = wheels(folder)
     assert main(["wheels", "verify", str(folder)]) == 1
     assert f"bad {name}: No such file" in capsys.readouterr().out
+    place, placed = index._place, list[Path]()
+
+    def noted(path: Path, text: bytes) -> None:
+        placed.append(path)
+        place(path, text)
+
+    monkeypatch.setattr(index, "_place", noted)
     assert main(["wheels", "publish", str(folder)]) == 0
+    # Whoever sees the wheel can check it.
+    names = [path.name for path in placed]
+    assert names.index(f"{name}.provenance.json.sig") < names.index(name)
     assert main(["wheels", "verify", str(folder)]) == 0
     path = folder / "files" / f"{name}.provenance.json"
     path.write_text(path.read_text().replace("g++ 12.2.0", "g++ 11.0.0"))
     capsys.readouterr()
     assert main(["wheels", "verify", str(folder)]) == 1
     assert "its signature is invalid" in capsys.readouterr().out
+    assert main(["wheels", "publish", str(folder)]) == 0
+    assert main(["wheels", "verify", str(folder)]) == 0
+
+
+def test_what_somebody_else_wrote_is_not_signed(folder: Path, signers: Path) -> None:
+    """Neither does a good wheel lend its signature to a provenance of another one."""
+    (name,) = wheels(folder)
+    path = folder / "files" / f"{name}.provenance.json"
+    path.write_text(path.read_text().replace("g++ 12.2.0", "g++ 11.0.0"))
+    assert main(["wheels", "publish", str(folder)]) == 0
+    assert json.loads(path.read_text())["inputs"]["stack"]["compiler"] == "g++ 12.2.0"
+
+
+def test_signers_that_others_can_change_are_not_accepted(
+    folder: Path, signers: Path, capsys: Captured
+) -> None:
+    assert main(["wheels", "publish", str(folder)]) == 0
+    signers.chmod(0o666)
+    capsys.readouterr()
+    assert main(["wheels", "verify", str(folder)]) == 1
+    assert f"{signers} can be written by others" in capsys.readouterr().out
+
+
+def of_version(wheel: bytes, version: str) -> tuple[bytes, bytes]:
+    """A wheel that calls itself another version, and its metadata."""
+    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
+        members = {
+            name.replace(VERSION, version): archive.read(name).replace(
+                VERSION.encode(), version.encode()
+            )
+            for name in archive.namelist()
+        }
+    about, stream = f"horovod-{version}.dist-info", io.BytesIO()
+    del members[f"{about}/RECORD"]
+    members[f"{about}/RECORD"] = published._record(members, f"{about}/RECORD").encode()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, text in members.items():
+            archive.writestr(name, text)
+    return stream.getvalue(), members[f"{about}/METADATA"]
+
+
+@pytest.mark.parametrize("fault", ["version", "encrypted", "deflate"])
+def test_a_wheel_that_cannot_be_read_hides_no_other(
+    fault: str, folder: Path, capsys: Captured
+) -> None:
+    """As a user who may write there can add one, with a provenance that fits."""
+    files, (good,) = folder / "files", wheels(folder)
+    about = json.loads((files / f"{good}.provenance.json").read_text())
+    metadata = (files / f"{good}.metadata").read_bytes()
+    wheel, version = bytearray((files / good).read_bytes()), f"{VERSION}-1"
+    if fault == "version":
+        version = about["compiled_for"]["version"] = "new"
+        changed, metadata = of_version(bytes(wheel), version)
+        wheel = bytearray(changed)
+    elif fault == "encrypted":
+        wheel[wheel.index(b"PK\1\2") + 8] |= 1
+    else:
+        wheel[wheel.index(b"PK\3\4") + 30 + len("horovod/__init__.py")] = 0xFF
+    name = good.replace(VERSION, version)
+    about |= {"file": name, "sha256": hashlib.sha256(wheel).hexdigest()}
+    about["metadata_sha256"] = hashlib.sha256(metadata).hexdigest()
+    (files / name).write_bytes(wheel)
+    (files / f"{name}.metadata").write_bytes(metadata)
+    (files / f"{name}.provenance.json").write_text(json.dumps(about))
+    assert main(["wheels", "publish", str(folder)]) == 5
+    said = capsys.readouterr()
+    assert f"not listed: {name}: " in said.err
+    assert said.out.splitlines()[-1].startswith("1 wheel in the index")
+
+
+def test_a_folder_with_the_name_of_a_wheel_is_left_alone(folder: Path) -> None:
+    (name,) = wheels(folder)
+    (folder / "files" / name).unlink()
+    (folder / "files" / name).mkdir()
+    assert main(["wheels", "publish", str(folder)]) == 5
+    assert f"horovod-{VERSION}-1-" in (folder / "horovod/index.html").read_text()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give a link to another user")
+@pytest.mark.parametrize("name", ["files", "horovod"])
+def test_links_of_another_user_are_not_followed(
+    name: str, folder: Path, tmp_path: Path, capsys: Captured
+) -> None:
+    mine = tmp_path / "mine"
+    (folder / name).rename(mine)
+    (folder / name).symlink_to(mine)
+    for path in mine.iterdir():
+        path.unlink()
+    assert main(["wheels", "publish", str(folder)]) == 0
+    for path in mine.iterdir():
+        path.unlink()
+    os.chown(folder / name, 4711, 4711, follow_symlinks=False)
+    assert main(["wheels", "publish", str(folder)]) == 5
+    assert "belongs to another user (uid 4711)" in capsys.readouterr().err
+    assert not list(mine.iterdir())
 
 
 @pytest.mark.parametrize("mode", [0o2750, 0o755, 0o3770])

@@ -55,7 +55,8 @@ def _check_framework(framework: str, wanted: Facts, facts: Facts) -> None:
             raise
         _fail(facts, "%s is not installed" % framework, needed, command)
     found = str(module.__version__)
-    if found.partition("+")[0] != wanted["version"]:
+    # TensorFlow writes 2.16.0-rc0, packages have 2.16.0rc0.
+    if found.partition("+")[0].replace("-", "") != wanted["version"]:
         _fail(facts, "%s %s is installed" % (framework, found), needed, command)
     if _cxx11(framework, module) not in (wanted["cxx11"], None):
         kinds = ["the old string ABI of C++", "the C++11 string ABI"]
@@ -86,8 +87,10 @@ def _check_mpi(folder: str, facts: Facts) -> None:
     folders = _folders(folder, facts["run_path"])
     files = [os.path.join(each, mpi["library"]) for each in folders]
     path = next(filter(os.path.isfile, files), mpi["library"])
+    library = _loaded(mpi["library"])
+    path = mpi["library"] if library else path
     try:
-        library = ctypes.CDLL(path)
+        library = library or ctypes.CDLL(path)
     except OSError as error:
         others = [file for each in folders for file in glob.glob(each + "/libmpi.so.*")]
         here = " (here is %s)" % os.path.realpath(others[0]) if others else ""
@@ -105,6 +108,14 @@ def _check_mpi(folder: str, facts: Facts) -> None:
         # The package of Open MPI 4 finds its files only through this variable or its launchers.
         own = os.path.realpath(os.path.dirname(path))
         os.environ.setdefault("OPAL_PREFIX", os.path.dirname(own))
+
+
+def _loaded(name: str) -> Any:
+    """A library that another module, such as mpi4py, has loaded: the extension gets the same one."""
+    try:
+        return ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:
+        return None
 
 
 def _folders(folder: str, run_path: List[str]) -> List[str]:
