@@ -38,9 +38,10 @@ _MPI = (
     (r"HYDRA build details: Version: (\d+)\.(\d+)[.\w]*", "mpich", "MPICH", "mpich"),
     (r"Intel\(R\) MPI Library [^,]{0,40}, Version (\d+)\.(\d+)[.\w]*", "impi", "Intel MPI", ""),
 )
-# Libraries of Open MPI from 1.7 on, and of implementations with the MPICH ABI.
+_UNKNOWN = ("mpi", "an unknown MPI", "")
 _GLIBC = re.compile(rb"\0GLIBC_(2\.\d{1,3})(?=[\0.])")
-_OPEN_MPI, _UNKNOWN = "libmpi.so.40", ("mpi", "an unknown MPI", "")
+# Of Open MPI 3 and newer; those before have names of their own, or that of the MPICH ABI.
+_OPEN_MPI = "libmpi.so.40"
 
 
 class Unpublished(Exception):
@@ -205,7 +206,8 @@ def _mpi(inputs: Inputs, libraries: bytes) -> tuple[str, Mpi | None]:
             version = found[0].split()[-1]
             label, name = f"{short}{found[1]}{found[2]}", f"{known} {version}"
             package = f"{on_pypi}=={version}" if on_pypi else ""
-    return label, Mpi(name, library, library == _OPEN_MPI, package)
+    open_mpi = label.startswith("ompi") or library == _OPEN_MPI
+    return label, Mpi(name, library, open_mpi, package)
 
 
 def _cuda(inputs: Inputs) -> str:
