@@ -7,6 +7,7 @@ builds. So all wheels are added that fit as far as the lock states.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def carry(chosen: Mapping[str, Cache], to: Path, runner: Runner) -> None:
     folder = to / FOLDER
     folder.mkdir(exist_ok=True)
     # Entries of a folder that others can write would not be used.
-    os.chmod(folder, 0o755)
+    os.chmod(folder, stat.S_IMODE(folder.stat().st_mode) & 0o755)
     wheelcache.copy(chosen, Cache(folder, shared=True), runner)
 
 

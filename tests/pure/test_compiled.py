@@ -62,13 +62,17 @@ def test_what_fits_as_far_as_the_lock_can_tell(
     assert not notes
 
 
-def test_wheels_go_along_and_are_found_there(tmp_path: Path, lock: Locked) -> None:
+@pytest.mark.parametrize(("mask", "mode"), [(0o002, 0o755), (0o077, 0o700)])
+def test_wheels_go_along_and_are_found_there(
+    mask: int, mode: int, tmp_path: Path, lock: Locked
+) -> None:
     cache, to = kept(tmp_path, INPUTS), tmp_path / "fetched"
     to.mkdir()
     assert compiled.cache_in(to) == compiled.cache_in(None) == ()
-    with umask(0o002):
+    with umask(mask):
         compiled.carry({key(INPUTS): cache}, to, RUNNER)
     (folder,) = compiled.cache_in(to)
+    assert Path(folder).stat().st_mode & 0o777 == mode
     there = Cache(Path(folder), shared=True)
     assert take([there], INPUTS, tmp_path / "taken.whl", RUNNER).entry == there.entry(key(INPUTS))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hvdenv.cli.main import main
+from hvdenv.errors import StepError
 from hvdenv.runner import Runner
 from hvdenv.verification import suite
 
@@ -71,6 +72,23 @@ def test_a_clone_in_which_tests_left_files_is_replaced(
         assert suite.tree_hash(tests) == known["9"]
         (tests / "parallel/core.1234").touch()
     assert os.listdir(cache) == ["horovod-9"]
+
+
+def test_a_repository_with_compiled_files_is_not_that_of_the_release(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python executes them instead of the tests whose hash is known."""
+    known = {"9": suite.tree_hash(checkout / "test")}
+    own = suite.data()._replace(tests=known, repository=str(checkout))
+    monkeypatch.setattr(suite, "data", lambda: own)
+    compiled = checkout / "test/utils/__pycache__/common.cpython-311.pyc"
+    compiled.parent.mkdir()
+    compiled.touch()
+    git(checkout, "add", "-f", ".")
+    git(checkout, "commit", "-qm", "compiled")
+    git(checkout, "tag", "-f", "v9")
+    with pytest.raises(StepError, match="differ from those of the release"):
+        suite._from_repository("9", tmp_path, Runner())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give a file to another user")
