@@ -86,7 +86,7 @@ def add_keys(parser: argparse.ArgumentParser) -> None:
 def _size(text: str) -> float:
     """Bytes that are meant by 500MB, 2G or 1.5TB."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)B?", text.upper())
-    if not match:
+    if not match or (float(match[1]) and text[-1].isdigit()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 500MB or 2GB")
     return float(match[1]) * _UNITS[match[2]]
 

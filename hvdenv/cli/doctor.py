@@ -50,6 +50,9 @@ _UNKNOWN = (
     "check the first of these lines and the lines before it; with several ranks, start with the"
     " one that failed first. NCCL_DEBUG=INFO and HOROVOD_LOG_LEVEL=debug make runs print more"
 )
+_NO_ERROR = (
+    "nothing here looks like an error: include standard error in the log (COMMAND > LOG 2>&1)"
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -200,8 +203,8 @@ def _unknown(diagnosis: Diagnosis) -> Iterator[str]:
     if diagnosis.errors:
         yield "the first lines that look like an error:"
         yield from (_line(each.number, each.line) for each in diagnosis.errors)
-    if diagnosis.errors and not diagnosis.best:
-        yield f"what to do: {_UNKNOWN}"
+    if not diagnosis.best and (diagnosis.errors or not diagnosis.found):
+        yield f"what to do: {_UNKNOWN if diagnosis.errors else _NO_ERROR}"
 
 
 def _rest(diagnosis: Diagnosis, first: Found | None) -> Iterator[str]:

@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
     name = _name(arguments)
     target = arguments.output or f"./{name}.toml"
     if target != _STANDARD and not arguments.json and Path(target).exists():
-        raise UsageError("this file exists, and init overwrites none", where=target,
+        raise UsageError("this file exists, and init overwrites no file", where=target,
                          remedy="name another one with -o FILE")  # fmt: skip
     found = _found(arguments)
     if arguments.where == "compute":

@@ -101,7 +101,7 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         namespace, unknown = super().parse_known_args(args, namespace)
-        if unknown and not self._subparsers:  # argparse would name the parser of all commands
+        if unknown:  # argparse would name the parser of all commands
             near = nearest(unknown[0].partition("=")[0], self._option_string_actions)
             self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
         return namespace, unknown

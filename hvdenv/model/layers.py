@@ -168,9 +168,10 @@ def read_layer(name: str, path: Path) -> Layer:
         raise RecipeError(
             f"cannot read this file: {reason}",
             where=str(path),
-            remedy="check its path and permissions; `hvdenv recipes` lists the recipes that have a name"
-            if isinstance(error, OSError)
-            else "save it as UTF-8",
+            remedy="save it as UTF-8"
+            if isinstance(error, UnicodeDecodeError)
+            else "check its path and permissions"
+            + ("" if name == "site" else "; `hvdenv recipes` lists the recipes that have a name"),
         ) from error
     try:
         return Layer(name, str(path), text, parse_toml(text), content=content)
@@ -403,7 +404,10 @@ def _with_bases(layer: Layer, folders: Sequence[str]) -> list[Layer]:
         except HvdenvError as error:
             raise RecipeError(str(error), where=where) from error
         if any(os.path.realpath(path) == os.path.realpath(each.file) for each in found):
-            raise RecipeError(f"{parent} extends this recipe, too: that is a cycle", where=where)
+            raise RecipeError(
+                f"{parent} extends this recipe, too: that is a cycle", where=where,
+                remedy="remove `extends` here or there",
+            )  # fmt: skip
         if len(found) > _MOST_BASES:
             raise RecipeError(f"more than {_MOST_BASES} recipes extend one another", where=where)
         found.insert(0, layer)

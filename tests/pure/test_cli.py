@@ -359,6 +359,7 @@ def test_a_command_alone_lists(
     ("words", "error", "remedy"),
     [
         (("verify", "local", "--quik"), '--quik; did you mean "--quick"?', "verify --help"),
+        (("--verison",), '--verison; did you mean "--version"?', "--help"),
         (("grid", "--horovod=9"), "unrecognized arguments: --horovod=9", "grid --help"),
         (("cache", "export"), "invalid choice: 'export' (choose from", "cache --help"),
         (("wheels", "publish"), "arguments are required: DIR\n", "wheels publish --help"),

@@ -184,6 +184,7 @@ def test_what_cannot_be_done(
     "words",
     [
         ("prune", "--max-size", "many"),
+        ("prune", "--max-size", "5"),
         ("prune", "--max-size", "-1"),
         ("prune", "--older-than", "nan"),
         ("copy", "--to"),

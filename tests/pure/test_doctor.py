@@ -116,7 +116,7 @@ NOT_ALLOWED = "[gpu32:00100] Read -1, expected 131072, errno = 1"
         ("Fatal Python error: Segmentation fault", "it stopped here: a process crashed", "the log does not show what led to it"),
         (SHUT_DOWN, "follow-on error: ", "1. look for the first error"),
         (NOT_ALLOWED, "only a warning, harmless in most logs: ", "the log shows no known failure"),
-        ("all is well", "not recognised: no known cause", ""),
+        ("all is well", "not recognised: no known cause", "2>&1"),
     ],
 )  # fmt: skip
 def test_how_much_is_known_comes_first(
