@@ -106,7 +106,7 @@ def combine(name: str, found: Found, defaults: Mapping[str, Any]) -> Draft:
     scalars, unknown = _without_unknown_launcher(scalars)
     chosen, unplaced = _with_partition([*items, *scalars])
     chosen += _derived(chosen, {str(each.value) for each in valid if each.item})
-    chosen += _without_gpu_option(chosen, found)
+    chosen += _gpu_option(chosen, found)
     chosen, alternatives = _without_alternatives(chosen, more, valid)
     choices = [*choices, *more, *alternatives]
     pending = {each.key for each in choices}
@@ -259,7 +259,7 @@ def _without_several_partitions(
 def _without_alternatives(
     values: Sequence[Drafted], choices: Sequence[Choice], every: Sequence[Drafted]
 ) -> tuple[list[Drafted], list[Choice]]:
-    """A package that only one of several versions of a framework is installed with is to choose, too."""
+    """Packages installed with only some of several framework versions become choices as well."""
     lines = {
         value.origin
         for choice in choices
@@ -269,7 +269,9 @@ def _without_alternatives(
     with_one = [
         each for each in values
         if each.key[0] == "packages" and each.origin in lines
-        and not lines <= {other.origin for other in every if other[:2] == each[:2]}
+        and not lines <= {
+            other.origin for other in every if (other.key, other.value) == (each.key, each.value)
+        }
     ]  # fmt: skip
     kept = [each for each in values if each not in with_one]
     return kept, [Choice(each.key, (each,)) for each in with_one]
@@ -300,8 +302,8 @@ def _derived(values: Sequence[Drafted], items: Collection[str]) -> list[Drafted]
     return [each for each in found if each.item or each.key not in stated]
 
 
-def _without_gpu_option(values: Sequence[Drafted], found: Found) -> Iterator[Drafted]:
-    """Where a script for GPUs requests none, the partition or a constraint implies them."""
+def _gpu_option(values: Sequence[Drafted], found: Found) -> Iterator[Drafted]:
+    """For a script that uses GPUs but requests none: its partition or constraint implies them."""
     texts = [
         *(each.origin.text for each in found.values),
         *(each.origin.text for each in found.left),

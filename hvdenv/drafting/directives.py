@@ -51,7 +51,10 @@ def tables() -> dict[str, Table]:
     """The options by batch system."""
     document = parse_toml(read_text(Path(__file__).with_suffix(".toml"), OWN))
     listed = decode(dict[str, dict[str, dict[str, str]]], document)
-    return {name: Table(*map(_by_option, parts.values())) for name, parts in listed.items()}
+    return {
+        name: Table(**{part: _by_option(fields) for part, fields in parts.items()})
+        for name, parts in listed.items()
+    }
 
 
 def _by_option(part: dict[str, str]) -> dict[str, str]:

@@ -21,6 +21,8 @@ _CONDA_FRAMEWORKS = {"pytorch": "torch", "pytorch-gpu": "torch", "tensorflow": "
                      "tensorflow-gpu": "tensorflow"}  # fmt: skip
 _REPOSITORIES = {"pytorch/pytorch": "torch", "tensorflow/tensorflow": "tensorflow"}
 _EXTRAS = {"pytorch": "torch", "tensorflow": "tensorflow"}
+# Of a channel that has an address for each release, such as open-ce/1.7.2.
+_RELEASE = re.compile(r"\d[\d.]*|current|latest")
 _BUILD_TOOLS = frozenset({"cmake", "ninja", "packaging", "setuptools", "wheel"})
 _PIP_VALUES = (
     "-i", "--index-url", "--extra-index-url", "-f", "--find-links", "-r", "--requirement", "-c",
@@ -81,11 +83,13 @@ def conda(words: Sequence[str], page: Page) -> Iterator[Read]:
 def _channel(words: Sequence[str], page: Page) -> Iterator[Read]:
     """``conda config --add channels NAME``."""
     key, name = words[-2:] if len(words) > 2 else ("", "")
-    release = page.channels.setdefault(name.rstrip("/").rpartition("/")[0] or name, name)
     if key != "channels":
         yield Left("recipes have no key for the configuration of conda")
-    elif release != name:
-        yield Left(f"a channel of the same name as {release}: choose one")
+        return
+    folder, _, release = name.rstrip("/").rpartition("/")
+    first = page.channels.setdefault(folder, name) if _RELEASE.fullmatch(release) else name
+    if first != name:
+        yield Left(f"another release of the channel {first}: choose one")
     else:
         yield Value(at("conda.channels"), name, item=True)
 
@@ -269,7 +273,7 @@ class Page:
     Attributes:
         repository, folder, tag: of the last clone.
         builds_horovod: whether the page installs Horovod.
-        channels: of conda's configuration, by the folder that they are in.
+        channels: of conda's configuration that have releases, by their addresses without these.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv import STEP_PROGRAMS
-from hvdenv.command import OWN_PYTHON, Command
+from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.environments.installation import Installation
 from hvdenv.errors import StepError, UsageError
 from hvdenv.launch.launchers import Mpi
@@ -158,9 +158,16 @@ def prepared(
         version: of its Horovod.
 
     Raises:
-        UsageError: the source has no tests, or there is no source for this version.
+        UsageError: the source has no tests, there is no source for this version, or the
+            environment is an image.
         StepError: a command failed.
     """
+    if installation.inside:
+        raise UsageError(
+            "verify does not run Horovod's own tests in an image",
+            where=installation.prefix,
+            remedy="leave out --suite and --suite-from",
+        )
     folder = make_folder(places.cache / "suite")
     # Not in /tmp: ranks on other hosts read it.
     with tempfile.TemporaryDirectory(prefix="run-", dir=folder) as work:
@@ -172,7 +179,7 @@ def prepared(
         digest = tree_hash(tests)
         of = [release for release, each in data().tests.items() if each == digest]
         release = version if version in of else next(iter(of), "")
-        packages = _packages(installation, folder, runner)
+        packages = _packages(Setup(installation, runner), folder)
         yield Suite(str(tests), str(packages), release, work)
 
 
@@ -229,15 +236,17 @@ def _from_repository(version: str, folder: Path, runner: Runner) -> Path:
     return tests
 
 
-def _packages(installation: Installation, folder: Path, runner: Runner) -> Path:
+def _packages(setup: Setup, folder: Path) -> Path:
     """The folder with what the tests import besides the framework."""
-    ask = "import sys; print('%d.%d' % sys.version_info[:2])"
-    version = _run(runner, (installation.python, "-s", "-c", ask)).strip()
+    python = (setup.installation.python, "-s")
+    ask = (*python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
+    version = _output(setup.run(ask, _COMMAND_SECONDS)).strip()
     packages = folder / f"packages-py{version}"
     if not packages.is_dir():
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
-            pip = (installation.python, "-s", "-m", "pip", "install", "--quiet", "--target")
-            _run(runner, (*pip, f"{temporary}/packages", *data().packages))
+            pip = (*python, "-m", "pip", "install", "--quiet", "--target")
+            argv = (*pip, f"{temporary}/packages", *data().packages)
+            _output(setup.run(argv, _COMMAND_SECONDS))
             try:
                 Path(temporary, "packages").rename(packages)
             except OSError:
@@ -247,8 +256,17 @@ def _packages(installation: Installation, folder: Path, runner: Runner) -> Path:
 
 
 def _run(runner: Runner, argv: Sequence[str]) -> str:
-    outcome = runner.branch().run(Command(tuple(argv), timeout=_COMMAND_SECONDS))
+    return _output(runner.branch().run(Command(tuple(argv), timeout=_COMMAND_SECONDS)))
+
+
+def _output(outcome: Outcome) -> str:
+    """What a command printed.
+
+    Raises:
+        StepError: it failed.
+    """
     if outcome.returncode:
+        argv = outcome.command.argv
         raise StepError(
             f"{Path(argv[0]).name} failed (exit {outcome.returncode})",
             where=" ".join(argv),

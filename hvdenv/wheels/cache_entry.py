@@ -289,7 +289,7 @@ def _read(descriptor: int) -> bytes:
 
 
 def blocks(descriptor: int) -> Iterator[bytes]:
-    """The content of a file, from its begin."""
+    """The content of a file, from its beginning."""
     os.lseek(descriptor, 0, os.SEEK_SET)
     while block := os.read(descriptor, 1 << 20):
         yield block

@@ -38,8 +38,10 @@ _MPI = (
     (r"HYDRA build details: Version: (\d+)\.(\d+)[.\w]*", "mpich", "MPICH", "mpich"),
     (r"Intel\(R\) MPI Library [^,]{0,40}, Version (\d+)\.(\d+)[.\w]*", "impi", "Intel MPI", ""),
 )
-# Libraries of Open MPI from 1.7 on, and of implementations with the MPICH ABI.
-_OPEN_MPI, _UNKNOWN = "libmpi.so.40", ("mpi", "an unknown MPI", "")
+_UNKNOWN = ("mpi", "an unknown MPI", "")
+_GLIBC = re.compile(rb"\0GLIBC_(2\.\d{1,3})(?=[\0.])")
+# Of Open MPI 3 and newer; those before have names of their own, or that of the MPICH ABI.
+_OPEN_MPI = "libmpi.so.40"
 
 
 class Unpublished(Exception):
@@ -204,7 +206,8 @@ def _mpi(inputs: Inputs, libraries: bytes) -> tuple[str, Mpi | None]:
             version = found[0].split()[-1]
             label, name = f"{short}{found[1]}{found[2]}", f"{known} {version}"
             package = f"{on_pypi}=={version}" if on_pypi else ""
-    return label, Mpi(name, library, library == _OPEN_MPI, package)
+    open_mpi = label.startswith("ompi") or library == _OPEN_MPI
+    return label, Mpi(name, library, open_mpi, package)
 
 
 def _cuda(inputs: Inputs) -> str:
@@ -224,9 +227,6 @@ def _glibc(libraries: bytes) -> str:
     return ".".join(map(str, max(found, default=(2, 0))))
 
 
-_GLIBC = re.compile(rb"\0GLIBC_(2\.\d{1,3})(?=[\0.])")
-
-
 def _short(version: str) -> str:
     """2.13 for 2.13.0."""
     return re.sub(r"^(\d+\.\d+)\.0$", r"\1", version).replace("+", ".")
@@ -243,7 +243,6 @@ def make(source: Source, facts: CompiledFor, build: int) -> Published:
     horovod, *tags = source.record.file.removesuffix(".whl").split("-")[1:]
     before, after = f"horovod-{horovod}.dist-info/", f"horovod-{facts.version}.dist-info/"
     number = [str(build)] if build else []
-    members: dict[str, bytes] = {}
     with zipfile.ZipFile(io.BytesIO(source.wheel)) as archive:
         infos = {
             info.filename.replace(before, after, 1): info

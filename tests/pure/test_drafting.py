@@ -218,7 +218,9 @@ VALUES: dict[str, dict[str, Any]] = {
     "conda config --env --prepend channels https://x/ce/1/\nconda config --append channels https://x/ce/2/": {
         "conda.channels": ["https://x/ce/1/"],
     },
-
+    "conda config --add channels https://x/nvidia\nconda config --add channels https://x/pytorch": {
+        "conda.channels": ["https://x/nvidia", "https://x/pytorch"],
+    },
     "#SBATCH -N 2\nmodule load python/3.11\nHOROVOD_NCCL_LIB=/nccl/lib/ pip install horovod\n"
     "mpirun -n 6 python t.py": {
         "job.nodes": 2, "job.ranks_per_node": 3, "python.version": "==3.11.*",

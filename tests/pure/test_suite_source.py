@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 
 from hvdenv.cli.main import main
-from hvdenv.errors import StepError
+from hvdenv.environments.installation import Installation, in_image
+from hvdenv.errors import StepError, UsageError
+from hvdenv.model.cluster import Container
+from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.verification import suite
+from hvdenv.verification.collection import Setup
 
 EVE = 4711
 
@@ -89,6 +93,28 @@ def test_a_repository_with_compiled_files_is_not_that_of_the_release(
     git(checkout, "tag", "-f", "v9")
     with pytest.raises(StepError, match="differ from those of the release"):
         suite._from_repository("9", tmp_path, Runner())
+
+
+def test_pip_runs_with_the_modules_of_the_environment(tmp_path: Path) -> None:
+    """A Python of a module may not start without them."""
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\ntest "$OF_MODULE" = set || exit 127\ntest "$2" = -c && echo 3.9 || mkdir "$7"\n'
+    )
+    python.chmod(0o755)
+    installation = Installation(str(tmp_path), str(python), (), (("OF_MODULE", "set"),))
+    packages = suite._packages(Setup(installation, Runner()), tmp_path)
+    assert packages == tmp_path / "packages-py3.9"
+    assert packages.is_dir()
+
+
+def test_tests_are_not_run_with_a_python_outside_of_the_image(tmp_path: Path) -> None:
+    image = in_image(Container(image="/image.sif"))
+    with (
+        pytest.raises(UsageError, match="in an image"),
+        suite.prepared(tmp_path, image, "0.28.1", Runner(), Places(tmp_path)),
+    ):
+        pass
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give a file to another user")

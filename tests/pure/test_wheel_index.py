@@ -159,6 +159,25 @@ def test_the_version_says_what_a_wheel_fits(
     assert not Path("none").exists()
 
 
+@pytest.mark.parametrize(
+    ("stated", "library", "is_open_mpi"),
+    [
+        ("mpirun (Open MPI) 4.1.8", "libmpi.so.40", True),
+        ("mpirun (Open MPI) 2.1.6", "libmpi.so.20", True),
+        ("mpirun (Open MPI) 1.10.7", "libmpi.so.12", True),
+        ("HYDRA build details: Version: 4.3.2", "libmpi.so.12", False),
+        ("", "libmpi.so.40", True),
+        ("", "libmpi.so.12", False),
+    ],
+)
+def test_every_open_mpi_is_known(stated: str, library: str, is_open_mpi: bool) -> None:
+    """A published wheel refuses to be imported with another kind of MPI."""
+    inputs = published.Inputs({}, {}, published.Stack({}, stated, ".so"))
+    _, mpi = published._mpi(inputs, f"\0{library}\0".encode())
+    assert mpi
+    assert mpi.open_mpi == is_open_mpi
+
+
 def test_wheels_of_one_version_get_build_numbers(
     folder: Path, keep: Callable[..., None], tmp_path: Path
 ) -> None:

@@ -6,8 +6,8 @@ process on the joined batches of all ranks, with numpy and without Horovod and t
 how far rounding may take ranks from it.
 
 OPTION selects parts of PARTS: ``usual`` those that Horovod's examples use; without it, all. Each
-part reports one events.Training. Runs on Python 3.6 and newer with numpy,
-which the frameworks require.
+part reports one events.Training. Runs on Python 3.6 and newer with numpy, which the frameworks
+require.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import os
 import shutil
 import tempfile
 import time
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 import collective_cases
 import events
@@ -122,29 +122,36 @@ def random_values(numpy: Any, rank: int, kind: str) -> Array:
     return source.uniform(-1, 1, (FEATURES + 1, OUTPUTS)).astype("float32")
 
 
-def beginning(numpy: Any, part: Part, size: int) -> Tuple[Array, Array]:
-    """Parameters of all ranks and velocity after the broadcasts from rank 0."""
-    parameters = random_values(numpy, 0, "parameters")
-    velocity = random_values(numpy, 0, "velocity") * bool(part.momentum)
-    return numpy.stack([parameters] * size), velocity
-
-
-def steps_of(
-    numpy: Any, order: Iterable[int], size: int, rates: List[float], passes: int = 1
-) -> List[Step]:
-    """The steps of a plan.
+def make_plan(numpy: Any, part: Part, size: int, orders: Optional[List[List[int]]] = None) -> Plan:
+    """The plan of a part.
 
     Args:
         numpy: the module.
-        order: numbers of all samples; rank r gets those at r, r + size and so on.
+        part: what is trained.
         size: the number of ranks.
-        rates: learning rate of each step; samples repeat after the last one.
-        passes: batches of each step.
+        orders: numbers of all samples in each epoch, by default ascending; rank r gets those at r,
+            r + size and so on.
     """
-    rows = numpy.array(order).reshape(PER_RANK, size).T
-    length = BATCH * passes
-    batches = [rows[:, at : at + length] for at in range(0, PER_RANK, length)]
-    return [(rate, batches[step % len(batches)]) for step, rate in enumerate(rates)]
+    rates = [RATE] * (part.by_epoch * part.epochs)
+    rates = warmup_rates(size, len(rates)) if part.warmup else rates
+    steps: List[Step] = []
+    for order in orders or [list(range(PER_RANK * size))] * part.epochs:
+        rows = numpy.array(order).reshape(PER_RANK, size).T
+        batches = numpy.split(rows, part.by_epoch, axis=1)
+        steps += zip(rates[len(steps) :], batches)
+    # Keras broadcasts after the first batch, so that each rank has its own start.
+    starting = range(size) if part.keras else [0] * size
+    # The others start without the state of an optimizer.
+    has_state = part.momentum and part.train in (torch_script, tape)
+    return Plan(
+        part=part,
+        data=make_data(numpy, size, part.sparse),
+        steps=steps,
+        starts=numpy.stack([random_values(numpy, rank, "parameters") for rank in starting]),
+        velocity=random_values(numpy, 0, "velocity") * bool(has_state),
+        factor=float(part.passes),
+        steps_before=STEPS_BEFORE * (part.optimizer == "Adam" and part.train is torch_script),
+    )
 
 
 def sgd(numpy: Any, plan: Plan) -> Update:
@@ -261,36 +268,42 @@ def digest(*arrays: Array) -> str:
 
 
 def checkpoint(
-    context: Context, save: Callable[[str], object], load: Callable[[str], bool]
+    context: Context, got: Array, save: Callable[[str], object], load: Callable[[str], Array]
 ) -> Dict[str, Any]:
     """Let rank 0 save and load a checkpoint.
 
     Args:
         context: the rank's.
-        save: writes to a path.
-        load: reads from the path, and returns whether the result is the same.
+        got: its parameters.
+        save: writes them to a path.
+        load: reads them from the path.
     """
     folder = tempfile.mkdtemp(prefix="hvdenv-training-")
     try:
         same = None
         if context.hvd.rank() == 0:
             save(os.path.join(folder, "checkpoint"))
-            same = load(os.path.join(folder, "checkpoint"))
+            same = digest(load(os.path.join(folder, "checkpoint"))) == digest(got)
         return {"files": len(os.listdir(folder)), "same": same}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def limit(context: Context, part: Part, function: Callable[..., Any]) -> str:
-    """Why a part cannot use a function of Horovod; empty if it can."""
+class Skip(Exception):
+    """Why a part is not trained."""
+
+
+def refuse(context: Context, part: Part, function: Callable[..., Any]) -> None:
+    """Raise Skip if a part cannot use a function of Horovod."""
     if part.optimizer == "Adasum" and not hasattr(context.hvd, "Adasum"):
-        return "this Horovod has no Adasum"
+        raise Skip("this Horovod has no Adasum")
     if part.optimizer == "Adasum" and adasum_limit(context):
-        return adasum_limit(context)
+        raise Skip(adasum_limit(context))
     known = inspect.signature(function).parameters
     any_name = any(each.kind == each.VAR_KEYWORD for each in known.values())
     missing = [name for name in part.arguments if name not in known and not any_name]
-    return "this Horovod has no {}".format(", ".join(missing)) if missing else ""
+    if missing:
+        raise Skip("this Horovod has no {}".format(", ".join(missing)))
 
 
 def arguments(context: Context, part: Part) -> Dict[str, Any]:
@@ -303,6 +316,35 @@ def arguments(context: Context, part: Part) -> Dict[str, Any]:
     if part.half:
         found["compression"] = context.hvd.Compression.fp16
     return found
+
+
+def compared(
+    context: Context,
+    plan: Plan,
+    got: Array,
+    losses: List[List[float]],
+    seen: List[List[int]],
+    checksums: Dict[str, str],
+) -> Dict[str, Any]:
+    """What a rank reports of its training, with a comparison to one process.
+
+    Args:
+        context: the rank's.
+        plan: of one process.
+        got: the rank's parameters.
+        losses: before and after the training, each of this rank's samples and of all.
+        seen: numbers of the rank's samples in each epoch.
+        checksums: by what they are of.
+    """
+    first, last = losses
+    return dict(
+        compare(context.numpy, plan, context.hvd.rank(), got),
+        losses=[first[1], last[1]],
+        metrics={"loss": last},
+        seen=seen,
+        samples=len(plan.data[0]),
+        checksums=checksums,
+    )
 
 
 # Torch.
@@ -401,27 +443,28 @@ def torch_broadcast(context: Context, part: Part) -> Tuple[Any, Any, Dict[str, s
     return model, optimizer, checksums
 
 
-def torch_data(context: Context, data: Data) -> Tuple[Any, Any, Any]:
-    """The data set with numbers of samples, and two samplers: this rank's and a single process's."""
+def torch_data(context: Context, part: Part) -> Tuple[Any, Any, List[List[int]]]:
+    """The data set with numbers of samples, this rank's sampler, and the order of each epoch."""
     torch, hvd = context.native, context.hvd
+    data = make_data(context.numpy, hvd.size(), part.sparse)
     numbers = torch.arange(len(data[0]))
     dataset = torch.utils.data.TensorDataset(numbers, *map(context.tensor, data))
     sampler = torch.utils.data.distributed.DistributedSampler
     own = sampler(dataset, num_replicas=hvd.size(), rank=hvd.rank())
-    return dataset, own, sampler(dataset, num_replicas=1, rank=0)
+    everything = sampler(dataset, num_replicas=1, rank=0)
+    orders = []
+    for epoch in range(part.epochs):
+        everything.set_epoch(epoch)
+        orders.append(list(everything))
+    return dataset, own, orders
 
 
 def torch_script(context: Context, part: Part) -> Dict[str, Any]:
     """hvd.DistributedOptimizer, both broadcasts, and a DistributedSampler."""
-    numpy = context.numpy
-    torch, hvd = context.native, context.hvd
-    size = hvd.size()
-    why = limit(context, part, hvd.DistributedOptimizer)
-    if why:
-        return {"skip": why}
+    numpy, torch, hvd = context.numpy, context.native, context.hvd
+    refuse(context, part, hvd.DistributedOptimizer)
     model, optimizer, checksums = torch_broadcast(context, part)
-    data = make_data(numpy, size, part.sparse)
-    dataset, own, everything = torch_data(context, data)
+    dataset, own, orders = torch_data(context, part)
     loss_of = torch.nn.MSELoss()
 
     def measure(name: str) -> List[float]:
@@ -429,14 +472,13 @@ def torch_script(context: Context, part: Part) -> Dict[str, Any]:
         loss = loss_of(model(x), y).detach()
         return [float(loss), float(hvd.allreduce(loss, name="training." + name))]
 
+    def joined(state: Dict[str, Any]) -> Array:
+        return numpy.vstack([context.array(state["weight"]), context.array(state["bias"])])
+
     first = measure("first")
-    steps: List[Step] = []
     seen: List[List[int]] = []
     for epoch in range(part.epochs):
         own.set_epoch(epoch)
-        everything.set_epoch(epoch)
-        rates = [RATE] * part.by_epoch
-        steps += steps_of(numpy, list(everything), size, rates, part.passes)
         seen.append([])
         loader = torch.utils.data.DataLoader(dataset, BATCH, sampler=own)
         for batch, (numbers, x, y) in enumerate(loader, start=1):
@@ -445,39 +487,18 @@ def torch_script(context: Context, part: Part) -> Dict[str, Any]:
             if batch % part.passes == 0:
                 optimizer.step()
                 optimizer.zero_grad()
-    last = measure("last")
-
-    def joined(state: Dict[str, Any]) -> Array:
-        return numpy.vstack([context.array(state["weight"]), context.array(state["bias"])])
-
-    got = joined(model.state_dict())
+    losses, got = [first, measure("last")], joined(model.state_dict())
     checksums["parameters at the end"] = digest(got)
-
-    def load(path: str) -> bool:
-        return digest(joined(torch.load(path))) == digest(got)
-
-    starts, velocity = beginning(numpy, part, size)
-    before = STEPS_BEFORE * (part.optimizer == "Adam")
-    plan = Plan(
-        part=part,
-        data=data,
-        steps=steps,
-        starts=starts,
-        velocity=velocity,
-        factor=float(part.passes),
-        steps_before=before,
-    )
     return dict(
-        checkpoint(context, lambda path: torch.save(model.state_dict(), path), load),
-        losses=[first[1], last[1]],
-        metrics={"loss": last},
-        seen=seen,
-        samples=len(dataset),
-        checksums=checksums,
+        checkpoint(
+            context, got,
+            save=lambda path: torch.save(model.state_dict(), path),
+            load=lambda path: joined(torch.load(path)),
+        ),
         rate=optimizer.param_groups[0]["lr"],
         rate_wanted=RATE,
-        **compare(numpy, plan, hvd.rank(), got),
-    )
+        **compared(context, make_plan(numpy, part, hvd.size(), orders), got, losses, seen, checksums),
+    )  # fmt: skip
 
 
 # TensorFlow.
@@ -505,15 +526,11 @@ def tensorflow_loss(context: Context, part: Part, weights: List[Any], x: Any, y:
 
 def tape(context: Context, part: Part) -> Dict[str, Any]:
     """hvd.DistributedGradientTape and broadcast_variables, without Keras, whose versions differ."""
-    numpy = context.numpy
-    tensorflow, hvd = context.native, context.hvd
-    rank, size = hvd.rank(), hvd.size()
-    why = limit(context, part, hvd.DistributedGradientTape)
-    if why:
-        return {"skip": why}
+    numpy, tensorflow, hvd = context.numpy, context.native, context.hvd
+    refuse(context, part, hvd.DistributedGradientTape)
 
     def variables(kind: str) -> List[Any]:
-        values = random_values(numpy, rank, kind)
+        values = random_values(numpy, hvd.rank(), kind)
         return [tensorflow.Variable(values[:-1]), tensorflow.Variable(values[-1])]
 
     def joined(pair: List[Any]) -> Array:
@@ -522,8 +539,8 @@ def tape(context: Context, part: Part) -> Dict[str, Any]:
     weights, velocity = variables("parameters"), variables("velocity")
     hvd.broadcast_variables(weights + velocity, root_rank=0)
     checksums = {"variables after broadcast_variables": digest(joined(weights), joined(velocity))}
-    data = make_data(numpy, size, part.sparse)
-    shard = tensorflow_data(context, data)
+    plan = make_plan(numpy, part, hvd.size())
+    shard = tensorflow_data(context, plan.data)
 
     def measure(name: str) -> List[float]:
         _, x, y = next(iter(shard.batch(PER_RANK)))
@@ -544,29 +561,18 @@ def tape(context: Context, part: Part) -> Dict[str, Any]:
                 gradient = tensorflow.convert_to_tensor(gradient)
                 velocity[index].assign(part.momentum * velocity[index] + gradient)
                 weights[index].assign_sub(RATE * velocity[index])
-    last = measure("last")
-    got = joined(weights)
+    losses, got = [first, measure("last")], joined(weights)
     checksums["variables at the end"] = digest(got)
 
-    def load(path: str) -> bool:
+    def load(path: str) -> Array:
         other = [tensorflow.Variable(tensorflow.zeros_like(weight)) for weight in weights]
-        saved = tensorflow.train.Checkpoint(weight=other[0], bias=other[1])
-        saved.restore(path + "-1")
-        return digest(joined(other)) == digest(got)
+        tensorflow.train.Checkpoint(weight=other[0], bias=other[1]).restore(path + "-1")
+        return joined(other)
 
     saved = tensorflow.train.Checkpoint(weight=weights[0], bias=weights[1])
-    rates = [RATE] * part.by_epoch * part.epochs
-    steps = steps_of(numpy, range(len(data[0])), size, rates)
-    starts, start = beginning(numpy, part, size)
-    plan = Plan(part=part, data=data, steps=steps, starts=starts, velocity=start)
     return dict(
-        checkpoint(context, saved.save, load),
-        losses=[first[1], last[1]],
-        metrics={"loss": last},
-        seen=seen,
-        samples=len(data[0]),
-        checksums=checksums,
-        **compare(numpy, plan, rank, got),
+        checkpoint(context, got, saved.save, load),
+        **compared(context, plan, got, losses, seen, checksums),
     )
 
 
@@ -575,9 +581,7 @@ def graph(context: Context, part: Part) -> Dict[str, Any]:
 
     In the host's memory: a session would not use the rank's GPU, but another one.
     """
-    why = limit(context, part, context.hvd.DistributedOptimizer)
-    if why:
-        return {"skip": why}
+    refuse(context, part, context.hvd.DistributedOptimizer)
     tensorflow = context.native.compat.v1
     config = tensorflow.ConfigProto(device_count={"GPU": 0})
     with context.native.Graph().as_default(), tensorflow.Session(config=config) as session:
@@ -588,8 +592,7 @@ def in_session(context: Context, part: Part, session: Any) -> Dict[str, Any]:
     """Build the graph and train."""
     numpy = context.numpy
     tensorflow, hvd = context.native.compat.v1, context.hvd
-    rank, size = hvd.rank(), hvd.size()
-    values = random_values(numpy, rank, "parameters")
+    values = random_values(numpy, hvd.rank(), "parameters")
     weights = [tensorflow.Variable(values[:-1]), tensorflow.Variable(values[-1])]
     x = tensorflow.placeholder("float32", (None, FEATURES + 1))
     y = tensorflow.placeholder("float32", (None, OUTPUTS))
@@ -598,8 +601,7 @@ def in_session(context: Context, part: Part, session: Any) -> Dict[str, Any]:
     optimizer = tensorflow.train.GradientDescentOptimizer(RATE)
     if part.momentum:
         optimizer = tensorflow.train.MomentumOptimizer(RATE, part.momentum)
-    optimizer = hvd.DistributedOptimizer(optimizer, **arguments(context, part))
-    train = optimizer.minimize(loss)
+    train = hvd.DistributedOptimizer(optimizer, **arguments(context, part)).minimize(loss)
     broadcast = hvd.broadcast_global_variables(0)
     saver = tensorflow.train.Saver(weights)
     session.run(
@@ -611,46 +613,30 @@ def in_session(context: Context, part: Part, session: Any) -> Dict[str, Any]:
         return numpy.vstack(session.run(weights))
 
     checksums = {"variables after broadcast_global_variables": digest(joined())}
-    data = make_data(numpy, size, part.sparse)
-    own = numpy.arange(len(data[0]))[rank::size]
+    plan = make_plan(numpy, part, hvd.size())
+    own = numpy.arange(len(plan.data[0]))[hvd.rank() :: hvd.size()]
 
-    def feed(numbers: Array) -> Dict[Any, Array]:
-        return {x: data[0][numbers], y: data[1][numbers]}
+    def run_on(numbers: Array, what: Any) -> Any:
+        return session.run(what, {x: plan.data[0][numbers], y: plan.data[1][numbers]})
 
     def measure() -> List[float]:
-        return [float(each) for each in session.run([loss, mean], feed(own))]
+        return [float(each) for each in run_on(own, [loss, mean])]
 
     first = measure()
     for _ in range(part.epochs):
         for at in range(0, PER_RANK, BATCH):
-            session.run(train, feed(own[at : at + BATCH]))
-    last, got = measure(), joined()
+            run_on(own[at : at + BATCH], train)
+    losses, got = [first, measure()], joined()
     checksums["variables at the end"] = digest(got)
 
-    def load(path: str) -> bool:
+    def load(path: str) -> Array:
         session.run(tensorflow.global_variables_initializer())
         saver.restore(session, path + ".graph")
-        return digest(joined()) == digest(got)
+        return joined()
 
-    rates = [RATE] * part.by_epoch * part.epochs
-    steps = steps_of(numpy, range(len(data[0])), size, rates, part.passes)
-    starts, velocity = beginning(numpy, part, size)
-    plan = Plan(
-        part=part,
-        data=data,
-        steps=steps,
-        starts=starts,
-        velocity=0 * velocity,
-        factor=float(part.passes),
-    )
     return dict(
-        checkpoint(context, lambda path: saver.save(session, path + ".graph"), load),
-        losses=[first[1], last[1]],
-        metrics={"loss": last},
-        seen=[own.tolist()] * part.epochs,
-        samples=len(data[0]),
-        checksums=checksums,
-        **compare(numpy, plan, rank, got),
+        checkpoint(context, got, lambda path: saver.save(session, path + ".graph"), load),
+        **compared(context, plan, got, losses, [own.tolist()] * part.epochs, checksums),
     )
 
 
@@ -728,42 +714,63 @@ def keras_model(context: Context, part: Part, keras: Any, horovod: Any, start: A
     return model
 
 
-def keras_package(context: Context, part: Part) -> Tuple[Any, Any, str]:
-    """Keras, the package of Horovod for it, and why that cannot train; empty if it can."""
-    horovod = importlib.import_module("horovod").__version__
+def keras_package(context: Context, part: Part) -> Tuple[Any, Any]:
+    """Keras, and the package of Horovod for it. Raises Skip if that cannot train."""
+    version = importlib.import_module("horovod").__version__
     patched = hasattr(importlib.import_module("horovod._keras"), "is_keras_3")
-    if part.keras == "horovod.keras":
-        try:
-            keras = importlib.import_module("keras")
-        except ImportError:
-            return None, None, "there is no package keras"
-        limit = keras_limit(keras, keras.backend, horovod, patched)
+    if part.keras == "horovod.tensorflow.keras":
+        keras, package = context.native.keras, importlib.import_module(part.keras)
+        limit = keras_limit(keras, package.callbacks.K, version, patched)
         if limit:
-            return None, None, limit
-        package = importlib.import_module(part.keras)
-        keras_3 = "hvdenv imports horovod.keras, but does not train with it and Keras 3"
-        return keras, package, keras_3 if has_keras_3(keras) else ""
-    keras, package = context.native.keras, importlib.import_module(part.keras)
-    limit = keras_limit(keras, package.callbacks.K, horovod, patched)
-    return keras, package, limit
+            raise Skip(limit)
+        return keras, package
+    try:
+        keras = importlib.import_module("keras")
+    except ImportError as error:
+        raise Skip("there is no package keras") from error
+    limit = keras_limit(keras, keras.backend, version, patched)
+    if limit:
+        raise Skip(limit)
+    package = importlib.import_module(part.keras)
+    if has_keras_3(keras):
+        raise Skip("hvdenv imports horovod.keras, but does not train with it and Keras 3")
+    return keras, package
+
+
+def keras_callbacks(
+    part: Part, keras: Any, horovod: Any, after_batch: Callable[..., None]
+) -> Tuple[List[Any], List[float], List[float]]:
+    """Callbacks for model.fit(), and the lists that get this rank's and the mean loss by epoch."""
+    local: List[float] = []
+    averaged: List[float] = []
+    log = keras.callbacks.LambdaCallback
+    callbacks = [
+        horovod.callbacks.BroadcastGlobalVariablesCallback(0),
+        log(
+            on_batch_end=after_batch,
+            on_epoch_end=lambda epoch, logs: local.append(float(logs["loss"])),
+        ),
+        horovod.callbacks.MetricAverageCallback(),
+        log(on_epoch_end=lambda epoch, logs: averaged.append(float(logs["loss"]))),
+    ]
+    if part.warmup:
+        callbacks.append(
+            horovod.callbacks.LearningRateWarmupCallback(
+                initial_lr=RATE, warmup_epochs=WARMUP_EPOCHS, steps_per_epoch=PER_RANK // BATCH
+            )
+        )
+    return callbacks, local, averaged
 
 
 def keras_fit(context: Context, part: Part) -> Dict[str, Any]:
     """model.fit with Horovod's optimizer for Keras and its three callbacks."""
-    numpy = context.numpy
-    hvd = context.hvd
-    keras, horovod, why = keras_package(context, part)
-    why = why or limit(context, part, horovod.DistributedOptimizer)
-    if why:
-        return {"skip": why}
-    size = hvd.size()
-    starts = numpy.stack([random_values(numpy, rank, "parameters") for rank in range(size)])
-    model = keras_model(context, part, keras, horovod, starts[hvd.rank()])
-    data = make_data(numpy, size)
-    shard = tensorflow_data(context, data)
+    numpy, hvd = context.numpy, context.hvd
+    keras, horovod = keras_package(context, part)
+    refuse(context, part, horovod.DistributedOptimizer)
+    plan = make_plan(numpy, part, hvd.size())
+    model = keras_model(context, part, keras, horovod, plan.starts[hvd.rank()])
+    shard = tensorflow_data(context, plan.data)
     checksums: Dict[str, str] = {}
-    local: List[float] = []
-    averaged: List[float] = []
 
     def weights() -> Array:
         return numpy.vstack(model.get_weights())
@@ -772,53 +779,27 @@ def keras_fit(context: Context, part: Part) -> Dict[str, Any]:
         name = "weights after BroadcastGlobalVariablesCallback"
         checksums.setdefault(name, digest(weights()))
 
-    callbacks = [
-        horovod.callbacks.BroadcastGlobalVariablesCallback(0),
-        keras.callbacks.LambdaCallback(
-            on_batch_end=after_batch,
-            on_epoch_end=lambda epoch, logs: local.append(float(logs["loss"])),
-        ),
-        horovod.callbacks.MetricAverageCallback(),
-        keras.callbacks.LambdaCallback(
-            on_epoch_end=lambda epoch, logs: averaged.append(float(logs["loss"]))
-        ),
-    ]
-    rates = [RATE] * part.by_epoch * part.epochs
-    if part.warmup:
-        rates = warmup_rates(size, len(rates))
-        callbacks.append(
-            horovod.callbacks.LearningRateWarmupCallback(
-                initial_lr=RATE, warmup_epochs=WARMUP_EPOCHS, steps_per_epoch=PER_RANK // BATCH
-            )
-        )
+    callbacks, local, averaged = keras_callbacks(part, keras, horovod, after_batch)
     batches = shard.map(lambda number, x, y: (x[:-1], y)).batch(BATCH)
     model.fit(batches, epochs=part.epochs, verbose=0, callbacks=callbacks)
     got = weights()
     checksums["weights at the end"] = digest(got)
     ending = ".weights.h5" if has_keras_3(keras) else ""
 
-    def load(path: str) -> bool:
+    def load(path: str) -> Array:
         model.set_weights([0 * array for array in model.get_weights()])
         model.load_weights(path + ending)
-        return digest(weights()) == digest(got)
+        return weights()
 
-    # The callback broadcasts after the first batch, so that each rank has its own start.
-    steps = steps_of(numpy, range(len(data[0])), size, rates)
-    plan = Plan(part=part, data=data, steps=steps, starts=starts, velocity=0 * starts[0])
-    return dict(
-        checkpoint(context, lambda path: model.save_weights(path + ending), load),
-        losses=[averaged[0], averaged[-1]],
-        metrics={
-            "loss of epoch {}".format(1 + epoch): [local[epoch], averaged[epoch]]
-            for epoch in range(part.epochs)
-        },
-        seen=[[int(number) for number, _, _ in shard]],
-        samples=len(data[0]),
-        checksums=checksums,
-        rate=float(model.optimizer.learning_rate.numpy()),
-        rate_wanted=RATE,
-        **compare(numpy, plan, hvd.rank(), got),
+    seen = [[int(number) for number, _, _ in shard]]
+    losses = [list(each) for each in zip(local, averaged)]
+    found = dict(
+        checkpoint(context, got, lambda path: model.save_weights(path + ending), load),
+        **compared(context, plan, got, [losses[0], losses[-1]], seen, checksums),
     )
+    metrics = {"loss of epoch {}".format(1 + epoch): each for epoch, each in enumerate(losses)}
+    rate = float(model.optimizer.learning_rate.numpy())
+    return dict(found, metrics=metrics, rate=rate, rate_wanted=RATE)
 
 
 def without_tf32(context: Context) -> None:
@@ -832,7 +813,7 @@ def without_tf32(context: Context) -> None:
         getattr(context.native.config.experimental, name, lambda enabled: None)(False)
 
 
-# How many of them run by default; with --full, all.
+# How many of PARTS, from the first, are ``usual``.
 USUAL = {"torch": 7, "tensorflow": 4}
 SPARSE: Dict[str, Any] = {"sparse": True, "momentum": 0.0}
 PREDIVIDE: Dict[str, Any] = {"arguments": {"gradient_predivide_factor": 2.0}}
@@ -868,12 +849,15 @@ PARTS: Dict[str, List[Part]] = {
 
 def run_part(context: Context, part: Part) -> Dict[str, Any]:
     """Train on the rank's device, or report why that is skipped."""
-    if context.framework == "torch":
-        return part.train(context, part)
-    if numbers_of(context.version) < (2,):
-        return {"skip": "hvdenv trains with TensorFlow 2 and newer only"}
-    with context.native.device(None if context.device else "/cpu:0"):
-        return part.train(context, part)
+    try:
+        if context.framework == "torch":
+            return part.train(context, part)
+        if numbers_of(context.version) < (2,):
+            raise Skip("hvdenv trains with TensorFlow 2 and newer only")
+        with context.native.device(None if context.device else "/cpu:0"):
+            return part.train(context, part)
+    except Skip as error:
+        return {"skip": str(error)}
 
 
 def run(context: Context, option: str) -> None:
