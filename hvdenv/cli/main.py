@@ -103,6 +103,8 @@ class _Parser(argparse.ArgumentParser):
         namespace, unknown = super().parse_known_args(args, namespace)
         if unknown:  # argparse would name the parser of all commands
             near = nearest(unknown[0].partition("=")[0], self._option_string_actions)
+            if self.prog.rpartition(" ")[2] in RUN_PROGRAMS and not unknown[0].startswith("-"):
+                near = "; write -- before the command to run"
             self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
         return namespace, unknown
 

@@ -251,7 +251,7 @@ _REFUSALS = (
 def _wheels(index: Index) -> list[str]:
     try:
         names = {name for name in os.listdir(index.files) if not name.startswith(".")}
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(
             "this is not an index of wheels: it has no folder `files`", where=str(index.folder),
             remedy=f"hvdenv wheels publish {index.folder} creates one",

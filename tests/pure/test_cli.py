@@ -360,6 +360,8 @@ def test_a_command_alone_lists(
     [
         (("verify", "local", "--quik"), '--quik; did you mean "--quick"?', "verify --help"),
         (("--verison",), '--verison; did you mean "--version"?', "--help"),
+        (("job", "local", "python", "x"), "python x; write -- before the command", "job --help"),
+        (("wheels", "verify", __file__), "this is not an index of wheels", "wheels publish /"),
         (("grid", "--horovod=9"), "unrecognized arguments: --horovod=9", "grid --help"),
         (("cache", "export"), "invalid choice: 'export' (choose from", "cache --help"),
         (("wheels", "publish"), "arguments are required: DIR\n", "wheels publish --help"),
