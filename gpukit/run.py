@@ -108,7 +108,7 @@ def why_not_here(torch):
 
 def make_environments():
     """One environment for hvdenv, and one for each Horovod, which see torch where it is."""
-    # Others than torch's own folder may have what torch imports. Installed packages come first.
+    # What torch imports may be in other folders than torch. Installed packages come first.
     beside = [folder for folder in sys.path if folder.endswith(("site-packages", "dist-packages"))]
     numpy = [] if importlib.util.find_spec("numpy") else wheels("numpy")
     chosen = {"hvdenv": wheels("hvdenv")}
@@ -141,7 +141,7 @@ def environment():
     }
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     own = {"HVDENV_HOME": str(KIT / "home"), "PYTHONNOUSERSITE": "1", "PIP_NO_CACHE_DIR": "1"}
-    own["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # those of the node, for another pytest
+    own["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # the node's plugins are for another pytest
     return {**kept, **allowed, **own}
 
 
@@ -181,7 +181,7 @@ def judge(out, stage, code, gpu):
         gpu: whether this node has a GPU.
     """
     log = (out / f"{stage.name}.log").read_text(errors="replace").split("\n")
-    # mpirun prints what it says itself between lines of dashes: it follows the cause.
+    # mpirun prints its own messages between lines of dashes, after the cause.
     log = list(itertools.takewhile(lambda line: not line.startswith("-----"), log))
     log = [line for line in log if line.strip()]
     if code == 124:

@@ -1,4 +1,4 @@
-"""What indexes and channels have of a recipe, as lookup.py finds it out."""
+"""What package indexes and channels offer for a recipe; lookup.py asks them."""
 
 from __future__ import annotations
 

@@ -161,13 +161,13 @@ def _store(state: State, cache: cache_entry.Cache) -> None:
 
 
 def tidy(state: State, _: Step, __: str) -> Done:
-    """Remove the build folder, and the permission of everybody to write."""
+    """Remove the build folder, and write permission for everybody."""
     generation = state.plan.generation
     shutil.rmtree(generation / "build", ignore_errors=True)
     for folder, folders, files in os.walk(generation):
         for path in (os.path.join(folder, name) for name in (*folders, *files)):
             mode = os.lstat(path).st_mode
-            # uv makes a lock file that everybody can write; so are files of some conda packages.
+            # Everybody can write uv's lock file and files of some conda packages.
             if mode & stat.S_IWOTH and not stat.S_ISLNK(mode):
                 os.chmod(path, stat.S_IMODE(mode) & ~stat.S_IWOTH)
     return Done()

@@ -273,7 +273,7 @@ class _Reader:
             if key == at("modules.purge"):
                 self.loads.purge()
                 self.purged = True
-            # What is left after that was loaded by other modules; recipes unload before they load.
+            # After a purge, only other modules can have loaded it; recipes unload before they load.
             earlier = [x for x in self.loads.sequences[-1] if x.origin.line < statement.line]
             if key == at("modules.unload") and self.purged and earlier:
                 yield Left("recipes unload modules before they load others")

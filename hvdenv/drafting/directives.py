@@ -22,7 +22,7 @@ from hvdenv.sites.batch import read_time
 # The name of a Grid Engine that differs from the shipped one, and how it may: groups that pay, types of
 # nodes instead of slots, and a list of hosts (ABCI, TSUBAME).
 _SITE = ("schedulers", "site")
-_AS_SHIPPED = Origin("hvdenv's gridengine, as the page has it")
+_AS_SHIPPED = Origin("hvdenv's directives for Grid Engine")
 _DIFFERENT: dict[str, dict[str, str]] = {
     "group": {"-P {account}": "-g {account}"},
     "node_type": {
@@ -182,7 +182,7 @@ def _resource(statement: Statement, part: str) -> Iterator[Field]:
             yield Field(statement, "select", f"{name}={number}" if number else name)
 
 
-# Fields whose value a page need not state: items of lists, and these; nothing for the value itself.
+# Fields that need no value: the list that each belongs to, and the item; empty for the value.
 _WITHOUT_VALUE = {
     "account": ("requires", "account"),
     "group": ("requires", "account"),

@@ -119,7 +119,7 @@ def drafted(seen: Seen, *, compute: bool) -> Found:
     if compute:
         named = ((key, fact) for key, fact in facts.items() if fact)
         values += [Drafted(("partitions", "", key), fact, origin, weight) for key, fact in named]
-    # Told even if the host has values, which would replace what has the same origin.
+    # Reported even if the host has values, which would replace what has the same origin.
     told = origin._replace(text="as a whole")
     return Found(tuple(values), tuple(Leftover(told, each, True) for each in _told(seen)))
 

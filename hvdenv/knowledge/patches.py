@@ -17,7 +17,7 @@ from hvdenv.reading import OWN, read_text
 from hvdenv.schema import decode, parse_toml
 
 FOLDER = Path(__file__).parent / "patches"
-# One line for each set of patches that there was, with the digest of the set.
+# The digest of each set of patches so far, one on a line.
 SETS = Path(__file__).parent / "patch_sets.txt"
 
 

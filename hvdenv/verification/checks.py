@@ -517,7 +517,7 @@ def _not_seen(
 
 
 def _alone(name: str, where: str) -> Judgement:
-    """What is said of an operation that only a single rank used."""
+    """The judgement of an operation that only a single rank used."""
     message = f"{name} was used, but by one rank alone, which is no proof"
     return Judgement("unproven", message, remedy=f"use two ranks (-n 2) {where}")
 

@@ -155,13 +155,12 @@ def add(index: Index, source: Source, lock: str, key: str, runner: Runner) -> tu
     while True:
         made = make(source, facts, build)
         path = index.files / made.name
-        new = not path.exists()
-        if new or _content(path, WHEEL) == made.wheel:
+        new, about = not path.exists(), _provenance(source, facts, made, lock)
+        if _claim(path, about) if new else _content(path, WHEEL) == made.wheel:
             break
         build += 1  # another wheel has this name already
     unsigned = key and not path.with_name(made.name + SIGNATURE).exists()
     if unsigned or not _is_good(index, made.name, runner):
-        about = _provenance(source, facts, made, lock)
         # Nothing that is in the index already is signed: another user could have written it.
         signed = {SIGNATURE: signing.sign(about, key, runner)} if key else {}
         # The wheel comes last: what has no wheel is not listed.
@@ -169,6 +168,26 @@ def add(index: Index, source: Source, lock: str, key: str, runner: Runner) -> tu
         for suffix, content in files.items():
             _place(path.with_name(made.name + suffix), content)
     return made.name, new
+
+
+def _claim(wheel: Path, about: bytes) -> bool:
+    """Whether a wheel gets its name: of several publishers, the first with a provenance does."""
+    path = wheel.with_name(wheel.name + PROVENANCE)
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        try:
+            return bool(
+                json.loads(_content(path) or b"{}")["sha256"] == json.loads(about)["sha256"]
+            )
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return False
+    except OSError as error:
+        raise blocked(path, error) from error
+    with open(descriptor, "wb") as stream:
+        os.fchmod(descriptor, _mode(path))
+        stream.write(about)
+    return True
 
 
 def _provenance(source: Source, facts: CompiledFor, made: Published, lock: str) -> bytes:
@@ -199,14 +218,17 @@ def _json(document: object) -> bytes:
     return (json.dumps(document, indent=1, allow_nan=False) + "\n").encode()
 
 
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.parent.stat().st_mode) & 0o044 | 0o600
+
+
 def _place(path: Path, content: bytes) -> None:
     """Write a file atomically; those who may read its folder may read it, whatever the umask."""
     temporary = path.with_name(f".{path.name[:100]}.{os.urandom(16).hex()}")
     try:
-        mode = stat.S_IMODE(path.parent.stat().st_mode) & 0o044 | 0o600
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "wb") as stream:
-            os.fchmod(descriptor, mode)
+            os.fchmod(descriptor, _mode(path))
             stream.write(content)
         sync(temporary)
         os.replace(temporary, path)

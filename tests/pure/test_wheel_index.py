@@ -361,6 +361,19 @@ def test_a_wheel_that_cannot_be_read_hides_no_other(
     assert said.out.splitlines()[-1].startswith("1 wheel in the index")
 
 
+@pytest.mark.parametrize("text", ['{"sha256": "0"}', "", "[" * 100_000])
+def test_a_name_that_another_publisher_is_about_to_use_is_left_to_them(
+    text: str, folder: Path
+) -> None:
+    (name,) = wheels(folder)
+    (folder / "files" / name).unlink()
+    path = folder / "files" / f"{name}.provenance.json"
+    path.write_text(text)
+    assert main(["wheels", "publish", str(folder)]) == 0
+    assert wheels(folder) == [name.replace(f"{VERSION}-", f"{VERSION}-1-")]
+    assert path.read_text() == text
+
+
 def test_a_folder_with_the_name_of_a_wheel_is_left_alone(folder: Path) -> None:
     (name,) = wheels(folder)
     (folder / "files" / name).unlink()

@@ -36,7 +36,7 @@ def main(
     exercises = [word.partition("=") for word in words]
     modules = {name: importlib.import_module(name) for name, _, _ in exercises}
     del sys.path[:2]  # hvdenv's folders: their files must not shadow modules
-    gc.disable()  # a fifth of the time of an import, which leaves next to no garbage
+    gc.disable()  # it takes a fifth of the time of imports, which leave next to no garbage
     context = Context(framework, controller, int(report_fd))
     gc.enable()
     getattr(gc, "freeze", int)()  # of Python 3.7; what imports made stays

@@ -1,4 +1,4 @@
-"""Runs files of Horovod's own tests with pytest, in the place of the other work of a rank.
+"""Runs files of Horovod's own tests with pytest, instead of the other work of a rank.
 
 The option is the path of a JSON file with ``tests`` (the folder of Horovod's tests), ``packages`` (a
 folder with pytest, looked up after the environment's own packages), ``files`` (below ``tests``),
@@ -20,7 +20,7 @@ import events
 from context import Context
 
 _TEXT_BYTES = 1500
-# Of the stack of a test that takes too long, the innermost ones.
+# How many frames of its stack are reported of a test that takes too long: the innermost ones.
 _FRAMES = 8
 _LATE_SECONDS = 10
 
