@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
+import shlex
 import tempfile
 import time
 import uuid
@@ -435,21 +436,24 @@ def suite_of_ranks(
 ) -> Iterator[Finding]:
     """What Horovod's own tests show of a framework over a controller."""
     if suite_run is not None:
-        found = judge(suite_run, suite.release, _command(setup))
+        found = judge(suite_run, suite.release, _command(setup, suite, setup.launch.ranks))
         yield from findings("suite", f"{framework} over {controller}", found)
 
 
 @check("suite-alone")
 def suite_without_ranks(setup: Setup, suite: Suite, suite_alone: SuiteRun) -> Iterator[Finding]:
     """What Horovod's own tests show that need no ranks."""
-    found = judge(suite_alone, suite.release, _command(setup))
+    found = judge(suite_alone, suite.release, _command(setup, suite))
     yield from findings("suite", "tests without ranks", found)
 
 
-def _command(setup: Setup) -> str:
-    """Runs pytest on the ranks of an environment."""
-    recipe = setup.installation.recipe or f"--prefix {setup.installation.prefix}"
-    return f"hvdenv run {recipe} -n {setup.launch.ranks} -- python -m pytest"
+def _command(setup: Setup, suite: Suite, count: int = 0) -> str:
+    """Runs pytest, which is not in the environment, on so many ranks or without any."""
+    installation = setup.installation
+    named = [installation.recipe] if installation.recipe else ["--prefix", installation.prefix]
+    on_ranks = ["-n", str(count)] if count else []
+    program = ["env", f"PYTHONPATH={suite.packages}", "python", "-m", "pytest"]
+    return shlex.join(["hvdenv", "run", *named, *on_ranks, "--", *program])
 
 
 def judge(run: SuiteRun, release: str, command: str) -> Iterator[tuple[str, Judgement]]:
@@ -467,7 +471,7 @@ def judge(run: SuiteRun, release: str, command: str) -> Iterator[tuple[str, Judg
     reasons = {test: why for test in failures if (why := known(test))}
     new = [test for test in failures if test not in reasons]
     for test in new[:_SHOWN]:
-        remedy = _REMEDY.format(command=command, test=test)
+        remedy = _REMEDY.format(command=command, test=shlex.quote(test))
         yield test, failures[test]._replace(remedy=remedy)
     if more := new[_SHOWN:]:
         yield "", Judgement("fail", f"{len(more)} more tests fail", "\n".join(more))

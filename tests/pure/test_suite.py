@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from hvdenv.environments.installation import Installation
+from hvdenv.runner import Runner
 from hvdenv.standalone.ranks import events
 from hvdenv.standalone.ranks.events import Received, Stage, SuiteDone
 from hvdenv.verification import suite
-from hvdenv.verification.collection import Suite
+from hvdenv.verification.collection import Setup, Suite
 from hvdenv.verification.ranks import RankRun
 from tests.rank_events import event, exited, run, started
 
@@ -85,6 +87,18 @@ def test_a_file_that_was_not_tried_is_no_success(
     assert found.problem
     assert found.problem.status == "error"
     assert message in found.problem.message
+
+
+def test_a_failing_test_has_a_command_that_runs_it_alone() -> None:
+    """With the pytest that was installed for it: the environment has none."""
+    setup = Setup(Installation("/my env", "python", ()), Runner())
+    command = suite._command(setup, Suite("/tests", "/cache/packages", "", "/work"), 2)
+    late = {"rank 0": events.TestDone("a.py::b[x y]", "failed", reason="E  no")}
+    (found,) = suite.judge(suite.SuiteRun({"a.py::b[x y]": late}, {}, None), "", command)
+    assert found[1].remedy.endswith(
+        "`hvdenv run --prefix '/my env' -n 2 -- env PYTHONPATH=/cache/packages python -m pytest"
+        " 'a.py::b[x y]'`"
+    )
 
 
 def test_too_many_tests_that_end_ranks(tmp_path: Path) -> None:
