@@ -5,6 +5,7 @@ An effect takes the state of the build, the step and the output of its commands.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -169,7 +170,8 @@ def tidy(state: State, _: Step, __: str) -> Done:
             mode = os.lstat(path).st_mode
             # Everybody can write uv's lock file and files of some conda packages.
             if mode & stat.S_IWOTH and not stat.S_ISLNK(mode):
-                os.chmod(path, stat.S_IMODE(mode) & ~stat.S_IWOTH)
+                with contextlib.suppress(OSError):  # a hard link to a file of another user
+                    os.chmod(path, stat.S_IMODE(mode) & ~stat.S_IWOTH)
     return Done()
 
 

@@ -701,8 +701,10 @@ def keras_model(context: Context, part: Part, keras: Any, horovod: Any, start: A
         # XLA, the default on GPUs, does not support Horovod's operations.
         more["jit_compile"] = False
     else:
-        # Horovod's callbacks set momentum, which only these optimizers have as a variable.
-        optimizers = getattr(optimizers, "legacy", optimizers)
+        # Horovod's callbacks set momentum, which only these optimizers have as a variable. Keras 2.10
+        # has a package of this name without them.
+        legacy = getattr(optimizers, "legacy", None)
+        optimizers = legacy if hasattr(legacy, "Adam") else optimizers
     if numbers_of(context.version) < (2, 4):
         more["experimental_run_tf_function"] = False
     if part.optimizer == "Adam":
