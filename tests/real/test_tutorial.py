@@ -38,6 +38,9 @@ CHANGING = (
 SUMS = re.compile(r"rank \d of 4 on .*\n")
 
 
+STATES = re.compile(r"^job \d+: .*\n", re.M)
+
+
 class Shown(NamedTuple):
     """A command of the page, and what the page shows under it."""
 
@@ -62,8 +65,10 @@ def in_general(text: str) -> str:
 def disagreement(output: str, wanted: str) -> str:
     """The first line of the page that is not in the output, with what is there; or empty.
 
-    A line of three dots stands for any lines. Ranks may print in any order.
+    A line of three dots stands for any lines. Ranks may print in any order, and states of a job are
+    noticed at any time.
     """
+    output, wanted = STATES.sub("", output), STATES.sub("", wanted)
     if sorted(SUMS.findall(output)) == sorted(SUMS.findall(wanted)):
         output, wanted = SUMS.sub("rank\n", output), SUMS.sub("rank\n", wanted)
     pattern = ""

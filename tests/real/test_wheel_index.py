@@ -28,8 +28,12 @@ def said(words: list[str], **variables: str) -> str:
 def folder(cli: Cli, local_prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An index with the wheel of `local`."""
     folder = tmp_path_factory.mktemp("published") / "index"
-    assert cli("wheels", "publish", str(folder), "local").stdout.startswith("published horovod-")
-    assert cli("wheels", "publish", str(folder), "local").stdout.startswith("unchanged horovod-")
+    assert cli("wheels", "publish", str(folder), str(local_prefix)).stdout.startswith(
+        "published horovod-"
+    )
+    assert cli("wheels", "publish", str(folder), str(local_prefix)).stdout.startswith(
+        "unchanged horovod-"
+    )
     cli("wheels", "verify", str(folder))
     return folder
 
