@@ -48,6 +48,11 @@ def plain(text: str) -> str:
     return _CONTROL.sub("", text)
 
 
+def clean(text: str) -> str:
+    """Foreign text without control characters and credentials."""
+    return mask(plain(text))
+
+
 class PlainStream:
     """A stream for people. Text printed to it cannot control their terminal.
 

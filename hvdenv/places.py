@@ -8,7 +8,7 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -237,11 +237,6 @@ def _not_ours(what: str, path: Path, status: os.stat_result) -> StepError:
     )
 
 
-def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to disk, if its file system supports that."""
-    sync(folder)
-
-
 def sync_tree(root: Path, since: float = 0.0) -> None:
     """Flush a tree to disk, so that it survives a power cut.
 
@@ -360,16 +355,34 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
     Raises:
         StepError: the folder cannot be written to.
     """
-    temporary = path.with_name(f".{path.name}.{os.urandom(16).hex()}")
+    content = text.encode("utf-8", "surrogateescape")
+    write_bytes(path, content, lambda descriptor: keep_mode(descriptor, path), mode)
+
+
+def write_bytes(
+    path: Path, content: bytes, permit: Callable[[int], None], mode: int = 0o666
+) -> None:
+    """Write a file atomically, as write_text() does.
+
+    Args:
+        path: the file.
+        content: its bytes.
+        permit: gives the new file, by its descriptor, its permissions before it has content.
+        mode: permissions until then, before the umask applies.
+
+    Raises:
+        StepError: the folder cannot be written to.
+    """
+    temporary = path.with_name(f".{path.name[:100]}.{os.urandom(16).hex()}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & ~0o002)
         with open(descriptor, "wb") as stream:
-            keep_mode(descriptor, path)
-            stream.write(text.encode("utf-8", "surrogateescape"))
+            permit(descriptor)
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
-        sync_folder(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise blocked(path, error) from error
     finally:

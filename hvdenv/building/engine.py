@@ -24,7 +24,7 @@ from hvdenv.errors import LockError, StepError
 from hvdenv.knowledge.diagnosis import diagnose_step
 from hvdenv.locks.lockfile import Locked
 from hvdenv.masking import mask
-from hvdenv.places import Places, blocked, make_folder, sync_folder, sync_tree
+from hvdenv.places import Places, blocked, make_folder, sync, sync_tree
 from hvdenv.plans.step import Progress, Step
 from hvdenv.runner import end_marked, environment
 from hvdenv.wheels import downloads
@@ -179,7 +179,7 @@ def _sync(state: State, step: Step) -> None:
         for file in step.files:
             if file.path.exists():
                 sync_tree(file.path)
-        sync_folder(generation)
+        sync(generation)
 
 
 @contextmanager

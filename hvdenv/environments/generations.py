@@ -21,7 +21,7 @@ from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments.prefixes import refuse_foreign, refuse_inside, refuse_unfit
 from hvdenv.errors import HvdenvError, StepError, UsageError
 from hvdenv.model.recipe import Recipe
-from hvdenv.places import blocked, make_folder, sync_folder, write_json
+from hvdenv.places import blocked, make_folder, sync, write_json
 from hvdenv.reading import STATE, read_json
 from hvdenv.schema import Problem, decode, encode
 
@@ -189,7 +189,7 @@ def create(environment: Environment, identity: str) -> Path:
         temporary.mkdir()
         write_json(temporary / MARKER, {"format": FORMAT, "prefix": str(environment.prefix)})
         os.rename(temporary, path)
-        sync_folder(environment.store)
+        sync(environment.store)
     except OSError as error:
         raise blocked(path, error) from error
     return path
@@ -243,7 +243,7 @@ def switch(environment: Environment, identity: str) -> None:
         # Relative, so that it is valid wherever the folder is mounted.
         os.symlink(os.path.join(environment.store.name, identity), temporary)
         os.replace(temporary, prefix)
-        sync_folder(prefix.parent)
+        sync(prefix.parent)
     except OSError as error:
         raise blocked(prefix, error) from error
     finally:
@@ -328,7 +328,7 @@ def delete(environment: Environment, identity: str) -> str:
     condemned = environment.store / f"{_REMOVED}{os.urandom(16).hex()}"
     try:
         os.rename(environment.generation(identity), condemned)
-        sync_folder(environment.store)
+        sync(environment.store)
     except OSError as error:
         raise blocked(environment.generation(identity), error, "remove") from error
     return erase(condemned)

@@ -16,7 +16,7 @@ from hvdenv.environments.generations import TEMPORARY, Environment, delete, eras
 from hvdenv.environments.in_use import User, Uses, uses
 from hvdenv.environments.prefixes import what_is_at
 from hvdenv.errors import BusyError, UsageError
-from hvdenv.places import blocked, sync_folder
+from hvdenv.places import blocked, sync
 
 
 class Cleared(NamedTuple):
@@ -149,7 +149,7 @@ def _require(environment: Environment) -> None:
 def _unlink(path: Path) -> None:
     try:
         path.unlink()
-        sync_folder(path.parent)
+        sync(path.parent)
     except OSError as error:
         raise blocked(path, error, "remove") from error
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from hvdenv.masking import mask, plain
+from hvdenv.masking import clean
 from hvdenv.reports.report import Status
 from hvdenv.standalone.ranks.events import Operation
 from hvdenv.verification import ranks
@@ -88,15 +88,11 @@ def _reports(run: RankRun) -> dict[str, list[Report]]:
 
 def _cleaned(event: Operation) -> Operation:
     return event._replace(
-        skipped=[each._replace(why=_clean(each.why)) for each in event.skipped],
-        cases=[_clean(text) for text in event.cases],
-        ended=_clean(event.ended),
-        unproven=_clean(event.unproven),
+        skipped=[each._replace(why=clean(each.why)) for each in event.skipped],
+        cases=[clean(text) for text in event.cases],
+        ended=clean(event.ended),
+        unproven=clean(event.unproven),
     )
-
-
-def _clean(text: str) -> str:
-    return mask(plain(text))
 
 
 def _wrong(reports: Sequence[Report]) -> Judgement | None:

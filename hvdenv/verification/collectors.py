@@ -25,7 +25,7 @@ from hvdenv.errors import CheckBuildError, InterruptedRunError, StepError
 from hvdenv.launch.container import on_this_host, start_inside
 from hvdenv.launch.launchers import Launch, Mpi, parse_mpi_version
 from hvdenv.launch.placement import Requested, exported, hidden, of_shell
-from hvdenv.masking import mask, plain
+from hvdenv.masking import clean
 from hvdenv.model.cluster import MPI_ALONE, NCCL_ALONE
 from hvdenv.runner import TOKEN_VARIABLE, Runner
 from hvdenv.schema import Problem
@@ -156,7 +156,7 @@ def _extensions(
 def _masked(facts: ExtensionFacts) -> ExtensionFacts:
     """The facts without secrets and control characters in what programs printed."""
     texts: dict[str, Any] = {
-        key: mask(plain(value)) for key, value in facts._asdict().items() if isinstance(value, str)
+        key: clean(value) for key, value in facts._asdict().items() if isinstance(value, str)
     }
     return facts._replace(**texts)
 
@@ -465,12 +465,12 @@ def image_mpi(setup: Setup, timeout: float) -> Mpi:
     return parse_mpi_version(setup.run(argv, min(timeout / 3, 60.0)).output)
 
 
-def _can_bench(rank_run: RankRun | None) -> bool:
+def ranks_are_right(rank_run: RankRun | None) -> bool:
     return rank_run is not None and ranks.judge(rank_run).status != "fail"
 
 
 @collector(
-    "speed of {framework} over {controller}", applies=_can_bench, alone=True, starts_ranks=True
+    "speed of {framework} over {controller}", applies=ranks_are_right, alone=True, starts_ranks=True
 )
 def bench_run(
     setup: Setup,
@@ -498,7 +498,10 @@ def bench_run(
 
 
 @collector(
-    "scaling of {framework} over {controller}", applies=_can_bench, alone=True, starts_ranks=True
+    "scaling of {framework} over {controller}",
+    applies=ranks_are_right,
+    alone=True,
+    starts_ranks=True,
 )
 def speed_runs(
     setup: Setup,

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hvdenv.launch.launchers import Kind, Mpi
-from hvdenv.masking import mask, plain
+from hvdenv.masking import clean
 from hvdenv.reports.report import RankRecord, Status
 from hvdenv.standalone.ranks.events import DataPath, Gpu, Joined
 from hvdenv.verification.ranks import Judgement, Rank, RankRun, causes_by_rank
@@ -226,7 +226,7 @@ def records(framework: str, run: RankRun | None) -> Iterator[RankRecord]:
             framework=framework,
             controller=run.controller,
             status="fail" if cause else "pass",
-            cause=mask(plain(cause)),
+            cause=clean(cause),
             seconds=rank.exited.seconds if rank.exited else None,
             data_path="; ".join(filter(None, transports)),
         )

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from hvdenv.knowledge.diagnosis import Found, explain
-from hvdenv.masking import mask, plain
+from hvdenv.masking import clean
 from hvdenv.reports.report import Status
 from hvdenv.sites.hosts import short
 from hvdenv.standalone.ranks.events import (
@@ -195,7 +195,7 @@ class Rank(NamedTuple):
     def tail(self) -> str:
         """The last lines of its output; its stacks, if it was late."""
         tails = (event.tail for event in (self.overdue, self.exited) if event)
-        return mask(plain(next(filter(None, tails), "")))
+        return clean(next(filter(None, tails), ""))
 
 
 class RankRun(NamedTuple):
@@ -572,7 +572,7 @@ def _awaited(run: RankRun) -> str:
         where = f", none on {listed(silent)}" if silent else ""
         text = f"; only {len(run.ranks)} of {run.size} ranks were started{where}"
     stalled = next((one.stalled for rank in run.ranks if (one := rank.overdue) and one.stalled), "")
-    return f"{text}; Horovod reports: {mask(plain(stalled))}" if stalled else text
+    return f"{text}; Horovod reports: {clean(stalled)}" if stalled else text
 
 
 def _first_broken(run: RankRun) -> tuple[list[Rank], list[Rank]]:

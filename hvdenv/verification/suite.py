@@ -26,7 +26,7 @@ from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.environments.installation import Installation
 from hvdenv.errors import StepError, UsageError
 from hvdenv.launch.launchers import Mpi
-from hvdenv.masking import mask, plain
+from hvdenv.masking import clean, plain
 from hvdenv.places import Places, make_folder
 from hvdenv.reading import MIB, OWN, Kind, read_file, read_text
 from hvdenv.reports.report import Finding
@@ -36,7 +36,7 @@ from hvdenv.standalone.ranks.events import SuiteDone, TestDone, read
 from hvdenv.verification import ranks
 from hvdenv.verification.checks import findings
 from hvdenv.verification.collection import Setup, Suite, check, collector
-from hvdenv.verification.collectors import Extension, rank_run
+from hvdenv.verification.collectors import Extension, rank_run, ranks_are_right
 from hvdenv.verification.ranks import Judgement, RankRun
 
 _DATA = Path(__file__).parents[1] / "knowledge" / "suite.toml"
@@ -104,7 +104,7 @@ class SuiteData(NamedTuple):
 
 
 class SuiteRun(NamedTuple):
-    """What came of some files of Horovod's tests.
+    """The results of some files of Horovod's tests.
 
     Attributes:
         tests: by test: what each rank reported, by the rank's name.
@@ -277,13 +277,9 @@ def _output(outcome: Outcome) -> str:
     return outcome.output
 
 
-def _has_ranks(rank_run: RankRun | None) -> bool:
-    return rank_run is not None and ranks.judge(rank_run).status != "fail"
-
-
 @collector(
     "Horovod's tests of {framework} over {controller}",
-    applies=_has_ranks,
+    applies=ranks_are_right,
     alone=True,
     starts_ranks=True,
 )
@@ -509,10 +505,6 @@ def _outcome(each: Mapping[str, TestDone]) -> str:
     return next(one for one in ("failed", "skipped", "passed") if one in outcomes)
 
 
-def _clean(text: str) -> str:
-    return mask(plain(text))
-
-
 def _failures(run: SuiteRun) -> Iterator[tuple[str, Judgement]]:
     """Each failing test, and how it fails."""
     for test, each in run.tests.items():
@@ -522,7 +514,7 @@ def _failures(run: SuiteRun) -> Iterator[tuple[str, Judgement]]:
             first = next(iter(failed.values())).reason
             last = next((line for line in first.splitlines() if line.startswith("E ")), "")
             message = f"fails on {ranks.listed(list(failed))}: {last.removeprefix('E').strip()}"
-            yield test, Judgement("fail", _clean(message), _clean("\n".join(texts)))
+            yield test, Judgement("fail", clean(message), clean("\n".join(texts)))
     for test, how in run.crashed.items():
         yield test, how
 

@@ -34,7 +34,7 @@ from hvdenv import signing
 from hvdenv.errors import UsageError
 from hvdenv.masking import mask
 from hvdenv.model.recipe import Sha256
-from hvdenv.places import blocked, make_folder, named_folder, sync, sync_folder
+from hvdenv.places import blocked, make_folder, named_folder, write_bytes
 from hvdenv.reading import KEY, STATE, WHEEL, Kind, read_file
 from hvdenv.runner import Runner
 from hvdenv.schema import Problem, Table, decode, encode
@@ -224,19 +224,7 @@ def _mode(path: Path) -> int:
 
 def _place(path: Path, content: bytes) -> None:
     """Write a file atomically; those who may read its folder may read it, whatever the umask."""
-    temporary = path.with_name(f".{path.name[:100]}.{os.urandom(16).hex()}")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "wb") as stream:
-            os.fchmod(descriptor, _mode(path))
-            stream.write(content)
-        sync(temporary)
-        os.replace(temporary, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise blocked(path, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_bytes(path, content, lambda descriptor: os.fchmod(descriptor, _mode(path)), 0o600)
 
 
 def examine(index: Index, runner: Runner) -> Found:

@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from hvdenv import signing
 from hvdenv.errors import RecipeError, StepError
 from hvdenv.model.cluster import Wheels
-from hvdenv.places import Places, blocked, make_folder, sync_folder
+from hvdenv.places import Places, blocked, make_folder, sync
 from hvdenv.reading import WHEEL, open_file
 from hvdenv.runner import Runner, environment
 from hvdenv.wheels.cache_entry import (
@@ -495,7 +495,7 @@ def place(cache: Cache, temporary: Path, descriptor: int, name: str, runner: Run
     entry = cache.entry(name)
     _have_shard(cache, entry.parent)
     _permit(cache, descriptor)
-    sync_folder(temporary)
+    sync(temporary)
     while not _renamed(temporary, entry):
         found = describe(cache, name, runner, thorough=True)
         if not found.problem:
@@ -503,7 +503,7 @@ def place(cache: Cache, temporary: Path, descriptor: int, name: str, runner: Run
         if os.path.lexists(entry) and not (found.damaged and _discard(entry)):
             raise StepError(f"its place is taken: {found.problem}", where=str(entry))
     for folder in (entry.parent, cache.folder):
-        sync_folder(folder)
+        sync(folder)
 
 
 def _have_shard(cache: Cache, shard: Path) -> None:

@@ -34,6 +34,15 @@ def checkout(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def known(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The hash of the checkout's tests, which are those of release 9."""
+    digest = suite.tree_hash(checkout / "test")
+    own = suite.data()._replace(tests={"9": digest}, repository=str(checkout))
+    monkeypatch.setattr(suite, "data", lambda: own)
+    return digest
+
+
 def git(folder: Path, *words: str) -> str:
     identity = ("-c", "user.name=x", "-c", "user.email=x@example.org")
     argv = ("git", "-C", str(folder), *identity, *words)
@@ -63,28 +72,21 @@ def test_ranks_find_the_tests_of_a_relative_path(
     assert suite.tests_in(Path("checkout"), tmp_path, Runner()) == checkout / "test"
 
 
-def test_a_clone_in_which_tests_left_files_is_replaced(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = {"9": suite.tree_hash(checkout / "test")}
-    own = suite.data()._replace(tests=known, repository=str(checkout))
-    monkeypatch.setattr(suite, "data", lambda: own)
+def test_a_clone_in_which_tests_left_files_is_replaced(known: str, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()
     for _ in range(2):
         tests = suite._from_repository("9", cache, Runner())
-        assert suite.tree_hash(tests) == known["9"]
+        assert suite.tree_hash(tests) == known
         (tests / "parallel/core.1234").touch()
     assert os.listdir(cache) == ["horovod-9"]
 
 
+@pytest.mark.usefixtures("known")
 def test_a_repository_with_compiled_files_is_not_that_of_the_release(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkout: Path, tmp_path: Path
 ) -> None:
     """Python executes them instead of the tests whose hash is known."""
-    known = {"9": suite.tree_hash(checkout / "test")}
-    own = suite.data()._replace(tests=known, repository=str(checkout))
-    monkeypatch.setattr(suite, "data", lambda: own)
     compiled = checkout / "test/utils/__pycache__/common.cpython-311.pyc"
     compiled.parent.mkdir()
     compiled.touch()
