@@ -7,9 +7,10 @@ import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import NamedTuple
 
-from tests.standin.machine import SYSTEM_PATH, Missing, enter, run
+from tests.standin.machine import SYSTEM_PATH, Missing, enter, run, wait_for
 
 # Where Debian and Ubuntu have its parts.
 ROOT, LIBRARY = Path("/var/lib/gridengine"), Path("/usr/lib/gridengine")
@@ -102,6 +103,8 @@ class GridEngine(NamedTuple):
         self._call("mount", "--bind", f"{self.folder}/etc/hosts", "/etc/hosts")
         self._spool()
         self._call("sge_qmaster")
+        # It returns before it listens.
+        wait_for(self._answers, "sge_qmaster does not answer", self._messages)
         self._configure()
         for host in self.hosts:
             self.on(host, ["sge_execd"], {**self.variables, "PATH": SYSTEM_PATH})
@@ -172,6 +175,15 @@ class GridEngine(NamedTuple):
         path.write_text(text)
         return str(path)
 
+    def _answers(self) -> bool:
+        return self._run("qconf", "-sconf", check=False).returncode == 0
+
+    def _messages(self) -> str:
+        return (self.root / "spool/qmaster/messages").read_text()
+
     def _call(self, *argv: str) -> str:
+        return self._run(*argv).stdout
+
+    def _run(self, *argv: str, check: bool = True) -> CompletedProcess[str]:
         inside = enter(self.controller, "mount", "net", "uts", "pid")
-        return run(inside, argv, env={**self.variables, "PATH": SYSTEM_PATH}).stdout
+        return run(inside, argv, env={**self.variables, "PATH": SYSTEM_PATH}, check=check)
