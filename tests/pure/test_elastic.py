@@ -14,7 +14,7 @@ from hvdenv.sites.hosts import Host
 from hvdenv.standalone.ranks.events import Received, World
 from hvdenv.verification import elastic
 from hvdenv.verification.collection import Setup
-from hvdenv.verification.ranks import RankRun, collect
+from hvdenv.verification.ranks import Judgement, RankRun, collect
 from tests.rank_events import event, exited, extension, good
 
 HOSTS = ("n1", "n2")
@@ -35,7 +35,7 @@ def worlds(last: int = len(STAGES), **changed: object) -> list[Received]:
     return found
 
 
-def judged(events: list[Received], returncode: int = 0) -> elastic.Judgement:
+def judged(events: list[Received], returncode: int = 0) -> Judgement:
     run = RankRun(
         launcher="horovodrun-gloo", controller="Gloo", argv=("horovodrun",), size=3,
         ranks=collect(events), returncode=returncode, timeout=60,

@@ -23,7 +23,7 @@ FAULTS = {
     "the state is not restored": (
         "horovod/torch/__init__.py",
         "elastic.TorchState.restore = lambda self: None\n",
-        "after the rank on 127.0.0.1 was killed, training continues at step ",
+        "after the rank on 127.0.0.1 was killed, the parameter is ",
     ),
     "allreduce is wrong after a change": (
         "horovod/torch/__init__.py",

@@ -1,7 +1,7 @@
-"""Do the deadlocks and aborts of elastic Horovod that users reported happen here?
+"""Elastic jobs on two hosts, and the deadlocks and aborts of them that users reported.
 
 Not part of `make test`, since it takes up to a quarter of an hour: `python -m pytest
-tests/optin/test_elastic_deadlocks.py`. HVDENV_TEST_PREFIX names the environment; without it, one is
+tests/optin/test_elastic.py`. HVDENV_TEST_PREFIX names the environment; without it, one is
 built. docs/explanation/measurements.md has the results.
 """
 
@@ -16,14 +16,17 @@ import pytest
 from hvdenv.environments.installation import Installation
 from hvdenv.launch.launchers import Launch, Mpi
 from hvdenv.runner import Runner
+from hvdenv.sites.hosts import Host
 from hvdenv.standalone.ranks.events import World
+from hvdenv.verification import elastic
 from hvdenv.verification.collection import Setup
 from hvdenv.verification.collectors import rank_run
 from hvdenv.verification.ranks import RankRun
-from tests.real.conftest import original
-from tests.real.doctored import PATIENCE
+from tests.real.conftest import cluster, home, original
+from tests.real.doctored import PATIENCE, TIMEOUT
+from tests.standin import Cluster
 
-__all__ = ["original"]
+__all__ = ["cluster", "home", "original"]
 FIRST, SECOND, THIRD = "localhost:2\n", "127.0.0.1:1\n", f"{os.uname().nodename}:1\n"
 KILLS = 8
 
@@ -59,6 +62,16 @@ def sizes(run: RankRun) -> list[int]:
     """The size of each world that rank 0 has seen, and once more at the end."""
     first = next(rank for rank in run.ranks if rank.last(World) and rank.number == 0)
     return [world.size for world in first.all(World)]
+
+
+def test_two_hosts_over_ssh(original: Installation, cluster: Cluster, home: Path) -> None:
+    launch = Launch((), 2, hosts=tuple(Host(name, 1) for name in cluster.hosts))
+    launch = launch._replace(network=launch.network._replace(use=(cluster.interface,)))
+    setup = Setup(original, Runner(cluster.environ), launch=launch)
+    run = elastic.elastic_run(setup, str(home), (Mpi("unknown"), ""), 2 * TIMEOUT)
+    judgement = elastic.judge(run, elastic.two_hosts(launch))
+    assert judgement.status == "pass", judgement
+    assert {rank.host for rank in run.ranks} == set(cluster.hosts)
 
 
 @pytest.mark.xfail(strict=True, reason="hvd#3494: old ranks skip the sync in which new ones wait")
