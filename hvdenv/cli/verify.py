@@ -191,10 +191,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.where == "compute":
         return _in_a_job(arguments)
     if arguments.dry_run:
-        raise UsageError("--dry-run needs --where compute: verify changes nothing here")
+        raise UsageError(
+            "--dry-run needs --where compute: verify changes nothing here",
+            remedy="leave out --dry-run, or add --where compute",
+        )
     places = find_places()
     effort = _effort(arguments, places)
     timeout = _timeout(arguments, effort)
+    requested_ranks(arguments)  # refuses what is malformed, before the environment is looked for
     if arguments.suite_from:
         refuse_foreign_tests(arguments.suite_from, arguments)
     runner = Runner(of_shell(environment(), clean=arguments.clean))
@@ -313,17 +317,15 @@ def _read(arguments: argparse.Namespace) -> Report:
             where=where,
             remedy="leave out the recipe, --prefix and --where",
         )
+    remedy = "name the output of `hvdenv verify --json`, or a file in `reports` under HVDENV_HOME"
     try:
         return Report.from_json(read_json(arguments.kept, REPORT))
     except OSError as error:
-        raise UsageError(f"cannot read it: {error.strerror}", where=where) from error
+        why = f"cannot read it: {error.strerror}"
+        raise UsageError(why, where=where, remedy=remedy) from error
     except ValueError as error:
-        raise UsageError(
-            f"this is not a report of verify: {error}",
-            where=where,
-            remedy="name the output of `hvdenv verify --json`, or a file in `reports` under"
-            " HVDENV_HOME",
-        ) from error
+        why = f"this is not a report of verify: {error}"
+        raise UsageError(why, where=where, remedy=remedy) from error
 
 
 def _effort(arguments: argparse.Namespace, places: Places) -> Effort | None:

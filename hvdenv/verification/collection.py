@@ -126,9 +126,13 @@ class Setup(NamedTuple):
     def command(
         self, argv: Sequence[str], timeout: float, env: tuple[tuple[str, str], ...] = ()
     ) -> Command:
-        """A command in the environment; `timeout` is in seconds."""
+        """A command in the environment; `timeout` is in seconds.
+
+        It starts in /, because horovodrun starts Pythons that import from the current folder, which
+        may be anybody's.
+        """
         variables = (*self.installation.env, ("PATH", self.path), *env)
-        return Command(tuple(argv), variables, timeout=timeout)
+        return Command(tuple(argv), variables, "/", timeout)
 
     def run(
         self, argv: Sequence[str], timeout: float, env: tuple[tuple[str, str], ...] = ()
