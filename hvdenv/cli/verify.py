@@ -83,6 +83,7 @@ examples:
   hvdenv verify neuron --hosts gpu32:2,gpu33:2 --launcher mpirun
   hvdenv verify local --quick                  or --full
   hvdenv verify local --bench --time 30
+  hvdenv verify neuron --quick --startup       how long ranks take to start, and for what
   hvdenv verify local -n 2 --suite             Horovod's own tests as well
   hvdenv verify neuron --where compute         in a job, on two nodes
   hvdenv verify --prefix ~/venv --framework torch --controller Gloo
@@ -122,7 +123,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         type=float,
         metavar="SECONDS",
-        help="limit for the whole command (default: 600; more with --bench and --suite)",
+        help="limit for the whole command (default: 600; more with --bench, --startup and --suite)",
     )
     parser.add_argument(
         "--launcher", action="append", metavar="L",
@@ -161,6 +162,12 @@ def _add_extent(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--time", type=float, metavar="SECONDS",
         help=f"how long each program of --bench measures (default: {BENCH_SECONDS:g})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--startup", action="store_true",
+        help="measure the time from launch to the end of hvd.init(), first of all and then on 1,"
+        " 2, 4 ... nodes: launcher, interpreter, imports with the slowest modules, init; and count"
+        " the files that Python looks for",
     )  # fmt: skip
     parser.add_argument(
         "--suite", action="store_true",
@@ -224,6 +231,7 @@ def run(arguments: argparse.Namespace) -> int:
             exercises=_exercises(arguments),
             effort=effort,
             suite=tests,
+            startup_too=arguments.startup,
             on_event=tell,
         )
     kept = _keep(report, places)
@@ -343,6 +351,7 @@ def _timeout(arguments: argparse.Namespace, effort: Effort | None) -> float:
     if arguments.timeout is not None:
         _refuse_seconds(arguments.timeout, "--timeout")
     usual = DEFAULT_TIMEOUT + (BENCH_PROGRAMS * effort.seconds if effort else 0)
+    usual += DEFAULT_TIMEOUT if arguments.startup else 0
     usual += suite.SUITE_SECONDS if arguments.suite or arguments.suite_from else 0
     return arguments.timeout or usual
 

@@ -225,3 +225,30 @@ def test_a_stopped_runner_leaves_one_finding() -> None:
     assert findings[1].message == "it was ended before it could judge: late"
     failed = found.results[Key("second")]
     assert isinstance(failed, Failed) and isinstance(failed.error, InterruptedRunError)
+
+
+def test_what_is_first_waits_only_for_what_it_needs() -> None:
+    began: list[str] = []
+
+    @collector("other")
+    def other() -> None:
+        began.append("other")
+
+    @collector("needed")
+    def needed() -> None:
+        began.append("needed")
+
+    @collector("after {framework}")
+    def after(needed: None, framework: str) -> None:
+        began.append("after")
+
+    @collector("early {framework}", alone=True, first=True)
+    def early(startup: bool, needed: None, framework: str) -> None:
+        began.append("early")
+
+    run(SETUP._replace(startup=True))
+    assert began[:4] == ["needed", "early", "early", "early"]
+    assert sorted(began[4:]) == ["after", "after", "after", "other"]
+    began.clear()
+    run()
+    assert "early" not in began and len(began) == 5
