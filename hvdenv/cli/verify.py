@@ -74,6 +74,7 @@ from hvdenv.sites.hosts import distribute
 from hvdenv.verification import suite
 from hvdenv.verification.bench import Effort
 from hvdenv.verification.collection import DEFAULT_LAUNCHERS, DEFAULT_TIMEOUT, TWO_RANKS, Suite
+from hvdenv.verification.elastic import ELASTIC_SECONDS
 from hvdenv.verification.verify import DEFAULT_EXERCISES, FULL_EXERCISES, usual_ranks, verify
 
 EXAMPLES = """\
@@ -85,6 +86,7 @@ examples:
   hvdenv verify local --bench --time 30
   hvdenv verify neuron --quick --startup       how long ranks take to start, and for what
   hvdenv verify local -n 2 --suite             Horovod's own tests as well
+  hvdenv verify local --elastic                kill a rank, remove and add a host
   hvdenv verify neuron --where compute         in a job, on two nodes
   hvdenv verify --prefix ~/venv --framework torch --controller Gloo
   hvdenv verify local --json > report.json
@@ -123,7 +125,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         type=float,
         metavar="SECONDS",
-        help="limit for the whole command (default: 600; more with --bench, --startup and --suite)",
+        help="limit for the whole command (default: 600; more with --bench, --startup, --suite and"
+        " --elastic)",
     )
     parser.add_argument(
         "--launcher", action="append", metavar="L",
@@ -178,6 +181,12 @@ def _add_extent(parser: argparse.ArgumentParser) -> None:
         help="a checkout of Horovod or an archive of one, with these tests (default: clone it)",
     )  # fmt: skip
 
+    parser.add_argument(
+        "--elastic", action="store_true",
+        help="also run an elastic job that loses a rank and a host and gains a host, and compare its"
+        " state with the last commit (PyTorch over Gloo; takes one to two minutes)",
+    )  # fmt: skip
+
 
 def _add_files(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("write the report to files, whatever the verdict")
@@ -198,10 +207,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.where == "compute":
         return _in_a_job(arguments)
     if arguments.dry_run:
-        raise UsageError("--dry-run needs --where compute: verify changes nothing here")
+        raise UsageError(
+            "--dry-run needs --where compute: verify changes nothing here",
+            remedy="leave out --dry-run, or add --where compute",
+        )
     places = find_places()
     effort = _effort(arguments, places)
     timeout = _timeout(arguments, effort)
+    requested_ranks(arguments)  # refuses what is malformed, before the environment is looked for
     if arguments.suite_from:
         refuse_foreign_tests(arguments.suite_from, arguments)
     runner = Runner(of_shell(environment(), clean=arguments.clean))
@@ -227,6 +240,7 @@ def run(arguments: argparse.Namespace) -> int:
             exercises=_exercises(arguments),
             effort=effort,
             suite=tests,
+            elastic=str(places.home) if arguments.elastic else None,
             startup_too=arguments.startup,
             on_event=tell,
         )
@@ -321,17 +335,15 @@ def _read(arguments: argparse.Namespace) -> Report:
             where=where,
             remedy="leave out the recipe, --prefix and --where",
         )
+    remedy = "name the output of `hvdenv verify --json`, or a file in `reports` under HVDENV_HOME"
     try:
         return Report.from_json(read_json(arguments.kept, REPORT))
     except OSError as error:
-        raise UsageError(f"cannot read it: {error.strerror}", where=where) from error
+        why = f"cannot read it: {error.strerror}"
+        raise UsageError(why, where=where, remedy=remedy) from error
     except ValueError as error:
-        raise UsageError(
-            f"this is not a report of verify: {error}",
-            where=where,
-            remedy="name the output of `hvdenv verify --json`, or a file in `reports` under"
-            " HVDENV_HOME",
-        ) from error
+        why = f"this is not a report of verify: {error}"
+        raise UsageError(why, where=where, remedy=remedy) from error
 
 
 def _effort(arguments: argparse.Namespace, places: Places) -> Effort | None:
@@ -351,6 +363,7 @@ def _timeout(arguments: argparse.Namespace, effort: Effort | None) -> float:
     usual = DEFAULT_TIMEOUT + (BENCH_PROGRAMS * effort.seconds if effort else 0)
     usual += DEFAULT_TIMEOUT if arguments.startup else 0
     usual += suite.SUITE_SECONDS if arguments.suite or arguments.suite_from else 0
+    usual += ELASTIC_SECONDS if arguments.elastic else 0
     return arguments.timeout or usual
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from graphlib import CycleError
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +32,16 @@ def run(setup: Setup = SETUP) -> tuple[Collection, list[Finding]]:
     found = Collection(setup)
     found.run()
     return found, list(judge(setup, found.results))
+
+
+def test_nothing_is_imported_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """horovodrun starts Pythons with -c (multiprocessing)."""
+    (tmp_path / "pathlib.py").write_text("print('of the folder')")
+    monkeypatch.chdir(tmp_path)
+    horovodrun = f"{sys.executable} -s -c 'import pathlib; print(pathlib.__file__)'"
+    assert "of the folder" not in SETUP.run(("sh", "-c", horovodrun), 60).output
 
 
 def test_a_collector_and_a_check_are_one_function_each() -> None:
