@@ -97,18 +97,22 @@ def output(argv: Sequence[str]) -> str:
     return subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
 
 
-def keepers(packed: Packed) -> list[psutil.Process]:
-    """Processes that mount an image, or run from it."""
+def users(packed: Packed) -> dict[int, str]:
+    """Command lines of processes that mount an image, or run from it."""
     names = (str(packed.path), str(packed.manifest.mounts[0].at))
-    found = []
+    found = {}
     for process in psutil.process_iter():
         try:
             words = " ".join(process.cmdline())
         except psutil.Error:
             continue
         if any(name in words for name in names):
-            found.append(process)
+            found[process.pid] = words
     return found
+
+
+def servers(packed: Packed) -> list[int]:
+    return [pid for pid, words in users(packed).items() if "squashfuse" in words]
 
 
 def mounts(packed: Packed) -> int:
@@ -123,7 +127,7 @@ def mounts(packed: Packed) -> int:
 
 
 def nothing_is_left(packed: Packed) -> bool:
-    return not keepers(packed) and not mounts(packed)
+    return not users(packed) and not mounts(packed)
 
 
 def one_core(folder: Path) -> Path:
@@ -240,8 +244,7 @@ def test_ranks_of_a_job_share_a_mount_and_two_jobs_do_not(
     assert first == second != other
     for rank in ranks[:2]:
         end(rank)
-    servers = lambda: [each for each in keepers(packed) if "squashfuse" in each.name()]  # noqa: E731
-    wait_until(lambda: len(servers()) == 1, 10)
+    wait_until(lambda: len(servers(packed)) == 1, 10)
     late = started(packed, environment, "b")
     assert namespace(late) == other
     for rank in (late, ranks[2]):
@@ -250,7 +253,7 @@ def test_ranks_of_a_job_share_a_mount_and_two_jobs_do_not(
 
 
 def test_nothing_is_left_of_what_is_killed(environment: Environment, packed: Packed) -> None:
-    """Of ranks and of the keeper alike; a rank closes descriptors that it does not know."""
+    """Of ranks and of the keeper alike."""
     rank = started(packed, environment, "a")
     namespace(rank)
     assert mounts(packed) >= 3
@@ -258,11 +261,9 @@ def test_nothing_is_left_of_what_is_killed(environment: Environment, packed: Pac
     wait_until(lambda: nothing_is_left(packed), 10)
     rank = started(packed, environment, "a")
     namespace(rank)
-    (keeper,) = (
-        each for each in keepers(packed) if each.pid != rank.pid and "python" in each.name()
-    )
-    keeper.send_signal(signal.SIGKILL)
-    wait_until(lambda: not any("squashfuse" in each.name() for each in keepers(packed)), 10)
+    (keeper,) = {*users(packed)} - {rank.pid, *servers(packed)}
+    os.kill(keeper, signal.SIGKILL)
+    wait_until(lambda: not servers(packed), 10)
     end(rank)
     wait_until(lambda: nothing_is_left(packed), 10)
 
