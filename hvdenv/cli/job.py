@@ -79,9 +79,13 @@ from hvdenv.sites.jobs import (
     unfinished,
 )
 
-# Ignores modules in the folder that the job starts in; Python 3.10 has no option for that.
-_SAFE = ("-P",) if sys.version_info >= (3, 11) else ()
-OWN = (sys.executable, *_SAFE, "-m")
+# Both ignore modules in the folder that the job starts in. Python 3.10 has no -P.
+AS_MODULE = ("-P", "-m")
+AS_MODULE_3_10 = (
+    "-c",
+    "import sys; del sys.path[0], sys.argv[0]; import runpy; runpy.run_module(sys.argv[0], None, '__main__')",
+)
+OWN = (sys.executable, *(AS_MODULE if sys.version_info >= (3, 11) else AS_MODULE_3_10))
 
 EXAMPLES = """\
 examples:
@@ -165,7 +169,7 @@ def _check_usage(arguments: argparse.Namespace) -> None:
             remedy="write it after --: hvdenv job RECIPE -- python train.py",
         )
     if arguments.detach and not arguments.submit:
-        raise UsageError("--detach needs --submit", where="--detach")
+        raise UsageError("--detach needs --submit", remedy="add --submit")
     if arguments.submit and not os.getcwd().isprintable():
         raise UsageError(
             "the name of this folder has characters that cannot be printed, so the output of the"

@@ -422,7 +422,7 @@ def is_locked(arguments: argparse.Namespace) -> bool:
     for name in ("lock", "source_folder", "accept_drift", "require_signed"):
         if getattr(arguments, name, None) and not arguments.locked:
             option = {"source_folder": "from"}.get(name, name.replace("_", "-"))
-            raise UsageError(f"--{option} requires --locked")
+            raise UsageError(f"--{option} requires --locked", remedy="add --locked")
     return bool(arguments.locked)
 
 

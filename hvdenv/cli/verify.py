@@ -84,6 +84,7 @@ examples:
   hvdenv verify neuron --hosts gpu32:2,gpu33:2 --launcher mpirun
   hvdenv verify local --quick                  or --full
   hvdenv verify local --bench --time 30
+  hvdenv verify neuron --quick --startup       how long ranks take to start, and for what
   hvdenv verify local -n 2 --suite             Horovod's own tests as well
   hvdenv verify neuron --where compute         in a job, on two nodes
   hvdenv verify --prefix ~/venv --framework torch --controller Gloo
@@ -123,7 +124,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         type=float,
         metavar="SECONDS",
-        help="limit for the whole command (default: 600; more with --bench and --suite)",
+        help="limit for the whole command (default: 600; more with --bench, --startup and --suite)",
     )
     parser.add_argument(
         "--launcher", action="append", metavar="L",
@@ -165,6 +166,12 @@ def _add_extent(parser: argparse.ArgumentParser) -> None:
         help=f"how long each program of --bench measures (default: {BENCH_SECONDS:g})",
     )  # fmt: skip
     parser.add_argument(
+        "--startup", action="store_true",
+        help="measure the time from launch to the end of hvd.init(), first of all and then on 1,"
+        " 2, 4 ... nodes: launcher, interpreter, imports with the slowest modules, init; and count"
+        " the files that Python looks for",
+    )  # fmt: skip
+    parser.add_argument(
         "--suite", action="store_true",
         help="also run the tests that Horovod's developers wrote, over each controller",
     )  # fmt: skip
@@ -193,10 +200,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.where == "compute":
         return _in_a_job(arguments)
     if arguments.dry_run:
-        raise UsageError("--dry-run needs --where compute: verify changes nothing here")
+        raise UsageError(
+            "--dry-run needs --where compute: verify changes nothing here",
+            remedy="leave out --dry-run, or add --where compute",
+        )
     places = find_places()
     effort = _effort(arguments, places)
     timeout = _timeout(arguments, effort)
+    requested_ranks(arguments)  # refuses what is malformed, before the environment is looked for
     if arguments.suite_from:
         refuse_foreign_tests(arguments.suite_from, arguments)
     runner = Runner(of_shell(environment(), clean=arguments.clean))
@@ -225,6 +236,7 @@ def run(arguments: argparse.Namespace) -> int:
             exercises=_exercises(arguments),
             effort=effort,
             suite=tests,
+            startup_too=arguments.startup,
             on_event=tell,
         )
     kept = _keep(report, places)
@@ -318,17 +330,15 @@ def _read(arguments: argparse.Namespace) -> Report:
             where=where,
             remedy="leave out the recipe, --prefix and --where",
         )
+    remedy = "name the output of `hvdenv verify --json`, or a file in `reports` under HVDENV_HOME"
     try:
         return Report.from_json(read_json(arguments.kept, REPORT))
     except OSError as error:
-        raise UsageError(f"cannot read it: {error.strerror}", where=where) from error
+        why = f"cannot read it: {error.strerror}"
+        raise UsageError(why, where=where, remedy=remedy) from error
     except ValueError as error:
-        raise UsageError(
-            f"this is not a report of verify: {error}",
-            where=where,
-            remedy="name the output of `hvdenv verify --json`, or a file in `reports` under"
-            " HVDENV_HOME",
-        ) from error
+        why = f"this is not a report of verify: {error}"
+        raise UsageError(why, where=where, remedy=remedy) from error
 
 
 def _effort(arguments: argparse.Namespace, places: Places) -> Effort | None:
@@ -346,6 +356,7 @@ def _timeout(arguments: argparse.Namespace, effort: Effort | None) -> float:
     if arguments.timeout is not None:
         _refuse_seconds(arguments.timeout, "--timeout")
     usual = DEFAULT_TIMEOUT + (BENCH_PROGRAMS * effort.seconds if effort else 0)
+    usual += DEFAULT_TIMEOUT if arguments.startup else 0
     usual += suite.SUITE_SECONDS if arguments.suite or arguments.suite_from else 0
     return arguments.timeout or usual
 

@@ -17,7 +17,7 @@ from hvdenv.launch.placement import Requested, hidden, is_secret
 from hvdenv.launch.preflight import compatible
 from hvdenv.reports.report import Finding, Row, Status
 from hvdenv.standalone.ranks.events import RendezvousFacts
-from hvdenv.verification import bench, collectives, datapath, ranks, training
+from hvdenv.verification import bench, collectives, datapath, ranks, startup, training
 from hvdenv.verification.bench import Benchmark, Effort
 from hvdenv.verification.checkbuild import ROWS, CheckBuild
 from hvdenv.verification.collection import CONTROLLERS, NEED_MPIRUN, Setup, Shell, check
@@ -30,6 +30,7 @@ from hvdenv.verification.collectors import (
 )
 from hvdenv.verification.drift import compare
 from hvdenv.verification.ranks import Judgement, RankRun
+from hvdenv.verification.startup import Start
 
 OPERATIONS = ("NCCL", "DDL", "CCL", "MLSL", "MPI", "Gloo")
 
@@ -589,6 +590,14 @@ def benchmark(
         references = expectation.references
         judgement = bench.judge(subject, bench_run, speed_runs or (), references)
         yield Finding("bench", subject, *judgement)
+
+
+@check("startup")
+def started(starts: Sequence[Start], framework: str) -> Iterator[Finding]:
+    """How long ranks take until Horovod is initialised."""
+    if starts:
+        subject = f"{framework} over {starts[0].run.controller}"
+        yield Finding("startup", subject, *startup.judge(starts))
 
 
 @check("yardstick")

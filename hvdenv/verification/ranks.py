@@ -25,6 +25,7 @@ from hvdenv.standalone.ranks.events import (
     Result,
     Stage,
     Started,
+    Startup,
     SuiteDone,
 )
 
@@ -165,7 +166,7 @@ class Rank(NamedTuple):
             return f"was ended by {exited.signal}"
         if exited.code:
             return f"exited with code {exited.code}"
-        if not (self.result or self.last(SuiteDone)):
+        if not (self.result or self.last(SuiteDone) or self.last(Startup)):
             return "exited without a result"
         return "" if exited.stage == "shutdown" else "exited too early"
 

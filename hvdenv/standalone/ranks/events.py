@@ -294,6 +294,43 @@ class Speed(NamedTuple):
     rounds: int = 0
 
 
+class Imported(NamedTuple):
+    """A module, and the seconds of its import without those of modules that it imports."""
+
+    module: str
+    seconds: float
+
+
+class Startup(NamedTuple):
+    """How a rank started, as startup.py measures it.
+
+    Attributes:
+        started: when its process started, by its host's clock.
+        interpreter: seconds from there to the first line of a program.
+        framework: seconds that the import of the framework took.
+        horovod: the same of Horovod after it.
+        init: seconds in ``hvd.init()``.
+        modules: how many were imported.
+        opens: files that the interpreter opened, or tried to; None before Python 3.8.
+        lookups: its other metadata operations: stat, lstat, readlink and listings of folders.
+        failed: those of the look-ups that found nothing.
+        inside: opens and look-ups in the environment.
+        slowest: the modules that took longest.
+    """
+
+    started: float
+    interpreter: float
+    framework: float
+    horovod: float
+    init: float
+    modules: int = 0
+    opens: Optional[int] = None
+    lookups: int = 0
+    failed: int = 0
+    inside: int = 0
+    slowest: List[Imported] = []
+
+
 class Overdue(NamedTuple):
     """The deadline is near and the rank still runs.
 
@@ -338,7 +375,7 @@ class Exited(NamedTuple):
 
 RankEvent = Union[
     Started, ExtensionFacts, Joined, Stage, Result, DataPath, Operation, OperationsDone, Training,
-    TestDone, SuiteDone, Bench, BenchEnd, Speed, Overdue, Exited,
+    TestDone, SuiteDone, Bench, BenchEnd, Speed, Startup, Overdue, Exited,
 ]  # fmt: skip
 _KINDS: Dict[str, Any] = {
     "started": Started,
@@ -355,6 +392,7 @@ _KINDS: Dict[str, Any] = {
     "bench": Bench,
     "bench_end": BenchEnd,
     "speed": Speed,
+    "startup": Startup,
     "overdue": Overdue,
     "exited": Exited,
 }
