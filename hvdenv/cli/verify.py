@@ -75,6 +75,7 @@ from hvdenv.sites.hosts import distribute
 from hvdenv.verification import suite
 from hvdenv.verification.bench import Effort
 from hvdenv.verification.collection import DEFAULT_LAUNCHERS, DEFAULT_TIMEOUT, TWO_RANKS, Suite
+from hvdenv.verification.elastic import ELASTIC_SECONDS
 from hvdenv.verification.verify import DEFAULT_EXERCISES, FULL_EXERCISES, usual_ranks, verify
 
 EXAMPLES = """\
@@ -86,6 +87,7 @@ examples:
   hvdenv verify local --bench --time 30
   hvdenv verify neuron --quick --startup       how long ranks take to start, and for what
   hvdenv verify local -n 2 --suite             Horovod's own tests as well
+  hvdenv verify local --elastic                kill a rank, remove and add a host
   hvdenv verify neuron --where compute         in a job, on two nodes
   hvdenv verify --prefix ~/venv --framework torch --controller Gloo
   hvdenv verify local --json > report.json
@@ -124,7 +126,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         type=float,
         metavar="SECONDS",
-        help="limit for the whole command (default: 600; more with --bench, --startup and --suite)",
+        help="limit for the whole command (default: 600; more with --bench, --startup, --suite and"
+        " --elastic)",
     )
     parser.add_argument(
         "--launcher", action="append", metavar="L",
@@ -178,6 +181,12 @@ def _add_extent(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--suite-from", type=Path, metavar="PATH",
         help="a checkout of Horovod or an archive of one, with these tests (default: clone it)",
+    )  # fmt: skip
+
+    parser.add_argument(
+        "--elastic", action="store_true",
+        help="also run an elastic job that loses a rank and a host and gains a host, and compare its"
+        " state with the last commit (PyTorch over Gloo; takes one to two minutes)",
     )  # fmt: skip
 
 
@@ -236,6 +245,7 @@ def run(arguments: argparse.Namespace) -> int:
             exercises=_exercises(arguments),
             effort=effort,
             suite=tests,
+            elastic=str(places.home) if arguments.elastic else None,
             startup_too=arguments.startup,
             on_event=tell,
         )
@@ -358,6 +368,7 @@ def _timeout(arguments: argparse.Namespace, effort: Effort | None) -> float:
     usual = DEFAULT_TIMEOUT + (BENCH_PROGRAMS * effort.seconds if effort else 0)
     usual += DEFAULT_TIMEOUT if arguments.startup else 0
     usual += suite.SUITE_SECONDS if arguments.suite or arguments.suite_from else 0
+    usual += ELASTIC_SECONDS if arguments.elastic else 0
     return arguments.timeout or usual
 
 
