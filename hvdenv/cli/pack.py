@@ -66,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             "modules provide this environment, so hvdenv has nothing to pack",
             where=named(arguments),
+            remedy="name an environment that hvdenv built; `hvdenv envs` lists them",
         )
     environment, runner = generations.at(chosen.prefix), Runner()
     identity = environment.active()
