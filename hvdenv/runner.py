@@ -242,9 +242,9 @@ def _limit(memory: int | None) -> Callable[[], None] | None:
 
 
 def _neutral_folder(argv: Sequence[str]) -> str | None:
-    """Where to start a Python that imports from the current folder, which may be anybody's."""
-    python = "python" in os.path.basename(argv[0]) and argv[1:2] in (("-m",), ("-c",))
-    return "/" if python else None
+    """Where to start Python: what it, or a Python that it starts, imports is not from the current
+    folder, which may be anybody's."""
+    return "/" if "python" in os.path.basename(argv[0]) else None
 
 
 def _cannot_start(command: Command, error: OSError) -> StepError:

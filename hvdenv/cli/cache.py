@@ -129,7 +129,7 @@ def _list(arguments: argparse.Namespace, caches: tuple[Cache, ...], runner: Runn
             ]
         except HvdenvError as error:
             unread = True
-            print(f"error: {error.where}: {error.message}", file=sys.stderr)
+            print(f"error: {error}", file=sys.stderr)
     if arguments.json:
         print_json(
             [{**each._asdict(), "horovod": each.horovod, "python": each.python} for each in entries]
@@ -191,7 +191,10 @@ def _prune(arguments: argparse.Namespace, cache: Cache, wheels: Wheels, runner: 
 
 def _prune_downloads(arguments: argparse.Namespace, runner: Runner) -> int:
     if arguments.damaged or arguments.cache:
-        raise UsageError("--downloads can only be combined with --max-size and --older-than")
+        raise UsageError(
+            "--downloads can only be combined with --max-size and --older-than",
+            remedy="hvdenv cache prune --downloads --older-than 30d",
+        )
     largest, oldest = arguments.max_size, time_ago(arguments.older_than)
     places = find_places()
     if largest is None and not oldest:

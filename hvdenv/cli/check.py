@@ -117,7 +117,11 @@ def _looked_up(arguments: argparse.Namespace, prepared: Prepared) -> Availabilit
     from hvdenv.cli.find_lock import resolution_of
 
     if not 1 <= arguments.timeout <= 3600:
-        raise UsageError(f"--timeout {arguments.timeout:g}: expected 1 to 3600 seconds")
+        raise UsageError(
+            f"{arguments.timeout:g} seconds are not possible",
+            where="--timeout",
+            remedy="give 1 to 3600 seconds",
+        )
     places = find_places()
     if sys.stderr.isatty():
         print(

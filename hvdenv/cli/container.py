@@ -23,7 +23,7 @@ from hvdenv.cli.options import (
     print_json,
     resolved_of,
 )
-from hvdenv.cli.run import current_allocation
+from hvdenv.cli.run import current_allocation, named
 from hvdenv.command import spelled_out
 from hvdenv.errors import StepError, UsageError
 from hvdenv.knowledge.observables import observables
@@ -39,7 +39,7 @@ from hvdenv.launch.preflight import (
 from hvdenv.masking import print_coloured
 from hvdenv.model.layers import Resolved, known_recipes, read_layer
 from hvdenv.model.recipe import Recipe
-from hvdenv.places import named_file, named_folder, sync, write_text
+from hvdenv.places import blocked, named_file, named_folder, sync, write_text
 from hvdenv.plans.images import FORMATS
 from hvdenv.plans.images.build import failed
 from hvdenv.plans.images.definition import (
@@ -114,11 +114,14 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.recipe:
         return _list()
     if arguments.preflight and (arguments.build or arguments.to):
-        raise UsageError("--preflight checks an existing image: build it first")
+        raise UsageError(
+            "--preflight checks an existing image, and cannot be combined with --build and --to",
+            remedy=f"build it first: hvdenv container {named(arguments)} --build",
+        )
     if arguments.preflight and not arguments.hosts:
         raise UsageError("--preflight needs hosts", remedy="name them: --hosts f1:2,f2:2")
     if (arguments.hosts or arguments.copy) and not arguments.preflight:
-        raise UsageError("--hosts and --copy need --preflight")
+        raise UsageError("--hosts and --copy need --preflight", remedy="add --preflight")
     resolved = resolved_of(arguments, shown=not (arguments.build or arguments.preflight))
     return _preflight(arguments, resolved) if arguments.preflight else _define(arguments, resolved)
 
@@ -234,7 +237,7 @@ def _build_file(arguments: argparse.Namespace, build: Build) -> None:
         sync(part)
         os.rename(part, target)
     except OSError as error:
-        raise StepError(f"cannot write the image: {error.strerror}", where=str(target)) from error
+        raise blocked(target, error) from error
     finally:
         part.unlink(missing_ok=True)
 

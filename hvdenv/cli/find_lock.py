@@ -191,7 +191,11 @@ def refuse_unsigned(locked: Locked, arguments: argparse.Namespace, prepared: Pre
     refusal = "it is not signed, but the site requires signatures"
     if locked.signature:
         if not Path(signers).is_file():
-            raise LockError("the file with the accepted keys is missing", where=signers)
+            raise LockError(
+                "the file with the accepted keys is missing",
+                where=signers,
+                remedy="name an existing file in places.locks.signers of the site file",
+            )
         if policy := policy_of(arguments):
             trust.refuse_path(signers, policy, "hvdenv would accept the signatures of its keys")
         text, signature = render(locked.lock).encode(), locked.signature.encode()

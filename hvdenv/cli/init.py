@@ -127,10 +127,13 @@ def _refuse(arguments: argparse.Namespace, sources: Sequence[str]) -> None:
         )
     if arguments.where == "compute":
         if not arguments.here:
-            raise UsageError("--where compute needs --here", where="--where")
+            raise UsageError("--where compute needs --here", remedy="add --here")
         trust.refuse_home(find_places().home, trust.own_policy())  # it keeps the job's script
     if arguments.dry_run and arguments.where != "compute":
-        raise UsageError("--dry-run needs --where compute: init submits nothing here")
+        raise UsageError(
+            "--dry-run needs --where compute: init submits nothing here",
+            remedy="leave out --dry-run, or add --here --where compute",
+        )
 
 
 def _name(arguments: argparse.Namespace) -> str:

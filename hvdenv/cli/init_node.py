@@ -58,16 +58,17 @@ def _answered(script: Script, answer: Path, places: Places) -> Found:
     runner = Runner()
     record = submit(script, runner, places)
     print(f"looking at a compute node, in job {record.id}", file=sys.stderr, flush=True)
-    code = to_the_end(record, runner, places, as_json=True)
-    end = time.monotonic() + OUTPUT_SECONDS  # a network file system may show it later
-    while not code and not answer.exists() and time.monotonic() < end:
-        time.sleep(0.1)
     try:
+        code = to_the_end(record, runner, places, as_json=True)
+        end = time.monotonic() + OUTPUT_SECONDS  # a network file system may show it later
+        while not code and not answer.exists() and time.monotonic() < end:
+            time.sleep(0.1)
         seen = decode(Seen, read_json(answer, STATE))
-        answer.unlink()
     except (OSError, ValueError, Problem) as error:
         raise StepError(
             f"the job on a compute node did not answer (exit code {code})", where=f"job {record.id}",
             remedy=f"see the end of {script.log}; without a node: leave out --where compute",
         ) from error  # fmt: skip
+    finally:
+        answer.unlink(missing_ok=True)
     return drafted(seen, compute=True)

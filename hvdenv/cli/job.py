@@ -31,6 +31,7 @@ from hvdenv.cli.run import (
     refuse_missing_image,
     with_mpi,
 )
+from hvdenv.cli.with_image import Entry, add_image, entry_of
 from hvdenv.environments import last_used
 from hvdenv.errors import RecipeError, StepError, UsageError
 from hvdenv.launch.container import start_inside
@@ -78,9 +79,13 @@ from hvdenv.sites.jobs import (
     unfinished,
 )
 
-# Ignores modules in the folder that the job starts in; Python 3.10 has no option for that.
-_SAFE = ("-P",) if sys.version_info >= (3, 11) else ()
-OWN = (sys.executable, *_SAFE, "-m")
+# Both ignore modules in the folder that the job starts in. Python 3.10 has no -P.
+AS_MODULE = ("-P", "-m")
+AS_MODULE_3_10 = (
+    "-c",
+    "import sys; del sys.path[0], sys.argv[0]; import runpy; runpy.run_module(sys.argv[0], None, '__main__')",
+)
+OWN = (sys.executable, *(AS_MODULE if sys.version_info >= (3, 11) else AS_MODULE_3_10))
 
 EXAMPLES = """\
 examples:
@@ -102,6 +107,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-q", "--quiet", action="store_true", help="report errors only")
     requests = parser.add_argument_group("what the job requests, instead of the recipe's values")
     add_requests(requests, [field for field in OPTIONS if field != "output"])
+    add_image(parser)
     requests.add_argument("--launcher", metavar="L", help="starts the ranks")
     requests.add_argument(
         "--output", metavar="FILE", help="output file, with the scheduler's placeholders"
@@ -163,7 +169,7 @@ def _check_usage(arguments: argparse.Namespace) -> None:
             remedy="write it after --: hvdenv job RECIPE -- python train.py",
         )
     if arguments.detach and not arguments.submit:
-        raise UsageError("--detach needs --submit", where="--detach")
+        raise UsageError("--detach needs --submit", remedy="add --submit")
     if arguments.submit and not os.getcwd().isprintable():
         raise UsageError(
             "the name of this folder has characters that cannot be printed, so the output of the"
@@ -211,8 +217,10 @@ def _batch(arguments: argparse.Namespace, resolved: Resolved, dialect: Dialect) 
             f"there is no environment {chosen.name} at {chosen.prefix}",
             remedy=f"hvdenv build {named(arguments)}",
         )
+    built = chosen.record is not None
+    entry = entry_of(arguments, chosen.prefix, recipe, JOB_ID) if built else Entry()
     start, program = _start(
-        chosen, job, dialect, arguments.launcher or "", tuple(arguments.program)
+        chosen, job, dialect, arguments.launcher or "", tuple(arguments.program), entry.words
     )
     return BatchJob(
         job=job,
@@ -228,7 +236,12 @@ def _batch(arguments: argparse.Namespace, resolved: Resolved, dialect: Dialect) 
 
 
 def _start(
-    chosen: Chosen, job: Job, dialect: Dialect, requested: str, program: tuple[str, ...]
+    chosen: Chosen,
+    job: Job,
+    dialect: Dialect,
+    requested: str,
+    program: tuple[str, ...],
+    entry: tuple[str, ...],
 ) -> tuple[Start, tuple[str, ...]]:
     """How to start the ranks, and the program; the hosts are known only in the job.
 
@@ -241,7 +254,7 @@ def _start(
     exports = recipe.launch.exports
     no_hostfile = dialect.launch_host or dialect.columns
     launch = Launch(
-        program=(),
+        program=entry,
         ranks=job.nodes * job.ranks_per_node,
         root=os.geteuid() == 0,
         mpi=mpi_of(recipe),

@@ -112,7 +112,10 @@ def _key(arguments: argparse.Namespace, prepared: Prepared) -> str:
     if not arguments.sign and not arguments.key:
         return ""
     if not arguments.sign or arguments.check:
-        raise UsageError("--key goes with --sign, and --sign does not go with --check")
+        raise UsageError(
+            "--key needs --sign, and --sign cannot be combined with --check",
+            remedy="check the lock with `hvdenv lock RECIPE --check`, and sign it with `hvdenv lock RECIPE --sign`",
+        )
     key = arguments.key or prepared.resolved.recipe.places.locks.key
     if not key:
         raise UsageError(
@@ -129,7 +132,11 @@ def _prepare(arguments: argparse.Namespace) -> Prepared:
     try:
         decode(Platform, arguments.platform)
     except Problem as problem:
-        raise UsageError(f"--platform: {problem.message}") from problem
+        raise UsageError(
+            problem.message,
+            where="--platform",
+            remedy="name the system and the architecture, such as linux-x86_64",
+        ) from problem
     machine = arguments.platform.partition("-")[2]
     return prepared._replace(facts=prepared.facts._replace(machine=machine, origin="declared"))
 

@@ -348,14 +348,22 @@ def refuse_foreign_prefix(
         trust.refuse_prefix(prefix, policy, use, whole=whole, also=also)
 
 
-def refuse_foreign_path(path: str, arguments: argparse.Namespace) -> None:
+def refuse_foreign_path(
+    path: str, arguments: argparse.Namespace, prefix: Path | None = None
+) -> None:
     """Judge what programs will open at a path: an image.
+
+    Args:
+        path: of the file.
+        arguments: of the command.
+        prefix: of the environment that it belongs to, whose grants apply to it too.
 
     Raises:
         UntrustedError: somebody else could change it.
     """
     policy = policy_of(arguments)
     if policy:
+        policy = policy.at(trust.real_path(prefix)) if prefix else policy
         trust.refuse_path(path, policy, "hvdenv would run its programs")
 
 
@@ -414,7 +422,7 @@ def is_locked(arguments: argparse.Namespace) -> bool:
     for name in ("lock", "source_folder", "accept_drift", "require_signed"):
         if getattr(arguments, name, None) and not arguments.locked:
             option = {"source_folder": "from"}.get(name, name.replace("_", "-"))
-            raise UsageError(f"--{option} requires --locked")
+            raise UsageError(f"--{option} requires --locked", remedy="add --locked")
     return bool(arguments.locked)
 
 

@@ -35,6 +35,7 @@ from hvdenv.cli.run import (
     refuse_missing_image,
     requested_ranks,
 )
+from hvdenv.cli.with_image import add_image, entry_of
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, last_used, registry
 from hvdenv.environments.installation import (
@@ -74,6 +75,7 @@ from hvdenv.sites.hosts import distribute
 from hvdenv.verification import suite
 from hvdenv.verification.bench import Effort
 from hvdenv.verification.collection import DEFAULT_LAUNCHERS, DEFAULT_TIMEOUT, TWO_RANKS, Suite
+from hvdenv.verification.elastic import ELASTIC_SECONDS
 from hvdenv.verification.verify import DEFAULT_EXERCISES, FULL_EXERCISES, usual_ranks, verify
 
 EXAMPLES = """\
@@ -83,7 +85,9 @@ examples:
   hvdenv verify neuron --hosts gpu32:2,gpu33:2 --launcher mpirun
   hvdenv verify local --quick                  or --full
   hvdenv verify local --bench --time 30
+  hvdenv verify neuron --quick --startup       how long ranks take to start, and for what
   hvdenv verify local -n 2 --suite             Horovod's own tests as well
+  hvdenv verify local --elastic                kill a rank, remove and add a host
   hvdenv verify neuron --where compute         in a job, on two nodes
   hvdenv verify --prefix ~/venv --framework torch --controller Gloo
   hvdenv verify local --json > report.json
@@ -122,7 +126,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         type=float,
         metavar="SECONDS",
-        help="limit for the whole command (default: 600; more with --bench and --suite)",
+        help="limit for the whole command (default: 600; more with --bench, --startup, --suite and"
+        " --elastic)",
     )
     parser.add_argument(
         "--launcher", action="append", metavar="L",
@@ -130,6 +135,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " (default: the recipe's, and horovodrun-gloo)",
     )  # fmt: skip
     add_options(parser, "clean")
+    add_image(parser)
     _add_extent(parser)
     _add_files(parser)
     stated = parser.add_argument_group("what to expect of an environment without a recipe")
@@ -163,12 +169,24 @@ def _add_extent(parser: argparse.ArgumentParser) -> None:
         help=f"how long each program of --bench measures (default: {BENCH_SECONDS:g})",
     )  # fmt: skip
     parser.add_argument(
+        "--startup", action="store_true",
+        help="measure the time from launch to the end of hvd.init(), first of all and then on 1,"
+        " 2, 4 ... nodes: launcher, interpreter, imports with the slowest modules, init; and count"
+        " the files that Python looks for",
+    )  # fmt: skip
+    parser.add_argument(
         "--suite", action="store_true",
         help="also run the tests that Horovod's developers wrote, over each controller",
     )  # fmt: skip
     parser.add_argument(
         "--suite-from", type=Path, metavar="PATH",
         help="a checkout of Horovod or an archive of one, with these tests (default: clone it)",
+    )  # fmt: skip
+
+    parser.add_argument(
+        "--elastic", action="store_true",
+        help="also run an elastic job that loses a rank and a host and gains a host, and compare its"
+        " state with the last commit (PyTorch over Gloo; takes one to two minutes)",
     )  # fmt: skip
 
 
@@ -191,16 +209,23 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.where == "compute":
         return _in_a_job(arguments)
     if arguments.dry_run:
-        raise UsageError("--dry-run needs --where compute: verify changes nothing here")
+        raise UsageError(
+            "--dry-run needs --where compute: verify changes nothing here",
+            remedy="leave out --dry-run, or add --where compute",
+        )
     places = find_places()
     effort = _effort(arguments, places)
     timeout = _timeout(arguments, effort)
+    requested_ranks(arguments)  # refuses what is malformed, before the environment is looked for
     if arguments.suite_from:
         refuse_foreign_tests(arguments.suite_from, arguments)
     runner = Runner(of_shell(environment(), clean=arguments.clean))
     installation, expectation, recipe = _chosen(arguments, places)
     last_used.note(places, Path(installation.prefix))
     installation = _with_modules(installation, recipe, runner)
+    if not installation.inside:
+        entry = entry_of(arguments, Path(installation.prefix), recipe)
+        installation = installation._replace(image=entry.words, mount=entry.source)
     launch, launchers = _launched(arguments, recipe, expectation)
 
     def tell(what: str, label: str, seconds: float) -> None:
@@ -220,6 +245,8 @@ def run(arguments: argparse.Namespace) -> int:
             exercises=_exercises(arguments),
             effort=effort,
             suite=tests,
+            elastic=str(places.home) if arguments.elastic else None,
+            startup_too=arguments.startup,
             on_event=tell,
         )
     kept = _keep(report, places)
@@ -313,17 +340,15 @@ def _read(arguments: argparse.Namespace) -> Report:
             where=where,
             remedy="leave out the recipe, --prefix and --where",
         )
+    remedy = "name the output of `hvdenv verify --json`, or a file in `reports` under HVDENV_HOME"
     try:
         return Report.from_json(read_json(arguments.kept, REPORT))
     except OSError as error:
-        raise UsageError(f"cannot read it: {error.strerror}", where=where) from error
+        why = f"cannot read it: {error.strerror}"
+        raise UsageError(why, where=where, remedy=remedy) from error
     except ValueError as error:
-        raise UsageError(
-            f"this is not a report of verify: {error}",
-            where=where,
-            remedy="name the output of `hvdenv verify --json`, or a file in `reports` under"
-            " HVDENV_HOME",
-        ) from error
+        why = f"this is not a report of verify: {error}"
+        raise UsageError(why, where=where, remedy=remedy) from error
 
 
 def _effort(arguments: argparse.Namespace, places: Places) -> Effort | None:
@@ -341,7 +366,9 @@ def _timeout(arguments: argparse.Namespace, effort: Effort | None) -> float:
     if arguments.timeout is not None:
         _refuse_seconds(arguments.timeout, "--timeout")
     usual = DEFAULT_TIMEOUT + (BENCH_PROGRAMS * effort.seconds if effort else 0)
+    usual += DEFAULT_TIMEOUT if arguments.startup else 0
     usual += suite.SUITE_SECONDS if arguments.suite or arguments.suite_from else 0
+    usual += ELASTIC_SECONDS if arguments.elastic else 0
     return arguments.timeout or usual
 
 

@@ -302,6 +302,10 @@ def _derived(values: Sequence[Drafted], items: Collection[str]) -> list[Drafted]
     return [each for each in found if each.item or each.key not in stated]
 
 
+# Options of sbatch. Partitions and constraints may have "gpu" in their names, too.
+_GPU_REQUESTS = ("--gpus", "--gres", "--tres-", "-G")
+
+
 def _gpu_option(values: Sequence[Drafted], found: Found) -> Iterator[Drafted]:
     """For a script that uses GPUs but requests none: its partition or constraint implies them."""
     texts = [
@@ -311,7 +315,7 @@ def _gpu_option(values: Sequence[Drafted], found: Found) -> Iterator[Drafted]:
     lines = [text for text in texts if text.startswith("#SBATCH")]
     sized = next((each for each in values if each.key == at("job.ranks_per_node")), None)
     builds = any(each.key[:2] == ("horovod", "gpu") for each in values)
-    requests = any(word in line for line in lines for word in ("gpu", "gres", "-G"))
+    requests = any(word.startswith(_GPU_REQUESTS) for line in lines for word in line.split())
     if sized and sized.origin.text in lines and builds and not requests:
         why = "the script requests no GPUs: its nodes have them"
         yield _follows(at("job.gpu_option"), "none", sized, why)

@@ -105,11 +105,14 @@ def declared(path: Path) -> Facts:
     try:
         return decode(Facts, read_json(path, FACTS))._replace(origin="declared")
     except OSError as error:
-        raise RecipeError(f"cannot read this file: {error.strerror}", where=str(path)) from error
-    except ValueError as error:
-        raise RecipeError(f"not valid JSON: {error}", where=str(path)) from error
-    except Problem as problem:
-        raise RecipeError(str(problem), where=str(path)) from problem
+        why = f"cannot read this file: {error.strerror}"
+        raise RecipeError(why, where=str(path), remedy="check its path and permissions") from error
+    except (ValueError, Problem) as error:
+        raise RecipeError(
+            str(error) if isinstance(error, Problem) else f"not valid JSON: {error}",
+            where=str(path),
+            remedy="save the value of `facts` that `hvdenv plan RECIPE --json` prints on that machine",
+        ) from error
 
 
 def own_interpreter() -> Interpreter:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from hvdenv.reports.report import Measurement
+from hvdenv.reports.report import IMPORTS, INIT, STARTUP, Measurement
 
 _SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 # The template draws into as much; a digit of its text is as wide.
@@ -36,11 +36,17 @@ class Kind(NamedTuple):
     axis: str
     telling: Callable[[Iterable[float]], float]
 
+    @property
+    def scales(self) -> bool:
+        """Whether it should grow with the ranks."""
+        return self.over == "ranks" and self.name not in (STARTUP, IMPORTS, INIT)
+
 
 KINDS = (
     Kind("allreduce bandwidth", "size", "message size", max),
     Kind("allreduce latency", "size", "message size", min),
     Kind("training speed", "ranks", "ranks", max),
+    *(Kind(name, "ranks", "ranks", max) for name in (STARTUP, IMPORTS, INIT)),
 )
 
 
@@ -209,7 +215,7 @@ def _label(subject: str, ranks: int | None) -> str:
 
 def _ideals(kind: Kind, lines: Sequence[Line]) -> list[Line]:
     """What each line would be if every rank added as much as the first."""
-    if kind.over != "ranks":
+    if not kind.scales:
         return []
     ideals = []
     for line in lines:
@@ -227,7 +233,7 @@ def _summary(kind: Kind, unit: str, lines: Sequence[Line]) -> Iterator[str]:
         shared = set(line.points) & set(yardstick.points) if yardstick else set()
         place = kind.telling(line.points)
         compared = ""
-        if kind.over == "ranks":
+        if kind.scales:
             compared = _efficiency(line, place)
         elif yardstick and shared:
             there = kind.telling(shared)

@@ -26,7 +26,7 @@ VERDICTS: dict[Verdict, str] = {
 }
 _EVIDENCE_LINES, _RANKS = 60, 16
 # Headings of checks that are shown even if they pass.
-_ALWAYS_SHOWN = {"Speed": ("bench", "yardstick"), "Variables": ("variables",)}
+_ALWAYS_SHOWN = {"Speed": ("bench", "yardstick", "startup"), "Variables": ("variables",)}
 # Characters that neither UTF-8 nor XML can hold; they come from file names and broken output.
 _IMPOSSIBLE = re.compile("[\ud800-\udfff\ufffe\uffff]")
 

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from hvdenv.command import Outcome
-from hvdenv.environments.installation import Expectation, is_version
+from hvdenv.environments.installation import Expectation, Installation, is_version
 from hvdenv.environments.manifest import Difference
 from hvdenv.knowledge.diagnosis import explain
 from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi
@@ -17,7 +17,7 @@ from hvdenv.launch.placement import Requested, hidden, is_secret
 from hvdenv.launch.preflight import compatible
 from hvdenv.reports.report import Finding, Row, Status
 from hvdenv.standalone.ranks.events import RendezvousFacts
-from hvdenv.verification import bench, collectives, datapath, ranks, training
+from hvdenv.verification import bench, collectives, datapath, ranks, startup, training
 from hvdenv.verification.bench import Benchmark, Effort
 from hvdenv.verification.checkbuild import ROWS, CheckBuild
 from hvdenv.verification.collection import CONTROLLERS, NEED_MPIRUN, Setup, Shell, check
@@ -30,6 +30,7 @@ from hvdenv.verification.collectors import (
 )
 from hvdenv.verification.drift import compare
 from hvdenv.verification.ranks import Judgement, RankRun
+from hvdenv.verification.startup import Start
 
 OPERATIONS = ("NCCL", "DDL", "CCL", "MLSL", "MPI", "Gloo")
 
@@ -527,12 +528,13 @@ def data_path(
     rank_run: RankRun | None,
     mpi: tuple[Mpi, str],
     launch: Launch,
+    installation: Installation,
     framework: str,
     controller: str,
 ) -> Iterator[Finding]:
     """Whether data took the intended path, if the reductions are right."""
     if rank_run is not None and ranks.judge(rank_run).status == "pass":
-        judgement = datapath.judge(rank_run, mpi[0], launch.settings.mca)
+        judgement = datapath.judge(rank_run, mpi[0], launch.settings.mca, installation.mount)
         yield Finding("data-path", f"{framework} over {controller}", *judgement)
 
 
@@ -588,6 +590,14 @@ def benchmark(
         references = expectation.references
         judgement = bench.judge(subject, bench_run, speed_runs or (), references)
         yield Finding("bench", subject, *judgement)
+
+
+@check("startup")
+def started(starts: Sequence[Start], framework: str) -> Iterator[Finding]:
+    """How long ranks take until Horovod is initialised."""
+    if starts:
+        subject = f"{framework} over {starts[0].run.controller}"
+        yield Finding("startup", subject, *startup.judge(starts))
 
 
 @check("yardstick")

@@ -31,11 +31,13 @@ from hvdenv.runner import TOKEN_VARIABLE, Runner
 from hvdenv.schema import Problem
 from hvdenv.standalone.ranks.events import ExtensionFacts, RendezvousFacts, decode, read
 from hvdenv.verification import bench, drift, ranks, training
+from hvdenv.verification import startup as startup_
 from hvdenv.verification.bench import Benchmark, Effort, Gpus, Yardstick
 from hvdenv.verification.checkbuild import ROWS, CheckBuild, parse
 from hvdenv.verification.collection import CONTROLLERS, FRAMEWORKS, Setup, collector
 from hvdenv.verification.drift import Observation
 from hvdenv.verification.ranks import RankRun, collect
+from hvdenv.verification.startup import Start
 
 _EXTENSION = "@hvdenv-extension "
 _OBSERVED = "@hvdenv-observed "
@@ -312,6 +314,7 @@ def _start(
     # The MPI that starts an image's ranks is found by PATH only.
     seen = {"PATH": setup.path, **variables} if inside else variables
     launch = launch._replace(
+        program=(*setup.installation.image, *launch.program),
         start_timeout=max(int(timeout), 1),
         exports=tuple(dict.fromkeys([*_EXPORTED, *variables, *names])) if launch.remote else (),
         mpi_prefix=mpi_prefix(seen),
@@ -359,6 +362,44 @@ def _without_events(outcome: Outcome, token: str) -> str:
     lines = [line for line in outcome.output.splitlines() if token not in line and line.strip()]
     lines = [line for line in lines if not re.fullmatch(r"\[[\d,]+\]<\w+>:\s*", line)]
     return "\n".join(lines[-_LAUNCHER_LINES:])
+
+
+def _can_start(
+    libraries: Mapping[str, Extension], setup: Setup, mpi: tuple[Mpi, str], framework: str
+) -> bool:
+    return any(_can_run(libraries, setup, mpi, framework, each) for each in CONTROLLERS)
+
+
+# First: what ranks import, they do not read from the file system again.
+@collector("start-up of {framework}", applies=_can_start, alone=True, first=True, starts_ranks=True)
+def starts(
+    setup: Setup,
+    startup: bool,
+    libraries: Mapping[str, Extension],
+    mpi: tuple[Mpi, str],
+    timeout: float,
+    framework: str,
+) -> tuple[Start, ...]:
+    """How ranks start over the first controller that they can use: on all nodes, then again."""
+    end = time.monotonic() + timeout
+    controllers = [c for c in CONTROLLERS if _can_run(libraries, setup, mpi, framework, c)]
+    again = list(startup_.launches(setup))
+
+    def start(each: Setup, controller: str, left: int) -> Start:
+        began, share = time.time(), (end - time.monotonic()) / left
+        timed = each._replace(exercises=(startup_.EXERCISE,))
+        run = rank_run(timed, mpi, share, framework, controller)
+        return Start(run, began, time.time() - began)
+
+    for controller in controllers:
+        first = start(setup, controller, len(again) + 1)
+        if first.whole:
+            break
+    done = [first]
+    while again and done[-1].whole:
+        left = len(again)
+        done.append(start(again.pop(0), controller, left)._replace(again=True))
+    return tuple(done)
 
 
 @collector("extension of {framework}", least=_LEAST_SECONDS)

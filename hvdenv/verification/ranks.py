@@ -25,7 +25,9 @@ from hvdenv.standalone.ranks.events import (
     Result,
     Stage,
     Started,
+    Startup,
     SuiteDone,
+    World,
 )
 
 _RANK_VARIABLES = (
@@ -165,7 +167,7 @@ class Rank(NamedTuple):
             return f"was ended by {exited.signal}"
         if exited.code:
             return f"exited with code {exited.code}"
-        if not (self.result or self.last(SuiteDone)):
+        if not (self.result or any(map(self.last, (SuiteDone, Startup, World)))):
             return "exited without a result"
         return "" if exited.stage == "shutdown" else "exited too early"
 

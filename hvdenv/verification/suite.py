@@ -79,12 +79,12 @@ class Known(NamedTuple):
     """Tests that fail although nothing is wrong with an installation.
 
     Attributes:
-        test: the end of their ids, with * for any characters.
+        tests: the ends of their ids, with * for any characters.
         why: the reason.
         source: where it is explained.
     """
 
-    test: str
+    tests: tuple[str, ...]
     why: str
     source: str
 
@@ -521,5 +521,9 @@ def _failures(run: SuiteRun) -> Iterator[tuple[str, Judgement]]:
 
 def known(test: str) -> Known | None:
     """Why a test is known to fail; None if it is not."""
-    fitting = (each for each in data().known if fnmatch.fnmatchcase(test, f"*{each.test}"))
+    fitting = (
+        each
+        for each in data().known
+        if any(fnmatch.fnmatchcase(test, f"*{name}") for name in each.tests)
+    )
     return next(fitting, None)

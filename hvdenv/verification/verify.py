@@ -19,7 +19,7 @@ from hvdenv.launch.launchers import Launch
 from hvdenv.launch.placement import influences
 from hvdenv.reports.report import Finding, Measurement, Report
 from hvdenv.runner import Runner, end_marked, environment, handled
-from hvdenv.verification import bench, collectives, training
+from hvdenv.verification import bench, collectives, startup, training
 from hvdenv.verification.bench import Effort
 from hvdenv.verification.checks import REBUILD, damaged, table
 from hvdenv.verification.collection import (
@@ -61,6 +61,8 @@ def verify(
     exercises: tuple[str, ...] = DEFAULT_EXERCISES,
     effort: Effort | None = None,
     suite: Suite | None = None,
+    elastic: str | None = None,
+    startup_too: bool = False,
     cores: int | None = None,
     on_event: Progress = lambda what, label, seconds: None,
 ) -> Report:
@@ -85,6 +87,8 @@ def verify(
         exercises=exercises,
         effort=effort,
         suite=suite,
+        elastic=elastic,
+        startup=startup_too or None,
         cores=cores,
         seconds=timeout,
         shell=Shell(passed, tuple(name for name in mine if name not in passed)),
@@ -102,6 +106,7 @@ def verify(
     extensions = collected("extension", results)
     runs: dict[tuple[str, str], RankRun | None] = collected("rank_run", results)
     speeds = bench.measurements(collected("bench_run", results), collected("speed_runs", results))
+    starts = {name: each for name, each in collected("starts", results).items() if each}
     seconds = time.monotonic() - began
     total = Measurement("verify", round(seconds, 3), "s")
     return Report(
@@ -111,11 +116,17 @@ def verify(
         started=started,
         seconds=seconds,
         findings=tuple(findings),
-        measurements=(*collection.measurements, *speeds, total),
+        measurements=(
+            *collection.measurements,
+            *speeds,
+            *(found for item in starts.items() for found in startup.measurements(*item)),
+            total,
+        ),
         table=()
         if isinstance(extensions, Failed)
         else tuple(table(expectation, extensions, findings)),
         ranks=tuple(record for (name, _), run in runs.items() for record in records(name, run)),
+        startups=tuple(found for item in starts.items() for found in startup.records(*item)),
         environment=dict(_environment(setup, results)),
     )
 
@@ -163,7 +174,8 @@ def _orphans(
     results: Mapping[Key, Any], launch: Launch, runner: Runner, suspects: orphans.Suspects
 ) -> Iterator[Finding]:
     """Processes that ranks left on their hosts; other hosts are asked only if ranks failed."""
-    runs = [value for key, value in results.items() if key.name == "rank_run"]
+    names = ("rank_run", "elastic_run")
+    runs = [value for key, value in results.items() if key.name in names]
     failed = any(isinstance(run, Failed) or (run and run.returncode) for run in runs)
     if not failed and not runner.stopped:
         end_marked(runner.token)  # what a rank may have started

@@ -23,6 +23,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
@@ -45,8 +46,10 @@ from hvdenv.wheels.cache_entry import (
     signature_refusal,
 )
 from hvdenv.wheels.published import CompiledFor, Published, Source, compiled_for, make, record_hash
+from hvdenv.wheels.wheelcache import LEFT_ALONE
 
 FILES, PROJECT = "files", "horovod"
+_TEMPORARY = re.compile(r"\..{1,100}\.[0-9a-f]{32}")  # as write_bytes() names them
 METADATA, PROVENANCE, SIGNATURE = ".metadata", ".provenance.json", ".provenance.json.sig"
 
 
@@ -227,6 +230,16 @@ def _place(path: Path, content: bytes) -> None:
     write_bytes(path, content, lambda descriptor: os.fchmod(descriptor, _mode(path)), 0o600)
 
 
+def sweep(index: Index) -> None:
+    """Remove temporary files of publishers that were killed."""
+    before = (datetime.now() - LEFT_ALONE).timestamp()
+    for folder in (index.folder, index.folder / PROJECT, index.files):
+        for path in folder.glob(".*"):
+            with suppress(OSError):
+                if _TEMPORARY.fullmatch(path.name) and path.lstat().st_mtime < before:
+                    path.unlink()
+
+
 def examine(index: Index, runner: Runner) -> Found:
     """Check every wheel of an index: hashes, names, metadata, RECORD, signature.
 
@@ -325,6 +338,7 @@ def write_pages(index: Index, runner: Runner) -> Found:
     Raises:
         StepError: the folder cannot be read or written.
     """
+    sweep(index)
     while True:
         names = _wheels(index)
         found = examine(index, runner)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import errno
 import json
 import os
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hvdenv import __version__, errors
+from hvdenv import __version__, cli, errors
 from hvdenv.cli import progress
 from hvdenv.cli.main import COMMANDS, GROUPS, main
 from hvdenv.cli.progress import Lines, ObjectClock, Silent, choose
@@ -84,6 +85,11 @@ def test_wrong_usage_exits_2(words: tuple[str, ...], capsys: Captured) -> None:
         (("show", "local", "--set", "x"), 2, "write KEY=VALUE"),
         (("show", "local", "--site", "none.toml"), 2, "none.toml: cannot read this file"),
         (("plan", "local", "--facts", "/none.json"), 2, "/none.json: cannot read this file"),
+        (("check", "local", "--facts", "none.json"), 2, "none.json: cannot read this file"),
+        (("verify", "--from", "none.json"), 2, "--from none.json: cannot read it"),
+        (("verify", "none", "-n", "0"), 2, "-n: 0 ranks"),
+        (("lock", "local", "--sign", "--check"), 2, "--sign cannot be combined with --check"),
+        (("cache", "verify", "--cache", "/none"), 1, "/none: cannot read"),
         (("plan", "local", "--python", "2.7"), 3, "--python requests 2.7"),
         (("plan", "local", "--prefix", "/"), 2, "cannot be a prefix"),
         (("envs", "rollback", "none"), 2, "there is no environment named none"),
@@ -101,6 +107,21 @@ def test_mistakes_of_users_are_said_on_standard_error(
     assert shown.err.startswith("error: ")
     assert said in shown.err
     assert "Traceback" not in shown.err
+    assert "what to do: " in shown.err or "did you mean" in shown.err
+
+
+def test_every_error_of_a_command_says_what_to_do() -> None:
+    kinds = {each.__name__ for each in HvdenvError.__subclasses__()}
+    without = [
+        f"{path.name}:{node.lineno}"
+        for path in Path(cli.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and node.args
+        and getattr(node.func, "id", "") in kinds
+        and not any(each.arg == "remedy" for each in node.keywords)
+    ]
+    assert without == []
 
 
 WORDS = st.sampled_from(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from graphlib import CycleError
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +32,16 @@ def run(setup: Setup = SETUP) -> tuple[Collection, list[Finding]]:
     found = Collection(setup)
     found.run()
     return found, list(judge(setup, found.results))
+
+
+def test_nothing_is_imported_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """horovodrun starts Pythons with -c (multiprocessing)."""
+    (tmp_path / "pathlib.py").write_text("print('of the folder')")
+    monkeypatch.chdir(tmp_path)
+    horovodrun = f"{sys.executable} -s -c 'import pathlib; print(pathlib.__file__)'"
+    assert "of the folder" not in SETUP.run(("sh", "-c", horovodrun), 60).output
 
 
 def test_a_collector_and_a_check_are_one_function_each() -> None:
@@ -213,3 +225,30 @@ def test_a_stopped_runner_leaves_one_finding() -> None:
     assert findings[1].message == "it was ended before it could judge: late"
     failed = found.results[Key("second")]
     assert isinstance(failed, Failed) and isinstance(failed.error, InterruptedRunError)
+
+
+def test_what_is_first_waits_only_for_what_it_needs() -> None:
+    began: list[str] = []
+
+    @collector("other")
+    def other() -> None:
+        began.append("other")
+
+    @collector("needed")
+    def needed() -> None:
+        began.append("needed")
+
+    @collector("after {framework}")
+    def after(needed: None, framework: str) -> None:
+        began.append("after")
+
+    @collector("early {framework}", alone=True, first=True)
+    def early(startup: bool, needed: None, framework: str) -> None:
+        began.append("early")
+
+    run(SETUP._replace(startup=True))
+    assert began[:4] == ["needed", "early", "early", "early"]
+    assert sorted(began[4:]) == ["after", "after", "after", "other"]
+    began.clear()
+    run()
+    assert "early" not in began and len(began) == 5

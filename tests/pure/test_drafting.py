@@ -6,20 +6,25 @@ import io
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 
+from hvdenv.cli import init_node
 from hvdenv.cli.main import main
 from hvdenv.drafting import here
 from hvdenv.drafting.combine import Draft, combine
 from hvdenv.drafting.commands import read_page
 from hvdenv.drafting.values import Drafted, Found
 from hvdenv.drafting.writer import write
+from hvdenv.errors import StepError
 from hvdenv.masking import plain
 from hvdenv.model.layers import DEFAULTS, load_recipe, read_layer, shipped_recipes, variants_of
+from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.schema import encode, parse_toml
+from hvdenv.sites.jobs import Script
 
 CASES = Path(__file__).parents[1] / "cases"
 DOCUMENTS = sorted((CASES / "documents").glob("*.toml"))
@@ -204,6 +209,9 @@ VALUES: dict[str, dict[str, Any]] = {
             "{?exclusive}-l exclusive=true", "-o {output}", "{!output}-o {name}.o$JOB_ID",
             "-e {error}", "{!error}-j y", "-M {mail}", "-m {mail_letters}",
         ],
+    },
+    "#SBATCH -N 2 -n 8 --partition=gpu -J gpu-test\nHOROVOD_GPU_OPERATIONS=NCCL pip install horovod": {
+        "job.gpu_option": "none",
     },
     "#SBATCH -N 2 -n 8 -p rtx\nHOROVOD_GPU_OPERATIONS=NCCL pip install horovod\nibrun -np 8 python t.py": {
         "job.ranks_per_node": 4, "job.gpu_option": "none", "launch.launcher": "ibrun",
@@ -437,3 +445,18 @@ def test_the_command(
     assert main(["init", "a", "--interactive", "--set", "job.time=00:10:00"]) == 0
     written = parse_toml(Path("a.toml").read_text())
     assert (written["job"]["time"], written["python"]["version"]) == ("00:10:00", "==3.10.*")
+
+
+def test_a_job_that_fails_leaves_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can have answered before, in part or as a whole."""
+    answer = tmp_path / "answer.json"
+    answer.write_text("{")
+    monkeypatch.setattr(init_node, "submit", lambda *_: SimpleNamespace(id="1"))
+    monkeypatch.setattr(init_node, "to_the_end", lambda *_, **__: 1)
+    with pytest.raises(StepError, match="did not answer"):
+        init_node._answered(
+            Script("", "slurm", load_recipe("neuron").recipe.dialects["slurm"], "j"),
+            answer,
+            Places(tmp_path),
+        )
+    assert not answer.exists()

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from hvdenv import trust
+from hvdenv.cli import job
 from hvdenv.cli.main import COMMANDS, main, make_parser
 from hvdenv.cli.options import refuse_foreign_path, refuse_foreign_prefix
 from hvdenv.command import Command
@@ -62,7 +63,7 @@ SHOWN = {
 EXECUTING = {
     "build": (), "check": (), "fetch": ("--to", "there"), "install": ("tqdm",), "job": ("--", "true"),
     "lock": (), "module": (), "run": ("--", "true"), "shell": (), "verify": (),
-    "container": ("--build",),
+    "container": ("--build",), "pack": (),
 }  # fmt: skip
 
 
@@ -677,13 +678,29 @@ def test_modules_of_the_current_folder_are_not_imported(
     # Nor by the Pythons that hvdenv starts.
     monkeypatch.chdir(tmp_path)
     runner = Runner()
-    for words in (("-m", "pip", "--version"), ("-c", "import pathlib")):
+    program = tmp_path / "there" / "program.py"
+    program.parent.mkdir()
+    program.write_text(
+        "import subprocess, sys; subprocess.check_call([sys.executable, *sys.argv[1:]])"
+    )
+    by_another = (str(program), "-m", "pip", "--version")  # as hvdenv's programs for steps do
+    for words in (("-m", "pip", "--version"), ("-c", "import pathlib"), by_another):
         outcome = runner.run(Command((sys.executable, *words)))
         assert outcome
         assert "of the folder" not in outcome.output
 
 
-def test_jobs_start_hvdenv_without_the_current_folder() -> None:
-    from hvdenv.cli import job
-
-    assert ("-P" in job.OWN) == (sys.version_info >= (3, 11))
+@pytest.mark.parametrize("version", [(3, 10), (3, 11)])
+def test_jobs_start_hvdenv_without_the_current_folder(
+    version: tuple[int, int], tmp_path: Path
+) -> None:
+    if version > sys.version_info:
+        pytest.skip("this Python has no -P")
+    (tmp_path / "hvdenv").mkdir()
+    for name in ("hvdenv/__init__", "argparse", "runpy"):
+        (tmp_path / f"{name}.py").write_text(f"print('{name} of the folder')\n")
+    words = job.AS_MODULE if version > (3, 10) else job.AS_MODULE_3_10
+    done = start(tmp_path, *words, "hvdenv", "show", "local")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "of the folder" not in done.stdout
+    assert 'name = "local"' in done.stdout

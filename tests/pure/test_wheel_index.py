@@ -427,6 +427,19 @@ def test_a_folder_with_other_files_is_refused(
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_temporary_files_of_killed_publishers_are_removed(folder: Path) -> None:
+    old, new, other = (
+        folder / name
+        for name in (f".index.html.{'a' * 32}", f"files/.x.whl.{'b' * 32}", ".htaccess")
+    )
+    for path in (old, new, other):
+        path.touch()
+    for path in (old, other):
+        os.utime(path, (0, 0))
+    assert main(["wheels", "publish", str(folder)]) == 0
+    assert [path.exists() for path in (old, new, other)] == [False, True, True]
+
+
 def test_readers_never_see_half_an_index(
     folder: Path, keep: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

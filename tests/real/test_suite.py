@@ -73,7 +73,7 @@ def test_failing_tests_are_named_and_the_others_still_run(
 ) -> None:
     own = suite.data()._replace(
         file=(suite.SuiteFile("parallel/test_own.py", "torch", True),),
-        known=(suite.Known("test_of_a_known_fault", "a fault", "https://example.org"),),
+        known=(suite.Known(("test_of_a_known_fault",), "a fault", "https://example.org"),),
     )
     monkeypatch.setattr(suite, "data", lambda: own)
     monkeypatch.setattr(suite, "TEST_SECONDS", 10.0)

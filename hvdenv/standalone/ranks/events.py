@@ -168,6 +168,7 @@ class DataPath(NamedTuple):
         variables: those of the rank's environment that choose a transport.
         libraries: paths of the loaded libraries, by name.
         logged: what libraries printed about their transports, by kind.
+        files: type and source of the file system that Horovod was imported from.
     """
 
     gpu: Gpu = Gpu()
@@ -177,6 +178,7 @@ class DataPath(NamedTuple):
     variables: Dict[str, str] = {}
     libraries: Dict[str, List[str]] = {}
     logged: Dict[str, List[str]] = {}
+    files: str = ""
 
 
 class Skipped(NamedTuple):
@@ -266,6 +268,24 @@ class SuiteDone(NamedTuple):
     code: int
 
 
+class World(NamedTuple):
+    """What a rank of an elastic job finds after its ranks changed, and once more at the end.
+
+    Attributes:
+        number: how often they have changed, as rank 0 knows it.
+        step: of the training, as restored or received.
+        value: of the parameter, likewise.
+        total: the sum of the numbers of all ranks, each plus one.
+    """
+
+    number: int
+    rank: int
+    size: int
+    step: int
+    value: float
+    total: int
+
+
 class Bench(NamedTuple):
     """Timed allreduces of one size: bytes, and minimum, quartiles and maximum in seconds."""
 
@@ -290,6 +310,43 @@ class Speed(NamedTuple):
     seconds: List[float]
     repeats: int = 0
     rounds: int = 0
+
+
+class Imported(NamedTuple):
+    """A module, and the seconds of its import without those of modules that it imports."""
+
+    module: str
+    seconds: float
+
+
+class Startup(NamedTuple):
+    """How a rank started, as startup.py measures it.
+
+    Attributes:
+        started: when its process started, by its host's clock.
+        interpreter: seconds from there to the first line of a program.
+        framework: seconds that the import of the framework took.
+        horovod: the same of Horovod after it.
+        init: seconds in ``hvd.init()``.
+        modules: how many were imported.
+        opens: files that the interpreter opened, or tried to; None before Python 3.8.
+        lookups: its other metadata operations: stat, lstat, readlink and listings of folders.
+        failed: those of the look-ups that found nothing.
+        inside: opens and look-ups in the environment.
+        slowest: the modules that took longest.
+    """
+
+    started: float
+    interpreter: float
+    framework: float
+    horovod: float
+    init: float
+    modules: int = 0
+    opens: Optional[int] = None
+    lookups: int = 0
+    failed: int = 0
+    inside: int = 0
+    slowest: List[Imported] = []
 
 
 class Overdue(NamedTuple):
@@ -336,7 +393,7 @@ class Exited(NamedTuple):
 
 RankEvent = Union[
     Started, ExtensionFacts, Joined, Stage, Result, DataPath, Operation, OperationsDone, Training,
-    TestDone, SuiteDone, Bench, BenchEnd, Speed, Overdue, Exited,
+    TestDone, SuiteDone, World, Bench, BenchEnd, Speed, Startup, Overdue, Exited,
 ]  # fmt: skip
 _KINDS: Dict[str, Any] = {
     "started": Started,
@@ -350,9 +407,11 @@ _KINDS: Dict[str, Any] = {
     "training": Training,
     "test": TestDone,
     "suite": SuiteDone,
+    "world": World,
     "bench": Bench,
     "bench_end": BenchEnd,
     "speed": Speed,
+    "startup": Startup,
     "overdue": Overdue,
     "exited": Exited,
 }

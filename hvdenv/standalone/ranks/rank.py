@@ -3,9 +3,9 @@
 usage: python -S -u rank.py TOKEN DEADLINE FRAMEWORK CONTROLLER DEVICE [EXERCISE...]
 
 The work (rank_work.py) is a child of its own, so that a rank that crashes, hangs or prints
-nonsense is reported all the same. Nothing of the child's output is passed on as it is: events go
-to standard output (events.py). ``started``, ``overdue`` and ``exited`` are this program's own;
-the others come from rank_work.py and its exercises.
+nonsense is reported all the same. For the exercise ``startup``, the child is startup.py. Nothing
+of the child's output is passed on as it is: events go to standard output (events.py). ``started``,
+``overdue`` and ``exited`` are this program's own; the others come from the child.
 
 The child ends with this process (parent death signal), and this process ends by itself
 at the deadline and when its launcher is gone. DEADLINE is SECONDS@UNTIL: seconds from now,
@@ -43,7 +43,7 @@ LAUNCHER_VARIABLES = (
     "HOROVOD_SIZE",
 )
 # Exercises that measure time.
-TIMED = ("bench", "speed")
+TIMED = ("bench", "speed", "startup")
 PR_SET_PDEATHSIG = 1
 OVERDUE_SECONDS = 1.0
 GRACE_SECONDS = 3.0
@@ -168,6 +168,8 @@ def child_environment(deadline: float, controller: str, exercises: Sequence[str]
         OMP_NUM_THREADS="1",
         PYTHONNOUSERSITE="1",
     )
+    if "elastic" in names:
+        del env["HOROVOD_GLOO_TIMEOUT_SECONDS"]  # survivors may notice a lost rank only then
     if controller == "MPI":  # for Gloo, Horovod's launcher sets it
         env.setdefault("HOROVOD_CONTROLLER", "mpi")
     return env
@@ -200,20 +202,24 @@ class Supervisor:
     def _start(
         self, framework: str, controller: str, device: str, exercises: Sequence[str]
     ) -> "subprocess.Popen[bytes]":
-        work = os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank_work.py")
+        here, words = os.path.dirname(os.path.abspath(__file__)), list(exercises)
+        work = os.path.join(here, "startup.py" if words[:1] == ["startup"] else "rank_work.py")
         self.reports, writer = os.pipe()
         os.set_inheritable(writer, True)
         soon = max(self.deadline - 2 * OVERDUE_SECONDS, self.deadline / 2)
+        env = child_environment(self.deadline, controller, exercises)
+        if words[:1] == ["startup"]:
+            words.append(repr(time.time()))
         child = subprocess.Popen(
             [sys.executable, "-s", "-u", work, framework, controller, device]
             + [str(writer), str(soon)]
-            + list(exercises),
+            + words,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             # Some launchers talk to their ranks over inherited descriptors (PMI_FD).
             close_fds=False,
-            env=child_environment(self.deadline, controller, exercises),
+            env=env,
             preexec_fn=die_with_parent(os.getpid(), int(self.deadline) + LATE_SECONDS),
         )
         os.close(writer)
