@@ -35,6 +35,7 @@ from hvdenv.cli.run import (
     refuse_missing_image,
     requested_ranks,
 )
+from hvdenv.cli.with_image import add_image, entry_of
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, last_used, registry
 from hvdenv.environments.installation import (
@@ -134,6 +135,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " (default: the recipe's, and horovodrun-gloo)",
     )  # fmt: skip
     add_options(parser, "clean")
+    add_image(parser)
     _add_extent(parser)
     _add_files(parser)
     stated = parser.add_argument_group("what to expect of an environment without a recipe")
@@ -221,6 +223,9 @@ def run(arguments: argparse.Namespace) -> int:
     installation, expectation, recipe = _chosen(arguments, places)
     last_used.note(places, Path(installation.prefix))
     installation = _with_modules(installation, recipe, runner)
+    if not installation.inside:
+        entry = entry_of(arguments, Path(installation.prefix), recipe)
+        installation = installation._replace(image=entry.words, mount=entry.source)
     launch, launchers = _launched(arguments, recipe, expectation)
 
     def tell(what: str, label: str, seconds: float) -> None:

@@ -168,6 +168,7 @@ class DataPath(NamedTuple):
         variables: those of the rank's environment that choose a transport.
         libraries: paths of the loaded libraries, by name.
         logged: what libraries printed about their transports, by kind.
+        files: type and source of the file system that Horovod was imported from.
     """
 
     gpu: Gpu = Gpu()
@@ -177,6 +178,7 @@ class DataPath(NamedTuple):
     variables: Dict[str, str] = {}
     libraries: Dict[str, List[str]] = {}
     logged: Dict[str, List[str]] = {}
+    files: str = ""
 
 
 class Skipped(NamedTuple):
