@@ -24,7 +24,8 @@ from tests.standin import Cluster
 
 DELAY = 0.0003
 # Mounts the file system over the environment, in a namespace of its own, and starts a rank there.
-BEHIND = '"$1" "$2" 300 "$3" && shift 3 && exec "$@"'
+# The file system would keep the namespace, and itself, if it were not unmounted.
+BEHIND = '"$1" "$2" 300 "$3" && at=$2 && shift 3 && "$@"; code=$?; umount -l "$at"; exit $code'
 
 
 ONE = Launch((), 1, root=os.geteuid() == 0)
