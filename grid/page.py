@@ -33,6 +33,8 @@ def page(rows: Iterable[Row]) -> str:
         lines += [f"{number}. {each}" for number, each in enumerate(machines, 1)]
         lines += ["", *_table(rows, common, machines)]
         lines += ["", "## Reproduce them", "", *_again(rows)]
+    if suites := [row for row in rows if row.suite]:
+        lines += ["", "## Horovod's own tests", "", *_suites(suites)]
     if failed := [row for row in rows if row.failure]:
         lines += ["", "## What failed", "", *_failures(failed)]
     return "\n".join(lines).rstrip("\n") + "\n"
@@ -87,6 +89,19 @@ def _again(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         yield f"$ {shlex.join(options(row))}    # {row.name}"
     yield "```"
+
+
+def _suites(rows: Sequence[Row]) -> Iterator[str]:
+    yield "[`hvdenv verify --suite`](../explanation/how-verify-proves.md#horovods-own-tests) on two ranks:"
+    yield ""
+    yield _cells(("row", "tests", "passed", "skipped", "known to fail", "new failures", "date"))
+    yield _cells(["---"] * 7)
+    for row in rows:
+        for each in row.suite:
+            new = [f"`{test}`" for test in each.new] or ["none"]
+            new += [each.problem] if each.problem else []
+            numbers = (str(each.passed), str(each.skipped), str(each.known))
+            yield _cells((row.name, each.subject, *numbers, ", ".join(new), row.date))
 
 
 def _failures(rows: Sequence[Row]) -> Iterator[str]:

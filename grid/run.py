@@ -5,6 +5,9 @@
     python -m grid.run torch-2.6           this one, even if it has a row
     python -m grid.run --list              list which have a row
     python -m grid.run --before "nice -n 19"
+    python -m grid.run torch-2.6 --suite-from ~/src/horovod    also run Horovod's own tests
+
+--suite-from runs them on two ranks, after the row was written without them, and then adds them to it.
 
 Run it in the root of a checkout. Each combination takes minutes and gigabytes; only one environment
 is on disk at a time, and it is removed afterwards. Rows are written to hvdenv/knowledge/grid.json
@@ -25,7 +28,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +37,7 @@ from grid.wanted import NAME, Wanted, all_wanted
 from hvdenv import __version__
 from hvdenv.environments.journal import STARTED, Journal
 from hvdenv.errors import BusyError, HvdenvError, InterruptedRunError
-from hvdenv.knowledge.grid import FILE, Failure, Grid, Judged, Row, read, told
+from hvdenv.knowledge.grid import FILE, Failure, Grid, Judged, Row, SuiteResult, read, told
 from hvdenv.places import write_text
 from hvdenv.reports.report import Status
 from hvdenv.schema import encode
@@ -44,6 +47,7 @@ FOLDER = Path(__file__).parents[1] / ".grid"
 FREE_GB = 20
 # Machines that do nothing else need a tenth of it.
 BUILD_SECONDS, QUESTION_SECONDS, VERIFY_SECONDS = 7200.0, 300.0, 1500.0
+SUITE_SECONDS = 7800.0
 # Packages whose version decides what works, besides the frameworks themselves.
 PACKAGES = ("numpy", "keras", "tf-keras", "protobuf", "setuptools", "cmake")
 # Signatures of what says nothing of a combination.
@@ -148,6 +152,12 @@ def _parser() -> argparse.ArgumentParser:
         "--timeout", type=float, default=BUILD_SECONDS, help="of a build, in seconds"
     )
     parser.add_argument(
+        "--suite-from", metavar="PATH", help="a checkout of Horovod, whose own tests to run as well"
+    )
+    parser.add_argument(
+        "--controller", choices=CONTROLLERS.values(), help="run its tests over this one only"
+    )
+    parser.add_argument(
         "--folder", type=Path, default=FOLDER, help="for the environment (default: .grid)"
     )
     return parser
@@ -160,16 +170,19 @@ def _row(wanted: Wanted, place: Workplace, arguments: argparse.Namespace) -> int
     try:
         trial = try_out(wanted, place, before, arguments.timeout)
         row = row_of(wanted, trial, str(place.home))
+        keep(row, FILE)
+        if arguments.suite_from and trial.report:
+            keep(row._replace(suite=try_suite(place, arguments)), FILE)
     except Unfit as unfit:
         print(f"{wanted.name}: no row: {unfit}", flush=True)
-        shutil.rmtree(place.home, ignore_errors=True)
         return 1
-    shutil.rmtree(place.home, ignore_errors=True)
-    try:
-        keep(row, FILE)
     except HvdenvError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    finally:
+        # After an interruption, the next call resumes.
+        if not isinstance(sys.exc_info()[1], KeyboardInterrupt):
+            shutil.rmtree(place.home, ignore_errors=True)
     print(told(row), flush=True)
     return 0
 
@@ -215,6 +228,23 @@ def try_out(wanted: Wanted, place: Workplace, before: Sequence[str], timeout: fl
     record = json.loads(Path(done["generation"], "hvdenv.json").read_text(encoding="utf-8"))
     diagnosis = _diagnosis(place) if verified.code == 1 else None
     return Trial(shown, plan, _build_seconds(home), report, diagnosis, record)
+
+
+def try_suite(place: Workplace, arguments: argparse.Namespace) -> tuple[SuiteResult, ...]:
+    """Run Horovod's own tests in the environment that was built.
+
+    Raises:
+        Unfit: it took too long.
+    """
+    words = ["verify", str(place.home / "grid.toml"), "--json", "--quick", "-n", "2"]
+    words += ["--suite-from", arguments.suite_from, "--timeout", f"{SUITE_SECONDS:.0f}"]
+    words += ["--controller", arguments.controller] if arguments.controller else []
+    done = hvdenv(place, *words, timeout=SUITE_SECONDS + QUESTION_SECONDS)
+    findings = _answer(done, 0, 1, 7)["findings"]
+    for each in findings:
+        if each["check"] == "suite" and each["status"] != "pass":
+            print(f"{each['subject']}: {each['message']}\n{each['evidence']}", flush=True)
+    return suite_of(findings)
 
 
 def _build_seconds(home: Path) -> float:
@@ -333,6 +363,29 @@ def judged_of(
                 Judged(framework, controller, status) for status in WORST if status in of_it
             ][:1]
     return tuple(judged)
+
+
+def suite_of(findings: Iterable[Mapping[str, str]]) -> tuple[SuiteResult, ...]:
+    """What a report says of Horovod's own tests, by subject."""
+    found: dict[str, SuiteResult] = {}
+    for each in findings:
+        if each["check"] != "suite":
+            continue
+        part, _, subject = each["subject"].rpartition(", ")
+        lines = each["evidence"].splitlines()
+        result = found.setdefault(subject, SuiteResult(subject))
+        if each["status"] == "pass":
+            skipped = sum(line.startswith("not tried: ") for line in lines)
+            passed = int(each["message"].partition(" ")[0])
+            result = result._replace(passed=passed, skipped=skipped)
+        elif part == "known failures":
+            result = result._replace(known=len(lines))
+        elif part or re.fullmatch(r"\d+ more tests fail", each["message"]):
+            result = result._replace(new=(*result.new, *([part] if part else lines)))
+        else:
+            result = result._replace(problem=each["message"])
+        found[subject] = result
+    return tuple(found.values())
 
 
 def failure_of(trial: Trial, home: str) -> Failure | None:

@@ -13,7 +13,7 @@ from hvdenv.reading import KEY, read_file
 from hvdenv.runner import Runner
 
 # Namespaces: a signature made for another purpose is not accepted.
-WHEEL, LOCK = "hvdenv-wheel", "hvdenv-lock"
+WHEEL, LOCK, IMAGE = "hvdenv-wheel", "hvdenv-lock", "hvdenv-image"
 SECONDS = 60.0
 
 
@@ -24,7 +24,7 @@ def sign(text: bytes, key: str, runner: Runner, namespace: str = WHEEL) -> bytes
         text: what to sign.
         key: file of the private key, or of the public one if an agent holds the private one.
         runner: runs ssh-keygen.
-        namespace: WHEEL or LOCK.
+        namespace: WHEEL, LOCK or IMAGE.
 
     Raises:
         StepError: ssh-keygen does not sign.
@@ -56,7 +56,7 @@ def refusal(
         signature: in the format of ssh-keygen.
         signers: file of allowed signers, in the format of ssh-keygen.
         runner: runs ssh-keygen.
-        namespace: WHEEL or LOCK.
+        namespace: WHEEL, LOCK or IMAGE.
     """
     with _file(text) as path:
         made = path.with_name("signature")

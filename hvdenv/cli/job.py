@@ -31,6 +31,7 @@ from hvdenv.cli.run import (
     refuse_missing_image,
     with_mpi,
 )
+from hvdenv.cli.with_image import Entry, add_image, entry_of
 from hvdenv.environments import last_used
 from hvdenv.errors import RecipeError, StepError, UsageError
 from hvdenv.launch.container import start_inside
@@ -106,6 +107,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-q", "--quiet", action="store_true", help="report errors only")
     requests = parser.add_argument_group("what the job requests, instead of the recipe's values")
     add_requests(requests, [field for field in OPTIONS if field != "output"])
+    add_image(parser)
     requests.add_argument("--launcher", metavar="L", help="starts the ranks")
     requests.add_argument(
         "--output", metavar="FILE", help="output file, with the scheduler's placeholders"
@@ -215,8 +217,10 @@ def _batch(arguments: argparse.Namespace, resolved: Resolved, dialect: Dialect) 
             f"there is no environment {chosen.name} at {chosen.prefix}",
             remedy=f"hvdenv build {named(arguments)}",
         )
+    built = chosen.record is not None
+    entry = entry_of(arguments, chosen.prefix, recipe, JOB_ID) if built else Entry()
     start, program = _start(
-        chosen, job, dialect, arguments.launcher or "", tuple(arguments.program)
+        chosen, job, dialect, arguments.launcher or "", tuple(arguments.program), entry.words
     )
     return BatchJob(
         job=job,
@@ -232,7 +236,12 @@ def _batch(arguments: argparse.Namespace, resolved: Resolved, dialect: Dialect) 
 
 
 def _start(
-    chosen: Chosen, job: Job, dialect: Dialect, requested: str, program: tuple[str, ...]
+    chosen: Chosen,
+    job: Job,
+    dialect: Dialect,
+    requested: str,
+    program: tuple[str, ...],
+    entry: tuple[str, ...],
 ) -> tuple[Start, tuple[str, ...]]:
     """How to start the ranks, and the program; the hosts are known only in the job.
 
@@ -245,7 +254,7 @@ def _start(
     exports = recipe.launch.exports
     no_hostfile = dialect.launch_host or dialect.columns
     launch = Launch(
-        program=(),
+        program=entry,
         ranks=job.nodes * job.ranks_per_node,
         root=os.geteuid() == 0,
         mpi=mpi_of(recipe),

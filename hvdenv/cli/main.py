@@ -39,6 +39,7 @@ GROUPS = {
     "Keep": {
         "lock": "write or check a recipe's lock: every package with its hash",
         "fetch": "download everything that a locked build needs, to build offline",
+        "pack": "pack an environment into one image, which hosts mount",
         "wheels": "publish compiled wheels as an index for pip",
         "cache": "list, check, prune, copy or sign compiled wheels",
         "export": "write a CycloneDX, conda or pip file of an environment",

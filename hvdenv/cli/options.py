@@ -348,14 +348,22 @@ def refuse_foreign_prefix(
         trust.refuse_prefix(prefix, policy, use, whole=whole, also=also)
 
 
-def refuse_foreign_path(path: str, arguments: argparse.Namespace) -> None:
+def refuse_foreign_path(
+    path: str, arguments: argparse.Namespace, prefix: Path | None = None
+) -> None:
     """Judge what programs will open at a path: an image.
+
+    Args:
+        path: of the file.
+        arguments: of the command.
+        prefix: of the environment that it belongs to, whose grants apply to it too.
 
     Raises:
         UntrustedError: somebody else could change it.
     """
     policy = policy_of(arguments)
     if policy:
+        policy = policy.at(trust.real_path(prefix)) if prefix else policy
         trust.refuse_path(path, policy, "hvdenv would run its programs")
 
 

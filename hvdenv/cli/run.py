@@ -28,6 +28,7 @@ from hvdenv.cli.options import (
     requested_hosts,
     resolved_of,
 )
+from hvdenv.cli.with_image import add_image, entry_of
 from hvdenv.command import Command
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, last_used
@@ -153,6 +154,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="set a variable for every rank; may be repeated",
     )  # fmt: skip
     add_options(parser, "clean")
+    add_image(parser)
     add_dry_run(parser, "print the command line without running it")
     add_options(parser, "trust")
 
@@ -204,6 +206,9 @@ def _run(arguments: argparse.Namespace) -> int:
     scheduler = allocation.scheduler or (chosen.recipe.scheduler if arguments.dry_run else None)
     refuse_unfit(name, chosen.recipe, requested, scheduler, len(launch.hosts), named(arguments))
     launch = _completed(name, launch, chosen, requested, environ)
+    if chosen.record:
+        entry = entry_of(arguments, chosen.prefix, chosen.recipe)
+        launch = launch._replace(program=(*entry.words, *launch.program))
     start = start_inside(name, launch, chosen.inside, os.uname().nodename)
     line = _line(start, hidden(name, environ, requested, activated(chosen)))
     if arguments.dry_run:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hvdenv.cli.options import add_dry_run, add_options, add_recipe
 from hvdenv.cli.run import Chosen, add_requests, choose, current_allocation, own_failures
+from hvdenv.cli.with_image import add_image, entry_of
 from hvdenv.command import Command
 from hvdenv.environments import last_used
 from hvdenv.errors import UsageError
@@ -65,6 +66,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     requests = parser.add_argument_group("request an allocation with")
     add_requests(requests, _REQUESTS)
     add_options(parser, "clean")
+    add_image(parser)
     add_dry_run(parser, "print the command line, which can be pasted, without running it")
     add_options(parser, "trust")
 
@@ -79,6 +81,8 @@ def _run(arguments: argparse.Namespace) -> int:
     shell = os.path.basename(environment().get("SHELL", ""))
     places = find_places()
     words = shell_command(shell, _write(chosen, places))
+    if chosen.record:
+        words = (*entry_of(arguments, chosen.prefix, chosen.recipe).words, *words)
     options = {name: getattr(arguments, name) for name in _REQUESTS}
     if given := {name: value for name, value in options.items() if value is not None}:
         words = _in_allocation(given, chosen, words)

@@ -35,6 +35,7 @@ from hvdenv.cli.run import (
     refuse_missing_image,
     requested_ranks,
 )
+from hvdenv.cli.with_image import add_image, entry_of
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, last_used, registry
 from hvdenv.environments.installation import (
@@ -74,6 +75,7 @@ from hvdenv.sites.hosts import distribute
 from hvdenv.verification import suite
 from hvdenv.verification.bench import Effort
 from hvdenv.verification.collection import DEFAULT_LAUNCHERS, DEFAULT_TIMEOUT, TWO_RANKS, Suite
+from hvdenv.verification.elastic import ELASTIC_SECONDS
 from hvdenv.verification.verify import DEFAULT_EXERCISES, FULL_EXERCISES, usual_ranks, verify
 
 EXAMPLES = """\
@@ -85,6 +87,7 @@ examples:
   hvdenv verify local --bench --time 30
   hvdenv verify neuron --quick --startup       how long ranks take to start, and for what
   hvdenv verify local -n 2 --suite             Horovod's own tests as well
+  hvdenv verify local --elastic                kill a rank, remove and add a host
   hvdenv verify neuron --where compute         in a job, on two nodes
   hvdenv verify --prefix ~/venv --framework torch --controller Gloo
   hvdenv verify local --json > report.json
@@ -123,7 +126,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         type=float,
         metavar="SECONDS",
-        help="limit for the whole command (default: 600; more with --bench, --startup and --suite)",
+        help="limit for the whole command (default: 600; more with --bench, --startup, --suite and"
+        " --elastic)",
     )
     parser.add_argument(
         "--launcher", action="append", metavar="L",
@@ -131,6 +135,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " (default: the recipe's, and horovodrun-gloo)",
     )  # fmt: skip
     add_options(parser, "clean")
+    add_image(parser)
     _add_extent(parser)
     _add_files(parser)
     stated = parser.add_argument_group("what to expect of an environment without a recipe")
@@ -178,6 +183,12 @@ def _add_extent(parser: argparse.ArgumentParser) -> None:
         help="a checkout of Horovod or an archive of one, with these tests (default: clone it)",
     )  # fmt: skip
 
+    parser.add_argument(
+        "--elastic", action="store_true",
+        help="also run an elastic job that loses a rank and a host and gains a host, and compare its"
+        " state with the last commit (PyTorch over Gloo; takes one to two minutes)",
+    )  # fmt: skip
+
 
 def _add_files(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("write the report to files, whatever the verdict")
@@ -212,6 +223,9 @@ def run(arguments: argparse.Namespace) -> int:
     installation, expectation, recipe = _chosen(arguments, places)
     last_used.note(places, Path(installation.prefix))
     installation = _with_modules(installation, recipe, runner)
+    if not installation.inside:
+        entry = entry_of(arguments, Path(installation.prefix), recipe)
+        installation = installation._replace(image=entry.words, mount=entry.source)
     launch, launchers = _launched(arguments, recipe, expectation)
 
     def tell(what: str, label: str, seconds: float) -> None:
@@ -231,6 +245,7 @@ def run(arguments: argparse.Namespace) -> int:
             exercises=_exercises(arguments),
             effort=effort,
             suite=tests,
+            elastic=str(places.home) if arguments.elastic else None,
             startup_too=arguments.startup,
             on_event=tell,
         )
@@ -353,6 +368,7 @@ def _timeout(arguments: argparse.Namespace, effort: Effort | None) -> float:
     usual = DEFAULT_TIMEOUT + (BENCH_PROGRAMS * effort.seconds if effort else 0)
     usual += DEFAULT_TIMEOUT if arguments.startup else 0
     usual += suite.SUITE_SECONDS if arguments.suite or arguments.suite_from else 0
+    usual += ELASTIC_SECONDS if arguments.elastic else 0
     return arguments.timeout or usual
 
 

@@ -32,6 +32,8 @@ _ID = re.compile(r"[0-9a-f]{12}(-[0-9]+)?")
 _NEW, _REMOVED, _LINK = ".new-", ".removed-", ".link-"
 # Prefixes of names that only a killed process leaves in a store.
 TEMPORARY = (_NEW, _REMOVED, _LINK)
+# The image of a generation is beside it, with this suffix; see hvdenv/packing.
+IMAGE = ".sqsh"
 
 
 class Environment(NamedTuple):
@@ -313,7 +315,8 @@ def recipe_of(record: GenerationRecord, path: Path) -> Recipe:
 
 
 def delete(environment: Environment, identity: str) -> str:
-    """Remove a generation: its name first, so that a kill leaves nothing that looks complete.
+    """Remove a generation and its image: its name first, so that a kill leaves nothing that looks
+    complete.
 
     Args:
         environment: with its lock held.
@@ -327,6 +330,8 @@ def delete(environment: Environment, identity: str) -> str:
     """
     condemned = environment.store / f"{_REMOVED}{os.urandom(16).hex()}"
     try:
+        for image in environment.store.glob(f"{identity}{IMAGE}*"):
+            image.unlink()
         os.rename(environment.generation(identity), condemned)
         sync(environment.store)
     except OSError as error:

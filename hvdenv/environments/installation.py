@@ -40,6 +40,8 @@ class Installation(NamedTuple):
         generation: folder of the generation; empty if hvdenv did not build it.
         inside: command words that run a program inside an image; empty if it is no image.
         programs: folder of the stand-alone programs, as seen inside an image.
+        image: command words that run a program of this host from the image of `hvdenv pack`.
+        mount: how the kernel names the mount of that image; empty without one.
     """
 
     prefix: str
@@ -50,6 +52,8 @@ class Installation(NamedTuple):
     generation: str = ""
     inside: tuple[str, ...] = ()
     programs: str = str(STANDALONE)
+    image: tuple[str, ...] = ()
+    mount: str = ""
 
     def program(self, name: str) -> str:
         """Path of a program of the environment or its modules; empty if neither has it.

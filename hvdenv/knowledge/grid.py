@@ -47,6 +47,25 @@ class Judged(NamedTuple):
     status: Status
 
 
+class SuiteResult(NamedTuple):
+    """What `verify --suite` reported of Horovod's own tests.
+
+    Attributes:
+        subject: ``torch over MPI`` and so on, or ``tests without ranks``.
+        passed, skipped, known: numbers of tests that passed, skipped themselves, or failed for a
+            known reason.
+        new: ids of the other failing tests.
+        problem: why not all tests ran; empty if all did.
+    """
+
+    subject: str
+    passed: int = 0
+    skipped: int = 0
+    known: int = 0
+    new: tuple[str, ...] = ()
+    problem: str = ""
+
+
 class Failure(NamedTuple):
     """Where a row failed.
 
@@ -83,6 +102,7 @@ class Row(NamedTuple):
         base, settings: how its recipe differs from this shipped one: values for keys, as TOML.
         allow: blocking rules that the build went past.
         failure: where it failed; None if it did not.
+        suite: results of Horovod's own tests; empty if they were not run.
     """
 
     name: RowName
@@ -109,6 +129,7 @@ class Row(NamedTuple):
     settings: dict[str, str]
     allow: tuple[str, ...] = ()
     failure: Failure | None = None
+    suite: tuple[SuiteResult, ...] = ()
 
 
 class Grid(NamedTuple):

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from hvdenv.command import Outcome
-from hvdenv.environments.installation import Expectation, is_version
+from hvdenv.environments.installation import Expectation, Installation, is_version
 from hvdenv.environments.manifest import Difference
 from hvdenv.knowledge.diagnosis import explain
 from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi
@@ -528,12 +528,13 @@ def data_path(
     rank_run: RankRun | None,
     mpi: tuple[Mpi, str],
     launch: Launch,
+    installation: Installation,
     framework: str,
     controller: str,
 ) -> Iterator[Finding]:
     """Whether data took the intended path, if the reductions are right."""
     if rank_run is not None and ranks.judge(rank_run).status == "pass":
-        judgement = datapath.judge(rank_run, mpi[0], launch.settings.mca)
+        judgement = datapath.judge(rank_run, mpi[0], launch.settings.mca, installation.mount)
         yield Finding("data-path", f"{framework} over {controller}", *judgement)
 
 

@@ -95,6 +95,7 @@ class Setup(NamedTuple):
         exercises: what ranks do after their allreduces: NAME or NAME=OPTION.
         effort: what benchmarks may take; None for no benchmarks.
         suite: Horovod's own tests; None to leave them out.
+        elastic: a folder that all hosts see, for an elastic job; None for no such job.
         startup: whether to measure how ranks start; None to leave it out.
         cores: how many may be used.
         seconds: for everything.
@@ -109,6 +110,7 @@ class Setup(NamedTuple):
     exercises: tuple[str, ...] = ()
     effort: Effort | None = None
     suite: Suite | None = None
+    elastic: str | None = None
     startup: bool | None = None
     cores: int = 1
     seconds: float = DEFAULT_TIMEOUT

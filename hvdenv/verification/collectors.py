@@ -314,6 +314,7 @@ def _start(
     # The MPI that starts an image's ranks is found by PATH only.
     seen = {"PATH": setup.path, **variables} if inside else variables
     launch = launch._replace(
+        program=(*setup.installation.image, *launch.program),
         start_timeout=max(int(timeout), 1),
         exports=tuple(dict.fromkeys([*_EXPORTED, *variables, *names])) if launch.remote else (),
         mpi_prefix=mpi_prefix(seen),

@@ -141,13 +141,14 @@ def nccl_release(number: int) -> str:
     return f"{number // wide}.{number % wide // 100}.{number % 100}"
 
 
-def judge(run: RankRun, mpirun: Mpi, meant: Mapping[str, str]) -> Judgement:
+def judge(run: RankRun, mpirun: Mpi, meant: Mapping[str, str], mount: str = "") -> Judgement:
     """Whether the data of a run that was right went the way that it should.
 
     Args:
         run: of which the reductions are right.
         mpirun: the MPI of the launcher.
         meant: parameters of Open MPI that the recipe sets.
+        mount: of the image from which all ranks should run; empty without one.
     """
     if not any(rank.path for rank in run.ranks):
         return Judgement("skip", "the ranks did not report how their data was sent")
@@ -158,7 +159,14 @@ def judge(run: RankRun, mpirun: Mpi, meant: Mapping[str, str]) -> Judgement:
             "give each rank of a host its own GPU: start as many ranks as GPUs on each host, and do not"
             " set CUDA_VISIBLE_DEVICES to the same value for all ranks",
         )  # fmt: skip
-    words = [_carried(run), *dict.fromkeys(_notes(run, mpirun))]
+    if mount and (missed := _outside(run.ranks, mount)):
+        return Judgement(
+            "fail", missed, evidence,
+            "see what these hosts lack, which the ranks printed (squashfuse, /dev/fuse, user"
+            " namespaces); or use the environment without its image: --no-image",
+        )  # fmt: skip
+    words = [_carried(run), *(["all ranks ran from the image"] if mount else [])]
+    words += dict.fromkeys(_notes(run, mpirun))
     slow = _slow(run)
     if slow and not _was_meant(meant):
         return Judgement("fail", f"{slow}; {words[0]}", evidence, _faster(run))
@@ -166,6 +174,18 @@ def judge(run: RankRun, mpirun: Mpi, meant: Mapping[str, str]) -> Judgement:
         "pass",
         "; ".join([*words, *([f"{slow}, as the recipe requests"] if slow else [])]),
         evidence,
+    )
+
+
+def _outside(ranks: Sequence[Rank], mount: str) -> str:
+    """Which ranks did not run from an image; empty if all did."""
+    found = {rank.name: rank.path.files if rank.path else "" for rank in ranks}
+    missed = [name for name, files in found.items() if mount not in files.split()]
+    if not missed:
+        return ""
+    where = found[missed[0]] or "files that it did not report"
+    return (
+        f"{len(missed)} of {len(found)} ranks did not run from the image: {missed[0]} read {where}"
     )
 
 
@@ -178,6 +198,8 @@ def _lines(ranks: Sequence[Rank]) -> Iterator[str]:
             for key, value in getattr(path, name).items():
                 yield f"    {name} {key}: {value if isinstance(value, str) else ', '.join(value)}"
         yield f"    GPU: {path.gpu.device or path.gpu.why}"
+        if path.files:
+            yield f"    files of Horovod: {path.files}"
         if path.mpi:
             yield f"    MPI: {path.mpi}"
         if path.nccl:

@@ -27,6 +27,7 @@ from hvdenv.standalone.ranks.events import (
     Started,
     Startup,
     SuiteDone,
+    World,
 )
 
 _RANK_VARIABLES = (
@@ -166,7 +167,7 @@ class Rank(NamedTuple):
             return f"was ended by {exited.signal}"
         if exited.code:
             return f"exited with code {exited.code}"
-        if not (self.result or self.last(SuiteDone) or self.last(Startup)):
+        if not (self.result or any(map(self.last, (SuiteDone, Startup, World)))):
             return "exited without a result"
         return "" if exited.stage == "shutdown" else "exited too early"
 

@@ -61,6 +61,7 @@ def verify(
     exercises: tuple[str, ...] = DEFAULT_EXERCISES,
     effort: Effort | None = None,
     suite: Suite | None = None,
+    elastic: str | None = None,
     startup_too: bool = False,
     cores: int | None = None,
     on_event: Progress = lambda what, label, seconds: None,
@@ -86,6 +87,7 @@ def verify(
         exercises=exercises,
         effort=effort,
         suite=suite,
+        elastic=elastic,
         startup=startup_too or None,
         cores=cores,
         seconds=timeout,
@@ -172,7 +174,8 @@ def _orphans(
     results: Mapping[Key, Any], launch: Launch, runner: Runner, suspects: orphans.Suspects
 ) -> Iterator[Finding]:
     """Processes that ranks left on their hosts; other hosts are asked only if ranks failed."""
-    runs = [value for key, value in results.items() if key.name == "rank_run"]
+    names = ("rank_run", "elastic_run")
+    runs = [value for key, value in results.items() if key.name in names]
     failed = any(isinstance(run, Failed) or (run and run.returncode) for run in runs)
     if not failed and not runner.stopped:
         end_marked(runner.token)  # what a rank may have started

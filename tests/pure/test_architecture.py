@@ -27,6 +27,7 @@ LAYERS = (
     ("contents",),
     ("locks",),
     ("environments",),
+    ("packing",),
     ("plans",),
     ("wheels",),
     ("verification",),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdenv.command import Command, Outcome
-from hvdenv.environments.installation import Expectation
+from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.launch.launchers import Launch, Mpi
 from hvdenv.model.cluster import Launch as Settings
 from hvdenv.reports.report import Finding
@@ -306,7 +306,8 @@ def findings_of(check: str, ranks: RankRun, **mca: str) -> Sequence[Finding]:
         runs = {("torch", "MPI"): ranks}
         return list(checks.operations({"torch": extension}, runs, expectation))
     launch = Launch((), 2, settings=Settings(mca=mca))
-    return list(checks.data_path(ranks, (OPEN_MPI, ""), launch, "torch", "MPI"))
+    installation = Installation("", "", ())
+    return list(checks.data_path(ranks, (OPEN_MPI, ""), launch, installation, "torch", "MPI"))
 
 
 def test_operations_of_runs_on_gpus() -> None:
@@ -380,3 +381,17 @@ def test_what_libraries_of_mpi_call_themselves(text: str, mpi: Mpi) -> None:
 )
 def test_numbers_of_nccl(number: int, text: str) -> None:
     assert datapath.nccl_release(number) == text
+
+
+def test_every_rank_has_to_run_from_the_image() -> None:
+    """One that reports nothing, or another image, is none that did."""
+    mount = f"hvdenv:{'a' * 64}"
+    inside = rank(0, files=f"fuse.squashfuse_ll {mount}")
+    assert "ran from the image" in datapath.judge(run(inside, inside), OPEN_MPI, {}, mount).message
+    for files in ("lustre mds1:/scratch", f"fuse hvdenv:{'b' * 64}", ""):
+        ranks = run(inside, rank(1, host="n1", files=files))
+        found = datapath.judge(ranks, OPEN_MPI, {}, mount)
+        assert found.status == "fail"
+        assert found.message.startswith("1 of 2 ranks did not run from the image: rank 1 on n1")
+        assert "--no-image" in found.remedy
+    assert "image" not in datapath.judge(run(inside, inside), OPEN_MPI, {}).message

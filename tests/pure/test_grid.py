@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from hvdenv.knowledge.grid import (
     Failure,
     Judged,
     Row,
+    SuiteResult,
     all_rows,
     ask,
     asked_of,
@@ -37,6 +39,10 @@ from hvdenv.model.facts import Facts, Tool
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Gpu, Recipe
 from hvdenv.schema import Problem, encode
+from hvdenv.standalone.ranks import events
+from hvdenv.verification.checks import findings
+from hvdenv.verification.ranks import Judgement
+from hvdenv.verification.suite import SuiteRun, judge
 
 ROOT = Path(__file__).parents[2]
 PASSED = (Judged("torch", "mpi", "pass"), Judged("torch", "gloo", "pass"))
@@ -426,6 +432,34 @@ def test_a_row_is_made_of_what_the_commands_say(stand_in: StandIn, facts: Facts)
     assert not (stand_in.folder / "work" / "home").exists()
     assert stand_in.run() == 0  # and the next one
     assert stand_in.named == [each.name for each in all_wanted()[:2]]
+
+
+def test_results_of_horovods_own_tests_are_in_the_row(stand_in: StandIn) -> None:
+    outcomes = {
+        **{f"p{number}": "passed" for number in range(3)},
+        "test_torch.py::TorchTests::test_broadcast_state": "failed", "s": "skipped",
+        **{f"x{number}": "failed" for number in range(22)},
+    }  # fmt: skip
+    done: dict[str, Mapping[str, events.TestDone]] = {
+        test: {"rank 0": events.TestDone(test, each, reason="E  no")}
+        for test, each in outcomes.items()
+    }
+    late = Judgement("unproven", "no time was left from b.py on")
+    judged = [
+        *findings("suite", "torch over MPI", judge(SuiteRun(done, {}, None), "0.28.1", "pytest")),
+        *findings("suite", "tests without ranks", judge(SuiteRun({}, {}, late), "0.28.1", "pytest")),
+    ]  # fmt: skip
+    stand_in.answer("verify", {"findings": encode(judged)}, code=1)
+    stand_in.answer("doctor", {}, code=1)
+    sys.argv += ["--suite-from", "/src/horovod", "--controller", "MPI"]
+    assert stand_in.run() == 0 and stand_in.commands[-2:] == ["doctor", "verify"]
+    (made,) = stand_in.rows
+    new = tuple(f"x{number}" for number in range(22))
+    assert made.suite == (
+        SuiteResult("torch over MPI", passed=3, skipped=1, known=1, new=new),
+        SuiteResult("tests without ranks", problem="no time was left from b.py on"),
+    )
+    assert "| torch over MPI | 3 | 1 | 1 | `x0`, `x1`," in page([made])
 
 
 def test_a_build_that_failed_has_its_cause_in_its_row(stand_in: StandIn) -> None:

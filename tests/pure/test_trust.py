@@ -63,7 +63,7 @@ SHOWN = {
 EXECUTING = {
     "build": (), "check": (), "fetch": ("--to", "there"), "install": ("tqdm",), "job": ("--", "true"),
     "lock": (), "module": (), "run": ("--", "true"), "shell": (), "verify": (),
-    "container": ("--build",),
+    "container": ("--build",), "pack": (),
 }  # fmt: skip
 
 

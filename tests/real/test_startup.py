@@ -13,21 +13,29 @@ import pytest
 
 from hvdenv.environments.installation import Expectation, Installation, inspect_prefix
 from hvdenv.launch.launchers import Launch
+from hvdenv.model.cluster import Network
 from hvdenv.runner import Runner
+from hvdenv.sites.hosts import Host
 from hvdenv.verification import collectors, startup
 from hvdenv.verification.collection import Setup
 from hvdenv.verification.startup import Start
 from tests.real.doctored import TIMEOUT
+from tests.standin import Cluster
 
 DELAY = 0.0003
 # Mounts the file system over the environment, in a namespace of its own, and starts a rank there.
 BEHIND = '"$1" "$2" 300 "$3" && shift 3 && exec "$@"'
 
 
-def starts_of(installation: Installation, runner: Runner) -> tuple[Start, ...]:
+ONE = Launch((), 1, root=os.geteuid() == 0)
+
+
+def starts_of(
+    installation: Installation, runner: Runner, launch: Launch = ONE
+) -> tuple[Start, ...]:
     setup = Setup(
         installation, runner, Expectation(("torch",), ("MPI",)), launchers=("mpirun",),
-        launch=Launch((), 1, root=os.geteuid() == 0),
+        launch=launch,
     )  # fmt: skip
     mpi, found = collectors.mpi(setup, TIMEOUT), collectors.libraries(setup, TIMEOUT)
     return collectors.starts(setup, True, found, mpi, TIMEOUT, "torch")
@@ -50,7 +58,8 @@ def slow_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(
-    os.geteuid() != 0 or not os.path.exists("/dev/fuse"), reason="mounts a file system: needs root"
+    os.geteuid() != 0 or not all(map(os.path.exists, ("/dev/fuse", "/usr/include/fuse3"))),
+    reason="mounts a file system: needs root, /dev/fuse and libfuse3-dev",
 )
 def test_a_slow_file_system_shows_in_the_imports(
     original: Installation, runner: Runner, slow_files: Path, tmp_path: Path
@@ -79,6 +88,21 @@ def test_a_slow_file_system_shows_in_the_imports(
     assert "torch._C" in slow["slowest"]
     assert 0 < slow["failed"] < slow["lookups"]
     assert slow["opens"] > 0 and slow["modules"] > 100
+
+
+def test_on_two_hosts(original: Installation, cluster: Cluster) -> None:
+    hosts, network = (
+        tuple(Host(name, 1) for name in cluster.hosts),
+        Network(use=(cluster.interface,)),
+    )
+    launch = ONE._replace(ranks=2, hosts=hosts, network=network)
+    starts = starts_of(original, Runner(cluster.environ), launch)
+    assert startup.judge(starts).status == "pass", startup.judge(starts)
+    assert [(start.nodes, start.again) for start in starts] == [(2, False), (1, True), (2, True)]
+    ranks = [(each.rank, each.host) for each in startup.records("torch", starts)]
+    one, other = cluster.hosts
+    assert ranks == [(0, one), (1, other), (0, one), (0, one), (1, other)]
+    assert all((each.launcher or 0) > 0 for each in startup.records("torch", starts))
 
 
 if __name__ == "__main__":

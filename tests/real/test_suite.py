@@ -14,7 +14,7 @@ from hvdenv.verification.collection import Setup, Suite
 from tests.real.doctored import TIMEOUT
 
 TESTS = """
-import os, signal, time
+import multiprocessing, os, signal, time
 import pytest, torch
 import horovod.torch as hvd
 import common
@@ -44,6 +44,12 @@ def test_a_rank_does_not_come():
     if hvd.rank() == 0:
         time.sleep(1000)
     hvd.allreduce(torch.ones(2))
+
+def test_a_process_of_its_own():
+    process = multiprocessing.get_context("spawn").Process(target=os.getpid)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 def test_after_all_of_that():
     assert hvd.size() == 2
@@ -78,7 +84,7 @@ def test_failing_tests_are_named_and_the_others_still_run(
     found = dict(suite.judge(run, "0.28.1", "pytest"))
     prefix = "parallel/test_own.py::"
     assert found[""].status == "pass"
-    assert found[""].message == "2 of Horovod 0.28.1's tests pass; 1 skips itself"
+    assert found[""].message == "3 of Horovod 0.28.1's tests pass; 1 skips itself"
     assert "no GPU here" in found[""].evidence
     assert found["known failures"].status == "skip"
     failed = {

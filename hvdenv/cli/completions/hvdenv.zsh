@@ -26,6 +26,7 @@ _shtab_hvdenv_commands() {
     job:'Write the batch script of a job that runs a command in an environment or image.'
     lock:'Write the lock of a recipe: every package with its hash, sources, patches and flags.'
     module:'Write a modulefile of an environment, for Lmod (Lua) or Environment Modules (Tcl).'
+    pack:'Pack an environment into one image, which hosts mount instead of reading its many files.'
     plan:'Show what build would run, in order, and why, without running it.'
     recipes:'List recipes: those of hvdenv, and those in the recipe folders of the site file.'
     run:'Run a command in an environment, or in the image that the recipe names.'
@@ -395,6 +396,8 @@ _shtab_hvdenv_job_options=(
   "--account[ACCOUNT]:ACCOUNT:"
   "--name[NAME]:NAME:"
   "--comment[COMMENT]:COMMENT:"
+  "--image[run from this image (default\: the one that \`hvdenv pack\` made beside the environment)]:FILE:"
+  "--no-image[run from the environment\'s files, not its image]"
   "--launcher[starts the ranks]:L:"
   "--output[output file, with the scheduler\'s placeholders]:FILE:"
   "--to[write it to a file]:FILE:"
@@ -449,6 +452,24 @@ _shtab_hvdenv_module_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_hvdenv_module_defaults_added=0
 
+_shtab_hvdenv_pack_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "*--variant[use this variant of the recipe\; may be repeated]:V:"
+  "*--set[override a value of the recipe, such as mpi.version\=5.0.11\; may be repeated]:KEY=VALUE:"
+  "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
+  "--prefix[path of the environment (a symbolic link that hvdenv manages)]:P:"
+  "--to[file of the image (default\: beside the environment, where other commands find it)]:FILE:"
+  "--copy-to[folder in which each host keeps a copy of the image while a job runs, such as \/dev\/shm or \'\$TMPDIR\'\; the copy has no name there (default\: hosts read the image where it is)]:DIR:"
+  "--sign[sign the manifest with this private key, or with the SSH agent\'s key for this public part (default\: places.wheels.key)]:KEY:"
+  "--trust[use files that other users can change, for this command only]"
+  "--json[print the result as JSON, and nothing else, on standard output]"
+  {-q,--quiet}"[print errors only]"
+  ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_hvdenv_pack_defaults_added=0
+
 _shtab_hvdenv_plan_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "*--variant[use this variant of the recipe\; may be repeated]:V:"
@@ -492,6 +513,8 @@ _shtab_hvdenv_run_options=(
   "--launcher[mpirun, mpiexec, srun, aprun, jsrun, horovodrun-gloo, horovodrun-mpi, torchrun, multiworker (default\: the recipe\'s)]:L:"
   "*"{-x,--export}"[set a variable for every rank\; may be repeated]:NAME[=VALUE]:"
   "--clean[unset the variables of your shell that change results, such as LD_PRELOAD, LD_LIBRARY_PATH, HOROVOD_\*, NCCL_\* and OMPI_MCA_\*]"
+  "--image[run from this image (default\: the one that \`hvdenv pack\` made beside the environment)]:FILE:"
+  "--no-image[run from the environment\'s files, not its image]"
   "--dry-run[print the command line without running it]"
   "--trust[use files that other users can change, for this command only]"
   ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
@@ -516,6 +539,8 @@ _shtab_hvdenv_shell_options=(
   "--name[NAME]:NAME:"
   "--comment[COMMENT]:COMMENT:"
   "--clean[unset the variables of your shell that change results, such as LD_PRELOAD, LD_LIBRARY_PATH, HOROVOD_\*, NCCL_\* and OMPI_MCA_\*]"
+  "--image[run from this image (default\: the one that \`hvdenv pack\` made beside the environment)]:FILE:"
+  "--no-image[run from the environment\'s files, not its image]"
   "--dry-run[print the command line, which can be pasted, without running it]"
   "--trust[use files that other users can change, for this command only]"
   ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
@@ -565,9 +590,11 @@ _shtab_hvdenv_verify_options=(
   {-n,--ranks}"[number of ranks (default\: those of the allocation\; otherwise 3, or 4 with four or more cores\; at most one per GPU if NCCL is expected\; 2 with --quick)]:N:"
   "--hosts[hosts and their slots, such as gpu32\:4,gpu33\:4 (default\: those of the allocation)]:H:"
   "--hostfile[file with one host per line]:F:"
-  "--timeout[limit for the whole command (default\: 600\; more with --bench, --startup and --suite)]:SECONDS:"
+  "--timeout[limit for the whole command (default\: 600\; more with --bench, --startup, --suite and --elastic)]:SECONDS:"
   "*--launcher[srun, mpirun, mpiexec, horovodrun-mpi, horovodrun-gloo, aprun, jsrun\; may be repeated, one for each controller (default\: the recipe\'s, and horovodrun-gloo)]:L:"
   "--clean[unset the variables of your shell that change results, such as LD_PRELOAD, LD_LIBRARY_PATH, HOROVOD_\*, NCCL_\* and OMPI_MCA_\*]"
+  "--image[run from this image (default\: the one that \`hvdenv pack\` made beside the environment)]:FILE:"
+  "--no-image[run from the environment\'s files, not its image]"
   "--quick[test allreduce only\: no other operations, no training]"
   "--full[test every operation with every type and shape, tensors above the fusion threshold, the timeline, and training with every option (takes a minute more per framework and controller)]"
   "--bench[measure allreduce and training, and compare with MPI or NCCL alone and with the recipe\'s references]"
@@ -575,6 +602,7 @@ _shtab_hvdenv_verify_options=(
   "--startup[measure the time from launch to the end of hvd.init(), first of all and then on 1, 2, 4 ... nodes\: launcher, interpreter, imports with the slowest modules, init\; and count the files that Python looks for]"
   "--suite[also run the tests that Horovod\'s developers wrote, over each controller]"
   "--suite-from[a checkout of Horovod or an archive of one, with these tests (default\: clone it)]:PATH:"
+  "--elastic[also run an elastic job that loses a rank and a host and gains a host, and compare its state with the last commit (PyTorch over Gloo\; takes one to two minutes)]"
   "--junit[write it as JUnit XML]:FILE:"
   "--html[write it as a self-contained HTML page]:FILE:"
   "--from[read the report from a JSON file that verify wrote, instead of verifying]:REPORT:"
@@ -651,6 +679,7 @@ _shtab_hvdenv() {
         job) _arguments -C -s $_shtab_hvdenv_job_options ;;
         lock) _arguments -C -s $_shtab_hvdenv_lock_options ;;
         module) _arguments -C -s $_shtab_hvdenv_module_options ;;
+        pack) _arguments -C -s $_shtab_hvdenv_pack_options ;;
         plan) _arguments -C -s $_shtab_hvdenv_plan_options ;;
         recipes) _arguments -C -s $_shtab_hvdenv_recipes_options ;;
         run) _arguments -C -s $_shtab_hvdenv_run_options ;;

@@ -10,6 +10,7 @@ import glob
 import json
 import os
 import re
+import sys
 from typing import Dict, List
 
 import events
@@ -161,6 +162,18 @@ def fast_networks(devices: str = "/sys/class") -> List[str]:
     return found[:8]
 
 
+def file_system(path: str) -> str:
+    """Type and source of the file system of a path: ``ext4 /dev/sda1``."""
+    device = os.stat(path).st_dev
+    number = "{}:{}".format(os.major(device), os.minor(device))
+    with open("/proc/self/mountinfo") as stream:
+        for line in stream:
+            mounted, _, source = line.partition(" - ")
+            if mounted.split()[2] == number:
+                return " ".join(source.split()[:2])[:200]
+    return ""
+
+
 def _read(folder: str, name: str) -> str:
     try:
         with open(os.path.join(folder, name)) as stream:
@@ -179,5 +192,6 @@ def run(context: Context, gpu: events.Gpu) -> None:
         fast=fast_networks(),
         variables={n: os.environ[n][:60] for n in _REPORTED if os.environ.get(n, "-1") != "-1"},
         libraries={name: paths[:2] for name, paths in loaded.items()},
+        files=file_system(sys.modules["horovod"].__path__[0]),
     )
     context.report(path)

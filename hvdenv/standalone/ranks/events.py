@@ -168,6 +168,7 @@ class DataPath(NamedTuple):
         variables: those of the rank's environment that choose a transport.
         libraries: paths of the loaded libraries, by name.
         logged: what libraries printed about their transports, by kind.
+        files: type and source of the file system that Horovod was imported from.
     """
 
     gpu: Gpu = Gpu()
@@ -177,6 +178,7 @@ class DataPath(NamedTuple):
     variables: Dict[str, str] = {}
     libraries: Dict[str, List[str]] = {}
     logged: Dict[str, List[str]] = {}
+    files: str = ""
 
 
 class Skipped(NamedTuple):
@@ -264,6 +266,24 @@ class SuiteDone(NamedTuple):
     """All of Horovod's own tests in a file were tried; `code` is pytest's."""
 
     code: int
+
+
+class World(NamedTuple):
+    """What a rank of an elastic job finds after its ranks changed, and once more at the end.
+
+    Attributes:
+        number: how often they have changed, as rank 0 knows it.
+        step: of the training, as restored or received.
+        value: of the parameter, likewise.
+        total: the sum of the numbers of all ranks, each plus one.
+    """
+
+    number: int
+    rank: int
+    size: int
+    step: int
+    value: float
+    total: int
 
 
 class Bench(NamedTuple):
@@ -373,7 +393,7 @@ class Exited(NamedTuple):
 
 RankEvent = Union[
     Started, ExtensionFacts, Joined, Stage, Result, DataPath, Operation, OperationsDone, Training,
-    TestDone, SuiteDone, Bench, BenchEnd, Speed, Startup, Overdue, Exited,
+    TestDone, SuiteDone, World, Bench, BenchEnd, Speed, Startup, Overdue, Exited,
 ]  # fmt: skip
 _KINDS: Dict[str, Any] = {
     "started": Started,
@@ -387,6 +407,7 @@ _KINDS: Dict[str, Any] = {
     "training": Training,
     "test": TestDone,
     "suite": SuiteDone,
+    "world": World,
     "bench": Bench,
     "bench_end": BenchEnd,
     "speed": Speed,

@@ -8,7 +8,7 @@ rank's Horovod; ``joined``, the rank's numbers; ``stage``, what comes next; ``re
 DEVICE is gpu if ranks may use NCCL, and host if they must not. If CONTROLLER was not built in,
 the rank ends after ``extension``. An EXERCISE is NAME or NAME=OPTION, for the function
 run(context, option) of NAME.py, before which before_init(context, option) is called if it has
-one. The allreduces of allreduce.py always come first. After
+one. The allreduces of allreduce.py come first, except for the exercises in ALONE. After
 DUMP_SECONDS the stacks of all threads go to standard error. Runs on Python 3.6 and newer.
 """
 
@@ -27,6 +27,9 @@ import extension  # noqa: E402
 import gpus  # noqa: E402
 from context import Context  # noqa: E402
 
+# Exercises that replace all other work, and initialise Horovod themselves.
+ALONE = ("suite", "elastic")
+
 
 def main(
     framework: str, controller: str, device: str, report_fd: str, dump_seconds: str, *words: str
@@ -44,9 +47,9 @@ def main(
     context.report(facts)
     if facts.built.get(controller) == 0:
         return
-    if exercises and exercises[0][0] == "suite":  # Horovod's tests initialise it themselves
-        context.stage("suite")
-        modules["suite"].run(context, exercises[0][2])
+    if exercises and exercises[0][0] in ALONE:
+        context.stage(exercises[0][0])
+        modules[exercises[0][0]].run(context, exercises[0][2])
         context.stage("shutdown")
         return
     for name, _, option in exercises:

@@ -91,6 +91,8 @@ def run(context: Context, option: str) -> None:
     with open(option, encoding="utf-8") as stream:
         plan = json.load(stream)
     sys.path.append(plan["packages"])
+    # Processes that tests spawn would import this program, whose folders are not on their path.
+    del sys.modules["__main__"].__file__
     import pytest
 
     os.chdir(os.path.join(plan["tests"], os.path.dirname(plan["files"][0])))

@@ -1,0 +1,109 @@
+"""Pack an environment into one image, which hosts mount instead of reading its many files.
+
+The image is beside the environment. run, job, shell and verify then use it: on each host, they
+mount it in the place of the environment, for their own processes only."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from hvdenv.cli.options import add_options, add_recipe, print_json
+from hvdenv.cli.run import choose, named
+from hvdenv.environments import generations, last_used
+from hvdenv.environments.generations import Environment
+from hvdenv.errors import UsageError
+from hvdenv.packing import image, use
+from hvdenv.packing.manifest import Packed, default_image
+from hvdenv.packing.use import Host
+from hvdenv.places import find_places, named_file
+from hvdenv.runner import Runner
+from hvdenv.schema import encode
+
+EXAMPLES = """\
+examples:
+  hvdenv pack local
+  hvdenv pack local && hvdenv verify local          proves that all ranks run from the image
+  hvdenv run local -n 4 --no-image -- python train.py    reads the environment's files instead
+  hvdenv pack neuron --copy-to /dev/shm             hosts copy the image to memory first
+  hvdenv pack neuron --to /scratch/me/neuron.sqsh   for: hvdenv run neuron --image FILE -- ...
+  hvdenv pack neuron --sign ~/.ssh/id_ed25519.pub
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_recipe(parser, optional=True)
+    add_options(parser, "prefix")
+    parser.add_argument(
+        "--to", metavar="FILE", type=Path,
+        help="file of the image (default: beside the environment, where other commands find it)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--copy-to", metavar="DIR", default="",
+        help="folder in which each host keeps a copy of the image while a job runs, such as /dev/shm"
+        " or '$TMPDIR'; the copy has no name there (default: hosts read the image where it is)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sign", metavar="KEY", default="",
+        help="sign the manifest with this private key, or with the SSH agent's key for this public"
+        " part (default: places.wheels.key)",
+    )  # fmt: skip
+    add_options(parser, "trust", "json")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print errors only")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    folder = arguments.copy_to
+    if folder and not folder.startswith(("/", "$")):
+        raise UsageError(
+            f"{folder!r} is no folder of every host", where="--copy-to",
+            remedy="write an absolute path, or one that begins with a variable: '$TMPDIR'",
+        )  # fmt: skip
+    chosen = choose(arguments, built=True)
+    if chosen.record is None:
+        raise UsageError(
+            "modules provide this environment, so hvdenv has nothing to pack",
+            where=named(arguments),
+            remedy="name an environment that hvdenv built; `hvdenv envs` lists them",
+        )
+    environment, runner = generations.at(chosen.prefix), Runner()
+    identity = environment.active()
+    last_used.note(find_places(), chosen.prefix)
+    key = arguments.sign or chosen.recipe.places.wheels.key or ""
+    to = named_file(arguments.to) if arguments.to else default_image(environment, identity)
+    cores = len(os.sched_getaffinity(0))
+    packed = image.make(
+        environment, identity, to, runner, cores=cores, copy_to=folder, key=os.path.expanduser(key)
+    )
+    _report(arguments, packed, environment, runner)
+    return 0
+
+
+def _report(
+    arguments: argparse.Namespace, packed: Packed, environment: Environment, runner: Runner
+) -> None:
+    """Print what was packed, and whether this host can mount it."""
+    host = use.detect(environment, runner)
+    if arguments.json:
+        print_json(
+            {"image": str(packed.image), "manifest": encode(packed.manifest), "host": encode(host)}
+        )
+    elif not arguments.quiet:
+        print(packed.image)
+        print("\n".join(_lines(packed, host)), file=sys.stderr)
+
+
+def _lines(packed: Packed, host: Host) -> list[str]:
+    manifest = packed.manifest
+    sizes = f"{manifest.bytes / 1e9:.2f} GB for {manifest.files} files of {manifest.unpacked_bytes / 1e9:.2f} GB"
+    lines = [f"{sizes}, sha256 {manifest.sha256}"]
+    lines += [f"also holds {each.at}" for each in manifest.mounts[1:]]
+    if manifest.outside:
+        lines.append(f"not in the image: {', '.join(manifest.outside)}")
+    if host.lacks:
+        lines.append(f"this host cannot mount it: it lacks {host.lacks}")
+    else:
+        lines.append(f"this host can mount it with {host.squashfuse}")
+    return lines

@@ -1,0 +1,78 @@
+"""The options --image and --no-image: whether programs run from the image of an environment."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from hvdenv.cli.options import refuse_foreign_path
+from hvdenv.environments import generations
+from hvdenv.errors import UsageError
+from hvdenv.model.recipe import Recipe
+from hvdenv.packing import use
+from hvdenv.packing.manifest import refuse_unsigned
+from hvdenv.runner import Runner
+
+
+class Entry(NamedTuple):
+    """How programs enter an image; both are empty without one.
+
+    Attributes:
+        words: before the program of each rank.
+        source: how the kernel names the mount.
+    """
+
+    words: tuple[str, ...] = ()
+    source: str = ""
+
+
+def add_image(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--image", metavar="FILE", type=Path,
+        help="run from this image (default: the one that `hvdenv pack` made beside the environment)",
+    )  # fmt: skip
+    group.add_argument(
+        "--no-image", action="store_true", help="run from the environment's files, not its image"
+    )
+
+
+def entry_of(
+    arguments: argparse.Namespace, prefix: Path, recipe: Recipe | None, job: str = ""
+) -> Entry:
+    """How programs of an environment enter its image.
+
+    Args:
+        arguments: with the options of add_image().
+        prefix: of the environment.
+        recipe: of the environment; None if hvdenv did not build it.
+        job: see use.words(); by default a new name.
+
+    Raises:
+        UsageError: a named image does not fit.
+        StepError: it lacks the signature that the site requires.
+        UntrustedError: another user could change it.
+    """
+    environment = generations.at(prefix)
+    identity = environment.active()
+    if arguments.no_image or not (identity and recipe):
+        if arguments.image:
+            raise UsageError(
+                "only an environment that hvdenv built can have an image",
+                where=f"--image {arguments.image}", remedy="omit --image",
+            )  # fmt: skip
+        return Entry()
+    packed, why = use.find(environment, identity, arguments.image)
+    if why:
+        print(f"note: the image beside the environment is not used: {why}", file=sys.stderr)
+    if packed is None:
+        return Entry()
+    owned = None if arguments.image else environment.prefix
+    for path in (packed.path, packed.image, packed.program):
+        refuse_foreign_path(str(path), arguments, owned)
+    if signers := recipe.places.wheels.signers:
+        refuse_unsigned(packed, Path(os.path.expanduser(signers)), Runner())
+    return Entry(use.words(packed, environment, job or use.new_job()), packed.source)

@@ -1,0 +1,166 @@
+"""Makes the image of a generation with mksquashfs.
+
+The same generation gives the same bytes: mksquashfs sorts the names, files belong to the owner of
+the generation, and nothing in the image depends on the time or the host. The times of files stay,
+since Python compares those of a module and of its bytecode.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from hvdenv import IMAGE_PROGRAMS, signing
+from hvdenv.command import Command
+from hvdenv.contents.record import GenerationRecord
+from hvdenv.environments import generations
+from hvdenv.environments.generations import Environment
+from hvdenv.environments.installation import recorded
+from hvdenv.errors import StepError
+from hvdenv.packing.manifest import (
+    FORMAT,
+    SIGNATURE,
+    Manifest,
+    Mounted,
+    Packed,
+    manifest_of,
+    read,
+    record_digest,
+)
+from hvdenv.places import blocked, sync, write_json, write_text
+from hvdenv.reading import GIB, OWN, Kind, open_file, read_text
+from hvdenv.runner import Runner
+from hvdenv.schema import encode
+
+FILE = Kind("an image", 1024 * GIB)
+# Level 6 takes three times as long and saves a few per cent.
+LEVEL = 3
+# Folders in which every host has its own Python.
+_OF_THE_SYSTEM = ("/usr", "/usr/local", "/")
+_BLOCK = 1 << 20
+
+
+def make(
+    environment: Environment,
+    identity: str,
+    to: Path,
+    runner: Runner,
+    *,
+    cores: int,
+    copy_to: str = "",
+    key: str = "",
+) -> Packed:
+    """Make the image of a generation, and beside it the manifest and its signature.
+
+    Args:
+        environment: with this complete generation.
+        identity: of the generation.
+        to: file of the image; replaced if it exists.
+        runner: runs mksquashfs.
+        cores: how many to use.
+        copy_to: see Manifest.
+        key: file of the key to sign with; empty to sign nothing.
+
+    Raises:
+        StepError: mksquashfs is missing or fails, or the file cannot be written.
+    """
+    record = generations.read_record(environment.record(identity))
+    mounts, outside = contents(environment.generation(identity), record)
+    temporary = to.with_name(f".new-{os.urandom(16).hex()}")
+    try:
+        made_by = _squash(mounts, temporary, runner, cores)
+        digest, size = _digest(temporary)
+        manifest = Manifest(
+            recipe=record.recipe,
+            variants=record.variants,
+            generation=identity,
+            record_sha256=record_digest(environment, identity),
+            mounts=mounts,
+            outside=outside,
+            sha256=digest,
+            bytes=size,
+            files=record.files,
+            unpacked_bytes=record.bytes,
+            copy_to=copy_to,
+            made_by=made_by,
+        )
+        sync(temporary)
+        os.replace(temporary, to)
+        sync(to.parent)
+    except OSError as error:
+        raise blocked(to, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    write_json(manifest_of(to), {"format": FORMAT, **encode(manifest)})
+    packed = read(to)
+    write_text(packed.program, read_text(IMAGE_PROGRAMS / "enter.py", OWN))
+    _sign(packed, key, runner)
+    return packed
+
+
+def contents(
+    generation: Path, record: GenerationRecord
+) -> tuple[tuple[Mounted, ...], tuple[str, ...]]:
+    """What an image holds, and what its programs use outside of it.
+
+    Of an interpreter that is not the system's, the image holds the standard library, which Python
+    reads at every start. The program itself and libpython are two files.
+    """
+    here = generation.resolve()
+    mounts = (Mounted(here.name, str(here)),)
+    python = Path(recorded(generation, record).python).resolve()
+    if python.is_relative_to(here):
+        return mounts, ()
+    base = python.parent.parent
+    library = base / "lib" / python.name
+    if str(base) in _OF_THE_SYSTEM or not (library / "os.py").is_file():
+        return mounts, (str(python),)
+    return (*mounts, Mounted(library.name, str(library))), (str(python),)
+
+
+def _squash(mounts: tuple[Mounted, ...], to: Path, runner: Runner, cores: int) -> str:
+    """Run mksquashfs; returns its version."""
+    program = shutil.which("mksquashfs")
+    if not program:
+        raise StepError(
+            "this host has no mksquashfs",
+            remedy="install squashfs-tools, or pack the environment on a host that has it",
+        )
+    owner = os.stat(mounts[0].at)
+    words = (
+        # It takes times from this variable.
+        *("env", "-u", "SOURCE_DATE_EPOCH", program, *(each.at for each in mounts), str(to)),
+        *("-comp", "zstd", "-Xcompression-level", str(LEVEL), "-mkfs-time", "0", "-no-xattrs"),
+        *("-root-mode", "755", "-root-time", "0", "-keep-as-directory", "-noappend"),
+        *("-force-uid", str(owner.st_uid), "-force-gid", str(owner.st_gid)),
+        *("-processors", str(cores), "-no-progress", "-quiet"),
+    )
+    outcome = runner.run(Command(words))
+    if not outcome:
+        raise StepError(
+            "mksquashfs failed", where=str(to), detail=outcome.tail(5),
+            remedy="it needs version 4.5 or newer with zstd; or pack on another host",
+        )  # fmt: skip
+    version = runner.run(Command((program, "-version"))).output.splitlines()
+    return version[0] if version else ""
+
+
+def _digest(path: Path) -> tuple[str, int]:
+    """The SHA-256 and the size of a file."""
+    digest, size = hashlib.sha256(), 0
+    with open_file(path, FILE) as stream:
+        while block := stream.read(_BLOCK):
+            digest.update(block)
+            size += len(block)
+    return digest.hexdigest(), size
+
+
+def _sign(packed: Packed, key: str, runner: Runner) -> None:
+    """Write the signature of a manifest; without a key, remove that of the one before."""
+    path = packed.path.with_name(packed.path.name + SIGNATURE)
+    if key:
+        write_text(path, signing.sign(packed.data, key, runner, signing.IMAGE).decode())
+    else:
+        path.unlink(missing_ok=True)

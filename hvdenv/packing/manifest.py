@@ -1,0 +1,168 @@
+"""The manifest of an image: what the image holds, where it is mounted, and its hash.
+
+The image of a generation is beside it in the store, so that `envs prune` removes both. The
+manifest has the name of the image and ``.json``; its signature has ``.sig`` after that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from hvdenv import signing
+from hvdenv.environments.generations import IMAGE, Environment
+from hvdenv.errors import StepError
+from hvdenv.places import blocked
+from hvdenv.reading import KEY, STATE, read_file
+from hvdenv.runner import Runner
+from hvdenv.schema import Problem, decode
+
+FORMAT = 1
+SIGNATURE = ".sig"
+
+
+class Mounted(NamedTuple):
+    """A folder of an image, and the path at which it is mounted."""
+
+    folder: str
+    at: str
+
+
+class Manifest(NamedTuple):
+    """What is known of an image.
+
+    Attributes:
+        recipe, variants: what the environment was built from.
+        generation: its identity.
+        record_sha256: of the generation's record, which vouches for the rest of it.
+        mounts: what the image holds; first the generation.
+        outside: what programs of the environment use and the image does not hold.
+        sha256, bytes: of the image.
+        files, unpacked_bytes: of the generation.
+        copy_to: folder on each host to which the image is copied first; $NAME is replaced there.
+        made_by: the version of mksquashfs.
+    """
+
+    recipe: str
+    variants: tuple[str, ...]
+    generation: str
+    record_sha256: str
+    mounts: tuple[Mounted, ...]
+    outside: tuple[str, ...]
+    sha256: str
+    bytes: int
+    files: int
+    unpacked_bytes: int
+    copy_to: str
+    made_by: str
+
+
+class Packed(NamedTuple):
+    """A manifest and its file; ``data`` is what was read from it."""
+
+    path: Path
+    data: bytes
+    manifest: Manifest
+
+    @property
+    def image(self) -> Path:
+        return self.path.with_suffix("")
+
+    @property
+    def program(self) -> Path:
+        """The program that runs others from the image, which needs no hvdenv."""
+        return self.path.with_name(f"{self.image.name}.enter.py")
+
+    @property
+    def source(self) -> str:
+        """How /proc/self/mountinfo names the mount of the image."""
+        return f"hvdenv:{self.manifest.sha256}"
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the manifest's file."""
+        return hashlib.sha256(self.data).hexdigest()
+
+
+def default_image(environment: Environment, identity: str) -> Path:
+    """Where `hvdenv pack` puts the image of a generation."""
+    return environment.store / f"{identity}{IMAGE}"
+
+
+def manifest_of(image: Path) -> Path:
+    """The file of the manifest of an image."""
+    return image.with_name(f"{image.name}.json")
+
+
+def read(image: Path) -> Packed:
+    """Read the manifest of an image.
+
+    Raises:
+        StepError: there is none, or it is malformed.
+    """
+    path = manifest_of(image)
+    try:
+        data = read_file(path, STATE).data
+        document = json.loads(data)
+        if not isinstance(document, dict) or document.pop("format", None) != FORMAT:
+            raise ValueError(f"it does not have format {FORMAT}")
+        return Packed(path, data, decode(Manifest, document))
+    except OSError as error:
+        raise blocked(path, error, "read") from error
+    except (ValueError, RecursionError, Problem) as error:
+        raise StepError(
+            f"this manifest of an image is malformed: {error}", where=str(path),
+            remedy="make the image again: hvdenv pack RECIPE",
+        ) from error  # fmt: skip
+
+
+def record_digest(environment: Environment, identity: str) -> str:
+    """The SHA-256 of the record of a generation.
+
+    Raises:
+        StepError: it cannot be read.
+    """
+    path = environment.record(identity)
+    try:
+        return hashlib.sha256(read_file(path, STATE).data).hexdigest()
+    except OSError as error:
+        raise blocked(path, error, "read") from error
+
+
+def misfit(packed: Packed, environment: Environment, identity: str) -> str:
+    """Why an image is not one of this generation at this path; empty if it is."""
+    manifest = packed.manifest
+    if manifest.generation != identity:
+        return f"it holds generation {manifest.generation}, and the active one is {identity}"
+    here = str(environment.generation(identity).resolve())
+    if manifest.mounts[0].at != here:
+        return f"it was packed for {manifest.mounts[0].at}, and the generation is at {here}"
+    if manifest.record_sha256 != record_digest(environment, identity):
+        return "the record of the generation differs from the one that was packed"
+    try:
+        size = packed.image.stat().st_size
+    except OSError as error:
+        return f"the image cannot be read: {error.strerror}"
+    return "" if size == manifest.bytes else f"it has {size} bytes instead of {manifest.bytes}"
+
+
+def refuse_unsigned(packed: Packed, signers: Path, runner: Runner) -> None:
+    """Refuse a manifest without an accepted signature.
+
+    Raises:
+        StepError: the signature is missing or not accepted.
+    """
+    path = packed.path.with_name(packed.path.name + SIGNATURE)
+    try:
+        signature = read_file(path, KEY).data
+        why = signing.refusal(packed.data, signature, signers, runner, signing.IMAGE)
+    except OSError as error:
+        why = f"it has no signature, and the site requires one ({error.strerror}: {path})"
+    if why:
+        raise StepError(
+            f"this image is not used: {why}", where=str(packed.image),
+            remedy="sign it (hvdenv pack RECIPE --sign KEY), or use the environment without it:"
+            " --no-image",
+        )  # fmt: skip

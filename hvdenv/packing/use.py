@@ -1,0 +1,108 @@
+"""How programs use the image of an environment: words before the command of each rank."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from hvdenv import IMAGE_PROGRAMS
+from hvdenv.command import Command
+from hvdenv.environments.generations import Environment
+from hvdenv.environments.installation import inspect_prefix
+from hvdenv.errors import UsageError
+from hvdenv.packing.manifest import Packed, default_image, manifest_of, misfit, read
+from hvdenv.runner import Runner
+from hvdenv.schema import decode
+
+_SYSTEM_PYTHON = "/usr/bin/python3"
+
+
+class Host(NamedTuple):
+    """What a host has for images (hvdenv/standalone/image/enter.py).
+
+    Attributes:
+        squashfuse: path of the program that mounts images; empty if there is none.
+        fuse: whether this user may use /dev/fuse.
+        namespaces: whether this user may make a mount namespace.
+        shm_bytes: free space in /dev/shm, for --copy-to.
+        spindle, copper: paths of programs that serve files of many nodes; for information.
+    """
+
+    squashfuse: str = ""
+    fuse: bool = False
+    namespaces: bool = False
+    shm_bytes: int = 0
+    spindle: str = ""
+    copper: str = ""
+
+    @property
+    def lacks(self) -> str:
+        """Why it cannot mount images; empty if it can."""
+        lacking = (
+            (self.squashfuse, "squashfuse (install squashfuse, or load Apptainer's module)"),
+            (self.fuse, "access to /dev/fuse"),
+            (self.namespaces, "user namespaces for users"),
+        )
+        return " and ".join(what for there, what in lacking if not there)
+
+
+def detect(environment: Environment, runner: Runner) -> Host:
+    """What this host has."""
+    words = (*_python(environment), str(IMAGE_PROGRAMS / "enter.py"), "--detect")
+    output = runner.run(Command(words, timeout=60.0)).output
+    try:
+        return decode(Host, json.loads(output))
+    except ValueError:
+        return Host()
+
+
+def find(environment: Environment, identity: str, named: Path | None) -> tuple[Packed | None, str]:
+    """The image to use, and why an existing one is not used.
+
+    Args:
+        environment: with this active generation.
+        identity: of the generation.
+        named: an image that must be used.
+
+    Raises:
+        UsageError: the named image is none of this generation.
+        StepError: its manifest cannot be read.
+    """
+    image = named or default_image(environment, identity)
+    if not (named or manifest_of(image).exists()):
+        return None, ""
+    packed = read(image.absolute())
+    why = misfit(packed, environment, identity)
+    if named and why:
+        raise UsageError(
+            f"this image does not fit the environment: {why}", where=str(image),
+            remedy="make it again: hvdenv pack RECIPE; or use the environment without it: --no-image",
+        )  # fmt: skip
+    return (None, why) if why else (packed, "")
+
+
+def words(packed: Packed, environment: Environment, job: str) -> tuple[str, ...]:
+    """The words before a program that runs from the image.
+
+    Args:
+        packed: from find().
+        environment: that it is of.
+        job: the same for all ranks of a job, and different for each job.
+    """
+    program = str(packed.program)
+    return (*_python(environment), program, str(packed.path), packed.digest, job, "--")
+
+
+def new_job() -> str:
+    """A name for a job that has no id yet."""
+    return os.urandom(8).hex()
+
+
+def _python(environment: Environment) -> tuple[str, ...]:
+    """A Python that starts without the environment, whose files should not be read twice."""
+    python = _SYSTEM_PYTHON
+    if not os.access(python, os.X_OK):
+        python = os.path.realpath(inspect_prefix(str(environment.prefix)).python)
+    return (python, "-I", "-S")

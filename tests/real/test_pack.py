@@ -1,0 +1,362 @@
+"""Images of environments: made by mksquashfs, mounted by squashfuse in namespaces."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hvdenv.contents.record import GenerationRecord
+from hvdenv.environments import generations
+from hvdenv.environments.generations import Environment
+from hvdenv.packing import image, use
+from hvdenv.packing.manifest import Packed, default_image, read
+from hvdenv.runner import Runner
+from tests.real.conftest import Cli
+from tests.standin import Cluster
+from tests.waiting import wait_until
+
+ONE = "1" * 12
+# An ordinary user. On some machines only root may open /dev/fuse, which on clusters is for all.
+NOBODY = 65534
+USER = (
+    "setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--",
+)  # fmt: skip
+WITH_FUSE = (
+    "unshare", "-m", "sh", "-c",
+    "mount -t tmpfs none /mnt && mknod /mnt/fuse c 10 229 && chmod 666 /mnt/fuse"
+    ' && mount --bind /mnt/fuse /dev/fuse && exec "$@"',
+    "sh",
+)  # fmt: skip
+WHERE = "cat {0}/venv/file; grep -c hvdenv: /proc/self/mountinfo; readlink /proc/self/ns/mnt"
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that other users can read, unlike those of pytest."""
+    with tempfile.TemporaryDirectory(prefix="hvdenv-pack-", dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
+def environment(place: Path) -> Environment:
+    return small_environment(place)
+
+
+def small_environment(place: Path) -> Environment:
+    """A small environment, with an interpreter that is not the system's."""
+    base = place / "base"
+    for name, text in {"bin/python3.99": "#!/bin/sh\n", "lib/python3.99/os.py": "packed\n"}.items():
+        (base / name).parent.mkdir(parents=True)
+        (base / name).write_text(text)
+    environment = generations.at(place / "env")
+    environment.store.mkdir()
+    generation = generations.create(environment, ONE)
+    (generation / "venv/bin").mkdir(parents=True)
+    (generation / "venv/file").write_text("packed\n")
+    (generation / "venv/bin/python").symlink_to(base / "bin/python3.99")
+    (generation / "activate.sh").write_text("export WHO=environment\n")
+    generations.write_record(
+        environment.record(ONE), GenerationRecord(recipe="local", generation=ONE, files=3)
+    )
+    generations.switch(environment, ONE)
+    return environment
+
+
+@pytest.fixture
+def user(place: Path) -> Cli:
+    return Cli(place / "hvdenv")
+
+
+def pack(user: Cli, environment: Environment, *words: str) -> Packed:
+    user("pack", "local", "--prefix", str(environment.prefix), *words)
+    return read(default_image(environment, ONE))
+
+
+@pytest.fixture
+def packed(environment: Environment) -> Packed:
+    """The image; afterwards the environment itself has other files."""
+    packed = image.make(environment, ONE, default_image(environment, ONE), Runner(), cores=1)
+    (environment.generation(ONE) / "venv/file").write_text("not packed\n")
+    return packed
+
+
+def entered(packed: Packed, environment: Environment, *argv: str, job: str = "a") -> list[str]:
+    return [*use.words(packed, environment, job), *argv]
+
+
+def output(argv: Sequence[str]) -> str:
+    return subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
+
+
+def users(packed: Packed) -> dict[int, str]:
+    """Command lines of processes that mount an image, or run from it."""
+    names = (str(packed.path), str(packed.manifest.mounts[0].at))
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            words = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        if any(name in words for name in names):
+            found[process.pid] = words
+    return found
+
+
+def servers(packed: Packed) -> list[int]:
+    return [pid for pid, words in users(packed).items() if "squashfuse" in words]
+
+
+def mounts(packed: Packed) -> int:
+    """In how many processes of this machine the image is mounted."""
+    count = 0
+    for path in Path("/proc").glob("[0-9]*/mountinfo"):
+        try:
+            count += packed.source in path.read_text()
+        except OSError:
+            continue
+    return count
+
+
+def nothing_is_left(packed: Packed) -> bool:
+    return not users(packed) and not mounts(packed)
+
+
+def one_core(folder: Path) -> Path:
+    """A Python that uses one core only."""
+    program = folder / "python"
+    program.write_text(f'#!/bin/sh\nexec taskset -c 0 {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
+def test_an_image_is_the_same_when_it_is_made_again(
+    user: Cli, environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = pack(user, environment)
+    data = first.image.read_bytes()
+    other = Cli(user.home, {"SOURCE_DATE_EPOCH": "1000000000", "TZ": "Asia/Seoul"})
+    again = user.home.parent / "again.sqsh"
+    monkeypatch.setattr("tests.real.conftest.sys.executable", f"{one_core(user.home)}")
+    other("pack", "local", "--prefix", str(environment.prefix), "--to", str(again))
+    assert again.read_bytes() == data
+    manifest = read(again).manifest
+    assert manifest == first.manifest
+    base = environment.prefix.parent / "base"
+    assert [each.at for each in manifest.mounts] == [
+        str(environment.generation(ONE)), str(base / "lib/python3.99"),
+    ]  # fmt: skip
+    assert manifest.outside == (str(base / "bin/python3.99"),)
+
+
+def test_the_image_goes_with_its_generation(environment: Environment, packed: Packed) -> None:
+    generations.delete(environment, ONE)
+    assert os.listdir(environment.store) == []
+
+
+def test_programs_see_the_image_and_others_do_not(environment: Environment, packed: Packed) -> None:
+    here, base = environment.generation(ONE), environment.prefix.parent / "base"
+    (base / "lib/python3.99/os.py").write_text("not packed\n")
+    script = f"cat {here}/venv/file {base}/lib/python3.99/os.py; touch {here}/new; pwd; exit 3"
+    done = subprocess.run(
+        entered(packed, environment, "sh", "-c", script), cwd=environment.prefix.parent,
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["packed", "packed", str(environment.prefix.parent)]
+    assert (done.returncode, "Read-only file system" in done.stderr) == (3, True)
+    assert (here / "venv/file").read_text() == "not packed\n"
+    wait_until(lambda: nothing_is_left(packed), 10)
+
+
+def test_an_ordinary_user_mounts_it_and_gains_nothing(
+    environment: Environment, packed: Packed
+) -> None:
+    script = f"{WHERE.format(environment.generation(ONE))}; id -u; grep CapEff /proc/self/status"
+    argv = [*WITH_FUSE, *USER, *entered(packed, environment, "sh", "-c", script)]
+    content, count, _, user, capabilities = output(argv).splitlines()
+    assert (content, user, capabilities) == ("packed", str(NOBODY), f"CapEff:\t{0:016x}")
+    assert int(count) > 0
+    wait_until(lambda: nothing_is_left(packed), 10)
+
+
+def test_a_host_that_cannot_mount_says_so_and_runs_without(
+    environment: Environment, packed: Packed
+) -> None:
+    """As a user who may not open /dev/fuse, on this machine or one made like it."""
+    closed = [*WITH_FUSE, "sh", "-c", 'chmod 600 /dev/fuse; exec "$@"', "sh", *USER]
+    done = subprocess.run(
+        [*closed, *entered(packed, environment, "cat", f"{environment.prefix}/venv/file")],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout == "not packed\n"
+    assert "/dev/fuse: Permission denied" in done.stderr
+    assert "the program runs without the image" in done.stderr
+
+
+@pytest.mark.parametrize("what", ["image", "manifest"])
+def test_a_flipped_byte_is_refused(environment: Environment, packed: Packed, what: str) -> None:
+    file = packed.image if what == "image" else packed.path
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    done = subprocess.run(
+        entered(packed, environment, "echo", "it ran"),
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (125, "")
+    assert "differs from its manifest" in done.stderr or "has changed" in done.stderr
+    assert "hvdenv pack RECIPE" in done.stderr
+    wait_until(lambda: nothing_is_left(packed), 10)
+
+
+def started(packed: Packed, environment: Environment, job: str) -> subprocess.Popen[str]:
+    """A rank that waits, after it has printed its namespace."""
+    script = f"{WHERE.format(environment.generation(ONE))}; exec sleep 600"
+    argv = entered(packed, environment, "sh", "-c", script, job=job)
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+
+
+def end(rank: subprocess.Popen[str]) -> None:
+    rank.kill()
+    rank.communicate()
+
+
+def namespace(rank: subprocess.Popen[str]) -> str:
+    assert rank.stdout
+    content, _, found = (rank.stdout.readline().strip() for _ in range(3))
+    assert content == "packed"
+    return found
+
+
+def test_ranks_of_a_job_share_a_mount_and_two_jobs_do_not(
+    environment: Environment, packed: Packed
+) -> None:
+    ranks = [started(packed, environment, job) for job in ("a", "a", "b")]
+    first, second, other = map(namespace, ranks)
+    assert first == second != other
+    for rank in ranks[:2]:
+        end(rank)
+    wait_until(lambda: len(servers(packed)) == 1, 10)
+    late = started(packed, environment, "b")
+    assert namespace(late) == other
+    for rank in (late, ranks[2]):
+        end(rank)
+    wait_until(lambda: nothing_is_left(packed), 10)
+
+
+def test_nothing_is_left_of_what_is_killed(environment: Environment, packed: Packed) -> None:
+    """Of ranks and of the keeper alike."""
+    rank = started(packed, environment, "a")
+    namespace(rank)
+    assert mounts(packed) >= 3
+    end(rank)
+    wait_until(lambda: nothing_is_left(packed), 10)
+    rank = started(packed, environment, "a")
+    namespace(rank)
+    (keeper,) = {*users(packed)} - {rank.pid, *servers(packed)}
+    os.kill(keeper, signal.SIGKILL)
+    wait_until(lambda: not servers(packed), 10)
+    end(rank)
+    wait_until(lambda: nothing_is_left(packed), 10)
+
+
+def test_a_rank_that_closes_all_descriptors_keeps_its_image(
+    environment: Environment, packed: Packed
+) -> None:
+    file = environment.generation(ONE) / "venv/file"
+    script = f'for n in 3 4 5 6 7 8 9; do eval "exec $n>&-"; done; sleep 1; cat {file}'
+    assert output(entered(packed, environment, "sh", "-c", script)) == "packed\n"
+    wait_until(lambda: nothing_is_left(packed), 10)
+
+
+def test_a_copy_on_the_host_has_no_name(user: Cli, environment: Environment, place: Path) -> None:
+    folder = place / "node"
+    folder.mkdir()
+    packed = pack(user, environment, "--copy-to", "$NODE")
+    argv = entered(packed, environment, "sh", "-c", "ls -l /proc/[0-9]*/fd; ls $NODE | wc -l")
+    shown = output(["env", f"NODE={folder}", *argv])
+    assert f"{folder}/hvdenv-image-" in shown
+    assert shown.endswith("\n0\n")
+
+
+def test_a_signature_is_required_where_the_site_says_so(
+    user: Cli, environment: Environment, place: Path
+) -> None:
+    key = place / "key"
+    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)]
+    subprocess.run(argv, check=True)
+    (place / "signers").write_text(f"me {key.with_suffix('.pub').read_text()}")
+    site = place / "site.toml"
+    site.write_text(f'[places.wheels]\nsigners = "{place}/signers"\n')
+    words = ("run", "local", "--prefix", str(environment.prefix), "--site", str(site), "--dry-run")
+    pack(user, environment)
+    assert "it has no signature" in user(*words, "--", "true", code=125).stderr
+    pack(user, environment, "--sign", str(key))
+    assert ".enter.py" in user(*words, "--", "true").stdout
+    assert ".enter.py" not in user(*words, "--no-image", "--", "true").stdout
+    packed = read(default_image(environment, ONE))
+    packed.path.write_text(packed.path.read_text().replace('"files": 3', '"files": 4'))
+    assert "its signature is invalid" in user(*words, "--", "true", code=125).stderr
+
+
+def test_an_image_of_another_generation_is_not_used(
+    user: Cli, environment: Environment, packed: Packed
+) -> None:
+    record = GenerationRecord(recipe="local", generation=ONE, files=4)
+    generations.write_record(environment.record(ONE), record)
+    words = ("run", "local", "--prefix", str(environment.prefix), "--dry-run")
+    done = user(*words, "--", "true")
+    assert ".enter.py" not in done.stdout
+    assert "the record of the generation differs" in done.stderr
+    named = user(*words, "--image", str(packed.image), "--", "true", code=125)
+    assert "this image does not fit the environment" in named.stderr
+
+
+SITE = """
+[job]
+nodes = 2
+time = "00:10:00"
+
+[launch]
+launcher = "srun"
+"""
+
+
+def test_a_job_of_slurm_runs_from_the_image(cluster: Cluster, tmp_path: Path) -> None:
+    recipe = Path(__file__).parents[2] / "recipes/local.toml"
+    text = recipe.read_text().replace("format = 1\n", 'format = 1\nscheduler = "slurm"\n', 1)
+    (tmp_path / "site.toml").write_text(text + SITE)
+    environment = small_environment(tmp_path)
+    hvdenv = Cli(tmp_path / "home", cluster.environ)
+    words = (str(tmp_path / "site.toml"), "--prefix", str(environment.prefix))
+    hvdenv("pack", *words)
+    (environment.generation(ONE) / "venv/file").write_text("not packed\n")
+    script = f"echo $WHO on $(hostname) $(cat {environment.prefix}/venv/file)"
+    job = ("job", *words, "--output", str(tmp_path / "out"), "--submit")
+    shown = hvdenv(*job, "--", "sh", "-c", script).stdout
+    for host in cluster.hosts:
+        assert f"environment on {host} packed\n" in shown
+
+
+def test_verify_proves_that_all_ranks_ran_from_the_image(
+    cluster: Cluster, local_prefix: Path, tmp_path: Path
+) -> None:
+    """Over MPI and Gloo on two hosts."""
+    hvdenv = Cli(tmp_path / "home", cluster.environ)
+    file = str(tmp_path / "local.sqsh")
+    hvdenv("pack", "local", "--prefix", str(local_prefix), "--to", file)
+    words = ("local", "--prefix", str(local_prefix), "--image", file, "--framework", "torch")
+    done = hvdenv("verify", *words, "--quick", "--hosts", "gpu32:1,gpu33:1", "--json")
+    found = [each for each in done.json["findings"] if each["check"] == "data-path"]
+    assert [each["subject"] for each in found] == ["torch over MPI", "torch over Gloo"]
+    for each in found:
+        assert "all ranks ran from the image" in each["message"]
+    assert done.json["verdict"] == "pass"
