@@ -398,7 +398,9 @@ def environment(folder: Path) -> Path:
     (packages / "horovod" / "common" / "basics.py").write_text("")
     (folder / "src").mkdir()
     (folder / "base").mkdir()
-    (prefix / "pyvenv.cfg").write_text(f"home = {folder / 'base'}\n")  # its interpreter can be a copy
+    (prefix / "pyvenv.cfg").write_text(
+        f"home = {folder / 'base'}\n"
+    )  # its interpreter can be a copy
     (packages / "a.pth").write_text(f"import site\n{folder / 'src'}\n")
     return prefix
 
