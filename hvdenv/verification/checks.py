@@ -17,7 +17,7 @@ from hvdenv.launch.placement import Requested, hidden, is_secret
 from hvdenv.launch.preflight import compatible
 from hvdenv.reports.report import Finding, Row, Status
 from hvdenv.standalone.ranks.events import RendezvousFacts
-from hvdenv.verification import bench, collectives, datapath, ranks, startup, training
+from hvdenv.verification import bench, collectives, datapath, ranks, training
 from hvdenv.verification.bench import Benchmark, Effort
 from hvdenv.verification.checkbuild import ROWS, CheckBuild
 from hvdenv.verification.collection import CONTROLLERS, NEED_MPIRUN, Setup, Shell, check
@@ -31,6 +31,7 @@ from hvdenv.verification.collectors import (
 from hvdenv.verification.drift import compare
 from hvdenv.verification.ranks import Judgement, RankRun
 from hvdenv.verification.startup import Start
+from hvdenv.verification.startup import judge as judge_starts
 
 OPERATIONS = ("NCCL", "DDL", "CCL", "MLSL", "MPI", "Gloo")
 
@@ -593,11 +594,11 @@ def benchmark(
 
 
 @check("startup")
-def started(starts: Sequence[Start], framework: str) -> Iterator[Finding]:
+def started(startup: bool, starts: Sequence[Start], framework: str) -> Iterator[Finding]:
     """How long ranks take until Horovod is initialised."""
     if starts:
         subject = f"{framework} over {starts[0].run.controller}"
-        yield Finding("startup", subject, *startup.judge(starts))
+        yield Finding("startup", subject, *judge_starts(starts))
 
 
 @check("yardstick")

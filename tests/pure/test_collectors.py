@@ -11,7 +11,8 @@ from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import Installation, inspect_prefix
 from hvdenv.errors import InterruptedRunError, StepError, UsageError
 from hvdenv.runner import Runner
-from hvdenv.verification import checks, collectors
+from hvdenv.verification import checks, collection, collectors, elastic, suite  # noqa: F401
+from hvdenv.verification.collection import Setup
 
 HOROVOD = "venv/lib/python3.11/site-packages/horovod/torch/mpi_ops.py"
 LIBMPI = "venv/lib/libmpi.so.40.30.8"
@@ -81,3 +82,14 @@ def test_files_are_looked_at_no_longer_than_there_is_time(generation: Path) -> N
     runner.stop()
     with pytest.raises(InterruptedRunError):
         changed_files(generation, runner=runner)
+
+
+def test_what_was_not_requested_is_not_judged() -> None:
+    """A check that needs a collector which was left out would end with an error."""
+    setup = Setup(Installation("/env", "/env/bin/python", ()), Runner({}))
+    functions = {name: each.function for name, each in collection.COLLECTORS.items()}
+    there = {key.name for key in collection._wanted(functions, setup)}
+    for key in collection._wanted(collection.CHECKS, setup):
+        names = collection._parameters(collection.CHECKS[key.name])
+        needed = {name if name in functions else collection._plural(name) for name in names}
+        assert needed & functions.keys() <= there, key
