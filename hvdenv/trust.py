@@ -293,7 +293,7 @@ def faults_in(prefix: str, policy: Policy, *, whole: bool) -> Iterator[Fault]:
 
     Looked at are: the way to it; ``activate.sh``; the interpreter with all links that lead to it;
     all entries of its folder, of ``bin``, ``lib``, ``lib/python3*`` and ``site-packages``; folders
-    that ``.pth`` files name; with ``whole``, every file.
+    that ``.pth`` files and ``pyvenv.cfg`` name; with ``whole``, every file.
 
     Args:
         prefix: the folder or link.
@@ -308,7 +308,7 @@ def faults_in(prefix: str, policy: Policy, *, whole: bool) -> Iterator[Fault]:
             if os.path.isdir(folder):
                 yield from faults_on_way(folder, policy)
                 yield from _faults_of_entries(folder, root, policy)
-        for each in _named_by_pth(base):
+        for each in (*_named_by_pth(base), *_home_of_venv(base)):
             yield from faults_on_way(each, policy)
     if whole:
         folders = [root]
@@ -370,6 +370,21 @@ def _named_by_pth(base: str) -> Iterator[str]:
             for line in text.splitlines():
                 if line.strip() and not line.startswith(("#", "import ", "import\t")):
                     yield os.path.join(folder, line.strip())
+
+
+def _home_of_venv(base: str) -> Iterator[str]:
+    """The folder of the Python that a venv takes its standard library from.
+
+    Its interpreter leads there as well, unless it is a copy.
+    """
+    try:
+        text = read_file(f"{base}/pyvenv.cfg", RECIPE).data.decode("utf-8", "replace")
+    except OSError:
+        return
+    for line in text.splitlines():
+        key, _, value = line.partition("=")
+        if key.strip().lower() == "home" and value.strip():
+            yield os.path.join(base, value.strip())
 
 
 def refuse_home(home: Path, policy: Policy, *, way: bool = True) -> None:

@@ -51,9 +51,10 @@ def test_patches_go_by_versions_and_frameworks() -> None:
     everything = names(BOTH)
     newer = {"keras-3", "tensorflow-xla-headers"}
     left = {each.name for each in all_patches()} - everything
-    assert left == {"gloo-kernel-headers", "torch-cxx20", *newer}
+    assert left == {"gloo-kernel-headers", "torch-cxx20", "tensorflow-gpu", *newer}
     assert names({**BOTH, "tensorflow": "2.18.1"}) - everything == {"keras-3"}
     assert names({**BOTH, "tensorflow": "2.19.0"}) - everything == newer
+    assert names({**BOTH, "tensorflow": "2.21.0"}) - everything == {*newer, "tensorflow-gpu"}
     torch_only = {"horovod": "0.28.1", "torch": "2.13.0"}
     assert everything - names(torch_only) == {"shared-common", "tensorflow-join"}
     assert "torch-cxx17" not in names({**torch_only, "torch": "2.0.1"})

@@ -397,6 +397,10 @@ def environment(folder: Path) -> Path:
         (prefix / path).write_text("")
     (packages / "horovod" / "common" / "basics.py").write_text("")
     (folder / "src").mkdir()
+    (folder / "base").mkdir()
+    (prefix / "pyvenv.cfg").write_text(
+        f"home = {folder / 'base'}\n"
+    )  # its interpreter can be a copy
     (packages / "a.pth").write_text(f"import site\n{folder / 'src'}\n")
     return prefix
 
@@ -404,7 +408,7 @@ def environment(folder: Path) -> Path:
 PARTS = (
     "", "activate.sh", "bin", "bin/python", "bin/pip", "lib", "lib/python3.11", "pyvenv.cfg",
     "lib/python3.11/site-packages", "lib/python3.11/site-packages/a.pth",
-    "lib/python3.11/site-packages/horovod", "../python3.11", "../src", "..",
+    "lib/python3.11/site-packages/horovod", "../python3.11", "../src", "../base", "..",
 )  # fmt: skip
 
 
