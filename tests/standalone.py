@@ -6,10 +6,17 @@ import importlib
 import sys
 from types import ModuleType
 
-from hvdenv import INSPECT_PROGRAMS, RANK_PROGRAMS, STEP_PROGRAMS, WHEEL_PROGRAMS
+from hvdenv import (
+    IMAGE_PROGRAMS,
+    INSPECT_PROGRAMS,
+    RANK_PROGRAMS,
+    STEP_PROGRAMS,
+    WHEEL_PROGRAMS,
+)
 
 FOLDERS = [
-    str(folder) for folder in (STEP_PROGRAMS, INSPECT_PROGRAMS, RANK_PROGRAMS, WHEEL_PROGRAMS)
+    str(folder)
+    for folder in (IMAGE_PROGRAMS, STEP_PROGRAMS, INSPECT_PROGRAMS, RANK_PROGRAMS, WHEEL_PROGRAMS)
 ]
 
 

@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--copy-to", metavar="DIR", default="",
         help="folder in which each host keeps a copy of the image while a job runs, such as /dev/shm"
-        " or '$TMPDIR'; the copy has no name there (default: hosts read the image where it is)",
+        " or '$TMPDIR'; nothing is left of it after a crash (default: hosts read the image where it is)",
     )  # fmt: skip
     parser.add_argument(
         "--sign", metavar="KEY", default="",
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = arguments.copy_to
     if folder and not folder.startswith(("/", "$")):
         raise UsageError(
-            f"{folder!r} is no folder of every host", where="--copy-to",
+            f"{folder!r} is not an absolute path", where="--copy-to",
             remedy="write an absolute path, or one that begins with a variable: '$TMPDIR'",
         )  # fmt: skip
     chosen = choose(arguments, built=True)

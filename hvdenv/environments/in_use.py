@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import psutil
 
-from hvdenv.environments.generations import Environment
+from hvdenv.environments.generations import IMAGE, Environment
 from hvdenv.reading import SYSTEM, open_file
 
 
@@ -95,6 +95,7 @@ def _inside(environment: Environment, path: str) -> tuple[str, str] | None:
             root = os.path.join(folder, name) + os.sep
             # The prefix alone, with or without a slash, is an option of some command.
             if path.rstrip(os.sep).startswith(root):
-                identity = path[len(root) :].partition(os.sep)[0] if generations else ""
-                return identity, path
+                name = path[len(root) :].partition(os.sep)[0] if generations else ""
+                # Of ONE.sqsh.enter.py too, which stays in the command line of a launcher.
+                return name.partition(IMAGE)[0], path
     return None

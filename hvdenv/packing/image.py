@@ -14,10 +14,8 @@ from pathlib import Path
 
 from hvdenv import IMAGE_PROGRAMS, signing
 from hvdenv.command import Command
-from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations
 from hvdenv.environments.generations import Environment
-from hvdenv.environments.installation import recorded
 from hvdenv.errors import StepError
 from hvdenv.packing.manifest import (
     FORMAT,
@@ -25,7 +23,9 @@ from hvdenv.packing.manifest import (
     Manifest,
     Mounted,
     Packed,
+    contents,
     manifest_of,
+    program_of,
     read,
     record_digest,
 )
@@ -37,8 +37,6 @@ from hvdenv.schema import encode
 FILE = Kind("an image", 1024 * GIB)
 # Level 6 takes three times as long and saves a few per cent.
 LEVEL = 3
-# Folders in which every host has its own Python.
-_OF_THE_SYSTEM = ("/usr", "/usr/local", "/")
 _BLOCK = 1 << 20
 
 
@@ -93,31 +91,12 @@ def make(
         raise blocked(to, error) from error
     finally:
         temporary.unlink(missing_ok=True)
+    # The manifest comes last: without it, nothing uses the image.
+    write_text(program_of(to), read_text(IMAGE_PROGRAMS / "enter.py", OWN))
     write_json(manifest_of(to), {"format": FORMAT, **encode(manifest)})
     packed = read(to)
-    write_text(packed.program, read_text(IMAGE_PROGRAMS / "enter.py", OWN))
     _sign(packed, key, runner)
     return packed
-
-
-def contents(
-    generation: Path, record: GenerationRecord
-) -> tuple[tuple[Mounted, ...], tuple[str, ...]]:
-    """What an image holds, and what its programs use outside of it.
-
-    Of an interpreter that is not the system's, the image holds the standard library, which Python
-    reads at every start. The program itself and libpython are two files.
-    """
-    here = generation.resolve()
-    mounts = (Mounted(here.name, str(here)),)
-    python = Path(recorded(generation, record).python).resolve()
-    if python.is_relative_to(here):
-        return mounts, ()
-    base = python.parent.parent
-    library = base / "lib" / python.name
-    if str(base) in _OF_THE_SYSTEM or not (library / "os.py").is_file():
-        return mounts, (str(python),)
-    return (*mounts, Mounted(library.name, str(library))), (str(python),)
 
 
 def _squash(mounts: tuple[Mounted, ...], to: Path, runner: Runner, cores: int) -> str:
@@ -136,12 +115,15 @@ def _squash(mounts: tuple[Mounted, ...], to: Path, runner: Runner, cores: int) -
         *("-root-mode", "755", "-root-time", "0", "-keep-as-directory", "-noappend"),
         *("-force-uid", str(owner.st_uid), "-force-gid", str(owner.st_gid)),
         *("-processors", str(cores), "-no-progress", "-quiet"),
+        # By default, a file that cannot be read is empty in the image.
+        "-exit-on-error",
     )
     outcome = runner.run(Command(words))
     if not outcome:
         raise StepError(
             "mksquashfs failed", where=str(to), detail=outcome.tail(5),
-            remedy="it needs version 4.5 or newer with zstd; or pack on another host",
+            remedy="it needs version 4.5 or newer with zstd, and permission to read all files;"
+            " or pack on another host",
         )  # fmt: skip
     version = runner.run(Command((program, "-version"))).output.splitlines()
     return version[0] if version else ""

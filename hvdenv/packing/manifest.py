@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv import signing
-from hvdenv.environments.generations import IMAGE, Environment
+from hvdenv.contents.record import GenerationRecord
+from hvdenv.environments.generations import IMAGE, Environment, read_record
+from hvdenv.environments.installation import recorded
 from hvdenv.errors import StepError
 from hvdenv.places import blocked
 from hvdenv.reading import KEY, STATE, read_file
@@ -21,6 +23,8 @@ from hvdenv.schema import Problem, decode
 
 FORMAT = 1
 SIGNATURE = ".sig"
+# Folders in which every host has its own Python.
+_OF_THE_SYSTEM = ("/usr", "/usr/local", "/")
 
 
 class Mounted(NamedTuple):
@@ -73,7 +77,7 @@ class Packed(NamedTuple):
     @property
     def program(self) -> Path:
         """The program that runs others from the image, which needs no hvdenv."""
-        return self.path.with_name(f"{self.image.name}.enter.py")
+        return program_of(self.image)
 
     @property
     def source(self) -> str:
@@ -96,6 +100,31 @@ def manifest_of(image: Path) -> Path:
     return image.with_name(f"{image.name}.json")
 
 
+def program_of(image: Path) -> Path:
+    """The file of the program that runs others from an image."""
+    return image.with_name(f"{image.name}.enter.py")
+
+
+def contents(
+    generation: Path, record: GenerationRecord
+) -> tuple[tuple[Mounted, ...], tuple[str, ...]]:
+    """What an image holds, and what its programs use outside of it.
+
+    Of an interpreter that is not the system's, the image holds the standard library, which Python
+    reads at every start. The program itself and libpython are two files.
+    """
+    here = generation.resolve()
+    mounts = (Mounted(here.name, str(here)),)
+    python = Path(recorded(generation, record).python).resolve()
+    if python.is_relative_to(here):
+        return mounts, ()
+    base = python.parent.parent
+    library = base / "lib" / python.name
+    if str(base) in _OF_THE_SYSTEM or not (library / "os.py").is_file():
+        return mounts, (str(python),)
+    return (*mounts, Mounted(library.name, str(library))), (str(python),)
+
+
 def read(image: Path) -> Packed:
     """Read the manifest of an image.
 
@@ -114,7 +143,8 @@ def read(image: Path) -> Packed:
     except (ValueError, RecursionError, Problem) as error:
         raise StepError(
             f"this manifest of an image is malformed: {error}", where=str(path),
-            remedy="make the image again: hvdenv pack RECIPE",
+            remedy="make the image again (hvdenv pack RECIPE), or use the environment without it:"
+            " --no-image",
         ) from error  # fmt: skip
 
 
@@ -136,16 +166,23 @@ def misfit(packed: Packed, environment: Environment, identity: str) -> str:
     manifest = packed.manifest
     if manifest.generation != identity:
         return f"it holds generation {manifest.generation}, and the active one is {identity}"
-    here = str(environment.generation(identity).resolve())
-    if manifest.mounts[0].at != here:
-        return f"it was packed for {manifest.mounts[0].at}, and the generation is at {here}"
+    record = read_record(environment.record(identity))
+    mounts, _ = contents(environment.generation(identity), record)
+    if manifest.mounts != mounts:
+        return f"it was packed for {_listed(manifest.mounts)}, and the generation uses {_listed(mounts)}"
     if manifest.record_sha256 != record_digest(environment, identity):
         return "the record of the generation differs from the one that was packed"
     try:
         size = packed.image.stat().st_size
     except OSError as error:
         return f"the image cannot be read: {error.strerror}"
+    if not packed.program.is_file():
+        return f"{packed.program} is missing"
     return "" if size == manifest.bytes else f"it has {size} bytes instead of {manifest.bytes}"
+
+
+def _listed(mounts: tuple[Mounted, ...]) -> str:
+    return " and ".join(each.at for each in mounts) or "no folder"
 
 
 def refuse_unsigned(packed: Packed, signers: Path, runner: Runner) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hvdenv import IMAGE_PROGRAMS
 from hvdenv.command import Command
-from hvdenv.environments.generations import Environment
+from hvdenv.environments.generations import IMAGE, Environment
 from hvdenv.environments.installation import inspect_prefix
 from hvdenv.errors import UsageError
 from hvdenv.packing.manifest import Packed, default_image, manifest_of, misfit, read
@@ -67,12 +67,15 @@ def find(environment: Environment, identity: str, named: Path | None) -> tuple[P
         named: an image that must be used.
 
     Raises:
-        UsageError: the named image is none of this generation.
+        UsageError: the named image does not fit this generation.
         StepError: its manifest cannot be read.
     """
     image = named or default_image(environment, identity)
     if not (named or manifest_of(image).exists()):
-        return None, ""
+        others = sorted(environment.store.glob(f"*{IMAGE}.json"))
+        held = " and ".join(each.name.partition(IMAGE)[0] for each in others)
+        why = f"it holds generation {held}, and the active one is {identity}; for a new image: hvdenv pack RECIPE"
+        return None, why if held else ""
     packed = read(image.absolute())
     why = misfit(packed, environment, identity)
     if named and why:

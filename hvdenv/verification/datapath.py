@@ -150,7 +150,7 @@ def judge(run: RankRun, mpirun: Mpi, meant: Mapping[str, str], mount: str = "") 
         meant: parameters of Open MPI that the recipe sets.
         mount: of the image from which all ranks should run; empty without one.
     """
-    if not any(rank.path for rank in run.ranks):
+    if not (mount or any(rank.path for rank in run.ranks)):
         return Judgement("skip", "the ranks did not report how their data was sent")
     evidence = "\n".join(_lines(run.ranks))
     if shared := _shared_gpus(run.ranks):
@@ -162,7 +162,7 @@ def judge(run: RankRun, mpirun: Mpi, meant: Mapping[str, str], mount: str = "") 
     if mount and (missed := _outside(run.ranks, mount)):
         return Judgement(
             "fail", missed, evidence,
-            "see what these hosts lack, which the ranks printed (squashfuse, /dev/fuse, user"
+            "provide what the ranks report as missing on these hosts (squashfuse, /dev/fuse, user"
             " namespaces); or use the environment without its image: --no-image",
         )  # fmt: skip
     words = [_carried(run), *(["all ranks ran from the image"] if mount else [])]

@@ -119,7 +119,16 @@ def through_the_prefix(environment: Environment, start: Start) -> subprocess.Pop
     return start(sys.executable, "-c", SLEEP, environment.prefix / "bin/script")
 
 
-@pytest.mark.parametrize("use", [runs, works_there, loaded, named, through_the_prefix])
+def starts_ranks_in_its_image(environment: Environment, start: Start) -> subprocess.Popen[bytes]:
+    """A launcher from the generation, or a keeper: see packing/use.py."""
+    program = environment.store / f"{ONE}.sqsh.enter.py"
+    return start(sys.executable, "-c", SLEEP, environment.generation(ONE) / "x", program)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [runs, works_there, loaded, named, through_the_prefix, starts_ranks_in_its_image],
+)
 def test_a_generation_in_use_is_neither_pruned_nor_removed(
     environment: Environment,
     start: Start,

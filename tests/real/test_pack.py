@@ -157,6 +157,23 @@ def test_an_image_is_the_same_when_it_is_made_again(
     assert manifest.outside == (str(base / "bin/python3.99"),)
 
 
+def test_a_file_that_cannot_be_read_is_not_packed_as_an_empty_one(
+    user: Cli, environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For root without the capabilities that let it read all files."""
+    (environment.generation(ONE) / "venv/file").chmod(0)
+    user.home.mkdir()
+    program = user.home / "python"
+    limits = "setpriv --bounding-set=-dac_override,-dac_read_search"
+    program.write_text(f'#!/bin/sh\nexec {limits} {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr("tests.real.conftest.sys.executable", str(program))
+    done = user("pack", "local", "--prefix", str(environment.prefix), code=5)
+    assert "mksquashfs failed" in done.stderr
+    assert "Failed to read file" in done.stderr
+    assert list(environment.store.glob("*.sqsh*")) == []
+
+
 def test_the_image_goes_with_its_generation(environment: Environment, packed: Packed) -> None:
     generations.delete(environment, ONE)
     assert os.listdir(environment.store) == []

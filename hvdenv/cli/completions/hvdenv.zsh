@@ -459,7 +459,7 @@ _shtab_hvdenv_pack_options=(
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
   "--prefix[path of the environment (a symbolic link that hvdenv manages)]:P:"
   "--to[file of the image (default\: beside the environment, where other commands find it)]:FILE:"
-  "--copy-to[folder in which each host keeps a copy of the image while a job runs, such as \/dev\/shm or \'\$TMPDIR\'\; the copy has no name there (default\: hosts read the image where it is)]:DIR:"
+  "--copy-to[folder in which each host keeps a copy of the image while a job runs, such as \/dev\/shm or \'\$TMPDIR\'\; nothing is left of it after a crash (default\: hosts read the image where it is)]:DIR:"
   "--sign[sign the manifest with this private key, or with the SSH agent\'s key for this public part (default\: places.wheels.key)]:KEY:"
   "--trust[use files that other users can change, for this command only]"
   "--json[print the result as JSON, and nothing else, on standard output]"

@@ -44,6 +44,19 @@ FOLDERS = (
     "/usr/libexec/apptainer/bin",
     "/usr/local/libexec/apptainer/bin",
 )
+# What schedulers and users send to all processes of a job, some as a warning before its time is up:
+# ranks handle them, and need their files until they have ended. squashfuse ignores them too then.
+IGNORED = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGXCPU,
+    signal.SIGTSTP,
+)
 BLOCK = 1 << 20
 # Seconds for reading the whole image from a busy file system, for its mount, and for the first
 # process to connect.
@@ -78,7 +91,7 @@ class Image(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the keeper tells: its process, whether it has a user namespace, or what is wrong."""
+    """What the keeper reports: its process, whether it has a user namespace, or what is wrong."""
 
     pid: int = 0
     user: bool = False
@@ -143,27 +156,37 @@ def checked_file(image: Image) -> int:
         WrongImage: its hash differs.
         CannotMount: it cannot be read or copied.
     """
-    digest = hashlib.sha256()
-    try:
-        file = os.open(image.path, os.O_RDONLY)
-        copy = unnamed_file(os.path.expandvars(image.copy_to)) if image.copy_to else -1
-        while True:
-            block = os.read(file, BLOCK)
-            if not block:
-                break
-            digest.update(block)
-            rest = memoryview(block)
-            while copy >= 0 and rest:
-                rest = rest[os.write(copy, rest) :]
-    except OSError as error:
-        raise CannotMount("cannot read or copy {}: {}".format(image.path, error)) from error
-    if digest.hexdigest() != image.sha256:
-        raise WrongImage(
-            "the image differs from its manifest: its SHA-256 is {}, expected {}".format(
-                digest.hexdigest(), image.sha256
+    # A part of a copy would fill the folder for as long as the keeper lives.
+    with contextlib.ExitStack() as unused:
+        try:
+            kept = file = os.open(image.path, os.O_RDONLY)
+            unused.callback(os.close, file)
+            if image.copy_to:
+                kept = unnamed_file(os.path.expandvars(image.copy_to))
+                unused.callback(os.close, kept)
+            digest = read_whole(file, copy=kept if image.copy_to else -1)
+        except OSError as error:
+            raise CannotMount("cannot read or copy {}: {}".format(image.path, error)) from error
+        if digest != image.sha256:
+            raise WrongImage(
+                "the image differs from its manifest: its SHA-256 is {}, expected {}".format(
+                    digest, image.sha256
+                )
             )
-        )
-    return file if copy < 0 else copy
+        return os.dup(kept)
+
+
+def read_whole(file: int, copy: int) -> str:
+    """The SHA-256 of a file; what is read is also written to a copy, unless that is -1."""
+    digest = hashlib.sha256()
+    while True:
+        block = os.read(file, BLOCK)
+        if not block:
+            return digest.hexdigest()
+        digest.update(block)
+        rest = memoryview(block)
+        while copy >= 0 and rest:
+            rest = rest[os.write(copy, rest) :]
 
 
 def unnamed_file(folder: str) -> int:
@@ -284,8 +307,8 @@ def let_go(kept: Set[int]) -> None:
         if int(name) > 2 and int(name) not in kept:
             with contextlib.suppress(OSError):  # that of the listing itself
                 os.close(int(name))
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # a rank may handle these for a while
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def serve(listener: socket.socket, answer: bytes) -> None:
@@ -299,8 +322,9 @@ def serve(listener: socket.socket, answer: bytes) -> None:
             connection, _ = listener.accept()
             pid, user = peer_of(connection)
             if user == os.geteuid():
-                connection.sendall(answer)
                 users[connection] = pid
+                with contextlib.suppress(OSError):  # it has ended already
+                    connection.sendall(answer)
             continue
         for connection in ready:
             left.add(users.pop(connection))
@@ -354,12 +378,13 @@ def ask_keeper(name: str, image: Image) -> Tuple[Answer, bool]:
             listener.close()
         try:
             connection.connect(name)
+            if peer_of(connection)[1] != os.geteuid():
+                connection.close()
+                raise CannotMount("another user's process holds its name")
             answer = connection.recv(65536)
         except OSError:
             answer = b""
         if answer:
-            if peer_of(connection)[1] != os.geteuid():
-                raise CannotMount("another user's process holds its name")
             os.set_inheritable(connection.detach(), True)
             return Answer(*json.loads(answer.decode())), first
         connection.close()
