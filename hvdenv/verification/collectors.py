@@ -370,7 +370,7 @@ def _can_start(
     return any(_can_run(libraries, setup, mpi, framework, each) for each in CONTROLLERS)
 
 
-# First: what ranks import, they do not read from the file system again.
+# First: what other ranks imported would be cached.
 @collector("start-up of {framework}", applies=_can_start, alone=True, first=True, starts_ranks=True)
 def starts(
     setup: Setup,

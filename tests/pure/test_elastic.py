@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -87,13 +88,18 @@ def test_a_launcher_that_fails_at_the_end() -> None:
 
 
 def test_the_job_is_started_with_a_list_of_hosts_that_may_change(tmp_path: Path) -> None:
-    script = elastic.write_files(tmp_path, HOSTS)
-    launch = elastic.elastic_launch(Launch(("python",), 2), HOSTS, script)
-    words = " ".join(horovodrun_gloo(launch).argv)
-    assert words.startswith(f"horovodrun -np 3 --host-discovery-script {script} ")
-    assert " --min-np 2 --max-np 3 --blacklist-cooldown-range 2 4 --gloo python" in words
-    assert (tmp_path / "hosts").read_text() == "n1:2\nn2:1\n"
-    assert json.loads((tmp_path / "plan.json").read_text())["then"][0] == ["kill", "n2"]
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    discovery = elastic.write_files(folder, HOSTS)
+    # Horovod calls it with a shell.
+    printed = subprocess.run(discovery, shell=True, capture_output=True, text=True, check=True)
+    assert printed.stdout == "n1:2\nn2:1\n"
+    launch = elastic.elastic_launch(Launch(("python",), 2), HOSTS, discovery)
+    words = horovodrun_gloo(launch).argv
+    assert words[:5] == ("horovodrun", "-np", "3", "--host-discovery-script", discovery)
+    limits = " --min-np 2 --max-np 3 --blacklist-cooldown-range 4 8 --gloo python"
+    assert limits in " ".join(words)
+    assert json.loads((folder / "plan.json").read_text())["then"][0] == ["kill", "n2"]
 
 
 def test_the_host_of_horovodrun_keeps_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +113,7 @@ def test_the_host_of_horovodrun_keeps_its_ranks(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("version", "words"),
-    [("0.28.1", ""), ("0.24.0", ""), ("0.23.0", "cannot take back"), (None, "not expected here")],
+    [("0.28.1", ""), ("0.24.0", ""), ("0.23.0", "cannot take back"), (None, "does not start")],
 )
 def test_where_no_elastic_job_is_tried(version: str | None, words: str) -> None:
     setup = Setup(Installation("/env", "/env/bin/python", ()), Runner({}))
