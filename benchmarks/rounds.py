@@ -31,6 +31,15 @@ def is_bulky(case: Any) -> bool:
     return case.rows in collective_cases.BULK_ROWS or most >= collective_cases.BULK_BYTES
 
 
+def can_repeat(case: Any, number: int) -> bool:
+    """Whether a case can be part of a round.
+
+    torch's backward pass names its operations by a count of those that the process has begun, and
+    the counts differ once ranks have been in different process sets: a second round hangs.
+    """
+    return not number or case.form != collective_cases.BACKWARD
+
+
 def add(total: Any, tally: Any) -> None:
     """Count the results of one round."""
     total.right += tally.right
@@ -51,7 +60,12 @@ def run(context: Any, option: str) -> None:
         for name, batches in collective_cases.operations(context.framework, caller.size, False):
             total = totals.setdefault(name, collectives.Tally(name))
             chosen = [
-                [in_round(case, number) for case in batch if number % BULK_EVERY == 0 or not is_bulky(case)]
+                [
+                    in_round(case, number)
+                    for case in batch
+                    if can_repeat(case, number)
+                    and (number % BULK_EVERY == 0 or not is_bulky(case))
+                ]
                 for batch in batches
             ]  # fmt: skip
             try:

@@ -111,10 +111,12 @@ def _key(arguments: argparse.Namespace, prepared: Prepared) -> str:
     """File of the key to sign with; empty if no signature is requested."""
     if not arguments.sign and not arguments.key:
         return ""
-    if not arguments.sign or arguments.check:
+    if not arguments.sign:
+        raise UsageError("--key needs --sign", remedy="hvdenv lock RECIPE --sign --key FILE")
+    if arguments.check:
         raise UsageError(
-            "--key needs --sign, and --sign cannot be combined with --check",
-            remedy="check the lock with `hvdenv lock RECIPE --check`, and sign it with `hvdenv lock RECIPE --sign`",
+            "--sign cannot be combined with --check",
+            remedy="sign the lock with `hvdenv lock RECIPE --sign`, then check it with --check",
         )
     key = arguments.key or prepared.resolved.recipe.places.locks.key
     if not key:

@@ -403,8 +403,8 @@ def test_a_signature_stays_with_the_lock_that_it_is_of(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--key", "x"], "--key goes with --sign"),
-        (["--sign", "--check"], "--sign does not go with --check"),
+        (["--key", "x"], "--key needs --sign"),
+        (["--sign", "--check"], "--sign cannot be combined with --check"),
         (["--sign"], "no key to sign with"),
     ],
 )
