@@ -242,15 +242,15 @@ def _limit(memory: int | None) -> Callable[[], None] | None:
 
 
 def _neutral_folder(argv: Sequence[str]) -> str | None:
-    """Where to start Python: what it, or a Python that it starts, imports is not from the current
-    folder, which may be anybody's."""
+    """Where to start Python, so that neither it nor a Python that it starts imports from the
+    current folder, which may be anybody's."""
     return "/" if "python" in os.path.basename(argv[0]) else None
 
 
 def _cannot_start(command: Command, error: OSError) -> StepError:
     return StepError(
         f"cannot start {command.argv[0]}: {error.strerror}",
-        where=command.cwd,
+        where=command.cwd.rstrip("/"),  # / is no place to look
         remedy=f"check that {error.filename or command.argv[0]} exists and is executable",
     )
 

@@ -170,9 +170,9 @@ def _add_extent(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--startup", action="store_true",
-        help="measure the time from launch to the end of hvd.init(), first of all and then on 1,"
-        " 2, 4 ... nodes: launcher, interpreter, imports with the slowest modules, init; and count"
-        " the files that Python looks for",
+        help="measure how long ranks take from launch to the end of hvd.init(): first on all nodes,"
+        " then again on 1, 2, 4 ... nodes; by part (launcher, interpreter, imports, init), with the"
+        " slowest modules and the number of files that Python looks for",
     )  # fmt: skip
     parser.add_argument(
         "--suite", action="store_true",
@@ -182,11 +182,10 @@ def _add_extent(parser: argparse.ArgumentParser) -> None:
         "--suite-from", type=Path, metavar="PATH",
         help="a checkout of Horovod or an archive of one, with these tests (default: clone it)",
     )  # fmt: skip
-
     parser.add_argument(
         "--elastic", action="store_true",
         help="also run an elastic job that loses a rank and a host and gains a host, and compare its"
-        " state with the last commit (PyTorch over Gloo; takes one to two minutes)",
+        " state with the last commit (PyTorch over Gloo; takes about two minutes)",
     )  # fmt: skip
 
 
@@ -336,7 +335,7 @@ def _read(arguments: argparse.Namespace) -> Report:
     where = f"--from {arguments.kept}"
     if arguments.recipe or arguments.prefix or arguments.where == "compute":
         raise UsageError(
-            "--from shows a report of earlier and verifies nothing",
+            "--from shows an earlier report and verifies nothing",
             where=where,
             remedy="leave out the recipe, --prefix and --where",
         )

@@ -302,7 +302,7 @@ def _derived(values: Sequence[Drafted], items: Collection[str]) -> list[Drafted]
     return [each for each in found if each.item or each.key not in stated]
 
 
-# Options of sbatch. Partitions and constraints may have "gpu" in their names, too.
+# Options of sbatch. "gpu" alone may be part of the name of a partition or constraint.
 _GPU_REQUESTS = ("--gpus", "--gres", "--tres-", "-G")
 
 

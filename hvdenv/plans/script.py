@@ -45,6 +45,7 @@ def render_bash(plan: Plan, folder: Path) -> str:
         '    echo "$folder: name a folder without spaces and special characters" >&2; exit 2',
         "fi",
         'mkdir -p -- "$folder/build/wheel"',
+        "cd /  # Python imports from the current folder, which may be anybody's",
         "",
         _CLEANING.format(pattern=CLEANED_PATTERN).rstrip(),
         *(f"export {name}={shlex.quote(value)}" for name, value in plan.step_variables.items()),

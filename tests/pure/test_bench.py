@@ -373,6 +373,19 @@ def test_the_controller_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> No
         assert env["HOROVOD_CONTROLLER"] == (value or "mpi")
 
 
+@pytest.mark.parametrize("value", ["", "120"])
+def test_elastic_jobs_keep_the_gloo_timeout_of_the_user(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new rank must import its framework within this time, which a site may have raised."""
+    monkeypatch.delenv("HOROVOD_GLOO_TIMEOUT_SECONDS", raising=False)
+    if value:
+        monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", value)
+    for words, expected in ((("elastic=plan.json",), value), ((), "60")):
+        env = RANK.child_environment(60.0, "Gloo", words)
+        assert env.get("HOROVOD_GLOO_TIMEOUT_SECONDS", "") == expected
+
+
 def test_only_ranks_that_add_process_sets_may() -> None:
     for words, value in (
         (("collectives=full",), "1"),

@@ -76,12 +76,14 @@ def test_the_folder_and_standard_input(tmp_path: Path) -> None:
         (Command(("no-such-program",)), "cannot start no-such-program: No such file or directory"),
         (Command(("/etc/passwd",)), "cannot start /etc/passwd: Permission denied"),
         (Command(("true",), cwd="/none"), "cannot start true: No such file or directory"),
+        (Command(("none",), cwd="/"), "cannot start none: No such file or directory"),
     ],
 )
 def test_what_cannot_be_started(command: Command, said: str) -> None:
     with pytest.raises(StepError) as caught:
         Runner().run(command)
     assert caught.value.message == said
+    assert caught.value.where in ("", "/none")
     assert caught.value.remedy
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,16 @@ def test_words_variables_and_texts_arrive_as_they_are(
     assert (folder / "build/plain.txt").read_text() == text
     assert (folder / "build/named.txt").read_text() == f"{text}{folder}/build/x $folder\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["made"]
+
+
+def test_the_script_imports_nothing_from_the_current_folder(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pathlib.py").write_text("print('of the folder')")
+    monkeypatch.chdir(tmp_path)
+    steps = (Step("python", "", (Command((sys.executable, "-c", "import pathlib")),)),)
+    code, said = bash(render_bash(harmless(plan, *steps), Path("/envs/local")), "made")
+    assert (code, said) == (0, f"== python\ndone: . {tmp_path}/made/activate.sh\n")
 
 
 def test_a_step_that_fails_ends_the_script(plan: Plan, tmp_path: Path) -> None:

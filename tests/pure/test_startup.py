@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 from hvdenv.environments.installation import Installation
-from hvdenv.launch.launchers import Launch
+from hvdenv.launch.launchers import Launch, Mpi
 from hvdenv.reports.plots import plots
 from hvdenv.reports.report import IMPORTS, INIT, STARTUP, Measurement
 from hvdenv.runner import Runner
 from hvdenv.sites.hosts import Host
 from hvdenv.standalone.ranks.events import Imported, Joined, Received, Startup
-from hvdenv.verification import startup
+from hvdenv.verification import collectors, startup
 from hvdenv.verification.collection import Setup
+from hvdenv.verification.ranks import RankRun
 from hvdenv.verification.startup import FIRST, Start
 from tests.rank_events import event, exited, run, started
 
@@ -96,6 +97,21 @@ def test_ranks_start_on_some_nodes_and_on_all() -> None:
     setup = Setup(Installation("/env", "python", ()), Runner(), launch=Launch((), 12, hosts=hosts))
     launches = [each.launch for each in startup.launches(setup)]
     assert [(len(each.hosts), each.ranks) for each in launches] == [(1, 2), (2, 4), (4, 8), (6, 12)]
+
+
+def test_the_first_start_has_half_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = tuple(Host(f"n{number}", 1) for number in range(8))
+    setup = Setup(Installation("/env", "python", ()), Runner(), launch=Launch((), 8, hosts=hosts))
+    shares: list[float] = []
+
+    def rank_run(setup: Setup, mpi: object, timeout: float, *_: str) -> RankRun:
+        shares.append(timeout)
+        return start(setup.launch.ranks).run
+
+    monkeypatch.setattr(collectors, "rank_run", rank_run)
+    monkeypatch.setattr(collectors, "_can_run", lambda *_: True)
+    collectors.starts(setup, True, {}, (Mpi("unknown"), ""), 600.0, "torch")
+    assert shares == pytest.approx([300.0] * 4 + [600.0], abs=30)
 
 
 def test_start_up_has_a_picture_without_an_ideal() -> None:

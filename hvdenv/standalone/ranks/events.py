@@ -326,7 +326,7 @@ class Startup(NamedTuple):
         started: when its process started, by its host's clock.
         interpreter: seconds from there to the first line of a program.
         framework: seconds that the import of the framework took.
-        horovod: the same of Horovod after it.
+        horovod: the same for Horovod, which comes after it.
         init: seconds in ``hvd.init()``.
         modules: how many were imported.
         opens: files that the interpreter opened, or tried to; None before Python 3.8.

@@ -161,15 +161,14 @@ def child_environment(deadline: float, controller: str, exercises: Sequence[str]
     seconds = max(int(deadline), 2)
     env.update(
         HOROVOD_STALL_CHECK_TIME_SECONDS=str(max(seconds // 4, 1)),
-        HOROVOD_GLOO_TIMEOUT_SECONDS=str(seconds),
         TF_CPP_MIN_LOG_LEVEL="2",
         TF_NUM_INTRAOP_THREADS="1",
         TF_NUM_INTEROP_THREADS="1",
         OMP_NUM_THREADS="1",
         PYTHONNOUSERSITE="1",
     )
-    if "elastic" in names:
-        del env["HOROVOD_GLOO_TIMEOUT_SECONDS"]  # survivors may notice a lost rank only then
+    if "elastic" not in names:  # there, survivors may notice a lost rank only after this time
+        env["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(seconds)
     if controller == "MPI":  # for Gloo, Horovod's launcher sets it
         env.setdefault("HOROVOD_CONTROLLER", "mpi")
     return env
