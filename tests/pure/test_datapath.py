@@ -395,7 +395,9 @@ def test_every_rank_has_to_run_from_the_image() -> None:
         assert found.message.startswith("1 of 2 ranks did not run from the image: rank 1 on n1")
         assert "--no-image" in found.remedy
     assert "image" not in datapath.judge(run(inside, inside), OPEN_MPI, {}).message
-    mute = inside._replace(events=[e for e in inside.events if not isinstance(e, DataPath)])
+    mute = inside._replace(
+        events=tuple(each for each in inside.events if not isinstance(each, DataPath))
+    )
     silent = run(mute, mute)
     assert datapath.judge(silent, OPEN_MPI, {}, mount).status == "fail"
     assert datapath.judge(silent, OPEN_MPI, {}).status == "skip"
