@@ -25,6 +25,7 @@ from hvdenv.verification.collectors import rank_run
 from hvdenv.verification.ranks import RankRun
 from tests.real.conftest import cluster, home, original
 from tests.real.doctored import PATIENCE, TIMEOUT
+from tests.real.test_elastic import FAULTS, check_fault
 from tests.standin import Cluster
 
 __all__ = ["cluster", "home", "original"]
@@ -126,3 +127,13 @@ def test_survivors_of_many_killed_ranks_do_not_abort(
     assert signals.count("SIGKILL") == KILLS
     assert sizes(run) == [3, 2] * KILLS + [3, 3]
     assert run.returncode == 0
+
+
+@pytest.mark.parametrize("name", list(FAULTS)[1:])
+def test_a_fault_is_named(
+    original: Installation,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    check_fault(original, Runner(), tmp_path, monkeypatch, name)

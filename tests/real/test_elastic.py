@@ -1,6 +1,7 @@
 """verify --elastic: a job whose ranks and hosts come and go, in good and in broken installations.
 
-Survivors may notice a killed rank only after 30 seconds, so each test takes one to two minutes.
+Survivors may notice a killed rank only after 30 seconds, so a test takes one to two minutes.
+tests/optin/test_elastic.py has the other faults.
 """
 
 from __future__ import annotations
@@ -69,20 +70,25 @@ def test_training_survives(original: Installation, runner: Runner, tmp_path: Pat
     assert "step 15, parameter -212, sum 6" in judgement.evidence
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_named(
+def test_a_lost_state_is_named(
+    original: Installation, runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_fault(original, runner, tmp_path, monkeypatch, "the state is not restored")
+
+
+def check_fault(
     original: Installation,
     runner: Runner,
-    tmp_path: Path,
+    folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
 ) -> None:
     monkeypatch.setattr(elastic, "PATIENCE", 15.0 * PATIENCE)
     file, fault, message = FAULTS[name]
-    copy = make_copy(original, tmp_path / "copy")
+    copy = make_copy(original, folder / "copy")
     with (purelib(Path(copy.python)) / file).open("a") as stream:
         stream.write(f"\n{fault}")
-    judgement = judged(copy, runner, tmp_path)
+    judgement = judged(copy, runner, folder)
     assert judgement.status == "fail"
     assert judgement.message.startswith(message), judgement
     if file == DISCOVERY:
