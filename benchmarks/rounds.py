@@ -31,15 +31,6 @@ def is_bulky(case: Any) -> bool:
     return case.rows in collective_cases.BULK_ROWS or most >= collective_cases.BULK_BYTES
 
 
-def can_repeat(case: Any, number: int) -> bool:
-    """Whether a case can be part of a round.
-
-    torch's backward pass names its operations by a count of those that the process has begun, and
-    the counts differ once ranks have been in different process sets: a second round hangs.
-    """
-    return not number or case.form != collective_cases.BACKWARD
-
-
 def add(total: Any, tally: Any) -> None:
     """Count the results of one round."""
     total.right += tally.right
@@ -63,8 +54,7 @@ def run(context: Any, option: str) -> None:
                 [
                     in_round(case, number)
                     for case in batch
-                    if can_repeat(case, number)
-                    and (number % BULK_EVERY == 0 or not is_bulky(case))
+                    if number % BULK_EVERY == 0 or not is_bulky(case)
                 ]
                 for batch in batches
             ]  # fmt: skip

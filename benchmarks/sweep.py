@@ -4,7 +4,8 @@
 
 Tries all operations with all types, as often as `--rounds` says, in one start of ranks for each
 number of ranks, framework and controller (rounds.py is what a rank does). Prints a line for each
-start, and after it what differed from the expected result. Exit code: 1 if anything did.
+start, and after it what differed from the expected result. Exit code: 1 if anything did. Without
+the patch torch-operation-names, the second round of torch hangs.
 """
 
 from __future__ import annotations

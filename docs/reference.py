@@ -380,7 +380,8 @@ def _cause(signature: Signature) -> str:
 def _refinement(refined: Refinement) -> str:
     cause = f" {plain(refined.cause)}." if refined.cause else ""
     steps = "\n".join(f"1. {plain(each)}." for each in alternatives(refined.remedy))
-    return f"If the lines contain {_listed(refined.texts)}:{cause}\n\n{steps}"
+    where = "If the lines contain" if refined.texts else "Near"
+    return f"{where} {_listed(refined.texts or refined.near)}:{cause}\n\n{steps}"
 
 
 def _signature(signature: Signature) -> str:
@@ -405,6 +406,7 @@ def _signature(signature: Signature) -> str:
         "\n".join(f"1. {plain(each)}." for each in alternatives(signature.remedy)),
         *(_refinement(each) for each in signature.refined),
         *([f"With environment modules: {plain(signature.modules)}."] if signature.modules else []),
+        *([f"For Horovod: {plain(signature.horovod)}."] if signature.horovod else []),
         *([f"In a recipe of hvdenv: {plain(signature.recipe)}."] if signature.recipe else []),
         *([f"`hvdenv check` warns before a build: {known_rules}."] if known_rules else []),
         "## Source",

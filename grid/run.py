@@ -38,6 +38,7 @@ from hvdenv import __version__
 from hvdenv.environments.journal import STARTED, Journal
 from hvdenv.errors import BusyError, HvdenvError, InterruptedRunError
 from hvdenv.knowledge.grid import FILE, Failure, Grid, Judged, Row, SuiteResult, read, told
+from hvdenv.model.facts import parse_version
 from hvdenv.places import write_text
 from hvdenv.reports.report import Status
 from hvdenv.schema import encode
@@ -167,14 +168,16 @@ def _row(wanted: Wanted, place: Workplace, arguments: argparse.Namespace) -> int
     """Try one combination and write its row; 0 if there is one now."""
     print(f"{wanted.name}: {wanted.settings}", flush=True)
     before = shlex.split(arguments.before)
+    lacks = "no row"
     try:
         trial = try_out(wanted, place, before, arguments.timeout)
         row = row_of(wanted, trial, str(place.home))
         keep(row, FILE)
+        lacks = "its row has no results of Horovod's own tests"
         if arguments.suite_from and trial.report:
             keep(row._replace(suite=try_suite(place, arguments)), FILE)
     except Unfit as unfit:
-        print(f"{wanted.name}: no row: {unfit}", flush=True)
+        print(f"{wanted.name}: {lacks}: {unfit}", flush=True)
         return 1
     except HvdenvError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -328,7 +331,7 @@ def row_of(wanted: Wanted, trial: Trial, home: str) -> Row:
         controllers=tuple(recipe["horovod"]["controllers"]),
         mpi=mpi["kind"],
         mpi_version=mpi["version"],
-        cuda=facts["nvcc"]["version"] if gpu else "",
+        cuda=_cuda(trial) if gpu else "",
         patches=tuple(sorted(plan["wheel_inputs"]["patches"])),
         packages={name: packages[name] for name in PACKAGES if name in packages},
         compiler=f"g++ {facts['cxx']['version']}",
@@ -344,6 +347,20 @@ def row_of(wanted: Wanted, trial: Trial, home: str) -> Row:
         allow=wanted.allow,
         failure=failure_of(trial, home),
     )
+
+
+def _cuda(trial: Trial) -> str:
+    """The version of CUDA's compiler, which modules or packages may provide.
+
+    Raises:
+        Unfit: it is not known.
+    """
+    programs = trial.record.get("stack", {}).get("stack", {}).get("programs", {})
+    here = trial.plan["facts"].get("nvcc") or {}
+    version = parse_version("nvcc", programs.get("nvcc", "")) or here.get("version", "")
+    if not version:
+        raise Unfit("the version of nvcc is not known: put nvcc on PATH")
+    return str(version)
 
 
 def judged_of(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import os
 import pwd
 import re
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +19,10 @@ from hvdenv.errors import StepError, UsageError
 from hvdenv.runner import environment
 
 HOME_VARIABLE = "HVDENV_HOME"
+# How long files of a process are left alone that may run on another host.
+LEFT_ALONE_SECONDS = 86400.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_TEMPORARY = re.compile(r"\..{1,100}\.[0-9a-f]{32}")  # as replacing() names them
 
 
 class Places(NamedTuple):
@@ -76,8 +82,10 @@ def find_places() -> Places:
     environ = environment()
     if named := environ.get(HOME_VARIABLE, ""):
         return Places(Path(os.path.abspath(os.path.expanduser(named))))
-    data = environ.get("XDG_DATA_HOME", "").strip() or "~/.local/share"
-    return Places(Path(os.path.expanduser(data), "hvdenv"))
+    data = os.path.expanduser(environ.get("XDG_DATA_HOME", "").strip())
+    if not os.path.isabs(data):  # the specification says to ignore it then
+        data = os.path.expanduser("~/.local/share")
+    return Places(Path(data, "hvdenv"))
 
 
 def user_name(number: int) -> str:
@@ -118,14 +126,31 @@ def make_folder(folder: Path) -> Path:
     Raises:
         StepError: it cannot be created or written to.
     """
-    try:
+    with reporting(folder):
         # Not mkdir(parents=True): with a umask of 000, everybody could write to the parents.
         for each in (*reversed(folder.parents), folder):
             if not each.is_dir():
                 each.mkdir(mode=0o775, exist_ok=True)
-    except OSError as error:
-        raise blocked(folder, error) from error
     return folder
+
+
+@contextmanager
+def reporting(path: Path, doing: str = "write", *, inside: bool = False) -> Iterator[None]:
+    """Report what a file system refuses.
+
+    Args:
+        path: that is read or written.
+        doing: what with it.
+        inside: whether to name the file below the path that the error is about.
+
+    Raises:
+        StepError: as blocked() makes it.
+    """
+    try:
+        yield
+    except OSError as error:
+        where = Path(error.filename) if inside and error.filename else path
+        raise blocked(where, error, doing) from error
 
 
 def blocked(path: Path, error: OSError, doing: str = "write") -> StepError:
@@ -373,20 +398,49 @@ def write_bytes(
     Raises:
         StepError: the folder cannot be written to.
     """
-    temporary = path.with_name(f".{path.name[:100]}.{os.urandom(16).hex()}")
-    try:
+    with replacing(path) as temporary:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & ~0o002)
         with open(descriptor, "wb") as stream:
             permit(descriptor)
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(temporary, path)
-        sync(path.parent)
-    except OSError as error:
-        raise blocked(path, error) from error
+
+
+@contextmanager
+def replacing(path: Path, temporary: Path | None = None) -> Iterator[Path]:
+    """A path for the block to create and flush, which then replaces a file atomically.
+
+    Args:
+        path: the file, or a link.
+        temporary: the other path, in the same file system; by default beside the file.
+
+    Raises:
+        StepError: it cannot be written.
+    """
+    temporary = temporary or path.with_name(f".{path.name[:100]}.{os.urandom(16).hex()}")
+    try:
+        with reporting(path):
+            yield temporary
+            os.replace(temporary, path)
+            sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sweep(folder: Path, name: str = "", seconds: float = LEFT_ALONE_SECONDS) -> None:
+    """Remove temporary files of replacing() that killed processes left.
+
+    Args:
+        folder: need not exist.
+        name: how the names of the files that they would have replaced begin.
+        seconds: since they were last written to; less may be in use.
+    """
+    before = time.time() - seconds
+    for path in folder.glob(f".{glob.escape(name[:100])}*"):
+        with suppress(OSError):
+            if _TEMPORARY.fullmatch(path.name) and path.lstat().st_mtime <= before:
+                path.unlink()
 
 
 def keep_mode(descriptor: int, path: Path) -> None:

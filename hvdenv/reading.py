@@ -7,6 +7,7 @@ as they report a missing file or a missing permission.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import stat
@@ -118,6 +119,16 @@ def read_json(path: str | os.PathLike[str], kind: Kind) -> Any:
         return json.loads(read_file(path, kind).data)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def hash_file(path: str | os.PathLike[str], kind: Kind) -> tuple[str, int]:
+    """The SHA-256 and the size of a file; see open_file()."""
+    digest, size = hashlib.sha256(), 0
+    with open_file(path, kind) as stream:
+        while block := stream.read(MIB):
+            digest.update(block)
+            size += len(block)
+    return digest.hexdigest(), size
 
 
 @contextmanager

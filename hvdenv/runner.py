@@ -297,7 +297,8 @@ def hand_over(command: Command, environ: Mapping[str, str], *, alone: bool = Fal
             status = _wait(process.pid, terminal)
         finally:
             _take_terminal(terminal, os.getpgrp())
-    process.returncode = code = _exit_code(status)
+    code = os.waitstatus_to_exitcode(status)
+    process.returncode = code = code if code >= 0 else 128 - code
     if code and alone:
         try:
             end_marked(token)
@@ -393,10 +394,6 @@ def _wait(pid: int, terminal: int) -> int:
         os.kill(os.getpid(), signal.SIGSTOP)
         _take_terminal(_own_terminal(), pid)
         os.killpg(pid, signal.SIGCONT)
-
-
-def _exit_code(status: int) -> int:
-    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def _filled_in(name: str, value: str, seen: Mapping[str, str]) -> str:

@@ -66,21 +66,18 @@ def dotted(path: Path) -> str:
 
 def fill(value: T, words: Mapping[str, str]) -> T:
     """The same data with words replaced in every string and path in it."""
-    return typing.cast(T, _fill(value, words))
-
-
-def _fill(value: Any, words: Mapping[str, str]) -> Any:
-    if isinstance(value, str):
+    kind, found = type(value), typing.cast(Any, value)
+    if isinstance(found, str):
         for word, text in words.items():
-            value = value.replace(word, text)
-        return value
-    if isinstance(value, PurePath):
-        return type(value)(_fill(str(value), words))
-    if hasattr(value, "_fields"):
-        return type(value)(*(_fill(each, words) for each in value))
-    if isinstance(value, dict):
-        return {key: _fill(each, words) for key, each in value.items()}
-    return tuple(_fill(each, words) for each in value) if isinstance(value, tuple) else value
+            found = found.replace(word, text)
+    elif isinstance(found, PurePath):
+        found = kind(fill(str(found), words))  # type: ignore[call-arg]
+    elif isinstance(found, dict):
+        found = {key: fill(each, words) for key, each in found.items()}
+    elif isinstance(found, tuple):
+        parts = (fill(each, words) for each in found)
+        found = kind(*parts) if hasattr(found, "_fields") else tuple(parts)
+    return typing.cast(T, found)
 
 
 def decode(kind: type[T], value: object, path: Path = (), *, lenient: bool = False) -> T:

@@ -19,7 +19,7 @@ import shlex
 import stat
 import struct
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from glob import escape, glob
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 from hvdenv.errors import UntrustedError
 from hvdenv.places import Places, make_folder, write_json
 from hvdenv.reading import RECIPE, STATE, Content, read_file
+from hvdenv.schema import Problem, decode
 
 FORMAT = 1
 _MOST_LINKS = 40  # as of Linux
@@ -510,6 +511,10 @@ def grant(path: Path, policy: Policy) -> Granted:
     return Granted(here, "", tuple(sorted(owners)), tuple(sorted(groups)))
 
 
+class _Record(NamedTuple):
+    trusted: tuple[Granted, ...]
+
+
 def _record(places: Places) -> Path:
     return places.home / "trusted" / f"{os.geteuid()}.json"
 
@@ -521,15 +526,9 @@ def read_granted(places: Places) -> tuple[Granted, ...]:
         status = content.status
         if status.st_uid != os.geteuid() or status.st_mode & _OTHERS_WRITE:
             return ()
-        entries = json.loads(content.data)["trusted"]
-        return tuple(_granted(entry) for entry in entries)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return decode(_Record, json.loads(content.data), lenient=True).trusted
+    except (OSError, ValueError, RecursionError, Problem):
         return ()
-
-
-def _granted(entry: Mapping[str, Any]) -> Granted:
-    numbers: list[tuple[int, ...]] = [tuple(map(int, entry[k])) for k in ("owners", "groups")]
-    return Granted(str(entry["path"]), str(entry["sha256"]), *numbers)
 
 
 def write_granted(places: Places, granted: Collection[Granted]) -> None:

@@ -13,7 +13,7 @@ import stat
 
 from packaging.specifiers import SpecifierSet
 
-from hvdenv.building.state import JOURNAL, LOGS, Done, Record, State, sha256_of
+from hvdenv.building.state import JOURNAL, LOGS, Done, Record, State
 from hvdenv.command import Command
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, manifest
@@ -24,6 +24,7 @@ from hvdenv.model.recipe import Recipe
 from hvdenv.places import make_folder
 from hvdenv.plans.plan import site_python
 from hvdenv.plans.step import Step
+from hvdenv.reading import WHEEL, hash_file
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
 from hvdenv.sites import module_shell
@@ -138,7 +139,7 @@ def _can_import(state: State, name: str) -> bool:
 def keep_wheel(state: State, _: Step, output: str) -> Done:
     """Store the wheel in the caches, after the commands have inspected it."""
     inspected = json.loads(output.strip().splitlines()[-1])
-    inspected["sha256"] = sha256_of(state.plan.wheel)
+    inspected["sha256"] = hash_file(state.plan.wheel, WHEEL)[0]
     if not state.recorded["stack"].get("wheel"):
         _store(state, state.caches[0])
     if state.request.wheels.publish:

@@ -15,7 +15,6 @@ from hvdenv.building.state import (
     Done,
     Request,
     State,
-    on_disk,
 )
 from hvdenv.command import Outcome, spelled_out
 from hvdenv.environments import generations, journal, prefix_lock, registry, scratch
@@ -24,7 +23,7 @@ from hvdenv.errors import LockError, StepError
 from hvdenv.knowledge.diagnosis import diagnose_step
 from hvdenv.locks.lockfile import Locked
 from hvdenv.masking import mask
-from hvdenv.places import Places, blocked, make_folder, sync, sync_tree
+from hvdenv.places import Places, make_folder, reporting, sync, sync_tree
 from hvdenv.plans.step import Progress, Step
 from hvdenv.runner import end_marked, environment
 from hvdenv.wheels import downloads
@@ -111,10 +110,8 @@ def _switch_back(
 
 def _temporary_root() -> Path:
     """Where to put the TMPDIR of a build. Killed, pip and compilers leave gigabytes in it."""
-    try:
+    with reporting(Path(environment().get("TMPDIR", "/tmp"))):
         return Path(gettempdir())
-    except OSError as error:
-        raise blocked(Path(environment().get("TMPDIR", "/tmp")), error) from error
 
 
 def _run(state: State, *, break_lock: bool) -> None:
@@ -174,7 +171,7 @@ def _sync(state: State, step: Step) -> None:
     if step.installs or state.plan.environment in step.resets:
         state.sync_all()
         return
-    with on_disk(generation):
+    with reporting(generation, inside=True):
         sync_tree(generation / "build")
         for file in step.files:
             if file.path.exists():
@@ -203,11 +200,11 @@ def _execute(state: State, step: Step, log: Path) -> str:
         make_folder(step.report.parent)
     for file in step.files:
         make_folder(file.path.parent)
-        with on_disk(file.path):
+        with reporting(file.path, inside=True):
             file.path.write_text(file.text, encoding="utf-8")
     output = ""
     for command in step.commands:
-        with on_disk(log), log.open("a", encoding="utf-8") as stream:
+        with reporting(log, inside=True), log.open("a", encoding="utf-8") as stream:
             stream.write(f"$ {mask(spelled_out(command))}\n")
         outcome = state.runner.run(command, log=log, on_line=state.progress.step_line)
         if not outcome and step.effect == "closure":

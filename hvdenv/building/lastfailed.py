@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv.building.state import JOURNAL, LOGS
-from hvdenv.environments import generations, registry
+from hvdenv.environments import registry
 from hvdenv.environments.journal import FAILED, STARTED, Journal
 from hvdenv.errors import HvdenvError
 from hvdenv.knowledge.diagnosis import Diagnosis, diagnose, diagnose_step
@@ -54,9 +54,8 @@ def last_failure(places: Places) -> Failure | None:
 
 def _builds(places: Places) -> Iterator[Failure]:
     for listed in registry.list_environments(places):
-        environment = generations.at(Path(listed.prefix))
-        for identity in environment.identities():
-            yield from _stopped(environment.generation(identity), listed.prefix)
+        for identity in listed.environment.identities():
+            yield from _stopped(listed.environment.generation(identity), listed.prefix)
 
 
 def _stopped(generation: Path, prefix: str) -> Iterator[Failure]:

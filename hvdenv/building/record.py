@@ -13,7 +13,7 @@ from hvdenv.environments.installation import with_modules
 from hvdenv.errors import HvdenvError
 from hvdenv.locks import pypi
 from hvdenv.locks.lockfile import Locked
-from hvdenv.places import blocked
+from hvdenv.places import reporting
 from hvdenv.plans.step import Step
 from hvdenv.schema import Table, encode
 from hvdenv.verification import collectors
@@ -70,10 +70,8 @@ def _contents(state: State) -> GenerationRecord:
 def _sample(state: State, digest: str) -> dict[str, int]:
     """Sizes of some files, by which a later command notices cheaply that files are lost."""
     path = state.plan.generation / manifest.NAME
-    try:
+    with reporting(path, "read"):
         return manifest.sample(state.plan.generation, manifest.read(path, digest))
-    except OSError as error:
-        raise blocked(path, error, "read") from error
 
 
 def _lock_use(state: State, locked: Locked, record: GenerationRecord) -> LockUse:

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 from packaging.utils import canonicalize_name
 
-from hvdenv.building.state import Record, State, sha256_of
+from hvdenv.building.state import Record, State
 from hvdenv.environments import journal, manifest, package_records
 from hvdenv.errors import StepError
 from hvdenv.locks import pip_report, pypi
 from hvdenv.masking import mask
 from hvdenv.plans.plan import Plan
 from hvdenv.plans.step import Step, TextFile
-from hvdenv.reading import RESULT, read_json, read_text
+from hvdenv.reading import RESULT, WHEEL, hash_file, read_json, read_text
 
 
 def undo_contradicted(state: State) -> None:
@@ -46,7 +46,7 @@ def _contradiction(state: State, step: Step, finished: Sequence[Step]) -> str:
     data = (done.data if done else None) or {}
     if step.effect == "manifest":
         written = generation / manifest.NAME
-        if not written.is_file() or sha256_of(written) != data.get("digest"):
+        if not written.is_file() or hash_file(written, WHEEL)[0] != data.get("digest"):
             return f"{written} differs from what the step wrote"
     if step.effect == "lookup" and not tidied and not _size(plan.wheel):
         # What was compiled may be in the cache by now.

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from hvdenv import __version__
@@ -17,10 +14,9 @@ from hvdenv.environments.generations import Environment
 from hvdenv.environments.journal import FAILED, Journal, chain
 from hvdenv.model.cluster import Wheels
 from hvdenv.model.facts import Facts
-from hvdenv.places import Places, blocked, sync_tree
+from hvdenv.places import Places, reporting, sync_tree
 from hvdenv.plans.plan import Plan
 from hvdenv.plans.step import Progress, Step, identity
-from hvdenv.reading import WHEEL, read_file
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
 from hvdenv.sites.modules import Loaded
@@ -113,7 +109,7 @@ class State:
     def sync_all(self) -> None:
         """Write the whole generation to disk."""
         generation = self.plan.generation
-        with on_disk(generation):
+        with reporting(generation, inside=True):
             os.utime(generation)
             now = generation.stat().st_mtime
             sync_tree(generation, self._synced)
@@ -149,16 +145,3 @@ class State:
                 refused,
                 "load or name what the lock has",
             )
-
-
-@contextmanager
-def on_disk(path: Path) -> Iterator[None]:
-    """Report what cannot be written to disk."""
-    try:
-        yield
-    except OSError as error:
-        raise blocked(Path(error.filename or path), error) from error
-
-
-def sha256_of(file: Path) -> str:
-    return hashlib.sha256(read_file(file, WHEEL).data).hexdigest()

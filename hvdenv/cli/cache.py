@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from hvdenv.cli.options import add_age, add_options, print_json, storage_of_site, time_ago
+from hvdenv.cli.options import add_age, add_options, print_json, time_ago, wheels_of_site
 from hvdenv.environments.storage import Counter
 from hvdenv.errors import HvdenvError, UsageError
 from hvdenv.masking import plain
@@ -92,7 +92,7 @@ def _size(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    wheels = storage_of_site(arguments).wheels
+    wheels = wheels_of_site(arguments)
     caches = caches_of(arguments, wheels)
     runner = Runner()
     actions: dict[str, Callable[[], int]] = {

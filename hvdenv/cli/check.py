@@ -90,8 +90,9 @@ def run(arguments: argparse.Namespace) -> int:
             print(line)
         if unseen:
             answer |= Availability(not_looked_up=(f"modules of the recipe: {unseen}",))
-        for line in _told_availability(answer):
-            print(line)
+        for title in ("looked_up", "not_looked_up"):
+            for each in getattr(answer, title):
+                print(f"{title.replace('_', ' ')}: {each}")
         print(_conclusion(answer, blocked=blocked))
     return IncompatibleError.exit_code if blocked else 0
 
@@ -102,11 +103,6 @@ def _conclusion(answer: Availability, *, blocked: bool) -> str:
     if answer.not_looked_up:
         return "no problem found in what was looked at; the rest may still prevent a build"
     return "no known problem prevents a build"
-
-
-def _told_availability(answer: Availability) -> Iterator[str]:
-    yield from (f"looked up: {each}" for each in answer.looked_up)
-    yield from (f"not looked up: {each}" for each in answer.not_looked_up)
 
 
 def _looked_up(arguments: argparse.Namespace, prepared: Prepared) -> Availability:

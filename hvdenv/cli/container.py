@@ -39,7 +39,7 @@ from hvdenv.launch.preflight import (
 from hvdenv.masking import print_coloured
 from hvdenv.model.layers import Resolved, known_recipes, read_layer
 from hvdenv.model.recipe import Recipe
-from hvdenv.places import blocked, named_file, named_folder, sync, write_text
+from hvdenv.places import named_file, named_folder, replacing, sweep, sync, write_text
 from hvdenv.plans.images import FORMATS
 from hvdenv.plans.images.build import failed
 from hvdenv.plans.images.definition import (
@@ -225,21 +225,16 @@ def _tool(form: FormatName) -> str:
 def _build_file(arguments: argparse.Namespace, build: Build) -> None:
     """Build a file, which gets its name only when it is complete."""
     target = named_folder(Path(build.image), last=True)
-    part = target.with_name(f".{target.name}.{os.getpid()}")
     if target.exists():
         raise UsageError(
             "this image already exists",
             where=str(target),
             remedy="choose another file with --image, or remove this one if no program uses it",
         )
-    try:
+    sweep(target.parent, target.name)
+    with replacing(target) as part:
         _run_build(arguments, build._replace(image=str(part)))
         sync(part)
-        os.rename(part, target)
-    except OSError as error:
-        raise blocked(target, error) from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _run_build(arguments: argparse.Namespace, build: Build) -> None:

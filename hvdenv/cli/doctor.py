@@ -14,7 +14,7 @@ from hvdenv.errors import UsageError
 from hvdenv.knowledge.diagnosis import Diagnosis, Found, diagnose
 from hvdenv.knowledge.signatures import Kind
 from hvdenv.masking import mask, plain
-from hvdenv.places import blocked, find_places
+from hvdenv.places import find_places, reporting
 from hvdenv.reading import LOG, open_file
 from hvdenv.schema import Table
 
@@ -101,10 +101,8 @@ def _of_last() -> tuple[tuple[str, ...], Diagnosis]:
             "no failed build or verify is recorded here",
             where=str(places.home), remedy="name a log, or - for standard input",
         )  # fmt: skip
-    try:
+    with reporting(failure.file, "read"):
         diagnosis = failure.diagnosis()
-    except OSError as error:
-        raise blocked(failure.file, error, "read") from error
     return (failure.what, *failure.messages, str(failure.file)), diagnosis
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hvdenv.cli.options import add_age, add_dry_run, add_options, print_json, time_ago
-from hvdenv.environments import generations, last_used, registry, storage
+from hvdenv.environments import last_used, registry, storage
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.registry import Listed
 from hvdenv.environments.storage import Cache, Counter, Generation, Room
@@ -101,7 +101,7 @@ def _prune(arguments: argparse.Namespace, places: Places) -> None:
     if arguments.environment:
         chosen = [registry.find(places, arguments.environment)]
     else:
-        chosen = [_environment(each) for each in registry.list_environments(places)]
+        chosen = [each.environment for each in registry.list_environments(places)]
     for target in chosen:
         listed = storage.list_generations(target, places, Counter(_progress))
         found = {each.generation: each for each in listed}
@@ -117,10 +117,6 @@ def _prune(arguments: argparse.Namespace, places: Places) -> None:
         _report(target, cleared, found, "would remove" if arguments.dry_run else "removed")
         for identity in () if arguments.dry_run else cleared.removed:
             last_used.forget(places, target.generation(identity))
-
-
-def _environment(listed: Listed) -> Environment:
-    return generations.at(Path(listed.prefix))
 
 
 def _spared(found: Mapping[str, Generation], before: str, idle: str) -> Callable[[str], bool]:
@@ -160,7 +156,7 @@ def _report(
 def _list(places: Places, json: bool) -> None:
     known = registry.list_environments(places)
     counter, runner = Counter(_progress), Runner()
-    environments = [_environment(each) for each in known]
+    environments = [each.environment for each in known]
     sizes = [storage.list_generations(each, places, counter) for each in environments]
     warnings = [storage.warnings(each, runner) for each in environments]
     entries = list(zip(known, sizes, warnings, strict=True))
@@ -183,7 +179,7 @@ def _list(places: Places, json: bool) -> None:
 
 def _storage(places: Places, json: bool) -> None:
     caches = storage.list_caches(places, Counter(_progress))
-    folders = [Path(each.prefix).parent for each in registry.list_environments(places)]
+    folders = [each.environment.prefix.parent for each in registry.list_environments(places)]
     rooms = storage.room([places.home, *folders], Runner())
     if json:
         print_json(

@@ -232,6 +232,7 @@ def _batch(arguments: argparse.Namespace, resolved: Resolved, dialect: Dialect) 
         folder=os.getcwd(),
         exports=recipe.launch.exports,
         modules=chosen.module_lines,
+        image=entry.path,
     )
 
 

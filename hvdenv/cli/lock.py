@@ -83,7 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _check(present, prepared, inputs, arguments, root)
     _refuse_unknown(arguments.update, present)
     moves = arguments.update or arguments.upgrade
-    if present and not moves and compare.packages_still_fit(present, inputs, _cpu(prepared)):
+    cpu = cpu_packages(prepared.resolved.recipe)
+    if present and not moves and compare.packages_still_fit(present, inputs, cpu):
         locked = present._replace(lock=present.lock._replace(inputs=inputs, built=None))
     else:
         locked = _resolve(arguments, prepared, inputs, present, root)
@@ -101,10 +102,6 @@ def run(arguments: argparse.Namespace) -> int:
         states += ["signed"] if locked.signature else []
         print(f"{'written' if changed else 'nothing to do'}: {locked.folder} ({', '.join(states)})")
     return 0
-
-
-def _cpu(prepared: Prepared) -> tuple[str, ...]:
-    return cpu_packages(prepared.resolved.recipe)
 
 
 def _key(arguments: argparse.Namespace, prepared: Prepared) -> str:
@@ -155,7 +152,7 @@ def _check(
         raise no_lock(inputs, root)
     refuse_unsigned(present, arguments, prepared)
     changes = [str(each) for each in compare.changed(present.lock.inputs, inputs)]
-    problems = compare.problems(present, inputs, _cpu(prepared))
+    problems = compare.problems(present, inputs, cpu_packages(prepared.resolved.recipe))
     if arguments.json:
         answer = {"folder": str(present.folder), "changed": changes, "unsatisfied": problems}
         print_json(answer)
@@ -168,19 +165,15 @@ def _check(
 
 
 def _refuse_unknown(name: str | None, present: Locked | None) -> None:
-    if name and not (present and {name, canonicalize_name(name)} & _names(present)):
+    known = {each.name for each in pypi.packages(present)} if present else set()
+    if present and CONDA in present.texts:
+        known |= {each.name for each in condalock.packages(present).packages}
+    if name and not {name, canonicalize_name(name)} & known:
         raise UsageError(
             f"--update: {name} is not in the lock",
             where=str(present.folder) if present else "",
             remedy="`hvdenv lock` without --update writes one with all that the recipe needs",
         )
-
-
-def _names(present: Locked) -> set[str]:
-    names = {each.name for each in pypi.packages(present)}
-    if CONDA in present.texts:
-        names |= {each.name for each in condalock.packages(present).packages}
-    return names
 
 
 def _resolve(
@@ -210,7 +203,7 @@ def _resolve(
             detail="\n".join(problems),
             remedy="check pip's configuration for constraints (pip config list), and the recipe's channels",
         )
-    if cuda := compare.cuda_builds(pypi.packages(found), _cpu(prepared)):
+    if cuda := compare.cuda_builds(pypi.packages(found), cpu_packages(prepared.resolved.recipe)):
         raise _no_cpu_builds(prepared, inputs, cuda)
     return found
 

@@ -171,7 +171,7 @@ def _main(argv: Sequence[str] | None) -> int:
         print(_FIRST)
         return 2
     forbid_world_writes()
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     drop_relative_folders()
     try:
         _refuse_foreign_home(arguments)
@@ -217,10 +217,6 @@ def _refuse_foreign_home(arguments: argparse.Namespace) -> None:
         from hvdenv.cli.options import refuse_foreign_home
 
         refuse_foreign_home(arguments)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _report(error: HvdenvError) -> int:

@@ -18,9 +18,9 @@ from hvdenv import trust
 from hvdenv.environments import generations
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import HvdenvError, UsageError
-from hvdenv.model.cluster import Storage, Workspace
+from hvdenv.model.cluster import Wheels, Workspace
 from hvdenv.model.folders import User, expand
-from hvdenv.model.layers import Layer, Resolved, load_recipe, read_layer, storage_of, trusted_by
+from hvdenv.model.layers import Layer, Resolved, load_recipe, own_keys, read_layer
 from hvdenv.model.recipe import Recipe, executed_paths
 from hvdenv.places import Places, environment_name, find_places
 from hvdenv.reading import HOSTS, Content, read_text
@@ -183,11 +183,11 @@ def _user(*, lenient: bool = False) -> User:
     return User(getpass.getuser(), str(Path.home()), environment(), lenient)
 
 
-def storage_of_site(arguments: argparse.Namespace) -> Storage:
-    """Where things lie, as the site file says: for what needs no recipe."""
+def wheels_of_site(arguments: argparse.Namespace) -> Wheels:
+    """The caches of compiled wheels that the site file names: for what needs no recipe."""
     site = site_file(arguments)
-    storage = storage_of(read_layer("site", site) if site else None)
-    return expand(Storage, storage, _user(), ("places",))[0]
+    places = own_keys(read_layer("site", site) if site else None, "places").places
+    return expand(Wheels, places.wheels, _user(), ("places", "wheels"))[0]
 
 
 def environment_of(
@@ -268,7 +268,7 @@ def named_by_site(arguments: argparse.Namespace, site: Layer | None = None) -> P
         except HvdenvError:  # a command that needs it says so
             return policy
     if site and site.content:
-        named = trusted_by(site)
+        named = own_keys(site, "trust").trust
         if trust.is_of_root(site.content):
             return trust.with_names(policy, named.owners, named.groups)
         if named.owners or named.groups:

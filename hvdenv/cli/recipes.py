@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from hvdenv.cli.options import add_options, print_json, site_file
-from hvdenv.model.layers import known_recipes, read_layer, recipe_folders, variants_of
+from hvdenv.model.layers import known_recipes, own_keys, read_layer, variants_of
 
 EXAMPLES = """\
 examples:
@@ -21,7 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     rows = []
     site = site_file(arguments)
-    folders = recipe_folders(read_layer("site", site)) if site else ()
+    folders = own_keys(read_layer("site", site) if site else None, "recipe_folders").recipe_folders
     for name, path in known_recipes(folders).items():
         document = read_layer("recipe", path).values
         rows.append(

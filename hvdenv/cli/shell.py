@@ -71,12 +71,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "trust")
 
 
+@own_failures()
 def run(arguments: argparse.Namespace) -> int:
-    with own_failures():
-        return _run(arguments)
-
-
-def _run(arguments: argparse.Namespace) -> int:
     chosen = choose(arguments, built=not arguments.dry_run)
     shell = os.path.basename(environment().get("SHELL", ""))
     places = find_places()

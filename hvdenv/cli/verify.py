@@ -9,7 +9,7 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import get_args
@@ -20,8 +20,6 @@ from hvdenv.cli.options import (
     add_options,
     add_recipe,
     environment_of,
-    is_coloured,
-    print_json,
     refuse_foreign_names,
     refuse_foreign_path,
     refuse_foreign_prefix,
@@ -35,6 +33,7 @@ from hvdenv.cli.run import (
     refuse_missing_image,
     requested_ranks,
 )
+from hvdenv.cli.verify_report import add_files, keep, read, refuse_files, show
 from hvdenv.cli.with_image import add_image, entry_of
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, last_used, registry
@@ -45,13 +44,12 @@ from hvdenv.environments.installation import (
     inspect_prefix,
     with_modules,
 )
-from hvdenv.errors import InterruptedRunError, StepError, UsageError
+from hvdenv.errors import InterruptedRunError, UsageError
 from hvdenv.knowledge import flags
 from hvdenv.launch.container import image_of
 from hvdenv.launch.launchers import LAUNCHERS, Launch
 from hvdenv.launch.launchers import named as named_launcher
 from hvdenv.launch.placement import Requested, of_shell, place
-from hvdenv.masking import print_coloured
 from hvdenv.model.cluster import Container, LauncherName
 from hvdenv.model.layers import Resolved
 from hvdenv.model.observe import gpus
@@ -60,21 +58,21 @@ from hvdenv.places import (
     Places,
     environment_name,
     find_places,
-    make_folder,
-    named_file,
-    write_json,
-    write_text,
 )
-from hvdenv.reading import REPORT, read_json
-from hvdenv.reports import junit, page, render
-from hvdenv.reports.report import EXIT_CODES, Report
+from hvdenv.reports.report import Report
 from hvdenv.runner import Runner, environment
 from hvdenv.schema import nearest
 from hvdenv.sites import module_shell
 from hvdenv.sites.hosts import distribute
 from hvdenv.verification import suite
 from hvdenv.verification.bench import Effort
-from hvdenv.verification.collection import DEFAULT_LAUNCHERS, DEFAULT_TIMEOUT, TWO_RANKS, Suite
+from hvdenv.verification.collection import (
+    DEFAULT_LAUNCHERS,
+    DEFAULT_TIMEOUT,
+    TWO_RANKS,
+    Setup,
+    Suite,
+)
 from hvdenv.verification.elastic import ELASTIC_SECONDS
 from hvdenv.verification.verify import DEFAULT_EXERCISES, FULL_EXERCISES, usual_ranks, verify
 
@@ -102,12 +100,6 @@ this host cannot prove everything (such as NCCL without a GPU)
 BENCH_SECONDS, BENCH_PROGRAMS = 10.0, 60
 # Timers of programs end earlier; a number that is none is not less.
 _FOREVER = 365 * 86400.0
-# What writes the file of each option.
-_FILES = {"junit": junit.render, "html": page.render}
-_WRITE_AGAIN = (
-    "what to do: `hvdenv verify --from REPORT --{option} FILE` writes it elsewhere, from the report"
-    " that verify keeps"
-)
 _CONTROLLERS = {"mpi": "MPI", "gloo": "Gloo"}
 
 
@@ -137,7 +129,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "clean")
     add_image(parser)
     _add_extent(parser)
-    _add_files(parser)
+    add_files(parser)
     stated = parser.add_argument_group("what to expect of an environment without a recipe")
     stated.add_argument("--framework", action="append", choices=("torch", "tensorflow", "mxnet"))
     stated.add_argument("--controller", action="append", choices=("MPI", "Gloo"))
@@ -189,22 +181,10 @@ def _add_extent(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def _add_files(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("write the report to files, whatever the verdict")
-    group.add_argument("--junit", metavar="FILE", type=Path, help="write it as JUnit XML")
-    group.add_argument(
-        "--html", metavar="FILE", type=Path, help="write it as a self-contained HTML page"
-    )
-    group.add_argument(
-        "--from", dest="kept", metavar="REPORT", type=Path,
-        help="read the report from a JSON file that verify wrote, instead of verifying",
-    )  # fmt: skip
-
-
 def run(arguments: argparse.Namespace) -> int:
-    _refuse_files(arguments)
+    refuse_files(arguments)
     if arguments.kept:
-        return _show(_read(arguments), arguments)
+        return show(read(arguments), arguments)
     if arguments.where == "compute":
         return _in_a_job(arguments)
     if arguments.dry_run:
@@ -213,12 +193,22 @@ def run(arguments: argparse.Namespace) -> int:
             remedy="leave out --dry-run, or add --where compute",
         )
     places = find_places()
+    runner = Runner(of_shell(environment(), clean=arguments.clean))
+    report = _verified(arguments, places, runner)
+    kept = keep(report, places)
+    code = show(report, arguments)
+    if not (arguments.quiet or arguments.json):
+        print(kept, file=sys.stderr)
+    return InterruptedRunError.exit_code if runner.stopped else code
+
+
+def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> Report:
+    """Verify the environment that the options name."""
     effort = _effort(arguments, places)
     timeout = _timeout(arguments, effort)
     requested_ranks(arguments)  # refuses what is malformed, before the environment is looked for
     if arguments.suite_from:
         refuse_foreign_tests(arguments.suite_from, arguments)
-    runner = Runner(of_shell(environment(), clean=arguments.clean))
     installation, expectation, recipe = _chosen(arguments, places)
     last_used.note(places, Path(installation.prefix))
     installation = _with_modules(installation, recipe, runner)
@@ -226,33 +216,28 @@ def run(arguments: argparse.Namespace) -> int:
         entry = entry_of(arguments, Path(installation.prefix), recipe)
         installation = installation._replace(image=entry.words, mount=entry.source)
     launch, launchers = _launched(arguments, recipe, expectation)
-
-    def tell(what: str, label: str, seconds: float) -> None:
-        if what == "finished" and not arguments.quiet:
-            print(f"  {label} ({seconds:.1f} s)", file=sys.stderr, flush=True)
-
     if not arguments.quiet:
         print(f"verifying {installation.prefix}", file=sys.stderr, flush=True)
     with _suite(arguments, installation, recipe, runner, places) as tests:
-        report = verify(
-            installation,
-            expectation,
-            runner,
+        setup = Setup(
+            installation=installation,
+            runner=runner,
+            expectation=expectation,
             launch=launch,
-            timeout=timeout,
             launchers=launchers,
             exercises=_exercises(arguments),
             effort=effort,
             suite=tests,
             elastic=str(places.home) if arguments.elastic else None,
-            startup_too=arguments.startup,
-            on_event=tell,
+            startup=arguments.startup or None,
+            seconds=timeout,
         )
-    kept = _keep(report, places)
-    code = _show(report, arguments)
-    if not (arguments.quiet or arguments.json):
-        print(kept, file=sys.stderr)
-    return InterruptedRunError.exit_code if runner.stopped else code
+        return verify(setup) if arguments.quiet else verify(setup, _tell)
+
+
+def _tell(what: str, label: str, seconds: float) -> None:
+    if what == "finished":
+        print(f"  {label} ({seconds:.1f} s)", file=sys.stderr, flush=True)
 
 
 def _exercises(arguments: argparse.Namespace) -> tuple[str, ...]:
@@ -273,81 +258,6 @@ def _suite(
         return nullcontext()
     version = recipe.horovod.version if recipe else ""
     return suite.prepared(arguments.suite_from, installation, version, runner, places)
-
-
-def _show(report: Report, arguments: argparse.Namespace) -> int:
-    """Print a report and write its files.
-
-    Returns:
-        The exit code of the verdict; if that is 0, of a file that was not written.
-    """
-    if arguments.json:
-        print_json(report.to_json())
-    else:
-        print_coloured(render.render(report, colour=is_coloured(arguments)) + "\n")
-    written = _write_files(report, arguments)
-    return EXIT_CODES[report.verdict] or written
-
-
-def _write_files(report: Report, arguments: argparse.Namespace) -> int:
-    """Write what can be written; returns 0, or the exit code for what could not."""
-    code = 0
-    for option, path in _requested_files(arguments):
-        try:
-            write_text(named_file(path), _FILES[option](report))
-        except StepError as error:
-            print(f"error: --{option} {path}: {error.message}", file=sys.stderr)
-            print(_WRITE_AGAIN.format(option=option), file=sys.stderr)
-            code = StepError.exit_code
-    return code
-
-
-def _requested_files(arguments: argparse.Namespace) -> Iterator[tuple[str, Path]]:
-    for option in _FILES:
-        if path := getattr(arguments, option):
-            yield option, path
-
-
-def _refuse_files(arguments: argparse.Namespace) -> None:
-    """Refuse files that could not be written, before verify takes minutes.
-
-    Raises:
-        UsageError: a file could not be written.
-    """
-    for option, path in _requested_files(arguments):
-        try:
-            folder = named_file(path).parent
-        except StepError as error:
-            raise UsageError(
-                error.message, where=f"--{option} {error.where}", remedy=error.remedy
-            ) from error
-        if not os.access(folder, os.W_OK | os.X_OK):
-            why = "this folder is not writable" if folder.is_dir() else "there is no such folder"
-            raise UsageError(why, where=f"--{option} {folder}", remedy="name another folder")
-
-
-def _read(arguments: argparse.Namespace) -> Report:
-    """The report of --from.
-
-    Raises:
-        UsageError: it cannot be read, or an environment is named as well.
-    """
-    where = f"--from {arguments.kept}"
-    if arguments.recipe or arguments.prefix or arguments.where == "compute":
-        raise UsageError(
-            "--from shows an earlier report and verifies nothing",
-            where=where,
-            remedy="leave out the recipe, --prefix and --where",
-        )
-    remedy = "name the output of `hvdenv verify --json`, or a file in `reports` under HVDENV_HOME"
-    try:
-        return Report.from_json(read_json(arguments.kept, REPORT))
-    except OSError as error:
-        why = f"cannot read it: {error.strerror}"
-        raise UsageError(why, where=where, remedy=remedy) from error
-    except ValueError as error:
-        why = f"this is not a report of verify: {error}"
-        raise UsageError(why, where=where, remedy=remedy) from error
 
 
 def _effort(arguments: argparse.Namespace, places: Places) -> Effort | None:
@@ -570,18 +480,3 @@ def _refuse_without_runtime(installation: Installation, recipe: Recipe) -> None:
             remedy="load its module (modules.load in the recipe), or name another program with"
             " --set container.runtime=...",
         )
-
-
-def _keep(report: Report, places: Places) -> str:
-    """Store a report under HVDENV_HOME: nothing is written into the environment.
-
-    Returns:
-        Where it is, or why it was not stored: a full disk does not change the verdict.
-    """
-    stamp = report.started.replace(":", "").replace("+", "_")
-    try:
-        path = make_folder(places.reports) / f"{stamp}-{os.getpid()}.json"
-        write_json(path, report.to_json())
-    except StepError as error:
-        return f"the report was not kept: {error}"
-    return f"report: {path}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv.cli.cache import caches_of
-from hvdenv.cli.options import add_dry_run, add_options, storage_of_site
+from hvdenv.cli.options import add_dry_run, add_options, wheels_of_site
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, registry
 from hvdenv.errors import UsageError
@@ -64,7 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    wheels = storage_of_site(arguments).wheels
+    wheels = wheels_of_site(arguments)
     action = _publish if arguments.action == "publish" else _verify
     return action(arguments, wheels, Runner())
 
@@ -92,7 +92,8 @@ def _publish(arguments: argparse.Namespace, wheels: Wheels, runner: Runner) -> i
     sources = list(_sources(entries, runner))
     if arguments.dry_run:
         for source in sources:
-            print(f"would publish horovod {compiled_for(source).version}, {_tags(source)}")
+            tags = source.record.file.removesuffix(".whl").split("-", 2)[2]
+            print(f"would publish horovod {compiled_for(source).version}, {tags}")
         return 0
     target = _index(arguments, wheels)._replace(folder=index.prepare(arguments.folder))
     for source in sources:
@@ -105,10 +106,6 @@ def _publish(arguments: argparse.Namespace, wheels: Wheels, runner: Runner) -> i
     count = len(found.listed)
     print(f"{count} wheel{'s' * (count != 1)} in the index file://{target.folder}")
     return 5 if found.problems else 0
-
-
-def _tags(source: Source) -> str:
-    return "-".join(source.record.file.removesuffix(".whl").split("-")[2:])
 
 
 def _index(arguments: argparse.Namespace, wheels: Wheels) -> Index:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.cli.options import refuse_foreign_path
+from hvdenv.cli.options import refuse_foreign_path, wheels_of_site
 from hvdenv.environments import generations
 from hvdenv.errors import UsageError
 from hvdenv.model.recipe import Recipe
@@ -18,15 +18,17 @@ from hvdenv.runner import Runner
 
 
 class Entry(NamedTuple):
-    """How programs enter an image; both are empty without one.
+    """How programs enter an image; all are empty without one.
 
     Attributes:
         words: before the program of each rank.
         source: how the kernel names the mount.
+        path: of the image.
     """
 
     words: tuple[str, ...] = ()
     source: str = ""
+    path: str = ""
 
 
 def add_image(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +75,8 @@ def entry_of(
     owned = None if arguments.image else environment.prefix
     for path in (packed.path, packed.image, packed.program):
         refuse_foreign_path(str(path), arguments, owned)
-    if signers := recipe.places.wheels.signers:
+    of_site = None if arguments.recipe else wheels_of_site(arguments).signers
+    if signers := of_site or recipe.places.wheels.signers:
         refuse_unsigned(packed, Path(os.path.expanduser(signers)), Runner())
-    return Entry(use.words(packed, environment, job or use.new_job()), packed.source)
+    words = use.words(packed, environment, job or use.new_job())
+    return Entry(words, packed.source, str(packed.image))

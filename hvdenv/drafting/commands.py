@@ -329,15 +329,6 @@ class _Reader:
         else:
             yield Left(f"recipes have no key for uv {' '.join(words[:1])}")
 
-    def _virtualenv(self, statement: Statement) -> Iterator[Read]:
-        yield from packages.venv(statement.words[1:])
-
-    def _git(self, statement: Statement) -> Iterator[Read]:
-        yield from packages.git(statement.words[1:], self.page)
-
-    def _container(self, statement: Statement) -> Iterator[Read]:
-        yield from launching.container(statement.words)
-
 
 def _without_python(statements: Iterable[Statement]) -> Iterator[Statement]:
     """Without what a page types into an interactive Python."""
@@ -372,8 +363,8 @@ _HANDLERS: dict[str, Callable[[_Reader, Statement], Iterator[Read | directives.F
     "srun": _Reader._srun,
     "qsub": _Reader._qsub,
     "uv": _Reader._uv,
-    "virtualenv": _Reader._virtualenv,
-    "git": _Reader._git,
-    "singularity": _Reader._container,
-    "apptainer": _Reader._container,
+    "virtualenv": lambda _, statement: packages.venv(statement.words[1:]),
+    "git": lambda reader, statement: packages.git(statement.words[1:], reader.page),
+    "singularity": lambda _, statement: launching.container(statement.words),
+    "apptainer": lambda _, statement: launching.container(statement.words),
 }

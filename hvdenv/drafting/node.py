@@ -12,9 +12,8 @@ from typing import NamedTuple, get_args
 
 from hvdenv.command import OWN_PYTHON, Command
 from hvdenv.drafting.values import COMMAND, INFERRED, Drafted, Found, Leftover, Origin
-from hvdenv.errors import StepError
 from hvdenv.model.cluster import Architecture
-from hvdenv.model.observe import observe
+from hvdenv.model.observe import ask, observe
 from hvdenv.places import write_json
 from hvdenv.reading import SYSTEM, read_text
 from hvdenv.runner import Runner
@@ -54,12 +53,7 @@ class Seen(NamedTuple):
 
 def answer(runner: Runner, *argv: str) -> str:
     """The output of a program; empty if it fails or does not exist."""
-    if not shutil.which(argv[0]):
-        return ""
-    try:
-        outcome = runner.run(Command(argv, timeout=SECONDS))
-    except StepError:
-        return ""
+    outcome = ask(runner, *argv, seconds=SECONDS) if shutil.which(argv[0]) else None
     return outcome.output if outcome else ""
 
 

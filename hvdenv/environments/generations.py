@@ -21,7 +21,7 @@ from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments.prefixes import refuse_foreign, refuse_inside, refuse_unfit
 from hvdenv.errors import HvdenvError, StepError, UsageError
 from hvdenv.model.recipe import Recipe
-from hvdenv.places import blocked, make_folder, sync, write_json
+from hvdenv.places import blocked, make_folder, replacing, reporting, sync, write_json
 from hvdenv.reading import STATE, read_json
 from hvdenv.schema import Problem, decode, encode
 
@@ -187,13 +187,11 @@ def create(environment: Environment, identity: str) -> Path:
     if _ours(path):
         return path
     temporary = environment.store / f"{_NEW}{os.urandom(16).hex()}"
-    try:
+    with reporting(path):
         temporary.mkdir()
         write_json(temporary / MARKER, {"format": FORMAT, "prefix": str(environment.prefix)})
         os.rename(temporary, path)
         sync(environment.store)
-    except OSError as error:
-        raise blocked(path, error) from error
     return path
 
 
@@ -241,15 +239,9 @@ def switch(environment: Environment, identity: str) -> None:
     if not environment.pointed():
         refuse_foreign(prefix)
     temporary = environment.store / f"{_LINK}{os.urandom(16).hex()}"
-    try:
+    with replacing(prefix, temporary):
         # Relative, so that it is valid wherever the folder is mounted.
         os.symlink(os.path.join(environment.store.name, identity), temporary)
-        os.replace(temporary, prefix)
-        sync(prefix.parent)
-    except OSError as error:
-        raise blocked(prefix, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_record(path: Path, record: GenerationRecord) -> None:
@@ -329,13 +321,11 @@ def delete(environment: Environment, identity: str) -> str:
         StepError: no permission.
     """
     condemned = environment.store / f"{_REMOVED}{os.urandom(16).hex()}"
-    try:
+    with reporting(environment.generation(identity), "remove"):
         for image in environment.store.glob(f"{identity}{IMAGE}*"):
             image.unlink()
         os.rename(environment.generation(identity), condemned)
         sync(environment.store)
-    except OSError as error:
-        raise blocked(environment.generation(identity), error, "remove") from error
     return erase(condemned)
 
 

@@ -8,13 +8,14 @@ import os
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from hvdenv.places import blocked
+from hvdenv.places import blocked, reporting
 from hvdenv.reading import STATE, read_file
+from hvdenv.schema import Pattern, Problem, Table, decode
 
 STARTED, FINISHED, FAILED = "step-started", "step-finished", "step-failed"
-_EVENTS = frozenset({STARTED, FINISHED, FAILED})
+Kind = Annotated[str, Pattern(f"{STARTED}|{FINISHED}|{FAILED}", "an event of a step")]
 
 
 class Event(NamedTuple):
@@ -29,12 +30,12 @@ class Event(NamedTuple):
         data: what the step recorded.
     """
 
-    event: str
+    event: Kind
     step: str
     key: str
     time: str
     seconds: float | None = None
-    data: Mapping[str, Any] | None = None
+    data: Table | None = None
 
 
 def chain(previous: str, rendered: str) -> str:
@@ -107,13 +108,12 @@ class Journal:
             StepError: the file cannot be written.
         """
         time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        entry = Event(event=event, step=step, key=key, time=time, seconds=seconds, data=data)
+        kept = None if data is None else dict(data)
+        entry = Event(event=event, step=step, key=key, time=time, seconds=seconds, data=kept)
         fields = {name: value for name, value in entry._asdict().items() if value is not None}
         line = json.dumps(fields, allow_nan=False).encode() + b"\n"
-        try:
+        with reporting(self.path):
             self._write(line)
-        except OSError as error:
-            raise blocked(self.path, error) from error
         self.events.append(entry)
         self._apply(entry)
         return entry
@@ -144,15 +144,6 @@ class Journal:
 def _parse(line: bytes) -> Event | None:
     """The event in a line; None if there is none."""
     try:
-        fields = json.loads(line)
-        event = Event(**fields)
-    except (ValueError, TypeError, RecursionError):
+        return decode(Event, json.loads(line), lenient=True)
+    except (ValueError, RecursionError, Problem):
         return None
-    texts = (event.event, event.step, event.key, event.time)
-    right = (
-        all(isinstance(text, str) for text in texts)
-        and event.event in _EVENTS
-        and isinstance(event.seconds, (int, float, type(None)))
-        and isinstance(event.data, (dict, type(None)))
-    )
-    return event if right else None

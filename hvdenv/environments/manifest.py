@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple
 
 from hvdenv.environments.package_records import is_bytecode, verify_records
 from hvdenv.errors import StepError
-from hvdenv.places import blocked, write_text
+from hvdenv.places import reporting, write_text
 from hvdenv.reading import MANIFEST, read_file
 
 NAME = "manifest.txt"
@@ -105,11 +105,9 @@ def write(root: Path, exclude: Iterable[str] = (), site_packages: Path | None = 
         StepError: a file cannot be read, or the manifest cannot be written.
     """
     skipped = tuple(sorted({*exclude, NAME}))
-    try:
+    with reporting(root, "read or write", inside=True):
         entries = dict(_hashed(root, _walk(root, skipped)))
         digest = _save(root / NAME, Manifest(skipped, entries))
-    except OSError as error:
-        raise blocked(Path(error.filename or root), error, "read or write") from error
     problems: list[str] = []
     if site_packages is not None:
         base = os.path.abspath(root)
@@ -129,10 +127,8 @@ def read(path: Path, digest: str = "") -> Manifest:
     Raises:
         StepError: it cannot be read, or is damaged.
     """
-    try:
+    with reporting(path, "read"):
         content = read_file(path, MANIFEST).data
-    except OSError as error:
-        raise blocked(path, error, "read") from error
     actual = hashlib.sha256(content).hexdigest()
     if digest and actual != digest:
         raise _damaged(path, f"its hash is {actual}, recorded was {digest}")
@@ -189,15 +185,13 @@ def compare(
         StepError: a file cannot be read.
     """
     differences: list[Difference] = []
-    try:
+    with reporting(root, "read", inside=True):
         present = {}
         for path, entry in _walk(root, manifest.exclude):
             at_each()
             present[path] = entry
         known = [path for path in present if path in manifest.entries and closely(path)]
         present.update(_hashed(root, [(path, present[path]) for path in known]))
-    except OSError as error:
-        raise blocked(Path(error.filename or root), error, "read") from error
     for path in sorted(manifest.entries.keys() | present.keys()):
         if not is_bytecode(path):
             difference = _judge(path, manifest.entries.get(path), present.get(path))

@@ -15,8 +15,8 @@ from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments.activation import KINDS, Kind, left_open
 from hvdenv.errors import StepError, UsageError
 from hvdenv.model.cluster import ModuleName, Modules, VariableName
+from hvdenv.model.folders import User, expand
 from hvdenv.schema import Problem, decode
-from hvdenv.sites.modules import expanded
 
 # In one of the first lines of each modulefile that hvdenv wrote.
 WRITTEN_BY = "Written by hvdenv"
@@ -84,7 +84,7 @@ def from_record(
             "Built": f"{built.created[:10]} by {user}",
             "Plan": built.plan_digest,
         },
-        modules=expanded(built.modules, user, home),
+        modules=expand(Modules, built.modules, User(user, home, {}, lenient=True), ("modules",))[0],
         variables=built.variables,
     )
 
@@ -198,7 +198,10 @@ def _refuse_unsayable(entry: Entry) -> None:
     # what follows it as a command.
     for name, value in {"the environment": environment, **entry.variables}.items():
         if re.search(r"[\x00-\x1f\x7f]", value):
-            raise UsageError(f"no modulefile can hold {value!r}", where=name)
+            raise UsageError(
+                f"no modulefile can hold {value!r}", where=name,
+                remedy="remove the control characters, or source activate.sh of the environment in the job",
+            )  # fmt: skip
 
 
 def _gone(entry: Entry) -> str:
@@ -291,7 +294,10 @@ def _checked(name: str) -> str:
     try:
         decode(_Named, {"name": name})
     except Problem as problem:
-        raise UsageError(f"cannot be the name of a module: {problem.message}") from problem
+        raise UsageError(
+            f"cannot be the name of a module: {problem.message}",
+            remedy="give a name such as horovod/0.28.1: --name NAME/VERSION",
+        ) from problem
     if "/" not in name:
         raise UsageError(f"{name!r} has no version", remedy=f"--name {name}/VERSION")
     return name

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.places import blocked
+from hvdenv.places import reporting
 from hvdenv.reading import MANIFEST, open_file
 
 # Seen from site-packages.
@@ -42,10 +42,8 @@ def verify_records(site_packages: Path, digests: Mapping[str, str] | None = None
     base = os.path.abspath(site_packages)
     promises: dict[str, list[_Promise]] = {}
     problems: list[str] = []
-    try:
+    with reporting(site_packages, "read"):
         names = sorted(os.listdir(base))
-    except OSError as error:
-        raise blocked(site_packages, error, "read") from error
     for name in names:
         if name.startswith("~"):
             problems.append(f"{name}: left behind by an interrupted pip")

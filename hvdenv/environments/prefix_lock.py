@@ -25,9 +25,10 @@ from typing import NamedTuple
 
 from hvdenv.errors import BusyError, HvdenvError
 from hvdenv.model.dialect import job_id
-from hvdenv.places import blocked, make_folder, user_name
+from hvdenv.places import make_folder, reporting, user_name
 from hvdenv.reading import STATE, SYSTEM, read_file, read_text
 from hvdenv.runner import environment
+from hvdenv.schema import Problem, decode
 
 LOCK = "lock"
 ENDED = "ended"
@@ -101,10 +102,8 @@ class Held:
             BusyError: another process broke the lock.
             StepError: the file cannot be read.
         """
-        try:
+        with reporting(self._path, "read"):
             holder, _ = _read(self._path)
-        except OSError as error:
-            raise blocked(self._path, error, "read") from error
         if holder is None or holder.token != self.token:
             who = f"; {_describe(holder)} holds it now" if holder and holder.pid else ""
             raise BusyError(
@@ -150,10 +149,8 @@ def hold(
         StepError: the store cannot be written.
     """
     mine = _myself()
-    try:
+    with reporting(store):
         replaced = _acquire(store, mine, wait, break_lock)
-    except OSError as error:
-        raise blocked(store, error) from error
     with suppress(OSError):
         sweep(store)
     held = Held(store, mine, replaced)
@@ -328,15 +325,10 @@ def _read(path: Path, store: Path | None = None) -> tuple[Holder | None, float |
     if not content.data:
         return _NOBODY, age
     try:
-        holder = Holder(**json.loads(content.data))
-    except (ValueError, TypeError):
+        holder = decode(Holder, json.loads(content.data))
+    except (ValueError, RecursionError, Problem):
         return None, age
-    right = (
-        isinstance(holder.pid, int)
-        and 0 < holder.pid < 1 << 31
-        and all(isinstance(value, str) for name, value in holder._asdict().items() if name != "pid")
-    )
-    return (holder if right else None), age
+    return (holder if 0 < holder.pid < 1 << 31 else None), age
 
 
 def _server_time(store: Path) -> float:
@@ -387,11 +379,8 @@ def _busy(store: Path, holder: Holder | None, age: float) -> BusyError:
             where=where,
             remedy="if no build of it runs on any host, build with --break-lock",
         )
-    local = (holder.host, holder.boot, holder.namespace) == (
-        os.uname().nodename,
-        _boot(),
-        _namespace(),
-    )
+    here = (os.uname().nodename, _boot(), _namespace())
+    local = (holder.host, holder.boot, holder.namespace) == here
     remedy = "wait for it, or end it"
     if not local:
         remedy = (

@@ -16,7 +16,7 @@ from hvdenv.environments.generations import TEMPORARY, Environment, delete, eras
 from hvdenv.environments.in_use import User, Uses, uses
 from hvdenv.environments.prefixes import what_is_at
 from hvdenv.errors import BusyError, UsageError
-from hvdenv.places import blocked, sync
+from hvdenv.places import reporting, sweep, sync
 
 
 class Cleared(NamedTuple):
@@ -82,6 +82,7 @@ def remove(environment: Environment, *, force: bool = False) -> Cleared:
             kept.append((str(environment.prefix), f"is {what_is_at(environment.prefix)}"))
         identities = environment.identities()
         kept += [(name, note) for name in identities if (note := delete(environment, name))]
+        sweep(environment.store, seconds=0)
         kept += _clean(environment.store)
     try:
         environment.store.rmdir()
@@ -147,16 +148,15 @@ def _require(environment: Environment) -> None:
 
 
 def _unlink(path: Path) -> None:
-    try:
+    with reporting(path, "remove"):
         path.unlink()
         sync(path.parent)
-    except OSError as error:
-        raise blocked(path, error, "remove") from error
 
 
 def _clean(store: Path) -> list[tuple[str, str]]:
     """Delete what killed processes left in a store whose lock is held."""
     prefix_lock.sweep(store)
+    sweep(store)
     kept = []
     for name in sorted(os.listdir(store)):
         if name.startswith(TEMPORARY) and (note := erase(store / name)):

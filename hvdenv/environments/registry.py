@@ -39,6 +39,10 @@ class Listed(NamedTuple):
     files: int
     generations: tuple[str, ...]
 
+    @property
+    def environment(self) -> Environment:
+        return at(Path(self.prefix))
+
 
 def register(
     places: Places, environment: Environment, recipe: str, variants: Iterable[str]
@@ -87,7 +91,7 @@ def find(places: Places, name: str) -> Environment:
     known = list_environments(places)
     named = [each for each in known if environment_name(each.recipe, each.variants) == name]
     if len(named) == 1:
-        return at(Path(named[0].prefix))
+        return named[0].environment
     if named:
         raise UsageError(
             f"{len(named)} environments are named {name}",

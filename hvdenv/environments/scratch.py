@@ -17,11 +17,9 @@ from typing import NamedTuple
 
 from hvdenv.environments import prefix_lock
 from hvdenv.errors import HvdenvError
-from hvdenv.places import blocked, make_folder
+from hvdenv.places import LEFT_ALONE_SECONDS, make_folder, reporting
 from hvdenv.runner import Runner, end_marked
 
-# How long a folder of another host, or without a lock, is left alone.
-LEFT_ALONE_SECONDS = 86400.0
 # The folders may be in /tmp, which other programs use as well.
 _PREFIX = "hvdenv-scratch-"
 
@@ -45,10 +43,8 @@ def folder(root: Path, purpose: str) -> Iterator[Scratch]:
     """
     for left in list(make_folder(root).glob(f"{_PREFIX}*")):
         _delete_if_left(left)
-    try:
+    with reporting(root):
         path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{purpose}-", dir=root))
-    except OSError as error:
-        raise blocked(root, error) from error
     try:
         with prefix_lock.hold(path, wait=0) as held:
             yield Scratch(path, Runner(token=held.token).changed({"TMPDIR": str(path)}))

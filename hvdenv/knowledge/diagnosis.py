@@ -102,6 +102,7 @@ _CONTAINER = (
     "/workspace/",
 )  # fmt: skip
 _OWN = ("hvdenv",)
+_HOROVOD = ("orovod", "HOROVOD", "hvd.", "hvdenv")
 # In a backtrace by UCX or Open MPI, the frames of the signal handler (UCX, the C library) come
 # before the frame that crashed.
 _FRAME_START = r"(?:\[\S{1,64}:\d{1,8}\] )?[ \[]{0,4}\d{1,2}\]? {1,3}"
@@ -222,10 +223,11 @@ class _Query(NamedTuple):
 
 
 class _Hit(NamedTuple):
-    """A line that matches a query."""
+    """A line that matches a query, and what is near it."""
 
     place: Place
     match: re.Match[str]
+    around: bytes
 
     @property
     def last_line(self) -> int:
@@ -238,7 +240,7 @@ class _Ranked(NamedTuple):
 
     found: Found
     last_line: int
-    general: bool = False
+    general: int = 0
 
     @property
     def lines(self) -> range:
@@ -391,6 +393,7 @@ def _catalog(phase: Phase | None) -> _Catalog:
         _query(*_FRAME),
         _query(_CONTAINER),
         _query(_OWN),
+        _query(_HOROVOD),
     )
     mentions = range(first_mention, first_mention + len(_MENTIONS))
     return _Catalog(
@@ -430,9 +433,9 @@ def diagnose(log: BinaryIO, phase: Phase | None = None, *, own: bool = False) ->
     catalog = _catalog(phase)
     search = _Search(catalog)
     search.read(log)
-    last = range(len(catalog.queries) - 5, len(catalog.queries))
-    errors, crashes, frames, container, hvdenv = map(search.hits, last)
-    reader = _Reader(own=own or bool(hvdenv), modules=not container)
+    last = range(len(catalog.queries) - 6, len(catalog.queries))
+    errors, crashes, frames, container, hvdenv, horovod = map(search.hits, last)
+    reader = _Reader(own or bool(hvdenv), modules=not container, horovod=own or bool(horovod))
     crashed = min((hit.place.number for hit in crashes), default=search.lines + 1)
     seen = {text for text, query in catalog.contexts.items() if search.hits(query)}
     found = [
@@ -533,14 +536,18 @@ def _look(block: _Block, at: int, query: _Query) -> _Hit | None:
         return None
     named = match.groupdict().get("rank")
     number = block.number + block.text.count(b"\n", block.start, start)
-    return _Hit(Place(number, first, rank if named is None else named), match)
+    return _Hit(Place(number, first, rank if named is None else named), match, _around(block, at))
+
+
+def _around(block: _Block, at: int) -> bytes:
+    return block.text[max(0, at - NEAR) : at + NEAR]
 
 
 def _is_near(block: _Block, at: int, query: _Query) -> bool:
     """Whether what is near a position is as a query wants it."""
     if not (query.near or query.not_near):
         return True
-    around = block.text[max(0, at - NEAR) : at + NEAR]
+    around = _around(block, at)
     return (not query.near or any(text in around for text in query.near)) and not any(
         text in around for text in query.not_near
     )
@@ -576,26 +583,34 @@ def _counts(signature: Signature, seen: set[str]) -> bool:
 
 def _where(frames: Sequence[_Hit]) -> str:
     """The library in which a process crashed, as text for a cause; empty if it is not known."""
-    for _, match in frames:
+    for _, match, _ in frames:
         return f" in {match[1]}" + (f" ({match[2]})" if match[2] else "")
     return ""
 
 
 class _Reader(NamedTuple):
-    """Who reads a diagnosis: someone who uses hvdenv, on a machine with environment modules."""
+    """Who reads a diagnosis.
+
+    Attributes:
+        own: someone who uses hvdenv.
+        modules: the machine may have environment modules.
+        horovod: the log names Horovod.
+    """
 
     own: bool
     modules: bool
+    horovod: bool
 
 
 def _remedy(signature: Signature, groups: Sequence[str], reader: _Reader) -> str:
     """What this reader can do, the most likely first."""
     parts = [
         signature.remedy.format(*groups),
+        signature.horovod and reader.horovod and f"for Horovod: {signature.horovod}",
         signature.modules
         and reader.modules
         and "with environment modules: " + signature.modules.format(*groups),
-        signature.recipe and reader.own and f"in the recipe: {signature.recipe}",
+        signature.recipe and reader.own and f"in the recipe: {signature.recipe.format(*groups)}",
     ]
     return "; ".join(part for part in parts if part)
 
@@ -610,9 +625,9 @@ def _filled(signature: Signature, hit: _Hit, where: str, crashed: int, reader: _
         crashed: line number of the first crash; a process killed after it is not the cause.
         reader: for whom.
     """
-    place, match = hit
+    place, match, around = hit
     groups = [group or "" for group in match.groups()]
-    signature = signature.refined_by(match.string)
+    signature = signature.refined_by(match.string, around.decode("utf-8", "replace"))
     follows = signature.kill and place.number > crashed
     kind: Kind = "consequence" if follows else signature.kind
     if follows or (kind == "consequence" and "rank" not in match.groupdict()):
@@ -620,7 +635,7 @@ def _filled(signature: Signature, hit: _Hit, where: str, crashed: int, reader: _
         place = place._replace(rank="")
     return Found(
         id=signature.id,
-        cause=signature.cause.format(*groups, where=where).strip(),
+        cause=signature.cause.format(*groups, where=where).replace(" ()", "").strip(),
         remedy=_remedy(signature, groups, reader),
         kind=kind,
         rules=signature.rules,
@@ -638,11 +653,14 @@ _ORDER: tuple[Kind, ...] = ("cause", "symptom", "consequence", "warning")
 
 def _ranked(found: Sequence[_Ranked]) -> tuple[Found, ...]:
     """By kind, then by last line; general ones only where nothing else says more."""
-    special = [each for each in found if not each.general]
-    if any(each.found.kind in ("cause", "symptom") for each in special):
-        return _distinct(special)
-    taken = {line for each in special for line in each.lines}
-    return _distinct([each for each in found if not each.general or taken.isdisjoint(each.lines)])
+    kept: list[_Ranked] = []
+    for level in sorted({each.general for each in found}):
+        taken = {line for each in kept for line in each.lines}
+        more = [each for each in found if each.general == level]
+        kept += [each for each in more if taken.isdisjoint(each.lines)] if level else more
+        if any(each.found.kind in ("cause", "symptom") for each in kept):
+            break
+    return _distinct(kept)
 
 
 def _distinct(found: Sequence[_Ranked]) -> tuple[Found, ...]:

@@ -21,13 +21,21 @@ class Refinement(NamedTuple):
 
     Attributes:
         texts: literal.
+        near: literal; one of them is within 2,000 characters instead.
         remedy: takes the place of the signature's, and of its `modules`.
         cause: takes the place of the signature's, unless empty.
     """
 
-    texts: tuple[str, ...]
     remedy: str
+    texts: tuple[str, ...] = ()
+    near: tuple[str, ...] = ()
     cause: str = ""
+
+    def holds(self, lines: str, around: str) -> bool:
+        """Whether it applies to lines with what is near them."""
+        return any(text in lines for text in self.texts) or any(
+            text in around for text in self.near
+        )
 
 
 class Signature(NamedTuple):
@@ -51,14 +59,16 @@ class Signature(NamedTuple):
         unless: does not count if the log contains one of these.
         near: as needs, but within 2,000 characters of the line.
         not_near: as unless, but within 2,000 characters of the line.
-        refined: by texts in the line or in the next two; the first one that is there counts.
+        refined: by texts in the line, in the next two or near them; the first one that is there
+            counts.
         when: comparisons of the pattern's groups that must all hold, as ``{0} < 20.3``.
         modules: what to do on a machine with environment modules; not for containers and pods.
+        horovod: what to do if the log names Horovod.
         recipe: what to change in a recipe; for readers who use hvdenv.
         kill: reports that a process was killed, which launchers and schedulers also do to the
             remaining ranks when one has ended.
-        general: repeats what a program says of itself; counts only if no cause or symptom is found,
-            and nothing else in the same lines.
+        general: 1 repeats what a program says of itself, 2 what it says of another; each counts
+            only if no less general cause or symptom is found, and nothing else in the same lines.
         theme: name of its file.
     """
 
@@ -79,14 +89,15 @@ class Signature(NamedTuple):
     refined: tuple[Refinement, ...] = ()
     when: tuple[str, ...] = ()
     modules: str = ""
+    horovod: str = ""
     recipe: str = ""
     kill: bool = False
-    general: bool = False
+    general: int = 0
     theme: str = ""
 
-    def refined_by(self, lines: str) -> Signature:
-        """The signature with what is known of these lines."""
-        found = next((r for r in self.refined if any(text in lines for text in r.texts)), None)
+    def refined_by(self, lines: str, around: str = "") -> Signature:
+        """The signature with what is known of these lines, and of what is near them."""
+        found = next((each for each in self.refined if each.holds(lines, around)), None)
         if not found:
             return self
         return self._replace(cause=found.cause or self.cause, remedy=found.remedy, modules="")

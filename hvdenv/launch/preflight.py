@@ -365,7 +365,9 @@ def _driver(required: Requirements, node: Node) -> _Verdict | None:
     gpu = required.container.gpu
     if gpu == "none":
         return None
-    problem, good = _nvidia(required.container, node) if gpu == "nvidia" else _rocm(node)
+    problem, good = "" if node.rocm else "no AMD GPU: /dev/kfd does not exist", "an AMD GPU"
+    if gpu == "nvidia":
+        problem, good = _nvidia(required.container, node)
     if problem:
         remedy = "ask the site's support for the driver, or name nodes with GPUs"
         return _Verdict("fail", problem, remedy)
@@ -385,10 +387,6 @@ def _nvidia(container: Container, node: Node) -> tuple[str, str]:
     if cuda and major and int(major[0]) < oldest:
         return f"{driver}; CUDA {cuda[1]} in the image needs {oldest} or newer", ""
     return "", f"{driver}, {node.gpus} GPUs"
-
-
-def _rocm(node: Node) -> tuple[str, str]:
-    return "" if node.rocm else "no AMD GPU: /dev/kfd does not exist", "an AMD GPU"
 
 
 def _ssh(required: Requirements, problem: str) -> _Verdict:

@@ -331,7 +331,10 @@ def preferring(found: CondaLock, free: Iterable[str]) -> dict[str, object]:
     """
     names = sorted(free)
     for unknown in set(names) - {each.name for each in found.packages}:
-        raise RecipeError(f"{unknown} is not a conda package of the lock")
+        raise RecipeError(
+            f"{unknown} is not a conda package of the lock",
+            remedy="name one of its packages, or write a new lock: hvdenv lock RECIPE",
+        )
     kept = [{"name": p.name, "version": p.version, "build": p.build} for p in found.packages]
     return {"prefer": kept, "free": names}
 

@@ -17,7 +17,7 @@ from hvdenv.locks.lockfile import (
     parse,
     render,
 )
-from hvdenv.places import blocked, make_folder, named_folder, write_text
+from hvdenv.places import blocked, make_folder, named_folder, reporting, write_text
 from hvdenv.reading import LOCK, Content, read_file, read_text
 
 
@@ -76,13 +76,11 @@ def write(locked: Locked) -> bool:
         return False
     named_folder(locked.folder)
     make_folder(locked.folder)
-    try:
+    with reporting(locked.folder):
         for name, text in texts:
             write_text(locked.folder / name, text)
         for name in superfluous:
             (locked.folder / name).unlink(missing_ok=True)
-    except OSError as error:
-        raise blocked(locked.folder, error) from error
     return True
 
 
@@ -107,6 +105,9 @@ def _text(path: Path, judge: Callable[[Content], None] | None) -> str:
             " stopped",
         ) from error
     except UnicodeDecodeError as error:
-        raise RecipeError("is not text", where=str(path)) from error
+        raise RecipeError(
+            "is not text", where=str(path),
+            remedy="restore the file, or write a new lock: hvdenv lock RECIPE",
+        ) from error  # fmt: skip
     except OSError as error:
         raise blocked(path, error, "read") from error

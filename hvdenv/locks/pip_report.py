@@ -61,4 +61,7 @@ def decoded(document: object) -> PipReport:
     try:
         return decode(PipReport, document, lenient=True)
     except Problem as problem:
-        raise StepError(f"the report of pip cannot be read: {problem}") from problem
+        raise StepError(
+            f"the report of pip cannot be read: {problem}",
+            remedy="run the command again; if it fails again, report it with the output of --verbose",
+        ) from problem

@@ -108,7 +108,10 @@ def _requires(report: PipReport) -> dict[str, tuple[str, ...]]:
         try:
             stated[name] = [parse_requirement(text) for text in each.metadata.requires_dist]
         except ValueError as error:
-            raise LockError(f"the metadata of {name} cannot be read: {error}") from error
+            raise LockError(
+                f"the metadata of {name} cannot be read: {error}",
+                remedy=f"choose another version of {name} in the recipe",
+            ) from error
         extras[name] = {*each.requested_extras}
     found: dict[str, tuple[str, ...]] = {}
     known = -1
@@ -232,14 +235,6 @@ class _Document(NamedTuple):
     packages: tuple[_Entry, ...]
 
 
-_FIELDS = {name: name.replace("_", "-") for name in _Document._fields}
-
-
-def _field(key: str) -> str:
-    """The field of a key; an unknown key is returned as it is."""
-    return next((name for name, written in _FIELDS.items() if written == key), key)
-
-
 def parse(text: str, path: Path, python: str = "") -> tuple[Package, ...]:
     """Read a pylock.toml of hvdenv: one file with its hash for each package.
 
@@ -284,10 +279,11 @@ def _read(text: str, path: Path) -> _Document:
 
     try:
         document = parse_toml(text)
-        listed = decode(_Document, {_field(key): each for key, each in document.items()})
+        listed = decode(_Document, {key.replace("-", "_"): v for key, v in document.items()})
         pylock.Pylock.from_dict(document)
     except Problem as problem:
-        keys = tuple(_FIELDS.get(str(key), key) for key in problem.path)
+        written = {key.replace("-", "_"): key for key in document}
+        keys = (written.get(str(problem.path[0]), problem.path[0]), *problem.path[1:])
         where = f"{path}:{line_of(text, keys)}"
         raise malformed(str(Problem(keys, problem.message)), where, ANEW) from problem
     except (

@@ -97,12 +97,6 @@ Numbers = Annotated[str, Pattern(r"[0-9]{1,4}(\.[0-9]{1,4}){1,2}", "a version su
 Architecture = Literal["x86_64", "ppc64le", "aarch64"]
 
 
-class RecipeFolders(NamedTuple):
-    """Recipe folders that a site file adds."""
-
-    recipe_folders: tuple[AbsoluteFolder, ...] = ()
-
-
 class Trust(NamedTuple):
     """Users and groups whose files everybody may use, by a site file that belongs to root.
 
@@ -392,6 +386,14 @@ class Storage(NamedTuple):
     expires_days: int | None = None
     wheels: Wheels = Wheels()
     locks: Locks = Locks()
+
+
+class SiteKeys(NamedTuple):
+    """Keys of a site file that count for commands without a recipe, too."""
+
+    recipe_folders: tuple[AbsoluteFolder, ...] = ()
+    trust: Trust = Trust()
+    places: Storage = Storage()
 
 
 # Measures of `verify --bench`, with their units.

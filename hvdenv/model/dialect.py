@@ -20,10 +20,7 @@ State = Literal[
     "out of memory", "preempted", "gone",
 ]  # fmt: skip
 # A job that has ended, in a way that only its exit code tells.
-AnyState = Literal[
-    "waiting", "running", "completed", "failed", "timeout", "cancelled", "node failure",
-    "out of memory", "preempted", "gone", "ended",
-]  # fmt: skip
+AnyState = Literal[State, "ended"]
 Variable = Annotated[
     str, Pattern(r"([A-Za-z_][A-Za-z0-9_]*)?", "the name of an environment variable")
 ]

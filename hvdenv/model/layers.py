@@ -17,9 +17,8 @@ from hvdenv.model.cluster import (
     LauncherName,
     Network,
     Partition,
-    RecipeFolders,
+    SiteKeys,
     Storage,
-    Trust,
 )
 from hvdenv.model.dialect import OF_LAUNCHERS
 from hvdenv.model.dialect import problems as problems_of_schedulers
@@ -209,16 +208,19 @@ def load_recipe(
         RecipeError, UsageError: with file, line, key and the nearest known key.
     """
     site_layer = _site_layer(site) if site else None
-    folders = recipe_folders(site_layer)
+    folders = own_keys(site_layer, "recipe_folders").recipe_folders
     path = find_recipe(name, folders)
     bases = _with_bases(read_layer("recipe", path), folders)
     offered = {variant: each for each in bases for variant in variants_of(each.values)}
-    lowest = [read_layer("default", DEFAULTS), *(_without_variants(each) for each in bases)]
+    lowest = [
+        read_layer("default", DEFAULTS),
+        *(_but(each, "variants", "extends") for each in bases),
+    ]
     own = {variant: _variant(bases[-1], offered, variant) for variant in sorted(set(variants))}
     layers = [
         *lowest,
         *own.values(),
-        *([_without_own(site_layer)] if site_layer else []),
+        *([_but(site_layer, "recipe_folders", "trust")] if site_layer else []),
         *(_override(text) for text in overrides),
     ]
     _refuse_clashes(layers)
@@ -394,8 +396,9 @@ def _with_bases(layer: Layer, folders: Sequence[str]) -> list[Layer]:
         where = f"{found[0].file}:{line_of(found[0].text, ('extends',))}: extends"
         if not isinstance(parent, str):
             raise RecipeError(
-                f"expected the name or path of a recipe, found {parent!r}", where=where
-            )
+                f"expected the name or path of a recipe, found {parent!r}", where=where,
+                remedy='write a text, such as extends = "local"; `hvdenv recipes` lists names',
+            )  # fmt: skip
         try:
             path = find_recipe(parent, folders)
             if "/" in parent or parent.endswith(".toml"):
@@ -409,7 +412,10 @@ def _with_bases(layer: Layer, folders: Sequence[str]) -> list[Layer]:
                 remedy="remove `extends` here or there",
             )  # fmt: skip
         if len(found) > _MOST_BASES:
-            raise RecipeError(f"more than {_MOST_BASES} recipes extend one another", where=where)
+            raise RecipeError(
+                f"more than {_MOST_BASES} recipes extend one another", where=where,
+                remedy="copy the keys of some of them into this recipe",
+            )  # fmt: skip
         found.insert(0, layer)
 
 
@@ -418,7 +424,10 @@ def _errors_of_variants(layer: Layer) -> Iterator[RecipeError]:
     variants = layer.values.get("variants", {})
     if not isinstance(variants, dict):
         where = f"{layer.file}:{line_of(layer.text, ('variants',))}: variants"
-        raise RecipeError(f"expected a table for each variant, found {variants!r}", where=where)
+        raise RecipeError(
+            f"expected a table for each variant, found {variants!r}", where=where,
+            remedy="write each variant as a table: [variants.NAME]",
+        )  # fmt: skip
     for variant in variants:
         try:
             found = _variant(layer, {variant: layer}, variant)
@@ -438,9 +447,9 @@ def _of_variant(problem: Problem, found: Layer, variant: str) -> RecipeError:
     return RecipeError(error.message.partition(";")[0] + hint, where=error.where)
 
 
-def _without_variants(layer: Layer) -> Layer:
-    kept = {k: v for k, v in layer.values.items() if k not in ("variants", "extends")}
-    return layer._replace(values=kept)
+def _but(layer: Layer, *keys: str) -> Layer:
+    """A layer without some keys, which are not part of the merged recipe."""
+    return layer._replace(values={k: v for k, v in layer.values.items() if k not in keys})
 
 
 def _variant(base: Layer, offered: Mapping[str, Layer], variant: str) -> Layer:
@@ -517,50 +526,18 @@ def _site_layer(path: Path) -> Layer:
     return layer
 
 
-def recipe_folders(site: Layer | None) -> tuple[str, ...]:
-    """The recipe folders of a site file.
+def own_keys(site: Layer | None, *keys: str) -> SiteKeys:
+    """Some keys of a site file that count without a recipe; the others have their defaults.
 
     Raises:
         RecipeError: they are malformed.
     """
-    if site is None:
-        return ()
-    named = {k: v for k, v in site.values.items() if k == "recipe_folders"}
+    named = {k: v for k, v in site.values.items() if k in keys} if site else {}
     try:
-        return decode(RecipeFolders, named).recipe_folders
-    except Problem as problem:
-        raise _explain(problem, site, {}) from problem
-
-
-def storage_of(site: Layer | None) -> Storage:
-    """The table [places] of a site file, for commands without a recipe.
-
-    Raises:
-        RecipeError: it is malformed.
-    """
-    try:
-        return decode(Storage, site.values.get("places", {}) if site else {}, ("places",))
+        return decode(SiteKeys, named)
     except Problem as problem:
         assert site
         raise _explain(problem, site, {}) from problem
-
-
-def trusted_by(site: Layer) -> Trust:
-    """The table [trust] of a site file, whoever wrote it.
-
-    Raises:
-        RecipeError: it is malformed.
-    """
-    try:
-        return decode(Trust, site.values.get("trust", {}), ("trust",))
-    except Problem as problem:
-        raise _explain(problem, site, {}) from problem
-
-
-def _without_own(site: Layer) -> Layer:
-    """The site file without tables that are not part of a recipe."""
-    own = ("recipe_folders", "trust")
-    return site._replace(values={k: v for k, v in site.values.items() if k not in own})
 
 
 def _override(text: str) -> Layer:

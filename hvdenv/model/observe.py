@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from hvdenv.command import Command
+from hvdenv.command import Command, Outcome
 from hvdenv.errors import RecipeError, StepError
 from hvdenv.model.facts import (
     VERSION_QUESTIONS,
@@ -89,7 +89,7 @@ def complete(facts: Facts, runner: Runner) -> Facts:
         gpus=gpus(),
         driver=parse_driver(_read("/proc/driver/nvidia/version")),
         memory=parse_memory(_read("/proc/meminfo"), _read("/sys/fs/cgroup/memory.max")),
-        variables=_variables(),
+        variables=tuple(sorted(n for n in environment() if re.fullmatch(_RELEVANT, n))),
         cmake=_tool("cmake", runner),
         mpirun=_tool("mpirun", runner),
         nvcc=_tool("nvcc", runner),
@@ -124,16 +124,20 @@ def own_interpreter() -> Interpreter:
     return Interpreter(str(executable), ".".join(map(str, sys.version_info[:3])), complete)
 
 
-def ask_interpreter(path: str, runner: Runner) -> Interpreter | None:
-    """Run an interpreter to get its version and whether it is complete."""
+def ask(runner: Runner, *argv: str, seconds: float = QUESTION_SECONDS) -> Outcome | None:
+    """Run a program that answers a question; None if it cannot be started."""
     try:
-        outcome = runner.run(
-            Command((path, "-I", "-c", _ASK_INTERPRETER), timeout=QUESTION_SECONDS)
-        )
+        return runner.run(Command(argv, timeout=seconds))
     except StepError:
         return None
-    answer = re.fullmatch(r"(\S+) (True|False) (True|False)", outcome.output.strip())
-    if not outcome or not answer:
+
+
+def ask_interpreter(path: str, runner: Runner) -> Interpreter | None:
+    """Run an interpreter to get its version and whether it is complete."""
+    outcome = ask(runner, path, "-I", "-c", _ASK_INTERPRETER)
+    text = outcome.output.strip() if outcome else ""
+    answer = re.fullmatch(r"(\S+) (True|False) (True|False)", text)
+    if not answer:
         return None
     version, modules, headers = answer.groups()
     return Interpreter(path, version, modules == headers == "True")
@@ -188,11 +192,8 @@ def _tool(name: str, runner: Runner) -> Tool | None:
     path = shutil.which(argv[0]) or shutil.which(_USUAL_PLACES.get(name, ""))
     if path is None:
         return None
-    try:
-        outcome = runner.run(Command((path, *argv[1:]), timeout=QUESTION_SECONDS))
-    except StepError:
-        return Tool(path)
-    return Tool(path, parse_version(name, outcome.output))
+    outcome = ask(runner, path, *argv[1:])
+    return Tool(path, parse_version(name, outcome.output)) if outcome is not None else Tool(path)
 
 
 def _read(path: str) -> str:
@@ -234,19 +235,8 @@ def quota(runner: Runner) -> int | None:
     path = shutil.which("quota")
     if path is None:
         return None
-    try:
-        outcome = runner.run(
-            Command(
-                (path, "-w", "-p", "--show-mntpoint", "--hide-device"), timeout=QUESTION_SECONDS
-            )
-        )
-    except StepError:
-        return None
-    return parse_quota(outcome.output)
-
-
-def _variables() -> tuple[str, ...]:
-    return tuple(sorted(name for name in environment() if re.fullmatch(_RELEVANT, name)))
+    outcome = ask(runner, path, "-w", "-p", "--show-mntpoint", "--hide-device")
+    return None if outcome is None else parse_quota(outcome.output)
 
 
 def gpus() -> tuple[str, ...]:

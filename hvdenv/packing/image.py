@@ -7,7 +7,6 @@ since Python compares those of a module and of its bytecode.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -29,15 +28,15 @@ from hvdenv.packing.manifest import (
     read,
     record_digest,
 )
-from hvdenv.places import blocked, sync, write_json, write_text
-from hvdenv.reading import GIB, OWN, Kind, open_file, read_text
+from hvdenv.places import replacing, sweep, sync, write_json, write_text
+from hvdenv.reading import GIB, OWN, Kind, hash_file, read_text
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
 
 FILE = Kind("an image", 1024 * GIB)
 # Level 6 takes three times as long and saves a few per cent.
 LEVEL = 3
-_BLOCK = 1 << 20
+_PROGRAM = IMAGE_PROGRAMS / "enter.py"
 
 
 def make(
@@ -66,10 +65,11 @@ def make(
     """
     record = generations.read_record(environment.record(identity))
     mounts, outside = contents(environment.generation(identity), record)
-    temporary = to.with_name(f".new-{os.urandom(16).hex()}")
-    try:
+    sweep(to.parent, to.name)
+    with replacing(to) as temporary:
         made_by = _squash(mounts, temporary, runner, cores)
-        digest, size = _digest(temporary)
+        digest, size = hash_file(temporary, FILE)
+        sync(temporary)
         manifest = Manifest(
             recipe=record.recipe,
             variants=record.variants,
@@ -83,16 +83,10 @@ def make(
             unpacked_bytes=record.bytes,
             copy_to=copy_to,
             made_by=made_by,
+            program_sha256=hash_file(_PROGRAM, OWN)[0],
         )
-        sync(temporary)
-        os.replace(temporary, to)
-        sync(to.parent)
-    except OSError as error:
-        raise blocked(to, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
     # The manifest comes last: without it, nothing uses the image.
-    write_text(program_of(to), read_text(IMAGE_PROGRAMS / "enter.py", OWN))
+    write_text(program_of(to), read_text(_PROGRAM, OWN))
     write_json(manifest_of(to), {"format": FORMAT, **encode(manifest)})
     packed = read(to)
     _sign(packed, key, runner)
@@ -127,16 +121,6 @@ def _squash(mounts: tuple[Mounted, ...], to: Path, runner: Runner, cores: int) -
         )  # fmt: skip
     version = runner.run(Command((program, "-version"))).output.splitlines()
     return version[0] if version else ""
-
-
-def _digest(path: Path) -> tuple[str, int]:
-    """The SHA-256 and the size of a file."""
-    digest, size = hashlib.sha256(), 0
-    with open_file(path, FILE) as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-            size += len(block)
-    return digest.hexdigest(), size
 
 
 def _sign(packed: Packed, key: str, runner: Runner) -> None:

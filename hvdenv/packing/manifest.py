@@ -16,8 +16,8 @@ from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments.generations import IMAGE, Environment, read_record
 from hvdenv.environments.installation import recorded
 from hvdenv.errors import StepError
-from hvdenv.places import blocked
-from hvdenv.reading import KEY, STATE, read_file
+from hvdenv.places import blocked, reporting
+from hvdenv.reading import KEY, OWN, STATE, hash_file, read_file
 from hvdenv.runner import Runner
 from hvdenv.schema import Problem, decode
 
@@ -47,6 +47,7 @@ class Manifest(NamedTuple):
         files, unpacked_bytes: of the generation.
         copy_to: folder on each host to which the image is copied first; $NAME is replaced there.
         made_by: the version of mksquashfs.
+        program_sha256: of the program beside the image.
     """
 
     recipe: str
@@ -61,6 +62,7 @@ class Manifest(NamedTuple):
     unpacked_bytes: int
     copy_to: str
     made_by: str
+    program_sha256: str
 
 
 class Packed(NamedTuple):
@@ -155,10 +157,8 @@ def record_digest(environment: Environment, identity: str) -> str:
         StepError: it cannot be read.
     """
     path = environment.record(identity)
-    try:
-        return hashlib.sha256(read_file(path, STATE).data).hexdigest()
-    except OSError as error:
-        raise blocked(path, error, "read") from error
+    with reporting(path, "read"):
+        return hash_file(path, STATE)[0]
 
 
 def misfit(packed: Packed, environment: Environment, identity: str) -> str:
@@ -176,8 +176,11 @@ def misfit(packed: Packed, environment: Environment, identity: str) -> str:
         size = packed.image.stat().st_size
     except OSError as error:
         return f"the image cannot be read: {error.strerror}"
-    if not packed.program.is_file():
-        return f"{packed.program} is missing"
+    try:
+        if hash_file(packed.program, OWN)[0] != manifest.program_sha256:
+            return f"{packed.program} differs from the one that was packed"
+    except OSError as error:
+        return f"{packed.program} cannot be read: {error.strerror}"
     return "" if size == manifest.bytes else f"it has {size} bytes instead of {manifest.bytes}"
 
 

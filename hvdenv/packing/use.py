@@ -11,11 +11,14 @@ from hvdenv import IMAGE_PROGRAMS
 from hvdenv.command import Command
 from hvdenv.environments.generations import IMAGE, Environment
 from hvdenv.environments.installation import inspect_prefix
-from hvdenv.errors import UsageError
+from hvdenv.errors import StepError, UsageError
 from hvdenv.packing.manifest import Packed, default_image, manifest_of, misfit, read
 from hvdenv.runner import Runner
 from hvdenv.schema import decode
 
+# A Python that starts without the environment, whose files should not be read twice; or else the
+# environment's, on hosts without.
+_START = 'first=$1; [ -x "$first" ] || first=$2; shift 2; exec "$first" -I -S "$@"'
 _SYSTEM_PYTHON = "/usr/bin/python3"
 
 
@@ -68,7 +71,7 @@ def find(environment: Environment, identity: str, named: Path | None) -> tuple[P
 
     Raises:
         UsageError: the named image does not fit this generation.
-        StepError: its manifest cannot be read.
+        StepError: the manifest of the named image cannot be read.
     """
     image = named or default_image(environment, identity)
     if not (named or manifest_of(image).exists()):
@@ -76,7 +79,12 @@ def find(environment: Environment, identity: str, named: Path | None) -> tuple[P
         held = " and ".join(each.name.partition(IMAGE)[0] for each in others)
         why = f"it holds generation {held}, and the active one is {identity}; for a new image: hvdenv pack RECIPE"
         return None, why if held else ""
-    packed = read(image.absolute())
+    try:
+        packed = read(image.absolute())
+    except StepError as error:
+        if named:
+            raise
+        return None, f"{error.message}; for a new image: hvdenv pack RECIPE"
     why = misfit(packed, environment, identity)
     if named and why:
         raise UsageError(
@@ -104,8 +112,5 @@ def new_job() -> str:
 
 
 def _python(environment: Environment) -> tuple[str, ...]:
-    """A Python that starts without the environment, whose files should not be read twice."""
-    python = _SYSTEM_PYTHON
-    if not os.access(python, os.X_OK):
-        python = os.path.realpath(inspect_prefix(str(environment.prefix)).python)
-    return (python, "-I", "-S")
+    own = os.path.realpath(inspect_prefix(str(environment.prefix)).python)
+    return ("sh", "-c", _START, "hvdenv", _SYSTEM_PYTHON, own)

@@ -76,9 +76,10 @@ class Steps(NamedTuple):
     def all(self) -> tuple[Step, ...]:
         """The whole build, in order."""
         recipe = self.recipe
+        makers = {"venv": self._venv, "conda": self._conda, "clone": self._clone}
         return (
             *([self.modules()] if recipe.modules else []),
-            *([self.own_environment()] if self.makes_environment else []),
+            *([makers[recipe.python.provider]()] if self.makes_environment else []),
             *(self.horovod() if recipe.horovod.provider == "source" else []),
             *([self.added()] if self.additions else []),
             self.activation(),
@@ -150,10 +151,6 @@ class Steps(NamedTuple):
             effect="modules",
             modules=self.recipe.modules,
         )
-
-    def own_environment(self) -> Step:
-        makers = {"venv": self._venv, "conda": self._conda, "clone": self._clone}
-        return makers[self.recipe.python.provider]()
 
     def _venv(self) -> Step:
         python = self.python

@@ -134,16 +134,9 @@ class StartupRecord(NamedTuple):
         rank: its number.
         host: where it ran.
         launcher: from the launcher's start to the rank's; null if the clocks of the hosts differ.
-        interpreter: from there to the first line of a program.
-        framework: the import of the framework.
-        horovod: the import of Horovod after it.
-        init: ``hvd.init()``.
+        interpreter, framework, horovod, init: the other parts (see events.Startup).
         total: all of these.
-        modules: how many were imported.
-        opens: files that the interpreter opened, or tried to; null before Python 3.8.
-        lookups: its other metadata operations: stat, lstat, readlink and listings of folders.
-        failed: those of the look-ups that found nothing.
-        inside: opens and look-ups in the environment.
+        modules, opens, lookups, failed, inside: numbers (see events.Startup).
         slowest: the ten slowest modules, with the seconds of their own import.
     """
 

@@ -78,6 +78,7 @@ class BatchJob(NamedTuple):
         exports: names of variables that the launcher passes on, whether they are set or not.
         log: file for all output; empty to leave the output to the scheduler.
         modules: shell commands that load modules, where no script does it.
+        image: of the environment, which the command enters; empty without one.
     """
 
     job: Job
@@ -90,6 +91,7 @@ class BatchJob(NamedTuple):
     exports: tuple[str, ...] = ()
     log: str = ""
     modules: tuple[str, ...] = ()
+    image: str = ""
 
 
 class Cost(NamedTuple):
@@ -125,6 +127,9 @@ def script(dialect: Dialect, batch: BatchJob) -> str:
     if batch.activate:
         failure = f"{batch.activate} did not activate the environment; is its file system there?"
         lines.append(f". {quote(batch.activate)} || fail {quote(failure)}")
+    if batch.image:
+        gone = f"{batch.image} was removed; write this script again: hvdenv job RECIPE"
+        lines.append(f"[ -e {quote(batch.image)} ] || fail {quote(gone)}")
     if batch.modules:
         lines += ["hvdenv_modules() {", *batch.modules, "}"]
         lines.append("hvdenv_modules || fail 'the modules could not be loaded'")
@@ -267,7 +272,9 @@ def seconds(time: str) -> int:
     """The seconds of a wall time of a recipe."""
     found = DURATION.fullmatch(time)
     if not found:
-        raise UsageError(f"{time!r} is not a time such as 24:00:00", where="job.time")
+        raise UsageError(
+            f"{time!r} is not a time", where="job.time", remedy="write a time such as 24:00:00"
+        )
     return _total(found)
 
 
@@ -318,7 +325,7 @@ def charged(job: Job) -> str:
 
 def counted(number: float, unit: str) -> str:
     """A number with its unit: ``1 node``, ``0.5 node-hours``."""
-    text = f"{number:.4g}"
+    text = f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
     return f"{text} {unit}{'' if text == '1' else 's'}"
 
 

@@ -135,7 +135,7 @@ def load(
     """Load a set, and return how it changes the environment.
 
     Args:
-        modules: from expanded().
+        modules: with the user's folders in place of placeholders.
         runner: its cleaned environment is the starting point.
 
     Raises:

@@ -117,21 +117,6 @@ class _Step(NamedTuple):
     failure: str = ""
 
 
-def expanded(modules: Modules, user: str, home: str) -> Modules:
-    """The set with a user's name and home folder in place of {user} and {home}."""
-
-    def fill(folder: str) -> str:
-        return re.sub(
-            r"\{(user|home)\}", lambda found: {"user": user, "home": home}[found[1]], folder
-        )
-
-    return modules._replace(
-        init=None if modules.init is None else fill(modules.init),
-        use=tuple(map(fill, modules.use)),
-        source=tuple(map(fill, modules.source)),
-    )
-
-
 def commands(modules: Modules) -> tuple[str, ...]:
     """The commands for people; those for the build only are marked."""
     run = tuple(step.shown for step in _steps(modules, "run"))
@@ -146,7 +131,7 @@ def shell_lines(modules: Modules, phase: Phase, *, cleaned: bool = False) -> tup
     standard error. Variables named ``hvdenv_…`` are used and unset again.
 
     Args:
-        modules: from expanded().
+        modules: with the user's folders in place of placeholders.
         cleaned: whether variables of loaded modules may have been removed, so that modules that
             stay loaded must be reloaded.
     """

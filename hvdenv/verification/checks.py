@@ -143,7 +143,9 @@ def files(changed_files: Sequence[Difference] | None) -> Iterator[Finding]:
     lost = damaged(changed_files)
     missing, changed, extra = map(len, kinds.values())
     if lost or any("/site-packages/horovod/" in d.path for d in kinds["changed"]):
-        message = f"{missing} files are missing and {changed} changed since the build"
+        counts = ((missing, "removed"), (changed, "changed"))
+        parts = [f"{n} {'file was' if n == 1 else 'files were'} {how}" for n, how in counts if n]
+        message = f"{' and '.join(parts)} since the build"
         message = f"files are damaged: {message}" if lost else message
         judgement = Judgement("fail", message, evidence, REBUILD)
     else:

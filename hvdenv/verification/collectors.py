@@ -497,6 +497,7 @@ def observe(setup: Setup, timeout: float, mpi: Mpi) -> Observation:
             "the contents of this environment could not be observed",
             where=installation.python,
             detail=str(error) if lines else outcome.tail(15),
+            remedy=f"see whether this Python works: {installation.python} -c 'import sysconfig'",
         ) from error
 
 

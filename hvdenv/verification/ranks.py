@@ -569,8 +569,7 @@ def _awaited(run: RankRun) -> str:
     """The ranks that were never started, and those that Horovod reports as missing."""
     text = ""
     if len(run.ranks) < run.size:
-        hosts = {short(rank.host) for rank in run.ranks}
-        silent = [name for name in run.hosts if short(name) not in hosts]
+        silent = _hosts_without_ranks(run)
         where = f", none on {listed(silent)}" if silent else ""
         text = f"; only {len(run.ranks)} of {run.size} ranks were started{where}"
     stalled = next((one.stalled for rank in run.ranks if (one := rank.overdue) and one.stalled), "")
@@ -624,8 +623,20 @@ def _numbering(run: RankRun) -> Judgement | None:
         "; ".join(problems),
         _evidence(run, lines=[f"{r.name}: {_numbers(r.result)}" for r in run.ranks if r.result]),
         "compare the launcher and the MPI in the evidence; ranks of two jobs or of two MPIs must"
-        " not be mixed",
+        " not be mixed" + _how_to_compare_names(run),
     )
+
+
+def _how_to_compare_names(run: RankRun) -> str:
+    """What to run where a requested host may only be known to itself by another name."""
+    silent = _hosts_without_ranks(run)
+    return f"; or a host has another name for itself: ssh {silent[0]} hostname" if silent else ""
+
+
+def _hosts_without_ranks(run: RankRun) -> list[str]:
+    """The requested hosts whose name no rank reported."""
+    reported = {short(rank.host) for rank in run.ranks}
+    return [host for host in run.hosts if short(host) not in reported]
 
 
 def _miscounts(run: RankRun) -> Iterator[str]:

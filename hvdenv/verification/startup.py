@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hvdenv.reports.report import IMPORTS, INIT, STARTUP, Measurement, StartupRecord
+from hvdenv.sites.batch import counted
 from hvdenv.standalone.ranks.events import Imported, Startup
 from hvdenv.verification import ranks
 from hvdenv.verification.bench import fewer, with_fewer
@@ -61,7 +62,9 @@ class Start(NamedTuple):
     def launcher(self, startup: Startup) -> float | None:
         """Seconds until the rank's process started; None if the clocks of the hosts differ."""
         seconds = startup.started - self.launched
-        return max(seconds, 0.0) if -_CLOCK_SECONDS <= seconds <= self.seconds else None
+        # The rank was initialised before the launcher ended.
+        most = self.seconds - startup.interpreter - _work(startup)
+        return max(seconds, 0.0) if -_CLOCK_SECONDS <= seconds <= most else None
 
     def total(self, startup: Startup) -> float:
         return (self.launcher(startup) or 0.0) + startup.interpreter + _work(startup)
@@ -168,15 +171,11 @@ def judge(starts: Sequence[Start]) -> Judgement:
     rank, slowest = first.slowest
     message = (
         f"{first.total(slowest):.2f} s from launch to the end of hvd.init() on"
-        f" {_counted(first.nodes, 'node')}, {last.total(last.slowest[1]):.2f} s when repeated;"
+        f" {counted(first.nodes, 'node')}, {last.total(last.slowest[1]):.2f} s when repeated;"
         f" the slowest, {rank.name}: {', '.join(_split(first, slowest))};"
         f" {_files(slowest)}"
     )
     return Judgement("pass", message, "\n".join(_evidence(starts)))
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def _split(start: Start, startup: Startup) -> Iterator[str]:
@@ -194,8 +193,8 @@ def _files(startup: Startup) -> str:
 def _evidence(starts: Sequence[Start]) -> Iterator[str]:
     for start in starts:
         yield (
-            f"{'again' if start.again else 'first'}, {_counted(start.run.size, 'rank')} on"
-            f" {_counted(start.nodes, 'node')}, slowest first:"
+            f"{'again' if start.again else 'first'}, {counted(start.run.size, 'rank')} on"
+            f" {counted(start.nodes, 'node')}, slowest first:"
         )
         order = sorted(start.measured, key=lambda each: -start.total(each[1]))
         for rank, startup in order[:_SHOWN]:

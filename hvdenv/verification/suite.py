@@ -80,11 +80,13 @@ class Known(NamedTuple):
 
     Attributes:
         tests: the ends of their ids, with * for any characters.
+        failures: texts of which one must be in what a rank reports; another failure is new.
         why: the reason.
         source: where it is explained.
     """
 
     tests: tuple[str, ...]
+    failures: tuple[str, ...]
     why: str
     source: str
 
@@ -172,14 +174,13 @@ def prepared(
     folder = make_folder(places.cache / "suite")
     # Not in /tmp: ranks on other hosts read it.
     with tempfile.TemporaryDirectory(prefix="run-", dir=folder) as work:
-        tests = (
-            _from_repository(version, folder, runner)
-            if source is None
-            else tests_in(source, Path(work), runner)
-        )
-        digest = tree_hash(tests)
-        of = [release for release, each in data().tests.items() if each == digest]
-        release = version if version in of else next(iter(of), "")
+        if source is None:
+            tests, release = _from_repository(version, folder, runner), version
+        else:
+            tests = tests_in(source, Path(work), runner)
+            digest = tree_hash(tests)
+            of = [release for release, each in data().tests.items() if each == digest]
+            release = version if version in of else next(iter(of), "")
         packages = _packages(Setup(installation, runner), folder)
         yield Suite(str(tests), str(packages), release, work)
 
@@ -464,7 +465,7 @@ def judge(run: SuiteRun, release: str, command: str) -> Iterator[tuple[str, Judg
         failures and on all tests that passed.
     """
     failures = dict(_failures(run))
-    reasons = {test: why for test in failures if (why := known(test))}
+    reasons = {test: why for test in failures if (why := known(test, run.tests.get(test, {})))}
     new = [test for test in failures if test not in reasons]
     for test in new[:_SHOWN]:
         remedy = _REMEDY.format(command=command, test=shlex.quote(test))
@@ -519,11 +520,14 @@ def _failures(run: SuiteRun) -> Iterator[tuple[str, Judgement]]:
         yield test, how
 
 
-def known(test: str) -> Known | None:
-    """Why a test is known to fail; None if it is not."""
+def known(test: str, by_rank: Mapping[str, TestDone]) -> Known | None:
+    """Why a test is known to fail as it does on each rank; None if it is not."""
+    texts = [done.reason for done in by_rank.values() if done.outcome == "failed"]
     fitting = (
         each
         for each in data().known
         if any(fnmatch.fnmatchcase(test, f"*{name}") for name in each.tests)
+        and texts
+        and all(any(failure in text for failure in each.failures) for text in texts)
     )
     return next(fitting, None)

@@ -7,32 +7,26 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from hvdenv import __version__
-from hvdenv.environments.installation import Expectation, Installation
+from hvdenv.environments.installation import Installation
 from hvdenv.launch import orphans
-from hvdenv.launch.launchers import Launch
 from hvdenv.launch.placement import influences
 from hvdenv.reports.report import Finding, Measurement, Report
 from hvdenv.runner import Runner, end_marked, environment, handled
 from hvdenv.verification import bench, collectives, startup, training
-from hvdenv.verification.bench import Effort
 from hvdenv.verification.checks import REBUILD, damaged, table
 from hvdenv.verification.collection import (
-    DEFAULT_LAUNCHERS,
-    DEFAULT_TIMEOUT,
-    TWO_RANKS,
     Collection,
     Failed,
     Key,
     Progress,
     Setup,
     Shell,
-    Suite,
     bug,
     collected,
     judge,
@@ -50,83 +44,68 @@ _USUAL_RANKS, _RANKS_WITH_ROOM = 3, 4
 _ORPHAN_SECONDS, _HURRIED_SECONDS = 6.0, 1.0
 
 
-def verify(
-    installation: Installation,
-    expectation: Expectation,
-    runner: Runner,
-    *,
-    launch: Launch = TWO_RANKS,
-    timeout: float = DEFAULT_TIMEOUT,
-    launchers: tuple[str, ...] = DEFAULT_LAUNCHERS,
-    exercises: tuple[str, ...] = DEFAULT_EXERCISES,
-    effort: Effort | None = None,
-    suite: Suite | None = None,
-    elastic: str | None = None,
-    startup_too: bool = False,
-    cores: int | None = None,
-    on_event: Progress = lambda what, label, seconds: None,
-) -> Report:
-    """Verify an environment. The arguments are those of Setup.
+def verify(setup: Setup, on_event: Progress = lambda what, label, seconds: None) -> Report:
+    """Verify an environment.
 
     Args:
-        runner: its stop() ends this call, as SIGINT and SIGTERM do: the report then holds what
-            was found until then.
-        timeout: seconds for everything; ranks that hang get a share of it.
-        cores: how many may be used; by default those of this process.
+        setup: without `cores` and `shell`, which are those of this process. The stop() of its
+            runner ends this call, as SIGINT and SIGTERM do: the report then holds what was found
+            until then.
         on_event: called with ``started`` or ``finished``, a label and the seconds.
     """
-    cores = cores or len(os.sched_getaffinity(0))
-    mine, passed = influences(environment()), influences(runner.given)
-    began, started = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    setup = Setup(
-        installation=installation,
-        runner=runner,
-        expectation=expectation,
-        launch=launch._replace(root=os.geteuid() == 0, cores=cores),
-        launchers=launchers,
-        exercises=exercises,
-        effort=effort,
-        suite=suite,
-        elastic=elastic,
-        startup=startup_too or None,
-        cores=cores,
-        seconds=timeout,
-        shell=Shell(passed, tuple(name for name in mine if name not in passed)),
-    )
-    with _ended_by_signals(runner):
+    began = time.monotonic()
+    setup = _with_this_process(setup)
+    with _ended_by_signals(setup.runner):
         collection = Collection(setup, on_event)
         collection.run()
         results = collection.results
         findings = _with_cause(list(judge(setup, results)), results.get(Key("changed_files")))
         try:
-            suspects = _suspects(installation, time.time() - (time.monotonic() - began))
-            findings += _orphans(results, launch, runner, suspects)
+            since = time.time() - (time.monotonic() - began)
+            findings += _orphans(setup, results, since)
         except Exception as error:
             findings.append(bug("orphans", "hosts", error))
+    seconds = time.monotonic() - began
+    return _report(setup, results, findings, collection.measurements, seconds)
+
+
+def _with_this_process(setup: Setup) -> Setup:
+    cores = len(os.sched_getaffinity(0))
+    mine, passed = influences(environment()), influences(setup.runner.given)
+    return setup._replace(
+        launch=setup.launch._replace(root=os.geteuid() == 0, cores=cores),
+        cores=cores,
+        shell=Shell(passed, tuple(name for name in mine if name not in passed)),
+    )
+
+
+def _report(
+    setup: Setup,
+    results: Mapping[Key, Any],
+    findings: Sequence[Finding],
+    measured: Sequence[Measurement],
+    seconds: float,
+) -> Report:
+    """The report on what was collected and judged in so many seconds."""
     extensions = collected("extension", results)
     runs: dict[tuple[str, str], RankRun | None] = collected("rank_run", results)
     speeds = bench.measurements(collected("bench_run", results), collected("speed_runs", results))
-    starts = {name: each for name, each in collected("starts", results).items() if each}
-    seconds = time.monotonic() - began
+    starts = [item for item in collected("starts", results).items() if item[1]]
+    start_ups = (found for item in starts for found in startup.measurements(*item))
     total = Measurement("verify", round(seconds, 3), "s")
     return Report(
-        recipe=installation.recipe,
-        prefix=installation.prefix,
+        recipe=setup.installation.recipe,
+        prefix=setup.installation.prefix,
         host=socket.gethostname(),
-        started=started,
+        started=time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(time.time() - seconds)),
         seconds=seconds,
         findings=tuple(findings),
-        measurements=(
-            *collection.measurements,
-            *speeds,
-            *(found for item in starts.items() for found in startup.measurements(*item)),
-            total,
-        ),
+        measurements=(*measured, *speeds, *start_ups, total),
         table=()
         if isinstance(extensions, Failed)
-        else tuple(table(expectation, extensions, findings)),
+        else tuple(table(setup.expectation, extensions, findings)),
         ranks=tuple(record for (name, _), run in runs.items() for record in records(name, run)),
-        startups=tuple(found for item in starts.items() for found in startup.records(*item)),
+        startups=tuple(found for item in starts for found in startup.records(*item)),
         environment=dict(_environment(setup, results)),
     )
 
@@ -170,10 +149,9 @@ def _suspects(installation: Installation, since: float) -> orphans.Suspects:
     return orphans.Suspects(() if installation.inside else tuple(dict.fromkeys(folders)), since)
 
 
-def _orphans(
-    results: Mapping[Key, Any], launch: Launch, runner: Runner, suspects: orphans.Suspects
-) -> Iterator[Finding]:
+def _orphans(setup: Setup, results: Mapping[Key, Any], since: float) -> Iterator[Finding]:
     """Processes that ranks left on their hosts; other hosts are asked only if ranks failed."""
+    runner, suspects = setup.runner, _suspects(setup.installation, since)
     names = ("rank_run", "elastic_run")
     runs = [value for key, value in results.items() if key.name in names]
     failed = any(isinstance(run, Failed) or (run and run.returncode) for run in runs)
@@ -181,7 +159,9 @@ def _orphans(
         end_marked(runner.token)  # what a rank may have started
     else:
         seconds = _HURRIED_SECONDS if runner.stopped else _ORPHAN_SECONDS
-        yield from orphans.end([host.name for host in launch.hosts], runner, seconds, suspects)
+        yield from orphans.end(
+            [host.name for host in setup.launch.hosts], runner, seconds, suspects
+        )
     if any(runs):
         yield from orphans.orphans(suspects)
 

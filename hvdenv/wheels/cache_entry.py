@@ -17,7 +17,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from hvdenv import signing
 from hvdenv.model.recipe import Sha256
-from hvdenv.places import blocked
+from hvdenv.places import reporting
 from hvdenv.runner import Runner
 from hvdenv.schema import Pattern, Problem, decode
 
@@ -147,13 +147,10 @@ def check(cache: Cache, entry: Entry, runner: Runner, target: Path | None = None
         if refusal:
             raise NotUsedError(f"{entry.folder}: {refusal}")
     digest = hashlib.sha256()
-    try:
-        with open(target or os.devnull, "wb") as stream:
-            for block in _source(entry):
-                digest.update(block)
-                stream.write(block)
-    except OSError as error:
-        raise blocked(target or entry.folder, error) from error
+    with reporting(target or entry.folder), open(target or os.devnull, "wb") as stream:
+        for block in _source(entry):
+            digest.update(block)
+            stream.write(block)
     if digest.hexdigest() != entry.record.sha256:
         raise DamagedError(
             f"{entry.folder / entry.record.file} is damaged: its hash is {digest.hexdigest()},"

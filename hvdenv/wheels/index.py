@@ -23,7 +23,6 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
@@ -35,7 +34,7 @@ from hvdenv import signing
 from hvdenv.errors import UsageError
 from hvdenv.masking import mask
 from hvdenv.model.recipe import Sha256
-from hvdenv.places import blocked, make_folder, named_folder, write_bytes
+from hvdenv.places import blocked, make_folder, named_folder, reporting, sweep, write_bytes
 from hvdenv.reading import KEY, STATE, WHEEL, Kind, read_file
 from hvdenv.runner import Runner
 from hvdenv.schema import Problem, Table, decode, encode
@@ -46,10 +45,8 @@ from hvdenv.wheels.cache_entry import (
     signature_refusal,
 )
 from hvdenv.wheels.published import CompiledFor, Published, Source, compiled_for, make, record_hash
-from hvdenv.wheels.wheelcache import LEFT_ALONE
 
 FILES, PROJECT = "files", "horovod"
-_TEMPORARY = re.compile(r"\..{1,100}\.[0-9a-f]{32}")  # as write_bytes() names them
 METADATA, PROVENANCE, SIGNATURE = ".metadata", ".provenance.json", ".provenance.json.sig"
 
 
@@ -122,7 +119,7 @@ def prepare(folder: Path) -> Path:
     """
     folder = named_folder(folder)
     make_folder(folder)
-    try:
+    with reporting(folder):
         if os.listdir(folder) and not (folder / FILES).is_dir():
             raise UsageError(
                 "this folder contains other files", where=str(folder),
@@ -132,8 +129,6 @@ def prepare(folder: Path) -> Path:
             named_folder(folder / name, last=True)
             with suppress(FileExistsError):
                 make_folder_alike(folder / name)
-    except OSError as error:
-        raise blocked(folder, error) from error
     return folder
 
 
@@ -228,16 +223,6 @@ def _mode(path: Path) -> int:
 def _place(path: Path, content: bytes) -> None:
     """Write a file atomically; those who may read its folder may read it, whatever the umask."""
     write_bytes(path, content, lambda descriptor: os.fchmod(descriptor, _mode(path)), 0o600)
-
-
-def sweep(index: Index) -> None:
-    """Remove temporary files of publishers that were killed."""
-    before = (datetime.now() - LEFT_ALONE).timestamp()
-    for folder in (index.folder, index.folder / PROJECT, index.files):
-        for path in folder.glob(".*"):
-            with suppress(OSError):
-                if _TEMPORARY.fullmatch(path.name) and path.lstat().st_mtime < before:
-                    path.unlink()
 
 
 def examine(index: Index, runner: Runner) -> Found:
@@ -338,7 +323,8 @@ def write_pages(index: Index, runner: Runner) -> Found:
     Raises:
         StepError: the folder cannot be read or written.
     """
-    sweep(index)
+    for folder in (index.folder, index.folder / PROJECT, index.files):
+        sweep(folder)  # publishers may have been killed
     while True:
         names = _wheels(index)
         found = examine(index, runner)

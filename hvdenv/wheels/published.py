@@ -27,10 +27,10 @@ from hvdenv.wheels.cache_entry import Record
 
 _CHECK, _FACTS = "horovod/_compiled_for.py", "horovod/_compiled_for.json"
 _IMPORT = "from horovod import _compiled_for; _compiled_for.check({!r})  # by hvdenv\n"
-# Framework: label, key in Horovod's metadata.json, file name of its extension.
+# Framework: label, key in Horovod's metadata.json, file name of its extension, variable of its build.
 _FRAMEWORKS = {
-    "torch": ("torch", "pytorch", "mpi_lib_v2"),
-    "tensorflow": ("tf", "tensorflow", "mpi_lib"),
+    "torch": ("torch", "pytorch", "mpi_lib_v2", "HOROVOD_WITH_PYTORCH"),
+    "tensorflow": ("tf", "tensorflow", "mpi_lib", "HOROVOD_WITH_TENSORFLOW"),
 }
 # What `mpirun --version` prints, label, name, and its package on pypi.org.
 _MPI = (
@@ -176,8 +176,9 @@ def _opened(source: Source, inputs: Inputs) -> tuple[dict[str, Framework], bytes
     frameworks, libraries = {}, []
     with zipfile.ZipFile(io.BytesIO(source.wheel)) as archive:
         built_with = json.loads(archive.read("horovod/metadata.json"))
-        for name in _used(inputs):
-            _, key, stem = _FRAMEWORKS[name]
+        for name, (_, key, stem, variable) in _FRAMEWORKS.items():
+            if inputs.variables.get(variable) != "1":
+                continue
             library = archive.read(f"horovod/{name}/{stem}{inputs.stack.soabi}")
             frameworks[name] = Framework(
                 package=inputs.stack.frameworks[name].package,
@@ -186,12 +187,6 @@ def _opened(source: Source, inputs: Inputs) -> tuple[dict[str, Framework], bytes
             )
             libraries.append(library)
     return frameworks, b"".join(libraries)
-
-
-def _used(inputs: Inputs) -> list[str]:
-    """The frameworks that the wheel has an extension for."""
-    asked = {"torch": "HOROVOD_WITH_PYTORCH", "tensorflow": "HOROVOD_WITH_TENSORFLOW"}
-    return [name for name in _FRAMEWORKS if inputs.variables.get(asked[name]) == "1"]
 
 
 def _mpi(inputs: Inputs, libraries: bytes) -> tuple[str, Mpi | None]:

@@ -14,17 +14,18 @@ import pwd
 import re
 import shutil
 import stat
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 from hvdenv import signing
 from hvdenv.errors import RecipeError, StepError
 from hvdenv.model.cluster import Wheels
-from hvdenv.places import Places, blocked, make_folder, sync
+from hvdenv.places import LEFT_ALONE_SECONDS, Places, blocked, make_folder, reporting, sync
 from hvdenv.reading import WHEEL, open_file
 from hvdenv.runner import Runner, environment
 from hvdenv.wheels.cache_entry import (
@@ -46,8 +47,6 @@ from hvdenv.wheels.cache_entry import (
 FORMAT = 1
 # Folders, separated by colons.
 VARIABLE = "HVDENV_WHEEL_CACHE"
-# When a temporary folder is certainly left from a killed process.
-LEFT_ALONE = timedelta(days=1)
 
 _KEY = r"[0-9a-f]{64}"
 
@@ -185,17 +184,14 @@ def store(
             where=str(cache.folder),
             remedy="set places.wheels.key in the site file",
         )
-    try:
-        with temporary_folder(cache) as (temporary, descriptor):
-            digest = _copy_in(wheel, descriptor)
-            record = _record_of(inputs, wheel, digest)
-            write_file(descriptor, RECORD, record)
-            if signing_key:
-                signature = signing.sign(record, signing_key, runner)
-                write_file(descriptor, SIGNATURE, signature)
-            place(cache, temporary, descriptor, entry.name, runner)
-    except OSError as error:
-        raise blocked(entry, error) from error
+    with reporting(entry), temporary_folder(cache) as (temporary, descriptor):
+        digest = _copy_in(wheel, descriptor)
+        record = _record_of(inputs, wheel, digest)
+        write_file(descriptor, RECORD, record)
+        if signing_key:
+            signature = signing.sign(record, signing_key, runner)
+            write_file(descriptor, SIGNATURE, signature)
+        place(cache, temporary, descriptor, entry.name, runner)
 
 
 def copy(entries: Mapping[str, Cache], target: Cache, runner: Runner) -> None:
@@ -264,7 +260,10 @@ def sign(cache: Cache, name: str, signing_key: str, runner: Runner) -> None:
             os.chmod(temporary, stat.S_IMODE(os.fstat(entry.wheel).st_mode), dir_fd=within)
             os.replace(temporary, SIGNATURE, src_dir_fd=within, dst_dir_fd=within)
     except NotUsedError as error:
-        raise StepError(f"not signed: {error}", where=str(cache.folder)) from error
+        raise StepError(
+            f"not signed: {error}", where=str(cache.folder),
+            remedy="hvdenv cache verify (lists what is wrong with entries)",
+        ) from error  # fmt: skip
     except OSError as error:
         raise blocked(cache.entry(name), error) from error
 
@@ -356,7 +355,7 @@ def remove(cache: Cache, name: str) -> bool:
 
 def sweep(cache: Cache) -> int:
     """Remove what killed processes left; returns how many."""
-    before = (datetime.now() - LEFT_ALONE).timestamp()
+    before = time.time() - LEFT_ALONE_SECONDS
     swept = 0
     for path in (*cache.folder.glob(".*"), *cache.folder.glob("??/.*")):
         with suppress(OSError):
@@ -428,7 +427,10 @@ def temporary_folder(cache: Cache) -> Iterator[tuple[Path, int]]:
             with opened_folder(temporary.name, root) as descriptor:
                 yield temporary, descriptor
     except NotUsedError as error:
-        raise StepError(str(error), where=str(cache.folder)) from error
+        raise StepError(
+            str(error), where=str(cache.folder),
+            remedy="let only its owner write to it (chmod go-w), or name another cache",
+        ) from error  # fmt: skip
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -501,7 +503,10 @@ def place(cache: Cache, temporary: Path, descriptor: int, name: str, runner: Run
         if not found.problem:
             return
         if os.path.lexists(entry) and not (found.damaged and _discard(entry)):
-            raise StepError(f"its place is taken: {found.problem}", where=str(entry))
+            raise StepError(
+                f"its place is taken: {found.problem}", where=str(entry),
+                remedy="remove it, or ask its owner to",
+            )  # fmt: skip
     for folder in (entry.parent, cache.folder):
         sync(folder)
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from hvdenv.building.availability import Availability
+from hvdenv.environments import generations
+from hvdenv.environments.generations import Environment
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.observe import declared
@@ -30,6 +32,14 @@ def facts() -> Facts:
 @pytest.fixture
 def python(facts: Facts) -> Interpreter:
     return facts.interpreters[0]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Environment:
+    """An environment without generations."""
+    one = generations.at(tmp_path / "env")
+    generations.claim(one)
+    return one
 
 
 @pytest.fixture

@@ -533,3 +533,18 @@ def test_options_are_judged_like_a_recipe(given: dict[str, Any], where: str) -> 
     with pytest.raises(UsageError) as caught:
         merge(Job(), DIALECTS["slurm"], given)
     assert caught.value.where == where
+
+
+def test_a_job_whose_image_was_removed_says_what_to_do(tmp_path: Path) -> None:
+    found = case(NAMES[0])
+    batch = BatchJob(
+        found.job, found.partition, command=("echo", "it ran"), folder=str(tmp_path),
+        image=str(tmp_path / "env.sqsh"),
+    )  # fmt: skip
+    text = script(DIALECTS[found.scheduler], batch)
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
+    assert (done.returncode, "it ran" in done.stdout) == (1, False)
+    assert "env.sqsh was removed; write this script again: hvdenv job RECIPE" in done.stderr
+    (tmp_path / "env.sqsh").touch()
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True)
+    assert "it ran" in done.stdout

@@ -67,8 +67,8 @@ class Case(NamedTuple):
         signature = SIGNATURES.get(self.cause or self.symptom)
         if not signature:
             return ""
-        cause = signature.refined_by(self.log).cause
-        return cause.format(*self.values, where=self.where).strip()
+        cause = signature.refined_by(self.log, self.log).cause
+        return cause.format(*self.values, where=self.where).replace(" ()", "").strip()
 
 
 def _recorded(path: Path) -> Case:
@@ -289,6 +289,28 @@ def test_what_programs_say_of_themselves_counts_where_nothing_else_is_found() ->
     assert [each.id for each in read(general).found] == ["slurm-reports"]
     assert [each.id for each in read(general + known).found] == ["disk-full"]
     assert [each.id for each in read(known + general).found] == ["disk-full"]
+
+
+def test_what_a_program_says_of_itself_counts_more_than_what_another_says_of_it() -> None:
+    torch = "RuntimeError: NCCL Error 2: unhandled system error\n"
+    nccl = "h:1:2 [0] misc/ibvwrap.cc:182 NCCL WARN it is raining\n"
+    for log in (torch + nccl, nccl + torch):
+        assert [each.id for each in read(log).found] == ["nccl-reports"]
+    assert [each.id for each in read(torch).found] == ["torch-nccl-stopped"]
+
+
+def test_remedies_for_horovod_are_for_logs_that_name_it() -> None:
+    log = "CMake Error at x:1 (message):\n  Could NOT find CUDAToolkit (missing: x)\n"
+    for before, named in (("", False), ("Building wheel for horovod\n", True)):
+        found = read(before + log).best
+        assert found and ("HOROVOD_CUDA_HOME" in found.remedy) is named
+
+
+@pytest.mark.parametrize("lines", [3, 300])
+def test_what_is_near_refines(lines: int) -> None:
+    log = "PackagesNotFoundError: x\n\n  - cudatoolkit\n" + "  - noarch\n" * lines + "/osx-64\n"
+    found = read(log).best
+    assert found and ("macOS" in found.cause) is (lines < NEAR / 11)
 
 
 @pytest.mark.parametrize("name", ["orted", "prted"])

@@ -14,13 +14,6 @@ from hvdenv.errors import StepError, UsageError
 from tests.environments import ONE, TWO, build
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> Environment:
-    one = at(tmp_path / "env")
-    generations.claim(one)
-    return one
-
-
 def test_the_store_lies_beside_the_prefix(tmp_path: Path) -> None:
     assert at(tmp_path / "x/../env/").prefix == tmp_path / "env"
     assert at(tmp_path / "env").store == tmp_path / ".env.hvdenv"

@@ -435,13 +435,16 @@ def test_a_row_is_made_of_what_the_commands_say(stand_in: StandIn, facts: Facts)
 
 
 def test_results_of_horovods_own_tests_are_in_the_row(stand_in: StandIn) -> None:
+    muon = "test_torch.py::TorchTests::test_broadcast_state"
+    otherwise = "test_torch.py::TorchTests::test_force_allreduce"
     outcomes = {
         **{f"p{number}": "passed" for number in range(3)},
-        "test_torch.py::TorchTests::test_broadcast_state": "failed", "s": "skipped",
-        **{f"x{number}": "failed" for number in range(22)},
+        muon: "failed", "s": "skipped", otherwise: "failed",
+        **{f"x{number}": "failed" for number in range(21)},
     }  # fmt: skip
+    reasons = {muon: "ValueError: Muon only supports 2D parameters whereas we found (17,)"}
     done: dict[str, Mapping[str, events.TestDone]] = {
-        test: {"rank 0": events.TestDone(test, each, reason="E  no")}
+        test: {"rank 0": events.TestDone(test, each, reason=f"E  {reasons.get(test, 'no')}")}
         for test, each in outcomes.items()
     }
     late = Judgement("unproven", "no time was left from b.py on")
@@ -454,12 +457,42 @@ def test_results_of_horovods_own_tests_are_in_the_row(stand_in: StandIn) -> None
     sys.argv += ["--suite-from", "/src/horovod", "--controller", "MPI"]
     assert stand_in.run() == 0 and stand_in.commands[-2:] == ["doctor", "verify"]
     (made,) = stand_in.rows
-    new = tuple(f"x{number}" for number in range(22))
+    new = (otherwise, *(f"x{number}" for number in range(21)))
     assert made.suite == (
         SuiteResult("torch over MPI", passed=3, skipped=1, known=1, new=new),
         SuiteResult("tests without ranks", problem="no time was left from b.py on"),
     )
-    assert "| torch over MPI | 3 | 1 | 1 | `x0`, `x1`," in page([made])
+    assert f"| torch over MPI | 3 | 1 | 1 | `{otherwise}`, `x0`, `x1`," in page([made])
+
+
+def test_a_row_is_kept_whose_tests_took_too_long(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def late(*_: object) -> None:
+        raise run.Unfit("verify took more than 1 s")
+
+    monkeypatch.setattr(run, "try_suite", late)
+    sys.argv += ["--suite-from", "/src/horovod"]
+    assert stand_in.run() == 1
+    assert len(stand_in.rows) == 1
+    assert "its row has no results of Horovod's own tests: verify took" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("here", "built", "cuda"),
+    [("12.4", "", "12.4"), ("12.4", "release 13.0", "13.0"), ("", "release 13.0", "13.0"), ("", "", "")],
+)  # fmt: skip
+def test_cuda_is_that_of_the_build_or_of_the_host(
+    stand_in: StandIn, facts: Facts, here: str, built: str, cuda: str
+) -> None:
+    stand_in.answers["show"]["prints"]["recipe"]["horovod"]["gpu"] = {"operations": "nccl"}
+    tool = Tool("/cuda/bin/nvcc", here) if here else None
+    stand_in.answer("plan", {"facts": encode(facts._replace(nvcc=tool))})
+    (stand_in.folder / "generation/hvdenv.json").write_text(
+        json.dumps({"stack": {"stack": {"programs": {"nvcc": built}}}})
+    )
+    assert stand_in.run() == (0 if cuda else 1)
+    assert [row.cuda for row in stand_in.rows] == [cuda] * bool(cuda)
 
 
 def test_a_build_that_failed_has_its_cause_in_its_row(stand_in: StandIn) -> None:

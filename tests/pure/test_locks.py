@@ -327,6 +327,7 @@ def test_a_pylock_is_read_as_it_was_written(packages: tuple[Package, ...]) -> No
             "requires[0]: expected a requirement",
         ),
         ("requires = []", "requires = []\nrun = 1", "packages[0].tool.hvdenv.run: unknown key"),
+        ("requires-python", "made_by = 1\nrequires-python", ":3: made_by: unknown key"),
         ("=", "", "Expected"),
     ],
 )

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shlex
 import subprocess
 import tempfile
 from pathlib import Path
@@ -20,7 +19,6 @@ from hvdenv.sites.modules import (
     compare,
     describe,
     describe_offers,
-    expanded,
     judge,
     nearest,
     offers,
@@ -146,7 +144,7 @@ def test_nothing_more_is_loaded_after_a_failure(shell: str) -> None:
 
 
 def test_what_is_done_can_be_read() -> None:
-    assert commands(expanded(EVERYTHING, "kim", "/home01/kim")) == (
+    assert commands(EVERYTHING._replace(use=("/home01/kim/modules", "/apps/modules"))) == (
         "module purge",
         "module use /apps/modules",
         "module use /home01/kim/modules",
@@ -157,14 +155,6 @@ def test_what_is_done_can_be_read() -> None:
         "module load cuda/11.4",
         "module load cmake/3.16.9 (for the build only)",
     )
-
-
-def test_user_and_home_are_filled_in_once() -> None:
-    filled = expanded(EVERYTHING, "{home}", "/home/{user}")
-    assert filled.init == "/apps/{home}/init.sh"
-    assert filled.use == ("/home/{user}/modules", "/apps/modules")
-    assert filled.load == EVERYTHING.load
-    assert f". {shlex.quote('/apps/{home}/init.sh')}" not in commands(filled)
 
 
 @pytest.mark.parametrize(

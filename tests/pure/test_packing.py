@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import itertools
 import os
 import signal
 import socket
@@ -62,7 +64,7 @@ def write_manifest(
     manifest = Manifest(
         recipe="local", variants=(), generation=ONE, record_sha256=record_digest(environment, ONE),
         mounts=mounts, outside=outside, sha256="0" * 64, bytes=5, files=1, unpacked_bytes=1,
-        copy_to="", made_by="",
+        copy_to="", made_by="", program_sha256=hashlib.sha256(b"").hexdigest(),
     )  # fmt: skip
     write_json(manifest_of(image), {"format": FORMAT, **encode(manifest)})
 
@@ -86,9 +88,14 @@ def test_an_image_of_an_older_generation_is_not_used_silently(
 def test_an_image_without_its_program_is_not_used(environment: Environment, image: Path) -> None:
     """pack was killed, or only two of the files were copied."""
     program_of(image).unlink()
-    assert "enter.py is missing" in use.find(environment, ONE, None)[1]
-    with pytest.raises(UsageError, match=r"enter\.py is missing"):
+    assert "enter.py cannot be read: No such file" in use.find(environment, ONE, None)[1]
+    with pytest.raises(UsageError, match=r"enter\.py cannot be read: No such file"):
         use.find(environment, ONE, image)
+
+
+def test_an_image_with_another_program_is_not_used(environment: Environment, image: Path) -> None:
+    program_of(image).write_text("another")
+    assert "enter.py differs from the one" in use.find(environment, ONE, None)[1]
 
 
 @pytest.mark.parametrize("also", ["/usr", "/root"])
@@ -122,7 +129,7 @@ NAME = f"\0hvdenv-test-{os.getpid()}"
 def test_the_keeper_outlives_a_rank_that_ends_before_its_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(enter, "runs", lambda pid: False)
+    monkeypatch.setattr(enter, "began", lambda pid: "")
     with listening(f"{NAME}-serve") as listener:
         connected(f"{NAME}-serve").close()
         with connected(f"{NAME}-serve") as rank:
@@ -131,6 +138,26 @@ def test_the_keeper_outlives_a_rank_that_ends_before_its_answer(
             assert rank.recv(100) == b"answer"
         keeper.join(timeout=20)
         assert not keeper.is_alive()
+
+
+def test_the_keeper_ends_though_another_process_has_the_number_of_its_last_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = itertools.count(1)
+    monkeypatch.setattr(enter, "began", lambda pid: str(next(times)))
+    with listening(f"{NAME}-reuse") as listener:
+        connected(f"{NAME}-reuse").close()
+        keeper = threading.Thread(target=enter.serve, args=(listener, b"answer"), daemon=True)
+        keeper.start()
+        keeper.join(timeout=20)
+        assert not keeper.is_alive()
+
+
+def test_a_rank_does_not_join_a_process_that_has_the_number_of_the_keeper() -> None:
+    rank, keeper = socket.socketpair()
+    keeper.close()
+    with rank, pytest.raises(OSError, match="has ended"):
+        enter.join(enter.Answer(os.getpid()), rank.fileno())
 
 
 def test_a_name_that_another_user_holds_is_given_up_at_once(

@@ -65,8 +65,9 @@ def test_patches_go_by_versions_and_frameworks() -> None:
     assert names({**BOTH, "horovod": "0.25.0"}) == names({**BOTH, "horovod": "0.26.1"}) - {
         "python312-distutils", "safe-rendezvous",
     }  # fmt: skip
-    gloo = {"gloo-kernel-headers", "gloo-rendezvous"}
-    assert names({**BOTH, "horovod": "0.24.3"}) == gloo
+    older = {"gloo-kernel-headers", "gloo-rendezvous", "gloo-process-sets"}
+    older |= {"elastic-sync", "torch-operation-names"}
+    assert names({**BOTH, "horovod": "0.24.3"}) == older
     assert names({**BOTH, "horovod": "0.19.5"}) == names({**BOTH, "horovod": "0.29.0"}) == set()
 
 

@@ -49,6 +49,7 @@ def test_home_is_where_the_variable_says(tmp_path: Path, monkeypatch: pytest.Mon
         ("", "/data", "/data/hvdenv"),
         (None, "/data", "/data/hvdenv"),
         (None, "", "~/.local/share/hvdenv"),
+        (None, "data", "~/.local/share/hvdenv"),
     ],
 )
 def test_home_by_the_environment(

@@ -8,16 +8,9 @@ from pathlib import Path
 import pytest
 
 from hvdenv.environments import generations, prune
-from hvdenv.environments.generations import Environment, at
+from hvdenv.environments.generations import Environment
 from hvdenv.errors import BusyError, UsageError
 from tests.environments import ONE, THREE, TWO, build
-
-
-@pytest.fixture
-def environment(tmp_path: Path) -> Environment:
-    one = at(tmp_path / "env")
-    generations.claim(one)
-    return one
 
 
 def test_rollback_goes_to_the_one_before(environment: Environment) -> None:
@@ -95,8 +88,14 @@ def test_removing_never_follows_links_out(environment: Environment, tmp_path: Pa
 
 def test_remove_leaves_nothing(environment: Environment, tmp_path: Path) -> None:
     build(environment, ONE)
-    generations.create(environment, TWO)
     generations.switch(environment, ONE)
+    old, new = (environment.store / f".{ONE}.sqsh.{each * 32}" for each in "ab")
+    for path in (old, new):  # of processes that pack the environment, or were killed
+        path.touch()
+    os.utime(old, (0, 0))
+    prune.prune(environment, keep=1)
+    assert (old.exists(), new.exists()) == (False, True)
+    generations.create(environment, TWO)
     cleared = prune.remove(environment)
     assert (cleared.removed, cleared.kept) == ((ONE, TWO), ())
     assert os.listdir(tmp_path) == []

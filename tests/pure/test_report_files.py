@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from hvdenv import places
-from hvdenv.cli import verify
+from hvdenv.cli import verify_report
 from hvdenv.cli.main import main
 from hvdenv.errors import StepError
 from hvdenv.reports.report import Finding, Report
@@ -76,7 +76,7 @@ def test_the_verdict_is_not_lost(
             raise StepError("cannot write: No space left on device", where=str(path))
         write(path, text)
 
-    monkeypatch.setattr(verify, "write_text", full)
+    monkeypatch.setattr(verify_report, "write_text", full)
     xml, page = tmp_path / "verify.xml", tmp_path / "verify.html"
     files = ["--junit", str(xml), "--html", str(page)]
     for report, code, verdict in ((kept, 1, "fail"), (good, 5, "pass")):

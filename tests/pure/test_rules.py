@@ -244,10 +244,11 @@ def test_observables(recipe: Recipe, facts: Facts, python: Interpreter) -> None:
         "status": "tested",
         "patches": frozenset(
             {
-                "any-folder", "cmake4-gloo", "cuda-on-request", "cuda13-cxx17", "gcc13-includes",
-                "gcc14-flatbuffers", "gloo-reducescatter", "gloo-rendezvous",
-                "lean-compile", "mpich-hydra", "openmpi5-horovodrun", "python312-distutils",
-                "relocatable", "reproducible", "safe-rendezvous", "torch-cxx17",
+                "any-folder", "cmake4-gloo", "cuda-on-request", "cuda13-cxx17", "elastic-sync",
+                "gcc13-includes", "gcc14-flatbuffers", "gloo-process-sets", "gloo-reducescatter",
+                "gloo-rendezvous", "lean-compile", "mpich-hydra", "openmpi5-horovodrun",
+                "python312-distutils", "relocatable", "reproducible", "safe-rendezvous",
+                "torch-cxx17", "torch-operation-names",
             }
         ),
         "horovod": "0.28.1",

@@ -64,7 +64,7 @@ def test_the_slowest_rank_counts() -> None:
     assert records[0].launcher == 1.0 and records[0].slowest == {"torch._C": 0.7}
 
 
-@pytest.mark.parametrize("clock", [20.0, 4000.0])
+@pytest.mark.parametrize("clock", [20.0, 158.0, 4000.0])
 def test_the_clock_of_another_host_is_not_believed(clock: float) -> None:
     found = start(1, started=clock)
     assert next(startup.records("torch", [found])).launcher is None

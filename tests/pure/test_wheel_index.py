@@ -263,7 +263,8 @@ def signers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     public = key.with_suffix(".pub").read_text()
     signers.write_text(f'ann@example.org namespaces="hvdenv-wheel" {public}')
-    site.write_text(f'places.wheels.signers = "{signers}"\nplaces.wheels.key = "{key}"\n')
+    wheels = f'[places.wheels]\nsigners = "{signers}"\nkey = "{key}"\n'
+    site.write_text(f'places.environments = "$UNSET/not/needed/here"\n{wheels}')
     monkeypatch.setenv("HVDENV_SITE", str(site))
     return signers
 

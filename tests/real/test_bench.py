@@ -16,7 +16,7 @@ from hvdenv.sites.hosts import Host
 from hvdenv.verification import collectors
 from hvdenv.verification.bench import Effort, Gpus
 from hvdenv.verification.collection import Setup
-from hvdenv.verification.verify import verify
+from hvdenv.verification.verify import DEFAULT_EXERCISES, verify
 from tests.real.doctored import TIMEOUT, found
 from tests.standin import Cluster
 
@@ -30,9 +30,11 @@ def test_benchmarks(original: Installation, runner: Runner, tmp_path: Path) -> N
     expectation = Expectation(("torch",), ("MPI",), ("MPI",), references=(CERTAIN, IMPOSSIBLE))
     ended: list[str] = []
     report = verify(
-        original, expectation, runner, timeout=5 * TIMEOUT, launchers=("mpirun",),
-        effort=Effort(0.5, str(tmp_path)),
-        on_event=lambda what, label, _: ended.append(label) if what == "finished" else None,
+        Setup(
+            original, runner, expectation, launchers=("mpirun",), exercises=DEFAULT_EXERCISES,
+            effort=Effort(0.5, str(tmp_path)), seconds=5 * TIMEOUT,
+        ),
+        lambda what, label, _: ended.append(label) if what == "finished" else None,
     )  # fmt: skip
     assert ended[-2:] == ["speed of torch over MPI", "scaling of torch over MPI"]
     yardstick, bench = found(report, "yardstick")["MPI alone"], found(report, "bench")

@@ -28,7 +28,7 @@ from hvdenv.runner import Runner
 from hvdenv.sites.hosts import Host
 from hvdenv.verification import checks, collectors, ranks
 from hvdenv.verification.collection import TWO_RANKS, Setup
-from hvdenv.verification.verify import verify
+from hvdenv.verification.verify import DEFAULT_EXERCISES, verify
 from tests.real.conftest import Cli, hear_interrupts
 from tests.real.doctored import (
     PATIENCE,
@@ -314,7 +314,9 @@ def test_programs_that_hang_whatever_they_are_told(copy: Copy, runner: Runner) -
     for name in ("mpirun", "horovodrun"):
         program(Path(installation.prefix) / "bin" / name, "trap '' TERM; while :; do sleep 1; done")
     timeout, began = 20 * PATIENCE, time.monotonic()
-    report = verify(installation, TORCH, runner, timeout=timeout)
+    report = verify(
+        Setup(installation, runner, TORCH, exercises=DEFAULT_EXERCISES, seconds=timeout)
+    )
     assert time.monotonic() - began < timeout + MARGIN
     assert report.verdict in ("fail", "error")
     for controller in ("MPI", "Gloo"):
@@ -336,7 +338,9 @@ def test_a_noisy_child_of_a_rank_holds_nobody_up(copy: Copy, runner: Runner) -> 
             " stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)"
         )
     )
-    report = verify(installation, OVER_MPI, runner, timeout=TIMEOUT)
+    report = verify(
+        Setup(installation, runner, OVER_MPI, exercises=DEFAULT_EXERCISES, seconds=TIMEOUT)
+    )
     assert report.seconds < TIMEOUT / 2, "it was waited for"
     assert found(report, "allreduce")["torch over MPI"].status == "pass"
     left = found(report, "orphans")[HERE]
@@ -413,10 +417,11 @@ DRIVER = """
 import json, sys
 from hvdenv.environments.installation import Installation, Expectation
 from hvdenv.runner import Runner
-from hvdenv.verification.verify import verify
+from hvdenv.verification.collection import Setup
+from hvdenv.verification.verify import DEFAULT_EXERCISES, verify
 prefix, token, *path = sys.argv[1:]
 installation = Installation(prefix, prefix + "/bin/python", tuple(path))
-report = verify(installation, Expectation(("torch",)), Runner(token=token))
+report = verify(Setup(installation, Runner(token=token), Expectation(("torch",)), exercises=DEFAULT_EXERCISES))
 print(json.dumps(report.to_json()))
 sys.exit(130 if report.verdict == "error" else 1)
 """
@@ -434,8 +439,9 @@ __attribute__((constructor)) static void install(void)
 AFTER_ALL = {
     "verify": """
 from hvdenv.environments.installation import Expectation, Installation
+from hvdenv.verification.collection import Setup
 from hvdenv.verification.verify import verify
-report = verify(Installation(sys.prefix, sys.executable, ()), Expectation(("torch",)), Runner())
+report = verify(Setup(Installation(sys.prefix, sys.executable, ()), Runner(), Expectation(("torch",))))
 sys.exit(40 + (report.verdict == "fail"))
 """,
     "run": "sys.exit(hand_over(Command(('sh', '-c', 'exit 41')), os.environ, alone=True))",
@@ -481,7 +487,14 @@ def verify_on(
     network = launch.network._replace(use=(cluster.interface,))
     runner, began = Runner(cluster.environ), time.monotonic()
     report = verify(
-        installation, expectation, runner, launch=launch._replace(network=network), timeout=timeout
+        Setup(
+            installation,
+            runner,
+            expectation,
+            launch._replace(network=network),
+            exercises=DEFAULT_EXERCISES,
+            seconds=timeout,
+        )
     )
     assert time.monotonic() - began < timeout + MARGIN
     return report

@@ -9,16 +9,20 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from hvdenv.command import Command, Outcome
 from hvdenv.contents.record import GenerationRecord
-from hvdenv.environments import generations
+from hvdenv.environments import generations, prune
 from hvdenv.environments.generations import Environment
+from hvdenv.model.layers import load_recipe
 from hvdenv.packing import image, use
 from hvdenv.packing.manifest import Packed, default_image, read
 from hvdenv.runner import Runner
+from hvdenv.schema import encode
 from tests.real.conftest import Cli
 from tests.standin import Cluster
 from tests.waiting import wait_until
@@ -54,9 +58,11 @@ def environment(place: Path) -> Environment:
 def small_environment(place: Path) -> Environment:
     """A small environment, with an interpreter that is not the system's."""
     base = place / "base"
-    for name, text in {"bin/python3.99": "#!/bin/sh\n", "lib/python3.99/os.py": "packed\n"}.items():
+    python = f'#!/bin/sh\nexec {os.path.realpath(sys.executable)} "$@"\n'
+    for name, text in {"bin/python3.99": python, "lib/python3.99/os.py": "packed\n"}.items():
         (base / name).parent.mkdir(parents=True)
         (base / name).write_text(text)
+        (base / name).chmod(0o755)
     environment = generations.at(place / "env")
     environment.store.mkdir()
     generation = generations.create(environment, ONE)
@@ -65,7 +71,10 @@ def small_environment(place: Path) -> Environment:
     (generation / "venv/bin/python").symlink_to(base / "bin/python3.99")
     (generation / "activate.sh").write_text("export WHO=environment\n")
     generations.write_record(
-        environment.record(ONE), GenerationRecord(recipe="local", generation=ONE, files=3)
+        environment.record(ONE),
+        GenerationRecord(
+            recipe="local", generation=ONE, files=3, resolved=encode(load_recipe("local").recipe)
+        ),
     )
     generations.switch(environment, ONE)
     return environment
@@ -157,6 +166,21 @@ def test_an_image_is_the_same_when_it_is_made_again(
     assert manifest.outside == (str(base / "bin/python3.99"),)
 
 
+def test_an_image_survives_a_prune_while_it_is_made(environment: Environment) -> None:
+    class Pruned(Runner):
+        def run(self, command: Command, **options: Any) -> Outcome:
+            outcome = super().run(command, **options)
+            prune.prune(environment, keep=0)
+            return outcome
+
+    to = default_image(environment, ONE)
+    killed = to.with_name(f".{to.name}.{'0' * 32}")
+    killed.touch()
+    os.utime(killed, (0, 0))
+    assert image.make(environment, ONE, to, Pruned(), cores=1).image.exists()
+    assert not killed.exists()
+
+
 def test_a_file_that_cannot_be_read_is_not_packed_as_an_empty_one(
     user: Cli, environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +242,14 @@ def test_a_host_that_cannot_mount_says_so_and_runs_without(
     assert "the program runs without the image" in done.stderr
 
 
+def test_a_host_without_the_systems_python_uses_that_of_the_environment(
+    environment: Environment, packed: Packed
+) -> None:
+    without = ("unshare", "-m", "sh", "-c", 'mount --bind /dev/null /usr/bin/python3; exec "$@"')
+    file = f"{environment.prefix}/venv/file"
+    assert output([*without, "sh", *entered(packed, environment, "cat", file)]) == "packed\n"
+
+
 @pytest.mark.parametrize("what", ["image", "manifest"])
 def test_a_flipped_byte_is_refused(environment: Environment, packed: Packed, what: str) -> None:
     file = packed.image if what == "image" else packed.path
@@ -234,11 +266,14 @@ def test_a_flipped_byte_is_refused(environment: Environment, packed: Packed, wha
     wait_until(lambda: nothing_is_left(packed), 10)
 
 
-def started(packed: Packed, environment: Environment, job: str) -> subprocess.Popen[str]:
+def started(
+    packed: Packed, environment: Environment, job: str, step: str = "0"
+) -> subprocess.Popen[str]:
     """A rank that waits, after it has printed its namespace."""
     script = f"{WHERE.format(environment.generation(ONE))}; exec sleep 600"
     argv = entered(packed, environment, "sh", "-c", script, job=job)
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    environ = {**os.environ, "SLURM_STEP_ID": step}
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environ)
 
 
 def end(rank: subprocess.Popen[str]) -> None:
@@ -253,18 +288,21 @@ def namespace(rank: subprocess.Popen[str]) -> str:
     return found
 
 
-def test_ranks_of_a_job_share_a_mount_and_two_jobs_do_not(
+def test_ranks_of_a_step_share_a_mount_and_two_jobs_or_steps_do_not(
     environment: Environment, packed: Packed
 ) -> None:
-    ranks = [started(packed, environment, job) for job in ("a", "a", "b")]
-    first, second, other = map(namespace, ranks)
-    assert first == second != other
-    for rank in ranks[:2]:
+    """Slurm ends all processes that a job step has started, also those that another step uses."""
+    steps = (("a", "0"), ("a", "0"), ("a", "1"), ("b", "1"))
+    ranks = [started(packed, environment, job, step) for job, step in steps]
+    first, second, *others = map(namespace, ranks)
+    assert first == second
+    assert len({first, *others}) == 3
+    for rank in ranks[:3]:
         end(rank)
     wait_until(lambda: len(servers(packed)) == 1, 10)
-    late = started(packed, environment, "b")
-    assert namespace(late) == other
-    for rank in (late, ranks[2]):
+    late = started(packed, environment, *steps[-1])
+    assert namespace(late) == others[-1]
+    for rank in (late, ranks[-1]):
         end(rank)
     wait_until(lambda: nothing_is_left(packed), 10)
 
@@ -279,6 +317,11 @@ def test_nothing_is_left_of_what_is_killed(environment: Environment, packed: Pac
     rank = started(packed, environment, "a")
     namespace(rank)
     (keeper,) = {*users(packed)} - {rank.pid, *servers(packed)}
+    # Nobody would read what squashfuse prints, which must not stop or end it.
+    opened = [os.readlink(each) for each in Path(f"/proc/{keeper}/fd").iterdir()]
+    assert not [each for each in opened if each.startswith("pipe:")]
+    (status,) = [Path(f"/proc/{each}/status").read_text() for each in servers(packed)]
+    assert int(status.partition("SigIgn:")[2].split()[0], 16) & 1 << (signal.SIGPIPE - 1)
     os.kill(keeper, signal.SIGKILL)
     wait_until(lambda: not servers(packed), 10)
     end(rank)
@@ -316,6 +359,8 @@ def test_a_signature_is_required_where_the_site_says_so(
     words = ("run", "local", "--prefix", str(environment.prefix), "--site", str(site), "--dry-run")
     pack(user, environment)
     assert "it has no signature" in user(*words, "--", "true", code=125).stderr
+    without_recipe = (words[0], *words[2:])
+    assert "it has no signature" in user(*without_recipe, "--", "true", code=125).stderr
     pack(user, environment, "--sign", str(key))
     assert ".enter.py" in user(*words, "--", "true").stdout
     assert ".enter.py" not in user(*words, "--no-image", "--", "true").stdout

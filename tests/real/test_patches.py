@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 from packaging.specifiers import SpecifierSet
 
 from hvdenv import STEP_PROGRAMS
+from hvdenv.environments.installation import Installation
 from hvdenv.knowledge.patches import Patch, all_patches
+from tests.real.doctored import TIMEOUT
 
 
 def prepare(python: Path, version: str, patches: Sequence[Patch], folder: Path) -> Path:
@@ -41,8 +45,12 @@ def prepare(python: Path, version: str, patches: Sequence[Patch], folder: Path) 
     return source
 
 
+def first_release(patch: Patch) -> str:
+    return next(each.version for each in SpecifierSet(patch.horovod) if each.operator == ">=")
+
+
 @pytest.mark.parametrize("order", [1, -1], ids=["by name", "reversed"])
-@pytest.mark.parametrize("version", ["0.25.0", "0.26.1", "0.28.1"])
+@pytest.mark.parametrize("version", sorted({*map(first_release, all_patches()), "0.28.1"}))
 def test_patches_fit_the_source(
     version: str, order: int, local_prefix: Path, tmp_path: Path
 ) -> None:
@@ -152,3 +160,48 @@ def test_no_address_is_left_for_the_next_init(
         for source in sources
     )  # fmt: skip
     assert (stock, patched) == ("['local_h']", "[]")
+
+
+# Each rank prints the addresses of its connections, a gradient, and what is left after shutdown.
+PROCESS_SETS = """
+import json, os, sys, time, psutil, torch, horovod.torch as hvd
+
+def connections():
+    return [each for each in psutil.Process().net_connections("tcp") if each.status == "ESTABLISHED"]
+
+os.environ["HOROVOD_GLOO_IFACE"] = sys.argv[1]
+hvd.init()
+pair = hvd.add_process_set([0, 1])
+for number in range(3 if pair.included() else 0):
+    hvd.allreduce(torch.ones(1), name=f"in the pair {number}", process_set=pair)
+x = torch.ones(1, requires_grad=True)
+(hvd.allreduce(x, name="of all", op=hvd.Sum) * 2).backward()
+addresses = sorted({each.laddr.ip for each in connections()})
+hvd.shutdown()
+time.sleep(1)
+left = len(connections())
+hvd.init()
+total = hvd.allreduce(torch.ones(1), op=hvd.Sum)
+print(json.dumps([addresses, x.grad.item(), left, total.item()]), flush=True)
+"""
+
+
+def test_process_sets_over_gloo(original: Installation) -> None:
+    """The chosen network, unnamed operations after those of a set, no connection after shutdown."""
+    # Not that of the host's name, on most machines; such as eth0.
+    addresses = {
+        name: each.address
+        for name, all_of_it in psutil.net_if_addrs().items()
+        for each in all_of_it
+        if each.family == socket.AF_INET
+    }
+    network = next((name for name in addresses if name != "lo"), "lo")
+    path = os.pathsep.join([*original.path, os.environ["PATH"]])
+    found = subprocess.run(
+        [original.program("horovodrun"), "--gloo", "-np", "3", original.python, "-c", PROCESS_SETS,
+         network],
+        env={**os.environ, "PATH": path, "HOROVOD_DYNAMIC_PROCESS_SETS": "1"},
+        stdout=subprocess.PIPE, text=True, check=True, timeout=TIMEOUT,
+    )  # fmt: skip
+    printed = [json.loads(line.partition(":")[2]) for line in found.stdout.splitlines()]
+    assert printed == [[[addresses[network]], 6.0, 0, 3.0]] * 3

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from hvdenv.environments import prefix_lock, scratch
+from hvdenv.places import LEFT_ALONE_SECONDS
 from tests.waiting import runs, wait_until
 
 HOLDER = """
@@ -63,7 +64,7 @@ def test_what_another_user_has_in_the_same_folder_stops_nobody() -> None:
             assert [*Path(shared).iterdir()] == [theirs.path]
 
 
-@pytest.mark.parametrize(("age", "stays"), [(0, True), (2 * scratch.LEFT_ALONE_SECONDS, False)])
+@pytest.mark.parametrize(("age", "stays"), [(0, True), (2 * LEFT_ALONE_SECONDS, False)])
 def test_what_nobody_is_known_to_hold_goes_when_it_is_old(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: float, stays: bool
 ) -> None:

@@ -73,7 +73,10 @@ def test_failing_tests_are_named_and_the_others_still_run(
 ) -> None:
     own = suite.data()._replace(
         file=(suite.SuiteFile("parallel/test_own.py", "torch", True),),
-        known=(suite.Known(("test_of_a_known_fault",), "a fault", "https://example.org"),),
+        known=(
+            suite.Known(("test_of_a_known_fault",), ("not 1",), "a fault", "https://example.org"),
+            suite.Known(("test_wrong_on_one_rank",), ("text of another failure",), "", ""),
+        ),
     )
     monkeypatch.setattr(suite, "data", lambda: own)
     monkeypatch.setattr(suite, "TEST_SECONDS", 10.0)

@@ -22,7 +22,7 @@ from hvdenv.reports.report import Finding
 from hvdenv.runner import Runner
 from hvdenv.verification import checks, collectors, ranks
 from hvdenv.verification.collection import Setup
-from hvdenv.verification.verify import verify
+from hvdenv.verification.verify import DEFAULT_EXERCISES, verify
 from tests.real.doctored import (
     PATIENCE,
     TIMEOUT,
@@ -42,8 +42,10 @@ TORCH = Expectation(("torch",), ("MPI", "Gloo"))
 def test_good_installation(original: Installation, runner: Runner) -> None:
     events: list[tuple[str, str]] = []
     report = verify(
-        original, BOTH, runner, timeout=3 * TIMEOUT, launch=Launch((), 3),
-        on_event=lambda what, label, _: events.append((what, label)),
+        Setup(
+            original, runner, BOTH, Launch((), 3), exercises=DEFAULT_EXERCISES, seconds=3 * TIMEOUT
+        ),
+        lambda what, label, _: events.append((what, label)),
     )  # fmt: skip
     assert report.verdict == "pass", [f for f in report.findings if f.status != "pass"]
     runs = {f"{f} over {c}" for f in ("torch", "tensorflow") for c in ("MPI", "Gloo")}
@@ -69,14 +71,14 @@ def test_no_extension_fails_though_the_table_marks_it(
     copy: Callable[..., Installation], runner: Runner
 ) -> None:
     installation = copy(frameworks=())
-    report = verify(installation, Expectation(("torch",)), runner, timeout=TIMEOUT)
+    report = verify(Setup(installation, runner, Expectation(("torch",)), seconds=TIMEOUT))
     assert report.verdict == "fail"
     assert found(report, "check-build")["horovodrun --check-build"].status == "pass"
     finding = found(report, "extension")["torch"]
     assert finding.status == "fail"
     assert finding.message.startswith("the extension is missing: ")
     assert "HOROVOD_WITH_PYTORCH=1" in finding.remedy
-    anything = verify(installation, Expectation(), runner, timeout=TIMEOUT)
+    anything = verify(Setup(installation, runner, seconds=TIMEOUT))
     assert anything.verdict == "fail"
     assert found(anything, "frameworks")["any framework"].status == "fail"
 
@@ -298,7 +300,7 @@ def test_no_rank_outlives_who_watches_over_it(
 
 def test_a_stopped_runner(original: Installation, runner: Runner) -> None:
     threading.Timer(1.0, runner.stop).start()
-    report = verify(original, BOTH, runner)
+    report = verify(Setup(original, runner, BOTH))
     assert report.verdict == "error"
     told = found(report, "interrupted")["verify"]
     assert "it was ended before it could judge" in told.message and "allreduce" in told.message

@@ -163,7 +163,7 @@ def define(recipe: Recipe, plan: Plan, form: FormatName) -> str:
     name = "+".join((plan.recipe, *plan.variants))
     stage += comment(f"Horovod environment {name}, plan {plan.digest[:12]}", reformat=False)
     stage += baseimage(
-        image=base, _distro=distribution.hpccm, _arch=_architecture(plan)
+        image=base, _distro=distribution.hpccm, _arch=plan.wheel.stem.rpartition("-linux_")[2]
     )  # fmt: skip
     mpi = _mpi(recipe)
     ospackages = {
@@ -231,10 +231,6 @@ def checks(recipe: Recipe) -> tuple[str, ...]:
             for framework in recipe.horovod.frameworks
         ),
     )
-
-
-def _architecture(plan: Plan) -> str:
-    return plan.wheel.stem.rpartition("-linux_")[2]
 
 
 def _mpi(recipe: Recipe) -> Any:

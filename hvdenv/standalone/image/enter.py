@@ -4,11 +4,11 @@ usage: python -I -S enter.py MANIFEST SHA256 JOB -- PROGRAM [ARGUMENT...]
        python -I -S enter.py --detect
 
 MANIFEST is the file that `hvdenv pack` writes beside the image, and SHA256 its digest. The first
-process of a JOB on a host becomes the parent of a keeper, which compares the image with its hash,
-makes a mount namespace and starts squashfuse there. All processes of the job on this host join
-that namespace: they share one page cache, and MPI may copy between their memories. The keeper
-ends when the last of them has ended, also by SIGKILL, and squashfuse ends with the keeper. Nothing
-is left then: the mounts are only in the namespace.
+process of a JOB on a host (in Slurm, of a job step) becomes the parent of a keeper, which compares
+the image with its hash, makes a mount namespace and starts squashfuse there. All processes of the
+job on this host join that namespace: they share one page cache, and MPI may copy between their
+memories. The keeper ends when the last of them has ended, also by SIGKILL, and squashfuse ends with
+the keeper. Nothing is left then: the mounts are only in the namespace.
 
 If a host cannot mount images, the program runs without: only a wrong image is an error. Runs on
 Python 3.6 and newer with its standard library, in one thread, as setns(2) requires.
@@ -242,10 +242,15 @@ def start_server(program: str, file: int, source: str, point: str) -> int:
             os._exit(127)
     os.close(writer)
     end = time.monotonic() + MOUNT_SECONDS
-    while os.stat(point).st_dev == before:
-        if os.waitpid(pid, os.WNOHANG)[0] or time.monotonic() > end:
-            raise CannotMount("{} does not mount it: {}".format(program, printed(output)))
-        time.sleep(0.005)
+    try:
+        while os.stat(point).st_dev == before:
+            if os.waitpid(pid, os.WNOHANG)[0] or time.monotonic() > end:
+                raise CannotMount("{} does not mount it: {}".format(program, printed(output)))
+            time.sleep(0.005)
+    finally:
+        os.close(
+            output
+        )  # or what it prints would fill the pipe; it ignores SIGPIPE, as Python does
     return pid
 
 
@@ -313,8 +318,8 @@ def let_go(kept: Set[int]) -> None:
 
 def serve(listener: socket.socket, answer: bytes) -> None:
     """Answer every process of this user, and return when all have ended."""
-    users = {}  # type: Dict[socket.socket, int]
-    left = set()  # type: Set[int]
+    users = {}  # type: Dict[socket.socket, Tuple[int, str]]
+    left = set()  # type: Set[Tuple[int, str]]
     wait = FIRST_SECONDS
     while True:
         ready = select.select([listener, *users], [], [], wait)[0]
@@ -322,7 +327,7 @@ def serve(listener: socket.socket, answer: bytes) -> None:
             connection, _ = listener.accept()
             pid, user = peer_of(connection)
             if user == os.geteuid():
-                users[connection] = pid
+                users[connection] = pid, began(pid)
                 with contextlib.suppress(OSError):  # it has ended already
                     connection.sendall(answer)
             continue
@@ -330,7 +335,7 @@ def serve(listener: socket.socket, answer: bytes) -> None:
             left.add(users.pop(connection))
             connection.close()
         # A program may close descriptors that it does not know.
-        left = {pid for pid in left if runs(pid)}
+        left = {(pid, when) for pid, when in left if when and began(pid) == when}
         if not users and not left:
             return
         wait = 0.1 if left else FIRST_SECONDS
@@ -344,16 +349,18 @@ def peer_of(connection: socket.socket) -> Tuple[int, int]:
     return pid, user
 
 
-def runs(pid: int) -> bool:
+def began(pid: int) -> str:
+    """When a process began, which tells it from a later one of its number; empty if it has ended."""
     try:
         with open("/proc/{}/stat".format(pid)) as stream:
-            return stream.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+            fields = stream.read().rpartition(")")[2].split()
     except OSError:
-        return False
+        return ""
+    return "" if fields[0] in ("Z", "X") else fields[19]
 
 
-def ask_keeper(name: str, image: Image) -> Tuple[Answer, bool]:
-    """The keeper's answer, and whether this process has started it.
+def ask_keeper(name: str, image: Image) -> Tuple[Answer, int, bool]:
+    """The keeper's answer, the descriptor of the connection, and whether this process has started it.
 
     The connection stays open until this process and its children have ended.
 
@@ -385,19 +392,29 @@ def ask_keeper(name: str, image: Image) -> Tuple[Answer, bool]:
         except OSError:
             answer = b""
         if answer:
-            os.set_inheritable(connection.detach(), True)
-            return Answer(*json.loads(answer.decode())), first
+            descriptor = connection.detach()
+            os.set_inheritable(descriptor, True)
+            return Answer(*json.loads(answer.decode())), descriptor, first
         connection.close()
         time.sleep(0.01)  # the keeper is about to listen, or to end
     raise CannotMount("the process that mounts it does not answer")
 
 
-def join(answer: Answer) -> None:
-    """Enter the keeper's namespaces, in the same folder."""
+def join(answer: Answer, connection: int) -> None:
+    """Enter the keeper's namespaces, in the same folder.
+
+    Raises:
+        OSError: the keeper has ended.
+    """
     here = os.getcwd()
     kinds = [("user", CLONE_NEWUSER)] if answer.user else []
-    for name, flag in [*kinds, ("mnt", CLONE_NEWNS)]:
-        descriptor = os.open("/proc/{}/ns/{}".format(answer.pid, name), os.O_RDONLY)
+    spaces = [
+        (os.open("/proc/{}/ns/{}".format(answer.pid, name), os.O_RDONLY), flag)
+        for name, flag in [*kinds, ("mnt", CLONE_NEWNS)]
+    ]
+    if select.select([connection], [], [], 0)[0]:  # and another process may have its number
+        raise OSError("the process that mounted it has ended")
+    for descriptor, flag in spaces:
         call("setns", descriptor, flag)
         os.close(descriptor)
     os.chdir(here)
@@ -434,14 +451,16 @@ def enter(path: str, sha256: str, job: str) -> None:
         image = read_manifest(path, sha256)
         if is_mounted(image):
             return
-        words = "{} {} {}".format(sha256, job, os.geteuid()).encode()
+        # When a job step of Slurm ends, its keeper does too.
+        step = os.environ.get("SLURM_STEP_ID", "")
+        words = "{} {} {} {}".format(sha256, job, step, os.geteuid()).encode()
         name = "\0hvdenv-image-" + hashlib.sha256(words).hexdigest()
-        answer, first = ask_keeper(name, image)
+        answer, connection, first = ask_keeper(name, image)
         if answer.wrong:
             raise WrongImage(answer.wrong)
         if answer.lacks:
             raise CannotMount(answer.lacks)
-        join(answer)
+        join(answer, connection)
     except (CannotMount, OSError) as error:
         if first or isinstance(error, OSError):  # the keeper's answer is the same for all
             tell("{}; the program runs without the image".format(error))

@@ -33,6 +33,7 @@ def import_extensions(frameworks: List[str]) -> None:
     for framework in frameworks:
         with contextlib.suppress(Exception):
             importlib.import_module("horovod." + framework)
+    getattr(gc, "freeze", int)()  # of Python 3.7; forked processes would each look through it all
     gc.enable()
 
 

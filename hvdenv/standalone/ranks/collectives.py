@@ -25,7 +25,7 @@ import allreduce
 import collective_cases
 import events
 from collective_cases import Case
-from context import Array, Context
+from context import Array, Context, numbers_of
 
 Wait = Callable[[], Any]
 
@@ -107,7 +107,7 @@ def adasum_limit(context: Context) -> str:
 def gloo_sets_hang(hvd: Any) -> str:
     """Why process sets that overlap can hang over Gloo in this Horovod; empty if they do not."""
     # Seen with 0.26.1, which calls torch's Gloo: a rank negotiates while others still connect.
-    if release() < [0, 27]:
+    if release() < (0, 27):
         return "Horovod before 0.27 can hang when it adds sets that overlap over Gloo"
     if hvd.cross_size() > 1 and not has_gloo_rendezvous_patch():
         return "Horovod up to 0.28.1 hangs when it adds such sets over Gloo on several hosts"
@@ -566,13 +566,13 @@ def before_init(context: Context, option: str) -> None:
 
     Horovod before 0.22 would write a timeline to a file of that name.
     """
-    if option == "full" and release() >= [0, 22]:
+    if option == "full" and release() >= (0, 22):
         os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
 
 
-def release() -> List[int]:
-    """The first two numbers of Horovod's version."""
-    return [int(each) for each in importlib.import_module("horovod").__version__.split(".")[:2]]
+def release() -> Tuple[int, ...]:
+    """The numbers of Horovod's version."""
+    return numbers_of(importlib.import_module("horovod").__version__)
 
 
 def available_memory() -> int:

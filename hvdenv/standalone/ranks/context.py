@@ -17,6 +17,16 @@ Array = Any
 Shape = Tuple[int, ...]
 
 
+def numbers_of(version: str) -> Tuple[int, ...]:
+    """The leading numbers of a version: (2, 16) for 2.16.0rc1."""
+    numbers = []
+    for part in version.split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
 class Context:
     """One rank, with its framework and Horovod.
 

@@ -30,14 +30,7 @@ LISTINGS = ("os.listdir", "os.scandir")
 
 
 class Files:
-    """Counts what the interpreter looks for.
-
-    Attributes:
-        opens: files that it opened, or tried to.
-        lookups: other metadata operations: stat, lstat, readlink and listings of folders.
-        failed: those of the look-ups that found nothing.
-        inside: opens and look-ups in the environment.
-    """
+    """Counts what the interpreter looks for; the numbers are those of events.Startup."""
 
     def __init__(self) -> None:
         self.opens = self.lookups = self.failed = self.inside = 0

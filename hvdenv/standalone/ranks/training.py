@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tu
 import collective_cases
 import events
 from collectives import adasum_limit
-from context import Array, Context
+from context import Array, Context, numbers_of
 
 Data = Tuple[Array, Array]
 Step = Tuple[float, Array]
@@ -641,16 +641,6 @@ def in_session(context: Context, part: Part, session: Any) -> Dict[str, Any]:
 
 
 # Keras.
-
-
-def numbers_of(version: str) -> Tuple[int, ...]:
-    """The leading numbers of a version: (2, 16) for 2.16.0rc1."""
-    numbers = []
-    for part in version.split("."):
-        if not part.isdigit():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)
 
 
 def has_keras_3(keras: Any) -> bool:

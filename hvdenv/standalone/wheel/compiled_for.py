@@ -86,11 +86,11 @@ def _check_mpi(folder: str, facts: Facts) -> None:
         command += ', or run: python -m pip install "%s"' % mpi["package"]
     folders = _folders(folder, facts["run_path"])
     files = [os.path.join(each, mpi["library"]) for each in folders]
-    path = next(filter(os.path.isfile, files), mpi["library"])
-    library = _loaded(mpi["library"])
-    path = mpi["library"] if library else path
+    path, library = mpi["library"], _loaded(mpi["library"])
     try:
-        library = library or ctypes.CDLL(path)
+        if not library:
+            path = next(filter(os.path.isfile, files), path)
+            library = ctypes.CDLL(path)
     except OSError as error:
         others = [file for each in folders for file in glob.glob(each + "/libmpi.so.*")]
         here = " (here is %s)" % os.path.realpath(others[0]) if others else ""

@@ -1,0 +1,126 @@
+"""What verify does with a report: prints, writes, keeps and reads it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from hvdenv.cli.options import is_coloured, print_json
+from hvdenv.errors import StepError, UsageError
+from hvdenv.masking import print_coloured
+from hvdenv.places import Places, make_folder, named_file, write_json, write_text
+from hvdenv.reading import REPORT, read_json
+from hvdenv.reports import junit, page, render
+from hvdenv.reports.report import EXIT_CODES, Report
+
+# What writes the file of each option.
+_FILES = {"junit": junit.render, "html": page.render}
+_WRITE_AGAIN = (
+    "what to do: `hvdenv verify --from REPORT --{option} FILE` writes it elsewhere, from the report"
+    " that verify keeps"
+)
+
+
+def add_files(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("write the report to files, whatever the verdict")
+    group.add_argument("--junit", metavar="FILE", type=Path, help="write it as JUnit XML")
+    group.add_argument(
+        "--html", metavar="FILE", type=Path, help="write it as a self-contained HTML page"
+    )
+    group.add_argument(
+        "--from", dest="kept", metavar="REPORT", type=Path,
+        help="read the report from a JSON file that verify wrote, instead of verifying",
+    )  # fmt: skip
+
+
+def show(report: Report, arguments: argparse.Namespace) -> int:
+    """Print a report and write its files.
+
+    Returns:
+        The exit code of the verdict; if that is 0, of a file that was not written.
+    """
+    if arguments.json:
+        print_json(report.to_json())
+    else:
+        print_coloured(render.render(report, colour=is_coloured(arguments)) + "\n")
+    written = _write_files(report, arguments)
+    return EXIT_CODES[report.verdict] or written
+
+
+def _write_files(report: Report, arguments: argparse.Namespace) -> int:
+    """Write what can be written; returns 0, or the exit code for what could not."""
+    code = 0
+    for option, path in _requested_files(arguments):
+        try:
+            write_text(named_file(path), _FILES[option](report))
+        except StepError as error:
+            print(f"error: --{option} {path}: {error.message}", file=sys.stderr)
+            print(_WRITE_AGAIN.format(option=option), file=sys.stderr)
+            code = StepError.exit_code
+    return code
+
+
+def _requested_files(arguments: argparse.Namespace) -> Iterator[tuple[str, Path]]:
+    for option in _FILES:
+        if path := getattr(arguments, option):
+            yield option, path
+
+
+def refuse_files(arguments: argparse.Namespace) -> None:
+    """Refuse files that could not be written, before verify takes minutes.
+
+    Raises:
+        UsageError: a file could not be written.
+    """
+    for option, path in _requested_files(arguments):
+        try:
+            folder = named_file(path).parent
+        except StepError as error:
+            raise UsageError(
+                error.message, where=f"--{option} {error.where}", remedy=error.remedy
+            ) from error
+        if not os.access(folder, os.W_OK | os.X_OK):
+            why = "this folder is not writable" if folder.is_dir() else "there is no such folder"
+            raise UsageError(why, where=f"--{option} {folder}", remedy="name another folder")
+
+
+def read(arguments: argparse.Namespace) -> Report:
+    """The report of --from.
+
+    Raises:
+        UsageError: it cannot be read, or an environment is named as well.
+    """
+    where = f"--from {arguments.kept}"
+    if arguments.recipe or arguments.prefix or arguments.where == "compute":
+        raise UsageError(
+            "--from shows an earlier report and verifies nothing",
+            where=where,
+            remedy="leave out the recipe, --prefix and --where",
+        )
+    remedy = "name the output of `hvdenv verify --json`, or a file in `reports` under HVDENV_HOME"
+    try:
+        return Report.from_json(read_json(arguments.kept, REPORT))
+    except OSError as error:
+        why = f"cannot read it: {error.strerror}"
+        raise UsageError(why, where=where, remedy=remedy) from error
+    except ValueError as error:
+        why = f"this is not a report of verify: {error}"
+        raise UsageError(why, where=where, remedy=remedy) from error
+
+
+def keep(report: Report, places: Places) -> str:
+    """Store a report under HVDENV_HOME: nothing is written into the environment.
+
+    Returns:
+        Where it is, or why it was not stored: a full disk does not change the verdict.
+    """
+    stamp = report.started.replace(":", "").replace("+", "_")
+    try:
+        path = make_folder(places.reports) / f"{stamp}-{os.getpid()}.json"
+        write_json(path, report.to_json())
+    except StepError as error:
+        return f"the report was not kept: {error}"
+    return f"report: {path}"
