@@ -14,7 +14,9 @@ from hvdenv.verification.ranks import Judgement, RankRun, listed
 EXERCISE = "collectives"
 FULL = f"{EXERCISE}=full"
 
+_PROCESS_SETS = "process sets"
 _MORE_RANKS = "verify with three ranks or more: -n 3"
+_GPUS = "verify on a node with GPUs"
 _REMEDY = (
     "programs that use this operation compute wrong numbers or fail: rebuild Horovod for this"
     " machine; if the failure stays, try the other controller and report it with this evidence"
@@ -65,8 +67,9 @@ def judge(run: RankRun, ranks_elsewhere: int = 0) -> Iterator[tuple[str, Judgeme
         yield "", _all_right(run, reports)
     for name, (first, *_) in reports.items():
         if why := first.outcome.unproven:
-            status: Status = "skip" if ranks_elsewhere > run.size else "unproven"
-            yield name, Judgement(status, why, "", _MORE_RANKS)
+            sets = name == _PROCESS_SETS
+            status: Status = "skip" if sets and ranks_elsewhere > run.size else "unproven"
+            yield name, Judgement(status, why, "", _MORE_RANKS if sets else _GPUS)
 
 
 def _remedy(operation: str, controller: str, message: str) -> str:

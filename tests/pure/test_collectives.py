@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -250,6 +251,15 @@ def test_what_more_ranks_prove_elsewhere_is_skipped() -> None:
         assert found["process sets, torch over MPI"].status == status
 
 
+def test_what_gpus_would_prove_is_unproven_whatever_runs_elsewhere() -> None:
+    lacking = {**NEEDS_MORE, "unproven": "on GPUs only"}
+    run = run_of(*(report(rank, "join", **lacking) for rank in (0, 1)), report(0), report(1))
+    for ranks in (2, 4):
+        found = {f.subject: f for f in computed(EXTENSION, run, "torch", "MPI", Launch((), ranks))}
+        join = found["join, torch over MPI"]
+        assert (join.status, join.remedy) == ("unproven", "verify on a node with GPUs")
+
+
 def test_each_set_overlaps_another_and_none_has_all(program: Any) -> None:
     sets = program.collective_cases.SETS.values()
     for size in (3, 4, 5, 64):
@@ -310,6 +320,22 @@ def attempt(program: Any, caller: Any, error: Exception) -> Any:
     tally = program.Tally("alltoall")
     assert caller.attempt(tally, program.collective_cases.case("alltoall"), fail) is None
     return tally
+
+
+@pytest.mark.parametrize(
+    ("kernels", "gpus", "joins"),
+    [(("GPU",), 0, False), (("GPU",), 1, True), (("CPU", "GPU"), 0, True), (("CPU",), 0, True)],
+)
+def test_tensorflow_joins_where_horovod_has_a_kernel(
+    caller: Any, monkeypatch: pytest.MonkeyPatch, kernels: Sequence[str], gpus: int, joins: bool
+) -> None:
+    """Doubles of TensorFlow; docs/explanation/measurements.md records a build without the kernel."""
+    registered = SimpleNamespace(kernel=[SimpleNamespace(device_type=each) for each in kernels])
+    module = SimpleNamespace(get_registered_kernels_for_op=lambda _: registered)
+    monkeypatch.setitem(sys.modules, "tensorflow.python.framework.kernels", module)
+    devices = SimpleNamespace(list_physical_devices=lambda _: ["GPU:0"] * gpus)
+    caller.native = SimpleNamespace(config=devices)
+    assert caller.can_join() is joins
 
 
 ABSENT = [

@@ -156,15 +156,14 @@ class Caller:
             Ended: Horovod gave up; the tally is its second argument.
         """
         tally = Tally(operation)
-        sets = operation == collective_cases.PROCESS_SETS
-        too_few = self.size < collective_cases.LEAST_FOR_SETS
-        if sets and too_few and hasattr(self.hvd, "add_process_set"):
-            tally.unproven = "a process set of two ranks needs a third one beside it"
+        tally.unproven = self.beyond_this_host(operation)
         why = tally.unproven or self.lack(operation)
         if why:
             tally.skip(why, count=sum(len(batch) for batch in batches))
             return tally
-        if sets and not self.attempt(tally, batches[0][0], self.add_sets):
+        if operation == collective_cases.PROCESS_SETS and not self.attempt(
+            tally, batches[0][0], self.add_sets
+        ):
             return tally
         for batch in batches:
             own = [case for case in batch if self.rank in case.members(self.size)]
@@ -199,20 +198,40 @@ class Caller:
                 raise Ended(shortened(text, CASE), tally) from error
         return None
 
+    def beyond_this_host(self, operation: str) -> str:
+        """Why these ranks cannot prove an operation that Horovod has; empty if they can."""
+        if operation == collective_cases.PROCESS_SETS:
+            too_few = self.size < collective_cases.LEAST_FOR_SETS
+            if too_few and hasattr(self.hvd, "add_process_set"):
+                return "a process set of two ranks needs a third one beside it"
+        if operation == "join" and not self.torch and not self.on_all(self.can_join()):
+            return "built for GPUs, this Horovod has hvd.join() for TensorFlow on GPUs only"
+        return ""
+
+    def can_join(self) -> bool:
+        """Whether TensorFlow finds a kernel for hvd.join().
+
+        Built for allreduces on GPUs, Horovod 0.24 and newer registers none for CPUs.
+        """
+        kernels = importlib.import_module("tensorflow.python.framework.kernels")
+        devices = {
+            each.device_type for each in kernels.get_registered_kernels_for_op("HorovodJoin").kernel
+        }
+        return devices != {"GPU"} or bool(self.native.config.list_physical_devices("GPU"))
+
     def lack(self, operation: str) -> str:
         """Why an operation cannot be tried; empty if it can."""
         if operation == "Adasum":
             return adasum_limit(self.context)
-        if operation == collective_cases.LARGE and not self.has_memory():
+        if operation == collective_cases.LARGE and not self.on_all(has_memory(self.hvd)):
             return "a host has too little free memory"
         return ""
 
-    def has_memory(self) -> bool:
-        """Whether all hosts have memory for tensors past the fusion threshold."""
-        needed = LARGE_COPIES * collective_cases.LARGE_BYTES * self.hvd.local_size()
-        enough = self.numpy.array([available_memory() >= needed], "int32")
-        arguments = dict(allreduce.operation_arguments(self.hvd, "Sum"), name="memory")
-        result = self.call("allreduce", [self.tensor(enough, "int32")], arguments)
+    def on_all(self, true_here: bool) -> bool:
+        """Whether something is true on all ranks, which must then do the same."""
+        here = self.numpy.array([true_here], "int32")
+        arguments = dict(allreduce.operation_arguments(self.hvd, "Sum"), name="on_all_ranks")
+        result = self.call("allreduce", [self.tensor(here, "int32")], arguments)
         return int(self.array(result)[1][0]) == int(self.size)
 
     # One case.
@@ -573,6 +592,12 @@ def before_init(context: Context, option: str) -> None:
 def release() -> Tuple[int, ...]:
     """The numbers of Horovod's version."""
     return numbers_of(importlib.import_module("horovod").__version__)
+
+
+def has_memory(hvd: Any) -> bool:
+    """Whether this host has memory for tensors past the fusion threshold."""
+    needed = LARGE_COPIES * collective_cases.LARGE_BYTES * hvd.local_size()
+    return bool(available_memory() >= needed)
 
 
 def available_memory() -> int:

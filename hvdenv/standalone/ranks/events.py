@@ -197,7 +197,7 @@ class Operation(NamedTuple):
         types: those of the right cases.
         cases: what was wrong in the first few.
         ended: why Horovod could not go on; empty if it could.
-        unproven: why so few ranks cannot try it.
+        unproven: why these ranks cannot try what this Horovod can do.
     """
 
     operation: str
