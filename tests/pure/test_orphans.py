@@ -93,7 +93,8 @@ def test_an_orphan_that_has_dropped_the_token_is_reported_and_not_ended(tmp_path
     pid = int(subprocess.check_output(["sh", "-c", start], text=True))
     child = subprocess.Popen([python, "-c", sleep])
     try:
-        wait_until(lambda: str(python) in Path(f"/proc/{pid}/cmdline").read_text())
+        # Before that it is `env`, whose arguments name the same program.
+        wait_until(lambda: Path(f"/proc/{pid}/cmdline").read_text().startswith(str(python)))
         (finding,) = orphans.orphans(Suspects((str(tmp_path / "env"),), since))
         assert (finding.subject, finding.status) == (HERE, "unproven")
         assert f"still run on {HERE}: {pid};" in finding.message
