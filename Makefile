@@ -4,7 +4,7 @@
 # make pure      only the tests that compile nothing and start no cluster (a minute)
 # make docs      the documentation as a site in site/, without a network
 # make standin   a cluster on this machine to try things on: hosts, ssh, Slurm, modules (root)
-# make optin     tests that CI does not run: Apptainer from Debian sid (root, network)
+# make optin     tests that CI does not run
 # make bench     the measurements of docs/explanation/measurements.md (half an hour)
 # make gpu-kit   one archive that proves the GPU path on a node without a network (docs/how-to/prove-the-gpu-path.md)
 # make clean     remove .venv and all caches

@@ -31,8 +31,8 @@ from tests.waiting import wait_until
 from tests.workers import one_at_a_time, session_folder
 
 # `make test` gives each free worker the next file in this order, then by name. While one worker
-# compiles `local`, the other runs long files that do not need it and mostly wait. The two other
-# compiles, of neuron and seed_clusters, run beside files that wait.
+# compiles `local`, the other runs long files that do not need it and mostly wait. The other
+# compile, of neuron, runs beside files that wait.
 FIRST = (
     "build", "job", "container", "modulesystem", "conda", "neuron", "faults", "seed_clusters",
 )  # fmt: skip
