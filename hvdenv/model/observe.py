@@ -147,7 +147,7 @@ def _candidates() -> Iterator[Interpreter]:
     """Other interpreters, with the version in their file name. Runs nothing."""
     seen: set[str] = set()
     named = [Path(each) for each in environment().get("PATH", "").split(":") if each]
-    for folder in [*named, *_version_folders()]:
+    for folder in dict.fromkeys([*named, *_version_folders()]):
         for path in _files(folder, "python3.[0-9]*"):
             found = re.fullmatch(r"python(3\.\d+)", path.name)
             real = os.path.realpath(path)
