@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import stat
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -328,12 +329,20 @@ def _refusal(cache: Cache, entry: Entry, runner: Runner) -> str:
 
 
 def make_folder_alike(path: Path) -> None:
-    """Create a folder with the permissions of its parent, whatever the umask.
+    """Create a folder, unless there is one, with the permissions of its parent whatever the umask.
 
-    Raises:
-        FileExistsError: it exists.
+    It gets its name last: nobody finds it with other permissions, even if this process is killed.
     """
+    if os.path.lexists(path):
+        return
+    temporary = f".{uuid.uuid4().hex}"
     with opened_folder(path.parent) as parent:
-        os.mkdir(path.name, 0o700, dir_fd=parent)
-        with opened_folder(path.name, parent) as made:
+        os.mkdir(temporary, 0o700, dir_fd=parent)
+        with opened_folder(temporary, parent) as made:
             os.fchmod(made, stat.S_IMODE(os.fstat(parent).st_mode))
+        try:
+            os.rename(temporary, path.name, src_dir_fd=parent, dst_dir_fd=parent)
+        except OSError:
+            os.rmdir(temporary, dir_fd=parent)
+            if not os.path.lexists(path):
+                raise

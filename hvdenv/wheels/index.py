@@ -22,7 +22,6 @@ import stat
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
@@ -120,15 +119,15 @@ def prepare(folder: Path) -> Path:
     folder = named_folder(folder)
     make_folder(folder)
     with reporting(folder):
-        if os.listdir(folder) and not (folder / FILES).is_dir():
+        others = [name for name in os.listdir(folder) if not name.startswith(".")]
+        if others and not (folder / FILES).is_dir():
             raise UsageError(
                 "this folder contains other files", where=str(folder),
                 remedy="name a new folder, an empty one or an index",
             )  # fmt: skip
         for name in (FILES, PROJECT):
             named_folder(folder / name, last=True)
-            with suppress(FileExistsError):
-                make_folder_alike(folder / name)
+            make_folder_alike(folder / name)
     return folder
 
 

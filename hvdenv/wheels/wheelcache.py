@@ -513,11 +513,10 @@ def place(cache: Cache, temporary: Path, descriptor: int, name: str, runner: Run
 
 def _have_shard(cache: Cache, shard: Path) -> None:
     """Create the folder above an entry; a shared one gets the permissions of the cache."""
-    if not cache.shared:
-        make_folder(shard)
-        return
-    with suppress(FileExistsError):
+    if cache.shared:
         make_folder_alike(shard)
+    else:
+        make_folder(shard)
 
 
 def _renamed(temporary: Path, entry: Path) -> bool:

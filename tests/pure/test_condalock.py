@@ -146,7 +146,7 @@ def test_a_damaged_file_is_refused_or_read(text: str, place: int, character: str
         (lambda text: text.replace("1.22.0\n", "2023-13-45\n", 1), "it is not YAML: month must be"),
         (lambda text: text.replace("channels:\n", "channels:\nother:\n", 1), "it is not YAML"),
         (lambda text: "version: 1\nmetadata: {channels: null}\npackage: []", "not in the format that conda-lock"),
-        (lambda text: "[" * 100_000, "nested too deeply"),
+        (lambda text: "[" * 900, "nested too deeply"),
         (lambda text: "- " * 100_000, "nested too deeply"),
         (lambda text: text.replace("category: main", "category: dev", 1), "linux-64, dev"),
         (lambda text: text.replace("- linux-64\n", "- osx-64\n", 1), "is for conda, linux-64"),

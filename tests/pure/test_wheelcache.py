@@ -17,7 +17,7 @@ from hvdenv.errors import StepError
 from hvdenv.model.cluster import Wheels
 from hvdenv.places import Places
 from hvdenv.runner import Runner
-from hvdenv.wheels.cache_entry import Cache, key, read_record
+from hvdenv.wheels.cache_entry import Cache, key, make_folder_alike, read_record
 from hvdenv.wheels.wheelcache import (
     Listed,
     Taken,
@@ -488,3 +488,23 @@ def test_a_cache_is_kept_small(cache: Cache, wheel: Path, target: Path) -> None:
     gone = trim(cache, 12_000, entries[1].name, RUNNER)
     assert [each.key for each in gone] == [entries[2].name]
     assert names(cache) == sorted(entry.name for entry in entries[:2])
+
+
+def test_a_shared_folder_has_its_permissions_before_its_name(
+    group: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = group.folder / "ab"
+    before: list[bool] = []
+    set_mode = os.fchmod
+
+    def observe(descriptor: int, mode: int) -> None:
+        before.append(folder.exists())
+        set_mode(descriptor, mode)
+
+    monkeypatch.setattr(os, "fchmod", observe)
+    with umask(0o077):
+        make_folder_alike(folder)
+        make_folder_alike(folder)
+    assert before == [False]
+    assert stat.S_IMODE(folder.stat().st_mode) == stat.S_IMODE(group.folder.stat().st_mode)
+    assert os.listdir(group.folder) == ["ab"]
