@@ -396,6 +396,22 @@ def test_only_ranks_that_add_process_sets_may() -> None:
         assert env.get("HOROVOD_DYNAMIC_PROCESS_SETS") == value
 
 
+@pytest.mark.parametrize("value", ["", "0.1"])
+def test_ranks_that_try_operations_negotiate_less_often_unless_the_user_says_how_often(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOROVOD_CYCLE_TIME", raising=False)
+    if value:
+        monkeypatch.setenv("HOROVOD_CYCLE_TIME", value)
+    for words, expected in (
+        (("collectives=", "training=usual"), value or "5"),
+        (("bench=1",), value),
+        ((), value),
+    ):
+        env = RANK.child_environment(60.0, "Gloo", words)
+        assert env.get("HOROVOD_CYCLE_TIME", "") == expected
+
+
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
 def test_quartiles(values: list[float]) -> None:
     found = RANK_BENCH.quartiles(values)

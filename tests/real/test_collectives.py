@@ -84,7 +84,7 @@ def test_what_does_wrong_is_found(
 @pytest.mark.parametrize(
     ("framework", "shared"),
     [
-        ("torch", {"repeated names", "process sets", "parts of tensors", "polled forms"}),
+        ("torch", {"repeated names", "process sets", "parts of tensors"}),
         ("tensorflow", {"repeated names", "process sets", "one graph"}),
     ],
 )
@@ -146,7 +146,7 @@ def test_a_doctored_installation(copy: Callable[..., Installation], runner: Runn
     assert (wrong.check, wrong.status) == ("collectives", "fail")
     host = run.ranks[0].host
     assert f"wrong on rank 0 on {host}, rank 1 on {host}, rank 2 on {host}, in " in wrong.message
-    others = {"repeated names", "process sets", "parts of tensors", "polled forms"}
+    others = {"repeated names", "process sets", "parts of tensors"}
     assert findings.keys() <= {f"{name}, torch over Gloo" for name in {"alltoall", *others}}
 
 

@@ -669,7 +669,6 @@ def operations(framework: str, size: int, full: bool) -> List[Tuple[str, List[Li
         tried += [
             ("in-place forms", [in_place("in place"), in_place("in place at once")]),
             ("parts of tensors", [views()]),
-            ("polled forms", [one_of_each(size, "polled")]),
             ("forms that wait", [one_of_each(size, "at once"), *together]),
         ]
     else:

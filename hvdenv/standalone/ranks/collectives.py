@@ -32,6 +32,7 @@ Wait = Callable[[], Any]
 # Bounds that keep a report small enough for one event.
 SHOWN, CASE, REASON = 3, 300, 90
 BARRIER_SECONDS = 0.05  # the delay of one rank of each host
+POLL_SECONDS = 0.0005
 TIMELINE_TENSOR, TIMELINE_STEPS = "hvdenv.timeline", 3
 TIMELINE_SECONDS, TIMELINE_LIMIT = 0.01, 5.0
 # Copies of a tensor past the fusion threshold on one rank, with those of Horovod and numpy.
@@ -343,18 +344,13 @@ class Caller:
     def asynchronous(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
         """The function that returns a handle."""
         handle = self.call(function + "_async", values, arguments)
-        return lambda: self.hvd.synchronize(handle)
+        return lambda: self.wait_for(handle)
 
-    def polled(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
-        """The same function, with the handle polled until it is ready."""
-        handle = self.call(function + "_async", values, arguments)
-
-        def wait() -> Any:
-            while not self.hvd.poll(handle):
-                time.sleep(0.0005)
-            return self.hvd.synchronize(handle)
-
-        return wait
+    def wait_for(self, handle: Any) -> Any:
+        """The result of a handle once it is ready: hvd.synchronize() keeps a core busy until then."""
+        while not self.hvd.poll(handle):
+            time.sleep(POLL_SECONDS)
+        return self.hvd.synchronize(handle)
 
     def at_once(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
         """The function that waits by itself."""
@@ -366,7 +362,7 @@ class Caller:
         handle = self.call(function + "_async_", values, arguments)
 
         def wait() -> Any:
-            self.hvd.synchronize(handle)
+            self.wait_for(handle)
             return values[0]
 
         return wait
@@ -538,7 +534,6 @@ class Caller:
 
 FORMS: Dict[str, Callable[..., Wait]] = {
     "asynchronous": Caller.asynchronous,
-    "polled": Caller.polled,
     "at once": Caller.at_once,
     "in place": Caller.in_place,
     "in place at once": Caller.in_place_at_once,

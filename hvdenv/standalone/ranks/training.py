@@ -10,6 +10,7 @@ part reports one events.Training. Runs on Python 3.6 and newer with numpy, which
 require.
 """
 
+import contextlib
 import hashlib
 import importlib
 import inspect
@@ -805,6 +806,17 @@ def without_tf32(context: Context) -> None:
         getattr(context.native.config.experimental, name, lambda enabled: None)(False)
 
 
+def without_autograph() -> None:
+    """Let TensorFlow build graphs from Horovod's functions as they are.
+
+    It would rewrite the source of each first (AutoGraph), which takes a second and changes no
+    result. What Horovod itself passes to tf.function is still rewritten.
+    """
+    with contextlib.suppress(ImportError, AttributeError):  # internals of TensorFlow 2
+        config = importlib.import_module("tensorflow.python.autograph.core.config")
+        config.CONVERSION_RULES = (config.DoNotConvert("horovod"), *config.CONVERSION_RULES)
+
+
 # How many of PARTS, from the first, are ``usual``.
 USUAL = {"torch": 7, "tensorflow": 4}
 SPARSE: Dict[str, Any] = {"sparse": True, "momentum": 0.0}
@@ -856,8 +868,10 @@ def run(context: Context, option: str) -> None:
     """Train with the parts that the option selects."""
     if context.device:
         without_tf32(context)
-    parts = PARTS[context.framework]
-    for part in parts[: USUAL[context.framework] if option == "usual" else len(parts)]:
+    usual, parts = option == "usual", PARTS[context.framework]
+    if usual and context.framework == "tensorflow":
+        without_autograph()
+    for part in parts[: USUAL[context.framework] if usual else len(parts)]:
         context.stage("training", part.name)
         began = time.time()
         facts = run_part(context, part)
