@@ -57,9 +57,10 @@ _MISSING = re.compile(r"\b(\d+): \[")
 # faulthandler's stacks: one block for each thread, the innermost frame first.
 _THREAD = re.compile(r"^(?:Current t|T)hread 0x.*$", re.MULTILINE)
 _FRAME = re.compile(r'^ *File "(?P<file>[^"\n]*)", line \d+ in ', re.MULTILINE)
-# Files whose functions call into Horovod's library and wait there for the other ranks.
+# Files whose functions wait for the other ranks, most of them within Horovod's library.
 _WAITING = re.compile(
     r"/horovod/\w+/(?:mpi_ops|basics|process_sets)\.py$|/tensorflow/python/|^<string>$"
+    r"|/ranks/context\.py$"
 )
 # Endings in the order in which they explain each other: once one rank fails, launchers and
 # schedulers end the others, or the others notice, or wait. No other rank makes a rank crash.

@@ -210,10 +210,12 @@ Thread 0x00007f8d1ffff6c0 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 331 in wait
 
 Thread 0x00007f8d6b2c7740 (most recent call first):
-  File "/env/lib/python3.11/site-packages/horovod/torch/{}", line 1030 in join
+  File "{}", line 1030 in join
   File "/hvdenv/standalone/ranks/collectives.py", line 260 in call
   File "/hvdenv/standalone/ranks/rank_work.py", line 107 in <module>"""
-WAITS, SLEEPS = _STACKS.format("mpi_ops.py"), _STACKS.format("__init__.py")
+_TORCH = "/env/lib/python3.11/site-packages/horovod/torch"
+WAITS, SLEEPS = _STACKS.format(f"{_TORCH}/mpi_ops.py"), _STACKS.format(f"{_TORCH}/__init__.py")
+POLLS = _STACKS.format("/hvdenv/standalone/ranks/context.py")
 IN_JOIN: dict[str, Any] = {"stage": "collectives", "detail": "join: in hvd.join()"}
 LATE: dict[str, Any] = {"code": -9, "signal": "SIGKILL", "ended_by": "deadline"}
 CLOSED = (
@@ -405,7 +407,7 @@ FAILURES: dict[str, tuple[RankRun, str, str]] = {
     "hung in a join of its own": (
         run(started(0), overdue(0, WAITS), exited(0, **LATE, **IN_JOIN),
             started(1), overdue(1, "x"), exited(1, **LATE, **IN_JOIN, tail=SLEEPS),
-            started(2), overdue(2, WAITS), size=3),  # in a step before its join
+            started(2), overdue(2, POLLS), size=3),  # in a step before its join
         "rank 1 on n1: did not finish within 60 s; rank 0 on n1, rank 2 on n1 waited for this;",
         "rank 1 on n1 (process 101) hangs",
     ),

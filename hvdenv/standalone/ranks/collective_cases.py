@@ -59,13 +59,14 @@ REDUCED = ("Sum", "Average", "Min", "Max", "Product")
 STEPS = 5  # under one name: Horovod uses its response cache after the first
 # The most ranks that broadcasts come from in the default selection.
 ROOTS = 16
-# Numbers of larger tensors repeat after this prime, which no block size divides.
-PATTERN = 65537
+# Numbers of larger tensors repeat after this prime, of which no block's size is a multiple.
+PATTERN = 16411
 # Past the fusion threshold, which was 64 MiB and is 128 MiB since Horovod 0.21.
 LARGE_BYTES = 129 * 2**20
 LARGE = "past the fusion threshold"
 PROCESS_SETS = "process sets"
 TIMELINE = "timeline"
+WAITING = "forms that wait"
 BACKWARD = "backward"
 # What Horovod may multiply gradients by, as a function of the number of ranks: it averages those
 # of allgather and broadcast, and multiplies those of a summed reducescatter.
@@ -669,7 +670,7 @@ def operations(framework: str, size: int, full: bool) -> List[Tuple[str, List[Li
         tried += [
             ("in-place forms", [in_place("in place"), in_place("in place at once")]),
             ("parts of tensors", [views()]),
-            ("forms that wait", [one_of_each(size, "at once"), *together]),
+            (WAITING, [one_of_each(size, "at once"), *together]),
         ]
     else:
         tried += [

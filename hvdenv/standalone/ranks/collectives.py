@@ -7,6 +7,7 @@ Runs on Python 3.6 and newer.
 """
 
 import collections
+import contextlib
 import importlib
 import inspect
 import json
@@ -19,7 +20,7 @@ import threading
 import time
 import types
 import zlib
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import allreduce
 import collective_cases
@@ -32,7 +33,6 @@ Wait = Callable[[], Any]
 # Bounds that keep a report small enough for one event.
 SHOWN, CASE, REASON = 3, 300, 90
 BARRIER_SECONDS = 0.05  # the delay of one rank of each host
-POLL_SECONDS = 0.0005
 TIMELINE_TENSOR, TIMELINE_STEPS = "hvdenv.timeline", 3
 TIMELINE_SECONDS, TIMELINE_LIMIT = 0.01, 5.0
 # Copies of a tensor past the fusion threshold on one rank, with those of Horovod and numpy.
@@ -344,13 +344,7 @@ class Caller:
     def asynchronous(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
         """The function that returns a handle."""
         handle = self.call(function + "_async", values, arguments)
-        return lambda: self.wait_for(handle)
-
-    def wait_for(self, handle: Any) -> Any:
-        """The result of a handle once it is ready: hvd.synchronize() keeps a core busy until then."""
-        while not self.hvd.poll(handle):
-            time.sleep(POLL_SECONDS)
-        return self.hvd.synchronize(handle)
+        return lambda: self.context.wait_for(handle)
 
     def at_once(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
         """The function that waits by itself."""
@@ -362,7 +356,7 @@ class Caller:
         handle = self.call(function + "_async_", values, arguments)
 
         def wait() -> Any:
-            self.wait_for(handle)
+            self.context.wait_for(handle)
             return values[0]
 
         return wait
@@ -602,12 +596,25 @@ def available_memory() -> int:
     return int(found.group(1)) * 1024 if found else 0
 
 
+@contextlib.contextmanager
+def polling(context: Context) -> Iterator[None]:
+    """Within this block torch's functions that wait by themselves poll, too."""
+    operations: Any = importlib.import_module("horovod.torch.mpi_ops")
+    real, operations.synchronize = operations.synchronize, context.wait_for
+    try:
+        yield
+    finally:
+        operations.synchronize = real
+
+
 def try_operations(context: Context, full: bool) -> None:
     """Try all operations and report each."""
     caller = Caller(context)
     for operation, batches in collective_cases.operations(context.framework, caller.size, full):
+        waiting = operation == collective_cases.WAITING or context.framework != "torch"
         try:
-            context.report(caller.try_all(operation, batches).event())
+            with contextlib.ExitStack() if waiting else polling(context):
+                context.report(caller.try_all(operation, batches).event())
         except Ended as error:
             why, tally = error.args
             context.report(tally.event(ended=why))

@@ -16,6 +16,8 @@ import events
 Array = Any
 Shape = Tuple[int, ...]
 
+POLL_SECONDS = 0.0005
+
 
 def numbers_of(version: str) -> Tuple[int, ...]:
     """The leading numbers of a version: (2, 16) for 2.16.0rc1."""
@@ -77,6 +79,15 @@ class Context:
             yield
         finally:
             self.waited += time.time() - began
+
+    def wait_for(self, handle: Any) -> Any:
+        """The result of torch's handle once it is ready.
+
+        hvd.synchronize() alone would keep a core busy until then.
+        """
+        while not self.hvd.poll(handle):
+            time.sleep(POLL_SECONDS)
+        return self.hvd.synchronize(handle)
 
     def on_device(self) -> ContextManager[Any]:
         """Within this block TensorFlow uses `device` only; by itself it would choose a GPU."""
