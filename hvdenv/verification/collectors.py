@@ -266,7 +266,8 @@ def rank_run(
     )
     launch = on_this_host(name, setup.launch, installation.inside)
     launch = launch._replace(program=program, mpi=mpi[0])
-    outcome = _start(setup, name, launch, timeout, installation.inside)
+    through = _through(setup, name, framework)
+    outcome = _start(setup, name, launch, timeout, installation.inside, through)
     argv = outcome.command.argv
     return RankRun(
         launcher=name,
@@ -278,7 +279,7 @@ def rank_run(
         returncode=outcome.returncode,
         timed_out=outcome.timed_out,
         tail=_without_events(outcome, token),
-        launched_by=mpi[1] if controller == "MPI" else argv[0],
+        launched_by=mpi[1] if controller == "MPI" else argv[len(through)],
         timeout=deadline,
         exercises=tuple(word.partition("=")[0] for word in exercises),
     )
@@ -292,9 +293,26 @@ def _trains(
     Expected frameworks take turns, so that two of them train over both controllers.
     """
     stated = [each for each in startable if each in (expectation.controllers or ())]
+    return not stated or controller == stated[_place(framework, expectation) % len(stated)]
+
+
+def _place(framework: str, expectation: Expectation) -> int:
+    """The place of a framework among those that are expected; 0 if none is stated."""
     named = expectation.frameworks or ()
-    frameworks = [each for each in FRAMEWORKS if each in named or each == framework]
-    return not stated or controller == stated[frameworks.index(framework) % len(stated)]
+    return [each for each in FRAMEWORKS if each in named or each == framework].index(framework)
+
+
+def _through(setup: Setup, launcher: str, framework: str) -> tuple[str, ...]:
+    """The words before a launcher's command.
+
+    horovodrun imports TensorFlow to find out whether Gloo was built. It does so for the first
+    framework; for others, the program horovodrun.py answers.
+    """
+    installation = setup.installation
+    asked = not _place(framework, setup.expectation)
+    if launcher != "horovodrun-gloo" or installation.inside or asked:
+        return ()
+    return (installation.python, "-s", f"{installation.programs}/inspect/horovodrun.py")
 
 
 def _device(expectation: Expectation) -> str:
@@ -304,9 +322,23 @@ def _device(expectation: Expectation) -> str:
 
 
 def _start(
-    setup: Setup, name: str, launch: Launch, timeout: float, inside: tuple[str, ...] = ()
+    setup: Setup,
+    name: str,
+    launch: Launch,
+    timeout: float,
+    inside: tuple[str, ...] = (),
+    through: tuple[str, ...] = (),
 ) -> Outcome:
-    """Start a program on all ranks; the words `inside` put each into an image."""
+    """Start a program on all ranks.
+
+    Args:
+        setup: of the environment.
+        name: of the launcher.
+        launch: what it has to know.
+        timeout: in seconds.
+        inside: words that put each rank into an image.
+        through: words before the launcher's command.
+    """
     variables = dict(setup.installation.env)
     activated = {"PATH", "PYTHONNOUSERSITE", *variables}
     environ = for_ranks(name, setup.runner.given, activated, inside)
@@ -320,7 +352,8 @@ def _start(
         mpi_prefix=mpi_prefix(seen),
     )
     start = start_inside(name, launch, inside, os.uname().nodename)
-    argv = (setup.installation.program(start.argv[0]) or start.argv[0], *start.argv[1:])
+    program = setup.installation.program(start.argv[0]) or start.argv[0]
+    argv = (*through, program, *start.argv[1:])
     env = (*_bounded_ssh(launch, environ), *(_KEEPALIVE if launch.remote else ()), *start.env)
     return setup.runner.branch(environ).run(setup.command(argv, timeout, env))
 

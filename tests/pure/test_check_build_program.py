@@ -1,4 +1,4 @@
-"""The program that runs `horovodrun --check-build`, on a stand-in of Horovod."""
+"""The programs that run horovodrun, on a stand-in of Horovod."""
 
 from __future__ import annotations
 
@@ -60,3 +60,34 @@ def test_each_row_has_its_framework(
     tmp_path: Path, fault: str, interpreter: str, imports: int
 ) -> None:
     assert rows_and_imports(tmp_path, fault, interpreter) == (3, imports)
+
+
+# As Horovod does it, in the module that its script imports.
+LAUNCH = """#!{python}
+import sys
+from horovod.common.util import gloo_built
+print(sys.argv[1:], gloo_built(verbose=True))
+"""
+
+
+@pytest.mark.parametrize(
+    ("interpreter", "answer"), [(sys.executable, True), (f"/usr/bin/env {sys.executable}", "asked")]
+)
+def test_horovodrun_is_told_that_gloo_was_built(
+    tmp_path: Path, interpreter: str, answer: object
+) -> None:
+    package = tmp_path / "horovod" / "common"
+    package.mkdir(parents=True)
+    (package / "util.py").write_text("def gloo_built(verbose=False):\n    return 'asked'\n")
+    script = tmp_path / "horovodrun"
+    script.write_text(LAUNCH.format(python=interpreter))
+    script.chmod(0o755)
+    program = str(INSPECT_PROGRAMS / "horovodrun.py")
+    printed = subprocess.run(
+        [sys.executable, "-s", program, str(script), "--gloo", "-np", "2"],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert printed == f"['--gloo', '-np', '2'] {answer}\n"

@@ -8,7 +8,7 @@ import pytest
 
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, manifest
-from hvdenv.environments.installation import Installation, inspect_prefix
+from hvdenv.environments.installation import Expectation, Installation, inspect_prefix
 from hvdenv.errors import InterruptedRunError, StepError, UsageError
 from hvdenv.runner import Runner
 from hvdenv.verification import checks, collection, collectors, elastic, suite  # noqa: F401
@@ -93,3 +93,23 @@ def test_what_was_not_requested_is_not_judged() -> None:
         names = collection._parameters(collection.CHECKS[key.name])
         needed = {name if name in functions else collection._plural(name) for name in names}
         assert needed & functions.keys() <= there, key
+
+
+@pytest.mark.parametrize(
+    ("launcher", "framework", "expected", "image", "told"),
+    [
+        ("horovodrun-gloo", "tensorflow", ("torch", "tensorflow"), False, True),
+        ("horovodrun-gloo", "torch", ("torch", "tensorflow"), False, False),
+        ("horovodrun-gloo", "tensorflow", ("tensorflow",), False, False),
+        ("horovodrun-gloo", "tensorflow", None, False, False),
+        ("horovodrun-gloo", "tensorflow", ("torch", "tensorflow"), True, False),
+        ("mpirun", "tensorflow", ("torch", "tensorflow"), False, False),
+    ],
+)
+def test_horovodrun_finds_out_once_whether_gloo_was_built(
+    launcher: str, framework: str, expected: tuple[str, ...] | None, image: bool, told: bool
+) -> None:
+    installation = Installation("/env", "/env/bin/python", (), inside=("apptainer",) * image)
+    setup = Setup(installation, Runner({}), Expectation(expected))
+    words = collectors._through(setup, launcher, framework)
+    assert [Path(word).name for word in words] == ["python", "-s", "horovodrun.py"] * told

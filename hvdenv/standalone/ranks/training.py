@@ -813,7 +813,7 @@ def without_autograph() -> None:
     result. What Horovod itself passes to tf.function is still rewritten.
     """
     with contextlib.suppress(ImportError, AttributeError):  # internals of TensorFlow 2
-        config = importlib.import_module("tensorflow.python.autograph.core.config")
+        config: Any = importlib.import_module("tensorflow.python.autograph.core.config")
         config.CONVERSION_RULES = (config.DoNotConvert("horovod"), *config.CONVERSION_RULES)
 
 
