@@ -8,6 +8,7 @@ Runs on Python 3.6 and newer.
 
 import collections
 import contextlib
+import functools
 import importlib
 import inspect
 import json
@@ -307,7 +308,7 @@ class Caller:
         """Call a function of Horovod; `name` is left out if the function does not accept it."""
         module = module or self.hvd
         called, arguments = self.need(function, module), arguments or {}
-        known = inspect.signature(called).parameters.values()
+        known = parameters(called)
         if not any(each.kind == each.VAR_KEYWORD for each in known):
             names = {each.name for each in known}
             for unknown in sorted(set(arguments) - names - {"name"}):
@@ -542,6 +543,12 @@ FORMS: Dict[str, Callable[..., Wait]] = {
     "object": Caller.in_object,
     collective_cases.BACKWARD: Caller.backward,
 }
+
+
+@functools.lru_cache(maxsize=None)
+def parameters(function: Callable[..., Any]) -> Tuple[inspect.Parameter, ...]:
+    """Those of a function; to find them out takes longer than many calls."""
+    return tuple(inspect.signature(function).parameters.values())
 
 
 def device_of_join(context: Context) -> List[int]:

@@ -31,6 +31,11 @@ from context import Context  # noqa: E402
 ALONE = ("suite", "elastic")
 
 
+def keep() -> None:
+    """Let the garbage collector pass over all objects that exist now: what imports made stays."""
+    getattr(gc, "freeze", int)()  # of Python 3.7
+
+
 def main(
     framework: str, controller: str, device: str, report_fd: str, dump_seconds: str, *words: str
 ) -> None:
@@ -42,7 +47,7 @@ def main(
     gc.disable()  # it takes a fifth of the time of imports, which leave next to no garbage
     context = Context(framework, controller, int(report_fd))
     gc.enable()
-    getattr(gc, "freeze", int)()  # of Python 3.7; what imports made stays
+    keep()
     facts = events.ExtensionFacts(**extension.files(framework), **extension.imported(framework))
     context.report(facts)
     if facts.built.get(controller) == 0:
@@ -66,6 +71,7 @@ def main(
     context.stage("shutdown")
     context.hvd.shutdown()
     faulthandler.cancel_dump_traceback_later()
+    keep()  # or the interpreter would look through it all as it ends
 
 
 if __name__ == "__main__":
