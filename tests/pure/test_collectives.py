@@ -335,7 +335,14 @@ def test_tensorflow_joins_where_horovod_has_a_kernel(
     monkeypatch.setitem(sys.modules, "tensorflow.python.framework.kernels", module)
     devices = SimpleNamespace(list_physical_devices=lambda _: ["GPU:0"] * gpus)
     caller.native = SimpleNamespace(config=devices)
-    assert caller.can_join() is joins
+    for hvd in (
+        SimpleNamespace(),
+        SimpleNamespace(cuda_built=lambda: True, rocm_built=lambda: False),
+    ):
+        caller.hvd = hvd
+        assert caller.can_join() is joins
+    caller.hvd = SimpleNamespace(cuda_built=lambda: False, rocm_built=lambda: False)
+    assert caller.can_join()
 
 
 ABSENT = [
