@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from hvdenv.cli.options import add_age, add_options, print_json, time_ago, wheels_of_site
+from hvdenv.cli.options import (
+    add,
+    add_action,
+    add_options,
+    age,
+    print_json,
+    report,
+    time_ago,
+    wheels_of_site,
+)
 from hvdenv.environments.storage import Counter
 from hvdenv.errors import HvdenvError, UsageError
 from hvdenv.masking import plain
@@ -42,45 +49,39 @@ def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     parser.set_defaults(action="list", site=None, cache=None, json=False)
 
-    def add(name: str, text: str) -> argparse.ArgumentParser:
-        action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        add_options(action, "site")
-        action.add_argument("--cache", metavar="FOLDER", type=Path, help="use this cache only")
-        return action
+    def action(name: str, text: str) -> argparse.ArgumentParser:
+        parser = add_action(actions, name, text)
+        add_options(parser, "site")
+        add(parser, "--cache FOLDER", "use this cache only", type=Path)
+        return parser
 
-    add_options(add("list", "list the entries of the caches"), "json")
-    verify = add("verify", "check every entry: hash, record, owner, signature")
-    add_options(verify, "json")
-    prune = add("prune", "remove entries, least recently used first")
-    prune.add_argument(
-        "--max-size", metavar="SIZE", type=_size,
-        help="remove entries until the cache is this small, such as 500MB or 2GB (default, without"
-        " other options: places.wheels.own_gb for your own cache)",
+    add_options(action("list", "list the entries of the caches"), "json")
+    add_options(action("verify", "check every entry: hash, record, owner, signature"), "json")
+    prune = action("prune", "remove entries, least recently used first")
+    add(
+        prune, "--max-size SIZE",
+        "remove entries until the cache is this small, such as 500MB or 2GB (default, without"
+        " other options: places.wheels.own_gb for your own cache)", type=_size,
     )  # fmt: skip
-    add_age(prune, "--older-than", "remove entries not used for this long, such as 90d or 8w")
-    prune.add_argument("--damaged", action="store_true", help="remove damaged entries")
-    prune.add_argument(
-        "--downloads", action="store_true",
-        help="prune downloaded and unpacked files instead of wheels (default --max-size: 20GB)",
+    add(
+        prune, "--older-than AGE",
+        "remove entries not used for this long, such as 90d or 8w", type=age,
     )  # fmt: skip
-    copy = add("copy", "copy entries into another cache")
-    copy.add_argument(
-        "--to", metavar="FOLDER", type=Path, help="created if missing (default: your own cache)"
-    )
-    add_keys(copy)
-    sign = add("sign", "sign entries with ssh-keygen")
-    add_keys(sign)
-    sign.add_argument(
-        "--key", metavar="FILE",
-        help="private key, or the public part of a key that the SSH agent holds (default:"
+    add(prune, "--damaged", "remove damaged entries")
+    add(
+        prune, "--downloads",
+        "prune downloaded and unpacked files instead of wheels (default --max-size: 20GB)",
+    )  # fmt: skip
+    copy = action("copy", "copy entries into another cache")
+    add(copy, "--to FOLDER", "created if missing (default: your own cache)", type=Path)
+    sign = action("sign", "sign entries with ssh-keygen")
+    for each in (copy, sign):
+        add(each, "keys KEY", "first digits of keys (default: all entries)", nargs="*")
+    add(
+        sign, "--key FILE",
+        "private key, or the public part of a key that the SSH agent holds (default:"
         " places.wheels.key)",
     )  # fmt: skip
-
-
-def add_keys(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "keys", metavar="KEY", nargs="*", help="first digits of keys (default: all entries)"
-    )
 
 
 def _size(text: str) -> float:
@@ -94,15 +95,14 @@ def _size(text: str) -> float:
 def run(arguments: argparse.Namespace) -> int:
     wheels = wheels_of_site(arguments)
     caches = caches_of(arguments, wheels)
-    runner = Runner()
-    actions: dict[str, Callable[[], int]] = {
-        "list": lambda: _list(arguments, caches, runner),
-        "verify": lambda: _list(arguments, caches, runner),
-        "prune": lambda: _prune(arguments, caches[0], wheels, runner),
-        "copy": lambda: _copy(arguments, caches, wheels, runner),
-        "sign": lambda: _sign(arguments, caches[0], wheels, runner),
-    }
-    return actions[arguments.action]()
+    runner, action = Runner(), arguments.action
+    if action == "prune":
+        return _prune(arguments, caches[0], wheels, runner)
+    if action == "copy":
+        return _copy(arguments, caches, wheels, runner)
+    if action == "sign":
+        return _sign(arguments, caches[0], wheels, runner)
+    return _list(arguments, caches, runner)
 
 
 def caches_of(arguments: argparse.Namespace, wheels: Wheels) -> tuple[Cache, ...]:
@@ -129,7 +129,7 @@ def _list(arguments: argparse.Namespace, caches: tuple[Cache, ...], runner: Runn
             ]
         except HvdenvError as error:
             unread = True
-            print(f"error: {error}", file=sys.stderr)
+            report(f"error: {error}")
     if arguments.json:
         print_json(
             [{**each._asdict(), "horovod": each.horovod, "python": each.python} for each in entries]
@@ -143,20 +143,17 @@ def _list(arguments: argparse.Namespace, caches: tuple[Cache, ...], runner: Runn
 
 
 def _show(entry: Listed, verified: bool) -> None:
-    built = " ".join(f"{name} {version}" for name, version in sorted(entry.frameworks.items()))
-    where = f"shared: {entry.cache}" if entry.shared else "own"
-    lines = [
-        f"{entry.key[:12]}  horovod {entry.horovod}, {built}, {entry.python}"
-        if entry.wheel
-        else entry.key[:12]
-    ]
+    lines = [entry.key[:12]]
     if entry.wheel:
+        built = " ".join(f"{name} {version}" for name, version in sorted(entry.frameworks.items()))
         used = f", used {entry.used[:10]}" if entry.used else ""
         signed = ", signed" if entry.signed else ""
-        size = f"{entry.bytes / 1e6:.1f} MB"
-        lines += [
+        where = f"shared: {entry.cache}" if entry.shared else "own"
+        stored = f"{entry.bytes / 1e6:.1f} MB, stored {entry.created[:10]}"
+        lines = [
+            f"{entry.key[:12]}  horovod {entry.horovod}, {built}, {entry.python}",
             "; ".join(each for each in (entry.mpi, entry.compiler) if each),
-            f"{size}, stored {entry.created[:10]}{used}{signed}, {where}",
+            f"{stored}{used}{signed}, {where}",
         ]
     if entry.problem:
         lines.append(f"not used: {entry.problem}")
@@ -185,7 +182,7 @@ def _prune(arguments: argparse.Namespace, cache: Cache, wheels: Wheels, runner: 
     if swept:
         print(f"removed temporary files of {swept} killed processes")
     if kept:
-        print(f"you have no permission to change {cache.folder}", file=sys.stderr)
+        report(f"you have no permission to change {cache.folder}")
     return 5 if kept else 0
 
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hvdenv.cli.options import add_options, print_json
+from hvdenv.cli.options import add, add_options, print_json, usable
 from hvdenv.errors import UsageError
 from hvdenv.knowledge.diagnosis import Diagnosis, Found, diagnose
 from hvdenv.knowledge.signatures import Kind
@@ -56,14 +56,11 @@ _NO_ERROR = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "log", metavar="LOG", nargs="?",
-        help="output of a build or run; - for standard input (default: the last failure)",
+    add(
+        parser, "log LOG",
+        "output of a build or run; - for standard input (default: the last failure)", nargs="?",
     )  # fmt: skip
-    parser.add_argument(
-        "--recipe", metavar="RECIPE",
-        help="show the change as a diff of this recipe (its name or path)",
-    )  # fmt: skip
+    add(parser, "--recipe RECIPE", "show the change as a diff of this recipe (its name or path)")
     add_options(parser, "json")
 
 
@@ -81,14 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _of_log(name: str) -> tuple[tuple[str, ...], Diagnosis]:
     if name == "-":
         return ("standard input",), diagnose(sys.stdin.buffer)
-    try:
-        with open_file(name, LOG) as log:
-            return (name,), diagnose(log)
-    except OSError as error:
-        raise UsageError(
-            f"cannot read it: {error.strerror}", where=name,
-            remedy="name a log, or - for standard input",
-        ) from error  # fmt: skip
+    with usable(name, "name a log, or - for standard input"), open_file(name, LOG) as log:
+        return (name,), diagnose(log)
 
 
 def _of_last() -> tuple[tuple[str, ...], Diagnosis]:
@@ -125,6 +116,7 @@ def _rules(found: Found) -> list[Rule]:
 
 def _document(subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | None) -> Table:
     """The document for --json."""
+    from hvdenv.cli.check import document_of
 
     def listed(kind: Any) -> list[Table]:
         return [_masked(each._asdict()) for each in diagnosis.of_kind(kind)]
@@ -142,7 +134,7 @@ def _document(subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | N
         "versions": _masked(diagnosis.mentions),
         "lines": diagnosis.lines,
         "given_up": diagnosis.given_up,
-        **({"change": {"diff": change.diff, "options": change.options}} if change else {}),
+        **document_of(change),
     }
 
 

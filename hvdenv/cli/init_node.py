@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 
 from hvdenv.cli.job import OWN, own_script, to_the_end
+from hvdenv.cli.options import report
 from hvdenv.drafting.combine import Draft, nested
 from hvdenv.drafting.node import Seen, drafted
 from hvdenv.drafting.values import Found
@@ -49,7 +49,7 @@ def ask_node(draft: Draft, *, dry_run: bool) -> Found | None:
     script = own_script(scheduler, dialect, batch, places)
     if dry_run:
         print(script.text, end="")
-    print(f"{job.name}: {charged(job)}", file=sys.stderr, flush=True)
+    report(f"{job.name}: {charged(job)}")
     return None if dry_run else _answered(script, answer, places)
 
 
@@ -57,7 +57,7 @@ def _answered(script: Script, answer: Path, places: Places) -> Found:
     make_folder(places.jobs)
     runner = Runner()
     record = submit(script, runner, places)
-    print(f"looking at a compute node, in job {record.id}", file=sys.stderr, flush=True)
+    report(f"looking at a compute node, in job {record.id}")
     try:
         code = to_the_end(record, runner, places, as_json=True)
         end = time.monotonic() + OUTPUT_SECONDS  # a network file system may show it later

@@ -9,14 +9,14 @@ import os
 import pwd
 import shlex
 import stat
-import sys
 from pathlib import Path
 
 from hvdenv.cli.options import (
+    add,
     add_options,
-    add_recipe,
     environment_of,
     refuse_foreign_prefix,
+    report,
     resolved_of,
 )
 from hvdenv.cli.run import damaged
@@ -38,29 +38,26 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_recipe(parser, optional=True)
-    add_options(parser, "prefix", "trust")
-    parser.add_argument(
-        "--format", choices=("lua", "tcl"),
-        help="lua for Lmod, tcl for Environment Modules (default: the module system of this"
-        " machine)",
+    add_options(parser, "recipe?", "prefix", "trust")
+    add(
+        parser, "--format",
+        "lua for Lmod, tcl for Environment Modules (default: the module system of this"
+        " machine)", choices=("lua", "tcl"),
     )  # fmt: skip
-    parser.add_argument(
-        "--to",
-        metavar="FOLDER",
-        type=Path,
-        help="write the modulefile below this folder, as NAME/VERSION",
-    )
-    parser.add_argument(
-        "--name", metavar="NAME/VERSION", default="",
-        help="name of the module (default: horovod/VERSION-RECIPE-VARIANTS)",
+    add(parser, "--to FOLDER", "write the modulefile below this folder, as NAME/VERSION", type=Path)
+    add(
+        parser, "--name NAME/VERSION",
+        "name of the module (default: horovod/VERSION-RECIPE-VARIANTS)", default="",
     )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     if not (arguments.recipe or arguments.prefix):
         return _list()
-    environment = _environment(arguments)
+    if arguments.recipe:
+        environment = environment_of(arguments, resolved_of(arguments))
+    else:
+        environment = generations.at(arguments.prefix)
     # module executes none of its files, but loading the modulefile does.
     refuse_foreign_prefix(environment.prefix, arguments)
     entry = _entry(environment, arguments.name)
@@ -71,12 +68,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(text, end="")
     return 0
-
-
-def _environment(arguments: argparse.Namespace) -> Environment:
-    if arguments.recipe:
-        return environment_of(arguments, resolved_of(arguments), find_places())
-    return generations.at(arguments.prefix)
 
 
 def _list() -> int:
@@ -162,7 +153,4 @@ def _report_unreadable(*files: Path) -> None:
         mode = path.stat().st_mode
         needed = stat.S_IXGRP if path.is_dir() else stat.S_IRGRP
         if not mode & (needed | needed >> 3):
-            print(
-                f"note: other users cannot use it: the mode of {path} is {stat.filemode(mode)}",
-                file=sys.stderr,
-            )
+            report(f"note: other users cannot use it: the mode of {path} is {stat.filemode(mode)}")

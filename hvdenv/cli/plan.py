@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from hvdenv.cli.options import add_options, is_locked, print_json
+from hvdenv.cli.options import add, add_options, is_locked, print_json
 from hvdenv.cli.prepare import Prepared, prepare
 from hvdenv.command import spelled_out
 from hvdenv.places import environment_name
@@ -29,7 +29,7 @@ SHOWN_LINES = 40
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "recipe", "python", "prefix", "json")
-    parser.add_argument("--format", choices=("text", "bash"), default="text")
+    add(parser, "--format", choices=("text", "bash"), default="text")
     add_options(parser, "facts", "locked")
 
 

@@ -81,7 +81,6 @@ def statements(block: Block, known: Callable[[str], bool], most: int) -> tuple[S
     """The statements of a block; none if it is output or of another language.
 
     Args:
-        block: of a page.
         known: whether a program has a place in recipes, or is known to have none.
         most: how many to read.
     """
@@ -136,13 +135,7 @@ def _after_prompts(lines: list[str]) -> Iterator[str]:
 
 
 class _Reader:
-    """Reads one block.
-
-    Args:
-        first: number of its first line.
-        batch: whether it is a batch script.
-        most: how many statements to read.
-    """
+    """Reads one block, whose first line has the number ``first``."""
 
     def __init__(self, first: int, batch: bool, most: int) -> None:
         self.first = first

@@ -12,6 +12,7 @@ from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.observe import declared
 from hvdenv.model.recipe import Recipe
+from tests.command_line import CommandLine
 
 CASES = Path(__file__).parents[1] / "cases"
 _HOMES = count()
@@ -27,6 +28,11 @@ def cases() -> Path:
 def facts() -> Facts:
     """Facts of a machine that is not this one."""
     return declared(CASES / "facts.json")
+
+
+@pytest.fixture
+def hvdenv(capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    return CommandLine(capsys)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from hvdenv.environments import generations, registry
 from hvdenv.environments.generations import at
 from hvdenv.environments.journal import FAILED, FINISHED, STARTED, Journal
 from hvdenv.places import Places, find_places
+from tests.command_line import CommandLine
 from tests.environments import ONE, TWO
 
 Captured = pytest.CaptureFixture[str]
@@ -57,49 +58,42 @@ def report(places: Places, name: str, status: str, message: str, time: float) ->
     os.utime(path, (time, time))
 
 
-def test_a_log_is_diagnosed(tmp_path: Path, capsys: Captured) -> None:
+def test_a_log_is_diagnosed(tmp_path: Path, hvdenv: CommandLine) -> None:
     log = tmp_path / "log"
     log.write_text(
         "fine\nCMake Error: Compatibility with CMake < 3.5 has been removed from CMake.\n"
     )
-    assert main(["doctor", str(log)]) == 0
-    said = capsys.readouterr().out
+    said = hvdenv("doctor", str(log)).out
     assert said.startswith(f"{log}\ncause: CMake 4 rejects")
     assert "1. set CMAKE_POLICY_VERSION_MINIMUM=3.5" in said
     assert "cmake-4-for-bundled-gloo" not in said
-    assert main(["doctor", str(log), "--recipe", "local"]) == 0
-    said = capsys.readouterr().out
+    said = hvdenv("doctor", str(log), "--recipe", "local").out
     assert "cmake-4-for-bundled-gloo" in said
     assert "in the recipe: build_tools.cmake" in said
 
 
-def test_the_remedy_is_a_diff_of_the_recipe(tmp_path: Path, capsys: Captured) -> None:
+def test_the_remedy_is_a_diff_of_the_recipe(tmp_path: Path, hvdenv: CommandLine) -> None:
     log, recipe = tmp_path / "log", tmp_path / "mine.toml"
     log.write_text("Compatibility with CMake < 3.5 has been removed from CMake.\n")
     recipe.write_text('format = 1\nname = "mine"\nextends = "local"\n')
-    assert main(["doctor", str(log), "--recipe", str(recipe)]) == 0
-    said = capsys.readouterr().out
+    said = hvdenv("doctor", str(log), "--recipe", str(recipe)).out
     assert "Suggested recipe change:" in said
     assert f"--- {recipe}" in said
     assert '+cmake = ">=3.13,<4"' in said
-    assert main(["doctor", str(log), "--recipe", "local", "--json"]) == 0
-    change = json.loads(capsys.readouterr().out)["change"]
+    change = json.loads(hvdenv("doctor", str(log), "--recipe", "local", "--json").out)["change"]
     assert '+cmake = ">=3.13,<4"' in change["diff"]
     which = "AttributeError: _ARRAY_API not found\nImportError: numpy.core.multiarray failed to import\n"
     log.write_text(which)  # which numpy, its rules differ on
-    assert main(["doctor", str(log), "--recipe", "local"]) == 0
-    assert "Suggested" not in capsys.readouterr().out
+    assert "Suggested" not in hvdenv("doctor", str(log), "--recipe", "local").out
     log.write_text("nothing that is known\n")
-    assert main(["doctor", str(log), "--recipe", "local"]) == 1
-    assert "Suggested" not in capsys.readouterr().out
+    assert "Suggested" not in hvdenv("doctor", str(log), "--recipe", "local", code=1).out
     assert main(["doctor", str(log), "--recipe", "no-such-recipe"]) == 2
 
 
-def test_what_is_not_known_says_what_to_look_at(tmp_path: Path, capsys: Captured) -> None:
+def test_what_is_not_known_says_what_to_look_at(tmp_path: Path, hvdenv: CommandLine) -> None:
     log = tmp_path / "log"
     log.write_text("[2]<stderr>:ValueError: https://me:secret@host/ is odd\x1b[31m\n")
-    assert main(["doctor", str(log)]) == 1
-    said = capsys.readouterr().out
+    said = hvdenv("doctor", str(log), code=1).out
     assert "not recognised" in said
     assert "line 1: [2]<stderr>:ValueError: https://***@host/ is odd" in said
     assert "the rank that failed first: 2" in said
@@ -120,11 +114,12 @@ NOT_ALLOWED = "[gpu32:00100] Read -1, expected 131072, errno = 1"
     ],
 )  # fmt: skip
 def test_how_much_is_known_comes_first(
-    log: str, first: str, also: str, tmp_path: Path, capsys: Captured
+    log: str, first: str, also: str, tmp_path: Path, hvdenv: CommandLine
 ) -> None:
     (tmp_path / "log").write_text(log)
-    assert main(["doctor", str(tmp_path / "log")]) == (0 if "Segmentation" in log else 1)
-    _, told = capsys.readouterr().out.split("\n", 1)
+    _, told = hvdenv(
+        "doctor", str(tmp_path / "log"), code=0 if "Segmentation" in log else 1
+    ).out.split("\n", 1)
     assert told.startswith(first)
     assert also in told
 
@@ -134,24 +129,22 @@ def test_how_much_is_known_comes_first(
     [("", True, False), ("docker run x\n", False, False), ("hvdenv build x\n", True, True)],
 )
 def test_remedies_fit_the_reader(
-    before: str, modules: bool, recipe: bool, tmp_path: Path, capsys: Captured
+    before: str, modules: bool, recipe: bool, tmp_path: Path, hvdenv: CommandLine
 ) -> None:
     """No recipes for those who only have a log, no environment modules in containers."""
     missing = "CMake Error at x:1 (message):\n  Could NOT find MPI (x)\n"
     (tmp_path / "log").write_text(before + missing)
-    assert main(["doctor", str(tmp_path / "log")]) == 0
-    said = capsys.readouterr().out
+    said = hvdenv("doctor", str(tmp_path / "log")).out
     assert "  1. install an MPI" in said
     assert ("with environment modules: load an MPI module" in said) is modules
     assert ("in the recipe: modules.load" in said) is recipe
     assert ("hvdenv check RECIPE" in said) is recipe
 
 
-def test_standard_input_and_json(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_standard_input_and_json(monkeypatch: pytest.MonkeyPatch, hvdenv: CommandLine) -> None:
     text = f"{FULL}ninja: build stopped\nUsing horovod==0.28.1 with TOKEN=hush\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    assert main(["doctor", "-", "--json"]) == 0
-    said = capsys.readouterr()
+    said = hvdenv("doctor", "-", "--json")
     found = json.loads(said.out)
     assert found["schema"] == "hvdenv.diagnosis/1"
     assert found["recognised"] is True
@@ -163,25 +156,22 @@ def test_standard_input_and_json(monkeypatch: pytest.MonkeyPatch, capsys: Captur
     assert said.err == ""
 
 
-def test_a_log_that_cannot_be_read(capsys: Captured, tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_read(hvdenv: CommandLine, tmp_path: Path) -> None:
     for name in (tmp_path, tmp_path / "none"):
-        assert main(["doctor", str(name)]) == 2
-        assert "cannot read it" in capsys.readouterr().err
+        assert "cannot read it" in hvdenv("doctor", str(name), code=2).err
 
 
-def test_nothing_has_failed(capsys: Captured) -> None:
-    assert main(["doctor"]) == 2
-    assert "name a log" in capsys.readouterr().err
+def test_nothing_has_failed(hvdenv: CommandLine) -> None:
+    assert "name a log" in hvdenv("doctor", code=2).err
 
 
-def test_the_last_failed_build(capsys: Captured) -> None:
+def test_the_last_failed_build(hvdenv: CommandLine) -> None:
     places = find_places()
     begin(
         places, "local", ONE, (STARTED, "stack"), (FINISHED, "stack"), (STARTED, "wheel"),
         (FAILED, "wheel"), (FAILED, "stack"), log=f"$ pip\nNo module named 'setuptools'\n$ pip\n{FULL}",
     )  # fmt: skip
-    assert main(["doctor"]) == 0
-    said = capsys.readouterr().out
+    said = hvdenv("doctor").out
     assert f"the build of {places.envs / 'local'} stopped at the step wheel" in said
     assert "06-wheel.log" in said
     assert "cause: the disk or the quota is full" in said
@@ -198,21 +188,19 @@ def test_what_has_not_failed_is_passed_over() -> None:
     assert last_failure(places) is None
 
 
-def test_what_hvdenv_refuses_itself_has_no_log(capsys: Captured) -> None:
+def test_what_hvdenv_refuses_itself_has_no_log(hvdenv: CommandLine) -> None:
     begin(find_places(), "local", TWO, (STARTED, "stack"), (FAILED, "stack"))
-    assert main(["doctor"]) == 1
-    assert "step stack failed" in capsys.readouterr().out
+    assert "step stack failed" in hvdenv("doctor", code=1).out
 
 
 @pytest.mark.parametrize(("age", "expected"), [(-1000, "build"), (1000, "verify")])
-def test_the_newer_of_build_and_verify(age: float, expected: str, capsys: Captured) -> None:
+def test_the_newer_of_build_and_verify(age: float, expected: str, hvdenv: CommandLine) -> None:
     places = find_places()
     folder = begin(places, "local", ONE, (STARTED, "wheel"), (FAILED, "wheel"), log=f"$ x\n{FULL}")
     time = (folder / JOURNAL).stat().st_mtime
     report(places, "1.json", "fail", "older", time - 5000)
     report(places, "2.json", "fail", "rank 1 ended", time + age)
-    assert main(["doctor"]) == 0
-    said = capsys.readouterr().out
+    said = hvdenv("doctor").out
     assert said.startswith("the build of" if expected == "build" else "verify of /p found failures")
     if expected == "verify":
         assert "allreduce torch over MPI: rank 1 ended" in said

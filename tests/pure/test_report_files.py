@@ -15,6 +15,7 @@ from hvdenv.cli import verify_report
 from hvdenv.cli.main import main
 from hvdenv.errors import StepError
 from hvdenv.reports.report import Finding, Report
+from tests.command_line import CommandLine
 
 
 @pytest.fixture
@@ -46,12 +47,9 @@ def test_both_files_of_what_failed(
     assert "verdict: fail" in said.out and said.err == ""
 
 
-def test_json_comes_out_as_it_went_in(
-    kept: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_comes_out_as_it_went_in(kept: str, tmp_path: Path, hvdenv: CommandLine) -> None:
     words = ["verify", "--from", kept, "--json", "--html", str(tmp_path / "verify.html")]
-    assert main(words) == 1
-    said = capsys.readouterr()
+    said = hvdenv(*words, code=1)
     assert json.loads(said.out) == json.loads(Path(kept).read_text())
     assert said.err == ""
 
@@ -66,7 +64,7 @@ def test_a_file_that_is_there_is_replaced_where_it_lies(good: str, tmp_path: Pat
 
 def test_the_verdict_is_not_lost(
     kept: str, good: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    hvdenv: CommandLine,
 ) -> None:  # fmt: skip
     """The disk is full when the XML is written, and has room again for the page."""
     write = places.write_text
@@ -81,8 +79,7 @@ def test_the_verdict_is_not_lost(
     files = ["--junit", str(xml), "--html", str(page)]
     for report, code, verdict in ((kept, 1, "fail"), (good, 5, "pass")):
         page.unlink(missing_ok=True)
-        assert main(["verify", "--from", report, *files]) == code
-        said = capsys.readouterr()
+        said = hvdenv("verify", "--from", report, *files, code=code)
         assert f"verdict: {verdict}" in said.out
         assert f"error: --junit {xml}: cannot write: No space left on device" in said.err
         assert "what to do: `hvdenv verify --from REPORT --junit FILE`" in said.err
@@ -99,22 +96,20 @@ def test_the_verdict_is_not_lost(
 )
 @pytest.mark.parametrize("option", ["--junit", "--html"])
 def test_what_could_not_be_written_is_said_first(
-    option: str, file: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    option: str, file: str, problem: str, tmp_path: Path, hvdenv: CommandLine
 ) -> None:
-    assert main(["verify", "--prefix", "/nowhere", option, str(tmp_path / file)]) == 2
-    said = capsys.readouterr()
+    said = hvdenv("verify", "--prefix", "/nowhere", option, str(tmp_path / file), code=2)
     assert said.out == ""
     assert said.err.startswith(f"error: {option} /") and problem in said.err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_of_others_is_said_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: CommandLine
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may anything
     words = ["verify", "--prefix", "/nowhere", "--html", str(tmp_path / "verify.html")]
-    assert main(words) == 2
-    assert f"--html {tmp_path}: this folder is not writable" in capsys.readouterr().err
+    assert f"--html {tmp_path}: this folder is not writable" in hvdenv(*words, code=2).err
 
 
 @pytest.mark.parametrize(
@@ -127,25 +122,21 @@ def test_a_folder_of_others_is_said_first(
     ],
     ids=["empty", "another object", "deep", "not UTF-8"],
 )
-def test_what_is_no_report(
-    text: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_report(text: str, problem: str, tmp_path: Path, hvdenv: CommandLine) -> None:
     path = tmp_path / "report.json"
     path.write_bytes(text.encode("latin-1"))
-    assert main(["verify", "--from", str(path)]) == 2
-    assert f"error: --from {path}: {problem}" in capsys.readouterr().err
+    assert f"error: --from {path}: {problem}" in hvdenv("verify", "--from", str(path), code=2).err
 
 
-def test_a_report_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", "--from", str(tmp_path / "none")]) == 2
-    assert "cannot read it: No such file or directory" in capsys.readouterr().err
+def test_a_report_that_is_not_there(tmp_path: Path, hvdenv: CommandLine) -> None:
+    said = hvdenv("verify", "--from", str(tmp_path / "none"), code=2).err
+    assert "cannot read it: No such file or directory" in said
 
 
 @pytest.mark.parametrize(
     "words", [["local"], ["--prefix", "/env"], ["--where", "compute"]], ids=str
 )
 def test_a_kept_report_is_of_no_other_environment(
-    words: list[str], kept: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], kept: str, hvdenv: CommandLine
 ) -> None:
-    assert main(["verify", *words, "--from", kept]) == 2
-    assert "verifies nothing" in capsys.readouterr().err
+    assert "verifies nothing" in hvdenv("verify", *words, "--from", kept, code=2).err
