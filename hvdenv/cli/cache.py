@@ -106,7 +106,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def caches_of(arguments: argparse.Namespace, wheels: Wheels) -> tuple[Cache, ...]:
-    """The caches of an action, the user's own first."""
     own, shared = wheelcache.own(find_places()), wheelcache.shared(wheels)
     if arguments.cache:
         folder = arguments.cache.absolute()

@@ -219,12 +219,10 @@ def _told_modules(there: ModulesHere) -> Iterator[str]:
 
 
 def document_of(change: Change | None) -> dict[str, object]:
-    """The change for --json."""
     return {"change": {"diff": change.diff, "options": change.options}} if change else {}
 
 
 def told_change(change: Change, what: str) -> Iterator[str]:
-    """The change as text, with a title."""
     if change.file and change.diff:
         yield f"{what}:"
         yield change.diff.rstrip("\n")
@@ -282,7 +280,6 @@ def _places(rule: Rule, resolved: Resolved) -> str:
 
 
 def told(rule: Rule, resolved: Resolved | None = None) -> str:
-    """A rule that applies, as text."""
     lines = [f"{rule.severity}: {rule.message} [{rule.id}]"]
     if rule.severity != "note":
         lines.append(f"  symptom: {rule.symptom}")

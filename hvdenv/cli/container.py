@@ -112,7 +112,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list() -> int:
-    """The recipes that describe an image."""
     for name, path in known_recipes().items():
         base = read_layer("recipe", path).values.get("container", {}).get("base")
         if base:
@@ -142,7 +141,6 @@ def _define(arguments: argparse.Namespace, resolved: Resolved) -> int:
 
 
 def _plan(arguments: argparse.Namespace, resolved: Resolved) -> Plan:
-    """The plan of the image, unless a rule knows that this combination fails."""
     recipe = resolved.recipe
     partition = recipe.partitions.get(recipe.job.partition or "")
     machine = partition.arch if partition else os.uname().machine
@@ -155,7 +153,6 @@ def _plan(arguments: argparse.Namespace, resolved: Resolved) -> Plan:
 
 
 def _build(arguments: argparse.Namespace, resolved: Resolved, text: str) -> str:
-    """Build the image; returns its file or tag."""
     form = FORMATS[arguments.format]
     image = arguments.image or (
         container_of(resolved.recipe).image or _IMAGE
@@ -177,7 +174,6 @@ def _build(arguments: argparse.Namespace, resolved: Resolved, text: str) -> str:
 
 
 def _tool(form: FormatName) -> str:
-    """The first tool on PATH that builds a format."""
     here = {
         other: [name for name in each.tools if shutil.which(name)]
         for other, each in FORMATS.items()
@@ -248,7 +244,6 @@ def _requirements(arguments: argparse.Namespace, resolved: Resolved) -> Requirem
 def _ask(
     resolved: Resolved, required: Requirements, hosts: tuple[str, ...], runner: Runner
 ) -> tuple[Report, Answers]:
-    """Ask the hosts and judge their answers."""
     began, started = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
     answers = ask_nodes(hosts, required.image, runner, ssh=required.ssh)
     found = Report(

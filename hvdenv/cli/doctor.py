@@ -108,14 +108,12 @@ def _change(root: Found | None, recipe: str) -> Change | None:
 
 
 def _rules(found: Found) -> list[Rule]:
-    """The rules that find this failure before a build."""
     from hvdenv.knowledge.rules import all_rules
 
     return [rule for rule in all_rules() if rule.id in found.rules] if found.rules else []
 
 
 def _document(subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | None) -> Table:
-    """The document for --json."""
     from hvdenv.cli.check import document_of
 
     def listed(kind: Any) -> list[Table]:
@@ -177,7 +175,6 @@ def _details(found: Found, own: bool) -> Iterator[str]:
 
 
 def _steps(found: Found, indent: str) -> Iterator[str]:
-    """What to do, the most likely first."""
     if len(found.remedies) == 1:
         yield f"{indent}what to do: {found.remedy}"
         return
@@ -198,7 +195,6 @@ def _unknown(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def _rest(diagnosis: Diagnosis, first: Found | None) -> Iterator[str]:
-    """Everything found except the first."""
     others = [each for each in diagnosis.found if each != first]
     titles = {
         "cause": "other known causes, later in the log:", "symptom": "other symptoms:",

@@ -36,7 +36,6 @@ LOCK = "lock"
 
 
 def root_of(arguments: argparse.Namespace, prepared: Prepared) -> Path:
-    """The folder of the locks for a recipe."""
     if arguments.lockfiles:
         return Path(arguments.lockfiles)
     folder = Path(prepared.resolved.file).absolute().parent
@@ -50,7 +49,6 @@ def resolution_of(prepared: Prepared, folder: Path = GENERATION) -> Resolution:
 
 
 def inputs_of(prepared: Prepared) -> Inputs:
-    """What a lock of the recipe must contain on this machine."""
     return resolution_of(prepared).inputs(prepared.resolved.keyed)
 
 
@@ -144,7 +142,6 @@ def with_recorded_lock(
 
 
 def problems_of(locked: Locked, prepared: Prepared) -> list[str]:
-    """Why a lock does not satisfy the recipe."""
     packages = cpu_packages(prepared.resolved.recipe)
     return compare.problems(locked, inputs_of(prepared), packages)
 
@@ -241,6 +238,5 @@ def _source(arguments: argparse.Namespace, inputs: Inputs) -> Path | None:
 
 
 def run_steps(arguments: argparse.Namespace, steps: Sequence[Step], scratch: Scratch) -> None:
-    """Run the steps of a Resolution in a scratch folder, and show progress."""
     with choose_progress(len(steps), quiet=arguments.quiet, verbose=arguments.verbose) as progress:
         perform(steps, scratch.runner, progress)

@@ -105,7 +105,6 @@ def _show_all(rows: tuple[Row, ...], *, as_json: bool) -> None:
 
 
 def _document(asked: Asked, advice: Advice) -> dict[str, object]:
-    """What is printed with --json."""
     return {
         "schema": SCHEMA,
         "asked": {name: each for name, each in asked._asdict().items() if each},

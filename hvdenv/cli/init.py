@@ -106,7 +106,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _refuse(arguments: argparse.Namespace, sources: Sequence[str]) -> None:
-    """Refuse options that do not fit together, before looking at anything."""
     if not sources and not arguments.interactive:
         raise UsageError(
             "nothing to draft a recipe from",
@@ -185,7 +184,6 @@ def _write(target: str, text: str) -> None:
 
 
 def _told(draft: Draft, target: str) -> Iterator[str]:
-    """The result, for people."""
     unknown = [each for each in draft.left if not each.understood]
     wrote = "draft" if target == _STANDARD else f"wrote {target}"
     of_page = f" from {counted(draft.commands, 'command')}" if draft.commands else ""

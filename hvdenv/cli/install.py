@@ -89,7 +89,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _active(prepared: Prepared) -> str:
-    """The generation that packages are added to."""
     resolved, target = prepared.resolved, prepared.target
     if resolved.recipe.python.provider in ("modules", "prefix"):
         raise IncompatibleError(
@@ -109,7 +108,6 @@ def _active(prepared: Prepared) -> str:
 
 
 def _before(record: GenerationRecord, path: Path) -> Additions | None:
-    """What was added to the active generation."""
     if not record.additions:
         return None
     try:

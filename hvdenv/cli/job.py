@@ -173,7 +173,6 @@ def _check_usage(arguments: argparse.Namespace) -> None:
 
 
 def scheduler_of(resolved: Resolved) -> tuple[str, Dialect]:
-    """The scheduler of a recipe's site, with its name."""
     name, dialect = resolved.recipe.scheduler, resolved.recipe.dialect
     if name is None or dialect is None:
         raise RecipeError(
@@ -186,7 +185,6 @@ def scheduler_of(resolved: Resolved) -> tuple[str, Dialect]:
 
 
 def _batch(arguments: argparse.Namespace, resolved: Resolved, dialect: Dialect) -> BatchJob:
-    """What the script does, checked against what the site has."""
     recipe = resolved.recipe
     given = {name: getattr(arguments, name) for name in OPTIONS}
     job = merge(recipe.job, dialect, given)
@@ -247,7 +245,6 @@ def _launch(chosen: Chosen, job: Job, dialect: Dialect) -> Launch:
 
 
 def _give(arguments: argparse.Namespace, text: str, job: Job) -> int:
-    """Print the script or write it."""
     if arguments.to:
         write_text(named_file(arguments.to), text, 0o777)
     if arguments.json:
@@ -308,7 +305,6 @@ def to_the_end(
 
 
 def _result(record: Submitted, status: Status, files: str, *, quiet: bool) -> int:
-    """Report the end of a job; returns its exit code."""
     if abnormal := abnormal_end(status):
         what, remedy = abnormal
         detail = f"output: {files}" if files else ""
@@ -322,7 +318,6 @@ def _result(record: Submitted, status: Status, files: str, *, quiet: bool) -> in
 
 
 def _leave_or_cancel(record: Submitted, runner: Runner) -> None:
-    """Ask whether to cancel a job, if there is a terminal."""
     answer = ""
     if sys.stdin.isatty() and sys.stderr.isatty():
         print(f"\ncancel job {record.id}? [y/N] ", end="", file=sys.stderr, flush=True)

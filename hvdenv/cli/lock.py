@@ -93,7 +93,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _key(arguments: argparse.Namespace, prepared: Prepared) -> str:
-    """File of the key to sign with; empty if no signature is requested."""
     if not arguments.sign and not arguments.key:
         return ""
     if not arguments.sign:
@@ -112,7 +111,6 @@ def _key(arguments: argparse.Namespace, prepared: Prepared) -> str:
 
 
 def _prepare(arguments: argparse.Namespace) -> Prepared:
-    """The recipe, for this machine or for the platform of --platform."""
     prepared = prepare(arguments, thorough=False, anywhere=True)
     if not arguments.platform:
         return prepared
@@ -129,7 +127,6 @@ def _prepare(arguments: argparse.Namespace) -> Prepared:
 
 
 def _check(present: Locked | None, prepared: Prepared, arguments: argparse.Namespace) -> int:
-    """Report whether the recipe has changed, and whether the lock still satisfies it."""
     if present is None:
         raise no_lock(arguments, prepared)
     refuse_unsigned(present, arguments, prepared)
@@ -186,7 +183,6 @@ def _resolve(arguments: argparse.Namespace, prepared: Prepared, present: Locked 
 
 
 def _no_cpu_builds(prepared: Prepared, inputs: Inputs, cuda: Sequence[str]) -> LockError:
-    """The error where indexes have only CUDA builds for a recipe without GPUs."""
     frameworks = prepared.resolved.recipe.frameworks
     indexes = {name: each.cpu_index for name, each in frameworks.items() if each.cpu_index}
     keys = " and ".join(f"frameworks.{name}.cpu_index" for name in indexes)

@@ -71,7 +71,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list() -> int:
-    """The environments that a modulefile can be written for."""
     listed = registry.list_environments(find_places())
     complete = [each.prefix for each in listed if each.state == "complete"]
     for prefix in complete:
@@ -101,7 +100,6 @@ def _entry(environment: Environment, name: str) -> Entry:
 
 
 def _owner(path: Path) -> tuple[str, str]:
-    """Name and home folder of the owner."""
     number = os.stat(path).st_uid
     try:
         found = pwd.getpwuid(number)
@@ -117,7 +115,6 @@ def _local_format() -> str:
 
 
 def _publish(folder: Path, entry: Entry, text: str, suffix: str) -> None:
-    """Write the modulefile atomically."""
     named_folder(folder)
     folder = Path(os.path.abspath(folder.expanduser()))
     path = folder / f"{entry.name}{suffix}"
@@ -146,7 +143,6 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def _report_unreadable(*files: Path) -> None:
-    """Report the files and parent folders that other users cannot read."""
     for path in dict.fromkeys(each for file in files for each in (file, *file.parents)):
         if not os.path.exists(path):
             continue

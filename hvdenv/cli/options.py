@@ -55,14 +55,12 @@ def add(
 
 
 def add_action(actions: Any, name: str, text: str) -> argparse.ArgumentParser:
-    """The parser of an action; ``actions`` is from add_subparsers()."""
     description = f"{text[0].upper()}{text[1:]}."
     parser: argparse.ArgumentParser = actions.add_parser(name, help=text, description=description)
     return parser
 
 
 def add_recipe(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
-    """RECIPE and what is laid over it."""
     add(
         parser, "recipe RECIPE",
         "a recipe's name, or the path of a TOML file (with a slash, or ending in .toml)",
@@ -81,7 +79,6 @@ def add_recipe(parser: argparse.ArgumentParser, *, optional: bool = False) -> No
 
 
 def site_file(arguments: argparse.Namespace) -> Path | None:
-    """The site file that the options or the environment name."""
     named = arguments.site or environment().get(SITE_VARIABLE)
     return Path(named) if named else None
 
@@ -107,7 +104,6 @@ def requested_hosts(arguments: argparse.Namespace) -> tuple[Host, ...]:
 
 
 def read_hostfile(path: Path) -> str:
-    """The text of a file with hosts."""
     remedy = "name the hosts with --hosts"
     with usable(path, remedy, "cannot read the host file"):
         return read_text(path, HOSTS, errors="replace")
@@ -131,16 +127,18 @@ def _python(text: str) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Options that several commands have, by name."""
     for name in names:
-        _OPTIONS[name](parser)
+        if name in _GROUPS:
+            _GROUPS[name](parser)
+        else:
+            spelled, text, more = _OPTIONS[name]
+            add(parser, spelled, text, **more)
 
 
 _UNITS = {"": "days", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def age(text: str) -> timedelta:
-    """The type of an option for an age; see time_ago()."""
     found = re.fullmatch(r"([0-9]{1,5})([hdw]?)", text)
     if not found:
         raise argparse.ArgumentTypeError(
@@ -157,7 +155,6 @@ def time_ago(age: timedelta | None) -> str:
 
 
 def _add_loudness(parser: argparse.ArgumentParser) -> None:
-    """--quiet, --verbose and --color."""
     loudness = parser.add_mutually_exclusive_group()
     add(loudness, "-q --quiet", "print errors only")
     add(loudness, "-v --verbose", "show the output of every command")
@@ -165,7 +162,6 @@ def _add_loudness(parser: argparse.ArgumentParser) -> None:
 
 
 def is_coloured(arguments: argparse.Namespace) -> bool:
-    """Whether --color, or a terminal, asks for colours on standard output."""
     return arguments.color == "always" or (arguments.color == "auto" and sys.stdout.isatty())
 
 
@@ -319,7 +315,6 @@ def refuse_foreign_home(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_foreign(resolved: Resolved, arguments: argparse.Namespace) -> None:
-    """Judge what was read of a recipe and a site file, then the scripts and folders they name."""
     if policy := policy_of(arguments, resolved.site):
         for content in resolved.contents:
             trust.refuse_content(content, policy, "hvdenv would run what it names")
@@ -393,59 +388,47 @@ def is_locked(arguments: argparse.Namespace) -> bool:
     return bool(arguments.locked)
 
 
-_OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+_GROUPS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "recipe": add_recipe,
     "recipe?": partial(add_recipe, optional=True),
     "hosts": _add_hosts,
     "loudness": _add_loudness,
     "locked": _add_locked,
-    "json": partial(
-        add, names="--json", text="print the result as JSON, and nothing else, on standard output"
+}
+# As for add(): names, help, and the rest.
+_OPTIONS: dict[str, tuple[str, str | None, dict[str, Any]]] = {
+    "json": ("--json", "print the result as JSON, and nothing else, on standard output", {}),
+    "color": ("--color", None, {"choices": ("auto", "always", "never"), "default": "auto"}),
+    "prefix": (
+        "--prefix P", "path of the environment (a symbolic link that hvdenv manages)",
+        {"type": Path},
     ),
-    "color": partial(
-        add, names="--color", choices=("auto", "always", "never"), default="auto",
+    "python": ("--python X.Y", "Python version to use, such as 3.11", {"type": _python}),
+    "site": ("--site FILE", f"site file (default: ${SITE_VARIABLE})", {"type": Path}),
+    "trust": ("--trust", "use files that other users can change, for this command only", {}),
+    "allow": (
+        "--allow RULE", "continue although this rule blocks; may be repeated",
+        {"action": "append", "default": []},
     ),
-    "prefix": partial(
-        add, names="--prefix P", type=Path,
-        text="path of the environment (a symbolic link that hvdenv manages)",
+    "clean": (
+        "--clean",
+        "unset the variables of your shell that change results, such as LD_PRELOAD,"
+        " LD_LIBRARY_PATH, HOROVOD_*, NCCL_* and OMPI_MCA_*", {},
     ),
-    "python": partial(
-        add, names="--python X.Y", type=_python, text="Python version to use, such as 3.11",
+    "where": (
+        "--where",
+        "compute: submit it as a job with the resources of the recipe, and follow it"
+        " (default: here)", {"choices": ("here", "compute"), "default": "here"},
     ),
-    "site": partial(
-        add, names="--site FILE", type=Path, text=f"site file (default: ${SITE_VARIABLE})",
+    "lock": ("--lock FOLDER", "use this lock, if there are several", {"type": Path}),
+    "lockfiles": (
+        "--lockfiles DIR",
+        "folder of the locks (default: lockfiles beside the recipe, or beside its folder if"
+        " that is named recipes)", {"type": Path},
     ),
-    "trust": partial(
-        add, names="--trust", text="use files that other users can change, for this command only",
+    "facts": (
+        "--facts FILE", "facts of another machine: JSON, as under `facts` in `plan --json` there",
+        {"type": Path},
     ),
-    "allow": partial(
-        add, names="--allow RULE", action="append", default=[],
-        text="continue although this rule blocks; may be repeated",
-    ),
-    "clean": partial(
-        add, names="--clean",
-        text="unset the variables of your shell that change results, such as LD_PRELOAD,"
-        " LD_LIBRARY_PATH, HOROVOD_*, NCCL_* and OMPI_MCA_*",
-    ),
-    "where": partial(
-        add, names="--where", choices=("here", "compute"), default="here",
-        text="compute: submit it as a job with the resources of the recipe, and follow it"
-        " (default: here)",
-    ),
-    "lock": partial(
-        add, names="--lock FOLDER", type=Path, text="use this lock, if there are several",
-    ),
-    "lockfiles": partial(
-        add, names="--lockfiles DIR", type=Path,
-        text="folder of the locks (default: lockfiles beside the recipe, or beside its folder if"
-        " that is named recipes)",
-    ),
-    "facts": partial(
-        add, names="--facts FILE", type=Path,
-        text="facts of another machine: JSON, as under `facts` in `plan --json` there",
-    ),
-    "break-lock": partial(
-        add, names="--break-lock",
-        text="take the prefix over from another build, whoever runs it",
-    ),
+    "break-lock": ("--break-lock", "take the prefix over from another build, whoever runs it", {}),
 }  # fmt: skip

@@ -82,7 +82,6 @@ def build_prepared(prepared: Prepared, plan: Plan, arguments: argparse.Namespace
 def _findings(
     rules: Sequence[Rule], allowed: Sequence[str]
 ) -> tuple[Mapping[str, str | bool], ...]:
-    """The rules that apply, for the record."""
     return tuple(
         {"rule": each.id, "severity": each.severity}
         | ({"allowed": True} if each.id in allowed else {})

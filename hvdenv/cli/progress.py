@@ -140,7 +140,6 @@ class ObjectClock:
 
 
 def choose(steps: int, *, quiet: bool, verbose: bool) -> Silent:
-    """The view that fits the options and the terminal."""
     if quiet:
         return Silent()
     return Live(steps) if sys.stderr.isatty() and not verbose else Lines(steps, verbose=verbose)

@@ -108,7 +108,6 @@ class Chosen(NamedTuple):
 
     @property
     def there(self) -> bool:
-        """Whether a program can run in it now."""
         if self.container:
             return self.prefix.exists()
         return self.of_modules or self.record is not None
@@ -243,7 +242,6 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
 def _in_image(
     arguments: argparse.Namespace, name: str, recipe: Recipe, *, built: bool
 ) -> Chosen | None:
-    """The image that the recipe names; None if it names none."""
     container = image_of(recipe, os.getcwd())
     if container is None:
         return None
@@ -335,7 +333,6 @@ def current_allocation(recipe: Recipe | None = None) -> Allocation:
 
 
 def requested_ranks(arguments: argparse.Namespace) -> Requested:
-    """How many ranks the options request, and on which hosts."""
     if arguments.ranks is not None and arguments.ranks < 1:
         raise UsageError(f"{arguments.ranks} ranks", where="-n", remedy="give 1 or more")
     file = str(arguments.hostfile.absolute()) if arguments.hostfile else ""
@@ -396,7 +393,6 @@ def activated(chosen: Chosen) -> set[str]:
 
 
 def _ask_mpi(chosen: Chosen) -> tuple[Mpi, dict[str, str]]:
-    """The MPI of the mpirun on PATH, and the variables with its folder."""
     if not shutil.which("bash"):
         return parse_mpi_version(""), {}
     query = 'printf \'%s=%s\\n\' PATH "$PATH" OPAL_PREFIX "${OPAL_PREFIX-}"; exec mpirun --version'
@@ -417,7 +413,6 @@ def _line(start: Start, hidden: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _print(line: tuple[str, ...], chosen: Chosen, dropped: Sequence[str]) -> None:
-    """Print the command for a shell, in a subshell so that it does not change the user's."""
     words = shlex.join(line)
     first = f"unset {shlex.join(dropped)}; " if dropped else ""
     plain = chosen.before == "true" and not first

@@ -104,7 +104,6 @@ def _leaves(value: dict[str, object], path: str = "") -> Iterator[tuple[str, Any
 
 
 def _toml(value: Any) -> str:
-    """A value as it would stand in a recipe."""
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, dict):

@@ -130,7 +130,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_extent(parser: argparse.ArgumentParser) -> None:
-    """How much is tested and measured."""
     extent = parser.add_mutually_exclusive_group()
     add(extent, "--quick", "test allreduce only: no other operations, no training")
     add(
@@ -192,7 +191,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> Report:
-    """Verify the environment that the options name."""
     effort = _effort(arguments, places)
     timeout = _timeout(arguments, effort)
     requested_ranks(arguments)  # refuses what is malformed, before the environment is looked for
@@ -246,7 +244,6 @@ def _refuse_foreign_tests(path: Path, arguments: argparse.Namespace) -> None:
 
 
 def _effort(arguments: argparse.Namespace, places: Places) -> Effort | None:
-    """What benchmarks may take; None without --bench."""
     if arguments.time is not None:
         if not arguments.bench:
             raise UsageError("--time needs --bench", where="--time", remedy="add --bench")
@@ -289,7 +286,6 @@ def _in_a_job(arguments: argparse.Namespace) -> int:
 def _launched(
     arguments: argparse.Namespace, recipe: Recipe | None, expectation: Expectation
 ) -> tuple[Launch, tuple[str, ...]]:
-    """How many ranks there are and where, and the launchers for each controller."""
     requested = requested_ranks(arguments)
     _refuse_unknown(arguments.launcher or (), recipe)
     allocation = current_allocation(recipe)
@@ -310,7 +306,6 @@ def _launched(
 
 
 def _refuse_unknown(names: Sequence[str], recipe: Recipe | None) -> None:
-    """Refuse launchers that neither hvdenv nor the recipe has, or that start no ranks of Horovod."""
     known = [name for name, launcher in LAUNCHERS.items() if launcher.controller]
     known += recipe.launch.launchers if recipe else ()
     for name in names:
@@ -331,7 +326,6 @@ def _usual_ranks(arguments: argparse.Namespace, expectation: Expectation) -> int
 
 
 def _on_hosts(requested: Requested) -> Launch:
-    """Ranks on the requested hosts, as evenly as their slots allow."""
     ranks = requested.ranks or sum(host.slots or 1 for host in requested.hosts)
     each = -(-ranks // len(requested.hosts))
     hosts = (host._replace(slots=host.slots or each) for host in requested.hosts)
@@ -341,7 +335,6 @@ def _on_hosts(requested: Requested) -> Launch:
 def _chosen(
     arguments: argparse.Namespace, places: Places
 ) -> tuple[Installation, Expectation, Recipe | None]:
-    """The environment to verify, what it should have, and its recipe."""
     recipe: Recipe | None = None
     if arguments.recipe:
         resolved = resolved_of(arguments)
@@ -370,7 +363,6 @@ def _chosen(
 
 
 def _refuse_missing(arguments: argparse.Namespace, resolved: Resolved) -> Path | Container:
-    """The prefix of a recipe's environment, or its image; it must exist."""
     recipe = resolved.recipe
     container = None if arguments.prefix else image_of(recipe, os.getcwd())
     if container:
@@ -397,7 +389,6 @@ def _last_built(places: Places) -> tuple[Path, str]:
 
 
 def _expected(arguments: argparse.Namespace, recipe: Recipe | None) -> Expectation:
-    """What to expect: options override the recipe."""
     frameworks = recipe.horovod.frameworks if recipe else None
     controllers = tuple(_CONTROLLERS[c] for c in recipe.horovod.controllers) if recipe else None
     operations = flags.operations(recipe) if recipe else None
@@ -416,7 +407,6 @@ def _expected(arguments: argparse.Namespace, recipe: Recipe | None) -> Expectati
 
 
 def _versions(recipe: Recipe) -> dict[str, str]:
-    """The versions in the recipe of packages that the site provides."""
     found: dict[str, str] = {
         name: wanted.version
         for name, wanted in recipe.frameworks.items()

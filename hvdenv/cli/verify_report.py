@@ -75,7 +75,6 @@ def _requested_files(arguments: argparse.Namespace) -> Iterator[tuple[str, Path]
 
 
 def refuse_files(arguments: argparse.Namespace) -> None:
-    """Refuse files that could not be written, before verify takes minutes."""
     for option, path in _requested_files(arguments):
         try:
             folder = named_file(path).parent
@@ -89,7 +88,6 @@ def refuse_files(arguments: argparse.Namespace) -> None:
 
 
 def read(arguments: argparse.Namespace) -> Report:
-    """The report of --from."""
     where = f"--from {arguments.kept}"
     if arguments.recipe or arguments.prefix or arguments.where == "compute":
         raise UsageError(

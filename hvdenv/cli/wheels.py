@@ -134,7 +134,6 @@ def _entries(
 
 
 def _records(names: Sequence[str]) -> Mapping[str, GenerationRecord]:
-    """The records of environments: the named ones, or all complete ones."""
     places = find_places()
     if names:
         prefixes = [str(registry.find(places, name).prefix) for name in names]

@@ -50,8 +50,6 @@ class Choice(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """A required key that no source states."""
-
     key: Key
     needs: str
 
@@ -126,7 +124,6 @@ def _bare_partition(values: Sequence[Value]) -> str:
 
 
 def nested(values: Iterable[Value]) -> dict[str, Any]:
-    """The values as a document."""
     document: dict[str, Any] = {}
     for each in values:
         table = document
@@ -205,7 +202,6 @@ def _items(values: Iterable[Value]) -> tuple[list[Value], list[Choice]]:
 
 
 def _scalars(values: Sequence[Value]) -> tuple[list[Value], list[Value], list[Choice]]:
-    """One value for each key, or a choice among those of equal weight."""
     by_key: dict[Key, dict[Scalar, Value]] = {}
     for each in values:
         known = by_key.setdefault(each.key, {})
@@ -397,7 +393,6 @@ def _horovodrun(values: Sequence[Value]) -> Iterator[Value]:
 def _missing(
     name: str, values: Sequence[Value], pending: set[Key], defaults: Mapping[str, Any]
 ) -> Iterator[Missing]:
-    """Required keys that have no value and no choice."""
     document = nested(values)
     document |= {"format": 1, "name": name, "summary": "x", "status": "documented"}
     for table, content in defaults.items():

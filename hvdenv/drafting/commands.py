@@ -62,7 +62,6 @@ def _of_environment(name: str) -> bool:
 
 
 def known(name: str) -> bool:
-    """Whether hvdenv knows what a program means for a recipe."""
     return (
         name in LAUNCHERS | _CONDA | _NO_EFFECT | _INTERACTIVE | _REQUESTS.keys()
         or (name in _HANDLERS and name != ".")
@@ -262,8 +261,12 @@ class _Reader:
         words = list(modulelines.words_of_ml(words) if name == "ml" else words)
         for read in modulelines.module(words[: MOST_VALUES + 1]):
             if isinstance(read, str):
+                if "$" in read or UNKNOWN in read or PLACEHOLDER in read:
+                    yield leave("the page does not state the module")
+                    continue
                 origin = Origin(self.source, statement.line, statement.text)
-                yield from self._load(read, origin, weight)
+                self.loads.add(modulelines.Load(read, origin, weight))
+                self.read += 1
                 continue
             key = read.key if isinstance(read, Value) else ()
             if key == at("modules.purge"):
@@ -276,13 +279,6 @@ class _Reader:
             else:
                 yield read
 
-    def _load(self, name: str, origin: Origin, weight: int) -> Iterator[Read]:
-        if "$" in name or UNKNOWN in name or PLACEHOLDER in name:
-            yield leave("the page does not state the module")
-        else:
-            self.loads.add(modulelines.Load(name, origin, weight))
-            self.read += 1
-
     def _source(self, statement: Statement) -> Iterator[Read]:
         path = (statement.words[1:2] or ("",))[0]
         if statement.words[0] == "." and "/" not in path:
@@ -293,10 +289,6 @@ class _Reader:
             yield Value(at("modules.source"), path, item=True)
         else:
             yield leave("a script that the page does not show, or without its whole path")
-
-    def _srun(self, statement: Statement) -> Iterator[Read | directives.Field]:
-        yield Value(at("scheduler"), "slurm", weight=INFERRED)
-        yield from launching.srun(statement)
 
     def _qsub(self, statement: Statement) -> Iterator[Read | directives.Field]:
         """qsub belongs to several batch systems: options tell which."""
@@ -327,7 +319,6 @@ class _Reader:
 
 
 def _without_python(statements: Iterable[Statement]) -> Iterator[Statement]:
-    """Without what a page types into an interactive Python."""
     inside = False
     for statement in statements:
         name = (statement.words or ("",))[0]
@@ -355,7 +346,7 @@ _HANDLERS: dict[str, Callable[[_Reader, Statement], Iterator[Read | directives.F
     ".": _Reader._source,
     "export": _Reader._export,
     "declare": _Reader._export,
-    "srun": _Reader._srun,
+    "srun": lambda _, statement: launching.srun(statement),
     "qsub": _Reader._qsub,
     "uv": _Reader._uv,
     "virtualenv": lambda _, statement: packages.venv(statement.words[1:]),

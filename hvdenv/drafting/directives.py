@@ -48,7 +48,6 @@ class Table(NamedTuple):
 
 @lru_cache(maxsize=1)
 def tables() -> dict[str, Table]:
-    """The options by batch system."""
     document = parse_toml(read_text(Path(__file__).with_suffix(".toml"), OWN))
     listed = decode(dict[str, dict[str, dict[str, str]]], document)
     return {
@@ -76,7 +75,6 @@ def scheduler_of(text: str) -> str:
 
 
 def fields_of_directive(statement: Statement) -> Iterator[Field | Left]:
-    """The options in a directive."""
     scheduler = scheduler_of(statement.text)
     if not scheduler:
         yield leave("hvdenv does not know this batch system")
@@ -92,7 +90,6 @@ def fields_of_directive(statement: Statement) -> Iterator[Field | Left]:
 
 
 def fields_of(statement: Statement, words: Sequence[str], scheduler: str) -> Iterator[Field | Left]:
-    """The options in the arguments of a batch system's program."""
     table = tables()[scheduler]
     # An unknown option may be followed by its value.
     unknown = [
@@ -218,7 +215,6 @@ def _value(each: Field, scheduler: str, nodes: int, ranks: int) -> Iterator[Read
 
 
 def of_site(difference: str) -> Value:
-    """A mark for with_scheduler()."""
     return Value((*_SITE, difference), True, weight=INFERRED)
 
 

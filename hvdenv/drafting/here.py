@@ -43,7 +43,6 @@ class _Machine(NamedTuple):
     report: Report
 
     def ask(self, *argv: str) -> str:
-        """The output of a program; empty if it fails or does not exist."""
         if shutil.which(argv[0]):
             self.report(f"{' '.join(argv[:4])} (at most {node.SECONDS:.0f} s)")
         return node.answer(self.runner, *argv)
@@ -130,7 +129,6 @@ def _of_modules(machine: _Machine, loads: Collection[str]) -> Iterator[Value | L
 
 
 def offered(names: Iterable[str], loads: Collection[str]) -> Iterator[Value]:
-    """Modules to choose among, for each kind of which ``loads`` has none."""
     listed = sorted(set(names), key=_by_version)
     for kind in _KINDS:
         if any(_is_kind(name, kind) for name in loads):

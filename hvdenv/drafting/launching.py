@@ -44,7 +44,6 @@ _NO_RANKS = frozenset({"hostname", "nvidia-smi", "rocm-smi", "env", "printenv", 
 
 
 def launch(statement: Statement) -> Iterator[directives.Field | Read]:
-    """mpirun and its like, horovodrun, aprun, jsrun, and launchers of sites."""
     name, *words = statement.words
     options = split(words, _VALUES, program=True)
     name = name.rpartition("/")[2]
@@ -99,7 +98,6 @@ def _option(option: str, value: str, launcher: str) -> Iterator[Read]:
 
 
 def _other_option(option: str, value: str, launcher: str) -> Read:
-    """An option that only one launcher has."""
     if launcher == "horovodrun" and option.startswith("--"):
         argument = f"{option}={value}" if value else option
         wrong = [message for _, message in horovodrun.problems([argument])]
@@ -129,7 +127,7 @@ def _sizes(launcher: str, options: Options) -> Iterator[Read]:
 
 
 def srun(statement: Statement) -> Iterator[directives.Field | Read]:
-    """srun, with a program of ranks or with a shell."""
+    yield Value(at("scheduler"), "slurm", weight=INFERRED)
     words = statement.words[1:]
     table = directives.tables()["slurm"]
     options = split(words, table.options.keys(), program=True)
@@ -145,9 +143,8 @@ def srun(statement: Statement) -> Iterator[directives.Field | Read]:
         return
     yield Value(at("launch.launcher"), "srun")
     # Which part of an allocation a step uses says nothing about the job.
-    yield from (
-        each for each in read if isinstance(each, Left) or each.field in ("srun_mpi", "cpu_bind")
-    )
+    of_step = ("srun_mpi", "cpu_bind")
+    yield from (each for each in read if isinstance(each, Left) or each.field in of_step)
     yield from container(options.rest)
 
 

@@ -52,7 +52,6 @@ class Loads:
 
 
 def words_of_ml(words: Sequence[str]) -> tuple[str, ...]:
-    """The arguments of ``ml`` as those of ``module``."""
     if words and (words[0] in _LISTS | _ACTIONS or words[0].startswith("--")):
         return tuple(words)
     return ("load", *words)
@@ -156,7 +155,6 @@ def _key(
 
 
 def _only_in_one_way(name: str, sequences: list[list[Load]]) -> bool:
-    """Whether a page that shows several ways loads a module in some of them."""
     roles = [{role_of(each.module): each.module for each in seq} for seq in sequences if seq]
     ways = any(
         one[role] != other[role]

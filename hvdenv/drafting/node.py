@@ -57,7 +57,6 @@ def answer(runner: Runner, *argv: str) -> str:
 
 
 def look(runner: Runner, network: Path = _NETWORK) -> Seen:
-    """Look at this host."""
     facts = observe(Path.home(), runner, thorough=True)
     query = ("--query-gpu=compute_cap,driver_version", "--format=csv,noheader")
     gpus = re.findall(
@@ -128,7 +127,6 @@ def _told(seen: Seen) -> Iterator[str]:
 
 
 def main(file: str) -> None:
-    """Write what this host shows to a file."""
     seen = look(Runner())
     write_json(Path(file), encode(seen), 0o600)
     print(f"looked at {os.uname().nodename}", flush=True)

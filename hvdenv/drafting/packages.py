@@ -81,7 +81,6 @@ def conda(words: Sequence[str], page: Page) -> Iterator[Read]:
 
 
 def _channel(words: Sequence[str], page: Page) -> Iterator[Read]:
-    """``conda config --add channels NAME``."""
     key, name = words[-2:] if len(words) > 2 else ("", "")
     if key != "channels":
         yield leave("recipes have no key for the configuration of conda")

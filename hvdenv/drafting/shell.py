@@ -144,7 +144,6 @@ class _Reader:
         self.parser = _parser()
 
     def read(self, lines: list[str]) -> tuple[Statement, ...]:
-        """The first statements, in order."""
         directives = (
             Statement((), (), self.first + number, shown(line.strip()), batch=True)
             for number, line in enumerate(lines)
@@ -204,7 +203,6 @@ class _Reader:
         return Statement(tuple(words), tuple(variables), line, shown(_text(node)), batch=self.batch)
 
     def _here_document(self, node: Node, line: int) -> Iterator[Statement]:
-        """A script that the page writes into a file."""
         lines = _text(node).split("\n")
         if any(_DIRECTIVE.match(each) for each in lines) or lines[0].startswith("#!"):
             inner = Block(line, tuple(lines))
@@ -212,7 +210,6 @@ class _Reader:
 
 
 def _logical_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
-    """Lines with those that they continue on, and the number of the first."""
     start, parts = 0, list[str]()
     for number, line in enumerate(lines):
         if not parts:

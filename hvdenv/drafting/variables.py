@@ -57,7 +57,6 @@ _SEARCH_PATHS = frozenset({
 
 
 def variable(name: str, value: str, *, exported: bool) -> Iterator[Read]:
-    """One assignment."""
     if name in _INTERFACES:
         yield from _interfaces(value)
     elif name.startswith("HOROVOD_"):

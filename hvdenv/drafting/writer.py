@@ -52,7 +52,7 @@ def write(draft: Draft, sources: Sequence[str]) -> str:
 
 
 def _head(draft: Draft, sources: Sequence[str]) -> str:
-    lines = [f"Value by hvdenv init from {', '.join(sources)}.", "Each value names its source."]
+    lines = [f"Drafted by hvdenv init from {', '.join(sources)}.", "Each value names its source."]
     if draft.missing:
         lines += ["", "Missing:"]
         lines += [f"  {'.'.join(each.key)}: {each.needs}" for each in draft.missing]
@@ -63,13 +63,11 @@ def _head(draft: Draft, sources: Sequence[str]) -> str:
 
 
 def told_choice(choice: Choice) -> str:
-    """A choice on one line."""
     values = ", ".join(f"{told_value(each.value)} ({_where(each)})" for each in choice.values)
     return f"{'.'.join(choice.key)}: {values}"
 
 
 def told_value(value: Scalar) -> str:
-    """A value of a choice, for people."""
     if isinstance(value, str) and value.startswith(WITHOUT):
         return f"without {rendered(value.removeprefix(WITHOUT))}"
     return rendered(value)
@@ -85,7 +83,6 @@ def rendered(value: Scalar) -> str:
 
 
 def _comment(text: str) -> str:
-    """A comment on one line, whatever is in the text; indentation is kept."""
     indent = len(text) - len(text.lstrip(" "))
     return f"# {' ' * indent}{shown_whole(text)}".rstrip()
 
@@ -109,7 +106,6 @@ def _tables(draft: Draft) -> list[Key]:
 
 
 def _table(draft: Draft, table: Key) -> Iterator[str]:
-    """The lines of one table."""
     lists: dict[Key, list[Value]] = {}
     for each in draft.values:
         if each.key[:-1] == table and each.item:
@@ -180,7 +176,6 @@ def _left(title: str, left: Sequence[Left]) -> Iterator[str]:
 
 
 def told_left(left: Iterable[Left]) -> Iterator[str]:
-    """One line for each command, with all reasons."""
     reasons: dict[Origin, dict[str, None]] = {}
     for each in left:
         reasons.setdefault(each.origin, {})[each.reason] = None

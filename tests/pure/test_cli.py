@@ -231,13 +231,6 @@ def module(*words: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-m", "hvdenv", *words], **options)
 
 
-def test_as_a_module(tmp_path: Path) -> None:
-    process = module("show", "lokal", cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()})
-    out, err = process.communicate()
-    assert (process.returncode, out) == (2, "")
-    assert err.startswith('error: there is no recipe named "lokal"')
-
-
 @pytest.mark.parametrize(
     "words", [("plan", "local"), ("show", "local"), ("recipes",)], ids=" ".join
 )

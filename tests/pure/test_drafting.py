@@ -420,6 +420,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Co
     assert (recipe.horovod.version, recipe.horovod.controllers) == ("0.28.1", ("mpi", "gloo"))
     hvdenv("init", "fenn", "--from", "page.md", code=2)
     older = hvdenv("init", "--from", "page.md", "--set", "horovod.version=0.27.0", "-o", "-")
+    assert older.out.startswith("# Drafted by hvdenv init from page.md.\n")
     assert 'version = "0.27.0"' in older.out
     for lines, commands in (("1-3", 2), ("3-99", 4)):  # also from within a block
         part = hvdenv("init", "--from", "page.md", "--lines", lines, "--json")
