@@ -95,14 +95,14 @@ def _size(text: str) -> float:
 def run(arguments: argparse.Namespace) -> int:
     wheels = wheels_of_site(arguments)
     caches = caches_of(arguments, wheels)
-    runner, action = Runner(), arguments.action
+    action = arguments.action
     if action == "prune":
-        return _prune(arguments, caches[0], wheels, runner)
+        return _prune(arguments, caches[0], wheels)
     if action == "copy":
-        return _copy(arguments, caches, wheels, runner)
+        return _copy(arguments, caches, wheels)
     if action == "sign":
-        return _sign(arguments, caches[0], wheels, runner)
-    return _list(arguments, caches, runner)
+        return _sign(arguments, caches[0], wheels)
+    return _list(arguments, caches)
 
 
 def caches_of(arguments: argparse.Namespace, wheels: Wheels) -> tuple[Cache, ...]:
@@ -116,10 +116,10 @@ def caches_of(arguments: argparse.Namespace, wheels: Wheels) -> tuple[Cache, ...
     return shared[:1] if arguments.action == "sign" and wheels.publish else (own,)
 
 
-def _list(arguments: argparse.Namespace, caches: tuple[Cache, ...], runner: Runner) -> int:
+def _list(arguments: argparse.Namespace, caches: tuple[Cache, ...]) -> int:
     """`list`, and `verify`, which reads every byte."""
     verifies = arguments.action == "verify"
-    entries, unread = [], False
+    runner, entries, unread = Runner(), [], False
     for cache in caches:
         try:
             entries += [
@@ -161,12 +161,13 @@ def _show(entry: Listed, verified: bool) -> None:
     print(plain("\n    ".join(line for line in lines if line)))
 
 
-def _prune(arguments: argparse.Namespace, cache: Cache, wheels: Wheels, runner: Runner) -> int:
+def _prune(arguments: argparse.Namespace, cache: Cache, wheels: Wheels) -> int:
     if arguments.downloads:
-        return _prune_downloads(arguments, runner)
+        return _prune_downloads(arguments)
     largest, oldest = arguments.max_size, time_ago(arguments.older_than)
     if largest is None and not (oldest or arguments.damaged or cache.shared):
         largest = wheels.own_gb * 1e9
+    runner = Runner()
     entries = [
         wheelcache.describe(cache, name, runner, thorough=arguments.damaged)
         for name in wheelcache.names(cache)
@@ -185,7 +186,7 @@ def _prune(arguments: argparse.Namespace, cache: Cache, wheels: Wheels, runner: 
     return 5 if kept else 0
 
 
-def _prune_downloads(arguments: argparse.Namespace, runner: Runner) -> int:
+def _prune_downloads(arguments: argparse.Namespace) -> int:
     if arguments.damaged or arguments.cache:
         raise UsageError(
             "--downloads can only be combined with --max-size and --older-than",
@@ -198,7 +199,7 @@ def _prune_downloads(arguments: argparse.Namespace, runner: Runner) -> int:
     entries = downloads.kept(places, Counter())
     status = 0
     for each in wheelcache.least_recently_used(entries, largest=largest, oldest=oldest):
-        gone = downloads.remove(places, each, runner)
+        gone = downloads.remove(places, each, Runner())
         status = status if gone else 5
         verb = "removed" if gone else "kept (in use, or no permission)"
         print(f"{verb} {each.path.relative_to(places.cache)}, {each.bytes / 1e6:.1f} MB")
@@ -223,25 +224,23 @@ def _chosen(caches: tuple[Cache, ...], prefixes: list[str]) -> dict[str, Cache]:
     }
 
 
-def _copy(
-    arguments: argparse.Namespace, caches: tuple[Cache, ...], wheels: Wheels, runner: Runner
-) -> int:
+def _copy(arguments: argparse.Namespace, caches: tuple[Cache, ...], wheels: Wheels) -> int:
     chosen, target = _chosen(caches, arguments.keys), wheelcache.own(find_places())
     if arguments.to:
         folder = make_folder(named_folder(arguments.to))
         target = wheelcache.shared(wheels._replace(publish=str(folder)))[0]
-    wheelcache.copy(chosen, target, runner)
+    wheelcache.copy(chosen, target, Runner())
     print(f"copied {len(chosen)} wheel{'s' * (len(chosen) != 1)} to {target.folder}")
     return 0
 
 
-def _sign(arguments: argparse.Namespace, cache: Cache, wheels: Wheels, runner: Runner) -> int:
+def _sign(arguments: argparse.Namespace, cache: Cache, wheels: Wheels) -> int:
     key = arguments.key or wheels.key
     if not key:
         raise UsageError(
             "no key to sign with", remedy="name its file with --key, or in places.wheels.key"
         )
     for name in _chosen((cache,), arguments.keys):
-        wheelcache.sign(cache, name, key, runner)
+        wheelcache.sign(cache, name, key, Runner())
         print(f"signed {name[:12]}")
     return 0

@@ -55,11 +55,10 @@ def ask_node(draft: Draft, *, dry_run: bool) -> Found | None:
 
 def _answered(script: Script, answer: Path, places: Places) -> Found:
     make_folder(places.jobs)
-    runner = Runner()
-    record = submit(script, runner, places)
+    record = submit(script, Runner(), places)
     report(f"looking at a compute node, in job {record.id}")
     try:
-        code = to_the_end(record, runner, places, as_json=True)
+        code = to_the_end(record, as_json=True)
         end = time.monotonic() + OUTPUT_SECONDS  # a network file system may show it later
         while not code and not answer.exists() and time.monotonic() < end:
             time.sleep(0.1)

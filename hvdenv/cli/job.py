@@ -112,12 +112,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     _check_usage(arguments)
-    places, runner, quiet = find_places(), Runner(), arguments.quiet
+    places, quiet = find_places(), arguments.quiet
     if arguments.follow:
         record = recall(arguments.follow, places)
-        return to_the_end(
-            record, runner, places, quiet=quiet, as_json=arguments.json, withdraw=False
-        )
+        return to_the_end(record, quiet=quiet, as_json=arguments.json, withdraw=False)
     resolved = resolved_of(arguments)
     scheduler, dialect = scheduler_of(resolved)
     batch = _batch(arguments, resolved, dialect)
@@ -127,13 +125,13 @@ def run(arguments: argparse.Namespace) -> int:
     submission = Script(text=text, scheduler=scheduler, dialect=dialect, name=batch.job.name)
     if not quiet:
         report(f"{batch.job.name}: {charged(batch.job)}")
-    record = submit(submission, runner, places)
+    record = submit(submission, Runner(), places)
     if batch.activate:  # an image has none
         last_used.note(places, Path(batch.activate).parent)
     if not arguments.detach:
         if not quiet:
             report(f"submitted job {record.id}")
-        return to_the_end(record, runner, places, quiet=quiet, as_json=arguments.json)
+        return to_the_end(record, quiet=quiet, as_json=arguments.json)
     if arguments.json:
         print_json({"id": record.id, "scheduler": scheduler, "script": record.script})
     else:
@@ -259,13 +257,7 @@ def _give(arguments: argparse.Namespace, text: str, job: Job) -> int:
 
 
 def to_the_end(
-    record: Submitted,
-    runner: Runner,
-    places: Places,
-    *,
-    quiet: bool = False,
-    as_json: bool = False,
-    withdraw: bool = True,
+    record: Submitted, *, quiet: bool = False, as_json: bool = False, withdraw: bool = True
 ) -> int:
     """Follow a job with its output on standard output and its status on standard error.
 
@@ -293,9 +285,9 @@ def to_the_end(
 
     listener = Listener(print_line, print_status, report)
     try:
-        status = Follower(record, runner, places, listener, withdraw=withdraw).follow()
+        status = Follower(record, Runner(), find_places(), listener, withdraw=withdraw).follow()
     except KeyboardInterrupt:
-        _leave_or_cancel(record, runner)
+        _leave_or_cancel(record)
         return 130
     outputs = record.files or status.outputs
     if as_json:
@@ -317,7 +309,7 @@ def _result(record: Submitted, status: Status, files: str, *, quiet: bool) -> in
     return code
 
 
-def _leave_or_cancel(record: Submitted, runner: Runner) -> None:
+def _leave_or_cancel(record: Submitted) -> None:
     answer = ""
     if sys.stdin.isatty() and sys.stderr.isatty():
         print(f"\ncancel job {record.id}? [y/N] ", end="", file=sys.stderr, flush=True)
@@ -326,7 +318,7 @@ def _leave_or_cancel(record: Submitted, runner: Runner) -> None:
         except KeyboardInterrupt:
             report("")
     if answer.strip().lower() in ("y", "yes"):
-        cancel(record, runner)
+        cancel(record, Runner())
         report(f"cancelled job {record.id}")
     else:
         report(f"job {record.id} goes on; follow it with: hvdenv job --follow {record.id}")
@@ -364,10 +356,10 @@ def run_in_job(
     Returns:
         The exit code of that command line.
     """
-    runner, key = Runner(), _key(resolved, words)
+    key = _key(resolved, words)
     if not dry_run and (record := unfinished(key, places)):
         report(f"job {record.id} was submitted for this before; following it")
-        return to_the_end(record, runner, places, quiet=quiet)
+        return to_the_end(record, quiet=quiet)
     scheduler, dialect = scheduler_of(resolved)
     job = own_job(resolved.recipe.job, purpose)
     partition = check(job, dialect, resolved.recipe.partitions, where=resolved.where)
@@ -382,10 +374,10 @@ def run_in_job(
     if dry_run:
         return 0
     make_folder(places.jobs)
-    record = submit(submission, runner, places)
+    record = submit(submission, Runner(), places)
     if not quiet:
         report(f"submitted job {record.id}")
-    return to_the_end(record, runner, places, quiet=quiet)
+    return to_the_end(record, quiet=quiet)
 
 
 def own_script(scheduler: str, dialect: Dialect, batch: BatchJob, places: Places) -> Script:

@@ -129,9 +129,8 @@ def test_the_line(recipe: str, built: Path, hvdenv: CommandLine) -> None:
 
 
 def test_torchrun_in_a_script_meets_at_the_first_host(recipe: str, hvdenv: CommandLine) -> None:
-    hosts, line = hvdenv(
-        "job", recipe, "--launcher", "torchrun", "--", "python", "train.py"
-    ).out.split("\n")[-4:-1:2]
+    said = hvdenv("job", recipe, "--launcher", "torchrun", "--", "python", "train.py").out
+    hosts, line = said.split("\n")[-4:-1:2]
     assert "-n 2 -N 2 --ntasks-per-node=1 " in line
     shell = f"scontrol() {{ echo g7; echo g8; }}; SLURM_JOB_ID=4321; {hosts}\necho {line}"
     found = subprocess.run(["bash", "-c", shell], text=True, capture_output=True).stdout
@@ -268,13 +267,6 @@ def test_a_job_is_submitted_when_its_image_is_there(imaged: str, hvdenv: Command
     assert call("job", imaged, "--nodes", "1", *words) == 0
 
 
-def test_without_modules_the_line_is_the_launchers(imaged: str, hvdenv: CommandLine) -> None:
-    path = Path(imaged)
-    path.write_text(path.read_text().replace("[modules]\nload", "[environment.run]\n#"))
-    said = dry(hvdenv, imaged, "--launcher", "mpirun", "--", "true")
-    assert re.match(r"(env (OMPI_\S+ )+)?mpirun -np 1 ", said)
-
-
 def mpirun_of(version: str, folder: Path) -> Path:
     """A folder with an mpirun that says it is of this Open MPI."""
     folder.mkdir(parents=True)
@@ -290,6 +282,8 @@ def test_the_hosts_mpirun_is_told_what_it_reads(
     """The recipe says which Open MPI is in the image; the host has another one."""
     path = Path(imaged)
     path.write_text(path.read_text().replace("[modules]\nload", "[environment.run]\n#"))
+    said = dry(hvdenv, imaged, "--launcher", "mpirun", "--", "true")
+    assert re.match(r"(env (OMPI_\S+ )+)?mpirun -np 1 ", said)  # without modules
     words = ("--hosts", "a:1,b:1", "--launcher", "mpirun", "--", "true")
     for version, told in (("4.1.4", True), ("5.0.11", False)):
         folder = mpirun_of(version, tmp_path / version / "bin")
@@ -341,11 +335,7 @@ def test_a_launcher_of_the_image_cannot_reach_other_hosts(imaged: str, hvdenv: C
 
 
 def test_a_program_is_the_environments_where_mpi_comes_first(
-    recipe: str,
-    built: Path,
-    hvdenv: CommandLine,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    recipe: str, built: Path, hvdenv: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """mpirun --prefix puts the MPI's folder in front, and a python may lie there."""
     generation = built.resolve()
@@ -382,11 +372,7 @@ def test_the_allocation_decides(
 
 
 def test_hosts_from_files(
-    recipe: str,
-    built: Path,
-    hvdenv: CommandLine,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    recipe: str, built: Path, hvdenv: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "hosts"
     file.write_text("n1\nn2\n")

@@ -6,13 +6,13 @@ import io
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hvdenv.building.lastfailed import last_failure
 from hvdenv.building.state import JOURNAL, LOGS
-from hvdenv.cli.main import main
 from hvdenv.environments import generations, registry
 from hvdenv.environments.generations import at
 from hvdenv.environments.journal import FAILED, FINISHED, STARTED, Journal
@@ -58,42 +58,48 @@ def report(places: Places, name: str, status: str, message: str, time: float) ->
     os.utime(path, (time, time))
 
 
-def test_a_log_is_diagnosed(tmp_path: Path, hvdenv: CommandLine) -> None:
-    log = tmp_path / "log"
-    log.write_text(
-        "fine\nCMake Error: Compatibility with CMake < 3.5 has been removed from CMake.\n"
-    )
-    said = hvdenv("doctor", str(log)).out
-    assert said.startswith(f"{log}\ncause: CMake 4 rejects")
+@pytest.fixture
+def doctor(tmp_path: Path, hvdenv: CommandLine) -> Callable[..., str]:
+    """Gives what doctor says of a log."""
+
+    def told(text: str, *words: str, code: int = 0) -> str:
+        (tmp_path / "log").write_text(text)
+        return hvdenv("doctor", str(tmp_path / "log"), *words, code=code).out
+
+    return told
+
+
+CMAKE = "Compatibility with CMake < 3.5 has been removed from CMake.\n"
+
+
+def test_a_log_is_diagnosed(tmp_path: Path, doctor: Callable[..., str]) -> None:
+    said = doctor(f"fine\nCMake Error: {CMAKE}")
+    assert said.startswith(f"{tmp_path}/log\ncause: CMake 4 rejects")
     assert "1. set CMAKE_POLICY_VERSION_MINIMUM=3.5" in said
     assert "cmake-4-for-bundled-gloo" not in said
-    said = hvdenv("doctor", str(log), "--recipe", "local").out
+    said = doctor(f"fine\nCMake Error: {CMAKE}", "--recipe", "local")
     assert "cmake-4-for-bundled-gloo" in said
     assert "in the recipe: build_tools.cmake" in said
 
 
-def test_the_remedy_is_a_diff_of_the_recipe(tmp_path: Path, hvdenv: CommandLine) -> None:
-    log, recipe = tmp_path / "log", tmp_path / "mine.toml"
-    log.write_text("Compatibility with CMake < 3.5 has been removed from CMake.\n")
+def test_the_remedy_is_a_diff_of_the_recipe(tmp_path: Path, doctor: Callable[..., str]) -> None:
+    recipe = tmp_path / "mine.toml"
     recipe.write_text('format = 1\nname = "mine"\nextends = "local"\n')
-    said = hvdenv("doctor", str(log), "--recipe", str(recipe)).out
+    said = doctor(CMAKE, "--recipe", str(recipe))
     assert "Suggested recipe change:" in said
     assert f"--- {recipe}" in said
     assert '+cmake = ">=3.13,<4"' in said
-    change = json.loads(hvdenv("doctor", str(log), "--recipe", "local", "--json").out)["change"]
+    change = json.loads(doctor(CMAKE, "--recipe", "local", "--json"))["change"]
     assert '+cmake = ">=3.13,<4"' in change["diff"]
+    # Which numpy, its rules differ on.
     which = "AttributeError: _ARRAY_API not found\nImportError: numpy.core.multiarray failed to import\n"
-    log.write_text(which)  # which numpy, its rules differ on
-    assert "Suggested" not in hvdenv("doctor", str(log), "--recipe", "local").out
-    log.write_text("nothing that is known\n")
-    assert "Suggested" not in hvdenv("doctor", str(log), "--recipe", "local", code=1).out
-    assert main(["doctor", str(log), "--recipe", "no-such-recipe"]) == 2
+    assert "Suggested" not in doctor(which, "--recipe", "local")
+    assert "Suggested" not in doctor("nothing that is known\n", "--recipe", "local", code=1)
+    doctor(CMAKE, "--recipe", "no-such-recipe", code=2)
 
 
-def test_what_is_not_known_says_what_to_look_at(tmp_path: Path, hvdenv: CommandLine) -> None:
-    log = tmp_path / "log"
-    log.write_text("[2]<stderr>:ValueError: https://me:secret@host/ is odd\x1b[31m\n")
-    said = hvdenv("doctor", str(log), code=1).out
+def test_what_is_not_known_says_what_to_look_at(doctor: Callable[..., str]) -> None:
+    said = doctor("[2]<stderr>:ValueError: https://me:secret@host/ is odd\x1b[31m\n", code=1)
     assert "not recognised" in said
     assert "line 1: [2]<stderr>:ValueError: https://***@host/ is odd" in said
     assert "the rank that failed first: 2" in said
@@ -114,12 +120,10 @@ NOT_ALLOWED = "[gpu32:00100] Read -1, expected 131072, errno = 1"
     ],
 )  # fmt: skip
 def test_how_much_is_known_comes_first(
-    log: str, first: str, also: str, tmp_path: Path, hvdenv: CommandLine
+    log: str, first: str, also: str, doctor: Callable[..., str]
 ) -> None:
-    (tmp_path / "log").write_text(log)
-    _, told = hvdenv(
-        "doctor", str(tmp_path / "log"), code=0 if "Segmentation" in log else 1
-    ).out.split("\n", 1)
+    said = doctor(log, code=0 if "Segmentation" in log else 1)
+    told = said.split("\n", 1)[1]
     assert told.startswith(first)
     assert also in told
 
@@ -129,12 +133,10 @@ def test_how_much_is_known_comes_first(
     [("", True, False), ("docker run x\n", False, False), ("hvdenv build x\n", True, True)],
 )
 def test_remedies_fit_the_reader(
-    before: str, modules: bool, recipe: bool, tmp_path: Path, hvdenv: CommandLine
+    before: str, modules: bool, recipe: bool, doctor: Callable[..., str]
 ) -> None:
     """No recipes for those who only have a log, no environment modules in containers."""
-    missing = "CMake Error at x:1 (message):\n  Could NOT find MPI (x)\n"
-    (tmp_path / "log").write_text(before + missing)
-    said = hvdenv("doctor", str(tmp_path / "log")).out
+    said = doctor(f"{before}CMake Error at x:1 (message):\n  Could NOT find MPI (x)\n")
     assert "  1. install an MPI" in said
     assert ("with environment modules: load an MPI module" in said) is modules
     assert ("in the recipe: modules.load" in said) is recipe
