@@ -177,13 +177,7 @@ def _looked_up(arguments: argparse.Namespace, prepared: Prepared) -> Availabilit
 
 
 class ModulesHere(NamedTuple):
-    """The modules of a recipe on this machine.
-
-    Attributes:
-        system: the module system and its version.
-        examined: how each module of the recipe stands.
-        offers: modules here that offer Horovod, a framework, an MPI or NCCL.
-    """
+    """The modules of a recipe on this machine, and others that offer Horovod or what it needs."""
 
     system: str
     examined: tuple[Examined, ...]

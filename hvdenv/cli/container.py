@@ -21,26 +21,13 @@ from hvdenv.command import spelled_out
 from hvdenv.errors import StepError, UsageError
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.rules import judge
+from hvdenv.launch import preflight
 from hvdenv.launch.nodes import ask_nodes
-from hvdenv.launch.preflight import (
-    Answers,
-    Requirements,
-    copy_commands,
-    hosts_without_image,
-    judge_nodes,
-)
 from hvdenv.model.layers import Resolved, known_recipes, read_layer
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import named_file, named_folder, replacing, sweep, sync, write_text
-from hvdenv.plans.images import FORMATS
+from hvdenv.plans.images import FORMATS, definition
 from hvdenv.plans.images.build import failed
-from hvdenv.plans.images.definition import (
-    container_of,
-    define,
-    image_facts,
-    image_plan,
-    image_python,
-)
 from hvdenv.plans.images.formats import Build, FormatName
 from hvdenv.plans.plan import Plan, choose_versions
 from hvdenv.reports.report import Report
@@ -122,7 +109,7 @@ def _list() -> int:
 
 def _define(arguments: argparse.Namespace, resolved: Resolved) -> int:
     plan = _plan(arguments, resolved)
-    text = define(resolved.recipe, plan, arguments.format)
+    text = definition.define(resolved.recipe, plan, arguments.format)
     if arguments.to:
         write_text(named_file(arguments.to), text)
     image = _build(arguments, resolved, text) if arguments.build else ""
@@ -144,9 +131,11 @@ def _plan(arguments: argparse.Namespace, resolved: Resolved) -> Plan:
     recipe = resolved.recipe
     partition = recipe.partitions.get(recipe.job.partition or "")
     machine = partition.arch if partition else os.uname().machine
-    facts = image_facts(container_of(recipe), machine, len(os.sched_getaffinity(0)))
-    python = image_python(recipe, facts, arguments.python)
-    plan = image_plan(recipe, resolved.variants, facts, python)
+    facts = definition.image_facts(
+        definition.container_of(recipe), machine, len(os.sched_getaffinity(0))
+    )
+    python = definition.image_python(recipe, facts, arguments.python)
+    plan = definition.image_plan(recipe, resolved.variants, facts, python)
     rules = judge(observables(recipe, facts, python, choose_versions(recipe, python)))
     refuse_blocked(rules, arguments.allow, resolved, quiet=arguments.quiet)
     return plan
@@ -155,7 +144,7 @@ def _plan(arguments: argparse.Namespace, resolved: Resolved) -> Plan:
 def _build(arguments: argparse.Namespace, resolved: Resolved, text: str) -> str:
     form = FORMATS[arguments.format]
     image = arguments.image or (
-        container_of(resolved.recipe).image or _IMAGE
+        definition.container_of(resolved.recipe).image or _IMAGE
         if form.is_file
         else "localhost/hvdenv:" + "-".join((resolved.recipe.name, *resolved.variants))
     )
@@ -220,7 +209,7 @@ def _preflight(arguments: argparse.Namespace, resolved: Resolved) -> int:
     hosts = tuple(host.name for host in parse_hosts(arguments.hosts))
     required, runner = _requirements(arguments, resolved), Runner()
     found, answers = _ask(resolved, required, hosts, runner)
-    if arguments.copy and (without := hosts_without_image(answers)[1]):
+    if arguments.copy and (without := preflight.hosts_without_image(answers)[1]):
         copying = None if arguments.dry_run else runner
         _copy(resolved.recipe, required, without, copying, quiet=arguments.quiet)
         if not arguments.dry_run:
@@ -228,11 +217,11 @@ def _preflight(arguments: argparse.Namespace, resolved: Resolved) -> int:
     return print_report(found, arguments)
 
 
-def _requirements(arguments: argparse.Namespace, resolved: Resolved) -> Requirements:
+def _requirements(arguments: argparse.Namespace, resolved: Resolved) -> preflight.Requirements:
     recipe = resolved.recipe
-    container = container_of(recipe)
+    container = definition.container_of(recipe)
     image = os.path.abspath(arguments.image or container.image or _IMAGE)
-    return Requirements(
+    return preflight.Requirements(
         container=container._replace(image=image),
         mpi=recipe.mpi if "mpi" in recipe.horovod.controllers else None,
         launcher=recipe.launch.launcher,
@@ -242,8 +231,8 @@ def _requirements(arguments: argparse.Namespace, resolved: Resolved) -> Requirem
 
 
 def _ask(
-    resolved: Resolved, required: Requirements, hosts: tuple[str, ...], runner: Runner
-) -> tuple[Report, Answers]:
+    resolved: Resolved, required: preflight.Requirements, hosts: tuple[str, ...], runner: Runner
+) -> tuple[Report, preflight.Answers]:
     began, started = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
     answers = ask_nodes(hosts, required.image, runner, ssh=required.ssh)
     found = Report(
@@ -252,14 +241,14 @@ def _ask(
         host=os.uname().nodename,
         started=started,
         seconds=time.monotonic() - began,
-        findings=judge_nodes(required, answers),
+        findings=preflight.judge_nodes(required, answers),
     )
     return found, answers
 
 
 def _copy(
     recipe: Recipe,
-    required: Requirements,
+    required: preflight.Requirements,
     hosts: tuple[str, ...],
     runner: Runner | None,
     *,
@@ -278,7 +267,7 @@ def _copy(
         )  # fmt: skip
     scheduler = current_allocation(recipe).scheduler
     broadcast = recipe.dialects[scheduler].broadcast if scheduler else ()
-    for command in copy_commands(image, hosts, broadcast):
+    for command in preflight.copy_commands(image, hosts, broadcast):
         if not quiet or runner is None:
             report(spelled_out(command))
         if runner is None:

@@ -91,12 +91,7 @@ def choose(
 
 
 def required(arguments: argparse.Namespace, prepared: Prepared, named: Path | None) -> Locked:
-    """The named lock, or else the one in the recipe's folder of locks.
-
-    Raises:
-        LockError: there is none, or it does not satisfy the recipe.
-        UntrustedError: another user could have changed it.
-    """
+    """The named lock, or else the one in the recipe's folder of locks; it must satisfy the recipe."""
     if named:
         locked: Locked | None = folders.read(named, _refuse_others(arguments, named))
     else:
@@ -119,12 +114,7 @@ def with_lock(arguments: argparse.Namespace, prepared: Prepared) -> Prepared:
 def with_recorded_lock(
     arguments: argparse.Namespace, prepared: Prepared, record: GenerationRecord
 ) -> Prepared:
-    """Add the lock that a generation was built from, if it was built from one.
-
-    Raises:
-        LockError: that lock is gone, or does not satisfy the recipe.
-        UntrustedError: another user could have changed it.
-    """
+    """Add the lock that a generation was built from, if it was built from one."""
     if record.lock is None:
         return prepared
     root = root_of(arguments, prepared)

@@ -23,11 +23,7 @@ from hvdenv.sites.jobs import OUTPUT_SECONDS, Script, submit
 
 
 def ask_node(draft: Draft, *, dry_run: bool) -> Found | None:
-    """What a compute node shows, asked in a job; None for a dry run, which prints the script.
-
-    Raises:
-        UsageError, StepError: the sources do not say how to submit a job, or it failed.
-    """
+    """What a compute node shows, asked in a job; None for a dry run, which prints the script."""
     document = nested(draft.values)
     scheduler = document.get("scheduler", "")
     dialect = with_own(decode(dict[str, Dialect], document.get("schedulers", {}))).get(scheduler)

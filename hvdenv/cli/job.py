@@ -27,50 +27,18 @@ from hvdenv.cli.run import (
 from hvdenv.cli.with_image import Entry, add_image, entry_of
 from hvdenv.environments import last_used
 from hvdenv.errors import RecipeError, StepError, UsageError
+from hvdenv.launch import placement
 from hvdenv.launch.container import start_inside
 from hvdenv.launch.launchers import Launch
-from hvdenv.launch.placement import (
-    START_SECONDS,
-    Requested,
-    choose_launcher,
-    exported,
-    mpi_of,
-    refuse_unfit,
-)
 from hvdenv.model.cluster import Job
 from hvdenv.model.dialect import Dialect
 from hvdenv.model.layers import Resolved
 from hvdenv.places import HOME_VARIABLE, Places, find_places, make_folder, named_file, write_text
 from hvdenv.runner import Runner, environment
 from hvdenv.schema import encode
+from hvdenv.sites import batch, jobs
 from hvdenv.sites.answers import Status
-from hvdenv.sites.batch import (
-    HOST_NAMES,
-    HOSTFILE,
-    HOSTS,
-    JOB_ID,
-    OPTIONS,
-    RENDEZVOUS,
-    BatchJob,
-    Purpose,
-    charged,
-    check,
-    cost,
-    merge,
-    own_job,
-    script,
-)
 from hvdenv.sites.job_status import abnormal_end, explained
-from hvdenv.sites.jobs import (
-    Follower,
-    Listener,
-    Script,
-    Submitted,
-    cancel,
-    recall,
-    submit,
-    unfinished,
-)
 
 # Both ignore modules in the folder that the job starts in. Python 3.10 has no -P.
 AS_MODULE = ("-P", "-m")
@@ -114,20 +82,20 @@ def run(arguments: argparse.Namespace) -> int:
     _check_usage(arguments)
     places, quiet = find_places(), arguments.quiet
     if arguments.follow:
-        record = recall(arguments.follow, places)
+        record = jobs.recall(arguments.follow, places)
         return to_the_end(record, quiet=quiet, as_json=arguments.json, withdraw=False)
     resolved = resolved_of(arguments)
     scheduler, dialect = scheduler_of(resolved)
-    batch = _batch(arguments, resolved, dialect)
-    text = script(dialect, batch)
+    planned = _batch(arguments, resolved, dialect)
+    text = batch.script(dialect, planned)
     if not arguments.submit or arguments.dry_run:
-        return _give(arguments, text, batch.job)
-    submission = Script(text=text, scheduler=scheduler, dialect=dialect, name=batch.job.name)
+        return _give(arguments, text, planned.job)
+    submission = jobs.Script(text=text, scheduler=scheduler, dialect=dialect, name=planned.job.name)
     if not quiet:
-        report(f"{batch.job.name}: {charged(batch.job)}")
-    record = submit(submission, Runner(), places)
-    if batch.activate:  # an image has none
-        last_used.note(places, Path(batch.activate).parent)
+        report(f"{planned.job.name}: {batch.charged(planned.job)}")
+    record = jobs.submit(submission, Runner(), places)
+    if planned.activate:  # an image has none
+        last_used.note(places, Path(planned.activate).parent)
     if not arguments.detach:
         if not quiet:
             report(f"submitted job {record.id}")
@@ -182,12 +150,12 @@ def scheduler_of(resolved: Resolved) -> tuple[str, Dialect]:
     return name, dialect
 
 
-def _batch(arguments: argparse.Namespace, resolved: Resolved, dialect: Dialect) -> BatchJob:
+def _batch(arguments: argparse.Namespace, resolved: Resolved, dialect: Dialect) -> batch.BatchJob:
     recipe = resolved.recipe
-    given = {name: getattr(arguments, name) for name in OPTIONS}
-    job = merge(recipe.job, dialect, given)
+    given = {name: getattr(arguments, name) for name in batch.OPTIONS}
+    job = batch.merge(recipe.job, dialect, given)
     options = [name for name, value in given.items() if value is not None]
-    partition = check(job, dialect, recipe.partitions, options, resolved.where)
+    partition = batch.check(job, dialect, recipe.partitions, options, resolved.where)
     chosen = choose(arguments, built=False, image=True)
     submits = arguments.submit and not arguments.dry_run
     if submits and chosen.container:
@@ -197,13 +165,15 @@ def _batch(arguments: argparse.Namespace, resolved: Resolved, dialect: Dialect) 
             f"there is no environment {chosen.name} at {chosen.prefix}",
             remedy=f"hvdenv build {named(arguments)}",
         )
-    entry = entry_of(arguments, chosen.prefix, recipe, JOB_ID) if chosen.record else Entry()
-    name = choose_launcher(recipe, arguments.launcher or "")
-    refuse_unfit(name, recipe, Requested(), recipe.scheduler, job.nodes, recipe.name)
+    entry = entry_of(arguments, chosen.prefix, recipe, batch.JOB_ID) if chosen.record else Entry()
+    name = placement.choose_launcher(recipe, arguments.launcher or "")
+    placement.refuse_unfit(
+        name, recipe, placement.Requested(), recipe.scheduler, job.nodes, recipe.name
+    )
     launch = with_mpi(_launch(chosen, job, dialect)._replace(program=entry.words), chosen)
     # The script runs on the first host of the job.
     start = start_inside(name, launch, chosen.inside, os.uname().nodename)
-    return BatchJob(
+    return batch.BatchJob(
         job=job,
         partition=partition,
         activate=chosen.activate,
@@ -226,14 +196,16 @@ def _launch(chosen: Chosen, job: Job, dialect: Dialect) -> Launch:
         program=(),
         ranks=job.nodes * job.ranks_per_node,
         root=os.geteuid() == 0,
-        mpi=mpi_of(recipe),
-        exports=exported(exports, activated(chosen), dict.fromkeys(exports, ""), Requested()),
-        start_timeout=START_SECONDS,
-        host_list=HOSTS,
-        host_names=HOST_NAMES,
-        rendezvous=RENDEZVOUS,
-        job=JOB_ID,
-        hostfile=HOSTFILE if dialect.hostfile and not no_hostfile else "",
+        mpi=placement.mpi_of(recipe),
+        exports=placement.exported(
+            exports, activated(chosen), dict.fromkeys(exports, ""), placement.Requested()
+        ),
+        start_timeout=placement.START_SECONDS,
+        host_list=batch.HOSTS,
+        host_names=batch.HOST_NAMES,
+        rendezvous=batch.RENDEZVOUS,
+        job=batch.JOB_ID,
+        hostfile=batch.HOSTFILE if dialect.hostfile and not no_hostfile else "",
         ranks_per_node=job.ranks_per_node,
         cpus_per_rank=job.cpus_per_rank or 0,
         gpus_per_node=job.gpus_per_node or 0,
@@ -246,18 +218,18 @@ def _give(arguments: argparse.Namespace, text: str, job: Job) -> int:
     if arguments.to:
         write_text(named_file(arguments.to), text, 0o777)
     if arguments.json:
-        print_json({"text": text, **cost(job)._asdict()})
+        print_json({"text": text, **batch.cost(job)._asdict()})
     elif arguments.to:
         print(arguments.to)
     else:
         print(text, end="")
     if not arguments.json and not arguments.quiet:
-        report(f"{job.name}: {charged(job)}")
+        report(f"{job.name}: {batch.charged(job)}")
     return 0
 
 
 def to_the_end(
-    record: Submitted, *, quiet: bool = False, as_json: bool = False, withdraw: bool = True
+    record: jobs.Submitted, *, quiet: bool = False, as_json: bool = False, withdraw: bool = True
 ) -> int:
     """Follow a job with its output on standard output and its status on standard error.
 
@@ -283,9 +255,11 @@ def to_the_end(
             shown = text
             report(f"job {record.id}: {text}")
 
-    listener = Listener(print_line, print_status, report)
+    listener = jobs.Listener(print_line, print_status, report)
     try:
-        status = Follower(record, Runner(), find_places(), listener, withdraw=withdraw).follow()
+        status = jobs.Follower(
+            record, Runner(), find_places(), listener, withdraw=withdraw
+        ).follow()
     except KeyboardInterrupt:
         _leave_or_cancel(record)
         return 130
@@ -296,7 +270,7 @@ def to_the_end(
     return _result(record, status, ", ".join(outputs), quiet=quiet)
 
 
-def _result(record: Submitted, status: Status, files: str, *, quiet: bool) -> int:
+def _result(record: jobs.Submitted, status: Status, files: str, *, quiet: bool) -> int:
     if abnormal := abnormal_end(status):
         what, remedy = abnormal
         detail = f"output: {files}" if files else ""
@@ -309,7 +283,7 @@ def _result(record: Submitted, status: Status, files: str, *, quiet: bool) -> in
     return code
 
 
-def _leave_or_cancel(record: Submitted) -> None:
+def _leave_or_cancel(record: jobs.Submitted) -> None:
     answer = ""
     if sys.stdin.isatty() and sys.stderr.isatty():
         print(f"\ncancel job {record.id}? [y/N] ", end="", file=sys.stderr, flush=True)
@@ -318,13 +292,13 @@ def _leave_or_cancel(record: Submitted) -> None:
         except KeyboardInterrupt:
             report("")
     if answer.strip().lower() in ("y", "yes"):
-        cancel(record, Runner())
+        jobs.cancel(record, Runner())
         report(f"cancelled job {record.id}")
     else:
         report(f"job {record.id} goes on; follow it with: hvdenv job --follow {record.id}")
 
 
-def run_there(arguments: argparse.Namespace, purpose: Purpose) -> int:
+def run_there(arguments: argparse.Namespace, purpose: batch.Purpose) -> int:
     """Run this command line in a job, without its ``--where compute``; see run_in_job()."""
     words = [word for word in arguments.words if word not in ("--where=compute", "--dry-run")]
     if "--where" in words:
@@ -340,7 +314,7 @@ def run_in_job(
     resolved: Resolved,
     words: Sequence[str],
     places: Places,
-    purpose: Purpose,
+    purpose: batch.Purpose,
     *,
     quiet: bool = False,
     dry_run: bool = False,
@@ -357,35 +331,37 @@ def run_in_job(
         The exit code of that command line.
     """
     key = _key(resolved, words)
-    if not dry_run and (record := unfinished(key, places)):
+    if not dry_run and (record := jobs.unfinished(key, places)):
         report(f"job {record.id} was submitted for this before; following it")
         return to_the_end(record, quiet=quiet)
     scheduler, dialect = scheduler_of(resolved)
-    job = own_job(resolved.recipe.job, purpose)
-    partition = check(job, dialect, resolved.recipe.partitions, where=resolved.where)
+    job = batch.own_job(resolved.recipe.job, purpose)
+    partition = batch.check(job, dialect, resolved.recipe.partitions, where=resolved.where)
     site = environment().get(SITE_VARIABLE)
     env = ((HOME_VARIABLE, str(places.home)), *(((SITE_VARIABLE, site),) if site else ()))
-    batch = BatchJob(job, partition, env=env, command=(*OWN, "hvdenv", *words))
-    submission = own_script(scheduler, dialect, batch, places)._replace(key=key)
+    planned = batch.BatchJob(job, partition, env=env, command=(*OWN, "hvdenv", *words))
+    submission = own_script(scheduler, dialect, planned, places)._replace(key=key)
     if dry_run:
         print(submission.text, end="")
     if dry_run or not quiet:
-        report(f"{job.name}: {charged(job)}")
+        report(f"{job.name}: {batch.charged(job)}")
     if dry_run:
         return 0
     make_folder(places.jobs)
-    record = submit(submission, Runner(), places)
+    record = jobs.submit(submission, Runner(), places)
     if not quiet:
         report(f"submitted job {record.id}")
     return to_the_end(record, quiet=quiet)
 
 
-def own_script(scheduler: str, dialect: Dialect, batch: BatchJob, places: Places) -> Script:
+def own_script(
+    scheduler: str, dialect: Dialect, planned: batch.BatchJob, places: Places
+) -> jobs.Script:
     """The script of a job of hvdenv itself, in this folder, with a log of its own."""
-    name = batch.job.name
+    name = planned.job.name
     log = str(places.jobs / f"{name}-{os.urandom(6).hex()}.log")
-    text = script(dialect, batch._replace(folder=os.getcwd(), log=log))
-    return Script(text=text, scheduler=scheduler, dialect=dialect, name=name, log=log)
+    text = batch.script(dialect, planned._replace(folder=os.getcwd(), log=log))
+    return jobs.Script(text=text, scheduler=scheduler, dialect=dialect, name=name, log=log)
 
 
 def _key(resolved: Resolved, words: Sequence[str]) -> str:

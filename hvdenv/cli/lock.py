@@ -13,17 +13,7 @@ from packaging.utils import canonicalize_name
 
 from hvdenv import signing
 from hvdenv.building.resolve import pylock
-from hvdenv.cli.find_lock import (
-    cpu_packages,
-    find,
-    inputs_of,
-    no_lock,
-    problems_of,
-    refuse_unsigned,
-    resolution_of,
-    root_of,
-    run_steps,
-)
+from hvdenv.cli import find_lock
 from hvdenv.cli.options import add, add_options, give, report
 from hvdenv.cli.prepare import Prepared, prepare
 from hvdenv.environments import scratch
@@ -64,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     prepared = _prepare(arguments)
     key = _key(arguments, prepared)
     try:
-        present = find(arguments, prepared)
+        present = find_lock.find(arguments, prepared)
     except (LockError, RecipeError) as error:
         if arguments.check or arguments.update:
             raise
@@ -73,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.check:
         return _check(present, prepared, arguments)
     _refuse_unknown(arguments.update, present)
-    inputs, cpu = inputs_of(prepared), cpu_packages(prepared.resolved.recipe)
+    inputs, cpu = find_lock.inputs_of(prepared), find_lock.cpu_packages(prepared.resolved.recipe)
     moves = arguments.update or arguments.upgrade
     if present and not moves and compare.packages_still_fit(present, inputs, cpu):
         locked = present._replace(lock=present.lock._replace(inputs=inputs, built=None))
@@ -128,10 +118,12 @@ def _prepare(arguments: argparse.Namespace) -> Prepared:
 
 def _check(present: Locked | None, prepared: Prepared, arguments: argparse.Namespace) -> int:
     if present is None:
-        raise no_lock(arguments, prepared)
-    refuse_unsigned(present, arguments, prepared)
-    changes = [str(each) for each in compare.changed(present.lock.inputs, inputs_of(prepared))]
-    problems = problems_of(present, prepared)
+        raise find_lock.no_lock(arguments, prepared)
+    find_lock.refuse_unsigned(present, arguments, prepared)
+    changes = [
+        str(each) for each in compare.changed(present.lock.inputs, find_lock.inputs_of(prepared))
+    ]
+    problems = find_lock.problems_of(present, prepared)
     give(
         arguments,
         {"folder": str(present.folder), "changed": changes, "unsatisfied": problems},
@@ -157,12 +149,12 @@ def _refuse_unknown(name: str | None, present: Locked | None) -> None:
 
 def _resolve(arguments: argparse.Namespace, prepared: Prepared, present: Locked | None) -> Locked:
     """A new lock from indexes and channels; it keeps versions of the present one if it can."""
-    inputs, root = inputs_of(prepared), root_of(arguments, prepared)
+    inputs, root = find_lock.inputs_of(prepared), find_lock.root_of(arguments, prepared)
     kept = None if arguments.upgrade else present
     texts: dict[File, str] = {}
     packages: tuple[pypi.Package, ...] = ()
     with scratch.folder(find_places().scratch, "resolving") as work:
-        maker = resolution_of(prepared, work.path)
+        maker = find_lock.resolution_of(prepared, work.path)
         if inputs.conda:
             texts[CONDA] = _conda(arguments, maker, kept, work)
         if inputs.packages:
@@ -177,7 +169,9 @@ def _resolve(arguments: argparse.Namespace, prepared: Prepared, present: Locked 
             detail="\n".join(problems),
             remedy="check pip's configuration for constraints (pip config list), and the recipe's channels",
         )
-    if cuda := compare.cuda_builds(pypi.packages(found), cpu_packages(prepared.resolved.recipe)):
+    if cuda := compare.cuda_builds(
+        pypi.packages(found), find_lock.cpu_packages(prepared.resolved.recipe)
+    ):
         raise _no_cpu_builds(prepared, inputs, cuda)
     return found
 
@@ -205,7 +199,7 @@ def _conda(
     names = {each.name for each in before.packages} if before else set()
     free = [arguments.update] if arguments.update in names else []
     prefer = condalock.preferring(before, free) if before else {}
-    run_steps(arguments, maker.solution(prefer), work)
+    find_lock.run_steps(arguments, maker.solution(prefer), work)
     records = read_json(maker.solved, RESULT)
     return condalock.render(condalock.lock(records, maker.conda_spec))
 
@@ -236,7 +230,7 @@ def _pypi(
     ]
     for number, steps in enumerate(attempts, 1):
         try:
-            run_steps(arguments, steps, work)
+            find_lock.run_steps(arguments, steps, work)
         except StepError as error:
             if number == len(attempts):
                 raise

@@ -93,11 +93,7 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
 
 
 def requested_hosts(arguments: argparse.Namespace) -> tuple[Host, ...]:
-    """The hosts of --hosts or --hostfile; empty without these.
-
-    Raises:
-        UsageError: they are not understood, or the file cannot be read.
-    """
+    """The hosts of --hosts or --hostfile; empty without these."""
     if arguments.hostfile:
         return parse_hostfile(read_hostfile(arguments.hostfile), str(arguments.hostfile))
     return parse_hosts(arguments.hosts) if arguments.hosts is not None else ()

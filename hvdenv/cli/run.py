@@ -34,17 +34,9 @@ from hvdenv.environments.activation import site_lines
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.installation import inspect_prefix, mpi_prefix
 from hvdenv.errors import UsageError
+from hvdenv.launch import placement
 from hvdenv.launch.container import image_of, inside, shown, start_inside
 from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi, Start, parse_mpi_version, puts_mpi_first
-from hvdenv.launch.placement import (
-    Requested,
-    choose_launcher,
-    exported,
-    hidden,
-    of_shell,
-    place,
-    refuse_unfit,
-)
 from hvdenv.model.cluster import Container
 from hvdenv.model.recipe import Recipe, provided_by_modules
 from hvdenv.places import environment_name, find_places
@@ -170,27 +162,27 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("no command to run", remedy=remedy)
     chosen = choose(arguments, built=not arguments.dry_run, image=True)
     recipe, requested = chosen.recipe, _requested(arguments)
-    environ = of_shell(environment(), clean=arguments.clean, kept=requested.exports)
+    environ = placement.of_shell(environment(), clean=arguments.clean, kept=requested.exports)
     allocation = current_allocation(recipe)
     if not (allocation.scheduler or requested.hosts):
         refuse_unknown(environ, f"hvdenv run {named(arguments)}")
-    name = choose_launcher(recipe, requested.launcher)
-    launch = place(
+    name = placement.choose_launcher(recipe, requested.launcher)
+    launch = placement.place(
         recipe, tuple(arguments.program), requested, allocation,
         cores=len(os.sched_getaffinity(0)), root=os.geteuid() == 0,
     )  # fmt: skip
     # A dry run prints the command for an allocation of the site's scheduler.
     scheduler = allocation.scheduler or (recipe.scheduler if arguments.dry_run else None)
-    refuse_unfit(name, recipe, requested, scheduler, len(launch.hosts), named(arguments))
+    placement.refuse_unfit(name, recipe, requested, scheduler, len(launch.hosts), named(arguments))
     launch = with_mpi(launch, chosen)._replace(
-        exports=exported(recipe.launch.exports, activated(chosen), environ, requested),
+        exports=placement.exported(recipe.launch.exports, activated(chosen), environ, requested),
         interactive=True,
     )
     entry = entry_of(arguments, chosen.prefix, recipe) if chosen.record else Entry()
     program = (*entry.words, *found_program(name, launch, chosen, launch.program))
     launch = launch._replace(program=program)
     start = start_inside(name, launch, chosen.inside, os.uname().nodename)
-    line = _line(start, hidden(name, environ, requested, activated(chosen)))
+    line = _line(start, placement.hidden(name, environ, requested, activated(chosen)))
     if arguments.dry_run:
         _print(line, chosen, [name for name in environment() if name not in environ])
         return 0
@@ -332,14 +324,16 @@ def current_allocation(recipe: Recipe | None = None) -> Allocation:
     return find_allocation(environment(), hosts, dialects)
 
 
-def requested_ranks(arguments: argparse.Namespace) -> Requested:
+def requested_ranks(arguments: argparse.Namespace) -> placement.Requested:
     if arguments.ranks is not None and arguments.ranks < 1:
         raise UsageError(f"{arguments.ranks} ranks", where="-n", remedy="give 1 or more")
     file = str(arguments.hostfile.absolute()) if arguments.hostfile else ""
-    return Requested(ranks=arguments.ranks, hosts=requested_hosts(arguments), hostfile=file)
+    return placement.Requested(
+        ranks=arguments.ranks, hosts=requested_hosts(arguments), hostfile=file
+    )
 
 
-def _requested(arguments: argparse.Namespace) -> Requested:
+def _requested(arguments: argparse.Namespace) -> placement.Requested:
     requested = requested_ranks(arguments)
     pairs = [text.partition("=") for text in arguments.export]
     for name, _, value in pairs:

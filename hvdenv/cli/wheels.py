@@ -110,11 +110,7 @@ def _index(arguments: argparse.Namespace, wheels: Wheels) -> Index:
 def _entries(
     arguments: argparse.Namespace, wheels: Wheels, records: Mapping[str, GenerationRecord]
 ) -> dict[str, Cache]:
-    """The caches with the entries to publish, by their keys.
-
-    Raises:
-        UsageError: there is none, or an environment has no cached wheel.
-    """
+    """The caches with the entries to publish, by their keys."""
     found: dict[str, Cache] = {}
     for cache in caches_of(arguments, wheels):
         found = dict.fromkeys(wheelcache.names(cache), cache) | found

@@ -35,11 +35,9 @@ _NODE_TYPE = re.compile(r"rt_[A-Za-z]+(?:\.[a-z]+)?|[a-z]+_node|node_[a-z]+")
 
 
 class Table(NamedTuple):
-    """The options of one batch system.
+    """The options of one batch system, with and without a value.
 
-    Attributes:
-        options: option with a value: the field, or the reason to leave it out (several words).
-        flags: options without a value, likewise.
+    Each has the field that it means, or the reason to leave it out (several words).
     """
 
     options: dict[str, str]

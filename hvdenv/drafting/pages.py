@@ -31,7 +31,6 @@ class Block(NamedTuple):
 
     Attributes:
         line: number of the first one in the page.
-        lines: the text.
         language: as the page names it; may be empty.
         mixed: whether sentences and commands alternate.
     """
