@@ -12,7 +12,7 @@ from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.observe import declared
 from hvdenv.model.recipe import Recipe
-from tests.command_line import CommandLine
+from tests.commands import Hvdenv
 
 CASES = Path(__file__).parents[1] / "cases"
 _HOMES = count()
@@ -31,8 +31,8 @@ def facts() -> Facts:
 
 
 @pytest.fixture
-def hvdenv(capsys: pytest.CaptureFixture[str]) -> CommandLine:
-    return CommandLine(capsys)
+def hvdenv(capsys: pytest.CaptureFixture[str]) -> Hvdenv:
+    return Hvdenv(capsys)
 
 
 @pytest.fixture

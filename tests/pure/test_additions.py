@@ -36,7 +36,7 @@ from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Step
 from hvdenv.runner import Runner
 from hvdenv.schema import decode, encode
-from tests.command_line import CommandLine
+from tests.commands import Hvdenv
 
 OWN = {"numpy": "1.26.4", "torch": "2.13.0+cpu", "horovod": "0.28.1"}
 CONDA = Package("conda", "python", "3.11.7", "h955ad1f_0")
@@ -276,6 +276,6 @@ def test_a_generation_of_a_lock_gets_that_lock_again() -> None:
     ],
 )
 def test_where_nothing_can_be_added(
-    words: tuple[str, ...], code: int, said: str, hvdenv: CommandLine
+    words: tuple[str, ...], code: int, said: str, hvdenv: Hvdenv
 ) -> None:
     assert said in hvdenv("install", *words, code=code).err

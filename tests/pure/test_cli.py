@@ -22,27 +22,27 @@ from hvdenv.cli.main import COMMANDS, GROUPS
 from hvdenv.cli.progress import Lines, ObjectClock, Silent, choose
 from hvdenv.errors import HvdenvError, RecipeError, UsageError
 from hvdenv.plans.step import Step
-from tests.command_line import CommandLine, call
+from tests.commands import Hvdenv, call
 
 Captured = pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_each_command_has_an_example(command: str, hvdenv: CommandLine) -> None:
+def test_help_of_each_command_has_an_example(command: str, hvdenv: Hvdenv) -> None:
     said = hvdenv(command, "--help")
     assert "examples:" in said.out
     assert f"hvdenv {command}" in said.out
     assert said.err == ""
 
 
-def test_help(hvdenv: CommandLine) -> None:
+def test_help(hvdenv: Hvdenv) -> None:
     said = hvdenv("--help").out
     assert all(f"\n  {command:12}{summary}\n" in said for command, summary in COMMANDS.items())
     assert re.findall(r"^(\w+):$", said, re.MULTILINE) == [*GROUPS, "options", "examples"]
     assert "exit codes:" in said
 
 
-def test_version(hvdenv: CommandLine) -> None:
+def test_version(hvdenv: Hvdenv) -> None:
     assert hvdenv("--version").out == f"hvdenv {__version__}\n"
 
 
@@ -55,7 +55,7 @@ def test_version(hvdenv: CommandLine) -> None:
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_wrong_usage_exits_2(words: tuple[str, ...], hvdenv: CommandLine) -> None:
+def test_wrong_usage_exits_2(words: tuple[str, ...], hvdenv: Hvdenv) -> None:
     said = hvdenv(*words, code=2)
     assert "Traceback" not in said.err
     assert "bug" not in said.err
@@ -85,7 +85,7 @@ def test_wrong_usage_exits_2(words: tuple[str, ...], hvdenv: CommandLine) -> Non
     ],
 )  # fmt: skip
 def test_mistakes_of_users_are_said_on_standard_error(
-    words: tuple[str, ...], code: int, said: str, hvdenv: CommandLine, tmp_path: Path,
+    words: tuple[str, ...], code: int, said: str, hvdenv: Hvdenv, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
@@ -170,7 +170,7 @@ def fail(error: BaseException) -> Any:
 
 
 def test_a_bug_gives_70_and_a_text_to_paste(
-    monkeypatch: pytest.MonkeyPatch, hvdenv: CommandLine
+    monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
 ) -> None:
     with_command(monkeypatch, fail(ValueError("https://u:secret@host")))
     said = hvdenv("recipes", code=70)
@@ -182,7 +182,7 @@ def test_a_bug_gives_70_and_a_text_to_paste(
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ENOSPC, errno.EROFS])
 def test_what_a_file_system_refuses_is_no_bug(
-    monkeypatch: pytest.MonkeyPatch, hvdenv: CommandLine, number: int
+    monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv, number: int
 ) -> None:
     with_command(monkeypatch, fail(OSError(number, os.strerror(number), "/data/x")))
     said = hvdenv("recipes", code=5).err
@@ -190,12 +190,12 @@ def test_what_a_file_system_refuses_is_no_bug(
     assert "bug" not in said
 
 
-def test_an_interruption_gives_130(monkeypatch: pytest.MonkeyPatch, hvdenv: CommandLine) -> None:
+def test_an_interruption_gives_130(monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv) -> None:
     with_command(monkeypatch, fail(KeyboardInterrupt()))
     assert "interrupted" in hvdenv("recipes", code=130).err
 
 
-def test_errors_are_masked_and_plain(monkeypatch: pytest.MonkeyPatch, hvdenv: CommandLine) -> None:
+def test_errors_are_masked_and_plain(monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv) -> None:
     with_command(monkeypatch, fail(RecipeError("\x1b[31mbad https://u:p@h", remedy="TOKEN=x")))
     assert hvdenv("recipes", code=2).err == "error: bad https://***@h\nwhat to do: TOKEN=***\n"
 
@@ -204,7 +204,7 @@ def test_errors_are_masked_and_plain(monkeypatch: pytest.MonkeyPatch, hvdenv: Co
     "words", [("recipes",), ("show", "local"), ("plan", "local"), ("check", "local"), ("envs",)]
 )
 def test_json_is_all_that_is_on_standard_output(
-    words: tuple[str, ...], cases: Path, hvdenv: CommandLine
+    words: tuple[str, ...], cases: Path, hvdenv: Hvdenv
 ) -> None:
     facts = ("--facts", str(cases / "facts.json")) if words[0] in ("plan", "check") else ()
     said = hvdenv(*words, *facts, "--json")
@@ -212,7 +212,7 @@ def test_json_is_all_that_is_on_standard_output(
     assert said.err == ""
 
 
-def test_recipes(hvdenv: CommandLine) -> None:
+def test_recipes(hvdenv: Hvdenv) -> None:
     said = hvdenv("recipes").out
     assert re.search(r"^local +One plain Linux machine", said, re.MULTILINE)
     assert "variants: openmpi5, tensorflow, torch" in said
@@ -222,7 +222,7 @@ def test_recipes(hvdenv: CommandLine) -> None:
     assert local["status"] == "tested"
 
 
-def test_no_environments_yet(hvdenv: CommandLine) -> None:
+def test_no_environments_yet(hvdenv: Hvdenv) -> None:
     assert json.loads(hvdenv("envs", "--json").out) == []
 
 
@@ -323,7 +323,7 @@ def test_a_command_alone_lists(
     words: tuple[str, ...],
     code: int,
     said: str,
-    hvdenv: CommandLine,
+    hvdenv: Hvdenv,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -348,7 +348,7 @@ def test_a_command_alone_lists(
     ],
 )  # fmt: skip
 def test_malformed_usage_is_one_message_with_a_remedy(
-    words: tuple[str, ...], error: str, remedy: str, hvdenv: CommandLine
+    words: tuple[str, ...], error: str, remedy: str, hvdenv: Hvdenv
 ) -> None:
     said = hvdenv(*words, code=2)
     first, second = said.err.splitlines(keepends=True)

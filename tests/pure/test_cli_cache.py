@@ -13,7 +13,7 @@ from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.wheels.cache_entry import Cache, key
 from hvdenv.wheels.wheelcache import names, own, store
-from tests.command_line import CommandLine
+from tests.commands import Hvdenv
 from tests.wheels import NAME, wheel_in
 
 Captured = pytest.CaptureFixture[str]
@@ -49,7 +49,7 @@ def left(cache: Cache) -> list[int]:
     return [number for number, inputs in enumerate(INPUTS) if key(inputs) in names(cache)]
 
 
-def test_list_says_what_there_is(cache: Cache, hvdenv: CommandLine) -> None:
+def test_list_says_what_there_is(cache: Cache, hvdenv: Hvdenv) -> None:
     said = hvdenv("cache", "list").out
     assert (
         f"{key(INPUTS[0])[:12]}  horovod 0.28.1, torch 2.13.0, cp311\n    1.0 MB, stored 20" in said
@@ -58,14 +58,14 @@ def test_list_says_what_there_is(cache: Cache, hvdenv: CommandLine) -> None:
     assert hvdenv("cache", "verify").out.count("\n    good\n") == 3
 
 
-def test_verify_finds_damage_and_list_does_not_look(cache: Cache, hvdenv: CommandLine) -> None:
+def test_verify_finds_damage_and_list_does_not_look(cache: Cache, hvdenv: Hvdenv) -> None:
     (cache.entry(key(INPUTS[1])) / NAME).write_bytes(b"1")
     assert "not used" not in hvdenv("cache", "list").out
     found = json.loads(hvdenv("cache", "verify", "--json", code=1).out)
     assert [each["key"] for each in found if each["damaged"]] == [key(INPUTS[1])]
 
 
-def test_control_sequences_are_not_shown(cache: Cache, tmp_path: Path, hvdenv: CommandLine) -> None:
+def test_control_sequences_are_not_shown(cache: Cache, tmp_path: Path, hvdenv: Hvdenv) -> None:
     inputs = {"stack": {"mpi": "\x1b]0;evil\x07", "frameworks": {"\x1b[2J": {"version": "1"}}}}
     store(cache, inputs, tmp_path / NAME, Runner({}))
     assert "\x1b" not in hvdenv("cache", "list").out
@@ -91,7 +91,7 @@ def test_prune(cache: Cache, words: tuple[str, ...], stay: list[int]) -> None:
     assert left(cache) == stay
 
 
-def test_prune_of_what_is_damaged(cache: Cache, hvdenv: CommandLine) -> None:
+def test_prune_of_what_is_damaged(cache: Cache, hvdenv: Hvdenv) -> None:
     (cache.entry(key(INPUTS[1])) / "entry.json").write_text("{")
     (cache.entry(key(INPUTS[2])) / NAME).chmod(0o666)  # not trusted, and not damaged
     assert hvdenv("cache", "prune", "--damaged").out == f"removed {key(INPUTS[1])[:12]}, 0.0 MB\n"
@@ -105,7 +105,7 @@ def test_the_size_that_a_site_allows(cache: Cache, site: Path) -> None:
 
 
 def test_a_shared_cache_that_cannot_be_read(
-    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: CommandLine
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
 ) -> None:
     """The others are looked at all the same."""
     monkeypatch.setenv("HVDENV_WHEEL_CACHE", str(tmp_path / "none"))
@@ -115,7 +115,7 @@ def test_a_shared_cache_that_cannot_be_read(
 
 
 def test_a_wrong_site_file_is_said_with_its_line(
-    site: Path, tmp_path: Path, hvdenv: CommandLine
+    site: Path, tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
     site.write_text('job.account = "x"\n[places.wheels]\nraed = ["/a"]\n')
     assert hvdenv("cache", "list", code=2).err.startswith(
@@ -125,9 +125,7 @@ def test_a_wrong_site_file_is_said_with_its_line(
     assert str(Path.home() / "wheels") in hvdenv("cache", "list", code=1).err
 
 
-def test_entries_are_copied_there_and_back(
-    cache: Cache, tmp_path: Path, hvdenv: CommandLine
-) -> None:
+def test_entries_are_copied_there_and_back(cache: Cache, tmp_path: Path, hvdenv: Hvdenv) -> None:
     folder = tmp_path / "media/wheels"
     said = hvdenv("cache", "copy", "--to", str(folder), key(INPUTS[0])[:8], key(INPUTS[2])).out
     assert said == f"copied 2 wheels to {folder}\n"
@@ -141,7 +139,7 @@ def test_entries_are_copied_there_and_back(
 
 @pytest.mark.parametrize("broken", [NAME, "entry.json"])
 def test_nothing_is_copied_if_one_entry_is_damaged(
-    broken: str, cache: Cache, tmp_path: Path, hvdenv: CommandLine
+    broken: str, cache: Cache, tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
     """Also not through a link, and not what another user could have written."""
     path = cache.entry(max(map(key, INPUTS))) / broken
@@ -167,7 +165,7 @@ def test_nothing_is_copied_if_one_entry_is_damaged(
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_what_cannot_be_done(
-    cache: Cache, tmp_path: Path, words: tuple[str, ...], code: int, said: str, hvdenv: CommandLine
+    cache: Cache, tmp_path: Path, words: tuple[str, ...], code: int, said: str, hvdenv: Hvdenv
 ) -> None:
     assert said in hvdenv("cache", *(word.format(tmp_path) for word in words), code=code).err
 

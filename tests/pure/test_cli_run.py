@@ -28,7 +28,7 @@ from hvdenv.model.layers import load_recipe
 from hvdenv.places import find_places
 from hvdenv.runner import hand_over
 from hvdenv.schema import encode
-from tests.command_line import CommandLine, call
+from tests.commands import Hvdenv, call
 from tests.environments import ONE, build
 from tests.waiting import runs, wait_until
 
@@ -108,7 +108,7 @@ def built(recipe: str, tmp_path: Path) -> Path:
     return prefix
 
 
-def dry(hvdenv: CommandLine, *words: str) -> str:
+def dry(hvdenv: Hvdenv, *words: str) -> str:
     at = words.index("--")
     return hvdenv("run", *words[:at], "--dry-run", *words[at:]).out
 
@@ -116,7 +116,7 @@ def dry(hvdenv: CommandLine, *words: str) -> str:
 # ---------------------------------------------------------------- run
 
 
-def test_the_line(recipe: str, built: Path, hvdenv: CommandLine) -> None:
+def test_the_line(recipe: str, built: Path, hvdenv: Hvdenv) -> None:
     said = dry(
         hvdenv, recipe, "-n", "8", "--hosts", "gpu32:4,gpu33:4", "--launcher", "mpirun",
         "-x", "FOO=a b", "--", "python", "train.py", "$(reboot)",
@@ -128,7 +128,7 @@ def test_the_line(recipe: str, built: Path, hvdenv: CommandLine) -> None:
     assert said.endswith(" python train.py '$(reboot)' )\n")
 
 
-def test_torchrun_in_a_script_meets_at_the_first_host(recipe: str, hvdenv: CommandLine) -> None:
+def test_torchrun_in_a_script_meets_at_the_first_host(recipe: str, hvdenv: Hvdenv) -> None:
     said = hvdenv("job", recipe, "--launcher", "torchrun", "--", "python", "train.py").out
     hosts, line = said.split("\n")[-4:-1:2]
     assert "-n 2 -N 2 --ntasks-per-node=1 " in line
@@ -137,7 +137,7 @@ def test_torchrun_in_a_script_meets_at_the_first_host(recipe: str, hvdenv: Comma
     assert "--rdzv_id 4321 --rdzv_endpoint g7:29721 --no_python python train.py" in found
 
 
-def test_arguments_of_horovodrun(recipe: str, built: Path, hvdenv: CommandLine) -> None:
+def test_arguments_of_horovodrun(recipe: str, built: Path, hvdenv: Hvdenv) -> None:
     chosen = (recipe, "--set", "launch.horovodrun=['--gloo-timeout-seconds=300', '--verbose']")
     line = dry(hvdenv, *chosen, "--launcher", "horovodrun-gloo", "--", "true")
     assert "--gloo-timeout-seconds=300 --verbose --gloo true" in line
@@ -161,7 +161,7 @@ def test_arguments_that_horovodrun_must_not_get(argument: str, said: str) -> Non
 
 
 def test_what_modules_provide_needs_no_build(
-    hvdenv: CommandLine, monkeypatch: pytest.MonkeyPatch
+    hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = ("taurus", "--variant", "module", "--set", "environment.run.A='{user} b'")
     line = dry(hvdenv, *chosen, "--", "sh", "-c", "echo $A")
@@ -179,14 +179,14 @@ def test_what_modules_provide_needs_no_build(
     assert "A=\"$(id -un)\"' b'" in script
 
 
-def test_a_prefix_is_enough(built: Path, hvdenv: CommandLine) -> None:
+def test_a_prefix_is_enough(built: Path, hvdenv: Hvdenv) -> None:
     """Its record holds the recipe."""
     said = dry(hvdenv, "--prefix", str(built), "--hosts", "a:1,b:1", "--", "python", "x.py")
     assert "srun -n 2 -N 2 --ntasks-per-node=1 -w a,b" in said
 
 
 def test_what_is_started_is_a_use_of_the_environment(
-    recipe: str, built: Path, tmp_path: Path, hvdenv: CommandLine, monkeypatch: pytest.MonkeyPatch
+    recipe: str, built: Path, tmp_path: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for command in ("run", "shell"):
         monkeypatch.setattr(f"hvdenv.cli.{command}.hand_over", lambda *_, **__: 0)
@@ -233,7 +233,7 @@ def imaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(path)
 
 
-def test_ranks_in_an_image(imaged: str, tmp_path: Path, hvdenv: CommandLine) -> None:
+def test_ranks_in_an_image(imaged: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
     """The hosts' modules are loaded, and their mpirun starts each rank in the image."""
     said = dry(
         hvdenv, imaged, "-n", "4", "--hosts", "a:2,b:2", "--launcher", "mpirun", "--", "python", "x.py",
@@ -248,7 +248,7 @@ def test_ranks_in_an_image(imaged: str, tmp_path: Path, hvdenv: CommandLine) -> 
 
 
 @pytest.mark.parametrize("launcher", ["srun", "mpirun"])
-def test_a_job_in_an_image(imaged: str, launcher: str, tmp_path: Path, hvdenv: CommandLine) -> None:
+def test_a_job_in_an_image(imaged: str, launcher: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
     script = hvdenv("job", imaged, "--launcher", launcher, "--", "python", "x.py").out
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
     assert "activate.sh" not in script
@@ -259,7 +259,7 @@ def test_a_job_in_an_image(imaged: str, launcher: str, tmp_path: Path, hvdenv: C
     assert last.endswith(f" singularity exec --nv --bind /scratch {tmp_path}/h.sif python x.py")
 
 
-def test_a_job_is_submitted_when_its_image_is_there(imaged: str, hvdenv: CommandLine) -> None:
+def test_a_job_is_submitted_when_its_image_is_there(imaged: str, hvdenv: Hvdenv) -> None:
     said = hvdenv("job", imaged, "--submit", "--launcher", "mpirun", "--", "true", code=2).err
     assert "this host has no image" in said
     words = ("--launcher", "horovodrun-gloo", "--", "true")
@@ -277,7 +277,7 @@ def mpirun_of(version: str, folder: Path) -> Path:
 
 
 def test_the_hosts_mpirun_is_told_what_it_reads(
-    imaged: str, tmp_path: Path, hvdenv: CommandLine, monkeypatch: pytest.MonkeyPatch
+    imaged: str, tmp_path: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recipe says which Open MPI is in the image; the host has another one."""
     path = Path(imaged)
@@ -295,7 +295,7 @@ def test_the_hosts_mpirun_is_told_what_it_reads(
 
 @pytest.mark.parametrize(("version", "layers"), [("4.1.4", 2), ("5.0.11", 1)])
 def test_a_job_asks_for_the_version_that_the_recipe_leaves_open(
-    recipe: str, built: Path, version: str, layers: int, tmp_path: Path, hvdenv: CommandLine
+    recipe: str, built: Path, version: str, layers: int, tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
     path = Path(recipe)
     path.write_text(path.read_text().replace('\nversion = "4.1.8"', ""))
@@ -306,14 +306,14 @@ def test_a_job_asks_for_the_version_that_the_recipe_leaves_open(
     assert hvdenv("job", recipe, *words).out.count("_tcp_if_exclude virbr0,lo") == layers
 
 
-def test_a_prefix_is_on_the_host(imaged: str, built: Path, hvdenv: CommandLine) -> None:
+def test_a_prefix_is_on_the_host(imaged: str, built: Path, hvdenv: Hvdenv) -> None:
     words = ("--prefix", str(built), "--launcher", "mpirun", "--", "true")
     said = dry(hvdenv, imaged, *words)
     assert "singularity" not in said and str(built) in said
 
 
 def test_an_image_that_is_missing_or_lacks_its_variables(
-    imaged: str, tmp_path: Path, hvdenv: CommandLine
+    imaged: str, tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
     said = hvdenv("run", imaged, "--launcher", "mpirun", "--", "true", code=125).err
     assert f"{tmp_path}/h.sif: this host has no image" in said
@@ -326,7 +326,7 @@ def test_an_image_that_is_missing_or_lacks_its_variables(
     assert "h.sif/ch/environment: the image has no file" in said and "ch-convert" in said
 
 
-def test_a_launcher_of_the_image_cannot_reach_other_hosts(imaged: str, hvdenv: CommandLine) -> None:
+def test_a_launcher_of_the_image_cannot_reach_other_hosts(imaged: str, hvdenv: Hvdenv) -> None:
     words = ("--launcher", "horovodrun-gloo", "--dry-run", "--", "true")
     said = hvdenv("run", imaged, "-n", "2", *words).out
     assert said.index("singularity exec") < said.index("horovodrun -np 2")
@@ -335,7 +335,7 @@ def test_a_launcher_of_the_image_cannot_reach_other_hosts(imaged: str, hvdenv: C
 
 
 def test_a_program_is_the_environments_where_mpi_comes_first(
-    recipe: str, built: Path, hvdenv: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: str, built: Path, hvdenv: Hvdenv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """mpirun --prefix puts the MPI's folder in front, and a python may lie there."""
     generation = built.resolve()
@@ -359,7 +359,7 @@ def test_a_program_is_the_environments_where_mpi_comes_first(
 
 
 def test_the_allocation_decides(
-    recipe: str, built: Path, hvdenv: CommandLine, monkeypatch: pytest.MonkeyPatch
+    recipe: str, built: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (
         ("JOB_ID", "7"), ("JOB_NODELIST", "gpu[32-33]"), ("NTASKS", "8"),
@@ -372,7 +372,7 @@ def test_the_allocation_decides(
 
 
 def test_hosts_from_files(
-    recipe: str, built: Path, hvdenv: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: str, built: Path, hvdenv: Hvdenv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "hosts"
     file.write_text("n1\nn2\n")
@@ -387,7 +387,7 @@ def test_hosts_from_files(
 
 
 def test_variables_that_change_results_can_be_dropped(
-    recipe: str, built: Path, hvdenv: CommandLine, monkeypatch: pytest.MonkeyPatch
+    recipe: str, built: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in influences(os.environ):
         monkeypatch.delenv(name)
@@ -402,7 +402,7 @@ def test_variables_that_change_results_can_be_dropped(
 
 
 def test_secrets_stay_off_command_lines(
-    recipe: str, built: Path, hvdenv: CommandLine, monkeypatch: pytest.MonkeyPatch
+    recipe: str, built: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """horovodrun writes all that it sees on command lines on other hosts."""
     monkeypatch.setenv("MY_API_KEY", "hunter2")
@@ -440,14 +440,14 @@ def test_secrets_stay_off_command_lines(
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )  # fmt: skip
 def test_own_failures_have_a_code_of_their_own(
-    words: tuple[str, ...], said: str, recipe: str, built: Path, hvdenv: CommandLine
+    words: tuple[str, ...], said: str, recipe: str, built: Path, hvdenv: Hvdenv
 ) -> None:
     captured = hvdenv("run", *(recipe if word == "RECIPE" else word for word in words), code=125)
     assert said in captured.err
     assert captured.out == ""
 
 
-def test_an_environment_that_was_not_built(recipe: str, hvdenv: CommandLine) -> None:
+def test_an_environment_that_was_not_built(recipe: str, hvdenv: Hvdenv) -> None:
     said = hvdenv("run", recipe, "--launcher", "mpirun", "--", "true", code=125).err
     assert f"hvdenv build {recipe}" in said
     assert "mpirun -np 1 " in dry(hvdenv, recipe, "--launcher", "mpirun", "--", "true")
@@ -455,7 +455,7 @@ def test_an_environment_that_was_not_built(recipe: str, hvdenv: CommandLine) -> 
 
 @pytest.mark.parametrize("named", ["recipe", "prefix"])
 def test_a_damaged_environment_is_to_be_rebuilt(
-    named: str, recipe: str, built: Path, hvdenv: CommandLine
+    named: str, recipe: str, built: Path, hvdenv: Hvdenv
 ) -> None:
     record = built / "hvdenv.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "sizes": {"activate.sh": 1}}))
@@ -490,7 +490,7 @@ def test_what_is_not_there(recipe: str, built: Path, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- shell
 
 
-def test_shell_in_an_allocation(recipe: str, built: Path, hvdenv: CommandLine) -> None:
+def test_shell_in_an_allocation(recipe: str, built: Path, hvdenv: Hvdenv) -> None:
     said = hvdenv("shell", recipe, "--nodes", "3", "--time", "90", "--dry-run")
     assert said.err == "allocation: 3 nodes for 01:30:00, up to 4.5 node-hours and 18 GPU-hours\n"
     words = shlex.split(said.out)
@@ -504,7 +504,7 @@ def test_shell_in_an_allocation(recipe: str, built: Path, hvdenv: CommandLine) -
     "words", [("build",), ("verify",), ("job", "--submit")], ids=lambda words: words[0]
 )
 def test_what_would_be_submitted_is_shown(
-    words: tuple[str, ...], recipe: str, built: Path, tmp_path: Path, hvdenv: CommandLine
+    words: tuple[str, ...], recipe: str, built: Path, tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
     command, *options = words
     rest = ("--", "true") if command == "job" else ("--where", "compute")
@@ -518,7 +518,7 @@ def test_what_would_be_submitted_is_shown(
 
 
 def test_nothing_is_submitted_that_cannot_work(
-    recipe: str, tmp_path: Path, hvdenv: CommandLine, monkeypatch: pytest.MonkeyPatch
+    recipe: str, tmp_path: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -530,7 +530,7 @@ def test_nothing_is_submitted_that_cannot_work(
 
 
 def test_each_option_of_an_allocation_asks_for_one(
-    recipe: str, built: Path, hvdenv: CommandLine
+    recipe: str, built: Path, hvdenv: Hvdenv
 ) -> None:
     words = "--account a --comment c --name n --ranks-per-node 2 --cpus-per-rank 8".split()
     assert hvdenv("shell", recipe, "--gpus-per-node", "2", *words, "--dry-run").out.startswith(
@@ -540,7 +540,7 @@ def test_each_option_of_an_allocation_asks_for_one(
     assert hvdenv("shell", recipe, "--account", "a", "--dry-run").out.startswith("salloc ")
 
 
-def test_what_a_site_requires_can_be_given(recipe: str, built: Path, hvdenv: CommandLine) -> None:
+def test_what_a_site_requires_can_be_given(recipe: str, built: Path, hvdenv: Hvdenv) -> None:
     words = ("shell", recipe, "--set", 'job.requires=["account"]', "--dry-run")
     assert "give --account" in hvdenv(*words, "--nodes", "1", code=125).err
     assert call(*words, "--account", "a") == 0
@@ -558,13 +558,13 @@ def test_what_a_site_requires_can_be_given(recipe: str, built: Path, hvdenv: Com
     ids=" ".join,
 )
 def test_allocations_that_cannot_be(
-    words: tuple[str, ...], said: str, recipe: str, built: Path, hvdenv: CommandLine
+    words: tuple[str, ...], said: str, recipe: str, built: Path, hvdenv: Hvdenv
 ) -> None:
     assert said in hvdenv("shell", recipe, "--dry-run", *words, code=125).err
 
 
 def test_no_job_in_a_job_and_none_without_a_scheduler(
-    recipe: str, built: Path, hvdenv: CommandLine, monkeypatch: pytest.MonkeyPatch
+    recipe: str, built: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     said = hvdenv("shell", recipe, "--nodes", "1", "--dry-run", code=125).err

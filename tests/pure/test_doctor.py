@@ -17,7 +17,7 @@ from hvdenv.environments import generations, registry
 from hvdenv.environments.generations import at
 from hvdenv.environments.journal import FAILED, FINISHED, STARTED, Journal
 from hvdenv.places import Places, find_places
-from tests.command_line import CommandLine
+from tests.commands import Hvdenv
 from tests.environments import ONE, TWO
 
 Captured = pytest.CaptureFixture[str]
@@ -59,7 +59,7 @@ def report(places: Places, name: str, status: str, message: str, time: float) ->
 
 
 @pytest.fixture
-def doctor(tmp_path: Path, hvdenv: CommandLine) -> Callable[..., str]:
+def doctor(tmp_path: Path, hvdenv: Hvdenv) -> Callable[..., str]:
     """Gives what doctor says of a log."""
 
     def told(text: str, *words: str, code: int = 0) -> str:
@@ -143,7 +143,7 @@ def test_remedies_fit_the_reader(
     assert ("hvdenv check RECIPE" in said) is recipe
 
 
-def test_standard_input_and_json(monkeypatch: pytest.MonkeyPatch, hvdenv: CommandLine) -> None:
+def test_standard_input_and_json(monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv) -> None:
     text = f"{FULL}ninja: build stopped\nUsing horovod==0.28.1 with TOKEN=hush\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     said = hvdenv("doctor", "-", "--json")
@@ -158,16 +158,16 @@ def test_standard_input_and_json(monkeypatch: pytest.MonkeyPatch, hvdenv: Comman
     assert said.err == ""
 
 
-def test_a_log_that_cannot_be_read(hvdenv: CommandLine, tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_read(hvdenv: Hvdenv, tmp_path: Path) -> None:
     for name in (tmp_path, tmp_path / "none"):
         assert "cannot read it" in hvdenv("doctor", str(name), code=2).err
 
 
-def test_nothing_has_failed(hvdenv: CommandLine) -> None:
+def test_nothing_has_failed(hvdenv: Hvdenv) -> None:
     assert "name a log" in hvdenv("doctor", code=2).err
 
 
-def test_the_last_failed_build(hvdenv: CommandLine) -> None:
+def test_the_last_failed_build(hvdenv: Hvdenv) -> None:
     places = find_places()
     begin(
         places, "local", ONE, (STARTED, "stack"), (FINISHED, "stack"), (STARTED, "wheel"),
@@ -190,13 +190,13 @@ def test_what_has_not_failed_is_passed_over() -> None:
     assert last_failure(places) is None
 
 
-def test_what_hvdenv_refuses_itself_has_no_log(hvdenv: CommandLine) -> None:
+def test_what_hvdenv_refuses_itself_has_no_log(hvdenv: Hvdenv) -> None:
     begin(find_places(), "local", TWO, (STARTED, "stack"), (FAILED, "stack"))
     assert "step stack failed" in hvdenv("doctor", code=1).out
 
 
 @pytest.mark.parametrize(("age", "expected"), [(-1000, "build"), (1000, "verify")])
-def test_the_newer_of_build_and_verify(age: float, expected: str, hvdenv: CommandLine) -> None:
+def test_the_newer_of_build_and_verify(age: float, expected: str, hvdenv: Hvdenv) -> None:
     places = find_places()
     folder = begin(places, "local", ONE, (STARTED, "wheel"), (FAILED, "wheel"), log=f"$ x\n{FULL}")
     time = (folder / JOURNAL).stat().st_mtime

@@ -24,7 +24,7 @@ from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.schema import encode, parse_toml
 from hvdenv.sites.jobs import Script
-from tests.command_line import CommandLine
+from tests.commands import Hvdenv
 
 CASES = Path(__file__).parents[1] / "cases"
 DOCUMENTS = sorted((CASES / "documents").glob("*.toml"))
@@ -319,7 +319,7 @@ mpirun $OPTIONS python3 train.py
 
 
 def test_a_cluster_with_types_of_nodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: CommandLine
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
 ) -> None:
     """The draft is a recipe as it is, and its job is the page's."""
     monkeypatch.chdir(tmp_path)
@@ -381,7 +381,7 @@ def test_folders_of_modules(tmp_path: Path) -> None:
 
 
 def test_files_that_a_page_names_as_modules_are_not_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: CommandLine
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
 ) -> None:
     """`module load /FILE` runs the file."""
     names = ("/tmp/evil", "gcc/../../tmp/evil", "../evil", "a;touch", "-f", "gcc/10.2.0")
@@ -408,7 +408,7 @@ HOROVOD_GPU_ALLREDUCE=NCCL pip install horovod
 """
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: CommandLine) -> None:
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv) -> None:
     """A draft that is completed by answers is a recipe; no file is overwritten."""
     monkeypatch.chdir(tmp_path)
     Path("page.md").write_text(PAGE)

@@ -15,7 +15,7 @@ from hvdenv.cli import verify_report
 from hvdenv.cli.main import main
 from hvdenv.errors import StepError
 from hvdenv.reports.report import Finding, Report
-from tests.command_line import CommandLine
+from tests.commands import Hvdenv
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_both_files_of_what_failed(
     assert "verdict: fail" in said.out and said.err == ""
 
 
-def test_json_comes_out_as_it_went_in(kept: str, tmp_path: Path, hvdenv: CommandLine) -> None:
+def test_json_comes_out_as_it_went_in(kept: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
     words = ["verify", "--from", kept, "--json", "--html", str(tmp_path / "verify.html")]
     said = hvdenv(*words, code=1)
     assert json.loads(said.out) == json.loads(Path(kept).read_text())
@@ -64,7 +64,7 @@ def test_a_file_that_is_there_is_replaced_where_it_lies(good: str, tmp_path: Pat
 
 def test_the_verdict_is_not_lost(
     kept: str, good: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    hvdenv: CommandLine,
+    hvdenv: Hvdenv,
 ) -> None:  # fmt: skip
     """The disk is full when the XML is written, and has room again for the page."""
     write = places.write_text
@@ -96,7 +96,7 @@ def test_the_verdict_is_not_lost(
 )
 @pytest.mark.parametrize("option", ["--junit", "--html"])
 def test_what_could_not_be_written_is_said_first(
-    option: str, file: str, problem: str, tmp_path: Path, hvdenv: CommandLine
+    option: str, file: str, problem: str, tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
     said = hvdenv("verify", "--prefix", "/nowhere", option, str(tmp_path / file), code=2)
     assert said.out == ""
@@ -105,7 +105,7 @@ def test_what_could_not_be_written_is_said_first(
 
 
 def test_a_folder_of_others_is_said_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: CommandLine
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may anything
     words = ["verify", "--prefix", "/nowhere", "--html", str(tmp_path / "verify.html")]
@@ -122,13 +122,13 @@ def test_a_folder_of_others_is_said_first(
     ],
     ids=["empty", "another object", "deep", "not UTF-8"],
 )
-def test_what_is_no_report(text: str, problem: str, tmp_path: Path, hvdenv: CommandLine) -> None:
+def test_what_is_no_report(text: str, problem: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
     path = tmp_path / "report.json"
     path.write_bytes(text.encode("latin-1"))
     assert f"error: --from {path}: {problem}" in hvdenv("verify", "--from", str(path), code=2).err
 
 
-def test_a_report_that_is_not_there(tmp_path: Path, hvdenv: CommandLine) -> None:
+def test_a_report_that_is_not_there(tmp_path: Path, hvdenv: Hvdenv) -> None:
     said = hvdenv("verify", "--from", str(tmp_path / "none"), code=2).err
     assert "cannot read it: No such file or directory" in said
 
@@ -137,6 +137,6 @@ def test_a_report_that_is_not_there(tmp_path: Path, hvdenv: CommandLine) -> None
     "words", [["local"], ["--prefix", "/env"], ["--where", "compute"]], ids=str
 )
 def test_a_kept_report_is_of_no_other_environment(
-    words: list[str], kept: str, hvdenv: CommandLine
+    words: list[str], kept: str, hvdenv: Hvdenv
 ) -> None:
     assert "verifies nothing" in hvdenv("verify", *words, "--from", kept, code=2).err

@@ -15,7 +15,7 @@ from hvdenv.plans.plan import Plan, make_plan
 from hvdenv.plans.script import render_bash
 from hvdenv.plans.step import Step, TextFile
 from hvdenv.runner import ALWAYS_SET, CLEANED_PATTERN, clean, cleaned_names
-from tests.command_line import CommandLine
+from tests.commands import Hvdenv
 
 # Legal in a file's name, and in none of the places that a prefix may lie.
 HOSTILE = """/tmp/a b"c'd$(touch pwned)`touch pwned`\\;touch pwned&}{*?#\N{SNOWMAN}"""
@@ -39,13 +39,13 @@ def plan(recipe: Recipe, facts: Facts, tmp_path: Path) -> Plan:
 
 
 @pytest.mark.parametrize("variant", ["", "torch", "tensorflow", "openmpi5"])
-def test_bash_accepts_the_script(variant: str, cases: Path, hvdenv: CommandLine) -> None:
+def test_bash_accepts_the_script(variant: str, cases: Path, hvdenv: Hvdenv) -> None:
     chosen = ["--variant", variant] if variant else []
     words = ["plan", "local", *chosen, "--format", "bash", "--facts", str(cases / "facts.json")]
     assert accepted(hvdenv(*words).out)
 
 
-def test_the_script_of_a_lock_needs_neither_uv_nor_caches(cases: Path, hvdenv: CommandLine) -> None:
+def test_the_script_of_a_lock_needs_neither_uv_nor_caches(cases: Path, hvdenv: Hvdenv) -> None:
     words = ["plan", "local", "--locked", "--facts", str(cases / "facts.json")]
     shared, told = str(find_places().cache), hvdenv(*words).out
     assert "-m uv pip install" in told and f"PIP_DEST={shared}" in told

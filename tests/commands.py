@@ -1,4 +1,4 @@
-"""Command lines of hvdenv, run in this process."""
+"""How tests call commands of hvdenv: see the fixture `hvdenv`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hvdenv.cli.main import main
 
 
 class Said(NamedTuple):
-    """What a command line printed."""
+    """What a command printed."""
 
     out: str
     err: str
@@ -24,14 +24,15 @@ def call(*words: str) -> int:
         return int(end.code or 0)
 
 
-class CommandLine:
-    """Runs a command line that must end with an exit code, and gives what it prints."""
+class Hvdenv:
+    """Runs a command, asserts its exit code, and returns what it printed."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self.capsys = capsys
 
     def __call__(self, *words: str, code: int = 0) -> Said:
-        found = call(*words)
+        self.capsys.readouterr()
+        ended = call(*words)
         said = Said(*self.capsys.readouterr())
-        assert found == code, (words, said)
+        assert ended == code, (words, said)
         return said
