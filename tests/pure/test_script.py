@@ -142,8 +142,9 @@ def test_a_compiler_in_a_strange_place_is_quoted(
     recipe: Recipe, facts: Facts, tmp_path: Path
 ) -> None:
     odd = facts._replace(cxx=Tool("/opt/a b$(touch pwned)/g++"))
-    plan = make_plan(recipe, (), odd, odd.interpreters[0]).at(tmp_path)
-    script = render_bash(plan, tmp_path / "made")
+    script = render_bash(
+        make_plan(recipe, (), odd, odd.interpreters[0]).at(tmp_path), tmp_path / "made"
+    )
     assert accepted(script)
     assert "CXX='/opt/a b$(touch pwned)/g++'" in script
 
