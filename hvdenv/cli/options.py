@@ -60,7 +60,7 @@ def add_action(actions: Any, name: str, text: str) -> argparse.ArgumentParser:
     return parser
 
 
-def add_recipe(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+def _add_recipe(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     add(
         parser, "recipe RECIPE",
         "a recipe's name, or the path of a TOML file (with a slash, or ending in .toml)",
@@ -385,8 +385,8 @@ def is_locked(arguments: argparse.Namespace) -> bool:
 
 
 _GROUPS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
-    "recipe": add_recipe,
-    "recipe?": partial(add_recipe, optional=True),
+    "recipe": _add_recipe,
+    "recipe?": partial(_add_recipe, optional=True),
     "hosts": _add_hosts,
     "loudness": _add_loudness,
     "locked": _add_locked,
