@@ -50,10 +50,6 @@ class Questions(NamedTuple):
 
     Attributes:
         maker: of the recipe's steps, in a scratch folder.
-        work: that folder.
-        cache: folder in which uv keeps the answers of indexes.
-        runner: starts the programs.
-        progress: shows what they do.
         end: the time on the monotonic clock by which all answers must be there.
         where: gives file, line and key for a dotted key of the recipe.
     """
@@ -243,10 +239,7 @@ class Sources(NamedTuple):
     """Where pip looks for files.
 
     Attributes:
-        main: the index of pip's configuration.
         extra: further indexes, of that and of the recipe.
-        links: pages and folders with links to files.
-        no_index: whether indexes are not asked.
         insecure: hosts that are trusted without a certificate.
         certificates: file with those of a site.
     """

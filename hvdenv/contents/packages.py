@@ -33,10 +33,8 @@ class Package(NamedTuple):
     """A package.
 
     Attributes:
-        kind: what installed it.
         name: as its index has it; normalised for a Python package (PEP 503).
         version: with the local part (``2.13.0+cpu``).
-        build: conda's build string.
         sha256: of the file that was installed; empty if unknown.
         url: where that file was; a hint.
     """
@@ -53,9 +51,7 @@ class Horovod(NamedTuple):
     """The Horovod of an environment.
 
     Attributes:
-        version: its release.
         source: sha256 of the source archive; empty if hvdenv did not build it.
-        patches: hash of each patch by its name.
         variables: HOROVOD_* and compiler flags of its build.
         wheel: sha256 of the installed wheel; empty if unknown.
     """
@@ -72,19 +68,14 @@ class Contents(NamedTuple):
 
     Attributes:
         recipe: name of its recipe; empty if hvdenv did not build it.
-        variants: sorted names.
         python: full version of its Python.
-        machine: architecture, such as x86_64.
         packages: sorted, without Horovod if that is a Python package.
         distributions: versions of all packages that Python finds, whoever installed them.
-        horovod: None if there is none.
         modules: hash of each modulefile by the module's name; empty if unknown.
         toolchain: versions by name: compiler, cmake, mpi, cuda, nccl, glibc, driver.
         channels: conda channels in the order of their priority.
         indexes: additional package indexes of some packages.
         find_links: pages with links to files of some packages.
-        created: when it was finished, in UTC.
-        hvdenv: version of the hvdenv that built it.
     """
 
     recipe: str = ""
@@ -104,7 +95,6 @@ class Contents(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Recipe and variants."""
         return "+".join((self.recipe or "environment", *self.variants))
 
     @property
@@ -132,7 +122,6 @@ class Installed(NamedTuple):
 
 
 def from_installed(installed: Installed) -> Contents:
-    """The contents of an environment that hvdenv did not build."""
     return Contents(
         python=installed.python,
         packages=tuple(sorted(each for each in installed.packages if not _is_horovod(each))),
@@ -146,7 +135,6 @@ def from_record(record: GenerationRecord, installed: Installed | None, home: str
     """The contents of a generation.
 
     Args:
-        record: of the generation.
         installed: what is in its folder; None if modules provide the whole environment.
         home: home folder of the user, which becomes ``~`` in flags.
     """

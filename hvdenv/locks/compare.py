@@ -28,9 +28,7 @@ class Difference(NamedTuple):
     Attributes:
         name: which, such as ``horovod.variables.HOROVOD_WITH_MPI``.
         locked: in the lock; empty if it has none.
-        found: now; empty if there is none.
         severity: for drift: whether the build stops.
-        reason: why it stops.
     """
 
     name: str
@@ -47,8 +45,6 @@ def problems(locked: Locked, inputs: Inputs, cpu_packages: Iterable[str] = ()) -
     """Why a lock does not satisfy a recipe; empty if it does.
 
     Args:
-        locked: the lock.
-        inputs: what the recipe asks for now.
         cpu_packages: packages that must be CPU builds.
     """
     differences = changed(locked.lock.inputs, inputs)
@@ -127,7 +123,6 @@ def unclosed(packages: Sequence[Package], others: Mapping[str, str]) -> tuple[st
     """Requirements in the recorded metadata of packages that the lock does not meet.
 
     Args:
-        packages: of pylock.toml.
         others: versions of Python packages from conda, by normalised name.
     """
     if any(each.requires is None for each in packages):

@@ -55,7 +55,8 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     home = tmp_path_factory.getbasetemp() / "homes" / str(next(_HOMES))
     home.mkdir(parents=True)
     monkeypatch.setenv("HVDENV_HOME", str(home))
-    monkeypatch.delenv("HVDENV_SITE", raising=False)
+    for name in ("HVDENV_SITE", "HVDENV_WHEEL_CACHE"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)
