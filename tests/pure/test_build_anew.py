@@ -16,6 +16,7 @@ import pytest
 from hvdenv.building.engine import build
 from hvdenv.building.finished import Built, already_built
 from hvdenv.building.state import Request
+from hvdenv.cli.progress import Silent
 from hvdenv.command import Command
 from hvdenv.environments.generations import Environment, at, switch
 from hvdenv.errors import HvdenvError, LockError, StepError
@@ -79,17 +80,13 @@ if os.path.exists(sys.argv[1] + "/open"):
 """
 
 
-class Recorder:
+class Recorder(Silent):
     """Keeps what is reported to the user."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
         self.notes_of: dict[str, str] = {}
         self.notes: list[str] = []
-
-    def step_started(self, number: int, step: Step) -> None: ...
-
-    def step_line(self, line: str) -> None: ...
 
     def step_done(self, number: int, step: Step, note: str, seconds: float) -> None:
         self.notes_of[step.name] = note

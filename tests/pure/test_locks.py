@@ -273,6 +273,9 @@ def test_a_pylock_is_read_as_it_was_written(packages: tuple[Package, ...]) -> No
     assert pypi.render(packages, "3.11", "x86_64") == text
 
 
+RELEASE, URL = 'version = "1.13.2"', f'url = "{NINJA.url}"'
+
+
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
@@ -281,20 +284,12 @@ def test_a_pylock_is_read_as_it_was_written(packages: tuple[Package, ...]) -> No
         ("[[packages]]", "[packages]", "6: packages: expected a list"),
         (f'sha256 = "{HASH}"', f'sha512 = "{HASH}"', 'sha512: unknown key; did you mean "sha256"'),
         (f'sha256 = "{HASH}"', f'sha256 = "{HASH}\\n-i http://x"', "sha256: control characters"),
-        (
-            'version = "1.13.2"',
-            'version = "1.13.2"\nmarker = "x"',
-            "9: packages[0].marker: unknown",
-        ),
-        (
-            'version = "1.13.2"',
-            'version = "1.13.2"\nindex = "http://x"',
-            "packages[0].index: unknown",
-        ),
-        ('version = "1.13.2"', 'version = "1"\nvcs = {type="git"}', "packages[0].vcs: unknown"),
-        ('version = "1.13.2"', 'version = "1"\ndirectory = {path="/x"}', "].directory: unknown"),
-        ('version = "1.13.2"', 'version = "1"\narchive = {path="/x"}', "].archive: unknown"),
-        ('version = "1.13.2"', 'version = "one"', "ersion"),
+        (RELEASE, f'{RELEASE}\nmarker = "x"', "9: packages[0].marker: unknown"),
+        (RELEASE, f'{RELEASE}\nindex = "http://x"', "packages[0].index: unknown"),
+        (RELEASE, 'version = "1"\nvcs = {type="git"}', "packages[0].vcs: unknown"),
+        (RELEASE, 'version = "1"\ndirectory = {path="/x"}', "].directory: unknown"),
+        (RELEASE, 'version = "1"\narchive = {path="/x"}', "].archive: unknown"),
+        (RELEASE, 'version = "one"', "ersion"),
         ('name = "ninja-1', 'name = "../../ninja-1', "name: expected the name of a file"),
         ('name = "ninja-1.13', 'name = "six-1.13', "Name in 'six-1.13.2-py3-none-any.whl'"),
         ("https://x.org/", "http://x.org/", "12: packages[0].wheels[0].url: expected an https://"),
@@ -303,23 +298,11 @@ def test_a_pylock_is_read_as_it_was_written(packages: tuple[Package, ...]) -> No
         ("https://x.org/", "https://x.org/t/s3cret/", "url: expected an https://"),
         ("https://x.org/n.whl", "https://x.org/n.whl?token=a", "url: expected an https://"),
         ("https://x.org/", "https://localhost/", "url: expected an https://"),
-        ('url = "https://x.org/n.whl"', 'path = "/tmp/n.whl"', "path: expected the name of a file"),
-        (
-            'url = "https://x.org/n.whl"',
-            'path = "other.whl"',
-            "a path that is its name and nothing",
-        ),
-        (
-            'url = "https',
-            'path = "ninja-1.13.2-py3-none-any.whl"\nurl = "https',
-            "either a url, or",
-        ),
-        ('url = "https://x.org/n.whl"', "", "path or url must be provided"),
-        (
-            "requires = []",
-            'requires = ["six @ file:///tmp"]',
-            "requires[0]: expected a requirement",
-        ),
+        (URL, 'path = "/tmp/n.whl"', "path: expected the name of a file"),
+        (URL, 'path = "other.whl"', "a path that is its name and nothing"),
+        (URL, f'path = "{NINJA.file}"\n{URL}', "either a url, or"),
+        (URL, "", "path or url must be provided"),
+        ("= []", '= ["six @ file:///tmp"]', "requires[0]: expected a requirement"),
         ("requires = []", "requires = []\nrun = 1", "packages[0].tool.hvdenv.run: unknown key"),
         ("requires-python", "made_by = 1\nrequires-python", ":3: made_by: unknown key"),
         ("=", "", "Expected"),

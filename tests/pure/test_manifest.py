@@ -200,36 +200,24 @@ def test_whole_packages_pass_shared_files_too(site: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("damage", "problem"),
+    ("path", "content", "problem"),
     [
-        (lambda site: (site / "two.py").unlink(), "two-1.0: two.py is missing"),
-        (
-            lambda site: (site / "../../bin/one").write_bytes(b"#"),
-            "one-1.0: ../../bin/one has 1 bytes instead of 2",
-        ),
-        (
-            lambda site: (site / "two-1.0.dist-info/RECORD").unlink(),
-            "two-1.0: two-1.0.dist-info/RECORD is missing",
-        ),
-        (
-            lambda site: (site / "one-1.0.dist-info/METADATA").unlink(),
-            "one-1.0: one-1.0.dist-info/METADATA is missing",
-        ),
-        (
-            lambda site: (site / "two-1.0.dist-info/RECORD").write_text("two.py\n"),
-            "two-1.0: two-1.0.dist-info/RECORD is damaged",
-        ),
-        (
-            lambda site: (site / "two-1.0.dist-info/RECORD").write_text(""),
-            "two-1.0: two-1.0.dist-info/RECORD is empty",
-        ),
-        (lambda site: (site / "~wo").mkdir(), "~wo: left behind by an interrupted pip"),
+        ("two.py", None, "two-1.0: two.py is missing"),
+        ("../../bin/one", "#", "one-1.0: ../../bin/one has 1 bytes instead of 2"),
+        ("two-1.0.dist-info/RECORD", None, "two-1.0: two-1.0.dist-info/RECORD is missing"),
+        ("one-1.0.dist-info/METADATA", None, "one-1.0: one-1.0.dist-info/METADATA is missing"),
+        ("two-1.0.dist-info/RECORD", "two.py\n", "two-1.0: two-1.0.dist-info/RECORD is damaged"),
+        ("two-1.0.dist-info/RECORD", "", "two-1.0: two-1.0.dist-info/RECORD is empty"),
+        ("~wo", "", "~wo: left behind by an interrupted pip"),
     ],
 )
 def test_half_installed_packages_are_named(
-    site: Path, damage: Callable[[Path], object], problem: str
+    site: Path, path: str, content: str | None, problem: str
 ) -> None:
-    damage(site)
+    if content is None:
+        (site / path).unlink()
+    else:
+        (site / path).write_text(content)
     assert verify_records(site)[0].startswith(problem)
 
 

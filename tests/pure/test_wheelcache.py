@@ -107,11 +107,13 @@ def flip(entry: Path) -> None:
     (entry / NAME).write_bytes(content)
 
 
-def rewrite(change: Callable[[dict[str, object]], object]) -> Callable[[Path], None]:
+def rewrite(**changes: object) -> Callable[[Path], None]:
+    """Change keys of the record; None removes one."""
+
     def damage(entry: Path) -> None:
-        record = json.loads((entry / "entry.json").read_text())
-        change(record)
-        (entry / "entry.json").write_text(json.dumps(record))
+        record = json.loads((entry / "entry.json").read_text()) | changes
+        kept = {name: value for name, value in record.items() if value is not None}
+        (entry / "entry.json").write_text(json.dumps(kept))
 
     return damage
 
@@ -128,13 +130,13 @@ def rewrite(change: Callable[[dict[str, object]], object]) -> Callable[[Path], N
         lambda entry: (entry / "entry.json").write_text("[" * 100_000),
         lambda entry: (entry / "entry.json").write_text('{"inputs": NaN}'),
         lambda entry: os.truncate(entry / "entry.json", 2 << 20),
-        rewrite(lambda record: record.update(format=2)),
-        rewrite(lambda record: record.update(inputs=[])),
-        rewrite(lambda record: record.update(extra=1)),
-        rewrite(lambda record: record.update(inputs={**INPUTS, "source": "abd"})),
-        rewrite(lambda record: record.update(file="../../x.whl")),
-        rewrite(lambda record: record.update(file=1)),
-        rewrite(lambda record: record.pop("sha256")),
+        rewrite(format=2),
+        rewrite(inputs=[]),
+        rewrite(extra=1),
+        rewrite(inputs={**INPUTS, "source": "abd"}),
+        rewrite(file="../../x.whl"),
+        rewrite(file=1),
+        rewrite(sha256=None),
     ],
 )
 def test_a_damaged_entry_is_noticed_taken_away_and_made_anew(
@@ -234,10 +236,10 @@ def test_what_another_user_wrote_is_not_used(
 def test_our_own_entries_are_trusted_under_any_umask(
     cache: Cache, group: Cache, wheel: Path, target: Path, value: int
 ) -> None:
-    with umask(value):
-        entries = keep(cache, wheel), keep(group, wheel)
-    assert take([cache], INPUTS, target, RUNNER) == Taken(entries[0])
-    assert take([group], INPUTS, target, RUNNER) == Taken(entries[1])
+    for each in (cache, group):
+        with umask(value):
+            entry = keep(each, wheel)
+        assert take([each], INPUTS, target, RUNNER) == Taken(entry)
 
 
 @pytest.mark.parametrize(
