@@ -41,16 +41,21 @@ class Difference(NamedTuple):
         return f"{self.name}: {self.locked or 'none'} in the lock, {self.found or 'none'} here"
 
 
-def problems(locked: Locked, inputs: Inputs, cpu_packages: Iterable[str] = ()) -> list[str]:
+def problems(
+    locked: Locked, inputs: Inputs, cpu_packages: Iterable[str] = (), ignored: tuple[str, ...] = ()
+) -> list[str]:
     """Why a lock does not satisfy a recipe; empty if it does.
 
     Args:
         cpu_packages: packages that must be CPU builds.
+        ignored: how names of inputs begin that do not matter.
     """
-    differences = changed(locked.lock.inputs, inputs)
-    changes = [str(each) for each in differences if not is_request(each)]
     return [
-        *changes,
+        *(
+            str(each)
+            for each in changed(locked.lock.inputs, inputs)
+            if not is_request(each) and not each.name.startswith(ignored)
+        ),
         *package_problems(locked, inputs),
         *cuda_builds(pypi.packages(locked), cpu_packages),
     ]
@@ -77,14 +82,7 @@ def package_problems(locked: Locked, inputs: Inputs) -> list[str]:
 
 def packages_still_fit(locked: Locked, inputs: Inputs, cpu_packages: Iterable[str]) -> bool:
     """Whether the packages of a lock are still the ones to install."""
-    return not (
-        any(
-            not is_request(each) and not each.name.startswith(_NO_PACKAGES)
-            for each in changed(locked.lock.inputs, inputs)
-        )
-        or package_problems(locked, inputs)
-        or cuda_builds(pypi.packages(locked), cpu_packages)
-    )
+    return not problems(locked, inputs, cpu_packages, ignored=_NO_PACKAGES)
 
 
 def changed(locked: Inputs, now: Inputs) -> tuple[Difference, ...]:

@@ -384,11 +384,22 @@ def test_a_build_does_not_change_what_a_lock_is() -> None:
     assert locked(Path("x"), (NINJA,)).digest != one.digest
 
 
-@pytest.mark.parametrize("name", [MAIN, PYPI])
-def test_a_file_that_is_missing_is_named(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (MAIN, None, "there is no such file of a lock"),
+        (PYPI, None, "there is no such file of a lock"),
+        (MAIN, b"\xff\xfe\x00", "is not text"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(
+    tmp_path: Path, name: str, content: bytes | None, said: str
+) -> None:
     folders.write(locked(tmp_path))
     (tmp_path / name).unlink()
-    with pytest.raises(RecipeError, match="there is no such file of a lock") as error:
+    if content:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(RecipeError, match=said) as error:
         folders.read(tmp_path)
     assert error.value.where == str(tmp_path / name)
 
@@ -427,12 +438,6 @@ def test_a_malformed_lock_says_where(
         folders.read(tmp_path)
     assert said in error.value.message
     assert error.value.where.startswith(f"{path}{line}")
-
-
-def test_a_main_file_that_is_no_text(tmp_path: Path) -> None:
-    (tmp_path / MAIN).write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(RecipeError, match="is not text"):
-        folders.read(tmp_path)
 
 
 def test_what_changed_in_the_recipe_is_told_value_by_value() -> None:
