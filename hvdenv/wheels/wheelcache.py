@@ -205,11 +205,17 @@ def copy(entries: Mapping[str, Cache], target: Cache, runner: Runner) -> None:
         RecipeError: an entry cannot be used, here or in the target; nothing is copied then.
         StepError: the target cannot be written.
     """
-    for into in (None, target):
+    for checked in (False, True):
         for name, cache in sorted(entries.items()):
             try:
                 with open_entry(cache, name) as entry:
-                    _copy(cache, entry, target, into, runner)
+                    if entry is None:
+                        raise NotUsedError("it is gone")
+                    for each in {cache, target}:
+                        check(each, entry, runner)
+                    if checked:
+                        files = {entry.record.file: blocks(entry.wheel), RECORD: [entry.raw]}
+                        _add(target, name, {**files, SIGNATURE: [entry.signature]}, runner)
             except NotUsedError as error:
                 raise RecipeError(
                     f"not copied: {error}",
@@ -219,24 +225,6 @@ def copy(entries: Mapping[str, Cache], target: Cache, runner: Runner) -> None:
                 ) from error
             except OSError as error:
                 raise blocked(target.folder, error) from error
-
-
-def _copy(
-    cache: Cache, entry: Entry | None, target: Cache, into: Cache | None, runner: Runner
-) -> None:
-    """Check an open entry of a cache, and copy it into another one."""
-    if entry is None:
-        raise NotUsedError("it is gone")
-    for each in {cache, target}:
-        check(each, entry, runner)
-    if into is None:
-        return
-    files = {
-        entry.record.file: blocks(entry.wheel),
-        RECORD: [entry.raw],
-        SIGNATURE: [entry.signature],
-    }
-    _add(into, entry.record.key, files, runner)
 
 
 def sign(cache: Cache, name: str, signing_key: str, runner: Runner) -> None:
