@@ -122,13 +122,8 @@ class Installed(NamedTuple):
 
 
 def from_installed(installed: Installed) -> Contents:
-    return Contents(
-        python=installed.python,
-        packages=tuple(sorted(each for each in installed.packages if not _is_horovod(each))),
-        distributions=dict(sorted(installed.distributions.items())),
-        horovod=_horovod(installed.packages, installed.distributions, {}),
-        channels=_channels(installed.packages, ()),
-    )
+    """The contents of an environment that hvdenv did not build: its toolchain is unknown."""
+    return from_record(GenerationRecord(), installed, "")._replace(toolchain={})
 
 
 def from_record(record: GenerationRecord, installed: Installed | None, home: str) -> Contents:
@@ -145,11 +140,11 @@ def from_record(record: GenerationRecord, installed: Installed | None, home: str
         **observed.get("packages", {}),
         **(installed.distributions if installed else {}),
     }
-    resolved, inputs = record.resolved, record.stack
-    modules, frameworks = _modules(record), resolved.get("frameworks", {})
+    resolved, modules = record.resolved, _modules(record)
+    frameworks = resolved.get("frameworks", {})
     variables = {
         name: _neutral(name, value, (record.prefix, home))
-        for name, value in sorted(inputs.get("variables", {}).items())
+        for name, value in sorted(record.stack.get("variables", {}).items())
     }
     return Contents(
         recipe=record.recipe,
@@ -160,12 +155,7 @@ def from_record(record: GenerationRecord, installed: Installed | None, home: str
         machine=record.facts.get("machine", ""),
         packages=tuple(sorted(each for each in packages if not _is_horovod(each))),
         distributions=dict(sorted(distributions.items())),
-        horovod=_horovod(
-            packages,
-            distributions,
-            {**inputs, "variables": variables},
-            record.wheel.get("sha256", ""),
-        ),
+        horovod=_horovod(record, packages, distributions, variables),
         modules=modules,
         toolchain=_toolchain(record, packages, modules),
         channels=_channels(packages, (resolved.get("conda") or {}).get("channels", ())),
@@ -235,20 +225,20 @@ def _is_horovod(package: Package) -> bool:
 
 
 def _horovod(
+    record: GenerationRecord,
     packages: Iterable[Package],
     distributions: Mapping[str, str],
-    inputs: Mapping[str, Any],
-    wheel: str = "",
+    variables: dict[str, str],
 ) -> Horovod | None:
     if "horovod" not in distributions:
         return None
-    wheel = wheel or next((each.sha256 for each in packages if _is_horovod(each)), "")
+    found = next((each.sha256 for each in packages if _is_horovod(each)), "")
     return Horovod(
         version=distributions["horovod"],
-        source=inputs.get("source", ""),
-        patches=dict(sorted(inputs.get("patches", {}).items())),
-        variables=dict(inputs.get("variables", {})),
-        wheel=wheel,
+        source=record.stack.get("source", ""),
+        patches=dict(sorted(record.stack.get("patches", {}).items())),
+        variables=variables,
+        wheel=record.wheel.get("sha256", "") or found,
     )
 
 
