@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir
 
-from hvdenv.building import effects, indexes, record, repair
+from hvdenv.building import effects, record, repair
 from hvdenv.building.finished import Built, drift, refused_drift, result
+from hvdenv.building.resolve import attempt
 from hvdenv.building.state import LOGS, Done, Request, State
 from hvdenv.command import Outcome, spelled_out
 from hvdenv.environments import generations, journal, prefix_lock, registry, scratch
@@ -186,23 +187,12 @@ def _execute(state: State, step: Step, log: Path) -> str:
     """Write the files of a step and run its commands; what these print."""
     if step.report:
         make_folder(step.report.parent)
-    for file in step.files:
-        make_folder(file.path.parent)
-        with reporting(file.path, inside=True):
-            file.path.write_text(file.text, encoding="utf-8")
-    output = ""
-    for command in step.commands:
-        with reporting(log, inside=True), log.open("a", encoding="utf-8") as stream:
-            stream.write(f"$ {mask(spelled_out(command))}\n")
-        outcome = state.runner.run(command, log=log, on_line=state.progress.step_line)
-        if not outcome and step.effect == "closure":
-            raise _not_closed(state.plan.locked, outcome)
-        if not outcome:
-            raise _failed(step, indexes.with_other_pages(outcome, state.runner, log), log)
-        for line in indexes.withdrawn(outcome.output):
-            state.progress.note(line)
-        output += outcome.output
-    return output
+    outcome = attempt(step, state.runner, state.progress, log)
+    if not outcome and step.effect == "closure":
+        raise _not_closed(state.plan.locked, outcome)
+    if not outcome:
+        raise _failed(step, outcome, log)
+    return outcome.output
 
 
 EFFECTS: Mapping[str, Callable[[State, Step, str], Done]] = {
