@@ -26,7 +26,7 @@ _SECONDS = 60.0
 
 
 class Download(NamedTuple):
-    """A folder that is kept or deleted as a whole; builds do not use it ``since`` then, in UTC."""
+    """A folder that is kept or deleted as a whole; ``since``: its last use by a build, in UTC."""
 
     path: Path
     bytes: int
