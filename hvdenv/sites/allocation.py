@@ -25,10 +25,8 @@ class Allocation(NamedTuple):
 
     Attributes:
         scheduler: its name; empty outside of any job.
-        job: its id.
         hosts: in the order of the scheduler, as far as it names them; slots are the ranks
             that were requested on each, 0 if unknown.
-        nodes: how many hosts.
         hostfile: a file with exactly these hosts, which launchers can read.
         tasks: what the scheduler counts on each host, even if nothing was requested.
         cpus: processors on each host; empty if unknown.
@@ -130,6 +128,7 @@ def _from_hostfile(
         nodes=len(named) or number(environ.get(dialect.node_count, "")),
         hostfile=path if readable else "",
         gpus_per_node=_visible_gpus(environ),
+        counts_tasks=dialect.counts_tasks,
     )
 
 
