@@ -63,7 +63,6 @@ class Content(NamedTuple):
 
     Attributes:
         path: as it was named.
-        data: the bytes.
         status: of the descriptor that the bytes were read from, not of the path.
     """
 

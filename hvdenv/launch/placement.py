@@ -52,7 +52,6 @@ class Requested(NamedTuple):
         hosts: where; empty for the allocation's.
         hostfile: the file that the hosts were read from.
         launcher: its name; empty for the recipe's.
-        variables: for every rank, with their values.
         exports: names of variables to pass to every rank.
     """
 

@@ -54,7 +54,6 @@ class Node(NamedTuple):
         name: its own name.
         resolves: whether it resolves that name to an address.
         tools: what programs that run images print as their version.
-        image: the file of the image.
         mpirun: what ``mpirun --version`` prints.
         srun: what ``srun --mpi=list`` prints.
         driver: version of the NVIDIA driver; empty without one.
@@ -79,11 +78,8 @@ class Requirements(NamedTuple):
     """What the nodes need.
 
     Attributes:
-        container: the recipe's table.
         mpi: the MPI in the image; None if its Horovod has none.
-        launcher: starts the ranks.
         scheduled: whether this runs in an allocation.
-        own: launchers of the recipe.
     """
 
     container: Container
@@ -94,12 +90,10 @@ class Requirements(NamedTuple):
 
     @property
     def starter(self) -> Launcher:
-        """The launcher."""
         return named(self.launcher, self.own)
 
     @property
     def image(self) -> str:
-        """The image's path."""
         return str(self.container.image)
 
     @property

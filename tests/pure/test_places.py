@@ -28,6 +28,7 @@ from hvdenv.places import (
     write_json,
     write_text,
 )
+from tests.files import write
 from tests.wheels import umask
 
 VARIANTS = st.lists(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,8}", fullmatch=True), max_size=5)
@@ -154,8 +155,7 @@ def foreign(path: Path) -> Path:
 
 
 def test_nothing_is_written_through_a_link_of_another_user(sticky: Path, tmp_path: Path) -> None:
-    target = tmp_path / "secret"
-    target.write_text("root's")
+    target = write(tmp_path / "secret", "root's")
     target.chmod(0o600)
     (sticky / "report.html").symlink_to(target)
     foreign(sticky / "report.html")
@@ -226,8 +226,7 @@ def test_links_lead_where_the_system_says(
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o400, 0o664, 0o755])
 def test_a_file_that_is_there_keeps_its_mode(tmp_path: Path, mode: int) -> None:
-    path = tmp_path / "report"
-    path.write_text("old")
+    path = write(tmp_path / "report", "old")
     path.chmod(mode)
     with umask(0o000):
         write_text(path, "new", 0o777)
@@ -236,8 +235,7 @@ def test_a_file_that_is_there_keeps_its_mode(tmp_path: Path, mode: int) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="gives files to another user")
 def test_a_file_that_is_there_keeps_its_owner(tmp_path: Path) -> None:
-    path = tmp_path / "report"
-    path.write_text("old")
+    path = write(tmp_path / "report", "old")
     path.chmod(0o640)
     write_text(foreign(path), "new")
     found = path.stat()

@@ -30,7 +30,7 @@ from hvdenv.model.recipe import Recipe
 from hvdenv.plans.images import FORMATS
 from hvdenv.plans.images.distributions import distribution_of
 from hvdenv.plans.images.formats import FOLDER, SCRIPT, FormatName
-from hvdenv.plans.plan import Plan, candidates, make_plan
+from hvdenv.plans.plan import Plan, candidates, make_plan, steps_of
 from hvdenv.plans.script import render_bash
 from hvdenv.reading import OWN, read_text
 from hvdenv.schema import parse_toml
@@ -143,8 +143,8 @@ def for_image(recipe: Recipe) -> Recipe:
 def image_plan(
     recipe: Recipe, variants: tuple[str, ...], facts: Facts, python: Interpreter
 ) -> Plan:
-    """The plan of the steps in the image; arguments as for make_plan()."""
-    return make_plan(for_image(recipe), variants, facts, python, alone=True).at(FOLDER)
+    maker = steps_of(for_image(recipe), facts, python)._replace(alone=True)
+    return make_plan(maker, variants).at(FOLDER)
 
 
 def define(recipe: Recipe, plan: Plan, form: FormatName) -> str:

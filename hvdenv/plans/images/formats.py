@@ -22,9 +22,7 @@ class Build(NamedTuple):
 
     Attributes:
         tool: program that builds.
-        definition: the file.
         image: file of the image, or its tag if the tool stores images itself.
-        root: whether root builds.
         binds: files and folders of this machine for the build, HOST or HOST:IMAGE.
     """
 
@@ -43,7 +41,6 @@ class Format(NamedTuple):
         is_file: whether an image is a file, and not a tag in the tool's own storage.
         environment: the lines that set the variables of programs in the image.
         runscript: lines that say what the image does when it is run.
-        build: the command that builds.
         mount_points: lines for a definition that is built with binds.
     """
 
