@@ -35,15 +35,13 @@ SITE = LOCAL._replace(
     launch=cluster.Launch("srun"),
 )
 TWO = (Host("gpu32"), Host("gpu33"))
-ASKED = Allocation(
-    "slurm",
-    "7",
-    (Host("gpu32", 4), Host("gpu33", 4)),
-    2,
-    tasks=(4, 4),
-    cpus=(16, 16),
-    counts_tasks=True,
-)
+
+
+def slurm(hosts: tuple[Host, ...] = TWO, **more: Any) -> Allocation:
+    return Allocation("slurm", "7", hosts, len(hosts), counts_tasks=True, **more)
+
+
+ASKED = slurm((Host("gpu32", 4), Host("gpu33", 4)), tasks=(4, 4), cpus=(16, 16))
 
 
 def placed(
@@ -81,8 +79,8 @@ def test_fewer_are_spread_evenly(ranks: int, slots: list[int]) -> None:
     ("allocation", "ranks"),
     [
         # GPUs of the allocation, or what is usual at the site.
-        (Allocation("slurm", "7", TWO, 2, gpus_per_node=2, counts_tasks=True), 4),
-        (Allocation("slurm", "7", TWO, 2, counts_tasks=True), 16),
+        (slurm(gpus_per_node=2), 4),
+        (slurm(), 16),
         (Allocation("pbs", "7", TWO, 2, "/n"), 16),
         (Allocation("pbs", "7", (Host("a", 2), Host("b", 2)), 2, "/n"), 4),
         # LSF and Torque write as many lines as there are processors.
@@ -95,7 +93,7 @@ def test_how_many_there_is_room_for(allocation: Allocation, ranks: int) -> None:
 
 
 def test_srun_is_told_what_slurm_was_not_asked() -> None:
-    assert placed(Allocation("slurm", "7", TWO, 2, gpus_per_node=2, counts_tasks=True)).placed
+    assert placed(slurm(gpus_per_node=2)).placed
 
 
 def test_the_schedulers_file_goes_to_the_launcher() -> None:
@@ -136,7 +134,7 @@ def test_hosts_of_others() -> None:
 
 def test_more_ranks_than_processors() -> None:
     """Slurm only says "More processors requested than permitted"."""
-    one = Allocation("slurm", "7", TWO, 2, tasks=(1, 1), cpus=(1, 1), counts_tasks=True)
+    one = slurm(tasks=(1, 1), cpus=(1, 1))
     with pytest.raises(UsageError, match="4 ranks do not fit into 1 processors of gpu32") as caught:
         placed(one, ranks=8)
     assert "--ntasks-per-node=4" in caught.value.remedy
@@ -155,16 +153,7 @@ def test_more_ranks_than_processors() -> None:
     ],
 )
 def test_cores_for_a_rank(cpus: tuple[int, ...], asked: int, ranks: int, each: int) -> None:
-    allocation = Allocation(
-        "slurm",
-        "7",
-        (Host("gpu32"),),
-        1,
-        cpus=cpus,
-        cpus_per_rank=asked,
-        gpus_per_node=8,
-        counts_tasks=True,
-    )
+    allocation = slurm((Host("gpu32"),), cpus=cpus, cpus_per_rank=asked, gpus_per_node=8)
     assert placed(allocation, ranks=ranks).cpus_per_rank == each
 
 
@@ -177,15 +166,7 @@ def test_slots_are_as_many_as_ranks(
     each: list[tuple[int, int]], ranks: int | None, gpus: int
 ) -> None:
     hosts = tuple(Host(f"n{number}", slots) for number, (slots, _) in enumerate(each))
-    allocation = Allocation(
-        "slurm",
-        "1",
-        hosts,
-        len(hosts),
-        cpus=tuple(cpus for _, cpus in each),
-        gpus_per_node=gpus,
-        counts_tasks=True,
-    )
+    allocation = slurm(hosts, cpus=tuple(cpus for _, cpus in each), gpus_per_node=gpus)
     try:
         launch = placed(allocation, ranks=ranks)
     except UsageError:
