@@ -41,7 +41,6 @@ class Problem(Exception):
     """A value does not fit its type.
 
     Attributes:
-        path: keys and indexes that lead to the value.
         all: every problem of the document, this one first; at most MOST_PROBLEMS.
     """
 
@@ -109,11 +108,7 @@ class _TooMany(Exception):
 
 
 class _Decoder:
-    """Decodes one document and collects its problems.
-
-    Args:
-        whole: whether required keys must be there.
-    """
+    """Decodes one document and collects its problems."""
 
     def __init__(self, *, whole: bool = True, lenient: bool = False) -> None:
         self.whole = whole

@@ -54,7 +54,6 @@ class Policy(NamedTuple):
 
     Attributes:
         groups: ids of groups whose members are trusted too.
-        granted: recorded by ``hvdenv trust``.
     """
 
     owners: frozenset[int]
@@ -268,9 +267,6 @@ def faults_in(prefix: str, policy: Policy, *, whole: bool) -> Iterator[Fault]:
     Looked at are: the way to it; ``activate.sh``; the interpreter with all links that lead to it;
     all entries of its folder, of ``bin``, ``lib``, ``lib/python3*`` and ``site-packages``; folders
     that ``.pth`` files and ``pyvenv.cfg`` name; with ``whole``, every file.
-
-    Args:
-        prefix: the folder or link.
     """
     yield from faults_on_way(prefix, policy)
     root = os.path.realpath(prefix)
@@ -457,7 +453,6 @@ def grant(path: Path, policy: Policy) -> Granted:
     """The record that makes a file, or a folder with its contents, trusted from now on.
 
     Args:
-        path: a file such as a recipe; or a folder, such as a prefix.
         policy: without what was granted.
 
     Raises:

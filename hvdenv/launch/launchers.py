@@ -54,7 +54,6 @@ class Launch(NamedTuple):
 
     Attributes:
         cores: cores of this host for them; 0 to ignore.
-        start_timeout: seconds for the launcher's own preparations.
         hosts: where the ranks go, with as many slots as ranks; empty for this host.
         host_list: stands for the hosts with their slots while these are unknown, such as a
             variable in a script.

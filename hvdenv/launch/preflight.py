@@ -38,7 +38,6 @@ class Image(NamedTuple):
 
     Attributes:
         size: in bytes.
-        sha256: of its content.
         problem: why it cannot be read; empty if it can.
     """
 
@@ -51,7 +50,6 @@ class Node(NamedTuple):
     """What a node reports about itself; see hvdenv/standalone/inspect/node.py.
 
     Attributes:
-        name: its own name.
         resolves: whether it resolves that name to an address.
         tools: what programs that run images print as their version.
         mpirun: what ``mpirun --version`` prints.
@@ -79,7 +77,6 @@ class Requirements(NamedTuple):
 
     Attributes:
         mpi: the MPI in the image; None if its Horovod has none.
-        scheduled: whether this runs in an allocation.
     """
 
     container: Container
@@ -117,7 +114,6 @@ def node_query(
     """The command that asks a node.
 
     Args:
-        peers: hosts that it must reach.
         path: PATH of this process, which mpirun passes on to its ranks.
         python: the Python to ask with if the node is this host; empty to ask by ssh.
     """

@@ -38,7 +38,6 @@ class Facts(NamedTuple):
         origin: ``observed`` on this machine, or ``declared`` in a file.
         cores: processors that this process can use.
         interpreters: Pythons found, best first.
-        gpus: names of NVIDIA GPUs.
         disk_free, inodes_free, quota_free: of the file system of the environment,
             in bytes, inodes and bytes; None if unknown.
         driver: version of the NVIDIA driver.

@@ -68,7 +68,6 @@ class Resolved(NamedTuple):
     Attributes:
         variants: names of the chosen variants, sorted.
         keyed: those of them that change the environment, and not only its jobs.
-        origins: for each dotted key, the layer that set it.
         foreign_files: files that are not part of hvdenv: the recipe, the site file.
         contents: their contents, as read.
         setters: for each dotted key, the layer that set it.
@@ -107,7 +106,6 @@ def find_recipe(name: str, folders: Iterable[str] = ()) -> Path:
     shadows a shipped name.
 
     Args:
-        name: a name or a path.
         folders: recipe folders of the site, which precede the shipped recipes.
 
     Raises:
@@ -191,7 +189,6 @@ def load_recipe(
     """Read a recipe and all layers above it.
 
     Args:
-        variants: variants to apply; their order does not matter.
         overrides: `key=value` from the command line, the value in TOML.
 
     Raises:

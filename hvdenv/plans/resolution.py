@@ -161,12 +161,7 @@ class Resolution(Steps):
         )
 
     def fetch(self, locked: Locked, to: Path, own: Path, package: Path) -> tuple[Step, ...]:
-        """The steps that get every file that a locked build needs.
-
-        Args:
-            own: folder for hvdenv itself and what it needs.
-            package: the folder of hvdenv's package.
-        """
+        """The steps that get every file that a locked build needs."""
         return (
             self._resolver(),
             self._files(locked, to),

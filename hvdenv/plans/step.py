@@ -40,7 +40,6 @@ class Step(NamedTuple):
 
     Attributes:
         name: short, unique within the plan.
-        resets: what is removed before the step runs.
         effect: what hvdenv itself does in this step, after the commands:
             ``modules`` loads them, and all later steps see what they set,
             ``packages`` locks the files that builds share while the commands run,
@@ -51,7 +50,6 @@ class Step(NamedTuple):
             and points the prefix at it.
         spared_by_cache: whether the step is skipped if a cached wheel fits.
         installs: whether the commands add packages to the environment.
-        report: where the installer lists what it installed.
         undoes: the step that the next build goes back to if this one fails.
     """
 

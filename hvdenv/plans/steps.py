@@ -44,9 +44,7 @@ class Steps(NamedTuple):
     """The steps of one build, each from the same few inputs.
 
     Attributes:
-        recipe: the resolved recipe.
         python: the interpreter of the environment, or the one that makes it.
-        versions: of Horovod and the frameworks.
         locked: the lock to build from; None for what indexes and channels have.
         source_folder: with files that were fetched before.
         caches: folder of fetched and unpacked files that builds share; None for no sharing.

@@ -92,9 +92,6 @@ def _current(environ: Mapping[str, str], dialects: Mapping[str, Dialect]) -> str
 def refuse_unknown(environ: Mapping[str, str], command: str) -> None:
     """Refuse to start ranks on this host alone if variables show a job of several hosts.
 
-    Args:
-        command: to type again, with other options.
-
     Raises:
         UsageError: they do; names them, and how to give the hosts.
     """

@@ -348,12 +348,7 @@ def refusals(
     given: Collection[str] = (),
     where: Callable[[str], str] = "recipe: {}".format,
 ) -> Iterator[UsageError]:
-    """Every reason why a site cannot run a job: the option or key, and what is possible.
-
-    Args:
-        given: fields of options.
-        where: says where the recipe sets a key.
-    """
+    """Every reason why a site cannot run a job: the option or key, and what is possible."""
     refuse: Refuse = partial(_refusal, given, where)
     yield from _wrong_fields(job, dialect, refuse)
     yield from _lacking(job, refuse)

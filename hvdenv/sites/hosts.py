@@ -77,9 +77,6 @@ def parse_hostfile(text: str, where: str) -> tuple[Host, ...]:
     ``gpu32 4 gpu.q@gpu32 UNDEFINED`` (Grid Engine).
     A repeated name, as in the files of PBS and LSF, has a slot for each line.
 
-    Args:
-        where: the file, for messages.
-
     Raises:
         UsageError: a line is none of these, there are no hosts, or localhost is among others.
     """

@@ -40,7 +40,6 @@ class Submitted(NamedTuple):
     Attributes:
         cluster: of a federation, if it is not the own one.
         own: the scheduler, if it is not one of hvdenv's.
-        script: file that was submitted.
         submitted: when, in UTC.
         key: identifies what the job is for; a later call for the same resumes following it.
         log: file that all its output goes to; empty if the scheduler decides.
@@ -241,7 +240,6 @@ class Listener(NamedTuple):
 
     Attributes:
         line: called with each line of its output, masked and without control sequences.
-        status: called when its status changes.
     """
 
     line: Callable[[str], None]
@@ -250,11 +248,7 @@ class Listener(NamedTuple):
 
 
 class Follower:
-    """Follows a job to its end.
-
-    Args:
-        withdraw: cancel the job if it can never start.
-    """
+    """Follows a job to its end."""
 
     # Seconds that the scheduler may be silent.
     patience = PATIENCE_SECONDS

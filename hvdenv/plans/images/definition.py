@@ -262,9 +262,6 @@ def _mpi(recipe: Recipe) -> Any:
 def _checked_download(recipe: Recipe, block: str) -> list[str]:
     """Shell commands that download the source of MPI and compare its hash.
 
-    Args:
-        block: hpccm's commands, which contain the URL.
-
     Raises:
         IncompatibleError: the hash is not known.
     """
