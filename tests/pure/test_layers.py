@@ -321,9 +321,6 @@ def test_nothing_in_the_current_folder_shadows_a_shipped_name(
     assert load_recipe("mine.toml").recipe.name == "layers"
     with pytest.raises(UsageError, match=r"for the file mine\.toml write \./mine\.toml"):
         load_recipe("mine")
-
-
-def test_a_name_that_is_nearly_right() -> None:
     with pytest.raises(UsageError, match='did you mean "local"'):
         load_recipe("lokal")
 

@@ -75,21 +75,57 @@ def test_fewer_are_spread_evenly(ranks: int, slots: list[int]) -> None:
     assert launch.placed
 
 
+# Without numbers of tasks, Slurm counts one processor on each host.
+SMALL = slurm(tasks=(1, 1), cpus=(1, 1))
+EIGHT = (Host("gpu32", 4), Host("gpu33", 4))
+
+
 @pytest.mark.parametrize(
-    ("allocation", "ranks"),
+    ("allocation", "requested", "ranks"),
     [
         # GPUs of the allocation, or what is usual at the site.
-        (slurm(gpus_per_node=2), 4),
-        (slurm(), 16),
-        (Allocation("pbs", "7", TWO, 2, "/n"), 16),
-        (Allocation("pbs", "7", (Host("a", 2), Host("b", 2)), 2, "/n"), 4),
+        (slurm(gpus_per_node=2), {}, 4),
+        (slurm(), {}, 16),
+        (Allocation("pbs", "7", TWO, 2, "/n"), {}, 16),
+        (Allocation("pbs", "7", (Host("a", 2), Host("b", 2)), 2, "/n"), {}, 4),
         # LSF and Torque write as many lines as there are processors.
-        (Allocation("lsf", "7", (Host("a", 42), Host("b", 42)), 2), 16),
-        (Allocation("cobalt", "7", (), 3), 24),
+        (Allocation("lsf", "7", (Host("a", 42), Host("b", 42)), 2), {}, 16),
+        (Allocation("cobalt", "7", (), 3), {}, 24),
+        (Allocation(), {"hosts": EIGHT}, 8),
+        (Allocation(), {"hosts": TWO}, 16),
+        (ASKED, {"hosts": TWO}, 8),
+        (ASKED, {"hosts": (Host("gpu32.site.org", 2),)}, 2),
+        (SMALL, {"ranks": 2}, 2),
     ],
 )
-def test_how_many_there_is_room_for(allocation: Allocation, ranks: int) -> None:
-    assert placed(allocation).ranks == ranks
+def test_how_many_there_is_room_for(
+    allocation: Allocation, requested: dict[str, Any], ranks: int
+) -> None:
+    assert placed(allocation, **requested).ranks == ranks
+
+
+@pytest.mark.parametrize(
+    ("allocation", "requested", "said"),
+    [
+        (Allocation(), {"hosts": EIGHT, "ranks": 9}, "9 ranks do not fit into 8 slots"),
+        (
+            ASKED,
+            {"hosts": (Host("gpu32", 2), Host("gpu40", 2))},
+            "gpu40 is not in this allocation\n.*gpu32, gpu33",
+        ),
+        # Slurm only says "More processors requested than permitted".
+        (
+            SMALL,
+            {"ranks": 8},
+            "4 ranks do not fit into 1 processors of gpu32 .*\n.*--ntasks-per-node=4",
+        ),
+    ],
+)
+def test_what_there_is_no_room_for(
+    allocation: Allocation, requested: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        placed(allocation, **requested)
 
 
 def test_srun_is_told_what_slurm_was_not_asked() -> None:
@@ -106,39 +142,12 @@ def test_the_schedulers_file_goes_to_the_launcher() -> None:
 
 
 def test_requested_hosts() -> None:
-    launch = placed(hosts=(Host("gpu32", 4), Host("gpu33", 4)))
-    assert (launch.ranks, launch.placed, launch.per_node) == (8, True, 4)
-    fewer = placed(hosts=(Host("gpu32", 4), Host("gpu33", 4)), ranks=5)
-    assert fewer.hosts == (Host("gpu32", 4), Host("gpu33", 1))
+    launch = placed(hosts=EIGHT)
+    assert (launch.placed, launch.per_node) == (True, 4)
+    assert placed(hosts=EIGHT, ranks=5).hosts == (Host("gpu32", 4), Host("gpu33", 1))
     assert [host.slots for host in placed(hosts=TWO, ranks=6).hosts] == [3, 3]
-    assert placed(hosts=TWO).ranks == 16
-    assert placed(ASKED, hosts=TWO).ranks == 8
-
-
-def test_requested_hosts_from_a_file() -> None:
     assert placed(hosts=TWO, hostfile="/f").hostfile == "/f"
     assert placed(hosts=TWO, hostfile="/f", ranks=3).hostfile == ""
-
-
-def test_too_many_for_the_slots() -> None:
-    with pytest.raises(UsageError, match="9 ranks do not fit into 8 slots"):
-        placed(hosts=(Host("gpu32", 4), Host("gpu33", 4)), ranks=9)
-
-
-def test_hosts_of_others() -> None:
-    with pytest.raises(UsageError, match="gpu40 is not in this allocation") as caught:
-        placed(ASKED, hosts=(Host("gpu32", 2), Host("gpu40", 2)))
-    assert "gpu32, gpu33" in caught.value.remedy
-    assert placed(ASKED, hosts=(Host("gpu32.site.org", 2),)).ranks == 2
-
-
-def test_more_ranks_than_processors() -> None:
-    """Slurm only says "More processors requested than permitted"."""
-    one = slurm(tasks=(1, 1), cpus=(1, 1))
-    with pytest.raises(UsageError, match="4 ranks do not fit into 1 processors of gpu32") as caught:
-        placed(one, ranks=8)
-    assert "--ntasks-per-node=4" in caught.value.remedy
-    assert placed(one, ranks=2).ranks == 2
 
 
 @pytest.mark.parametrize(

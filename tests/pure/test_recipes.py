@@ -34,9 +34,6 @@ def test_a_wrong_recipe_is_refused_with_file_line_and_key(path: Path) -> None:
     said = str(caught.value)
     assert said.startswith(f"{path}:")
     assert said.removeprefix(f"{path}:").lstrip().startswith(expected)
-
-
-def test_the_cases_are_there() -> None:
     assert len(CASES) >= 40
 
 
