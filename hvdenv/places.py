@@ -204,7 +204,7 @@ def named_folder(path: Path, *, last: bool = False) -> Path:
         StepError: a link on the way belongs to another user, in a folder that others can
             write, such as /tmp.
     """
-    done = "/"
+    done = ""
     try:
         for here, status, is_last in walk(os.path.expanduser(path)):
             if status is None or not stat.S_ISLNK(status.st_mode):
@@ -213,7 +213,7 @@ def named_folder(path: Path, *, last: bool = False) -> Path:
                 raise _not_ours("link", Path(here), status)
     except OSError as error:
         doing = "write" if error.errno == errno.ELOOP else "look at it"
-        raise blocked(Path(error.filename), error, doing) from error
+        raise blocked(Path(error.filename or path), error, doing) from error
     return Path(done)
 
 
@@ -229,28 +229,30 @@ def walk(path: str | os.PathLike[str]) -> Iterator[tuple[str, os.stat_result | N
     Raises:
         OSError: one cannot be looked at, or there are too many links.
     """
-    left = os.path.join(os.getcwd(), os.fspath(path)).split("/")[::-1]
+
+    def parts(path: str) -> list[str]:
+        """The last one first."""
+        names = [name for name in path.split("/") if name not in ("", ".")]
+        return [*reversed(names), *(["/"] if path.startswith("/") else [])]
+
+    named = os.fspath(path)
+    left = parts(named if os.path.isabs(named) else os.path.join(os.getcwd(), named))
     at, links = "/", 0
-    yield at, os.lstat(at), False
     while left:
         name = left.pop()
-        if name in ("", "."):
-            continue
         here = os.path.dirname(at) if name == ".." else os.path.join(at, name)
         try:
             status: os.stat_result | None = os.lstat(here)
         except (FileNotFoundError, NotADirectoryError):
             status = None
-        yield here, status, not any(left)
+        yield here, status, not left
         if status is None or not stat.S_ISLNK(status.st_mode):
             at = here
             continue
         links += 1
         if links > _MOST_LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
-        target = os.readlink(here)
-        at = "/" if target.startswith("/") else at
-        left += target.split("/")[::-1]
+        left += parts(os.readlink(here))
 
 
 def _is_suspect(link: str, status: os.stat_result, *, strict: bool) -> bool:

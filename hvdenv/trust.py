@@ -194,6 +194,8 @@ def _way(path: str | os.PathLike[str]) -> tuple[list[tuple[str, os.stat_result]]
                 return found, False
             found.append((here, status))
     except OSError:
+        if not found:  # not even the current folder is known
+            raise
         return found, False
     return found, True
 

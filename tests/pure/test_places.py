@@ -195,16 +195,19 @@ def test_a_circle_of_links(tmp_path: Path) -> None:
 names = st.sampled_from(["a", "b", "c", "..", ".", ""])
 
 
-@given(st.lists(st.tuples(names, st.lists(names, max_size=3)), max_size=5), st.lists(names))
+roots = st.sampled_from(["", "/"])
+
+
+@given(st.lists(st.tuples(names, roots, st.lists(names, max_size=3)), max_size=5), st.lists(names))
 def test_links_lead_where_the_system_says(
-    links: list[tuple[str, list[str]]], parts: list[str]
+    links: list[tuple[str, str, list[str]]], parts: list[str]
 ) -> None:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made).resolve()
         (folder / "d" / "a").mkdir(parents=True)
-        for name, target in links:
+        for name, root, target in links:
             with suppress(OSError):
-                (folder / "d" / name).symlink_to("/".join(target))
+                (folder / "d" / name).symlink_to(root + "/".join(target))
         path = folder / "d" / "/".join(parts)
         try:
             expected = os.path.realpath(path, strict=True)

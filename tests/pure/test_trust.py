@@ -249,6 +249,9 @@ def test_a_file_and_every_folder_that_leads_to_it_count(tmp_path: Path) -> None:
     folder.parent.chmod(0o1777)  # as /tmp: nobody else can rename what is in there
     assert problems(path) == []
     assert problems(folder.parent) == ["can be written by everybody"]
+    assert problems(folder / "..") == ["can be written by everybody"]
+    (tmp_path / "up").symlink_to("a/b/..")
+    assert problems(tmp_path / "up") == ["can be written by everybody"]
     assert problems(folder.parent / "nothing" / "there") == []
     link = tmp_path / "link"
     link.symlink_to("a/../a/b/./r.toml")
