@@ -120,7 +120,7 @@ def added_to(
         kept = tuple(f"{each.name}={each.version}={each.build}" for each in conda)
         before = Additions(base, (), own=dict(sorted(present.items())), conda=kept)
     own = before.own
-    earlier = {
+    earlier: dict[str, str] = {
         canonicalize_name(parse_requirement(text).name): text for text in before.requirements
     }
     new = {
