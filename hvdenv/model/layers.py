@@ -68,8 +68,7 @@ class Resolved(NamedTuple):
     Attributes:
         variants: names of the chosen variants, sorted.
         keyed: those of them that change the environment, and not only its jobs.
-        foreign_files: files that are not part of hvdenv: the recipe, the site file.
-        contents: their contents, as read.
+        contents: of files that are not part of hvdenv (the recipe, the site file), as read.
         setters: for each dotted key, the layer that set it.
     """
 
@@ -79,7 +78,6 @@ class Resolved(NamedTuple):
     offered: tuple[str, ...]
     origins: dict[str, str]
     file: str
-    foreign_files: tuple[str, ...]
     contents: tuple[Content, ...] = ()
     site: Layer | None = None
     setters: Mapping[str, Layer] = {}
@@ -227,7 +225,6 @@ def load_recipe(
         offered=tuple(sorted(offered)),
         origins={key: layer.name for key, layer in origins.items()},
         file=str(path),
-        foreign_files=tuple(foreign),
         contents=tuple(foreign.values()),
         site=site_layer,
         setters=origins,

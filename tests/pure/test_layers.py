@@ -107,7 +107,7 @@ def test_each_value_has_the_layer_that_set_it(path: Path, site: Path) -> None:
         "packages.cffi": "default",
         "python.version": "command line",
     }  # fmt: skip
-    assert found.foreign_files == (found.file, str(site))
+    assert [str(each.path) for each in found.contents] == [found.file, str(site)]
 
 
 @pytest.mark.parametrize("depth", range(5))
@@ -459,7 +459,7 @@ def test_a_recipe_extends_another(path: Path, child: Path) -> None:
     assert found.origins["mpi.version"] == "recipe"
     assert found.origins["mpi.package"] == "recipe layers"
     assert found.recipe.frameworks["torch"].version == "2.13.0"
-    assert {str(path), str(child)} <= set(found.foreign_files)
+    assert {path, child} <= {each.path for each in found.contents}
 
 
 def test_a_chain_of_recipes_has_an_end(tmp_path: Path) -> None:

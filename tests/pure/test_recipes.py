@@ -156,7 +156,7 @@ def test_a_recipe_that_cannot_be_read(name: str, reason: str) -> None:
 def test_shipped_recipes_load_and_are_named_like_their_file(name: str) -> None:
     resolved = load_recipe(name)
     assert resolved.recipe.name == name
-    assert not resolved.foreign_files
+    assert not resolved.contents
     assert resolved.recipe.sources
 
 

@@ -21,6 +21,7 @@ from hvdenv.model.facts import Facts, Interpreter, Tool
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Conda, Framework, FrameworkPackage, Gpu, Mpi, Recipe
 from hvdenv.plans.plan import choose_versions
+from hvdenv.reading import RECIPE, read_file
 from hvdenv.runner import Runner
 from hvdenv.schema import decode, encode, parse_toml
 from tests.shipped import CHOICES
@@ -662,7 +663,8 @@ def test_an_edit_keeps_the_rest_of_the_text(
 ) -> None:
     path = tmp_path / "r.toml"
     path.write_text(text)
-    resolved = load_recipe("local")._replace(file=str(path), foreign_files=(str(path),), origins={})
+    contents = (read_file(path, RECIPE),)
+    resolved = load_recipe("local")._replace(file=str(path), contents=contents, origins={})
     assert propose(resolved, {key: value}).after == after
 
 

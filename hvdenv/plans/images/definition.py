@@ -115,20 +115,15 @@ def for_image(recipe: Recipe) -> Recipe:
     Raises:
         IncompatibleError: it uses something of the modules, the site or conda.
     """
-    unfit = [
-        key
-        for key, wrong in (
-            ("python.provider", recipe.python.provider != "venv"),
-            ("python.from_modules", recipe.python.from_modules),
-            ("horovod.provider", recipe.horovod.provider == "present"),
-            *(
-                (f"frameworks.{name}.provider", package.provider == "present")
-                for name, package in recipe.frameworks.items()
-                if name in recipe.horovod.frameworks
-            ),
-        )
-        if wrong
-    ]
+    wrong = {
+        "python.provider": recipe.python.provider != "venv",
+        "python.from_modules": recipe.python.from_modules,
+        "horovod.provider": recipe.horovod.provider == "present",
+    }
+    for name, package in recipe.frameworks.items():
+        used = name in recipe.horovod.frameworks
+        wrong[f"frameworks.{name}.provider"] = used and package.provider == "present"
+    unfit = [key for key, is_wrong in wrong.items() if is_wrong]
     if unfit:
         raise IncompatibleError(
             "an image has the Python of its distribution and what pip installs or a source"
