@@ -183,7 +183,8 @@ def test_a_refusal_says_who_what_and_what_then() -> None:
 
 
 def plan(recipe: Recipe, facts: Facts, additions: Additions | None = None) -> Plan:
-    return make_plan(recipe, (), facts, facts.interpreters[0], additions=additions)
+    maker = steps_of(recipe, facts, facts.interpreters[0])
+    return make_plan(maker._replace(additions=additions))
 
 
 def step(found: Plan, name: str) -> Step:

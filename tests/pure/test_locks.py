@@ -632,7 +632,7 @@ def test_a_locked_plan_installs_the_files_of_the_lock_and_nothing_else(
 ) -> None:
     archive = Package("gast", "0.2.2", "gast-0.2.2.tar.gz", "c" * 64)
     lock = locked(Path("/locks/x"), (archive, NINJA, TORCH))
-    plan = make_plan(recipe, (), facts, python, locked=lock).at(Path("/g"))
+    plan = make_plan(steps_of(recipe, facts, python)._replace(locked=lock)).at(Path("/g"))
     names = [step.name for step in plan.steps]
     assert "build-tools" not in names
     assert "frameworks" not in names
@@ -647,7 +647,7 @@ def test_a_locked_plan_installs_the_files_of_the_lock_and_nothing_else(
     assert {"uv", "--offline", "--no-index"} < set(install.argv)
     assert "--no-build-isolation" in build.argv
     assert dict(get.env)["PIP_DEST"] == dict(install.env)["UV_FIND_LINKS"] == "/g/build/files"
-    assert plan.digest != make_plan(recipe, (), facts, python).digest
+    assert plan.digest != make_plan(steps_of(recipe, facts, python)).digest
 
 
 def test_a_python_that_uv_does_not_know_is_served_by_pip(
@@ -665,11 +665,9 @@ def test_where_files_come_from_does_not_make_another_environment(
     recipe: Recipe, facts: Facts, python: Interpreter
 ) -> None:
     lock = locked(Path("/locks/x"))
-    one = make_plan(recipe, (), facts, python, locked=lock)
-    two = make_plan(
-        recipe, (), facts, python,
-        locked=lock, source_folder=Path("/fetched"), offline=True, caches=Path("/home/c"),
-    )  # fmt: skip
+    maker = steps_of(recipe, facts, python)._replace(locked=lock)
+    fetched = maker._replace(source_folder=Path("/fetched"), offline=True, caches=Path("/home/c"))
+    one, two = make_plan(maker), make_plan(fetched)
     assert one.digest == two.digest
     pip = [
         dict(command.env)

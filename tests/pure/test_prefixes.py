@@ -14,7 +14,7 @@ from hvdenv.environments.prefixes import UNFIT_IN_BASH, UNFIT_IN_PREFIX
 from hvdenv.errors import UsageError
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.recipe import Recipe
-from hvdenv.plans.plan import make_plan
+from hvdenv.plans.plan import make_plan, steps_of
 from hvdenv.plans.script import render_bash
 from tests.environments import ONE, build, build_active
 
@@ -113,7 +113,7 @@ def test_bash_and_python_agree_on_such_paths(locale: str) -> None:
 def test_the_script_of_a_plan_refuses_such_paths(
     recipe: Recipe, facts: Facts, python: Interpreter, tmp_path: Path, name: str, code: int
 ) -> None:
-    plan = make_plan(recipe, (), facts, python).at(tmp_path)
+    plan = make_plan(steps_of(recipe, facts, python)).at(tmp_path)
     before_any_work = render_bash(plan, tmp_path).partition("\nmkdir ")[0]
     found = subprocess.run(
         ["bash", "-c", before_any_work, "bash", str(tmp_path / name)],
