@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -54,6 +55,18 @@ def recipe() -> Recipe:
     return load_recipe("local").recipe
 
 
+@pytest.fixture
+def golden(pytestconfig: pytest.Config) -> Callable[[Path, str], None]:
+    """Compares a text with the expected one. `pytest tests/pure --regenerate` writes that anew."""
+
+    def compare(path: Path, text: str) -> None:
+        if pytestconfig.getoption("--regenerate"):
+            path.write_text(text, encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8")
+
+    return compare
+
+
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees, or leaves anything in, the environments of who runs it."""
@@ -61,7 +74,8 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     home = tmp_path_factory.getbasetemp() / "homes" / str(next(_HOMES))
     home.mkdir(parents=True)
     monkeypatch.setenv("HVDENV_HOME", str(home))
-    monkeypatch.delenv("HVDENV_SITE", raising=False)
+    for name in ("HVDENV_SITE", "HVDENV_WHEEL_CACHE"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from hvdenv.command import Command
 from hvdenv.model.facts import Facts, Tool
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import find_places
-from hvdenv.plans.plan import Plan, make_plan
+from hvdenv.plans.plan import Plan, make_plan, steps_of
 from hvdenv.plans.script import render_bash
 from hvdenv.plans.step import Step, TextFile
 from hvdenv.runner import ALWAYS_SET, CLEANED_PATTERN, clean, cleaned_names
@@ -35,7 +35,7 @@ def accepted(script: str) -> bool:
 
 @pytest.fixture
 def plan(recipe: Recipe, facts: Facts, tmp_path: Path) -> Plan:
-    return make_plan(recipe, (), facts, facts.interpreters[0]).at(tmp_path / "generation")
+    return make_plan(steps_of(recipe, facts, facts.interpreters[0])).at(tmp_path / "generation")
 
 
 @pytest.mark.parametrize("variant", ["", "torch", "tensorflow", "openmpi5"])
@@ -143,7 +143,7 @@ def test_a_compiler_in_a_strange_place_is_quoted(
 ) -> None:
     odd = facts._replace(cxx=Tool("/opt/a b$(touch pwned)/g++"))
     script = render_bash(
-        make_plan(recipe, (), odd, odd.interpreters[0]).at(tmp_path), tmp_path / "made"
+        make_plan(steps_of(recipe, odd, odd.interpreters[0])).at(tmp_path), tmp_path / "made"
     )
     assert accepted(script)
     assert "CXX='/opt/a b$(touch pwned)/g++'" in script
