@@ -35,13 +35,10 @@ def horovod_variables(recipe: Recipe, machine: str) -> dict[str, str]:
         IncompatibleError: this release would ignore a requested setting.
     """
     wanted, variables = recipe.horovod, {}
-    for framework, name in _FRAMEWORKS:
-        asked = framework in wanted.frameworks
+    parts = {name: framework in wanted.frameworks for framework, name in _FRAMEWORKS}
+    parts |= {name.upper(): name in wanted.controllers for name in ("mpi", "gloo")}
+    for name, asked in parts.items():
         variables[f"HOROVOD_WITH{'' if asked else 'OUT'}_{name}"] = "1"
-    mpi = "mpi" in wanted.controllers
-    variables[f"HOROVOD_WITH{'' if mpi else 'OUT'}_MPI"] = "1"
-    gloo = "gloo" in wanted.controllers
-    variables[f"HOROVOD_WITH{'' if gloo else 'OUT'}_GLOO"] = "1"
     if wanted.cpu_operations:
         variables["HOROVOD_CPU_OPERATIONS"] = wanted.cpu_operations.upper()
     if wanted.gpu:

@@ -55,7 +55,6 @@ class Patch(NamedTuple):
 
 
 def read_patch(path: Path) -> Patch:
-    """Read one patch file."""
     document = parse_toml(read_text(path, OWN))
     # Source text holds line breaks, which decode() refuses in every other string.
     edits = tuple(Edit(**edit) for edit in document.pop("edit"))
@@ -69,8 +68,6 @@ def all_patches() -> tuple[Patch, ...]:
 
 
 def applicable(versions: Mapping[str, str]) -> tuple[Patch, ...]:
-    """Patches for these versions of horovod, torch and tensorflow."""
-
     def fits(patch: Patch) -> bool:
         conditions = {
             "horovod": patch.horovod,
