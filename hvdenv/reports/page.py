@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hvdenv.reports.plots import HEIGHT, WIDTH, figure, is_drawn, plots, size
 from hvdenv.reports.render import VERDICTS, clean
-from hvdenv.reports.report import Finding, Measurement, Report, Status
+from hvdenv.reports.report import Finding, Report, Status
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -31,17 +31,9 @@ _HEADINGS: dict[Status, str] = {
 _TOTAL = "verify"
 
 
-class Bar(NamedTuple):
-    """How long a part took, in seconds and in percent of the longest."""
-
-    label: str
-    seconds: float
-    percent: float
-
-
 def render(report: Report) -> str:
-    """The report as an HTML document."""
     timings = [each for each in report.measurements if each.unit == "s" and not each.subject]
+    parts = [each for each in timings if each.name != _TOTAL]
     return (
         _environment()
         .get_template(_TEMPLATE)
@@ -54,7 +46,8 @@ def render(report: Report) -> str:
             groups=_groups(report.findings),
             plots=list(plots(report.measurements)),
             plot_size=(WIDTH, HEIGHT),
-            bars=_bars(timings),
+            bars=sorted(parts, key=lambda each: -each.value),
+            longest=max((each.value for each in timings), default=0) or 1,
             others=[
                 each for each in report.measurements if each not in timings and not is_drawn(each)
             ],
@@ -89,10 +82,3 @@ def _groups(findings: Sequence[Finding]) -> list[tuple[Status, str, list[Finding
         for status, heading in _HEADINGS.items()
     ]
     return [group for group in groups if group[2]]
-
-
-def _bars(timings: Sequence[Measurement]) -> list[Bar]:
-    """The parts that took time, the longest first."""
-    parts = sorted((each for each in timings if each.name != _TOTAL), key=lambda each: -each.value)
-    longest = max((each.value for each in timings), default=0) or 1
-    return [Bar(each.name, each.value, 100 * each.value / longest) for each in parts]

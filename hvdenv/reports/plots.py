@@ -25,7 +25,6 @@ class Kind(NamedTuple):
     """A measurement that is drawn.
 
     Attributes:
-        name: as measurements are named.
         over: what lies on the horizontal axis: ``size`` or ``ranks``.
         axis: what to write there.
         telling: which point the summary is about: the one with the most, or the least.
@@ -54,7 +53,6 @@ class Line(NamedTuple):
     """One line of a plot.
 
     Attributes:
-        label: what the legend says.
         mark: CSS class of its colour and dashes.
         points: by what lies on the horizontal axis.
         yardstick: label of the line to compare it with; empty if there is none.
@@ -67,16 +65,12 @@ class Line(NamedTuple):
 
 
 class Dot(NamedTuple):
-    """A place in a drawing, and what is said there."""
-
     x: float
     y: float
     label: str
 
 
 class Drawn(NamedTuple):
-    """A line as it is drawn."""
-
     label: str
     mark: str
     dots: tuple[Dot, ...]
@@ -86,14 +80,10 @@ class Plot(NamedTuple):
     """A plot, and the same in words and figures for those who do not see it.
 
     Attributes:
-        title: of the plot, with the unit.
         axis: what lies on the horizontal axis.
-        columns: marks of the horizontal axis, and its label for each.
-        levels: the same of the vertical axis.
-        lines: of the drawing and of its legend.
+        columns, levels: marks of the horizontal and of the vertical axis, with their labels.
         summary: what each line comes to.
-        header: of the table of all figures.
-        rows: of that table.
+        header, rows: of the table of all figures.
     """
 
     title: str
@@ -120,7 +110,6 @@ class Scale(NamedTuple):
 
 
 def is_drawn(measurement: Measurement) -> bool:
-    """Whether plots() shows it."""
     return _kind(measurement) is not None
 
 
@@ -134,7 +123,6 @@ def _kind(measurement: Measurement) -> Kind | None:
 
 
 def plots(measurements: Sequence[Measurement]) -> Iterator[Plot]:
-    """One plot for each kind that was measured."""
     for kind in KINDS:
         if found := [each for each in measurements if _kind(each) == kind]:
             yield _plot(kind, found)
@@ -156,7 +144,8 @@ def _plot(kind: Kind, found: Sequence[Measurement]) -> Plot:
         title=title,
         axis=kind.axis,
         columns=tuple(
-            Dot(across.at(each), up.start, _place(kind, each)) for each in _thinned(places)
+            Dot(across.at(each), up.start, _place(kind, each))
+            for each in places[:: math.ceil(len(places) / _LABELS)]  # there is room for so many
         ),
         levels=tuple(
             Dot(left, up.at(each), label) for each, label in zip(values, labels, strict=True)
@@ -187,25 +176,16 @@ def _lines(kind: Kind, found: Sequence[Measurement]) -> list[Line]:
         key = (each.subject, each.ranks if several else None)
         points.setdefault(key, {})[getattr(each, kind.over)] = each.value
     lines, counts = [], {"line": 0, "yardstick": 0}
-    measured = {subject for subject, _ in points if _is_yardstick(subject)}
+    measured = {subject for subject, _ in points if subject.endswith(" alone")}
     for (subject, ranks), at in points.items():
-        sort = "yardstick" if _is_yardstick(subject) else "line"
+        sort = "yardstick" if subject in measured else "line"
         of_controller = f"{subject.rpartition(' over ')[2]} alone"
         yardstick = (*measured, ranks) if len(measured) == 1 else (of_controller, ranks)
-        lines.append(
-            Line(
-                _label(subject, ranks),
-                f"{sort}-{counts[sort] % _COLOURS}",
-                dict(sorted(at.items())),
-                _label(*yardstick) if yardstick in points and sort == "line" else "",
-            )
-        )
+        mark = f"{sort}-{counts[sort] % _COLOURS}"
+        beside = _label(*yardstick) if yardstick in points and sort == "line" else ""
+        lines.append(Line(_label(subject, ranks), mark, dict(sorted(at.items())), beside))
         counts[sort] += 1
     return lines
-
-
-def _is_yardstick(subject: str) -> bool:
-    return subject.endswith(" alone")
 
 
 def _label(subject: str, ranks: int | None) -> str:
@@ -215,10 +195,8 @@ def _label(subject: str, ranks: int | None) -> str:
 
 def _ideals(kind: Kind, lines: Sequence[Line]) -> list[Line]:
     """What each line would be if every rank added as much as the first."""
-    if not kind.scales:
-        return []
     ideals = []
-    for line in lines:
+    for line in lines if kind.scales else ():
         first, speed = next(iter(line.points.items()))
         points = {place: speed * place / first for place in line.points}
         ideals.append(Line(f"{line.label}, ideal", f"{line.mark} ideal", points))
@@ -245,9 +223,7 @@ def _summary(kind: Kind, unit: str, lines: Sequence[Line]) -> Iterator[str]:
 
 def _share(line: Line, yardstick: Line, place: float) -> str:
     share = line.points[place] / yardstick.points[place]
-    return (
-        f"{share:.0%} of {yardstick.label}" if share < 2 else f"{share:.1f} times {yardstick.label}"
-    )
+    return f"{f'{share:.0%} of' if share < 2 else f'{share:.1f} times'} {yardstick.label}"
 
 
 def _efficiency(line: Line, place: float) -> str:
@@ -275,12 +251,6 @@ def _widened(places: Sequence[float]) -> tuple[float, float]:
     first, last = places[0], places[-1]
     factor = (last / first) ** 0.03 if last > first else 2
     return first / factor, last * factor
-
-
-def _thinned(places: Sequence[float]) -> list[float]:
-    """Those of the places that have room for their label."""
-    step = math.ceil(len(places) / _LABELS)
-    return list(places[::step])
 
 
 def _place(kind: Kind, place: float) -> str:
