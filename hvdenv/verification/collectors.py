@@ -13,7 +13,7 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,9 +39,6 @@ from hvdenv.verification.drift import Observation
 from hvdenv.verification.ranks import RankRun, collect
 from hvdenv.verification.startup import Start
 
-_EXTENSION = "@hvdenv-extension "
-_OBSERVED = "@hvdenv-observed "
-_RENDEZVOUS = "@hvdenv-rendezvous "
 # They name files of the user, which verify's ranks would overwrite.
 FILES_OF_RANKS = ("HOROVOD_TIMELINE", "HOROVOD_AUTOTUNE_LOG")
 # What activate.sh unsets.
@@ -72,9 +69,7 @@ class BuildTable(NamedTuple):
     """What came of ``horovodrun --check-build``.
 
     Attributes:
-        table: None if there is no whole table in the output.
-        problem: why there is none.
-        outcome: of the run that counts.
+        table: None if there is no whole table in the output; `problem` says why.
         verbose: output with ``--verbose``; only where something is missing.
     """
 
@@ -106,16 +101,11 @@ class Extension(NamedTuple):
         return self.present and bool(self.facts.built) and not self.facts.error
 
     def built(self, name: str) -> int | None:
-        """What ``<name>_built()`` says; None if it cannot be asked."""
         return self.facts.built.get(name)
 
 
 class Observed(NamedTuple):
-    """What an environment has, and had at the end of its build; None where nobody knows.
-
-    Attributes:
-        why: there is nothing to compare.
-    """
+    """What an environment has, and had at the end of its build, or why nobody knows."""
 
     was: Observation | None
     now: Observation | None
@@ -142,17 +132,24 @@ def libraries(setup: Setup, timeout: float) -> dict[str, Extension]:
 def _extensions(
     setup: Setup, timeout: float, frameworks: tuple[str, ...], *options: str
 ) -> dict[str, Extension]:
-    installation = setup.installation
-    program = f"{installation.programs}/inspect/extension.py"
-    argv = (*installation.inside, installation.python, "-s", program, *options, *frameworks)
-    outcome = setup.run(argv, timeout)
+    outcome, answers = _inspect(setup, timeout, "extension", *options, *frameworks)
     found = {name: Extension(name, outcome) for name in frameworks}
-    for line in outcome.output.splitlines():
-        if line.startswith(_EXTENSION):
-            table = json.loads(base64.b64decode(line[len(_EXTENSION) :]))
-            facts = _masked(decode(ExtensionFacts, table, "extension"))
-            found[facts.framework] = Extension(facts.framework, outcome, facts)
+    for table in answers:
+        facts = _masked(decode(ExtensionFacts, table, "extension"))
+        found[facts.framework] = Extension(facts.framework, outcome, facts)
     return found
+
+
+def _inspect(
+    setup: Setup, timeout: float, program: str, *words: str
+) -> tuple[Outcome, Iterator[Any]]:
+    """Run a program of standalone/inspect; returns what it reports as well, to be decoded."""
+    installation = setup.installation
+    path = f"{installation.programs}/inspect/{program}.py"
+    outcome = setup.run((*installation.inside, installation.python, "-s", path, *words), timeout)
+    lines = [line.split(" ", 1) for line in outcome.output.splitlines()]
+    payloads = [each[1] for each in lines if each[0] == f"@hvdenv-{program}" and each[1:]]
+    return outcome, (json.loads(base64.b64decode(payload)) for payload in payloads)
 
 
 def _masked(facts: ExtensionFacts) -> ExtensionFacts:
@@ -166,13 +163,9 @@ def _masked(facts: ExtensionFacts) -> ExtensionFacts:
 @collector("servers of horovodrun")
 def rendezvous(setup: Setup, timeout: float) -> RendezvousFacts:
     """Whether they accept requests that the advisories describe, sent within this host."""
-    installation = setup.installation
-    program = f"{installation.programs}/inspect/rendezvous.py"
-    outcome = setup.run((*installation.inside, installation.python, "-s", program), timeout)
-    for line in outcome.output.splitlines():
-        if line.startswith(_RENDEZVOUS):
-            table = json.loads(base64.b64decode(line[len(_RENDEZVOUS) :]))
-            return decode(RendezvousFacts, table, "rendezvous")
+    outcome, answers = _inspect(setup, timeout, "rendezvous")
+    for table in answers:
+        return decode(RendezvousFacts, table, "rendezvous")
     return RendezvousFacts(error="the probe printed no result", traceback=outcome.tail(20))
 
 
@@ -211,13 +204,12 @@ def _check_build(
 
 
 def missing_rows(table: CheckBuild, expectation: Expectation) -> list[str]:
-    """Rows that are expected and not marked."""
-    frameworks = [ROWS[name] for name in expectation.frameworks or ()]
-    return [
-        *(name for name in frameworks if not table.frameworks.get(name)),
-        *(name for name in expectation.controllers or () if not table.controllers.get(name)),
-        *(name for name in expectation.operations or () if not table.tensor_operations.get(name)),
-    ]
+    expected = (
+        ([ROWS[name] for name in expectation.frameworks or ()], table.frameworks),
+        (expectation.controllers or (), table.controllers),
+        (expectation.operations or (), table.tensor_operations),
+    )
+    return [name for names, rows in expected for name in names if not rows.get(name)]
 
 
 def _can_run(
@@ -253,16 +245,22 @@ def rank_run(
         IncompatibleError: the launcher cannot start ranks of this MPI.
     """
     installation, expectation = setup.installation, setup.expectation
-    name, exercises = setup.launcher(controller), setup.exercises
+    name, exercises, operations = (
+        setup.launcher(controller),
+        setup.exercises,
+        expectation.operations,
+    )
     startable = [each for each in CONTROLLERS if setup.can_start(each, mpi)]
     if not _trains(framework, controller, startable, expectation):
         exercises = tuple(word for word in exercises if word != training.USUAL)
+    # Whether ranks may use GPUs; they find out themselves whether they can.
+    device = "gpu" if "NCCL" in (("NCCL",) if operations is None else operations) else "host"
     token = uuid.uuid4().hex
     deadline = timeout - min(_LAUNCHER_SECONDS, timeout / 4)
     program = (
         *(installation.python, "-S", "-u", f"{installation.programs}/ranks/rank.py"),
         *(token, f"{deadline:g}@{time.time() + deadline:.1f}"),
-        *(framework, controller, _device(expectation), *exercises),
+        *(framework, controller, device, *exercises),
     )
     launch = on_this_host(name, setup.launch, installation.inside)
     launch = launch._replace(program=program, mpi=mpi[0])
@@ -292,15 +290,9 @@ def _trains(
     Expected frameworks take turns, so that two of them train over both controllers.
     """
     stated = [each for each in startable if each in (expectation.controllers or ())]
-    named = expectation.frameworks or ()
-    frameworks = [each for each in FRAMEWORKS if each in named or each == framework]
+    named = {framework, *(expectation.frameworks or ())}
+    frameworks = [each for each in FRAMEWORKS if each in named]
     return not stated or controller == stated[frameworks.index(framework) % len(stated)]
-
-
-def _device(expectation: Expectation) -> str:
-    """Whether ranks may use GPUs; they find out themselves whether they can."""
-    operations = expectation.operations
-    return "gpu" if operations is None or "NCCL" in operations else "host"
 
 
 def _start(
@@ -334,7 +326,6 @@ def for_ranks(
     """The variables from which a launcher starts ranks: those that `hvdenv run` passes to it.
 
     Args:
-        launcher: its name.
         given: the variables of the user's shell.
         activated: names of those that the environment sets.
         inside: the words that put a rank into an image, where no activate.sh is sourced.
@@ -382,7 +373,6 @@ def starts(
 ) -> tuple[Start, ...]:
     """How ranks start over the first controller that they can use: on all nodes, then again."""
     end = time.monotonic() + timeout
-    controllers = [c for c in CONTROLLERS if _can_run(libraries, setup, mpi, framework, c)]
     again = list(startup_.launches(setup))
 
     def start(each: Setup, controller: str, left: int) -> Start:
@@ -392,6 +382,7 @@ def starts(
         run = rank_run(timed, mpi, share, framework, controller)
         return Start(run, began, time.time() - began)
 
+    controllers = [c for c in CONTROLLERS if _can_run(libraries, setup, mpi, framework, c)]
     for controller in controllers:
         first = start(setup, controller, len(again) + 1)
         if first.whole:
@@ -474,29 +465,24 @@ def observed(setup: Setup, timeout: float, mpi: tuple[Mpi, str]) -> Observed:
 
 
 def observe(setup: Setup, timeout: float, mpi: Mpi) -> Observation:
-    """What an environment has; no framework is imported.
+    """What an environment has, with the MPI of the mpirun found first; no framework is imported.
 
-    Args:
-        setup: paths are relative to the generation of its installation.
-        timeout: in seconds.
-        mpi: of the mpirun that is found first.
+    Paths are relative to the generation of the installation.
 
     Raises:
         StepError: there is no answer, or none that can be read.
     """
     installation = setup.installation
-    program = f"{installation.programs}/inspect/observe_env.py"
-    outcome = setup.run((installation.python, "-s", program, installation.generation), timeout)
-    lines = [line for line in outcome.output.splitlines() if line.startswith(_OBSERVED)]
+    outcome, answers = _inspect(setup, timeout, "observe_env", installation.generation)
     try:
-        found = json.loads(base64.b64decode(lines[-1][len(_OBSERVED) :]))
+        found = [*answers][-1]
         found["mpirun"].update(kind=mpi.kind, version=mpi.version)
         return drift.read(found)
     except (IndexError, ValueError, Problem) as error:
         raise StepError(
             "the contents of this environment could not be observed",
             where=installation.python,
-            detail=str(error) if lines else outcome.tail(15),
+            detail=outcome.tail(15) if isinstance(error, IndexError) else str(error),
             remedy=f"see whether this Python works: {installation.python} -c 'import sysconfig'",
         ) from error
 

@@ -86,7 +86,6 @@ def _report(
     measured: Sequence[Measurement],
     seconds: float,
 ) -> Report:
-    """The report on what was collected and judged in so many seconds."""
     extensions = collected("extension", results)
     runs: dict[tuple[str, str], RankRun | None] = collected("rank_run", results)
     speeds = bench.measurements(collected("bench_run", results), collected("speed_runs", results))
@@ -111,18 +110,12 @@ def _report(
 
 
 def usual_ranks(cores: int, gpus: int = 0) -> int:
-    """How many ranks verify starts by default.
-
-    Args:
-        cores: how many are available.
-        gpus: how many GPUs ranks should use; two ranks cannot share one under NCCL.
-    """
+    """How many ranks verify starts by default; two of them cannot share a GPU under NCCL."""
     ranks = _RANKS_WITH_ROOM if cores >= _RANKS_WITH_ROOM else _USUAL_RANKS
     return min(ranks, gpus) if gpus > 1 else ranks
 
 
 def _environment(setup: Setup, results: Mapping[Key, Any]) -> Iterator[tuple[str, str]]:
-    """The names and versions of what ran, as far as they are known."""
     extensions = [each for each in results.values() if isinstance(each, Extension)]
     yield "hvdenv", __version__
     for name, field in (("Python", "python_version"), ("horovod", "version")):
