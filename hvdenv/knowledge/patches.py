@@ -68,19 +68,16 @@ def all_patches() -> tuple[Patch, ...]:
 
 
 def applicable(versions: Mapping[str, str]) -> tuple[Patch, ...]:
-    def fits(patch: Patch) -> bool:
-        conditions = {
-            "horovod": patch.horovod,
-            "torch": patch.torch,
-            "tensorflow": patch.tensorflow,
-        }
-        return all(
+    """Patches for these versions of horovod, torch and tensorflow."""
+    return tuple(
+        patch
+        for patch in all_patches()
+        if all(
             name in versions and SpecifierSet(wanted).contains(versions[name], prereleases=True)
-            for name, wanted in conditions.items()
-            if wanted
+            for name in ("horovod", "torch", "tensorflow")
+            if (wanted := getattr(patch, name))
         )
-
-    return tuple(patch for patch in all_patches() if fits(patch))
+    )
 
 
 def set_digest(patches: Iterable[Patch]) -> str:

@@ -115,10 +115,9 @@ def is_drawn(measurement: Measurement) -> bool:
 
 def _kind(measurement: Measurement) -> Kind | None:
     for kind in KINDS:
-        place = getattr(measurement, kind.over)
-        if measurement.name == kind.name and place is not None:
-            drawable = all(_LEAST < each < _GREATEST for each in (place, measurement.value))
-            return kind if drawable else None
+        values = (getattr(measurement, kind.over), measurement.value)
+        if measurement.name == kind.name and values[0] is not None:
+            return kind if all(_LEAST < each < _GREATEST for each in values) else None
     return None
 
 
@@ -210,28 +209,19 @@ def _summary(kind: Kind, unit: str, lines: Sequence[Line]) -> Iterator[str]:
         yardstick = by_label.get(line.yardstick)
         shared = set(line.points) & set(yardstick.points) if yardstick else set()
         place = kind.telling(line.points)
+        first, speed = next(iter(line.points.items()))
         compared = ""
-        if kind.scales:
-            compared = _efficiency(line, place)
-        elif yardstick and shared:
+        if kind.scales and place != first:
+            efficiency = line.points[place] / (speed * place / first)
+            compared = f", scaling efficiency {efficiency:.0%} against {_ranks(first)}"
+        elif yardstick and shared and not kind.scales:
             there = kind.telling(shared)
-            compared = f", {_share(line, yardstick, there)}"
+            share = line.points[there] / yardstick.points[there]
+            times = f"{share:.0%} of" if share < 2 else f"{share:.1f} times"
+            compared = f", {times} {yardstick.label}"
             compared += f" at {size(there)}" if there != place else ""
         where = f"{'on' if kind.over == 'ranks' else 'at'} {_told(kind, place)}"
         yield f"{line.label}: {figure(line.points[place])} {unit} {where}{compared}"
-
-
-def _share(line: Line, yardstick: Line, place: float) -> str:
-    share = line.points[place] / yardstick.points[place]
-    return f"{f'{share:.0%} of' if share < 2 else f'{share:.1f} times'} {yardstick.label}"
-
-
-def _efficiency(line: Line, place: float) -> str:
-    first, speed = next(iter(line.points.items()))
-    if place == first:
-        return ""
-    efficiency = line.points[place] / (speed * place / first)
-    return f", scaling efficiency {efficiency:.0%} against {_ranks(first)}"
 
 
 def marks(values: Sequence[float]) -> list[float]:

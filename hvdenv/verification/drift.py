@@ -8,7 +8,7 @@ they matter by the files that they provide.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from os.path import dirname, isabs
 from typing import Any, NamedTuple
 
@@ -123,16 +123,7 @@ def read(document: Mapping[str, object]) -> Observation:
 
 def compare(was: Observation, now: Observation) -> tuple[Change, ...]:
     """The changes; those that matter come first."""
-    rules: tuple[Callable[[Observation, Observation], Iterator[Change]], ...] = (
-        _python,
-        _places,
-        _mpirun,
-        _libraries,
-        _glibc,
-        _packages,
-        _driver,
-        _modules,
-    )
+    rules = (_python, _places, _mpirun, _libraries, _glibc, _packages, _driver, _modules)
     changes = [change for rule in rules for change in rule(was, now)]
     return tuple(sorted(changes, key=lambda change: not change.matters))
 
@@ -182,10 +173,8 @@ def _mpirun(was: Observation, now: Observation) -> Iterator[Change]:
 
 
 def _described(mpirun: Mpirun) -> str:
-    if not mpirun.path:
-        return "missing"
     named = f"{mpirun.kind} {mpirun.version}" if mpirun.version else "of an unknown MPI"
-    return f"{mpirun.path} ({named})"
+    return f"{mpirun.path} ({named})" if mpirun.path else "missing"
 
 
 def _libraries(was: Observation, now: Observation) -> Iterator[Change]:
@@ -203,12 +192,10 @@ def _libraries(was: Observation, now: Observation) -> Iterator[Change]:
 
 
 def _instead(before: Library, after: Library) -> str:
-    if not after.path:
-        return f"is missing now and was {before.path}"
     version = f" ({after.version})" if after.version not in ("", before.version) else ""
     if before.path == after.path:
         return f"is a different build now{version}: {after.path}"
-    return f"is {after.path}{version} now and was {before.path}"
+    return f"is {after.path or 'missing'}{version if after.path else ''} now and was {before.path}"
 
 
 def _harm(name: str, before: Library, after: Library, was: Observation, now: Observation) -> str:
@@ -243,12 +230,11 @@ def _lacks(series: str, found: str, needed: list[str]) -> str:
 
 
 def _glibc(was: Observation, now: Observation) -> Iterator[Change]:
-    if was.glibc == now.glibc:
-        return
-    what = f"glibc is {now.glibc} now and was {was.glibc}"
-    why = _lacks("GLIBC", now.glibc, [each.glibc for each in was.extensions.values()])
-    remedy = f"use hosts with the glibc of {was.host}, {_REBUILD}" if why else ""
-    yield Change("glibc", what, why, remedy)
+    if was.glibc != now.glibc:
+        what = f"glibc is {now.glibc} now and was {was.glibc}"
+        why = _lacks("GLIBC", now.glibc, [each.glibc for each in was.extensions.values()])
+        remedy = f"use hosts with the glibc of {was.host}, {_REBUILD}" if why else ""
+        yield Change("glibc", what, why, remedy)
 
 
 def _packages(was: Observation, now: Observation) -> Iterator[Change]:

@@ -62,12 +62,7 @@ _REMEDY = (
 
 
 class SuiteFile(NamedTuple):
-    """A file of Horovod's tests, below their folder.
-
-    Attributes:
-        framework: that it needs; empty for those without one.
-        ranks: whether it runs on all ranks.
-    """
+    """A file of Horovod's tests, the framework that it needs, and whether it runs on all ranks."""
 
     name: str
     framework: str = ""
@@ -122,9 +117,7 @@ def data() -> SuiteData:
 def tree_hash(folder: Path, ignored: Collection[str] = ("__pycache__", ".pytest_cache")) -> str:
     """The hash that git gives a folder with its files, without those that running them leaves."""
     entries: dict[str, bytes] = {}
-    for path in folder.iterdir():
-        if path.name in ignored:
-            continue
+    for path in (each for each in folder.iterdir() if each.name not in ignored):
         name = os.fsencode(path.name)
         if path.is_symlink():
             content = os.fsencode(os.readlink(path))
@@ -291,7 +284,8 @@ def suite_alone(
     setup: Setup, suite: Suite, timeout: float, extensions: Mapping[str, Extension]
 ) -> SuiteRun:
     """The tests that need no ranks, in one process."""
-    framework = next((name for name, each in extensions.items() if each.usable), "")
+    usable = [name for name, each in extensions.items() if each.usable]
+    framework = next(iter(usable), "")
     if not framework:
         return SuiteRun({}, {}, Judgement("skip", "no framework can be used"))
     installation = setup.installation
@@ -317,8 +311,8 @@ def suite_alone(
             timeout=seconds,
         )
 
-    usable = {name for name, each in extensions.items() if each.usable} | {""}
-    names = [each.name for each in data().file if not each.ranks and each.framework in usable]
+    fitting = {"", *usable}
+    names = [each.name for each in data().file if not each.ranks and each.framework in fitting]
     return try_files(suite, names, start, timeout)
 
 

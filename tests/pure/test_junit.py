@@ -148,11 +148,6 @@ def test_times() -> None:
     assert (allreduce.time, extension.time, operation.time) == (2.5, 0.25, 0.0)
 
 
-def test_no_secret_and_no_control_sequence() -> None:
-    text = junit.render(report(FAIL._replace(evidence="https://me:pass@host/\x1b[31mred\x00")))
-    assert "\n\nhttps://***@host/red\n\n" in text
-
-
 @given(TEXTS, TEXTS, TEXTS)
 def test_any_text_is_text(one: str, two: str, three: str) -> None:
     findings = [FAIL._replace(subject=one, message=two, evidence=three)]

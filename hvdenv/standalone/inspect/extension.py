@@ -25,7 +25,6 @@ import traceback
 from typing import Any, Dict, List, Optional
 
 LIBRARIES = {"torch": "mpi_lib_v2", "tensorflow": "mpi_lib", "mxnet": "mpi_lib"}
-METADATA_KEYS = {"torch": "pytorch", "tensorflow": "tensorflow", "mxnet": "mxnet"}
 BUILT = ("MPI", "Gloo", "NCCL", "DDL", "CCL", "MLSL", "CUDA", "ROCm")
 
 
@@ -98,7 +97,8 @@ def built_with(folder: str, framework: str) -> Optional[str]:
     """The framework version in metadata.json; None where that does not exist (< 0.21.1)."""
     try:
         with open(os.path.join(folder, "metadata.json")) as stream:
-            version: Optional[str] = json.load(stream).get(METADATA_KEYS[framework], "")
+            key = "pytorch" if framework == "torch" else framework
+            version: Optional[str] = json.load(stream).get(key, "")
             return version
     except (OSError, ValueError):
         return None
