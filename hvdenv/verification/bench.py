@@ -207,10 +207,7 @@ def _rounded(value: float) -> float:
 
 
 def judge(
-    subject: str,
-    benchmark: Benchmark,
-    smaller: Sequence[RankRun],
-    references: Sequence[Reference],
+    subject: str, benchmark: Benchmark, smaller: Sequence[RankRun], references: Sequence[Reference]
 ) -> Judgement:
     """Judge the figures of one framework and controller.
 

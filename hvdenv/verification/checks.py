@@ -26,7 +26,10 @@ from hvdenv.verification.collectors import (
     FILES_OF_RANKS,
     BuildTable,
     Extension,
+    Extensions,
+    HostMpi,
     Observed,
+    RankRuns,
     missing_rows,
 )
 from hvdenv.verification.drift import compare
@@ -50,16 +53,14 @@ _REBUILD = (
 
 @check("check-build")
 def check_build(
-    build_table: BuildTable, extensions: Mapping[str, Extension], expectation: Expectation
+    build_table: BuildTable, extensions: Extensions, expectation: Expectation
 ) -> Iterator[Finding]:
     """Whether Horovod's own table can be read and shows what is expected."""
     judgement = _judge_table(build_table, extensions, expectation)
     yield Finding("check-build", "horovodrun --check-build", *judgement)
 
 
-def _judge_table(
-    found: BuildTable, extensions: Mapping[str, Extension], expectation: Expectation
-) -> Judgement:
+def _judge_table(found: BuildTable, extensions: Extensions, expectation: Expectation) -> Judgement:
     evidence, table = found.verbose or found.outcome.tail(40), found.table
     if table is None:
         return _no_table(found, evidence)
@@ -95,7 +96,7 @@ def _no_table(found: BuildTable, evidence: str) -> Judgement:
     return Judgement("fail", f"no table could be read: {why}", evidence, remedy)
 
 
-def _invented(table: CheckBuild, extensions: Mapping[str, Extension]) -> list[str]:
+def _invented(table: CheckBuild, extensions: Extensions) -> list[str]:
     """Marked rows that every existing extension reports to be built without."""
     present = [extension for extension in extensions.values() if extension.present]
     if not present or not all(extension.usable for extension in present):
@@ -106,7 +107,7 @@ def _invented(table: CheckBuild, extensions: Mapping[str, Extension]) -> list[st
 
 
 def _notes(
-    frameworks: Mapping[str, bool], extensions: Mapping[str, Extension], expectation: Expectation
+    frameworks: Mapping[str, bool], extensions: Extensions, expectation: Expectation
 ) -> Iterator[str]:
     """What the table shows besides what is expected."""
     for framework, row in ROWS.items():
@@ -229,7 +230,7 @@ def _judge_rendezvous(found: RendezvousFacts) -> Judgement:
 
 
 @check("frameworks")
-def frameworks(extensions: Mapping[str, Extension], expectation: Expectation) -> Iterator[Finding]:
+def frameworks(extensions: Extensions, expectation: Expectation) -> Iterator[Finding]:
     """Where nothing is stated: whether at least one framework has an extension."""
     if expectation.frameworks is None and not any(e.present for e in extensions.values()):
         facts = [extension.facts for extension in extensions.values()]
@@ -242,7 +243,7 @@ def frameworks(extensions: Mapping[str, Extension], expectation: Expectation) ->
 
 
 @check("shadowing")
-def shadowing(libraries: Mapping[str, Extension], expectation: Expectation) -> Iterator[Finding]:
+def shadowing(libraries: Extensions, expectation: Expectation) -> Iterator[Finding]:
     """Whether PYTHONPATH puts other packages before the environment's, as modules do."""
     requested = [found.facts for name, found in libraries.items() if expectation.asks(name)]
     shadowed = {package: facts for facts in requested for package in facts.shadowed}
@@ -364,7 +365,7 @@ def allreduce(
     extension: Extension,
     rank_run: RankRun | None,
     setup: Setup,
-    mpi: tuple[Mpi, str],
+    mpi: HostMpi,
     framework: str,
     controller: str,
 ) -> Iterator[Finding]:
@@ -399,7 +400,7 @@ def _judge_run(run: RankRun, launch: Launch) -> Judgement:
     return Judgement("unproven", message, remedy="use two ranks (-n 2) where there is room")
 
 
-def _not_run(framework: str, controller: str, mpi: tuple[Mpi, str], setup: Setup) -> Judgement:
+def _not_run(framework: str, controller: str, mpi: HostMpi, setup: Setup) -> Judgement:
     if framework == "mxnet":
         message = "hvdenv has no rank program for mxnet"
         return Judgement("unproven", message, remedy="run a training script of your own")
@@ -418,11 +419,7 @@ def _not_run(framework: str, controller: str, mpi: tuple[Mpi, str], setup: Setup
 
 
 @check("mpi")
-def mpi_of_image(
-    image_mpi: Mpi | None,
-    mpi: tuple[Mpi, str],
-    rank_runs: Mapping[tuple[str, str], RankRun | None],
-) -> Iterator[Finding]:
+def mpi_of_image(image_mpi: Mpi | None, mpi: HostMpi, rank_runs: RankRuns) -> Iterator[Finding]:
     """Whether the host's mpirun can start the image's ranks; right ranks prove it."""
     runs = [run for run in rank_runs.values() if run and run.launcher in ("mpirun", "mpiexec")]
     if image_mpi is None or not runs:
@@ -440,9 +437,7 @@ def mpi_of_image(
 
 @check("operation")
 def operations(
-    extensions: Mapping[str, Extension],
-    rank_runs: Mapping[tuple[str, str], RankRun | None],
-    expectation: Expectation,
+    extensions: Extensions, rank_runs: RankRuns, expectation: Expectation
 ) -> Iterator[Finding]:
     """Which tensor operations were seen at work; the extension check finds missing ones."""
     for framework, found in extensions.items():
@@ -514,7 +509,7 @@ def _alone(name: str, where: str) -> Judgement:
 @check("data-path")
 def data_path(
     rank_run: RankRun | None,
-    mpi: tuple[Mpi, str],
+    mpi: HostMpi,
     launch: Launch,
     installation: Installation,
     framework: str,
@@ -590,9 +585,7 @@ def started(startup: bool, starts: Sequence[Start], framework: str) -> Iterator[
 
 @check("yardstick")
 def yardstick(
-    effort: Effort,
-    expectation: Expectation,
-    bench_runs: Mapping[tuple[str, str], Benchmark | None],
+    effort: Effort, expectation: Expectation, bench_runs: Mapping[tuple[str, str], Benchmark | None]
 ) -> Iterator[Finding]:
     """How fast the network is without Horovod, against the recipe's references."""
     done = [each for each in bench_runs.values() if each]
@@ -601,7 +594,7 @@ def yardstick(
 
 
 def table(
-    expectation: Expectation, extensions: Mapping[str, Extension], findings: Sequence[Finding]
+    expectation: Expectation, extensions: Extensions, findings: Sequence[Finding]
 ) -> Iterator[Row]:
     """What was expected, built and proven, in the rows of Horovod's own table."""
     usable = [extension for extension in extensions.values() if extension.usable]

@@ -104,6 +104,13 @@ class Extension(NamedTuple):
         return self.facts.built.get(name)
 
 
+# What the collectors below find out for each framework, or for each framework and controller.
+Extensions = Mapping[str, Extension]
+RankRuns = Mapping[tuple[str, str], RankRun | None]
+# The MPI of the mpirun that is found first, and a description.
+HostMpi = tuple[Mpi, str]
+
+
 class Observed(NamedTuple):
     """What an environment has, and had at the end of its build, or why nobody knows."""
 
@@ -113,8 +120,8 @@ class Observed(NamedTuple):
 
 
 @collector("mpirun --version")
-def mpi(setup: Setup, timeout: float) -> tuple[Mpi, str]:
-    """The MPI of the mpirun that is found first, and a description; both empty without one."""
+def mpi(setup: Setup, timeout: float) -> HostMpi:
+    """Both are empty without an mpirun."""
     path = setup.which("mpirun")
     if not path:
         return Mpi("unknown"), ""
@@ -170,7 +177,7 @@ def rendezvous(setup: Setup, timeout: float) -> RendezvousFacts:
 
 
 @collector("horovodrun --check-build")
-def build_table(setup: Setup, timeout: float, libraries: Mapping[str, Extension]) -> BuildTable:
+def build_table(setup: Setup, timeout: float, libraries: Extensions) -> BuildTable:
     """Horovod's own table; once more with --verbose if it cannot be read or lacks a row."""
     installation = setup.installation
     program = installation.program("horovodrun")
@@ -213,11 +220,7 @@ def missing_rows(table: CheckBuild, expectation: Expectation) -> list[str]:
 
 
 def _can_run(
-    libraries: Mapping[str, Extension],
-    setup: Setup,
-    mpi: tuple[Mpi, str],
-    framework: str,
-    controller: str,
+    libraries: Extensions, setup: Setup, mpi: HostMpi, framework: str, controller: str
 ) -> bool:
     """Whether ranks of a framework are to be started over a controller, and can be."""
     return bool(
@@ -237,7 +240,7 @@ def _can_run(
     starts_ranks=True,
 )
 def rank_run(
-    setup: Setup, mpi: tuple[Mpi, str], timeout: float, framework: str, controller: str
+    setup: Setup, mpi: HostMpi, timeout: float, framework: str, controller: str
 ) -> RankRun:
     """Allreduces on N ranks, and exercises after them.
 
@@ -245,22 +248,18 @@ def rank_run(
         IncompatibleError: the launcher cannot start ranks of this MPI.
     """
     installation, expectation = setup.installation, setup.expectation
-    name, exercises, operations = (
-        setup.launcher(controller),
-        setup.exercises,
-        expectation.operations,
-    )
+    name, exercises = setup.launcher(controller), setup.exercises
     startable = [each for each in CONTROLLERS if setup.can_start(each, mpi)]
     if not _trains(framework, controller, startable, expectation):
         exercises = tuple(word for word in exercises if word != training.USUAL)
     # Whether ranks may use GPUs; they find out themselves whether they can.
-    device = "gpu" if "NCCL" in (("NCCL",) if operations is None else operations) else "host"
+    host_only = expectation.operations is not None and "NCCL" not in expectation.operations
     token = uuid.uuid4().hex
     deadline = timeout - min(_LAUNCHER_SECONDS, timeout / 4)
     program = (
         *(installation.python, "-S", "-u", f"{installation.programs}/ranks/rank.py"),
         *(token, f"{deadline:g}@{time.time() + deadline:.1f}"),
-        *(framework, controller, device, *exercises),
+        *(framework, controller, "host" if host_only else "gpu", *exercises),
     )
     launch = on_this_host(name, setup.launch, installation.inside)
     launch = launch._replace(program=program, mpi=mpi[0])
@@ -355,21 +354,14 @@ def _without_events(outcome: Outcome, token: str) -> str:
     return "\n".join(lines[-_LAUNCHER_LINES:])
 
 
-def _can_start(
-    libraries: Mapping[str, Extension], setup: Setup, mpi: tuple[Mpi, str], framework: str
-) -> bool:
+def _can_start(libraries: Extensions, setup: Setup, mpi: HostMpi, framework: str) -> bool:
     return any(_can_run(libraries, setup, mpi, framework, each) for each in CONTROLLERS)
 
 
 # First: what other ranks imported would be cached.
 @collector("start-up of {framework}", applies=_can_start, alone=True, first=True, starts_ranks=True)
 def starts(
-    setup: Setup,
-    startup: bool,
-    libraries: Mapping[str, Extension],
-    mpi: tuple[Mpi, str],
-    timeout: float,
-    framework: str,
+    setup: Setup, startup: bool, libraries: Extensions, mpi: HostMpi, timeout: float, framework: str
 ) -> tuple[Start, ...]:
     """How ranks start over the first controller that they can use: on all nodes, then again."""
     end = time.monotonic() + timeout
@@ -396,11 +388,7 @@ def starts(
 
 @collector("extension of {framework}", least=_LEAST_SECONDS)
 def extension(
-    setup: Setup,
-    timeout: float,
-    libraries: Mapping[str, Extension],
-    rank_runs: Mapping[tuple[str, str], RankRun | None],
-    framework: str,
+    setup: Setup, timeout: float, libraries: Extensions, rank_runs: RankRuns, framework: str
 ) -> Extension:
     """The facts about a framework's extension: from a rank, or from a process of its own.
 
@@ -451,7 +439,7 @@ def changed_files(
 
 
 @collector("changes since the build", applies=_is_built)
-def observed(setup: Setup, timeout: float, mpi: tuple[Mpi, str]) -> Observed:
+def observed(setup: Setup, timeout: float, mpi: HostMpi) -> Observed:
     """What the environment has now, and what it had according to its record."""
     record = generations.read_record(Path(setup.installation.generation) / generations.RECORD)
     if record.observed is None:
@@ -502,12 +490,7 @@ def ranks_are_right(rank_run: RankRun | None) -> bool:
     "speed of {framework} over {controller}", applies=ranks_are_right, alone=True, starts_ranks=True
 )
 def bench_run(
-    setup: Setup,
-    effort: Effort,
-    mpi: tuple[Mpi, str],
-    timeout: float,
-    framework: str,
-    controller: str,
+    setup: Setup, effort: Effort, mpi: HostMpi, timeout: float, framework: str, controller: str
 ) -> Benchmark:
     """Timed allreduces and training steps on all ranks, and the yardstick right after them."""
     end = time.monotonic() + timeout
@@ -533,12 +516,7 @@ def bench_run(
     starts_ranks=True,
 )
 def speed_runs(
-    setup: Setup,
-    effort: Effort,
-    mpi: tuple[Mpi, str],
-    timeout: float,
-    framework: str,
-    controller: str,
+    setup: Setup, effort: Effort, mpi: HostMpi, timeout: float, framework: str, controller: str
 ) -> tuple[RankRun, ...]:
     """Timed training steps on 1, 2, 4 ... ranks, fewer than all."""
     end = time.monotonic() + timeout
@@ -553,12 +531,7 @@ def speed_runs(
 
 
 def measure_yardstick(
-    setup: Setup,
-    effort: Effort,
-    mpi: Mpi,
-    timeout: float,
-    largest: int,
-    gpus: Gpus | None = None,
+    setup: Setup, effort: Effort, mpi: Mpi, timeout: float, largest: int, gpus: Gpus | None = None
 ) -> Yardstick:
     """The speed of MPI alone on the same ranks, by a program compiled with its own compiler.
 

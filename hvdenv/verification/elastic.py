@@ -9,11 +9,11 @@ import json
 import os
 import shlex
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.launch.launchers import Launch, Mpi
+from hvdenv.launch.launchers import Launch
 from hvdenv.masking import clean
 from hvdenv.places import make_folder
 from hvdenv.reports.report import Finding
@@ -21,7 +21,7 @@ from hvdenv.sites.hosts import Host, short
 from hvdenv.standalone.ranks.events import World
 from hvdenv.verification import ranks
 from hvdenv.verification.collection import Setup, check, collector
-from hvdenv.verification.collectors import rank_run, ranks_are_right
+from hvdenv.verification.collectors import HostMpi, RankRuns, rank_run, ranks_are_right
 from hvdenv.verification.ranks import Judgement, Rank, RankRun
 
 # Seconds for the job.
@@ -81,7 +81,7 @@ def two_hosts(launch: Launch) -> tuple[str, str]:
     return first, next(name for name in names[::-1] if name != first)
 
 
-def why_not(setup: Setup, rank_runs: Mapping[tuple[str, str], RankRun | None]) -> str:
+def why_not(setup: Setup, rank_runs: RankRuns) -> str:
     """Why there is no elastic job; empty if there is one."""
     run = rank_runs.get(_TORCH_OVER_GLOO)
     if setup.installation.inside:
@@ -102,7 +102,7 @@ def why_not(setup: Setup, rank_runs: Mapping[tuple[str, str], RankRun | None]) -
     alone=True,
     starts_ranks=True,
 )
-def elastic_run(setup: Setup, elastic: str, mpi: tuple[Mpi, str], timeout: float) -> RankRun:
+def elastic_run(setup: Setup, elastic: str, mpi: HostMpi, timeout: float) -> RankRun:
     """An elastic job in which ranks and hosts come and go."""
     hosts = two_hosts(setup.launch)
     # Not in /tmp: a rank on another host may write the list of hosts.
@@ -149,10 +149,7 @@ def elastic_launch(launch: Launch, hosts: tuple[str, str], discovery: str) -> La
 
 @check("elastic")
 def survives(
-    setup: Setup,
-    elastic: str,
-    rank_runs: Mapping[tuple[str, str], RankRun | None],
-    elastic_run: RankRun | None,
+    setup: Setup, elastic: str, rank_runs: RankRuns, elastic_run: RankRun | None
 ) -> Iterator[Finding]:
     """Whether training goes on with the right state after each change of its ranks."""
     if elastic_run is None:

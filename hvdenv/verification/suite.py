@@ -25,7 +25,6 @@ from hvdenv import STEP_PROGRAMS
 from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.environments.installation import Installation
 from hvdenv.errors import StepError, UsageError
-from hvdenv.launch.launchers import Mpi
 from hvdenv.masking import clean, plain
 from hvdenv.places import Places, make_folder
 from hvdenv.reading import MIB, OWN, Kind, read_file, read_text
@@ -36,7 +35,7 @@ from hvdenv.standalone.ranks.events import SuiteDone, TestDone, read
 from hvdenv.verification import ranks
 from hvdenv.verification.checks import findings
 from hvdenv.verification.collection import Setup, Suite, check, collector
-from hvdenv.verification.collectors import Extension, rank_run, ranks_are_right
+from hvdenv.verification.collectors import Extensions, HostMpi, rank_run, ranks_are_right
 from hvdenv.verification.ranks import Judgement, RankRun
 
 _DATA = Path(__file__).parents[1] / "knowledge" / "suite.toml"
@@ -262,12 +261,7 @@ def _output(outcome: Outcome) -> str:
     starts_ranks=True,
 )
 def suite_run(
-    setup: Setup,
-    suite: Suite,
-    mpi: tuple[Mpi, str],
-    timeout: float,
-    framework: str,
-    controller: str,
+    setup: Setup, suite: Suite, mpi: HostMpi, timeout: float, framework: str, controller: str
 ) -> SuiteRun:
     """The tests of a framework on all ranks, over a controller."""
 
@@ -280,9 +274,7 @@ def suite_run(
 
 
 @collector("Horovod's tests without ranks", alone=True, starts_ranks=True)
-def suite_alone(
-    setup: Setup, suite: Suite, timeout: float, extensions: Mapping[str, Extension]
-) -> SuiteRun:
+def suite_alone(setup: Setup, suite: Suite, timeout: float, extensions: Extensions) -> SuiteRun:
     """The tests that need no ranks, in one process."""
     usable = [name for name, each in extensions.items() if each.usable]
     framework = next(iter(usable), "")
