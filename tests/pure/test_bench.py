@@ -35,6 +35,10 @@ MIB = 1 << 20
 RANK, RANK_BENCH = load("rank"), load("bench")
 
 
+def table(name: str) -> Any:
+    return json.loads((Path(__file__).parents[1] / f"cases/bench/{name}.json").read_text())
+
+
 def measured(**seconds: float) -> list[RankEvent]:
     """What rank 0 reports of sizes, such as 64MiB=0.1 for 0.1 s."""
     return [
@@ -142,10 +146,9 @@ def test_what_was_not_measured_is_told() -> None:
     )
 
 
-CASES = json.loads((Path(__file__).parents[1] / "cases/bench/references.json").read_text())
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case.values())))
+@pytest.mark.parametrize(
+    "case", table("references"), ids=lambda case: " ".join(map(str, case.values()))
+)
 def test_bounds_of_references(case: dict[str, Any]) -> None:
     bounds = {name: case[name] for name in ("lower", "upper") if name in case}
     reference = Reference("allreduce bandwidth", SUBJECT, case["value"], "GB/s", "64MiB", **bounds)
@@ -300,39 +303,13 @@ def test_sizes_of_messages_are_those_of_references() -> None:
     assert list(RANK_BENCH.SIZES) == list(SIZES.values())
 
 
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({"proc/self/cgroup": "4:cpu,cpuacct:/a\n1:name=systemd:/\n"}, 64 * MIB),
-        ({"proc/self/cgroup": ""}, 64 * MIB),
-        (  # version 2, the limit is the job's, two levels up
-            {
-                "proc/self/cgroup": "0::/job/step/task\n",
-                "sys/fs/cgroup/job/memory.max": f"{32 * MIB}\n",
-                "sys/fs/cgroup/job/memory.current": f"{30 * MIB}\n",
-                "sys/fs/cgroup/job/memory.stat": f"anon 1\ninactive_file {6 * MIB}\nfile 7\n",
-                "sys/fs/cgroup/job/step/memory.max": "max\n",
-                "sys/fs/cgroup/job/step/memory.current": "5\n",
-            },
-            8 * MIB,
-        ),
-        (  # version 1, in a container whose group is the topmost one that it sees
-            {
-                "proc/self/cgroup": "7:memory,hugetlb:/\n0::/\n",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{9 * MIB}\n",
-                "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{2 * MIB}\n",
-                "sys/fs/cgroup/memory/memory.stat": f"inactive_file 5\ntotal_inactive_file {MIB}\n",
-            },
-            8 * MIB,
-        ),
-    ],
-)
-def test_memory_that_a_job_can_get(tmp_path: Path, files: dict[str, str], expected: int) -> None:
+@pytest.mark.parametrize("case", table("memory"), ids=lambda case: case["about"])
+def test_memory_that_a_job_can_get(tmp_path: Path, case: dict[str, Any]) -> None:
     memory = {"proc/meminfo": "MemTotal:  900000 kB\nMemAvailable:    65536 kB\n"}
-    for name, text in {**memory, **files}.items():
+    for name, text in {**memory, **case["files"]}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert RANK_BENCH.available(str(tmp_path)) == expected
+    assert RANK_BENCH.available(str(tmp_path)) == case["mib"] * MIB
 
 
 def test_memory_bounds_the_size() -> None:
@@ -437,32 +414,7 @@ def test_references_in_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "reference: torch over Gloo, training speed: 500.5 samples/s -20 %" in shown
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("bandwidth", "bandwith", '8: references[0].measure: expected one of "allreduce bandwidth", "allreduce latency", "training speed", found \'allreduce bandwith\'; did you mean "allreduce bandwidth"?'),
-        ("torch over MPI", "torch over mpi", '9: references[0].subject: .* did you mean "torch over MPI"?'),
-        ("64MiB", "64MB", '12: references[0].size: .* did you mean "64MiB"?'),
-        ('size = "64MiB"\n', "", "7: references[0].size: allreduce bandwidth needs a size"),
-        ("GB/s", "samples/s", '14: references[0].unit: allreduce bandwidth is measured in "GB/s"'),
-        ("GB/s", "MB/s", '14: references[0].unit: .* did you mean "GB/s"?'),
-        ("lower", "lowest", '15: references[0].lowest: unknown key; did you mean "lower"?'),
-        ("-0.15", "0.15", "15: references[0].lower: expected a part of the value with its sign"),
-        ("-0.15", "-15", "15: references[0].lower: expected a part of the value with its sign"),
-        ("upper = 0.5", "upper = -0.5", "16: references[0].upper: expected a part of the value"),
-        ("value = 5\n", "value = 0\n", "13: references[0].value: expected a number above 0"),
-        ("value = 5\n", "value = inf\n", "13: references[0].value: expected a number, found inf"),
-        ("value = 5\n", "value = nan\n", "13: references[0].value: expected a number, found nan"),
-        ("500.5", "true", "21: references[1].value: expected a number, found true"),
-        ("500.5", '"500"', "21: references[1].value: expected a number, found '500'"),
-        ("ranks = 8", "ranks = 1", "10: references[0].ranks: expected 2 or more"),
-        ("nodes = 2", "nodes = 0", "11: references[0].nodes: expected 1 or more"),
-        ("torch over Gloo", "MPI alone", "20: references[1].subject: MPI alone trains nothing"),
-        ("torch over Gloo", "NCCL alone", "20: references[1].subject: NCCL alone trains nothing"),
-        ("lower = -0.2\n", "", "19: references[1].measure: a reference needs lower or upper"),
-        ("value = 500.5\n", 'value = 1\nsize = "1KiB"\n', "22: references[1].size: training speed has no size"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("old", "new", "said"), table("refused"))
 def test_a_wrong_reference_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
     with pytest.raises(RecipeError) as caught:
         resolved(tmp_path, old, new)

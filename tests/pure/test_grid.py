@@ -71,41 +71,15 @@ ROWS = (
 )
 
 
-def names(answer: grid.Answer) -> tuple[list[str], str, str]:
+CASES = json.loads((ROOT / "tests/cases/grid.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["asked"]))
+def test_what_is_asked(case: dict[str, Any]) -> None:
+    answer = ask(Asked(**case["asked"]), ROWS)
     nearest = [each.name if each else "" for each in (answer.below, answer.above)]
-    return [each.name for each in answer.rows], nearest[0], nearest[1]
-
-
-@pytest.mark.parametrize(
-    ("asked", "status", "expected"),
-    [
-        (Asked(torch="2.8"), "proven", (["new"], "", "")),
-        (Asked(torch="2.13", python="3.11"), "proven", (["newest", "mpich"], "", "")),
-        (Asked(torch="2.13.0+cpu", mpi="mpich"), "proven", (["mpich"], "", "")),
-        (Asked(torch="2.13", tensorflow="2.15"), "proven", (["keras"], "", "")),
-        (Asked(torch="2"), "proven", (["old", "new", "newest", "mpich", "keras", "half", "broken"], "", "")),
-        (Asked(torch="2.6"), "never tried", ([], "old", "new")),
-        (Asked(torch="2.8", python="3.11"), "never tried", ([], "old", "new")),
-        (Asked(torch="2.8", python="3.13"), "never tried", ([], "new", "keras")),
-        (Asked(torch="1.9"), "never tried", ([], "", "old")),
-        # 2.1 is not 2.13.
-        (Asked(torch="2.1"), "proven", (["old"], "", "")),
-        (Asked(torch="2.13.1"), "never tried", ([], "newest", "")),
-        (Asked(torch="2.14"), "failed", (["broken"], "newest", "")),
-        (Asked(torch="2.11", cuda="any"), "built", (["half"], "new", "keras")),
-        (Asked(torch="2.8", cuda="13.0"), "never tried", ([], "new", "keras")),
-        (Asked(torch="2.8", mpi="mpich"), "never tried", ([], "", "mpich")),
-        (Asked(torch="2.8", mpi="intel"), "never tried", ([], "new", "keras")),
-        (Asked(python="3.8"), "never tried", ([], "", "old")),
-        (Asked(tensorflow="2.16"), "never tried", ([], "keras", "")),
-        (Asked(torch="2.8", machine="ppc64le"), "never tried", ([], "new", "keras")),
-        (Asked(torch="2.8", horovod="0.27.0"), "never tried", ([], "old", "new")),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_what_is_asked(asked: Asked, status: str, expected: tuple[list[str], str, str]) -> None:
-    answer = ask(asked, ROWS)
-    assert (answer.status, names(answer)) == (status, expected)
+    assert [answer.status, *nearest] == [case["status"], case["below"], case["above"]]
+    assert [each.name for each in answer.rows] == case["rows"]
 
 
 def test_in_what_a_row_differs() -> None:
