@@ -57,19 +57,16 @@ def test_tests_of_a_release_are_recognised_by_gits_hash(checkout: Path) -> None:
     assert suite.tree_hash(checkout / "test") == git(checkout, "rev-parse", "HEAD:test")
 
 
-def test_tests_in_an_archive(checkout: Path, tmp_path: Path) -> None:
+def test_tests_in_an_archive_and_in_a_relative_path(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks run in other folders."""
+    monkeypatch.chdir(tmp_path)
+    assert suite.tests_in(Path("checkout"), tmp_path, Runner()) == checkout / "test"
     archive = tmp_path / "horovod.tar.gz"
     subprocess.run(["tar", "czf", archive, "-C", tmp_path, "checkout"], check=True)
     found = suite.tests_in(archive, tmp_path, Runner())
     assert suite.tree_hash(found) == suite.tree_hash(checkout / "test")
-
-
-def test_ranks_find_the_tests_of_a_relative_path(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They run in other folders."""
-    monkeypatch.chdir(tmp_path)
-    assert suite.tests_in(Path("checkout"), tmp_path, Runner()) == checkout / "test"
 
 
 def test_a_clone_in_which_tests_left_files_is_replaced(known: str, tmp_path: Path) -> None:
