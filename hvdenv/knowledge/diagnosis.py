@@ -290,7 +290,7 @@ class _Search:
         self.seconds += seconds
 
     def hits(self, query: int) -> list[_Hit]:
-        return list(self.progress[query].hits.values()) if query in self.progress else []
+        return list(self.progress[query].hits.values())
 
     def gave_up(self, queries: Iterable[int]) -> bool:
         return any(self._out_of_time(query) for query in queries)
@@ -496,15 +496,14 @@ class _Reader(NamedTuple):
 
 def _remedy(signature: Signature, groups: Sequence[str], reader: _Reader) -> str:
     """What this reader can do, the most likely first."""
-    parts = [
-        signature.remedy.format(*groups),
-        signature.horovod and reader.horovod and f"for Horovod: {signature.horovod}",
-        signature.modules
-        and reader.modules
-        and "with environment modules: " + signature.modules.format(*groups),
-        signature.recipe and reader.own and f"in the recipe: {signature.recipe.format(*groups)}",
-    ]
-    return "; ".join(part for part in parts if part)
+    parts = [signature.remedy.format(*groups)]
+    if signature.horovod and reader.horovod:
+        parts.append(f"for Horovod: {signature.horovod}")
+    if signature.modules and reader.modules:
+        parts.append(f"with environment modules: {signature.modules.format(*groups)}")
+    if signature.recipe and reader.own:
+        parts.append(f"in the recipe: {signature.recipe.format(*groups)}")
+    return "; ".join(filter(None, parts))
 
 
 def _filled(signature: Signature, hit: _Hit, where: str, crashed: int, reader: _Reader) -> Found:

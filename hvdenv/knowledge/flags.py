@@ -7,7 +7,6 @@ whatever the recipe's release would ignore.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from packaging.version import Version as Parsed
 
@@ -137,18 +136,14 @@ def _older(version: Version, other: str) -> bool:
     return Parsed(version) < Parsed(other)
 
 
-class Split(NamedTuple):
-    """Variables as they are, and those that begin with a variable of the modules."""
+def split(variables: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Separate variables whose value begins with one of the modules, as $NAME/lib.
 
-    plain: dict[str, str]
-    derived: dict[str, str]
-
-
-def split(variables: dict[str, str]) -> Split:
-    """Separate values that begin with $NAME/ ($ORIGIN is for the linker)."""
+    $ORIGIN is for the linker.
+    """
     derived = {
         name: value
         for name, value in variables.items()
         if value.startswith("$") and not value.startswith("$ORIGIN")
     }
-    return Split({n: v for n, v in variables.items() if n not in derived}, derived)
+    return {name: each for name, each in variables.items() if name not in derived}, derived

@@ -304,19 +304,15 @@ def _of_mpi(recipe: Recipe, facts: Facts) -> Found:
     host = facts.mpirun.version if facts.mpirun else ""
     if mpi is None:
         return {"host_mpirun": host}
+    named = re.search(r"openmpi[/-](\d+\.\d+\.\d+)", "\n".join(_modules(recipe)).lower())
     return {
         "mpi": mpi.kind,
         mpi.kind: mpi.version,
         "mpi_package": mpi.package,
         "mpi_cuda_aware": "yes" if mpi.cuda_aware else "no",
-        "openmpi_module": _openmpi_module(recipe),
+        "openmpi_module": named[1] if named else None,
         "host_mpirun": host,
     }
-
-
-def _openmpi_module(recipe: Recipe) -> str:
-    found = [re.search(r"openmpi[/-](\d+\.\d+\.\d+)", name.lower()) for name in _modules(recipe)]
-    return next((match[1] for match in found if match), "")
 
 
 def _of_job(recipe: Recipe) -> Found:

@@ -49,6 +49,12 @@ KINDS = (
 )
 
 
+class Dot(NamedTuple):
+    x: float
+    y: float
+    label: str
+
+
 class Line(NamedTuple):
     """One line of a plot.
 
@@ -56,24 +62,14 @@ class Line(NamedTuple):
         mark: CSS class of its colour and dashes.
         points: by what lies on the horizontal axis.
         yardstick: label of the line to compare it with; empty if there is none.
+        dots: its points in the drawing.
     """
 
     label: str
     mark: str
     points: Mapping[float, float]
     yardstick: str = ""
-
-
-class Dot(NamedTuple):
-    x: float
-    y: float
-    label: str
-
-
-class Drawn(NamedTuple):
-    label: str
-    mark: str
-    dots: tuple[Dot, ...]
+    dots: tuple[Dot, ...] = ()
 
 
 class Plot(NamedTuple):
@@ -90,7 +86,7 @@ class Plot(NamedTuple):
     axis: str
     columns: tuple[Dot, ...]
     levels: tuple[Dot, ...]
-    lines: tuple[Drawn, ...]
+    lines: tuple[Line, ...]
     summary: tuple[str, ...]
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -159,12 +155,12 @@ def _plot(kind: Kind, found: Sequence[Measurement]) -> Plot:
     )
 
 
-def _drawn(kind: Kind, unit: str, line: Line, across: Scale, up: Scale) -> Drawn:
+def _drawn(kind: Kind, unit: str, line: Line, across: Scale, up: Scale) -> Line:
     dots = (
         Dot(across.at(place), up.at(value), f"{_told(kind, place)}: {figure(value)} {unit}")
         for place, value in line.points.items()
     )
-    return Drawn(line.label, line.mark, tuple(dots))
+    return line._replace(dots=tuple(dots))
 
 
 def _lines(kind: Kind, found: Sequence[Measurement]) -> list[Line]:

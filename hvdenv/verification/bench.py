@@ -88,13 +88,6 @@ class Yardstick(NamedTuple):
 _NONE = Yardstick(())
 
 
-class Gpus(NamedTuple):
-    """libnccl or librccl, and libcudart or libamdhip64: the same paths on all hosts."""
-
-    nccl: str
-    runtime: str
-
-
 class Benchmark(NamedTuple):
     """One framework over one controller, and the yardstick, measured right after it."""
 
@@ -136,20 +129,15 @@ def steps(run: RankRun) -> Point | None:
     return None
 
 
-def on_gpus(run: RankRun) -> bool:
-    """Whether the messages were in GPU memory."""
-    return any(each.device for each in _events(run, Bench))
-
-
-def libraries_of_gpus(run: RankRun) -> Gpus | None:
-    """The libraries with which the ranks used their GPUs; None if they loaded none."""
+def libraries_of_gpus(run: RankRun) -> tuple[str, str] | None:
+    """The NCCL or RCCL and the runtime with which the ranks used their GPUs; None without."""
     path = run.ranks[0].path
     loaded = path.libraries if path else {}
 
     def first(*names: str) -> str:
         return next((loaded[name][0] for name in sorted(loaded) if name.startswith(names)), "")
 
-    found = Gpus(first("libnccl", "librccl"), first("libcudart", "libamdhip64"))
+    found = first("libnccl", "librccl"), first("libcudart", "libamdhip64")
     return found if all(found) else None
 
 
@@ -268,7 +256,8 @@ def _judged(
         counts = [*fewer(run.size), run.size] if reference.measure == SPEED else [run.size]
         if reference.ranks not in (None, *counts):
             continue
-        found = _figure(reference, figures, run.size)
+        wanted = (reference.measure, SIZES.get(reference.size or ""), reference.ranks or run.size)
+        found = next((f.value for f in figures if (f.name, f.size, f.ranks) == wanted), None)
         if found is None:
             missing.append(_what(reference))
         elif problem := outside(found, reference):
@@ -280,11 +269,6 @@ def _judged(
         remedy = "allow more time with --time; the evidence shows where it ended"
         return Judgement("unproven", why + "; ".join(missing), f"{message}\n{evidence}", remedy)
     return Judgement("pass", message, evidence)
-
-
-def _figure(reference: Reference, figures: Sequence[Measurement], ranks: int) -> float | None:
-    wanted = (reference.measure, SIZES.get(reference.size or ""), reference.ranks or ranks)
-    return next((f.value for f in figures if (f.name, f.size, f.ranks) == wanted), None)
 
 
 def outside(value: float, reference: Reference) -> str:

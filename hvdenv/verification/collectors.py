@@ -13,7 +13,7 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,10 +29,10 @@ from hvdenv.masking import clean
 from hvdenv.model.cluster import MPI_ALONE, NCCL_ALONE
 from hvdenv.runner import TOKEN_VARIABLE, Runner
 from hvdenv.schema import Problem
-from hvdenv.standalone.ranks.events import ExtensionFacts, RendezvousFacts, decode, read
+from hvdenv.standalone.ranks.events import Bench, ExtensionFacts, RendezvousFacts, decode, read
 from hvdenv.verification import bench, drift, ranks, training
 from hvdenv.verification import startup as startup_
-from hvdenv.verification.bench import Benchmark, Effort, Gpus, Yardstick
+from hvdenv.verification.bench import Benchmark, Effort, Yardstick
 from hvdenv.verification.checkbuild import ROWS, CheckBuild, parse
 from hvdenv.verification.collection import CONTROLLERS, FRAMEWORKS, Setup, collector
 from hvdenv.verification.drift import Observation
@@ -500,9 +500,10 @@ def bench_run(
     points, left = bench.allreduces(run), end - time.monotonic()
     if not points or left < 1:
         return Benchmark(run, Yardstick((), "the ranks gave no figures in time"))
-    name = NCCL_ALONE if bench.on_gpus(run) else MPI_ALONE
-    gpus = bench.libraries_of_gpus(run) if name == NCCL_ALONE else None
-    if name == NCCL_ALONE and not gpus:
+    on_gpus = any(each.device for rank in run.ranks for each in rank.all(Bench))
+    name = NCCL_ALONE if on_gpus else MPI_ALONE
+    gpus = bench.libraries_of_gpus(run) if on_gpus else ()
+    if gpus is None:
         problem = "the ranks loaded no libnccl and libcudart that a program could open"
         return Benchmark(run, Yardstick((), problem, name=name))
     yardstick = measure_yardstick(setup, effort, mpi[0], left, points[-1].amount, gpus)
@@ -531,11 +532,11 @@ def speed_runs(
 
 
 def measure_yardstick(
-    setup: Setup, effort: Effort, mpi: Mpi, timeout: float, largest: int, gpus: Gpus | None = None
+    setup: Setup, effort: Effort, mpi: Mpi, timeout: float, largest: int, gpus: Sequence[str] = ()
 ) -> Yardstick:
     """The speed of MPI alone on the same ranks, by a program compiled with its own compiler.
 
-    With ``gpus``, the speed of NCCL alone: MPI only starts the program and connects the ranks.
+    With libraries of GPUs, the speed of NCCL alone: MPI only starts and connects the ranks.
     """
     name, mpirun, compiler = setup.launcher("MPI"), setup.which("mpirun"), setup.which("mpicc")
     if mpirun and (beside := Path(mpirun).with_name("mpicc")).exists():
@@ -553,7 +554,7 @@ def measure_yardstick(
             if built.returncode:
                 return Yardstick((), f"{compiler} does not compile", built.tail(20))
             words = (program, f"{effort.seconds:g}", str(largest), str(int(timeout) + 1))
-            launch = setup.launch._replace(program=(*words, *(gpus or ())), mpi=mpi)
+            launch = setup.launch._replace(program=(*words, *gpus), mpi=mpi)
             outcome = _start(setup, name, launch, timeout)
     except OSError as error:
         return Yardstick((), f"it cannot be compiled in {effort.folder}: {error.strerror}")

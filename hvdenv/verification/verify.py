@@ -13,7 +13,6 @@ from types import FrameType
 from typing import Any
 
 from hvdenv import __version__
-from hvdenv.environments.installation import Installation
 from hvdenv.launch import orphans
 from hvdenv.launch.placement import influences
 from hvdenv.reports.report import Finding, Measurement, Report
@@ -135,16 +134,13 @@ def _environment(setup: Setup, results: Mapping[Key, Any]) -> Iterator[tuple[str
     yield "kernel", os.uname().release
 
 
-def _suspects(installation: Installation, since: float) -> orphans.Suspects:
-    """Processes that ranks may have left; none for an image, whose programs are inside it."""
-    folders = [installation.prefix, os.path.dirname(installation.python)]
-    folders += [os.path.realpath(folder) for folder in folders]
-    return orphans.Suspects(() if installation.inside else tuple(dict.fromkeys(folders)), since)
-
-
 def _orphans(setup: Setup, results: Mapping[Key, Any], since: float) -> Iterator[Finding]:
     """Processes that ranks left on their hosts; other hosts are asked only if ranks failed."""
-    runner, suspects = setup.runner, _suspects(setup.installation, since)
+    runner, installation, folders = setup.runner, setup.installation, []
+    if not installation.inside:  # the programs of an image are inside it
+        folders = [installation.prefix, os.path.dirname(installation.python)]
+    folders += [os.path.realpath(folder) for folder in folders]
+    suspects = orphans.Suspects(tuple(dict.fromkeys(folders)), since)
     names = ("rank_run", "elastic_run")
     runs = [value for key, value in results.items() if key.name in names]
     failed = any(isinstance(run, Failed) or (run and run.returncode) for run in runs)

@@ -86,7 +86,8 @@ FIGURE = {"name": "n", "value": 1, "unit": "s"}
 def test_what_is_no_report_is_refused(key: str, value: object, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Report.from_json(changed(**{key: value}))
-    for other in (["a list"], {}):
+    others: tuple[object, ...] = (["a list"], {})
+    for other in others:
         with pytest.raises(ValueError, match="its schema is not one of"):
             Report.from_json(other)
     with pytest.raises(ValueError, match="recipe: this key is required and missing; prefix: this"):

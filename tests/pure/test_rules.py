@@ -19,7 +19,7 @@ from hvdenv.knowledge.rules import Observables, Rule, all_rules, applies, each_o
 from hvdenv.model.cluster import Container, Job, Modules, Partition, Storage
 from hvdenv.model.facts import Facts, Interpreter, Tool
 from hvdenv.model.layers import load_recipe, read_layer, shipped_recipes, variants_of
-from hvdenv.model.recipe import Conda, Framework, Gpu, Mpi, Recipe
+from hvdenv.model.recipe import Conda, Gpu, Mpi, Recipe
 from hvdenv.plans.plan import choose_versions
 from hvdenv.runner import Runner
 from hvdenv.schema import decode, encode, parse_toml
@@ -243,33 +243,6 @@ def test_what_rules_see_of_a_recipe_and_a_machine(
     plain = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in known.items()}
     names = plain if case is OBSERVED[0] else case["seen"]
     assert {name: plain.get(name) for name in names} == case["seen"]
-
-
-@pytest.mark.parametrize(
-    ("frameworks", "provider", "free", "refused"),
-    [
-        (("torch",), "pip", 2_000_000_000, False),
-        (("torch",), "pip", 1_500_000_000, True),
-        (("tensorflow", "torch"), "pip", 2_000_000_000, True),
-        (("torch",), "modules", 1_000_000_000, False),
-        (("torch",), "source", 6_000_000_000, True),
-    ],
-)
-def test_the_space_that_is_asked_for_is_that_of_the_frameworks(
-    recipe: Recipe,
-    facts: Facts,
-    python: Interpreter,
-    frameworks: tuple[Framework, ...],
-    provider: Any,
-    free: int,
-    refused: bool,
-) -> None:
-    packages = {name: each._replace(provider=provider) for name, each in recipe.frameworks.items()}
-    recipe = recipe._replace(
-        frameworks=packages, horovod=recipe.horovod._replace(frameworks=frameworks)
-    )
-    found = judge(observables(recipe, facts._replace(disk_free=free), python, VERSIONS))
-    assert ("disk-low" in {rule.id for rule in found}) == refused
 
 
 def test_a_full_tmpdir_is_noticed_before_the_build(

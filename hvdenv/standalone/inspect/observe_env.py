@@ -118,8 +118,11 @@ class Environment:
 
     def look(self) -> Dict[str, Any]:
         folder = extension.horovod_folder()
-        frameworks = {name: package_folder(name) for name in extension.LIBRARIES}
-        frameworks = {name: found for name, found in frameworks.items() if found}
+        frameworks: Dict[str, str] = {}  # folders of their packages; nothing is imported
+        for name in extension.LIBRARIES:
+            found = importlib.util.find_spec(name)
+            if found and found.origin and found.submodule_search_locations:
+                frameworks[name] = found.submodule_search_locations[0]
         places = dict(frameworks, **({"horovod": folder} if folder else {}))
         built_with = {name: extension.built_with(folder, name) for name in extension.LIBRARIES}
         mpirun = shutil.which("mpirun")
@@ -175,12 +178,6 @@ class Environment:
             {"name": name, "file": self.placed(file), "digest": digest(file)}
             for name, file in zip(names, files)
         ]
-
-
-def package_folder(name: str) -> str:
-    """The folder of a package, without importing it; empty if there is none."""
-    found = importlib.util.find_spec(name)
-    return (found.submodule_search_locations or [""])[0] if found and found.origin else ""
 
 
 def loaded_libraries(objects: List[str]) -> Dict[str, str]:
