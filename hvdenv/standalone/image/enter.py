@@ -38,11 +38,9 @@ CAP_SYS_ADMIN = 21
 CAPABILITY_VERSION = 0x20080522
 # Apptainer brings its own, in a folder that is not in PATH.
 PROGRAMS = ("squashfuse_ll", "squashfuse")
-FOLDERS = tuple(
-    prefix + folder
-    for folder in ("/bin", "/libexec/apptainer/bin")
-    for prefix in ("/usr", "/usr/local")
-)
+FOLDERS = (
+    "/usr/bin", "/usr/local/bin", "/usr/libexec/apptainer/bin", "/usr/local/libexec/apptainer/bin",
+)  # fmt: skip
 # What schedulers and users send to all processes of a job, some as a warning before its time is up:
 # ranks handle them, and need their files until they have ended. squashfuse ignores them too then.
 IGNORED = tuple(
@@ -103,6 +101,7 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
 
 
 def find_program() -> str:
+    """Path of squashfuse; empty if this host has none."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), *FOLDERS])
     return next(filter(None, (shutil.which(name, path=path) for name in PROGRAMS)), "")
 
