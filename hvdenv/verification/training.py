@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hvdenv.standalone.ranks.events import Training
@@ -171,12 +171,4 @@ def _checkpoints(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 # In the order in which they explain each other.
-_TESTS: tuple[Callable[[Sequence[Outcome]], Iterator[str]], ...] = (
-    _shards,
-    _checksums,
-    _difference,
-    _losses,
-    _rates,
-    _metrics,
-    _checkpoints,
-)
+_TESTS = (_shards, _checksums, _difference, _losses, _rates, _metrics, _checkpoints)

@@ -39,13 +39,11 @@ class Case(NamedTuple):
     recognised are in unrecognised.toml.
 
     Attributes:
-        about: what was run.
         phase: of a recorded log; an example is read in each phase of its signature.
         cause: id of the signature that names the cause; empty if the log does not show it.
         symptom: where no cause is known, id of the signature that says where it stopped.
         also: id of a warning or of a consequence that must be found.
-        values: what fills the placeholders in the signature's cause.
-        where: the library that a backtrace names, as in the cause.
+        values, where: what fills the placeholders in the signature's cause.
         rank: the one that failed first.
         good: nothing failed, so nothing may be found.
     """
@@ -77,7 +75,6 @@ def _recorded(path: Path) -> Case:
 
 
 def _example(signature: Signature | None, table: dict[str, Any]) -> Case:
-    """An example of a signature; its log may have several lines, which decode() refuses."""
     log = table.pop("log")
     if signature:
         kind = signature.kind if signature.kind in ("cause", "symptom") else "also"

@@ -31,11 +31,7 @@ VOID = {"meta", "link"}
 
 
 class Read(HTMLParser):
-    """Tags, their attributes and all texts of a page.
-
-    Attributes:
-        unclosed: tags that are open.
-    """
+    """Tags with their attributes, all texts, and the tags that are not closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
