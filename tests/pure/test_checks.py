@@ -42,10 +42,10 @@ def extension(framework: str, **changed: Any) -> Extension:
     return Extension(framework, found, ExtensionFacts(framework, **{**facts, **changed}))
 
 
-def absent(framework: str) -> Extension:
+def absent(framework: str, **changed: Any) -> Extension:
     path = f"/env/horovod/{framework}.so"
     facts = ExtensionFacts(framework, horovod="/env/horovod", path=path, built_with="")
-    return Extension(framework, outcome(), facts)
+    return Extension(framework, outcome(), facts._replace(**changed))
 
 
 def all_three(**changed: Extension) -> dict[str, Extension]:
@@ -199,35 +199,35 @@ def test_extension_passes() -> None:
     assert "does not record what it was built with" in old.message
 
 
+OTHER = "built with torch 2.1, but 2.2 is installed"
+HUNG = outcome("", -9, timed_out=True)
 BROKEN: dict[str, tuple[Extension, str]] = {
     "missing": (absent("torch"), "the extension is missing: /env/horovod/torch.so"),
     "no package": (
-        Extension("torch", outcome(), ExtensionFacts("torch")),
-        "there is no package horovod",
+        Extension("torch", outcome(), ExtensionFacts("torch")), "there is no package horovod",
     ),
     "crash": (Extension("torch", outcome("Fatal", -11)), "was ended by SIGSEGV"),
-    "hang": (
-        Extension("torch", outcome("", -9, timed_out=True)), "did not finish within 60 s",
-    ),
+    "hang": (Extension("torch", HUNG), "did not finish within 60 s"),
     "no answer": (Extension("torch", outcome("bye")), "gave no answer"),
     "import": (
         extension("torch", error="ImportError: GLIBCXX_3.4.30 not found\nmore", traceback="File x"),
         "horovod.torch does not import: ImportError: GLIBCXX_3.4.30 not found",
     ),
-    "other version": (
-        extension("torch", installed="2.2"), "built with torch 2.1, but 2.2 is installed",
-    ),
+    "other version": (extension("torch", installed="2.2"), OTHER),
     "other version that does not import": (
-        extension("torch", installed="2.2", error="ImportError: undefined symbol"),
-        "built with torch 2.1, but 2.2 is installed",
+        extension("torch", installed="2.2", error="ImportError: undefined symbol"), OTHER,
     ),
-    "not recorded": (
-        extension("torch", built_with=""), "built with torch (not recorded), but 2.1",
-    ),
-    "cannot be asked": (
-        extension("torch", built={"MPI": None}), "does not report what was built into it",
-    ),
+    "not recorded": (extension("torch", built_with=""), "built with torch (not recorded), but 2.1"),
+    "cannot be asked": (extension("torch", built={"MPI": None}), "does not report what was built"),
     "controller": (extension("torch", built={"Gloo": 0}), "was built without Gloo"),
+    "cut off": (
+        extension("torch", size=1000, size_by_header=2000),
+        "the extension file is truncated: /env/horovod/torch.so has 1000 of 2000 bytes",
+    ),
+    "for another Python": (
+        absent("torch", others=["a.cpython-39.so"]),
+        "torch.so; existing ones are for another Python: a.cpython-39.so",
+    ),
 }  # fmt: skip
 
 
@@ -242,17 +242,6 @@ def test_extension_fails_and_what_nobody_asked_for_does_not(name: str) -> None:
     assert {finding.status for finding in other} <= {"skip"}
 
 
-def test_an_extension_that_is_cut_off_or_for_another_python() -> None:
-    (cut,) = judge_extension(extension("torch", size=1000, size_by_header=2000))
-    assert cut.message == (
-        "the extension file is truncated: /env/horovod/torch.so has 1000 of 2000 bytes"
-    )
-    (other,) = judge_extension(
-        absent("torch")._replace(facts=absent("torch").facts._replace(others=["a.cpython-39.so"]))
-    )
-    assert other.message.endswith("existing ones are for another Python: a.cpython-39.so")
-
-
 def test_shadowing_is_for_what_is_asked_for() -> None:
     def shadowed(**packages: str) -> dict[str, Extension]:
         return all_three(torch=extension("torch", shadowed=packages))
@@ -265,12 +254,9 @@ def test_shadowing_is_for_what_is_asked_for() -> None:
     assert ask("shadowing", libraries=shadowed(torch="/module"), expectation=only) == []
 
 
-def test_extension_lacks_an_operation() -> None:
+def test_extension_that_lacks_an_operation_or_that_nobody_expects() -> None:
     (finding,) = judge_extension(extension("torch"), Expectation(operations=("NCCL",)))
     assert finding.message == "horovod.torch was built without NCCL"
-
-
-def test_extension_that_is_not_there_and_not_expected() -> None:
     assert not judge_extension(absent("mxnet"))
     assert not judge_extension(absent("mxnet"), ANYTHING)
 

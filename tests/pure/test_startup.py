@@ -84,9 +84,7 @@ def test_an_estimate_follows_from_the_rate_of_operations() -> None:
     # 7 times 20,000 operations more than the 11.9 s on 2 nodes
     assert (estimated.value, estimated.ranks) == (11.9 + 7 * 20_000 / 1250, 16)
     assert "estimate for 16 nodes: 124 s" in startup.judge(starts).evidence
-
-
-def test_no_estimate_without_growth() -> None:
+    # There is none without growth.
     assert startup.estimate((start(4, again=False), start(1), start(4, framework=2.5))) is None
     assert startup.estimate((start(1, again=False), start(1))) is None
 
