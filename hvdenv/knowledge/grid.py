@@ -271,7 +271,7 @@ _ITS_OWN = ("frameworks.", "horovod.", "mpi.", "python.")
 
 
 def _blocks(rules: Iterable[Rule]) -> int:
-    """How many rules block a combination that no change of something else would mend."""
+    """How many rules block a combination that no change of something else would fix."""
     blocking = [rule for rule in rules if rule.severity == "block"]
     return sum(
         not rule.edit or any(key.startswith(_ITS_OWN) for key in rule.edit) for rule in blocking

@@ -244,24 +244,16 @@ def _notes(run: RankRun, mpirun: Mpi) -> Iterator[str]:
         mpis = [path for name in loaded if name.startswith("libmpi") for path in loaded[name]]
         if len(mpis) > 1:
             yield f"{rank.name} has loaded two MPI libraries: {' and '.join(mpis[:2])}"
-        if run.controller == "MPI":
-            yield from _other_mpi(rank, mpirun)
+        mine = parse_library(rank.path.mpi if rank.path else "")
+        differ = mine != mpirun and (mine.kind, mpirun.kind) != ("MVAPICH", "Hydra")
+        if run.controller == "MPI" and mine.version and mpirun.version and differ:
+            library, launcher = f"{mine.kind} {mine.version}", f"{mpirun.kind} {mpirun.version}"
+            yield f"the ranks use the library of {library}, but mpirun is from {launcher}"
     built = (run.extension.built.get("NCCL") if run.extension else 0) or 0
     at_run = _nccl_at_run(run)
     # Horovod says only whether it has NCCL, not which, up to 0.19.
     if built > 1 and at_run and uses_nccl(run) and nccl_release(built) != at_run:
         yield f"Horovod was built with NCCL {nccl_release(built)}, but runs with {at_run}"
-
-
-def _other_mpi(rank: Rank, mpirun: Mpi) -> Iterator[str]:
-    mine = parse_library(rank.path.mpi if rank.path else "")
-    if not mine.version or not mpirun.version:
-        return
-    if mine != mpirun and (mine.kind, mpirun.kind) != ("MVAPICH", "Hydra"):
-        yield (
-            f"the ranks use the library of {mine.kind} {mine.version},"
-            f" but mpirun is from {mpirun.kind} {mpirun.version}"
-        )
 
 
 def _shared_gpus(ranks: Sequence[Rank]) -> str:
@@ -295,13 +287,9 @@ def _slow(run: RankRun) -> str:
 
 
 def _faster(run: RankRun) -> str:
-    asked = {
-        f"{name}={value}"
-        for path in _paths(run.ranks)
-        for name, value in path.variables.items()
-        if name not in ("CUDA_VISIBLE_DEVICES", "HOROVOD_GLOO_IFACE", "HOROVOD_CPU_OPERATIONS")
-    }
-    if asked:
+    variables = {pair for path in _paths(run.ranks) for pair in path.variables.items()}
+    others = ("CUDA_VISIBLE_DEVICES", "HOROVOD_GLOO_IFACE", "HOROVOD_CPU_OPERATIONS")
+    if asked := {f"{name}={value}" for name, value in variables if name not in others}:
         return f"unset these variables, which request TCP: {', '.join(sorted(asked))}"
     if run.launcher == "horovodrun-mpi":
         return "horovodrun sets `-mca pml ob1` itself: use the launcher mpirun"

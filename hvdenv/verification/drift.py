@@ -117,8 +117,7 @@ def read(document: Mapping[str, object]) -> Observation:
     Raises:
         Problem: it does not fit.
     """
-    known = {key: value for key, value in document.items() if key in Observation._fields}
-    return decode(Observation, known)
+    return decode(Observation, document, lenient=True)
 
 
 def compare(was: Observation, now: Observation) -> tuple[Change, ...]:

@@ -175,11 +175,8 @@ def _with_cause(findings: list[Finding], changed_files: Any) -> list[Finding]:
     """The findings; if files are damaged, that comes first and is the only remedy."""
     if isinstance(changed_files, Failed) or not damaged(changed_files or ()):
         return findings
-    first = [each for each in findings if each.check == "files"]
-    return first + [
-        each._replace(remedy=f"files are damaged: {REBUILD}")
-        if each.status in ("fail", "error")
-        else each
-        for each in findings
-        if each.check != "files"
-    ]
+    remedy, found = f"files are damaged: {REBUILD}", []
+    for each in sorted(findings, key=lambda one: one.check != "files"):
+        bad = each.check != "files" and each.status in ("fail", "error")
+        found.append(each._replace(remedy=remedy) if bad else each)
+    return found
