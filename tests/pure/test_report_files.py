@@ -124,21 +124,18 @@ def test_a_folder_of_others_is_said_first(
         ("{}", "this is not a report of verify: its schema is not one of"),
         ("[" * 100000, "this is not a report of verify"),
         ("\xff", "this is not a report of verify"),
+        (None, "cannot read it: No such file or directory"),
     ],
-    ids=["empty", "another object", "deep", "not UTF-8"],
+    ids=["empty", "another object", "deep", "not UTF-8", "not there"],
 )
 def test_what_is_no_report(
-    text: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str | None, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "report.json"
-    path.write_bytes(text.encode("latin-1"))
+    if text is not None:
+        path.write_bytes(text.encode("latin-1"))
     assert main(["verify", "--from", str(path)]) == 2
     assert f"error: --from {path}: {problem}" in capsys.readouterr().err
-
-
-def test_a_report_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", "--from", str(tmp_path / "none")]) == 2
-    assert "cannot read it: No such file or directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
