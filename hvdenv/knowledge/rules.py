@@ -137,7 +137,7 @@ def _found(rule: Rule, seen: Observables) -> list[str]:
 
 
 def _words(value: Observable) -> Iterable[str]:
-    """The words that patterns are matched against."""
+    """What patterns are matched against."""
     return (each[:LONGEST] for each in (value if isinstance(value, frozenset) else (str(value),)))
 
 

@@ -6,7 +6,7 @@ never becomes markup.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -43,7 +43,7 @@ def render(report: Report) -> str:
             sections=[
                 (name, list(rows)) for name, rows in groupby(report.table, key=lambda r: r.section)
             ],
-            groups=_groups(report.findings),
+            groups=list(_groups(report.findings)),
             plots=list(plots(report.measurements)),
             plot_size=(WIDTH, HEIGHT),
             bars=sorted(parts, key=lambda each: -each.value),
@@ -76,9 +76,7 @@ def _shown(value: Any) -> Any:
     return value if hasattr(value, "__html__") else clean(str(value))
 
 
-def _groups(findings: Sequence[Finding]) -> list[tuple[Status, str, list[Finding]]]:
-    groups = [
-        (status, heading, [each for each in findings if each.status == status])
-        for status, heading in _HEADINGS.items()
-    ]
-    return [group for group in groups if group[2]]
+def _groups(findings: Sequence[Finding]) -> Iterator[tuple[Status, str, list[Finding]]]:
+    for status, heading in _HEADINGS.items():
+        if found := [each for each in findings if each.status == status]:
+            yield status, heading, found

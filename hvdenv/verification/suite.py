@@ -238,8 +238,8 @@ def _packages(setup: Setup, folder: Path) -> Path:
     return packages
 
 
-def _run(runner: Runner, *argv: str) -> str:
-    return _output(runner.branch().run(Command(argv, timeout=_COMMAND_SECONDS)))
+def _run(runner: Runner, *argv: str) -> None:
+    _output(runner.branch().run(Command(argv, timeout=_COMMAND_SECONDS)))
 
 
 def _output(outcome: Outcome) -> str:
