@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvdenv.knowledge.rules import Rule
@@ -58,7 +59,7 @@ def propose(resolved: Resolved, edits: Mapping[str, str]) -> Change:
         resolved: the recipe; a shipped one is extended, not changed.
         edits: values for keys as TOML; an empty one removes the key.
     """
-    own = resolved.file in resolved.foreign_files
+    own = Path(resolved.file) in {each.path for each in resolved.contents}
     before = read_text(resolved.file, RECIPE) if own else ""
     name = resolved.recipe.name
     extending = f'format = 1\nname = "{name}-changed"\nextends = "{name}"\n'
