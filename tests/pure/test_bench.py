@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv.cli.main import main
 from hvdenv.environments.installation import Expectation
 from hvdenv.errors import RecipeError
 from hvdenv.launch.launchers import Launch
@@ -27,6 +26,7 @@ from hvdenv.verification.bench import Benchmark, Point, Yardstick
 from hvdenv.verification.collection import COLLECTORS
 from hvdenv.verification.ranks import RankRun
 from tests import rank_events
+from tests.commands import Hvdenv
 from tests.rank_events import event, exited, good
 from tests.standalone import load
 
@@ -398,15 +398,14 @@ def resolved(tmp_path: Path, old: str = "", new: str = "") -> Recipe:
     return load_recipe(str(path)).recipe
 
 
-def test_references_in_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_references_in_a_recipe(tmp_path: Path, hvdenv: Hvdenv) -> None:
     recipe = resolved(tmp_path)
     assert recipe.references == (
         Reference("allreduce bandwidth", SUBJECT, 5.0, "GB/s", "64MiB", 8, 2, -0.15, 0.5),
         Reference("training speed", "torch over Gloo", 500.5, "samples/s", lower=-0.2),
     )
     assert decode(Recipe, json.loads(json.dumps(encode(recipe)))) == recipe
-    assert main(["show", str(tmp_path / "case.toml")]) == 0
-    shown = capsys.readouterr().out
+    shown = hvdenv("show", str(tmp_path / "case.toml")).out
     assert (
         "reference: torch over MPI, 8 ranks, 2 nodes, allreduce bandwidth of 64MiB: 5 GB/s -15 % +50 %"
         "  # recipe\n"
@@ -444,6 +443,5 @@ def test_a_record_of_before_has_no_references(recipe: Recipe) -> None:
      ["--bench", "--time", "nan"], ["--timeout", "inf"]],
     ids=" ".join,
 )  # fmt: skip
-def test_times_that_make_no_sense(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", *words, "--prefix", "/nowhere"]) == 2
-    assert "what to do: " in capsys.readouterr().err
+def test_times_that_make_no_sense(words: list[str], hvdenv: Hvdenv) -> None:
+    assert "what to do: " in hvdenv("verify", *words, "--prefix", "/nowhere", code=2).err

@@ -43,6 +43,7 @@ from hvdenv.standalone.ranks import events
 from hvdenv.verification.checks import findings
 from hvdenv.verification.ranks import Judgement
 from hvdenv.verification.suite import SuiteRun, judge
+from tests.commands import Hvdenv
 
 ROOT = Path(__file__).parents[2]
 PASSED = (Judged("torch", "mpi", "pass"), Judged("torch", "gloo", "pass"))
@@ -193,22 +194,17 @@ def test_what_is_wanted(tmp_path: Path) -> None:
         assert one.mpi is None or (recipe.mpi and recipe.mpi.package == one.mpi)
 
 
-def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv) -> None:
     monkeypatch.setattr("hvdenv.cli.grid.all_rows", lambda: ROWS)
-    assert main(["grid"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(ROWS) + 1
-    assert main(["grid", "--torch", "2.8", "--mpi", "openmpi-4.1"]) == 0
-    told = capsys.readouterr().out
+    assert len(hvdenv("grid").out.splitlines()) == len(ROWS) + 1
+    told = hvdenv("grid", "--torch", "2.8", "--mpi", "openmpi-4.1").out
     assert "was built and verified" in told and "--set 'packages.numpy=\"<2\"'" in told
-    assert main(["grid", "--torch", "2.14"]) == 0
-    assert "failed at wheel: no C++17" in capsys.readouterr().out
-    assert main(["grid", "--tensorflow", "2.15", "--torch", "2.6", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
+    assert "failed at wheel: no C++17" in hvdenv("grid", "--torch", "2.14").out
+    document = json.loads(hvdenv("grid", "--tensorflow", "2.15", "--torch", "2.6", "--json").out)
     assert document["schema"] == "hvdenv.grid/1" and document["asked"]["torch"] == "2.6"
     assert document["status"] == "never tried" and document["above"]["name"] == "keras"
     assert document["rules"] and document["patches"]
-    assert main(["grid", "--json"]) == 0
-    assert len(json.loads(capsys.readouterr().out)["rows"]) == len(ROWS)
+    assert len(json.loads(hvdenv("grid", "--json").out)["rows"]) == len(ROWS)
 
 
 @pytest.mark.parametrize(
@@ -224,19 +220,17 @@ def test_what_is_no_version_is_refused(
 
 
 def test_check_says_what_is_known_of_the_combination(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cases: Path
+    monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv, cases: Path
 ) -> None:
     words = ["check", "local", "--variant", "torch", "--facts", str(cases / "facts.json")]
     monkeypatch.setattr("hvdenv.cli.check.all_rows", lambda: ROWS[1:2])
-    assert main(words) == 0
-    told = capsys.readouterr().out
+    told = hvdenv(*words).out
     assert "never tried" in told and "nearest verified combination below (differs in torch" in told
     monkeypatch.setattr("hvdenv.cli.check.all_rows", lambda: ROWS)
-    assert main([*words, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["grid"]["status"] == "proven"
+    assert json.loads(hvdenv(*words, "--json").out)["grid"]["status"] == "proven"
     # Rows are of Horovod's source beside wheels of the index.
-    assert main(["check", "neuron", "--facts", str(cases / "facts.json"), "--json"]) in (0, 3)
-    assert "grid" not in json.loads(capsys.readouterr().out)
+    said = hvdenv("check", "neuron", "--facts", str(cases / "facts.json"), "--json", code=0)
+    assert "grid" not in json.loads(said.out)
 
 
 def test_the_worst_finding_counts() -> None:

@@ -24,6 +24,7 @@ from hvdenv.plans.plan import choose_versions
 from hvdenv.reading import RECIPE, read_file
 from hvdenv.runner import Runner
 from hvdenv.schema import decode, encode, parse_toml
+from tests.commands import Hvdenv
 from tests.merge import patched
 from tests.shipped import CHOICES
 
@@ -263,39 +264,35 @@ def test_the_worst_comes_first(recipe: Recipe, facts: Facts, python: Interpreter
     assert [rule.id for rule in found if rule.severity == "block"] == ["no-compiler", "disk-low"]
 
 
-Check = Callable[..., tuple[int, str]]
+Check = Callable[..., str]
 
 
 @pytest.fixture
-def check(facts: Facts, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Check:
-    """Calls `hvdenv check` for a machine with other facts; returns the exit code and all output."""
+def check(facts: Facts, tmp_path: Path, hvdenv: Hvdenv) -> Check:
+    """Calls `hvdenv check` for a machine with other facts; returns all output."""
 
-    def check(*words: str, **changes: Any) -> tuple[int, str]:
+    def check(*words: str, code: int = 0, **changes: Any) -> str:
         path = tmp_path / "facts.json"
         path.write_text(json.dumps(encode(facts._replace(**changes))))
-        code = main(["check", *words, "--facts", str(path)])
-        return code, "".join(capsys.readouterr())
+        return "".join(hvdenv("check", *words, "--facts", str(path), code=code))
 
     return check
 
 
 def test_check_of_a_machine_where_nothing_stands_in_the_way(check: Check) -> None:
-    code, said = check("local")
-    assert code == 0
+    said = check("local")
     assert said.startswith("facts declared on login1; Python 3.11.7 (/usr/bin/python3.11)")
     assert "no known problem prevents a build" in said
 
 
 def test_check_exits_3_when_a_rule_blocks(check: Check) -> None:
     short: dict[str, Any] = {"disk_free": 1_000_000, "cpu_flags": ("avx",)}
-    code, said = check("local", **short)
-    assert code == 3
+    said = check("local", code=3, **short)
     assert "[disk-low]" in said
     assert "[cpu-lacks-target-flags]" in said
     assert "hvdenv would refuse to build this" in said
-    code, said = check("local", "--json", **short)
-    found = {each["id"]: each["severity"] for each in json.loads(said)["findings"]}
-    assert (code, found["disk-low"]) == (3, "block")
+    found = json.loads(check("local", "--json", code=3, **short))["findings"]
+    assert {each["id"]: each["severity"] for each in found}["disk-low"] == "block"
 
 
 def test_allow_gets_past_a_rule_and_only_past_that(capsys: pytest.CaptureFixture[str]) -> None:
@@ -337,14 +334,12 @@ def test_an_id_that_no_rule_has_cannot_be_allowed(check: Check) -> None:
     with pytest.raises(UsageError, match="disk-lo: no rule has") as caught:
         refuse_blocked((), ["disk-lo"], quiet=True)
     assert 'did you mean "disk-low' in str(caught.value)
-    code, said = check("local", "--allow", "x-y")
-    assert code == 2 and "no rule has this name" in said
+    assert "no rule has this name" in check("local", "--allow", "x-y", code=2)
 
 
 def test_check_goes_past_what_is_allowed(check: Check) -> None:
-    assert check("local", "--json", disk_free=1)[0] == 3
-    code, said = check("local", "--json", "--allow", "disk-low", disk_free=1)
-    assert code == 0
+    check("local", "--json", code=3, disk_free=1)
+    said = check("local", "--json", "--allow", "disk-low", disk_free=1)
     found = json.loads(said)["findings"]
     assert {each["id"]: each["allowed"] for each in found}["disk-low"] is True
     assert sum(each["allowed"] for each in found) == 1
@@ -368,38 +363,33 @@ frameworks.torch.version = "2.2.2"
 def test_the_remedy_is_a_diff_of_the_recipe(check: Check, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(MINE)
-    code, said = check(str(path), "--variant", "new")
-    assert code == 3
+    said = check(str(path), "--variant", "new", code=3)
     assert f"--- {path}\n+++ {path}\n@@" in said
     assert '-launcher = "horovodrun-mpi"  # as ever\n+launcher = "mpirun"' in said
     # The variant sets it, so it is changed there.
     assert '-frameworks.torch.version = "2.2.2"\n' in said
     assert '+frameworks.torch.version = "2.8.0"\n' in said
     assert '    in the recipe: launch.launcher = "mpirun"' in said
-    code, document = check(str(path), "--variant", "new", "--json")
-    assert code == 3
-    change = json.loads(document)["change"]
+    change = json.loads(check(str(path), "--variant", "new", "--json", code=3))["change"]
     assert change["diff"] in said
     assert change["options"] == []
 
 
 def test_what_lies_over_the_recipe_is_mended_by_options(check: Check) -> None:
     words = ["--set", "launch.launcher=horovodrun-mpi", "--set", "launch.mca.pml=ucx"]
-    code, said = check("local", *words)
-    assert code == 3
+    said = check("local", *words, code=3)
     assert "options that fix it: --set 'launch.launcher=\"mpirun\"'" in said
     assert "diff" not in said and "+++" not in said
 
 
 def test_a_shipped_recipe_is_extended_and_not_changed(check: Check, tmp_path: Path) -> None:
-    code, said = check("local", cpu_flags=("avx",))
-    assert code == 3
+    said = check("local", code=3, cpu_flags=("avx",))
     start = said.index("as your own recipe")
     text = said[start:].split("\n", 1)[1].rsplit("hvdenv would refuse to build this", 1)[0]
     own = tmp_path / "own.toml"
     own.write_text(text)
     assert parse_toml(text)["extends"] == "local"
-    assert check(str(own), cpu_flags=("avx",))[0] == 0
+    check(str(own), cpu_flags=("avx",))
 
 
 def test_edits_that_contradict_each_other() -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.cli.main import main
 from hvdenv.environments.installation import Installation, in_image
 from hvdenv.errors import StepError, UsageError
 from hvdenv.model.cluster import Container
@@ -16,6 +15,7 @@ from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.verification import suite
 from hvdenv.verification.collection import Setup
+from tests.commands import Hvdenv
 
 EVE = 4711
 
@@ -119,15 +119,13 @@ def test_tests_are_not_run_with_a_python_outside_of_the_image(tmp_path: Path) ->
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give a file to another user")
 @pytest.mark.parametrize("part", ["", "test/parallel/test_own.py", "archive"])
 def test_tests_of_another_user_are_not_executed(
-    part: str, checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    part: str, checkout: Path, tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
     source = tmp_path / "archive.tar" if part == "archive" else checkout
     (tmp_path / "archive.tar").touch()
     foreign = source if part == "archive" else checkout / part
     os.chown(foreign, EVE, EVE)
     words = ["verify", "--prefix", str(tmp_path / "none"), "--suite-from", str(source)]
-    assert main(words) == 2
-    said = capsys.readouterr().err
+    said = hvdenv(*words, code=2).err
     assert f"belongs to uid {EVE}, and hvdenv would run its tests" in said
-    assert main([*words, "--trust"]) == 2
-    assert "belongs to" not in capsys.readouterr().err
+    assert "belongs to" not in hvdenv(*words, "--trust", code=2).err
