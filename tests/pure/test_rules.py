@@ -201,7 +201,7 @@ ALL = ["+".join(filter(None, choice)) for choice in CHOICES]
 
 
 def test_findings_of_the_shipped_recipes(
-    cases: Path, capsys: pytest.CaptureFixture[str], pytestconfig: pytest.Config
+    cases: Path, capsys: pytest.CaptureFixture[str], golden: Callable[[Path, str], None]
 ) -> None:
     """Each finding of a shipped recipe is meant. `pytest tests/pure --regenerate` writes them anew."""
     lines = []
@@ -219,9 +219,7 @@ def test_findings_of_the_shipped_recipes(
     said = (
         "\n".join(lines).replace(', "', ',\n    "').replace('["', '[\n    "').replace('"]', '",\n]')
     )
-    if pytestconfig.getoption("--regenerate"):
-        SHIPPED.write_text(said + "\n", encoding="utf-8")
-    assert parse_toml(said) == parse_toml(SHIPPED.read_text(encoding="utf-8"))
+    golden(SHIPPED, said + "\n")
 
 
 OBSERVED = json.loads((FOLDER.parent / "observables.json").read_text(encoding="utf-8"))
