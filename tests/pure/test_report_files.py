@@ -12,7 +12,6 @@ import pytest
 
 from hvdenv import places
 from hvdenv.cli import verify_report
-from hvdenv.cli.main import main
 from hvdenv.errors import StepError
 from hvdenv.reports.report import Finding, Report
 from tests.commands import Hvdenv
@@ -34,16 +33,13 @@ def good(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_both_files_of_what_failed(
-    kept: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_both_files_of_what_failed(kept: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
     xml, page = tmp_path / "verify.xml", tmp_path / "verify.html"
-    assert main(["verify", "--from", kept, "--junit", str(xml), "--html", str(page)]) == 1
+    said = hvdenv("verify", "--from", kept, "--junit", str(xml), "--html", str(page), code=1)
     assert ElementTree.parse(xml).getroot().get("failures") == "3"
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert stat.S_IMODE(page.stat().st_mode) & 0o600 == 0o600
     assert sorted(path.name for path in tmp_path.iterdir()) == ["verify.html", "verify.xml"]
-    said = capsys.readouterr()
     assert "verdict: fail" in said.out and said.err == ""
 
 
@@ -54,18 +50,19 @@ def test_json_comes_out_as_it_went_in(kept: str, tmp_path: Path, hvdenv: Hvdenv)
     assert said.err == ""
 
 
-def test_a_file_that_is_there_is_replaced_where_it_lies(good: str, tmp_path: Path) -> None:
+def test_a_file_that_is_there_is_replaced_where_it_lies(
+    good: str, tmp_path: Path, hvdenv: Hvdenv
+) -> None:
     there, link = tmp_path / "there.html", tmp_path / "link.html"
     there.write_text("old")
     link.symlink_to(there)
-    assert main(["verify", "--from", good, "--html", str(link)]) == 0
+    hvdenv("verify", "--from", good, "--html", str(link))
     assert link.is_symlink() and "<!DOCTYPE html>" in there.read_text()
 
 
 def test_the_verdict_is_not_lost(
-    kept: str, good: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    hvdenv: Hvdenv,
-) -> None:  # fmt: skip
+    kept: str, good: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
+) -> None:
     """The disk is full when the XML is written, and has room again for the page."""
     write = places.write_text
 
@@ -119,18 +116,16 @@ def test_a_folder_of_others_is_said_first(
         ("{}", "this is not a report of verify: its schema is not one of"),
         ("[" * 100000, "this is not a report of verify"),
         ("\xff", "this is not a report of verify"),
+        (None, "cannot read it: No such file or directory"),
     ],
-    ids=["empty", "another object", "deep", "not UTF-8"],
+    ids=["empty", "another object", "deep", "not UTF-8", "not there"],
 )
-def test_what_is_no_report(text: str, problem: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
+def test_what_is_no_report(text: str | None, problem: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
     path = tmp_path / "report.json"
-    path.write_bytes(text.encode("latin-1"))
-    assert f"error: --from {path}: {problem}" in hvdenv("verify", "--from", str(path), code=2).err
-
-
-def test_a_report_that_is_not_there(tmp_path: Path, hvdenv: Hvdenv) -> None:
-    said = hvdenv("verify", "--from", str(tmp_path / "none"), code=2).err
-    assert "cannot read it: No such file or directory" in said
+    if text is not None:
+        path.write_bytes(text.encode("latin-1"))
+    said = hvdenv("verify", "--from", str(path), code=2).err
+    assert f"error: --from {path}: {problem}" in said
 
 
 @pytest.mark.parametrize(
