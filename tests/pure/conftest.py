@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -13,7 +14,8 @@ from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.observe import declared
 from hvdenv.model.recipe import Recipe
-from tests.commands import Hvdenv, Said
+from hvdenv.reports.report import Report
+from tests.commands import Hvdenv
 
 CASES = Path(__file__).parents[1] / "cases"
 _HOMES = count()
@@ -25,10 +27,22 @@ def cases() -> Path:
     return CASES
 
 
+@pytest.fixture(scope="session")
+def everything() -> Report:
+    """A report that verify kept, with every kind of finding."""
+    text = (CASES / "reports" / "everything.json").read_text(encoding="utf-8")
+    return Report.from_json(json.loads(text))
+
+
 @pytest.fixture
 def facts() -> Facts:
     """Facts of a machine that is not this one."""
     return declared(CASES / "facts.json")
+
+
+@pytest.fixture
+def hvdenv(capsys: pytest.CaptureFixture[str]) -> Hvdenv:
+    return Hvdenv(capsys)
 
 
 @pytest.fixture
@@ -48,21 +62,6 @@ def environment(tmp_path: Path) -> Environment:
 def recipe() -> Recipe:
     """The shipped recipe `local`."""
     return load_recipe("local").recipe
-
-
-@pytest.fixture
-def hvdenv(capsys: pytest.CaptureFixture[str]) -> Hvdenv:
-    """Runs a command, asserts its exit code, and returns what it printed."""
-    from hvdenv.cli.main import main
-
-    def run(*words: str, code: int = 0) -> Said:
-        capsys.readouterr()
-        ended = main(words)
-        said = Said(*capsys.readouterr())
-        assert ended == code, said.err
-        return said
-
-    return run
 
 
 @pytest.fixture
