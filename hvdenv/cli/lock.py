@@ -10,8 +10,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
-
 from hvdenv import signing
 from hvdenv.building.resolve import pylock
 from hvdenv.cli.find_lock import (
@@ -26,6 +24,7 @@ from hvdenv.cli.find_lock import (
 )
 from hvdenv.cli.options import add_options, print_json
 from hvdenv.cli.prepare import Prepared, prepare
+from hvdenv.contents.names import canonicalize_name
 from hvdenv.environments import scratch
 from hvdenv.environments.scratch import Scratch
 from hvdenv.errors import LockError, RecipeError, StepError, UsageError

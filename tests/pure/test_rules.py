@@ -612,6 +612,19 @@ def test_the_remedy_is_a_diff_of_the_recipe(
     assert change["options"] == []
 
 
+def test_the_remedy_keeps_the_syntax_of_toml_1_1(
+    facts: Facts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An inline table over several lines, with a comma after the last key."""
+    path = tmp_path / "mine.toml"
+    lines = 'launch = {\n    launcher = "horovodrun-mpi",\n    mca.pml = "ucx",\n}\n'
+    path.write_text('format = 1\nname = "mine"\nextends = "local"\n' + lines)
+    assert main(["check", str(path), "--facts", write(facts, tmp_path)]) == 3
+    said = capsys.readouterr().out
+    assert f"where: {path}:4" in said
+    assert '-    launcher = "horovodrun-mpi",\n+    launcher = "mpirun",\n' in said
+
+
 def test_what_lies_over_the_recipe_is_mended_by_options(
     facts: Facts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
