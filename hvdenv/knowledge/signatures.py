@@ -104,8 +104,6 @@ class Signature(NamedTuple):
 
 
 class _SignatureFile(NamedTuple):
-    """One file: its theme and its signatures, specific ones before general ones."""
-
     about: str
     signature: tuple[Signature, ...]
 
@@ -130,7 +128,6 @@ def all_signatures() -> tuple[Signature, ...]:
 
 
 def themes() -> dict[str, str]:
-    """What each file of signatures is about."""
     return {path.stem: _read(path).about for path in sorted(FOLDER.glob("*.toml"))}
 
 
