@@ -80,14 +80,14 @@ def attempt(step: Step, runner: Runner, progress: Progress, log: Path | None = N
 def _withdrawn(output: str) -> tuple[str, ...]:
     """Packages that pip took although their index marks them as yanked, one line for each."""
     return tuple(
-        f"installed although its makers have yanked it, because exactly this version is requested: {name} {version}"
+        f"installed because exactly this version is requested, although its maintainers have yanked it: {name} {version}"
         + (f": {reason}" if reason and reason != "<none given>" else "")
         for name, version, reason in _YANKED.findall(output)
     )
 
 
 def with_other_pages(outcome: Outcome, runner: Runner, log: Path | None = None) -> Outcome:
-    """A failure of pip, with one line for each index that answers with another page.
+    """A failure of pip, with one line for each index whose answer is not an index page.
 
     When pip finds nothing, its output does not say that it read the login page of a network.
     """

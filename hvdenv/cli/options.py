@@ -107,7 +107,7 @@ def read_hostfile(path: Path) -> str:
 
 @contextmanager
 def usable(path: object, remedy: str, what: str = "cannot read it") -> Iterator[None]:
-    """An error with a file that the user named is malformed usage."""
+    """Report an error with a file that the user named as a usage error."""
     try:
         yield
     except OSError as error:
@@ -255,12 +255,12 @@ def print_json(value: Any) -> None:
 
 
 def report(text: str) -> None:
-    """Say on standard error what happens, at once."""
+    """Print a line to standard error without delay."""
     print(text, file=sys.stderr, flush=True)
 
 
 def give(arguments: argparse.Namespace, document: Any, *lines: str) -> None:
-    """Print a result: as JSON, or for people unless they want --quiet."""
+    """Print a result: as JSON with --json, otherwise the lines, unless --quiet is set."""
     if arguments.json:
         print_json(document)
     elif not getattr(arguments, "quiet", False):

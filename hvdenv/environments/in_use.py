@@ -13,7 +13,7 @@ from hvdenv.reading import SYSTEM, open_file
 
 
 class User(NamedTuple):
-    """A process that uses a generation, which is empty if unknown."""
+    """A process that uses a generation; the generation's name is empty if unknown."""
 
     pid: int
     name: str

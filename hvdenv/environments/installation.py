@@ -206,7 +206,7 @@ def mpi_prefix(variables: Mapping[str, str]) -> str:
     """Prefix of the MPI whose mpirun programs find, since other hosts may not find it.
 
     Empty if there is no mpirun, or if it is where all hosts look anyway: mpirun --prefix puts its
-    bin first in PATH. OPAL_PREFIX states it for a relocated Open MPI.
+    bin first in PATH. For a relocated Open MPI, OPAL_PREFIX states the prefix.
     """
     if variables.get("OPAL_PREFIX"):
         return variables["OPAL_PREFIX"]

@@ -197,15 +197,17 @@ def _help(entry: Entry) -> str:
     return "\n".join(lines)
 
 
+_SPECIAL_IN_LUA = re.compile(r'["\\\x00-\x1f\x7f]')
+_SPECIAL_IN_TCL = re.compile(r'["\\$\[\]{}\x00-\x1f\x7f]')
+
+
 def _in_lua(text: str) -> str:
-    special = r'["\\\x00-\x1f\x7f]'
-    return f'"{re.sub(special, lambda found: _escaped(found[0], "03"), text)}"'
+    return f'"{_SPECIAL_IN_LUA.sub(lambda found: _escaped(found[0], "03"), text)}"'
 
 
 def _in_tcl(text: str) -> str:
     """A word of Tcl; braces are escaped too, since it may be inside of braces."""
-    special = r'["\\$\[\]{}\x00-\x1f\x7f]'
-    return f'"{re.sub(special, lambda found: _escaped(found[0], "03o"), text)}"'
+    return f'"{_SPECIAL_IN_TCL.sub(lambda found: _escaped(found[0], "03o"), text)}"'
 
 
 def _escaped(character: str, code: str) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import threading
 import time
 from collections.abc import Iterator
@@ -191,6 +192,12 @@ def _acquire(store: Path, mine: Holder, wait: float, break_lock: bool) -> Holder
             if _create(store, LOCK, mine):
                 return None
             holder, age = _read(store / LOCK, store)
+            if age is None and (store / LOCK).is_symlink():
+                raise BusyError(
+                    "the lock of this prefix is a link to a file that does not exist",
+                    where=str(store / LOCK),
+                    remedy=f"hvdenv makes no such link; remove it: rm {shlex.quote(str(store / LOCK))}",
+                )
             token = holder.token if holder else ""
             if break_lock and condemned is None and age is not None:
                 condemned = token

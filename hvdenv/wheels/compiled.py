@@ -26,7 +26,7 @@ FOLDER = "wheels"
 def fitting(
     caches: Iterable[Cache], wheel_inputs: Mapping[str, Any], locked: Locked, runner: Runner
 ) -> tuple[dict[str, Cache], tuple[str, ...]]:
-    """The wheels that a build of a lock with these wheel_inputs of the plan may be able to use.
+    """The compiled wheels that a build from a lock may use, if its plan has these wheel_inputs.
 
     Returns the key of each with the first cache that has it, and why others were left out.
     """

@@ -82,7 +82,7 @@ def get(index: Index) -> list[str]:
 def test_what_was_withdrawn_is_taken_and_said(index: Index) -> None:
     assert get(index) == []
     index.page(index.locked(' data-yanked="it eats files"'))
-    said = "installed although its makers have yanked it, because exactly this version is requested: tiny 1.0"
+    said = "installed because exactly this version is requested, although its maintainers have yanked it: tiny 1.0"
     assert get(index) == [f"{said}: it eats files"]
     index.page(index.locked(' data-yanked=""'))
     assert get(index) == [said]

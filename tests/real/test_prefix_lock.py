@@ -391,3 +391,14 @@ def test_a_lock_that_changed_hands_since_it_was_judged_is_left_alone(store: Path
         assert not prefix_lock._take(store, "lock", "dead", late, break_lock=False)
         held.check()
     assert os.listdir(store) == []
+
+
+def test_a_lock_that_is_a_link_to_nothing_is_reported(store: Path) -> None:
+    store.mkdir()
+    (store / "lock").symlink_to("gone")
+    with (
+        pytest.raises(BusyError, match="a link to a file that does not exist") as caught,
+        hold(store, wait=0),
+    ):
+        pass
+    assert f"rm {store / 'lock'}" in caught.value.remedy
