@@ -31,6 +31,8 @@ BLOCK = 1 << 15
 BEFORE, AFTER, LINES = 600, 1400, 3
 # Characters before and after a text that count as near it.
 NEAR = 2000
+# Lines before a text that `before` of a signature reads.
+SAID = 8
 # How many lines may contain a signature's text without matching its pattern. After ALL_TRIES for
 # all signatures together, more than any real log needs, only FEW_TRIES each.
 TRIES, ALL_TRIES, FEW_TRIES = 2000, 10_000, 50
@@ -86,6 +88,15 @@ _ERROR = (
     r"|CMake Error at|Segmentation fault|Bus error|core dumped|FATAL\b)",
 )  # fmt: skip
 
+# What may say why where no line looks like an error, except for lines that are explained already.
+_HINT = (
+    (
+        "cannot open", "ermission denied", "No such file", "onnection refused", "timed out", "Invalid argument",
+        "annot allocate", "nable to ", " failed", "ould not ", "ould NOT ", "not found", "WARN", "ot permitted",
+    ),
+    "",
+)  # fmt: skip
+
 # A process that crashed by itself. Processes that end or are killed after it are follow-on errors.
 _CRASH = (
     (
@@ -101,6 +112,12 @@ _CONTAINER = (
     "enroot", "pyxis", "apptainer", "Apptainer", "singularity", "Singularity", "-launcher", "-worker-",
     "/workspace/",
 )  # fmt: skip
+# What shows the system, so that its package manager is named first.
+_SYSTEMS = {
+    "conda: ": ("conda", "mamba", "miniforge"),
+    "RHEL: ": (".el7", ".el8", ".el9", ".el10", "CentOS", "centos", "Rocky", "Red Hat", "redhat", "AlmaLinux"),
+    "Debian and Ubuntu: ": ("Ubuntu", "ubuntu", "Debian", "debian", "-linux-gnu/", "dist-packages"),
+}  # fmt: skip
 _OWN = ("hvdenv",)
 _HOROVOD = ("orovod", "HOROVOD", "hvd.", "hvdenv")
 # In a backtrace by UCX or Open MPI, the frames of the signal handler (UCX, the C library) come
@@ -206,7 +223,7 @@ class _Query(NamedTuple):
         texts: one of them must be in the line.
         pattern: must match the line, or from the line into those that follow.
         most: how many lines to keep.
-        near, not_near, when: as in Signature.
+        near, not_near, when, before: as in Signature.
     """
 
     texts: tuple[bytes, ...]
@@ -215,6 +232,7 @@ class _Query(NamedTuple):
     near: tuple[bytes, ...] = ()
     not_near: tuple[bytes, ...] = ()
     when: tuple[str, ...] = ()
+    before: str = ""
 
     @property
     def is_plain(self) -> bool:
@@ -223,11 +241,12 @@ class _Query(NamedTuple):
 
 
 class _Hit(NamedTuple):
-    """A line that matches a query, and what is near it."""
+    """A line that matches a query, what is near it, and what the lines before it say."""
 
     place: Place
     match: re.Match[str]
     around: bytes
+    before: str = ""
 
     @property
     def last_line(self) -> int:
@@ -236,16 +255,26 @@ class _Hit(NamedTuple):
 
 
 class _Ranked(NamedTuple):
-    """A signature that was found, and the line where its match ends; general as in Signature."""
+    """A signature that was found, the line where its match ends, and what it is by itself."""
 
     found: Found
     last_line: int
-    general: int = 0
+    signature: Signature
 
     @property
     def lines(self) -> range:
         """From the first to the last line of its match."""
         return range(self.found.number, self.last_line + 1)
+
+    @property
+    def general(self) -> int:
+        """As in Signature."""
+        return self.signature.general
+
+    @property
+    def is_derived(self) -> bool:
+        """It is a cause only by a family, or by the lines before."""
+        return self.found.kind == "cause" and self.signature.kind == "symptom"
 
 
 class _Block(NamedTuple):
@@ -389,8 +418,10 @@ def _catalog(phase: Phase | None) -> _Catalog:
         *(_query((text,)) for text in contexts),
         *(_query((text,), pattern) for _, text, pattern in _MENTIONS),
         _query(*_ERROR, most=ERRORS),
+        _query(*_HINT, most=ERRORS),
         _query(*_CRASH),
         _query(*_FRAME),
+        *(_query(texts) for texts in _SYSTEMS.values()),
         _query(_CONTAINER),
         _query(_OWN),
         _query(_HOROVOD),
@@ -415,6 +446,7 @@ def _query_of(signature: Signature) -> _Query:
         near=_encoded(signature.near),
         not_near=_encoded(signature.not_near),
         when=signature.when,
+        before=signature.before,
     )
 
 
@@ -433,21 +465,28 @@ def diagnose(log: BinaryIO, phase: Phase | None = None, *, own: bool = False) ->
     catalog = _catalog(phase)
     search = _Search(catalog)
     search.read(log)
-    last = range(len(catalog.queries) - 6, len(catalog.queries))
-    errors, crashes, frames, container, hvdenv, horovod = map(search.hits, last)
-    reader = _Reader(own or bool(hvdenv), modules=not container, horovod=own or bool(horovod))
+    last = range(len(catalog.queries) - 7 - len(_SYSTEMS), len(catalog.queries))
+    errors, hints, crashes, frames, *systems, container, hvdenv, horovod = map(search.hits, last)
+    reader = _Reader(
+        own=own or bool(hvdenv),
+        modules=not container,
+        horovod=own or bool(horovod),
+        systems=tuple(name for name, hits in zip(_SYSTEMS, systems, strict=True) if hits),
+    )
     crashed = min((hit.place.number for hit in crashes), default=search.lines + 1)
     seen = {text for text, query in catalog.contexts.items() if search.hits(query)}
     found = [
         _Ranked(
             _filled(signature, hit, _where(frames), crashed, reader),
             hit.last_line,
-            signature.general,
+            signature,
         )
         for number, signature in enumerate(catalog.signatures)
         for hit in search.hits(number)
         if _counts(signature, seen)
     ]
+    if {hit.place.number for hit in errors} <= {each.found.number for each in found}:
+        errors = sorted({*errors, *hints}, key=lambda hit: hit.place.number)[:ERRORS]
     mentions: dict[str, str] = {}  # of several texts that name one thing, the first wins
     for (name, _, _), query in zip(_MENTIONS, catalog.mentions, strict=True):
         for hit in search.hits(query):
@@ -536,7 +575,20 @@ def _look(block: _Block, at: int, query: _Query) -> _Hit | None:
         return None
     named = match.groupdict().get("rank")
     number = block.number + block.text.count(b"\n", block.start, start)
-    return _Hit(Place(number, first, rank if named is None else named), match, _around(block, at))
+    before = _before(block.text[max(0, start - NEAR) : start], query.before) if query.before else ""
+    place = Place(number, first, rank if named is None else named)
+    return _Hit(place, match, _around(block, at), before)
+
+
+def _before(text: bytes, pattern: str) -> str:
+    """What the lines at the end of a text say that match a pattern, joined."""
+    said: list[str] = []
+    for line in reversed(text.decode("utf-8", "replace").splitlines()[-SAID:]):
+        match = _compiled(pattern).search(without_prefix(line)[0])
+        if not match:
+            break
+        said.insert(0, match[1].strip())
+    return " ".join(said)
 
 
 def _around(block: _Block, at: int) -> bytes:
@@ -583,8 +635,8 @@ def _counts(signature: Signature, seen: set[str]) -> bool:
 
 def _where(frames: Sequence[_Hit]) -> str:
     """The library in which a process crashed, as text for a cause; empty if it is not known."""
-    for _, match, _ in frames:
-        return f" in {match[1]}" + (f" ({match[2]})" if match[2] else "")
+    for hit in frames:
+        return f" in {hit.match[1]}" + (f" ({hit.match[2]})" if hit.match[2] else "")
     return ""
 
 
@@ -595,17 +647,19 @@ class _Reader(NamedTuple):
         own: someone who uses hvdenv.
         modules: the machine may have environment modules.
         horovod: the log names Horovod.
+        systems: keys of _SYSTEMS that the log shows.
     """
 
     own: bool
     modules: bool
     horovod: bool
+    systems: tuple[str, ...]
 
 
 def _remedy(signature: Signature, groups: Sequence[str], reader: _Reader) -> str:
     """What this reader can do, the most likely first."""
     parts = [
-        signature.remedy.format(*groups),
+        "; ".join(_fitting(alternatives(signature.remedy.format(*groups)), reader.systems)),
         signature.horovod and reader.horovod and f"for Horovod: {signature.horovod}",
         signature.modules
         and reader.modules
@@ -613,6 +667,13 @@ def _remedy(signature: Signature, groups: Sequence[str], reader: _Reader) -> str
         signature.recipe and reader.own and f"in the recipe: {signature.recipe.format(*groups)}",
     ]
     return "; ".join(part for part in parts if part)
+
+
+def _fitting(remedies: Sequence[str], systems: Sequence[str]) -> list[str]:
+    """Remedies by package managers: those of the log's system in front of the others."""
+    marked = [each for each in remedies if each.startswith(tuple(_SYSTEMS))]
+    ordered = iter(sorted(marked, key=lambda each: not each.startswith(tuple(systems))))
+    return [next(ordered) if each in marked else each for each in remedies]
 
 
 def _filled(signature: Signature, hit: _Hit, where: str, crashed: int, reader: _Reader) -> Found:
@@ -625,17 +686,20 @@ def _filled(signature: Signature, hit: _Hit, where: str, crashed: int, reader: _
         crashed: line number of the first crash; a process killed after it is not the cause.
         reader: for whom.
     """
-    place, match, around = hit
+    place, match, around, before = hit
     groups = [group or "" for group in match.groups()]
-    signature = signature.refined_by(match.string, around.decode("utf-8", "replace"))
+    name = match.groupdict().get("name") or ""
+    signature = signature.refined_by(match.string, around.decode("utf-8", "replace"), name)
     follows = signature.kill and place.number > crashed
     kind: Kind = "consequence" if follows else signature.kind
+    if before and kind == "symptom":
+        kind = "cause"  # the lines before say why
     if follows or (kind == "consequence" and "rank" not in match.groupdict()):
         # The rank that prints this, or that was ended by it, is not the one that failed.
         place = place._replace(rank="")
     return Found(
         id=signature.id,
-        cause=signature.cause.format(*groups, where=where).replace(" ()", "").strip(),
+        cause=signature.cause.format(*groups, where=where, before=before).replace(" ()", "").strip(),
         remedy=_remedy(signature, groups, reader),
         kind=kind,
         rules=signature.rules,
@@ -660,7 +724,13 @@ def _ranked(found: Sequence[_Ranked]) -> tuple[Found, ...]:
         kept += [each for each in more if taken.isdisjoint(each.lines)] if level else more
         if any(each.found.kind in ("cause", "symptom") for each in kept):
             break
+    if any(each.found.kind == "cause" and not each.is_derived for each in kept):
+        kept = [_as_symptom(each) if each.is_derived else each for each in kept]
     return _distinct(kept)
+
+
+def _as_symptom(ranked: _Ranked) -> _Ranked:
+    return ranked._replace(found=ranked.found._replace(kind="symptom"))
 
 
 def _distinct(found: Sequence[_Ranked]) -> tuple[Found, ...]:

@@ -46,6 +46,8 @@ class Case(NamedTuple):
         also: id of a warning or of a consequence that must be found.
         values: what fills the placeholders in the signature's cause.
         where: the library that a backtrace names, as in the cause.
+        name: of a header, library or package, which decides the family.
+        before: what the lines before say, as in the cause.
         rank: the one that failed first.
         good: nothing failed, so nothing may be found.
     """
@@ -58,6 +60,8 @@ class Case(NamedTuple):
     also: str = ""
     values: tuple[str, ...] = ()
     where: str = ""
+    name: str = ""
+    before: str = ""
     rank: str = ""
     good: bool = False
 
@@ -67,8 +71,9 @@ class Case(NamedTuple):
         signature = SIGNATURES.get(self.cause or self.symptom)
         if not signature:
             return ""
-        cause = signature.refined_by(self.log, self.log).cause
-        return cause.format(*self.values, where=self.where).replace(" ()", "").strip()
+        cause = signature.refined_by(self.log, self.log, self.name).cause
+        filled = cause.format(*self.values, where=self.where, before=self.before)
+        return filled.replace(" ()", "").strip()
 
 
 def _recorded(path: Path) -> Case:
@@ -80,7 +85,9 @@ def _example(signature: Signature | None, table: dict[str, Any]) -> Case:
     """An example of a signature; its log may have several lines, which decode() refuses."""
     log = table.pop("log")
     if signature:
-        kind = signature.kind if signature.kind in ("cause", "symptom") else "also"
+        known = "name" in table or "before" in table
+        kind = "cause" if known else signature.kind if signature.kind == "symptom" else "also"
+        kind = "cause" if signature.kind == "cause" else kind
         table = {**table, kind: signature.id}
     return decode(Case, table)._replace(log=log)
 
@@ -377,7 +384,8 @@ def test_texts_of_all_signatures_that_never_fit_are_given_up(
     tried: list[int] = []
     monkeypatch.setattr(diagnosing, "_look", lambda block, at, pattern: tried.append(at))
     read("".join(f"{text}\n" for each in all_signatures() for text in each.texts) * 400)
-    assert ALL_TRIES < len(tried) < ALL_TRIES + FEW_TRIES * len(all_signatures())
+    queries = diagnosing._catalog(None).queries  # of signatures, of what is near them, and others
+    assert ALL_TRIES < len(tried) < ALL_TRIES + FEW_TRIES * len(queries)
 
 
 def test_texts_are_found_without_the_library_too(monkeypatch: pytest.MonkeyPatch) -> None:
