@@ -120,6 +120,7 @@ _SYSTEMS = {
 }  # fmt: skip
 _OWN = ("hvdenv",)
 _HOROVOD = ("orovod", "HOROVOD", "hvd.", "hvdenv")
+_ABOUT_HOROVOD = re.compile(r" \([^()]{0,80}(?:orovod|HOROVOD|hvd\.)[^()]{0,200}\)")
 # In a backtrace by UCX or Open MPI, the frames of the signal handler (UCX, the C library) come
 # before the frame that crashed.
 _FRAME_START = r"(?:\[\S{1,64}:\d{1,8}\] )?[ \[]{0,4}\d{1,2}\]? {1,3}"
@@ -260,6 +261,7 @@ class _Ranked(NamedTuple):
     found: Found
     last_line: int
     signature: Signature
+    foreign: bool = False  # it is about Horovod, which the log does not name
 
     @property
     def lines(self) -> range:
@@ -476,11 +478,7 @@ def diagnose(log: BinaryIO, phase: Phase | None = None, *, own: bool = False) ->
     crashed = min((hit.place.number for hit in crashes), default=search.lines + 1)
     seen = {text for text, query in catalog.contexts.items() if search.hits(query)}
     found = [
-        _Ranked(
-            _filled(signature, hit, _where(frames), crashed, reader),
-            hit.last_line,
-            signature,
-        )
+        _ranked_by(signature, hit, _filled(signature, hit, _where(frames), crashed, reader), reader)
         for number, signature in enumerate(catalog.signatures)
         for hit in search.hits(number)
         if _counts(signature, seen)
@@ -658,8 +656,11 @@ class _Reader(NamedTuple):
 
 def _remedy(signature: Signature, groups: Sequence[str], reader: _Reader) -> str:
     """What this reader can do, the most likely first."""
+    remedies = alternatives(signature.remedy.format(*groups))
+    if not reader.horovod:
+        remedies = _without_horovod(remedies)
     parts = [
-        "; ".join(_fitting(alternatives(signature.remedy.format(*groups)), reader.systems)),
+        "; ".join(_fitting(remedies, reader.systems)),
         signature.horovod and reader.horovod and f"for Horovod: {signature.horovod}",
         signature.modules
         and reader.modules
@@ -667,6 +668,13 @@ def _remedy(signature: Signature, groups: Sequence[str], reader: _Reader) -> str
         signature.recipe and reader.own and f"in the recipe: {signature.recipe.format(*groups)}",
     ]
     return "; ".join(part for part in parts if part)
+
+
+def _without_horovod(remedies: Sequence[str]) -> list[str]:
+    """Remedies without those that only concern Horovod, if others remain."""
+    shortened = [_ABOUT_HOROVOD.sub("", each) for each in remedies]
+    others = [each for each in shortened if not any(word in each for word in _HOROVOD)]
+    return others or list(remedies)
 
 
 def _fitting(remedies: Sequence[str], systems: Sequence[str]) -> list[str]:
@@ -712,6 +720,11 @@ def _filled(signature: Signature, hit: _Hit, where: str, crashed: int, reader: _
     )
 
 
+def _ranked_by(signature: Signature, hit: _Hit, found: Found, reader: _Reader) -> _Ranked:
+    foreign = not reader.horovod and "orovod" in found.cause
+    return _Ranked(found, hit.last_line, signature, foreign)
+
+
 _ORDER: tuple[Kind, ...] = ("cause", "symptom", "consequence", "warning")
 
 
@@ -736,14 +749,14 @@ def _as_symptom(ranked: _Ranked) -> _Ranked:
 def _distinct(found: Sequence[_Ranked]) -> tuple[Found, ...]:
     """By kind, then by last line; of several about the same lines, only the first."""
     starts: dict[int, Found] = {}
-    for each in sorted(found, key=lambda one: _by_kind(one.found, one.found.number)):
+    for each in sorted(found, key=lambda one: _order(one, one.found.number)):
         starts.setdefault(each.found.number, each.found)
     ends: dict[int, Found] = {}
-    for each in sorted(found, key=lambda one: _by_kind(one.found, one.last_line)):
+    for each in sorted(found, key=lambda one: _order(one, one.last_line)):
         if starts[each.found.number] is each.found and ends.keys().isdisjoint(each.lines):
             ends[each.last_line] = each.found
     return tuple(ends.values())
 
 
-def _by_kind(found: Found, line: int) -> tuple[int, int]:
-    return _ORDER.index(found.kind), line
+def _order(ranked: _Ranked, line: int) -> tuple[int, bool, int]:
+    return _ORDER.index(ranked.found.kind), ranked.foreign, line
