@@ -707,7 +707,9 @@ def _filled(signature: Signature, hit: _Hit, where: str, crashed: int, reader: _
         place = place._replace(rank="")
     return Found(
         id=signature.id,
-        cause=signature.cause.format(*groups, where=where, before=before).replace(" ()", "").strip(),
+        cause=signature.cause.format(*groups, where=where, before=before)
+        .replace(" ()", "")
+        .strip(),
         remedy=_remedy(signature, groups, reader),
         kind=kind,
         rules=signature.rules,

@@ -37,7 +37,9 @@ _RENAMED = {
     "mpiexec": "mpirun",
 }  # fmt: skip
 # Slurm 23 and newer writes `slurmstepd-HOST`.
-_NAMES = re.compile(r"\b(?:PRRTE|PRTE|prted|prterun|orterun|mpiexec|slurmstepd-[\w.-]{1,64}(?=: ))\b")
+_NAMES = re.compile(
+    r"\b(?:PRRTE|PRTE|prted|prterun|orterun|mpiexec|slurmstepd-[\w.-]{1,64}(?=: ))\b"
+)
 
 
 def without_prefix(line: str) -> tuple[str, str]:

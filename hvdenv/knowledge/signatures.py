@@ -52,13 +52,18 @@ class Family(NamedTuple):
 
     def has(self, member: Member, name: str) -> bool:
         """Whether a name is one of its own; that of a package in any case of letters."""
-        names: tuple[str, ...] = getattr(self, "libraries" if member == "linked" else member)
+        names = self.names(member)
         if member in ("libraries", "linked"):
             name = name.removeprefix("lib").partition(".so")[0]
         if member == "packages":
             name, names = name.lower(), tuple(each.lower() for each in names)
         known = any(name == each or _is_start(each, name) for each in names)
         return known and bool(self.remedy(member))
+
+    def names(self, member: Member) -> tuple[str, ...]:
+        """All names of its own of one sort."""
+        named: tuple[str, ...] = getattr(self, "libraries" if member == "linked" else member)
+        return named
 
     def remedy(self, member: Member | None) -> str:
         """How to make it available."""
