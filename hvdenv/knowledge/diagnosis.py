@@ -92,7 +92,7 @@ _ERROR = (
 _HINT = (
     (
         "cannot open", "ermission denied", "No such file", "onnection refused", "timed out", "Invalid argument",
-        "annot allocate", "nable to ", " failed", "ould not ", "ould NOT ", "not found", "WARN", "ot permitted",
+        "annot allocate", "nable to ", " failed", "ould not ", "ould NOT ", "not found", "WARN", "t permitted",
     ),
     "",
 )  # fmt: skip
