@@ -33,7 +33,7 @@ from hvdenv.knowledge.patches import all_patches
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.observe import observe, own_interpreter
 from hvdenv.places import find_places
-from hvdenv.plans.plan import Plan, make_plan
+from hvdenv.plans.plan import Plan, make_plan, steps_of
 from hvdenv.runner import Runner
 
 # Without these nothing compiles; what they change is no part of the comparison.
@@ -61,7 +61,8 @@ def plan_of(frameworks: str, folder: Path) -> Plan:
     variants = ["torch"] if frameworks == "torch" else []
     resolved = load_recipe("local", variants=variants)
     facts = observe(folder, Runner(), thorough=False)
-    return make_plan(resolved.recipe, resolved.variants, facts, own_interpreter()).at(folder)
+    maker = steps_of(resolved.recipe, facts, own_interpreter())
+    return make_plan(maker, resolved.variants).at(folder)
 
 
 def compile_once(python: Path, plan: Plan, folder: Path, *, lean: bool) -> Run:

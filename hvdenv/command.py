@@ -13,7 +13,6 @@ class Command(NamedTuple):
     """One process to start.
 
     Attributes:
-        argv: the program and its arguments; never a shell string.
         env: variables set on top of the cleaned environment, in order.
         cwd: folder to run in; empty for the current one, or / for Python.
         timeout: seconds after which the process and its children are ended.
@@ -35,11 +34,8 @@ class Outcome(NamedTuple):
     """The result of a Command. True if it succeeded.
 
     Attributes:
-        command: what was run.
         returncode: exit status; minus the signal number if a signal ended it.
         output: standard output and standard error together (the last 4 MiB).
-        seconds: wall time.
-        timed_out: whether hvdenv ended it at its timeout.
     """
 
     command: Command
@@ -52,7 +48,6 @@ class Outcome(NamedTuple):
         return self.returncode == 0
 
     def tail(self, lines: int = 20) -> str:
-        """The last lines of the output."""
         return "\n".join(self.output.splitlines()[-lines:])
 
 

@@ -29,9 +29,7 @@ class HvdenvError(Exception):
     """What is wrong, where, and what to do about it.
 
     Args:
-        message: what is wrong, in one sentence.
         where: file and line, key, step, host or rank.
-        remedy: what to do.
         detail: text to show unchanged, such as the last lines of a log.
     """
 

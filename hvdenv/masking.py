@@ -54,11 +54,7 @@ def clean(text: str) -> str:
 
 
 class PlainStream:
-    """A stream for people. Text printed to it cannot control their terminal.
-
-    Args:
-        stream: stream to write to.
-    """
+    """A stream for people. Text printed to it cannot control their terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self.unfiltered = stream

@@ -26,12 +26,6 @@ _TEMPORARY = re.compile(r"\..{1,100}\.[0-9a-f]{32}")  # as replacing() names the
 
 
 class Places(NamedTuple):
-    """The folders under HVDENV_HOME.
-
-    Attributes:
-        home: the folder that holds all others.
-    """
-
     home: Path
 
     @property
@@ -73,7 +67,6 @@ class Places(NamedTuple):
         return self.home / "registry"
 
     def prefix(self, recipe: str, variants: Iterable[str]) -> Path:
-        """The default prefix of an environment."""
         return self.envs / environment_name(recipe, variants)
 
 
@@ -139,8 +132,6 @@ def reporting(path: Path, doing: str = "write", *, inside: bool = False) -> Iter
     """Report what a file system refuses.
 
     Args:
-        path: that is read or written.
-        doing: what with it.
         inside: whether to name the file below the path that the error is about.
 
     Raises:
@@ -154,7 +145,6 @@ def reporting(path: Path, doing: str = "write", *, inside: bool = False) -> Iter
 
 
 def blocked(path: Path, error: OSError, doing: str = "write") -> StepError:
-    """The error for something that could not be read or written."""
     elsewhere = (
         f"name another place ({HOME_VARIABLE}, --prefix, or the option that names this path)"
     )
@@ -198,7 +188,7 @@ def named_file(path: Path) -> Path:
         return found
     if not stat.S_ISREG(status.st_mode):
         raise StepError("this is not a regular file", where=str(path), remedy="name a file")
-    if folder.st_mode & _OTHERS_WRITE and status.st_uid not in (os.geteuid(), folder.st_uid):
+    if folder.st_mode & OTHERS_WRITE and status.st_uid not in (os.geteuid(), folder.st_uid):
         raise _not_ours("file", found, status)
     return found
 
@@ -214,44 +204,63 @@ def named_folder(path: Path, *, last: bool = False) -> Path:
         StepError: a link on the way belongs to another user, in a folder that others can
             write, such as /tmp.
     """
-    named = os.path.expanduser(path)
-    parts = (named if os.path.isabs(named) else os.path.join(os.getcwd(), named)).split(os.sep)[
-        ::-1
-    ]
-    done, links = Path("/"), 0
-    while parts:
-        part = parts.pop()
-        here = done.parent if part == ".." else done / part if part not in ("", ".") else done
-        try:
-            status = os.lstat(here)
-            if not stat.S_ISLNK(status.st_mode):
+    done = ""
+    try:
+        for here, status, is_last in walk(os.path.expanduser(path)):
+            if status is None or not stat.S_ISLNK(status.st_mode):
                 done = here
-                continue
-            _see_link(here, status, os.lstat(done), strict=last and not any(parts))
-            target = os.readlink(here)
+            elif _is_suspect(here, status, strict=last and is_last):
+                raise _not_ours("link", Path(here), status)
+    except OSError as error:
+        doing = "write" if error.errno == errno.ELOOP else "look at it"
+        raise blocked(Path(error.filename or path), error, doing) from error
+    return Path(done)
+
+
+OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_MOST_LINKS = 40  # as of Linux
+
+
+def walk(path: str | os.PathLike[str]) -> Iterator[tuple[str, os.stat_result | None, bool]]:
+    """Each folder and link that leads to a path, and what is there.
+
+    Yields its path, its status (None for what does not exist), and whether no name follows it.
+
+    Raises:
+        OSError: one cannot be looked at, or there are too many links.
+    """
+
+    def parts(path: str) -> list[str]:
+        """The last one first."""
+        names = [name for name in path.split("/") if name not in ("", ".")]
+        return [*reversed(names), *(["/"] if path.startswith("/") else [])]
+
+    named = os.fspath(path)
+    left = parts(named if os.path.isabs(named) else os.path.join(os.getcwd(), named))
+    at, links = "/", 0
+    while left:
+        name = left.pop()
+        here = os.path.dirname(at) if name == ".." else os.path.join(at, name)
+        try:
+            status: os.stat_result | None = os.lstat(here)
         except (FileNotFoundError, NotADirectoryError):
-            done = here
+            status = None
+        yield here, status, not left
+        if status is None or not stat.S_ISLNK(status.st_mode):
+            at = here
             continue
-        except OSError as error:
-            raise blocked(here, error, "look at it") from error
         links += 1
         if links > _MOST_LINKS:
-            raise blocked(path, OSError(errno.ELOOP, os.strerror(errno.ELOOP)))
-        parts += target.split(os.sep)[::-1]
-        done = Path("/") if target.startswith(os.sep) else done
-    return done
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), os.fspath(path))
+        left += parts(os.readlink(here))
 
 
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_MOST_LINKS = 40
-
-
-def _see_link(link: Path, status: os.stat_result, folder: os.stat_result, *, strict: bool) -> None:
-    """Refuse a link that another user could have made to redirect the output."""
+def _is_suspect(link: str, status: os.stat_result, *, strict: bool) -> bool:
+    """Whether another user could have made a link to redirect the output."""
     if status.st_uid in (os.geteuid(), 0):
-        return
-    if strict or (folder.st_mode & _OTHERS_WRITE and status.st_uid != folder.st_uid):
-        raise _not_ours("link", link, status)
+        return False
+    folder = os.lstat(os.path.dirname(link))
+    return strict or bool(folder.st_mode & OTHERS_WRITE and status.st_uid != folder.st_uid)
 
 
 def _not_ours(what: str, path: Path, status: os.stat_result) -> StepError:
@@ -358,8 +367,6 @@ def write_json(path: Path, data: Mapping[str, object], mode: int = 0o666) -> Non
     """Write a JSON file; see write_text().
 
     Args:
-        path: the file.
-        data: JSON values.
         mode: permissions before the umask applies.
 
     Raises:
@@ -372,7 +379,6 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
     """Write a file atomically: a kill at any moment leaves the old or the new one.
 
     Args:
-        path: the file.
         text: its content; bytes that are not UTF-8 as Python's surrogates.
         mode: permissions of a new file before the umask applies. An existing file keeps its
             permissions, and its owner and group if possible.
@@ -390,8 +396,6 @@ def write_bytes(
     """Write a file atomically, as write_text() does.
 
     Args:
-        path: the file.
-        content: its bytes.
         permit: gives the new file, by its descriptor, its permissions before it has content.
         mode: permissions until then, before the umask applies.
 
@@ -412,7 +416,6 @@ def replacing(path: Path, temporary: Path | None = None) -> Iterator[Path]:
     """A path for the block to create and flush, which then replaces a file atomically.
 
     Args:
-        path: the file, or a link.
         temporary: the other path, in the same file system; by default beside the file.
 
     Raises:

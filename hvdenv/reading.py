@@ -62,8 +62,6 @@ class Content(NamedTuple):
     """What was in a file, and whose it was when it was opened.
 
     Attributes:
-        path: as it was named.
-        data: the bytes.
         status: of the descriptor that the bytes were read from, not of the path.
     """
 

@@ -67,7 +67,6 @@ def cleaned_names(environ: Mapping[str, str]) -> list[str]:
 
 
 def environment() -> Mapping[str, str]:
-    """The environment variables of this process, to read."""
     return os.environ
 
 
@@ -142,7 +141,6 @@ class Runner:
 
     @property
     def stopped(self) -> bool:
-        """Whether stop() was called."""
         return self._stopped.is_set()
 
     def run(
@@ -155,7 +153,6 @@ class Runner:
         """Run a command to its end.
 
         Args:
-            command: what to run.
             log: file that the masked output is appended to, line by line.
             on_line: called with every line (masked, without control sequences).
 
@@ -265,7 +262,6 @@ def hand_over(command: Command, environ: Mapping[str, str], *, alone: bool = Fal
     """Run a command in place of this process: with its terminal, files and signals.
 
     Args:
-        command: what to run.
         environ: its variables, not cleaned.
         alone: when it fails, end everything that it started on this host.
 

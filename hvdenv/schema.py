@@ -41,8 +41,6 @@ class Problem(Exception):
     """A value does not fit its type.
 
     Attributes:
-        path: keys and indexes that lead to the value.
-        message: what is wrong with it.
         all: every problem of the document, this one first; at most MOST_PROBLEMS.
     """
 
@@ -86,7 +84,6 @@ def decode(kind: type[T], value: object, path: Path = (), *, lenient: bool = Fal
     Args:
         kind: a type as described above.
         value: what a TOML or JSON parser returned.
-        path: where the value stands, for messages.
         lenient: for files that hvdenv writes, perhaps a later version: unknown keys are
             ignored, and texts may have several lines and other control characters.
 
@@ -111,12 +108,7 @@ class _TooMany(Exception):
 
 
 class _Decoder:
-    """Decodes one document and collects its problems.
-
-    Args:
-        whole: whether required keys must be there.
-        lenient: as for decode().
-    """
+    """Decodes one document and collects its problems."""
 
     def __init__(self, *, whole: bool = True, lenient: bool = False) -> None:
         self.whole = whole
@@ -171,7 +163,8 @@ class _Decoder:
         # By type as well: to Python, true and 1.0 are equal to 1.
         if not any(value == each and type(value) is type(each) for each in choices):
             hint = nearest(str(value), map(str, choices))
-            self.refuse(path, f"expected one of {_quoted(choices)}, found {_shown(value)}{hint}")
+            listed = ", ".join(f'"{choice}"' for choice in choices)
+            self.refuse(path, f"expected one of {listed}, found {_shown(value)}{hint}")
         return value
 
     def union(self, kinds: tuple[Any, ...], value: object, path: Path) -> object:
@@ -205,7 +198,8 @@ class _Decoder:
                 hint = nearest(key, known)
                 hints += hint
                 hint = (isinstance(each, dict) and self.with_a_dot(path, key)) or hint
-                self.refuse((*path, key), f"unknown key{hint or f'; known are {_listed(known)}'}")
+                hint = hint or f"; known are {', '.join(sorted(known))}"
+                self.refuse((*path, key), f"unknown key{hint}")
         missing = [key for key in known if key not in table and key not in kind._field_defaults]
         for key in missing if self.whole else ():
             if f'"{key}"' not in hints:  # a misspelt key is one problem
@@ -267,7 +261,6 @@ def is_text(kind: Any, path: Path) -> bool:
 
 @cache
 def fields(kind: Any) -> Mapping[str, Any]:
-    """Field names and types of a NamedTuple."""
     return typing.get_type_hints(kind, include_extras=True)
 
 
@@ -296,14 +289,6 @@ def _shown(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _quoted(choices: tuple[object, ...]) -> str:
-    return ", ".join(f'"{choice}"' for choice in choices)
-
-
-def _listed(known: Iterable[str]) -> str:
-    return ", ".join(sorted(known))
-
-
 def nearest(word: str, known: Iterable[str]) -> str:
     """What to add to a message about an unknown word: the nearest known one, or nothing."""
     close = closest(word, known)
@@ -323,30 +308,27 @@ Rewriter = Callable[[str, Path], str]
 
 def rewrite(kind: Any, value: T, rewriters: Mapping[Pattern, Rewriter], path: Path = ()) -> T:
     """The same data with each text rewritten whose type has one of the patterns."""
-    return typing.cast(T, _rewrite(kind, value, rewriters, path))
-
-
-def _rewrite(kind: Any, value: Any, rewriters: Mapping[Pattern, Rewriter], path: Path) -> Any:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if value is None:
-        return None
-    if origin is typing.Annotated:
-        return rewriters[arguments[1]](value, path) if arguments[1] in rewriters else value
-    if origin in (typing.Union, types.UnionType):
+    found = typing.cast(Any, value)
+    if found is None:
+        return value
+    if origin is typing.Annotated and arguments[1] in rewriters:
+        found = rewriters[arguments[1]](found, path)
+    elif origin in (typing.Union, types.UnionType):
         others = [each for each in arguments if each is not type(None)]
-        return _rewrite(others[0], value, rewriters, path) if len(others) == 1 else value
-    if origin is tuple:
-        each = enumerate(value)
-        return tuple(_rewrite(arguments[0], one, rewriters, (*path, at)) for at, one in each)
-    if origin is dict:
-        items = value.items()
-        return {key: _rewrite(arguments[1], one, rewriters, (*path, key)) for key, one in items}
-    if hasattr(kind, "_fields"):
+        found = rewrite(others[0], found, rewriters, path) if len(others) == 1 else found
+    elif origin is tuple:
+        each = enumerate(found)
+        found = tuple(rewrite(arguments[0], one, rewriters, (*path, at)) for at, one in each)
+    elif origin is dict:
+        items = found.items()
+        found = {key: rewrite(arguments[1], one, rewriters, (*path, key)) for key, one in items}
+    elif hasattr(kind, "_fields"):
         hints = fields(kind).items()
-        return kind(
-            *(_rewrite(hint, getattr(value, n), rewriters, (*path, n)) for n, hint in hints)
+        found = kind(
+            *(rewrite(hint, getattr(found, n), rewriters, (*path, n)) for n, hint in hints)
         )
-    return value
+    return typing.cast(T, found)
 
 
 def encode(value: object) -> Any:
@@ -400,10 +382,6 @@ def json_schema(kind: Any) -> Table:
 def line_of(text: str, path: Path) -> int:
     """The line of a TOML document in which a key, or its nearest parent, is set.
 
-    Args:
-        text: a valid TOML document.
-        path: keys and indexes, as in Problem.
-
     Returns:
         A line number from 1; 1 when nothing on the path is in the document.
     """
@@ -419,30 +397,26 @@ def line_of(text: str, path: Path) -> int:
 
 
 @lru_cache(maxsize=4)
-def _statements(text: str) -> tuple[tuple[int, Path], ...]:
+def _statements(text: str) -> list[tuple[int, Path]]:
     """Each statement's first line and the path that it sets."""
-    return tuple(_find_statements(text))
-
-
-def _find_statements(text: str) -> Iterator[tuple[int, Path]]:
     table: Path = ()
     counts: dict[Path, int] = {}
+    found: list[tuple[int, Path]] = []
     for line, statement in _split(text):
         stripped = statement.strip()
         if not stripped or stripped.startswith("#"):
             continue
-        keys = _leading_keys(_parsed(stripped), table=stripped.startswith("["))
-        if stripped.startswith("["):
-            keys = _indexed(keys, counts)
-        if stripped.startswith("[["):
-            counts[keys] = counts.get(keys, -1) + 1
-            table = (*keys, counts[keys])
-            yield line, table
-        elif stripped.startswith("["):
-            table = keys
-            yield line, table
+        is_table = stripped.startswith("[")
+        keys = _leading_keys(_parsed(stripped), table=is_table)
+        if is_table:
+            table = keys = _indexed(keys, counts)
+            if stripped.startswith("[["):
+                counts[keys] = counts.get(keys, -1) + 1
+                table = (*keys, counts[keys])
+            found.append((line, table))
         else:
-            yield line, (*table, *keys)
+            found.append((line, (*table, *keys)))
+    return found
 
 
 _MARK = re.compile(r"[\"'#\[\]{}\n]")

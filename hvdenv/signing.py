@@ -21,10 +21,7 @@ def sign(text: bytes, key: str, runner: Runner, namespace: str = WHEEL) -> bytes
     """The signature of a text.
 
     Args:
-        text: what to sign.
         key: file of the private key, or of the public one if an agent holds the private one.
-        runner: runs ssh-keygen.
-        namespace: WHEEL, LOCK or IMAGE.
 
     Raises:
         StepError: ssh-keygen does not sign.
@@ -52,11 +49,8 @@ def refusal(
     """Why a signature is not accepted; empty if it is.
 
     Args:
-        text: what was signed.
         signature: in the format of ssh-keygen.
         signers: file of allowed signers, in the format of ssh-keygen.
-        runner: runs ssh-keygen.
-        namespace: WHEEL, LOCK or IMAGE.
     """
     with _file(text) as path:
         made = path.with_name("signature")

@@ -26,13 +26,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvdenv.errors import UntrustedError
-from hvdenv.places import Places, make_folder, write_json
+from hvdenv.places import OTHERS_WRITE, Places, make_folder, walk, write_json
 from hvdenv.reading import RECIPE, STATE, Content, read_file
 from hvdenv.schema import Problem, decode
 
 FORMAT = 1
-_MOST_LINKS = 40  # as of Linux
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class Granted(NamedTuple):
@@ -55,9 +53,7 @@ class Policy(NamedTuple):
     """Users and groups whose files hvdenv uses.
 
     Attributes:
-        owners: user ids.
         groups: ids of groups whose members are trusted too.
-        granted: recorded by ``hvdenv trust``.
     """
 
     owners: frozenset[int]
@@ -65,7 +61,6 @@ class Policy(NamedTuple):
     granted: tuple[Granted, ...] = ()
 
     def owns(self, user: int) -> bool:
-        """Whether hvdenv uses files of this user."""
         return user in self.owners or bool(self.groups and self.groups & _groups_of(user))
 
     def shares(self, group: int) -> bool:
@@ -95,7 +90,6 @@ class Fault(NamedTuple):
     """A reason why another user can change something.
 
     Attributes:
-        path: of the file, folder or link.
         problem: such as "belongs to ann".
         owner: the user id, where it is the owner.
         group: the group's id, where it is the group.
@@ -148,7 +142,6 @@ def faults_on_way(path: str | os.PathLike[str], policy: Policy) -> Iterator[Faul
 
     Args:
         path: need not exist.
-        policy: whose files are used.
     """
     found, whole = _way(path)
     for number, (here, status) in enumerate(found, 1):
@@ -194,32 +187,16 @@ def _faults_of_list(here: str, policy: Policy) -> Iterator[Fault]:
 
 def _way(path: str | os.PathLike[str]) -> tuple[list[tuple[str, os.stat_result]], bool]:
     """Each folder and link that leads to a path, and what is there; and whether anything is."""
-    named = os.fspath(path)
-    left = (named if os.path.isabs(named) else os.path.join(os.getcwd(), named)).split("/")[::-1]
-    at, links = "/", 0
-    found = [(at, os.lstat(at))]
-    while left:
-        name = left.pop()
-        if name in ("", "."):
-            continue
-        if name == "..":
-            at = os.path.dirname(at)
-            continue
-        here = os.path.join(at, name)
-        try:
-            status = os.lstat(here)
-            target = os.readlink(here) if stat.S_ISLNK(status.st_mode) else ""
-        except OSError:
-            return found, False
-        found.append((here, status))
-        if not target:
-            at = here
-            continue
-        links += 1
-        if links > _MOST_LINKS:
-            return found, False
-        at = "/" if target.startswith("/") else at
-        left += target.split("/")[::-1]
+    found: list[tuple[str, os.stat_result]] = []
+    try:
+        for here, status, _ in walk(path):
+            if status is None:
+                return found, False
+            found.append((here, status))
+    except OSError:
+        if not found:  # not even the current folder is known
+            raise
+        return found, False
     return found, True
 
 
@@ -228,7 +205,6 @@ def refuse_content(content: Content, policy: Policy, use: str) -> None:
 
     Args:
         content: as it was read; its path is looked at, and not opened again.
-        policy: whose files are used.
         use: what hvdenv would do with it, such as "hvdenv would run what it names".
 
     Raises:
@@ -270,8 +246,6 @@ def refuse_prefix(
 
     Args:
         prefix: the folder or link; need not exist.
-        policy: whose files are used.
-        use: what hvdenv would do with it.
         whole: look at every file, not only at those that faults_in() names.
         also: a further folder with its Python, where that is elsewhere.
 
@@ -295,11 +269,6 @@ def faults_in(prefix: str, policy: Policy, *, whole: bool) -> Iterator[Fault]:
     Looked at are: the way to it; ``activate.sh``; the interpreter with all links that lead to it;
     all entries of its folder, of ``bin``, ``lib``, ``lib/python3*`` and ``site-packages``; folders
     that ``.pth`` files and ``pyvenv.cfg`` name; with ``whole``, every file.
-
-    Args:
-        prefix: the folder or link.
-        policy: whose files are used.
-        whole: look at every file.
     """
     yield from faults_on_way(prefix, policy)
     root = os.path.realpath(prefix)
@@ -341,7 +310,7 @@ def _faults_of_entries(
         if folders is not None and stat.S_ISDIR(status.st_mode):
             folders.append(entry.path)
         # Fast path for nearly all of 50,000 files.
-        if status.st_uid not in policy.owners or status.st_mode & _OTHERS_WRITE:
+        if status.st_uid not in policy.owners or status.st_mode & OTHERS_WRITE:
             yield from _faults(entry.path, status, policy, last=True)
         if stat.S_ISLNK(status.st_mode) and _leads_away(entry.path, root):
             yield from faults_on_way(entry.path, policy)
@@ -452,9 +421,6 @@ def refusal(fault: Fault, path: str, use: str, granted: str = "") -> UntrustedEr
     """The error for something that another user could change.
 
     Args:
-        fault: what lets them.
-        path: what was to be used.
-        use: what hvdenv would do with it.
         granted: the path to pass to `hvdenv trust`, if another.
     """
     folder = os.path.isdir(path)
@@ -489,7 +455,6 @@ def grant(path: Path, policy: Policy) -> Granted:
     """The record that makes a file, or a folder with its contents, trusted from now on.
 
     Args:
-        path: a file such as a recipe; or a folder, such as a prefix.
         policy: without what was granted.
 
     Raises:
@@ -524,7 +489,7 @@ def read_granted(places: Places) -> tuple[Granted, ...]:
     try:
         content = read_file(_record(places), STATE)
         status = content.status
-        if status.st_uid != os.geteuid() or status.st_mode & _OTHERS_WRITE:
+        if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE:
             return ()
         return decode(_Record, json.loads(content.data), lenient=True).trusted
     except (OSError, ValueError, RecursionError, Problem):

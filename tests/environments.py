@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvdenv.environments import generations
+from hvdenv.environments import generations, registry
 from hvdenv.environments.generations import Environment
+from hvdenv.places import find_places
 
 ONE, TWO, THREE = "1" * 12, "2" * 12, "3" * 12
 
@@ -24,7 +25,22 @@ def build(environment: Environment, identity: str, /, **record: Any) -> str:
     folder = generations.create(environment, identity)
     (folder / "bin").mkdir()
     (folder / "bin/python").write_text("")
-    fields = {"created": generations.now(), "generation": identity, **record}
+    fields = {"created": generations.timestamp(), "generation": identity, **record}
     path = environment.record(identity)
     generations.write_record(path, generations.decode_record(fields, path))
     return identity
+
+
+def build_active(environment: Environment, identity: str, /, **record: Any) -> None:
+    """Make a generation, and point the prefix to it."""
+    generations.switch(environment, build(environment, identity, **record))
+
+
+def local() -> Environment:
+    """The environment `local` in HVDENV_HOME, registered and without generations."""
+    places = find_places()
+    environment = generations.at(places.prefix("local", []))
+    environment.prefix.parent.mkdir(parents=True)
+    generations.claim(environment)
+    registry.register(places, environment, "local", [])
+    return environment

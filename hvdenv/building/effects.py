@@ -33,10 +33,9 @@ from hvdenv.wheels import cache_entry, downloads, wheelcache
 
 
 def try_modules(recipe: Recipe, runner: Runner) -> Loaded | None:
-    """Load the modules of a recipe before the build starts: most failures show here.
+    """What the modules of a recipe set for the build; None if it has none.
 
-    Returns:
-        What they set for the build; None if the recipe has none.
+    They are loaded before the build starts, since most failures show here.
 
     Raises:
         IncompatibleError: this machine has no module system.
@@ -177,7 +176,6 @@ def tidy(state: State, _: Step, __: str) -> Done:
 
 
 def write_manifest(state: State, _: Step, __: str) -> Done:
-    """List every file of the generation."""
     plan = state.plan
     # The site's own environment is not judged here: it may be as its makers want it.
     own = plan.environment.is_relative_to(plan.generation)

@@ -8,14 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir
 
-from hvdenv.building import effects, indexes, record, repair
+from hvdenv.building import effects, record, repair
 from hvdenv.building.finished import Built, drift, refused_drift, result
-from hvdenv.building.state import (
-    LOGS,
-    Done,
-    Request,
-    State,
-)
+from hvdenv.building.resolve import attempt
+from hvdenv.building.state import LOGS, Done, Request, State
 from hvdenv.command import Outcome, spelled_out
 from hvdenv.environments import generations, journal, prefix_lock, registry, scratch
 from hvdenv.environments.generations import Environment
@@ -44,9 +40,7 @@ def build(
 ) -> Built:
     """Build an environment that is not already_built(), or resume a build that was killed.
 
-    Args:
-        rebuild: make a new generation even if there is one of this plan, whole or begun.
-        break_lock: take the lock from whoever holds it.
+    ``rebuild`` makes a new generation even if there is one of this plan, whole or begun.
 
     Raises:
         StepError: a step failed; the environment that was there before is untouched.
@@ -63,14 +57,13 @@ def build(
         damage = "" if rebuild else environment.damage(environment.pointed())
         if damage:
             progress.note(f"files of {environment.prefix} are damaged, so it is rebuilt: {damage}")
-        identity = "" if rebuild else _earlier(environment, request)
-        if identity:
-            _switch_back(environment, identity, places, locked, progress)
-        else:
+        identity = "" if rebuild else _switch_back(request, environment, places, progress)
+        if not identity:
             identity = generations.new_identity(environment, request.plan.digest)
-            remaining = generations.discard(environment, identity) if rebuild else ""
-            if remaining:
-                progress.note(remaining)
+            if rebuild and environment.begun(identity):
+                remaining = generations.delete(environment, identity)
+                if remaining:
+                    progress.note(remaining)
             generation = generations.create(environment, identity)
             with scratch.folder(_temporary_root(), "build") as temporary:
                 plan = request.plan.at(generation, temporary.path)
@@ -79,33 +72,25 @@ def build(
     return result(environment, identity, locked, started, changed=True)
 
 
-def _earlier(environment: Environment, request: Request) -> str:
-    """A complete generation of this plan, without a drift that is refused; or empty."""
-    return next(
-        (
-            identity
-            for identity, found in environment.records().items()
-            if found.plan_digest == request.plan.digest
-            and not refused_drift(request.plan.locked, found, request.accepted)
-        ),
-        "",
-    )
-
-
 def _switch_back(
-    environment: Environment,
-    identity: str,
-    places: Places,
-    locked: Locked | None,
-    progress: Progress,
-) -> None:
-    """Point the prefix to an earlier generation of the same plan."""
-    generations.switch(environment, identity)
-    found = generations.read_record(environment.record(identity))
-    registry.register(places, environment, found.recipe, found.variants)
-    progress.note(f"generation {identity} is of this plan: the prefix points to it again")
-    for each in drift(locked, found):
-        progress.note(f"drift from the lock: {each}")
+    request: Request, environment: Environment, places: Places, progress: Progress
+) -> str:
+    """Point the prefix to a complete generation of this plan, and return it; empty if there is none.
+
+    One with a drift that is refused does not count.
+    """
+    plan = request.plan
+    for identity, found in environment.records().items():
+        if found.plan_digest == plan.digest and not refused_drift(
+            plan.locked, found, request.accepted
+        ):
+            generations.switch(environment, identity)
+            registry.register(places, environment, found.recipe, found.variants)
+            progress.note(f"generation {identity} is of this plan: the prefix points to it again")
+            for each in drift(plan.locked, found):
+                progress.note(f"drift from the lock: {each}")
+            return identity
+    return ""
 
 
 def _temporary_root() -> Path:
@@ -147,7 +132,11 @@ def _do(state: State, number: int, step: Step, *, break_lock: bool) -> None:
     try:
         with _alone(state, step, break_lock=break_lock):
             output = _execute(state, step, log)
-        done = _effect(state, step, output)
+        done = Done()
+        if step.effect in EFFECTS:
+            done = EFFECTS[step.effect](state, step, output)
+        elif step.report:
+            done = Done(data={"packages": repair.packages(state, step)})
     except StepError as error:
         state.undo(step.name, error.message)
         if step.undoes:
@@ -198,29 +187,12 @@ def _execute(state: State, step: Step, log: Path) -> str:
     """Write the files of a step and run its commands; what these print."""
     if step.report:
         make_folder(step.report.parent)
-    for file in step.files:
-        make_folder(file.path.parent)
-        with reporting(file.path, inside=True):
-            file.path.write_text(file.text, encoding="utf-8")
-    output = ""
-    for command in step.commands:
-        with reporting(log, inside=True), log.open("a", encoding="utf-8") as stream:
-            stream.write(f"$ {mask(spelled_out(command))}\n")
-        outcome = state.runner.run(command, log=log, on_line=state.progress.step_line)
-        if not outcome and step.effect == "closure":
-            raise _not_closed(state.plan.locked, outcome)
-        if not outcome:
-            raise _failed(step, indexes.with_other_pages(outcome, state.runner, log), log)
-        for line in indexes.withdrawn(outcome.output):
-            state.progress.note(line)
-        output += outcome.output
-    return output
-
-
-def _effect(state: State, step: Step, output: str) -> Done:
-    if step.effect in EFFECTS:
-        return EFFECTS[step.effect](state, step, output)
-    return Done(data={"packages": repair.packages(state, step)}) if step.report else Done()
+    outcome = attempt(step, state.runner, state.progress, log)
+    if not outcome and step.effect == "closure":
+        raise _not_closed(state.plan.locked, outcome)
+    if not outcome:
+        raise _failed(step, outcome, log)
+    return outcome.output
 
 
 EFFECTS: Mapping[str, Callable[[State, Step, str], Done]] = {

@@ -21,11 +21,7 @@ class Built(NamedTuple):
     """The result of a build.
 
     Attributes:
-        prefix: the link that points to the environment.
-        generation: its folder.
         changed: False when there was nothing to do.
-        seconds: wall time.
-        drift: how it differs from the build that filled in the lock.
     """
 
     prefix: Path
@@ -95,7 +91,6 @@ def refused_drift(
 def drift_error(
     message: str, where: str, refused: Sequence[compare.Difference], remedy: str
 ) -> LockError:
-    """The error for a refused drift."""
     options = " ".join(f"--accept-drift {each.name}" for each in refused)
     return LockError(
         message,

@@ -23,9 +23,7 @@ class Failure(NamedTuple):
 
     Attributes:
         time: when, in seconds since 1970.
-        what: in words.
         file: its log or report.
-        messages: what hvdenv reported then.
         evidence: the output, if it is not in a log.
     """
 
@@ -47,7 +45,6 @@ class Failure(NamedTuple):
 
 
 def last_failure(places: Places) -> Failure | None:
-    """The newest of the failed steps and the failed reports."""
     failures = [*_builds(places), *_reports(places)]
     return max(failures, key=lambda each: each.time, default=None)
 

@@ -50,10 +50,6 @@ class Questions(NamedTuple):
 
     Attributes:
         maker: of the recipe's steps, in a scratch folder.
-        work: that folder.
-        cache: folder in which uv keeps the answers of indexes.
-        runner: starts the programs.
-        progress: shows what they do.
         end: the time on the monotonic clock by which all answers must be there.
         where: gives file, line and key for a dotted key of the recipe.
     """
@@ -122,17 +118,17 @@ def _conda(questions: Questions) -> tuple[Availability, frozenset[str]]:
     (step,) = questions.maker.solution({})
     timed = tuple(each._replace(timeout=questions.left) for each in step.commands)
     try:
-        failed = attempt(step._replace(commands=timed), questions.runner, questions.progress)
+        outcome = attempt(step._replace(commands=timed), questions.runner, questions.progress)
     except StepError as error:
         return _silent("conda packages", error.message), frozenset()
-    if failed is None:
+    if outcome:
         records = [str(each["name"]) for each in read_json(questions.maker.solved, RESULT)]
         done = f"conda packages: the channels have {len(records)} that agree"
         return Availability(looked_up=(done,)), frozenset(map(condalock.pip_name, records))
-    said = _shortened(_first_cause(failed.tail(12).rpartition("conda_env: ")[2]))
-    if failed.timed_out:
+    said = _shortened(_first_cause(outcome.tail(12).rpartition("conda_env: ")[2]))
+    if outcome.timed_out:
         said = "no answer in time"
-    if failed.timed_out or re.match("a channel cannot be read|cannot install", said):
+    if outcome.timed_out or re.match("a channel cannot be read|cannot install", said):
         return _silent("conda packages", said), frozenset()
     where = questions.where("conda.packages")
     return Availability({"conda_refused": frozenset({f"{where}: {said}"})}), frozenset()
@@ -243,10 +239,7 @@ class Sources(NamedTuple):
     """Where pip looks for files.
 
     Attributes:
-        main: the index of pip's configuration.
         extra: further indexes, of that and of the recipe.
-        links: pages and folders with links to files.
-        no_index: whether indexes are not asked.
         insecure: hosts that are trusted without a certificate.
         certificates: file with those of a site.
     """

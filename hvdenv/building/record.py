@@ -44,7 +44,7 @@ def _contents(state: State) -> GenerationRecord:
         variants=tuple(plan.variants),
         prefix=str(state.environment.prefix),
         generation=plan.generation.name,
-        created=generations.now(),
+        created=generations.timestamp(),
         plan_digest=plan.digest,
         manifest_digest=listed["digest"],
         files=listed["files"],

@@ -98,11 +98,7 @@ def _installed_before(state: State, step: Step, folder: str) -> frozenset[str] |
 
 
 def reset(state: State, step: Step) -> Record | None:
-    """Remove what an earlier attempt at this step left unfinished.
-
-    Returns:
-        What the journal notes at the start of the step.
-    """
+    """Remove what an earlier attempt at this step left; returns what to note at its start."""
     for path in step.resets:
         _delete(path)
     if not step.installs:

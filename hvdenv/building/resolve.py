@@ -1,21 +1,38 @@
-"""Run the steps that resolve or download the packages of a lock."""
+"""Run the commands of steps, above all of those that resolve or download packages."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
-from hvdenv.building import indexes
-from hvdenv.command import Outcome
+from hvdenv import STEP_PROGRAMS
+from hvdenv.command import OWN_PYTHON, Command, Outcome, spelled_out
 from hvdenv.errors import StepError
 from hvdenv.knowledge.diagnosis import explain
 from hvdenv.locks import pip_report, pypi
-from hvdenv.places import make_folder, write_text
+from hvdenv.masking import mask
+from hvdenv.places import make_folder, reporting
 from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Progress, Step
 from hvdenv.reading import RESULT, read_json
 from hvdenv.runner import Runner
 from hvdenv.sites import module_shell
+
+_YANKED = re.compile(
+    r"^.{0,200}?is a yanked version: '([^']+)' candidate \(version (\S+) .*\n"
+    r"(?:Reason for being yanked: (.*))?",
+    re.MULTILINE,
+)
+_NOTHING = re.compile(
+    r"^.{0,200}?satisfies the requirement ([A-Za-z0-9][\w.-]*)(?:[^\w.\n-].*)?\(from versions: none\)",
+    re.MULTILINE,
+)
+_LOOKING = re.compile(r"^Looking in indexes: (.+)$", re.MULTILINE)
+# Where pip looks if its configuration names no index; its output does not say so.
+_DEFAULT = "https://pypi.org/simple"
+_PAGE_SECONDS = 30.0
 
 
 def perform(steps: Sequence[Step], runner: Runner, progress: Progress) -> None:
@@ -31,24 +48,58 @@ def perform(steps: Sequence[Step], runner: Runner, progress: Progress) -> None:
             system = module_shell.find(runner, step.modules.init)
             loaded = module_shell.load(system, step.modules, "build", runner)
             runner = runner.changed(loaded.set, loaded.unset)
-        failed = attempt(step, runner, progress)
-        if failed is not None:
-            raise failure(step, failed, "the packages of the lock")
+        outcome = attempt(step, runner, progress)
+        if not outcome:
+            raise failure(step, outcome, "the packages of the lock")
         progress.step_done(number, step, "", time.monotonic() - started)
 
 
-def attempt(step: Step, runner: Runner, progress: Progress) -> Outcome | None:
-    """Run the commands of a step up to the first that fails; its outcome, or None."""
+def attempt(step: Step, runner: Runner, progress: Progress, log: Path | None = None) -> Outcome:
+    """Write the files of a step and run its commands, up to the first that fails.
+
+    Returns its outcome, or that of the last command with the output of all.
+    """
     for file in step.files:
         make_folder(file.path.parent)
-        write_text(file.path, file.text)
+        with reporting(file.path, inside=True):
+            file.path.write_text(file.text, encoding="utf-8", errors="surrogateescape")
+    done = Outcome(Command(()), 0, "", 0.0)
     for command in step.commands:
-        outcome = runner.run(command, on_line=progress.step_line)
+        if log:
+            with reporting(log, inside=True), log.open("a", encoding="utf-8") as stream:
+                stream.write(f"$ {mask(spelled_out(command))}\n")
+        outcome = runner.run(command, log=log, on_line=progress.step_line)
         if not outcome:
-            return indexes.with_other_pages(outcome, runner)
-        for line in indexes.withdrawn(outcome.output):
+            return with_other_pages(outcome, runner, log)
+        for line in _withdrawn(outcome.output):
             progress.note(line)
-    return None
+        done = outcome._replace(output=done.output + outcome.output)
+    return done
+
+
+def _withdrawn(output: str) -> tuple[str, ...]:
+    """Packages that pip took although their index marks them as yanked, one line for each."""
+    return tuple(
+        f"installed although its makers have yanked it, because exactly this version is requested: {name} {version}"
+        + (f": {reason}" if reason and reason != "<none given>" else "")
+        for name, version, reason in _YANKED.findall(output)
+    )
+
+
+def with_other_pages(outcome: Outcome, runner: Runner, log: Path | None = None) -> Outcome:
+    """A failure of pip, with one line for each index that answers with another page.
+
+    When pip finds nothing, its output does not say that it read the login page of a network.
+    """
+    nothing = _NOTHING.search(outcome.output)
+    if outcome or not nothing:
+        return outcome
+    looked = _LOOKING.search(outcome.output)
+    urls = [each.strip() for each in looked[1].split(",")] if looked else [_DEFAULT]
+    web = [url for url in urls if url.startswith(("http://", "https://"))]
+    probe = (OWN_PYTHON, str(STEP_PROGRAMS / "index_page.py"), nothing[1])
+    lines = runner.run(Command((*probe, *web), timeout=_PAGE_SECONDS), log=log).output
+    return outcome._replace(output=f"{outcome.output}\n{lines}") if lines else outcome
 
 
 def failure(step: Step, outcome: Outcome, where: str) -> StepError:

@@ -42,11 +42,8 @@ class Request(NamedTuple):
     Attributes:
         plan: of no folder yet.
         resolved: the recipe as plain tables, for the record.
-        facts: of this machine.
-        findings: the rules that apply, for the record.
         modules: what the recipe's modules set for the build, from try_modules().
         accepted: drifts from the lock that the user accepts although they are errors.
-        wheels: where compiled wheels are looked for and stored.
     """
 
     plan: Plan
@@ -62,9 +59,7 @@ class State:
     """The state of one run over the steps of a plan.
 
     Attributes:
-        plan: of the request, in its generation's folder.
         runner: runs the commands of steps; sees what modules set once they are loaded.
-        journal: of the generation.
         keys: the key of each step in the journal, by its name, in order.
         recorded: what steps recorded, by step name: in this run or in an earlier one.
         caches: of wheels: the user's own, then shared ones.
@@ -129,10 +124,7 @@ class State:
         )
 
     def refuse_drift(self, record: GenerationRecord) -> None:
-        """Stop if this build differs from the one that filled in the lock.
-
-        Args:
-            record: as much of it as is known.
+        """Stop if this build, as far as it is known, differs from the one that filled in the lock.
 
         Raises:
             LockError: a rule makes a difference an error, and the user does not accept it.

@@ -180,16 +180,16 @@ def _answer(maker: Resolution, python: str, runner: Runner, progress: Progress) 
     present = {**maker.additions.own, **maker.additions.earlier}
     step = maker.addition(python, may_move=False)
     progress.step_started(1, step)
-    failed = attempt(step, runner, progress)
+    outcome = attempt(step, runner, progress)
     output = ""
-    if failed is not None:
-        output = failed.output
+    if not outcome:
+        output = outcome.output
         # Without the pins, pip says what it would move; or it fails for another reason.
-        if attempt(maker.addition(python, may_move=True), runner, progress) is not None:
-            raise failure(step, failed, ", ".join(maker.additions.requirements))
+        if not attempt(maker.addition(python, may_move=True), runner, progress):
+            raise failure(step, outcome, ", ".join(maker.additions.requirements))
     found = reported(pip_report.decoded(read_json(maker.report, RESULT)))
     moved = moves(found, present)
-    if failed is not None or moved:
+    if not outcome or moved:
         raise refusal(moved, output, maker.additions)
     return found
 

@@ -15,7 +15,7 @@ from hvdenv.model.layers import Resolved, load_recipe
 from hvdenv.model.observe import ask_interpreter, declared, observe
 from hvdenv.places import environment_name, find_places
 from hvdenv.plans.additions import Additions
-from hvdenv.plans.plan import Plan, candidates, make_plan, site_python
+from hvdenv.plans.plan import Plan, candidates, make_plan, site_python, steps_of
 from hvdenv.runner import Runner
 from hvdenv.sites import membership
 
@@ -53,11 +53,11 @@ class Prepared(NamedTuple):
         """
         resolved = self.resolved
         own = self.target.prefix.name == environment_name(resolved.recipe.name, resolved.variants)
-        return make_plan(
-            resolved.recipe, resolved.variants if own else resolved.keyed, self.facts, self.python,
+        maker = steps_of(resolved.recipe, self.facts, self.python)._replace(
             locked=self.locked, source_folder=self.source_folder, offline=self.offline,
-            caches=find_places().cache, additions=self.additions, alone=alone,
+            caches=None if alone else find_places().cache, additions=self.additions, alone=alone,
         )  # fmt: skip
+        return make_plan(maker, resolved.variants if own else resolved.keyed)
 
 
 def prepare(

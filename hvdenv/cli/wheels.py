@@ -25,7 +25,6 @@ from hvdenv.reading import WHEEL, read_file
 from hvdenv.runner import Runner
 from hvdenv.wheels import index, wheelcache
 from hvdenv.wheels.cache_entry import Cache, NotUsedError, check, key, open_entry
-from hvdenv.wheels.index import Index
 from hvdenv.wheels.published import Source, Unpublished, compiled_for
 
 EXAMPLES = """\
@@ -108,10 +107,10 @@ def _publish(arguments: argparse.Namespace, wheels: Wheels, runner: Runner) -> i
     return 5 if found.problems else 0
 
 
-def _index(arguments: argparse.Namespace, wheels: Wheels) -> Index:
+def _index(arguments: argparse.Namespace, wheels: Wheels) -> Cache:
+    """The index, by the rules that the site has for caches."""
     folder = arguments.folder.absolute()
-    rules = wheelcache.shared(wheels._replace(publish=str(folder)))[0]
-    return Index(folder, rules.signers, rules.trusted)
+    return wheelcache.shared(wheels._replace(publish=str(folder)))[0]._replace(folder=folder)
 
 
 def _entries(arguments: argparse.Namespace, wheels: Wheels) -> dict[str, Entry]:

@@ -26,14 +26,13 @@ from cyclonedx.output import make_outputter
 from cyclonedx.schema import OutputFormat, SchemaVersion
 from packageurl import PackageURL
 
-from hvdenv.contents.packages import Contents, Package
+from hvdenv.contents.packages import Contents, Horovod, Package
 
 # Namespace for serial numbers that are made from digests: any fixed UUID.
 _NAMESPACE = "5b0a7c0e-6d0c-5b7e-9f0f-3c3f5f0d7a11"
 
 
 def render(contents: Contents) -> str:
-    """The text of the bill of materials."""
     writer = make_outputter(_bill(contents), OutputFormat.JSON, SchemaVersion.V1_6)
     return writer.output_as_string(indent=1) + "\n"
 
@@ -59,8 +58,9 @@ def _bill(contents: Contents) -> Bom:
     # Left out if unknown; the library would insert the present time.
     created = datetime.fromisoformat(contents.created) if contents.created else None
     metadata.timestamp = created  # type: ignore[assignment]
+    horovod = [_horovod(contents.horovod)] if contents.horovod else []
     bill = Bom(
-        components=[*map(_package, contents.packages), *_horovod_component(contents)],
+        components=[*map(_package, contents.packages), *horovod],
         serial_number=uuid5(UUID(_NAMESPACE), contents.digest),
         metadata=metadata,
     )
@@ -88,42 +88,31 @@ def _package(package: Package) -> Component:
     )
 
 
-def _horovod_component(contents: Contents) -> list[Component]:
-    horovod = contents.horovod
-    if horovod is None:
-        return []
+def _horovod(horovod: Horovod) -> Component:
     properties = {
         **{f"variable:{name}": value for name, value in horovod.variables.items()},
         **{f"patch:{name}": f"sha256:{digest}" for name, digest in horovod.patches.items()},
     }
-    return [
-        Component(
-            name="horovod",
-            version=horovod.version,
-            bom_ref="horovod",
-            purl=PackageURL("pypi", None, "horovod", horovod.version),
-            hashes=_hashes(horovod.wheel),
-            pedigree=_pedigree(contents) if horovod.source else None,
-            properties=_properties(properties),
-        )
-    ]
-
-
-def _pedigree(contents: Contents) -> Pedigree:
-    """The source archive that Horovod was built from, and its patches."""
-    assert contents.horovod
-    horovod, unofficial = contents.horovod, PatchClassification.UNOFFICIAL
-    archive = Component(
+    return Component(
         name="horovod",
         version=horovod.version,
+        bom_ref="horovod",
+        purl=PackageURL("pypi", None, "horovod", horovod.version),
+        hashes=_hashes(horovod.wheel),
+        pedigree=_pedigree(horovod) if horovod.source else None,
+        properties=_properties(properties),
+    )
+
+
+def _pedigree(horovod: Horovod) -> Pedigree:
+    """The source archive that Horovod was built from, and its patches."""
+    version, unofficial = horovod.version, PatchClassification.UNOFFICIAL
+    file = {"file_name": f"horovod-{version}.tar.gz"}
+    archive = Component(
+        name="horovod",
+        version=version,
         bom_ref="horovod-source",
-        purl=PackageURL(
-            "pypi",
-            None,
-            "horovod",
-            horovod.version,
-            {"file_name": f"horovod-{horovod.version}.tar.gz"},
-        ),
+        purl=PackageURL("pypi", None, "horovod", version, file),
         hashes=_hashes(horovod.source),
     )
     return Pedigree(

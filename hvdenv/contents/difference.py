@@ -28,10 +28,8 @@ class Difference(NamedTuple):
     Attributes:
         group: ``recipe``, ``python``, ``packages``, ``horovod``, ``patches``, ``flags``,
             ``modules``, ``toolchain`` or ``wheel``.
-        subject: what differs.
         kind: ``up`` and ``down`` are for versions that can be compared.
         before: in the first; empty if it has none.
-        after: in the second.
     """
 
     group: str
@@ -76,7 +74,6 @@ def compare(first: Contents, second: Contents) -> tuple[Difference, ...]:
 
 
 def render(found: tuple[Difference, ...], *, colour: bool = False) -> str:
-    """The differences as text for people."""
     lines: list[str] = []
     for group, each in groupby(found, key=lambda one: one.group):
         lines += ["", f"{group.capitalize()}:", *(_line(one, colour) for one in each)]
@@ -84,7 +81,6 @@ def render(found: tuple[Difference, ...], *, colour: bool = False) -> str:
 
 
 def document(found: tuple[Difference, ...]) -> dict[str, object]:
-    """The differences as JSON values."""
     return {
         "schema": "hvdenv.diff/1",
         "same": not found,

@@ -18,7 +18,6 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 def export(contents: Contents, form: Format) -> str:
-    """The contents as a file in another format."""
     writers: dict[Format, Callable[[Contents], str]] = {
         "cyclonedx": cyclonedx.render,
         "environment.yml": environment_yml,

@@ -33,10 +33,8 @@ class Package(NamedTuple):
     """A package.
 
     Attributes:
-        kind: what installed it.
         name: as its index has it; normalised for a Python package (PEP 503).
         version: with the local part (``2.13.0+cpu``).
-        build: conda's build string.
         sha256: of the file that was installed; empty if unknown.
         url: where that file was; a hint.
     """
@@ -53,9 +51,7 @@ class Horovod(NamedTuple):
     """The Horovod of an environment.
 
     Attributes:
-        version: its release.
         source: sha256 of the source archive; empty if hvdenv did not build it.
-        patches: hash of each patch by its name.
         variables: HOROVOD_* and compiler flags of its build.
         wheel: sha256 of the installed wheel; empty if unknown.
     """
@@ -72,19 +68,14 @@ class Contents(NamedTuple):
 
     Attributes:
         recipe: name of its recipe; empty if hvdenv did not build it.
-        variants: sorted names.
         python: full version of its Python.
-        machine: architecture, such as x86_64.
         packages: sorted, without Horovod if that is a Python package.
         distributions: versions of all packages that Python finds, whoever installed them.
-        horovod: None if there is none.
         modules: hash of each modulefile by the module's name; empty if unknown.
         toolchain: versions by name: compiler, cmake, mpi, cuda, nccl, glibc, driver.
         channels: conda channels in the order of their priority.
         indexes: additional package indexes of some packages.
         find_links: pages with links to files of some packages.
-        created: when it was finished, in UTC.
-        hvdenv: version of the hvdenv that built it.
     """
 
     recipe: str = ""
@@ -104,7 +95,6 @@ class Contents(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Recipe and variants."""
         return "+".join((self.recipe or "environment", *self.variants))
 
     @property
@@ -132,21 +122,14 @@ class Installed(NamedTuple):
 
 
 def from_installed(installed: Installed) -> Contents:
-    """The contents of an environment that hvdenv did not build."""
-    return Contents(
-        python=installed.python,
-        packages=tuple(sorted(each for each in installed.packages if not _is_horovod(each))),
-        distributions=dict(sorted(installed.distributions.items())),
-        horovod=_horovod(installed.packages, installed.distributions, {}),
-        channels=_channels(installed.packages, ()),
-    )
+    """The contents of an environment that hvdenv did not build: its toolchain is unknown."""
+    return from_record(GenerationRecord(), installed, "")._replace(toolchain={})
 
 
 def from_record(record: GenerationRecord, installed: Installed | None, home: str) -> Contents:
     """The contents of a generation.
 
     Args:
-        record: of the generation.
         installed: what is in its folder; None if modules provide the whole environment.
         home: home folder of the user, which becomes ``~`` in flags.
     """
@@ -157,11 +140,11 @@ def from_record(record: GenerationRecord, installed: Installed | None, home: str
         **observed.get("packages", {}),
         **(installed.distributions if installed else {}),
     }
-    resolved, inputs = record.resolved, record.stack
-    modules, frameworks = _modules(record), resolved.get("frameworks", {})
+    resolved, modules = record.resolved, _modules(record)
+    frameworks = resolved.get("frameworks", {})
     variables = {
         name: _neutral(name, value, (record.prefix, home))
-        for name, value in sorted(inputs.get("variables", {}).items())
+        for name, value in sorted(record.stack.get("variables", {}).items())
     }
     return Contents(
         recipe=record.recipe,
@@ -172,12 +155,7 @@ def from_record(record: GenerationRecord, installed: Installed | None, home: str
         machine=record.facts.get("machine", ""),
         packages=tuple(sorted(each for each in packages if not _is_horovod(each))),
         distributions=dict(sorted(distributions.items())),
-        horovod=_horovod(
-            packages,
-            distributions,
-            {**inputs, "variables": variables},
-            record.wheel.get("sha256", ""),
-        ),
+        horovod=_horovod(record, packages, distributions, variables),
         modules=modules,
         toolchain=_toolchain(record, packages, modules),
         channels=_channels(packages, (resolved.get("conda") or {}).get("channels", ())),
@@ -247,20 +225,20 @@ def _is_horovod(package: Package) -> bool:
 
 
 def _horovod(
+    record: GenerationRecord,
     packages: Iterable[Package],
     distributions: Mapping[str, str],
-    inputs: Mapping[str, Any],
-    wheel: str = "",
+    variables: dict[str, str],
 ) -> Horovod | None:
     if "horovod" not in distributions:
         return None
-    wheel = wheel or next((each.sha256 for each in packages if _is_horovod(each)), "")
+    found = next((each.sha256 for each in packages if _is_horovod(each)), "")
     return Horovod(
         version=distributions["horovod"],
-        source=inputs.get("source", ""),
-        patches=dict(sorted(inputs.get("patches", {}).items())),
-        variables=dict(inputs.get("variables", {})),
-        wheel=wheel,
+        source=record.stack.get("source", ""),
+        patches=dict(sorted(record.stack.get("patches", {}).items())),
+        variables=variables,
+        wheel=record.wheel.get("sha256", "") or found,
     )
 
 

@@ -19,27 +19,15 @@ class GenerationRecord(NamedTuple):
     """The record of a generation. Older versions lack some fields.
 
     Attributes:
-        recipe, variants: what it was built from.
-        prefix: for which it was built.
-        generation: its identity.
         created: when the build finished, in UTC.
-        hvdenv: version of the hvdenv that built it.
         plan_digest, manifest_digest: of the plan and of ``manifest.txt``.
-        files, bytes: size of the generation.
         sizes: of a sample of its files, to notice lost ones.
         environment: folder of the venv or conda prefix, relative to the generation, absolute or
             below a variable of the modules.
         variables: run-time variables; None in records that lack them.
         resolved: the recipe with its variants, as tables.
-        facts: about the machine that built.
-        python: the interpreter that the environment was created with.
         modules: what the modules set, for ``build`` and ``run``.
         stack: all that went into the Horovod wheel.
-        wheel: the inspection of that wheel.
-        packages: what installers reported.
-        findings: the rules that applied.
-        additions: packages that the user added.
-        lock: the lock that was used.
         observed: what verify sees in the environment; None in records that lack it.
     """
 

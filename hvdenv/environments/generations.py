@@ -51,7 +51,6 @@ class Environment(NamedTuple):
         return self.store / identity
 
     def record(self, identity: str) -> Path:
-        """The file of the record of a generation."""
         return self.store / identity / RECORD
 
     def pointed(self) -> str:
@@ -65,11 +64,7 @@ class Environment(NamedTuple):
     def active(self) -> str:
         """The complete generation that the prefix points to; or empty."""
         identity = self.pointed()
-        return identity if identity and self.complete(identity) else ""
-
-    def complete(self, identity: str) -> bool:
-        """Whether the build of a generation finished, and nothing is known to be damaged."""
-        return identity in self.records([identity])
+        return identity if identity and self.records([identity]) else ""
 
     def damage(self, identity: str) -> str:
         """What is wrong with a generation that has a record; empty if nothing is known.
@@ -127,9 +122,12 @@ def at(prefix: Path) -> Environment:
     return Environment(absolute)
 
 
-def now() -> str:
-    """The present time in the format of records: UTC, always the same length."""
-    return datetime.now(timezone.utc).isoformat(timespec="microseconds")
+def timestamp(seconds: float | None = None, precision: str = "microseconds") -> str:
+    """A time (default: now) in the format of records: UTC, always the same length."""
+    when = datetime.now(timezone.utc)
+    if seconds is not None:
+        when = datetime.fromtimestamp(seconds, timezone.utc)
+    return when.isoformat(timespec=precision)
 
 
 def claim(environment: Environment) -> None:
@@ -166,19 +164,18 @@ def new_identity(environment: Environment, digest: str) -> str:
 
     A generation with a damaged record is left alone: jobs may be using it.
     """
-    for number in itertools.count(1):
-        identity = digest[:12] if number == 1 else f"{digest[:12]}-{number}"
-        if environment.begun(identity) or not os.path.lexists(environment.generation(identity)):
-            return identity
-    raise AssertionError
+    later = (f"{digest[:12]}-{number}" for number in itertools.count(2))
+    return next(
+        each
+        for each in itertools.chain([digest[:12]], later)
+        if environment.begun(each) or not os.path.lexists(environment.generation(each))
+    )
 
 
 def create(environment: Environment, identity: str) -> Path:
     """Create the folder of a generation, which has hvdenv's marker from the first moment.
 
-    Args:
-        environment: claimed, with its lock held.
-        identity: from new_identity(); its folder may exist.
+    The environment must be claimed and its lock held. The folder may exist.
 
     Raises:
         StepError: the store cannot be written.
@@ -193,32 +190,6 @@ def create(environment: Environment, identity: str) -> Path:
         os.rename(temporary, path)
         sync(environment.store)
     return path
-
-
-def discard(environment: Environment, identity: str) -> str:
-    """Remove a generation that was begun and never complete, to start it again.
-
-    Args:
-        environment: with its lock held.
-        identity: from new_identity(); it need not exist.
-
-    Returns:
-        Why some of it could not be deleted; or empty.
-
-    Raises:
-        UsageError: it was complete, or hvdenv did not make it.
-        StepError: no permission.
-    """
-    path = environment.generation(identity)
-    if not os.path.lexists(path):
-        return ""
-    if not environment.begun(identity):
-        raise UsageError(
-            "is no unfinished generation that hvdenv made",
-            where=str(path),
-            remedy="to remove generations that are no longer needed: hvdenv envs prune",
-        )
-    return delete(environment, identity)
 
 
 def switch(environment: Environment, identity: str) -> None:
@@ -307,12 +278,9 @@ def recipe_of(record: GenerationRecord, path: Path) -> Recipe:
 
 
 def delete(environment: Environment, identity: str) -> str:
-    """Remove a generation and its image: its name first, so that a kill leaves nothing that looks
-    complete.
+    """Remove a generation and its image. The lock must be held.
 
-    Args:
-        environment: with its lock held.
-        identity: one of its identities().
+    It loses its name first, so that a kill leaves nothing that looks complete.
 
     Returns:
         Why some of it could not be deleted; or empty.

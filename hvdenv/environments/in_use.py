@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import NamedTuple
 
 import psutil
@@ -12,19 +13,11 @@ from hvdenv.reading import SYSTEM, open_file
 
 
 class User(NamedTuple):
-    """A process that uses a generation.
-
-    Attributes:
-        pid: process id.
-        name: of its program.
-        generation: which; empty if unknown.
-        path: by which it was noticed.
-    """
+    """A process that uses a generation, which is empty if unknown."""
 
     pid: int
     name: str
     generation: str
-    path: str
 
 
 class Uses(NamedTuple):
@@ -51,14 +44,10 @@ def uses(environment: Environment) -> Uses:
             continue
         paths, whole = _paths_of(process)
         unseen += not whole
-        seen = [found for path in paths if (found := _inside(environment, path))]
+        seen = [found for path in paths if (found := _inside(environment, path)) is not None]
         if seen:
-            identity, path = max(seen)
-            try:
-                name = process.name()
-            except psutil.Error:
-                continue
-            users.append(User(process.pid, name, identity, path))
+            with suppress(psutil.Error):
+                users.append(User(process.pid, process.name(), max(seen)))
     return Uses(tuple(users), unseen)
 
 
@@ -87,8 +76,8 @@ def _paths_of(process: psutil.Process) -> tuple[list[str], bool]:
     return paths, whole
 
 
-def _inside(environment: Environment, path: str) -> tuple[str, str] | None:
-    """The generation that a path is in, and the path; None if it is elsewhere."""
+def _inside(environment: Environment, path: str) -> str | None:
+    """The generation that a path is in, or empty if unknown; None if it is elsewhere."""
     for name, generations in ((environment.store.name, True), (environment.prefix.name, False)):
         parent = environment.prefix.parent
         for folder in {os.fspath(parent), os.path.realpath(parent)}:
@@ -97,5 +86,5 @@ def _inside(environment: Environment, path: str) -> tuple[str, str] | None:
             if path.rstrip(os.sep).startswith(root):
                 name = path[len(root) :].partition(os.sep)[0] if generations else ""
                 # Of ONE.sqsh.enter.py too, which stays in the command line of a launcher.
-                return name.partition(IMAGE)[0], path
+                return name.partition(IMAGE)[0]
     return None

@@ -33,7 +33,6 @@ class Installation(NamedTuple):
 
     Attributes:
         prefix: the folder that the user named.
-        python: its interpreter.
         path: folders to put first in PATH.
         env: further variables for everything that runs in it.
         recipe: what it was built from; empty if unknown.
@@ -77,7 +76,6 @@ class Expectation(NamedTuple):
         controllers: of ``MPI``, ``Gloo``.
         operations: of ``NCCL``, ``DDL``, ``CCL``, ``MLSL``, ``MPI``, ``Gloo``.
         versions: of ``horovod`` and frameworks, where the site provides them.
-        references: expected performance.
     """
 
     frameworks: tuple[str, ...] | None = None
@@ -180,11 +178,7 @@ def in_image(container: Container) -> Installation:
 
 
 def with_modules(found: Installation, variables: Mapping[str, str]) -> Installation:
-    """The installation as programs see it after its modules are loaded.
-
-    Args:
-        found: from inspect_prefix().
-        variables: what the modules set, including PATH.
+    """The installation as programs see it after modules have set these variables.
 
     Raises:
         UsageError: the modules should provide its interpreter and do not.
@@ -211,12 +205,8 @@ def _placed(path: str, variables: Mapping[str, str]) -> str:
 def mpi_prefix(variables: Mapping[str, str]) -> str:
     """Prefix of the MPI whose mpirun programs find, since other hosts may not find it.
 
-    Args:
-        variables: what programs see; OPAL_PREFIX states it for a relocated Open MPI.
-
-    Returns:
-        A folder with bin and lib. Empty if there is no mpirun, or if it is where all hosts look
-        anyway: mpirun --prefix puts its bin first in PATH.
+    Empty if there is no mpirun, or if it is where all hosts look anyway: mpirun --prefix puts its
+    bin first in PATH. OPAL_PREFIX states it for a relocated Open MPI.
     """
     if variables.get("OPAL_PREFIX"):
         return variables["OPAL_PREFIX"]

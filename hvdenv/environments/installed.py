@@ -30,8 +30,6 @@ _DISTRIBUTION = re.compile(r"([^-]+)-([^-]+?)(-py[\d.]+)?\.(dist|egg)-info")
 
 
 class Named(NamedTuple):
-    """The contents of an environment, with a label for people."""
-
     label: str
     contents: Contents
 
@@ -42,7 +40,6 @@ def named_contents(text: str, places: Places) -> Named:
     Args:
         text: a name, a prefix, or the folder of a generation or of a lock. The first two may be
             followed by @ and the beginning of a generation; the default is the active one.
-        places: where environments are registered.
 
     Raises:
         UsageError: there is no such environment or generation.

@@ -6,10 +6,10 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+from hvdenv.environments.generations import timestamp
 from hvdenv.places import blocked, reporting
 from hvdenv.reading import STATE, read_file
 from hvdenv.schema import Pattern, Problem, Table, decode
@@ -22,12 +22,8 @@ class Event(NamedTuple):
     """An event of a step.
 
     Attributes:
-        event: STARTED, FINISHED or FAILED.
-        step: the step's name.
         key: identifies the step and all before it; see chain().
         time: in UTC.
-        seconds: how long the step took, if it ended.
-        data: what the step recorded.
     """
 
     event: Kind
@@ -47,7 +43,6 @@ class Journal:
     """The events of one generation, from read().
 
     Attributes:
-        path: the file.
         events: up to the first line that is not an event.
         damage: what is wrong with the file, for the user; or empty. An incomplete last line is no
             damage: the build was killed while writing it.
@@ -107,7 +102,7 @@ class Journal:
         Raises:
             StepError: the file cannot be written.
         """
-        time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        time = timestamp(precision="milliseconds")
         kept = None if data is None else dict(data)
         entry = Event(event=event, step=step, key=key, time=time, seconds=seconds, data=kept)
         fields = {name: value for name, value in entry._asdict().items() if value is not None}

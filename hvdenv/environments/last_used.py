@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from hvdenv.environments.generations import MARKER, RECORD
+from hvdenv.environments.generations import MARKER, RECORD, timestamp
 from hvdenv.errors import StepError
 from hvdenv.places import Places, make_folder, write_text
 
@@ -23,7 +22,6 @@ class LastUsed(NamedTuple):
 
     Attributes:
         when: in UTC, in the format of records; empty if unknown.
-        how: noted by ``hvdenv``, or known by the ``access time`` of activate.sh.
     """
 
     when: str = ""
@@ -47,7 +45,6 @@ def note(places: Places, environment: Path) -> None:
 
 
 def forget(places: Places, generation: Path) -> None:
-    """Delete the note of a generation that is gone."""
     _note(places, generation).unlink(missing_ok=True)
 
 
@@ -58,8 +55,8 @@ def find(places: Places, generation: Path) -> LastUsed:
     read = _time(activate, "st_atime")
     # The build itself reads it before it writes the record.
     if read > max(noted, _time(generation / RECORD, "st_mtime"), _time(activate, "st_ctime")):
-        return LastUsed(_timestamp(read), "access time")
-    return LastUsed(_timestamp(noted), "hvdenv") if noted else LastUsed()
+        return LastUsed(timestamp(read), "access time")
+    return LastUsed(timestamp(noted), "hvdenv") if noted else LastUsed()
 
 
 def keeps_access_times(folder: Path) -> bool:
@@ -80,8 +77,3 @@ def _time(path: Path, which: str) -> float:
         return float(getattr(path.stat(), which))
     except OSError:
         return 0.0
-
-
-def _timestamp(seconds: float) -> str:
-    when = datetime.fromtimestamp(seconds, timezone.utc)
-    return when.isoformat(timespec="microseconds")

@@ -56,8 +56,6 @@ class Written(NamedTuple):
 
     Attributes:
         digest: sha256 of the manifest itself.
-        files: number of files and links.
-        bytes: their size.
         problems: what does not match the RECORDs of the installed packages.
     """
 
@@ -68,13 +66,7 @@ class Written(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """How a tree differs from its manifest.
-
-    Attributes:
-        kind: ``missing``, ``changed`` or ``extra``.
-        path: relative to the root.
-        detail: the actual and the expected value.
-    """
+    """How a tree differs from its manifest."""
 
     kind: Kind
     path: str
@@ -82,13 +74,6 @@ class Difference(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """A manifest.
-
-    Attributes:
-        exclude: paths that are not listed.
-        entries: by relative path.
-    """
-
     exclude: tuple[str, ...]
     entries: dict[str, Entry]
 
@@ -97,7 +82,6 @@ def write(root: Path, exclude: Iterable[str] = (), site_packages: Path | None = 
     """Hash every file under a folder and write ``manifest.txt`` there.
 
     Args:
-        root: the folder.
         exclude: relative paths of files or folders to leave out.
         site_packages: also compare the hashes with the RECORDs in this folder.
 
@@ -184,7 +168,6 @@ def compare(
     Raises:
         StepError: a file cannot be read.
     """
-    differences: list[Difference] = []
     with reporting(root, "read", inside=True):
         present = {}
         for path, entry in _walk(root, manifest.exclude):
@@ -192,12 +175,12 @@ def compare(
             present[path] = entry
         known = [path for path in present if path in manifest.entries and closely(path)]
         present.update(_hashed(root, [(path, present[path]) for path in known]))
-    for path in sorted(manifest.entries.keys() | present.keys()):
-        if not is_bytecode(path):
-            difference = _judge(path, manifest.entries.get(path), present.get(path))
-            if difference:
-                differences.append(difference)
-    return differences
+    return [
+        difference
+        for path in sorted(manifest.entries.keys() | present.keys())
+        if not is_bytecode(path)
+        and (difference := _judge(path, manifest.entries.get(path), present.get(path)))
+    ]
 
 
 _OF_HOROVOD = "/site-packages/horovod/"
@@ -236,14 +219,9 @@ def _hashed(root: Path, entries: Iterable[tuple[str, Entry]]) -> Iterator[tuple[
         else:
             files.append((entry.size, path))
     files.sort(reverse=True)
-    with ThreadPoolExecutor(_workers()) as pool:
+    with ThreadPoolExecutor(min(8, len(os.sched_getaffinity(0)))) as pool:
         for batch in pool.map(hash_all, _batches(files)):
             yield from batch
-
-
-def _workers() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return min(8, len(affinity(0)) if affinity else os.cpu_count() or 1)
 
 
 def _batches(files: list[tuple[int, str]]) -> Iterator[list[str]]:

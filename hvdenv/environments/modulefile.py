@@ -27,12 +27,9 @@ class Entry(NamedTuple):
 
     Attributes:
         name: of the module, such as ``horovod/0.28.1-neuron``.
-        environment: its folder.
-        kind: as for activate.sh.
         facts: what ``module whatis`` and ``module help`` print, by label.
         modules: what is loaded with it: ``use``, ``source``, ``unload``, ``swap`` and ``load``.
             A modulefile cannot purge.
-        variables: what programs of the environment need at run time.
     """
 
     name: str
@@ -54,8 +51,6 @@ def from_record(
     """What the modulefile of a generation states.
 
     Args:
-        record: of the generation.
-        generation: its folder.
         name: of the module; made of the recipe and its variants if empty.
         user: name of the user who built it: {user} in the recipe.
         home: home folder of that user: {home} in the recipe.
@@ -95,19 +90,7 @@ def lua(entry: Entry) -> str:
     Raises:
         UsageError: a modulefile cannot state this.
     """
-    lines = [
-        f"-- {WRITTEN_BY}.",
-        f"help({_in_lua(_help(entry))})",
-        *(f"whatis({_in_lua(f'{label}: {fact}')})" for label, fact in entry.facts.items()),
-        f"conflict({_in_lua(entry.family)})",
-    ]
-    if entry.kind != "none":
-        lines += [
-            f'if mode() == "load" and not isDir({_in_lua(str(entry.environment))}) then',
-            f"    LmodError({_in_lua(_gone(entry))})",
-            "end",
-        ]
-    return "\n".join([*lines, *_commands(entry, _LUA, _in_lua)]) + "\n"
+    return _render(entry, _LUA, _in_lua)
 
 
 def tcl(entry: Entry) -> str:
@@ -116,27 +99,15 @@ def tcl(entry: Entry) -> str:
     Raises:
         UsageError: a modulefile cannot state this.
     """
-    lines = [
-        "#%Module1.0",
-        f"# {WRITTEN_BY}.",
-        "proc ModulesHelp { } {",
-        f"    puts stderr {_in_tcl(_help(entry))}",
-        "}",
-        *(f"module-whatis {_in_tcl(f'{label}: {fact}')}" for label, fact in entry.facts.items()),
-        f"conflict {_in_tcl(entry.family)}",
-    ]
-    if entry.kind != "none":
-        environment = _in_tcl(str(entry.environment))
-        lines += [
-            f"if {{[module-info mode load] && ![file isdirectory {environment}]}} {{",
-            f"    error {_in_tcl(_gone(entry))}",
-            "}",
-        ]
-    return "\n".join([*lines, *_commands(entry, _TCL, _in_tcl)]) + "\n"
+    return _render(entry, _TCL, _in_tcl)
 
 
-# Commands of each language; {} stands for a quoted word.
+# The statements of each language; {} stands for a quoted word.
 _LUA = {
+    "help": f"-- {WRITTEN_BY}.\nhelp({{}})",
+    "whatis": "whatis({})",
+    "conflict": "conflict({})",
+    "require": 'if mode() == "load" and not isDir({}) then\n    LmodError({})\nend',
     "use": 'prepend_path("MODULEPATH", {})',
     "source": 'source_sh("bash", {})',
     "unload": "unload({})",
@@ -145,6 +116,10 @@ _LUA = {
     "prepend": "prepend_path({}, {})",
 }
 _TCL = {
+    "help": f"#%Module1.0\n# {WRITTEN_BY}.\nproc ModulesHelp {{{{ }}}} {{{{\n    puts stderr {{}}\n}}}}",
+    "whatis": "module-whatis {}",
+    "conflict": "conflict {}",
+    "require": "if {{[module-info mode load] && ![file isdirectory {}]}} {{\n    error {}\n}}",
     "use": "module use {}",
     "source": "source-sh bash {}",
     "unload": "module unload {}",
@@ -154,16 +129,26 @@ _TCL = {
 }
 
 
-def _commands(entry: Entry, words: Mapping[str, str], quote: Callable[[str], str]) -> list[str]:
+def _render(entry: Entry, words: Mapping[str, str], quote: Callable[[str], str]) -> str:
     _refuse_unsayable(entry)
-    return [
-        words[command].format(*map(quote, arguments)) for command, *arguments in _effects(entry)
-    ]
+    return "".join(
+        words[statement].format(*map(quote, arguments)) + "\n"
+        for statement, *arguments in _statements(entry)
+    )
 
 
-def _effects(entry: Entry) -> Iterator[tuple[str, ...]]:
-    """What loading does, in order."""
+def _statements(entry: Entry) -> Iterator[tuple[str, ...]]:
+    """What a modulefile states, and what loading it does, in order."""
     modules, environment = entry.modules, str(entry.environment)
+    yield "help", _help(entry)
+    yield from (("whatis", f"{label}: {fact}") for label, fact in entry.facts.items())
+    yield "conflict", entry.family
+    if entry.kind != "none":
+        gone = (
+            f"{environment} is gone, or you may not enter it; "
+            f"`module avail {entry.family}` lists other versions"
+        )
+        yield "require", environment, gone
     # Each is prepended, so the last one comes first.
     yield from (("use", folder) for folder in reversed(modules.use))
     yield from (("source", script) for script in modules.source)
@@ -204,40 +189,23 @@ def _refuse_unsayable(entry: Entry) -> None:
             )  # fmt: skip
 
 
-def _gone(entry: Entry) -> str:
-    return (
-        f"{entry.environment} is gone, or you may not enter it; "
-        f"`module avail {entry.family}` lists other versions"
-    )
-
-
 def _help(entry: Entry) -> str:
-    return "\n".join(
-        [
-            *(f"{label}: {fact}" for label, fact in entry.facts.items()),
-            "",
-            "Your own PYTHONPATH comes before the packages of the environment: unset it.",
-            *(
-                ["Scripts in etc/conda/activate.d are not run; source activate.sh for that."]
-                if entry.kind == "conda"
-                else []
-            ),
-        ]
-    )
+    lines = [f"{label}: {fact}" for label, fact in entry.facts.items()]
+    lines += ["", "Your own PYTHONPATH comes before the packages of the environment: unset it."]
+    if entry.kind == "conda":
+        lines += ["Scripts in etc/conda/activate.d are not run; source activate.sh for that."]
+    return "\n".join(lines)
 
 
 def _in_lua(text: str) -> str:
-    """A string literal of Lua."""
-    return f'"{re.sub(_SPECIAL_IN_LUA, lambda found: _escaped(found[0], "03"), text)}"'
+    special = r'["\\\x00-\x1f\x7f]'
+    return f'"{re.sub(special, lambda found: _escaped(found[0], "03"), text)}"'
 
 
 def _in_tcl(text: str) -> str:
     """A word of Tcl; braces are escaped too, since it may be inside of braces."""
-    return f'"{re.sub(_SPECIAL_IN_TCL, lambda found: _escaped(found[0], "03o"), text)}"'
-
-
-_SPECIAL_IN_LUA = r'["\\\x00-\x1f\x7f]'
-_SPECIAL_IN_TCL = r'["\\$\[\]{}\x00-\x1f\x7f]'
+    special = r'["\\$\[\]{}\x00-\x1f\x7f]'
+    return f'"{re.sub(special, lambda found: _escaped(found[0], "03o"), text)}"'
 
 
 def _escaped(character: str, code: str) -> str:

@@ -18,8 +18,6 @@ _PROGRAMS = "../../../bin/"
 
 
 class _Promise(NamedTuple):
-    """What one RECORD states about a file."""
-
     distribution: str
     path: str
     digest: str
@@ -27,14 +25,9 @@ class _Promise(NamedTuple):
 
 
 def verify_records(site_packages: Path, digests: Mapping[str, str] | None = None) -> list[str]:
-    """Find packages that are not completely installed.
+    """One sentence for each problem of a package that is not completely installed.
 
-    Args:
-        site_packages: the folder that packages are installed in.
-        digests: sha256 of files by absolute path, to compare them as well.
-
-    Returns:
-        One sentence for each problem.
+    With ``digests``, the sha256 of files by absolute path, their content is compared as well.
 
     Raises:
         StepError: the folder cannot be read.
@@ -50,8 +43,7 @@ def verify_records(site_packages: Path, digests: Mapping[str, str] | None = None
         if name.endswith(".dist-info") and not name.startswith("~"):
             problems += _collect(base, name, promises)
     for path, candidates in sorted(promises.items()):
-        problem = _broken(path, candidates, digests)
-        if problem:
+        if problem := _broken(path, candidates, digests):
             problems.append(problem)
     return problems
 

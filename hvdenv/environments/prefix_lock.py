@@ -19,10 +19,10 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
+from hvdenv.environments.generations import timestamp
 from hvdenv.errors import BusyError, HvdenvError
 from hvdenv.model.dialect import job_id
 from hvdenv.places import make_folder, reporting, user_name
@@ -31,7 +31,6 @@ from hvdenv.runner import environment
 from hvdenv.schema import Problem, decode
 
 LOCK = "lock"
-ENDED = "ended"
 _DRAFT, _CLAIM = ".lock-draft-", ".lock-claim-"
 _NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV}
 _GONE = {errno.ENOENT, errno.ESTALE}
@@ -51,13 +50,9 @@ class Holder(NamedTuple):
     """Who holds a lock.
 
     Attributes:
-        host: node name.
         boot: the kernel's id of this boot; empty if it has none.
-        namespace: the process id namespace of ``pid``.
-        pid: process id.
         started: start time of that process, in the kernel's units; may be empty.
         job: id of the batch job; empty outside of one.
-        user: login name.
         since: when the lock was taken, in UTC.
         token: identifies this holding of the lock, and marks the processes started during it.
     """
@@ -139,7 +134,6 @@ def hold(
     """Hold the lock of a store.
 
     Args:
-        store: the folder that the lock is for; created if missing.
         wait: seconds to wait for another holder.
         break_lock: take the lock over from the present holder, whoever that is.
         beat: seconds between two heartbeats.
@@ -277,36 +271,32 @@ def _create_exclusively(path: Path, holder: Holder) -> bool:
     An empty file names no holder, so no process takes it over.
     """
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        _write(path, holder)
     except FileExistsError:
         return False
-    _fill(path, descriptor, holder)
     return True
 
 
 def _draft(store: Path, holder: Holder) -> Path:
     path = store / f"{_DRAFT}{uuid.uuid4().hex}"
-    _fill(path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), holder)
+    _write(path, holder)
     return path
 
 
-def _fill(path: Path, descriptor: int, holder: Holder) -> None:
-    """Write a lock, claim or draft; if the disk is full, leave no empty file.
+def _write(path: Path, holder: Holder) -> None:
+    """Write a new lock, claim or draft; if the disk is full, leave no empty file.
 
     It is synced before it gets its name: a power cut would leave a lock without a holder.
     """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with open(descriptor, "wb") as stream:
-            stream.write(_render(holder))
+            stream.write(json.dumps(holder._asdict()).encode() + b"\n")
             stream.flush()
             os.fsync(stream.fileno())
     except OSError:
         path.unlink(missing_ok=True)
         raise
-
-
-def _render(holder: Holder) -> bytes:
-    return json.dumps(holder._asdict()).encode() + b"\n"
 
 
 def _read(path: Path, store: Path | None = None) -> tuple[Holder | None, float | None]:
@@ -372,26 +362,19 @@ def _alive(holder: Holder) -> bool:
 
 def _busy(store: Path, holder: Holder | None, age: float) -> BusyError:
     beat = f"last heartbeat {age:.0f} s ago"
-    where = str(store / LOCK)
     if holder is None or holder == _NOBODY:
-        return BusyError(
-            f"the lock of this prefix names no holder ({beat})",
-            where=where,
-            remedy="if no build of it runs on any host, build with --break-lock",
-        )
-    here = (os.uname().nodename, _boot(), _namespace())
-    local = (holder.host, holder.boot, holder.namespace) == here
-    remedy = "wait for it, or end it"
-    if not local:
+        message = f"the lock of this prefix names no holder ({beat})"
+        remedy = "if no build of it runs on any host, build with --break-lock"
+    else:
+        message = f"another build holds this prefix: {_describe(holder)}, {beat}"
         remedy = (
             f"check on {holder.host} whether it still runs; if it is certainly gone, build with"
             " --break-lock"
         )
-    return BusyError(
-        f"another build holds this prefix: {_describe(holder)}, {beat}",
-        where=where,
-        remedy=remedy,
-    )
+        here = (os.uname().nodename, _boot(), _namespace())
+        if (holder.host, holder.boot, holder.namespace) == here:
+            remedy = "wait for it, or end it"
+    return BusyError(message, where=str(store / LOCK), remedy=remedy)
 
 
 def _describe(holder: Holder) -> str:
@@ -408,7 +391,7 @@ def _myself() -> Holder:
         started=_started(os.getpid()),
         job=job_id(environment()),
         user=user_name(os.getuid()),
-        since=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        since=timestamp(precision="seconds"),
         token=uuid.uuid4().hex,
     )
 
@@ -429,21 +412,10 @@ def _namespace() -> str:
 
 
 def _started(pid: int) -> str:
-    """When a process started: empty if unknown, ENDED if it is a zombie."""
+    """When a process started: empty if unknown, "ended" if it is a zombie."""
     try:
         stat = read_text(f"/proc/{pid}/stat", SYSTEM, errors="replace")
     except OSError:
-        return "" if Path("/proc/self/stat").exists() else _started_elsewhere(pid)
-    state, *fields = stat.rpartition(")")[2].split()
-    return ENDED if state in "ZX" else fields[18]
-
-
-def _started_elsewhere(pid: int) -> str:
-    """The same for systems without /proc."""
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        return ENDED if process.status() == psutil.STATUS_ZOMBIE else repr(process.create_time())
-    except psutil.Error:
         return ""
+    state, *fields = stat.rpartition(")")[2].split()
+    return "ended" if state in "ZX" else fields[18]

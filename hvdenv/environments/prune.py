@@ -23,7 +23,6 @@ class Cleared(NamedTuple):
     """What remove() or prune() did.
 
     Attributes:
-        removed: deleted generations.
         kept: generation or path, and why it was not deleted.
         unseen: number of other users' processes that could not be checked.
     """
@@ -34,10 +33,7 @@ class Cleared(NamedTuple):
 
 
 def rollback(environment: Environment, identity: str = "") -> str:
-    """Point the prefix to an earlier complete generation, and return it.
-
-    Args:
-        identity: which; the one finished before the active one if empty.
+    """Point the prefix to a complete generation (default: the one before), and return it.
 
     Raises:
         UsageError: there is no such generation.
@@ -62,9 +58,6 @@ def rollback(environment: Environment, identity: str = "") -> str:
 def remove(environment: Environment, *, force: bool = False) -> Cleared:
     """Remove an environment: its link and every generation that hvdenv made for it.
 
-    Args:
-        force: also if processes use it.
-
     Raises:
         UsageError: there is no environment.
         BusyError: a build holds it, or a process uses it.
@@ -74,10 +67,17 @@ def remove(environment: Environment, *, force: bool = False) -> Cleared:
     with prefix_lock.hold(environment.store, wait=0):
         found = Uses((), 0) if force else uses(environment)
         if found.users:
-            raise _in_use(environment, found)
+            raise BusyError(
+                f"in use by {_name(found.users)}",
+                where=str(environment.prefix),
+                remedy="end them first, or remove it anyway with --force "
+                "(processes on other hosts are not checked)",
+            )
         kept = []
         if environment.pointed():
-            _unlink(environment.prefix)
+            with reporting(environment.prefix, "remove"):
+                environment.prefix.unlink()
+                sync(environment.prefix.parent)
         elif os.path.lexists(environment.prefix):
             kept.append((str(environment.prefix), f"is {what_is_at(environment.prefix)}"))
         identities = environment.identities()
@@ -105,8 +105,6 @@ def prune(
 
     Args:
         keep: how many complete ones to keep besides the active one, newest first.
-        spare: returns whether to keep another generation.
-        dry_run: only report what would be removed.
 
     Raises:
         UsageError: there is no environment.
@@ -147,12 +145,6 @@ def _require(environment: Environment) -> None:
         )
 
 
-def _unlink(path: Path) -> None:
-    with reporting(path, "remove"):
-        path.unlink()
-        sync(path.parent)
-
-
 def _clean(store: Path) -> list[tuple[str, str]]:
     """Delete what killed processes left in a store whose lock is held."""
     prefix_lock.sweep(store)
@@ -175,15 +167,6 @@ def _strangers(store: Path) -> list[tuple[str, str]]:
         for name in names
         if not (name == prefix_lock.LOCK or name.startswith((".lock-", *TEMPORARY)))
     ]
-
-
-def _in_use(environment: Environment, found: Uses) -> BusyError:
-    return BusyError(
-        f"in use by {_name(found.users)}",
-        where=str(environment.prefix),
-        remedy="end them first, or remove it anyway with --force "
-        "(processes on other hosts are not checked)",
-    )
 
 
 def _name(users: tuple[User, ...]) -> str:

@@ -20,13 +20,9 @@ class Listed(NamedTuple):
     """An environment as ``hvdenv envs`` lists it.
 
     Attributes:
-        recipe: name of its recipe.
-        variants: sorted names.
-        prefix: the link.
         state: ``complete``; ``incomplete``: never finished; ``broken``: the prefix points to
             nothing complete; ``missing``: nothing is left of it.
         created: when the active generation was finished, in UTC; or empty.
-        bytes, files: size of the active generation.
         generations: the complete ones, newest first.
     """
 

@@ -35,9 +35,6 @@ class Scratch(NamedTuple):
 def folder(root: Path, purpose: str) -> Iterator[Scratch]:
     """Create a folder below ``root``; those of killed runs are deleted first.
 
-    Args:
-        purpose: becomes part of its name.
-
     Raises:
         StepError: ``root`` cannot be written.
     """

@@ -8,11 +8,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, last_used
 from hvdenv.environments.generations import Environment
 from hvdenv.model.observe import quota, space
@@ -36,13 +34,9 @@ class Generation(NamedTuple):
     """One generation of an environment.
 
     Attributes:
-        generation: its identity.
         state: ``damaged`` has no readable record.
         created: when it was finished, or last worked on; in UTC.
-        bytes, files: its size.
-        used: when it was last used, if known.
         used_by: how that is known; see last_used.LastUsed.
-        added: packages that the user added with `install`.
     """
 
     generation: str
@@ -61,8 +55,6 @@ class Generation(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """A cache under HVDENV_HOME."""
-
     name: str
     path: str
     bytes: int
@@ -116,34 +108,20 @@ def _size(entry: os.DirEntry[str]) -> int:
 def list_generations(
     environment: Environment, places: Places, counter: Counter
 ) -> tuple[Generation, ...]:
-    """All generations of an environment, newest first."""
     records, active = environment.records(), environment.active()
-    found = [
-        _generation(environment, each, records.get(each), each == active, places, counter)
-        for each in environment.identities()
-    ]
+    found = []
+    for identity in environment.identities():
+        folder = environment.generation(identity)
+        used, added = last_used.find(places, folder), ()
+        if record := records.get(identity):
+            state: State = "active" if identity == active else "complete"
+            created, size = record.created, Size(record.bytes, record.files)
+            added = tuple(record.additions.get("requirements", ()))
+        else:
+            state = "unfinished" if environment.begun(identity) else "damaged"
+            created, size = _worked_at(folder), counter.count(folder)
+        found.append(Generation(identity, state, created, *size, used.when, used.how, added))
     return tuple(sorted(found, key=lambda one: (one.created, one.generation), reverse=True))
-
-
-def _generation(
-    environment: Environment,
-    identity: str,
-    record: GenerationRecord | None,
-    active: bool,
-    places: Places,
-    counter: Counter,
-) -> Generation:
-    folder = environment.generation(identity)
-    used = last_used.find(places, folder)
-    if record is not None:
-        state: State = "active" if active else "complete"
-        created = record.created
-        size = Size(record.bytes, record.files)
-    else:
-        state = "unfinished" if environment.begun(identity) else "damaged"
-        created, size = _worked_at(folder), counter.count(folder)
-    added = tuple(record.additions.get("requirements", ())) if record else ()
-    return Generation(identity, state, created, *size, used.when, used.how, added)
 
 
 def _worked_at(folder: Path) -> str:
@@ -152,7 +130,7 @@ def _worked_at(folder: Path) -> str:
         latest = max(entry.stat(follow_symlinks=False).st_mtime for entry in os.scandir(folder))
     except (OSError, ValueError):
         return ""
-    return datetime.fromtimestamp(latest, timezone.utc).isoformat(timespec="microseconds")
+    return generations.timestamp(latest)
 
 
 def list_caches(places: Places, counter: Counter) -> tuple[Cache, ...]:

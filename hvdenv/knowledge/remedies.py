@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvdenv.knowledge.rules import Rule
@@ -65,7 +66,7 @@ def propose(resolved: Resolved, edits: Mapping[str, str]) -> Change:
         resolved: the recipe; a shipped one is extended, not changed.
         edits: values for keys as TOML; an empty one removes the key.
     """
-    own = resolved.file in resolved.foreign_files
+    own = Path(resolved.file) in {each.path for each in resolved.contents}
     before = _text(resolved.file) if own else ""
     start = text = before if own else _extending(resolved.recipe.name)
     options = []

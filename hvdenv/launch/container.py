@@ -37,7 +37,6 @@ def inside(container: Container, folder: str, binds: tuple[str, ...] = ()) -> tu
     """The words before a program that runs in the image.
 
     Args:
-        container: from image_of().
         folder: working folder of the program; / if that does not matter.
         binds: more folders of the host, HOST:IMAGE, mounted read-only.
     """

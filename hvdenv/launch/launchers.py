@@ -53,13 +53,7 @@ class Launch(NamedTuple):
     """What a launcher has to know.
 
     Attributes:
-        program: what each rank runs.
-        ranks: how many.
         cores: cores of this host for them; 0 to ignore.
-        root: whether root starts them.
-        mpi: the MPI implementation, for launchers that use MPI.
-        exports: names of variables that every rank needs.
-        start_timeout: seconds for the launcher's own preparations.
         hosts: where the ranks go, with as many slots as ranks; empty for this host.
         host_list: stands for the hosts with their slots while these are unknown, such as a
             variable in a script.
@@ -73,11 +67,8 @@ class Launch(NamedTuple):
         placed: whether hosts are chosen among those of the allocation.
         cpus_per_rank: cores for each rank; 0 if unknown.
         gpus_per_node: GPUs of each host; 0 if unknown.
-        settings: the recipe's table [launch].
         network: interfaces for ranks on several hosts.
-        variables: for every rank, with their values.
         mpi_prefix: folder of the MPI, if other hosts do not find it on their PATH.
-        job: id of the allocation.
         nested: whether this process is a job step, which holds the cores.
         interactive: whether one Ctrl-C ends it.
     """
@@ -115,7 +106,6 @@ class Launch(NamedTuple):
 
     @property
     def nodes(self) -> int:
-        """How many hosts it uses."""
         return len(self.hosts) or -(-self.ranks // self.per_node)
 
     @property
@@ -141,14 +131,12 @@ class Launcher(NamedTuple):
 
     Attributes:
         controller: what Horovod's ranks negotiate with; empty if they are not Horovod's.
-        start: makes the command.
         schedulers: it works only in an allocation of one of these; empty for anywhere.
         across_hosts: the same, if ranks are on several hosts.
         takes_hosts: whether the user can choose the hosts.
         provided: whether the environment provides it, and not the host.
         by_ssh: whether it uses ssh outside of allocations.
         exposes: whether it puts variables on command lines that other users can read.
-        mpirun: whether it calls mpirun.
     """
 
     controller: str

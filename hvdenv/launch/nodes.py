@@ -44,6 +44,5 @@ def ask_nodes(
 
 
 def is_this_host(host: str) -> bool:
-    """Whether a name is that of this host."""
     name = os.uname().nodename
     return host in ("localhost", name, name.partition(".")[0])

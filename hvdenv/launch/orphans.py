@@ -41,8 +41,6 @@ _CLOCK = 1.0
 
 
 class Orphan(NamedTuple):
-    """An orphaned process on a host."""
-
     host: str
     pid: int
     words: str
@@ -52,7 +50,6 @@ class Suspects(NamedTuple):
     """Describes processes without the run's token that may be its orphans.
 
     Attributes:
-        folders: that contain their Python.
         since: start of the run, in seconds since the epoch.
     """
 
@@ -140,7 +137,6 @@ def _orphans_in(lines: Sequence[str], host: str, suspects: Suspects) -> list[Orp
 
 
 def _reported(found: Sequence[Orphan]) -> Iterator[Finding]:
-    """The finding about the orphans of one host."""
     if not found:
         return
     host, pids = found[0].host, [str(orphan.pid) for orphan in found]

@@ -50,10 +50,7 @@ class Requested(NamedTuple):
     Attributes:
         ranks: how many; None for as many as there is room for.
         hosts: where; empty for the allocation's.
-        hostfile: the file that the hosts were read from.
         launcher: its name; empty for the recipe's.
-        variables: for every rank, with their values.
-        exports: names of variables to pass to every rank.
     """
 
     ranks: int | None = None
@@ -300,12 +297,7 @@ def influences(environ: Mapping[str, str]) -> dict[str, str]:
 def of_shell(
     environ: Mapping[str, str], *, clean: bool = False, kept: Collection[str] = ()
 ) -> dict[str, str]:
-    """The variables of the user's shell that run, shell and the ranks of verify start with.
-
-    Args:
-        clean: remove all that influences() names.
-        kept: names that the user requests, which stay.
-    """
+    """The variables of the user's shell that run, shell and the ranks of verify start with."""
     dropped = {*influences(environ)} - {*kept} if clean else set()
     return {name: value for name, value in environ.items() if name not in dropped}
 

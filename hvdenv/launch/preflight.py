@@ -38,7 +38,6 @@ class Image(NamedTuple):
 
     Attributes:
         size: in bytes.
-        sha256: of its content.
         problem: why it cannot be read; empty if it can.
     """
 
@@ -51,10 +50,8 @@ class Node(NamedTuple):
     """What a node reports about itself; see hvdenv/standalone/inspect/node.py.
 
     Attributes:
-        name: its own name.
         resolves: whether it resolves that name to an address.
         tools: what programs that run images print as their version.
-        image: the file of the image.
         mpirun: what ``mpirun --version`` prints.
         srun: what ``srun --mpi=list`` prints.
         driver: version of the NVIDIA driver; empty without one.
@@ -79,11 +76,7 @@ class Requirements(NamedTuple):
     """What the nodes need.
 
     Attributes:
-        container: the recipe's table.
         mpi: the MPI in the image; None if its Horovod has none.
-        launcher: starts the ranks.
-        scheduled: whether this runs in an allocation.
-        own: launchers of the recipe.
     """
 
     container: Container
@@ -94,12 +87,10 @@ class Requirements(NamedTuple):
 
     @property
     def starter(self) -> Launcher:
-        """The launcher."""
         return named(self.launcher, self.own)
 
     @property
     def image(self) -> str:
-        """The image's path."""
         return str(self.container.image)
 
     @property
@@ -123,7 +114,6 @@ def node_query(
     """The command that asks a node.
 
     Args:
-        peers: hosts that it must reach.
         path: PATH of this process, which mpirun passes on to its ranks.
         python: the Python to ask with if the node is this host; empty to ask by ssh.
     """

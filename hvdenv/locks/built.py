@@ -15,11 +15,7 @@ DRIFTS = ("python", "compiler", "mpi", "nvcc", "glibc", "driver", "wheel")
 
 
 def built_with(record: GenerationRecord) -> Built:
-    """What a lock keeps of a build.
-
-    Args:
-        record: of a generation, or as much of it as is known during the build.
-    """
+    """What a lock keeps of a build, from as much of the record as is known."""
     contents = from_record(record, None, "")
     tools = contents.toolchain
     return Built(

@@ -28,9 +28,7 @@ class Difference(NamedTuple):
     Attributes:
         name: which, such as ``horovod.variables.HOROVOD_WITH_MPI``.
         locked: in the lock; empty if it has none.
-        found: now; empty if there is none.
         severity: for drift: whether the build stops.
-        reason: why it stops.
     """
 
     name: str
@@ -43,18 +41,21 @@ class Difference(NamedTuple):
         return f"{self.name}: {self.locked or 'none'} in the lock, {self.found or 'none'} here"
 
 
-def problems(locked: Locked, inputs: Inputs, cpu_packages: Iterable[str] = ()) -> list[str]:
+def problems(
+    locked: Locked, inputs: Inputs, cpu_packages: Iterable[str] = (), ignored: tuple[str, ...] = ()
+) -> list[str]:
     """Why a lock does not satisfy a recipe; empty if it does.
 
     Args:
-        locked: the lock.
-        inputs: what the recipe asks for now.
         cpu_packages: packages that must be CPU builds.
+        ignored: how names of inputs begin that do not matter.
     """
-    differences = changed(locked.lock.inputs, inputs)
-    changes = [str(each) for each in differences if not is_request(each)]
     return [
-        *changes,
+        *(
+            str(each)
+            for each in changed(locked.lock.inputs, inputs)
+            if not is_request(each) and not each.name.startswith(ignored)
+        ),
         *package_problems(locked, inputs),
         *cuda_builds(pypi.packages(locked), cpu_packages),
     ]
@@ -81,14 +82,7 @@ def package_problems(locked: Locked, inputs: Inputs) -> list[str]:
 
 def packages_still_fit(locked: Locked, inputs: Inputs, cpu_packages: Iterable[str]) -> bool:
     """Whether the packages of a lock are still the ones to install."""
-    return not (
-        any(
-            not is_request(each) and not each.name.startswith(_NO_PACKAGES)
-            for each in changed(locked.lock.inputs, inputs)
-        )
-        or package_problems(locked, inputs)
-        or cuda_builds(pypi.packages(locked), cpu_packages)
-    )
+    return not problems(locked, inputs, cpu_packages, ignored=_NO_PACKAGES)
 
 
 def changed(locked: Inputs, now: Inputs) -> tuple[Difference, ...]:
@@ -127,7 +121,6 @@ def unclosed(packages: Sequence[Package], others: Mapping[str, str]) -> tuple[st
     """Requirements in the recorded metadata of packages that the lock does not meet.
 
     Args:
-        packages: of pylock.toml.
         others: versions of Python packages from conda, by normalised name.
     """
     if any(each.requires is None for each in packages):

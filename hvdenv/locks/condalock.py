@@ -71,8 +71,6 @@ class CondaLock(NamedTuple):
     """A ``conda-lock.yml``, for one platform.
 
     Attributes:
-        channels: in the order of their priority.
-        packages: sorted by name.
         content_hash: of the request, as conda-lock defines it. conda-lock compares it before it
             solves again; no program compares it when it installs.
     """
@@ -119,7 +117,6 @@ def _merged(depends: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def render(found: CondaLock) -> str:
-    """The text of ``conda-lock.yml``."""
     with _libraries():
         import yaml
         from conda_lock.lockfile.v1.models import LockedDependency, Lockfile, LockMeta
@@ -299,7 +296,6 @@ _PIP_NAMES = {"pytorch": "torch", "msgpack-python": "msgpack", "tensorflow-base"
 
 
 def pip_name(name: str) -> str:
-    """The name of a conda package on the Python index."""
     return canonicalize_name(_PIP_NAMES.get(name, name))
 
 
@@ -320,11 +316,7 @@ def explicit(found: CondaLock) -> dict[str, object]:
 
 
 def preferring(found: CondaLock, free: Iterable[str]) -> dict[str, object]:
-    """Addition to a solve so that only some packages change, and their dependencies.
-
-    Args:
-        found: the lock before.
-        free: names of packages that may be updated.
+    """Addition to a solve so that only the ``free`` packages change, and their dependencies.
 
     Raises:
         RecipeError: one of them is not in the lock.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hvdenv.errors import RecipeError
+from hvdenv.errors import LockError, RecipeError
 from hvdenv.locks.lockfile import (
     CONDA,
     MAIN,
@@ -13,22 +13,19 @@ from hvdenv.locks.lockfile import (
     SIGNATURE,
     Inputs,
     Locked,
-    check_file,
     parse,
     render,
+    sha256,
 )
 from hvdenv.places import blocked, make_folder, named_folder, reporting, write_text
 from hvdenv.reading import LOCK, Content, read_file, read_text
 
 
 def place(root: Path, inputs: Inputs, labels: Sequence[str] = ()) -> Path:
-    """The folder of one lock.
+    """The folder of one lock below the folder of all.
 
-    Args:
-        root: the folder of all locks.
-        inputs: what it is a lock of.
-        labels: local versions of frameworks, such as ``cpu``: such builds are different packages
-            with their own locks.
+    Builds with other local versions of frameworks (``cpu``) are different packages with their own
+    locks.
     """
     name = "-".join([f"py{inputs.python}", inputs.platform, *sorted(set(labels))])
     return root / inputs.name / name
@@ -44,9 +41,7 @@ def candidates(root: Path, inputs: Inputs) -> tuple[Path, ...]:
 def read(folder: Path, judge: Callable[[Content], None] | None = None) -> Locked:
     """Read a lock, and check that its files belong together.
 
-    Args:
-        folder: of the lock.
-        judge: called with the content of each file before it is used; may raise.
+    ``judge`` is called with the content of each file before it is used, and may raise.
 
     Raises:
         RecipeError: a file is missing or malformed.
@@ -54,9 +49,14 @@ def read(folder: Path, judge: Callable[[Content], None] | None = None) -> Locked
     """
     lock = parse(_text(folder / MAIN, judge), folder / MAIN)
     texts = {}
-    for name in lock.files:
+    for name, digest in lock.files.items():
         texts[name] = _text(folder / name, judge)
-        check_file(lock, name, texts[name], folder / name)
+        if sha256(texts[name]) != digest:
+            raise LockError(
+                f"its hash differs from the one in {MAIN} beside it",
+                where=str(folder / name),
+                remedy="restore both files, or write a new lock: hvdenv lock RECIPE",
+            )
     signature = _text(folder / SIGNATURE, judge) if (folder / SIGNATURE).is_file() else ""
     return Locked(folder, lock, texts, signature)
 

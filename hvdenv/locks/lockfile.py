@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from hvdenv.errors import LockError, RecipeError
+from hvdenv.errors import RecipeError
 from hvdenv.masking import mask
 from hvdenv.model.recipe import Channel, Commit, GitUrl, MaybeSha256, Name, Sha256, Version
 from hvdenv.schema import Pattern, Problem, decode, encode, line_of, parse_toml
@@ -38,7 +38,6 @@ class Horovod(NamedTuple):
 
     Attributes:
         version, sha256: its source archive; no hash where modules provide Horovod.
-        patches: the hash of each patch.
         variables: that its build reads: HOROVOD_*, and the recipe's for compilers.
     """
 
@@ -68,15 +67,9 @@ class Inputs(NamedTuple):
     """All that determines the contents of an environment. Compared exactly.
 
     Attributes:
-        recipe, variants: what it is a lock of.
-        python: its minor version.
-        platform: of the machine that runs the environment.
-        horovod: what Horovod is built from.
         packages: what is requested from pip, sorted.
-        conda: what is requested from conda.
         modules: as in the recipe, in the order of loading.
         mpi: the implementation, and its version where the recipe states it.
-        sources: frameworks from repositories.
     """
 
     recipe: Name
@@ -92,7 +85,6 @@ class Inputs(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Recipe and variants, as environments are named."""
         return "+".join([self.recipe, *self.variants])
 
 
@@ -100,13 +92,10 @@ class Built(NamedTuple):
     """What a build of the lock was made with.
 
     Attributes:
-        hvdenv: its version.
-        python: the full version.
         compiler, mpi, nvcc: name and version, as the programs report them.
         glibc, driver: versions on the machine that built.
         modules: as the module system reported them, with the hash of each modulefile that programs
             run with; empty for modules that only the build loads.
-        wheel: hash of the Horovod wheel.
     """
 
     hvdenv: str
@@ -124,9 +113,6 @@ class Lock(NamedTuple):
     """The main file.
 
     Attributes:
-        format: of this file.
-        inputs: what was requested.
-        files: hash of each of the other files.
         built: added after a build; None in a lock that was only resolved.
     """
 
@@ -141,8 +127,6 @@ class Locked(NamedTuple):
 
     Attributes:
         folder: its folder, which need not exist yet.
-        lock: the main file.
-        texts: text of each of the other files, by name.
         signature: of the text of the main file, as render() gives it; or empty.
     """
 
@@ -165,20 +149,6 @@ def bind(folder: Path, inputs: Inputs, texts: Mapping[File, str]) -> Locked:
     """A lock of these files, not built yet."""
     hashes = {name: sha256(text) for name, text in sorted(texts.items())}
     return Locked(folder, Lock(FORMAT, inputs, hashes), texts)
-
-
-def check_file(lock: Lock, name: File, text: str, path: Path) -> None:
-    """Check that a file is the one that the lock was written with.
-
-    Raises:
-        LockError: it is not.
-    """
-    if sha256(text) != lock.files[name]:
-        raise LockError(
-            f"its hash differs from the one in {MAIN} beside it",
-            where=str(path),
-            remedy="restore both files, or write a new lock: hvdenv lock RECIPE",
-        )
 
 
 def malformed(message: str, where: str, remedy: str = "") -> RecipeError:
@@ -235,11 +205,7 @@ def _sorted(value: Any) -> Any:
 
 
 def reachable(names: Iterable[str], requires: Mapping[str, Iterable[str]]) -> set[str]:
-    """Those of the packages that are required, directly or not, by some names.
-
-    Args:
-        requires: what each package requires, by its name.
-    """
+    """The names, and those that they require, directly or not, as far as these are known."""
     waiting, reached = list(names), set[str]()
     while waiting:
         name = waiting.pop()

@@ -26,8 +26,6 @@ class ArchiveInfo(NamedTuple):
 
 
 class Download(NamedTuple):
-    """Where a file came from."""
-
     url: str
     archive_info: ArchiveInfo = ArchiveInfo()
 
@@ -38,8 +36,6 @@ class Download(NamedTuple):
 
 
 class Installed(NamedTuple):
-    """A package that pip has installed or would install."""
-
     metadata: Metadata
     download_info: Download
     requested_extras: tuple[str, ...] = ()

@@ -35,8 +35,6 @@ class Package(NamedTuple):
     Attributes:
         name: normalised (PEP 503).
         version: the full version, with its local part.
-        file: name of a wheel or of a source archive.
-        sha256: of that file.
         url: where it was found; empty if that is only valid on the machine that locked.
         requires: what its metadata requires on the machines of the lock, sorted; None in a lock
             that does not record it.
@@ -237,11 +235,6 @@ class _Document(NamedTuple):
 
 def parse(text: str, path: Path, python: str = "") -> tuple[Package, ...]:
     """Read a pylock.toml of hvdenv: one file with its hash for each package.
-
-    Args:
-        text: of the file.
-        path: of the file, for messages.
-        python: the minor version that it must be for.
 
     Raises:
         RecipeError: it is malformed, for another Python, or contains what hvdenv never writes.

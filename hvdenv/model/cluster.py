@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal, NamedTuple, get_args
 
 from hvdenv.schema import Pattern
@@ -445,40 +446,26 @@ class Reference(NamedTuple):
         return f"{', '.join([*about, measure])}: {self.value:g} {self.unit} {' '.join(bounds)}"
 
     @property
-    def problems(self) -> dict[str, str]:
-        """Problems that only several values together show, by key."""
-        lower, upper, of_messages = self.lower, self.upper, self.measure != SPEED
-        fewest = 2 if self.measure == BANDWIDTH else 1
-        wrong = {
-            "unit": (
-                self.unit != UNITS[self.measure],
-                f'{self.measure} is measured in "{UNITS[self.measure]}"',
-            ),
-            "size": (
-                of_messages != (self.size is not None),
-                f"{self.measure} {'needs a' if of_messages else 'has no'} size",
-            ),
-            "subject": (
-                self.subject in YARDSTICKS and not of_messages,
-                f"{self.subject} trains nothing",
-            ),
-            "value": (self.value <= 0, "expected a number above 0"),
-            "ranks": (
-                self.ranks is not None and self.ranks < fewest,
-                f"expected {fewest} or more",
-            ),
-            "nodes": (self.nodes is not None and self.nodes < 1, "expected 1 or more"),
-            "lower": (
-                not -1 <= (lower or 0) <= 0,
-                "expected a part of the value with its sign, such as -0.1 for 10 % less",
-            ),
-            "upper": (
-                (upper or 0) < 0,
-                "expected a part of the value, such as 0.5 for 50 % more",
-            ),
-            "measure": (lower is None and upper is None, "a reference needs lower or upper"),
-        }
-        return {key: message for key, (is_wrong, message) in wrong.items() if is_wrong}
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Problems that only several values together show, each with its key."""
+        of_messages, fewest = self.measure != SPEED, 2 if self.measure == BANDWIDTH else 1
+        if self.unit != UNITS[self.measure]:
+            yield "unit", f'{self.measure} is measured in "{UNITS[self.measure]}"'
+        if of_messages != (self.size is not None):
+            yield "size", f"{self.measure} {'needs a' if of_messages else 'has no'} size"
+        if self.subject in YARDSTICKS and not of_messages:
+            yield "subject", f"{self.subject} trains nothing"
+        if self.value <= 0:
+            yield "value", "expected a number above 0"
+        for key, number, least in (("ranks", self.ranks, fewest), ("nodes", self.nodes, 1)):
+            if number is not None and number < least:
+                yield key, f"expected {least} or more"
+        if not -1 <= (self.lower or 0) <= 0:
+            yield "lower", "expected a part of the value with its sign, such as -0.1 for 10 % less"
+        if (self.upper or 0) < 0:
+            yield "upper", "expected a part of the value, such as 0.5 for 50 % more"
+        if self.lower is None and self.upper is None:
+            yield "measure", "a reference needs lower or upper"
 
 
 class Container(NamedTuple):

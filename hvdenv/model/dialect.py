@@ -189,7 +189,6 @@ _REQUIRED = (
 
 @cache
 def shipped() -> Mapping[str, Dialect]:
-    """The schedulers that hvdenv has, by name."""
     folder = Path(__file__).parent / "schedulers"
     return {
         name: decode(Dialect, parse_toml(read_file(folder / f"{name}.toml", RECIPE).text))
@@ -235,7 +234,6 @@ Key = tuple[str | int, ...]
 
 
 def problems(own: Mapping[str, Dialect]) -> Iterator[Problem]:
-    """What is wrong with schedulers of a recipe or site file."""
     for name, each in own.items():
         path = ("schedulers", name)
         if name in SHIPPED:

@@ -16,8 +16,6 @@ class Interpreter(NamedTuple):
     """A Python interpreter that can create environments.
 
     Attributes:
-        path: its executable.
-        version: its full version.
         complete: whether it has its headers and the modules that an environment needs.
     """
 
@@ -38,13 +36,8 @@ class Facts(NamedTuple):
 
     Attributes:
         origin: ``observed`` on this machine, or ``declared`` in a file.
-        host: name of the machine, or of the file.
-        machine: architecture, such as x86_64.
-        cpu_flags: instruction set extensions.
         cores: processors that this process can use.
-        root: whether this is the superuser.
         interpreters: Pythons found, best first.
-        gpus: names of NVIDIA GPUs.
         disk_free, inodes_free, quota_free: of the file system of the environment,
             in bytes, inodes and bytes; None if unknown.
         driver: version of the NVIDIA driver.
@@ -83,8 +76,6 @@ def of_partition(name: str, nodes: Partition, here: Facts) -> Facts:
     """What a recipe declares about its nodes, for a plan that is made on another machine.
 
     Args:
-        name: of the partition.
-        nodes: what the recipe declares.
         here: facts of this machine: its Pythons, and what the recipe does not declare.
     """
     return Facts(

@@ -20,7 +20,7 @@ from hvdenv.model.cluster import (
     SiteKeys,
     Storage,
 )
-from hvdenv.model.dialect import OF_LAUNCHERS
+from hvdenv.model.dialect import OF_LAUNCHERS, SHIPPED
 from hvdenv.model.dialect import problems as problems_of_schedulers
 from hvdenv.model.recipe import Framework, Recipe
 from hvdenv.reading import RECIPE, SITE, Content, read_file
@@ -48,8 +48,6 @@ class Layer(NamedTuple):
     Attributes:
         name: what `hvdenv show` calls it: default, recipe, variant X, site, command line.
         file: path of the file, empty for the command line.
-        text: the file's text, to find lines in.
-        values: its values.
         prefix: path of the values in the file (a variant's table).
         without: dotted keys of the layers below to remove first.
         content: of the file, as read; None for the command line.
@@ -68,15 +66,9 @@ class Resolved(NamedTuple):
     """A recipe after all layers are merged.
 
     Attributes:
-        recipe: the typed result.
         variants: names of the chosen variants, sorted.
         keyed: those of them that change the environment, and not only its jobs.
-        offered: names of all variants of the recipe.
-        origins: for each dotted key, the layer that set it.
-        file: path of the recipe's file.
-        foreign_files: files that are not part of hvdenv: the recipe, the site file.
-        contents: their contents, as read.
-        site: the site file, if there is one.
+        contents: of files that are not part of hvdenv (the recipe, the site file), as read.
         setters: for each dotted key, the layer that set it.
     """
 
@@ -86,7 +78,6 @@ class Resolved(NamedTuple):
     offered: tuple[str, ...]
     origins: dict[str, str]
     file: str
-    foreign_files: tuple[str, ...]
     contents: tuple[Content, ...] = ()
     site: Layer | None = None
     setters: Mapping[str, Layer] = {}
@@ -103,7 +94,6 @@ def recipe_folder() -> Path:
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Shipped recipes by name."""
     return {path.stem: path for path in sorted(recipe_folder().glob("*.toml"))}
 
 
@@ -114,7 +104,6 @@ def find_recipe(name: str, folders: Iterable[str] = ()) -> Path:
     shadows a shipped name.
 
     Args:
-        name: a name or a path.
         folders: recipe folders of the site, which precede the shipped recipes.
 
     Raises:
@@ -148,7 +137,6 @@ def known_recipes(folders: Iterable[str] = ()) -> dict[str, Path]:
 
 
 def variants_of(document: dict[str, object]) -> list[str]:
-    """Names of the variants that a recipe document offers."""
     variants = document.get("variants")
     return sorted(variants) if isinstance(variants, dict) else []
 
@@ -199,9 +187,6 @@ def load_recipe(
     """Read a recipe and all layers above it.
 
     Args:
-        name: a recipe's name or path.
-        variants: variants to apply; their order does not matter.
-        site: a site file.
         overrides: `key=value` from the command line, the value in TOML.
 
     Raises:
@@ -221,7 +206,10 @@ def load_recipe(
         *lowest,
         *own.values(),
         *([_but(site_layer, "recipe_folders", "trust")] if site_layer else []),
-        *(_override(text) for text in overrides),
+        *(
+            Layer("command line", "", text.replace("=", " = ", 1), assigned(text))
+            for text in overrides
+        ),
     ]
     _refuse_clashes(layers)
     recipe, origins = _decoded(layers, bases)
@@ -237,7 +225,6 @@ def load_recipe(
         offered=tuple(sorted(offered)),
         origins={key: layer.name for key, layer in origins.items()},
         file=str(path),
-        foreign_files=tuple(foreign),
         contents=tuple(foreign.values()),
         site=site_layer,
         setters=origins,
@@ -343,11 +330,7 @@ def _environment_part(layers: Iterable[Layer]) -> tuple[object, ...] | None:
 
 
 def _refuse(errors: Sequence[RecipeError]) -> None:
-    """Report all errors as one, in the order of their lines.
-
-    Raises:
-        RecipeError: there are any.
-    """
+    """Report all errors as one, in the order of their lines."""
     found = {error.where: error for error in errors}  # a variant and the merged recipe share some
     in_order = sorted(found.values(), key=lambda error: _file_and_line(error.where))
     if len(in_order) < 2:
@@ -540,11 +523,6 @@ def own_keys(site: Layer | None, *keys: str) -> SiteKeys:
         raise _explain(problem, site, {}) from problem
 
 
-def _override(text: str) -> Layer:
-    key, _, value = text.partition("=")
-    return Layer("command line", "", f"{key} = {value}", assigned(text))
-
-
 def assigned(text: str) -> Table:
     """``KEY=VALUE`` as a table of the recipe; a value that is not TOML is a text.
 
@@ -617,7 +595,6 @@ def _merge(
 
 
 def _explain(problem: Problem, base: Layer, origins: Mapping[str, Layer]) -> RecipeError:
-    """A problem as an error that names file, line and key."""
     return RecipeError(problem.message, where=_where(problem.path, origins, base))
 
 
@@ -692,7 +669,7 @@ def _problems_of_whole(recipe: Recipe) -> list[Problem]:
         *(
             Problem(("references", number, key), message)
             for number, reference in enumerate(recipe.references)
-            for key, message in reference.problems.items()
+            for key, message in reference.problems
         ),
     ]
 
@@ -746,7 +723,7 @@ def _wrong_python(recipe: Recipe) -> _Wrong:
 
 def _wrong_names(recipe: Recipe) -> _Wrong:
     """Names of a scheduler, launcher or partition that nothing has."""
-    scheduler, names = recipe.scheduler, recipe.scheduler_names
+    scheduler, names = recipe.scheduler, (*recipe.schedulers, *SHIPPED)
     if scheduler and scheduler not in names:
         yield (
             "scheduler",

@@ -57,7 +57,6 @@ def observe(place: Path, runner: Runner, *, thorough: bool) -> Facts:
 
     Args:
         place: where the environment will lie; its nearest existing parent is asked for space.
-        runner: starts the programs that are asked for their version.
         thorough: also what complete() adds.
     """
     model, flags = parse_cpuinfo(_read("/proc/cpuinfo"))
@@ -156,7 +155,8 @@ def _candidates() -> Iterator[Interpreter]:
                 and real not in seen
                 and os.access(path, os.X_OK)
                 and "shims" not in path.parts
-                and (folder in named or not _foreign(path))
+                # Another user could have put it there: HOME can belong to another user.
+                and (folder in named or next(faults_on_way(path, own_policy()), None) is None)
             ):
                 seen.add(real)
                 yield Interpreter(str(path), found.group(1))
@@ -180,11 +180,6 @@ def _files(folder: Path, pattern: str) -> list[Path]:
         return sorted(folder.glob(pattern))
     except OSError:
         return []
-
-
-def _foreign(program: Path) -> bool:
-    """Whether another user could have put a program there: HOME can belong to another user."""
-    return next(faults_on_way(program, own_policy()), None) is not None
 
 
 def _tool(name: str, runner: Runner) -> Tool | None:

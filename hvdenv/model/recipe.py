@@ -23,7 +23,7 @@ from hvdenv.model.cluster import (
     Value,
     VariableName,
 )
-from hvdenv.model.dialect import SHIPPED, Dialect, with_own
+from hvdenv.model.dialect import Dialect, with_own
 from hvdenv.schema import Pattern
 
 _RELEASE = r"([0-9]+!)?[0-9]+(\.[0-9]+)*"
@@ -351,18 +351,12 @@ class Recipe(NamedTuple):
     notes: tuple[Note, ...] = ()
 
     @property
-    def scheduler_names(self) -> tuple[str, ...]:
-        """The names in ``dialects``, without reading their files."""
-        return (*self.schedulers, *SHIPPED)
-
-    @property
     def dialects(self) -> dict[str, Dialect]:
         """The batch systems that hvdenv has, and those of this recipe."""
         return with_own(self.schedulers)
 
     @property
     def dialect(self) -> Dialect | None:
-        """The batch system of the cluster."""
         return self.dialects[self.scheduler] if self.scheduler else None
 
 

@@ -43,7 +43,6 @@ class Use(NamedTuple):
 
 
 def uses(template: str) -> Iterator[Use]:
-    """The fields of a template."""
     outside = _PART.sub("", template)
     for found in _FIELD.finditer(template):
         tests = bool(found["test"])
@@ -124,7 +123,6 @@ def words(template: str, values: Values) -> tuple[str, ...]:
 
 
 def _chosen(template: str, values: Values) -> str | None:
-    """The template without the optional parts that lack a value."""
     kept = _PART.sub(lambda found: found[1] if _holds(found[1], values) else "", template)
     outside = _PART.sub("", template)
     return kept if _holds(outside, values) else None

@@ -52,12 +52,7 @@ def make(
     """Make the image of a generation, and beside it the manifest and its signature.
 
     Args:
-        environment: with this complete generation.
-        identity: of the generation.
         to: file of the image; replaced if it exists.
-        runner: runs mksquashfs.
-        cores: how many to use.
-        copy_to: see Manifest.
         key: file of the key to sign with; empty to sign nothing.
 
     Raises:
@@ -88,8 +83,12 @@ def make(
     # The manifest comes last: without it, nothing uses the image.
     write_text(program_of(to), read_text(_PROGRAM, OWN))
     write_json(manifest_of(to), {"format": FORMAT, **encode(manifest)})
-    packed = read(to)
-    _sign(packed, key, runner)
+    packed, signature = read(to), manifest_of(to).with_name(manifest_of(to).name + SIGNATURE)
+    if key:
+        made = signing.sign(packed.data, key, runner, signing.IMAGE)
+        write_text(signature, made.decode())
+    else:
+        signature.unlink(missing_ok=True)
     return packed
 
 
@@ -121,12 +120,3 @@ def _squash(mounts: tuple[Mounted, ...], to: Path, runner: Runner, cores: int) -
         )  # fmt: skip
     version = runner.run(Command((program, "-version"))).output.splitlines()
     return version[0] if version else ""
-
-
-def _sign(packed: Packed, key: str, runner: Runner) -> None:
-    """Write the signature of a manifest; without a key, remove that of the one before."""
-    path = packed.path.with_name(packed.path.name + SIGNATURE)
-    if key:
-        write_text(path, signing.sign(packed.data, key, runner, signing.IMAGE).decode())
-    else:
-        path.unlink(missing_ok=True)

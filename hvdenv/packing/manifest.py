@@ -38,16 +38,9 @@ class Manifest(NamedTuple):
     """What is known of an image.
 
     Attributes:
-        recipe, variants: what the environment was built from.
-        generation: its identity.
         record_sha256: of the generation's record, which vouches for the rest of it.
-        mounts: what the image holds; first the generation.
         outside: what programs of the environment use and the image does not hold.
-        sha256, bytes: of the image.
-        files, unpacked_bytes: of the generation.
         copy_to: folder on each host to which the image is copied first; $NAME is replaced there.
-        made_by: the version of mksquashfs.
-        program_sha256: of the program beside the image.
     """
 
     recipe: str
@@ -88,7 +81,6 @@ class Packed(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the manifest's file."""
         return hashlib.sha256(self.data).hexdigest()
 
 
@@ -98,12 +90,10 @@ def default_image(environment: Environment, identity: str) -> Path:
 
 
 def manifest_of(image: Path) -> Path:
-    """The file of the manifest of an image."""
     return image.with_name(f"{image.name}.json")
 
 
 def program_of(image: Path) -> Path:
-    """The file of the program that runs others from an image."""
     return image.with_name(f"{image.name}.enter.py")
 
 

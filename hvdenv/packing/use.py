@@ -27,18 +27,11 @@ class Host(NamedTuple):
 
     Attributes:
         squashfuse: path of the program that mounts images; empty if there is none.
-        fuse: whether this user may use /dev/fuse.
-        namespaces: whether this user may make a mount namespace.
-        shm_bytes: free space in /dev/shm, for --copy-to.
-        spindle, copper: paths of programs that serve files of many nodes; for information.
     """
 
     squashfuse: str = ""
     fuse: bool = False
     namespaces: bool = False
-    shm_bytes: int = 0
-    spindle: str = ""
-    copper: str = ""
 
     @property
     def lacks(self) -> str:
@@ -52,22 +45,16 @@ class Host(NamedTuple):
 
 
 def detect(environment: Environment, runner: Runner) -> Host:
-    """What this host has."""
     words = (*_python(environment), str(IMAGE_PROGRAMS / "enter.py"), "--detect")
     output = runner.run(Command(words, timeout=60.0)).output
     try:
-        return decode(Host, json.loads(output))
+        return decode(Host, json.loads(output), lenient=True)
     except ValueError:
         return Host()
 
 
 def find(environment: Environment, identity: str, named: Path | None) -> tuple[Packed | None, str]:
-    """The image to use, and why an existing one is not used.
-
-    Args:
-        environment: with this active generation.
-        identity: of the generation.
-        named: an image that must be used.
+    """The image to use, and why an existing one is not used. A named one must be used.
 
     Raises:
         UsageError: the named image does not fit this generation.
@@ -95,19 +82,12 @@ def find(environment: Environment, identity: str, named: Path | None) -> tuple[P
 
 
 def words(packed: Packed, environment: Environment, job: str) -> tuple[str, ...]:
-    """The words before a program that runs from the image.
-
-    Args:
-        packed: from find().
-        environment: that it is of.
-        job: the same for all ranks of a job, and different for each job.
-    """
+    """The words before a program that runs from the image; ``job`` is the same for all ranks."""
     program = str(packed.program)
     return (*_python(environment), program, str(packed.path), packed.digest, job, "--")
 
 
 def new_job() -> str:
-    """A name for a job that has no id yet."""
     return os.urandom(8).hex()
 
 

@@ -51,7 +51,6 @@ class Additions(NamedTuple):
 
     @property
     def constraints(self) -> str:
-        """A constraints file for pip."""
         return "".join(f"{name}=={version}\n" for name, version in self.kept.items())
 
 
@@ -107,10 +106,8 @@ def added_to(
 
     Args:
         before: those of the active generation; None for nothing.
-        base: digest of the plan without additions.
         requested: by name; replaces an earlier request of the same name.
         present: version of each Python package of the active generation.
-        packages: of the active generation.
 
     Returns:
         The same requirements as before if everything requested is installed.
@@ -118,10 +115,14 @@ def added_to(
     Raises:
         IncompatibleError: the request needs another version of a package of the recipe.
     """
-    own = before.own if before else dict(sorted(present.items()))
-    earlier: dict[str, str] = (
-        {canonicalize_name(_name(text)): text for text in before.requirements} if before else {}
-    )
+    if before is None:
+        conda = (each for each in packages if each.kind == "conda")
+        kept = tuple(f"{each.name}={each.version}={each.build}" for each in conda)
+        before = Additions(base, (), own=dict(sorted(present.items())), conda=kept)
+    own = before.own
+    earlier: dict[str, str] = {
+        canonicalize_name(parse_requirement(text).name): text for text in before.requirements
+    }
     new = {
         name: str(requirement)
         for name, requirement in requested.items()
@@ -144,12 +145,8 @@ def added_to(
             for name, version in sorted(present.items())
             if name not in own and name not in new
         },
-        conda=before.conda if before else _conda(packages),
+        conda=before.conda,
     )
-
-
-def _name(text: str) -> str:
-    return parse_requirement(text).name
 
 
 def _satisfied(requirement: Requirement, present: Mapping[str, str]) -> bool:
@@ -158,12 +155,6 @@ def _satisfied(requirement: Requirement, present: Mapping[str, str]) -> bool:
     if version is None or requirement.extras:
         return False
     return requirement.specifier.contains(version, prereleases=True)
-
-
-def _conda(packages: Iterable[Package]) -> tuple[str, ...]:
-    return tuple(
-        f"{each.name}={each.version}={each.build}" for each in packages if each.kind == "conda"
-    )
 
 
 def reported(report: PipReport) -> dict[str, str]:
@@ -205,7 +196,6 @@ def refusal(moved: Iterable[Move], output: str, additions: Additions) -> Incompa
     Args:
         moved: what pip would change if it could.
         output: what pip printed when it could not.
-        additions: what is requested.
     """
     moved = tuple(moved)
     lines = [*reasons(output), *(f"would change: {each}" for each in moved)]

@@ -13,7 +13,7 @@ from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.knowledge.patches import applicable
 from hvdenv.locks.lockfile import Locked
 from hvdenv.model.facts import Facts, Interpreter
-from hvdenv.model.recipe import ByPython, Recipe, Version
+from hvdenv.model.recipe import Recipe, Version
 from hvdenv.plans.additions import Additions
 from hvdenv.plans.step import Step, content, digest
 from hvdenv.plans.steps import GENERATION, Steps, run_variables
@@ -28,7 +28,6 @@ class Plan(NamedTuple):
     """What a build does. Make it with make_plan(), once for each command.
 
     Attributes:
-        recipe, variants: what it is a plan of.
         python: the interpreter that the environment is made with.
         versions: exact versions that the recipe gives for that Python.
         generation: folder that the steps make; GENERATION until at() names one.
@@ -36,11 +35,8 @@ class Plan(NamedTuple):
         wheel: path of the compiled wheel until it is installed.
         variables: what programs of the environment need at run time.
         step_variables: what every step sees, on top of the cleaned environment.
-        steps: in order.
         wheel_inputs: what, beside the stack, decides whether a cached wheel fits.
         digest: identifies what is built, whatever the folder.
-        locked: the lock that is built from.
-        additions: packages that the user adds.
     """
 
     recipe: str
@@ -79,9 +75,11 @@ def choose_versions(recipe: Recipe, python: Interpreter) -> dict[str, Version]:
     """
     versions = {"horovod": recipe.horovod.version}
     for framework in recipe.horovod.frameworks:
-        version = recipe.frameworks[framework].version
-        found = version if isinstance(version, str) else _for_python(version, python)
-        if found is None:
+        found = recipe.frameworks[framework].version
+        if not isinstance(found, str):
+            fits = (each for each in found if SpecifierSet(each.python).contains(python.version))
+            found = next((each.value for each in fits), "")
+        if not found:
             raise IncompatibleError(
                 f"the recipe has no {framework} version for Python {python.version}",
                 where=f"frameworks.{framework}.version",
@@ -89,13 +87,6 @@ def choose_versions(recipe: Recipe, python: Interpreter) -> dict[str, Version]:
             )
         versions[framework] = found
     return versions
-
-
-def _for_python(alternatives: tuple[ByPython, ...], python: Interpreter) -> Version | None:
-    return next(
-        (each.value for each in alternatives if SpecifierSet(each.python).contains(python.version)),
-        None,
-    )
 
 
 def site_python(recipe: Recipe) -> Interpreter | None:
@@ -136,32 +127,9 @@ def steps_of(
     )
 
 
-def make_plan(
-    recipe: Recipe,
-    variants: tuple[str, ...],
-    facts: Facts,
-    python: Interpreter,
-    *,
-    locked: Locked | None = None,
-    source_folder: Path | None = None,
-    offline: bool = False,
-    caches: Path | None = None,
-    additions: Additions | None = None,
-    alone: bool = False,
-) -> Plan:
-    """The plan for one machine, of no folder yet.
-
-    ``variants`` are sorted, ``python`` is site_python() or one of candidates(); for the other
-    arguments, see Steps.
-    """
-    maker = steps_of(recipe, facts, python)._replace(
-        locked=locked,
-        source_folder=source_folder,
-        offline=offline,
-        caches=None if alone else caches,
-        additions=additions,
-        alone=alone,
-    )
+def make_plan(maker: Steps, variants: tuple[str, ...] = ()) -> Plan:
+    """The plan for one machine, of no folder yet; ``variants`` are sorted."""
+    recipe, python = maker.recipe, maker.python
     steps, modules = maker.all(), recipe.modules
     return Plan(
         recipe=recipe.name,
@@ -172,7 +140,7 @@ def make_plan(
         environment=maker.environment,
         wheel=maker.wheel_path,
         variables=run_variables(recipe, maker.environment),
-        step_variables=dict(ALWAYS_SET) | ({} if alone else {"TMPDIR": str(TEMPORARY)}),
+        step_variables=dict(ALWAYS_SET) | ({} if maker.alone else {"TMPDIR": str(TEMPORARY)}),
         steps=steps,
         wheel_inputs={
             "source": recipe.horovod.sha256,
@@ -181,6 +149,6 @@ def make_plan(
             **({"modules": [*modules.load, *modules.build]} if modules else {}),
         },
         digest=digest([content(step) for step in steps]),
-        locked=locked,
-        additions=additions,
+        locked=maker.locked,
+        additions=maker.additions,
     )

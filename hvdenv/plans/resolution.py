@@ -28,11 +28,6 @@ class Resolution(Steps):
     __slots__ = ()
 
     def inputs(self, variants: Sequence[str]) -> Inputs:
-        """All that decides what the environment is made of.
-
-        Args:
-            variants: of the recipe, sorted.
-        """
         recipe = self.recipe
         builds = recipe.horovod.provider == "source"
         modules, mpi = recipe.modules, recipe.mpi
@@ -75,11 +70,7 @@ class Resolution(Steps):
         return self._report("resolved")
 
     def here(self, pins: Mapping[str, str]) -> tuple[Step, ...]:
-        """For this machine: in an environment as the build makes it, so that pip sees the same.
-
-        Args:
-            pins: versions to keep, by name.
-        """
+        """For this machine: in an environment as the build makes it, so that pip sees the same."""
         python, pip = self.recipe.python, self.newer_pip()
         # A lock leaves out what a new environment comes with, but not what modules provide.
         fresh = python.provider == "venv" and not python.system_site_packages
@@ -132,7 +123,6 @@ class Resolution(Steps):
         """For any machine of the platform: wheels only, for the glibc that those machines have.
 
         Args:
-            pins: versions to keep, by name.
             installed: packages that conda provides, by the names that pip knows them by.
         """
         target = {
@@ -171,14 +161,7 @@ class Resolution(Steps):
         )
 
     def fetch(self, locked: Locked, to: Path, own: Path, package: Path) -> tuple[Step, ...]:
-        """The steps that get every file that a locked build needs.
-
-        Args:
-            locked: the lock.
-            to: folder for the files.
-            own: folder for hvdenv itself and what it needs.
-            package: the folder of hvdenv's package.
-        """
+        """The steps that get every file that a locked build needs."""
         return (
             self._resolver(),
             self._files(locked, to),

@@ -40,10 +40,6 @@ class Step(NamedTuple):
 
     Attributes:
         name: short, unique within the plan.
-        reason: why the step is there.
-        commands: what it runs, in order.
-        files: what it writes first.
-        resets: what is removed before the step runs.
         effect: what hvdenv itself does in this step, after the commands:
             ``modules`` loads them, and all later steps see what they set,
             ``packages`` locks the files that builds share while the commands run,
@@ -54,9 +50,7 @@ class Step(NamedTuple):
             and points the prefix at it.
         spared_by_cache: whether the step is skipped if a cached wheel fits.
         installs: whether the commands add packages to the environment.
-        report: where the installer lists what it installed.
         undoes: the step that the next build goes back to if this one fails.
-        modules: what the effect ``modules`` loads.
     """
 
     name: str
@@ -73,8 +67,6 @@ class Step(NamedTuple):
 
 
 class Progress(Protocol):
-    """Is told how steps go."""
-
     def step_started(self, number: int, step: Step) -> None: ...
 
     def step_line(self, line: str) -> None: ...
@@ -105,5 +97,4 @@ def identity(step: Step) -> str:
 
 
 def digest(value: Any) -> str:
-    """Hash of plain data."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -44,18 +44,10 @@ class Steps(NamedTuple):
     """The steps of one build, each from the same few inputs.
 
     Attributes:
-        recipe: the resolved recipe.
-        facts: of the machine that builds.
         python: the interpreter of the environment, or the one that makes it.
-        versions: of Horovod and the frameworks.
-        patches: to Horovod's source.
-        flags: variables of Horovod's build.
-        generation: folder that is built in.
         locked: the lock to build from; None for what indexes and channels have.
         source_folder: with files that were fetched before.
-        offline: whether to use no index.
         caches: folder of fetched and unpacked files that builds share; None for no sharing.
-        additions: packages that the user adds; None for the recipe alone.
         alone: whether a script runs the steps, without hvdenv, its uv and its caches.
     """
 
@@ -202,7 +194,6 @@ class Steps(NamedTuple):
 
     @property
     def conda_spec(self) -> dict[str, Any]:
-        """What conda is asked for."""
         conda, recipe = self.recipe.conda, self.recipe
         assert conda
         by_conda = [n for n in recipe.horovod.frameworks if self._provider(n) == "conda"]

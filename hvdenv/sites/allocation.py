@@ -25,10 +25,8 @@ class Allocation(NamedTuple):
 
     Attributes:
         scheduler: its name; empty outside of any job.
-        job: its id.
         hosts: in the order of the scheduler, as far as it names them; slots are the ranks
             that were requested on each, 0 if unknown.
-        nodes: how many hosts.
         hostfile: a file with exactly these hosts, which launchers can read.
         tasks: what the scheduler counts on each host, even if nothing was requested.
         cpus: processors on each host; empty if unknown.
@@ -94,9 +92,6 @@ def _current(environ: Mapping[str, str], dialects: Mapping[str, Dialect]) -> str
 def refuse_unknown(environ: Mapping[str, str], command: str) -> None:
     """Refuse to start ranks on this host alone if variables show a job of several hosts.
 
-    Args:
-        command: to type again, with other options.
-
     Raises:
         UsageError: they do; names them, and how to give the hosts.
     """
@@ -130,6 +125,7 @@ def _from_hostfile(
         nodes=len(named) or number(environ.get(dialect.node_count, "")),
         hostfile=path if readable else "",
         gpus_per_node=_visible_gpus(environ),
+        counts_tasks=dialect.counts_tasks,
     )
 
 

@@ -57,9 +57,7 @@ class Status(NamedTuple):
         reason: why it waits or ended, in the scheduler's words; may be empty.
         exit_code: of a job that has ended, if known; 128 and the signal's number if a
             signal ended it.
-        outputs: the files that its output goes to.
         hosts: where it runs, as the scheduler writes it.
-        name: the job's name, if the scheduler reports it.
     """
 
     state: State
@@ -71,7 +69,6 @@ class Status(NamedTuple):
 
     @property
     def over(self) -> bool:
-        """Whether the job has ended."""
         return self.state not in ("waiting", "running")
 
 
@@ -82,8 +79,6 @@ def status_in(text: str, answer: Answer, job: str) -> Status | None:
 
 
 class _Reader:
-    """Reads one answer."""
-
     def __init__(self, text: str, answer: Answer, job: str) -> None:
         self.text = text.replace("\n\t", "") if answer.folded else text
         self.answer, self.job = answer, job

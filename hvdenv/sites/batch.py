@@ -67,14 +67,10 @@ class BatchJob(NamedTuple):
     """What a batch script does.
 
     Attributes:
-        job: the resources to request.
         partition: facts about its nodes, if the recipe has them.
         activate: script that is sourced first; empty if there is nothing to activate.
         launch: the launcher and its arguments, in which HOSTFILE, HOSTS and HOST_NAMES may
             occur; empty if the command needs no launcher.
-        env: variables for the launcher and the ranks.
-        command: what each rank runs.
-        folder: its working folder.
         exports: names of variables that the launcher passes on, whether they are set or not.
         log: file for all output; empty to leave the output to the scheduler.
         modules: shell commands that load modules, where no script does it.
@@ -146,7 +142,6 @@ def script(dialect: Dialect, batch: BatchJob) -> str:
 
 
 def directives(dialect: Dialect, batch: BatchJob) -> list[str]:
-    """The directives of a job, without the prefix."""
     return [*_filled(dialect.directives, _values(batch, dialect.join)), *batch.job.directives]
 
 
@@ -165,7 +160,6 @@ def _filled(templates: Iterable[str], values: template.Values) -> list[str]:
 
 
 def _values(batch: BatchJob, join: str = ":") -> template.Values:
-    """The fields of directives."""
     job, partition = batch.job, batch.partition
     total = seconds(job.time)
     minutes, each = math.ceil(total / 60), job.cpus_per_rank
@@ -307,7 +301,6 @@ def own_job(job: Job, purpose: Purpose) -> Job:
 
 
 def cost(job: Job) -> Cost:
-    """What a job uses at most, if it runs to its time limit."""
     hours = seconds(job.time) / 3600
     gpus = 0 if job.gpu_option == "none" else job.gpus_per_node or 0
     return Cost(job.nodes, hours, job.nodes * hours, job.nodes * gpus * hours)
@@ -355,15 +348,7 @@ def refusals(
     given: Collection[str] = (),
     where: Callable[[str], str] = "recipe: {}".format,
 ) -> Iterator[UsageError]:
-    """Every reason why a site cannot run a job: the option or key, and what is possible.
-
-    Args:
-        job: of the recipe, with the options.
-        dialect: of the scheduler.
-        partitions: of the recipe.
-        given: fields of options.
-        where: says where the recipe sets a key.
-    """
+    """Every reason why a site cannot run a job: the option or key, and what is possible."""
     refuse: Refuse = partial(_refusal, given, where)
     yield from _wrong_fields(job, dialect, refuse)
     yield from _lacking(job, refuse)

@@ -42,7 +42,7 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
             hosts += [Host(name, slots) for name in expand(names)]
     except UsageError as error:
         raise UsageError(error.message, where="--hosts", remedy=error.remedy) from error
-    refuse_duplicates(hosts)
+    _refuse_duplicates(hosts)
     if len({host.slots == 0 for host in hosts}) > 1:
         raise _wrong(text, "some hosts have slots and others not")
     _refuse_local(hosts, "--hosts")
@@ -76,9 +76,6 @@ def parse_hostfile(text: str, where: str) -> tuple[Host, ...]:
     Lines are ``gpu32``, ``gpu32 slots=4`` (Open MPI), ``gpu32:4`` (MPICH, Intel MPI) or
     ``gpu32 4 gpu.q@gpu32 UNDEFINED`` (Grid Engine).
     A repeated name, as in the files of PBS and LSF, has a slot for each line.
-
-    Args:
-        where: the file, for messages.
 
     Raises:
         UsageError: a line is none of these, there are no hosts, or localhost is among others.
@@ -131,12 +128,7 @@ def distribute(hosts: Iterable[Host], ranks: int) -> tuple[Host, ...]:
     return tuple(Host(name, slots) for name, slots in taken.items() if slots)
 
 
-def refuse_duplicates(hosts: Iterable[Host]) -> None:
-    """Refuse lists with a host twice.
-
-    Raises:
-        UsageError: one is.
-    """
+def _refuse_duplicates(hosts: Iterable[Host]) -> None:
     seen: set[str] = set()
     for host in hosts:
         if host.name in seen:
@@ -149,11 +141,7 @@ def refuse_duplicates(hosts: Iterable[Host]) -> None:
 
 
 def _refuse_local(hosts: Sequence[Host], where: str) -> None:
-    """Refuse localhost among other hosts, since it is a different host to each of them.
-
-    Raises:
-        UsageError: it is.
-    """
+    """Refuse localhost among other hosts, since it is a different host to each of them."""
     local = [host.name for host in hosts if host.name in LOCAL]
     if local and len(hosts) > 1:
         raise UsageError(

@@ -38,18 +38,13 @@ class Submitted(NamedTuple):
     """A job that was submitted, as recorded under HVDENV_HOME.
 
     Attributes:
-        scheduler: the name of the scheduler that has it.
-        id: the scheduler's id.
         cluster: of a federation, if it is not the own one.
         own: the scheduler, if it is not one of hvdenv's.
-        name: of the job.
-        script: file that was submitted.
         submitted: when, in UTC.
         key: identifies what the job is for; a later call for the same resumes following it.
         log: file that all its output goes to; empty if the scheduler decides.
         outputs: files that the scheduler puts its output into, once known.
         state: how it ended; None until that was observed.
-        exit_code: with which it ended, if known.
     """
 
     scheduler: str
@@ -81,7 +76,6 @@ class Submitted(NamedTuple):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Where its output is."""
         return (self.log,) if self.log else self.outputs
 
 
@@ -238,7 +232,6 @@ def cancel(record: Submitted, runner: Runner) -> None:
 
 
 def cancel_words(record: Submitted) -> tuple[str, ...]:
-    """The command that cancels a job."""
     return template.words(record.dialect.cancel, _values(record))
 
 
@@ -247,8 +240,6 @@ class Listener(NamedTuple):
 
     Attributes:
         line: called with each line of its output, masked and without control sequences.
-        status: called when its status changes.
-        note: called with other messages for the user.
     """
 
     line: Callable[[str], None]
@@ -257,11 +248,7 @@ class Listener(NamedTuple):
 
 
 class Follower:
-    """Follows a job to its end.
-
-    Args:
-        withdraw: cancel the job if it can never start.
-    """
+    """Follows a job to its end."""
 
     # Seconds that the scheduler may be silent.
     patience = PATIENCE_SECONDS

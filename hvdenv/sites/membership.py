@@ -20,12 +20,7 @@ def nodes_of(recipe: Recipe) -> tuple[str, Partition] | None:
 
 
 def foreign(recipe: Recipe, machine: str) -> str:
-    """Why this machine is none of the cluster's; empty if it may be one.
-
-    Args:
-        recipe: whose partition declares what the nodes are.
-        machine: architecture of this machine.
-    """
+    """Why this machine is none of the cluster's; empty if it may be one."""
     nodes = nodes_of(recipe)
     if nodes is None:
         return ""

@@ -61,7 +61,6 @@ class ModuleSystem(NamedTuple):
     """The module system of this machine.
 
     Attributes:
-        kind: which one.
         version: as it reports; may be empty.
         script: that defined ``module``; empty if the shell already had it.
     """
@@ -215,7 +214,6 @@ def available(
 def _available(
     system: ModuleSystem, bare: Modules, further: Iterable[str], shell: _Shell
 ) -> tuple[str, ...]:
-    """Names of the modules that are available after some commands."""
     lines = (
         *shell_lines(bare, "run", cleaned=True),
         *further,
@@ -228,13 +226,7 @@ def _available(
 
 
 class _Shell(NamedTuple):
-    """A bash for commands that write their results to a folder, since modules print to its output.
-
-    Attributes:
-        folder: for the results.
-        runner: starts it.
-        seconds: time limit.
-    """
+    """A bash for commands that write their results to a folder, since modules print to its output."""
 
     folder: Path
     runner: Runner
@@ -320,11 +312,7 @@ def _trial(system: ModuleSystem, shell: _Shell, number: int, module: str) -> Tri
 
 
 def _refuse(examined: Sequence[Examined]) -> None:
-    """Report all modules of a set that cannot be loaded.
-
-    Raises:
-        StepError: there are such modules.
-    """
+    """Report all modules of a set that cannot be loaded."""
     failed = [each for each in examined if each.state != "loads"]
     if not failed:
         return

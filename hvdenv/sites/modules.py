@@ -50,8 +50,6 @@ class Loaded(NamedTuple):
     """The result of loading a set.
 
     Attributes:
-        set: new and changed variables with their values.
-        unset: variables that were removed.
         loaded: the loaded modules in their order, as the module system names them.
     """
 
@@ -64,11 +62,7 @@ class Trial(NamedTuple):
     """The result of one module when all are tried, whether or not those before it loaded.
 
     Attributes:
-        module: as the recipe names it.
         status: of ``module load``; 0 is success.
-        output: of the module system.
-        before: modules that were loaded before.
-        after: modules that were loaded after it.
         prerequisites: sets of modules to load first, as the module system reports them.
     """
 
@@ -84,7 +78,6 @@ class Examined(NamedTuple):
     """Whether one module of a set can be loaded on a machine.
 
     Attributes:
-        module: as the recipe names it.
         state: ``loads``; ``missing``; ``hidden`` until others are loaded (a hierarchy);
             ``fails``, such as by a conflict; ``replaced`` by one that was loaded later.
         said: the output of the module system about it.
@@ -107,8 +100,6 @@ class _Step(NamedTuple):
     """A command.
 
     Attributes:
-        shown: for people.
-        command: for a shell.
         failure: the message if it fails; empty if it may fail.
     """
 
@@ -257,7 +248,6 @@ def _silent_failures(modules: Iterable[str]) -> Iterator[str]:
 
 
 def parse_environment(dump: bytes) -> dict[str, str]:
-    """The variables in the output of ``env -0``."""
     text = dump.decode("utf-8", "surrogateescape")
     return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
 
@@ -280,7 +270,6 @@ def compare(before: Mapping[str, str], after: Mapping[str, str]) -> Loaded:
 
 
 def split_loaded(text: str) -> tuple[str, ...]:
-    """The modules in a value of LOADEDMODULES."""
     return tuple(name for name in text.split(":") if name)
 
 
@@ -330,7 +319,6 @@ def judge(trials: Iterable[Trial], available: Iterable[str]) -> tuple[Examined, 
     """Whether each module of a set can be loaded.
 
     Args:
-        trials: all modules of the set, tried one after the other.
         available: names that the module system knows, also those that cannot be loaded yet.
     """
     tried, listed = tuple(trials), tuple(available)

@@ -15,7 +15,6 @@ _SECONDS = 60.0
 
 
 def has_tools() -> bool:
-    """Whether this machine has workspace tools."""
     return shutil.which("ws_find") is not None
 
 

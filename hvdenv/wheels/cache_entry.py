@@ -37,9 +37,8 @@ class Cache(NamedTuple):
     """A wheel cache.
 
     Attributes:
-        folder: of the entries.
         shared: whether other users write it; false for the user's own cache.
-        trusted: user ids whose entries are used, besides the user's own and root's.
+        trusted: user ids that may own entries and signers, besides the user's own and root's.
         signers: file with the public keys of accepted signers. If set, entries must be signed, and
             their owner does not matter.
     """
@@ -68,14 +67,8 @@ class Entry(NamedTuple):
     """An open entry.
 
     Attributes:
-        folder: of the entry.
-        descriptor: of that folder.
         raw: its record, as it was signed.
-        record: the same, decoded.
-        inputs: all that went into the wheel.
         signature: of the record; or empty.
-        wheel: descriptor of the wheel's file.
-        bytes: size of the wheel.
         used: when its folder was last touched, in seconds.
     """
 
@@ -120,33 +113,17 @@ def open_entry(cache: Cache, name: str) -> Iterator[Entry | None]:
         yield (None if descriptor is None else _read_entry(stack, cache, folder, descriptor))
 
 
-@contextmanager
-def checked_entry(cache: Cache, name: str, runner: Runner) -> Iterator[Entry | None]:
-    """Open an entry and check all of it; None if there is none.
-
-    Raises:
-        NotUsedError: it cannot be used.
-    """
-    with open_entry(cache, name) as entry:
-        if entry:
-            check(cache, entry, runner)
-        yield entry
-
-
 def check(cache: Cache, entry: Entry, runner: Runner, target: Path | None = None) -> None:
     """Check the hash and, if the site requires one, the signature of an open entry.
 
-    Args:
-        target: file to copy the wheel to at the same time.
+    The wheel is copied to the target, if there is one, at the same time.
 
     Raises:
         NotUsedError: a check failed.
         StepError: the target cannot be written.
     """
-    if cache.signers:
-        refusal = _refusal(cache, entry, runner)
-        if refusal:
-            raise NotUsedError(f"{entry.folder}: {refusal}")
+    if refusal := signature_refusal(cache, entry.raw, entry.signature, runner):
+        raise NotUsedError(f"{entry.folder}: {refusal}")
     digest = hashlib.sha256()
     with reporting(target or entry.folder), open(target or os.devnull, "wb") as stream:
         for block in _source(entry):
@@ -239,20 +216,20 @@ def _enter(stack: ExitStack, folder: Path, within: int) -> int | None:
 
 def _read_entry(stack: ExitStack, cache: Cache, folder: Path, descriptor: int) -> Entry:
     try:
-        raw = _read(_open_file(stack, cache, folder / RECORD, descriptor))
+        raw = b"".join(blocks(_open_file(stack, cache, folder / RECORD, descriptor)))
         record, inputs = read_record(raw)
         if record.key != folder.name:
             raise DamagedError(f"{folder / RECORD} does not describe this wheel")
         wheel = _open_file(stack, cache, folder / record.file, descriptor)
         signature = b""
         if SIGNATURE in os.listdir(descriptor):
-            signature = _read(_open_file(stack, cache, folder / SIGNATURE, descriptor))
+            opened = _open_file(stack, cache, folder / SIGNATURE, descriptor)
+            signature = b"".join(blocks(opened))
     except OSError as error:
         what = DamagedError if isinstance(error, FileNotFoundError) else NotUsedError
         raise what(f"{folder} cannot be read: {error.strerror}: {error.filename}") from error
     except ValueError as error:
         raise DamagedError(f"{folder} is damaged ({error})") from error
-    size, used = os.fstat(wheel).st_size, os.fstat(descriptor).st_mtime
     return Entry(
         folder=folder,
         descriptor=descriptor,
@@ -261,8 +238,8 @@ def _read_entry(stack: ExitStack, cache: Cache, folder: Path, descriptor: int) -
         inputs=inputs,
         signature=signature,
         wheel=wheel,
-        bytes=size,
-        used=used,
+        bytes=os.fstat(wheel).st_size,
+        used=os.fstat(descriptor).st_mtime,
     )
 
 
@@ -282,10 +259,6 @@ def _open_file(stack: ExitStack, cache: Cache, path: Path, within: int) -> int:
     return descriptor
 
 
-def _read(descriptor: int) -> bytes:
-    return b"".join(blocks(descriptor))
-
-
 def blocks(descriptor: int) -> Iterator[bytes]:
     """The content of a file, from its beginning."""
     os.lseek(descriptor, 0, os.SEEK_SET)
@@ -301,31 +274,22 @@ def _source(entry: Entry) -> Iterator[bytes]:
         raise NotUsedError(f"{entry.folder} cannot be read: {error.strerror}") from error
 
 
-def signature_refusal(
-    text: bytes, signature: bytes, signers: Path, trusted: frozenset[int], runner: Runner
-) -> str:
-    """Why a signature of a wheel is not accepted; empty if it is.
-
-    Args:
-        text: what was signed.
-        signers: file with the public keys of accepted signers.
-        trusted: user ids that may own that file, besides the user's own and root's.
+def signature_refusal(cache: Cache, text: bytes, signature: bytes, runner: Runner) -> str:
+    """Why a text is not accepted with this signature; empty if it is, or needs none.
 
     Raises:
         NotUsedError: an untrusted user could have written the file of signers.
     """
+    signers = cache.signers
+    if not signers:
+        return ""
+    if not signature:
+        return "it is not signed, and the site requires it"
     try:
-        refuse_untrusted_owner(Cache(signers, trusted=trusted), os.stat(signers), signers)
+        refuse_untrusted_owner(cache._replace(signers=None), os.stat(signers), signers)
     except OSError as error:
         return f"the file of accepted signers cannot be read: {signers}: {error.strerror}"
     return signing.refusal(text, signature, signers, runner)
-
-
-def _refusal(cache: Cache, entry: Entry, runner: Runner) -> str:
-    assert cache.signers
-    if not entry.signature:
-        return "it is not signed, and the site requires it"
-    return signature_refusal(entry.raw, entry.signature, cache.signers, cache.trusted, runner)
 
 
 def make_folder_alike(path: Path) -> None:

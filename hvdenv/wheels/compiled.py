@@ -17,7 +17,7 @@ from hvdenv.locks import condalock, pypi
 from hvdenv.locks.lockfile import CONDA, Locked
 from hvdenv.runner import Runner
 from hvdenv.wheels import wheelcache
-from hvdenv.wheels.cache_entry import Cache, NotUsedError, checked_entry
+from hvdenv.wheels.cache_entry import Cache, NotUsedError, check, open_entry
 
 # A wheel cache in the folder of fetched files.
 FOLDER = "wheels"
@@ -26,16 +26,9 @@ FOLDER = "wheels"
 def fitting(
     caches: Iterable[Cache], wheel_inputs: Mapping[str, Any], locked: Locked, runner: Runner
 ) -> tuple[dict[str, Cache], tuple[str, ...]]:
-    """The wheels that a build of a lock may be able to use.
+    """The wheels that a build of a lock with these wheel_inputs of the plan may be able to use.
 
-    Args:
-        caches: in the order of preference.
-        wheel_inputs: of the plan.
-        locked: the lock.
-        runner: verifies signatures.
-
-    Returns:
-        The key of each wheel with its cache, and why caches or entries were left out.
+    Returns the key of each with the first cache that has it, and why others were left out.
     """
     chosen: dict[str, Cache] = {}
     notes = []
@@ -47,9 +40,11 @@ def fitting(
             continue
         for name in names:
             try:
-                with checked_entry(cache, name, runner) as entry:
-                    if entry and _fits(entry.inputs, wheel_inputs, locked):
-                        chosen.setdefault(name, cache)
+                with open_entry(cache, name) as entry:
+                    if entry:
+                        check(cache, entry, runner)
+                        if _fits(entry.inputs, wheel_inputs, locked):
+                            chosen.setdefault(name, cache)
             except NotUsedError as error:
                 notes.append(f"cached wheel not used: {error}")
     return chosen, tuple(notes)

@@ -7,12 +7,12 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import suppress
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv.command import OWN_PYTHON, Command
 from hvdenv.environments import prefix_lock
+from hvdenv.environments.generations import timestamp
 from hvdenv.environments.storage import Counter
 from hvdenv.errors import BusyError
 from hvdenv.places import Places
@@ -26,15 +26,11 @@ _SECONDS = 60.0
 
 
 class Download(NamedTuple):
-    """A folder that is kept or deleted as a whole; ``used``: when a build last used it, in UTC."""
+    """A folder that is kept or deleted as a whole; ``since``: its last use by a build, in UTC."""
 
     path: Path
     bytes: int
-    used: str
-
-    @property
-    def created(self) -> str:
-        return self.used
+    since: str
 
 
 def kept(places: Places, counter: Counter) -> list[Download]:
@@ -91,5 +87,5 @@ def _uv(places: Places) -> Path:
 
 
 def _measure(folder: Path, counter: Counter) -> Download:
-    used = datetime.fromtimestamp(folder.stat().st_mtime, timezone.utc)
-    return Download(folder, counter.count(folder).bytes, used.isoformat(timespec="seconds"))
+    used = timestamp(folder.stat().st_mtime, "seconds")
+    return Download(folder, counter.count(folder).bytes, used)

@@ -38,6 +38,7 @@ from hvdenv.reading import KEY, STATE, WHEEL, Kind, read_file
 from hvdenv.runner import Runner
 from hvdenv.schema import Problem, Table, decode, encode
 from hvdenv.wheels.cache_entry import (
+    Cache,
     NotUsedError,
     WheelName,
     make_folder_alike,
@@ -50,8 +51,6 @@ METADATA, PROVENANCE, SIGNATURE = ".metadata", ".provenance.json", ".provenance.
 
 
 class Cached(NamedTuple):
-    """The entry of a cache that a wheel was made from."""
-
     key: Sha256
     sha256: Sha256
     created: str
@@ -61,11 +60,7 @@ class Provenance(NamedTuple):
     """What a published wheel was made from.
 
     Attributes:
-        format: of this file.
         file, sha256, bytes: of the wheel.
-        metadata_sha256: of its metadata.
-        requires_python: as the metadata states it.
-        compiled_for: what it fits.
         lock: digest of the lock of the environment that it was built for; empty if unknown.
         cached: the entry of the cache, whose wheel was rewritten.
         inputs: all that went into that wheel: source, patches, flags, modules, compiler, MPI.
@@ -81,25 +76,6 @@ class Provenance(NamedTuple):
     lock: str
     cached: Cached
     inputs: Table
-
-
-class Index(NamedTuple):
-    """An index of wheels.
-
-    Attributes:
-        folder: of its pages.
-        signers: file with the public keys of accepted signers; without it, no signature is
-            required.
-        trusted: user ids that may own that file, besides the user's own and root's.
-    """
-
-    folder: Path
-    signers: Path | None = None
-    trusted: frozenset[int] = frozenset()
-
-    @property
-    def files(self) -> Path:
-        return self.folder / FILES
 
 
 class Found(NamedTuple):
@@ -131,18 +107,15 @@ def prepare(folder: Path) -> Path:
     return folder
 
 
-def add(index: Index, source: Source, lock: str, key: str, runner: Runner) -> tuple[str, bool]:
-    """Add a wheel to an index; it is listed by the next write_pages().
+def add(index: Cache, source: Source, lock: str, key: str, runner: Runner) -> tuple[str, bool]:
+    """Add a wheel to an index; returns its name, and whether it is new.
+
+    The next write_pages() lists it.
 
     Args:
-        index: whose folder exists.
         source: a checked entry of a cache.
         lock: digest of the lock that it was built with; or empty.
         key: file of the key to sign with; empty for no signature.
-        runner: signs.
-
-    Returns:
-        The name of the wheel, and whether it is new.
 
     Raises:
         Unpublished: hvdenv cannot tell what it was compiled for, or has other patches.
@@ -151,7 +124,7 @@ def add(index: Index, source: Source, lock: str, key: str, runner: Runner) -> tu
     facts, build = compiled_for(source), 0
     while True:
         made = make(source, facts, build)
-        path = index.files / made.name
+        path = index.folder / FILES / made.name
         new, about = not path.exists(), _provenance(source, facts, made, lock)
         if _claim(path, about) if new else _content(path, WHEEL) == made.wheel:
             break
@@ -224,7 +197,7 @@ def _place(path: Path, content: bytes) -> None:
     write_bytes(path, content, lambda descriptor: os.fchmod(descriptor, _mode(path)), 0o600)
 
 
-def examine(index: Index, runner: Runner) -> Found:
+def examine(index: Cache, runner: Runner) -> Found:
     """Check every wheel of an index: hashes, names, metadata, RECORD, signature.
 
     Raises:
@@ -240,7 +213,7 @@ def examine(index: Index, runner: Runner) -> Found:
     return Found(tuple(listed), tuple(problems))
 
 
-def _is_good(index: Index, name: str, runner: Runner) -> bool:
+def _is_good(index: Cache, name: str, runner: Runner) -> bool:
     try:
         return bool(_examined(index, name, runner))
     except _REFUSALS:
@@ -255,34 +228,33 @@ _REFUSALS = (
 )  # fmt: skip
 
 
-def _wheels(index: Index) -> list[str]:
+def _wheels(index: Cache) -> list[str]:
     try:
-        names = {name for name in os.listdir(index.files) if not name.startswith(".")}
+        names = {name for name in os.listdir(index.folder / FILES) if not name.startswith(".")}
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(
             "this is not an index of wheels: it has no folder `files`", where=str(index.folder),
             remedy=f"hvdenv wheels publish {index.folder} creates one",
         ) from error  # fmt: skip
     except OSError as error:
-        raise blocked(index.files, error, "read") from error
+        raise blocked(index.folder / FILES, error, "read") from error
     return sorted(name for name in names if name.endswith(".whl"))
 
 
-def _examined(index: Index, name: str, runner: Runner) -> Provenance:
+def _examined(index: Cache, name: str, runner: Runner) -> Provenance:
     """The provenance of a wheel, if everything fits it.
 
     Raises:
         one of _REFUSALS: it does not.
     """
-    text = read_file(index.files / f"{name}{PROVENANCE}", STATE).data
+    text = read_file(index.folder / FILES / f"{name}{PROVENANCE}", STATE).data
     if index.signers:
-        signature = read_file(index.files / f"{name}{SIGNATURE}", KEY).data
-        refusal = signature_refusal(text, signature, index.signers, index.trusted, runner)
-        if refusal:
+        signature = read_file(index.folder / FILES / f"{name}{SIGNATURE}", KEY).data
+        if refusal := signature_refusal(index, text, signature, runner):
             raise ValueError(refusal)
     about = decode(Provenance, json.loads(text), lenient=True)
-    wheel = read_file(index.files / name, WHEEL).data
-    metadata = read_file(index.files / f"{name}{METADATA}", STATE).data
+    wheel = read_file(index.folder / FILES / name, WHEEL).data
+    metadata = read_file(index.folder / FILES / f"{name}{METADATA}", STATE).data
     for what, content, wanted in (
         ("wheel", wheel, about.sha256), ("metadata file", metadata, about.metadata_sha256),
     ):  # fmt: skip
@@ -316,13 +288,13 @@ def _refuse_other_content(name: str, wheel: bytes, metadata: bytes, about: Prove
         raise ValueError("its RECORD does not fit its files")
 
 
-def write_pages(index: Index, runner: Runner) -> Found:
+def write_pages(index: Cache, runner: Runner) -> Found:
     """List all good wheels; pages that do not change are not written.
 
     Raises:
         StepError: the folder cannot be read or written.
     """
-    for folder in (index.folder, index.folder / PROJECT, index.files):
+    for folder in (index.folder, index.folder / PROJECT, index.folder / FILES):
         sweep(folder)  # publishers may have been killed
     while True:
         names = _wheels(index)
@@ -333,7 +305,7 @@ def write_pages(index: Index, runner: Runner) -> Found:
             return found
 
 
-def outdated(index: Index, found: Found) -> list[str]:
+def outdated(index: Cache, found: Found) -> list[str]:
     """Pages that do not list exactly the good wheels."""
     return [
         name for name, text in pages(found.listed).items() if _content(index.folder / name) != text
@@ -348,7 +320,6 @@ def _content(path: Path, kind: Kind = STATE) -> bytes | None:
 
 
 def pages(listed: Sequence[Provenance]) -> dict[str, bytes]:
-    """The pages of an index by their paths."""
     meta = {"meta": {"api-version": "1.1"}}
     ordered = sorted(listed, key=lambda each: each.file)
     versions = sorted({each.compiled_for.version for each in ordered}, key=Version)

@@ -49,8 +49,6 @@ class Unpublished(Exception):
 
 
 class Installed(NamedTuple):
-    """A framework that was installed at the compile."""
-
     package: str
 
 
@@ -75,7 +73,6 @@ class Framework(NamedTuple):
     """A framework that a wheel was compiled for.
 
     Attributes:
-        package: that provides it.
         version: without a local label.
         cxx11: whether it has the newer string ABI of C++.
     """
@@ -89,7 +86,6 @@ class Mpi(NamedTuple):
     """The MPI that a wheel was compiled for.
 
     Attributes:
-        name: with its version.
         library: the file name that the extension is linked to.
         open_mpi: whether it is Open MPI, rather than one with the MPICH ABI.
         package: as a requirement of pip; empty where modules provide it.
@@ -106,11 +102,9 @@ class CompiledFor(NamedTuple):
 
     Attributes:
         version: of the wheel, with its local label.
-        frameworks: by name.
         mpi: None for a wheel without MPI.
         cuda: version of the CUDA toolkit; empty for CPUs.
         glibc: the oldest that has the symbols which the extensions use.
-        run_path: folders where the loader looks for libraries.
     """
 
     version: str
@@ -122,16 +116,12 @@ class CompiledFor(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A checked entry of a cache, and its wheel."""
-
     record: Record
     inputs: Mapping[str, object]
     wheel: bytes
 
 
 class Published(NamedTuple):
-    """The files of one wheel in an index."""
-
     name: str
     wheel: bytes
     metadata: bytes
@@ -228,13 +218,7 @@ def _short(version: str) -> str:
 
 
 def make(source: Source, facts: CompiledFor, build: int) -> Published:
-    """The files of a wheel.
-
-    Args:
-        source: the entry.
-        facts: of compiled_for().
-        build: build number, which tells wheels of the same version apart; 0 for none.
-    """
+    """The files of a wheel. A build number tells wheels of the same version apart; 0 is none."""
     horovod, *tags = source.record.file.removesuffix(".whl").split("-")[1:]
     before, after = f"horovod-{horovod}.dist-info/", f"horovod-{facts.version}.dist-info/"
     number = [str(build)] if build else []

@@ -16,13 +16,13 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from datetime import datetime, timezone
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 from hvdenv import signing
+from hvdenv.environments.generations import timestamp
 from hvdenv.errors import RecipeError, StepError
 from hvdenv.model.cluster import Wheels
 from hvdenv.places import LEFT_ALONE_SECONDS, Places, blocked, make_folder, reporting, sync
@@ -67,18 +67,9 @@ class Listed(NamedTuple):
     """An entry, for people and programs.
 
     Attributes:
-        key: hash of its inputs.
-        cache: folder of the cache.
-        shared: whether that is shared.
-        problem: why it cannot be used; or empty.
         damaged: whether it is broken, rather than not trusted.
-        wheel: name of the file.
-        frameworks: version of each that it was compiled against.
         mpi, compiler: as they report themselves.
-        bytes: size of the wheel.
-        created: when it was stored.
         used: when a build last took it; unknown for shared ones.
-        signed: whether it has a signature.
     """
 
     key: str
@@ -96,6 +87,10 @@ class Listed(NamedTuple):
     signed: bool = False
 
     @property
+    def since(self) -> str:
+        return self.used or self.created
+
+    @property
     def horovod(self) -> str:
         return self._tag(1)
 
@@ -109,7 +104,6 @@ class Listed(NamedTuple):
 
 
 def own(places: Places) -> Cache:
-    """The user's own cache."""
     return Cache(places.wheels)
 
 
@@ -133,8 +127,6 @@ def take(
     Args:
         caches: in the order of preference.
         inputs: all that goes into the wheel, as JSON values.
-        target: the file to copy it to.
-        runner: verifies signatures.
 
     Raises:
         StepError: the target cannot be written.
@@ -166,17 +158,15 @@ def store(
 
     Args:
         cache: a shared one must exist.
-        inputs: all that went into the wheel, as JSON values.
-        wheel: the file.
-        runner: signs and verifies.
         signing_key: file of the key to sign with; no signature if empty.
 
     Raises:
         StepError: the cache cannot be written, or has an entry with this key that can neither be
             used nor removed.
     """
-    entry = cache.entry(key(inputs))
-    if os.path.lexists(entry) and not describe(cache, key(inputs), runner, thorough=True).problem:
+    name = key(inputs)
+    entry = cache.entry(name)
+    if os.path.lexists(entry) and not describe(cache, name, runner, thorough=True).problem:
         return
     if cache.signers and not signing_key:
         raise StepError(
@@ -184,14 +174,22 @@ def store(
             where=str(cache.folder),
             remedy="set places.wheels.key in the site file",
         )
-    with reporting(entry), temporary_folder(cache) as (temporary, descriptor):
-        digest = _copy_in(wheel, descriptor)
-        record = _record_of(inputs, wheel, digest)
-        write_file(descriptor, RECORD, record)
-        if signing_key:
-            signature = signing.sign(record, signing_key, runner)
-            write_file(descriptor, SIGNATURE, signature)
-        place(cache, temporary, descriptor, entry.name, runner)
+    with reporting(entry), open_file(wheel, WHEEL) as source:
+        digest = hashlib.sha256()
+        for block in blocks(source.fileno()):
+            digest.update(block)
+        document = {
+            "format": FORMAT,
+            "key": name,
+            "inputs": inputs,
+            "file": wheel.name,
+            "sha256": digest.hexdigest(),
+            "created": timestamp(precision="seconds"),
+        }
+        record = (json.dumps(document, indent=1, allow_nan=False) + "\n").encode()
+        signature = signing.sign(record, signing_key, runner) if signing_key else b""
+        files = {wheel.name: blocks(source.fileno()), RECORD: [record], SIGNATURE: [signature]}
+        _add(cache, name, files, runner)
 
 
 def copy(entries: Mapping[str, Cache], target: Cache, runner: Runner) -> None:
@@ -202,17 +200,22 @@ def copy(entries: Mapping[str, Cache], target: Cache, runner: Runner) -> None:
     Args:
         entries: the cache of each key.
         target: a shared one must exist.
-        runner: verifies signatures.
 
     Raises:
         RecipeError: an entry cannot be used, here or in the target; nothing is copied then.
         StepError: the target cannot be written.
     """
-    for into in (None, target):
+    for checked in (False, True):
         for name, cache in sorted(entries.items()):
             try:
                 with open_entry(cache, name) as entry:
-                    _copy(cache, entry, target, into, runner)
+                    if entry is None:
+                        raise NotUsedError("it is gone")
+                    for each in {cache, target}:
+                        check(each, entry, runner)
+                    if checked:
+                        files = {entry.record.file: blocks(entry.wheel), RECORD: [entry.raw]}
+                        _add(target, name, {**files, SIGNATURE: [entry.signature]}, runner)
             except NotUsedError as error:
                 raise RecipeError(
                     f"not copied: {error}",
@@ -222,24 +225,6 @@ def copy(entries: Mapping[str, Cache], target: Cache, runner: Runner) -> None:
                 ) from error
             except OSError as error:
                 raise blocked(target.folder, error) from error
-
-
-def _copy(
-    cache: Cache, entry: Entry | None, target: Cache, into: Cache | None, runner: Runner
-) -> None:
-    """Check an open entry of a cache, and copy it into another one."""
-    if entry is None:
-        raise NotUsedError("it is gone")
-    for each in {cache, target}:
-        check(each, entry, runner)
-    if into is None:
-        return
-    with temporary_folder(into) as (temporary, descriptor):
-        write_file(descriptor, entry.record.file, blocks(entry.wheel))
-        write_file(descriptor, RECORD, entry.raw)
-        if entry.signature:
-            write_file(descriptor, SIGNATURE, entry.signature)
-        place(into, temporary, descriptor, entry.folder.name, runner)
 
 
 def sign(cache: Cache, name: str, signing_key: str, runner: Runner) -> None:
@@ -256,7 +241,7 @@ def sign(cache: Cache, name: str, signing_key: str, runner: Runner) -> None:
             check(unsigned, entry, runner)
             signature = signing.sign(entry.raw, signing_key, runner)
             temporary, within = f".{uuid.uuid4().hex}", entry.descriptor
-            write_file(within, temporary, signature)
+            _write(within, temporary, [signature])
             os.chmod(temporary, stat.S_IMODE(os.fstat(entry.wheel).st_mode), dir_fd=within)
             os.replace(temporary, SIGNATURE, src_dir_fd=within, dst_dir_fd=within)
     except NotUsedError as error:
@@ -305,16 +290,13 @@ def describe(cache: Cache, name: str, runner: Runner, *, thorough: bool) -> List
 
 
 class Used(Protocol):
-    """An item of a cache; ``used`` is empty where that is unknown."""
+    """An item of a cache, and the time since when it is unused."""
 
     @property
     def bytes(self) -> int: ...
 
     @property
-    def used(self) -> str | None: ...
-
-    @property
-    def created(self) -> str: ...
+    def since(self) -> str: ...
 
 
 Something = TypeVar("Something", bound=Used)
@@ -326,15 +308,13 @@ def least_recently_used(
     """The least recently used items above a total size, and those unused since a time.
 
     Args:
-        entries: of one cache.
         largest: bytes to keep.
         oldest: remove what was neither stored nor used since this time.
     """
-    newest_first = sorted(entries, key=lambda each: each.used or each.created, reverse=True)
     total, going = 0, []
-    for entry in newest_first:
+    for entry in sorted(entries, key=lambda each: each.since, reverse=True):
         total += entry.bytes
-        if (entry.used or entry.created) < oldest or (largest is not None and total > largest):
+        if entry.since < oldest or (largest is not None and total > largest):
             going.append(entry)
     return going
 
@@ -378,7 +358,6 @@ def _described(listed: Listed, entry: Entry) -> Listed:
     stack = entry.inputs.get("stack")
     stack = stack if isinstance(stack, dict) else {}
     frameworks = stack.get("frameworks")
-    used = datetime.fromtimestamp(entry.used, timezone.utc)
     return listed._replace(
         wheel=entry.record.file,
         frameworks={
@@ -389,7 +368,7 @@ def _described(listed: Listed, entry: Entry) -> Listed:
         compiler=str(stack.get("compiler", "")).partition(" Copyright ")[0],
         bytes=entry.bytes,
         created=entry.record.created,
-        used=None if listed.shared else used.isoformat(timespec="seconds"),
+        used=None if listed.shared else timestamp(entry.used, "seconds"),
         signed=bool(entry.signature),
     )
 
@@ -408,12 +387,12 @@ def _discard(entry: Path) -> bool:
     return True
 
 
-@contextmanager
-def temporary_folder(cache: Cache) -> Iterator[tuple[Path, int]]:
-    """A temporary folder in a cache, and its descriptor.
+def _add(cache: Cache, name: str, files: Mapping[str, Iterable[bytes]], runner: Runner) -> None:
+    """Make an entry of files, except empty signatures. It gets its name last.
 
     Raises:
-        StepError: entries of this cache would not be used.
+        StepError: entries of this cache would not be used, or an entry that can neither be used
+            nor removed has the name.
     """
     if not cache.shared:
         make_folder(cache.folder)
@@ -424,8 +403,13 @@ def temporary_folder(cache: Cache) -> Iterator[tuple[Path, int]]:
                 refuse_untrusted_owner(cache, os.fstat(root), cache.folder)
             # Never writable for a group, whatever the umask: it would not be trusted.
             os.mkdir(temporary.name, 0o755, dir_fd=root)
+            # In a cache that others write, the name could lead elsewhere than the descriptor.
             with opened_folder(temporary.name, root) as descriptor:
-                yield temporary, descriptor
+                for file, content in files.items():
+                    if file != SIGNATURE or any(content):
+                        _write(descriptor, file, content)
+                _permit(cache, descriptor)
+                _place(cache, temporary, name, runner)
     except NotUsedError as error:
         raise StepError(
             str(error), where=str(cache.folder),
@@ -435,40 +419,13 @@ def temporary_folder(cache: Cache) -> Iterator[tuple[Path, int]]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _copy_in(wheel: Path, within: int) -> str:
-    digest = hashlib.sha256()
-
-    def blocks() -> Iterator[bytes]:
-        with open_file(wheel, WHEEL) as source:
-            while block := source.read(1 << 20):
-                digest.update(block)
-                yield block
-
-    write_file(within, wheel.name, blocks())
-    return digest.hexdigest()
-
-
-def write_file(within: int, name: str, content: bytes | Iterator[bytes]) -> None:
-    """Write a new file into a folder, and sync it."""
+def _write(within: int, name: str, content: Iterable[bytes]) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     descriptor = os.open(name, flags, 0o644, dir_fd=within)
     with open(descriptor, "wb") as stream:
-        for block in [content] if isinstance(content, bytes) else content:
-            stream.write(block)
+        stream.writelines(content)
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def _record_of(inputs: Mapping[str, object], wheel: Path, digest: str) -> bytes:
-    record = {
-        "format": FORMAT,
-        "key": key(inputs),
-        "inputs": inputs,
-        "file": wheel.name,
-        "sha256": digest,
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-    }
-    return (json.dumps(record, indent=1, allow_nan=False) + "\n").encode()
 
 
 def _permit(cache: Cache, descriptor: int) -> None:
@@ -481,22 +438,11 @@ def _permit(cache: Cache, descriptor: int) -> None:
     os.fchmod(descriptor, mode & 0o2755 | 0o700)
 
 
-def place(cache: Cache, temporary: Path, descriptor: int, name: str, runner: Runner) -> None:
-    """Give a finished entry its name, unless a good entry has it already.
-
-    Args:
-        cache: in which temporary_folder() made the folder.
-        temporary: the folder with the entry's files.
-        descriptor: of that folder; in a cache that others write, the name could lead elsewhere.
-        name: the entry's key.
-        runner: verifies signatures.
-
-    Raises:
-        StepError: an entry that can neither be used nor removed has the name.
-    """
+def _place(cache: Cache, temporary: Path, name: str, runner: Runner) -> None:
+    """Give a finished entry its name, unless a good entry has it already."""
     entry = cache.entry(name)
-    _have_shard(cache, entry.parent)
-    _permit(cache, descriptor)
+    # A shared folder gets the permissions of the cache.
+    (make_folder_alike if cache.shared else make_folder)(entry.parent)
     sync(temporary)
     while not _renamed(temporary, entry):
         found = describe(cache, name, runner, thorough=True)
@@ -509,14 +455,6 @@ def place(cache: Cache, temporary: Path, descriptor: int, name: str, runner: Run
             )  # fmt: skip
     for folder in (entry.parent, cache.folder):
         sync(folder)
-
-
-def _have_shard(cache: Cache, shard: Path) -> None:
-    """Create the folder above an entry; a shared one gets the permissions of the cache."""
-    if cache.shared:
-        make_folder_alike(shard)
-    else:
-        make_folder(shard)
 
 
 def _renamed(temporary: Path, entry: Path) -> bool:

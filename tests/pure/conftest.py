@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.observe import declared
 from hvdenv.model.recipe import Recipe
+from tests.commands import Hvdenv, Said
 
 CASES = Path(__file__).parents[1] / "cases"
 _HOMES = count()
@@ -48,6 +50,33 @@ def recipe() -> Recipe:
     return load_recipe("local").recipe
 
 
+@pytest.fixture
+def hvdenv(capsys: pytest.CaptureFixture[str]) -> Hvdenv:
+    """Runs a command, asserts its exit code, and returns what it printed."""
+    from hvdenv.cli.main import main
+
+    def run(*words: str, code: int = 0) -> Said:
+        capsys.readouterr()
+        ended = main(words)
+        said = Said(*capsys.readouterr())
+        assert ended == code, said.err
+        return said
+
+    return run
+
+
+@pytest.fixture
+def golden(pytestconfig: pytest.Config) -> Callable[[Path, str], None]:
+    """Compares a text with the expected one. `pytest tests/pure --regenerate` writes that anew."""
+
+    def compare(path: Path, text: str) -> None:
+        if pytestconfig.getoption("--regenerate"):
+            path.write_text(text, encoding="utf-8")
+        assert text == path.read_text(encoding="utf-8")
+
+    return compare
+
+
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test sees, or leaves anything in, the environments of who runs it."""
@@ -55,7 +84,8 @@ def _own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     home = tmp_path_factory.getbasetemp() / "homes" / str(next(_HOMES))
     home.mkdir(parents=True)
     monkeypatch.setenv("HVDENV_HOME", str(home))
-    monkeypatch.delenv("HVDENV_SITE", raising=False)
+    for name in ("HVDENV_SITE", "HVDENV_WHEEL_CACHE"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)

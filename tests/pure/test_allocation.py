@@ -56,14 +56,9 @@ def test_no_allocation() -> None:
 def test_slurm_without_numbers_of_tasks() -> None:
     """What it counts is not what was asked for."""
     assert find_allocation(SALLOC) == Allocation(
-        "slurm",
-        "1",
-        (Host("gpu32"), Host("gpu33")),
-        2,
-        tasks=(1, 1),
-        cpus=(1, 1),
-        counts_tasks=True,
-    )
+        "slurm", "1", (Host("gpu32"), Host("gpu33")), 2,
+        tasks=(1, 1), cpus=(1, 1), counts_tasks=True,
+    )  # fmt: skip
 
 
 def test_slurm_batch() -> None:
@@ -147,6 +142,12 @@ def test_values_that_nobody_sets() -> None:
 def test_other_schedulers(environ: dict[str, str], hosts: str, expected: Allocation) -> None:
     assert find_allocation(environ, hosts) == expected
     assert hostfile(environ) in ("", "/n", "/h")
+
+
+def test_an_own_scheduler_whose_file_lists_ranks() -> None:
+    own = {"own": shipped()["pbs"]._replace(counts_tasks=True)}
+    found = find_allocation({"PBS_JOBID": "7", "PBS_NODEFILE": "/n"}, "x1\nx1\nx2\n", own)
+    assert found.counts_tasks and found.hosts == (Host("x1", 2), Host("x2", 1))
 
 
 NEURON = Job(

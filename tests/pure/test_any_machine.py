@@ -10,16 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.cli.main import main
-from hvdenv.model.layers import Resolved, load_recipe, shipped_recipes, variants_of
-from hvdenv.reading import RECIPE, read_text
-from hvdenv.schema import parse_toml
-
-CHOICES = [
-    (name, variant)
-    for name, path in shipped_recipes().items()
-    for variant in ("", *variants_of(parse_toml(read_text(path, RECIPE))))
-]
+from hvdenv.model.layers import Resolved, load_recipe
+from tests.commands import Hvdenv
+from tests.shipped import CHOICES
 
 
 @pytest.fixture
@@ -44,24 +37,20 @@ def machine_of(resolved: Resolved) -> str:
 
 @pytest.mark.parametrize(("name", "variant"), CHOICES)
 @pytest.mark.usefixtures("bare")
-def test_what_builds_nothing_works_on_any_machine(
-    name: str, variant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_builds_nothing_works_on_any_machine(name: str, variant: str, hvdenv: Hvdenv) -> None:
     resolved = load_recipe(name, variants=[variant] if variant else [])
     words = (name, *(("--variant", variant) if variant else ()))
     clusters = resolved.recipe.scheduler is not None
 
     # Without a cluster, a compiler must be here.
-    assert main(("check", *words, "--json")) == (0 if clusters else 3)
-    checked = json.loads(capsys.readouterr().out)
+    checked = json.loads(hvdenv("check", *words, "--json", code=(0 if clusters else 3)).out)
     blocking = {each["id"] for each in checked["findings"] if each["severity"] == "block"}
     # local-cuda names a folder that not every machine has.
     assert blocking - {"folder-is-missing"} == (set() if clusters else {"no-compiler"})
     assert not clusters or not blocking
     assert ("modules_not_examined" in checked) == (resolved.recipe.modules is not None)
 
-    assert main(("plan", *words, "--json")) == 0
-    text = capsys.readouterr().out
+    text = hvdenv("plan", *words, "--json").out
     plan, machine = json.loads(text), machine_of(resolved)
     assert plan["facts"]["machine"] == machine
     assert plan["facts"]["origin"] == ("declared" if clusters else "observed")
@@ -69,7 +58,5 @@ def test_what_builds_nothing_works_on_any_machine(
 
     if clusters:
         account = ("--account", "a") if "account" in resolved.recipe.job.requires else ()
-        assert main(("job", *words, *account, "--", "python", "train.py")) == 0
-        assert "python train.py" in capsys.readouterr().out
-    assert main(("run", *words, "--dry-run", "--", "python", "train.py")) == 0
-    assert "python train.py" in capsys.readouterr().out
+        assert "python train.py" in hvdenv("job", *words, *account, "--", "python", "train.py").out
+    assert "python train.py" in hvdenv("run", *words, "--dry-run", "--", "python", "train.py").out

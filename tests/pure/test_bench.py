@@ -18,7 +18,7 @@ from hvdenv.model.cluster import SIZES, Reference
 from hvdenv.model.facts import Facts
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
-from hvdenv.plans.plan import candidates, make_plan, site_python
+from hvdenv.plans.plan import candidates, make_plan, site_python, steps_of
 from hvdenv.schema import decode, encode
 from hvdenv.sites.hosts import Host
 from hvdenv.standalone.ranks.events import Bench, BenchEnd, DataPath, RankEvent, Speed
@@ -493,7 +493,7 @@ def test_a_wrong_reference_is_refused(tmp_path: Path, old: str, new: str, said: 
 def test_references_do_not_change_what_is_built(tmp_path: Path, facts: Facts) -> None:
     def digest(recipe: Recipe) -> str:
         python = site_python(recipe) or candidates(recipe, facts)[0]
-        return make_plan(recipe, (), facts, python).digest
+        return make_plan(steps_of(recipe, facts, python)).digest
 
     recipe = resolved(tmp_path)
     assert recipe.references

@@ -16,9 +16,10 @@ import pytest
 from hvdenv.building.engine import build
 from hvdenv.building.finished import Built, already_built
 from hvdenv.building.state import Request
+from hvdenv.cli.progress import Silent
 from hvdenv.command import Command
 from hvdenv.environments.generations import Environment, at, switch
-from hvdenv.errors import LockError, StepError
+from hvdenv.errors import HvdenvError, LockError, StepError
 from hvdenv.locks.lockfile import Built as Made
 from hvdenv.locks.lockfile import Horovod, Inputs, Locked, bind
 from hvdenv.model.cluster import Wheels
@@ -79,17 +80,13 @@ if os.path.exists(sys.argv[1] + "/open"):
 """
 
 
-class Recorder:
+class Recorder(Silent):
     """Keeps what is reported to the user."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
         self.notes_of: dict[str, str] = {}
         self.notes: list[str] = []
-
-    def step_started(self, number: int, step: Step) -> None: ...
-
-    def step_line(self, line: str) -> None: ...
 
     def step_done(self, number: int, step: Step, note: str, seconds: float) -> None:
         self.notes_of[step.name] = note
@@ -161,11 +158,13 @@ class Site(NamedTuple):
     def request(self, **more: Any) -> Request:
         return Request(plan=self.plan, resolved={}, facts=self.facts, findings=(), **more)
 
-    def switch(self, name: str, on: bool) -> None:
-        if on:
-            (self.switches / name).touch()
-        else:
-            (self.switches / name).unlink()
+    def fails(self, switch: str, match: str, **more: Any) -> HvdenvError:
+        """Build with a switch on, by which a step fails."""
+        (self.switches / switch).touch()
+        with pytest.raises((StepError, LockError), match=match) as caught:
+            self.build(**more)
+        (self.switches / switch).unlink()
+        return caught.value
 
     def installed(self) -> set[str]:
         """Names of the packages in the environment, with their versions."""
@@ -185,10 +184,7 @@ STEPS = [
 
 
 def test_a_failed_build_goes_on_where_it_failed(site: Site) -> None:
-    site.switch("stopped", on=True)
-    with pytest.raises(StepError, match="step frameworks failed"):
-        site.build()
-    site.switch("stopped", on=False)
+    site.fails("stopped", "step frameworks failed")
     built, done = site.build()
     assert done == STEPS[1:]
     assert built.changed
@@ -257,22 +253,16 @@ def test_the_own_cache_does_not_grow_without_end(site: Site, tmp_path: Path) -> 
 
 
 def test_a_wheel_that_is_not_what_was_asked_for_is_compiled_again(site: Site) -> None:
-    site.switch("empty", on=True)
     for _ in range(2):
-        with pytest.raises(StepError, match="step inspection failed"):
-            site.build()
-    site.switch("empty", on=False)
+        site.fails("empty", "step inspection failed")
     _, done = site.build()
     assert done == STEPS[2:]
 
 
 def test_a_rebuild_begins_anew_where_a_build_was_begun(site: Site) -> None:
-    site.switch("stopped", on=True)
-    with pytest.raises(StepError):
-        site.build()
+    site.fails("stopped", "step frameworks failed")
     orphan = site.environment.generation(DIGEST[:12]) / "orphan"
     orphan.touch()
-    site.switch("stopped", on=False)
     built, done = site.build(rebuild=True)
     assert done == STEPS
     assert built.generation == orphan.parent
@@ -292,15 +282,11 @@ def test_a_rebuild_leaves_what_is_complete(site: Site) -> None:
 
 @pytest.mark.parametrize("rebuild", [False, True])
 def test_packages_that_are_not_whole_are_all_installed_again(site: Site, rebuild: bool) -> None:
-    site.switch("broken", on=True)
-    with pytest.raises(StepError, match="not whole") as caught:
-        site.build()
-    assert "first.py has 1 bytes instead of 5" in caught.value.detail
-    assert "--rebuild" in caught.value.remedy
+    error = site.fails("broken", "not whole")
+    assert "first.py has 1 bytes instead of 5" in error.detail
+    assert "--rebuild" in error.remedy
     assert not os.path.lexists(site.environment.prefix)
-    with pytest.raises(StepError, match="not whole"):
-        site.build(rebuild=rebuild)
-    site.switch("broken", on=False)
+    site.fails("broken", "not whole", rebuild=rebuild)
     _, done = site.build(rebuild=rebuild)
     assert done == STEPS
     assert site.installed() == {"first-3", "second-3"}
@@ -318,10 +304,7 @@ def test_packages_that_are_not_whole_are_all_installed_again(site: Site, rebuild
 )
 def test_a_step_whose_files_are_lost_is_done_again(site: Site, lost: str, step: str) -> None:
     """The journal says that it finished, and a power cut has left a file empty."""
-    site.switch("uninspected", on=True)
-    with pytest.raises(StepError, match="step inspection failed"):
-        site.build()
-    site.switch("uninspected", on=False)
+    site.fails("uninspected", "step inspection failed")
     folder = site.environment.generation(DIGEST[:12]) / "venv/lib/python3.11/site-packages"
     # As if the build had been killed before it noted that the inspection failed.
     journal = folder.parents[3] / "journal.jsonl"
@@ -335,10 +318,7 @@ def test_a_step_whose_files_are_lost_is_done_again(site: Site, lost: str, step: 
 
 
 def test_nothing_is_done_again_where_nothing_is_lost(site: Site) -> None:
-    site.switch("uninspected", on=True)
-    with pytest.raises(StepError, match="step inspection failed"):
-        site.build()
-    site.switch("uninspected", on=False)
+    site.fails("uninspected", "step inspection failed")
     assert site.build()[1] == STEPS[2:]
 
 
@@ -376,13 +356,12 @@ def test_a_drift_that_is_an_error_stops_the_build_unless_it_is_accepted(
 
 def test_a_lock_whose_packages_lack_something_once_installed_is_refused(site: Site) -> None:
     site = of_a_lock(site, present=False)
-    site.switch("open", on=True)
+    accepted = ("modules.gcc/12",)
     for _ in range(2):
-        with pytest.raises(LockError, match="lack something that they require") as caught:
-            site.build(accepted=("modules.gcc/12",))
-        assert "tensorflow 2.15.1 requires six>=1.12, which is not installed" in caught.value.detail
+        error = site.fails("open", "lack something that they require", accepted=accepted)
+        assert isinstance(error, LockError)
+        assert "tensorflow 2.15.1 requires six>=1.12, which is not installed" in error.detail
         assert not os.path.lexists(site.environment.prefix)
-    site.switch("open", on=False)
     assert site.build(accepted=("modules.gcc/12",))[0].changed
 
 

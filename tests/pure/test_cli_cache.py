@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hvdenv.cli.main import main
-from hvdenv.places import Places
+from hvdenv.places import find_places
 from hvdenv.runner import Runner
 from hvdenv.wheels.cache_entry import Cache, key
 from hvdenv.wheels.wheelcache import names, own, store
@@ -23,12 +23,9 @@ INPUTS: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+def cache(tmp_path: Path) -> Cache:
     """The user's own, with an entry of each day of January 1970."""
-    monkeypatch.setenv("HVDENV_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("HVDENV_SITE", raising=False)
-    monkeypatch.delenv("HVDENV_WHEEL_CACHE", raising=False)
-    cache = own(Places(tmp_path / "home"))
+    cache = own(find_places())
     wheel = wheel_in(tmp_path, bytes(1_000_000))
     for number, inputs in enumerate(INPUTS):
         store(cache, inputs, wheel, Runner({}))

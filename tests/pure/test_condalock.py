@@ -153,8 +153,8 @@ def test_a_damaged_file_is_refused_or_read(text: str, place: int, character: str
         (lambda text: text.replace("/linux-64/numpy", "/linux-aarch64/numpy"), "is not for linux-64"),
         (lambda text: text.replace("version: 1.22.0", "version: 1.22.1"), "is not numpy 1.22.1"),
         (lambda text: text.replace("name: numpy", "name: libblas"), "libblas is listed twice"),
-        (lambda text: text.replace(f"url: {CHANNEL}/", "url: https://me:pw@example.org/", 1), "without a token"),
-        (lambda text: text.replace(f"url: {CHANNEL}/", "url: https://example.org/t/ab-1/x/", 1), "without a token"),
+        (lambda text: text.replace(f"url: {CHANNEL}/", "url: https://me:s3cret@example.org/", 1), "without a token"),
+        (lambda text: text.replace(f"url: {CHANNEL}/", "url: https://example.org/t/s3cret/x/", 1), "without a token"),
         (lambda text: text.replace("/linux-64/numpy", "/linux-64/../numpy"), "expected the URL of a conda"),
     ],
 )  # fmt: skip
@@ -165,15 +165,8 @@ def test_a_lock_that_is_none(text: str, change: Callable[[str], str], said: str)
         condalock.parse(changed, where="lockfiles/x/conda-lock.yml")
     assert str(caught.value).startswith("lockfiles/x/conda-lock.yml: ")
     assert said in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "secret", ["https://me:s3cret@example.org", "https://example.org/t/s3cret"]
-)
-def test_a_secret_is_refused_and_not_shown(text: str, secret: str) -> None:
-    with pytest.raises(RecipeError, match=r"\*\*\*") as caught:
-        condalock.parse(text.replace(f"url: {CHANNEL}/", f"url: {secret}/x/", 1))
     assert "s3cret" not in str(caught.value)
+    assert ("***" in str(caught.value)) == ("s3cret" in changed)
 
 
 def test_what_no_lock_can_hold() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv.cli.main import main
 from hvdenv.command import Command, Outcome
 from hvdenv.errors import IncompatibleError, RecipeError, UsageError
 from hvdenv.model.cluster import Container
@@ -26,6 +26,7 @@ from hvdenv.plans.images.formats import FOLDER, SCRIPT, Build, FormatName
 from hvdenv.plans.plan import TEMPORARY, Plan
 from hvdenv.plans.script import render_bash
 from hvdenv.plans.steps import GENERATION
+from tests.commands import Hvdenv
 
 DEBIAN = "debian:bookworm-slim"
 CUDA = "nvidia/cuda:11.8.0-cudnn8-devel-ubuntu22.04"
@@ -46,10 +47,10 @@ def on_gpus() -> Recipe:
     )
 
 
-def plan_of(recipe: Recipe) -> Plan:
+def plan_of(recipe: Recipe, python: str | None = None) -> Plan:
     assert recipe.container
     facts = image_facts(recipe.container, "x86_64", 4)
-    return image_plan(recipe, ("torch",), facts, image_python(recipe, facts, None))
+    return image_plan(recipe, ("torch",), facts, image_python(recipe, facts, python))
 
 
 RECIPES = {
@@ -92,7 +93,7 @@ def accepted(script: str) -> bool:
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", RECIPES)
 def test_definitions(
-    name: str, form: FormatName, cases: Path, request: pytest.FixtureRequest
+    name: str, form: FormatName, cases: Path, golden: Callable[[Path, str], None]
 ) -> None:
     """The script and the digest have tests of their own, and change with every patch."""
     recipe = RECIPES[name]
@@ -103,10 +104,7 @@ def test_definitions(
     assert str(GENERATION) not in text and str(TEMPORARY) not in text
     text = text.replace(script, f"<the script, into {SCRIPT}>")
     text = text.replace(plan.digest, "<digest>").replace(plan.digest[:12], "<digest>")
-    golden = cases / "containers" / f"{name}.{SUFFIX[form]}"
-    if request.config.getoption("--regenerate"):
-        golden.write_text(text, encoding="utf-8")
-    assert text == golden.read_text(encoding="utf-8")
+    golden(cases / f"containers/{name}.{SUFFIX[form]}", text)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -251,24 +249,17 @@ def test_an_image_that_does_not_say_it_is_refused(base: str) -> None:
 
 def test_a_distribution_without_the_python_is_refused() -> None:
     overrides = ["container.base=debian:trixie", "python.version=>=3.10,<3.13"]
-    recipe = load_recipe("local", overrides=overrides).recipe
-    assert recipe.container
-    facts = image_facts(recipe.container, "x86_64", 4)
     with pytest.raises(IncompatibleError, match=r"needs Python .*; the image has 3\.13"):
-        image_python(recipe, facts, None)
+        plan_of(load_recipe("local", overrides=overrides).recipe)
 
 
 def test_the_python_that_is_named_is_taken() -> None:
     recipe = torch_on("rockylinux:9")
-    assert recipe.container
-    facts = image_facts(recipe.container, "x86_64", 4)
-    assert image_python(recipe, facts, "3.12").path == "/usr/bin/python3.12"
     with pytest.raises(IncompatibleError, match=r"--python requests 3\.9"):
-        image_python(recipe, facts, "3.9")
-    text = define(
-        recipe, image_plan(recipe, (), facts, image_python(recipe, facts, "3.12")), "docker"
-    )
-    assert "python3.12-devel" in text
+        plan_of(recipe, "3.9")
+    plan = plan_of(recipe, "3.12")
+    assert plan.python.path == "/usr/bin/python3.12"
+    assert "python3.12-devel" in define(recipe, plan, "docker")
 
 
 def test_what_comes_from_the_cluster_cannot_be_in_an_image() -> None:
@@ -315,13 +306,8 @@ def test_how_each_tool_builds() -> None:
     build = Build("apptainer", DEFINITION, "/images/h.sif", False, ("/etc/pip.conf", "/a:/b"))
     binds = ("--bind", "/etc/pip.conf", "--bind", "/a:/b")
     tail = ("/images/h.sif", "/work/definition")
-    assert FORMATS["singularity"].build(build).argv == (
-        "apptainer",
-        "build",
-        "--fakeroot",
-        *binds,
-        *tail,
-    )
+    words = ("apptainer", "build", "--fakeroot", *binds, *tail)
+    assert FORMATS["singularity"].build(build).argv == words
     root = build._replace(tool="singularity", root=True, binds=())
     assert FORMATS["singularity"].build(root).argv == ("singularity", "build", *tail)
     tagged = ("--tag", "h:1", "--file", "/work/definition")
@@ -330,12 +316,8 @@ def test_how_each_tool_builds() -> None:
         command = FORMATS["docker"].build(build._replace(tool=tool, image="h:1"))
         assert command.argv == (tool, verb, *tagged, *volumes)
     docker = build._replace(tool="docker", image="h:1")
-    assert FORMATS["docker"].build(docker._replace(binds=())).argv == (
-        "docker",
-        "build",
-        *tagged,
-        "/work",
-    )
+    plain = FORMATS["docker"].build(docker._replace(binds=()))
+    assert plain.argv == ("docker", "build", *tagged, "/work")
     with pytest.raises(IncompatibleError, match="docker cannot mount a folder"):
         FORMATS["docker"].build(docker)
 
@@ -415,23 +397,18 @@ def test_a_note_at_the_start_is_not_the_cause() -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_said(
-    words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], code: int, said: str, hvdenv: Hvdenv
 ) -> None:
-    assert main(["container", "local", "--variant", "torch", *words]) == code
-    captured = capsys.readouterr()
+    captured = hvdenv("container", "local", "--variant", "torch", *words, code=code)
     assert said in captured.err
     assert captured.out == ""
 
 
-def test_the_definition_on_standard_output_and_in_a_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_definition_on_standard_output_and_in_a_file(tmp_path: Path, hvdenv: Hvdenv) -> None:
     words = ["container", "local", "--variant", "torch", "--set", f"container.base={DEBIAN}"]
-    assert main(words) == 0
-    text = capsys.readouterr().out
+    text = hvdenv(*words).out
     assert f"From: {DEBIAN}\n" in text
-    assert main([*words, "--to", str(tmp_path / "x.def"), "--quiet"]) == 0
-    assert capsys.readouterr().out == ""
+    assert hvdenv(*words, "--to", str(tmp_path / "x.def"), "--quiet").out == ""
     assert (tmp_path / "x.def").read_text(encoding="utf-8") == text
 
 
@@ -450,10 +427,7 @@ def test_the_source_of_mpi_is_checked_before_it_is_compiled() -> None:
 
 def test_the_btl_openib_is_built_where_the_recipe_uses_it() -> None:
     openib = load_recipe("singularity", variants=["openib"]).recipe
-    assert openib.container
-    facts = image_facts(openib.container, "x86_64", 4)
-    plan = image_plan(openib, ("openib",), facts, image_python(openib, facts, None))
-    text = define(openib, plan, "singularity")
+    text = define(openib, plan_of(openib), "singularity")
     assert "--with-verbs" in text
     assert "openmpi-3.1.2.tar.bz2" in text
     assert "--with-verbs" not in define(on_gpus(), plan_of(on_gpus()), "singularity")

@@ -17,17 +17,7 @@ from hvdenv.schema import decode
 
 CASES = ("local", "cluster")
 # Of the machine and the user of the case: none of it is anybody else's business.
-PRIVATE = (
-    "ann",
-    "hunter2",
-    "/home",
-    "/scratch",
-    "/sw/c",
-    "login1",
-    "10.0.0.7",
-    "file://",
-    "//mirror/",
-)
+PRIVATE = "ann hunter2 /home /scratch /sw/c login1 10.0.0.7 file:// //mirror/".split()
 
 
 def read(cases: Path, name: str) -> tuple[dict[str, Any], Installed, str]:

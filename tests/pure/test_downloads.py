@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
 from hvdenv.cli.main import main
 from hvdenv.environments import prefix_lock
-from hvdenv.places import Places
+from hvdenv.places import Places, find_places
 from hvdenv.runner import Runner
 from hvdenv.wheels import downloads
 from tests.standalone import load
@@ -19,11 +18,9 @@ NAMES = ["files/aaa", "files/bbb", "conda/packages/ccc", "uv"]
 
 
 @pytest.fixture
-def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
+def places() -> Places:
     """With 1 MB in each place, used on the first four days of January 1970."""
-    monkeypatch.setenv("HVDENV_HOME", str(tmp_path))
-    monkeypatch.delenv("HVDENV_SITE", raising=False)
-    found = Places(tmp_path)
+    found = find_places()
     for day, name in enumerate(NAMES):
         folder = found.cache / name
         folder.mkdir(parents=True)

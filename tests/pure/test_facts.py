@@ -22,6 +22,7 @@ from hvdenv.model.facts import (
 from hvdenv.model.observe import ask_interpreter, declared, observe, own_interpreter
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
+from tests.files import EXECUTABLE, write
 
 
 @pytest.mark.parametrize(
@@ -71,9 +72,11 @@ def test_memory_is_what_the_control_group_leaves() -> None:
 def test_nvcc_is_found_where_builds_look_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nvcc = tmp_path / "nvcc"
-    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
-    nvcc.chmod(0o755)
+    nvcc = write(
+        tmp_path / "nvcc",
+        "#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n",
+        EXECUTABLE,
+    )
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setattr("hvdenv.model.observe._USUAL_PLACES", {"nvcc": str(nvcc)})
     assert observe(tmp_path, Runner(), thorough=True).nvcc == Tool(str(nvcc), "13.0")
@@ -117,8 +120,7 @@ def test_quota(line: str, left: int | None) -> None:
 
 
 def test_declared_facts_survive_a_round_trip(facts: Facts, tmp_path: Path) -> None:
-    path = tmp_path / "facts.json"
-    path.write_text(json.dumps(encode(facts._replace(origin="observed"))))
+    path = write(tmp_path / "facts.json", json.dumps(encode(facts._replace(origin="observed"))))
     assert declared(path) == facts
 
 
@@ -172,15 +174,15 @@ def test_an_interpreter_answers_for_itself() -> None:
 @pytest.mark.parametrize("lacking", ["_ctypes", "_ssl", "zlib", "ensurepip", "venv"])
 def test_an_interpreter_that_lacks_a_module_is_not_complete(tmp_path: Path, lacking: str) -> None:
     """As one that was compiled without libffi; here it only says so."""
-    program = tmp_path / "python"
-    program.write_text(
+    program = write(
+        tmp_path / "python",
         f"#!{sys.executable}\n"
         "import importlib.util, sys\n"
         "find = importlib.util.find_spec\n"
         f"importlib.util.find_spec = lambda name: None if name == {lacking!r} else find(name)\n"
-        "exec(sys.argv[3])\n"
+        "exec(sys.argv[3])\n",
+        EXECUTABLE,
     )
-    program.chmod(0o755)
     asked = ask_interpreter(str(program), Runner())
     assert asked == Interpreter(str(program), own_interpreter().version, complete=False)
 
@@ -198,8 +200,7 @@ def test_this_machine_is_observed(tmp_path: Path) -> None:
     assert seen.interpreters[0] == own_interpreter()
     assert all(isinstance(each, Interpreter) for each in seen.interpreters)
     # What is seen here can be declared elsewhere.
-    path = tmp_path / "facts.json"
-    path.write_text(json.dumps(encode(seen)))
+    path = write(tmp_path / "facts.json", json.dumps(encode(seen)))
     assert declared(path) == seen._replace(origin="declared")
 
 
@@ -210,9 +211,7 @@ def test_interpreters_of_another_user_are_not_found_but_on_path(
     """`sudo -E` keeps another user's HOME."""
     folder = tmp_path / ".pyenv/versions/3.99.1/bin"
     folder.mkdir(parents=True)
-    program = folder / "python3.99"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
+    program = write(folder / "python3.99", "#!/bin/sh\n", EXECUTABLE)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "/usr/bin")
 

@@ -11,7 +11,7 @@ from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, prune
 from hvdenv.environments.generations import Environment, at
 from hvdenv.errors import StepError, UsageError
-from tests.environments import ONE, TWO, build
+from tests.environments import ONE, TWO, build, build_active
 
 
 def test_the_store_lies_beside_the_prefix(tmp_path: Path) -> None:
@@ -25,7 +25,6 @@ def test_a_new_environment_has_nothing(environment: Environment) -> None:
     assert environment.active() == environment.pointed() == ""
     assert environment.identities() == []
     assert environment.records() == {}
-    assert not environment.complete(ONE)
 
 
 def test_the_prefix_points_to_what_was_switched_to(environment: Environment) -> None:
@@ -41,8 +40,7 @@ def test_the_prefix_points_to_what_was_switched_to(environment: Environment) -> 
 
 
 def test_an_environment_may_be_moved_as_a_whole(environment: Environment, tmp_path: Path) -> None:
-    build(environment, ONE)
-    generations.switch(environment, ONE)
+    build_active(environment, ONE)
     (tmp_path / "new").mkdir()
     environment.prefix.rename(tmp_path / "new/env")
     environment.store.rename(tmp_path / "new/.env.hvdenv")
@@ -59,8 +57,7 @@ def test_an_absolute_link_through_another_path_is_understood(
 
 
 def test_never_switched_to_what_is_incomplete(environment: Environment) -> None:
-    build(environment, ONE)
-    generations.switch(environment, ONE)
+    build_active(environment, ONE)
     generations.create(environment, TWO)
     with pytest.raises(StepError, match="never finished"):
         generations.switch(environment, TWO)
@@ -86,8 +83,7 @@ def test_never_switched_to_what_is_incomplete(environment: Environment) -> None:
 def test_a_damaged_record_is_no_complete_generation(
     environment: Environment, content: bytes, message: str
 ) -> None:
-    build(environment, ONE)
-    generations.switch(environment, ONE)
+    build_active(environment, ONE)
     environment.record(ONE).write_bytes(content)
     assert environment.active() == ""
     assert environment.pointed() == ONE
@@ -105,7 +101,7 @@ def test_unknown_keys_of_a_record_are_ignored(environment: Environment) -> None:
     assert document["format"] == 1
     path.write_text(json.dumps({**document, "future": {"x": [1]}}))
     assert generations.read_record(path).recipe == "local"
-    assert environment.complete(ONE)
+    assert list(environment.records()) == [ONE]
 
 
 def test_a_begun_generation_is_gone_on_with_a_finished_one_is_not(
@@ -118,42 +114,12 @@ def test_a_begun_generation_is_gone_on_with_a_finished_one_is_not(
     assert generations.new_identity(environment, digest) == ONE
     assert generations.create(environment, ONE) == folder
     assert (folder / "journal.jsonl").exists()
+    assert environment.begun(ONE)
     generations.write_record(environment.record(ONE), GenerationRecord())
+    assert not environment.begun(ONE)
     assert generations.new_identity(environment, digest) == f"{ONE}-2"
     build(environment, f"{ONE}-2")
     assert generations.new_identity(environment, digest) == f"{ONE}-3"
-
-
-def test_what_may_be_in_use_is_not_built_into(environment: Environment) -> None:
-    build(environment, ONE)
-    environment.record(ONE).write_text("damaged")
-    environment.generation(f"{ONE}-2").mkdir()  # without a marker: not hvdenv's
-    assert generations.new_identity(environment, "1" * 64) == f"{ONE}-3"
-
-
-def test_a_lost_record_does_not_make_a_generation_unfinished(environment: Environment) -> None:
-    build(environment, ONE)
-    generations.switch(environment, ONE)
-    environment.record(ONE).unlink()
-    assert not environment.begun(ONE)
-    assert generations.new_identity(environment, "1" * 64) == f"{ONE}-2"
-
-
-def test_a_begun_generation_can_be_discarded(environment: Environment, tmp_path: Path) -> None:
-    (tmp_path / "precious").touch()
-    folder = generations.create(environment, ONE)
-    (folder / "journal.jsonl").touch()
-    (folder / "link").symlink_to(tmp_path)
-    assert environment.begun(ONE)
-    assert generations.discard(environment, ONE) == ""
-    assert os.listdir(environment.store) == []
-    assert (tmp_path / "precious").exists()
-    assert generations.discard(environment, ONE) == ""
-    assert os.listdir(generations.create(environment, ONE)) == [generations.MARKER]
-
-
-def complete(environment: Environment) -> None:
-    build(environment, ONE)
 
 
 def damaged(environment: Environment) -> None:
@@ -162,8 +128,7 @@ def damaged(environment: Environment) -> None:
 
 
 def active_without_record(environment: Environment) -> None:
-    build(environment, ONE)
-    generations.switch(environment, ONE)
+    build_active(environment, ONE)
     environment.record(ONE).unlink()
 
 
@@ -176,22 +141,19 @@ def linked(environment: Environment) -> None:
     environment.generation(ONE).symlink_to(generations.create(environment, TWO))
 
 
-@pytest.mark.parametrize("make", [complete, damaged, active_without_record, without_marker, linked])
-def test_nothing_but_a_begun_generation_is_discarded(
+@pytest.mark.parametrize("make", [damaged, active_without_record, without_marker, linked])
+def test_what_may_be_in_use_or_is_not_ours_is_not_built_into(
     environment: Environment, make: Callable[[Environment], None]
 ) -> None:
     make(environment)
-    before = sorted(environment.store.rglob("*"))
-    with pytest.raises(UsageError, match="no unfinished generation") as caught:
-        generations.discard(environment, ONE)
-    assert caught.value.where == str(environment.generation(ONE))
-    assert sorted(environment.store.rglob("*")) == before
+    environment.generation(f"{ONE}-2").mkdir()  # without a marker: not hvdenv's
+    assert not environment.begun(ONE)
+    assert generations.new_identity(environment, "1" * 64) == f"{ONE}-3"
 
 
 @pytest.mark.parametrize("inside", ["env/x", f".env.hvdenv/{ONE}/bin/x", ".env.hvdenv/x"])
 def test_no_environment_inside_another(environment: Environment, inside: str) -> None:
-    build(environment, ONE)
-    generations.switch(environment, ONE)
+    build_active(environment, ONE)
     with pytest.raises(UsageError, match="inside another environment"):
         generations.claim(at(environment.prefix.parent / inside))
 

@@ -9,11 +9,11 @@ import pytest
 
 from hvdenv.cli.main import main
 from hvdenv.contents.packages import Package
-from hvdenv.environments import generations, installed, registry
+from hvdenv.environments import installed
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import HvdenvError
 from hvdenv.places import Places, find_places
-from tests.environments import ONE, TWO, build
+from tests.environments import ONE, TWO, build, build_active, local
 
 Captured = pytest.CaptureFixture[str]
 SITE = "lib/python3.11/site-packages"
@@ -92,15 +92,10 @@ def test_a_conda_prefix(tmp_path: Path) -> None:
 @pytest.fixture
 def environment(venv: Path) -> Environment:
     """`local`, of which the second of two generations is active."""
-    places = find_places()
-    environment = generations.at(places.prefix("local", []))
-    environment.prefix.parent.mkdir(parents=True)
-    generations.claim(environment)
+    environment = local()
     fields = {"recipe": "local", "variants": [], "environment": str(venv)}
     build(environment, ONE, **fields, wheel={"bytes": 1})
-    build(environment, TWO, **fields, hvdenv="1")
-    generations.switch(environment, TWO)
-    registry.register(places, environment, "local", [])
+    build_active(environment, TWO, **fields, hvdenv="1")
     return environment
 
 

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hvdenv.cli.main import main
 from hvdenv.cli.options import environment_of
 from hvdenv.errors import RecipeError, UsageError
 from hvdenv.model.cluster import JobOf
@@ -23,6 +22,8 @@ from hvdenv.model.layers import load_recipe, shipped_recipes
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import find_places
 from hvdenv.schema import Problem, check_part, json_schema
+from tests.commands import Hvdenv
+from tests.files import write
 
 RECIPE = """\
 format = 1
@@ -67,16 +68,14 @@ TOGETHER = ["five", "gloo", "old", "same"]
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    path = tmp_path / "layers.toml"
-    path.write_text(RECIPE)
-    return path
+    return write(tmp_path / "layers.toml", RECIPE)
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    path = tmp_path / "site.toml"
-    path.write_text('[frameworks.torch]\ncpu_index = "https://mirror.example/cpu"\n')
-    return path
+    return write(
+        tmp_path / "site.toml", '[frameworks.torch]\ncpu_index = "https://mirror.example/cpu"\n'
+    )
 
 
 def test_each_value_has_the_layer_that_set_it(path: Path, site: Path) -> None:
@@ -108,7 +107,7 @@ def test_each_value_has_the_layer_that_set_it(path: Path, site: Path) -> None:
         "packages.cffi": "default",
         "python.version": "command line",
     }  # fmt: skip
-    assert found.foreign_files == (found.file, str(site))
+    assert [str(each.path) for each in found.contents] == [found.file, str(site)]
 
 
 @pytest.mark.parametrize("depth", range(5))
@@ -117,8 +116,7 @@ def test_the_later_layer_wins(path: Path, tmp_path: Path, depth: int) -> None:
     path.write_text(RECIPE + '\n[variants.numpy]\npackages.numpy = "==3"\n')
     if depth >= 1:
         path.write_text(path.read_text() + '\n[packages]\nnumpy = "==2"\n')
-    site = tmp_path / "numpy.toml"
-    site.write_text('[packages]\nnumpy = "==4"\n')
+    site = write(tmp_path / "numpy.toml", '[packages]\nnumpy = "==4"\n')
     found = load_recipe(
         str(path),
         variants=["numpy"] if depth >= 2 else [],
@@ -130,9 +128,16 @@ def test_the_later_layer_wins(path: Path, tmp_path: Path, depth: int) -> None:
     assert found.origins["packages.numpy"] == layer
 
 
-def test_variants_that_clash_are_refused(path: Path) -> None:
-    with pytest.raises(UsageError, match=r"variant five and variant fives both set mpi\.version"):
-        load_recipe(str(path), variants=["fives", "five"])
+@pytest.mark.parametrize(
+    ("variants", "said"),
+    [
+        (["fives", "five"], r"variant five and variant fives both set mpi\.version"),
+        (["conda"], "its variants are: five, fives, gloo, old, same"),
+    ],
+)
+def test_variants_that_are_refused(path: Path, variants: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        load_recipe(str(path), variants=variants)
 
 
 @given(st.permutations(TOGETHER), st.integers(0, 4))
@@ -157,9 +162,9 @@ def test_the_order_of_variants_does_not_matter(path: Path, order: list[str], cou
     ],
 )
 def test_gpus_follow_the_ranks(tmp_path: Path, overrides: tuple[str, ...], gpus: int) -> None:
-    path = tmp_path / "gpus.toml"
-    path.write_text(
-        'format = 1\nextends = "neuron"\nname = "gpus"\n[variants.any]\nwithout = ["job.gpus_per_node"]\n'
+    path = write(
+        tmp_path / "gpus.toml",
+        'format = 1\nextends = "neuron"\nname = "gpus"\n[variants.any]\nwithout = ["job.gpus_per_node"]\n',
     )
     recipe = load_recipe(str(path), variants=["any"], overrides=overrides).recipe
     assert recipe.job.gpus_per_node == gpus
@@ -202,11 +207,6 @@ def test_variants_that_change_only_jobs_share_the_environment(
     (tmp_path / "home/envs").mkdir(parents=True)
     (tmp_path / "home/envs/layers+long").symlink_to(tmp_path)
     assert name("long") == "layers+long"
-
-
-def test_a_variant_that_there_is_not(path: Path) -> None:
-    with pytest.raises(UsageError, match="its variants are: five, fives, gloo, old, same"):
-        load_recipe(str(path), variants=["conda"])
 
 
 @pytest.mark.parametrize(
@@ -321,9 +321,6 @@ def test_nothing_in_the_current_folder_shadows_a_shipped_name(
     assert load_recipe("mine.toml").recipe.name == "layers"
     with pytest.raises(UsageError, match=r"for the file mine\.toml write \./mine\.toml"):
         load_recipe("mine")
-
-
-def test_a_name_that_is_nearly_right() -> None:
     with pytest.raises(UsageError, match='did you mean "local"'):
         load_recipe("lokal")
 
@@ -353,11 +350,10 @@ def test_a_missing_site_file(path: Path, tmp_path: Path) -> None:
 
 
 def test_the_site_file_of_the_environment_is_used(
-    path: Path, site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    path: Path, site: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
 ) -> None:
     monkeypatch.setenv("HVDENV_SITE", str(site))
-    assert main(["show", str(path), "--json"]) == 0
-    origins = json.loads(capsys.readouterr().out)["origins"]
+    origins = json.loads(hvdenv("show", str(path), "--json").out)["origins"]
     assert origins["frameworks.torch.cpu_index"] == "site"
 
 
@@ -410,15 +406,13 @@ def test_overrides_are_toml_or_text(path: Path) -> None:
     assert recipe.python.version == "==3.11.*"
 
 
-def test_show_names_the_layer_of_each_value(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_names_the_layer_of_each_value(path: Path, hvdenv: Hvdenv) -> None:
     words = ["show", str(path), "--variant", "five", "--set", "packages.numpy=<2"]
-    assert main([*words, "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
+    shown = json.loads(hvdenv(*words, "--json").out)
     assert shown["recipe"]["mpi"]["version"] == "5.0.11"
     assert shown["variants"] == ["five"]
     assert shown["origins"]["mpi.version"] == "variant five"
-    assert main(words) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = hvdenv(*words).out.splitlines()
     assert any(
         line.split() == ["mpi.version", "=", '"5.0.11"', "#", "variant", "five"] for line in lines
     )
@@ -428,9 +422,8 @@ def test_show_names_the_layer_of_each_value(path: Path, capsys: pytest.CaptureFi
     assert any(line.endswith("# default") for line in lines)
 
 
-def test_show_prints_deviations_with_their_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["show", "local"]) == 0
-    shown = capsys.readouterr().out
+def test_show_prints_deviations_with_their_reason(hvdenv: Hvdenv) -> None:
+    shown = hvdenv("show", "local").out
     assert "deviation from: pip install horovod" in shown
     assert "because: " in shown
 
@@ -466,7 +459,7 @@ def test_a_recipe_extends_another(path: Path, child: Path) -> None:
     assert found.origins["mpi.version"] == "recipe"
     assert found.origins["mpi.package"] == "recipe layers"
     assert found.recipe.frameworks["torch"].version == "2.13.0"
-    assert {str(path), str(child)} <= set(found.foreign_files)
+    assert {path, child} <= {each.path for each in found.contents}
 
 
 def test_a_chain_of_recipes_has_an_end(tmp_path: Path) -> None:
@@ -490,9 +483,15 @@ def test_a_variant_does_without_a_table(child: Path) -> None:
     assert not any(key.startswith("mpi") for key in found.origins)
 
 
-def test_a_circle_of_recipes_is_refused(child: Path) -> None:
-    child.with_name("layers.toml").write_text('format = 1\nextends = "./child.toml"\n')
-    with pytest.raises(RecipeError, match=r"layers.toml:2: extends: ./child.toml extends this"):
+@pytest.mark.parametrize(
+    ("base", "said"),
+    [("child", "./child.toml extends this"), ("none", r"\S+none.toml: cannot read")],
+)
+def test_a_base_that_is_refused_is_named_where_it_is_extended(
+    child: Path, base: str, said: str
+) -> None:
+    child.with_name("layers.toml").write_text(f'format = 1\nextends = "./{base}.toml"\n')
+    with pytest.raises(RecipeError, match=rf"layers.toml:2: extends: {said}"):
         load_recipe(str(child))
 
 
@@ -511,25 +510,17 @@ def test_what_is_not_there_cannot_be_done_without(child: Path, line: str, messag
     assert "variants.gloo-only.without" in caught.value.where
 
 
-def test_a_site_file_names_folders_with_recipes(
-    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    site = tmp_path / "site.toml"
-    site.write_text(f'recipe_folders = ["{path.parent}"]\n')
+def test_a_site_file_names_folders_with_recipes(path: Path, tmp_path: Path, hvdenv: Hvdenv) -> None:
+    site = write(tmp_path / "site.toml", f'recipe_folders = ["{path.parent}"]\n')
     assert load_recipe("layers", site=site).recipe.summary == "every layer"
-    assert main(["recipes", "--site", str(site), "--json"]) == 0
-    assert "layers" in {row["name"] for row in json.loads(capsys.readouterr().out)}
+    assert "layers" in {
+        row["name"] for row in json.loads(hvdenv("recipes", "--site", str(site), "--json").out)
+    }
     site.write_text("recipe_folders = ['here']\n")
     with pytest.raises(
         RecipeError, match=r"site.toml:1: recipe_folders\[0\]: expected an absolute"
     ):
         load_recipe("layers", site=site)
-
-
-def test_an_extended_recipe_that_is_missing_is_named_where_it_is_extended(child: Path) -> None:
-    child.with_name("layers.toml").write_text('format = 1\nextends = "./none.toml"\n')
-    with pytest.raises(RecipeError, match=r"layers.toml:2: extends: \S+none.toml: cannot read"):
-        load_recipe(str(child))
 
 
 def test_where_a_value_is_set(path: Path, child: Path) -> None:
@@ -591,26 +582,27 @@ def test_a_variable_that_is_no_folder_is_refused(name: str, said: str) -> None:
 @pytest.mark.parametrize("name", ["..", "a/b", "a\nb", "a'b", "$(id)", "a:b", ""])
 def test_a_user_name_that_is_no_part_of_a_folder_is_refused(name: str) -> None:
     """LOGNAME and HOME may hold anything."""
-    recipe = load_recipe("local", overrides=["places.environments='/s/{user}'"]).recipe
-    with pytest.raises(UsageError, match="no part of a folder"):
-        expand(Recipe, recipe, USER._replace(name=name))
-    recipe = load_recipe("local", overrides=["places.environments='{home}/x'"]).recipe
-    with pytest.raises(UsageError, match="no part of a folder"):
-        expand(Recipe, recipe, USER._replace(home=name))
+    for folder, user in (
+        ("/s/{user}", USER._replace(name=name)),
+        ("{home}/x", USER._replace(home=name)),
+    ):
+        recipe = load_recipe("local", overrides=[f"places.environments='{folder}'"]).recipe
+        with pytest.raises(UsageError, match="no part of a folder"):
+            expand(Recipe, recipe, user)
 
 
 def test_show_names_the_variable_and_plan_needs_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
 ) -> None:
     chosen = ("local", "--set", "places.environments='$HVDENV_TEST_SCRATCH/envs'")
     monkeypatch.setenv("HVDENV_TEST_SCRATCH", "/scratch/ann")
-    assert main(["show", *chosen]) == 0
-    line = next(each for each in capsys.readouterr().out.split("\n") if "places.env" in each)
+    line = next(each for each in hvdenv("show", *chosen).out.split("\n") if "places.env" in each)
     assert re.fullmatch(
         r'.* = "/scratch/ann/envs" +# command line: \$HVDENV_TEST_SCRATCH/envs', line
     )
     monkeypatch.delenv("HVDENV_TEST_SCRATCH")
-    assert main(["plan", *chosen]) == 0
-    assert "\n/$HVDENV_TEST_SCRATCH/envs/local -> " in capsys.readouterr().out
-    assert main(["run", *chosen, "--dry-run", "--", "true"]) == 125
-    assert "$HVDENV_TEST_SCRATCH is not set" in capsys.readouterr().err
+    assert "\n/$HVDENV_TEST_SCRATCH/envs/local -> " in hvdenv("plan", *chosen).out
+    assert (
+        "$HVDENV_TEST_SCRATCH is not set"
+        in hvdenv("run", *chosen, "--dry-run", "--", "true", code=125).err
+    )

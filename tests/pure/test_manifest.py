@@ -77,18 +77,6 @@ def test_odd_names_come_back(
     shutil.rmtree(root)
 
 
-def grow(root: Path) -> None:
-    (root / "empty").write_text("x")
-
-
-def replace(root: Path) -> None:
-    (root / "lib/pkg/a.py").write_text("a = 2\n")
-
-
-def lose(root: Path) -> None:
-    shutil.rmtree(root / "lib/pkg")
-
-
 def relink(root: Path) -> None:
     (root / "lib64").unlink()
     (root / "lib64").symlink_to("/lib")
@@ -97,10 +85,6 @@ def relink(root: Path) -> None:
 def unlink_and_copy(root: Path) -> None:
     (root / "lib64").unlink()
     (root / "lib64").write_text("lib")
-
-
-def add(root: Path) -> None:
-    (root / "lib/pkg/c.py").touch()
 
 
 def harmless(root: Path) -> None:
@@ -115,26 +99,31 @@ def harmless(root: Path) -> None:
     ("change", "by_size", "by_hash"),
     [
         (harmless, [], []),
-        (grow, ["changed empty"], ["changed empty"]),
-        (replace, [], ["changed lib/pkg/a.py"]),
-        (lose, ["missing lib/pkg/a.py", "missing lib/pkg/b.so"], None),
+        (lambda root: (root / "empty").write_text("x"), ["changed empty"], ["changed empty"]),
+        (lambda root: (root / "lib/pkg/a.py").write_text("a = 2\n"), [], ["changed lib/pkg/a.py"]),
+        (
+            lambda root: shutil.rmtree(root / "lib/pkg"),
+            ["missing lib/pkg/a.py", "missing lib/pkg/b.so"],
+            None,
+        ),
         (relink, ["changed lib64"], ["changed lib64"]),
         (unlink_and_copy, ["changed lib64"], ["changed lib64"]),
-        (add, ["extra lib/pkg/c.py"], None),
+        (lambda root: (root / "lib/pkg/c.py").touch(), ["extra lib/pkg/c.py"], None),
     ],
 )
+@pytest.mark.parametrize("closely", [False, True])
 def test_what_changed_is_told(
     tree: Path,
-    change: Callable[[Path], None],
+    change: Callable[[Path], object],
     by_size: list[str],
     by_hash: list[str] | None,
+    closely: bool,
 ) -> None:
     manifest = read(tree / NAME, write(tree, ["logs"]).digest)
     change(tree)
-    shown = [f"{one.kind} {one.path}" for one in compare(tree, manifest)]
-    assert shown == by_size
-    shown = [f"{one.kind} {one.path}" for one in compare(tree, manifest, lambda path: True)]
-    assert shown == (by_size if by_hash is None else by_hash)
+    found = compare(tree, manifest, lambda path: closely)
+    expected = by_hash if closely and by_hash is not None else by_size
+    assert [f"{one.kind} {one.path}" for one in found] == expected
 
 
 @pytest.mark.parametrize(
@@ -211,36 +200,24 @@ def test_whole_packages_pass_shared_files_too(site: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("damage", "problem"),
+    ("path", "content", "problem"),
     [
-        (lambda site: (site / "two.py").unlink(), "two-1.0: two.py is missing"),
-        (
-            lambda site: (site / "../../bin/one").write_bytes(b"#"),
-            "one-1.0: ../../bin/one has 1 bytes instead of 2",
-        ),
-        (
-            lambda site: (site / "two-1.0.dist-info/RECORD").unlink(),
-            "two-1.0: two-1.0.dist-info/RECORD is missing",
-        ),
-        (
-            lambda site: (site / "one-1.0.dist-info/METADATA").unlink(),
-            "one-1.0: one-1.0.dist-info/METADATA is missing",
-        ),
-        (
-            lambda site: (site / "two-1.0.dist-info/RECORD").write_text("two.py\n"),
-            "two-1.0: two-1.0.dist-info/RECORD is damaged",
-        ),
-        (
-            lambda site: (site / "two-1.0.dist-info/RECORD").write_text(""),
-            "two-1.0: two-1.0.dist-info/RECORD is empty",
-        ),
-        (lambda site: (site / "~wo").mkdir(), "~wo: left behind by an interrupted pip"),
+        ("two.py", None, "two-1.0: two.py is missing"),
+        ("../../bin/one", "#", "one-1.0: ../../bin/one has 1 bytes instead of 2"),
+        ("two-1.0.dist-info/RECORD", None, "two-1.0: two-1.0.dist-info/RECORD is missing"),
+        ("one-1.0.dist-info/METADATA", None, "one-1.0: one-1.0.dist-info/METADATA is missing"),
+        ("two-1.0.dist-info/RECORD", "two.py\n", "two-1.0: two-1.0.dist-info/RECORD is damaged"),
+        ("two-1.0.dist-info/RECORD", "", "two-1.0: two-1.0.dist-info/RECORD is empty"),
+        ("~wo", "", "~wo: left behind by an interrupted pip"),
     ],
 )
 def test_half_installed_packages_are_named(
-    site: Path, damage: Callable[[Path], object], problem: str
+    site: Path, path: str, content: str | None, problem: str
 ) -> None:
-    damage(site)
+    if content is None:
+        (site / path).unlink()
+    else:
+        (site / path).write_text(content)
     assert verify_records(site)[0].startswith(problem)
 
 

@@ -18,6 +18,7 @@ from hvdenv.errors import StepError, UsageError
 from hvdenv.model.cluster import Modules, Swap
 from hvdenv.model.recipe import Recipe
 from hvdenv.schema import encode
+from tests.environments import ONE, build_active
 
 MODULES = Modules(
     use=("/apps/{user}/a", "{home}/b"), source=("/apps/setup.sh",), unload=("atp",),
@@ -189,15 +190,8 @@ def test_texts_are_quoted(fact: str) -> None:
 
 
 @pytest.fixture
-def built(tmp_path: Path, record: dict[str, Any]) -> generations.Environment:
-    """A generation with nothing in it."""
-    environment = generations.at(tmp_path / "hvd")
-    generations.claim(environment)
-    path = generations.create(environment, "0" * 12)
-    (path / "venv" / "bin").mkdir(parents=True)
-    recorded = generations.decode_record(record, path)
-    generations.write_record(environment.record(path.name), recorded)
-    generations.switch(environment, path.name)
+def built(environment: generations.Environment, record: dict[str, Any]) -> generations.Environment:
+    build_active(environment, ONE, **record)
     return environment
 
 
@@ -209,7 +203,7 @@ def test_a_modulefile_is_written(
     for form, suffix in (("lua", ".lua"), ("tcl", "")):
         assert main([*words, "--format", form]) == 0
         text = capsys.readouterr().out
-        assert f'"{built.generation("0" * 12)}/venv"' in text
+        assert f'"{built.generation(ONE)}/venv"' in text
         assert main([*words, "--format", form, "--to", str(folder), "--name", "hvd/2"]) == 0
         path = folder / f"hvd/2{suffix}"
         said = capsys.readouterr().out
@@ -226,16 +220,8 @@ def test_a_modulefile_of_someone_else_is_left_alone(
     other = tmp_path / "m" / "hvd" / "2.lua"
     other.parent.mkdir(parents=True)
     other.write_text("-- mine\n")
-    words = [
-        "module",
-        "--prefix",
-        str(built.prefix),
-        "--format",
-        "lua",
-        "--to",
-        str(tmp_path / "m"),
-    ]
-    assert main([*words, "--name", "hvd/2"]) == 2
+    words = ["module", "--prefix", str(built.prefix), "--format", "lua", "--name", "hvd/2"]
+    assert main([*words, "--to", str(tmp_path / "m")]) == 2
     assert f"{other}: this modulefile was not written by hvdenv" in capsys.readouterr().err
     assert other.read_text() == "-- mine\n"
     assert os.listdir(other.parent) == ["2.lua"]

@@ -21,6 +21,7 @@ from hvdenv.sites import answers
 from hvdenv.sites.allocation import find_allocation, interactive, refuse_unknown
 from hvdenv.sites.batch import HOST_NAMES, HOSTFILE, HOSTS, BatchJob, check, script
 from hvdenv.sites.hosts import Host
+from tests.files import write
 
 DOCS = Path(__file__).parents[2] / "docs/how-to/add-a-scheduler.md"
 
@@ -81,53 +82,33 @@ def test_interactive_jobs_need_a_template(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "where", "said"),
     [
-        (
-            "{nodes}",
-            "{node}",
-            ":4: schedulers.pjm.directives[2]",
-            "unknown field {node}; known are",
-        ),
-        ("'{!error}-j'", "'[[-j'", ":4: schedulers.pjm.directives[8]", "[[ begins neither"),
-        ("{hhmmss}", "{hhmmss|title}", ":4: schedulers.pjm.directives[3]", "unknown filter title"),
-        ('"pjsub {script}"', '"pjsub \'{script}"', ":12: schedulers.pjm.submit", "not a command"),
-        ("(?P<id>[0-9]+)", "([0-9]+)", ":13: schedulers.pjm.submitted", "needs a group (?P<id>"),
-        (" +([A-Z]+) ", " +([A-Z+ ", ":20: schedulers.pjm.query.state", "not a regular expression"),
-        ('cancel = "pjdel {id}"', "", ":1: schedulers.pjm.cancel", "required and missing"),
+        ("{nodes}", "{node}", "4: pjm.directives[2]", "unknown field {node}; known are"),
+        ("'{!error}-j'", "'[[-j'", "4: pjm.directives[8]", "[[ begins neither"),
+        ("{hhmmss}", "{hhmmss|title}", "4: pjm.directives[3]", "unknown filter title"),
+        ('"pjsub {script}"', '"pjsub \'{script}"', "12: pjm.submit", "not a command"),
+        ("(?P<id>[0-9]+)", "([0-9]+)", "13: pjm.submitted", "needs a group (?P<id>"),
+        (" +([A-Z]+) ", " +([A-Z+ ", "20: pjm.query.state", "not a regular expression"),
+        ('cancel = "pjdel {id}"', "", "1: pjm.cancel", "required and missing"),
         (
             'ACC = "waiting"',
             'ACC = "waits"',
-            ":21: schedulers.pjm.query.states.ACC",
+            "21: pjm.query.states.ACC",
             'expected one of "waiting"',
         ),
-        ("#PJM", "#PJM\\nrm", ":3: schedulers.pjm.prefix", "control characters"),
-        ("pjdel {id}", "pjdel {cluster} {id}", ":14: schedulers.pjm.cancel", "may have no cluster"),
-        ("[schedulers.pjm", "[schedulers.slurm", ":1: schedulers.slurm", "another name"),
-        (
-            '"pjdel {id}"',
-            '"pjdel {id=3}"',
-            ":14: schedulers.pjm.cancel",
-            "does not begin with ? or !",
-        ),
-        ('"pjdel {id}"', '"pjdel {?cluster}"', ":14: schedulers.pjm.cancel", "must be in a part"),
-        (
-            "--interact {options}",
-            "--interact={options}",
-            ":15: schedulers.pjm.interactive",
-            "its own",
-        ),
+        ("#PJM", "#PJM\\nrm", "3: pjm.prefix", "control characters"),
+        ("pjdel {id}", "pjdel {cluster} {id}", "14: pjm.cancel", "may have no cluster"),
+        ("[schedulers.pjm", "[schedulers.slurm", "1: slurm", "another name"),
+        ('"pjdel {id}"', '"pjdel {id=3}"', "14: pjm.cancel", "does not begin with ? or !"),
+        ('"pjdel {id}"', '"pjdel {?cluster}"', "14: pjm.cancel", "must be in a part"),
+        ("--interact {options}", "--interact={options}", "15: pjm.interactive", "its own"),
         (
             "cancel =",
             'broadcast = ["cp {image}"]\ncancel =',
-            ":14: schedulers.pjm.broadcast[0]",
+            "14: pjm.broadcast[0]",
             "unknown field {image}",
         ),
-        ("(?P<id>[0-9]+)", "(?P<id>a{99999999999})", ":13: schedulers.pjm.submitted", "too large"),
-        (
-            "cancel =",
-            "times = ['(?P<x>.+)']\ncancel =",
-            ":14: schedulers.pjm.times[0]",
-            "d, h, m and s",
-        ),
+        ("(?P<id>[0-9]+)", "(?P<id>a{99999999999})", "13: pjm.submitted", "too large"),
+        ("cancel =", "times = ['(?P<x>.+)']\ncancel =", "14: pjm.times[0]", "d, h, m and s"),
     ],
 )
 def test_mistakes_name_their_line(
@@ -135,9 +116,9 @@ def test_mistakes_name_their_line(
 ) -> None:
     with pytest.raises(RecipeError) as caught:
         recipe_with(tmp_path, example("pjm").replace(before, after))
-    told = str(caught.value)
-    assert f"site.toml{where}" in told
-    assert said in told
+    line, key = where.split(": ")
+    assert f"site.toml:{line}: schedulers.{key}" in str(caught.value)
+    assert said in str(caught.value)
 
 
 def test_answers_that_are_no_numbers() -> None:
@@ -269,8 +250,7 @@ def test_what_is_shown_and_checked_of_an_own_scheduler(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """show prints what follows from `like`; check says where the job exceeds its partition."""
-    recipe = tmp_path / "x.toml"
-    recipe.write_text(OWN_RECIPE)
+    recipe = write(tmp_path / "x.toml", OWN_RECIPE)
     assert main(["show", str(recipe)]) == 0
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert 'schedulers.ours.cancel = "stop {id}" # recipe' in shown

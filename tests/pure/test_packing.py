@@ -32,23 +32,15 @@ from hvdenv.packing.manifest import (
 )
 from hvdenv.places import write_json
 from hvdenv.schema import encode
-from tests.environments import ONE, TWO, build
+from tests.environments import ONE, TWO, build_active
 from tests.standalone import load
 
 enter = load("enter")
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> Environment:
-    one = generations.at(tmp_path / "env")
-    generations.claim(one)
-    build(one, ONE, environment="")
-    generations.switch(one, ONE)
-    return one
-
-
-@pytest.fixture
 def image(environment: Environment) -> Path:
+    build_active(environment, ONE, environment="")
     image = default_image(environment, ONE)
     image.write_bytes(b"image")
     program_of(image).write_text("")
@@ -77,8 +69,7 @@ def test_the_image_beside_the_environment_fits(environment: Environment, image: 
 def test_an_image_of_an_older_generation_is_not_used_silently(
     environment: Environment, image: Path
 ) -> None:
-    build(environment, TWO)
-    generations.switch(environment, TWO)
+    build_active(environment, TWO)
     packed, why = use.find(environment, TWO, None)
     assert packed is None
     assert why.startswith(f"it holds generation {ONE}, and the active one is {TWO}")

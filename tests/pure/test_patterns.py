@@ -59,7 +59,7 @@ MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("model/facts.py", "VERSION_QUESTIONS[fact][1]"): lambda: [each for _, each in VERSION_QUESTIONS.values()],
     ("plans/images/distributions.py", "each.pattern"): lambda: [each.pattern for each in distributions.DISTRIBUTIONS],
     ("wheels/published.py", "pattern"): lambda: [each for each, *_ in published._MPI],
-    ("plans/images/build.py", "pattern"): lambda: [each for each, *_ in build._REFUSALS],
+    ("plans/images/build.py", "each.pattern"): lambda: [each.pattern for each in build.failures()],
     ("standalone/steps/conda_clone.py", "b'(?:' + alternatives + b')(?![\\\\w-]|\\\\.\\\\w)'"): lambda: [r"(?:/a|/b)(?![\w-]|\.\w)"],
     ("standalone/steps/pip_sources.py", "pattern"): lambda: [r"""^global\.([a-z-]+)=('.*'|".*")$"""],
     ("standalone/steps/conda_clone.py", "b'#!(' + re.escape(new) + b'/(?:\\\\S*/)?(\\\\S+))(.*)'"): lambda: [r"#!(/a/(?:\S*/)?(\S+))(.*)"],

@@ -35,15 +35,13 @@ SITE = LOCAL._replace(
     launch=cluster.Launch("srun"),
 )
 TWO = (Host("gpu32"), Host("gpu33"))
-ASKED = Allocation(
-    "slurm",
-    "7",
-    (Host("gpu32", 4), Host("gpu33", 4)),
-    2,
-    tasks=(4, 4),
-    cpus=(16, 16),
-    counts_tasks=True,
-)
+
+
+def slurm(hosts: tuple[Host, ...] = TWO, **more: Any) -> Allocation:
+    return Allocation("slurm", "7", hosts, len(hosts), counts_tasks=True, **more)
+
+
+ASKED = slurm((Host("gpu32", 4), Host("gpu33", 4)), tasks=(4, 4), cpus=(16, 16))
 
 
 def placed(
@@ -77,25 +75,61 @@ def test_fewer_are_spread_evenly(ranks: int, slots: list[int]) -> None:
     assert launch.placed
 
 
+# Without numbers of tasks, Slurm counts one processor on each host.
+SMALL = slurm(tasks=(1, 1), cpus=(1, 1))
+EIGHT = (Host("gpu32", 4), Host("gpu33", 4))
+
+
 @pytest.mark.parametrize(
-    ("allocation", "ranks"),
+    ("allocation", "requested", "ranks"),
     [
         # GPUs of the allocation, or what is usual at the site.
-        (Allocation("slurm", "7", TWO, 2, gpus_per_node=2, counts_tasks=True), 4),
-        (Allocation("slurm", "7", TWO, 2, counts_tasks=True), 16),
-        (Allocation("pbs", "7", TWO, 2, "/n"), 16),
-        (Allocation("pbs", "7", (Host("a", 2), Host("b", 2)), 2, "/n"), 4),
+        (slurm(gpus_per_node=2), {}, 4),
+        (slurm(), {}, 16),
+        (Allocation("pbs", "7", TWO, 2, "/n"), {}, 16),
+        (Allocation("pbs", "7", (Host("a", 2), Host("b", 2)), 2, "/n"), {}, 4),
         # LSF and Torque write as many lines as there are processors.
-        (Allocation("lsf", "7", (Host("a", 42), Host("b", 42)), 2), 16),
-        (Allocation("cobalt", "7", (), 3), 24),
+        (Allocation("lsf", "7", (Host("a", 42), Host("b", 42)), 2), {}, 16),
+        (Allocation("cobalt", "7", (), 3), {}, 24),
+        (Allocation(), {"hosts": EIGHT}, 8),
+        (Allocation(), {"hosts": TWO}, 16),
+        (ASKED, {"hosts": TWO}, 8),
+        (ASKED, {"hosts": (Host("gpu32.site.org", 2),)}, 2),
+        (SMALL, {"ranks": 2}, 2),
     ],
 )
-def test_how_many_there_is_room_for(allocation: Allocation, ranks: int) -> None:
-    assert placed(allocation).ranks == ranks
+def test_how_many_there_is_room_for(
+    allocation: Allocation, requested: dict[str, Any], ranks: int
+) -> None:
+    assert placed(allocation, **requested).ranks == ranks
+
+
+@pytest.mark.parametrize(
+    ("allocation", "requested", "said"),
+    [
+        (Allocation(), {"hosts": EIGHT, "ranks": 9}, "9 ranks do not fit into 8 slots"),
+        (
+            ASKED,
+            {"hosts": (Host("gpu32", 2), Host("gpu40", 2))},
+            "gpu40 is not in this allocation\n.*gpu32, gpu33",
+        ),
+        # Slurm only says "More processors requested than permitted".
+        (
+            SMALL,
+            {"ranks": 8},
+            "4 ranks do not fit into 1 processors of gpu32 .*\n.*--ntasks-per-node=4",
+        ),
+    ],
+)
+def test_what_there_is_no_room_for(
+    allocation: Allocation, requested: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        placed(allocation, **requested)
 
 
 def test_srun_is_told_what_slurm_was_not_asked() -> None:
-    assert placed(Allocation("slurm", "7", TWO, 2, gpus_per_node=2, counts_tasks=True)).placed
+    assert placed(slurm(gpus_per_node=2)).placed
 
 
 def test_the_schedulers_file_goes_to_the_launcher() -> None:
@@ -108,39 +142,12 @@ def test_the_schedulers_file_goes_to_the_launcher() -> None:
 
 
 def test_requested_hosts() -> None:
-    launch = placed(hosts=(Host("gpu32", 4), Host("gpu33", 4)))
-    assert (launch.ranks, launch.placed, launch.per_node) == (8, True, 4)
-    fewer = placed(hosts=(Host("gpu32", 4), Host("gpu33", 4)), ranks=5)
-    assert fewer.hosts == (Host("gpu32", 4), Host("gpu33", 1))
+    launch = placed(hosts=EIGHT)
+    assert (launch.placed, launch.per_node) == (True, 4)
+    assert placed(hosts=EIGHT, ranks=5).hosts == (Host("gpu32", 4), Host("gpu33", 1))
     assert [host.slots for host in placed(hosts=TWO, ranks=6).hosts] == [3, 3]
-    assert placed(hosts=TWO).ranks == 16
-    assert placed(ASKED, hosts=TWO).ranks == 8
-
-
-def test_requested_hosts_from_a_file() -> None:
     assert placed(hosts=TWO, hostfile="/f").hostfile == "/f"
     assert placed(hosts=TWO, hostfile="/f", ranks=3).hostfile == ""
-
-
-def test_too_many_for_the_slots() -> None:
-    with pytest.raises(UsageError, match="9 ranks do not fit into 8 slots"):
-        placed(hosts=(Host("gpu32", 4), Host("gpu33", 4)), ranks=9)
-
-
-def test_hosts_of_others() -> None:
-    with pytest.raises(UsageError, match="gpu40 is not in this allocation") as caught:
-        placed(ASKED, hosts=(Host("gpu32", 2), Host("gpu40", 2)))
-    assert "gpu32, gpu33" in caught.value.remedy
-    assert placed(ASKED, hosts=(Host("gpu32.site.org", 2),)).ranks == 2
-
-
-def test_more_ranks_than_processors() -> None:
-    """Slurm only says "More processors requested than permitted"."""
-    one = Allocation("slurm", "7", TWO, 2, tasks=(1, 1), cpus=(1, 1), counts_tasks=True)
-    with pytest.raises(UsageError, match="4 ranks do not fit into 1 processors of gpu32") as caught:
-        placed(one, ranks=8)
-    assert "--ntasks-per-node=4" in caught.value.remedy
-    assert placed(one, ranks=2).ranks == 2
 
 
 @pytest.mark.parametrize(
@@ -155,16 +162,7 @@ def test_more_ranks_than_processors() -> None:
     ],
 )
 def test_cores_for_a_rank(cpus: tuple[int, ...], asked: int, ranks: int, each: int) -> None:
-    allocation = Allocation(
-        "slurm",
-        "7",
-        (Host("gpu32"),),
-        1,
-        cpus=cpus,
-        cpus_per_rank=asked,
-        gpus_per_node=8,
-        counts_tasks=True,
-    )
+    allocation = slurm((Host("gpu32"),), cpus=cpus, cpus_per_rank=asked, gpus_per_node=8)
     assert placed(allocation, ranks=ranks).cpus_per_rank == each
 
 
@@ -177,15 +175,7 @@ def test_slots_are_as_many_as_ranks(
     each: list[tuple[int, int]], ranks: int | None, gpus: int
 ) -> None:
     hosts = tuple(Host(f"n{number}", slots) for number, (slots, _) in enumerate(each))
-    allocation = Allocation(
-        "slurm",
-        "1",
-        hosts,
-        len(hosts),
-        cpus=tuple(cpus for _, cpus in each),
-        gpus_per_node=gpus,
-        counts_tasks=True,
-    )
+    allocation = slurm(hosts, cpus=tuple(cpus for _, cpus in each), gpus_per_node=gpus)
     try:
         launch = placed(allocation, ranks=ranks)
     except UsageError:

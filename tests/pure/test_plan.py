@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,70 +12,51 @@ from hypothesis import strategies as st
 
 from hvdenv import STEP_PROGRAMS
 from hvdenv.cli import options, prepare
-from hvdenv.cli.main import main
 from hvdenv.cli.prepare import choose_python
 from hvdenv.errors import IncompatibleError
-from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.knowledge.patches import Edit, applicable
 from hvdenv.model.facts import Facts, Interpreter
-from hvdenv.model.layers import load_recipe, read_layer, shipped_recipes, variants_of
+from hvdenv.model.layers import load_recipe
 from hvdenv.model.observe import observe
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import find_places
 from hvdenv.plans import steps
-from hvdenv.plans.plan import (
-    Plan,
-    choose_versions,
-    make_plan,
-)
+from hvdenv.plans.plan import Plan, choose_versions, make_plan, steps_of
 from hvdenv.plans.script import render_bash
 from hvdenv.plans.steps import Steps
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
+from tests.commands import Hvdenv
+from tests.files import write
+from tests.shipped import CHOICES
 
-ALL = [
-    (name, variant)
-    for name, path in shipped_recipes().items()
-    for variant in ("", *variants_of(read_layer("recipe", path).values))
-]
 PREFIX = "/scratch/envs/horovod"
 
 
-@pytest.mark.parametrize(("name", "variant"), ALL, ids="+".join)
+@pytest.mark.parametrize(("name", "variant"), CHOICES, ids="+".join)
 def test_plans_of_shipped_recipes(
-    name: str,
-    variant: str,
-    cases: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    pytestconfig: pytest.Config,
-) -> None:
-    """What is printed for declared facts. `pytest tests/pure --regenerate` writes it anew.
-
-    The plan's digest is left out: it covers every patch and stand-alone program.
-    """
+    name: str, variant: str, cases: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv,
+    golden: Callable[[Path, str], None],
+) -> None:  # fmt: skip
+    """What is printed for declared facts, but the digest: it covers every patch and program."""
     monkeypatch.setattr("hvdenv.cli.plan.environment", dict)
     words = ["plan", name, "--facts", str(cases / "facts.json"), "--prefix", PREFIX]
-    assert main([*words, *(["--variant", variant] if variant else []), "--json"]) == 0
-    digest = json.loads(capsys.readouterr().out)["digest"]
-    assert main([*words, *(["--variant", variant] if variant else [])]) == 0
-    said = capsys.readouterr().out.replace(digest[:12], "<DIGEST>")
+    words += ["--variant", variant] if variant else []
+    digest = json.loads(hvdenv(*words, "--json").out)["digest"]
+    said = hvdenv(*words).out.replace(digest[:12], "<DIGEST>")
     said = said.replace(str(find_places().cache), "$CACHE")
-    path = cases / f"plans/{'+'.join(filter(None, (name, variant)))}.txt"
-    if pytestconfig.getoption("--regenerate"):
-        path.write_text(said, encoding="utf-8")
-    assert said == path.read_text(encoding="utf-8")
+    golden(cases / f"plans/{'+'.join(filter(None, (name, variant)))}.txt", said)
 
 
 def test_each_expected_plan_is_of_a_recipe(cases: Path) -> None:
-    names = {"+".join(filter(None, pair)) for pair in ALL}
+    names = {"+".join(filter(None, pair)) for pair in CHOICES}
     assert {path.stem for path in (cases / "plans").iterdir()} == names
 
 
 def plan(
     recipe: Recipe, facts: Facts, python: Interpreter | None = None, folder: Path = Path("/g")
 ) -> Plan:
-    return make_plan(recipe, (), facts, python or facts.interpreters[0]).at(folder)
+    return make_plan(steps_of(recipe, facts, python or facts.interpreters[0])).at(folder)
 
 
 @given(
@@ -201,10 +183,10 @@ def test_no_version_for_a_python(recipe: Recipe) -> None:
 def test_only_a_newer_python_is_refused_with_the_variant_that_works(
     facts: Facts, tmp_path: Path
 ) -> None:
-    path = tmp_path / "old.toml"
-    path.write_text(
+    path = write(
+        tmp_path / "old.toml",
         'format = 1\nname = "old"\nextends = "local"\npython.version = ">=3.10,<3.13"\n'
-        'variants.torch.python.version = ">=3.10,<3.14"\n'
+        'variants.torch.python.version = ">=3.10,<3.14"\n',
     )
     newer = facts._replace(interpreters=(Interpreter("/usr/bin/python3.13", "3.13.1"),))
     with pytest.raises(IncompatibleError) as caught:
@@ -233,35 +215,6 @@ def test_no_python_at_all(facts: Facts) -> None:
     assert "--variant" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("frameworks", "controllers", "expected"),
-    [
-        (
-            ("torch", "tensorflow"), ("mpi", "gloo"),
-            {"WITH_TENSORFLOW", "WITH_PYTORCH", "WITHOUT_MXNET", "WITH_MPI", "WITH_GLOO", "WITHOUT_NVTX"},
-        ),
-        (
-            ("torch",), ("gloo",),
-            {"WITHOUT_TENSORFLOW", "WITH_PYTORCH", "WITHOUT_MXNET", "WITHOUT_MPI", "WITH_GLOO", "WITHOUT_NVTX"},
-        ),
-        (
-            ("tensorflow",), ("mpi",),
-            {"WITH_TENSORFLOW", "WITHOUT_PYTORCH", "WITHOUT_MXNET", "WITH_MPI", "WITHOUT_GLOO", "WITHOUT_NVTX"},
-        ),
-    ],
-)  # fmt: skip
-def test_build_variables(
-    recipe: Recipe, frameworks: Any, controllers: Any, expected: set[str]
-) -> None:
-    horovod = recipe.horovod._replace(frameworks=frameworks, controllers=controllers)
-    variables = horovod_variables(recipe._replace(horovod=horovod), "x86_64")
-    switches = {name for name in variables if name.startswith("HOROVOD_WITH")}
-    assert switches == {f"HOROVOD_{name}" for name in expected}
-    assert {variables[name] for name in switches} == {"1"}
-    assert variables["HOROVOD_BUILD_ARCH_FLAGS"] == "-mf16c -mavx -mfma"
-    assert all(value for value in variables.values())
-
-
 def test_packages_are_resolved_with_the_framework_from_the_same_sources(facts: Facts) -> None:
     page = "https://mirror.example/torch.html"
     recipe = load_recipe(
@@ -287,13 +240,11 @@ def test_mpi_is_only_installed_where_it_is_asked_for(recipe: Recipe, facts: Fact
     assert not any("openmpi" in word for word in tools(recipe._replace(horovod=horovod)))
 
 
-def test_a_plan_for_another_architecture(
-    facts: Facts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "facts.json"
-    path.write_text(json.dumps(encode(facts._replace(machine="aarch64", host="grace"))))
-    assert main(["plan", "local", "--facts", str(path), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_a_plan_for_another_architecture(facts: Facts, tmp_path: Path, hvdenv: Hvdenv) -> None:
+    path = write(
+        tmp_path / "facts.json", json.dumps(encode(facts._replace(machine="aarch64", host="grace")))
+    )
+    found = json.loads(hvdenv("plan", "local", "--facts", str(path), "--json").out)
     assert found["facts"]["origin"] == "declared"
     assert found["wheel"].endswith("horovod-0.28.1-cp311-cp311-linux_aarch64.whl")
     (wheel,) = (step for step in found["steps"] if step["name"] == "wheel")
@@ -308,20 +259,17 @@ def test_steps_have_names_of_their_own_and_reasons(recipe: Recipe, facts: Facts)
     assert steps[-1].effect == "record"
 
 
-def test_what_is_compiled_never_sees_the_cores_in_the_wheel_cache(
-    recipe: Recipe, facts: Facts
-) -> None:
-    assert plan(recipe, facts).wheel_inputs == plan(recipe, facts._replace(cores=64)).wheel_inputs
-
-
 def test_facts_of_a_plan_can_be_declared_for_another(
-    cases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cases: Path, tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
-    assert main(["plan", "local", "--facts", str(cases / "facts.json"), "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
+    printed = json.loads(
+        hvdenv("plan", "local", "--facts", str(cases / "facts.json"), "--json").out
+    )
     (tmp_path / "facts.json").write_text(json.dumps(printed["facts"]))
-    assert main(["plan", "local", "--facts", str(tmp_path / "facts.json"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == printed
+    assert (
+        json.loads(hvdenv("plan", "local", "--facts", str(tmp_path / "facts.json"), "--json").out)
+        == printed
+    )
 
 
 @pytest.fixture
@@ -350,24 +298,20 @@ ONCE = {"all": 1, "make_plan": 1, "observe": 1, "load_recipe": 1}
 
 @pytest.mark.parametrize("form", [[], ["--json"], ["--format", "bash"], ["--locked"]])
 def test_a_plan_is_shown_from_one_preparation(
-    calls: Counter[str], form: list[str], capsys: pytest.CaptureFixture[str]
+    calls: Counter[str], form: list[str], hvdenv: Hvdenv
 ) -> None:
-    assert main(["plan", "local", "--variant", "torch", *form]) == 0
+    hvdenv("plan", "local", "--variant", "torch", *form)
     assert calls == ONCE
 
 
 def test_a_build_prepares_and_plans_once(
-    calls: Counter[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    calls: Counter[str], tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
     build = ["build", "local", "--prefix", str(tmp_path / "env"), "--allow", "disk-low"]
-    assert main(build) == 0
-    assert calls == ONCE
-    capsys.readouterr()
+    hvdenv(*build)
     assert (tmp_path / "env" / "activate.sh").is_file()
-    calls.clear()
-    assert main(build) == 0
-    assert calls == ONCE
-    assert capsys.readouterr().out.startswith("nothing to do: ")
-    calls.clear()
-    assert main([*build, "--rebuild"]) == 0
+    for more, said in (([], "nothing to do: "), (["--rebuild"], "")):
+        assert calls == ONCE
+        calls.clear()
+        assert hvdenv(*build, *more).out.startswith(said)
     assert calls == ONCE

@@ -14,28 +14,11 @@ from hvdenv.environments.prefixes import UNFIT_IN_BASH, UNFIT_IN_PREFIX
 from hvdenv.errors import UsageError
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.recipe import Recipe
-from hvdenv.plans.plan import make_plan
+from hvdenv.plans.plan import make_plan, steps_of
 from hvdenv.plans.script import render_bash
-from tests.environments import ONE, build
+from tests.environments import ONE, build, build_active
 
 UNFIT = " \t\n\r\v\f\x01\x1b\x7f'\"`$\\;&|<>(){}[]*?!#%:,"
-
-
-def folder(prefix: Path) -> None:
-    prefix.mkdir()
-
-
-def venv(prefix: Path) -> None:
-    prefix.mkdir()
-    (prefix / "pyvenv.cfg").touch()
-
-
-def conda(prefix: Path) -> None:
-    (prefix / "conda-meta").mkdir(parents=True)
-
-
-def dangling(prefix: Path) -> None:
-    prefix.symlink_to("nowhere")
 
 
 def elsewhere(prefix: Path) -> None:
@@ -45,11 +28,11 @@ def elsewhere(prefix: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (folder, "is a folder"),
-        (venv, "is a Python environment"),
-        (conda, "is a conda prefix"),
+        (Path.mkdir, "is a folder"),
+        (lambda prefix: (prefix / "pyvenv.cfg").mkdir(parents=True), "is a Python environment"),
+        (lambda prefix: (prefix / "conda-meta").mkdir(parents=True), "is a conda prefix"),
         (Path.touch, "is a file"),
-        (dangling, "is a symbolic link to nowhere"),
+        (lambda prefix: prefix.symlink_to("nowhere"), "is a symbolic link to nowhere"),
         (elsewhere, "is a symbolic link to /usr"),
     ],
 )
@@ -99,8 +82,7 @@ def test_letters_of_every_language_are_no_hindrance(tmp_path: Path, name: str) -
     (tmp_path / name).mkdir()
     environment = at(tmp_path / name / name)
     generations.claim(environment)
-    build(environment, ONE)
-    generations.switch(environment, ONE)
+    build_active(environment, ONE)
     assert environment.active() == ONE
 
 
@@ -131,7 +113,7 @@ def test_bash_and_python_agree_on_such_paths(locale: str) -> None:
 def test_the_script_of_a_plan_refuses_such_paths(
     recipe: Recipe, facts: Facts, python: Interpreter, tmp_path: Path, name: str, code: int
 ) -> None:
-    plan = make_plan(recipe, (), facts, python).at(tmp_path)
+    plan = make_plan(steps_of(recipe, facts, python)).at(tmp_path)
     before_any_work = render_bash(plan, tmp_path).partition("\nmkdir ")[0]
     found = subprocess.run(
         ["bash", "-c", before_any_work, "bash", str(tmp_path / name)],

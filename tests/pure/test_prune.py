@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from hvdenv.environments import generations, prune
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import BusyError, UsageError
-from tests.environments import ONE, THREE, TWO, build
+from tests.environments import ONE, THREE, TWO, build, build_active
 
 
 def test_rollback_goes_to_the_one_before(environment: Environment) -> None:
@@ -33,8 +34,7 @@ def test_rollback_goes_to_the_one_before(environment: Environment) -> None:
 
 def test_rollback_from_a_damaged_one_takes_the_newest(environment: Environment) -> None:
     build(environment, ONE)
-    build(environment, TWO)
-    generations.switch(environment, TWO)
+    build_active(environment, TWO)
     environment.record(TWO).write_text("{")
     assert prune.rollback(environment) == ONE
 
@@ -58,8 +58,7 @@ def test_prune_keeps_the_active_one_and_as_many_as_asked(environment: Environmen
 
 
 def test_prune_keeps_what_the_prefix_points_to_even_damaged(environment: Environment) -> None:
-    build(environment, ONE)
-    generations.switch(environment, ONE)
+    build_active(environment, ONE)
     environment.record(ONE).unlink()
     prune.prune(environment, keep=0)
     assert environment.identities() == [ONE]
@@ -87,8 +86,7 @@ def test_removing_never_follows_links_out(environment: Environment, tmp_path: Pa
 
 
 def test_remove_leaves_nothing(environment: Environment, tmp_path: Path) -> None:
-    build(environment, ONE)
-    generations.switch(environment, ONE)
+    build_active(environment, ONE)
     old, new = (environment.store / f".{ONE}.sqsh.{each * 32}" for each in "ab")
     for path in (old, new):  # of processes that pack the environment, or were killed
         path.touch()
@@ -99,32 +97,27 @@ def test_remove_leaves_nothing(environment: Environment, tmp_path: Path) -> None
     cleared = prune.remove(environment)
     assert (cleared.removed, cleared.kept) == ((ONE, TWO), ())
     assert os.listdir(tmp_path) == []
-    with pytest.raises(UsageError, match="no environment that hvdenv built"):
-        prune.remove(environment)
-    with pytest.raises(UsageError, match="no environment that hvdenv built"):
-        prune.prune(environment, keep=1)
-    with pytest.raises(UsageError, match="no environment that hvdenv built"):
-        prune.rollback(environment)
+    for change in changes(environment):
+        with pytest.raises(UsageError, match="no environment that hvdenv built"):
+            change()
     assert os.listdir(tmp_path) == []
 
 
-def foreign_lock(environment: Environment) -> None:
-    """A lock of a build on another machine."""
-    fields = ("boot", "namespace", "started", "job", "user", "since", "token")
-    holder = dict.fromkeys(fields, "x") | {"host": f"not-{socket.gethostname()}", "pid": 1}
-    (environment.store / "lock").write_text(json.dumps(holder))
-
-
-def test_nothing_is_changed_while_a_build_runs(environment: Environment) -> None:
-    build(environment, ONE)
-    build(environment, TWO)
-    generations.switch(environment, TWO)
-    foreign_lock(environment)
-    for change in (
+def changes(environment: Environment) -> tuple[Callable[[], object], ...]:
+    return (
         lambda: prune.remove(environment, force=True),
         lambda: prune.prune(environment, keep=0),
         lambda: prune.rollback(environment),
-    ):
+    )
+
+
+def test_nothing_is_changed_while_a_build_on_another_machine_runs(environment: Environment) -> None:
+    build(environment, ONE)
+    build_active(environment, TWO)
+    fields = ("boot", "namespace", "started", "job", "user", "since", "token")
+    holder = dict.fromkeys(fields, "x") | {"host": f"not-{socket.gethostname()}", "pid": 1}
+    (environment.store / "lock").write_text(json.dumps(holder))
+    for change in changes(environment):
         with pytest.raises(BusyError):
             change()
     assert environment.active() == TWO

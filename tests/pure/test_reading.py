@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hvdenv.reading import MIB, RECIPE, SYSTEM, Kind, open_file, read_file, read_text
+from tests.files import write
 
 SMALL = Kind("a test", 100)
 
@@ -42,8 +43,7 @@ def test_links_are_followed_and_the_status_is_the_files(tmp_path: Path) -> None:
 
 
 def test_the_status_is_of_what_was_read_although_the_path_changed(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("one")
+    file = write(tmp_path / "file", "one")
     inode = file.stat().st_ino
     with open_file(file, RECIPE) as stream:
         (tmp_path / "other").write_text("two")
@@ -51,19 +51,15 @@ def test_the_status_is_of_what_was_read_although_the_path_changed(tmp_path: Path
         assert (stream.read(), os.fstat(stream.fileno()).st_ino) == (b"one", inode)
 
 
-def test_a_pipe_does_not_hang(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["pipe", "link"])
+def test_a_pipe_does_not_hang(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    reader = threading.Thread(target=lambda: refusal(tmp_path / "pipe"), daemon=True)
+    (tmp_path / "link").symlink_to("pipe")
+    reader = threading.Thread(target=lambda: refusal(tmp_path / name), daemon=True)
     reader.start()
     reader.join(5)
     assert not reader.is_alive()
-    assert refusal(tmp_path / "pipe").strerror == "it is a pipe, not a regular file"
-
-
-def test_a_link_to_a_pipe_does_not_hang(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to("pipe")
-    assert refusal(tmp_path / "link").strerror == "it is a pipe, not a regular file"
+    assert refusal(tmp_path / name).strerror == "it is a pipe, not a regular file"
 
 
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/null", "/dev/urandom"])
@@ -149,6 +145,7 @@ COMMANDS = [
 ALL_COMMANDS = """
 import contextlib, io, json, sys
 from hvdenv.cli.main import main
+from tests.files import write
 for words in json.loads(sys.argv[1]):
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):

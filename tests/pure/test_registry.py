@@ -7,7 +7,7 @@ import pytest
 from hvdenv.environments import generations, prune, registry
 from hvdenv.environments.generations import at
 from hvdenv.places import Places
-from tests.environments import ONE, TWO, build
+from tests.environments import ONE, TWO, build, build_active
 
 
 def listing(places: Places) -> list[tuple[str, tuple[str, ...], str, str]]:
@@ -29,10 +29,8 @@ def test_environments_are_listed_wherever_they_lie(tmp_path: Path) -> None:
     registry.register(places, outside, "local", ["b", "a"])
     generations.create(begun, ONE)
     build(outside, ONE, recipe="local", variants=["a", "b"], bytes=7, files=2)
-    build(outside, TWO, recipe="local", variants=["a", "b"], bytes=9, files=3)
-    generations.switch(outside, TWO)
-    build(inside, ONE)
-    generations.switch(inside, ONE)
+    build_active(outside, TWO, recipe="local", variants=["a", "b"], bytes=9, files=3)
+    build_active(inside, ONE)
     (places.envs / "foreign").mkdir()
 
     assert listing(places) == [

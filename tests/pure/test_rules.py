@@ -18,11 +18,13 @@ from hvdenv.knowledge.remedies import edits_of, propose
 from hvdenv.knowledge.rules import Observables, Rule, all_rules, applies, each_of, judge
 from hvdenv.model.cluster import Container, Job, Modules, Partition, Storage
 from hvdenv.model.facts import Facts, Interpreter, Tool
-from hvdenv.model.layers import load_recipe, read_layer, shipped_recipes, variants_of
+from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Conda, Framework, FrameworkPackage, Gpu, Mpi, Recipe
 from hvdenv.plans.plan import choose_versions
+from hvdenv.reading import RECIPE, read_file
 from hvdenv.runner import Runner
 from hvdenv.schema import decode, encode, parse_toml
+from tests.shipped import CHOICES
 
 FOLDER = Path(__file__).parents[1] / "cases/rules"
 SHIPPED = Path(__file__).parents[1] / "cases/findings.toml"
@@ -193,11 +195,7 @@ def judged(path: Path, facts: Facts) -> tuple[Rule, ...]:
     return judge(observables(resolved.recipe, facts, python, versions))
 
 
-ALL = [
-    "+".join(filter(None, (name, variant)))
-    for name, path in shipped_recipes().items()
-    for variant in ("", *variants_of(read_layer("recipe", path).values))
-]
+ALL = ["+".join(filter(None, choice)) for choice in CHOICES]
 
 
 def test_findings_of_the_shipped_recipes(
@@ -665,7 +663,8 @@ def test_an_edit_keeps_the_rest_of_the_text(
 ) -> None:
     path = tmp_path / "r.toml"
     path.write_text(text)
-    resolved = load_recipe("local")._replace(file=str(path), foreign_files=(str(path),), origins={})
+    contents = (read_file(path, RECIPE),)
+    resolved = load_recipe("local")._replace(file=str(path), contents=contents, origins={})
     assert propose(resolved, {key: value}).after == after
 
 

@@ -15,6 +15,7 @@ import pytest
 from hvdenv.command import OWN_PYTHON, Command, Outcome, spelled_out
 from hvdenv.errors import InterruptedRunError, StepError
 from hvdenv.runner import LINE_LIMIT, OUTPUT_LIMIT, TOKEN_VARIABLE, Runner, _lines, end_marked
+from tests.files import write
 from tests.waiting import runs, wait_until
 
 
@@ -112,8 +113,7 @@ def test_a_log_that_cannot_be_written_is_an_error_that_names_it() -> None:
 
 
 def test_log_and_output_are_masked(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text("before\n")
+    log = write(tmp_path / "log", "before\n")
     outcome = Runner().run(
         sh(r"echo https://u:secret@host/; printf '\033[31mTOKEN=secret\033[0m\n'"), log=log
     )

@@ -12,10 +12,11 @@ from hvdenv.command import Command
 from hvdenv.model.facts import Facts, Tool
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import find_places
-from hvdenv.plans.plan import Plan, make_plan
+from hvdenv.plans.plan import Plan, make_plan, steps_of
 from hvdenv.plans.script import render_bash
 from hvdenv.plans.step import Step, TextFile
 from hvdenv.runner import ALWAYS_SET, CLEANED_PATTERN, clean, cleaned_names
+from tests.commands import Hvdenv
 
 # Legal in a file's name, and in none of the places that a prefix may lie.
 HOSTILE = """/tmp/a b"c'd$(touch pwned)`touch pwned`\\;touch pwned&}{*?#\N{SNOWMAN}"""
@@ -35,17 +36,14 @@ def accepted(script: str) -> bool:
 
 @pytest.fixture
 def plan(recipe: Recipe, facts: Facts, tmp_path: Path) -> Plan:
-    return make_plan(recipe, (), facts, facts.interpreters[0]).at(tmp_path / "generation")
+    return make_plan(steps_of(recipe, facts, facts.interpreters[0])).at(tmp_path / "generation")
 
 
 @pytest.mark.parametrize("variant", ["", "torch", "tensorflow", "openmpi5"])
-def test_bash_accepts_the_script(
-    variant: str, cases: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bash_accepts_the_script(variant: str, cases: Path, hvdenv: Hvdenv) -> None:
     chosen = ["--variant", variant] if variant else []
     words = ["plan", "local", *chosen, "--format", "bash", "--facts", str(cases / "facts.json")]
-    assert main(words) == 0
-    assert accepted(capsys.readouterr().out)
+    assert accepted(hvdenv(*words).out)
 
 
 def test_the_script_of_a_lock_needs_neither_uv_nor_caches(
@@ -166,7 +164,7 @@ def test_a_compiler_in_a_strange_place_is_quoted(
 ) -> None:
     odd = facts._replace(cxx=Tool("/opt/a b$(touch pwned)/g++"))
     script = render_bash(
-        make_plan(recipe, (), odd, odd.interpreters[0]).at(tmp_path), tmp_path / "made"
+        make_plan(steps_of(recipe, odd, odd.interpreters[0])).at(tmp_path), tmp_path / "made"
     )
     assert accepted(script)
     assert "CXX='/opt/a b$(touch pwned)/g++'" in script

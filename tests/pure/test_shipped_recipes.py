@@ -6,27 +6,23 @@ import itertools
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from hvdenv.cli.main import main
 from hvdenv.errors import RecipeError, UsageError
 from hvdenv.knowledge.flags import horovod_variables
 from hvdenv.knowledge.horovod_releases import releases
 from hvdenv.model.cluster import Job
-from hvdenv.model.layers import load_recipe, read_layer, shipped_recipes, variants_of
+from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Recipe
-from hvdenv.schema import decode, encode, parse_toml
+from hvdenv.schema import decode, encode
 from hvdenv.sites.batch import check
+from tests.commands import Hvdenv
+from tests.files import write
+from tests.shipped import CHOICES, OFFERED
 
-NAMES = sorted(shipped_recipes())
+NAMES = sorted(OFFERED)
 CLUSTERS = [name for name in NAMES if not name.startswith("local")]
-OFFERED = {
-    name: variants_of(read_layer("recipe", path).values) for name, path in shipped_recipes().items()
-}
-ALONE = [(name, variant) for name in NAMES for variant in ("", *OFFERED[name])]
-DOCUMENTS = sorted((Path(__file__).parents[1] / "cases/documents").glob("*.toml"))
 
 # Variants that say different things of one matter. All others can be taken together.
 EXCLUSIVE = {
@@ -68,11 +64,6 @@ def test_every_combination_of_variants_resolves_or_is_known_to_clash(name: str) 
                 assert load_recipe(name, variants=variants).variants == variants
 
 
-def test_the_clusters_of_the_documents_are_there() -> None:
-    assert {"neuron", "taurus", "alvis", "thetagpu", "theta", "singularity"} <= set(NAMES)
-    assert len(NAMES) >= 13
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_sources_and_notes_name_public_pages(name: str) -> None:
     recipe = of(name)
@@ -103,7 +94,7 @@ def test_deviations_say_what_instead_and_why(name: str) -> None:
         assert each.reason not in (each.document, each.recipe)
 
 
-@pytest.mark.parametrize(("name", "variant"), ALONE, ids="+".join)
+@pytest.mark.parametrize(("name", "variant"), CHOICES, ids="+".join)
 def test_modules_have_versions(name: str, variant: str) -> None:
     modules = of(name, variant).modules
     if modules is None:
@@ -115,7 +106,7 @@ def test_modules_have_versions(name: str, variant: str) -> None:
     assert not set(modules.build) & set(modules.load)
 
 
-@pytest.mark.parametrize(("name", "variant"), ALONE, ids="+".join)
+@pytest.mark.parametrize(("name", "variant"), CHOICES, ids="+".join)
 def test_jobs_fit_their_partition(name: str, variant: str) -> None:
     recipe = of(name, variant)
     if recipe.dialect is None:
@@ -136,7 +127,7 @@ def test_no_recipe_has_the_account_of_a_documents_author(name: str) -> None:
         assert of(name, variant).job.account is None
 
 
-@pytest.mark.parametrize(("name", "variant"), ALONE, ids="+".join)
+@pytest.mark.parametrize(("name", "variant"), CHOICES, ids="+".join)
 def test_horovod_reads_what_the_recipe_asks_for(name: str, variant: str) -> None:
     recipe = of(name, variant)
     for arch in {each.arch for each in recipe.partitions.values()} or {"x86_64"}:
@@ -146,22 +137,13 @@ def test_horovod_reads_what_the_recipe_asks_for(name: str, variant: str) -> None
     assert not any(key.startswith("HOROVOD_GPU") for key in recipe.environment.run)
 
 
-@pytest.mark.parametrize(("name", "variant"), ALONE, ids="+".join)
+@pytest.mark.parametrize(("name", "variant"), CHOICES, ids="+".join)
 def test_a_record_gives_the_recipe_back(name: str, variant: str) -> None:
     recipe = of(name, variant)
     assert decode(Recipe, json.loads(json.dumps(encode(recipe)))) == recipe
 
 
-def test_one_release_of_horovod_has_one_hash() -> None:
-    hashes: dict[str, str] = {}
-    for name, variant in ALONE:
-        horovod = of(name, variant).horovod
-        if horovod.provider == "source":
-            assert hashes.setdefault(horovod.version, horovod.sha256) == horovod.sha256
-    assert len(set(hashes.values())) == len(hashes) >= 4
-
-
-@pytest.mark.parametrize(("name", "variant"), ALONE, ids="+".join)
+@pytest.mark.parametrize(("name", "variant"), CHOICES, ids="+".join)
 def test_what_is_said_to_be_present_is_brought_by_something(name: str, variant: str) -> None:
     recipe = of(name, variant)
     used = [recipe.frameworks[each].provider for each in recipe.horovod.frameworks]
@@ -190,48 +172,6 @@ def test_neuron_for_cpus_asks_the_channel_for_python_only() -> None:
     assert {each.provider for each in recipe.frameworks.values()} == {"pip"}
 
 
-# ---------------------------------------------------------------- the documents
-
-HOW = {
-    "plan": list, "job": list, "run": list, "shell": list, "show": list,
-    "deviation": str, "needless": str, "reader": str,
-}  # fmt: skip
-
-
-def commands_of(path: Path) -> list[dict[str, Any]]:
-    commands: list[dict[str, Any]] = parse_toml(path.read_text(encoding="utf-8"))["command"]
-    return commands
-
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
-def test_each_command_of_a_document_is_accounted_for(path: Path) -> None:
-    document = parse_toml(path.read_text(encoding="utf-8"))
-    assert set(document) == {"recipe", "documents", "command"}
-    assert set(document["documents"]) <= set(of(document["recipe"]).sources)
-    for command in document["command"]:
-        assert set(command) <= {"line", "variants", "arguments", "covered_by", "how"}
-        assert command["line"]
-        assert isinstance(command["how"], HOW[command["covered_by"]]), command["line"]
-        assert command["how"]
-        assert ("arguments" in command) == (command["covered_by"] in ("job", "run", "shell"))
-        recipe = of(document["recipe"], *command.get("variants", []))
-        if command["covered_by"] == "deviation":
-            assert command["how"] in {each.document for each in recipe.deviations}
-
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.stem)
-def test_most_of_a_document_is_done_and_not_explained_away(path: Path) -> None:
-    """The image of the last one is another today, so its definition is other all over."""
-    commands = commands_of(path)
-    done = [each for each in commands if isinstance(each["how"], list)]
-    assert len(done) / len(commands) > (0.15 if path.stem == "singularity" else 0.55)
-
-
-def test_there_is_a_check_for_each_cluster_of_the_documents() -> None:
-    expected = {"neuron", "taurus", "alvis", "theta", "thetagpu", "singularity"}
-    assert {path.stem for path in DOCUMENTS} == expected
-
-
 # ---------------------------------------------------------------- docs/reference/recipe-format.md
 
 REFERENCE = (Path(__file__).parents[2] / "docs/reference/recipe-format.md").read_text(
@@ -240,8 +180,7 @@ REFERENCE = (Path(__file__).parents[2] / "docs/reference/recipe-format.md").read
 
 
 def test_the_reference_says_what_a_site_file_may_set(tmp_path: Path) -> None:
-    site = tmp_path / "site.toml"
-    site.write_text("horovod.version = '0.28.1'\n")
+    site = write(tmp_path / "site.toml", "horovod.version = '0.28.1'\n")
     with pytest.raises(RecipeError) as caught:
         load_recipe("local", site=site)
     said = REFERENCE.split("\n### Site files\n")[1].split("```")[0]
@@ -269,29 +208,24 @@ def fenn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("variant", [(), ("--variant", "cpu")])
-def test_the_recipe_of_the_guide(
-    fenn: str, variant: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_recipe_of_the_guide(fenn: str, variant: tuple[str, ...], hvdenv: Hvdenv) -> None:
     facts = ("--facts", str(Path(__file__).parents[1] / "cases" / "facts.json"))
-    assert main(["show", fenn, *variant]) == 0
-    assert main(["check", fenn, *variant, *facts]) == 0
-    assert main(["plan", fenn, *variant, *facts]) == 0
-    capsys.readouterr()
-    assert main(["job", fenn, *variant, "--account", "phys", "--", "python", "train.py"]) == 0
-    script = capsys.readouterr().out
+    hvdenv("show", fenn, *variant)
+    hvdenv("check", fenn, *variant, *facts)
+    hvdenv("plan", fenn, *variant, *facts)
+    script = hvdenv("job", fenn, *variant, "--account", "phys", "--", "python", "train.py").out
     assert ("--gres=gpu:a100:4" in script) == (not variant)
     assert "srun -n 8 --cpus-per-task=16 --mpi=pmix python train.py" in script
 
 
 def test_the_short_recipe_of_the_guide(tmp_path: Path) -> None:
     head = block("format = 1").split("[modules]")[0]
-    file = tmp_path / "fenn.toml"
-    file.write_text(head + block('[modules]\nload = ["Horovod/'))
+    file = write(tmp_path / "fenn.toml", head + block('[modules]\nload = ["Horovod/'))
     assert load_recipe(str(file)).recipe.horovod.provider == "present"
 
 
 def test_hashes_belong_to_the_versions() -> None:
-    pinned = [of(name, variant).horovod for name, variant in ALONE]
+    pinned = [of(name, variant).horovod for name, variant in CHOICES]
     built = [horovod for horovod in pinned if horovod.provider == "source"]
     given = {(horovod.version, horovod.sha256) for horovod in built if horovod.sha256}
     assert len(given) >= 6

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from hvdenv.cli.main import main
-from hvdenv.environments import generations, last_used, registry, storage
+from hvdenv.environments import generations, last_used, storage
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.storage import Counter, Size
 from hvdenv.places import Places, find_places
 from hvdenv.runner import Runner
 from hvdenv.sites.workspace import parse_remaining
-from tests.environments import ONE, THREE, TWO, build
+from tests.environments import ONE, THREE, TWO, build, local
 
 Captured = pytest.CaptureFixture[str]
 DAY = 86400.0
@@ -36,17 +36,13 @@ def set_times(path: Path, *, accessed: float, changed: float) -> None:
 @pytest.fixture
 def environment() -> Environment:
     """`local`: ONE of 200 days ago, TWO of 100, THREE active and begun FOUR days ago."""
-    places = find_places()
-    environment = generations.at(places.prefix("local", []))
-    environment.prefix.parent.mkdir(parents=True)
-    generations.claim(environment)
+    environment = local()
     for identity, days in ((ONE, 200), (TWO, 100), (THREE, 1)):
         build(
             environment, identity, created=ago(days), recipe="local", variants=[], bytes=10, files=2
         )
         (environment.generation(identity) / "activate.sh").write_text("")
     generations.switch(environment, THREE)
-    registry.register(places, environment, "local", [])
     return environment
 
 

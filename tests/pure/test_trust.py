@@ -28,22 +28,25 @@ from hvdenv.model.recipe import Conda, FrameworkPackage, Source, executed_paths
 from hvdenv.reading import RECIPE, read_file
 from hvdenv.runner import Runner, drop_relative_folders
 from hvdenv.schema import decode, encode
+from tests.commands import Hvdenv
 from tests.environments import ONE, build
+from tests.files import EXECUTABLE, write
 
 EVE, GROUP = 12345, 12346
+OF_EVE = f"belongs to uid {EVE}"
+# What `job` says of `local` after all files were judged: it goes on, and fails.
+RAN = "this recipe has no scheduler"
 OWN = trust.own_policy()
-Captured = pytest.CaptureFixture[str]
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="only the superuser can give a file to another user"
 )
 
 
-def mine(folder: Path, *lines: str, name: str = "mine") -> Path:
+def mine(folder: Path, *lines: str) -> Path:
     """A recipe over `local`."""
-    path = folder / f"{name}.toml"
-    path.write_text("\n".join(('format = 1\nname = "mine"\nextends = "local"', *lines)))
-    return path
+    text = "\n".join(('format = 1\nname = "mine"\nextends = "local"', *lines))
+    return write(folder / "mine.toml", text)
 
 
 def of_eve(path: Path) -> Path:
@@ -88,7 +91,7 @@ REQUIRED = {
 @pytest.mark.parametrize("command", EXECUTING)
 @pytest.mark.parametrize("whose", ["recipe", "parent", "site", "init", "folder"])
 def test_nothing_of_another_user_is_executed(
-    command: str, whose: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    command: str, whose: str, tmp_path: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each as it was attacked: a script that a recipe or site file names left a mark."""
     monkeypatch.chdir(tmp_path)
@@ -101,20 +104,19 @@ def test_nothing_of_another_user_is_executed(
     foreign: Path = recipe
     if whose == "parent":
         foreign = recipe.rename(folder / "base.toml")
-        recipe = folder / "child.toml"
-        recipe.write_text('format = 1\nname = "child"\nextends = "./base.toml"\n')
+        recipe = write(
+            folder / "child.toml", 'format = 1\nname = "child"\nextends = "./base.toml"\n'
+        )
     elif whose == "site":
-        foreign = folder / "site.toml"
-        foreign.write_text(named)
+        foreign = write(folder / "site.toml", named)
         monkeypatch.setenv("HVDENV_SITE", str(foreign))
         recipe = mine(tmp_path)
     elif whose in ("init", "folder"):
         foreign = {"init": init, "folder": folder}[whose]
     of_eve(foreign)
     words = [command, str(recipe), *EXECUTING[command]]
-    assert main(words) == (125 if command in ("run", "shell") else 2)
-    said = capsys.readouterr().err
-    assert f"belongs to uid {EVE}" in said
+    said = hvdenv(*words, code=(125 if command in ("run", "shell") else 2)).err
+    assert OF_EVE in said
     assert "hvdenv trust" in said and "--trust" in said
     assert str(foreign) in said
     assert not mark.exists()
@@ -122,15 +124,14 @@ def test_nothing_of_another_user_is_executed(
 
 @needs_root
 def test_a_job_of_init_is_not_kept_in_the_home_of_another_user(
-    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HVDENV_HOME", str(of_eve(tmp_path)))
-    assert main(["init", "x", "--here", "--where", "compute"]) == 2
-    assert f"belongs to uid {EVE}" in capsys.readouterr().err
+    assert OF_EVE in hvdenv("init", "x", "--here", "--where", "compute", code=2).err
 
 
 @needs_root
-def test_with_trust_it_is_executed(tmp_path: Path, capsys: Captured) -> None:
+def test_with_trust_it_is_executed(tmp_path: Path, hvdenv: Hvdenv) -> None:
     """So the mark above means something."""
     mark, init = tmp_path / "mark", tmp_path / "init.sh"
     init.write_text(f"touch {mark}\n")
@@ -148,54 +149,44 @@ def test_what_executes_nothing_shows_foreign_files(tmp_path: Path, cases: Path) 
     facts = ("--facts", str(cases / "facts.json"))
     assert main(["show", str(recipe)]) == 0
     assert main(["plan", str(recipe), *facts]) == 0
-    site = tmp_path / "site.toml"
-    site.write_text(f'recipe_folders = ["{tmp_path}"]')
+    site = write(tmp_path / "site.toml", f'recipe_folders = ["{tmp_path}"]')
     assert main(["recipes", "--site", str(of_eve(site))]) == 0
 
 
 @needs_root
-def test_a_file_is_trusted_as_it_is(tmp_path: Path, capsys: Captured) -> None:
+def test_a_file_is_trusted_as_it_is(tmp_path: Path, hvdenv: Hvdenv) -> None:
     recipe = of_eve(mine(tmp_path))
     command = ["job", str(recipe), "--", "true"]  # fails later: it has no scheduler
-    assert main(command) == 2
-    assert f"hvdenv trust {recipe}" in capsys.readouterr().err
-    assert main(["trust", str(recipe)]) == 0
-    assert capsys.readouterr().out.startswith(f"{recipe}: sha256 ")
-    assert main(command) == 2
-    assert "this recipe has no scheduler" in capsys.readouterr().err
-    assert main(["trust", "--list", "--json"]) == 0
-    assert [each["path"] for each in json.loads(capsys.readouterr().out)] == [str(recipe)]
+    assert f"hvdenv trust {recipe}" in hvdenv(*command, code=2).err
+    assert hvdenv("trust", str(recipe)).out.startswith(f"{recipe}: sha256 ")
+    assert RAN in hvdenv(*command, code=2).err
+    assert [each["path"] for each in json.loads(hvdenv("trust", "--list", "--json").out)] == [
+        str(recipe)
+    ]
     recipe.write_text(recipe.read_text() + "# changed\n")
-    assert main(command) == 2
-    assert f"belongs to uid {EVE}" in capsys.readouterr().err
-    assert main(["trust", str(recipe)]) == 0
-    assert main(["trust", "--remove", str(recipe)]) == 0
-    assert main(["trust", "--remove", str(recipe)]) == 2
-    capsys.readouterr()
-    assert main(command) == 2
-    assert f"belongs to uid {EVE}" in capsys.readouterr().err
+    assert OF_EVE in hvdenv(*command, code=2).err
+    hvdenv("trust", str(recipe))
+    hvdenv("trust", "--remove", str(recipe))
+    hvdenv("trust", "--remove", str(recipe), code=2)
+    assert OF_EVE in hvdenv(*command, code=2).err
 
 
 @needs_root
-def test_a_script_is_trusted_with_the_owner_of_its_folder(tmp_path: Path, capsys: Captured) -> None:
+def test_a_script_is_trusted_with_the_owner_of_its_folder(tmp_path: Path, hvdenv: Hvdenv) -> None:
     """Not by its hash: its owner can change it before a shell opens it."""
     folder = tmp_path / "init"
     folder.mkdir()
-    init = folder / "sh"
-    init.write_text("true\n")
+    init = write(folder / "sh", "true\n")
     of_eve(init)
     recipe = mine(tmp_path, f'modules = {{ init = "{init}", load = ["x"] }}')
     command = ["job", str(recipe), "--", "true"]
-    assert main(command) == 2
-    said = capsys.readouterr().err
+    said = hvdenv(*command, code=2).err
     assert f"{init}: this file belongs to uid {EVE}, and {recipe} names it: modules.init" in said
     assert f"`hvdenv trust {folder}`" in said
-    assert main(["trust", str(init)]) == 0
-    assert main(command) == 2
-    assert f"belongs to uid {EVE}" in capsys.readouterr().err
-    assert main(["trust", str(folder)]) == 0
-    assert main(command) == 2
-    assert "this recipe has no scheduler" in capsys.readouterr().err
+    hvdenv("trust", str(init))
+    assert OF_EVE in hvdenv(*command, code=2).err
+    hvdenv("trust", str(folder))
+    assert RAN in hvdenv(*command, code=2).err
 
 
 @needs_root
@@ -221,41 +212,34 @@ def test_nobody_else_can_grant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @needs_root
 def test_a_site_file_of_root_names_owners_and_groups(
-    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe, site = of_eve(mine(tmp_path)), tmp_path / "site.toml"
     monkeypatch.setenv("HVDENV_SITE", str(site))
     command = ["job", str(recipe), "--", "true"]
     site.write_text(f'[trust]\nowners = ["nobody-of-this-name", "{EVE}"]\n')
-    assert main(command) == 2
-    assert "this recipe has no scheduler" in capsys.readouterr().err
+    assert RAN in hvdenv(*command, code=2).err
     # It counts only if nobody but root could have written it.
     of_eve(site)
-    assert main(command) == 2
-    said = capsys.readouterr().err
-    assert f"belongs to uid {EVE}" in said
+    said = hvdenv(*command, code=2).err
+    assert OF_EVE in said
     assert f"note: {site}: [trust] is ignored" in said
     os.chown(site, 0, GROUP)
     site.chmod(0o664)
-    assert main(command) == 2
-    assert f"belongs to uid {EVE}" in capsys.readouterr().err
+    assert OF_EVE in hvdenv(*command, code=2).err
 
 
-def test_what_a_site_file_must_not_say(tmp_path: Path, capsys: Captured) -> None:
-    site = tmp_path / "site.toml"
-    site.write_text('[trust]\nowner = ["ann"]\n')
-    assert main(["check", "local", "--site", str(site)]) == 2
-    assert "trust.owner" in capsys.readouterr().err
+def test_what_a_site_file_must_not_say(tmp_path: Path, hvdenv: Hvdenv) -> None:
+    site = write(tmp_path / "site.toml", '[trust]\nowner = ["ann"]\n')
+    assert "trust.owner" in hvdenv("check", "local", "--site", str(site), code=2).err
     recipe = mine(tmp_path, '[trust]\nowners = ["ann"]')
-    assert main(["show", str(recipe)]) == 2
-    assert "trust" in capsys.readouterr().err
+    assert "trust" in hvdenv("show", str(recipe), code=2).err
 
 
 def test_a_file_and_every_folder_that_leads_to_it_count(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "b"
     folder.mkdir(parents=True)
-    path = folder / "r.toml"
-    path.write_text("")
+    path = write(folder / "r.toml", "")
     assert problems(path) == []
     path.chmod(0o602)
     assert problems(path) == ["can be written by everybody"]
@@ -265,6 +249,9 @@ def test_a_file_and_every_folder_that_leads_to_it_count(tmp_path: Path) -> None:
     folder.parent.chmod(0o1777)  # as /tmp: nobody else can rename what is in there
     assert problems(path) == []
     assert problems(folder.parent) == ["can be written by everybody"]
+    assert problems(folder / "..") == ["can be written by everybody"]
+    (tmp_path / "up").symlink_to("a/b/..")
+    assert problems(tmp_path / "up") == ["can be written by everybody"]
     assert problems(folder.parent / "nothing" / "there") == []
     link = tmp_path / "link"
     link.symlink_to("a/../a/b/./r.toml")
@@ -290,8 +277,7 @@ def test_links_of_others_in_a_sticky_folder(tmp_path: Path) -> None:
 
 
 def test_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "r.toml"
-    path.write_text("")
+    path = write(tmp_path / "r.toml", "")
     path.chmod(0o660)
     user, group = os.geteuid(), 4711
     status = os.stat_result((*path.stat()[:5], group, *path.stat()[6:]))
@@ -440,9 +426,7 @@ def test_deep_in_an_environment_verify_alone_looks(tmp_path: Path) -> None:
 
 @needs_root
 @pytest.mark.parametrize("command", ["verify", "run", "shell", "job"])
-def test_a_prefix_of_another_user_is_not_run(
-    command: str, tmp_path: Path, capsys: Captured
-) -> None:
+def test_a_prefix_of_another_user_is_not_run(command: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
     prefix = tmp_path / "env"
     environment_ = generations.at(prefix)
     generations.claim(environment_)
@@ -454,9 +438,8 @@ def test_a_prefix_of_another_user_is_not_run(
     of_eve(prefix / "activate.sh")
     more = {"run": ("--", "true"), "job": ("--", "true")}.get(command, ())
     words = [command, *(("neuron",) if command == "job" else ()), "--prefix", str(prefix), *more]
-    assert main(words) == (125 if command in ("run", "shell") else 2)
-    said = capsys.readouterr().err
-    assert f"belongs to uid {EVE}" in said
+    said = hvdenv(*words, code=(125 if command in ("run", "shell") else 2)).err
+    assert OF_EVE in said
     assert f"hvdenv trust {prefix}" in said
     assert not mark.exists()
 
@@ -502,7 +485,7 @@ def test_an_environment_is_trusted_with_its_owners(tmp_path: Path) -> None:
 
 @needs_root
 def test_a_home_of_others_is_refused(
-    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, site = tmp_path / "project" / "home", tmp_path / "site.toml"
     home.mkdir(parents=True)
@@ -510,36 +493,33 @@ def test_a_home_of_others_is_refused(
     words = ["job", "local", "--", "true"]
 
     def said() -> str:
-        assert main(words) == 2
-        return capsys.readouterr().err
+        return hvdenv(*words, code=2).err
 
-    assert "this recipe has no scheduler" in said()
+    assert RAN in said()
     home.chmod(0o1777)
     assert f"HVDENV_HOME: {home}: this folder can be written by everybody" in said()
     home.chmod(0o700)
     of_eve(home)
     assert f"this folder belongs to uid {EVE}" in said()
-    assert main(["trust", "--list"]) == 2
+    hvdenv("trust", "--list", code=2)
     os.chown(home, 0, GROUP)
     home.chmod(0o2770)
-    capsys.readouterr()
     assert f"this folder can be written by the group {GROUP}" in said()
     site.write_text(f'[trust]\ngroups = ["{GROUP}"]\n')
     monkeypatch.setenv("HVDENV_SITE", str(site))
-    assert "this recipe has no scheduler" in said()
+    assert RAN in said()
     # For what leads to it one can vouch.
     monkeypatch.delenv("HVDENV_SITE")
     home.chmod(0o700)
     os.chown(home.parent, 0, GROUP)
     home.parent.chmod(0o2770)
     assert f"hvdenv trust {home}" in said()
-    assert main(["trust", str(home)]) == 0
-    capsys.readouterr()
-    assert "this recipe has no scheduler" in said()
+    hvdenv("trust", str(home))
+    assert RAN in said()
     home.parent.chmod(0o2777)
     assert "can be written by everybody" in said()
-    assert main([*words[:2], "--trust", *words[2:]]) == 2
-    assert "this recipe has no scheduler" in capsys.readouterr().err
+    trusted = hvdenv(*words[:2], "--trust", *words[2:], code=2).err
+    assert RAN in trusted
 
 
 @pytest.mark.parametrize(
@@ -568,43 +548,37 @@ def test_who_may_write_by_an_access_control_list_counts(
 
 @needs_root
 def test_a_home_that_was_never_made_can_be_trusted_as_the_message_says(
-    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root in a CI job has the home folder of another user."""
     home = of_eve(tmp_path) / "no folder"
     monkeypatch.setenv("HVDENV_HOME", str(home))
     words = ["job", "local", "--", "true"]
-    assert main(words) == 2
-    said = capsys.readouterr().err
+    said = hvdenv(*words, code=2).err
     assert f"HVDENV_HOME: {home}: its folder {tmp_path} belongs to uid {EVE}" in said
     assert f"`mkdir -p '{home}' && hvdenv trust '{home}'`" in said
     home.mkdir(parents=True)
-    assert main(["trust", str(home)]) == 0
-    assert main(words) == 2
-    assert "this recipe has no scheduler" in capsys.readouterr().err
+    hvdenv("trust", str(home))
+    assert RAN in hvdenv(*words, code=2).err
 
 
-def test_nobody_is_told_to_change_a_device(
-    capsys: Captured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_is_told_to_change_a_device(hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UntrustedError) as refused:
         trust.refuse_path("/dev/null", OWN, "it would be run")
     monkeypatch.setenv("HVDENV_HOME", "/dev/null")
-    assert main(["job", "local", "--", "true"]) == 2
-    said = f"{refused.value}{capsys.readouterr().err}"
+    said = f"{refused.value}{hvdenv('job', 'local', '--', 'true', code=2).err}"
     assert said.count("neither a file nor a folder") == 2 and "chmod" not in said
 
 
 @pytest.mark.parametrize("inside", ["cache", "cache/uv", "jobs"])
 def test_a_home_in_which_others_can_write_is_refused(
-    inside: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    inside: str, tmp_path: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As an older hvdenv left it with a umask of 000."""
     (tmp_path / inside).mkdir(parents=True)
     (tmp_path / inside).chmod(0o777)
     monkeypatch.setenv("HVDENV_HOME", str(tmp_path))
-    assert main(["job", "local", "--", "true"]) == 2
-    said = capsys.readouterr().err
+    said = hvdenv("job", "local", "--", "true", code=2).err
     assert f"{tmp_path / inside} can be written by everybody" in said
     assert f"`chmod go-w {tmp_path / inside}`" in said
 
@@ -649,9 +623,7 @@ def test_all_that_a_recipe_names_is_judged() -> None:
 def test_programs_of_the_current_folder_are_not_found(
     path: str, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = tmp_path / "quota"
-    program.write_text("#!/bin/sh\ntouch mark\n")
-    program.chmod(0o755)
+    write(tmp_path / "quota", "#!/bin/sh\ntouch mark\n", EXECUTABLE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", path)
     drop_relative_folders()
@@ -682,10 +654,9 @@ def test_modules_of_the_current_folder_are_not_imported(
     # Nor by the Pythons that hvdenv starts.
     monkeypatch.chdir(tmp_path)
     runner = Runner()
-    program = tmp_path / "there" / "program.py"
-    program.parent.mkdir()
-    program.write_text(
-        "import subprocess, sys; subprocess.check_call([sys.executable, *sys.argv[1:]])"
+    program = write(
+        tmp_path / "there" / "program.py",
+        "import subprocess, sys; subprocess.check_call([sys.executable, *sys.argv[1:]])",
     )
     by_another = (str(program), "-m", "pip", "--version")  # as hvdenv's programs for steps do
     for words in (("-m", "pip", "--version"), ("-c", "import pathlib"), by_another):

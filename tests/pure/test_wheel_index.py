@@ -20,7 +20,7 @@ import pytest
 
 from hvdenv.cli.main import main
 from hvdenv.knowledge.patches import set_number
-from hvdenv.places import Places
+from hvdenv.places import find_places
 from hvdenv.runner import Runner
 from hvdenv.wheels import index, published
 from hvdenv.wheels.wheelcache import own, store
@@ -34,11 +34,8 @@ UV = [sys.executable, "-m", "uv", "pip", "install", "--no-config", "--no-deps", 
 
 
 @pytest.fixture
-def keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def keep(tmp_path: Path) -> Callable[..., None]:
     """Store a wheel in the user's own cache, with some inputs of its stack changed."""
-    monkeypatch.setenv("HVDENV_HOME", str(tmp_path / "home"))
-    for name in ("HVDENV_SITE", "HVDENV_WHEEL_CACHE"):
-        monkeypatch.delenv(name, raising=False)
 
     def keep(extension: bytes = EXTENSION, **stack: Any) -> None:
         inputs = copy.deepcopy(TORCH_INPUTS)
@@ -46,7 +43,7 @@ def keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
         inputs["patches"] |= stack.pop("patches", {})
         inputs["stack"] |= stack
         wheel = compiled_wheel(tmp_path / "built", extension)
-        store(own(Places(tmp_path / "home")), inputs, wheel, Runner())
+        store(own(find_places()), inputs, wheel, Runner())
 
     return keep
 

@@ -83,7 +83,7 @@ def build(environment: Environment, identity: str) -> None:
     assert sleep is not None
     shutil.copy(sleep, folder / "bin/sleep")
     generations.write_record(
-        environment.record(identity), GenerationRecord(created=generations.now())
+        environment.record(identity), GenerationRecord(created=generations.timestamp())
     )
 
 
@@ -222,7 +222,7 @@ def test_a_kill_while_removing_leaves_nothing_that_looks_whole(
 
         assert environment.active() == environment.pointed()
         for identity in environment.identities():
-            assert environment.complete(identity)
+            assert environment.records([identity])
             assert whole(environment, identity)
         if function == "prune":
             assert environment.active() == TWO

@@ -174,9 +174,9 @@ if name == "second" and os.path.exists(switches + "/cut"):
     fcntl.ioctl(os.open(folder, os.O_RDONLY), {SHUTDOWN}, struct.pack("I", {WITHOUT_FLUSH}))
 """
     monkeypatch.setattr(test_build_anew, "INSTALL", test_build_anew.INSTALL + code)
-    site.switch("cut", on=True)
+    (site.switches / "cut").touch()
     assert build_until(site, disk, "none") == 5
-    site.switch("cut", on=False)
+    (site.switches / "cut").unlink()
     built, done = site.build()
     assert built.changed
     assert done == STEPS[1:]

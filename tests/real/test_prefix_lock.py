@@ -315,9 +315,9 @@ def test_sweeping_spares_the_lock_and_claims_in_use(store: Path) -> None:
             (store / name).touch()
         for name in (".lock-draft-1", ".lock-claim-old"):
             os.utime(store / name, (0, 0))
-        (store / ".lock-claim-alive").write_bytes(prefix_lock._render(alive))
+        (store / ".lock-claim-alive").write_text(json.dumps(alive._asdict()))
         dead = alive._replace(pid=2**31 - 1)
-        (store / ".lock-claim-dead").write_bytes(prefix_lock._render(dead))
+        (store / ".lock-claim-dead").write_text(json.dumps(dead._asdict()))
         prefix_lock.sweep(store)
         held.check()
         assert set(os.listdir(store)) == {"lock", ".lock-claim-new", ".lock-claim-alive", "other"}

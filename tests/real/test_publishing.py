@@ -48,7 +48,7 @@ listed = manifest.write(folder, (generations.RECORD, generations.MARKER))
 path = environment.record(folder.name)
 generations.write_record(path, generations.decode_record({
     "recipe": "local", "variants": [], "prefix": str(prefix), "generation": folder.name,
-    "created": generations.now(), "plan_digest": "00", "manifest_digest": listed.digest,
+    "created": generations.timestamp(), "plan_digest": "00", "manifest_digest": listed.digest,
     "files": listed.files, "bytes": listed.bytes, "variables": {}, "environment": "venv",
     "resolved": encode(load_recipe("local").recipe),
 }, path))

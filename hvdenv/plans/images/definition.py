@@ -30,7 +30,7 @@ from hvdenv.model.recipe import Recipe
 from hvdenv.plans.images import FORMATS
 from hvdenv.plans.images.distributions import distribution_of
 from hvdenv.plans.images.formats import FOLDER, SCRIPT, FormatName
-from hvdenv.plans.plan import Plan, candidates, make_plan
+from hvdenv.plans.plan import Plan, candidates, make_plan, steps_of
 from hvdenv.plans.script import render_bash
 from hvdenv.reading import OWN, read_text
 from hvdenv.schema import parse_toml
@@ -115,20 +115,15 @@ def for_image(recipe: Recipe) -> Recipe:
     Raises:
         IncompatibleError: it uses something of the modules, the site or conda.
     """
-    unfit = [
-        key
-        for key, wrong in (
-            ("python.provider", recipe.python.provider != "venv"),
-            ("python.from_modules", recipe.python.from_modules),
-            ("horovod.provider", recipe.horovod.provider == "present"),
-            *(
-                (f"frameworks.{name}.provider", package.provider == "present")
-                for name, package in recipe.frameworks.items()
-                if name in recipe.horovod.frameworks
-            ),
-        )
-        if wrong
-    ]
+    wrong = {
+        "python.provider": recipe.python.provider != "venv",
+        "python.from_modules": recipe.python.from_modules,
+        "horovod.provider": recipe.horovod.provider == "present",
+    }
+    for name, package in recipe.frameworks.items():
+        used = name in recipe.horovod.frameworks
+        wrong[f"frameworks.{name}.provider"] = used and package.provider == "present"
+    unfit = [key for key, is_wrong in wrong.items() if is_wrong]
     if unfit:
         raise IncompatibleError(
             "an image has the Python of its distribution and what pip installs or a source"
@@ -143,8 +138,8 @@ def for_image(recipe: Recipe) -> Recipe:
 def image_plan(
     recipe: Recipe, variants: tuple[str, ...], facts: Facts, python: Interpreter
 ) -> Plan:
-    """The plan of the steps in the image; arguments as for make_plan()."""
-    return make_plan(for_image(recipe), variants, facts, python, alone=True).at(FOLDER)
+    maker = steps_of(for_image(recipe), facts, python)._replace(alone=True)
+    return make_plan(maker, variants).at(FOLDER)
 
 
 def define(recipe: Recipe, plan: Plan, form: FormatName) -> str:
@@ -261,9 +256,6 @@ def _mpi(recipe: Recipe) -> Any:
 
 def _checked_download(recipe: Recipe, block: str) -> list[str]:
     """Shell commands that download the source of MPI and compare its hash.
-
-    Args:
-        block: hpccm's commands, which contain the URL.
 
     Raises:
         IncompatibleError: the hash is not known.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import NamedTuple
 
 from hvdenv.errors import IncompatibleError
@@ -14,9 +13,7 @@ class Distribution(NamedTuple):
 
     Attributes:
         pattern: found in the name of an image of it.
-        name: for people.
         hpccm: the name hpccm knows it by, or one with the same package manager.
-        glibc, gcc: versions.
         packages: what a build and mpirun need.
         pythons: versions with their packages, the best first.
     """
@@ -30,16 +27,28 @@ class Distribution(NamedTuple):
     pythons: dict[str, tuple[str, ...]]
 
 
-def _distribution(
-    packages: tuple[str, ...],
-    devel: tuple[str, ...],
+# Packages that a build and mpirun need, and the parts of a Python. Without ssh, mpirun of a package
+# starts no ranks, not even on one host.
+_DEBIAN = ("ca-certificates", "g++", "gcc", "openssh-client"), ("dev", "venv")
+_RED_HAT = ("ca-certificates", "gcc", "gcc-c++", "openssh-clients"), ("devel",)
+
+
+def _on(
+    family: tuple[tuple[str, ...], tuple[str, ...]],
     pattern: str,
     name: str,
     hpccm: str,
     glibc: str,
     gcc: str,
-    *pythons: str,
+    *versions: str,
 ) -> Distribution:
+    """``3.9=3`` among the versions is a Python 3.9 whose packages are called python3."""
+    packages, parts = family
+    pythons = {}
+    for each in versions:
+        version, _, named = each.partition("=")
+        python = f"python{named or version}"
+        pythons[version] = (python, *(f"{python}-{part}" for part in parts))
     return Distribution(
         pattern=pattern,
         name=name,
@@ -47,31 +56,19 @@ def _distribution(
         glibc=glibc,
         gcc=gcc,
         packages=packages,
-        pythons={
-            each: (f"python{each}", *(f"python{each}-{part}" for part in devel)) for each in pythons
-        },
+        pythons=pythons,
     )
 
 
-# Without ssh, mpirun of a package starts no ranks, not even on one host.
-_debian = partial(
-    _distribution, ("ca-certificates", "g++", "gcc", "openssh-client"), ("dev", "venv")
-)
-_redhat = partial(
-    _distribution, ("ca-certificates", "gcc", "gcc-c++", "openssh-clients"), ("devel",)
-)
-_RED_HAT_9 = _redhat(
-    r"(rockylinux|almalinux|ubi)[:-]?9\b", "Red Hat 9", "rockylinux9", "2.34", "11.5.0", "3.11", "3.12"
-)  # fmt: skip
 # One line adds a distribution.
 DISTRIBUTIONS = (
-    _debian(r"ubuntu[:-]?20\.04|\bfocal\b", "Ubuntu 20.04", "ubuntu20", "2.31", "9.4.0", "3.9", "3.8"),
-    _debian(r"ubuntu[:-]?22\.04|\bjammy\b", "Ubuntu 22.04", "ubuntu22", "2.35", "11.4.0", "3.10"),
-    _debian(r"ubuntu[:-]?24\.04|\bnoble\b", "Ubuntu 24.04", "ubuntu24", "2.39", "13.3.0", "3.12"),
-    _debian(r"debian[:-]?12|\bbookworm\b", "Debian 12", "ubuntu22", "2.36", "12.2.0", "3.11"),
-    _debian(r"debian[:-]?13|\btrixie\b", "Debian 13", "ubuntu24", "2.41", "14.2.0", "3.13"),
-    _redhat(r"(rockylinux|almalinux|ubi)[:-]?8\b", "Red Hat 8", "rockylinux8", "2.28", "8.5.0", "3.11", "3.12"),
-    _RED_HAT_9._replace(pythons={**_RED_HAT_9.pythons, "3.9": ("python3", "python3-devel")}),
+    _on(_DEBIAN, r"ubuntu[:-]?20\.04|\bfocal\b", "Ubuntu 20.04", "ubuntu20", "2.31", "9.4.0", "3.9", "3.8"),
+    _on(_DEBIAN, r"ubuntu[:-]?22\.04|\bjammy\b", "Ubuntu 22.04", "ubuntu22", "2.35", "11.4.0", "3.10"),
+    _on(_DEBIAN, r"ubuntu[:-]?24\.04|\bnoble\b", "Ubuntu 24.04", "ubuntu24", "2.39", "13.3.0", "3.12"),
+    _on(_DEBIAN, r"debian[:-]?12|\bbookworm\b", "Debian 12", "ubuntu22", "2.36", "12.2.0", "3.11"),
+    _on(_DEBIAN, r"debian[:-]?13|\btrixie\b", "Debian 13", "ubuntu24", "2.41", "14.2.0", "3.13"),
+    _on(_RED_HAT, r"(rockylinux|almalinux|ubi)[:-]?8\b", "Red Hat 8", "rockylinux8", "2.28", "8.5.0", "3.11", "3.12"),
+    _on(_RED_HAT, r"(rockylinux|almalinux|ubi)[:-]?9\b", "Red Hat 9", "rockylinux9", "2.34", "11.5.0", "3.11", "3.12", "3.9=3"),
 )  # fmt: skip
 
 

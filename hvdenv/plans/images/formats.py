@@ -21,10 +21,7 @@ class Build(NamedTuple):
     """What to build an image from, and with what.
 
     Attributes:
-        tool: program that builds.
-        definition: the file.
         image: file of the image, or its tag if the tool stores images itself.
-        root: whether root builds.
         binds: files and folders of this machine for the build, HOST or HOST:IMAGE.
     """
 
@@ -41,9 +38,7 @@ class Format(NamedTuple):
     Attributes:
         tools: programs that build images from it; the first on PATH does.
         is_file: whether an image is a file, and not a tag in the tool's own storage.
-        environment: the lines that set the variables of programs in the image.
         runscript: lines that say what the image does when it is run.
-        build: the command that builds.
         mount_points: lines for a definition that is built with binds.
     """
 

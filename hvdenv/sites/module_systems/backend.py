@@ -13,7 +13,6 @@ class Backend(NamedTuple):
     """All that hvdenv knows about one module system.
 
     Attributes:
-        name: for people.
         variable: set in shells where it is in use.
         modulefile: the language that hvdenv writes modulefiles in: ``lua`` or ``tcl``.
         scripts: scripts that define ``module``, as shell words: those named by variables,

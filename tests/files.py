@@ -1,0 +1,16 @@
+"""Files that tests make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+EXECUTABLE = 0o755
+
+
+def write(path: Path, text: str, mode: int | None = None) -> Path:
+    """A file with a text, and its folders."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    if mode is not None:
+        path.chmod(mode)
+    return path
