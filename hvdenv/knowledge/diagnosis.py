@@ -18,7 +18,8 @@ from typing import BinaryIO, NamedTuple
 
 from hvdenv.knowledge.loglines import normalised, other_names, without_prefix
 from hvdenv.knowledge.signatures import Kind, Phase, Signature, all_signatures, alternatives
-from hvdenv.reading import LOG, open_file
+from hvdenv.reading import LOG, OWN, open_file, read_text
+from hvdenv.schema import decode, parse_toml
 
 try:
     from ahocorasick_rs import BytesAhoCorasick
@@ -53,74 +54,6 @@ _COMPARE: dict[str, Callable[[list[int], list[int]], bool]] = {
     "<": lt, ">=": ge, "==": eq, "!=": ne,
 }  # fmt: skip
 
-# Versions and paths that a log names: what, a literal text, a pattern.
-_MENTIONS = (
-    ("Horovod", "horovod-", r"horovod-(\d[\w.+]*?)(?:\.tar|-cp|-py|/|\s|$)"),
-    ("Horovod", "Horovod v", r"Horovod v(\d[\w.+]*)"),
-    ("Horovod", "horovod==", r"horovod==(\d[\w.+]*)"),
-    ("Python", "/python3.", r"/python(3\.\d+)"),
-    ("Python", "Python 3.", r"Python (3\.\d+[\w.]*)"),
-    ("environment", "/lib/python3.", r"(/[^\s'\":=]{1,200}?)/lib/python3"),
-    ("torch", "Found Pytorch", r'Found Pytorch: .*version "?([\w.+]+)'),
-    ("torch", "torch-", r"\btorch-(\d[\w.+]*?)(?:-cp|-py|\s|$)"),
-    ("TensorFlow", "Found Tensorflow", r'Found Tensorflow: .*version "?([\w.+]+)'),
-    ("TensorFlow", "tensorflow", r"\btensorflow(?:[_-](?:cpu|gpu))?-(\d[\w.+]*?)(?:-cp|-py|\s|$)"),
-    ("C++ compiler", "CXX compiler identification", r"identification is (.{1,40})"),
-    ("C++ compiler", "gcc version", r"gcc version ([\d.]+)"),
-    ("C++ compiler's path", "working CXX compiler: ", r"CXX compiler: (\S+)"),
-    ("CMake", "cmake version", r"cmake version ([\d.]+)"),
-    ("CMake", "cmake-", r"/cmake-(\d+\.\d+(?:\.\d+)?)/"),
-    ("MPI", "(Open MPI)", r"\(Open MPI\) ([\w.]+)"),
-    ("MPI", "Open MPI v", r"Open MPI v([\w.]+)"),
-    ("MPI", "Found MPI_CXX: ", r"Found MPI_CXX: (\S+)"),
-    ("NCCL", "NCCL version", r"NCCL version ([\d.]+(?:\+cuda[\d.]+)?)"),
-    ("CUDA", "Found CUDAToolkit: ", r'Found CUDAToolkit: .*version "?([\d.]+)'),
-    ("CUDA", "CUDA compiler identification", r"identification is (.{1,40})"),
-    ("CUDA", "CUDA Version: ", r"CUDA Version: ([\d.]+)"),
-)
-
-_ERROR = (
-    (
-        "rror: ", "ERROR: ", "xception: ", "Interrupt", "fatal: ", "FATAL", "CMake Error at ",
-        "Segmentation fault", "Bus error", "core dumped",
-    ),
-    r"(?:^|[\s:\]>.])(?:[\w.]*(?:Error|Exception|Interrupt): \S|(?:ERROR|[Ee]rror|fatal|FATAL): \S"
-    r"|CMake Error at|Segmentation fault|Bus error|core dumped|FATAL\b)",
-)  # fmt: skip
-
-# What may say why where no line looks like an error, except for lines that are explained already.
-_HINT = (
-    (
-        "cannot open", "ermission denied", "No such file", "onnection refused", "timed out", "Invalid argument",
-        "annot allocate", "nable to ", " failed", "ould not ", "ould NOT ", "not found", "WARN", "t permitted",
-    ),
-    "",
-)  # fmt: skip
-
-# A process that crashed by itself. Processes that end or are killed after it are follow-on errors.
-_CRASH = (
-    (
-        "Segmentation fault", "segfault at ", "Bus error", "Illegal instruction", "SIGSEGV",
-        "SIGBUS", "SIGILL", "exited on signal 11", "status code 139", "status code -11",
-    ),
-    "",
-)  # fmt: skip
-# A log from a container or a pod, where no environment modules exist, and one of a reader who has
-# hvdenv.
-_CONTAINER = (
-    "kubectl", "kubexec.sh", "Kubernetes", "kubernetes", "ImagePull", "docker", "Dockerfile", "podman",
-    "enroot", "pyxis", "apptainer", "Apptainer", "singularity", "Singularity", "-launcher", "-worker-",
-    "/workspace/",
-)  # fmt: skip
-# What shows the system, so that its package manager is named first.
-_SYSTEMS = {
-    "conda: ": ("conda", "mamba", "miniforge"),
-    "RHEL: ": (".el7", ".el8", ".el9", ".el10", "CentOS", "centos", "Rocky", "Red Hat", "redhat", "AlmaLinux"),
-    "Debian and Ubuntu: ": ("Ubuntu", "ubuntu", "Debian", "debian", "-linux-gnu/", "dist-packages"),
-}  # fmt: skip
-_OWN = ("hvdenv",)
-_HOROVOD = ("orovod", "HOROVOD", "hvd.", "hvdenv")
-_ABOUT_HOROVOD = re.compile(r" \([^()]{0,80}(?:orovod|HOROVOD|hvd\.)[^()]{0,200}\)")
 # In a backtrace by UCX or Open MPI, the frames of the signal handler (UCX, the C library) come
 # before the frame that crashed.
 _FRAME_START = r"(?:\[\S{1,64}:\d{1,8}\] )?[ \[]{0,4}\d{1,2}\]? {1,3}"
@@ -130,16 +63,12 @@ _FRAME = (
     rf"(?:\n{_FRAME_START}\S{{0,200}}/libc[-.][\w.]{{2,10}}\([^\n]*)?"
     rf"\n{_FRAME_START}\S{{0,200}}/(?!libc[-.]|libucs\.)([^/\s(]{{1,80}}\.so[\w.]{{0,20}})\((\w{{0,60}})",
 )
+_ABOUT_HOROVOD = re.compile(r" \([^()]{0,80}(?:orovod|HOROVOD|hvd\.)[^()]{0,200}\)")
+_TEXTS = Path(__file__).with_name("log_texts.toml")
 
 
 class Place(NamedTuple):
-    """A line of a log.
-
-    Attributes:
-        number: from 1.
-        line: its text, without control sequences.
-        rank: the rank that printed it or that it is about; empty if unknown.
-    """
+    """A line of a log without control sequences, its number, and the rank that it is about."""
 
     number: int
     line: str
@@ -147,12 +76,9 @@ class Place(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A signature that was found, with its texts filled in.
+    """A signature that was found, with its texts filled in, and its Place.
 
-    Attributes:
-        id, cause, remedy, kind, rules, source, certainty, kill: as in Signature, except that a
-            kill after a crash is a consequence.
-        number, line, rank: as in Place.
+    A kill after a crash is a consequence.
     """
 
     id: str
@@ -169,7 +95,6 @@ class Found(NamedTuple):
 
     @property
     def remedies(self) -> list[str]:
-        """What to try, the most likely first."""
         return alternatives(self.remedy)
 
 
@@ -177,10 +102,9 @@ class Diagnosis(NamedTuple):
     """What a log says.
 
     Attributes:
-        found: signatures, causes first, each kind in the order of the log.
+        found: causes first, each kind in the order of the log.
         errors: the first lines that look like an error.
         mentions: versions and paths that the log names.
-        lines: how many the log has.
         given_up: matching took too long, so some lines were not searched.
         own: the log is of something that hvdenv ran.
     """
@@ -193,7 +117,6 @@ class Diagnosis(NamedTuple):
     own: bool = False
 
     def of_kind(self, kind: Kind) -> tuple[Found, ...]:
-        """The signatures of one kind that were found."""
         return tuple(each for each in self.found if each.kind == kind)
 
     @property
@@ -218,20 +141,19 @@ class Diagnosis(NamedTuple):
 
 
 class _Query(NamedTuple):
-    """What to search for in a log.
+    """What to search for in a log; the last four as in Signature.
 
     Attributes:
         texts: one of them must be in the line.
         pattern: must match the line, or from the line into those that follow.
         most: how many lines to keep.
-        near, not_near, when, before: as in Signature.
     """
 
-    texts: tuple[bytes, ...]
+    texts: tuple[str, ...]
     pattern: str = ""
     most: int = 1
-    near: tuple[bytes, ...] = ()
-    not_near: tuple[bytes, ...] = ()
+    near: tuple[str, ...] = ()
+    not_near: tuple[str, ...] = ()
     when: tuple[str, ...] = ()
     before: str = ""
 
@@ -239,6 +161,33 @@ class _Query(NamedTuple):
     def is_plain(self) -> bool:
         """One look at one line is enough."""
         return not (self.pattern or self.near or self.not_near)
+
+
+class _Mention(NamedTuple):
+    name: str
+    text: str
+    pattern: str
+
+
+class _System(NamedTuple):
+    name: str
+    texts: tuple[str, ...]
+
+
+class _Texts(NamedTuple):
+    mentions: tuple[_Mention, ...]
+    systems: tuple[_System, ...]
+    error: _Query
+    hint: _Query
+    crash: _Query
+    container: _Query
+    own: _Query
+    horovod: _Query
+
+
+@cache
+def _texts() -> _Texts:
+    return decode(_Texts, parse_toml(read_text(_TEXTS, OWN)))
 
 
 class _Hit(NamedTuple):
@@ -261,17 +210,11 @@ class _Ranked(NamedTuple):
     found: Found
     last_line: int
     signature: Signature
-    foreign: bool = False  # it is about Horovod, which the log does not name
+    foreign: bool  # it is about Horovod, which the log does not name
 
     @property
     def lines(self) -> range:
-        """From the first to the last line of its match."""
         return range(self.found.number, self.last_line + 1)
-
-    @property
-    def general(self) -> int:
-        """As in Signature."""
-        return self.signature.general
 
     @property
     def is_derived(self) -> bool:
@@ -280,13 +223,7 @@ class _Ranked(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """A cleaned part of a log.
-
-    Attributes:
-        text: with what is near its first and its last line.
-        start, end: what to search.
-        number: of the line at `start`.
-    """
+    """A cleaned part of a log, with what is near the part to search; the line number of its start."""
 
     text: bytes
     start: int
@@ -295,8 +232,6 @@ class _Block(NamedTuple):
 
 
 class _Progress:
-    """How far the search for one query is."""
-
     def __init__(self) -> None:
         self.hits: dict[int, _Hit] = {}  # by line number
         self.tries = 0
@@ -304,12 +239,10 @@ class _Progress:
 
 
 class _Matcher:
-    """Finds the texts of several queries in one pass."""
-
     def __init__(self, queries: Sequence[_Query], wanted: Iterable[int]) -> None:
         pairs = [(text, index) for index in wanted for text in queries[index].texts]
         self.query_of = [index for _, index in pairs]
-        self.find = _automaton([text for text, _ in pairs])
+        self.find = _automaton([text.encode() for text, _ in pairs])
 
 
 class _Catalog(NamedTuple):
@@ -323,8 +256,6 @@ class _Catalog(NamedTuple):
 
 
 class _Search:
-    """One search for all queries of a catalog in one log."""
-
     def __init__(self, catalog: _Catalog) -> None:
         self.queries = catalog.queries
         self.matcher = catalog.matcher
@@ -378,8 +309,7 @@ class _Search:
         self.seconds += seconds
 
     def hits(self, query: int) -> list[_Hit]:
-        """The lines that match a query, in the order of the log."""
-        return list(self.progress[query].hits.values()) if query in self.progress else []
+        return list(self.progress[query].hits.values())
 
     def gave_up(self, queries: Iterable[int]) -> bool:
         return any(self._out_of_time(query) for query in queries)
@@ -414,81 +344,73 @@ def _catalog(phase: Phase | None) -> _Catalog:
     signatures = tuple(each for each in all_signatures() if phase is None or phase in each.phases)
     texts = dict.fromkeys(text for each in signatures for text in each.needs + each.unless)
     contexts = {text: number for number, text in enumerate(texts, len(signatures))}
-    first_mention = len(signatures) + len(contexts)
+    fixed = _texts()
+    mentions = [_Query((each.text,), each.pattern) for each in fixed.mentions]
     queries = (
         *map(_query_of, signatures),
-        *(_query((text,)) for text in contexts),
-        *(_query((text,), pattern) for _, text, pattern in _MENTIONS),
-        _query(*_ERROR, most=ERRORS),
-        _query(*_HINT, most=ERRORS),
-        _query(*_CRASH),
-        _query(*_FRAME),
-        *(_query(texts) for texts in _SYSTEMS.values()),
-        _query(_CONTAINER),
-        _query(_OWN),
-        _query(_HOROVOD),
+        *(_Query((text,)) for text in contexts),
+        *mentions,
+        _Query(*_FRAME),
+        *fixed[2:],
+        *(_Query(each.texts) for each in fixed.systems),
     )
-    mentions = range(first_mention, first_mention + len(_MENTIONS))
+    first = len(signatures) + len(contexts)
     return _Catalog(
         signatures=signatures,
         queries=queries,
         contexts=contexts,
-        mentions=mentions,
+        mentions=range(first, first + len(mentions)),
         matcher=_Matcher(queries, range(len(queries))),
     )
 
 
-def _query(texts: Sequence[str], pattern: str = "", most: int = 1) -> _Query:
-    return _Query(_encoded(texts), pattern, most)
-
-
 def _query_of(signature: Signature) -> _Query:
     names = [name for text in signature.texts for name in other_names(text)]
-    return _query((*signature.texts, *names), signature.pattern)._replace(
-        near=_encoded(signature.near),
-        not_near=_encoded(signature.not_near),
+    return _Query(
+        (*signature.texts, *names),
+        signature.pattern,
+        near=signature.near,
+        not_near=signature.not_near,
         when=signature.when,
         before=signature.before,
     )
 
 
-def _encoded(texts: Sequence[str]) -> tuple[bytes, ...]:
-    return tuple(text.encode() for text in texts)
-
-
 def diagnose(log: BinaryIO, phase: Phase | None = None, *, own: bool = False) -> Diagnosis:
-    """Search a log for all signatures.
+    """Search a log of any size for all signatures, or for those of one phase.
 
     Args:
-        log: of any size; it is read once.
-        phase: what it is the log of; None if that is not known.
         own: whether hvdenv ran what it is the log of.
     """
     catalog = _catalog(phase)
     search = _Search(catalog)
     search.read(log)
-    last = range(len(catalog.queries) - 7 - len(_SYSTEMS), len(catalog.queries))
-    errors, hints, crashes, frames, *systems, container, hvdenv, horovod = map(search.hits, last)
+    last = range(catalog.mentions.stop, len(catalog.queries))
+    frames, errors, hints, crashes, container, hvdenv, horovod, *systems = map(search.hits, last)
     reader = _Reader(
         own=own or bool(hvdenv),
         modules=not container,
         horovod=own or bool(horovod),
-        systems=tuple(name for name, hits in zip(_SYSTEMS, systems, strict=True) if hits),
+        systems=tuple(
+            f"{each.name}: " for each, hits in zip(_texts().systems, systems, strict=True) if hits
+        ),
     )
     crashed = min((hit.place.number for hit in crashes), default=search.lines + 1)
     seen = {text for text, query in catalog.contexts.items() if search.hits(query)}
+    crash = frames[0].match.groups() if frames else ()  # the library and the function
+    where = " in {} ({})".format(*crash) if crash else ""
     found = [
-        _ranked_by(signature, hit, _filled(signature, hit, _where(frames), crashed, reader), reader)
-        for number, signature in enumerate(catalog.signatures)
+        _ranked_by(each, hit, _filled(each, hit, where, crashed, reader), reader)
+        for number, each in enumerate(catalog.signatures)
         for hit in search.hits(number)
-        if _counts(signature, seen)
+        if seen.isdisjoint(each.unless) and not (each.needs and seen.isdisjoint(each.needs))
     ]
     if {hit.place.number for hit in errors} <= {each.found.number for each in found}:
         errors = sorted({*errors, *hints}, key=lambda hit: hit.place.number)[:ERRORS]
     mentions: dict[str, str] = {}  # of several texts that name one thing, the first wins
-    for (name, _, _), query in zip(_MENTIONS, catalog.mentions, strict=True):
+    for each, query in zip(_texts().mentions, catalog.mentions, strict=True):
         for hit in search.hits(query):
-            mentions.setdefault(name, hit.match[1])
+            mentions.setdefault(each.name, hit.match[1])
     return Diagnosis(
         found=_ranked(found),
         errors=tuple(hit.place for hit in errors),
@@ -519,11 +441,9 @@ def _last_command(log: BinaryIO) -> int:
 
 
 def explain(text: str, phase: Phase, *, kills: bool = True) -> Found | None:
-    """The cause that a text shows, or else the symptom.
+    """The cause that output of a build or a run shows, or else the symptom.
 
     Args:
-        text: output of a build or a run.
-        phase: which of the two.
         kills: whether to count reports that a process was killed, as launchers print them.
     """
     diagnosis = diagnose(io.BytesIO(text.encode("utf-8", "replace")), phase, own=True)
@@ -537,19 +457,15 @@ def _blocks(log: BinaryIO) -> Iterator[_Block]:
     before, rest, number = b"", b"", 1
     while True:
         read = log.read(BLOCK)
-        text, start = before + _cleaned(rest + read), len(before)
+        new = rest + read
+        new = (_COLOURS.sub(b"", new) if b"\x1b" in new else new).translate(None, _DROPPED)
+        text, start = before + new, len(before)
         end = _searchable(text, start) if read else len(text)
         yield _Block(text=text, start=start, end=end, number=number)
         if not read:
             return
         number += text.count(b"\n", start, end)
         before, rest = text[max(0, end - NEAR) : end], text[end:]
-
-
-def _cleaned(text: bytes) -> bytes:
-    if b"\x1b" in text:
-        text = _COLOURS.sub(b"", text)
-    return text.translate(None, _DROPPED)
 
 
 def _searchable(text: bytes, start: int) -> int:
@@ -561,7 +477,9 @@ def _searchable(text: bytes, start: int) -> int:
 
 def _look(block: _Block, at: int, query: _Query) -> _Hit | None:
     """The line at a position if it, with those that follow, matches a query."""
-    if not _is_near(block, at, query):
+    around = block.text[max(0, at - NEAR) : at + NEAR]
+    near = not query.near or any(text.encode() in around for text in query.near)
+    if not near or any(text.encode() in around for text in query.not_near):
         return None
     low = max(0, at - BEFORE)
     start = 1 + max(block.text.rfind(end, low, at) for end in (b"\n", b"\r")) or low
@@ -574,8 +492,7 @@ def _look(block: _Block, at: int, query: _Query) -> _Hit | None:
     named = match.groupdict().get("rank")
     number = block.number + block.text.count(b"\n", block.start, start)
     before = _before(block.text[max(0, start - NEAR) : start], query.before) if query.before else ""
-    place = Place(number, first, rank if named is None else named)
-    return _Hit(place, match, _around(block, at), before)
+    return _Hit(Place(number, first, rank if named is None else named), match, around, before)
 
 
 def _before(text: bytes, pattern: str) -> str:
@@ -587,20 +504,6 @@ def _before(text: bytes, pattern: str) -> str:
             break
         said.insert(0, match[1].strip())
     return " ".join(said)
-
-
-def _around(block: _Block, at: int) -> bytes:
-    return block.text[max(0, at - NEAR) : at + NEAR]
-
-
-def _is_near(block: _Block, at: int, query: _Query) -> bool:
-    """Whether what is near a position is as a query wants it."""
-    if not (query.near or query.not_near):
-        return True
-    around = _around(block, at)
-    return (not query.near or any(text in around for text in query.near)) and not any(
-        text in around for text in query.not_near
-    )
 
 
 def _match(query: _Query, line: str, more: Sequence[str]) -> re.Match[str] | None:
@@ -625,27 +528,10 @@ def _holds(conditions: Sequence[str], match: re.Match[str]) -> bool:
     return True
 
 
-def _counts(signature: Signature, seen: set[str]) -> bool:
-    return (not signature.needs or not seen.isdisjoint(signature.needs)) and seen.isdisjoint(
-        signature.unless
-    )
-
-
-def _where(frames: Sequence[_Hit]) -> str:
-    """The library in which a process crashed, as text for a cause; empty if it is not known."""
-    for hit in frames:
-        return f" in {hit.match[1]}" + (f" ({hit.match[2]})" if hit.match[2] else "")
-    return ""
-
-
 class _Reader(NamedTuple):
-    """Who reads a diagnosis.
+    """Who reads a diagnosis: whether hvdenv's user, where modules may be, of a log that names Horovod.
 
-    Attributes:
-        own: someone who uses hvdenv.
-        modules: the machine may have environment modules.
-        horovod: the log names Horovod.
-        systems: keys of _SYSTEMS that the log shows.
+    `systems` begin the commands of the package managers that the log shows.
     """
 
     own: bool
@@ -656,43 +542,41 @@ class _Reader(NamedTuple):
 
 def _remedy(signature: Signature, groups: Sequence[str], reader: _Reader) -> str:
     """What this reader can do, the most likely first."""
-    remedies = alternatives(signature.remedy.format(*groups))
+    parts = alternatives(signature.remedy.format(*groups))
     if not reader.horovod:
-        remedies = _without_horovod(remedies)
-    parts = [
-        "; ".join(_fitting(remedies, reader.systems)),
-        signature.horovod and reader.horovod and f"for Horovod: {signature.horovod}",
-        signature.modules
-        and reader.modules
-        and "with environment modules: " + signature.modules.format(*groups),
-        signature.recipe and reader.own and f"in the recipe: {signature.recipe.format(*groups)}",
-    ]
-    return "; ".join(part for part in parts if part)
+        parts = _without_horovod(parts)
+    parts = _fitting(parts, reader.systems)
+    if signature.horovod and reader.horovod:
+        parts.append(f"for Horovod: {signature.horovod}")
+    if signature.modules and reader.modules:
+        parts.append(f"with environment modules: {signature.modules.format(*groups)}")
+    if signature.recipe and reader.own:
+        parts.append(f"in the recipe: {signature.recipe.format(*groups)}")
+    return "; ".join(filter(None, parts))
 
 
 def _without_horovod(remedies: Sequence[str]) -> list[str]:
     """Remedies without those that only concern Horovod, if others remain."""
     shortened = [_ABOUT_HOROVOD.sub("", each) for each in remedies]
-    others = [each for each in shortened if not any(word in each for word in _HOROVOD)]
+    horovod = _texts().horovod.texts
+    others = [each for each in shortened if not any(word in each for word in horovod)]
     return others or list(remedies)
 
 
-def _fitting(remedies: Sequence[str], systems: Sequence[str]) -> list[str]:
+def _fitting(remedies: Sequence[str], systems: tuple[str, ...]) -> list[str]:
     """Remedies by package managers: those of the log's system in front of the others."""
-    marked = [each for each in remedies if each.startswith(tuple(_SYSTEMS))]
-    ordered = iter(sorted(marked, key=lambda each: not each.startswith(tuple(systems))))
+    managers = tuple(f"{each.name}: " for each in _texts().systems)
+    marked = [each for each in remedies if each.startswith(managers)]
+    ordered = iter(sorted(marked, key=lambda each: not each.startswith(systems)))
     return [next(ordered) if each in marked else each for each in remedies]
 
 
 def _filled(signature: Signature, hit: _Hit, where: str, crashed: int, reader: _Reader) -> Found:
-    """A signature with its texts filled in.
+    """A signature with its texts filled in for a reader.
 
     Args:
-        signature: that was found.
-        hit: where it was found.
         where: the library in which a process crashed.
         crashed: line number of the first crash; a process killed after it is not the cause.
-        reader: for whom.
     """
     place, match, around, before = hit
     groups = [group or "" for group in match.groups()]
@@ -705,20 +589,15 @@ def _filled(signature: Signature, hit: _Hit, where: str, crashed: int, reader: _
     if follows or (kind == "consequence" and "rank" not in match.groupdict()):
         # The rank that prints this, or that was ended by it, is not the one that failed.
         place = place._replace(rank="")
+    same = ("id", "rules", "source", "certainty", "kill")
     return Found(
-        id=signature.id,
         cause=signature.cause.format(*groups, where=where, before=before)
         .replace(" ()", "")
         .strip(),
         remedy=_remedy(signature, groups, reader),
         kind=kind,
-        rules=signature.rules,
-        source=signature.source,
-        certainty=signature.certainty,
-        number=place.number,
-        line=place.line,
-        rank=place.rank,
-        kill=signature.kill,
+        **{name: getattr(signature, name) for name in same},
+        **place._asdict(),
     )
 
 
@@ -733,9 +612,9 @@ _ORDER: tuple[Kind, ...] = ("cause", "symptom", "consequence", "warning")
 def _ranked(found: Sequence[_Ranked]) -> tuple[Found, ...]:
     """By kind, then by last line; general ones only where nothing else says more."""
     kept: list[_Ranked] = []
-    for level in sorted({each.general for each in found}):
+    for level in sorted({each.signature.general for each in found}):
         taken = {line for each in kept for line in each.lines}
-        more = [each for each in found if each.general == level]
+        more = [each for each in found if each.signature.general == level]
         kept += [each for each in more if taken.isdisjoint(each.lines)] if level else more
         if any(each.found.kind in ("cause", "symptom") for each in kept):
             break

@@ -6,7 +6,7 @@ whatever the recipe's release would ignore.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
 
 from packaging.version import Version as Parsed
 
@@ -35,17 +35,14 @@ def horovod_variables(recipe: Recipe, machine: str) -> dict[str, str]:
         IncompatibleError: this release would ignore a requested setting.
     """
     wanted, variables = recipe.horovod, {}
-    for framework, name in _FRAMEWORKS:
-        asked = framework in wanted.frameworks
+    parts = {name: framework in wanted.frameworks for framework, name in _FRAMEWORKS}
+    parts |= {name.upper(): name in wanted.controllers for name in ("mpi", "gloo")}
+    for name, asked in parts.items():
         variables[f"HOROVOD_WITH{'' if asked else 'OUT'}_{name}"] = "1"
-    mpi = "mpi" in wanted.controllers
-    variables[f"HOROVOD_WITH{'' if mpi else 'OUT'}_MPI"] = "1"
-    gloo = "gloo" in wanted.controllers
-    variables[f"HOROVOD_WITH{'' if gloo else 'OUT'}_GLOO"] = "1"
     if wanted.cpu_operations:
         variables["HOROVOD_CPU_OPERATIONS"] = wanted.cpu_operations.upper()
     if wanted.gpu:
-        variables.update(_gpu_variables(wanted.gpu, wanted.version, recipe))
+        variables.update(_gpu_variables(wanted.gpu, recipe))
     variables["HOROVOD_WITHOUT_NVTX"] = "1"
     # A blank, but set: unset would mean the flags of the machine that builds.
     variables["HOROVOD_BUILD_ARCH_FLAGS"] = recipe.target.arch_flags.get(machine, "") or " "
@@ -62,9 +59,10 @@ def nccl_of_torch(recipe: Recipe) -> bool:
     return recipe.horovod.gpu is not None and recipe.horovod.gpu.nccl == "torch"
 
 
-def _gpu_variables(gpu: Gpu, version: Version, recipe: Recipe) -> dict[str, str]:
-    _refuse_ignored(gpu, version)
-    _refuse_two_nccls(gpu, recipe)
+def _gpu_variables(gpu: Gpu, recipe: Recipe) -> dict[str, str]:
+    for what, key, remedy in _problems(gpu, recipe):
+        where = f"horovod.gpu.{key}".rstrip(".")
+        raise IncompatibleError(what, where=where, remedy=remedy)
     variables = {"HOROVOD_GPU": {"cuda": "CUDA", "rocm": "ROCM"}[gpu.platform]}
     if gpu.operations and gpu.operations != "host":  # without any, Horovod copies
         variables["HOROVOD_GPU_OPERATIONS"] = gpu.operations.upper()
@@ -76,15 +74,11 @@ def _gpu_variables(gpu: Gpu, version: Version, recipe: Recipe) -> dict[str, str]
         variables["HOROVOD_ALLOW_MIXED_GPU_IMPL"] = "1"
     if gpu.nccl_link:
         variables["HOROVOD_NCCL_LINK"] = gpu.nccl_link.upper()
-    for variable, folder in (
-        ("HOROVOD_CUDA_HOME", gpu.cuda_home),
-        ("HOROVOD_NCCL_HOME", gpu.nccl_home),
-        ("HOROVOD_ROCM_HOME", gpu.rocm_home),
-    ):
-        if folder:
-            variables[variable] = folder
+    for name in ("cuda_home", "nccl_home", "rocm_home"):
+        if folder := getattr(gpu, name):
+            variables[f"HOROVOD_{name.upper()}"] = folder
     capabilities = compute_capabilities(recipe)
-    if capabilities and gpu.platform == "cuda" and not _older(version, "0.20.0"):
+    if capabilities and gpu.platform == "cuda" and not _older(recipe.horovod.version, "0.20.0"):
         variables["HOROVOD_BUILD_CUDA_CC_LIST"] = ",".join(capabilities)
     return variables
 
@@ -108,76 +102,48 @@ def operations(recipe: Recipe) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _refuse_ignored(gpu: Gpu, version: Version) -> None:
-    """Refuse what this release would ignore, or reject after minutes of compiling."""
-    where = "horovod.gpu"
+def _problems(gpu: Gpu, recipe: Recipe) -> Iterator[tuple[str, str, str]]:
+    """What this release would ignore, or reject after minutes of compiling: what, key, remedy."""
+    version = recipe.horovod.version
     for key, (since, remedy) in _SINCE.items():
         if getattr(gpu, key) and _older(version, since):
-            raise IncompatibleError(
-                f"Horovod {version} ignores this key, which is read since {since}",
-                where=f"{where}.{key}",
-                remedy=remedy,
-            )
+            yield f"Horovod {version} ignores this key, which is read since {since}", key, remedy
     single = [name for name in _OPERATIONS if getattr(gpu, name)]
     if gpu.operations and single:
-        raise IncompatibleError(
-            f"operations sets all operations, {single[0]} a single one: Horovod accepts only one of the two",
-            where=f"{where}.{single[0]}",
-            remedy="remove operations, or all the others",
-        )
+        what = f"operations sets all operations, {single[0]} a single one"
+        only = f"{what}: Horovod accepts only one of the two"
+        yield only, single[0], "remove operations, or all the others"
     if not gpu.operations and not single:
-        raise IncompatibleError(
-            "no operation is requested, so nothing would be built for GPUs",
-            where=where,
-            remedy='set operations = "nccl"',
-        )
+        what = "no operation is requested, so nothing would be built for GPUs"
+        yield what, "", 'set operations = "nccl"'
     if gpu.allgather == "nccl" and _older(version, "0.20.0"):
-        raise IncompatibleError(
-            f"Horovod {version} supports allgather on GPUs only over MPI",
-            where=f"{where}.allgather",
-            remedy='remove it, set it to "mpi", or use Horovod 0.20 or newer',
-        )
+        what = f"Horovod {version} supports allgather on GPUs only over MPI"
+        yield what, "allgather", 'remove it, set it to "mpi", or use Horovod 0.20 or newer'
     mixed = [name for name in single if getattr(gpu, name) == "mpi"]
     if gpu.allreduce == "nccl" and mixed and not gpu.allow_mixed:
-        raise IncompatibleError(
-            f"allreduce over NCCL and {mixed[0]} over MPI can deadlock; Horovod's build refuses this",
-            where=f"{where}.{mixed[0]}",
-            remedy=f'set {mixed[0]} = "nccl" or remove it; allow_mixed = true accepts the risk',
-        )
-
-
-def _refuse_two_nccls(gpu: Gpu, recipe: Recipe) -> None:
-    where = "horovod.gpu.nccl"
+        what = f"allreduce over NCCL and {mixed[0]} over MPI can deadlock; Horovod's build refuses this"
+        remedy = f'set {mixed[0]} = "nccl" or remove it; allow_mixed = true accepts the risk'
+        yield what, mixed[0], remedy
     if gpu.nccl and (gpu.nccl_home or gpu.nccl_link):
-        raise IncompatibleError(
-            "torch's NCCL is requested together with another NCCL, or another way to link it",
-            where=where,
-            remedy="remove nccl, or nccl_home and nccl_link",
-        )
+        what = "torch's NCCL is requested together with another NCCL, or another way to link it"
+        yield what, "nccl", "remove nccl, or nccl_home and nccl_link"
     if gpu.nccl and "torch" not in recipe.horovod.frameworks:
-        raise IncompatibleError(
-            "torch's NCCL is requested, but not torch",
-            where=where,
-            remedy="remove it, and set nccl_home to NCCL's folder",
-        )
+        what = "torch's NCCL is requested, but not torch"
+        yield what, "nccl", "remove it, and set nccl_home to NCCL's folder"
 
 
 def _older(version: Version, other: str) -> bool:
     return Parsed(version) < Parsed(other)
 
 
-class Split(NamedTuple):
-    """Variables as they are, and those that begin with a variable of the modules."""
+def split(variables: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Separate variables whose value begins with one of the modules, as $NAME/lib.
 
-    plain: dict[str, str]
-    derived: dict[str, str]
-
-
-def split(variables: dict[str, str]) -> Split:
-    """Separate values that begin with $NAME/ ($ORIGIN is for the linker)."""
+    $ORIGIN is for the linker.
+    """
     derived = {
         name: value
         for name, value in variables.items()
         if value.startswith("$") and not value.startswith("$ORIGIN")
     }
-    return Split({n: v for n, v in variables.items() if n not in derived}, derived)
+    return {name: each for name, each in variables.items() if name not in derived}, derived

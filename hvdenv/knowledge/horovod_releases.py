@@ -16,10 +16,8 @@ class Release(NamedTuple):
     """A source archive on the package index.
 
     Attributes:
-        version: as the index spells it.
         uploaded: the date, YYYY-MM-DD.
         size: of the archive, in bytes.
-        sha256: of the archive.
         requires_python: the versions of Python that it states; empty before 0.20.0.
     """
 

@@ -57,7 +57,6 @@ def normalised(text: str) -> str:
 
 
 def other_names(text: str) -> list[str]:
-    """The text as programs of other names print it."""
     words = re.findall(r"\w+", text)
     names = [text.replace(common, name) for name, common in _RENAMED.items() if common in words]
     return [*names, "slurmstepd-"] if text.startswith("slurmstepd: ") else names

@@ -44,6 +44,9 @@ LOOKED_UP: Observables = {
 }
 
 
+Found = dict[str, Observable | None]
+
+
 def observables(
     recipe: Recipe,
     facts: Facts,
@@ -54,21 +57,27 @@ def observables(
     """What rules may ask about.
 
     Args:
-        recipe: the resolved recipe.
-        facts: observed or declared.
         python: the interpreter chosen; None when none fits the recipe.
         versions: framework versions for that Python.
         looked_up: some of LOOKED_UP, with what was found.
     """
-    seen: dict[str, Observable | None] = {
+    horovod = recipe.horovod
+    seen: Found = {
         **LOOKED_UP,
         **looked_up,
         "status": recipe.status,
-        "patches": _patches(recipe, versions),
+        # A Horovod that is there already has none.
+        "patches": frozenset(
+            each.name for each in applicable(versions) if horovod.provider == "source"
+        ),
         **_of_machine(recipe, facts),
         **_of_python(recipe, python),
-        **_of_horovod(recipe),
-        **_of_archive(recipe.horovod),
+        "horovod": horovod.version,
+        "horovod_provider": horovod.provider,
+        "frameworks": frozenset(horovod.frameworks),
+        "controllers": frozenset(horovod.controllers),
+        "cpu_operations": horovod.cpu_operations,
+        **_of_archive(horovod),
         "build_contradicted": _contradicted(recipe, facts.machine),
         **_of_compiler(recipe, facts),
         **_of_cuda(recipe, facts),
@@ -76,20 +85,14 @@ def observables(
         **_of_job(recipe),
         **_of_launch(recipe),
         **_of_packages(recipe),
-        **_of_places(recipe),
+        "place": recipe.places.environments,
+        "expires_days": recipe.places.expires_days,
+        "container_base": recipe.container.base if recipe.container else None,
+        "container_gpu": recipe.container.gpu if recipe.container else None,
     }
-    for name in recipe.horovod.frameworks:
+    for name in horovod.frameworks:
         seen.update(_of_framework(name, recipe, versions.get(name, "")))
     return {name: value for name, value in seen.items() if value is not None and value != ""}
-
-
-Found = dict[str, Observable | None]
-
-
-def _patches(recipe: Recipe, versions: Mapping[str, Version]) -> frozenset[str]:
-    """Names of those that the build applies: a Horovod that is there already has none."""
-    built = recipe.horovod.provider == "source"
-    return frozenset(patch.name for patch in applicable(versions) if built)
 
 
 def _of_machine(recipe: Recipe, facts: Facts) -> Found:
@@ -152,17 +155,6 @@ def _of_python(recipe: Recipe, python: Interpreter | None) -> Found:
     }
 
 
-def _of_horovod(recipe: Recipe) -> Found:
-    wanted = recipe.horovod
-    return {
-        "horovod": wanted.version,
-        "horovod_provider": wanted.provider,
-        "frameworks": frozenset(wanted.frameworks),
-        "controllers": frozenset(wanted.controllers),
-        "cpu_operations": wanted.cpu_operations,
-    }
-
-
 def _of_archive(wanted: Horovod) -> Found:
     """Whether version and hash belong to one release; nothing of a site's own archive."""
     known = releases()
@@ -190,13 +182,8 @@ def _contradicted(recipe: Recipe, machine: str) -> frozenset[str]:
         flags = horovod_variables(recipe, machine)
     except IncompatibleError:  # a command that makes a plan says so
         return frozenset()
-    return _assignments(
-        {
-            name: value
-            for name, value in recipe.environment.build.items()
-            if flags.get(name, value).upper() != value.upper()
-        }
-    )
+    build = recipe.environment.build.items()
+    return _assignments({k: v for k, v in build if flags.get(k, v).upper() != v.upper()})
 
 
 def _of_framework(name: Framework, recipe: Recipe, version: Version) -> Found:
@@ -230,10 +217,6 @@ def _build_of(
         return ("cuda" if toolkit else ""), toolkit
     if wanted.provider != "pip" or wanted.wheelhouse or wanted.extra_index or wanted.find_links:
         return "", ""
-    return _wheel_of_index(name, version)
-
-
-def _wheel_of_index(name: Framework, version: Version) -> tuple[str, str]:
     for since, cuda in _CUDA_OF_WHEELS[name]:
         if Parsed(version) >= Parsed(since):
             return "cuda", cuda
@@ -294,13 +277,10 @@ def _toolkit(recipe: Recipe, facts: Facts, gpu: Gpu) -> Found:
         if (found := re.search(r"(?:^cuda(?:toolkit)?/|^CUDA/|-CUDA-)(\d+)\.(\d+)", name))
     }
     base = (recipe.container.base or "") if recipe.container else ""
+    home = (gpu.cuda_home or "").rpartition("cuda")[2]
     # The image's toolkit goes with the image's compiler: `container` has facts of both.
     inside = base.partition("cuda:")[2] if facts.host == base else ""
-    version = (
-        min(versions, default="")
-        or _number((gpu.cuda_home or "").rpartition("cuda")[2])
-        or _number(inside)
-    )
+    version = min(versions, default="") or _number(home) or _number(inside)
     conda = recipe.conda.packages if recipe.conda else ()
     packages = {*conda, *recipe.packages, *recipe.build_tools}
     brought = any(re.search("nvcc|cuda-toolkit|cudatoolkit-dev", each) for each in packages)
@@ -324,19 +304,15 @@ def _of_mpi(recipe: Recipe, facts: Facts) -> Found:
     host = facts.mpirun.version if facts.mpirun else ""
     if mpi is None:
         return {"host_mpirun": host}
+    named = re.search(r"openmpi[/-](\d+\.\d+\.\d+)", "\n".join(_modules(recipe)).lower())
     return {
         "mpi": mpi.kind,
         mpi.kind: mpi.version,
         "mpi_package": mpi.package,
         "mpi_cuda_aware": "yes" if mpi.cuda_aware else "no",
-        "openmpi_module": _openmpi_module(recipe),
+        "openmpi_module": named[1] if named else None,
         "host_mpirun": host,
     }
-
-
-def _openmpi_module(recipe: Recipe) -> str:
-    found = [re.search(r"openmpi[/-](\d+\.\d+\.\d+)", name.lower()) for name in _modules(recipe)]
-    return next((match[1] for match in found if match), "")
 
 
 def _of_job(recipe: Recipe) -> Found:
@@ -373,33 +349,19 @@ def _of_launch(recipe: Recipe) -> Found:
 def _of_packages(recipe: Recipe) -> Found:
     conda, python = recipe.conda, recipe.python
     # What conda or the site has brought already, pip leaves as it is.
-    brought = {*(conda.packages if conda else ())}
+    brought = conda.packages if conda else {}
     asked = {} if python.system_site_packages or python.provider == "clone" else recipe.packages
     wanted = {name: spec for name, spec in asked.items() if name not in brought}
+    wanted |= recipe.build_tools
     return {
         "modules": frozenset(recipe.modules.load) if recipe.modules else None,
         "build_modules": frozenset(recipe.modules.build) if recipe.modules else None,
         "ofi_module": next((name for name in _modules(recipe) if "ofi" in name), None),
         "packages": frozenset(name.lower() for name in recipe.packages),
-        **{
-            f"wanted_{name.lower()}": specifier
-            for name, specifier in {**wanted, **recipe.build_tools}.items()
-        },
-        "channels": frozenset(conda.channels) if conda else None,
-        "conda_packages": frozenset(conda.packages) if conda else None,
-        "conda_unpinned": frozenset(n for n, v in conda.packages.items() if v == "*")
-        if conda
-        else None,
-    }
-
-
-def _of_places(recipe: Recipe) -> Found:
-    container = recipe.container
-    return {
-        "place": recipe.places.environments,
-        "expires_days": recipe.places.expires_days,
-        "container_base": container.base if container else None,
-        "container_gpu": container.gpu if container else None,
+        **{f"wanted_{name.lower()}": specifier for name, specifier in wanted.items()},
+        "channels": conda and frozenset(conda.channels),
+        "conda_packages": conda and frozenset(conda.packages),
+        "conda_unpinned": conda and frozenset(n for n, v in conda.packages.items() if v == "*"),
     }
 
 

@@ -55,7 +55,6 @@ class Patch(NamedTuple):
 
 
 def read_patch(path: Path) -> Patch:
-    """Read one patch file."""
     document = parse_toml(read_text(path, OWN))
     # Source text holds line breaks, which decode() refuses in every other string.
     edits = tuple(Edit(**edit) for edit in document.pop("edit"))
@@ -70,20 +69,15 @@ def all_patches() -> tuple[Patch, ...]:
 
 def applicable(versions: Mapping[str, str]) -> tuple[Patch, ...]:
     """Patches for these versions of horovod, torch and tensorflow."""
-
-    def fits(patch: Patch) -> bool:
-        conditions = {
-            "horovod": patch.horovod,
-            "torch": patch.torch,
-            "tensorflow": patch.tensorflow,
-        }
-        return all(
+    return tuple(
+        patch
+        for patch in all_patches()
+        if all(
             name in versions and SpecifierSet(wanted).contains(versions[name], prereleases=True)
-            for name, wanted in conditions.items()
-            if wanted
+            for name in ("horovod", "torch", "tensorflow")
+            if (wanted := getattr(patch, name))
         )
-
-    return tuple(patch for patch in all_patches() if fits(patch))
+    )
 
 
 def set_digest(patches: Iterable[Patch]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +18,7 @@ class Change(NamedTuple):
     """A change after which the rules no longer apply.
 
     Attributes:
-        file: the recipe's file; empty for a new recipe.
-        before: its text; empty for a new file.
-        after: its text with the edits.
+        file, before: the recipe's file and its text; empty for a new recipe.
         options: ``--set`` options for keys that the recipe's file cannot change, because a
             variant of another file, the site file or the command line sets them.
     """
@@ -48,15 +47,9 @@ def edits_of(rules: Iterable[Rule]) -> dict[str, str]:
 
 def agreed_edits(rules: Iterable[Rule]) -> dict[str, str]:
     """The edits that do not depend on the recipe and do not conflict."""
-    edits: dict[str, set[str]] = {}
-    for rule in rules:
-        for key, value in rule.edit.items():
-            edits.setdefault(key, set()).add(value)
-    return {
-        key: next(iter(values))
-        for key, values in edits.items()
-        if len(values) == 1 and "{" not in key
-    }
+    pairs = dict.fromkeys(pair for rule in rules for pair in rule.edit.items())
+    values = Counter(key for key, _ in pairs)
+    return {key: value for key, value in pairs if values[key] == 1 and "{" not in key}
 
 
 def propose(resolved: Resolved, edits: Mapping[str, str]) -> Change:
@@ -67,8 +60,10 @@ def propose(resolved: Resolved, edits: Mapping[str, str]) -> Change:
         edits: values for keys as TOML; an empty one removes the key.
     """
     own = Path(resolved.file) in {each.path for each in resolved.contents}
-    before = _text(resolved.file) if own else ""
-    start = text = before if own else _extending(resolved.recipe.name)
+    before = read_text(resolved.file, RECIPE) if own else ""
+    name = resolved.recipe.name
+    extending = f'format = 1\nname = "{name}-changed"\nextends = "{name}"\n'
+    start = text = before if own else extending
     options = []
     for key, value in edits.items():
         path = _path(key, resolved.origins, parse_toml(text))
@@ -79,14 +74,6 @@ def propose(resolved: Resolved, edits: Mapping[str, str]) -> Change:
             options.append(f"{key}={value}")
     after = text if own or text != start else ""
     return Change(resolved.file if own else "", before, after, tuple(options))
-
-
-def _extending(name: str) -> str:
-    return f'format = 1\nname = "{name}-changed"\nextends = "{name}"\n'
-
-
-def _text(file: str) -> str:
-    return read_text(file, RECIPE)
 
 
 def _path(
@@ -104,13 +91,38 @@ def _path(
 
 def _with(text: str, path: tuple[str, ...], value: str) -> str | None:
     """The text with one edit; None if it cannot be expressed."""
+    import tomlkit
+
     meant = parse_toml(text)
-    _put_plain(meant, path, parse_toml(f"value = {value}")["value"] if value else None)
-    for write in (_put_table, _put_dotted) if value else (_take_out,):
-        changed = write(text, path, value)
-        if _meaning(changed) == _without_empty(meant):
-            return changed
-    return None
+    _put(meant, path, parse_toml(f"value = {value}")["value"] if value else None, lambda _: {})
+    wanted, document = _without_empty(meant), tomlkit.parse(text)
+    new = tomlkit.value(value) if value else None
+    _put(document, path, new, lambda outer: tomlkit.table(is_super_table=outer))
+    changed = tomlkit.dumps(document)
+    if value and _meaning(changed) != wanted:
+        document = tomlkit.parse(text)
+        document.append(tomlkit.key(list(path)), tomlkit.value(value))
+        changed = tomlkit.dumps(document)
+    return changed if _meaning(changed) == wanted else None
+
+
+def _put(table: Any, path: tuple[str, ...], value: Any, new_table: Callable[[bool], Any]) -> None:
+    """Set a key in its own table, which is made if needed; the value None removes it.
+
+    Args:
+        new_table: makes a table; its argument says whether it holds only other tables.
+    """
+    *parents, last = path
+    for depth, name in enumerate(parents):
+        if name not in table:
+            if value is None:
+                return
+            table[name] = new_table(depth < len(parents) - 1)
+        table = table[name]
+    if value is not None:
+        table[last] = value
+    elif last in table:
+        del table[last]
 
 
 def _meaning(text: str) -> Table | None:
@@ -121,54 +133,8 @@ def _meaning(text: str) -> Table | None:
 
 
 def _without_empty(table: Table) -> Table:
-    """A table without empty tables."""
     kept = {
         key: _without_empty(value) if isinstance(value, dict) else value
         for key, value in table.items()
     }
     return {key: value for key, value in kept.items() if value != {}}
-
-
-def _put_plain(table: Table, path: tuple[str, ...], value: Any) -> None:
-    *parents, last = path
-    for name in parents:
-        table = table.setdefault(name, {}) if value is not None else table.get(name, {})
-    if value is None:
-        table.pop(last, None)
-    else:
-        table[last] = value
-
-
-def _put_table(text: str, path: tuple[str, ...], value: str) -> str:
-    """Add a key in its own table, created if needed."""
-    import tomlkit
-
-    document = table = tomlkit.parse(text)
-    *parents, last = path
-    for depth, name in enumerate(parents):
-        if name not in table:
-            table[name] = tomlkit.table(is_super_table=depth < len(parents) - 1)
-        table = table[name]
-    table[last] = tomlkit.value(value)
-    return tomlkit.dumps(document)
-
-
-def _put_dotted(text: str, path: tuple[str, ...], value: str) -> str:
-    """Add a dotted key at the end."""
-    import tomlkit
-
-    document = tomlkit.parse(text)
-    document.append(tomlkit.key(list(path)), tomlkit.value(value))
-    return tomlkit.dumps(document)
-
-
-def _take_out(text: str, path: tuple[str, ...], value: str) -> str:
-    import tomlkit
-
-    document = table = tomlkit.parse(text)
-    *parents, last = path
-    for name in parents:
-        table = table.get(name, {})
-    if last in table:
-        del table[last]
-    return tomlkit.dumps(document)

@@ -64,8 +64,6 @@ class Rule(NamedTuple):
 
 
 class _RuleFile(NamedTuple):
-    """One file: its theme and its rules."""
-
     about: str
     rule: tuple[Rule, ...]
 
@@ -81,7 +79,6 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def themes() -> dict[str, str]:
-    """The title of each file of rules."""
     return {path.stem: _read(path).about for path in sorted(FOLDER.glob("*.toml"))}
 
 
@@ -97,7 +94,6 @@ def judge(seen: Observables) -> tuple[Rule, ...]:
 
 
 def applies(rule: Rule, seen: Observables) -> bool:
-    """Whether every condition of a rule holds."""
     return all(
         _holds(condition, seen.get(name), seen)
         for name, conditions in rule.when.items()
@@ -141,7 +137,7 @@ def _found(rule: Rule, seen: Observables) -> list[str]:
 
 
 def _words(value: Observable) -> Iterable[str]:
-    """The words that patterns are matched against."""
+    """What patterns are matched against."""
     return (each[:LONGEST] for each in (value if isinstance(value, frozenset) else (str(value),)))
 
 

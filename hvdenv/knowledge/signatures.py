@@ -195,8 +195,6 @@ class _FamilyFile(NamedTuple):
 
 
 class _SignatureFile(NamedTuple):
-    """One file: its theme and its signatures, specific ones before general ones."""
-
     about: str
     signature: tuple[Signature, ...]
 
@@ -232,7 +230,6 @@ def _family(member: Member, name: str) -> Family | None:
 
 
 def themes() -> dict[str, str]:
-    """What each file of signatures is about."""
     return {path.stem: _read(path).about for path in sorted(FOLDER.glob("*.toml"))}
 
 

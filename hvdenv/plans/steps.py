@@ -484,7 +484,7 @@ class Steps(NamedTuple):
         )
 
     def wheel(self) -> Step:
-        flags, cores = split(dict(self.flags)), str(self.facts.cores)
+        (flags, derived), cores = split(dict(self.flags)), str(self.facts.cores)
         # Without the patch, Horovod's setup.py passes arguments that only make knows.
         lean = any(patch.name == "lean-compile" for patch in self.patches)
         env = {
@@ -495,7 +495,7 @@ class Steps(NamedTuple):
             "SOURCE_DATE_EPOCH": _EPOCH,
             "HVDENV_BUILD_FOLDER": str(self.generation),
             **{n: v for n, v in self.recipe.environment.build.items() if n not in ("CC", "CXX")},
-            **flags.plain,
+            **flags,
         }
         if nccl_of_torch(self.recipe):
             env["HOROVOD_NCCL_HOME"] = str(self.build / "nccl")
@@ -508,7 +508,7 @@ class Steps(NamedTuple):
             name="wheel",
             reason="compile without build isolation, which would hide the frameworks",
             commands=(
-                command._replace(derived=(*command.derived, *flags.derived.items())),
+                command._replace(derived=(*command.derived, *derived.items())),
                 self._run("normalise_wheel.py", str(self.wheel_path)),
             ),
             files=self._programs("normalise_wheel.py"),

@@ -23,7 +23,8 @@ _TOTALS = {"failures": "failure", "errors": "error", "skipped": "skipped"}
 def render(report: Report) -> str:
     """The report as an XML document; whatever a program printed, it can be read."""
     root = ElementTree.Element("testsuites", name="hvdenv verify")
-    seconds = _seconds(report)
+    # A finding takes the time of the part with its name.
+    seconds = {each.name: each.value for each in report.measurements if each.unit == "s"}
     for check in dict.fromkeys(finding.check for finding in report.findings):
         findings = [each for each in report.findings if each.check == check]
         _add_suite(root, report, check, _cases(findings, seconds))
@@ -40,10 +41,9 @@ def render(report: Report) -> str:
 def _add_suite(
     root: ElementTree.Element, report: Report, name: str, cases: Iterable[ElementTree.Element]
 ) -> None:
-    suite = ElementTree.SubElement(
-        root, "testsuite", name=clean(name), hostname=clean(report.host),
-        timestamp=_zone_with_colon(clean(report.started)),
-    )  # fmt: skip
+    started = re.sub(r"([+-]\d\d)(\d\d)$", r"\1:\2", clean(report.started))
+    words = {"name": clean(name), "hostname": clean(report.host), "timestamp": started}
+    suite = ElementTree.SubElement(root, "testsuite", words)
     suite.append(_properties(report))
     suite.extend(cases)
     _count(suite)
@@ -68,13 +68,8 @@ def _rank(rank: RankRecord) -> ElementTree.Element:
 def _properties(report: Report) -> ElementTree.Element:
     """What the report is about: readers of JUnit keep it for each suite."""
     element = ElementTree.Element("properties")
-    known = (
-        ("verdict", report.verdict),
-        ("recipe", report.recipe),
-        ("prefix", report.prefix),
-        *report.environment.items(),
-    )
-    for name, value in known:
+    known = {"verdict": report.verdict, "recipe": report.recipe, "prefix": report.prefix}
+    for name, value in (*known.items(), *report.environment.items()):
         ElementTree.SubElement(element, "property", name=clean(name), value=clean(value))
     return element
 
@@ -85,11 +80,8 @@ def _cases(findings: list[Finding], seconds: dict[str, float]) -> Iterator[Eleme
         seen[finding.subject] += 1
         # CI systems keep one of several cases of one name, and not always the one that failed.
         number = f" ({seen[finding.subject]})" if seen[finding.subject] > 1 else ""
-        case = ElementTree.Element(
-            "testcase",
-            classname=f"hvdenv.{clean(finding.check)}",
-            name=clean(finding.subject) + number,
-        )
+        words = {"classname": f"hvdenv.{clean(finding.check)}"}
+        case = ElementTree.Element("testcase", words, name=clean(finding.subject) + number)
         for label in (finding.subject, f"{finding.check} of {finding.subject}"):
             if label in seconds:
                 case.set("time", f"{seconds.pop(label):.3f}")
@@ -103,9 +95,8 @@ def _outcome(finding: Finding) -> ElementTree.Element:
     if finding.status == "pass":
         element = ElementTree.Element("system-out")
     else:
-        element = ElementTree.Element(
-            _ELEMENTS[finding.status], type=finding.status, message=clean(message)
-        )
+        words = {"type": finding.status, "message": clean(message)}
+        element = ElementTree.Element(_ELEMENTS[finding.status], words)
     element.text = clean("\n\n".join(part.rstrip("\n") for part in parts if part))
     return element
 
@@ -114,12 +105,3 @@ def _count(element: ElementTree.Element) -> None:
     element.set("tests", str(len(list(element.iter("testcase")))))
     for attribute, tag in _TOTALS.items():
         element.set(attribute, str(len(list(element.iter(tag)))))
-
-
-def _seconds(report: Report) -> dict[str, float]:
-    """How long each part took; a finding takes the time of the part with its name."""
-    return {each.name: each.value for each in report.measurements if each.unit == "s"}
-
-
-def _zone_with_colon(started: str) -> str:
-    return re.sub(r"([+-]\d\d)(\d\d)$", r"\1:\2", started)

@@ -6,15 +6,15 @@ never becomes markup.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hvdenv.reports.plots import HEIGHT, WIDTH, figure, is_drawn, plots, size
 from hvdenv.reports.render import VERDICTS, clean
-from hvdenv.reports.report import Finding, Measurement, Report, Status
+from hvdenv.reports.report import Finding, Report, Status
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -31,17 +31,9 @@ _HEADINGS: dict[Status, str] = {
 _TOTAL = "verify"
 
 
-class Bar(NamedTuple):
-    """How long a part took, in seconds and in percent of the longest."""
-
-    label: str
-    seconds: float
-    percent: float
-
-
 def render(report: Report) -> str:
-    """The report as an HTML document."""
     timings = [each for each in report.measurements if each.unit == "s" and not each.subject]
+    parts = [each for each in timings if each.name != _TOTAL]
     return (
         _environment()
         .get_template(_TEMPLATE)
@@ -51,10 +43,11 @@ def render(report: Report) -> str:
             sections=[
                 (name, list(rows)) for name, rows in groupby(report.table, key=lambda r: r.section)
             ],
-            groups=_groups(report.findings),
+            groups=list(_groups(report.findings)),
             plots=list(plots(report.measurements)),
             plot_size=(WIDTH, HEIGHT),
-            bars=_bars(timings),
+            bars=sorted(parts, key=lambda each: -each.value),
+            longest=max((each.value for each in timings), default=0) or 1,
             others=[
                 each for each in report.measurements if each not in timings and not is_drawn(each)
             ],
@@ -83,16 +76,7 @@ def _shown(value: Any) -> Any:
     return value if hasattr(value, "__html__") else clean(str(value))
 
 
-def _groups(findings: Sequence[Finding]) -> list[tuple[Status, str, list[Finding]]]:
-    groups = [
-        (status, heading, [each for each in findings if each.status == status])
-        for status, heading in _HEADINGS.items()
-    ]
-    return [group for group in groups if group[2]]
-
-
-def _bars(timings: Sequence[Measurement]) -> list[Bar]:
-    """The parts that took time, the longest first."""
-    parts = sorted((each for each in timings if each.name != _TOTAL), key=lambda each: -each.value)
-    longest = max((each.value for each in timings), default=0) or 1
-    return [Bar(each.name, each.value, 100 * each.value / longest) for each in parts]
+def _groups(findings: Sequence[Finding]) -> Iterator[tuple[Status, str, list[Finding]]]:
+    for status, heading in _HEADINGS.items():
+        if found := [each for each in findings if each.status == status]:
+            yield status, heading, found

@@ -25,7 +25,6 @@ class Kind(NamedTuple):
     """A measurement that is drawn.
 
     Attributes:
-        name: as measurements are named.
         over: what lies on the horizontal axis: ``size`` or ``ranks``.
         axis: what to write there.
         telling: which point the summary is about: the one with the most, or the least.
@@ -50,57 +49,44 @@ KINDS = (
 )
 
 
+class Dot(NamedTuple):
+    x: float
+    y: float
+    label: str
+
+
 class Line(NamedTuple):
     """One line of a plot.
 
     Attributes:
-        label: what the legend says.
         mark: CSS class of its colour and dashes.
         points: by what lies on the horizontal axis.
         yardstick: label of the line to compare it with; empty if there is none.
+        dots: its points in the drawing.
     """
 
     label: str
     mark: str
     points: Mapping[float, float]
     yardstick: str = ""
-
-
-class Dot(NamedTuple):
-    """A place in a drawing, and what is said there."""
-
-    x: float
-    y: float
-    label: str
-
-
-class Drawn(NamedTuple):
-    """A line as it is drawn."""
-
-    label: str
-    mark: str
-    dots: tuple[Dot, ...]
+    dots: tuple[Dot, ...] = ()
 
 
 class Plot(NamedTuple):
     """A plot, and the same in words and figures for those who do not see it.
 
     Attributes:
-        title: of the plot, with the unit.
         axis: what lies on the horizontal axis.
-        columns: marks of the horizontal axis, and its label for each.
-        levels: the same of the vertical axis.
-        lines: of the drawing and of its legend.
+        columns, levels: marks of the horizontal and of the vertical axis, with their labels.
         summary: what each line comes to.
-        header: of the table of all figures.
-        rows: of that table.
+        header, rows: of the table of all figures.
     """
 
     title: str
     axis: str
     columns: tuple[Dot, ...]
     levels: tuple[Dot, ...]
-    lines: tuple[Drawn, ...]
+    lines: tuple[Line, ...]
     summary: tuple[str, ...]
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -120,21 +106,18 @@ class Scale(NamedTuple):
 
 
 def is_drawn(measurement: Measurement) -> bool:
-    """Whether plots() shows it."""
     return _kind(measurement) is not None
 
 
 def _kind(measurement: Measurement) -> Kind | None:
     for kind in KINDS:
-        place = getattr(measurement, kind.over)
-        if measurement.name == kind.name and place is not None:
-            drawable = all(_LEAST < each < _GREATEST for each in (place, measurement.value))
-            return kind if drawable else None
+        values = (getattr(measurement, kind.over), measurement.value)
+        if measurement.name == kind.name and values[0] is not None:
+            return kind if all(_LEAST < each < _GREATEST for each in values) else None
     return None
 
 
 def plots(measurements: Sequence[Measurement]) -> Iterator[Plot]:
-    """One plot for each kind that was measured."""
     for kind in KINDS:
         if found := [each for each in measurements if _kind(each) == kind]:
             yield _plot(kind, found)
@@ -156,7 +139,8 @@ def _plot(kind: Kind, found: Sequence[Measurement]) -> Plot:
         title=title,
         axis=kind.axis,
         columns=tuple(
-            Dot(across.at(each), up.start, _place(kind, each)) for each in _thinned(places)
+            Dot(across.at(each), up.start, _place(kind, each))
+            for each in places[:: math.ceil(len(places) / _LABELS)]  # there is room for so many
         ),
         levels=tuple(
             Dot(left, up.at(each), label) for each, label in zip(values, labels, strict=True)
@@ -171,12 +155,12 @@ def _plot(kind: Kind, found: Sequence[Measurement]) -> Plot:
     )
 
 
-def _drawn(kind: Kind, unit: str, line: Line, across: Scale, up: Scale) -> Drawn:
+def _drawn(kind: Kind, unit: str, line: Line, across: Scale, up: Scale) -> Line:
     dots = (
         Dot(across.at(place), up.at(value), f"{_told(kind, place)}: {figure(value)} {unit}")
         for place, value in line.points.items()
     )
-    return Drawn(line.label, line.mark, tuple(dots))
+    return line._replace(dots=tuple(dots))
 
 
 def _lines(kind: Kind, found: Sequence[Measurement]) -> list[Line]:
@@ -187,25 +171,16 @@ def _lines(kind: Kind, found: Sequence[Measurement]) -> list[Line]:
         key = (each.subject, each.ranks if several else None)
         points.setdefault(key, {})[getattr(each, kind.over)] = each.value
     lines, counts = [], {"line": 0, "yardstick": 0}
-    measured = {subject for subject, _ in points if _is_yardstick(subject)}
+    measured = {subject for subject, _ in points if subject.endswith(" alone")}
     for (subject, ranks), at in points.items():
-        sort = "yardstick" if _is_yardstick(subject) else "line"
+        sort = "yardstick" if subject in measured else "line"
         of_controller = f"{subject.rpartition(' over ')[2]} alone"
         yardstick = (*measured, ranks) if len(measured) == 1 else (of_controller, ranks)
-        lines.append(
-            Line(
-                _label(subject, ranks),
-                f"{sort}-{counts[sort] % _COLOURS}",
-                dict(sorted(at.items())),
-                _label(*yardstick) if yardstick in points and sort == "line" else "",
-            )
-        )
+        mark = f"{sort}-{counts[sort] % _COLOURS}"
+        beside = _label(*yardstick) if yardstick in points and sort == "line" else ""
+        lines.append(Line(_label(subject, ranks), mark, dict(sorted(at.items())), beside))
         counts[sort] += 1
     return lines
-
-
-def _is_yardstick(subject: str) -> bool:
-    return subject.endswith(" alone")
 
 
 def _label(subject: str, ranks: int | None) -> str:
@@ -215,10 +190,8 @@ def _label(subject: str, ranks: int | None) -> str:
 
 def _ideals(kind: Kind, lines: Sequence[Line]) -> list[Line]:
     """What each line would be if every rank added as much as the first."""
-    if not kind.scales:
-        return []
     ideals = []
-    for line in lines:
+    for line in lines if kind.scales else ():
         first, speed = next(iter(line.points.items()))
         points = {place: speed * place / first for place in line.points}
         ideals.append(Line(f"{line.label}, ideal", f"{line.mark} ideal", points))
@@ -232,30 +205,19 @@ def _summary(kind: Kind, unit: str, lines: Sequence[Line]) -> Iterator[str]:
         yardstick = by_label.get(line.yardstick)
         shared = set(line.points) & set(yardstick.points) if yardstick else set()
         place = kind.telling(line.points)
+        first, speed = next(iter(line.points.items()))
         compared = ""
-        if kind.scales:
-            compared = _efficiency(line, place)
-        elif yardstick and shared:
+        if kind.scales and place != first:
+            efficiency = line.points[place] / (speed * place / first)
+            compared = f", scaling efficiency {efficiency:.0%} against {_ranks(first)}"
+        elif yardstick and shared and not kind.scales:
             there = kind.telling(shared)
-            compared = f", {_share(line, yardstick, there)}"
+            share = line.points[there] / yardstick.points[there]
+            times = f"{share:.0%} of" if share < 2 else f"{share:.1f} times"
+            compared = f", {times} {yardstick.label}"
             compared += f" at {size(there)}" if there != place else ""
         where = f"{'on' if kind.over == 'ranks' else 'at'} {_told(kind, place)}"
         yield f"{line.label}: {figure(line.points[place])} {unit} {where}{compared}"
-
-
-def _share(line: Line, yardstick: Line, place: float) -> str:
-    share = line.points[place] / yardstick.points[place]
-    return (
-        f"{share:.0%} of {yardstick.label}" if share < 2 else f"{share:.1f} times {yardstick.label}"
-    )
-
-
-def _efficiency(line: Line, place: float) -> str:
-    first, speed = next(iter(line.points.items()))
-    if place == first:
-        return ""
-    efficiency = line.points[place] / (speed * place / first)
-    return f", scaling efficiency {efficiency:.0%} against {_ranks(first)}"
 
 
 def marks(values: Sequence[float]) -> list[float]:
@@ -275,12 +237,6 @@ def _widened(places: Sequence[float]) -> tuple[float, float]:
     first, last = places[0], places[-1]
     factor = (last / first) ** 0.03 if last > first else 2
     return first / factor, last * factor
-
-
-def _thinned(places: Sequence[float]) -> list[float]:
-    """Those of the places that have room for their label."""
-    step = math.ceil(len(places) / _LABELS)
-    return list(places[::step])
 
 
 def _place(kind: Kind, place: float) -> str:

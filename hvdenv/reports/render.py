@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from hvdenv.masking import mask, plain
-from hvdenv.reports.report import (
-    Finding,
-    RankRecord,
-    Report,
-    Row,
-    Status,
-    Verdict,
-    different_ranks,
-)
+from hvdenv.reports.report import Finding, RankRecord, Report, Row, Status, Verdict, different_ranks
 
 _COLOURS: dict[str, str] = {"pass": "32", "fail": "31", "error": "31", "unproven": "33"}
 VERDICTS: dict[Verdict, str] = {
@@ -99,11 +92,9 @@ def _finding(finding: Finding, colour: bool) -> Iterator[str]:
 
 
 def _verdict(report: Report, colour: bool) -> str:
-    counts = [
-        f"{sum(f.status == status for f in report.findings)} {status}"
-        for status in ("pass", "fail", "error", "unproven", "skip")
-        if any(f.status == status for f in report.findings)
-    ]
+    found = Counter(finding.status for finding in report.findings)
+    order: tuple[Status, ...] = ("pass", "fail", "error", "unproven", "skip")
+    counts = [f"{found[status]} {status}" for status in order if found[status]]
     verdict = _coloured(report.verdict, report.verdict, colour)
     return (
         f"verdict: {verdict}: {VERDICTS[report.verdict]}"

@@ -225,9 +225,9 @@ class Report(NamedTuple):
 
 def different_ranks(ranks: Sequence[RankRecord]) -> list[tuple[RankRecord, str]]:
     """The ranks that failed, or differ from most others of their run; each with the reason."""
-    usual = {
-        run: Counter(map(_kind, each)).most_common(1)[0][0] for run, each in _by_run(ranks).items()
-    }
+    usual: dict[str, tuple[str, str]] = {}
+    for (run, kind), _ in Counter((rank.run, _kind(rank)) for rank in ranks).most_common():
+        usual.setdefault(run, kind)
     found = []
     for rank in ranks:
         device, path = usual[rank.run]
@@ -237,13 +237,6 @@ def different_ranks(ranks: Sequence[RankRecord]) -> list[tuple[RankRecord, str]]
             found.append((rank, f"uses {rank.device or 'no known device'}, most others {device}"))
         elif _kind(rank)[1] != path:
             found.append((rank, f"sends by {rank.data_path or 'unknown transports'}, unlike most"))
-    return found
-
-
-def _by_run(ranks: Sequence[RankRecord]) -> dict[str, list[RankRecord]]:
-    found: dict[str, list[RankRecord]] = {}
-    for rank in ranks:
-        found.setdefault(rank.run, []).append(rank)
     return found
 
 

@@ -25,6 +25,7 @@ from hvdenv.model.cluster import (
     Reference,
 )  # fmt: skip
 from hvdenv.reports.report import Measurement
+from hvdenv.sites.batch import counted
 from hvdenv.standalone.ranks.events import Bench, BenchEnd, RankEvent, Speed
 from hvdenv.verification import ranks
 from hvdenv.verification.ranks import Judgement, RankRun
@@ -38,12 +39,7 @@ _REMEDY = "measure again while these hosts are idle; if the result stays, see th
 
 
 class Effort(NamedTuple):
-    """What ``verify --bench`` may take.
-
-    Attributes:
-        seconds: for how long each program measures.
-        folder: visible on all hosts; the yardstick is compiled in a new folder below it.
-    """
+    """For how many seconds each program of ``verify --bench`` measures, and a folder that all hosts see."""
 
     seconds: float
     folder: str
@@ -54,7 +50,6 @@ class Point(NamedTuple):
 
     Attributes:
         amount: bytes of the message, or samples of the step on all ranks.
-        ranks: how many took part.
         seconds: of one allreduce or step: minimum, quartiles and maximum.
     """
 
@@ -77,11 +72,9 @@ class Point(NamedTuple):
 
 
 class Yardstick(NamedTuple):
-    """The figures of MPI or NCCL alone.
+    """The figures of MPI or NCCL alone, by size, or why there are none.
 
     Attributes:
-        points: by size.
-        problem: why there are none.
         evidence: output of programs.
         name: one of YARDSTICKS.
     """
@@ -92,37 +85,21 @@ class Yardstick(NamedTuple):
     name: str = MPI_ALONE
 
 
-class Gpus(NamedTuple):
-    """The libraries with which the yardstick measures on GPUs: the same paths on all hosts.
-
-    Attributes:
-        nccl: libnccl, or librccl.
-        runtime: libcudart, or libamdhip64.
-    """
-
-    nccl: str
-    runtime: str
+_NONE = Yardstick(())
 
 
 class Benchmark(NamedTuple):
-    """One framework over one controller.
-
-    Attributes:
-        run: of all ranks.
-        yardstick: measured right after it.
-    """
+    """One framework over one controller, and the yardstick, measured right after it."""
 
     run: RankRun
     yardstick: Yardstick
 
 
 def fewer(ranks: int) -> list[int]:
-    """The powers of two below a number of ranks."""
     return [2**power for power in range(ranks.bit_length()) if 2**power < ranks]
 
 
 def with_fewer(launch: Launch, ranks: int) -> Launch:
-    """The same launch of the first of its ranks."""
     hosts = filled(launch.hosts, ranks)
     return launch._replace(
         ranks=ranks,
@@ -134,7 +111,6 @@ def with_fewer(launch: Launch, ranks: int) -> Launch:
 
 
 def parse_yardstick(text: str) -> tuple[Point, ...]:
-    """The figures of the yardstick in the output of its launcher."""
     found = []
     for line in text.splitlines():
         if match := _YARDSTICK.search(line):
@@ -144,30 +120,24 @@ def parse_yardstick(text: str) -> tuple[Point, ...]:
 
 
 def allreduces(run: RankRun) -> tuple[Point, ...]:
-    """The figures of allreduces, by size."""
     return tuple(Point(each.size, run.size, tuple(each.seconds)) for each in _events(run, Bench))
 
 
 def steps(run: RankRun) -> Point | None:
-    """The figures of training steps."""
-    points = (Point(each.samples, run.size, tuple(each.seconds)) for each in _events(run, Speed))
-    return next(points, None)
+    for each in _events(run, Speed):
+        return Point(each.samples, run.size, tuple(each.seconds))
+    return None
 
 
-def on_gpus(run: RankRun) -> bool:
-    """Whether the messages were in GPU memory."""
-    return any(each.device for each in _events(run, Bench))
-
-
-def libraries_of_gpus(run: RankRun) -> Gpus | None:
-    """The libraries with which the ranks used their GPUs; None if they loaded none."""
+def libraries_of_gpus(run: RankRun) -> tuple[str, str] | None:
+    """The NCCL or RCCL and the runtime with which the ranks used their GPUs; None without."""
     path = run.ranks[0].path
     loaded = path.libraries if path else {}
 
     def first(*names: str) -> str:
         return next((loaded[name][0] for name in sorted(loaded) if name.startswith(names)), "")
 
-    found = Gpus(first("libnccl", "librccl"), first("libcudart", "libamdhip64"))
+    found = first("libnccl", "librccl"), first("libcudart", "libamdhip64")
     return found if all(found) else None
 
 
@@ -182,12 +152,10 @@ def measurements(
 ) -> Iterator[Measurement]:
     """All figures of a report, by framework and controller, and the yardstick's medians."""
     done = {key: benchmark for key, benchmark in benchmarks.items() if benchmark}
-    for (framework, controller), benchmark in done.items():
-        subject = f"{framework} over {controller}"
+    for key, benchmark in done.items():
+        subject = " over ".join(key)
         yield from _of_allreduces(allreduces(benchmark.run), subject)
-        yield from _of_steps(
-            [*(smaller.get((framework, controller)) or ()), benchmark.run], subject
-        )
+        yield from _of_steps([*(smaller.get(key) or ()), benchmark.run], subject)
     for name, points in _together([each.yardstick for each in done.values()]).items():
         yield from _of_allreduces(points, name)
 
@@ -208,25 +176,17 @@ def _of_steps(runs: Sequence[RankRun], subject: str) -> Iterator[Measurement]:
 
 def _together(yardsticks: Sequence[Yardstick]) -> dict[str, list[Point]]:
     """By name, the medians of all runs of a yardstick."""
-    return {
-        name: _medians([point for each in yardsticks if each.name == name for point in each.points])
-        for name in YARDSTICKS
-        if any(each.name == name for each in yardsticks)
-    }
+    found: dict[str, dict[int, list[Point]]] = {}
+    for each in sorted(yardsticks, key=lambda each: YARDSTICKS.index(each.name)):
+        sizes = found.setdefault(each.name, {})
+        for point in each.points:
+            sizes.setdefault(point.amount, []).append(point)
+    return {name: [*map(_median, sizes.values())] for name, sizes in found.items()}
 
 
-def _medians(measured: Sequence[Point]) -> list[Point]:
-    found: dict[int, list[Point]] = {}
-    for point in measured:
-        found.setdefault(point.amount, []).append(point)
-    return [
-        Point(
-            size,
-            points[0].ranks,
-            tuple(map(median, zip(*(p.seconds for p in points), strict=True))),
-        )
-        for size, points in found.items()
-    ]
+def _median(points: Sequence[Point]) -> Point:
+    seconds = zip(*(point.seconds for point in points), strict=True)
+    return points[0]._replace(seconds=tuple(map(median, seconds)))
 
 
 def _rounded(value: float) -> float:
@@ -235,46 +195,39 @@ def _rounded(value: float) -> float:
 
 
 def judge(
-    subject: str,
-    benchmark: Benchmark,
-    smaller: Sequence[RankRun],
-    references: Sequence[Reference],
+    subject: str, benchmark: Benchmark, smaller: Sequence[RankRun], references: Sequence[Reference]
 ) -> Judgement:
     """Judge the figures of one framework and controller.
 
     Args:
         subject: such as ``torch over MPI``.
-        benchmark: with all ranks.
         smaller: training steps with fewer ranks.
         references: of the recipe.
     """
-    for run in (benchmark.run, *smaller):
+    whole, yardstick = benchmark
+    for run in (whole, *smaller):
         if broken := _broken(run):
-            ranks_ = "1 rank" if run.size == 1 else f"{run.size} ranks"
-            return broken._replace(message=f"with {ranks_}: {broken.message}")
-    points = allreduces(benchmark.run)
-    figures = [*_of_allreduces(points, subject), *_of_steps([*smaller, benchmark.run], subject)]
-    message = "; ".join(
-        [*_sentences(points, benchmark.yardstick), *_scaling([*smaller, benchmark.run])]
-    )
-    evidence = "\n".join([*_listed(points, benchmark.yardstick), *_ends(benchmark.run)])
-    return _judged(subject, figures, benchmark.run, references, message, evidence)
+            message = f"with {counted(run.size, 'rank')}: {broken.message}"
+            return broken._replace(message=message)
+    points, runs = allreduces(whole), [*smaller, whole]
+    figures = [*_of_allreduces(points, subject), *_of_steps(runs, subject)]
+    message = "; ".join([*_sentences(points, yardstick), *_scaling(runs)])
+    evidence = "\n".join([*_listed(points, yardstick), *_ends(whole)])
+    return _judged(subject, figures, whole, references, message, evidence)
 
 
 def judge_yardsticks(
     benchmarks: Sequence[Benchmark], references: Sequence[Reference]
 ) -> Iterator[tuple[str, Judgement]]:
-    """Judge the figures of MPI alone and NCCL alone, if they were measured."""
     for name, points in _together([each.yardstick for each in benchmarks]).items():
         first = next(each for each in benchmarks if each.yardstick.name == name)
-        if not points:
+        if points:
+            message, evidence = "; ".join(_sentences(points)), "\n".join(_listed(points))
+            figures = list(_of_allreduces(points, name))
+            yield name, _judged(name, figures, first.run, references, message, evidence)
+        else:
             why = f"there is no yardstick: {first.yardstick.problem}"
             yield name, Judgement("skip", why, first.yardstick.evidence)
-            continue
-        message = "; ".join(_sentences(points, Yardstick(())))
-        evidence = "\n".join(_listed(points, Yardstick(())))
-        figures = list(_of_allreduces(points, name))
-        yield name, _judged(name, figures, first.run, references, message, evidence)
 
 
 def _broken(run: RankRun) -> Judgement | None:
@@ -303,7 +256,8 @@ def _judged(
         counts = [*fewer(run.size), run.size] if reference.measure == SPEED else [run.size]
         if reference.ranks not in (None, *counts):
             continue
-        found = _figure(reference, figures, run.size)
+        wanted = (reference.measure, SIZES.get(reference.size or ""), reference.ranks or run.size)
+        found = next((f.value for f in figures if (f.name, f.size, f.ranks) == wanted), None)
         if found is None:
             missing.append(_what(reference))
         elif problem := outside(found, reference):
@@ -315,12 +269,6 @@ def _judged(
         remedy = "allow more time with --time; the evidence shows where it ended"
         return Judgement("unproven", why + "; ".join(missing), f"{message}\n{evidence}", remedy)
     return Judgement("pass", message, evidence)
-
-
-def _figure(reference: Reference, figures: Sequence[Measurement], ranks: int) -> float | None:
-    """The figure to which a reference applies."""
-    wanted = (reference.measure, SIZES.get(reference.size or ""), reference.ranks or ranks)
-    return next((f.value for f in figures if (f.name, f.size, f.ranks) == wanted), None)
 
 
 def outside(value: float, reference: Reference) -> str:
@@ -343,36 +291,30 @@ def _shown(value: float) -> str:
 
 
 def _what(reference: Reference) -> str:
-    words: list[str] = [reference.measure]
-    words += [f"at {_named(SIZES[reference.size])}"] if reference.size else []
-    words += [f"with {reference.ranks} ranks"] if reference.ranks else []
-    return " ".join(words)
+    size = f" at {_named(SIZES[reference.size])}" if reference.size else ""
+    return reference.measure + size + (f" with {reference.ranks} ranks" if reference.ranks else "")
 
 
 def _named(size: int) -> str:
-    """``64 MiB``."""
     return re.sub(r"(?<=\d)(?=[KM])", " ", _NAMES[size])
 
 
-def _sentences(points: Sequence[Point], yardstick: Yardstick) -> Iterator[str]:
+def _sentences(points: Sequence[Point], yardstick: Yardstick = _NONE) -> Iterator[str]:
     """The highest bandwidth and the lowest latency, which are at the ends."""
     if not points:
         yield "no allreduce was measured"
         return
     for point in dict.fromkeys((points[-1], points[0])):
-        text = f"{_named(point.amount)}: {_shown(point.median * 1e6)} us"
-        if point is points[-1] and point.ranks > 1:
-            text = f"{_named(point.amount)}: {_shown(point.bandwidth)} GB/s"
-        share = _share(point, yardstick)
-        yield (
-            f"{text}, {share:.0f} % of {yardstick.name}" if share and point is points[-1] else text
-        )
+        last, share = point is points[-1], _share(point, yardstick)
+        fast = f"{_shown(point.bandwidth)} GB/s" if last and point.ranks > 1 else ""
+        text = f"{_named(point.amount)}: {fast or f'{_shown(point.median * 1e6)} us'}"
+        yield f"{text}, {share:.0f} % of {yardstick.name}" if share and last else text
 
 
 def _share(point: Point, yardstick: Yardstick) -> float:
     """Horovod's share of the yardstick's speed in percent; 0 if unknown."""
-    beside = {each.amount: each for each in yardstick.points}
-    return 100 * beside[point.amount].median / point.median if point.amount in beside else 0.0
+    beside = (each.median for each in yardstick.points if each.amount == point.amount)
+    return 100 * next(beside, 0.0) / point.median
 
 
 def _scaling(runs: Sequence[RankRun]) -> Iterator[str]:
@@ -386,8 +328,7 @@ def _scaling(runs: Sequence[RankRun]) -> Iterator[str]:
         yield f"{_shown(speeds[most])} samples/s"
 
 
-def _listed(points: Sequence[Point], yardstick: Yardstick) -> Iterator[str]:
-    """The figures as a table."""
+def _listed(points: Sequence[Point], yardstick: Yardstick = _NONE) -> Iterator[str]:
     yield f"{'size':>8} {'median us':>10} {'minimum':>10} {'quartiles':>19} {'GB/s':>8}" + (
         f" {'of ' + yardstick.name:>15}" if yardstick.points else ""
     )

@@ -35,9 +35,6 @@ class CheckBuild(NamedTuple):
     """What was built according to ``horovodrun --check-build``: evidence, not proof.
 
     Attributes:
-        version: Horovod's version.
-        frameworks: ``TensorFlow``, ``PyTorch`` and ``MXNet``.
-        controllers: ``MPI`` and ``Gloo``.
         tensor_operations: ``NCCL``, ``DDL``, ``CCL`` (``MLSL`` up to 0.18.2), ``MPI``, ``Gloo``.
     """
 
@@ -51,9 +48,6 @@ def parse(text: str) -> CheckBuild:
     """The table in an output of ``horovodrun --check-build``, of any Horovod.
 
     Other lines before, in and after the table are ignored.
-
-    Args:
-        text: everything that the command wrote.
 
     Raises:
         CheckBuildError: the text is not one whole table: a title, a section or a row

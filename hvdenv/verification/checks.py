@@ -6,6 +6,7 @@ To add one, write one function with the decorator: collection.py says what its p
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from hvdenv.command import Outcome
@@ -25,7 +26,10 @@ from hvdenv.verification.collectors import (
     FILES_OF_RANKS,
     BuildTable,
     Extension,
+    Extensions,
+    HostMpi,
     Observed,
+    RankRuns,
     missing_rows,
 )
 from hvdenv.verification.drift import compare
@@ -49,16 +53,14 @@ _REBUILD = (
 
 @check("check-build")
 def check_build(
-    build_table: BuildTable, extensions: Mapping[str, Extension], expectation: Expectation
+    build_table: BuildTable, extensions: Extensions, expectation: Expectation
 ) -> Iterator[Finding]:
     """Whether Horovod's own table can be read and shows what is expected."""
     judgement = _judge_table(build_table, extensions, expectation)
     yield Finding("check-build", "horovodrun --check-build", *judgement)
 
 
-def _judge_table(
-    found: BuildTable, extensions: Mapping[str, Extension], expectation: Expectation
-) -> Judgement:
+def _judge_table(found: BuildTable, extensions: Extensions, expectation: Expectation) -> Judgement:
     evidence, table = found.verbose or found.outcome.tail(40), found.table
     if table is None:
         return _no_table(found, evidence)
@@ -94,7 +96,7 @@ def _no_table(found: BuildTable, evidence: str) -> Judgement:
     return Judgement("fail", f"no table could be read: {why}", evidence, remedy)
 
 
-def _invented(table: CheckBuild, extensions: Mapping[str, Extension]) -> list[str]:
+def _invented(table: CheckBuild, extensions: Extensions) -> list[str]:
     """Marked rows that every existing extension reports to be built without."""
     present = [extension for extension in extensions.values() if extension.present]
     if not present or not all(extension.usable for extension in present):
@@ -105,7 +107,7 @@ def _invented(table: CheckBuild, extensions: Mapping[str, Extension]) -> list[st
 
 
 def _notes(
-    frameworks: Mapping[str, bool], extensions: Mapping[str, Extension], expectation: Expectation
+    frameworks: Mapping[str, bool], extensions: Extensions, expectation: Expectation
 ) -> Iterator[str]:
     """What the table shows besides what is expected."""
     for framework, row in ROWS.items():
@@ -130,23 +132,20 @@ def damaged(changed_files: Sequence[Difference]) -> list[Difference]:
 def files(changed_files: Sequence[Difference] | None) -> Iterator[Finding]:
     """Whether all files of the build are still there: scratch file systems are purged.
 
-    Files that were added, or changed outside of Horovod, are named and not judged: the other
-    checks show whether they do harm.
+    Files that were added, or changed outside of Horovod, are named: other checks judge them.
     """
     if changed_files is None:
         return
-    kinds = {
-        kind: [d for d in changed_files if d.kind == kind]
-        for kind in ("missing", "changed", "extra")
-    }
+    count = Counter(each.kind for each in changed_files)
+    missing, changed, extra = (count[kind] for kind in ("missing", "changed", "extra"))
     evidence = "\n".join(f"{d.kind}: {d.path} {d.detail}".rstrip() for d in changed_files[:40])
     lost = damaged(changed_files)
-    missing, changed, extra = map(len, kinds.values())
-    if lost or any("/site-packages/horovod/" in d.path for d in kinds["changed"]):
+    if lost or any(
+        d.kind == "changed" and "/site-packages/horovod/" in d.path for d in changed_files
+    ):
         counts = ((missing, "removed"), (changed, "changed"))
         parts = [f"{n} {'file was' if n == 1 else 'files were'} {how}" for n, how in counts if n]
-        message = f"{' and '.join(parts)} since the build"
-        message = f"files are damaged: {message}" if lost else message
+        message = f"{'files are damaged: ' * bool(lost)}{' and '.join(parts)} since the build"
         judgement = Judgement("fail", message, evidence, REBUILD)
     else:
         notes = [f"{changed} changed"] * bool(changed) + [f"{extra} added"] * bool(extra)
@@ -157,10 +156,7 @@ def files(changed_files: Sequence[Difference] | None) -> Iterator[Finding]:
 
 @check("drift")
 def drift(observed: Observed | None) -> Iterator[Finding]:
-    """Whether what the environment depends on is still what it was built on.
-
-    Each change that matters is a finding; harmless ones are in the evidence.
-    """
+    """Whether what the environment depends on is still what it was built on."""
     if observed is None:
         return
     if observed.was is None or observed.now is None:
@@ -184,7 +180,8 @@ def variables(shell: Shell, launchers: tuple[str, ...]) -> Iterator[Finding]:
     """Variables of the user's shell that change what ranks do."""
     files = [name for name in shell.passed if name in FILES_OF_RANKS]
     passed = {name: value for name, value in shell.passed.items() if name not in files}
-    notes, evidence = [], [f"{name}={_shown(name, value)}" for name, value in passed.items()]
+    shown = {name: "***" if is_secret(name) else value for name, value in passed.items()}
+    notes, evidence = [], [f"{name}={value[:_VALUE]}" for name, value in shown.items()]
     if passed:
         notes.append(
             f"ranks get {', '.join(passed)} from your shell, as under `hvdenv run`;"
@@ -202,11 +199,6 @@ def variables(shell: Shell, launchers: tuple[str, ...]) -> Iterator[Finding]:
     if notes:
         judgement = Judgement("pass", "; ".join(notes), "\n".join(evidence))
         yield Finding("variables", "your shell", *judgement)
-
-
-def _shown(name: str, value: str) -> str:
-    """A value for a report: none that may be a secret."""
-    return "***" if is_secret(name) else value[:_VALUE]
 
 
 @check("rendezvous")
@@ -238,23 +230,20 @@ def _judge_rendezvous(found: RendezvousFacts) -> Judgement:
 
 
 @check("frameworks")
-def frameworks(extensions: Mapping[str, Extension], expectation: Expectation) -> Iterator[Finding]:
+def frameworks(extensions: Extensions, expectation: Expectation) -> Iterator[Finding]:
     """Where nothing is stated: whether at least one framework has an extension."""
     if expectation.frameworks is None and not any(e.present for e in extensions.values()):
         facts = [extension.facts for extension in extensions.values()]
         lines = [f"package: {facts[0].horovod or 'not found'}"]
         lines += [f"not there: {each.path}" for each in facts if each.path]
-        judgement = Judgement(
-            "fail",
-            "Horovod has no extension for any framework",
-            "\n".join(lines),
-            _REBUILD.format(name="<FRAMEWORK>"),
-        )
+        message = "Horovod has no extension for any framework"
+        remedy = _REBUILD.format(name="<FRAMEWORK>")
+        judgement = Judgement("fail", message, "\n".join(lines), remedy)
         yield Finding("frameworks", "any framework", *judgement)
 
 
 @check("shadowing")
-def shadowing(libraries: Mapping[str, Extension], expectation: Expectation) -> Iterator[Finding]:
+def shadowing(libraries: Extensions, expectation: Expectation) -> Iterator[Finding]:
     """Whether PYTHONPATH puts other packages before the environment's, as modules do."""
     requested = [found.facts for name, found in libraries.items() if expectation.asks(name)]
     shadowed = {package: facts for facts in requested for package in facts.shadowed}
@@ -376,7 +365,7 @@ def allreduce(
     extension: Extension,
     rank_run: RankRun | None,
     setup: Setup,
-    mpi: tuple[Mpi, str],
+    mpi: HostMpi,
     framework: str,
     controller: str,
 ) -> Iterator[Finding]:
@@ -411,7 +400,7 @@ def _judge_run(run: RankRun, launch: Launch) -> Judgement:
     return Judgement("unproven", message, remedy="use two ranks (-n 2) where there is room")
 
 
-def _not_run(framework: str, controller: str, mpi: tuple[Mpi, str], setup: Setup) -> Judgement:
+def _not_run(framework: str, controller: str, mpi: HostMpi, setup: Setup) -> Judgement:
     if framework == "mxnet":
         message = "hvdenv has no rank program for mxnet"
         return Judgement("unproven", message, remedy="run a training script of your own")
@@ -430,11 +419,7 @@ def _not_run(framework: str, controller: str, mpi: tuple[Mpi, str], setup: Setup
 
 
 @check("mpi")
-def mpi_of_image(
-    image_mpi: Mpi | None,
-    mpi: tuple[Mpi, str],
-    rank_runs: Mapping[tuple[str, str], RankRun | None],
-) -> Iterator[Finding]:
+def mpi_of_image(image_mpi: Mpi | None, mpi: HostMpi, rank_runs: RankRuns) -> Iterator[Finding]:
     """Whether the host's mpirun can start the image's ranks; right ranks prove it."""
     runs = [run for run in rank_runs.values() if run and run.launcher in ("mpirun", "mpiexec")]
     if image_mpi is None or not runs:
@@ -452,9 +437,7 @@ def mpi_of_image(
 
 @check("operation")
 def operations(
-    extensions: Mapping[str, Extension],
-    rank_runs: Mapping[tuple[str, str], RankRun | None],
-    expectation: Expectation,
+    extensions: Extensions, rank_runs: RankRuns, expectation: Expectation
 ) -> Iterator[Finding]:
     """Which tensor operations were seen at work; the extension check finds missing ones."""
     for framework, found in extensions.items():
@@ -465,20 +448,17 @@ def operations(
         right = [run for status, run in judged if status == "pass"]
         failed = [run for status, run in judged if status == "fail"]
         seen = {name for run in right if run.size > 1 for name in datapath.operations(run)}
+        # These reduce only under their controller.
+        other = {*CONTROLLERS} - {*(expectation.controllers or CONTROLLERS)}
         for name in expectation.operations or OPERATIONS:
             subject = f"{name} in {framework}"
             if name in seen:
                 where = "on GPUs" if name == "NCCL" else "in host memory"
                 yield Finding("operation", subject, "pass", f"it reduced tensors {where}")
-            elif expectation.operations is None and _of_other_controller(name, expectation):
+            elif expectation.operations is None and name in other:
                 yield Finding("operation", subject, *_NOT_REQUESTED)
             elif found.built(name):
                 yield Finding("operation", subject, *_not_seen(name, found, right, failed))
-
-
-def _of_other_controller(name: str, expectation: Expectation) -> bool:
-    """Whether an operation reduces only under a controller that is not expected."""
-    return name in CONTROLLERS and name not in (expectation.controllers or CONTROLLERS)
 
 
 def _not_seen(
@@ -501,7 +481,7 @@ def _not_seen(
         why = "all ranks that could use them failed" if failed else "no ranks were started"
         message = f"NCCL was built and there are GPUs, but {why}"
         return Judgement("unproven", message, remedy="see allreduce")
-    right = [run for run in right if not datapath.used_alone(run)]
+    right = [run for run in right if run.size > 1 or not datapath.uses_nccl(run)]
     if not right:
         return _alone("NCCL", "on a node with two GPUs")
     reasons = [datapath.why_no_nccl(run) for run in right]
@@ -529,7 +509,7 @@ def _alone(name: str, where: str) -> Judgement:
 @check("data-path")
 def data_path(
     rank_run: RankRun | None,
-    mpi: tuple[Mpi, str],
+    mpi: HostMpi,
     launch: Launch,
     installation: Installation,
     framework: str,
@@ -605,9 +585,7 @@ def started(startup: bool, starts: Sequence[Start], framework: str) -> Iterator[
 
 @check("yardstick")
 def yardstick(
-    effort: Effort,
-    expectation: Expectation,
-    bench_runs: Mapping[tuple[str, str], Benchmark | None],
+    effort: Effort, expectation: Expectation, bench_runs: Mapping[tuple[str, str], Benchmark | None]
 ) -> Iterator[Finding]:
     """How fast the network is without Horovod, against the recipe's references."""
     done = [each for each in bench_runs.values() if each]
@@ -616,26 +594,26 @@ def yardstick(
 
 
 def table(
-    expectation: Expectation, extensions: Mapping[str, Extension], findings: Sequence[Finding]
+    expectation: Expectation, extensions: Extensions, findings: Sequence[Finding]
 ) -> Iterator[Row]:
     """What was expected, built and proven, in the rows of Horovod's own table."""
     usable = [extension for extension in extensions.values() if extension.usable]
     for framework in ("tensorflow", "torch", "mxnet"):
         stated = _stated(expectation.frameworks, framework)
         proven = _proven(findings, "allreduce", f"{framework} over ", "")
-        built = extensions[framework].present
-        yield Row("Frameworks", ROWS[framework], expected=stated, built=built, proven=proven)
+        marks = (stated, extensions[framework].present, proven)
+        yield Row("Frameworks", ROWS[framework], *marks)
     for name in CONTROLLERS:
         stated = _stated(expectation.controllers, name)
         proven = _proven(findings, "allreduce", "", f" over {name}")
-        built = any(e.built(name) for e in usable)
-        yield Row("Controllers", name, expected=stated, built=built, proven=proven)
+        marks = (stated, any(e.built(name) for e in usable), proven)
+        yield Row("Controllers", name, *marks)
     for name in OPERATIONS:
         stated = _stated(expectation.operations, name)
         proven = _proven(findings, "operation", f"{name} in ", "")
+        marks = (stated, any(e.built(name) for e in usable), proven)
         if stated or any(e.built(name) is not None for e in usable):
-            built = any(e.built(name) for e in usable)
-            yield Row("Tensor Operations", name, expected=stated, built=built, proven=proven)
+            yield Row("Tensor Operations", name, *marks)
 
 
 def _stated(names: Sequence[str] | None, name: str) -> bool | None:
@@ -644,11 +622,5 @@ def _stated(names: Sequence[str] | None, name: str) -> bool | None:
 
 def _proven(findings: Sequence[Finding], check: str, begin: str, end: str) -> bool:
     """Whether all findings about such subjects passed, and there is one."""
-    statuses = {
-        finding.status
-        for finding in findings
-        if finding.check == check
-        and finding.subject.startswith(begin)
-        and finding.subject.endswith(end)
-    }
-    return statuses - {"skip"} == {"pass"}
+    found = [each for each in findings if each.check == check and each.subject.startswith(begin)]
+    return {each.status for each in found if each.subject.endswith(end)} - {"skip"} == {"pass"}

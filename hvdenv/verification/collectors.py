@@ -13,7 +13,7 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,19 +29,16 @@ from hvdenv.masking import clean
 from hvdenv.model.cluster import MPI_ALONE, NCCL_ALONE
 from hvdenv.runner import TOKEN_VARIABLE, Runner
 from hvdenv.schema import Problem
-from hvdenv.standalone.ranks.events import ExtensionFacts, RendezvousFacts, decode, read
+from hvdenv.standalone.ranks.events import Bench, ExtensionFacts, RendezvousFacts, decode, read
 from hvdenv.verification import bench, drift, ranks, training
 from hvdenv.verification import startup as startup_
-from hvdenv.verification.bench import Benchmark, Effort, Gpus, Yardstick
+from hvdenv.verification.bench import Benchmark, Effort, Yardstick
 from hvdenv.verification.checkbuild import ROWS, CheckBuild, parse
 from hvdenv.verification.collection import CONTROLLERS, FRAMEWORKS, Setup, collector
 from hvdenv.verification.drift import Observation
 from hvdenv.verification.ranks import RankRun, collect
 from hvdenv.verification.startup import Start
 
-_EXTENSION = "@hvdenv-extension "
-_OBSERVED = "@hvdenv-observed "
-_RENDEZVOUS = "@hvdenv-rendezvous "
 # They name files of the user, which verify's ranks would overwrite.
 FILES_OF_RANKS = ("HOROVOD_TIMELINE", "HOROVOD_AUTOTUNE_LOG")
 # What activate.sh unsets.
@@ -72,9 +69,7 @@ class BuildTable(NamedTuple):
     """What came of ``horovodrun --check-build``.
 
     Attributes:
-        table: None if there is no whole table in the output.
-        problem: why there is none.
-        outcome: of the run that counts.
+        table: None if there is no whole table in the output; `problem` says why.
         verbose: output with ``--verbose``; only where something is missing.
     """
 
@@ -106,16 +101,18 @@ class Extension(NamedTuple):
         return self.present and bool(self.facts.built) and not self.facts.error
 
     def built(self, name: str) -> int | None:
-        """What ``<name>_built()`` says; None if it cannot be asked."""
         return self.facts.built.get(name)
 
 
-class Observed(NamedTuple):
-    """What an environment has, and had at the end of its build; None where nobody knows.
+# What the collectors below find out for each framework, or for each framework and controller.
+Extensions = Mapping[str, Extension]
+RankRuns = Mapping[tuple[str, str], RankRun | None]
+# The MPI of the mpirun that is found first, and a description.
+HostMpi = tuple[Mpi, str]
 
-    Attributes:
-        why: there is nothing to compare.
-    """
+
+class Observed(NamedTuple):
+    """What an environment has, and had at the end of its build, or why nobody knows."""
 
     was: Observation | None
     now: Observation | None
@@ -123,8 +120,8 @@ class Observed(NamedTuple):
 
 
 @collector("mpirun --version")
-def mpi(setup: Setup, timeout: float) -> tuple[Mpi, str]:
-    """The MPI of the mpirun that is found first, and a description; both empty without one."""
+def mpi(setup: Setup, timeout: float) -> HostMpi:
+    """Both are empty without an mpirun."""
     path = setup.which("mpirun")
     if not path:
         return Mpi("unknown"), ""
@@ -142,17 +139,24 @@ def libraries(setup: Setup, timeout: float) -> dict[str, Extension]:
 def _extensions(
     setup: Setup, timeout: float, frameworks: tuple[str, ...], *options: str
 ) -> dict[str, Extension]:
-    installation = setup.installation
-    program = f"{installation.programs}/inspect/extension.py"
-    argv = (*installation.inside, installation.python, "-s", program, *options, *frameworks)
-    outcome = setup.run(argv, timeout)
+    outcome, answers = _inspect(setup, timeout, "extension", *options, *frameworks)
     found = {name: Extension(name, outcome) for name in frameworks}
-    for line in outcome.output.splitlines():
-        if line.startswith(_EXTENSION):
-            table = json.loads(base64.b64decode(line[len(_EXTENSION) :]))
-            facts = _masked(decode(ExtensionFacts, table, "extension"))
-            found[facts.framework] = Extension(facts.framework, outcome, facts)
+    for table in answers:
+        facts = _masked(decode(ExtensionFacts, table, "extension"))
+        found[facts.framework] = Extension(facts.framework, outcome, facts)
     return found
+
+
+def _inspect(
+    setup: Setup, timeout: float, program: str, *words: str
+) -> tuple[Outcome, Iterator[Any]]:
+    """Run a program of standalone/inspect; returns what it reports as well, to be decoded."""
+    installation = setup.installation
+    path = f"{installation.programs}/inspect/{program}.py"
+    outcome = setup.run((*installation.inside, installation.python, "-s", path, *words), timeout)
+    lines = [line.split(" ", 1) for line in outcome.output.splitlines()]
+    payloads = [each[1] for each in lines if each[0] == f"@hvdenv-{program}" and each[1:]]
+    return outcome, (json.loads(base64.b64decode(payload)) for payload in payloads)
 
 
 def _masked(facts: ExtensionFacts) -> ExtensionFacts:
@@ -166,18 +170,14 @@ def _masked(facts: ExtensionFacts) -> ExtensionFacts:
 @collector("servers of horovodrun")
 def rendezvous(setup: Setup, timeout: float) -> RendezvousFacts:
     """Whether they accept requests that the advisories describe, sent within this host."""
-    installation = setup.installation
-    program = f"{installation.programs}/inspect/rendezvous.py"
-    outcome = setup.run((*installation.inside, installation.python, "-s", program), timeout)
-    for line in outcome.output.splitlines():
-        if line.startswith(_RENDEZVOUS):
-            table = json.loads(base64.b64decode(line[len(_RENDEZVOUS) :]))
-            return decode(RendezvousFacts, table, "rendezvous")
+    outcome, answers = _inspect(setup, timeout, "rendezvous")
+    for table in answers:
+        return decode(RendezvousFacts, table, "rendezvous")
     return RendezvousFacts(error="the probe printed no result", traceback=outcome.tail(20))
 
 
 @collector("horovodrun --check-build")
-def build_table(setup: Setup, timeout: float, libraries: Mapping[str, Extension]) -> BuildTable:
+def build_table(setup: Setup, timeout: float, libraries: Extensions) -> BuildTable:
     """Horovod's own table; once more with --verbose if it cannot be read or lacks a row."""
     installation = setup.installation
     program = installation.program("horovodrun")
@@ -211,21 +211,16 @@ def _check_build(
 
 
 def missing_rows(table: CheckBuild, expectation: Expectation) -> list[str]:
-    """Rows that are expected and not marked."""
-    frameworks = [ROWS[name] for name in expectation.frameworks or ()]
-    return [
-        *(name for name in frameworks if not table.frameworks.get(name)),
-        *(name for name in expectation.controllers or () if not table.controllers.get(name)),
-        *(name for name in expectation.operations or () if not table.tensor_operations.get(name)),
-    ]
+    expected = (
+        ([ROWS[name] for name in expectation.frameworks or ()], table.frameworks),
+        (expectation.controllers or (), table.controllers),
+        (expectation.operations or (), table.tensor_operations),
+    )
+    return [name for names, rows in expected for name in names if not rows.get(name)]
 
 
 def _can_run(
-    libraries: Mapping[str, Extension],
-    setup: Setup,
-    mpi: tuple[Mpi, str],
-    framework: str,
-    controller: str,
+    libraries: Extensions, setup: Setup, mpi: HostMpi, framework: str, controller: str
 ) -> bool:
     """Whether ranks of a framework are to be started over a controller, and can be."""
     return bool(
@@ -245,7 +240,7 @@ def _can_run(
     starts_ranks=True,
 )
 def rank_run(
-    setup: Setup, mpi: tuple[Mpi, str], timeout: float, framework: str, controller: str
+    setup: Setup, mpi: HostMpi, timeout: float, framework: str, controller: str
 ) -> RankRun:
     """Allreduces on N ranks, and exercises after them.
 
@@ -257,12 +252,14 @@ def rank_run(
     startable = [each for each in CONTROLLERS if setup.can_start(each, mpi)]
     if not _trains(framework, controller, startable, expectation):
         exercises = tuple(word for word in exercises if word != training.USUAL)
+    # Whether ranks may use GPUs; they find out themselves whether they can.
+    host_only = expectation.operations is not None and "NCCL" not in expectation.operations
     token = uuid.uuid4().hex
     deadline = timeout - min(_LAUNCHER_SECONDS, timeout / 4)
     program = (
         *(installation.python, "-S", "-u", f"{installation.programs}/ranks/rank.py"),
         *(token, f"{deadline:g}@{time.time() + deadline:.1f}"),
-        *(framework, controller, _device(expectation), *exercises),
+        *(framework, controller, "host" if host_only else "gpu", *exercises),
     )
     launch = on_this_host(name, setup.launch, installation.inside)
     launch = launch._replace(program=program, mpi=mpi[0])
@@ -292,15 +289,9 @@ def _trains(
     Expected frameworks take turns, so that two of them train over both controllers.
     """
     stated = [each for each in startable if each in (expectation.controllers or ())]
-    named = expectation.frameworks or ()
-    frameworks = [each for each in FRAMEWORKS if each in named or each == framework]
+    named = {framework, *(expectation.frameworks or ())}
+    frameworks = [each for each in FRAMEWORKS if each in named]
     return not stated or controller == stated[frameworks.index(framework) % len(stated)]
-
-
-def _device(expectation: Expectation) -> str:
-    """Whether ranks may use GPUs; they find out themselves whether they can."""
-    operations = expectation.operations
-    return "gpu" if operations is None or "NCCL" in operations else "host"
 
 
 def _start(
@@ -334,7 +325,6 @@ def for_ranks(
     """The variables from which a launcher starts ranks: those that `hvdenv run` passes to it.
 
     Args:
-        launcher: its name.
         given: the variables of the user's shell.
         activated: names of those that the environment sets.
         inside: the words that put a rank into an image, where no activate.sh is sourced.
@@ -364,25 +354,17 @@ def _without_events(outcome: Outcome, token: str) -> str:
     return "\n".join(lines[-_LAUNCHER_LINES:])
 
 
-def _can_start(
-    libraries: Mapping[str, Extension], setup: Setup, mpi: tuple[Mpi, str], framework: str
-) -> bool:
+def _can_start(libraries: Extensions, setup: Setup, mpi: HostMpi, framework: str) -> bool:
     return any(_can_run(libraries, setup, mpi, framework, each) for each in CONTROLLERS)
 
 
 # First: what other ranks imported would be cached.
 @collector("start-up of {framework}", applies=_can_start, alone=True, first=True, starts_ranks=True)
 def starts(
-    setup: Setup,
-    startup: bool,
-    libraries: Mapping[str, Extension],
-    mpi: tuple[Mpi, str],
-    timeout: float,
-    framework: str,
+    setup: Setup, startup: bool, libraries: Extensions, mpi: HostMpi, timeout: float, framework: str
 ) -> tuple[Start, ...]:
     """How ranks start over the first controller that they can use: on all nodes, then again."""
     end = time.monotonic() + timeout
-    controllers = [c for c in CONTROLLERS if _can_run(libraries, setup, mpi, framework, c)]
     again = list(startup_.launches(setup))
 
     def start(each: Setup, controller: str, left: int) -> Start:
@@ -392,6 +374,7 @@ def starts(
         run = rank_run(timed, mpi, share, framework, controller)
         return Start(run, began, time.time() - began)
 
+    controllers = [c for c in CONTROLLERS if _can_run(libraries, setup, mpi, framework, c)]
     for controller in controllers:
         first = start(setup, controller, len(again) + 1)
         if first.whole:
@@ -405,11 +388,7 @@ def starts(
 
 @collector("extension of {framework}", least=_LEAST_SECONDS)
 def extension(
-    setup: Setup,
-    timeout: float,
-    libraries: Mapping[str, Extension],
-    rank_runs: Mapping[tuple[str, str], RankRun | None],
-    framework: str,
+    setup: Setup, timeout: float, libraries: Extensions, rank_runs: RankRuns, framework: str
 ) -> Extension:
     """The facts about a framework's extension: from a rank, or from a process of its own.
 
@@ -460,7 +439,7 @@ def changed_files(
 
 
 @collector("changes since the build", applies=_is_built)
-def observed(setup: Setup, timeout: float, mpi: tuple[Mpi, str]) -> Observed:
+def observed(setup: Setup, timeout: float, mpi: HostMpi) -> Observed:
     """What the environment has now, and what it had according to its record."""
     record = generations.read_record(Path(setup.installation.generation) / generations.RECORD)
     if record.observed is None:
@@ -474,29 +453,24 @@ def observed(setup: Setup, timeout: float, mpi: tuple[Mpi, str]) -> Observed:
 
 
 def observe(setup: Setup, timeout: float, mpi: Mpi) -> Observation:
-    """What an environment has; no framework is imported.
+    """What an environment has, with the MPI of the mpirun found first; no framework is imported.
 
-    Args:
-        setup: paths are relative to the generation of its installation.
-        timeout: in seconds.
-        mpi: of the mpirun that is found first.
+    Paths are relative to the generation of the installation.
 
     Raises:
         StepError: there is no answer, or none that can be read.
     """
     installation = setup.installation
-    program = f"{installation.programs}/inspect/observe_env.py"
-    outcome = setup.run((installation.python, "-s", program, installation.generation), timeout)
-    lines = [line for line in outcome.output.splitlines() if line.startswith(_OBSERVED)]
+    outcome, answers = _inspect(setup, timeout, "observe_env", installation.generation)
     try:
-        found = json.loads(base64.b64decode(lines[-1][len(_OBSERVED) :]))
+        found = [*answers][-1]
         found["mpirun"].update(kind=mpi.kind, version=mpi.version)
         return drift.read(found)
     except (IndexError, ValueError, Problem) as error:
         raise StepError(
             "the contents of this environment could not be observed",
             where=installation.python,
-            detail=str(error) if lines else outcome.tail(15),
+            detail=outcome.tail(15) if isinstance(error, IndexError) else str(error),
             remedy=f"see whether this Python works: {installation.python} -c 'import sysconfig'",
         ) from error
 
@@ -516,12 +490,7 @@ def ranks_are_right(rank_run: RankRun | None) -> bool:
     "speed of {framework} over {controller}", applies=ranks_are_right, alone=True, starts_ranks=True
 )
 def bench_run(
-    setup: Setup,
-    effort: Effort,
-    mpi: tuple[Mpi, str],
-    timeout: float,
-    framework: str,
-    controller: str,
+    setup: Setup, effort: Effort, mpi: HostMpi, timeout: float, framework: str, controller: str
 ) -> Benchmark:
     """Timed allreduces and training steps on all ranks, and the yardstick right after them."""
     end = time.monotonic() + timeout
@@ -531,9 +500,10 @@ def bench_run(
     points, left = bench.allreduces(run), end - time.monotonic()
     if not points or left < 1:
         return Benchmark(run, Yardstick((), "the ranks gave no figures in time"))
-    name = NCCL_ALONE if bench.on_gpus(run) else MPI_ALONE
-    gpus = bench.libraries_of_gpus(run) if name == NCCL_ALONE else None
-    if name == NCCL_ALONE and not gpus:
+    on_gpus = any(each.device for rank in run.ranks for each in rank.all(Bench))
+    name = NCCL_ALONE if on_gpus else MPI_ALONE
+    gpus = bench.libraries_of_gpus(run) if on_gpus else ()
+    if gpus is None:
         problem = "the ranks loaded no libnccl and libcudart that a program could open"
         return Benchmark(run, Yardstick((), problem, name=name))
     yardstick = measure_yardstick(setup, effort, mpi[0], left, points[-1].amount, gpus)
@@ -547,12 +517,7 @@ def bench_run(
     starts_ranks=True,
 )
 def speed_runs(
-    setup: Setup,
-    effort: Effort,
-    mpi: tuple[Mpi, str],
-    timeout: float,
-    framework: str,
-    controller: str,
+    setup: Setup, effort: Effort, mpi: HostMpi, timeout: float, framework: str, controller: str
 ) -> tuple[RankRun, ...]:
     """Timed training steps on 1, 2, 4 ... ranks, fewer than all."""
     end = time.monotonic() + timeout
@@ -567,16 +532,11 @@ def speed_runs(
 
 
 def measure_yardstick(
-    setup: Setup,
-    effort: Effort,
-    mpi: Mpi,
-    timeout: float,
-    largest: int,
-    gpus: Gpus | None = None,
+    setup: Setup, effort: Effort, mpi: Mpi, timeout: float, largest: int, gpus: Sequence[str] = ()
 ) -> Yardstick:
     """The speed of MPI alone on the same ranks, by a program compiled with its own compiler.
 
-    With ``gpus``, the speed of NCCL alone: MPI only starts the program and connects the ranks.
+    With libraries of GPUs, the speed of NCCL alone: MPI only starts and connects the ranks.
     """
     name, mpirun, compiler = setup.launcher("MPI"), setup.which("mpirun"), setup.which("mpicc")
     if mpirun and (beside := Path(mpirun).with_name("mpicc")).exists():
@@ -594,7 +554,7 @@ def measure_yardstick(
             if built.returncode:
                 return Yardstick((), f"{compiler} does not compile", built.tail(20))
             words = (program, f"{effort.seconds:g}", str(largest), str(int(timeout) + 1))
-            launch = setup.launch._replace(program=(*words, *(gpus or ())), mpi=mpi)
+            launch = setup.launch._replace(program=(*words, *gpus), mpi=mpi)
             outcome = _start(setup, name, launch, timeout)
     except OSError as error:
         return Yardstick((), f"it cannot be compiled in {effort.folder}: {error.strerror}")

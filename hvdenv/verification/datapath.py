@@ -22,23 +22,14 @@ _WITHIN = {
 _TCP = re.compile(r"tcp|sockets|udp", re.I)
 _LANES = re.compile(r"(?P<place>self|intra-node|inter-node)?.*?\btag\((?P<lanes>[^()]*)\)")
 _RELEASE = re.compile(r"(?<!\d)(\d+(?:\.\d+)+)")
-_KINDS: tuple[tuple[str, Kind], ...] = (
-    ("Open MPI", "Open MPI"),
-    ("Spectrum", "Spectrum MPI"),
-    ("Intel", "Intel MPI"),
-    ("CRAY MPICH", "Cray MPICH"),
-    ("MVAPICH", "MVAPICH"),
-    ("MPICH", "Hydra"),
-)
+_KINDS: dict[str, Kind] = {
+    "Open MPI": "Open MPI", "Spectrum": "Spectrum MPI", "Intel": "Intel MPI",
+    "CRAY MPICH": "Cray MPICH", "MVAPICH": "MVAPICH", "MPICH": "Hydra",
+}  # fmt: skip
 
 
 class Transports(NamedTuple):
-    """What carries data, as far as the libraries say.
-
-    Attributes:
-        name: in words; empty if nothing was said.
-        between: what may carry it from host to host.
-    """
+    """What carries data, in words and from host to host, as far as the libraries say."""
 
     name: str = ""
     between: tuple[str, ...] = ()
@@ -86,32 +77,20 @@ def of_nccl(logged: Mapping[str, Sequence[str]]) -> Transports:
     return Transports(", ".join(sorted(set(ways))), between)
 
 
-def nccl_ranks(path: DataPath | None) -> set[int]:
-    """Sizes of the communicators that NCCL made in a rank."""
-    return {int(comm.split()[0]) for comm in path.logged.get("comm", ())} if path else set()
-
-
 def uses_nccl(run: RankRun) -> bool:
     """Whether NCCL joined all ranks of a run: Horovod asks it to only when it reduces with it."""
-    return bool(run.ranks) and all(run.size in nccl_ranks(rank.path) for rank in run.ranks)
-
-
-def used_alone(run: RankRun) -> bool:
-    """Whether NCCL was used by a run's only rank."""
-    return run.size == 1 and uses_nccl(run)
+    logged = [rank.path.logged.get("comm", ()) if rank.path else () for rank in run.ranks]
+    return bool(logged) and all(
+        run.size in {int(comm.split()[0]) for comm in each} for each in logged
+    )
 
 
 def operations(run: RankRun) -> frozenset[str]:
-    """The tensor operations that were seen at work in a run."""
     return run.operations | ({"NCCL"} if uses_nccl(run) else set())
 
 
 def why_no_nccl(run: RankRun) -> tuple[Status, str]:
-    """Why no rank used NCCL, though it was built; and how that is to be judged.
-
-    Returns:
-        ``fail`` where GPUs were there to use; ``unproven`` where they were not.
-    """
+    """Why no rank used NCCL: ``fail`` where GPUs were there to use, else ``unproven``."""
     for rank in run.ranks:
         gpu = rank.path.gpu if rank.path else Gpu()
         if gpu.device:
@@ -128,7 +107,7 @@ def why_no_nccl(run: RankRun) -> tuple[Status, str]:
 
 def parse_library(text: str) -> Mpi:
     """The MPI in what MPI_Get_library_version says."""
-    kind: Kind = next((kind for mark, kind in _KINDS if mark in text), "unknown")
+    kind: Kind = next((kind for mark, kind in _KINDS.items() if mark in text), "unknown")
     version = _RELEASE.search(text)
     return Mpi(kind, version[1] if version else "")
 
@@ -142,11 +121,9 @@ def nccl_release(number: int) -> str:
 
 
 def judge(run: RankRun, mpirun: Mpi, meant: Mapping[str, str], mount: str = "") -> Judgement:
-    """Whether the data of a run that was right went the way that it should.
+    """Whether the data of a run with right reductions went the way that it should.
 
     Args:
-        run: of which the reductions are right.
-        mpirun: the MPI of the launcher.
         meant: parameters of Open MPI that the recipe sets.
         mount: of the image from which all ranks should run; empty without one.
     """
@@ -168,13 +145,10 @@ def judge(run: RankRun, mpirun: Mpi, meant: Mapping[str, str], mount: str = "") 
     words = [_carried(run), *(["all ranks ran from the image"] if mount else [])]
     words += dict.fromkeys(_notes(run, mpirun))
     slow = _slow(run)
-    if slow and not _was_meant(meant):
+    if slow and meant.keys().isdisjoint(("pml", "btl", "mtl")):
         return Judgement("fail", f"{slow}; {words[0]}", evidence, _faster(run))
-    return Judgement(
-        "pass",
-        "; ".join([*words, *([f"{slow}, as the recipe requests"] if slow else [])]),
-        evidence,
-    )
+    words += [f"{slow}, as the recipe requests"] * bool(slow)
+    return Judgement("pass", "; ".join(words), evidence)
 
 
 def _outside(ranks: Sequence[Rank], mount: str) -> str:
@@ -183,14 +157,11 @@ def _outside(ranks: Sequence[Rank], mount: str) -> str:
     missed = [name for name, files in found.items() if mount not in files.split()]
     if not missed:
         return ""
-    where = found[missed[0]] or "files that it did not report"
-    return (
-        f"{len(missed)} of {len(found)} ranks did not run from the image: {missed[0]} read {where}"
-    )
+    read = f"{missed[0]} read {found[missed[0]] or 'files that it did not report'}"
+    return f"{len(missed)} of {len(found)} ranks did not run from the image: {read}"
 
 
 def _lines(ranks: Sequence[Rank]) -> Iterator[str]:
-    """The evidence: what each rank reported."""
     for rank in ranks[:8]:
         yield f"{rank.name}:"
         path = rank.path or DataPath()
@@ -198,18 +169,12 @@ def _lines(ranks: Sequence[Rank]) -> Iterator[str]:
             for key, value in getattr(path, name).items():
                 yield f"    {name} {key}: {value if isinstance(value, str) else ', '.join(value)}"
         yield f"    GPU: {path.gpu.device or path.gpu.why}"
-        if path.files:
-            yield f"    files of Horovod: {path.files}"
-        if path.mpi:
-            yield f"    MPI: {path.mpi}"
-        if path.nccl:
-            yield f"    NCCL: {path.nccl}"
-        if path.fast:
-            yield f"    fast adapters: {', '.join(path.fast)}"
+        known = {"files of Horovod": path.files, "MPI": path.mpi, "NCCL": path.nccl}
+        known["fast adapters"] = ", ".join(path.fast)
+        yield from (f"    {name}: {value}" for name, value in known.items() if value)
 
 
 def _carried(run: RankRun) -> str:
-    """Which libraries carried the data, and how."""
     operations = ", ".join(sorted(run.operations)) or "an operation that Horovod did not log"
     text = f"{run.controller} negotiated, {operations} reduced in host memory"
     if not uses_nccl(run) and any(rank.path and rank.path.gpu.device for rank in run.ranks):
@@ -232,7 +197,6 @@ def _transports(run: RankRun, ranks: Sequence[Rank]) -> str:
 
 
 def records(framework: str, run: RankRun | None) -> Iterator[RankRecord]:
-    """The ranks of a run for the report."""
     if not run:
         return
     for rank, cause in zip(run.ranks, causes_by_rank(run), strict=True):
@@ -259,7 +223,6 @@ def _paths(ranks: Sequence[Rank]) -> list[DataPath]:
 
 
 def _all_logged(ranks: Sequence[Rank]) -> dict[str, tuple[str, ...]]:
-    """What all ranks together said."""
     found: dict[str, dict[str, None]] = {}
     for path in _paths(ranks):
         for name, values in path.logged.items():
@@ -278,29 +241,19 @@ def _notes(run: RankRun, mpirun: Mpi) -> Iterator[str]:
     """What is odd, and did no harm here."""
     for rank in run.ranks:
         loaded = rank.path.libraries if rank.path else {}
-        mpis = [
-            path for name, paths in loaded.items() if name.startswith("libmpi") for path in paths
-        ]
+        mpis = [path for name in loaded if name.startswith("libmpi") for path in loaded[name]]
         if len(mpis) > 1:
             yield f"{rank.name} has loaded two MPI libraries: {' and '.join(mpis[:2])}"
-        if run.controller == "MPI":
-            yield from _other_mpi(rank, mpirun)
+        mine = parse_library(rank.path.mpi if rank.path else "")
+        differ = mine != mpirun and (mine.kind, mpirun.kind) != ("MVAPICH", "Hydra")
+        if run.controller == "MPI" and mine.version and mpirun.version and differ:
+            library, launcher = f"{mine.kind} {mine.version}", f"{mpirun.kind} {mpirun.version}"
+            yield f"the ranks use the library of {library}, but mpirun is from {launcher}"
     built = (run.extension.built.get("NCCL") if run.extension else 0) or 0
     at_run = _nccl_at_run(run)
     # Horovod says only whether it has NCCL, not which, up to 0.19.
     if built > 1 and at_run and uses_nccl(run) and nccl_release(built) != at_run:
         yield f"Horovod was built with NCCL {nccl_release(built)}, but runs with {at_run}"
-
-
-def _other_mpi(rank: Rank, mpirun: Mpi) -> Iterator[str]:
-    mine = parse_library(rank.path.mpi if rank.path else "")
-    if not mine.version or not mpirun.version:
-        return
-    if mine != mpirun and (mine.kind, mpirun.kind) != ("MVAPICH", "Hydra"):
-        yield (
-            f"the ranks use the library of {mine.kind} {mine.version},"
-            f" but mpirun is from {mpirun.kind} {mpirun.version}"
-        )
 
 
 def _shared_gpus(ranks: Sequence[Rank]) -> str:
@@ -312,10 +265,10 @@ def _shared_gpus(ranks: Sequence[Rank]) -> str:
         for comm in dict.fromkeys(rank.path.logged.get("comm", ()))
         if "busId " in comm
     )
-    shared = [(host, bus) for (host, bus), count in used.items() if count > 1]
-    return (
-        f"several ranks on {shared[0][0]} use the same GPU (bus {shared[0][1]})" if shared else ""
-    )
+    for (host, bus), count in used.items():
+        if count > 1:
+            return f"several ranks on {host} use the same GPU (bus {bus})"
+    return ""
 
 
 def _slow(run: RankRun) -> str:
@@ -333,18 +286,10 @@ def _slow(run: RankRun) -> str:
     return ""
 
 
-def _was_meant(meant: Mapping[str, str]) -> bool:
-    return any(name in meant for name in ("pml", "btl", "mtl"))
-
-
 def _faster(run: RankRun) -> str:
-    asked = {
-        f"{name}={value}"
-        for path in _paths(run.ranks)
-        for name, value in path.variables.items()
-        if name not in ("CUDA_VISIBLE_DEVICES", "HOROVOD_GLOO_IFACE", "HOROVOD_CPU_OPERATIONS")
-    }
-    if asked:
+    variables = {pair for path in _paths(run.ranks) for pair in path.variables.items()}
+    others = ("CUDA_VISIBLE_DEVICES", "HOROVOD_GLOO_IFACE", "HOROVOD_CPU_OPERATIONS")
+    if asked := {f"{name}={value}" for name, value in variables if name not in others}:
         return f"unset these variables, which request TCP: {', '.join(sorted(asked))}"
     if run.launcher == "horovodrun-mpi":
         return "horovodrun sets `-mca pml ob1` itself: use the launcher mpirun"

@@ -8,23 +8,13 @@ they matter by the files that they provide.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from os.path import dirname, isabs
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from hvdenv.schema import decode
 from hvdenv.sites.modules import family_of
 
-T = TypeVar("T")
-
-# Distributions that the extension of a framework is built against.
-FRAMEWORK_OF = {
-    "torch": "torch",
-    "tensorflow": "tensorflow",
-    "tensorflow-cpu": "tensorflow",
-    "tensorflow-gpu": "tensorflow",
-    "mxnet": "mxnet",
-}
 _REBUILD = "or rebuild for this machine: `hvdenv build RECIPE --rebuild`"
 
 
@@ -58,10 +48,9 @@ class Library(NamedTuple):
 
 
 class Linked(NamedTuple):
-    """The libraries that an extension links.
+    """The libraries that an extension links, by name, without those of its framework and glibc.
 
     Attributes:
-        libraries: by name, without those of its framework and glibc.
         glibcxx, glibc: the versions of libstdc++ and glibc that it needs.
     """
 
@@ -84,14 +73,9 @@ class Observation(NamedTuple):
     Paths in the environment are relative; others are absolute.
 
     Attributes:
-        host: where they were seen.
-        python: the interpreter.
         places: the folder from which a package is imported.
         built_with: versions of frameworks in Horovod's metadata.json.
-        packages: versions of all Python packages.
         extensions: by framework.
-        mpirun: the first on PATH.
-        glibc: its version.
         driver: version of NVIDIA's kernel driver; empty without one.
         modules: in the order in which they were loaded.
     """
@@ -115,7 +99,6 @@ class Change(NamedTuple):
         subject: such as ``libmpi.so.40``.
         what: the new and the old state, in one sentence.
         why: the reason why it matters; empty if it is harmless.
-        remedy: what to do about it.
     """
 
     subject: str
@@ -134,22 +117,12 @@ def read(document: Mapping[str, object]) -> Observation:
     Raises:
         Problem: it does not fit.
     """
-    known = {key: value for key, value in document.items() if key in Observation._fields}
-    return decode(Observation, known)
+    return decode(Observation, document, lenient=True)
 
 
 def compare(was: Observation, now: Observation) -> tuple[Change, ...]:
     """The changes; those that matter come first."""
-    rules: tuple[Callable[[Observation, Observation], Iterator[Change]], ...] = (
-        _python,
-        _places,
-        _mpirun,
-        _libraries,
-        _glibc,
-        _packages,
-        _driver,
-        _modules,
-    )
+    rules = (_python, _places, _mpirun, _libraries, _glibc, _packages, _driver, _modules)
     changes = [change for rule in rules for change in rule(was, now)]
     return tuple(sorted(changes, key=lambda change: not change.matters))
 
@@ -168,8 +141,10 @@ def _python(was: Observation, now: Observation) -> Iterator[Change]:
 
 
 def _places(was: Observation, now: Observation) -> Iterator[Change]:
-    for name, before, after in _both(was.places, now.places):
+    for name, before, after in _differing(was.places, now.places, ""):
         what = f"{name} is imported from {after} now and was from {before}"
+        if not (before and after):
+            continue
         if _left(before, after):
             why = f"this {name} does not belong to the environment"
             remedy = "find what adds its folder to PYTHONPATH, such as a module, and remove it"
@@ -186,7 +161,10 @@ def _mpirun(was: Observation, now: Observation) -> Iterator[Change]:
     same = before.kind == after.kind and _series(before.version) == _series(after.version)
     # Whether mpirun is needed at all, ranks show.
     known = {before.kind, after.kind}.isdisjoint({"unknown", ""})
-    if same or not known or not _links_mpi(was):
+    links_mpi = any(
+        name.startswith("libmpi") for each in was.extensions.values() for name in each.libraries
+    )
+    if same or not known or not links_mpi:
         yield Change("mpirun", what)
     else:
         why = "Horovod was built with the other one"
@@ -194,18 +172,8 @@ def _mpirun(was: Observation, now: Observation) -> Iterator[Change]:
 
 
 def _described(mpirun: Mpirun) -> str:
-    if not mpirun.path:
-        return "missing"
     named = f"{mpirun.kind} {mpirun.version}" if mpirun.version else "of an unknown MPI"
-    return f"{mpirun.path} ({named})"
-
-
-def _links_mpi(seen: Observation) -> bool:
-    return any(_is_mpi(name) for linked in seen.extensions.values() for name in linked.libraries)
-
-
-def _is_mpi(name: str) -> bool:
-    return name.startswith("libmpi")
+    return f"{mpirun.path} ({named})" if mpirun.path else "missing"
 
 
 def _libraries(was: Observation, now: Observation) -> Iterator[Change]:
@@ -213,8 +181,8 @@ def _libraries(was: Observation, now: Observation) -> Iterator[Change]:
     found: dict[tuple[str, Library, Library], list[str]] = {}
     for framework, linked in was.extensions.items():
         others = now.extensions.get(framework, Linked({})).libraries
-        for name, before, after in _both(linked.libraries, others):
-            if before.path:
+        for name, before, after in _differing(linked.libraries, others, None):
+            if before and after and before.path:
                 found.setdefault((name, before, after), []).append(framework)
     for (name, before, after), frameworks in found.items():
         why = _harm(name, before, after, was, now)
@@ -223,12 +191,10 @@ def _libraries(was: Observation, now: Observation) -> Iterator[Change]:
 
 
 def _instead(before: Library, after: Library) -> str:
-    if not after.path:
-        return f"is missing now and was {before.path}"
     version = f" ({after.version})" if after.version not in ("", before.version) else ""
     if before.path == after.path:
         return f"is a different build now{version}: {after.path}"
-    return f"is {after.path}{version} now and was {before.path}"
+    return f"is {after.path or 'missing'}{version if after.path else ''} now and was {before.path}"
 
 
 def _harm(name: str, before: Library, after: Library, was: Observation, now: Observation) -> str:
@@ -239,7 +205,7 @@ def _harm(name: str, before: Library, after: Library, was: Observation, now: Obs
         return _lacks("GLIBCXX", after.version, [each.glibcxx for each in was.extensions.values()])
     if _left(before.path, after.path):
         return "the environment's own file is not used"
-    if not _is_mpi(name):
+    if not name.startswith("libmpi"):
         return ""  # the same name means the same interface
     asked = before.version and after.version
     if asked and _mpi_series(before.version) != _mpi_series(after.version):
@@ -263,18 +229,17 @@ def _lacks(series: str, found: str, needed: list[str]) -> str:
 
 
 def _glibc(was: Observation, now: Observation) -> Iterator[Change]:
-    if was.glibc == now.glibc:
-        return
-    what = f"glibc is {now.glibc} now and was {was.glibc}"
-    why = _lacks("GLIBC", now.glibc, [each.glibc for each in was.extensions.values()])
-    remedy = f"use hosts with the glibc of {was.host}, {_REBUILD}" if why else ""
-    yield Change("glibc", what, why, remedy)
+    if was.glibc != now.glibc:
+        what = f"glibc is {now.glibc} now and was {was.glibc}"
+        why = _lacks("GLIBC", now.glibc, [each.glibc for each in was.extensions.values()])
+        remedy = f"use hosts with the glibc of {was.host}, {_REBUILD}" if why else ""
+        yield Change("glibc", what, why, remedy)
 
 
 def _packages(was: Observation, now: Observation) -> Iterator[Change]:
-    for name, before, after in _any(was.packages, now.packages, ""):
+    for name, before, after in _differing(was.packages, now.packages, ""):
         what = f"{name} is {after or 'missing'} now and was {before or 'missing'}"
-        framework = FRAMEWORK_OF.get(name, "")
+        framework = name.removesuffix("-cpu").removesuffix("-gpu")
         why = ""
         if before and name == "horovod":
             why = "this is not the Horovod that was built"
@@ -293,7 +258,7 @@ def _driver(was: Observation, now: Observation) -> Iterator[Change]:
 
 def _modules(was: Observation, now: Observation) -> Iterator[Change]:
     before, after = ({family_of(each.name): each for each in seen.modules} for seen in (was, now))
-    for name, old, new in _any(before, after, None):
+    for name, old, new in _differing(before, after, None):
         if old is None or new is None:
             loaded = "is loaded now and was not" if new else "is not loaded now and was"
             yield Change(name, f"the module {(new or old).name} {loaded}")
@@ -313,19 +278,11 @@ def _bring_back(what: str, was: Observation, now: Observation) -> str:
     return f"restore {what} of the build ({paths}), {_REBUILD}{modules}"
 
 
-def _both(was: Mapping[str, T], now: Mapping[str, T]) -> Iterator[tuple[str, T, T]]:
-    """Values that both have and that differ."""
-    for name in sorted(was.keys() & now.keys()):
-        if was[name] != now[name]:
-            yield name, was[name], now[name]
-
-
-def _any(
+def _differing(
     was: Mapping[str, object], now: Mapping[str, object], none: Any
 ) -> Iterator[tuple[str, Any, Any]]:
     """Values that either has and that differ."""
-    names = {**was, **now}
-    for name in sorted(names):
+    for name in sorted(was.keys() | now.keys()):
         before, after = was.get(name, none), now.get(name, none)
         if before != after:
             yield name, before, after

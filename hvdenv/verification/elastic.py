@@ -9,11 +9,11 @@ import json
 import os
 import shlex
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.launch.launchers import Launch, Mpi
+from hvdenv.launch.launchers import Launch
 from hvdenv.masking import clean
 from hvdenv.places import make_folder
 from hvdenv.reports.report import Finding
@@ -21,7 +21,7 @@ from hvdenv.sites.hosts import Host, short
 from hvdenv.standalone.ranks.events import World
 from hvdenv.verification import ranks
 from hvdenv.verification.collection import Setup, check, collector
-from hvdenv.verification.collectors import rank_run, ranks_are_right
+from hvdenv.verification.collectors import HostMpi, RankRuns, rank_run, ranks_are_right
 from hvdenv.verification.ranks import Judgement, Rank, RankRun
 
 # Seconds for the job.
@@ -51,7 +51,6 @@ class Stage(NamedTuple):
 
     Attributes:
         when: it begins, in words.
-        size: how many ranks it has.
         then: what ends it, for standalone/ranks/elastic.py; None for the last.
     """
 
@@ -74,7 +73,6 @@ def stages(first: str, second: str) -> tuple[Stage, ...]:
 
 
 def two_hosts(launch: Launch) -> tuple[str, str]:
-    """Names of the host that keeps its ranks and of the one that comes and goes."""
     names = [host.name for host in launch.hosts]
     if len(names) < 2:
         return _NAMES
@@ -83,7 +81,7 @@ def two_hosts(launch: Launch) -> tuple[str, str]:
     return first, next(name for name in names[::-1] if name != first)
 
 
-def why_not(setup: Setup, rank_runs: Mapping[tuple[str, str], RankRun | None]) -> str:
+def why_not(setup: Setup, rank_runs: RankRuns) -> str:
     """Why there is no elastic job; empty if there is one."""
     run = rank_runs.get(_TORCH_OVER_GLOO)
     if setup.installation.inside:
@@ -93,18 +91,18 @@ def why_not(setup: Setup, rank_runs: Mapping[tuple[str, str], RankRun | None]) -
     if not ranks_are_right(run):
         return "ranks of torch over Gloo fail: see allreduce"
     version = run.extension.version if run.extension else ""
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if numbers < _SINCE:
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < _SINCE:
         return f"Horovod {version} cannot take back the host of a lost rank; 0.24 can"
     return ""
 
 
-def _applies(setup: Setup, rank_runs: Mapping[tuple[str, str], RankRun | None]) -> bool:
-    return not why_not(setup, rank_runs)
-
-
-@collector("elastic job", applies=_applies, alone=True, starts_ranks=True)
-def elastic_run(setup: Setup, elastic: str, mpi: tuple[Mpi, str], timeout: float) -> RankRun:
+@collector(
+    "elastic job",
+    applies=lambda setup, rank_runs: not why_not(setup, rank_runs),
+    alone=True,
+    starts_ranks=True,
+)
+def elastic_run(setup: Setup, elastic: str, mpi: HostMpi, timeout: float) -> RankRun:
     """An elastic job in which ranks and hosts come and go."""
     hosts = two_hosts(setup.launch)
     # Not in /tmp: a rank on another host may write the list of hosts.
@@ -123,11 +121,7 @@ def elastic_run(setup: Setup, elastic: str, mpi: tuple[Mpi, str], timeout: float
 
 
 def write_files(folder: Path, hosts: tuple[str, str]) -> str:
-    """Write the plan and the list of hosts.
-
-    Returns:
-        The command that prints the list, for a shell.
-    """
+    """Write the plan and the list of hosts; returns the shell command that prints the list."""
     parts, listed = stages(*hosts), folder / "hosts"
     # The list is that of the stage after a host was added.
     listed.write_text(next(part.then[1] for part in parts[::-1] if part.then))
@@ -142,11 +136,7 @@ def write_files(folder: Path, hosts: tuple[str, str]) -> str:
 
 
 def elastic_launch(launch: Launch, hosts: tuple[str, str], discovery: str) -> Launch:
-    """The launch of the job.
-
-    Args:
-        discovery: the command that prints the list of hosts.
-    """
+    """The launch of the job; `discovery` prints the list of hosts."""
     limits = ("--min-np", str(_FEWER), "--max-np", str(_ALL))
     words = (*limits, "--blacklist-cooldown-range", *_EXCLUDED_SECONDS)
     settings = launch.settings._replace(horovodrun=(*launch.settings.horovodrun, *words))
@@ -159,10 +149,7 @@ def elastic_launch(launch: Launch, hosts: tuple[str, str], discovery: str) -> La
 
 @check("elastic")
 def survives(
-    setup: Setup,
-    elastic: str,
-    rank_runs: Mapping[tuple[str, str], RankRun | None],
-    elastic_run: RankRun | None,
+    setup: Setup, elastic: str, rank_runs: RankRuns, elastic_run: RankRun | None
 ) -> Iterator[Finding]:
     """Whether training goes on with the right state after each change of its ranks."""
     if elastic_run is None:
@@ -172,14 +159,15 @@ def survives(
 
 
 def judge(run: RankRun, hosts: tuple[str, str]) -> Judgement:
-    """The first thing that is wrong with the job.
-
-    Args:
-        hosts: as in two_hosts().
-    """
+    """The first thing that is wrong with the job on hosts as two_hosts() returns them."""
     parts = stages(*hosts)
     for number, part in enumerate(parts):
-        seen = [(rank, world) for rank in run.ranks if (world := _world(rank, number))]
+        seen = [
+            (rank, world)
+            for rank in run.ranks
+            for world in rank.all(World)
+            if world.number == number
+        ]
         for rank, world in seen:
             if wrong := _wrong(world, number, part.size):
                 return Judgement(
@@ -187,8 +175,10 @@ def judge(run: RankRun, hosts: tuple[str, str]) -> Judgement:
                 )
         if len(seen) < part.size:
             message = f"{part.when}, {len(seen)} of {part.size} ranks went on"
-            left = (rank for rank in run.ranks if not _left_on_purpose(rank, parts))
-            return _stuck(run._replace(ranks=tuple(left)), message)
+            left = tuple(rank for rank in run.ranks if not _left_on_purpose(rank, parts))
+            _, found = ranks.breakdown(run._replace(ranks=left))
+            evidence = f"{_evidence(run)}\n{found.evidence}"
+            return Judgement("fail", f"{message}: {found.message}", evidence, found.remedy)
     if run.returncode:
         how = "did not exit" if run.timed_out else f"exited with code {run.returncode}"
         message = f"training survived every change, but horovodrun {how}"
@@ -199,10 +189,6 @@ def judge(run: RankRun, hosts: tuple[str, str]) -> Judgement:
         f" killed, after that host returned, was removed and was added ({sizes} ranks)"
     )
     return Judgement("pass", message, _evidence(run))
-
-
-def _world(rank: Rank, number: int) -> World | None:
-    return next((world for world in rank.all(World) if world.number == number), None)
 
 
 def _wrong(world: World, number: int, size: int) -> str:
@@ -226,13 +212,6 @@ def parameter(steps: int) -> float:
         velocity = velocity / 2 + step
         value -= velocity
     return value
-
-
-def _stuck(run: RankRun, message: str) -> Judgement:
-    """Why ranks are missing."""
-    _, how = ranks.breakdown(run)
-    evidence = f"{_evidence(run)}\n{how.evidence}"
-    return how._replace(status="fail", message=f"{message}: {how.message}", evidence=evidence)
 
 
 def _left_on_purpose(rank: Rank, parts: Sequence[Stage]) -> bool:

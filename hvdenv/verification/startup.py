@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from hvdenv.reports.report import IMPORTS, INIT, STARTUP, Measurement, StartupRecord
 from hvdenv.sites.batch import counted
-from hvdenv.standalone.ranks.events import Imported, Startup
+from hvdenv.standalone.ranks.events import Startup
 from hvdenv.verification import ranks
 from hvdenv.verification.bench import fewer, with_fewer
 from hvdenv.verification.collection import Setup
@@ -63,11 +63,12 @@ class Start(NamedTuple):
         """Seconds until the rank's process started; None if the clocks of the hosts differ."""
         seconds = startup.started - self.launched
         # The rank was initialised before the launcher ended.
-        most = self.seconds - startup.interpreter - _work(startup)
+        most = self.seconds - startup.interpreter - _imports(startup) - startup.init
         return max(seconds, 0.0) if -_CLOCK_SECONDS <= seconds <= most else None
 
     def total(self, startup: Startup) -> float:
-        return (self.launcher(startup) or 0.0) + startup.interpreter + _work(startup)
+        own = startup.interpreter + _imports(startup) + startup.init
+        return (self.launcher(startup) or 0.0) + own
 
     @property
     def slowest(self) -> tuple[Rank, Startup]:
@@ -76,10 +77,6 @@ class Start(NamedTuple):
 
 def _imports(startup: Startup) -> float:
     return startup.framework + startup.horovod
-
-
-def _work(startup: Startup) -> float:
-    return _imports(startup) + startup.init
 
 
 def launches(setup: Setup) -> Iterator[Setup]:
@@ -92,7 +89,6 @@ def launches(setup: Setup) -> Iterator[Setup]:
 
 
 def measurements(framework: str, starts: Sequence[Start]) -> Iterator[Measurement]:
-    """The seconds of the slowest rank of each start, and the estimate."""
     for start in filter(lambda each: each.whole, starts):
         _, slowest = start.slowest
         subject, size = f"{framework} over {start.run.controller}", start.run.size
@@ -106,7 +102,6 @@ def measurements(framework: str, starts: Sequence[Start]) -> Iterator[Measuremen
 
 
 def records(framework: str, starts: Sequence[Start]) -> Iterator[StartupRecord]:
-    """Each rank of each start, for the report."""
     for start in starts:
         for rank, startup in start.measured:
             values = startup._asdict()
@@ -126,11 +121,7 @@ def records(framework: str, starts: Sequence[Start]) -> Iterator[StartupRecord]:
 
 
 class Estimate(NamedTuple):
-    """What start-up would take on more nodes.
-
-    Attributes:
-        rate: metadata operations a second that the file systems served to all nodes together.
-    """
+    """What start-up would take, and the metadata operations a second served to all nodes together."""
 
     nodes: int
     ranks: int
@@ -204,13 +195,9 @@ def _evidence(starts: Sequence[Start]) -> Iterator[str]:
     yield f"files of {rank.name}: {_files(slowest)}, {slowest.inside:,} in the environment"
     yield f"    {_NOT_COUNTED}"
     yield f"slowest of {slowest.modules:,} modules, without those that they import:"
-    yield from map(_module, slowest.slowest)
+    yield from (f"    {each.seconds:8.3f} s  {each.module}" for each in slowest.slowest)
     if found := estimate(starts):
         yield (
             f"estimate for {found.nodes} nodes: {found.seconds:.0f} s, if they are served at the"
             f" rate of this measurement, {found.rate:,.0f} metadata operations a second"
         )
-
-
-def _module(each: Imported) -> str:
-    return f"    {each.seconds:8.3f} s  {each.module}"

@@ -25,7 +25,6 @@ from hvdenv import STEP_PROGRAMS
 from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.environments.installation import Installation
 from hvdenv.errors import StepError, UsageError
-from hvdenv.launch.launchers import Mpi
 from hvdenv.masking import clean, plain
 from hvdenv.places import Places, make_folder
 from hvdenv.reading import MIB, OWN, Kind, read_file, read_text
@@ -36,7 +35,7 @@ from hvdenv.standalone.ranks.events import SuiteDone, TestDone, read
 from hvdenv.verification import ranks
 from hvdenv.verification.checks import findings
 from hvdenv.verification.collection import Setup, Suite, check, collector
-from hvdenv.verification.collectors import Extension, rank_run, ranks_are_right
+from hvdenv.verification.collectors import Extensions, HostMpi, rank_run, ranks_are_right
 from hvdenv.verification.ranks import Judgement, RankRun
 
 _DATA = Path(__file__).parents[1] / "knowledge" / "suite.toml"
@@ -62,13 +61,7 @@ _REMEDY = (
 
 
 class SuiteFile(NamedTuple):
-    """A file of Horovod's tests.
-
-    Attributes:
-        name: below the folder of tests.
-        framework: that it needs; empty for those without one.
-        ranks: whether it runs on all ranks.
-    """
+    """A file of Horovod's tests, the framework that it needs, and whether it runs on all ranks."""
 
     name: str
     framework: str = ""
@@ -92,11 +85,7 @@ class Known(NamedTuple):
 
 
 class SuiteData(NamedTuple):
-    """hvdenv/knowledge/suite.toml.
-
-    Attributes:
-        tests: for each release, the hash that git gives its folder `test`.
-    """
+    """hvdenv/knowledge/suite.toml; `tests` is the hash that git gives each release's folder `test`."""
 
     packages: tuple[str, ...]
     repository: str
@@ -127,9 +116,7 @@ def data() -> SuiteData:
 def tree_hash(folder: Path, ignored: Collection[str] = ("__pycache__", ".pytest_cache")) -> str:
     """The hash that git gives a folder with its files, without those that running them leaves."""
     entries: dict[str, bytes] = {}
-    for path in folder.iterdir():
-        if path.name in ignored:
-            continue
+    for path in (each for each in folder.iterdir() if each.name not in ignored):
         name = os.fsencode(path.name)
         if path.is_symlink():
             content = os.fsencode(os.readlink(path))
@@ -157,8 +144,7 @@ def prepared(
     Args:
         source: a checkout of Horovod, its folder `test`, or an archive of it; None for the
             repository.
-        installation: the environment that will run them.
-        version: of its Horovod.
+        version: of the Horovod in the environment.
 
     Raises:
         UsageError: the source has no tests, there is no source for this version, or the
@@ -186,16 +172,12 @@ def prepared(
 
 
 def tests_in(source: Path, work: Path, runner: Runner) -> Path:
-    """The absolute path of the tests in a checkout or archive.
-
-    Args:
-        work: folder to unpack an archive in.
-    """
+    """The absolute path of the tests in a checkout or archive, which is unpacked in a folder."""
     where = f"--suite-from {source}"
     source = source.absolute()
     if source.is_file():
         unpacked = work / "unpacked"
-        _run(runner, (OWN_PYTHON, "-c", _UNPACK, str(STEP_PROGRAMS), str(source), str(unpacked)))
+        _run(runner, OWN_PYTHON, "-c", _UNPACK, str(STEP_PROGRAMS), str(source), str(unpacked))
         source = unpacked
     for tests in (source / "test", source):
         if (tests / "parallel").is_dir() and (tests / "utils").is_dir():
@@ -221,7 +203,7 @@ def _from_repository(version: str, folder: Path, runner: Runner) -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             cloned = Path(temporary) / "horovod"
             words = ("--branch", f"v{version}", "--", data().repository, str(cloned))
-            _run(runner, ("git", "clone", "--quiet", "--depth", "1", *words))
+            _run(runner, "git", "clone", "--quiet", "--depth", "1", *words)
             # All of it: Python executes what is in __pycache__ as well.
             if tree_hash(cloned / "test", ignored=()) != expected:
                 raise StepError(
@@ -239,7 +221,6 @@ def _from_repository(version: str, folder: Path, runner: Runner) -> Path:
 
 
 def _packages(setup: Setup, folder: Path) -> Path:
-    """The folder with what the tests import besides the framework."""
     python = (setup.installation.python, "-s")
     ask = (*python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
     version = _output(setup.run(ask, _COMMAND_SECONDS)).strip()
@@ -257,16 +238,11 @@ def _packages(setup: Setup, folder: Path) -> Path:
     return packages
 
 
-def _run(runner: Runner, argv: Sequence[str]) -> str:
-    return _output(runner.branch().run(Command(tuple(argv), timeout=_COMMAND_SECONDS)))
+def _run(runner: Runner, *argv: str) -> None:
+    _output(runner.branch().run(Command(argv, timeout=_COMMAND_SECONDS)))
 
 
 def _output(outcome: Outcome) -> str:
-    """What a command printed.
-
-    Raises:
-        StepError: it failed.
-    """
     if outcome.returncode:
         argv = outcome.command.argv
         raise StepError(
@@ -285,12 +261,7 @@ def _output(outcome: Outcome) -> str:
     starts_ranks=True,
 )
 def suite_run(
-    setup: Setup,
-    suite: Suite,
-    mpi: tuple[Mpi, str],
-    timeout: float,
-    framework: str,
-    controller: str,
+    setup: Setup, suite: Suite, mpi: HostMpi, timeout: float, framework: str, controller: str
 ) -> SuiteRun:
     """The tests of a framework on all ranks, over a controller."""
 
@@ -303,17 +274,15 @@ def suite_run(
 
 
 @collector("Horovod's tests without ranks", alone=True, starts_ranks=True)
-def suite_alone(
-    setup: Setup, suite: Suite, timeout: float, extensions: Mapping[str, Extension]
-) -> SuiteRun:
+def suite_alone(setup: Setup, suite: Suite, timeout: float, extensions: Extensions) -> SuiteRun:
     """The tests that need no ranks, in one process."""
-    framework = next((name for name, each in extensions.items() if each.usable), "")
+    usable = [name for name, each in extensions.items() if each.usable]
+    framework = next(iter(usable), "")
     if not framework:
         return SuiteRun({}, {}, Judgement("skip", "no framework can be used"))
     installation = setup.installation
-    controller = next(
-        (each for each in ("Gloo", "MPI") if extensions[framework].built(each)), "Gloo"
-    )
+    only_mpi = extensions[framework].built("MPI") and not extensions[framework].built("Gloo")
+    controller = "MPI" if only_mpi else "Gloo"
 
     def start(exercise: str, seconds: float) -> RankRun:
         token = uuid.uuid4().hex
@@ -334,8 +303,8 @@ def suite_alone(
             timeout=seconds,
         )
 
-    usable = {name for name, each in extensions.items() if each.usable} | {""}
-    names = [each.name for each in data().file if not each.ranks and each.framework in usable]
+    fitting = {"", *usable}
+    names = [each.name for each in data().file if not each.ranks and each.framework in fitting]
     return try_files(suite, names, start, timeout)
 
 
@@ -354,20 +323,13 @@ def try_files(
 
     def try_once(name: str) -> RankRun | None:
         """Run what is left of a file; None if no time is left."""
-        left = end - time.monotonic()
-        words = {
-            "tests": suite.tests,
-            "packages": suite.packages,
-            "files": [name],
-            "done": [*found.tests, *found.crashed],
-            "seconds": TEST_SECONDS,
-        }
-        plan.write_text(json.dumps(words))
+        done, left = [*found.tests, *found.crashed], end - time.monotonic()
+        words = {"tests": suite.tests, "packages": suite.packages, "files": [name]}
+        plan.write_text(json.dumps({**words, "done": done, "seconds": TEST_SECONDS}))
         return start(f"suite={plan}", left) if left >= 1 else None
 
-    for name in names:
-        if not Path(suite.tests, name).exists():
-            continue  # of another release
+    # Those that do not exist are of another release.
+    for name in (name for name in names if Path(suite.tests, name).exists()):
         if problem := _try_file(name, try_once, found):
             return found._replace(problem=problem)
     return found
@@ -378,8 +340,7 @@ def _try_file(
 ) -> Judgement | None:
     """Run a file, and again without a test that ended its ranks; adds to what was found.
 
-    Returns:
-        Why not all of its tests were tried; None if they were.
+    Returns why not all of its tests were tried; None if they were.
     """
     for _ in range(_RESTARTS):
         run = try_once(name)
@@ -387,7 +348,8 @@ def _try_file(
             message = f"no time was left from {name} on"
             return Judgement("unproven", message, "", "allow more with --timeout")
         outcomes = _outcomes(run)
-        if _is_complete(run):
+        done = [rank.last(SuiteDone) for rank in run.ranks]
+        if len(done) == run.size and all(each and each.code not in _NOT_RUN for each in done):
             found.tests.update(outcomes)
             return None
         cause, how = ranks.breakdown(run)
@@ -399,7 +361,8 @@ def _try_file(
         found.tests.update(
             (each, by_rank)
             for each, by_rank in outcomes.items()
-            if len(by_rank) == run.size or "failed" in _outcomes_of(by_rank, causes)
+            if len(by_rank) == run.size
+            or any(done.outcome == "failed" for name, done in by_rank.items() if name in causes)
         )
         if not causes <= found.tests.get(test, {}).keys():
             found.tests.pop(test, None)
@@ -408,23 +371,12 @@ def _try_file(
     return Judgement("unproven", message, "", "fix what ends the ranks first")
 
 
-def _is_complete(run: RankRun) -> bool:
-    """Whether all ranks tried all tests that were left."""
-    done = [rank.last(SuiteDone) for rank in run.ranks]
-    return len(done) == run.size and all(each and each.code not in _NOT_RUN for each in done)
-
-
 def _outcomes(run: RankRun) -> dict[str, dict[str, TestDone]]:
-    """What each rank reported of each test."""
     found: dict[str, dict[str, TestDone]] = {}
     for rank in run.ranks:
         for event in rank.all(TestDone):
             found.setdefault(event.test, {})[rank.name] = event
     return found
-
-
-def _outcomes_of(by_rank: Mapping[str, TestDone], names: Collection[str]) -> set[str]:
-    return {done.outcome for name, done in by_rank.items() if name in names}
 
 
 @check("suite")
@@ -454,15 +406,11 @@ def _command(setup: Setup, suite: Suite, count: int = 0) -> str:
 
 
 def judge(run: SuiteRun, release: str, command: str) -> Iterator[tuple[str, Judgement]]:
-    """What Horovod's tests show.
+    """Pairs of a test and its judgement for new failures; then on known failures and all that passed.
 
     Args:
         release: whose tests they are; empty if unknown.
         command: runs pytest on ranks.
-
-    Returns:
-        Pairs of a test and its judgement, for each new failure; and judgements on all known
-        failures and on all tests that passed.
     """
     failures = dict(_failures(run))
     reasons = {test: why for test in failures if (why := known(test, run.tests.get(test, {})))}
@@ -473,7 +421,7 @@ def judge(run: SuiteRun, release: str, command: str) -> Iterator[tuple[str, Judg
     if more := new[_SHOWN:]:
         yield "", Judgement("fail", f"{len(more)} more tests fail", "\n".join(more))
     if reasons:
-        message = _many(len(reasons), "test fails", "tests fail") + " for known reasons"
+        message = f"{'1 test fails' if len(reasons) == 1 else f'{len(reasons)} tests fail'} for known reasons"
         lines = [f"{test}: {each.why} ({each.source})" for test, each in reasons.items()]
         yield "known failures", Judgement("skip", message, "\n".join(lines))
     if run.problem:
@@ -487,17 +435,13 @@ def _passed(run: SuiteRun, count: int, release: str) -> Judgement:
     of = f"Horovod {release}'s tests" if release else "tests of an unknown release"
     message = f"{count} of {of} {'passes' if count == 1 else 'pass'}"
     if skipped:
-        message += f"; {_many(len(skipped), 'skips itself', 'skip themselves')}"
-    lines = [f"not tried: {test}: {_skipped(each)}" for test, each in skipped.items()]
+        message += f"; {len(skipped)} {'skips itself' if len(skipped) == 1 else 'skip themselves'}"
+    reasons = {
+        test: next(done.reason for done in each.values() if done.outcome == "skipped")
+        for test, each in skipped.items()
+    }
+    lines = [f"not tried: {test}: {plain(reason)}" for test, reason in reasons.items()]
     return Judgement("pass", message, "\n".join(lines))
-
-
-def _many(count: int, one: str, more: str) -> str:
-    return f"{count} {one if count == 1 else more}"
-
-
-def _skipped(each: Mapping[str, TestDone]) -> str:
-    return plain(next(done.reason for done in each.values() if done.outcome == "skipped"))
 
 
 def _outcome(each: Mapping[str, TestDone]) -> str:
@@ -507,7 +451,6 @@ def _outcome(each: Mapping[str, TestDone]) -> str:
 
 
 def _failures(run: SuiteRun) -> Iterator[tuple[str, Judgement]]:
-    """Each failing test, and how it fails."""
     for test, each in run.tests.items():
         failed = {name: done for name, done in each.items() if done.outcome == "failed"}
         if failed:
@@ -523,11 +466,9 @@ def _failures(run: SuiteRun) -> Iterator[tuple[str, Judgement]]:
 def known(test: str, by_rank: Mapping[str, TestDone]) -> Known | None:
     """Why a test is known to fail as it does on each rank; None if it is not."""
     texts = [done.reason for done in by_rank.values() if done.outcome == "failed"]
-    fitting = (
-        each
-        for each in data().known
-        if any(fnmatch.fnmatchcase(test, f"*{name}") for name in each.tests)
-        and texts
-        and all(any(failure in text for failure in each.failures) for text in texts)
-    )
-    return next(fitting, None)
+    for each in data().known if texts else ():
+        if any(fnmatch.fnmatchcase(test, f"*{name}") for name in each.tests) and all(
+            any(failure in text for failure in each.failures) for text in texts
+        ):
+            return each
+    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hvdenv.standalone.ranks.events import Training
@@ -25,8 +25,6 @@ _REMEDY = (
 
 
 class Outcome(NamedTuple):
-    """What one rank reported of one part."""
-
     name: str
     number: int
     facts: Training
@@ -35,12 +33,8 @@ class Outcome(NamedTuple):
 def judge(run: RankRun) -> Iterator[tuple[str, Judgement]]:
     """What the training of a run proves.
 
-    Args:
-        run: one with the exercise ``training``.
-
-    Returns:
-        The judgement on all parts together, under an empty name; and one under its name for
-        each part that cannot work with these versions.
+    Returns the judgement on all parts together, under an empty name; and one under its name for
+    each part that cannot work with these versions.
     """
     if broken := judge_exercise(run, EXERCISE):
         yield "", broken
@@ -51,8 +45,7 @@ def judge(run: RankRun) -> Iterator[tuple[str, Judgement]]:
             found = Outcome(rank.name, rank.number or 0, facts)
             by_rank.setdefault(facts.part, {})[rank.name] = found
     outcomes = {part: list(each.values()) for part, each in by_rank.items()}
-    problems: list[str] = []
-    passed: list[str] = []
+    problems, passed = [], []
     for part, reported in outcomes.items():
         if len(reported) == len(run.ranks) and all(one.facts.skip for one in reported):
             yield part, Judgement("skip", reported[0].facts.skip)
@@ -129,8 +122,7 @@ def _checksums(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 def _difference(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Whether the ranks come to what one process gets on the joined batches."""
-    off = [one for one in outcomes if not one.facts.difference <= one.facts.bound]
-    if off:
+    if off := [one for one in outcomes if not one.facts.difference <= one.facts.bound]:
         facts = off[0].facts
         like = f", as if {facts.like}" if facts.like else ""
         yield (
@@ -149,10 +141,8 @@ def _losses(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 def _rates(outcomes: Sequence[Outcome]) -> Iterator[str]:
     for one in outcomes:
-        if one.facts.rate is None:
-            continue
         rate, wanted = one.facts.rate, one.facts.rate_wanted
-        if not math.isclose(rate, wanted, rel_tol=_RATE):
+        if rate is not None and not math.isclose(rate, wanted, rel_tol=_RATE):
             yield f"the learning rate on {one.name} is {rate:.6g} at the end, not {wanted:.6g}"
             return
 
@@ -165,10 +155,8 @@ def _metrics(outcomes: Sequence[Outcome]) -> Iterator[str]:
         off = [one for one in outcomes if not abs(one.facts.metrics[name][1] - mean) <= bound]
         if off:
             own, got = off[0].facts.metrics[name]
-            yield (
-                f"{name} is not averaged on {listed([one.name for one in off])}:"
-                f" {got:.6g} instead of {mean:.6g} (its own is {own:.6g})"
-            )
+            where = f"{name} is not averaged on {listed([one.name for one in off])}"
+            yield f"{where}: {got:.6g} instead of {mean:.6g} (its own is {own:.6g})"
 
 
 def _checkpoints(outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -183,12 +171,4 @@ def _checkpoints(outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 # In the order in which they explain each other.
-_TESTS: tuple[Callable[[Sequence[Outcome]], Iterator[str]], ...] = (
-    _shards,
-    _checksums,
-    _difference,
-    _losses,
-    _rates,
-    _metrics,
-    _checkpoints,
-)
+_TESTS = (_shards, _checksums, _difference, _losses, _rates, _metrics, _checkpoints)

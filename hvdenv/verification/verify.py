@@ -13,7 +13,6 @@ from types import FrameType
 from typing import Any
 
 from hvdenv import __version__
-from hvdenv.environments.installation import Installation
 from hvdenv.launch import orphans
 from hvdenv.launch.placement import influences
 from hvdenv.reports.report import Finding, Measurement, Report
@@ -86,7 +85,6 @@ def _report(
     measured: Sequence[Measurement],
     seconds: float,
 ) -> Report:
-    """The report on what was collected and judged in so many seconds."""
     extensions = collected("extension", results)
     runs: dict[tuple[str, str], RankRun | None] = collected("rank_run", results)
     speeds = bench.measurements(collected("bench_run", results), collected("speed_runs", results))
@@ -111,18 +109,12 @@ def _report(
 
 
 def usual_ranks(cores: int, gpus: int = 0) -> int:
-    """How many ranks verify starts by default.
-
-    Args:
-        cores: how many are available.
-        gpus: how many GPUs ranks should use; two ranks cannot share one under NCCL.
-    """
+    """How many ranks verify starts by default; two of them cannot share a GPU under NCCL."""
     ranks = _RANKS_WITH_ROOM if cores >= _RANKS_WITH_ROOM else _USUAL_RANKS
     return min(ranks, gpus) if gpus > 1 else ranks
 
 
 def _environment(setup: Setup, results: Mapping[Key, Any]) -> Iterator[tuple[str, str]]:
-    """The names and versions of what ran, as far as they are known."""
     extensions = [each for each in results.values() if isinstance(each, Extension)]
     yield "hvdenv", __version__
     for name, field in (("Python", "python_version"), ("horovod", "version")):
@@ -142,16 +134,13 @@ def _environment(setup: Setup, results: Mapping[Key, Any]) -> Iterator[tuple[str
     yield "kernel", os.uname().release
 
 
-def _suspects(installation: Installation, since: float) -> orphans.Suspects:
-    """Processes that ranks may have left; none for an image, whose programs are inside it."""
-    folders = [installation.prefix, os.path.dirname(installation.python)]
-    folders += [os.path.realpath(folder) for folder in folders]
-    return orphans.Suspects(() if installation.inside else tuple(dict.fromkeys(folders)), since)
-
-
 def _orphans(setup: Setup, results: Mapping[Key, Any], since: float) -> Iterator[Finding]:
     """Processes that ranks left on their hosts; other hosts are asked only if ranks failed."""
-    runner, suspects = setup.runner, _suspects(setup.installation, since)
+    runner, installation, folders = setup.runner, setup.installation, []
+    if not installation.inside:  # the programs of an image are inside it
+        folders = [installation.prefix, os.path.dirname(installation.python)]
+    folders += [os.path.realpath(folder) for folder in folders]
+    suspects = orphans.Suspects(tuple(dict.fromkeys(folders)), since)
     names = ("rank_run", "elastic_run")
     runs = [value for key, value in results.items() if key.name in names]
     failed = any(isinstance(run, Failed) or (run and run.returncode) for run in runs)
@@ -186,11 +175,8 @@ def _with_cause(findings: list[Finding], changed_files: Any) -> list[Finding]:
     """The findings; if files are damaged, that comes first and is the only remedy."""
     if isinstance(changed_files, Failed) or not damaged(changed_files or ()):
         return findings
-    first = [each for each in findings if each.check == "files"]
-    return first + [
-        each._replace(remedy=f"files are damaged: {REBUILD}")
-        if each.status in ("fail", "error")
-        else each
-        for each in findings
-        if each.check != "files"
-    ]
+    remedy, found = f"files are damaged: {REBUILD}", []
+    for each in sorted(findings, key=lambda one: one.check != "files"):
+        bad = each.check != "files" and each.status in ("fail", "error")
+        found.append(each._replace(remedy=remedy) if bad else each)
+    return found

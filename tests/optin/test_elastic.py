@@ -106,9 +106,6 @@ def test_survivors_of_many_killed_ranks_do_not_abort(
 
 @pytest.mark.parametrize("name", list(FAULTS)[1:])
 def test_a_fault_is_named(
-    original: Installation,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    original: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     check_fault(original, Runner(), tmp_path, monkeypatch, name)

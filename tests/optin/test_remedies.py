@@ -56,13 +56,7 @@ pytestmark = [
 
 
 class Build:
-    """A build that is tried until it passes.
-
-    Args:
-        home: HVDENV_HOME.
-        folder: for its environment.
-        recipe: its name or path.
-    """
+    """A build of a recipe, by name or path, that is tried until it passes."""
 
     def __init__(self, home: Path, folder: Path, recipe: str) -> None:
         self.home, self.prefix = home, folder / "env"
@@ -70,31 +64,16 @@ class Build:
         self.began = time.monotonic()
 
     def call(
-        self,
-        *words: str,
-        variables: Mapping[str, str] = {},
-        inside: Sequence[str] = (),
+        self, *words: str, variables: Mapping[str, str] = {}, inside: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
-        """hvdenv itself.
-
-        Args:
-            words: its command line.
-            variables: of the shell, besides those of this one.
-            inside: the words of a program that starts it.
-        """
+        """hvdenv itself, started by the program `inside`, with variables besides the shell's."""
         return subprocess.run(
             [*inside, sys.executable, "-m", "hvdenv", *words],
             env={**os.environ, "HVDENV_HOME": str(self.home), **variables},
             capture_output=True, text=True, timeout=3000, check=False,
         )  # fmt: skip
 
-    def refused(
-        self,
-        rule: str,
-        remedy: str,
-        words: Sequence[str] = (),
-        variables: Mapping[str, str] = {},
-    ) -> None:
+    def refused(self, rule: str, remedy: str, *words: str, **variables: str) -> None:
         """It is refused before anything is made."""
         done = self.call(*self.words, *words, variables=variables)
         assert done.returncode == 3, done.stderr
@@ -102,14 +81,9 @@ class Build:
         self.note(f"refused: {rule}")
 
     def fails(
-        self,
-        cause: str,
-        step: str,
-        remedy: str,
-        words: Sequence[str] = (),
-        variables: Mapping[str, str] = {},
-        inside: Sequence[str] = (),
-    ) -> None:
+        self, cause: str, step: str, remedy: str, words: Sequence[str] = (),
+        inside: Sequence[str] = (), **variables: str,
+    ) -> None:  # fmt: skip
         """It stops at a step, and says why and what to do, as doctor does afterwards."""
         done = self.call(*self.words, *words, variables=variables, inside=inside)
         assert done.returncode == 5, done.stderr
@@ -229,41 +203,31 @@ def test_what_lies_around_a_build(home: Path, folder: Path) -> None:
     # What is compiled here would not fail if it were in the cache.
     shutil.rmtree(home / "cache" / "wheels", ignore_errors=True)
     (folder / "empty").mkdir()
-    build.refused("no-compiler", "install one", variables={"PATH": str(folder / "empty")})
+    build.refused("no-compiler", "install one", PATH=str(folder / "empty"))
     with served(folder / "empty") as site:
         site.everywhere = LOGIN
         login = {**PLAIN, "PIP_INDEX_URL": f"{site.url}/simple"}
-        build.fails("index-other-page", "build-tools", "PIP_INDEX_URL", variables=login)
+        build.fails("index-other-page", "build-tools", "PIP_INDEX_URL", **login)
     proxy = {**PLAIN, "https_proxy": NOBODY, "HTTPS_PROXY": NOBODY, "no_proxy": "", "NO_PROXY": ""}
-    build.fails("index-proxy", "build-tools", "or unset them", variables=proxy)
+    build.fails("index-proxy", "build-tools", "or unset them", **proxy)
     for path, cause in (
         (other_certificates(folder), "index-certificate"),
         (folder / "nowhere.pem", "no-certificates"),
     ):
-        build.fails(
-            cause, "build-tools", "REQUESTS_CA_BUNDLE",
-            variables={**PLAIN, "REQUESTS_CA_BUNDLE": str(path)},
-        )  # fmt: skip
+        bundle = {**PLAIN, "REQUESTS_CA_BUNDLE": str(path)}
+        build.fails(cause, "build-tools", "REQUESTS_CA_BUNDLE", **bundle)
     gone = {**PLAIN, "PIP_INDEX_URL": f"{NOBODY}/simple"}
-    build.fails("network-unreachable", "build-tools", "PIP_INDEX_URL", variables=gone)
-    build.fails(
-        "nothing-on-the-index", "build-tools", "PIP_NO_INDEX", variables={"PIP_NO_INDEX": "1"}
-    )
+    build.fails("network-unreachable", "build-tools", "PIP_INDEX_URL", **gone)
+    build.fails("nothing-on-the-index", "build-tools", "PIP_NO_INDEX", PIP_NO_INDEX="1")
     damaged = cut_off(package(folder / "wheels", "packaging", "999.0"))
     links = f"{os.environ.get('PIP_FIND_LINKS', '')} {damaged.parent}"
-    build.fails(
-        "package-damaged", "build-tools", "remove that file", variables={"PIP_FIND_LINKS": links}
-    )
+    build.fails("package-damaged", "build-tools", "remove that file", PIP_FIND_LINKS=links)
     damaged.unlink()
     temporary = folder / "tmp"
-    build.fails(
-        "disk-full", "build-tools", "TMPDIR", inside=small(temporary),
-        variables={**PLAIN, "PIP_FIND_LINKS": links, "TMPDIR": str(temporary)},
-    )  # fmt: skip
-    build.fails(
-        "libstdcxx-too-old", "wheel", "LD_LIBRARY_PATH",
-        variables={"LD_LIBRARY_PATH": str(old_libstdcxx(folder))},
-    )  # fmt: skip
+    full = {**PLAIN, "PIP_FIND_LINKS": links, "TMPDIR": str(temporary)}
+    build.fails("disk-full", "build-tools", "TMPDIR", inside=small(temporary), **full)
+    old = str(old_libstdcxx(folder))
+    build.fails("libstdcxx-too-old", "wheel", "LD_LIBRARY_PATH", LD_LIBRARY_PATH=old)
     build.fails("memory-full", "wheel", "ulimit -v", inside=limited(400_000))
     with memory_full(folder):
         build.fails("compiler-killed", "wheel", "taskset")
@@ -280,7 +244,6 @@ class Mistake(NamedTuple):
         remedy: what the signature says, among other things.
         wrong: values of the recipe, as --set takes them.
         right: values in their place; empty where the recipe has the right ones without.
-        allow: a rule that would refuse it before.
     """
 
     cause: str
@@ -288,7 +251,6 @@ class Mistake(NamedTuple):
     remedy: str
     wrong: tuple[str, ...]
     right: tuple[str, ...] = ()
-    allow: str = ""
 
 
 # In the order in which a build meets them.
@@ -323,10 +285,9 @@ def test_a_recipe_with_mistakes(home: Path, folder: Path) -> None:
     for number, mistake in enumerate(MISTAKES):
         build.fails(mistake.cause, mistake.step, mistake.remedy, settings(MISTAKES[number:]))
     skipped = 'environment.build.HOROVOD_SKIP_COMPILE="1"'
-    build.refused("compile-skipped", "remove it", words=[*settings(()), "--set", skipped])
-    build.fails(
-        "not-the-wheel-asked-for", "inspection", "`hvdenv doctor`",
-        [*settings(()), "--set", skipped, "--allow", "compile-skipped"],
-    )  # fmt: skip
+    words = [*settings(()), "--set", skipped]
+    build.refused("compile-skipped", "remove it", *words)
+    words += ["--allow", "compile-skipped"]
+    build.fails("not-the-wheel-asked-for", "inspection", "`hvdenv doctor`", words)
     assert build.doctor(str(build.log("wheel")))["id"] == "compile-skipped"
     build.passes(*settings(()))

@@ -1,6 +1,6 @@
 """The script of a plan, run without hvdenv, makes an environment that verify passes.
 
-Not part of `make test`, since it compiles Horovod: `python -m pytest tests/optin/test_script.py`.
+Not part of `make test`, since it compiles Horovod: `python -m pytest tests/optin/test_script_runs.py`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -13,6 +14,7 @@ from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.observe import declared
 from hvdenv.model.recipe import Recipe
+from hvdenv.reports.report import Report
 from tests.commands import Hvdenv, Said
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -23,6 +25,13 @@ _HOMES = count()
 def cases() -> Path:
     """The folder of the cases that are data."""
     return CASES
+
+
+@pytest.fixture(scope="session")
+def everything() -> Report:
+    """A report that verify kept, with every kind of finding."""
+    text = (CASES / "reports" / "everything.json").read_text(encoding="utf-8")
+    return Report.from_json(json.loads(text))
 
 
 @pytest.fixture

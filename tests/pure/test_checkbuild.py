@@ -92,14 +92,6 @@ def test_round_trip(build: CheckBuild) -> None:
 
 
 @given(builds(), st.data())
-def test_every_cut_is_refused(build: CheckBuild, data: st.DataObject) -> None:
-    text = render(build)
-    cut = data.draw(st.integers(0, len(text.rstrip()) - 1))
-    with pytest.raises(CheckBuildError):
-        parse(text[:cut])
-
-
-@given(builds(), st.data())
 def test_a_line_left_out_is_refused(build: CheckBuild, data: st.DataObject) -> None:
     lines = render(build).splitlines()
     numbers = [number for number, line in enumerate(lines) if line.strip()]

@@ -35,10 +35,7 @@ def changed_files(
     generation: Path, timeout: float = 60, runner: Runner | None = None
 ) -> list[manifest.Difference]:
     installation = Installation("", "", (), generation=str(generation))
-    found: list[manifest.Difference] = collectors.changed_files(
-        installation, runner or Runner(), timeout
-    )
-    return found
+    return collectors.changed_files(installation, runner or Runner(), timeout)
 
 
 @pytest.mark.parametrize(

@@ -39,13 +39,11 @@ class Case(NamedTuple):
     recognised are in unrecognised.toml.
 
     Attributes:
-        about: what was run.
         phase: of a recorded log; an example is read in each phase of its signature.
         cause: id of the signature that names the cause; empty if the log does not show it.
         symptom: where no cause is known, id of the signature that says where it stopped.
         also: id of a warning or of a consequence that must be found.
-        values: what fills the placeholders in the signature's cause.
-        where: the library that a backtrace names, as in the cause.
+        values, where: what fills the placeholders in the signature's cause.
         name: of a header, library or package, which decides the family.
         before: what the lines before say, as in the cause.
         rank: the one that failed first.
@@ -82,7 +80,6 @@ def _recorded(path: Path) -> Case:
 
 
 def _example(signature: Signature | None, table: dict[str, Any]) -> Case:
-    """An example of a signature; its log may have several lines, which decode() refuses."""
     log = table.pop("log")
     if signature:
         known = "name" in table or "before" in table
@@ -239,16 +236,32 @@ def test_causes_stand_above_what_follows_from_them() -> None:
     assert _root(log.encode()) == "library-not-for-linking"
 
 
-def test_what_is_needed_beside_a_text() -> None:
-    retry = "WARNING: Retrying after connection broken by 'NewConnectionError'\n"
-    assert _root(retry.encode()) == ""
-    failed = (
-        "ERROR: Could not find a version that satisfies the requirement x (from versions: none)"
-    )
-    assert _root((retry + failed).encode()) == "network-unreachable"
-    missing = b"ModuleNotFoundError: No module named 'torch'\n"
-    assert _root(missing) == "no-module"
-    assert _root(missing + b"-- Running CMake\n") == ""
+RETRY = "WARNING: Retrying after connection broken by 'NewConnectionError'\n"
+FAILED = "ERROR: Could not find a version that satisfies the requirement x (from versions: none)"
+MISSING = "ModuleNotFoundError: No module named 'torch'\n"
+OLD_PIP = "ERROR: No matching distribution found for torch\nYou are using pip version {}; however"
+
+
+@pytest.mark.parametrize(
+    ("log", "root"),
+    [
+        # A text needs another one beside it, or must not have it.
+        (RETRY, ""),
+        (RETRY + FAILED, "network-unreachable"),
+        (MISSING, "no-module"),
+        (MISSING + "-- Running CMake\n", ""),
+        # Numbers are compared.
+        (OLD_PIP.format("18.1"), "pip-too-old-for-wheels"),
+        (OLD_PIP.format("20.2.4"), "pip-too-old-for-wheels"),
+        (OLD_PIP.format("20.3"), "no-such-version"),
+        (OLD_PIP.format("x"), "no-such-version"),
+        # Programs have several names.
+        ("bash: orted: command not found\n", "no-orted"),
+        ("bash: prted: command not found\n", "no-orted"),
+    ],
+)
+def test_what_decides(log: str, root: str) -> None:
+    assert _root(log.encode()) == root
 
 
 SHARED = (
@@ -266,20 +279,6 @@ def test_what_a_near_line_decides(before: int, filler: str) -> None:
     for log in (SHARED + filler + contradiction, contradiction + filler + SHARED):
         found = {each.id for each in read(start + log).found}
         assert ("nccl-shared-memory" in found) is far
-
-
-@pytest.mark.parametrize(
-    ("version", "cause"),
-    [
-        ("18.1", "pip-too-old-for-wheels"),
-        ("20.2.4", "pip-too-old-for-wheels"),
-        ("20.3", ""),
-        ("x", ""),
-    ],
-)
-def test_numbers_are_compared(version: str, cause: str) -> None:
-    log = f"ERROR: No matching distribution found for torch\nYou are using pip version {version}; however"
-    assert (_root(log.encode()) == "pip-too-old-for-wheels") is bool(cause)
 
 
 @pytest.mark.parametrize("between", range(4))
@@ -408,11 +407,6 @@ def test_what_is_near_refines(lines: int) -> None:
     log = "PackagesNotFoundError: x\n\n  - cudatoolkit\n" + "  - noarch\n" * lines + "/osx-64\n"
     found = read(log).best
     assert found and ("macOS" in found.cause) is (lines < NEAR / 11)
-
-
-@pytest.mark.parametrize("name", ["orted", "prted"])
-def test_programs_have_several_names(name: str) -> None:
-    assert _root(f"bash: {name}: command not found\n".encode()) == "no-orted"
 
 
 def test_versions_and_places_are_picked_out() -> None:

@@ -81,11 +81,8 @@ CALLS = list(calls())
 
 
 def test_calls_are_found() -> None:
-    assert {call.page for call in CALLS} >= {
-        "README.md",
-        "docs/how-to/run-jobs.md",
-        "docs/how-to/use-containers.md",
-    }
+    pages = {"README.md", "docs/how-to/run-jobs.md", "docs/how-to/use-containers.md"}
+    assert {call.page for call in CALLS} >= pages
     text = "```console\n$ a \\\n    --b\nout\n$ c\n```\n\n    d\n\n```\nout\n```\n```sh\ne\n```\n"
     assert list(commands(text)) == ["a --b", "c", "d", "e"]
     line = "hvdenv show x  # all\n"
@@ -127,12 +124,9 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 def test_exit_codes() -> None:
-    classes = [
-        each
-        for each in vars(errors).values()
-        if isinstance(each, type) and issubclass(each, errors.HvdenvError)
-    ]
-    raised = {each.exit_code for each in classes} | set(EXIT_CODES.values())
+    classes = [each for each in vars(errors).values() if isinstance(each, type)]
+    own = [each for each in classes if issubclass(each, errors.HvdenvError)]
+    raised = {each.exit_code for each in own} | set(EXIT_CODES.values())
     # A shell reports 141 for a command that SIGPIPE ended.
     assert set(errors.MEANINGS) - {0} == raised - {0} | {errors.OWN_FAILURE, 141}
     rows = re.findall(r"^\| ([0-9]+) \|", GENERATED["docs/generated/exit-codes.md"], re.MULTILINE)

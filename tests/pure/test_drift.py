@@ -24,23 +24,11 @@ from hvdenv.verification.drift import (
     compare,
     read,
 )
+from tests.merge import patched
 
 CASES = Path(__file__).parents[1] / "cases/drift"
 BUILT = json.loads((CASES / "built.json").read_text(encoding="utf-8"))
 CHANGES = json.loads((CASES / "cases.json").read_text(encoding="utf-8"))
-
-
-def patched(document: Any, patch: Any) -> Any:
-    """A document after a JSON merge patch (RFC 7396)."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(document) if isinstance(document, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = patched(result.get(key), value)
-    return result
 
 
 def case(name: str) -> tuple[Observation, Observation]:
@@ -70,10 +58,8 @@ def test_modules_that_differ_are_named_where_they_may_be_the_cause() -> None:
     (change,) = compare(was, now)
     assert "modules differ" not in change.remedy
     now = now._replace(modules=(*now.modules[:1], Module("OpenMPI/5.0.2")))
-    change = compare(was, now)[0]
-    assert "modules differ: the module OpenMPI/4.1.4-GCC-11.3.0 is OpenMPI/5.0.2 now" in (
-        change.remedy
-    )
+    changed = "modules differ: the module OpenMPI/4.1.4-GCC-11.3.0 is OpenMPI/5.0.2 now"
+    assert changed in compare(was, now)[0].remedy
 
 
 def test_the_check_fails_for_each_change_that_matters_and_tells_all() -> None:
@@ -82,9 +68,8 @@ def test_the_check_fails_for_each_change_that_matters_and_tells_all() -> None:
     assert [(each.status, each.subject) for each in findings] == [
         ("fail", "mpirun"), ("fail", "libmpi.so.40"),
     ]  # fmt: skip
-    assert findings[1].message.endswith(
-        "Horovod was built with Open MPI v4.1.4, and this is Open MPI v5.0.2"
-    )
+    message = "Horovod was built with Open MPI v4.1.4, and this is Open MPI v5.0.2"
+    assert findings[1].message.endswith(message)
     assert "--rebuild" in findings[0].remedy
     assert "built on login1, now on login1\n" in findings[0].evidence
     assert "NVIDIA's kernel driver is 550.54.14 now" in findings[0].evidence
@@ -150,7 +135,6 @@ def test_nothing_differs_from_itself_also_after_it_was_recorded(seen: Observatio
 @given(OBSERVATIONS, OBSERVATIONS)
 def test_any_two_can_be_compared(was: Observation, now: Observation) -> None:
     changes = compare(was, now)
-    assert [change.matters for change in changes] == sorted(
-        (change.matters for change in changes), reverse=True
-    )
+    matter = [change.matters for change in changes]
+    assert matter == sorted(matter, reverse=True)
     assert all(change.what for change in changes)

@@ -105,11 +105,9 @@ def test_the_job_is_started_with_a_list_of_hosts_that_may_change(tmp_path: Path)
 
 def test_the_host_of_horovodrun_keeps_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.uname", lambda: type("Uname", (), {"nodename": "n2.example"}))
-    assert elastic.two_hosts(Launch((), 2, hosts=(Host("n1"), Host("n2"), Host("n3")))) == (
-        "n2",
-        "n3",
-    )
-    assert elastic.two_hosts(Launch((), 2, hosts=(Host("n1"),))) == ("localhost", "127.0.0.1")
+    three = (Host("n1"), Host("n2"), Host("n3"))
+    assert elastic.two_hosts(Launch((), 2, hosts=three)) == ("n2", "n3")
+    assert elastic.two_hosts(Launch((), 2, hosts=three[:1])) == ("localhost", "127.0.0.1")
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from xml.etree import ElementTree
 
 import junitparser
@@ -43,11 +41,6 @@ TIME = re.compile(r"(([0-9]{0,3},)*[0-9]{3}|[0-9]{0,3})*(\.[0-9]*)?")
 
 def report(*findings: Finding, measurements: tuple[Measurement, ...] = ()) -> Report:
     return Report("local", "/env", "n1", "2026-11-21T13:00:00+0100", 12.34, findings, measurements)
-
-
-@pytest.fixture
-def everything(cases: Path) -> Report:
-    return Report.from_json(json.loads((cases / "reports" / "everything.json").read_text()))
 
 
 def against_schema(element: ElementTree.Element) -> Iterator[str]:
@@ -109,20 +102,21 @@ def test_each_rank_is_a_case(everything: Report) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "kind", "message"),
+    ("status", "kind"),
     [
-        ("fail", junitparser.Failure, "rank 1 died"),
-        ("error", junitparser.Error, "rank 1 died"),
-        ("skip", junitparser.Skipped, "rank 1 died"),
-        ("unproven", junitparser.Skipped, "unproven: rank 1 died"),
+        ("fail", junitparser.Failure),
+        ("error", junitparser.Error),
+        ("skip", junitparser.Skipped),
+        ("unproven", junitparser.Skipped),
     ],
 )
-def test_what_did_not_pass(status: Status, kind: type, message: str) -> None:
+def test_what_did_not_pass(status: Status, kind: type) -> None:
     (suite,) = read(report(FAIL._replace(status=status)))
     (case,) = suite
     assert (case.classname, case.name) == ("hvdenv.allreduce", "torch over MPI")
     (result,) = case.result
     assert type(result) is kind
+    message = {"unproven": "unproven: rank 1 died"}.get(status, "rank 1 died")
     assert (result.type, result.message) == (status, message)
     assert result.text == "rank 1 died\n\nlast words\n\nwhat to do: look there"
 
@@ -140,26 +134,18 @@ def test_no_case_hides_another() -> None:
 
 
 def test_times() -> None:
-    findings = (
-        FAIL,
-        FAIL,
-        Finding("extension", "torch", "pass", "good"),
-        Finding("operation", "MPI in torch", "pass", "good"),
+    good = (("extension", "torch"), ("operation", "MPI in torch"))
+    findings = (FAIL, FAIL, *(Finding(*each, "pass", "good") for each in good))
+    values = (
+        ("torch over MPI", 2.5, "s"),
+        ("extension of torch", 0.25, "s"),
+        ("MPI in torch", 7.0, "GB/s"),
     )
-    measurements = (
-        Measurement("torch over MPI", 2.5, "s"),
-        Measurement("extension of torch", 0.25, "s"),
-        Measurement("MPI in torch", 7.0, "GB/s"),
-    )
+    measurements = tuple(Measurement(*each) for each in values)
     allreduce, extension, operation = read(report(*findings, measurements=measurements))
     # What took the time once is counted once.
     assert [case.time for case in allreduce] == [2.5, None]
     assert (allreduce.time, extension.time, operation.time) == (2.5, 0.25, 0.0)
-
-
-def test_no_secret_and_no_control_sequence() -> None:
-    text = junit.render(report(FAIL._replace(evidence="https://me:pass@host/\x1b[31mred\x00")))
-    assert "\n\nhttps://***@host/red\n\n" in text
 
 
 @given(TEXTS, TEXTS, TEXTS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from html.parser import HTMLParser
 from itertools import pairwise
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,6 +15,8 @@ from hvdenv.reports import page
 from hvdenv.reports.plots import figure, is_drawn, marks, plots, size
 from hvdenv.reports.render import clean
 from hvdenv.reports.report import Finding, Measurement, RankRecord, Report, Row
+from hvdenv.schema import encode
+from tests.pure.conftest import CASES
 
 MARKUP = (
     "<script>", "</pre>", "</style>", "<!--", "]]>", "{{", "{%", '" onload="', "'", "&", "&lt;",
@@ -29,11 +31,7 @@ VOID = {"meta", "link"}
 
 
 class Read(HTMLParser):
-    """Tags, their attributes and all texts of a page.
-
-    Attributes:
-        unclosed: tags that are open.
-    """
+    """Tags with their attributes, all texts, and the tags that are not closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -76,35 +74,15 @@ def report_of(*texts: str) -> Report:
         Finding(one, two, status, three, one, two)
         for status in ("pass", "fail", "error", "unproven", "skip")
     ]
-    rank = RankRecord(
-        rank=None,
-        host=one,
-        local_rank=None,
-        pid=1,
-        device=two,
-        framework=three,
-        controller=one,
-        status="fail",
-        cause=two,
-        data_path=three,
+    measurements = (
+        *(Measurement("allreduce bandwidth", n, two, three, 1024 * n, 2) for n in (1, 2)),
+        Measurement(two, 1.0, "s"),
+        Measurement(three, 1.0, one, two),
     )
-    return Report(
-        recipe=one,
-        prefix=two,
-        host=three,
-        started=one,
-        seconds=1.0,
-        findings=tuple(findings),
-        measurements=(
-            Measurement("allreduce bandwidth", 1.0, two, three, 1024, 2),
-            Measurement("allreduce bandwidth", 2.0, two, three, 2048, 2),
-            Measurement(two, 1.0, "s"),
-            Measurement(three, 1.0, one, two),
-        ),
-        table=(Row(one, two, True, True, False),),
-        ranks=(rank,),
-        environment={two: three},
-    )
+    table = (Row(one, two, True, True, False),)
+    rank = RankRecord(None, one, None, 1, two, three, one, "fail", two, data_path=three)
+    known = (one, two, three, one, 1.0, tuple(findings), measurements, table, (rank,))
+    return Report(*known, environment={two: three})
 
 
 def bandwidth(value: float, subject: str, size: int = 1024, ranks: int = 2) -> Measurement:
@@ -113,12 +91,6 @@ def bandwidth(value: float, subject: str, size: int = 1024, ranks: int = 2) -> M
 
 def speed(value: float, ranks: int) -> Measurement:
     return Measurement("training speed", value, "samples/s", "torch over MPI", ranks=ranks)
-
-
-@pytest.fixture(scope="module")
-def everything() -> Report:
-    path = Path(__file__).parents[1] / "cases" / "reports" / "everything.json"
-    return Report.from_json(json.loads(path.read_text(encoding="utf-8")))
 
 
 @pytest.fixture(scope="module")
@@ -207,68 +179,16 @@ def test_any_text_is_text(one: str, two: str, three: str) -> None:
     assert "\n" + clean(one) in read.texts
 
 
-def test_shares_of_the_yardstick_that_fits() -> None:
-    (plot,) = plots(
-        [
-            bandwidth(4.0, "torch over MPI"),
-            bandwidth(9.0, "torch over MPI", 2048),
-            bandwidth(1.0, "torch over Gloo"),
-            bandwidth(5.0, "MPI alone"),
-        ]
-    )
-    # At the greatest size; the yardstick where it has one as well.
-    assert plot.summary == (
-        "torch over MPI: 9.00 GB/s at 2 KiB, 80% of MPI alone at 1 KiB",
-        "torch over Gloo: 1.00 GB/s at 1 KiB, 20% of MPI alone",
-        "MPI alone: 5.00 GB/s at 1 KiB",
-    )
-    assert plot.title == "Allreduce bandwidth in GB/s on 2 ranks"
-    assert [level.label for level in plot.levels] == ["1", "2", "5", "10"]
-    assert plot.header == ("message size", "torch over MPI", "torch over Gloo", "MPI alone")
-    assert plot.rows == (("1 KiB", "4.00", "1.00", "5.00"), ("2 KiB", "9.00", "", ""))
-    assert [line.mark for line in plot.lines] == ["line-0", "line-1", "yardstick-0"]
+PLOTS = json.loads((CASES / "reports" / "plots.json").read_text(encoding="utf-8"))
 
 
-def test_beside_two_yardsticks_each_has_its_own() -> None:
-    subjects = ("torch over MPI", "tensorflow over Gloo", "MPI alone", "NCCL alone")
-    (plot,) = plots([bandwidth(4.0, subject) for subject in subjects])
-    assert plot.summary[:2] == (
-        "torch over MPI: 4.00 GB/s at 1 KiB, 100% of MPI alone",
-        "tensorflow over Gloo: 4.00 GB/s at 1 KiB",
-    )
-
-
-def test_levels_have_no_exponents() -> None:
-    (plot,) = plots([bandwidth(2e-5, "torch over MPI"), bandwidth(4e6, "MPI alone")])
-    labels = [level.label for level in plot.levels]
-    assert labels[:2] == ["0.00001", "0.0001"] and labels[-1] == "10,000,000"
-
-
-def test_latency_is_told_of_small_messages() -> None:
-    sizes = ((64, 20.0, 4.0), (1024, 30.0, 10.0))
-    (plot,) = plots(
-        [
-            Measurement("allreduce latency", value, "us", subject, size, 2)
-            for size, *values in sizes
-            for subject, value in zip(("torch over MPI", "MPI alone"), values, strict=True)
-        ]
-    )
-    assert plot.summary[0] == "torch over MPI: 20.0 us at 64 B, 5.0 times MPI alone"
-
-
-def test_numbers_of_ranks_are_lines_of_their_own() -> None:
-    (plot,) = plots(
-        [
-            bandwidth(4.0, "torch over MPI", ranks=2),
-            bandwidth(2.0, "torch over MPI", ranks=4),
-            bandwidth(4.0, "MPI alone", ranks=4),
-        ]
-    )
-    assert plot.title == "Allreduce bandwidth in GB/s"
-    assert plot.summary[:2] == (
-        "torch over MPI, 2 ranks: 4.00 GB/s at 1 KiB",
-        "torch over MPI, 4 ranks: 2.00 GB/s at 1 KiB, 50% of MPI alone, 4 ranks",
-    )
+@pytest.mark.parametrize("case", PLOTS, ids=lambda case: case["about"])
+def test_what_plots_say(case: dict[str, Any]) -> None:
+    (plot,) = plots([Measurement(*each) for each in case["measured"]])
+    levels, marks = [each.label for each in plot.levels], [each.mark for each in plot.lines]
+    said = {**encode(plot), "levels": levels, "marks": marks}
+    wanted = {key: value for key, value in case.items() if key not in ("about", "measured")}
+    assert {key: said[key] for key in wanted} == wanted
 
 
 def test_scaling_has_its_ideal() -> None:
@@ -286,11 +206,6 @@ def test_scaling_has_its_ideal() -> None:
     (x0, y0, _), (x1, y1, _), (x2, y2, _) = ideal.dots
     assert (x1 - x0, y1 - y0) == pytest.approx((x2 - x1, y2 - y1), abs=0.2)
     assert line.dots[0][:2] == ideal.dots[0][:2] and line.dots[2].y > ideal.dots[2].y
-
-
-def test_one_rank_alone_does_not_scale() -> None:
-    (plot,) = plots([speed(100.0, 1)])
-    assert plot.summary == ("torch over MPI: 100 samples/s on 1 rank",)
 
 
 def test_what_cannot_be_drawn_is_listed() -> None:

@@ -142,32 +142,23 @@ def test_a_second_run_starts_from_the_archive(archive: Path, tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["patches.json", "s", "x-1.tar.gz"]
 
 
-@pytest.mark.parametrize(("find", "count"), [("three", 0), ("two", 2)])
-def test_a_patch_that_does_not_fit_once(
-    archive: Path, tmp_path: Path, find: str, count: int
+@pytest.mark.parametrize(
+    ("wanted", "sha256", "said"),
+    [
+        (patch("three"), "", "setup.py: the text to replace occurs 0 times instead of once"),
+        (patch("two"), "", "setup.py: the text to replace occurs 2 times instead of once"),
+        (patch("one", file="none.py"), "", "none.py: No such file"),
+        (patch("one"), "0" * 64, f"has sha256 {{}}, expected {'0' * 64}"),
+    ],
+)
+def test_what_does_not_fit(
+    archive: Path, tmp_path: Path, wanted: dict[str, Any], sha256: str, said: str
 ) -> None:
-    code, said = prepare(archive, tmp_path / "s", [patch(find)])
+    code, output = prepare(archive, tmp_path / "s", [wanted], sha256)
+    where = "" if sha256 else "patch mend, edit 1, "
     assert code == 1
-    assert (
-        f"patch mend, edit 1, setup.py: the text to replace occurs {count} times instead of once"
-        in said
-    )
-
-
-def test_a_patch_to_a_file_that_there_is_not(archive: Path, tmp_path: Path) -> None:
-    code, said = prepare(archive, tmp_path / "s", [patch("one", file="none.py")])
-    assert code == 1
-    assert "patch mend, edit 1, none.py: No such file" in said
-
-
-def test_an_archive_with_another_hash_is_not_unpacked(archive: Path, tmp_path: Path) -> None:
-    code, said = prepare(archive, tmp_path / "s", [], sha256="0" * 64)
-    assert code == 1
-    assert (
-        f"has sha256 {hashlib.sha256(archive.read_bytes()).hexdigest()}, expected {'0' * 64}"
-        in said
-    )
-    assert not (tmp_path / "s").exists()
+    assert where + said.format(hashlib.sha256(archive.read_bytes()).hexdigest()) in output
+    assert (tmp_path / "s").exists() == (not sha256)
 
 
 def link(name: str, target: str, kind: bytes) -> tarfile.TarInfo:

@@ -334,7 +334,8 @@ def test_no_pattern_of_a_signature_takes_long(theme: str) -> None:
 
 
 def test_no_other_pattern_of_doctor_takes_long() -> None:
-    for *_, pattern in (*diagnosis._MENTIONS, diagnosis._ERROR):
+    texts = diagnosis._texts()
+    for pattern in (texts.error.pattern, *(each.pattern for each in texts.mentions)):
         _check_window(pattern, pattern)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hvdenv.reports.render import render
 from hvdenv.reports.report import Finding, RankRecord, Report, Row
-from hvdenv.schema import Table
 
 ROWS = (
     Row("Frameworks", "TensorFlow", True, True, True),
@@ -85,11 +84,3 @@ def test_long_evidence_is_cut_at_its_beginning() -> None:
     assert "    (--json has 40 lines before these)\n    line 40\n" in text
     assert "line 39\n" not in text
     assert "line 99\n" in text
-
-
-def test_json_has_the_table() -> None:
-    data: Table = report(PASS).to_json()
-    assert data["table"][1] == {
-        "section": "Frameworks", "name": "PyTorch", "expected": None, "built": True,
-        "proven": False,
-    }  # fmt: skip

@@ -12,9 +12,9 @@ import pytest
 
 from hvdenv import places
 from hvdenv.cli import verify_report
-from hvdenv.cli.main import main
 from hvdenv.errors import StepError
 from hvdenv.reports.report import Finding, Report
+from tests.commands import Hvdenv
 
 
 @pytest.fixture
@@ -33,41 +33,36 @@ def good(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_both_files_of_what_failed(
-    kept: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_both_files_of_what_failed(kept: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
     xml, page = tmp_path / "verify.xml", tmp_path / "verify.html"
-    assert main(["verify", "--from", kept, "--junit", str(xml), "--html", str(page)]) == 1
+    said = hvdenv("verify", "--from", kept, "--junit", str(xml), "--html", str(page), code=1)
     assert ElementTree.parse(xml).getroot().get("failures") == "3"
     assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert stat.S_IMODE(page.stat().st_mode) & 0o600 == 0o600
     assert sorted(path.name for path in tmp_path.iterdir()) == ["verify.html", "verify.xml"]
-    said = capsys.readouterr()
     assert "verdict: fail" in said.out and said.err == ""
 
 
-def test_json_comes_out_as_it_went_in(
-    kept: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_comes_out_as_it_went_in(kept: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
     words = ["verify", "--from", kept, "--json", "--html", str(tmp_path / "verify.html")]
-    assert main(words) == 1
-    said = capsys.readouterr()
+    said = hvdenv(*words, code=1)
     assert json.loads(said.out) == json.loads(Path(kept).read_text())
     assert said.err == ""
 
 
-def test_a_file_that_is_there_is_replaced_where_it_lies(good: str, tmp_path: Path) -> None:
+def test_a_file_that_is_there_is_replaced_where_it_lies(
+    good: str, tmp_path: Path, hvdenv: Hvdenv
+) -> None:
     there, link = tmp_path / "there.html", tmp_path / "link.html"
     there.write_text("old")
     link.symlink_to(there)
-    assert main(["verify", "--from", good, "--html", str(link)]) == 0
+    hvdenv("verify", "--from", good, "--html", str(link))
     assert link.is_symlink() and "<!DOCTYPE html>" in there.read_text()
 
 
 def test_the_verdict_is_not_lost(
-    kept: str, good: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    kept: str, good: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
+) -> None:
     """The disk is full when the XML is written, and has room again for the page."""
     write = places.write_text
 
@@ -81,8 +76,7 @@ def test_the_verdict_is_not_lost(
     files = ["--junit", str(xml), "--html", str(page)]
     for report, code, verdict in ((kept, 1, "fail"), (good, 5, "pass")):
         page.unlink(missing_ok=True)
-        assert main(["verify", "--from", report, *files]) == code
-        said = capsys.readouterr()
+        said = hvdenv("verify", "--from", report, *files, code=code)
         assert f"verdict: {verdict}" in said.out
         assert f"error: --junit {xml}: cannot write: No space left on device" in said.err
         assert "what to do: `hvdenv verify --from REPORT --junit FILE`" in said.err
@@ -99,22 +93,20 @@ def test_the_verdict_is_not_lost(
 )
 @pytest.mark.parametrize("option", ["--junit", "--html"])
 def test_what_could_not_be_written_is_said_first(
-    option: str, file: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    option: str, file: str, problem: str, tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
-    assert main(["verify", "--prefix", "/nowhere", option, str(tmp_path / file)]) == 2
-    said = capsys.readouterr()
+    said = hvdenv("verify", "--prefix", "/nowhere", option, str(tmp_path / file), code=2)
     assert said.out == ""
     assert said.err.startswith(f"error: {option} /") and problem in said.err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_of_others_is_said_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)  # root may anything
     words = ["verify", "--prefix", "/nowhere", "--html", str(tmp_path / "verify.html")]
-    assert main(words) == 2
-    assert f"--html {tmp_path}: this folder is not writable" in capsys.readouterr().err
+    assert f"--html {tmp_path}: this folder is not writable" in hvdenv(*words, code=2).err
 
 
 @pytest.mark.parametrize(
@@ -124,28 +116,22 @@ def test_a_folder_of_others_is_said_first(
         ("{}", "this is not a report of verify: its schema is not one of"),
         ("[" * 100000, "this is not a report of verify"),
         ("\xff", "this is not a report of verify"),
+        (None, "cannot read it: No such file or directory"),
     ],
-    ids=["empty", "another object", "deep", "not UTF-8"],
+    ids=["empty", "another object", "deep", "not UTF-8", "not there"],
 )
-def test_what_is_no_report(
-    text: str, problem: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_report(text: str | None, problem: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
     path = tmp_path / "report.json"
-    path.write_bytes(text.encode("latin-1"))
-    assert main(["verify", "--from", str(path)]) == 2
-    assert f"error: --from {path}: {problem}" in capsys.readouterr().err
-
-
-def test_a_report_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["verify", "--from", str(tmp_path / "none")]) == 2
-    assert "cannot read it: No such file or directory" in capsys.readouterr().err
+    if text is not None:
+        path.write_bytes(text.encode("latin-1"))
+    said = hvdenv("verify", "--from", str(path), code=2).err
+    assert f"error: --from {path}: {problem}" in said
 
 
 @pytest.mark.parametrize(
     "words", [["local"], ["--prefix", "/env"], ["--where", "compute"]], ids=str
 )
 def test_a_kept_report_is_of_no_other_environment(
-    words: list[str], kept: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], kept: str, hvdenv: Hvdenv
 ) -> None:
-    assert main(["verify", *words, "--from", kept]) == 2
-    assert "verifies nothing" in capsys.readouterr().err
+    assert "verifies nothing" in hvdenv("verify", *words, "--from", kept, code=2).err

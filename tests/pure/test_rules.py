@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +12,20 @@ from hvdenv.cli.check import refuse_blocked, told
 from hvdenv.cli.main import main
 from hvdenv.cli.prepare import choose_python
 from hvdenv.errors import IncompatibleError, UsageError
-from hvdenv.knowledge.observables import LOOKED_UP, observables
+from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.patches import all_patches
 from hvdenv.knowledge.remedies import edits_of, propose
 from hvdenv.knowledge.rules import Observables, Rule, all_rules, applies, each_of, judge
 from hvdenv.model.cluster import Container, Job, Modules, Partition, Storage
 from hvdenv.model.facts import Facts, Interpreter, Tool
 from hvdenv.model.layers import load_recipe
-from hvdenv.model.recipe import Conda, Framework, FrameworkPackage, Gpu, Mpi, Recipe
+from hvdenv.model.recipe import Conda, Gpu, Mpi, Recipe
 from hvdenv.plans.plan import choose_versions
 from hvdenv.reading import RECIPE, read_file
 from hvdenv.runner import Runner
 from hvdenv.schema import decode, encode, parse_toml
+from tests.commands import Hvdenv
+from tests.merge import patched
 from tests.shipped import CHOICES
 
 FOLDER = Path(__file__).parents[1] / "cases/rules"
@@ -199,7 +201,7 @@ ALL = ["+".join(filter(None, choice)) for choice in CHOICES]
 
 
 def test_findings_of_the_shipped_recipes(
-    cases: Path, capsys: pytest.CaptureFixture[str], pytestconfig: pytest.Config
+    cases: Path, capsys: pytest.CaptureFixture[str], golden: Callable[[Path, str], None]
 ) -> None:
     """Each finding of a shipped recipe is meant. `pytest tests/pure --regenerate` writes them anew."""
     lines = []
@@ -217,121 +219,27 @@ def test_findings_of_the_shipped_recipes(
     said = (
         "\n".join(lines).replace(', "', ',\n    "').replace('["', '[\n    "').replace('"]', '",\n]')
     )
-    if pytestconfig.getoption("--regenerate"):
-        SHIPPED.write_text(said + "\n", encoding="utf-8")
-    assert parse_toml(said) == parse_toml(SHIPPED.read_text(encoding="utf-8"))
+    golden(SHIPPED, said + "\n")
 
 
-def test_the_compiler_of_the_modules_counts_and_not_the_machines(
-    recipe: Recipe, facts: Facts, python: Interpreter
+OBSERVED = json.loads((FOLDER.parent / "observables.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("case", OBSERVED, ids=lambda case: case["about"])
+def test_what_rules_see_of_a_recipe_and_a_machine(
+    case: dict[str, Any], recipe: Recipe, facts: Facts, python: Interpreter
 ) -> None:
-    modules = Modules(load=("gcc/10.2.0", "cuda/11.4"))
-    seen = observables(recipe._replace(modules=modules), facts._replace(cxx=None), python, {})
-    assert (seen["cxx"], seen["gcc"]) == ("of the modules", "10.2.0")
-    hidden = recipe._replace(modules=Modules(load=("GCCcore/.11.2.0",)))
-    assert observables(hidden, facts, python, {})["gcc"] == "11.2.0"
-    unnamed = recipe._replace(modules=Modules(load=("PrgEnv-gnu",)))
-    assert "gcc" not in observables(unnamed, facts, python, {})
-    present = recipe._replace(horovod=recipe.horovod._replace(provider="present"))
-    assert observables(present, facts._replace(cxx=None), python, {})["cxx"] == "not needed"
+    """Cases change the recipe `local` and the facts; null stands for what is not known.
 
-
-def test_observables(recipe: Recipe, facts: Facts, python: Interpreter) -> None:
-    versions = {"horovod": "0.28.1", "torch": "2.13.0"}
-    assert observables(recipe, facts._replace(quota_free=7_000_000_000), python, versions) == {
-        "status": "tested",
-        "patches": frozenset(
-            {
-                "any-folder", "cmake4-gloo", "cuda-on-request", "cuda13-cxx17", "elastic-sync",
-                "gcc13-includes", "gcc14-flatbuffers", "gloo-process-sets", "gloo-reducescatter",
-                "gloo-rendezvous", "lean-compile", "mpich-hydra", "openmpi5-horovodrun",
-                "python312-distutils", "relocatable", "reproducible", "safe-rendezvous",
-                "torch-cxx17", "torch-operation-names",
-            }
-        ),
-        "horovod": "0.28.1",
-        "horovod_provider": "source",
-        "horovod_archive": "known",
-        "horovod_newest": "0.28.1",
-        "horovod_hash_of": "0.28.1",
-        "horovod_hash": recipe.horovod.sha256,
-        "build_contradicted": frozenset(),
-        **LOOKED_UP,
-        "frameworks": frozenset({"tensorflow", "torch"}),
-        "controllers": frozenset({"mpi", "gloo"}),
-        "torch": "2.13.0",
-        "torch_package": "torch",
-        "torch_provider": "pip",
-        "torch_build": "cpu",
-        "tensorflow_package": "tensorflow-cpu",
-        "tensorflow_provider": "pip",
-        "tensorflow_build": "cpu",
-        "system": "Linux",
-        "machine": "x86_64",
-        "cores": 8,
-        "arch_flags": frozenset({"-mf16c", "-mavx", "-mfma"}),
-        "cpu_lacks": frozenset(),
-        "variables": frozenset(),
-        "python": "3.11.7",
-        "python_minor": "3.11",
-        "python_complete": "yes",
-        "python_provider": "venv",
-        "python_wanted": ">=3.10,<3.14",
-        "mpi": "openmpi",
-        "openmpi": "4.1.8",
-        "mpi_package": "openmpi",
-        "mpi_cuda_aware": "no",
-        "gcc": "12.2.0",
-        "cxx": "/usr/bin/g++",
-        "build_variables": frozenset(),
-        "run_variables": frozenset(),
-        "glibc": "2.36",
-        "disk_free_mb": 7000,
-        "disk_needed_mb": 3300,
-        "tmp_free_mb": 20_000,
-        "tmp_needed_mb": 660,
-        "inodes_free": 5_000_000,
-        "job_nodes": 1,
-        "ranks_per_node": 1,
-        "exclusive": "no",
-        "launcher": "mpirun",
-        "srun_mpi": "unset",
-        "exports": frozenset({"PATH", "LD_LIBRARY_PATH"}),
-        "mca": frozenset(),
-        "mpi_threads_disable": "no",
-        "network_use": frozenset(),
-        "network_both": frozenset(),
-        "interfaces": 0,
-        "packages": frozenset({"cffi", "cloudpickle", "numpy", "psutil", "pyyaml"}),
-        **{f"wanted_{n}": s for n, s in {**recipe.packages, **recipe.build_tools}.items()},
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("frameworks", "provider", "free", "refused"),
-    [
-        (("torch",), "pip", 2_000_000_000, False),
-        (("torch",), "pip", 1_500_000_000, True),
-        (("tensorflow", "torch"), "pip", 2_000_000_000, True),
-        (("torch",), "modules", 1_000_000_000, False),
-        (("torch",), "source", 6_000_000_000, True),
-    ],
-)
-def test_the_space_that_is_asked_for_is_that_of_the_frameworks(
-    recipe: Recipe,
-    facts: Facts,
-    python: Interpreter,
-    frameworks: tuple[Framework, ...],
-    provider: Any,
-    free: int,
-    refused: bool,
-) -> None:
-    packages = {name: each._replace(provider=provider) for name, each in recipe.frameworks.items()}
-    recipe = recipe._replace(
-        frameworks=packages, horovod=recipe.horovod._replace(frameworks=frameworks)
-    )
-    found = judge(observables(recipe, facts._replace(disk_free=free), python, VERSIONS))
-    assert ("disk-low" in {rule.id for rule in found}) == refused
+    The first one has all that is known.
+    """
+    changed = decode(Recipe, patched(encode(recipe), case.get("recipe", {})))
+    here = decode(Facts, patched(encode(facts), case.get("facts", {})))
+    chosen = python if case is OBSERVED[0] else None
+    known = observables(changed, here, chosen, case.get("versions", {}))
+    plain = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in known.items()}
+    names = plain if case is OBSERVED[0] else case["seen"]
+    assert {name: plain.get(name) for name in names} == case["seen"]
 
 
 def test_a_full_tmpdir_is_noticed_before_the_build(
@@ -340,131 +248,6 @@ def test_a_full_tmpdir_is_noticed_before_the_build(
     found = judge(observables(recipe, facts._replace(tmp_free=10_000_000), python, VERSIONS))[0]
     assert (found.id, found.severity) == ("tmp-low", "block")
     assert "needs about 660 MB in TMPDIR, and 10 MB are free there" in found.message
-
-
-def test_observables_that_are_not_there_are_left_out(recipe: Recipe, facts: Facts) -> None:
-    bare = facts._replace(cxx=None, glibc="", disk_free=None, inodes_free=None)
-    known = observables(recipe._replace(mpi=None), bare, None, {})
-    assert not {"python", "openmpi", "gcc", "cxx", "glibc", "disk_free_mb", "inodes_free"} & set(
-        known
-    )
-
-
-@pytest.mark.parametrize(
-    ("wanted", "build", "cuda"),
-    [
-        (FrameworkPackage("2.13.0"), "cuda", "13.0"),
-        (FrameworkPackage("2.0.1"), "cuda", "11.7"),
-        (FrameworkPackage("2.6.0"), "cuda", "12.4"),
-        (FrameworkPackage("1.13.1+cu116"), "cuda", "11.6"),
-        (FrameworkPackage("2.0.1+cpu"), "cpu", ""),
-        (FrameworkPackage("2.0.1", cpu_index="https://x/cpu"), "cpu", ""),
-        (FrameworkPackage("2.5.1", extra_index="https://x/whl/cu121"), "cuda", "12.1"),
-        (FrameworkPackage("2.5.1", extra_index="https://x/simple"), "", ""),
-        (FrameworkPackage("2.0.1", package="torch-rocm"), "rocm", ""),
-        (FrameworkPackage("2.5.1", wheelhouse="/wheels"), "", ""),
-        (FrameworkPackage("1.12.0", provider="conda"), "cuda", "11.3"),
-        (FrameworkPackage("1.4.0"), "", ""),
-        (FrameworkPackage("2.0.1", provider="present"), "", ""),
-    ],
-)
-def test_what_a_framework_is_built_for(
-    recipe: Recipe, facts: Facts, wanted: FrameworkPackage, build: str, cuda: str
-) -> None:
-    changed = recipe._replace(
-        frameworks={"torch": wanted},
-        horovod=recipe.horovod._replace(frameworks=("torch",)),
-        conda=Conda((), {"cudatoolkit": "11.3.*"}),
-    )
-    known = observables(changed, facts, None, {"torch": str(wanted.version)})
-    assert (known.get("torch_build", ""), known.get("torch_cuda", "")) == (build, cuda)
-
-
-@pytest.mark.parametrize(
-    ("changes", "cuda", "nvcc"),
-    [
-        ({"modules": Modules(load=("cuda/11.4",))}, "11.4", True),
-        ({"modules": Modules(load=("NCCL/2.12.12-CUDA-11.7.0",))}, "11.7", True),
-        # Not CUDA: the release of NVIDIA's HPC SDK that an MPI was built with.
-        ({"modules": Modules(load=("openmpi/4.1.3-ucx-1.11.1-cuda-21.11_11.5",))}, None, True),
-        ({"conda": Conda((), {"cuda-nvcc": "12.4.*"})}, None, True),
-        ({"conda": Conda((), {"cudatoolkit": "11.3.*"})}, None, False),
-        ({"build_tools": {"nvidia-cuda-nvcc": "==13.0.*"}}, None, True),
-        ({"container": Container("nvidia/cuda:11.8.0-devel-ubuntu22.04")}, None, True),
-        ({}, None, False),
-    ],
-)
-def test_the_cuda_toolkit(
-    recipe: Recipe, facts: Facts, changes: dict[str, Any], cuda: str | None, nvcc: bool
-) -> None:
-    gpu = recipe.horovod._replace(gpu=Gpu(operations="nccl"))
-    known = observables(recipe._replace(horovod=gpu, **changes), facts, None, {})
-    assert known.get("cuda") == cuda
-    assert ("nvcc" in known) == nvcc
-
-
-def test_the_cuda_toolkit_of_a_folder_an_image_and_a_machine(recipe: Recipe, facts: Facts) -> None:
-    def cuda_of(facts: Facts, **gpu: Any) -> object:
-        wanted = recipe.horovod._replace(gpu=Gpu(operations="nccl", **gpu))
-        base = recipe._replace(horovod=wanted, container=container)
-        return observables(base, facts, None, {}).get("cuda")
-
-    container: Container | None = Container("nvidia/cuda:11.8.0-devel-ubuntu22.04")
-    assert cuda_of(facts) is None
-    assert cuda_of(facts._replace(host="nvidia/cuda:11.8.0-devel-ubuntu22.04")) == "11.8.0"
-    container = None
-    assert cuda_of(facts, cuda_home="/usr/local/cuda-12.4") == "12.4"
-    assert cuda_of(facts, cuda_home="$NVHPC_ROOT/cuda/11.6") == "11.6"
-    assert cuda_of(facts._replace(nvcc=Tool("/usr/bin/nvcc", "13.0"))) == "13.0"
-
-
-@pytest.mark.parametrize(
-    ("compiled", "there", "missing"),
-    [
-        (("70", "80"), "80", None),
-        (("80",), "86", None),
-        (("86",), "80", "80"),
-        (("70",), "80", "80"),
-        ((), "80", None),
-        (("90",), "100", "100"),
-    ],
-)
-def test_capabilities_that_the_partition_needs(
-    recipe: Recipe, facts: Facts, compiled: tuple[str, ...], there: str, missing: str | None
-) -> None:
-    changed = recipe._replace(
-        partitions={"gpu": Partition(capability=there)},
-        job=Job(partition="gpu"),
-        horovod=recipe.horovod._replace(gpu=Gpu(operations="nccl", capabilities=compiled)),
-    )
-    assert observables(changed, facts, None, {}).get("capability_missing") == missing
-
-
-def test_what_conda_or_the_site_brings_is_not_pips_to_choose(recipe: Recipe, facts: Facts) -> None:
-    assert "wanted_numpy" in observables(recipe, facts, None, {})
-    by_conda = recipe._replace(conda=Conda((), {"numpy": "1.23.*"}))
-    assert "wanted_numpy" not in observables(by_conda, facts, None, {})
-    by_site = recipe._replace(python=recipe.python._replace(system_site_packages=True))
-    assert "wanted_numpy" not in observables(by_site, facts, None, {})
-
-
-@pytest.mark.parametrize(
-    ("flags", "cpu", "lacking"),
-    [
-        ("-mf16c -mavx -mfma", ("avx",), {"-mf16c", "-mfma"}),
-        ("-mf16c -mavx -mfma", (), set()),  # nothing is known of the processor
-        ("-msse4.2 -mpclmul", ("sse4_2", "pclmulqdq"), set()),
-        ("-msse4.2 -mpclmul", ("avx",), {"-msse4.2", "-mpclmul"}),
-        ("-O3 -march=haswell -mtune=generic -mno-avx512f -m64", ("avx",), set()),
-        ("", ("avx",), set()),
-    ],
-)
-def test_what_the_processor_lacks(
-    recipe: Recipe, facts: Facts, flags: str, cpu: tuple[str, ...], lacking: set[str]
-) -> None:
-    target = recipe.target._replace(arch_flags={"x86_64": flags})
-    known = observables(recipe._replace(target=target), facts._replace(cpu_flags=cpu), None, {})
-    assert known["cpu_lacks"] == frozenset(lacking)
 
 
 def test_the_worst_comes_first(recipe: Recipe, facts: Facts, python: Interpreter) -> None:
@@ -479,41 +262,35 @@ def test_the_worst_comes_first(recipe: Recipe, facts: Facts, python: Interpreter
     assert [rule.id for rule in found if rule.severity == "block"] == ["no-compiler", "disk-low"]
 
 
-def test_a_compiler_without_a_known_version_is_a_compiler(recipe: Recipe, facts: Facts) -> None:
-    known = observables(recipe, facts._replace(cxx=Tool("/opt/bin/g++")), None, {})
-    assert known["cxx"] == "/opt/bin/g++"
-    assert "gcc" not in known
+Check = Callable[..., str]
 
 
-def write(facts: Facts, tmp_path: Path, **changes: Any) -> str:
-    from hvdenv.schema import encode
+@pytest.fixture
+def check(facts: Facts, tmp_path: Path, hvdenv: Hvdenv) -> Check:
+    """Calls `hvdenv check` for a machine with other facts; returns all output."""
 
-    path = tmp_path / "facts.json"
-    path.write_text(json.dumps(encode(facts._replace(**changes))))
-    return str(path)
+    def check(*words: str, code: int = 0, **changes: Any) -> str:
+        path = tmp_path / "facts.json"
+        path.write_text(json.dumps(encode(facts._replace(**changes))))
+        return "".join(hvdenv("check", *words, "--facts", str(path), code=code))
+
+    return check
 
 
-def test_check_of_a_machine_where_nothing_stands_in_the_way(
-    facts: Facts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["check", "local", "--facts", write(facts, tmp_path)]) == 0
-    said = capsys.readouterr().out
+def test_check_of_a_machine_where_nothing_stands_in_the_way(check: Check) -> None:
+    said = check("local")
     assert said.startswith("facts declared on login1; Python 3.11.7 (/usr/bin/python3.11)")
     assert "no known problem prevents a build" in said
 
 
-def test_check_exits_3_when_a_rule_blocks(
-    facts: Facts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = write(facts, tmp_path, disk_free=1_000_000, cpu_flags=("avx",))
-    assert main(["check", "local", "--facts", file]) == 3
-    said = capsys.readouterr().out
+def test_check_exits_3_when_a_rule_blocks(check: Check) -> None:
+    short: dict[str, Any] = {"disk_free": 1_000_000, "cpu_flags": ("avx",)}
+    said = check("local", code=3, **short)
     assert "[disk-low]" in said
     assert "[cpu-lacks-target-flags]" in said
     assert "hvdenv would refuse to build this" in said
-    assert main(["check", "local", "--facts", file, "--json"]) == 3
-    found = json.loads(capsys.readouterr().out)
-    assert {each["id"]: each["severity"] for each in found["findings"]}["disk-low"] == "block"
+    found = json.loads(check("local", "--json", code=3, **short))["findings"]
+    assert {each["id"]: each["severity"] for each in found}["disk-low"] == "block"
 
 
 def test_allow_gets_past_a_rule_and_only_past_that(capsys: pytest.CaptureFixture[str]) -> None:
@@ -538,10 +315,8 @@ def test_what_was_found_is_named() -> None:
     hits = {rule.id: rule for rule in judge({"run_variables": variables})}
     found = hits["build-variables-at-run-time"]
     assert found.message.endswith("HOROVOD_GPU_ALLGATHER=MPI, HOROVOD_WITH_TORCH=1")
-    assert found.edit == {
-        "environment.run.HOROVOD_GPU_ALLGATHER": "",
-        "environment.run.HOROVOD_WITH_TORCH": "",
-    }
+    names = ("HOROVOD_GPU_ALLGATHER", "HOROVOD_WITH_TORCH")
+    assert found.edit == {f"environment.run.{name}": "" for name in names}
     assert "remove from the recipe: environment.run.HOROVOD_WITH_TORCH" in told(found)
 
 
@@ -553,24 +328,17 @@ def test_what_was_found_in_sets_comes_before_words() -> None:
     assert "(PyTorch/2.0.1)" in found.message
 
 
-def test_an_id_that_no_rule_has_cannot_be_allowed(
-    facts: Facts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_id_that_no_rule_has_cannot_be_allowed(check: Check) -> None:
     with pytest.raises(UsageError, match="disk-lo: no rule has") as caught:
         refuse_blocked((), ["disk-lo"], quiet=True)
     assert 'did you mean "disk-low' in str(caught.value)
-    assert main(["check", "local", "--facts", write(facts, tmp_path), "--allow", "x-y"]) == 2
-    assert "no rule has this name" in capsys.readouterr().err
+    assert "no rule has this name" in check("local", "--allow", "x-y", code=2)
 
 
-def test_check_goes_past_what_is_allowed(
-    facts: Facts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["check", "local", "--facts", write(facts, tmp_path, disk_free=1), "--json"]
-    assert main(words) == 3
-    capsys.readouterr()
-    assert main([*words, "--allow", "disk-low"]) == 0
-    found = json.loads(capsys.readouterr().out)["findings"]
+def test_check_goes_past_what_is_allowed(check: Check) -> None:
+    check("local", "--json", code=3, disk_free=1)
+    said = check("local", "--json", "--allow", "disk-low", disk_free=1)
+    found = json.loads(said)["findings"]
     assert {each["id"]: each["allowed"] for each in found}["disk-low"] is True
     assert sum(each["allowed"] for each in found) == 1
 
@@ -590,48 +358,36 @@ frameworks.torch.version = "2.2.2"
 """
 
 
-def test_the_remedy_is_a_diff_of_the_recipe(
-    facts: Facts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_remedy_is_a_diff_of_the_recipe(check: Check, tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(MINE)
-    words = ["check", str(path), "--variant", "new", "--facts", write(facts, tmp_path)]
-    assert main(words) == 3
-    said = capsys.readouterr().out
+    said = check(str(path), "--variant", "new", code=3)
     assert f"--- {path}\n+++ {path}\n@@" in said
     assert '-launcher = "horovodrun-mpi"  # as ever\n+launcher = "mpirun"' in said
     # The variant sets it, so it is changed there.
     assert '-frameworks.torch.version = "2.2.2"\n' in said
     assert '+frameworks.torch.version = "2.8.0"\n' in said
     assert '    in the recipe: launch.launcher = "mpirun"' in said
-    assert main([*words, "--json"]) == 3
-    change = json.loads(capsys.readouterr().out)["change"]
+    change = json.loads(check(str(path), "--variant", "new", "--json", code=3))["change"]
     assert change["diff"] in said
     assert change["options"] == []
 
 
-def test_what_lies_over_the_recipe_is_mended_by_options(
-    facts: Facts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_lies_over_the_recipe_is_mended_by_options(check: Check) -> None:
     words = ["--set", "launch.launcher=horovodrun-mpi", "--set", "launch.mca.pml=ucx"]
-    assert main(["check", "local", *words, "--facts", write(facts, tmp_path)]) == 3
-    said = capsys.readouterr().out
+    said = check("local", *words, code=3)
     assert "options that fix it: --set 'launch.launcher=\"mpirun\"'" in said
     assert "diff" not in said and "+++" not in said
 
 
-def test_a_shipped_recipe_is_extended_and_not_changed(
-    facts: Facts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = write(facts, tmp_path, cpu_flags=("avx",))
-    assert main(["check", "local", "--facts", file]) == 3
-    said = capsys.readouterr().out
+def test_a_shipped_recipe_is_extended_and_not_changed(check: Check, tmp_path: Path) -> None:
+    said = check("local", code=3, cpu_flags=("avx",))
     start = said.index("as your own recipe")
     text = said[start:].split("\n", 1)[1].rsplit("hvdenv would refuse to build this", 1)[0]
     own = tmp_path / "own.toml"
     own.write_text(text)
     assert parse_toml(text)["extends"] == "local"
-    assert main(["check", str(own), "--facts", file]) == 0
+    check(str(own), cpu_flags=("avx",))
 
 
 def test_edits_that_contradict_each_other() -> None:
@@ -639,10 +395,8 @@ def test_edits_that_contradict_each_other() -> None:
     second = RULES["keras-3"]
     assert edits_of([first, second]) == first.edit
     assert edits_of([second, first]) == second.edit
-    assert edits_of([first, RULES["licensed-channels"]]) == {
-        **first.edit,
-        **RULES["licensed-channels"].edit,
-    }
+    third = RULES["licensed-channels"]
+    assert edits_of([first, third]) == {**first.edit, **third.edit}
 
 
 @pytest.mark.parametrize(

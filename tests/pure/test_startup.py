@@ -8,8 +8,7 @@ import pytest
 
 from hvdenv.environments.installation import Installation
 from hvdenv.launch.launchers import Launch, Mpi
-from hvdenv.reports.plots import plots
-from hvdenv.reports.report import IMPORTS, INIT, STARTUP, Measurement
+from hvdenv.reports.report import IMPORTS, INIT, STARTUP
 from hvdenv.runner import Runner
 from hvdenv.sites.hosts import Host
 from hvdenv.standalone.ranks.events import Imported, Joined, Received, Startup
@@ -85,9 +84,7 @@ def test_an_estimate_follows_from_the_rate_of_operations() -> None:
     # 7 times 20,000 operations more than the 11.9 s on 2 nodes
     assert (estimated.value, estimated.ranks) == (11.9 + 7 * 20_000 / 1250, 16)
     assert "estimate for 16 nodes: 124 s" in startup.judge(starts).evidence
-
-
-def test_no_estimate_without_growth() -> None:
+    # There is none without growth.
     assert startup.estimate((start(4, again=False), start(1), start(4, framework=2.5))) is None
     assert startup.estimate((start(1, again=False), start(1))) is None
 
@@ -112,11 +109,3 @@ def test_the_first_start_has_half_of_the_time(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(collectors, "_can_run", lambda *_: True)
     collectors.starts(setup, True, {}, (Mpi("unknown"), ""), 600.0, "torch")
     assert shares == pytest.approx([300.0] * 4 + [600.0], abs=30)
-
-
-def test_start_up_has_a_picture_without_an_ideal() -> None:
-    values = [(1, 3.0), (2, 4.0)]
-    drawn = plots([Measurement(STARTUP, v, "s", "torch over MPI", ranks=n) for n, v in values])
-    (plot,) = drawn
-    assert (plot.title, len(plot.lines)) == ("Start-up in s", 1)
-    assert plot.summary == ("torch over MPI: 4.00 s on 2 ranks",)

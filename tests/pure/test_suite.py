@@ -84,8 +84,7 @@ def test_a_file_that_was_not_tried_is_no_success(
     tmp_path: Path, ranks: Sequence[Received], message: str
 ) -> None:
     found, _ = tried(tmp_path, run(*ranks))
-    assert found.problem
-    assert found.problem.status == "error"
+    assert found.problem and found.problem.status == "error"
     assert message in found.problem.message
 
 
@@ -105,6 +104,5 @@ def test_too_many_tests_that_end_ranks(tmp_path: Path) -> None:
     runs = [run(*killed(0, f"t{number}"), *killed(1, f"t{number}")) for number in range(99)]
     found, left_out = tried(tmp_path, *runs)
     assert len(found.crashed) == len(left_out) == 20
-    assert found.problem
-    assert found.problem.status == "unproven"
+    assert found.problem and found.problem.status == "unproven"
     assert "its ranks ended in 20 tests, and the others were not tried" in found.problem.message

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.cli.main import main
 from hvdenv.environments.installation import Installation, in_image
 from hvdenv.errors import StepError, UsageError
 from hvdenv.model.cluster import Container
@@ -16,6 +15,7 @@ from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.verification import suite
 from hvdenv.verification.collection import Setup
+from tests.commands import Hvdenv
 
 EVE = 4711
 
@@ -57,19 +57,16 @@ def test_tests_of_a_release_are_recognised_by_gits_hash(checkout: Path) -> None:
     assert suite.tree_hash(checkout / "test") == git(checkout, "rev-parse", "HEAD:test")
 
 
-def test_tests_in_an_archive(checkout: Path, tmp_path: Path) -> None:
+def test_tests_in_an_archive_and_in_a_relative_path(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks run in other folders."""
+    monkeypatch.chdir(tmp_path)
+    assert suite.tests_in(Path("checkout"), tmp_path, Runner()) == checkout / "test"
     archive = tmp_path / "horovod.tar.gz"
     subprocess.run(["tar", "czf", archive, "-C", tmp_path, "checkout"], check=True)
     found = suite.tests_in(archive, tmp_path, Runner())
     assert suite.tree_hash(found) == suite.tree_hash(checkout / "test")
-
-
-def test_ranks_find_the_tests_of_a_relative_path(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They run in other folders."""
-    monkeypatch.chdir(tmp_path)
-    assert suite.tests_in(Path("checkout"), tmp_path, Runner()) == checkout / "test"
 
 
 def test_a_clone_in_which_tests_left_files_is_replaced(known: str, tmp_path: Path) -> None:
@@ -122,15 +119,13 @@ def test_tests_are_not_run_with_a_python_outside_of_the_image(tmp_path: Path) ->
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give a file to another user")
 @pytest.mark.parametrize("part", ["", "test/parallel/test_own.py", "archive"])
 def test_tests_of_another_user_are_not_executed(
-    part: str, checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    part: str, checkout: Path, tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
     source = tmp_path / "archive.tar" if part == "archive" else checkout
     (tmp_path / "archive.tar").touch()
     foreign = source if part == "archive" else checkout / part
     os.chown(foreign, EVE, EVE)
     words = ["verify", "--prefix", str(tmp_path / "none"), "--suite-from", str(source)]
-    assert main(words) == 2
-    said = capsys.readouterr().err
+    said = hvdenv(*words, code=2).err
     assert f"belongs to uid {EVE}, and hvdenv would run its tests" in said
-    assert main([*words, "--trust"]) == 2
-    assert "belongs to" not in capsys.readouterr().err
+    assert "belongs to" not in hvdenv(*words, "--trust", code=2).err

@@ -68,27 +68,15 @@ def local_metric(rank: int, own: dict[str, Any]) -> None:
     own["metrics"]["loss"][1] = own["metrics"]["loss"][0]
 
 
-def same_shard(rank: int, own: dict[str, Any]) -> None:
-    own["seen"] = facts(0, 2)["seen"]
-
-
-def one_less(rank: int, own: dict[str, Any]) -> None:
-    own["samples"] += 1
-
-
-def nothing(rank: int, own: dict[str, Any]) -> None:
-    own.clear()
-
-
 NAN = float("nan")
 
 # name: (changes, the message)
 FAILURES: dict[str, tuple[list[Change], str]] = {
     "same shard": (
-        [same_shard],
+        [on_all(seen=facts(0, 2)["seen"])],
         "rank 1 on n1 had 4 samples that rank 0 on n0 had as well (epoch 1)",
     ),
-    "a sample is left out": ([one_less], "no rank had 1 of 9 samples (epoch 1)"),
+    "a sample is left out": ([on_all(samples=9)], "no rank had 1 of 9 samples (epoch 1)"),
     "no broadcast": (
         [on(1, checksums={"parameters after the broadcast": "c", "at the end": "b"})],
         "parameters after the broadcast are not equal: rank 1 on n1 and rank 0 on n0 differ",
@@ -143,12 +131,12 @@ def test_all_that_is_wrong_is_in_the_evidence() -> None:
 def test_what_cannot_work_is_skipped_with_its_reason() -> None:
     reason = "Horovod 0.28.1 supports Keras 2 only"
     skips = on_all(part="Keras fit", seconds=0.1, skip=reason)
-    ((part, judgement),) = judge(trained(2, nothing, skips))
+    ((part, judgement),) = judge(trained(2, lambda _, own: own.clear(), skips))
     assert (part, judgement.status, judgement.message) == ("Keras fit", "skip", reason)
 
 
 def test_silence_is_no_success() -> None:
-    ((_, judgement),) = judge(trained(2, nothing))
+    ((_, judgement),) = judge(trained(2, lambda _, own: own.clear()))
     assert (judgement.status, judgement.message) == ("fail", "no rank reported anything")
 
 

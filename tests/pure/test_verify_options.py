@@ -63,13 +63,10 @@ def test_allreduces_alone_take_two_ranks(monkeypatch: pytest.MonkeyPatch) -> Non
         assert hosts_of(*words) == (ranks, ())
 
 
-def test_a_hostfile_that_is_not_there(tmp_path: Path) -> None:
+def test_hosts_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UsageError) as caught:
         hosts_of("--hostfile", str(tmp_path / "none"))
     assert caught.value.where == str(tmp_path / "none")
-
-
-def test_hosts_are_named_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         hosts_of("--hosts", "gpu32:1", "--hostfile", "hosts")
     assert "not allowed with argument" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from hvdenv.model.cluster import Network, Reference
 from hvdenv.runner import Runner
 from hvdenv.sites.hosts import Host
 from hvdenv.verification import collectors
-from hvdenv.verification.bench import Effort, Gpus
+from hvdenv.verification.bench import Effort
 from hvdenv.verification.collection import Setup
 from hvdenv.verification.verify import DEFAULT_EXERCISES, verify
 from tests.real.doctored import TIMEOUT, found
@@ -134,7 +134,7 @@ def test_the_yardstick_on_what_stands_for_gpus(
     setup = Setup(original, runner, launch=LAUNCH, launchers=("mpirun",))
     yardstick = collectors.measure_yardstick(
         setup, Effort(0.2, str(tmp_path)), collectors.mpi(setup, TIMEOUT)[0], TIMEOUT, 1024,
-        Gpus(str(library), str(library)),
+        (str(library), str(library)),
     )  # fmt: skip
     if problem:
         assert yardstick.points == ()

@@ -32,30 +32,20 @@ from typing import Any, Dict, List, NamedTuple, NoReturn, Set, Tuple
 
 FAILED = 125
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_SLAVE = 1, 2, 4, 4096, 16384, 1 << 19
+MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_SLAVE = 2, 4, 4096, 16384, 1 << 19
 PR_SET_PDEATHSIG, PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 1, 47, 2
 CAP_SYS_ADMIN = 21
 CAPABILITY_VERSION = 0x20080522
 # Apptainer brings its own, in a folder that is not in PATH.
 PROGRAMS = ("squashfuse_ll", "squashfuse")
 FOLDERS = (
-    "/usr/bin",
-    "/usr/local/bin",
-    "/usr/libexec/apptainer/bin",
-    "/usr/local/libexec/apptainer/bin",
-)
+    "/usr/bin", "/usr/local/bin", "/usr/libexec/apptainer/bin", "/usr/local/libexec/apptainer/bin",
+)  # fmt: skip
 # What schedulers and users send to all processes of a job, some as a warning before its time is up:
 # ranks handle them, and need their files until they have ended. squashfuse ignores them too then.
-IGNORED = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGALRM,
-    signal.SIGXCPU,
-    signal.SIGTSTP,
+IGNORED = tuple(
+    getattr(signal, "SIG" + name)
+    for name in ("INT", "TERM", "HUP", "QUIT", "USR1", "USR2", "ALRM", "XCPU", "TSTP")
 )
 BLOCK = 1 << 20
 # Seconds for reading the whole image from a busy file system, for its mount, and for the first
@@ -74,7 +64,7 @@ class WrongImage(Exception):
 
 
 class Image(NamedTuple):
-    """What a manifest states: file of the image, its hash, and where its folders are mounted.
+    """The image that a manifest states, and where its folders are mounted.
 
     copy_to is the folder of this host to which the image is copied first, or empty.
     """
@@ -100,7 +90,6 @@ class Answer(NamedTuple):
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Call a function of the C library that returns 0 if it succeeded."""
     if getattr(libc, name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, "{}: {}".format(name, os.strerror(number)))
@@ -162,37 +151,28 @@ def checked_file(image: Image) -> int:
             kept = file = os.open(image.path, os.O_RDONLY)
             unused.callback(os.close, file)
             if image.copy_to:
-                kept = unnamed_file(os.path.expandvars(image.copy_to))
+                folder = os.path.expandvars(image.copy_to)
+                kept, path = tempfile.mkstemp(prefix="hvdenv-image-", dir=folder)
+                os.unlink(path)
                 unused.callback(os.close, kept)
             digest = read_whole(file, copy=kept if image.copy_to else -1)
         except OSError as error:
             raise CannotMount("cannot read or copy {}: {}".format(image.path, error)) from error
         if digest != image.sha256:
-            raise WrongImage(
-                "the image differs from its manifest: its SHA-256 is {}, expected {}".format(
-                    digest, image.sha256
-                )
-            )
+            differs = "the image differs from its manifest: its SHA-256 is {}, expected {}"
+            raise WrongImage(differs.format(digest, image.sha256))
         return os.dup(kept)
 
 
 def read_whole(file: int, copy: int) -> str:
     """The SHA-256 of a file; what is read is also written to a copy, unless that is -1."""
     digest = hashlib.sha256()
-    while True:
-        block = os.read(file, BLOCK)
-        if not block:
-            return digest.hexdigest()
+    for block in iter(lambda: os.read(file, BLOCK), b""):
         digest.update(block)
         rest = memoryview(block)
         while copy >= 0 and rest:
             rest = rest[os.write(copy, rest) :]
-
-
-def unnamed_file(folder: str) -> int:
-    descriptor, path = tempfile.mkstemp(prefix="hvdenv-image-", dir=folder)
-    os.unlink(path)
-    return descriptor
+    return digest.hexdigest()
 
 
 def mount_image(file: int, image: Image) -> int:
@@ -245,19 +225,16 @@ def start_server(program: str, file: int, source: str, point: str) -> int:
     try:
         while os.stat(point).st_dev == before:
             if os.waitpid(pid, os.WNOHANG)[0] or time.monotonic() > end:
-                raise CannotMount("{} does not mount it: {}".format(program, printed(output)))
+                ready = select.select([output], [], [], 0)[0]
+                said = os.read(output, 4096).decode("utf-8", "replace") if ready else ""
+                raise CannotMount(
+                    "{} does not mount it: {}".format(program, " ".join(said.split()))
+                )
             time.sleep(0.005)
     finally:
-        os.close(
-            output
-        )  # or what it prints would fill the pipe; it ignores SIGPIPE, as Python does
+        # Or what it prints would fill the pipe; it ignores SIGPIPE, as Python does.
+        os.close(output)
     return pid
-
-
-def printed(output: int) -> str:
-    """What squashfuse has printed so far."""
-    ready = select.select([output], [], [], 0)[0]
-    return " ".join(os.read(output, 4096).decode("utf-8", "replace").split()) if ready else ""
 
 
 def keep_capability() -> None:
@@ -342,7 +319,6 @@ def serve(listener: socket.socket, answer: bytes) -> None:
 
 
 def peer_of(connection: socket.socket) -> Tuple[int, int]:
-    """Process and user at the other end."""
     size = struct.calcsize("3i")
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     pid, user, _ = struct.unpack("3i", found)
@@ -420,13 +396,6 @@ def join(answer: Answer, connection: int) -> None:
     os.chdir(here)
 
 
-def is_mounted(image: Image) -> bool:
-    """Whether this process is in a namespace with the image already."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as stream:
-        sources = [line.split(" - ")[1].split()[1] for line in stream]
-    return image.source in sources
-
-
 def read_manifest(path: str, sha256: str) -> Image:
     try:
         with open(path, "rb") as stream:
@@ -449,8 +418,10 @@ def enter(path: str, sha256: str, job: str) -> None:
     first = True
     try:
         image = read_manifest(path, sha256)
-        if is_mounted(image):
-            return
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as stream:
+            sources = [line.split(" - ")[1].split()[1] for line in stream]
+        if image.source in sources:
+            return  # it is in a namespace with the image already
         # When a job step of Slurm ends, its keeper does too.
         step = os.environ.get("SLURM_STEP_ID", "")
         words = "{} {} {} {}".format(sha256, job, step, os.geteuid()).encode()
@@ -467,8 +438,7 @@ def enter(path: str, sha256: str, job: str) -> None:
 
 
 def tell(text: str) -> None:
-    host = socket.gethostname()
-    sys.stderr.write("hvdenv: image on {}: {}\n".format(host, text))
+    sys.stderr.write("hvdenv: image on {}: {}\n".format(socket.gethostname(), text))
     sys.stderr.flush()
 
 

@@ -25,17 +25,7 @@ import traceback
 from typing import Any, Dict, List, Optional
 
 LIBRARIES = {"torch": "mpi_lib_v2", "tensorflow": "mpi_lib", "mxnet": "mpi_lib"}
-METADATA_KEYS = {"torch": "pytorch", "tensorflow": "tensorflow", "mxnet": "mxnet"}
-BUILT = {
-    "MPI": "mpi_built",
-    "Gloo": "gloo_built",
-    "NCCL": "nccl_built",
-    "DDL": "ddl_built",
-    "CCL": "ccl_built",
-    "MLSL": "mlsl_built",
-    "CUDA": "cuda_built",
-    "ROCm": "rocm_built",
-}
+BUILT = ("MPI", "Gloo", "NCCL", "DDL", "CCL", "MLSL", "CUDA", "ROCm")
 
 
 def horovod_folder() -> str:
@@ -45,7 +35,6 @@ def horovod_folder() -> str:
 
 
 def library(folder: str, framework: str) -> str:
-    """The extension's path."""
     suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
     return os.path.join(folder, framework, LIBRARIES[framework] + suffix)
 
@@ -108,7 +97,8 @@ def built_with(folder: str, framework: str) -> Optional[str]:
     """The framework version in metadata.json; None where that does not exist (< 0.21.1)."""
     try:
         with open(os.path.join(folder, "metadata.json")) as stream:
-            version: Optional[str] = json.load(stream).get(METADATA_KEYS[framework], "")
+            key = "pytorch" if framework == "torch" else framework
+            version: Optional[str] = json.load(stream).get(key, "")
             return version
     except (OSError, ValueError):
         return None
@@ -117,9 +107,9 @@ def built_with(folder: str, framework: str) -> Optional[str]:
 def built(module: Any) -> Dict[str, Optional[int]]:
     """The result of each *_built() of a framework's module; None if the call fails."""
     answers: Dict[str, Optional[int]] = {}
-    for name, function in BUILT.items():
+    for name in BUILT:
         try:
-            answers[name] = int(getattr(module, function)())
+            answers[name] = int(getattr(module, name.lower() + "_built")())
         except Exception:
             answers[name] = None
     return answers
@@ -156,7 +146,6 @@ def imported(framework: str) -> Dict[str, Any]:
 
 
 def look(framework: str) -> Dict[str, Any]:
-    """All facts about one framework."""
     facts = files(framework)
     if facts["size"]:
         try:

@@ -49,8 +49,7 @@ def output_of(path: str, *words: str) -> Tuple[str, Optional[int]]:
 
 def folder(path: str) -> Dict[str, Union[int, str]]:
     """Size of a folder, and sha256 of its listing: names, kinds and sizes, no contents."""
-    found = hashlib.sha256()
-    size = 0
+    found, size = hashlib.sha256(), 0
     for parent, folders, files in os.walk(path):
         folders.sort()
         for name in sorted(folders + files):
@@ -68,14 +67,10 @@ def image(path: str) -> Dict[str, Union[int, str]]:
     """Size and sha256 of an image, or why it cannot be read."""
     if os.path.isdir(path):
         return folder(path)
-    found = hashlib.sha256()
-    size = 0
+    found, size = hashlib.sha256(), 0
     try:
         with open(path, "rb") as stream:
-            while True:
-                block = stream.read(1 << 22)
-                if not block:
-                    break
+            for block in iter(lambda: stream.read(1 << 22), b""):
                 found.update(block)
                 size += len(block)
     except OSError as error:
@@ -94,7 +89,6 @@ def driver() -> str:
 
 
 def resolves(name: str) -> bool:
-    """Whether a host name has an address."""
     try:
         return bool(socket.getaddrinfo(name, None))
     except OSError:

@@ -3,7 +3,7 @@
 usage: python observe_env.py ROOT
 
 Runs inside the environment on Python 3.6 and newer. Prints one line
-`@hvdenv-observed PAYLOAD`: JSON in base64, which the masking of passwords in output does not
+`@hvdenv-observe_env PAYLOAD`: JSON in base64, which the masking of passwords in output does not
 change. Paths below ROOT are relative, so that a moved environment gives the same result.
 No framework is imported: the dynamic linker is asked what it would load.
 """
@@ -48,7 +48,6 @@ class Elf:
     """Facts from the file of a library, without loading it.
 
     Attributes:
-        needed: names of the libraries that the file links.
         strings: names of symbols and of their versions.
         build: build id, or the size if there is none.
     """
@@ -104,16 +103,11 @@ class Elf:
     def highest(self, prefix: str) -> str:
         """The highest version of a series of symbol versions, such as GLIBCXX; or empty."""
         found = re.findall(prefix.encode() + rb"_(\d+(?:\.\d+)+)\0", self.strings)
-        return max((each.decode() for each in found), key=numbers, default="")
-
-
-def numbers(version: str) -> List[int]:
-    return [int(number) for number in version.split(".")]
+        versions = ([int(number) for number in each.split(b".")] for each in found)
+        return ".".join(map(str, max(versions, default=[])))
 
 
 class Environment:
-    """One environment, whose facts look() returns."""
-
     def __init__(self, root: str) -> None:
         self.root = os.path.realpath(root)
 
@@ -124,8 +118,11 @@ class Environment:
 
     def look(self) -> Dict[str, Any]:
         folder = extension.horovod_folder()
-        frameworks = {name: package_folder(name) for name in extension.LIBRARIES}
-        frameworks = {name: found for name, found in frameworks.items() if found}
+        frameworks: Dict[str, str] = {}  # folders of their packages; nothing is imported
+        for name in extension.LIBRARIES:
+            found = importlib.util.find_spec(name)
+            if found and found.origin and found.submodule_search_locations:
+                frameworks[name] = found.submodule_search_locations[0]
         places = dict(frameworks, **({"horovod": folder} if folder else {}))
         built_with = {name: extension.built_with(folder, name) for name in extension.LIBRARIES}
         mpirun = shutil.which("mpirun")
@@ -173,21 +170,14 @@ class Environment:
         return {"path": self.placed(path), "build": elf.build, "version": version}
 
     def modules(self) -> List[Dict[str, str]]:
-        """The loaded modules with their modulefiles."""
         names = [name for name in os.environ.get("LOADEDMODULES", "").split(":") if name]
         files = os.environ.get("_LMFILES_", "").split(":")
         if len(files) != len(names):
             return [{"name": name} for name in names]
         return [
-            {"name": name, "file": self.placed(files[number]), "digest": digest(files[number])}
-            for number, name in enumerate(names)
+            {"name": name, "file": self.placed(file), "digest": digest(file)}
+            for name, file in zip(names, files)
         ]
-
-
-def package_folder(name: str) -> str:
-    """The folder of a package, without importing it; empty if there is none."""
-    found = importlib.util.find_spec(name)
-    return (found.submodule_search_locations or [""])[0] if found and found.origin else ""
 
 
 def loaded_libraries(objects: List[str]) -> Dict[str, str]:
@@ -241,7 +231,6 @@ def packages() -> Dict[str, str]:
 
 
 def driver() -> str:
-    """The version of NVIDIA's kernel driver; empty without one."""
     try:
         with open("/proc/driver/nvidia/version") as stream:
             found = re.search(r"Kernel Module.{0,200}?\s(\d+(\.\d+)+)\s", stream.read())
@@ -262,7 +251,7 @@ def digest(path: str) -> str:
 def main(root: str) -> None:
     sys.path.pop(0)  # this folder: its files must not shadow modules
     found = json.dumps(Environment(root).look(), sort_keys=True)
-    print("\n@hvdenv-observed " + base64.b64encode(found.encode()).decode())
+    print("\n@hvdenv-observe_env " + base64.b64encode(found.encode()).decode())
 
 
 if __name__ == "__main__":

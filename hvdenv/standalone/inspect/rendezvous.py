@@ -47,7 +47,6 @@ def status_of_put(server: Any, path: str) -> int:
 
 
 def accepted() -> List[str]:
-    """The advisories whose request is accepted."""
     servers = importlib.import_module("horovod.runner.http.http_server")
     elastic = importlib.import_module("horovod.runner.elastic.rendezvous")
     address, found = ("127.0.0.1", 0), []

@@ -11,7 +11,7 @@ Runs on Python 3.6 and newer with numpy, which the frameworks require.
 
 import os
 import time
-from typing import Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, List, Optional, Sequence, Tuple
 
 import events
 from allreduce import operation_arguments
@@ -19,7 +19,8 @@ from context import Context
 
 Loop = Callable[[int], None]
 
-SMALLEST, LARGEST, FACTOR = 1024, 256 << 20, 4
+FACTOR = 4
+SIZES = [1024 * FACTOR**power for power in range(10)]
 TRIALS, FEWEST, ROUNDS, REPEATS = 3, 3, 50, 1000
 ROUND_SECONDS = 0.01
 # The tensor, a separate result, and copies of the network layers.
@@ -27,21 +28,8 @@ COPIES = 4
 # Of control groups version 2 and 1: folder, files with limit and use, and reclaimable memory.
 GROUPS = (
     ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-    (
-        "sys/fs/cgroup/memory",
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
-        "total_inactive_file",
-    ),
-)
-
-
-def sizes() -> Iterator[int]:
-    """Bytes of the messages."""
-    size = SMALLEST
-    while size <= LARGEST:
-        yield size
-        size *= FACTOR
+    ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)  # fmt: skip
 
 
 def number(path: str, name: str = "") -> int:
@@ -82,7 +70,6 @@ def fits(size: int, memory: int, ranks: int) -> bool:
 
 
 def quartiles(values: List[float]) -> List[float]:
-    """Minimum, quartiles and maximum."""
     ordered = sorted(values)
     return [ordered[quarter * (len(ordered) - 1) // 4] for quarter in range(5)]
 
@@ -144,8 +131,7 @@ class Clock:
 def measure(clock: Clock, loop: Loop, share: float) -> Tuple[List[float], int]:
     """Measure a loop for a share of the time that is left.
 
-    Returns:
-        The seconds of one repetition in each round, and the number of repetitions in a round.
+    Returns the seconds of one repetition in each round, and the repetitions in a round.
     """
     one = min(clock.time(loop, 1) for _ in range(TRIALS))
     repeats = min(int(ROUND_SECONDS / one) + 1, REPEATS)
@@ -157,7 +143,6 @@ def measure(clock: Clock, loop: Loop, share: float) -> Tuple[List[float], int]:
 
 
 def least(context: Context, value: int) -> int:
-    """The minimum of all ranks' values."""
     tensor = context.tensor(context.numpy.array([value], "int64"))
     return int(context.array(context.hvd.allgather(tensor, name="bench.least")).min())
 
@@ -166,8 +151,8 @@ def run(context: Context, option: str) -> None:
     """Measure size by size, as long as there is time and memory for the next one."""
     first = context.hvd.rank() == 0
     ranks = context.hvd.local_size()
-    clock, last, todo = Clock(context, float(option)), 0.0, list(sizes())
-    for index, size in enumerate(todo):
+    clock, last = Clock(context, float(option)), 0.0
+    for index, size in enumerate(SIZES):
         why = ""
         if (TRIALS + FEWEST) * FACTOR * last > clock.left:
             why = "time"
@@ -179,15 +164,8 @@ def run(context: Context, option: str) -> None:
             return
         context.stage("bench", "{} bytes".format(size))
         loop = LOOPS[context.framework](context, size, "bench.{}".format(size))
-        rounds, repeats = measure(clock, loop, 0.5 / (len(todo) - index))
+        rounds, repeats = measure(clock, loop, 0.5 / (len(SIZES) - index))
         last = min(rounds)
         if first:
-            context.report(
-                events.Bench(
-                    size=size,
-                    seconds=quartiles(rounds),
-                    repeats=repeats,
-                    rounds=len(rounds),
-                    device=context.device,
-                )
-            )
+            found = (size, quartiles(rounds), repeats, len(rounds), context.device)
+            context.report(events.Bench(*found))

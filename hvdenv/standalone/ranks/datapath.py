@@ -65,17 +65,9 @@ _LIBRARIES = re.compile(
     r"(\.so|-[\w.]+\.so)"
 )
 _REPORTED = (
-    "OMPI_MCA_pml",
-    "OMPI_MCA_btl",
-    "UCX_TLS",
-    "UCX_NET_DEVICES",
-    "FI_PROVIDER",
-    "HOROVOD_GLOO_IFACE",
-    "HOROVOD_CPU_OPERATIONS",
-    "NCCL_IB_DISABLE",
-    "NCCL_SOCKET_IFNAME",
-    "CUDA_VISIBLE_DEVICES",
-)
+    "OMPI_MCA_pml", "OMPI_MCA_btl", "UCX_TLS", "UCX_NET_DEVICES", "FI_PROVIDER", "HOROVOD_GLOO_IFACE",
+    "HOROVOD_CPU_OPERATIONS", "NCCL_IB_DISABLE", "NCCL_SOCKET_IFNAME", "CUDA_VISIBLE_DEVICES",
+)  # fmt: skip
 
 
 class Seen:
@@ -121,30 +113,27 @@ def libraries(maps: str = "/proc/self/maps") -> Dict[str, List[str]]:
 
 def mpi_version(loaded: Dict[str, List[str]]) -> str:
     """Name and version of the loaded MPI; empty if there is none, or if it cannot be asked."""
-    for name in sorted(loaded):
-        if name.startswith("libmpi"):
-            text = ctypes.create_string_buffer(8192)  # Open MPI and MPICH have less
-            length = ctypes.c_int()
-            try:
-                ctypes.CDLL(loaded[name][0]).MPI_Get_library_version(text, ctypes.byref(length))
-            except (OSError, AttributeError):
-                continue
-            words = text.value.decode("utf-8", "replace").split()
-            return " ".join(words)[:120]
+    text = ctypes.create_string_buffer(8192)  # Open MPI and MPICH have less
+    for name in sorted(name for name in loaded if name.startswith("libmpi")):
+        try:
+            ask = ctypes.CDLL(loaded[name][0]).MPI_Get_library_version
+            ask(text, ctypes.byref(ctypes.c_int()))
+        except (OSError, AttributeError):
+            continue
+        return " ".join(text.value.decode("utf-8", "replace").split())[:120]
     return ""
 
 
 def nccl_version(loaded: Dict[str, List[str]]) -> int:
     """The version of the loaded NCCL, such as 21805; 0 if there is none, or if it is static."""
     version = ctypes.c_int()
-    for name in ("libnccl", "librccl"):
-        for path in loaded.get(name, ()):
-            try:
-                ctypes.CDLL(path).ncclGetVersion(ctypes.byref(version))
-            except (OSError, AttributeError):
-                continue
-            return version.value
-    return 0
+    for path in loaded.get("libnccl", []) + loaded.get("librccl", []):
+        try:
+            ctypes.CDLL(path).ncclGetVersion(ctypes.byref(version))
+        except (OSError, AttributeError):
+            continue
+        break
+    return version.value
 
 
 def fast_networks(devices: str = "/sys/class") -> List[str]:

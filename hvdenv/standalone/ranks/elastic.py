@@ -41,9 +41,8 @@ class Job:
             named_parameters=model.named_parameters(),
             op=self.hvd.Sum,
         )
-        self.state = self.hvd.elastic.TorchState(
-            model=model, optimizer=self.optimizer, step=0, world=0
-        )
+        own = {"model": model, "optimizer": self.optimizer, "step": 0, "world": 0}
+        self.state = self.hvd.elastic.TorchState(**own)
 
     def stage(self, detail: str) -> None:
         self.context.stage(STAGE, detail)
@@ -75,17 +74,15 @@ class Job:
         if what == "kill":
             self.lose_a_rank(argument)
         if what == "hosts" and self.hvd.rank() == 0:
-            temporary = self.plan["hosts"] + ".new"
-            with open(temporary, "w") as stream:
+            with open(self.plan["hosts"] + ".new", "w") as stream:
                 stream.write(argument)
-            os.rename(temporary, self.plan["hosts"])
+            os.rename(stream.name, self.plan["hosts"])
         self.stage("waiting for a change of hosts in world {}".format(number))
         for _ in range(int(self.plan["patience"] / PAUSE)):
             time.sleep(PAUSE)
             state.commit()
-        raise RuntimeError(
-            "horovodrun announced no change of hosts within {:g} s".format(self.plan["patience"])
-        )
+        late = "horovodrun announced no change of hosts within {:g} s"
+        raise RuntimeError(late.format(self.plan["patience"]))
 
     def look(self) -> int:
         """Report what the rank finds in this world; returns its number, as rank 0 knows it."""
@@ -94,16 +91,8 @@ class Job:
         numbers = torch.tensor([hvd.rank() + 1, state.world if hvd.rank() == 0 else 0])
         total, number = hvd.allreduce(numbers, op=hvd.Sum, name="elastic.look").tolist()
         self.context.report(self.context.numbers())
-        self.context.report(
-            events.World(
-                number=number,
-                rank=hvd.rank(),
-                size=hvd.size(),
-                step=state.step,
-                value=self.parameter.item(),
-                total=total,
-            )
-        )
+        found = (number, hvd.rank(), hvd.size(), state.step, self.parameter.item(), total)
+        self.context.report(events.World(*found))
         return int(number)
 
     def step(self) -> None:

@@ -75,8 +75,7 @@ class Files:
 class Imports:
     """Measures each import of the main thread, as ``python -X importtime`` does.
 
-    Attributes:
-        own: seconds by module, without those of modules that it imports.
+    `own` is the seconds by module, without those of modules that it imports.
     """
 
     def __init__(self) -> None:
@@ -84,7 +83,6 @@ class Imports:
         self._inner = []  # type: List[float]
 
     def watch(self) -> None:
-        """Measure from now on."""
         bootstrap = sys.modules["_frozen_importlib"]  # type: Any
         load = bootstrap._find_and_load
         thread = sys.modules["_thread"].get_ident
@@ -106,7 +104,6 @@ class Imports:
         bootstrap._find_and_load = timed
 
     def slowest(self) -> "List[str]":
-        """The modules that took longest themselves."""
         return sorted(self.own, key=self.own.__getitem__, reverse=True)[:SLOWEST]
 
 
@@ -128,7 +125,7 @@ def main(
         sys.exit("this Horovod was built without " + controller)
     hvd.init()
     times.append(time.time())
-    found = {
+    found: "Dict[str, Any]" = {
         "started": float(started),
         "interpreter": round(max(BEGAN - float(started), 0.0), 4),
         "modules": len(sys.modules) - before,
@@ -139,25 +136,18 @@ def main(
     }
     for at, name in enumerate(("framework", "horovod", "init")):
         found[name] = round(times[at + 1] - times[at], 4)
-    sys.path.insert(0, own_folder)
-    report(found, imports, framework, controller, int(report_fd))
-    faulthandler.cancel_dump_traceback_later()
-
-
-def report(
-    found: "Dict[str, Any]", imports: Imports, framework: str, controller: str, descriptor: int
-) -> None:
-    """Report what was found, and end Horovod."""
     slowest = imports.slowest()
+    sys.path.insert(0, own_folder)
     import events
     from context import Context
 
-    context = Context(framework, controller, descriptor)
+    context = Context(framework, controller, int(report_fd))
     context.report(context.numbers())
     modules = [events.Imported(name, round(imports.own[name], 4)) for name in slowest]
     context.report(events.Startup(slowest=modules, **found))
     context.stage("shutdown")
     context.hvd.shutdown()
+    faulthandler.cancel_dump_traceback_later()
 
 
 if __name__ == "__main__":

@@ -68,7 +68,10 @@ class Reporter:
         if before is not None and before.outcome == "failed":
             return
         if before is None or report.failed or report.skipped:
-            text = "" if report.passed else _text(report)
+            why = report.longrepr
+            if report.skipped and isinstance(why, tuple):
+                why = why[-1]
+            text = "" if report.passed else str(why)[-_TEXT_BYTES:]
             outcome = "failed" if report.failed else "skipped" if report.skipped else "passed"
             self.outcomes[report.nodeid] = events.TestDone(report.nodeid, outcome, reason=text)
 
@@ -77,13 +80,6 @@ class Reporter:
         faulthandler.cancel_dump_traceback_later()
         outcome = self.outcomes.pop(nodeid, events.TestDone(nodeid, "failed", reason="not run"))
         self.context.report(outcome._replace(seconds=round(time.time() - self.started, 2)))
-
-
-def _text(report: Any) -> str:
-    """Why a test was skipped, or the end of its failure."""
-    if report.skipped and isinstance(report.longrepr, tuple):
-        return str(report.longrepr[-1])[-_TEXT_BYTES:]
-    return str(report.longrepr)[-_TEXT_BYTES:]
 
 
 def run(context: Context, option: str) -> None:

@@ -59,9 +59,9 @@ def _check_framework(framework: str, wanted: Facts, facts: Facts) -> None:
     if found.partition("+")[0].replace("-", "") != wanted["version"]:
         _fail(facts, "%s %s is installed" % (framework, found), needed, command)
     if _cxx11(framework, module) not in (wanted["cxx11"], None):
-        kinds = ["the old string ABI of C++", "the C++11 string ABI"]
-        kind = kinds[wanted["cxx11"]]
-        other = kinds[not wanted["cxx11"]]
+        kind, other = "the old string ABI of C++", "the C++11 string ABI"
+        if wanted["cxx11"]:
+            kind, other = other, kind
         _fail(facts, "%s %s is installed with %s" % (framework, found, other), kind, command)
     cuda = str(getattr(getattr(module, "version", None), "cuda", None) or "")
     if facts["cuda"] and framework == "torch" and cuda.split(".")[0] != facts["cuda"].split(".")[0]:
@@ -84,7 +84,10 @@ def _check_mpi(folder: str, facts: Facts) -> None:
     command = "load the module of that MPI"
     if mpi["package"]:
         command += ', or run: python -m pip install "%s"' % mpi["package"]
-    folders = _folders(folder, facts["run_path"])
+    # Where the loader looks for libraries of an extension, before those of the system.
+    folders = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    folders += [each.replace("$ORIGIN", folder) for each in facts["run_path"]]
+    folders = list(filter(None, folders))
     files = [os.path.join(each, mpi["library"]) for each in folders]
     path, library = mpi["library"], _loaded(mpi["library"])
     try:
@@ -116,13 +119,6 @@ def _loaded(name: str) -> Any:
         return ctypes.CDLL(name, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
     except OSError:
         return None
-
-
-def _folders(folder: str, run_path: List[str]) -> List[str]:
-    """Where the loader looks for libraries of an extension, before those of the system."""
-    named = os.environ.get("LD_LIBRARY_PATH", "").split(":")
-    own = [each.replace("$ORIGIN", folder) for each in run_path]
-    return [each for each in named + own if each]
 
 
 def _numbers(version: str) -> List[int]:
