@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
+
+import pytest
+
+from hvdenv.cli.main import main
 
 
 class Said(NamedTuple):
@@ -12,7 +16,23 @@ class Said(NamedTuple):
     err: str
 
 
-class Hvdenv(Protocol):
-    """Runs a command and asserts its exit code."""
+def call(*words: str) -> int:
+    """What main() comes to, however it ends."""
+    try:
+        return main(words)
+    except SystemExit as end:
+        return int(end.code or 0)
 
-    def __call__(self, *words: str, code: int = 0) -> Said: ...
+
+class Hvdenv:
+    """Runs a command, asserts its exit code, and returns what it printed."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys = capsys
+
+    def __call__(self, *words: str, code: int = 0) -> Said:
+        self.capsys.readouterr()
+        ended = call(*words)
+        said = Said(*self.capsys.readouterr())
+        assert ended == code, (words, said)
+        return said

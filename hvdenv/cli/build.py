@@ -6,16 +6,17 @@ resumes at the first step that had not finished."""
 from __future__ import annotations
 
 import argparse
-import sys
+from collections.abc import Iterator
 
 from hvdenv.building.finished import Built, already_built
 from hvdenv.cli.job import run_there
 from hvdenv.cli.options import (
-    add_dry_run,
+    add,
     add_options,
-    print_json,
+    give,
     refuse_foreign_path,
     refuse_foreign_prefix,
+    report,
     resolved_of,
 )
 from hvdenv.cli.plan import described, with_requested_lock
@@ -41,16 +42,14 @@ Activate it with `. PREFIX/activate.sh`.
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "recipe", "python", "prefix", "json", "loudness", "where")
-    add_dry_run(parser, "show what would be built, or the script of the job, and do nothing")
+    add(parser, "--dry-run", "show what would be built, or the script of the job, and do nothing")
     add_options(parser, "allow", "locked")
-    parser.add_argument(
-        "--accept-drift", metavar="NAME", action="append", default=[],
-        help="continue although this differs from the lock (compiler, mpi, modules.NAME, ...); may"
-        " be repeated",
+    add(
+        parser, "--accept-drift NAME",
+        "continue although this differs from the lock (compiler, mpi, modules.NAME, ...); may"
+        " be repeated", action="append", default=[],
     )  # fmt: skip
-    parser.add_argument(
-        "--rebuild", action="store_true", help="build a new generation even if nothing changed"
-    )
+    add(parser, "--rebuild", "build a new generation even if nothing changed")
     add_options(parser, "break-lock", "trust")
 
 
@@ -81,14 +80,13 @@ def run(arguments: argparse.Namespace) -> int:
         built = build_prepared(prepared, plan, arguments)
     elif not arguments.quiet:
         for each in built.drift:
-            print(f"drift from the lock: {each}", file=sys.stderr)
-    if arguments.json:
-        print_json(encode(built))
-    elif not arguments.quiet:
-        print(
-            f"{_result(built, prepared)}: {built.prefix}\nuse it with: . {built.prefix}/activate.sh"
-        )
-        _report_dropped(target, before)
+            report(f"drift from the lock: {each}")
+    give(
+        arguments, encode(built),
+        f"{_result(built, prepared)}: {built.prefix}",
+        f"use it with: . {built.prefix}/activate.sh",
+        *([] if arguments.json or arguments.quiet else _dropped(target, before)),
+    )  # fmt: skip
     return 0
 
 
@@ -99,13 +97,13 @@ def _result(built: Built, prepared: Prepared) -> str:
     return f"built in {built.seconds:.0f} s" if built.changed else "nothing to do"
 
 
-def _report_dropped(target: Environment, before: str) -> None:
-    """Name the packages that the user had added to the generation that was active before."""
+def _dropped(target: Environment, before: str) -> Iterator[str]:
+    """The packages that the user had added to the generation that was active before."""
     if before in ("", target.active()):
         return
     record = read_record(target.record(before))
     if added := record.additions.get("requirements"):
-        print(
+        yield (
             f"without what was added: {', '.join(added)}; to go back to that:"
             f" hvdenv envs rollback {target.prefix} --to {before}"
         )

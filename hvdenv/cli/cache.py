@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from hvdenv.cli.options import add_age, add_options, print_json, time_ago, wheels_of_site
+from hvdenv.cli.options import (
+    add,
+    add_action,
+    add_options,
+    age,
+    print_json,
+    report,
+    time_ago,
+    wheels_of_site,
+)
 from hvdenv.environments.storage import Counter
 from hvdenv.errors import HvdenvError, UsageError
 from hvdenv.masking import plain
@@ -42,45 +49,39 @@ def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     parser.set_defaults(action="list", site=None, cache=None, json=False)
 
-    def add(name: str, text: str) -> argparse.ArgumentParser:
-        action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        add_options(action, "site")
-        action.add_argument("--cache", metavar="FOLDER", type=Path, help="use this cache only")
-        return action
+    def action(name: str, text: str) -> argparse.ArgumentParser:
+        parser = add_action(actions, name, text)
+        add_options(parser, "site")
+        add(parser, "--cache FOLDER", "use this cache only", type=Path)
+        return parser
 
-    add_options(add("list", "list the entries of the caches"), "json")
-    verify = add("verify", "check every entry: hash, record, owner, signature")
-    add_options(verify, "json")
-    prune = add("prune", "remove entries, least recently used first")
-    prune.add_argument(
-        "--max-size", metavar="SIZE", type=_size,
-        help="remove entries until the cache is this small, such as 500MB or 2GB (default, without"
-        " other options: places.wheels.own_gb for your own cache)",
+    add_options(action("list", "list the entries of the caches"), "json")
+    add_options(action("verify", "check every entry: hash, record, owner, signature"), "json")
+    prune = action("prune", "remove entries, least recently used first")
+    add(
+        prune, "--max-size SIZE",
+        "remove entries until the cache is this small, such as 500MB or 2GB (default, without"
+        " other options: places.wheels.own_gb for your own cache)", type=_size,
     )  # fmt: skip
-    add_age(prune, "--older-than", "remove entries not used for this long, such as 90d or 8w")
-    prune.add_argument("--damaged", action="store_true", help="remove damaged entries")
-    prune.add_argument(
-        "--downloads", action="store_true",
-        help="prune downloaded and unpacked files instead of wheels (default --max-size: 20GB)",
+    add(
+        prune, "--older-than AGE",
+        "remove entries not used for this long, such as 90d or 8w", type=age,
     )  # fmt: skip
-    copy = add("copy", "copy entries into another cache")
-    copy.add_argument(
-        "--to", metavar="FOLDER", type=Path, help="created if missing (default: your own cache)"
-    )
-    add_keys(copy)
-    sign = add("sign", "sign entries with ssh-keygen")
-    add_keys(sign)
-    sign.add_argument(
-        "--key", metavar="FILE",
-        help="private key, or the public part of a key that the SSH agent holds (default:"
+    add(prune, "--damaged", "remove damaged entries")
+    add(
+        prune, "--downloads",
+        "prune downloaded and unpacked files instead of wheels (default --max-size: 20GB)",
+    )  # fmt: skip
+    copy = action("copy", "copy entries into another cache")
+    add(copy, "--to FOLDER", "created if missing (default: your own cache)", type=Path)
+    sign = action("sign", "sign entries with ssh-keygen")
+    for each in (copy, sign):
+        add(each, "keys KEY", "first digits of keys (default: all entries)", nargs="*")
+    add(
+        sign, "--key FILE",
+        "private key, or the public part of a key that the SSH agent holds (default:"
         " places.wheels.key)",
     )  # fmt: skip
-
-
-def add_keys(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "keys", metavar="KEY", nargs="*", help="first digits of keys (default: all entries)"
-    )
 
 
 def _size(text: str) -> float:
@@ -94,19 +95,17 @@ def _size(text: str) -> float:
 def run(arguments: argparse.Namespace) -> int:
     wheels = wheels_of_site(arguments)
     caches = caches_of(arguments, wheels)
-    runner = Runner()
-    actions: dict[str, Callable[[], int]] = {
-        "list": lambda: _list(arguments, caches, runner),
-        "verify": lambda: _list(arguments, caches, runner),
-        "prune": lambda: _prune(arguments, caches[0], wheels, runner),
-        "copy": lambda: _copy(arguments, caches, wheels, runner),
-        "sign": lambda: _sign(arguments, caches[0], wheels, runner),
-    }
-    return actions[arguments.action]()
+    action = arguments.action
+    if action == "prune":
+        return _prune(arguments, caches[0], wheels)
+    if action == "copy":
+        return _copy(arguments, caches, wheels)
+    if action == "sign":
+        return _sign(arguments, caches[0], wheels)
+    return _list(arguments, caches)
 
 
 def caches_of(arguments: argparse.Namespace, wheels: Wheels) -> tuple[Cache, ...]:
-    """The caches of an action, the user's own first."""
     own, shared = wheelcache.own(find_places()), wheelcache.shared(wheels)
     if arguments.cache:
         folder = arguments.cache.absolute()
@@ -117,10 +116,10 @@ def caches_of(arguments: argparse.Namespace, wheels: Wheels) -> tuple[Cache, ...
     return shared[:1] if arguments.action == "sign" and wheels.publish else (own,)
 
 
-def _list(arguments: argparse.Namespace, caches: tuple[Cache, ...], runner: Runner) -> int:
+def _list(arguments: argparse.Namespace, caches: tuple[Cache, ...]) -> int:
     """`list`, and `verify`, which reads every byte."""
     verifies = arguments.action == "verify"
-    entries, unread = [], False
+    runner, entries, unread = Runner(), [], False
     for cache in caches:
         try:
             entries += [
@@ -129,7 +128,7 @@ def _list(arguments: argparse.Namespace, caches: tuple[Cache, ...], runner: Runn
             ]
         except HvdenvError as error:
             unread = True
-            print(f"error: {error}", file=sys.stderr)
+            report(f"error: {error}")
     if arguments.json:
         print_json(
             [{**each._asdict(), "horovod": each.horovod, "python": each.python} for each in entries]
@@ -143,20 +142,17 @@ def _list(arguments: argparse.Namespace, caches: tuple[Cache, ...], runner: Runn
 
 
 def _show(entry: Listed, verified: bool) -> None:
-    built = " ".join(f"{name} {version}" for name, version in sorted(entry.frameworks.items()))
-    where = f"shared: {entry.cache}" if entry.shared else "own"
-    lines = [
-        f"{entry.key[:12]}  horovod {entry.horovod}, {built}, {entry.python}"
-        if entry.wheel
-        else entry.key[:12]
-    ]
+    lines = [entry.key[:12]]
     if entry.wheel:
+        built = " ".join(f"{name} {version}" for name, version in sorted(entry.frameworks.items()))
         used = f", used {entry.used[:10]}" if entry.used else ""
         signed = ", signed" if entry.signed else ""
-        size = f"{entry.bytes / 1e6:.1f} MB"
-        lines += [
+        where = f"shared: {entry.cache}" if entry.shared else "own"
+        stored = f"{entry.bytes / 1e6:.1f} MB, stored {entry.created[:10]}"
+        lines = [
+            f"{entry.key[:12]}  horovod {entry.horovod}, {built}, {entry.python}",
             "; ".join(each for each in (entry.mpi, entry.compiler) if each),
-            f"{size}, stored {entry.created[:10]}{used}{signed}, {where}",
+            f"{stored}{used}{signed}, {where}",
         ]
     if entry.problem:
         lines.append(f"not used: {entry.problem}")
@@ -165,12 +161,13 @@ def _show(entry: Listed, verified: bool) -> None:
     print(plain("\n    ".join(line for line in lines if line)))
 
 
-def _prune(arguments: argparse.Namespace, cache: Cache, wheels: Wheels, runner: Runner) -> int:
+def _prune(arguments: argparse.Namespace, cache: Cache, wheels: Wheels) -> int:
     if arguments.downloads:
-        return _prune_downloads(arguments, runner)
+        return _prune_downloads(arguments)
     largest, oldest = arguments.max_size, time_ago(arguments.older_than)
     if largest is None and not (oldest or arguments.damaged or cache.shared):
         largest = wheels.own_gb * 1e9
+    runner = Runner()
     entries = [
         wheelcache.describe(cache, name, runner, thorough=arguments.damaged)
         for name in wheelcache.names(cache)
@@ -185,11 +182,11 @@ def _prune(arguments: argparse.Namespace, cache: Cache, wheels: Wheels, runner: 
     if swept:
         print(f"removed temporary files of {swept} killed processes")
     if kept:
-        print(f"you have no permission to change {cache.folder}", file=sys.stderr)
+        report(f"you have no permission to change {cache.folder}")
     return 5 if kept else 0
 
 
-def _prune_downloads(arguments: argparse.Namespace, runner: Runner) -> int:
+def _prune_downloads(arguments: argparse.Namespace) -> int:
     if arguments.damaged or arguments.cache:
         raise UsageError(
             "--downloads can only be combined with --max-size and --older-than",
@@ -202,7 +199,7 @@ def _prune_downloads(arguments: argparse.Namespace, runner: Runner) -> int:
     entries = downloads.kept(places, Counter())
     status = 0
     for each in wheelcache.least_recently_used(entries, largest=largest, oldest=oldest):
-        gone = downloads.remove(places, each, runner)
+        gone = downloads.remove(places, each, Runner())
         status = status if gone else 5
         verb = "removed" if gone else "kept (in use, or no permission)"
         print(f"{verb} {each.path.relative_to(places.cache)}, {each.bytes / 1e6:.1f} MB")
@@ -227,25 +224,23 @@ def _chosen(caches: tuple[Cache, ...], prefixes: list[str]) -> dict[str, Cache]:
     }
 
 
-def _copy(
-    arguments: argparse.Namespace, caches: tuple[Cache, ...], wheels: Wheels, runner: Runner
-) -> int:
+def _copy(arguments: argparse.Namespace, caches: tuple[Cache, ...], wheels: Wheels) -> int:
     chosen, target = _chosen(caches, arguments.keys), wheelcache.own(find_places())
     if arguments.to:
         folder = make_folder(named_folder(arguments.to))
         target = wheelcache.shared(wheels._replace(publish=str(folder)))[0]
-    wheelcache.copy(chosen, target, runner)
+    wheelcache.copy(chosen, target, Runner())
     print(f"copied {len(chosen)} wheel{'s' * (len(chosen) != 1)} to {target.folder}")
     return 0
 
 
-def _sign(arguments: argparse.Namespace, cache: Cache, wheels: Wheels, runner: Runner) -> int:
+def _sign(arguments: argparse.Namespace, cache: Cache, wheels: Wheels) -> int:
     key = arguments.key or wheels.key
     if not key:
         raise UsageError(
             "no key to sign with", remedy="name its file with --key, or in places.wheels.key"
         )
     for name in _chosen((cache,), arguments.keys):
-        wheelcache.sign(cache, name, key, runner)
+        wheelcache.sign(cache, name, key, Runner())
         print(f"signed {name[:12]}")
     return 0

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from hvdenv.building.availability import Availability
-from hvdenv.cli.options import add_options, print_json
+from hvdenv.cli.options import add, add_options, print_json, report
 from hvdenv.cli.prepare import Prepared, prepare
 from hvdenv.cli.progress import Silent
 from hvdenv.environments import scratch
@@ -53,56 +53,97 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "recipe", "python", "prefix", "json", "facts", "allow", "trust")
-    parser.add_argument(
-        "--offline", action="store_true", help="do not ask package indexes and conda channels"
-    )
-    parser.add_argument(
-        "--timeout", metavar="SECONDS", type=float, default=LOOKUP_SECONDS,
-        help="how long indexes and channels may take in all (default: %(default)g)",
+    add(parser, "--offline", "do not ask package indexes and conda channels")
+    add(
+        parser, "--timeout SECONDS",
+        "how long indexes and channels may take in all (default: %(default)g)",
+        type=float, default=LOOKUP_SECONDS,
     )  # fmt: skip
+
+
+class Checked(NamedTuple):
+    """What check found.
+
+    Attributes:
+        modules: of the recipe on this machine; None if it has none, or they were not looked at.
+        unseen: why they were not.
+        tried: the grid's answer; None unless Horovod is built against wheels of the index.
+    """
+
+    prepared: Prepared
+    answer: Availability
+    rules: tuple[Rule, ...]
+    change: Change | None
+    modules: ModulesHere | None
+    unseen: str
+    tried: tuple[Asked, Answer] | None
 
 
 def run(arguments: argparse.Namespace) -> int:
     refuse_unknown(arguments.allow)
+    found = _checked(arguments)
+    blocked = bool(_blocking(found.rules, arguments.allow)) or bool(
+        found.modules and any(each.state != "loads" for each in found.modules.examined)
+    )
+    if arguments.json:
+        print_json(_document(found, arguments.allow))
+    else:
+        for line in _lines(found, blocked):
+            print(line)
+    return IncompatibleError.exit_code if blocked else 0
+
+
+def _checked(arguments: argparse.Namespace) -> Checked:
     prepared = prepare(arguments, thorough=True, anywhere=True)
     answer = _looked_up(arguments, prepared)
     rules = judge_recipe(prepared, answer.wrong)
     wanted = prepared.resolved.recipe.modules
-    there, unseen = None, ""
+    modules, unseen = None, ""
     if wanted and prepared.facts.origin != "observed":
         unseen = prepared.foreign or "facts are declared"
     elif wanted:
-        there = _modules_here(wanted)
-        unseen = "" if there else "this machine has no module system"
-    blocked = bool(_blocking(rules, arguments.allow)) or bool(
-        there and any(each.state != "loads" for each in there.examined)
-    )
+        modules = _modules_here(wanted)
+        unseen = "" if modules else "this machine has no module system"
     edits = edits_of(rule for rule in rules if rule.severity != "note")
     change = propose(prepared.resolved, edits) if edits else None
-    tried = _tried(prepared)
-    if arguments.json:
-        document = _document(prepared, rules, arguments.allow, change, there, tried, unseen)
-        print_json(
-            {**document, "looked_up": answer.looked_up, "not_looked_up": answer.not_looked_up}
-        )
-    else:
-        for line in _lines(prepared, rules, change, there, tried):
-            print(line)
-        if unseen:
-            answer |= Availability(not_looked_up=(f"modules of the recipe: {unseen}",))
-        for title in ("looked_up", "not_looked_up"):
-            for each in getattr(answer, title):
-                print(f"{title.replace('_', ' ')}: {each}")
-        print(_conclusion(answer, blocked=blocked))
-    return IncompatibleError.exit_code if blocked else 0
+    return Checked(
+        prepared=prepared, answer=answer, rules=rules, change=change, modules=modules,
+        unseen=unseen, tried=_tried(prepared),
+    )  # fmt: skip
 
 
-def _conclusion(answer: Availability, *, blocked: bool) -> str:
+def _document(found: Checked, allowed: Sequence[str]) -> dict[str, object]:
+    return {
+        "facts": found.prepared.facts.origin,
+        "python": found.prepared.python.path,
+        "findings": [{**encode(rule), "allowed": rule.id in allowed} for rule in found.rules],
+        **document_of(found.change),
+        **({"modules": encode(found.modules)} if found.modules else {}),
+        **({"modules_not_examined": found.unseen} if found.unseen else {}),
+        **({"grid": encode(found.tried[1])} if found.tried else {}),
+        "looked_up": found.answer.looked_up,
+        "not_looked_up": found.answer.not_looked_up,
+    }
+
+
+def _lines(found: Checked, blocked: bool) -> Iterator[str]:
+    facts, python = found.prepared.facts, found.prepared.python
+    place = "for" if found.prepared.foreign else "on"
+    yield f"facts {facts.origin} {place} {facts.host}; Python {python.version} ({python.path})"
+    yield from (told(rule, found.prepared.resolved) for rule in found.rules)
+    yield from told_answer(*found.tried) if found.tried else ()
+    yield from _told_modules(found.modules) if found.modules else ()
+    yield from told_change(found.change, "Suggested recipe changes") if found.change else ()
+    unseen = (f"modules of the recipe: {found.unseen}",) if found.unseen else ()
+    yield from (f"looked up: {each}" for each in found.answer.looked_up)
+    not_looked_up = (*found.answer.not_looked_up, *unseen)
+    yield from (f"not looked up: {each}" for each in not_looked_up)
     if blocked:
-        return "hvdenv would refuse to build this, or the build would fail"
-    if answer.not_looked_up:
-        return "no problem found in what was looked at; the rest may still prevent a build"
-    return "no known problem prevents a build"
+        yield "hvdenv would refuse to build this, or the build would fail"
+    elif not_looked_up:
+        yield "no problem found in what was looked at; the rest may still prevent a build"
+    else:
+        yield "no known problem prevents a build"
 
 
 def _looked_up(arguments: argparse.Namespace, prepared: Prepared) -> Availability:
@@ -120,10 +161,7 @@ def _looked_up(arguments: argparse.Namespace, prepared: Prepared) -> Availabilit
         )
     places = find_places()
     if sys.stderr.isatty():
-        print(
-            f"asking package indexes, for at most {arguments.timeout:g} s (--offline does not)",
-            file=sys.stderr,
-        )
+        report(f"asking package indexes, for at most {arguments.timeout:g} s (--offline does not)")
     with scratch.folder(places.scratch, "check") as work:
         return look_up(
             Questions(
@@ -139,13 +177,7 @@ def _looked_up(arguments: argparse.Namespace, prepared: Prepared) -> Availabilit
 
 
 class ModulesHere(NamedTuple):
-    """The modules of a recipe on this machine.
-
-    Attributes:
-        system: the module system and its version.
-        examined: how each module of the recipe stands.
-        offers: modules here that offer Horovod, a framework, an MPI or NCCL.
-    """
+    """The modules of a recipe on this machine, and others that offer Horovod or what it needs."""
 
     system: str
     examined: tuple[Examined, ...]
@@ -165,58 +197,13 @@ def _modules_here(wanted: Modules) -> ModulesHere | None:
     )
 
 
-class Tried(NamedTuple):
-    """The grid's answer for a recipe's combination of versions."""
-
-    asked: Asked
-    answer: Answer
-
-
-def _tried(prepared: Prepared) -> Tried | None:
-    """The grid's answer; None unless Horovod is built from source against wheels of the index."""
+def _tried(prepared: Prepared) -> tuple[Asked, Answer] | None:
     recipe = prepared.resolved.recipe
     if not comparable(recipe):
         return None
     versions = choose_versions(recipe, prepared.python)
     asked = asked_of(recipe, versions, prepared.python.version, prepared.facts)
-    return Tried(asked, ask(asked, all_rows()))
-
-
-def _document(
-    prepared: Prepared,
-    rules: Sequence[Rule],
-    allowed: Sequence[str],
-    change: Change | None,
-    there: ModulesHere | None,
-    tried: Tried | None,
-    unseen: str,
-) -> dict[str, object]:
-    """The document for --json."""
-    return {
-        "facts": prepared.facts.origin,
-        "python": prepared.python.path,
-        "findings": [{**encode(rule), "allowed": rule.id in allowed} for rule in rules],
-        **({"change": {"diff": change.diff, "options": change.options}} if change else {}),
-        **({"modules": encode(there)} if there else {}),
-        **({"modules_not_examined": unseen} if unseen else {}),
-        **({"grid": encode(tried.answer)} if tried else {}),
-    }
-
-
-def _lines(
-    prepared: Prepared,
-    rules: Sequence[Rule],
-    change: Change | None,
-    there: ModulesHere | None,
-    tried: Tried | None,
-) -> Iterator[str]:
-    facts, python = prepared.facts, prepared.python
-    place = "for" if prepared.foreign else "on"
-    yield f"facts {facts.origin} {place} {facts.host}; Python {python.version} ({python.path})"
-    yield from (told(rule, prepared.resolved) for rule in rules)
-    yield from told_answer(*tried) if tried else ()
-    yield from _told_modules(there) if there else ()
-    yield from told_change(change, "Suggested recipe changes") if change else ()
+    return asked, ask(asked, all_rows())
 
 
 def _told_modules(there: ModulesHere) -> Iterator[str]:
@@ -225,13 +212,11 @@ def _told_modules(there: ModulesHere) -> Iterator[str]:
     yield from describe_offers(there.offers)
 
 
-def told_change(change: Change, what: str) -> Iterator[str]:
-    """The change as text.
+def document_of(change: Change | None) -> dict[str, object]:
+    return {"change": {"diff": change.diff, "options": change.options}} if change else {}
 
-    Args:
-        change: of the recipe.
-        what: title of the change.
-    """
+
+def told_change(change: Change, what: str) -> Iterator[str]:
     if change.file and change.diff:
         yield f"{what}:"
         yield change.diff.rstrip("\n")
@@ -245,11 +230,7 @@ def told_change(change: Change, what: str) -> Iterator[str]:
 def judge_recipe(
     prepared: Prepared, wrong: Mapping[str, frozenset[str]] = MappingProxyType({})
 ) -> tuple[Rule, ...]:
-    """The rules that apply, most severe first.
-
-    Args:
-        wrong: what indexes and channels lack, from look_up().
-    """
+    """The rules that apply, most severe first; ``wrong`` is what look_up() found."""
     recipe, python = prepared.resolved.recipe, prepared.python
     versions = choose_versions(recipe, python)
     looked_up = {**wrong, "folders_missing": _missing_folders(prepared),
@@ -293,7 +274,6 @@ def _places(rule: Rule, resolved: Resolved) -> str:
 
 
 def told(rule: Rule, resolved: Resolved | None = None) -> str:
-    """A rule that applies, as text."""
     lines = [f"{rule.severity}: {rule.message} [{rule.id}]"]
     if rule.severity != "note":
         lines.append(f"  symptom: {rule.symptom}")
@@ -308,11 +288,7 @@ def told(rule: Rule, resolved: Resolved | None = None) -> str:
 
 
 def refuse_unknown(allowed: Sequence[str]) -> None:
-    """Stop at an id that no rule has.
-
-    Raises:
-        UsageError: with the nearest id.
-    """
+    """Stop at an id that no rule has."""
     known = [rule.id for rule in all_rules()]
     for name in allowed:
         if name not in known:
@@ -329,23 +305,12 @@ def _blocking(rules: Sequence[Rule], allowed: Sequence[str]) -> list[Rule]:
 def refuse_blocked(
     rules: Sequence[Rule], allowed: Sequence[str], resolved: Resolved | None = None, *, quiet: bool
 ) -> None:
-    """Print warnings, and stop if a rule blocks.
-
-    Args:
-        rules: that apply.
-        allowed: ids of blocking rules to ignore.
-        quiet: do not print warnings.
-
-    Raises:
-        IncompatibleError: a rule blocks and is not allowed.
-        UsageError: no rule has an allowed id.
-    """
+    """Print warnings, and stop if a rule blocks that is not allowed, or if an allowed id is unknown."""
     refuse_unknown(allowed)
     for rule in rules:
         if rule.severity == "warn" and not quiet:
-            print(told(rule, resolved), file=sys.stderr)
-    blocking = _blocking(rules, allowed)
-    if blocking:
+            report(told(rule, resolved))
+    if blocking := _blocking(rules, allowed):
         raise IncompatibleError(
             "known incompatibility: " + blocking[0].message,
             detail="\n".join(told(rule, resolved) for rule in blocking),

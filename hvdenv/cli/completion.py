@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from hvdenv.cli.options import add
 from hvdenv.reading import STATE, read_text
 
 # shtab wrote them: `pytest tests/pure/test_completion.py --regenerate` after options have changed.
@@ -31,7 +32,7 @@ tcsh:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", nargs="?", choices=("bash", "zsh", "tcsh"))
+    add(parser, "shell", nargs="?", choices=("bash", "zsh", "tcsh"))
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,50 +9,28 @@ import argparse
 import os
 import re
 import shutil
-import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hvdenv.cli.check import refuse_blocked
-from hvdenv.cli.options import (
-    add_dry_run,
-    add_options,
-    add_recipe,
-    is_coloured,
-    print_json,
-    resolved_of,
-)
+from hvdenv.cli.options import add, add_options, print_json, report, resolved_of
 from hvdenv.cli.run import current_allocation, named
+from hvdenv.cli.verify_report import print_report
 from hvdenv.command import spelled_out
 from hvdenv.errors import StepError, UsageError
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.rules import judge
+from hvdenv.launch import preflight
 from hvdenv.launch.nodes import ask_nodes
-from hvdenv.launch.preflight import (
-    Answers,
-    Requirements,
-    copy_commands,
-    hosts_without_image,
-    judge_nodes,
-)
-from hvdenv.masking import print_coloured
 from hvdenv.model.layers import Resolved, known_recipes, read_layer
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import named_file, named_folder, replacing, sweep, sync, write_text
-from hvdenv.plans.images import FORMATS
+from hvdenv.plans.images import FORMATS, definition
 from hvdenv.plans.images.build import failed
-from hvdenv.plans.images.definition import (
-    container_of,
-    define,
-    image_facts,
-    image_plan,
-    image_python,
-)
 from hvdenv.plans.images.formats import Build, FormatName
 from hvdenv.plans.plan import Plan, choose_versions
-from hvdenv.reports.render import render
-from hvdenv.reports.report import EXIT_CODES, Report
+from hvdenv.reports.report import Report
 from hvdenv.runner import Runner
 from hvdenv.sites.hosts import parse_hosts
 
@@ -75,39 +53,33 @@ _PROGRESS = r"\s*(STEP \d|#\d+ \[|INFO: |== |\[\d+/\d+\])"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_recipe(parser, optional=True)
-    add_options(parser, "python", "json", "loudness")
-    parser.add_argument(
-        "--format", choices=tuple(FORMATS), default="singularity",
-        help="singularity: a definition file for Apptainer and Singularity (default); docker: a"
-        " Dockerfile",
+    add_options(parser, "recipe?", "python", "json", "loudness")
+    add(
+        parser, "--format",
+        "singularity: a definition file for Apptainer and Singularity (default); docker: a"
+        " Dockerfile", choices=tuple(FORMATS), default="singularity",
     )  # fmt: skip
-    parser.add_argument(
-        "--to",
-        metavar="FILE",
-        type=Path,
-        help="write the definition to a file instead of standard output",
-    )
-    parser.add_argument(
-        "--image", metavar="FILE",
-        help="image file (for docker: tag) to use instead of the recipe's container.image",
+    add(parser, "--to FILE", "write the definition to a file instead of standard output", type=Path)
+    add(
+        parser, "--image FILE",
+        "image file (for docker: tag) to use instead of the recipe's container.image",
     )  # fmt: skip
     add_options(parser, "allow", "trust")
-    add_dry_run(parser, "build and copy nothing: show the definition, the tool and the commands")
+    add(
+        parser, "--dry-run",
+        "build and copy nothing: show the definition, the tool and the commands",
+    )  # fmt: skip
     building = parser.add_argument_group("building")
-    building.add_argument("--build", action="store_true", help="build the image")
-    building.add_argument(
-        "--bind", metavar="HOST[:IMAGE]", action="append", default=[],
-        help="make a file or folder of this machine visible to the build, such as /etc/pip.conf",
+    add(building, "--build", "build the image")
+    add(
+        building, "--bind HOST[:IMAGE]",
+        "make a file or folder of this machine visible to the build, such as /etc/pip.conf",
+        action="append", default=[],
     )  # fmt: skip
     hosts = parser.add_argument_group("checking hosts")
-    hosts.add_argument(
-        "--preflight", action="store_true", help="check that hosts can run the image"
-    )
-    hosts.add_argument("--hosts", metavar="H1:N,H2:N", help="hosts to check, with their slots")
-    hosts.add_argument(
-        "--copy", action="store_true", help="copy the image to the hosts that lack it"
-    )
+    add(hosts, "--preflight", "check that hosts can run the image")
+    add(hosts, "--hosts H1:N,H2:N", "hosts to check, with their slots")
+    add(hosts, "--copy", "copy the image to the hosts that lack it")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -127,7 +99,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list() -> int:
-    """The recipes that describe an image."""
     for name, path in known_recipes().items():
         base = read_layer("recipe", path).values.get("container", {}).get("base")
         if base:
@@ -138,17 +109,15 @@ def _list() -> int:
 
 def _define(arguments: argparse.Namespace, resolved: Resolved) -> int:
     plan = _plan(arguments, resolved)
-    text = define(resolved.recipe, plan, arguments.format)
+    text = definition.define(resolved.recipe, plan, arguments.format)
     if arguments.to:
         write_text(named_file(arguments.to), text)
     image = _build(arguments, resolved, text) if arguments.build else ""
     if arguments.json:
-        print_json(
-            {
-                "recipe": plan.recipe, "variants": list(plan.variants), "plan": plan.digest,
-                "format": arguments.format, "definition": text, "image": image,
-            }
-        )  # fmt: skip
+        print_json({
+            "recipe": plan.recipe, "variants": list(plan.variants), "plan": plan.digest,
+            "format": arguments.format, "definition": text, "image": image,
+        })  # fmt: skip
     elif image:
         print(f"built {image}")
     elif not arguments.to:
@@ -159,62 +128,48 @@ def _define(arguments: argparse.Namespace, resolved: Resolved) -> int:
 
 
 def _plan(arguments: argparse.Namespace, resolved: Resolved) -> Plan:
-    """The plan of the image.
-
-    Raises:
-        IncompatibleError: a rule knows that this combination fails.
-    """
     recipe = resolved.recipe
     partition = recipe.partitions.get(recipe.job.partition or "")
     machine = partition.arch if partition else os.uname().machine
-    facts = image_facts(container_of(recipe), machine, len(os.sched_getaffinity(0)))
-    python = image_python(recipe, facts, arguments.python)
-    plan = image_plan(recipe, resolved.variants, facts, python)
+    facts = definition.image_facts(
+        definition.container_of(recipe), machine, len(os.sched_getaffinity(0))
+    )
+    python = definition.image_python(recipe, facts, arguments.python)
+    plan = definition.image_plan(recipe, resolved.variants, facts, python)
     rules = judge(observables(recipe, facts, python, choose_versions(recipe, python)))
     refuse_blocked(rules, arguments.allow, resolved, quiet=arguments.quiet)
     return plan
 
 
 def _build(arguments: argparse.Namespace, resolved: Resolved, text: str) -> str:
-    """Build the image; returns its file or tag."""
     form = FORMATS[arguments.format]
     image = arguments.image or (
-        container_of(resolved.recipe).image or _IMAGE
+        definition.container_of(resolved.recipe).image or _IMAGE
         if form.is_file
         else "localhost/hvdenv:" + "-".join((resolved.recipe.name, *resolved.variants))
     )
     tool = _tool(arguments.format)
     if arguments.dry_run:
-        print(f"would build {image} with {tool}", file=sys.stderr)
+        report(f"would build {image} with {tool}")
         return ""
     with TemporaryDirectory(prefix="hvdenv-") as folder:
         build = Build(
-            tool=tool,
-            definition=Path(folder, "definition"),
-            image=image,
-            root=os.geteuid() == 0,
-            binds=tuple(arguments.bind),
-        )
+            tool=tool, definition=Path(folder, "definition"), image=image,
+            root=os.geteuid() == 0, binds=tuple(arguments.bind),
+        )  # fmt: skip
         build.definition.write_text(text + form.mount_points(build.binds), encoding="utf-8")
         (_build_file if form.is_file else _run_build)(arguments, build)
     return image
 
 
 def _tool(form: FormatName) -> str:
-    """The first tool on PATH that builds a format.
-
-    Raises:
-        UsageError: there is none.
-    """
-    for name in FORMATS[form].tools:
-        if shutil.which(name):
-            return name
-    others = [
-        f"; or use {name} with --format {other}"
+    here = {
+        other: [name for name in each.tools if shutil.which(name)]
         for other, each in FORMATS.items()
-        for name in each.tools
-        if shutil.which(name)
-    ]
+    }
+    if here[form]:
+        return here[form][0]
+    others = [f"; or use {names[0]} with --format {each}" for each, names in here.items() if names]
     raise UsageError(
         f"no tool on PATH builds the format {form}: no {', no '.join(FORMATS[form].tools)}",
         remedy="load its module, or write the definition with --to and build it elsewhere"
@@ -238,9 +193,6 @@ def _build_file(arguments: argparse.Namespace, build: Build) -> None:
 
 
 def _run_build(arguments: argparse.Namespace, build: Build) -> None:
-    def report(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
     def report_progress(line: str) -> None:
         if arguments.verbose or re.match(_PROGRESS, line):
             report(line)
@@ -256,24 +208,20 @@ def _run_build(arguments: argparse.Namespace, build: Build) -> None:
 def _preflight(arguments: argparse.Namespace, resolved: Resolved) -> int:
     hosts = tuple(host.name for host in parse_hosts(arguments.hosts))
     required, runner = _requirements(arguments, resolved), Runner()
-    report, answers = _ask(resolved, required, hosts, runner)
-    if arguments.copy and (without := hosts_without_image(answers)[1]):
+    found, answers = _ask(resolved, required, hosts, runner)
+    if arguments.copy and (without := preflight.hosts_without_image(answers)[1]):
         copying = None if arguments.dry_run else runner
         _copy(resolved.recipe, required, without, copying, quiet=arguments.quiet)
         if not arguments.dry_run:
-            report, _ = _ask(resolved, required, hosts, runner)
-    if arguments.json:
-        print_json(report.to_json())
-    else:
-        print_coloured(render(report, colour=is_coloured(arguments)) + "\n")
-    return EXIT_CODES[report.verdict]
+            found, _ = _ask(resolved, required, hosts, runner)
+    return print_report(found, arguments)
 
 
-def _requirements(arguments: argparse.Namespace, resolved: Resolved) -> Requirements:
+def _requirements(arguments: argparse.Namespace, resolved: Resolved) -> preflight.Requirements:
     recipe = resolved.recipe
-    container = container_of(recipe)
+    container = definition.container_of(recipe)
     image = os.path.abspath(arguments.image or container.image or _IMAGE)
-    return Requirements(
+    return preflight.Requirements(
         container=container._replace(image=image),
         mpi=recipe.mpi if "mpi" in recipe.horovod.controllers else None,
         launcher=recipe.launch.launcher,
@@ -283,36 +231,30 @@ def _requirements(arguments: argparse.Namespace, resolved: Resolved) -> Requirem
 
 
 def _ask(
-    resolved: Resolved, required: Requirements, hosts: tuple[str, ...], runner: Runner
-) -> tuple[Report, Answers]:
-    """Ask the hosts and judge their answers."""
+    resolved: Resolved, required: preflight.Requirements, hosts: tuple[str, ...], runner: Runner
+) -> tuple[Report, preflight.Answers]:
     began, started = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
     answers = ask_nodes(hosts, required.image, runner, ssh=required.ssh)
-    report = Report(
+    found = Report(
         recipe="+".join((resolved.recipe.name, *resolved.variants)),
         prefix=required.image,
         host=os.uname().nodename,
         started=started,
         seconds=time.monotonic() - began,
-        findings=judge_nodes(required, answers),
+        findings=preflight.judge_nodes(required, answers),
     )
-    return report, answers
+    return found, answers
 
 
 def _copy(
     recipe: Recipe,
-    required: Requirements,
+    required: preflight.Requirements,
     hosts: tuple[str, ...],
     runner: Runner | None,
     *,
     quiet: bool,
 ) -> None:
-    """Copy the image from this host to others; without a runner, show the commands only.
-
-    Raises:
-        UsageError: this host does not have it.
-        StepError: a host does not accept it.
-    """
+    """Copy the image from this host to others; without a runner, show the commands only."""
     image = required.image
     if not os.path.isfile(image):
         folder = os.path.isdir(image)
@@ -325,9 +267,9 @@ def _copy(
         )  # fmt: skip
     scheduler = current_allocation(recipe).scheduler
     broadcast = recipe.dialects[scheduler].broadcast if scheduler else ()
-    for command in copy_commands(image, hosts, broadcast):
+    for command in preflight.copy_commands(image, hosts, broadcast):
         if not quiet or runner is None:
-            print(spelled_out(command), file=sys.stderr, flush=True)
+            report(spelled_out(command))
         if runner is None:
             continue
         outcome = runner.run(command)

@@ -8,9 +8,8 @@ build. @ and a generation, or the first digits of one, may follow (default: the 
 from __future__ import annotations
 
 import argparse
-import sys
 
-from hvdenv.cli.options import add_options, is_coloured, print_json
+from hvdenv.cli.options import add, add_options, is_coloured, print_json, report
 from hvdenv.contents import difference
 from hvdenv.environments import installed
 from hvdenv.masking import print_coloured
@@ -30,15 +29,10 @@ venv installed, and those of environments that hvdenv did not build.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "first",
-        metavar="A",
-        help="environment or lock: a name, prefix or folder; @GENERATION may follow",
-    )
-    parser.add_argument("second", metavar="B", help="what to compare it with, written the same way")
-    add_options(parser, "json")
-    add_options(parser, "color")
-    parser.add_argument("--exit-code", action="store_true", help="exit with 1 if they differ")
+    add(parser, "first A", "environment or lock: a name, prefix or folder; @GENERATION may follow")
+    add(parser, "second B", "what to compare it with, written the same way")
+    add_options(parser, "json", "color")
+    add(parser, "--exit-code", "exit with 1 if they differ")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -55,5 +49,5 @@ def run(arguments: argparse.Namespace) -> int:
         print_coloured(difference.render(found, colour=is_coloured(arguments)))
         for each in (first, second):
             if not each.contents.recipe:
-                print(f"{each.label}: not by hvdenv; only packages were compared", file=sys.stderr)
+                report(f"{each.label}: not by hvdenv; only packages were compared")
     return 1 if found and arguments.exit_code else 0

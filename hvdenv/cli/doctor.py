@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from hvdenv.cli.options import add_options, print_json
+from hvdenv.cli.options import add, add_options, print_json, usable
 from hvdenv.errors import UsageError
 from hvdenv.knowledge.diagnosis import Diagnosis, Found, diagnose
 from hvdenv.knowledge.signatures import Kind
@@ -57,14 +57,11 @@ _NO_ERROR = (
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "log", metavar="LOG", nargs="?",
-        help="output of a build or run; - for standard input (default: the last failure)",
+    add(
+        parser, "log LOG",
+        "output of a build or run; - for standard input (default: the last failure)", nargs="?",
     )  # fmt: skip
-    parser.add_argument(
-        "--recipe", metavar="RECIPE",
-        help="show the change as a diff of this recipe (its name or path)",
-    )  # fmt: skip
+    add(parser, "--recipe RECIPE", "show the change as a diff of this recipe (its name or path)")
     add_options(parser, "json")
 
 
@@ -82,14 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _of_log(name: str) -> tuple[tuple[str, ...], Diagnosis]:
     if name == "-":
         return ("standard input",), diagnose(sys.stdin.buffer)
-    try:
-        with open_file(name, LOG) as log:
-            return (name,), diagnose(log)
-    except OSError as error:
-        raise UsageError(
-            f"cannot read it: {error.strerror}", where=name,
-            remedy="name a log, or - for standard input",
-        ) from error  # fmt: skip
+    with usable(name, "name a log, or - for standard input"), open_file(name, LOG) as log:
+        return (name,), diagnose(log)
 
 
 def _of_last() -> tuple[tuple[str, ...], Diagnosis]:
@@ -118,14 +109,13 @@ def _change(root: Found | None, recipe: str) -> Change | None:
 
 
 def _rules(found: Found) -> list[Rule]:
-    """The rules that find this failure before a build."""
     from hvdenv.knowledge.rules import all_rules
 
     return [rule for rule in all_rules() if rule.id in found.rules] if found.rules else []
 
 
 def _document(subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | None) -> Table:
-    """The document for --json."""
+    from hvdenv.cli.check import document_of
 
     def listed(kind: Any) -> list[Table]:
         return [_masked(each._asdict()) for each in diagnosis.of_kind(kind)]
@@ -143,7 +133,7 @@ def _document(subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | N
         "versions": _masked(diagnosis.mentions),
         "lines": diagnosis.lines,
         "given_up": diagnosis.given_up,
-        **({"change": {"diff": change.diff, "options": change.options}} if change else {}),
+        **document_of(change),
     }
 
 
@@ -186,7 +176,6 @@ def _details(found: Found, own: bool) -> Iterator[str]:
 
 
 def _steps(found: Found, indent: str) -> Iterator[str]:
-    """What to do, the most likely first."""
     if len(found.remedies) == 1:
         yield f"{indent}what to do: {found.remedy}"
         return
@@ -209,7 +198,6 @@ def _unknown(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def _rest(diagnosis: Diagnosis, first: Found | None) -> Iterator[str]:
-    """Everything found except the first."""
     others = [each for each in diagnosis.found if each != first]
     titles = {
         "cause": "other known causes, later in the log:", "symptom": "other symptoms:",

@@ -4,12 +4,11 @@ environments, or remove generations that are no longer needed."""
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hvdenv.cli.options import add_age, add_dry_run, add_options, print_json, time_ago
+from hvdenv.cli.options import add, add_options, age, print_json, report, time_ago
 from hvdenv.environments import last_used, registry, storage
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.registry import Listed
@@ -40,27 +39,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "json")
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     storage = actions.add_parser("storage", help="show the size of the caches and the free space")
-    storage.add_argument("--json", action="store_true", default=argparse.SUPPRESS)
+    add(storage, "--json", default=argparse.SUPPRESS)
     rollback = actions.add_parser("rollback", help="point a prefix to an earlier generation")
-    rollback.add_argument("environment", metavar="NAME_OR_PREFIX")
-    rollback.add_argument("--to", metavar="GENERATION", default="")
+    add(rollback, "environment NAME_OR_PREFIX")
+    add(rollback, "--to GENERATION", default="")
     remove = actions.add_parser("remove", help="remove an environment with all its generations")
-    remove.add_argument("environment", metavar="NAME_OR_PREFIX")
-    remove.add_argument("--force", action="store_true", help="remove it even if processes use it")
+    add(remove, "environment NAME_OR_PREFIX")
+    add(remove, "--force", "remove it even if processes use it")
     prune = actions.add_parser(
         "prune", help="remove generations that are neither active nor in use"
     )
-    prune.add_argument("environment", metavar="NAME_OR_PREFIX", nargs="?")
-    prune.add_argument(
-        "--keep", type=int, metavar="N",
-        help="number of newest generations to keep beside the active one (default: 1; 0 with an"
-        " age)",
+    add(prune, "environment NAME_OR_PREFIX", nargs="?")
+    add(
+        prune, "--keep N",
+        "number of newest generations to keep beside the active one (default: 1; 0 with an"
+        " age)", type=int,
     )  # fmt: skip
-    add_age(
-        prune, "--older-than", "only generations built longer ago than this, such as 90d, 12h or 8w"
-    )
-    add_age(prune, "--unused-for", "only generations not used for this long, such as 60d")
-    add_dry_run(prune, "print what would be removed, and remove nothing")
+    add(
+        prune, "--older-than AGE",
+        "only generations built longer ago than this, such as 90d, 12h or 8w", type=age,
+    )  # fmt: skip
+    add(prune, "--unused-for AGE", "only generations not used for this long, such as 60d", type=age)
+    add(prune, "--dry-run", "print what would be removed, and remove nothing")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -106,10 +106,9 @@ def _prune(arguments: argparse.Namespace, places: Places) -> None:
         listed = storage.list_generations(target, places, Counter(_progress))
         found = {each.generation: each for each in listed}
         if idle and not last_used.keeps_access_times(target.store):
-            print(
+            report(
                 f"{target.prefix}: this file system keeps no access times (noatime), so uses of"
-                " activate.sh without hvdenv are unknown",
-                file=sys.stderr,
+                " activate.sh without hvdenv are unknown"
             )
         cleared = prune.prune(
             target, keep=keep, spare=_spared(found, before, idle), dry_run=arguments.dry_run
@@ -123,7 +122,6 @@ def _spared(found: Mapping[str, Generation], before: str, idle: str) -> Callable
     """Whether to keep a generation because it is too young or was used too recently.
 
     Args:
-        found: all generations.
         before: keep what was built after this time; empty to ignore it.
         idle: keep what was used after this time; empty to ignore it.
     """
@@ -148,9 +146,9 @@ def _report(
         details = f" ({_size(known)}, {_history(known)})" if known else ""
         print(f"{verb} {target.prefix}: {identity}{details}")
     for identity, reason in cleared.kept:
-        print(f"kept {target.prefix}: {identity}: {reason}", file=sys.stderr)
+        report(f"kept {target.prefix}: {identity}: {reason}")
     if cleared.unseen:
-        print(f"{cleared.unseen} processes of other users could not be checked", file=sys.stderr)
+        report(f"{cleared.unseen} processes of other users could not be checked")
 
 
 def _list(places: Places, json: bool) -> None:
@@ -161,12 +159,10 @@ def _list(places: Places, json: bool) -> None:
     warnings = [storage.warnings(each, runner) for each in environments]
     entries = list(zip(known, sizes, warnings, strict=True))
     if json:
-        print_json(
-            [
-                {**listed._asdict(), "sizes": [each._asdict() for each in size], "warnings": warned}
-                for listed, size, warned in entries
-            ]
-        )
+        print_json([
+            {**listed._asdict(), "sizes": [each._asdict() for each in size], "warnings": warned}
+            for listed, size, warned in entries
+        ])  # fmt: skip
         return
     if not known:
         print("no environments yet; build one with `hvdenv build local`")
@@ -182,18 +178,17 @@ def _storage(places: Places, json: bool) -> None:
     folders = [each.environment.prefix.parent for each in registry.list_environments(places)]
     rooms = storage.room([places.home, *folders], Runner())
     if json:
-        print_json(
-            {
-                "caches": [each._asdict() for each in caches],
-                "filesystems": [each._asdict() for each in rooms],
-            }
-        )
+        # Fields that are None stay.
+        print_json({
+            "caches": [each._asdict() for each in caches],
+            "filesystems": [each._asdict() for each in rooms],
+        })  # fmt: skip
     else:
         _print_storage(caches, rooms)
 
 
 def _progress(folder: Path, files: int) -> None:
-    print(f"counting {folder}: {files} files so far", file=sys.stderr, flush=True)
+    report(f"counting {folder}: {files} files so far")
 
 
 def _print_environment(
@@ -216,7 +211,7 @@ def _print_storage(caches: Sequence[Cache], rooms: Sequence[Room]) -> None:
         print(f"cache {cache.name}: {_bytes(cache.bytes)}, {cache.files} files  {cache.path}")
     for room in rooms:
         free = [
-            f"{_bytes(room.disk_free)}" if room.disk_free is not None else "",
+            _bytes(room.disk_free) if room.disk_free is not None else "",
             f"{room.inodes_free} files" if room.inodes_free is not None else "",
         ]
         quota = f"; quota: {_bytes(room.quota_free)}" if room.quota_free is not None else ""

@@ -7,10 +7,9 @@ the format cannot express."""
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from hvdenv.cli.options import add_options, add_recipe, environment_of, resolved_of
+from hvdenv.cli.options import add, add_options, environment_of, report, resolved_of
 from hvdenv.contents import exports
 from hvdenv.contents.exports import FORMATS
 from hvdenv.environments import installed
@@ -31,18 +30,15 @@ its source, patches and flags; `hvdenv build` reproduces it.
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_recipe(parser, optional=True)
-    add_options(parser, "prefix")
-    parser.add_argument("--format", choices=FORMATS, required=True)
-    parser.add_argument(
-        "--output", metavar="FILE", type=Path, help="write to a file instead of standard output"
-    )
+    add_options(parser, "recipe?", "prefix")
+    add(parser, "--format", choices=FORMATS, required=True)
+    add(parser, "--output FILE", "write to a file instead of standard output", type=Path)
 
 
 def run(arguments: argparse.Namespace) -> int:
     places = find_places()
     if arguments.recipe:
-        prefix = environment_of(arguments, resolved_of(arguments, shown=True), places).prefix
+        prefix = environment_of(arguments, resolved_of(arguments, shown=True)).prefix
     elif arguments.prefix:
         prefix = arguments.prefix.expanduser().absolute()
     else:
@@ -50,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     text = exports.export(installed.named_contents(str(prefix), places).contents, arguments.format)
     if arguments.output:
         write_text(named_file(arguments.output), text)
-        print(f"wrote {arguments.output}", file=sys.stderr)
+        report(f"wrote {arguments.output}")
     else:
         print(text, end="")
     return 0

@@ -5,12 +5,11 @@ On such a host, build with `hvdenv build RECIPE --locked --offline --from DIR`."
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from hvdenv import PACKAGE
-from hvdenv.cli.find_lock import LOCK, inputs_of, required, resolution_of, run_steps
-from hvdenv.cli.options import add_options, print_json
+from hvdenv.cli.find_lock import LOCK, required, resolution_of, run_steps
+from hvdenv.cli.options import add, add_options, give, report
 from hvdenv.cli.prepare import Prepared, prepare
 from hvdenv.environments import scratch
 from hvdenv.environments.scratch import Scratch
@@ -33,19 +32,13 @@ OWN = "hvdenv"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "recipe")
-    parser.add_argument(
-        "--to", metavar="DIR", type=Path, required=True, help="folder to download to"
-    )
-    add_options(parser, "python", "prefix", "lockfiles")
-    parser.add_argument(
-        "--lock", metavar="FOLDER", type=Path, help="use this lock, if there are several"
-    )
-    add_options(parser, "trust", "json", "loudness")
+    add(parser, "--to DIR", "folder to download to", type=Path, required=True)
+    add_options(parser, "python", "prefix", "lockfiles", "lock", "trust", "json", "loudness")
 
 
 def run(arguments: argparse.Namespace) -> int:
     prepared = prepare(arguments, thorough=False)
-    locked = required(arguments, prepared, inputs_of(prepared), arguments.lock)
+    locked = required(arguments, prepared, arguments.lock)
     named_folder(arguments.to)
     to = make_folder(arguments.to.absolute())
     with scratch.folder(find_places().scratch, "fetching") as work:
@@ -56,12 +49,11 @@ def run(arguments: argparse.Namespace) -> int:
     folders.write(locked._replace(folder=to / LOCK))
     files = [path for path in to.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
-    if arguments.json:
-        result = {"folder": str(to), "files": len(files), "bytes": size, "wheels": compiled}
-        print_json(result)
-    elif not arguments.quiet:
-        print(f"{len(files)} files, {size / 1e9:.2f} GB: {to}")
-        print(f"compiled wheels of Horovod among them: {compiled or 'none was in the cache'}")
+    give(
+        arguments, {"folder": str(to), "files": len(files), "bytes": size, "wheels": compiled},
+        f"{len(files)} files, {size / 1e9:.2f} GB: {to}",
+        f"compiled wheels of Horovod among them: {compiled or 'none was in the cache'}",
+    )  # fmt: skip
     return 0
 
 
@@ -74,6 +66,6 @@ def _carry_wheels(prepared: Prepared, locked: Locked, to: Path, work: Scratch) -
     inputs = prepared.plan().wheel_inputs
     chosen, notes = compiled.fitting(caches, inputs, locked, work.runner)
     for note in notes:
-        print(note, file=sys.stderr)
+        report(note)
     compiled.carry(chosen, to, work.runner)
     return len(chosen)

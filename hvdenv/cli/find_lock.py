@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hvdenv import signing, trust
 from hvdenv.building.resolve import perform
-from hvdenv.cli.options import policy_of, refuse_foreign_content
+from hvdenv.cli.options import policy_of
 from hvdenv.cli.prepare import Prepared
 from hvdenv.cli.progress import choose as choose_progress
 from hvdenv.contents.record import GenerationRecord
@@ -18,7 +18,7 @@ from hvdenv.errors import LockError, UsageError
 from hvdenv.locks import compare, folders
 from hvdenv.locks.built import DRIFTS
 from hvdenv.locks.lockfile import MAIN, SIGNATURE, Inputs, Locked, render
-from hvdenv.model.layers import Resolved, recipe_folder
+from hvdenv.model.layers import recipe_folder
 from hvdenv.places import find_places
 from hvdenv.plans.plan import steps_of
 from hvdenv.plans.resolution import Resolution
@@ -35,11 +35,10 @@ if TYPE_CHECKING:
 LOCK = "lock"
 
 
-def root_of(arguments: argparse.Namespace, resolved: Resolved) -> Path:
-    """The folder of the locks for a recipe."""
+def root_of(arguments: argparse.Namespace, prepared: Prepared) -> Path:
     if arguments.lockfiles:
         return Path(arguments.lockfiles)
-    folder = Path(resolved.file).absolute().parent
+    folder = Path(prepared.resolved.file).absolute().parent
     return (folder.parent if folder.name == "recipes" else folder) / "lockfiles"
 
 
@@ -50,7 +49,6 @@ def resolution_of(prepared: Prepared, folder: Path = GENERATION) -> Resolution:
 
 
 def inputs_of(prepared: Prepared) -> Inputs:
-    """What a lock of the recipe must contain on this machine."""
     return resolution_of(prepared).inputs(prepared.resolved.keyed)
 
 
@@ -62,16 +60,13 @@ def cpu_packages(recipe: Recipe) -> tuple[str, ...]:
     return tuple(each.package or name for name, each in frameworks if each.cpu_index)
 
 
-def find(arguments: argparse.Namespace, prepared: Prepared, inputs: Inputs) -> Locked | None:
+def find(arguments: argparse.Namespace, prepared: Prepared) -> Locked | None:
     """The lock in the recipe's folder of locks; None if there is none."""
-    recipe, root = prepared.resolved.recipe, root_of(arguments, prepared.resolved)
+    recipe, root = prepared.resolved.recipe, root_of(arguments, prepared)
     return choose(
-        root,
-        inputs,
-        _refuse_others(arguments, root),
-        gpu=recipe.horovod.gpu is not None,
-        cpu_packages=cpu_packages(recipe),
-    )
+        root, inputs_of(prepared), _refuse_others(arguments, root),
+        gpu=recipe.horovod.gpu is not None, cpu_packages=cpu_packages(recipe),
+    )  # fmt: skip
 
 
 def choose(
@@ -82,7 +77,7 @@ def choose(
     gpu: bool,
     cpu_packages: Sequence[str] = (),
 ) -> Locked | None:
-    """The lock for a recipe, Python and platform; None if there is none.
+    """The lock for a recipe, Python and platform.
 
     There can be several: one for each build of the frameworks, by label. The first that
     satisfies the recipe is chosen; a recipe without GPUs prefers the label ``cpu``, any
@@ -95,51 +90,38 @@ def choose(
     return next(fitting, locks[0] if locks else None)
 
 
-def required(
-    arguments: argparse.Namespace, prepared: Prepared, inputs: Inputs, named: Path | None
-) -> Locked:
-    """The named lock, or else the one in the recipe's folder of locks.
-
-    Raises:
-        LockError: there is none, or it does not satisfy the recipe.
-        UntrustedError: another user could have changed it.
-    """
+def required(arguments: argparse.Namespace, prepared: Prepared, named: Path | None) -> Locked:
+    """The named lock, or else the one in the recipe's folder of locks; it must satisfy the recipe."""
     if named:
         locked: Locked | None = folders.read(named, _refuse_others(arguments, named))
     else:
-        locked = find(arguments, prepared, inputs)
+        locked = find(arguments, prepared)
     if locked is None:
-        raise no_lock(inputs, root_of(arguments, prepared.resolved))
-    _check(locked, arguments, prepared, inputs)
+        raise no_lock(arguments, prepared)
+    _check(locked, arguments, prepared)
     return locked
 
 
 def with_lock(arguments: argparse.Namespace, prepared: Prepared) -> Prepared:
     """Add the lock that --locked asks for; see required()."""
     _refuse_unknown_drifts(getattr(arguments, "accept_drift", ()))
-    inputs = inputs_of(prepared)
-    source = _source(arguments, inputs)
+    source = _source(arguments, inputs_of(prepared))
     named = arguments.lock or (source / LOCK if source else None)
-    locked = required(arguments, prepared, inputs, named)
+    locked = required(arguments, prepared, named)
     return prepared._replace(locked=locked, source_folder=source, offline=arguments.offline)
 
 
 def with_recorded_lock(
     arguments: argparse.Namespace, prepared: Prepared, record: GenerationRecord
 ) -> Prepared:
-    """Add the lock that a generation was built from, if it was built from one.
-
-    Raises:
-        LockError: that lock is gone, or does not satisfy the recipe.
-        UntrustedError: another user could have changed it.
-    """
+    """Add the lock that a generation was built from, if it was built from one."""
     if record.lock is None:
         return prepared
-    inputs, root = inputs_of(prepared), root_of(arguments, prepared.resolved)
-    for folder in folders.candidates(root, inputs):
+    root = root_of(arguments, prepared)
+    for folder in folders.candidates(root, inputs_of(prepared)):
         locked = folders.read(folder, _refuse_others(arguments, root))
         if locked.digest == record.lock.digest:
-            _check(locked, arguments, prepared, inputs)
+            _check(locked, arguments, prepared)
             return prepared._replace(locked=locked)
     raise LockError(
         "the lock that this environment was built from is not here, or was rewritten since",
@@ -149,12 +131,14 @@ def with_recorded_lock(
     )
 
 
-def _check(
-    locked: Locked, arguments: argparse.Namespace, prepared: Prepared, inputs: Inputs
-) -> None:
+def problems_of(locked: Locked, prepared: Prepared) -> list[str]:
+    packages = cpu_packages(prepared.resolved.recipe)
+    return compare.problems(locked, inputs_of(prepared), packages)
+
+
+def _check(locked: Locked, arguments: argparse.Namespace, prepared: Prepared) -> None:
     refuse_unsigned(locked, arguments, prepared)
-    problems = compare.problems(locked, inputs, cpu_packages(prepared.resolved.recipe))
-    if problems:
+    if problems := problems_of(locked, prepared):
         raise LockError(
             "the lock is not what the recipe asks for now",
             where=str(locked.folder),
@@ -169,17 +153,13 @@ def _refuse_others(arguments: argparse.Namespace, root: Path) -> Callable[[Conte
     # Whoever can change shipped locks can change hvdenv; `plan` runs nothing.
     if arguments.command == "plan" or root == recipe_folder().parent / "lockfiles":
         return None
-    return partial(refuse_foreign_content, arguments=arguments)
+    policy = policy_of(arguments)
+    use = "hvdenv would install and run what it lists"
+    return partial(trust.refuse_content, policy=policy, use=use) if policy else None
 
 
 def refuse_unsigned(locked: Locked, arguments: argparse.Namespace, prepared: Prepared) -> None:
-    """Require a valid signature where the site requires signatures.
-
-    Raises:
-        LockError: there is none, or not by a key that the site accepts.
-        RecipeError: another user can write the file with these keys.
-        UsageError: --require-signed, and no site names keys.
-    """
+    """Require a signature by a key that the site accepts, where it requires signatures."""
     signers = prepared.resolved.recipe.places.locks.signers
     if not signers:
         if getattr(arguments, "require_signed", False):
@@ -209,10 +189,11 @@ def refuse_unsigned(locked: Locked, arguments: argparse.Namespace, prepared: Pre
         )
 
 
-def no_lock(inputs: Inputs, root: Path) -> LockError:
+def no_lock(arguments: argparse.Namespace, prepared: Prepared) -> LockError:
+    inputs = inputs_of(prepared)
     return LockError(
         f"there is no lock of {inputs.name} for Python {inputs.python} on {inputs.platform}",
-        where=str(root),
+        where=str(root_of(arguments, prepared)),
         remedy=f"write one with `hvdenv lock {inputs.recipe}`, or name a folder that has one with"
         " --lockfiles, or another Python with --python",
     )
@@ -247,10 +228,5 @@ def _source(arguments: argparse.Namespace, inputs: Inputs) -> Path | None:
 
 
 def run_steps(arguments: argparse.Namespace, steps: Sequence[Step], scratch: Scratch) -> None:
-    """Run the steps of a Resolution in a scratch folder, and show progress.
-
-    Raises:
-        StepError: a step failed.
-    """
     with choose_progress(len(steps), quiet=arguments.quiet, verbose=arguments.verbose) as progress:
         perform(steps, scratch.runner, progress)

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator
 
 from hvdenv.cli.check import told as told_rule
-from hvdenv.cli.options import add_options, print_json
+from hvdenv.cli.options import add, add_options, print_json
 from hvdenv.knowledge.grid import (
     ANY,
     NONE,
@@ -44,15 +44,16 @@ _KINDS = ("openmpi", "mpich", "mvapich", "cray-mpich", "intel", "spectrum")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--torch", metavar="X", type=_version, help="version of PyTorch")
-    parser.add_argument("--tensorflow", metavar="Y", type=_version, help="version of TensorFlow")
-    parser.add_argument("--python", metavar="Z", type=_version, help="version of Python")
-    parser.add_argument(
-        "--cuda", metavar="W", type=_cuda, help="version of CUDA that Horovod is built for, or any, or none",
-    )  # fmt: skip
-    parser.add_argument(
-        "--mpi", metavar="M", type=_mpi, default=("", ""),
-        help=f"{', '.join(_KINDS)}; a version may follow, as in openmpi-4.1",
+    add(parser, "--torch X", "version of PyTorch", type=_version)
+    add(parser, "--tensorflow Y", "version of TensorFlow", type=_version)
+    add(parser, "--python Z", "version of Python", type=_version)
+    add(
+        parser, "--cuda W", "version of CUDA that Horovod is built for, or any, or none", type=_cuda
+    )
+    add(
+        parser, "--mpi M",
+        f"{', '.join(_KINDS)}; a version may follow, as in openmpi-4.1",
+        type=_mpi, default=("", ""),
     )  # fmt: skip
     add_options(parser, "json")
 
@@ -104,7 +105,6 @@ def _show_all(rows: tuple[Row, ...], *, as_json: bool) -> None:
 
 
 def _document(asked: Asked, advice: Advice) -> dict[str, object]:
-    """What is printed with --json."""
     return {
         "schema": SCHEMA,
         "asked": {name: each for name, each in asked._asdict().items() if each},

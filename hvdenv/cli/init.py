@@ -15,13 +15,13 @@ from typing import get_args
 
 from hvdenv import trust
 from hvdenv.cli.init_node import ask_node
-from hvdenv.cli.options import add_dry_run, add_options, print_json
+from hvdenv.cli.options import add, add_options, print_json, report, usable
 from hvdenv.drafting import answers, here
 from hvdenv.drafting.combine import Choice, Draft, Missing, combine
 from hvdenv.drafting.commands import EVERY_LINE, read_page
 from hvdenv.drafting.modulelines import SET
 from hvdenv.drafting.shell import shown
-from hvdenv.drafting.values import Drafted, Found, Origin
+from hvdenv.drafting.values import Found, Origin, Value, joined
 from hvdenv.drafting.writer import told_choice, told_left, told_value, write
 from hvdenv.errors import UsageError
 from hvdenv.model.cluster import ModuleName
@@ -45,35 +45,29 @@ _STANDARD = "-"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", nargs="?", help="name of the recipe")
-    parser.add_argument(
-        "--from", metavar="FILE", action="append", default=[], dest="pages",
-        help="page or job script to read: Markdown, HTML, reStructuredText, shell or plain text;"
-        " - is standard input; may be repeated",
+    add(parser, "name NAME", "name of the recipe", nargs="?")
+    add(
+        parser, "--from FILE",
+        "page or job script to read: Markdown, HTML, reStructuredText, shell or plain text;"
+        " - is standard input; may be repeated", action="append", default=[], dest="pages",
     )  # fmt: skip
-    parser.add_argument(
-        "--lines", metavar="A-B", type=_lines, help="read only these lines of the page"
-    )
-    parser.add_argument("--here", action="store_true", help="look at this machine and its modules")
-    parser.add_argument(
-        "--where", choices=("here", "compute"), default="here",
-        help="with --here. compute: also ask a compute node, in a job of at most 10 minutes with"
-        " one GPU if the job has any (default: here)",
+    add(parser, "--lines A-B", "read only these lines of the page", type=_lines)
+    add(parser, "--here", "look at this machine and its modules")
+    add(
+        parser, "--where",
+        "with --here. compute: also ask a compute node, in a job of at most 10 minutes with"
+        " one GPU if the job has any (default: here)", choices=("here", "compute"), default="here",
     )  # fmt: skip
-    add_dry_run(parser, "with --where compute: print the script of the job, and submit nothing")
-    parser.add_argument(
-        "--interactive", action="store_true", help="ask for missing values and where sources differ"
+    add(
+        parser, "--dry-run", "with --where compute: print the script of the job, and submit nothing"
     )
-    parser.add_argument(
-        "--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides",
-        help="a value of the recipe, such as horovod.version=0.28.1; may be repeated",
+    add(parser, "--interactive", "ask for missing values and where sources differ")
+    add(
+        parser, "--set KEY=VALUE",
+        "a value of the recipe, such as horovod.version=0.28.1; may be repeated",
+        action="append", default=[], dest="overrides",
     )  # fmt: skip
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="file to write, - for standard output (default: NAME.toml)",
-    )
+    add(parser, "-o --output FILE", "file to write, - for standard output (default: NAME.toml)")
     add_options(parser, "json")
 
 
@@ -94,12 +88,10 @@ def run(arguments: argparse.Namespace) -> int:
                          remedy="name another one with -o FILE")  # fmt: skip
     found = _found(arguments)
     if arguments.where == "compute":
-        if seen := ask_node(_combined(name, found), dry_run=arguments.dry_run):
-            found = found._replace(
-                values=(*found.values, *seen.values), left=(*found.left, *seen.left)
-            )
-        else:
+        seen = ask_node(_combined(name, found), dry_run=arguments.dry_run)
+        if seen is None:
             return 0
+        found = joined([found, seen])
     if arguments.interactive:
         found = _ask(name, found)
     draft = _combined(name, found)
@@ -114,11 +106,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _refuse(arguments: argparse.Namespace, sources: Sequence[str]) -> None:
-    """Refuse options that do not fit together, before looking at anything.
-
-    Raises:
-        UsageError, UntrustedError: they do not, or another user can change HVDENV_HOME.
-    """
     if not sources and not arguments.interactive:
         raise UsageError(
             "nothing to draft a recipe from",
@@ -139,9 +126,8 @@ def _refuse(arguments: argparse.Namespace, sources: Sequence[str]) -> None:
 def _name(arguments: argparse.Namespace) -> str:
     """The recipe's name: as given, or after the page."""
     named = [Path(each).stem for each in arguments.pages if each != _STANDARD]
-    name = arguments.name or re.sub(
-        r"[^a-z0-9_-]+", "-", (named or ["mycluster"])[0].lower()
-    ).strip("-_")
+    of_page = re.sub(r"[^a-z0-9_-]+", "-", (named or ["mycluster"])[0].lower())
+    name = arguments.name or of_page.strip("-_")
     if not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,63}", name):
         raise UsageError(
             f"{name!r} is not a name of a recipe",
@@ -159,33 +145,17 @@ def _found(arguments: argparse.Namespace) -> Found:
     ]
     parts = [_of_page(each, arguments.lines) for each in arguments.pages]
     if arguments.here:
-        values = [value for part in parts for value in part.values]
+        values = joined(parts).values
+        names = [str(each.value) for each in values if each.key == ("modules", "load")]
         # The name of a file would be run.
-        loads = [
-            str(each.value) for each in values
-            if each.key == ("modules", "load") and re.fullmatch(get_args(ModuleName)[1].regex, str(each.value))
-        ]  # fmt: skip
-        parts.append(here.look(Runner(), _report, loads))
-    found = Found(
-        tuple(value for part in parts for value in part.values),
-        tuple(left for part in parts for left in part.left),
-        sum(part.commands for part in parts),
-    )
-    return answers.give(found, given)
-
-
-def _report(text: str) -> None:
-    print(f"looking at {text}", file=sys.stderr, flush=True)
+        loads = [each for each in names if re.fullmatch(get_args(ModuleName)[1].regex, each)]
+        parts.append(here.look(Runner(), lambda text: report(f"looking at {text}"), loads))
+    return answers.give(joined(parts), given)
 
 
 def _of_page(name: str, lines: tuple[int, int] | None) -> Found:
-    try:
+    with usable(name, "name a page or a job script, or - for standard input"):
         data = _standard_input() if name == _STANDARD else read_file(name, PAGE).data
-    except OSError as error:
-        raise UsageError(
-            f"cannot read it: {error.strerror}", where=name,
-            remedy="name a page or a job script, or - for standard input",
-        ) from error  # fmt: skip
     source = "standard input" if name == _STANDARD else shown(Path(name).name)
     return read_page(data.decode("utf-8", errors="replace"), source, lines or EVERY_LINE)
 
@@ -208,16 +178,12 @@ def _write(target: str, text: str) -> None:
     if target == _STANDARD:
         sys.stdout.write(text)
         return
-    try:
-        with open(target, "x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise UsageError(f"cannot write it: {error.strerror}", where=target,
-                         remedy="name another file with -o FILE") from error  # fmt: skip
+    remedy = "name another file with -o FILE"
+    with usable(target, remedy, "cannot write it"), open(target, "x", encoding="utf-8") as file:
+        file.write(text)
 
 
 def _told(draft: Draft, target: str) -> Iterator[str]:
-    """The result, for people."""
     unknown = [each for each in draft.left if not each.understood]
     wrote = "draft" if target == _STANDARD else f"wrote {target}"
     of_page = f" from {counted(draft.commands, 'command')}" if draft.commands else ""
@@ -254,24 +220,21 @@ def _read_answer(question: str) -> str:
     return sys.stdin.readline(4096).strip()
 
 
-def _answer_choice(choice: Choice) -> Drafted | None:
-    print(f"{'.'.join(choice.key)}: the sources differ", file=sys.stderr)
+def _answer_choice(choice: Choice) -> Value | None:
+    report(f"{'.'.join(choice.key)}: the sources differ")
     for number, each in enumerate(choice.values, 1):
-        print(f"  {number}  {told_value(each.value)}  ({each.origin})", file=sys.stderr)
+        report(f"  {number}  {told_value(each.value)}  ({each.origin})")
     text = _read_answer("number (Enter: decide later):")
-    return (
-        choice.values[int(text) - 1]
-        if text.isdigit() and 0 < int(text) <= len(choice.values)
-        else None
-    )
+    valid = text.isdigit() and 0 < int(text) <= len(choice.values)
+    return choice.values[int(text) - 1] if valid else None
 
 
-def _answer_missing(missing: Missing) -> list[Drafted]:
+def _answer_missing(missing: Missing) -> list[Value]:
     """Asks again until the value fits the key."""
     key = ".".join(missing.key)
     while text := _read_answer(f"{key}, {missing.needs} (Enter: decide later):"):
         try:
             return answers.parse(f"{key}={text}", answers.ANSWER)
         except UsageError as error:
-            print(error.message, file=sys.stderr)
+            report(error.message)
     return []

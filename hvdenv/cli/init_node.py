@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from pathlib import Path
 
 from hvdenv.cli.job import OWN, own_script, to_the_end
+from hvdenv.cli.options import report
 from hvdenv.drafting.combine import Draft, nested
 from hvdenv.drafting.node import Seen, drafted
 from hvdenv.drafting.values import Found
@@ -23,11 +23,7 @@ from hvdenv.sites.jobs import OUTPUT_SECONDS, Script, submit
 
 
 def ask_node(draft: Draft, *, dry_run: bool) -> Found | None:
-    """What a compute node shows, asked in a job; None for a dry run, which prints the script.
-
-    Raises:
-        UsageError, StepError: the sources do not say how to submit a job, or it failed.
-    """
+    """What a compute node shows, asked in a job; None for a dry run, which prints the script."""
     document = nested(draft.values)
     scheduler = document.get("scheduler", "")
     dialect = with_own(decode(dict[str, Dialect], document.get("schedulers", {}))).get(scheduler)
@@ -49,17 +45,16 @@ def ask_node(draft: Draft, *, dry_run: bool) -> Found | None:
     script = own_script(scheduler, dialect, batch, places)
     if dry_run:
         print(script.text, end="")
-    print(f"{job.name}: {charged(job)}", file=sys.stderr, flush=True)
+    report(f"{job.name}: {charged(job)}")
     return None if dry_run else _answered(script, answer, places)
 
 
 def _answered(script: Script, answer: Path, places: Places) -> Found:
     make_folder(places.jobs)
-    runner = Runner()
-    record = submit(script, runner, places)
-    print(f"looking at a compute node, in job {record.id}", file=sys.stderr, flush=True)
+    record = submit(script, Runner(), places)
+    report(f"looking at a compute node, in job {record.id}")
     try:
-        code = to_the_end(record, runner, places, as_json=True)
+        code = to_the_end(record, as_json=True)
         end = time.monotonic() + OUTPUT_SECONDS  # a network file system may show it later
         while not code and not answer.exists() and time.monotonic() < end:
             time.sleep(0.1)

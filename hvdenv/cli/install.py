@@ -14,11 +14,8 @@ from packaging.version import Version
 
 from hvdenv.building.effects import try_modules
 from hvdenv.building.resolve import attempt, failure
-from hvdenv.cli.find_lock import (
-    resolution_of,
-    with_recorded_lock,
-)
-from hvdenv.cli.options import add_dry_run, add_options, print_json, refuse_foreign_prefix
+from hvdenv.cli.find_lock import resolution_of, with_recorded_lock
+from hvdenv.cli.options import add, add_options, give, refuse_foreign_prefix
 from hvdenv.cli.perform_build import build_prepared
 from hvdenv.cli.prepare import Prepared, prepare
 from hvdenv.cli.progress import choose
@@ -51,14 +48,9 @@ _TELLING_PIP = "22.2"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "recipe")
-    parser.add_argument(
-        "packages",
-        metavar="PACKAGE",
-        nargs="+",
-        help="a package, with or without versions: 'scipy<2'",
-    )
+    add(parser, "packages PACKAGE", "a package, with or without versions: 'scipy<2'", nargs="+")
     add_options(parser, "python", "prefix", "json", "loudness", "allow", "lockfiles")
-    add_dry_run(parser, "print what would be added, and build nothing")
+    add(parser, "--dry-run", "print what would be added, and build nothing")
     add_options(parser, "break-lock", "trust")
 
 
@@ -74,29 +66,29 @@ def run(arguments: argparse.Namespace) -> int:
     contents = installed.contents_of_folder(target.generation(active))
     chosen = additions.added_to(before, base, wanted, contents.distributions, contents.packages)
     if chosen.requirements == (before.requirements if before else ()):
-        there = {name: contents.distributions[name] for name in wanted}
-        return _nothing(prepared, there, arguments)
+        there = _versions({name: contents.distributions[name] for name in wanted})
+        said = f"nothing to do: {target.prefix} has {there}"
+        give(arguments, {"added": {}, "changed": False}, said)
+        return 0
     prepared = prepared._replace(additions=chosen)
     added = _ask(prepared, active, contents, arguments)
     if arguments.dry_run:
-        return _tell(arguments, "would add", added, {"changed": False})
+        said = f"would add: {_versions(added)}"
+        give(arguments, {"added": added, "changed": False}, said)
+        return 0
     arguments.rebuild = False
     arguments.accept_drift = list(record.lock.accepted) if record.lock else []
     built = build_prepared(prepared, prepared.plan(), arguments)
-    _tell(arguments, "added", added, encode(built))
-    if not (arguments.json or arguments.quiet):
-        print(f"built in {built.seconds:.0f} s: {built.prefix}")
-        print(f"use it with: . {built.prefix}/activate.sh")
+    give(
+        arguments, {"added": added, **encode(built)},
+        f"added: {_versions(added)}",
+        f"built in {built.seconds:.0f} s: {built.prefix}",
+        f"use it with: . {built.prefix}/activate.sh",
+    )  # fmt: skip
     return 0
 
 
 def _active(prepared: Prepared) -> str:
-    """The generation that packages are added to.
-
-    Raises:
-        IncompatibleError: the recipe makes no environment that packages can be added to.
-        UsageError: there is none yet.
-    """
     resolved, target = prepared.resolved, prepared.target
     if resolved.recipe.python.provider in ("modules", "prefix"):
         raise IncompatibleError(
@@ -116,7 +108,6 @@ def _active(prepared: Prepared) -> str:
 
 
 def _before(record: GenerationRecord, path: Path) -> Additions | None:
-    """What was added to the active generation."""
     if not record.additions:
         return None
     try:
@@ -130,11 +121,7 @@ def _before(record: GenerationRecord, path: Path) -> Additions | None:
 
 
 def _base(prepared: Prepared, built: str) -> str:
-    """The digest of the plan without additions.
-
-    Raises:
-        UsageError: the active generation is of another plan, so that more would move.
-    """
+    """The digest of the plan without additions, which the active generation must be of."""
     digest = prepared.plan().digest
     if digest != built:
         raise UsageError(
@@ -149,12 +136,7 @@ def _base(prepared: Prepared, built: str) -> str:
 def _ask(
     prepared: Prepared, active: str, contents: Contents, arguments: argparse.Namespace
 ) -> dict[str, str]:
-    """Have pip say what it would install; versions by name.
-
-    Raises:
-        IncompatibleError: something that is there would have to move.
-        StepError: pip finds no way at all.
-    """
+    """Have pip say what it would install without moving what is there; versions by name."""
     pip = contents.distributions.get("pip", "0")
     if Version(pip) < Version(_TELLING_PIP):
         raise IncompatibleError(
@@ -194,20 +176,5 @@ def _answer(maker: Resolution, python: str, runner: Runner, progress: Progress) 
     return found
 
 
-def _nothing(prepared: Prepared, there: Mapping[str, str], arguments: argparse.Namespace) -> int:
-    if arguments.json:
-        print_json({"added": {}, "changed": False})
-    elif not arguments.quiet:
-        said = ", ".join(f"{name} {version}" for name, version in there.items())
-        print(f"nothing to do: {prepared.target.prefix} has {said}")
-    return 0
-
-
-def _tell(
-    arguments: argparse.Namespace, said: str, added: Mapping[str, str], more: Mapping[str, object]
-) -> int:
-    if arguments.json:
-        print_json({"added": dict(added), **more})
-    elif not arguments.quiet:
-        print(f"{said}: " + ", ".join(f"{name} {version}" for name, version in added.items()))
-    return 0
+def _versions(packages: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in packages.items())

@@ -13,14 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hvdenv.cli.options import (
-    SITE_VARIABLE,
-    add_dry_run,
-    add_options,
-    add_recipe,
-    print_json,
-    resolved_of,
-)
+from hvdenv.cli.options import SITE_VARIABLE, add, add_options, print_json, report, resolved_of
 from hvdenv.cli.run import (
     Chosen,
     activated,
@@ -34,50 +27,18 @@ from hvdenv.cli.run import (
 from hvdenv.cli.with_image import Entry, add_image, entry_of
 from hvdenv.environments import last_used
 from hvdenv.errors import RecipeError, StepError, UsageError
+from hvdenv.launch import placement
 from hvdenv.launch.container import start_inside
-from hvdenv.launch.launchers import Launch, Start
-from hvdenv.launch.placement import (
-    START_SECONDS,
-    Requested,
-    choose_launcher,
-    exported,
-    mpi_of,
-    refuse_unfit,
-)
+from hvdenv.launch.launchers import Launch
 from hvdenv.model.cluster import Job
 from hvdenv.model.dialect import Dialect
 from hvdenv.model.layers import Resolved
 from hvdenv.places import HOME_VARIABLE, Places, find_places, make_folder, named_file, write_text
 from hvdenv.runner import Runner, environment
 from hvdenv.schema import encode
+from hvdenv.sites import batch, jobs
 from hvdenv.sites.answers import Status
-from hvdenv.sites.batch import (
-    HOST_NAMES,
-    HOSTFILE,
-    HOSTS,
-    JOB_ID,
-    OPTIONS,
-    RENDEZVOUS,
-    BatchJob,
-    Purpose,
-    charged,
-    check,
-    cost,
-    merge,
-    own_job,
-    script,
-)
 from hvdenv.sites.job_status import abnormal_end, explained
-from hvdenv.sites.jobs import (
-    Follower,
-    Listener,
-    Script,
-    Submitted,
-    cancel,
-    recall,
-    submit,
-    unfinished,
-)
 
 # Both ignore modules in the folder that the job starts in. Python 3.10 has no -P.
 AS_MODULE = ("-P", "-m")
@@ -102,54 +63,49 @@ cancel the job; otherwise, and if the connection is lost, the job continues.
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "hvdenv job RECIPE [options] -- CMD\n       hvdenv job --follow ID"
-    add_recipe(parser, optional=True)
-    add_options(parser, "prefix", "json", "trust")
-    parser.add_argument("-q", "--quiet", action="store_true", help="report errors only")
+    add_options(parser, "recipe?", "prefix", "json", "trust")
+    add(parser, "-q --quiet", "report errors only")
     requests = parser.add_argument_group("what the job requests, instead of the recipe's values")
-    add_requests(requests, [field for field in OPTIONS if field != "output"])
+    add_requests(requests)
     add_image(parser)
-    requests.add_argument("--launcher", metavar="L", help="starts the ranks")
-    requests.add_argument(
-        "--output", metavar="FILE", help="output file, with the scheduler's placeholders"
-    )
+    add(requests, "--launcher L", "starts the ranks")
+    add(requests, "--output FILE", "output file, with the scheduler's placeholders")
     actions = parser.add_argument_group("what to do with the script, instead of printing it")
-    actions.add_argument("--to", metavar="FILE", type=Path, help="write it to a file")
-    actions.add_argument("--submit", action="store_true", help="submit it and follow the job")
-    add_dry_run(actions, "print the script of --submit instead of submitting it")
-    actions.add_argument("--detach", action="store_true", help="do not follow the job")
-    actions.add_argument("--follow", metavar="ID", help="follow a job that was submitted before")
+    add(actions, "--to FILE", "write it to a file", type=Path)
+    add(actions, "--submit", "submit it and follow the job")
+    add(actions, "--dry-run", "print the script of --submit instead of submitting it")
+    add(actions, "--detach", "do not follow the job")
+    add(actions, "--follow ID", "follow a job that was submitted before")
 
 
 def run(arguments: argparse.Namespace) -> int:
     _check_usage(arguments)
-    places, runner, quiet = find_places(), Runner(), arguments.quiet
+    places, quiet = find_places(), arguments.quiet
     if arguments.follow:
-        record = recall(arguments.follow, places)
-        return to_the_end(
-            record, runner, places, quiet=quiet, as_json=arguments.json, withdraw=False
-        )
+        record = jobs.recall(arguments.follow, places)
+        return to_the_end(record, quiet=quiet, as_json=arguments.json, withdraw=False)
     resolved = resolved_of(arguments)
     scheduler, dialect = scheduler_of(resolved)
-    batch = _batch(arguments, resolved, dialect)
-    text = script(dialect, batch)
+    planned = _batch(arguments, resolved, dialect)
+    text = batch.script(dialect, planned)
     if not arguments.submit or arguments.dry_run:
-        return _give(arguments, text, batch.job)
+        return _give(arguments, text, planned.job)
+    submission = jobs.Script(text=text, scheduler=scheduler, dialect=dialect, name=planned.job.name)
     if not quiet:
-        _report(f"{batch.job.name}: {charged(batch.job)}")
-    submission = Script(text=text, scheduler=scheduler, dialect=dialect, name=batch.job.name)
-    record = submit(submission, runner, places)
-    if batch.activate:  # an image has none
-        last_used.note(places, Path(batch.activate).parent)
+        report(f"{planned.job.name}: {batch.charged(planned.job)}")
+    record = jobs.submit(submission, Runner(), places)
+    if planned.activate:  # an image has none
+        last_used.note(places, Path(planned.activate).parent)
     if not arguments.detach:
         if not quiet:
-            _report(f"submitted job {record.id}")
-        return to_the_end(record, runner, places, quiet=quiet, as_json=arguments.json)
+            report(f"submitted job {record.id}")
+        return to_the_end(record, quiet=quiet, as_json=arguments.json)
     if arguments.json:
         print_json({"id": record.id, "scheduler": scheduler, "script": record.script})
     else:
         print(record.id)
         if not quiet:
-            _report(f"follow it with: hvdenv job --follow {record.id}")
+            report(f"follow it with: hvdenv job --follow {record.id}")
     return 0
 
 
@@ -164,10 +120,8 @@ def _check_usage(arguments: argparse.Namespace) -> None:
     if not arguments.recipe:
         raise UsageError("no recipe is named", remedy="`hvdenv recipes` lists them")
     if not arguments.program:
-        raise UsageError(
-            "no command to run",
-            remedy="write it after --: hvdenv job RECIPE -- python train.py",
-        )
+        remedy = "write it after --: hvdenv job RECIPE -- python train.py"
+        raise UsageError("no command to run", remedy=remedy)
     if arguments.detach and not arguments.submit:
         raise UsageError("--detach needs --submit", remedy="add --submit")
     if arguments.submit and not os.getcwd().isprintable():
@@ -185,11 +139,6 @@ def _check_usage(arguments: argparse.Namespace) -> None:
 
 
 def scheduler_of(resolved: Resolved) -> tuple[str, Dialect]:
-    """The scheduler of a recipe's site, with its name.
-
-    Raises:
-        RecipeError: it has none.
-    """
     name, dialect = resolved.recipe.scheduler, resolved.recipe.dialect
     if name is None or dialect is None:
         raise RecipeError(
@@ -201,34 +150,36 @@ def scheduler_of(resolved: Resolved) -> tuple[str, Dialect]:
     return name, dialect
 
 
-def _batch(arguments: argparse.Namespace, resolved: Resolved, dialect: Dialect) -> BatchJob:
-    """What the script does, checked against what the site has."""
+def _batch(arguments: argparse.Namespace, resolved: Resolved, dialect: Dialect) -> batch.BatchJob:
     recipe = resolved.recipe
-    given = {name: getattr(arguments, name) for name in OPTIONS}
-    job = merge(recipe.job, dialect, given)
+    given = {name: getattr(arguments, name) for name in batch.OPTIONS}
+    job = batch.merge(recipe.job, dialect, given)
     options = [name for name, value in given.items() if value is not None]
-    partition = check(job, dialect, recipe.partitions, options, resolved.where)
+    partition = batch.check(job, dialect, recipe.partitions, options, resolved.where)
     chosen = choose(arguments, built=False, image=True)
-    activate = chosen.activate
-    if arguments.submit and not arguments.dry_run and chosen.container:
+    submits = arguments.submit and not arguments.dry_run
+    if submits and chosen.container:
         refuse_missing_image(chosen.container, named(arguments), os.getcwd())
-    elif arguments.submit and not arguments.dry_run and not chosen.there:
+    elif submits and not chosen.there:
         raise UsageError(
             f"there is no environment {chosen.name} at {chosen.prefix}",
             remedy=f"hvdenv build {named(arguments)}",
         )
-    built = chosen.record is not None
-    entry = entry_of(arguments, chosen.prefix, recipe, JOB_ID) if built else Entry()
-    start, program = _start(
-        chosen, job, dialect, arguments.launcher or "", tuple(arguments.program), entry.words
+    entry = entry_of(arguments, chosen.prefix, recipe, batch.JOB_ID) if chosen.record else Entry()
+    name = placement.choose_launcher(recipe, arguments.launcher or "")
+    placement.refuse_unfit(
+        name, recipe, placement.Requested(), recipe.scheduler, job.nodes, recipe.name
     )
-    return BatchJob(
+    launch = with_mpi(_launch(chosen, job, dialect)._replace(program=entry.words), chosen)
+    # The script runs on the first host of the job.
+    start = start_inside(name, launch, chosen.inside, os.uname().nodename)
+    return batch.BatchJob(
         job=job,
         partition=partition,
-        activate=activate,
+        activate=chosen.activate,
         launch=start.argv,
         env=start.env,
-        command=program,
+        command=found_program(name, launch, chosen, tuple(arguments.program)),
         folder=os.getcwd(),
         exports=recipe.launch.exports,
         modules=chosen.module_lines,
@@ -236,71 +187,49 @@ def _batch(arguments: argparse.Namespace, resolved: Resolved, dialect: Dialect) 
     )
 
 
-def _start(
-    chosen: Chosen,
-    job: Job,
-    dialect: Dialect,
-    requested: str,
-    program: tuple[str, ...],
-    entry: tuple[str, ...],
-) -> tuple[Start, tuple[str, ...]]:
-    """How to start the ranks, and the program; the hosts are known only in the job.
-
-    Raises:
-        UsageError, IncompatibleError: the launcher does not work there.
-    """
+def _launch(chosen: Chosen, job: Job, dialect: Dialect) -> Launch:
+    """Where the ranks go; the hosts are known only in the job."""
     recipe = chosen.recipe
-    name = choose_launcher(recipe, requested)
-    refuse_unfit(name, recipe, Requested(), recipe.scheduler, job.nodes, recipe.name)
     exports = recipe.launch.exports
     no_hostfile = dialect.launch_host or dialect.columns
-    launch = Launch(
-        program=entry,
+    return Launch(
+        program=(),
         ranks=job.nodes * job.ranks_per_node,
         root=os.geteuid() == 0,
-        mpi=mpi_of(recipe),
-        exports=exported(exports, activated(chosen), dict.fromkeys(exports, ""), Requested()),
-        start_timeout=START_SECONDS,
-        host_list=HOSTS,
-        host_names=HOST_NAMES,
-        rendezvous=RENDEZVOUS,
-        job=JOB_ID,
-        hostfile=HOSTFILE if dialect.hostfile and not no_hostfile else "",
+        mpi=placement.mpi_of(recipe),
+        exports=placement.exported(
+            exports, activated(chosen), dict.fromkeys(exports, ""), placement.Requested()
+        ),
+        start_timeout=placement.START_SECONDS,
+        host_list=batch.HOSTS,
+        host_names=batch.HOST_NAMES,
+        rendezvous=batch.RENDEZVOUS,
+        job=batch.JOB_ID,
+        hostfile=batch.HOSTFILE if dialect.hostfile and not no_hostfile else "",
         ranks_per_node=job.ranks_per_node,
         cpus_per_rank=job.cpus_per_rank or 0,
         gpus_per_node=job.gpus_per_node or 0,
         settings=recipe.launch,
         network=recipe.network,
     )
-    launch = with_mpi(launch, chosen)
-    program = found_program(name, launch, chosen, program)
-    # The script runs on the first host of the job.
-    return start_inside(name, launch, chosen.inside, os.uname().nodename), program
 
 
 def _give(arguments: argparse.Namespace, text: str, job: Job) -> int:
-    """Print the script or write it."""
     if arguments.to:
         write_text(named_file(arguments.to), text, 0o777)
     if arguments.json:
-        print_json({"text": text, **cost(job)._asdict()})
+        print_json({"text": text, **batch.cost(job)._asdict()})
     elif arguments.to:
         print(arguments.to)
     else:
         print(text, end="")
     if not arguments.json and not arguments.quiet:
-        _report(f"{job.name}: {charged(job)}")
+        report(f"{job.name}: {batch.charged(job)}")
     return 0
 
 
 def to_the_end(
-    record: Submitted,
-    runner: Runner,
-    places: Places,
-    *,
-    quiet: bool = False,
-    as_json: bool = False,
-    withdraw: bool = True,
+    record: jobs.Submitted, *, quiet: bool = False, as_json: bool = False, withdraw: bool = True
 ) -> int:
     """Follow a job with its output on standard output and its status on standard error.
 
@@ -324,13 +253,15 @@ def to_the_end(
         text = explained(status, record.dialect)
         if not quiet and text != shown:
             shown = text
-            _report(f"job {record.id}: {text}")
+            report(f"job {record.id}: {text}")
 
-    listener = Listener(print_line, print_status, _report)
+    listener = jobs.Listener(print_line, print_status, report)
     try:
-        status = Follower(record, runner, places, listener, withdraw=withdraw).follow()
+        status = jobs.Follower(
+            record, Runner(), find_places(), listener, withdraw=withdraw
+        ).follow()
     except KeyboardInterrupt:
-        _leave_or_cancel(record, runner)
+        _leave_or_cancel(record)
         return 130
     outputs = record.files or status.outputs
     if as_json:
@@ -339,119 +270,101 @@ def to_the_end(
     return _result(record, status, ", ".join(outputs), quiet=quiet)
 
 
-def _result(record: Submitted, status: Status, files: str, *, quiet: bool) -> int:
-    """Report the end of a job; returns its exit code.
-
-    Raises:
-        StepError: it did not end by itself.
-    """
+def _result(record: jobs.Submitted, status: Status, files: str, *, quiet: bool) -> int:
     if abnormal := abnormal_end(status):
         what, remedy = abnormal
         detail = f"output: {files}" if files else ""
         raise StepError(f"it {what}", where=f"job {record.id}", detail=detail, remedy=remedy)
     code = status.exit_code or 0
     if code:
-        _report(f"job {record.id} failed with exit code {code}; output: {files}")
+        report(f"job {record.id} failed with exit code {code}; output: {files}")
     elif not quiet:
-        _report(f"job {record.id} succeeded; output: {files}")
+        report(f"job {record.id} succeeded; output: {files}")
     return code
 
 
-def _leave_or_cancel(record: Submitted, runner: Runner) -> None:
-    """Ask whether to cancel a job, if there is a terminal."""
+def _leave_or_cancel(record: jobs.Submitted) -> None:
     answer = ""
     if sys.stdin.isatty() and sys.stderr.isatty():
         print(f"\ncancel job {record.id}? [y/N] ", end="", file=sys.stderr, flush=True)
         try:
             answer = sys.stdin.readline()
         except KeyboardInterrupt:
-            _report("")
+            report("")
     if answer.strip().lower() in ("y", "yes"):
-        cancel(record, runner)
-        _report(f"cancelled job {record.id}")
+        jobs.cancel(record, Runner())
+        report(f"cancelled job {record.id}")
     else:
-        _report(f"job {record.id} goes on; follow it with: hvdenv job --follow {record.id}")
+        report(f"job {record.id} goes on; follow it with: hvdenv job --follow {record.id}")
 
 
-def run_there(arguments: argparse.Namespace, purpose: Purpose) -> int:
+def run_there(arguments: argparse.Namespace, purpose: batch.Purpose) -> int:
     """Run this command line in a job, without its ``--where compute``; see run_in_job()."""
     words = [word for word in arguments.words if word not in ("--where=compute", "--dry-run")]
     if "--where" in words:
         at = words.index("--where")
         words = [*words[:at], *words[at + 2 :]]
-    resolved, places = resolved_of(arguments), find_places()
-    if arguments.dry_run:
-        job, submission = _own_script(resolved, words, places, purpose)
-        print(submission.text, end="")
-        _report(f"{job.name}: {charged(job)}")
-        return 0
-    return run_in_job(resolved, words, places, purpose, quiet=arguments.quiet)
+    return run_in_job(
+        resolved_of(arguments), words, find_places(), purpose,
+        quiet=arguments.quiet, dry_run=arguments.dry_run,
+    )  # fmt: skip
 
 
 def run_in_job(
     resolved: Resolved,
     words: Sequence[str],
     places: Places,
-    purpose: Purpose,
+    purpose: batch.Purpose,
     *,
     quiet: bool = False,
+    dry_run: bool = False,
 ) -> int:
     """Run a command line of hvdenv itself in a job, once, on its first node.
 
     If an earlier job for the same has not been seen to end, follow that job instead.
 
     Args:
-        resolved: the recipe; its table `job` has the resources.
         words: the command line without ``hvdenv``, such as ``("build", "neuron")``.
+        dry_run: print the script, and submit nothing.
 
     Returns:
         The exit code of that command line.
-
-    Raises:
-        UsageError, RecipeError, StepError: the site has no such job, or it did not end by
-            itself.
     """
-    runner = Runner()
-    record = unfinished(_key(resolved, words), places)
-    if record:
-        _report(f"job {record.id} was submitted for this before; following it")
-        return to_the_end(record, runner, places, quiet=quiet)
-    job, submission = _own_script(resolved, words, places, purpose)
-    make_folder(places.jobs)
-    if not quiet:
-        _report(f"{job.name}: {charged(job)}")
-    record = submit(submission, runner, places)
-    if not quiet:
-        _report(f"submitted job {record.id}")
-    return to_the_end(record, runner, places, quiet=quiet)
-
-
-def _own_script(
-    resolved: Resolved, words: Sequence[str], places: Places, purpose: Purpose
-) -> tuple[Job, Script]:
-    """The script of a job for a command line of hvdenv itself."""
+    key = _key(resolved, words)
+    if not dry_run and (record := jobs.unfinished(key, places)):
+        report(f"job {record.id} was submitted for this before; following it")
+        return to_the_end(record, quiet=quiet)
     scheduler, dialect = scheduler_of(resolved)
-    job = own_job(resolved.recipe.job, purpose)
-    partition = check(job, dialect, resolved.recipe.partitions, where=resolved.where)
+    job = batch.own_job(resolved.recipe.job, purpose)
+    partition = batch.check(job, dialect, resolved.recipe.partitions, where=resolved.where)
     site = environment().get(SITE_VARIABLE)
     env = ((HOME_VARIABLE, str(places.home)), *(((SITE_VARIABLE, site),) if site else ()))
-    batch = BatchJob(job, partition, env=env, command=(*OWN, "hvdenv", *words))
-    return job, own_script(scheduler, dialect, batch, places)._replace(key=_key(resolved, words))
+    planned = batch.BatchJob(job, partition, env=env, command=(*OWN, "hvdenv", *words))
+    submission = own_script(scheduler, dialect, planned, places)._replace(key=key)
+    if dry_run:
+        print(submission.text, end="")
+    if dry_run or not quiet:
+        report(f"{job.name}: {batch.charged(job)}")
+    if dry_run:
+        return 0
+    make_folder(places.jobs)
+    record = jobs.submit(submission, Runner(), places)
+    if not quiet:
+        report(f"submitted job {record.id}")
+    return to_the_end(record, quiet=quiet)
 
 
-def own_script(scheduler: str, dialect: Dialect, batch: BatchJob, places: Places) -> Script:
+def own_script(
+    scheduler: str, dialect: Dialect, planned: batch.BatchJob, places: Places
+) -> jobs.Script:
     """The script of a job of hvdenv itself, in this folder, with a log of its own."""
-    name = batch.job.name
+    name = planned.job.name
     log = str(places.jobs / f"{name}-{os.urandom(6).hex()}.log")
-    text = script(dialect, batch._replace(folder=os.getcwd(), log=log))
-    return Script(text=text, scheduler=scheduler, dialect=dialect, name=name, log=log)
+    text = batch.script(dialect, planned._replace(folder=os.getcwd(), log=log))
+    return jobs.Script(text=text, scheduler=scheduler, dialect=dialect, name=name, log=log)
 
 
 def _key(resolved: Resolved, words: Sequence[str]) -> str:
     """The same for the same command line, recipe and folder."""
     what = json.dumps([encode(resolved.recipe), list(words), os.getcwd()], sort_keys=True)
     return hashlib.sha256(what.encode()).hexdigest()
-
-
-def _report(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -6,7 +6,6 @@ Locked packages keep their versions, and a lock that still matches is not rewrit
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,17 +13,8 @@ from packaging.utils import canonicalize_name
 
 from hvdenv import signing
 from hvdenv.building.resolve import pylock
-from hvdenv.cli.find_lock import (
-    cpu_packages,
-    find,
-    inputs_of,
-    no_lock,
-    refuse_unsigned,
-    resolution_of,
-    root_of,
-    run_steps,
-)
-from hvdenv.cli.options import add_options, print_json
+from hvdenv.cli import find_lock
+from hvdenv.cli.options import add, add_options, give, report
 from hvdenv.cli.prepare import Prepared, prepare
 from hvdenv.environments import scratch
 from hvdenv.environments.scratch import Scratch
@@ -51,61 +41,48 @@ examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "recipe", "python", "prefix", "json", "loudness", "lockfiles", "trust")
-    parser.add_argument(
-        "--sign", action="store_true", help="sign the lock: you vouch for its contents"
-    )
-    parser.add_argument(
-        "--key", metavar="FILE", help="key to sign with (default: places.locks.key)"
-    )
+    add(parser, "--sign", "sign the lock: you vouch for its contents")
+    add(parser, "--key FILE", "key to sign with (default: places.locks.key)")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--check", action="store_true", help="compare only; exit with 4 if the lock does not match"
-    )
-    what.add_argument("--update", metavar="NAME", help="update this package to its newest version")
-    what.add_argument("--upgrade", action="store_true", help="update all packages")
-    parser.add_argument(
-        "--platform", metavar="P", help="lock for another machine, such as linux-ppc64le"
-    )
+    add(what, "--check", "compare only; exit with 4 if the lock does not match")
+    add(what, "--update NAME", "update this package to its newest version")
+    add(what, "--upgrade", "update all packages")
+    add(parser, "--platform P", "lock for another machine, such as linux-ppc64le")
 
 
 def run(arguments: argparse.Namespace) -> int:
     prepared = _prepare(arguments)
-    inputs = inputs_of(prepared)
-    root, key = root_of(arguments, prepared.resolved), _key(arguments, prepared)
+    key = _key(arguments, prepared)
     try:
-        present = find(arguments, prepared, inputs)
+        present = find_lock.find(arguments, prepared)
     except (LockError, RecipeError) as error:
         if arguments.check or arguments.update:
             raise
-        print(f"{error}\nwriting a new lock from what is available now", file=sys.stderr)
+        report(f"{error}\nwriting a new lock from what is available now")
         present = None
     if arguments.check:
-        return _check(present, prepared, inputs, arguments, root)
+        return _check(present, prepared, arguments)
     _refuse_unknown(arguments.update, present)
+    inputs, cpu = find_lock.inputs_of(prepared), find_lock.cpu_packages(prepared.resolved.recipe)
     moves = arguments.update or arguments.upgrade
-    cpu = cpu_packages(prepared.resolved.recipe)
     if present and not moves and compare.packages_still_fit(present, inputs, cpu):
         locked = present._replace(lock=present.lock._replace(inputs=inputs, built=None))
     else:
-        locked = _resolve(arguments, prepared, inputs, present, root)
+        locked = _resolve(arguments, prepared, present)
     locked = signed(_with_build(locked, present, prepared), present, key)
     changed = folders.write(locked)
     if present and present.signature and not locked.signature:
-        print(
-            "the lock has changed, so its signature was removed: sign it again with --sign",
-            file=sys.stderr,
-        )
-    if arguments.json:
-        print_json({"folder": str(locked.folder), "changed": changed})
-    elif not arguments.quiet:
-        states = ["built" if locked.lock.built else "resolved, not built yet"]
-        states += ["signed"] if locked.signature else []
-        print(f"{'written' if changed else 'nothing to do'}: {locked.folder} ({', '.join(states)})")
+        report("the lock has changed, so its signature was removed: sign it again with --sign")
+    states = ["built" if locked.lock.built else "resolved, not built yet"]
+    states += ["signed"] if locked.signature else []
+    give(
+        arguments, {"folder": str(locked.folder), "changed": changed},
+        f"{'written' if changed else 'nothing to do'}: {locked.folder} ({', '.join(states)})",
+    )  # fmt: skip
     return 0
 
 
 def _key(arguments: argparse.Namespace, prepared: Prepared) -> str:
-    """File of the key to sign with; empty if no signature is requested."""
     if not arguments.sign and not arguments.key:
         return ""
     if not arguments.sign:
@@ -124,7 +101,6 @@ def _key(arguments: argparse.Namespace, prepared: Prepared) -> str:
 
 
 def _prepare(arguments: argparse.Namespace) -> Prepared:
-    """The recipe, for this machine or for the platform of --platform."""
     prepared = prepare(arguments, thorough=False, anywhere=True)
     if not arguments.platform:
         return prepared
@@ -140,27 +116,22 @@ def _prepare(arguments: argparse.Namespace) -> Prepared:
     return prepared._replace(facts=prepared.facts._replace(machine=machine, origin="declared"))
 
 
-def _check(
-    present: Locked | None,
-    prepared: Prepared,
-    inputs: Inputs,
-    arguments: argparse.Namespace,
-    root: Path,
-) -> int:
-    """Report whether the recipe has changed, and whether the lock still satisfies it."""
+def _check(present: Locked | None, prepared: Prepared, arguments: argparse.Namespace) -> int:
     if present is None:
-        raise no_lock(inputs, root)
-    refuse_unsigned(present, arguments, prepared)
-    changes = [str(each) for each in compare.changed(present.lock.inputs, inputs)]
-    problems = compare.problems(present, inputs, cpu_packages(prepared.resolved.recipe))
-    if arguments.json:
-        answer = {"folder": str(present.folder), "changed": changes, "unsatisfied": problems}
-        print_json(answer)
-    elif not arguments.quiet:
-        print(f"recipe since the lock: {'changed' if changes else 'unchanged'}")
-        print("".join(f"  {line}\n" for line in changes), end="")
-        print(f"lock: {'does not satisfy' if problems else 'satisfies'} the recipe")
-        print("".join(f"  {line}\n" for line in problems), end="")
+        raise find_lock.no_lock(arguments, prepared)
+    find_lock.refuse_unsigned(present, arguments, prepared)
+    changes = [
+        str(each) for each in compare.changed(present.lock.inputs, find_lock.inputs_of(prepared))
+    ]
+    problems = find_lock.problems_of(present, prepared)
+    give(
+        arguments,
+        {"folder": str(present.folder), "changed": changes, "unsatisfied": problems},
+        f"recipe since the lock: {'changed' if changes else 'unchanged'}",
+        *(f"  {line}" for line in changes),
+        f"lock: {'does not satisfy' if problems else 'satisfies'} the recipe",
+        *(f"  {line}" for line in problems),
+    )
     return LockError.exit_code if problems else 0
 
 
@@ -176,19 +147,14 @@ def _refuse_unknown(name: str | None, present: Locked | None) -> None:
         )
 
 
-def _resolve(
-    arguments: argparse.Namespace,
-    prepared: Prepared,
-    inputs: Inputs,
-    present: Locked | None,
-    root: Path,
-) -> Locked:
+def _resolve(arguments: argparse.Namespace, prepared: Prepared, present: Locked | None) -> Locked:
     """A new lock from indexes and channels; it keeps versions of the present one if it can."""
+    inputs, root = find_lock.inputs_of(prepared), find_lock.root_of(arguments, prepared)
     kept = None if arguments.upgrade else present
     texts: dict[File, str] = {}
     packages: tuple[pypi.Package, ...] = ()
     with scratch.folder(find_places().scratch, "resolving") as work:
-        maker = resolution_of(prepared, work.path)
+        maker = find_lock.resolution_of(prepared, work.path)
         if inputs.conda:
             texts[CONDA] = _conda(arguments, maker, kept, work)
         if inputs.packages:
@@ -203,13 +169,14 @@ def _resolve(
             detail="\n".join(problems),
             remedy="check pip's configuration for constraints (pip config list), and the recipe's channels",
         )
-    if cuda := compare.cuda_builds(pypi.packages(found), cpu_packages(prepared.resolved.recipe)):
+    if cuda := compare.cuda_builds(
+        pypi.packages(found), find_lock.cpu_packages(prepared.resolved.recipe)
+    ):
         raise _no_cpu_builds(prepared, inputs, cuda)
     return found
 
 
 def _no_cpu_builds(prepared: Prepared, inputs: Inputs, cuda: Sequence[str]) -> LockError:
-    """The error where indexes have only CUDA builds for a recipe without GPUs."""
     frameworks = prepared.resolved.recipe.frameworks
     indexes = {name: each.cpu_index for name, each in frameworks.items() if each.cpu_index}
     keys = " and ".join(f"frameworks.{name}.cpu_index" for name in indexes)
@@ -232,7 +199,7 @@ def _conda(
     names = {each.name for each in before.packages} if before else set()
     free = [arguments.update] if arguments.update in names else []
     prefer = condalock.preferring(before, free) if before else {}
-    run_steps(arguments, maker.solution(prefer), work)
+    find_lock.run_steps(arguments, maker.solution(prefer), work)
     records = read_json(maker.solved, RESULT)
     return condalock.render(condalock.lock(records, maker.conda_spec))
 
@@ -263,11 +230,11 @@ def _pypi(
     ]
     for number, steps in enumerate(attempts, 1):
         try:
-            run_steps(arguments, steps, work)
+            find_lock.run_steps(arguments, steps, work)
         except StepError as error:
             if number == len(attempts):
                 raise
-            print(f"{error.message}; trying another way", file=sys.stderr)
+            report(f"{error.message}; trying another way")
             continue
         return pylock(maker, locked)
     raise UsageError(
@@ -290,12 +257,8 @@ def signed(locked: Locked, present: Locked | None, key: str) -> Locked:
     """A lock with its signature.
 
     Args:
-        locked: the new lock.
         present: the lock before; its signature is kept if the new lock is the same.
         key: file of the key to sign with; empty to sign nothing.
-
-    Raises:
-        StepError: ssh-keygen does not sign.
     """
     text = render(locked.lock)
     if key:

@@ -161,7 +161,8 @@ def _main(argv: Sequence[str] | None) -> int:
         words, program = words[:at], words[at + 1 :]
     parsed = argparse.Namespace(program=program, words=words)
     if command and command not in COMMANDS:
-        return _report(_unknown(command))
+        unknown = f'there is no command "{command}"{nearest(command, COMMANDS)}'
+        return _report(UsageError(unknown, remedy="hvdenv --help lists the commands"))
     try:
         arguments = make_parser(command).parse_args(words, parsed)
     except SystemExit as end:
@@ -193,13 +194,6 @@ def _main(argv: Sequence[str] | None) -> int:
             return _report(of_machine)
         code = _bug()
         return OWN_FAILURE if command in PASS_CODES_ON else code
-
-
-def _unknown(command: str) -> HvdenvError:
-    return UsageError(
-        f'there is no command "{command}"{nearest(command, COMMANDS)}',
-        remedy="hvdenv --help lists the commands",
-    )
 
 
 def _of_machine(error: Exception) -> HvdenvError | None:

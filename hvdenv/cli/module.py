@@ -9,14 +9,14 @@ import os
 import pwd
 import shlex
 import stat
-import sys
 from pathlib import Path
 
 from hvdenv.cli.options import (
+    add,
     add_options,
-    add_recipe,
     environment_of,
     refuse_foreign_prefix,
+    report,
     resolved_of,
 )
 from hvdenv.cli.run import damaged
@@ -38,29 +38,26 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_recipe(parser, optional=True)
-    add_options(parser, "prefix", "trust")
-    parser.add_argument(
-        "--format", choices=("lua", "tcl"),
-        help="lua for Lmod, tcl for Environment Modules (default: the module system of this"
-        " machine)",
+    add_options(parser, "recipe?", "prefix", "trust")
+    add(
+        parser, "--format",
+        "lua for Lmod, tcl for Environment Modules (default: the module system of this"
+        " machine)", choices=("lua", "tcl"),
     )  # fmt: skip
-    parser.add_argument(
-        "--to",
-        metavar="FOLDER",
-        type=Path,
-        help="write the modulefile below this folder, as NAME/VERSION",
-    )
-    parser.add_argument(
-        "--name", metavar="NAME/VERSION", default="",
-        help="name of the module (default: horovod/VERSION-RECIPE-VARIANTS)",
+    add(parser, "--to FOLDER", "write the modulefile below this folder, as NAME/VERSION", type=Path)
+    add(
+        parser, "--name NAME/VERSION",
+        "name of the module (default: horovod/VERSION-RECIPE-VARIANTS)", default="",
     )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
     if not (arguments.recipe or arguments.prefix):
         return _list()
-    environment = _environment(arguments)
+    if arguments.recipe:
+        environment = environment_of(arguments, resolved_of(arguments))
+    else:
+        environment = generations.at(arguments.prefix)
     # module executes none of its files, but loading the modulefile does.
     refuse_foreign_prefix(environment.prefix, arguments)
     entry = _entry(environment, arguments.name)
@@ -73,14 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _environment(arguments: argparse.Namespace) -> Environment:
-    if arguments.recipe:
-        return environment_of(arguments, resolved_of(arguments), find_places())
-    return generations.at(arguments.prefix)
-
-
 def _list() -> int:
-    """The environments that a modulefile can be written for."""
     listed = registry.list_environments(find_places())
     complete = [each.prefix for each in listed if each.state == "complete"]
     for prefix in complete:
@@ -110,7 +100,6 @@ def _entry(environment: Environment, name: str) -> Entry:
 
 
 def _owner(path: Path) -> tuple[str, str]:
-    """Name and home folder of the owner."""
     number = os.stat(path).st_uid
     try:
         found = pwd.getpwuid(number)
@@ -126,7 +115,6 @@ def _local_format() -> str:
 
 
 def _publish(folder: Path, entry: Entry, text: str, suffix: str) -> None:
-    """Write the modulefile atomically."""
     named_folder(folder)
     folder = Path(os.path.abspath(folder.expanduser()))
     path = folder / f"{entry.name}{suffix}"
@@ -155,14 +143,10 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def _report_unreadable(*files: Path) -> None:
-    """Report the files and parent folders that other users cannot read."""
     for path in dict.fromkeys(each for file in files for each in (file, *file.parents)):
         if not os.path.exists(path):
             continue
         mode = path.stat().st_mode
         needed = stat.S_IXGRP if path.is_dir() else stat.S_IRGRP
         if not mode & (needed | needed >> 3):
-            print(
-                f"note: other users cannot use it: the mode of {path} is {stat.filemode(mode)}",
-                file=sys.stderr,
-            )
+            report(f"note: other users cannot use it: the mode of {path} is {stat.filemode(mode)}")

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
-from hvdenv.cli.options import add_options, add_recipe, print_json
+from hvdenv.cli.options import add, add_options, give, report
 from hvdenv.cli.run import choose, named
 from hvdenv.environments import generations, last_used
-from hvdenv.environments.generations import Environment
 from hvdenv.errors import UsageError
 from hvdenv.packing import image, use
 from hvdenv.packing.manifest import Packed, default_image
@@ -34,24 +32,25 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_recipe(parser, optional=True)
-    add_options(parser, "prefix")
-    parser.add_argument(
-        "--to", metavar="FILE", type=Path,
-        help="file of the image (default: beside the environment, where other commands find it)",
+    add_options(parser, "recipe?", "prefix")
+    add(
+        parser, "--to FILE",
+        "file of the image (default: beside the environment, where other commands find it)",
+        type=Path,
     )  # fmt: skip
-    parser.add_argument(
-        "--copy-to", metavar="DIR", default="",
-        help="folder in which each host keeps a copy of the image while a job runs, such as /dev/shm"
+    add(
+        parser, "--copy-to DIR",
+        "folder in which each host keeps a copy of the image while a job runs, such as /dev/shm"
         " or '$TMPDIR'; nothing is left of it after a crash (default: hosts read the image where it is)",
+        default="",
     )  # fmt: skip
-    parser.add_argument(
-        "--sign", metavar="KEY", default="",
-        help="sign the manifest with this private key, or with the SSH agent's key for this public"
-        " part (default: places.wheels.key)",
+    add(
+        parser, "--sign KEY",
+        "sign the manifest with this private key, or with the SSH agent's key for this public"
+        " part (default: places.wheels.key)", default="",
     )  # fmt: skip
     add_options(parser, "trust", "json")
-    parser.add_argument("-q", "--quiet", action="store_true", help="print errors only")
+    add(parser, "-q --quiet", "print errors only")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -77,22 +76,14 @@ def run(arguments: argparse.Namespace) -> int:
     packed = image.make(
         environment, identity, to, runner, cores=cores, copy_to=folder, key=os.path.expanduser(key)
     )
-    _report(arguments, packed, environment, runner)
+    host = use.detect(environment, runner)  # whether this host can mount it
+    document = {
+        "image": str(packed.image), "manifest": encode(packed.manifest), "host": encode(host),
+    }  # fmt: skip
+    give(arguments, document, str(packed.image))
+    if not (arguments.json or arguments.quiet):
+        report("\n".join(_lines(packed, host)))
     return 0
-
-
-def _report(
-    arguments: argparse.Namespace, packed: Packed, environment: Environment, runner: Runner
-) -> None:
-    """Print what was packed, and whether this host can mount it."""
-    host = use.detect(environment, runner)
-    if arguments.json:
-        print_json(
-            {"image": str(packed.image), "manifest": encode(packed.manifest), "host": encode(host)}
-        )
-    elif not arguments.quiet:
-        print(packed.image)
-        print("\n".join(_lines(packed, host)), file=sys.stderr)
 
 
 def _lines(packed: Packed, host: Host) -> list[str]:

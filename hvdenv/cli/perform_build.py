@@ -82,12 +82,8 @@ def build_prepared(prepared: Prepared, plan: Plan, arguments: argparse.Namespace
 def _findings(
     rules: Sequence[Rule], allowed: Sequence[str]
 ) -> tuple[Mapping[str, str | bool], ...]:
-    """The rules that apply, for the record."""
     return tuple(
-        {
-            "rule": rule.id,
-            "severity": rule.severity,
-            **({"allowed": True} if rule.id in allowed else {}),
-        }
-        for rule in rules
+        {"rule": each.id, "severity": each.severity}
+        | ({"allowed": True} if each.id in allowed else {})
+        for each in rules
     )

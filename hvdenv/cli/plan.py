@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from hvdenv.cli.options import add_options, is_locked, print_json
+from hvdenv.cli.options import add, add_options, is_locked, print_json
 from hvdenv.cli.prepare import Prepared, prepare
 from hvdenv.command import spelled_out
 from hvdenv.places import environment_name
@@ -29,7 +29,7 @@ SHOWN_LINES = 40
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "recipe", "python", "prefix", "json")
-    parser.add_argument("--format", choices=("text", "bash"), default="text")
+    add(parser, "--format", choices=("text", "bash"), default="text")
     add_options(parser, "facts", "locked")
 
 
@@ -51,7 +51,6 @@ def _placed(plan: Plan, prepared: Prepared) -> Plan:
 
 
 def with_requested_lock(arguments: argparse.Namespace, prepared: Prepared) -> Prepared:
-    """Add the lock that --locked asks for, if it does; see find_lock.with_lock()."""
     if not is_locked(arguments):
         return prepared
     from hvdenv.cli.find_lock import with_lock
@@ -60,7 +59,6 @@ def with_requested_lock(arguments: argparse.Namespace, prepared: Prepared) -> Pr
 
 
 def described(plan: Plan, prepared: Prepared) -> str:
-    """The steps of a plan, for people."""
     plan, facts, prefix = _placed(plan, prepared), prepared.facts, prepared.target.prefix
     foreign = prepared.foreign
     compiler = "not looked at" if foreign else facts.cxx.version if facts.cxx else "none"

@@ -24,15 +24,11 @@ class Prepared(NamedTuple):
     """Everything that decides a plan.
 
     Attributes:
-        resolved: the recipe.
-        target: the environment that it is for.
         facts: of this machine, or declared.
-        python: the interpreter chosen.
         foreign: why the facts are not of this machine, although no --facts says so; or empty.
         locked: the lock to build from, if that was asked for.
         source_folder: with files that were fetched before.
         offline: whether no index is asked.
-        additions: packages that the user adds.
     """
 
     resolved: Resolved
@@ -71,7 +67,6 @@ def prepare(
     """Read the recipe and look at the machine, or at the facts that --facts declares.
 
     Args:
-        arguments: of the command.
         thorough: look for what no plan depends on, too; see observe().
         shown: nothing that the recipe names is executed.
         resolved: the recipe, if it was read already.
@@ -79,7 +74,7 @@ def prepare(
             that the recipe declares for its partition.
     """
     resolved = resolved or resolved_of(arguments, shown=shown)
-    target = environment_of(arguments, resolved, find_places(), anywhere=anywhere)
+    target = environment_of(arguments, resolved, anywhere=anywhere)
     runner = Runner()
     file = getattr(arguments, "facts", None)
     facts = declared(file) if file else observe(target.store, runner, thorough=thorough)
@@ -98,9 +93,6 @@ def choose_python(
     """The interpreter to use; one that is not this process's own is asked for its version.
 
     Args:
-        resolved: the recipe.
-        facts: of the machine.
-        runner: asks interpreters.
         wanted: version that the user named, such as 3.11; None for the best.
 
     Raises:
@@ -123,8 +115,7 @@ def choose_python(
     remedy = (
         f"install Python {needed} (for example with `uv python install 3.11`), or load a module"
     )
-    other = _variant_for(resolved, facts, wanted)
-    if other:
+    if other := _variant_for(resolved, facts, wanted):
         remedy += f"; or use --variant {other}, which supports a Python of this machine"
     asked_for = f", --python requests {wanted}" if wanted else ""
     raise IncompatibleError(

@@ -35,12 +35,7 @@ class Silent(AbstractContextManager["Silent"]):
 
 
 class Lines(Silent):
-    """A line for each step, on standard error.
-
-    Args:
-        steps: how many steps there are.
-        verbose: show every line that commands print.
-    """
+    """A line for each step, on standard error; every line that commands print if ``verbose``."""
 
     def __init__(self, steps: int, *, verbose: bool = False) -> None:
         self.steps = steps
@@ -119,12 +114,6 @@ class Live(Lines):
 _OBJECTS = re.compile(r"^\s*\[(\d+)/(\d+)\] ")
 
 
-def compiled_objects(line: str) -> tuple[int, int] | None:
-    """How many objects of how many are compiled, if a line of Ninja reports that."""
-    found = _OBJECTS.match(line)
-    return (int(found.group(1)), int(found.group(2))) if found else None
-
-
 class ObjectClock:
     """Estimates the rest of a compile from the objects that are done."""
 
@@ -135,10 +124,10 @@ class ObjectClock:
 
     def report(self, line: str) -> str:
         """``compiled 12 of 78 objects, about 90 s left``; empty if the line reports nothing."""
-        counted = compiled_objects(line)
+        counted = _OBJECTS.match(line)  # of Ninja
         if counted is None:
             return ""
-        self.done, self.total = counted
+        self.done, self.total = int(counted[1]), int(counted[2])
         now = time.monotonic()
         if self._first is None:
             self._first = (now, self.done)
@@ -151,7 +140,6 @@ class ObjectClock:
 
 
 def choose(steps: int, *, quiet: bool, verbose: bool) -> Silent:
-    """The view that fits the options and the terminal."""
     if quiet:
         return Silent()
     return Live(steps) if sys.stderr.isatty() and not verbose else Lines(steps, verbose=verbose)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from hvdenv.cli.options import add_options, print_json, site_file
-from hvdenv.model.layers import known_recipes, own_keys, read_layer, variants_of
+from hvdenv.cli.options import add_options, of_site, print_json
+from hvdenv.model.layers import known_recipes, read_layer, variants_of
 
 EXAMPLES = """\
 examples:
@@ -20,20 +20,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     rows = []
-    site = site_file(arguments)
-    folders = own_keys(read_layer("site", site) if site else None, "recipe_folders").recipe_folders
+    folders = of_site(arguments, "recipe_folders").recipe_folders
     for name, path in known_recipes(folders).items():
         document = read_layer("recipe", path).values
-        rows.append(
-            {
-                "name": name,
-                "site": document.get("site", ""),
-                "summary": document.get("summary", ""),
-                "status": document.get("status", ""),
-                "variants": variants_of(document),
-                "file": str(path),
-            }
-        )
+        row = {key: document.get(key, "") for key in ("site", "summary", "status")}
+        rows.append({"name": name, **row, "variants": variants_of(document), "file": str(path)})
     if arguments.json:
         print_json(rows)
         return 0

@@ -10,48 +10,39 @@ import os
 import re
 import shlex
 import shutil
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv.cli.options import (
-    add_dry_run,
+    add,
     add_options,
-    add_recipe,
     environment_of,
     read_hostfile,
     refuse_foreign_names,
     refuse_foreign_path,
     refuse_foreign_prefix,
+    report,
     requested_hosts,
     resolved_of,
 )
-from hvdenv.cli.with_image import add_image, entry_of
+from hvdenv.cli.with_image import Entry, add_image, entry_of
 from hvdenv.command import Command
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, last_used
 from hvdenv.environments.activation import site_lines
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.installation import inspect_prefix, mpi_prefix
-from hvdenv.errors import OWN_FAILURE, HvdenvError, UsageError
+from hvdenv.errors import UsageError
+from hvdenv.launch import placement
 from hvdenv.launch.container import image_of, inside, shown, start_inside
 from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi, Start, parse_mpi_version, puts_mpi_first
-from hvdenv.launch.placement import (
-    Requested,
-    choose_launcher,
-    exported,
-    hidden,
-    of_shell,
-    place,
-    refuse_unfit,
-)
 from hvdenv.model.cluster import Container
 from hvdenv.model.recipe import Recipe, provided_by_modules
 from hvdenv.places import environment_name, find_places
 from hvdenv.runner import Runner, environment, hand_over
 from hvdenv.sites.allocation import Allocation, find_allocation, hostfile, refuse_unknown
+from hvdenv.sites.batch import OPTIONS
 from hvdenv.sites.modules import shell_lines
 
 EXAMPLES = """\
@@ -78,6 +69,8 @@ _SCRIPT = (
 )
 
 
+# What a job requests. Only a batch job has an output file.
+REQUESTS = tuple(field for field in OPTIONS if field != "output")
 _COUNTS = ("nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node")
 
 
@@ -107,7 +100,6 @@ class Chosen(NamedTuple):
 
     @property
     def there(self) -> bool:
-        """Whether a program can run in it now."""
         if self.container:
             return self.prefix.exists()
         return self.of_modules or self.record is not None
@@ -138,79 +130,59 @@ class Chosen(NamedTuple):
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "hvdenv run RECIPE [options] -- CMD [ARG ...]"
-    add_recipe(parser, optional=True)
-    add_options(parser, "prefix")
-    parser.add_argument(
-        "-n", "--ranks", type=int, metavar="N",
-        help="number of ranks (default: all slots of the allocation, otherwise 1)",
+    add_options(parser, "recipe?", "prefix")
+    add(
+        parser, "-n --ranks N",
+        "number of ranks (default: all slots of the allocation, otherwise 1)", type=int,
     )  # fmt: skip
     add_options(parser, "hosts")
-    parser.add_argument(
-        "--launcher", metavar="L",
-        help=f"{', '.join(LAUNCHERS)} (default: the recipe's)",
-    )  # fmt: skip
-    parser.add_argument(
-        "-x", "--export", metavar="NAME[=VALUE]", action="append", default=[],
-        help="set a variable for every rank; may be repeated",
+    add(parser, "--launcher L", f"{', '.join(LAUNCHERS)} (default: the recipe's)")
+    add(
+        parser, "-x --export NAME[=VALUE]",
+        "set a variable for every rank; may be repeated", action="append", default=[],
     )  # fmt: skip
     add_options(parser, "clean")
     add_image(parser)
-    add_dry_run(parser, "print the command line without running it")
+    add(parser, "--dry-run", "print the command line without running it")
     add_options(parser, "trust")
 
 
-def add_requests(group: argparse._ArgumentGroup, fields: Sequence[str]) -> None:
+def add_requests(group: argparse._ActionsContainer) -> None:
     """Options for fields of a job; their names are those of the fields."""
     helps = {"time": "such as 1:30:00 or 2-00:00:00", "partition": "partition or queue"}
-    for field in fields:
+    for field in REQUESTS:
         kind: type = int if field in _COUNTS else str
         metavar = "N" if kind is int else field.upper()
-        group.add_argument(
-            "--" + field.replace("_", "-"), type=kind, metavar=metavar, help=helps.get(field)
-        )
+        add(group, f"--{field.replace('_', '-')} {metavar}", helps.get(field), type=kind)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with own_failures():
-        return _run(arguments)
-
-
-@contextmanager
-def own_failures() -> Iterator[None]:
-    """Give every failure of hvdenv itself the same exit code, distinct from the command's."""
-    try:
-        yield
-    except HvdenvError as error:
-        error.exit_code = OWN_FAILURE
-        raise
-
-
-def _run(arguments: argparse.Namespace) -> int:
     if not arguments.program:
-        raise UsageError(
-            "no command to run",
-            remedy="write it after --: hvdenv run RECIPE -- python train.py",
-        )
+        remedy = "write it after --: hvdenv run RECIPE -- python train.py"
+        raise UsageError("no command to run", remedy=remedy)
     chosen = choose(arguments, built=not arguments.dry_run, image=True)
-    requested = _requested(arguments)
-    environ = of_shell(environment(), clean=arguments.clean, kept=requested.exports)
-    allocation = current_allocation(chosen.recipe)
+    recipe, requested = chosen.recipe, _requested(arguments)
+    environ = placement.of_shell(environment(), clean=arguments.clean, kept=requested.exports)
+    allocation = current_allocation(recipe)
     if not (allocation.scheduler or requested.hosts):
         refuse_unknown(environ, f"hvdenv run {named(arguments)}")
-    name = choose_launcher(chosen.recipe, requested.launcher)
-    launch = place(
-        chosen.recipe, tuple(arguments.program), requested, allocation,
+    name = placement.choose_launcher(recipe, requested.launcher)
+    launch = placement.place(
+        recipe, tuple(arguments.program), requested, allocation,
         cores=len(os.sched_getaffinity(0)), root=os.geteuid() == 0,
     )  # fmt: skip
     # A dry run prints the command for an allocation of the site's scheduler.
-    scheduler = allocation.scheduler or (chosen.recipe.scheduler if arguments.dry_run else None)
-    refuse_unfit(name, chosen.recipe, requested, scheduler, len(launch.hosts), named(arguments))
-    launch = _completed(name, launch, chosen, requested, environ)
-    if chosen.record:
-        entry = entry_of(arguments, chosen.prefix, chosen.recipe)
-        launch = launch._replace(program=(*entry.words, *launch.program))
+    scheduler = allocation.scheduler or (recipe.scheduler if arguments.dry_run else None)
+    placement.refuse_unfit(name, recipe, requested, scheduler, len(launch.hosts), named(arguments))
+    launch = with_mpi(launch, chosen)._replace(
+        exports=placement.exported(recipe.launch.exports, activated(chosen), environ, requested),
+        interactive=True,
+    )
+    entry = entry_of(arguments, chosen.prefix, recipe) if chosen.record else Entry()
+    program = (*entry.words, *found_program(name, launch, chosen, launch.program))
+    launch = launch._replace(program=program)
     start = start_inside(name, launch, chosen.inside, os.uname().nodename)
-    line = _line(start, hidden(name, environ, requested, activated(chosen)))
+    line = _line(start, placement.hidden(name, environ, requested, activated(chosen)))
     if arguments.dry_run:
         _print(line, chosen, [name for name in environment() if name not in environ])
         return 0
@@ -226,10 +198,6 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
     Args:
         built: whether it must exist.
         image: whether it may be the recipe's image, if no prefix is given.
-
-    Raises:
-        UsageError: none is named, or it does not exist.
-        StepError: its record is damaged.
     """
     if not (arguments.recipe or arguments.prefix):
         raise UsageError("no environment is named", remedy="name a recipe, or a --prefix")
@@ -245,7 +213,7 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
         if of_modules and recipe.places.workspace:
             return _of_modules(name, recipe)
         only_shown = not built and not getattr(arguments, "submit", False)
-        installed = environment_of(arguments, resolved, find_places(), anywhere=only_shown)
+        installed = environment_of(arguments, resolved, anywhere=only_shown)
     else:
         installed, name = generations.at(arguments.prefix), ""
     active = installed.active()
@@ -266,13 +234,12 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
 def _in_image(
     arguments: argparse.Namespace, name: str, recipe: Recipe, *, built: bool
 ) -> Chosen | None:
-    """The image that the recipe names; None if it names none."""
     container = image_of(recipe, os.getcwd())
     if container is None:
         return None
     if built:
         refuse_missing_image(container, named(arguments), os.getcwd())
-    refuse_foreign_path(str(container.image), arguments)
+    refuse_foreign_path(container.image, arguments)
     prefix = Path(str(container.image))
     return Chosen(name=name, recipe=recipe, prefix=prefix, record=None, container=container)
 
@@ -282,11 +249,10 @@ def _not_there(
 ) -> UsageError:
     if damage:
         return damaged(installed, damage, named(arguments) if arguments.recipe else "RECIPE")
+    build = f"hvdenv build {named(arguments)}"
     return UsageError(
         f"there is no environment {f'{name} ' if name else ''}at {installed.prefix}",
-        remedy=f"hvdenv build {named(arguments)}"
-        if arguments.recipe
-        else "name a prefix that `hvdenv envs` lists",
+        remedy=build if arguments.recipe else "name a prefix that `hvdenv envs` lists",
     )
 
 
@@ -300,7 +266,7 @@ def damaged(installed: Environment, damage: str, recipe: str) -> UsageError:
 
 
 def _of_modules(name: str, recipe: Recipe) -> Chosen:
-    return Chosen(name=name, recipe=recipe, prefix=Path(), record=None, of_modules=True)
+    return Chosen(name, recipe, prefix=Path(), record=None, of_modules=True)
 
 
 def elsewhere(record: GenerationRecord | None) -> str:
@@ -320,12 +286,8 @@ def refuse_missing_image(container: Container, recipe: str, folder: str) -> None
     """Check that an image exists, and is as its runtime needs it.
 
     Args:
-        container: from image_of().
         recipe: for a command to type.
         folder: working folder of the programs; / if that does not matter.
-
-    Raises:
-        UsageError: says how to get it.
     """
     image = Path(str(container.image))
     if not image.exists():
@@ -362,19 +324,16 @@ def current_allocation(recipe: Recipe | None = None) -> Allocation:
     return find_allocation(environment(), hosts, dialects)
 
 
-def requested_ranks(arguments: argparse.Namespace) -> Requested:
-    """How many ranks the options request, and on which hosts.
-
-    Raises:
-        UsageError: an option is not understood.
-    """
+def requested_ranks(arguments: argparse.Namespace) -> placement.Requested:
     if arguments.ranks is not None and arguments.ranks < 1:
         raise UsageError(f"{arguments.ranks} ranks", where="-n", remedy="give 1 or more")
     file = str(arguments.hostfile.absolute()) if arguments.hostfile else ""
-    return Requested(ranks=arguments.ranks, hosts=requested_hosts(arguments), hostfile=file)
+    return placement.Requested(
+        ranks=arguments.ranks, hosts=requested_hosts(arguments), hostfile=file
+    )
 
 
-def _requested(arguments: argparse.Namespace) -> Requested:
+def _requested(arguments: argparse.Namespace) -> placement.Requested:
     requested = requested_ranks(arguments)
     pairs = [text.partition("=") for text in arguments.export]
     for name, _, value in pairs:
@@ -390,25 +349,14 @@ def _requested(arguments: argparse.Namespace) -> Requested:
     )
 
 
-def _completed(
-    name: str, launch: Launch, chosen: Chosen, requested: Requested, environ: Mapping[str, str]
-) -> Launch:
-    """Adds what depends on the environment and on this process."""
-    names = activated(chosen)
-    launch = with_mpi(launch, chosen)._replace(
-        exports=exported(chosen.recipe.launch.exports, names, environ, requested),
-        interactive=True,
-    )
-    return launch._replace(program=found_program(name, launch, chosen, launch.program))
-
-
 def with_mpi(launch: Launch, chosen: Chosen) -> Launch:
     """The launch with the version of its MPI and the MPI's folder.
 
     The recipe takes precedence over the output of mpirun. For an image, the recipe describes the
     MPI inside, while the host's mpirun starts the ranks, so that one is asked.
     """
-    variables = variables_of(chosen)
+    record = chosen.record or GenerationRecord()
+    variables = {**record.modules.get("run", {}).get("set", {}), **(record.variables or {})}
     if chosen.container or (chosen.record and not launch.mpi.version):
         found, seen = _ask_mpi(chosen)
         variables = seen if chosen.container else variables
@@ -427,12 +375,6 @@ def found_program(
     return (inspect_prefix(str(chosen.prefix)).program(program[0]) or program[0], *program[1:])
 
 
-def variables_of(chosen: Chosen) -> dict[str, str]:
-    """Variables that the modules and the environment set, as recorded by the build."""
-    record = chosen.record or GenerationRecord()
-    return {**record.modules.get("run", {}).get("set", {}), **(record.variables or {})}
-
-
 def activated(chosen: Chosen) -> set[str]:
     """Names of the variables that activate.sh sets; an image sets its own."""
     if chosen.container:
@@ -445,7 +387,6 @@ def activated(chosen: Chosen) -> set[str]:
 
 
 def _ask_mpi(chosen: Chosen) -> tuple[Mpi, dict[str, str]]:
-    """The MPI of the mpirun on PATH, and the variables with its folder."""
     if not shutil.which("bash"):
         return parse_mpi_version(""), {}
     query = 'printf \'%s=%s\\n\' PATH "$PATH" OPAL_PREFIX "${OPAL_PREFIX-}"; exec mpirun --version'
@@ -466,10 +407,9 @@ def _line(start: Start, hidden: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _print(line: tuple[str, ...], chosen: Chosen, dropped: Sequence[str]) -> None:
-    """Print the command for a shell, in a subshell so that it does not change the user's."""
     words = shlex.join(line)
     first = f"unset {shlex.join(dropped)}; " if dropped else ""
     plain = chosen.before == "true" and not first
     print(words if plain else f"( {first}{chosen.before} && exec {words} )")
     if not chosen.there:
-        print(f"note: {chosen.name} is not built yet", file=sys.stderr)
+        report(f"note: {chosen.name} is not built yet")

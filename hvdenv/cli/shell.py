@@ -10,12 +10,11 @@ import hashlib
 import os
 import shlex
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from hvdenv.cli.options import add_dry_run, add_options, add_recipe
-from hvdenv.cli.run import Chosen, add_requests, choose, current_allocation, own_failures
+from hvdenv.cli.options import add, add_options, report
+from hvdenv.cli.run import REQUESTS, Chosen, add_requests, choose, current_allocation
 from hvdenv.cli.with_image import add_image, entry_of
 from hvdenv.command import Command
 from hvdenv.environments import last_used
@@ -24,7 +23,7 @@ from hvdenv.launch.placement import of_shell
 from hvdenv.places import Places, find_places, make_folder, write_text
 from hvdenv.runner import environment, hand_over
 from hvdenv.sites.allocation import interactive
-from hvdenv.sites.batch import OPTIONS, charged, check, merge
+from hvdenv.sites.batch import charged, check, merge
 from hvdenv.sites.jobs import without_scheduler
 
 EXAMPLES = """\
@@ -38,9 +37,6 @@ examples:
 Other resources come from [job] in the recipe. PBS and Cobalt start your login shell; hvdenv then
 prints the command to type there.
 """
-
-# Options of an allocation. A terminal has no output file.
-_REQUESTS = tuple(field for field in OPTIONS if field != "output")
 
 _BASH = """\
 if [ -r /etc/bash.bashrc ]; then . /etc/bash.bashrc; fi
@@ -61,17 +57,14 @@ PS1={prompt}"${{PS1-}}"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_recipe(parser, optional=True)
-    add_options(parser, "prefix")
-    requests = parser.add_argument_group("request an allocation with")
-    add_requests(requests, _REQUESTS)
+    add_options(parser, "recipe?", "prefix")
+    add_requests(parser.add_argument_group("request an allocation with"))
     add_options(parser, "clean")
     add_image(parser)
-    add_dry_run(parser, "print the command line, which can be pasted, without running it")
+    add(parser, "--dry-run", "print the command line, which can be pasted, without running it")
     add_options(parser, "trust")
 
 
-@own_failures()
 def run(arguments: argparse.Namespace) -> int:
     chosen = choose(arguments, built=not arguments.dry_run)
     shell = os.path.basename(environment().get("SHELL", ""))
@@ -79,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     words = shell_command(shell, _write(chosen, places))
     if chosen.record:
         words = (*entry_of(arguments, chosen.prefix, chosen.recipe).words, *words)
-    options = {name: getattr(arguments, name) for name in _REQUESTS}
+    options = {name: getattr(arguments, name) for name in REQUESTS}
     if given := {name: value for name, value in options.items() if value is not None}:
         words = _in_allocation(given, chosen, words)
     if arguments.dry_run:
@@ -90,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     if given and dialect and not shutil.which(words[0]):
         raise without_scheduler(dialect, words[0])
     if given and dialect and not dialect.runs_programs:
-        print(f"type this there: . {shlex.quote(chosen.activate)}", file=sys.stderr)
+        report(f"type this there: . {shlex.quote(chosen.activate)}")
     return hand_over(Command(words), of_shell(environment(), clean=arguments.clean))
 
 
@@ -104,11 +97,7 @@ def shell_command(shell: str, folder: Path) -> tuple[str, ...]:
 
 
 def start_files(activate: str, name: str, folder: Path) -> dict[str, str]:
-    """The start files of shells. They read the user's own files first, which may change PATH.
-
-    Args:
-        name: of the environment, for the prompt.
-    """
+    """The start files of shells. They read the user's own files first, which may change PATH."""
     last = _ACTIVATE.format(activate=shlex.quote(activate), prompt=shlex.quote(f"({name}) "))
     return {
         "bashrc": _BASH + last,
@@ -145,5 +134,5 @@ def _in_allocation(
         )
     job = merge(chosen.recipe.job, dialect, given)
     partition = check(job, dialect, chosen.recipe.partitions, given)
-    print(f"allocation: {charged(job)}", file=sys.stderr, flush=True)
+    report(f"allocation: {charged(job)}")
     return interactive(dialect, job, partition, program)

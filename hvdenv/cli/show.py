@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from hvdenv.cli.options import add_options, add_recipe, print_json, resolved_of
+from hvdenv.cli.options import add, add_options, print_json, resolved_of
 from hvdenv.errors import UsageError
 from hvdenv.model.layers import Resolved
 from hvdenv.model.recipe import Recipe
@@ -23,11 +23,8 @@ examples:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_recipe(parser, optional=True)
-    add_options(parser, "json")
-    parser.add_argument(
-        "--schema", action="store_true", help="print the JSON Schema of recipe files"
-    )
+    add_options(parser, "recipe?", "json")
+    add(parser, "--schema", "print the JSON Schema of recipe files")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -41,16 +38,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"recipe": values, "variants": resolved.variants, "origins": resolved.origins})
         return 0
+    origins = resolved.origins
     deviations, notes = values.pop("deviations", []), values.pop("notes", [])
     values.pop("references", None)
     values.pop("schedulers", None)
-    rows = [(key, _toml(value), _origin(key, resolved.origins)) for key, value in _leaves(values)]
+    rows = [(key, _toml(value), origins.get(key, "default")) for key, value in _leaves(values)]
     rows += _of_schedulers(resolved)
     width = max(len(f"{key} = {value}") for key, value, _ in rows if len(value) < 60)
     for key, value, origin in rows:
         print(f"{f'{key} = {value}':{width}}  # {origin}")
     for reference in resolved.recipe.references:
-        print(f"\nreference: {reference}  # {_origin('references', resolved.origins)}")
+        print(f"\nreference: {reference}  # {origins.get('references', 'default')}")
     for deviation in deviations:
         print(f"\ndeviation from: {deviation['document']}")
         print(f"  instead: {deviation['recipe']}\n  because: {deviation['reason']}")
@@ -106,13 +104,8 @@ def _leaves(value: dict[str, object], path: str = "") -> Iterator[tuple[str, Any
 
 
 def _toml(value: Any) -> str:
-    """A value as it would stand in a recipe."""
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + " }"
     return json.dumps(value, ensure_ascii=False)
-
-
-def _origin(key: str, origins: dict[str, str]) -> str:
-    return origins.get(key, "default")

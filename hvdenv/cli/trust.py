@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from hvdenv import trust
-from hvdenv.cli.options import add_options, named_by_site, print_json
+from hvdenv.cli.options import add, add_options, named_by_site, print_json, usable
 from hvdenv.errors import UsageError
 from hvdenv.places import find_places
 from hvdenv.trust import Granted, Policy, described, real_path
@@ -29,10 +29,10 @@ owners and groups for all users: [trust] owners = ["hpc-support"].
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("paths", metavar="PATH", nargs="*", type=Path, help="file or folder")
+    add(parser, "paths PATH", "file or folder", nargs="*", type=Path)
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--list", action="store_true", help="list what you trust")
-    what.add_argument("--remove", action="store_true", help="stop trusting these paths")
+    add(what, "--list", "list what you trust")
+    add(what, "--remove", "stop trusting these paths")
     add_options(parser, "json", "site")
 
 
@@ -58,12 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _granted(path: Path, policy: Policy) -> Granted:
-    try:
+    with usable(path, "name a file or a folder"):
         return trust.grant(path, policy)
-    except OSError as error:
-        raise UsageError(
-            f"cannot read it: {error.strerror}", where=str(path), remedy="name a file or a folder"
-        ) from error
 
 
 def _removed(path: Path, granted: dict[str, Granted]) -> Granted:

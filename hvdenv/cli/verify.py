@@ -8,22 +8,22 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import get_args
 
+from hvdenv import trust
 from hvdenv.cli.job import run_there
 from hvdenv.cli.options import (
-    add_dry_run,
+    add,
     add_options,
-    add_recipe,
     environment_of,
+    policy_of,
     refuse_foreign_names,
     refuse_foreign_path,
     refuse_foreign_prefix,
-    refuse_foreign_tests,
+    report,
     resolved_of,
 )
 from hvdenv.cli.run import (
@@ -35,7 +35,6 @@ from hvdenv.cli.run import (
 )
 from hvdenv.cli.verify_report import add_files, keep, read, refuse_files, show
 from hvdenv.cli.with_image import add_image, entry_of
-from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, last_used, registry
 from hvdenv.environments.installation import (
     Expectation,
@@ -54,11 +53,7 @@ from hvdenv.model.cluster import Container, LauncherName
 from hvdenv.model.layers import Resolved
 from hvdenv.model.observe import gpus
 from hvdenv.model.recipe import Recipe
-from hvdenv.places import (
-    Places,
-    environment_name,
-    find_places,
-)
+from hvdenv.places import Places, environment_name, find_places
 from hvdenv.reports.report import Report
 from hvdenv.runner import Runner, environment
 from hvdenv.schema import nearest
@@ -71,7 +66,6 @@ from hvdenv.verification.collection import (
     DEFAULT_TIMEOUT,
     TWO_RANKS,
     Setup,
-    Suite,
 )
 from hvdenv.verification.elastic import ELASTIC_SECONDS
 from hvdenv.verification.verify import DEFAULT_EXERCISES, FULL_EXERCISES, usual_ranks, verify
@@ -104,79 +98,73 @@ _CONTROLLERS = {"mpi": "MPI", "gloo": "Gloo"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_recipe(parser, optional=True)
-    add_options(parser, "prefix", "json", "loudness", "where")
-    add_dry_run(parser, "with --where compute: print the script of the job, and submit nothing")
+    add_options(parser, "recipe?", "prefix", "json", "loudness", "where")
+    add(
+        parser, "--dry-run", "with --where compute: print the script of the job, and submit nothing"
+    )
     add_options(parser, "trust")
-    parser.add_argument(
-        "-n", "--ranks", type=int, metavar="N",
-        help="number of ranks (default: those of the allocation; otherwise 3, or 4 with four or"
-        " more cores; at most one per GPU if NCCL is expected; 2 with --quick)",
+    add(
+        parser, "-n --ranks N",
+        "number of ranks (default: those of the allocation; otherwise 3, or 4 with four or"
+        " more cores; at most one per GPU if NCCL is expected; 2 with --quick)", type=int,
     )  # fmt: skip
     add_options(parser, "hosts")
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        metavar="SECONDS",
-        help="limit for the whole command (default: 600; more with --bench, --startup, --suite and"
-        " --elastic)",
-    )
-    parser.add_argument(
-        "--launcher", action="append", metavar="L",
-        help=f"{', '.join(get_args(LauncherName))}; may be repeated, one for each controller"
-        " (default: the recipe's, and horovodrun-gloo)",
+    add(
+        parser, "--timeout SECONDS",
+        "limit for the whole command (default: 600; more with --bench, --startup, --suite and"
+        " --elastic)", type=float,
+    )  # fmt: skip
+    add(
+        parser, "--launcher L",
+        f"{', '.join(get_args(LauncherName))}; may be repeated, one for each controller"
+        " (default: the recipe's, and horovodrun-gloo)", action="append",
     )  # fmt: skip
     add_options(parser, "clean")
     add_image(parser)
     _add_extent(parser)
     add_files(parser)
     stated = parser.add_argument_group("what to expect of an environment without a recipe")
-    stated.add_argument("--framework", action="append", choices=("torch", "tensorflow", "mxnet"))
-    stated.add_argument("--controller", action="append", choices=("MPI", "Gloo"))
-    stated.add_argument(
-        "--operation", action="append", choices=("NCCL", "DDL", "CCL", "MPI", "Gloo")
-    )
+    add(stated, "--framework", action="append", choices=("torch", "tensorflow", "mxnet"))
+    add(stated, "--controller", action="append", choices=("MPI", "Gloo"))
+    add(stated, "--operation", action="append", choices=("NCCL", "DDL", "CCL", "MPI", "Gloo"))
 
 
 def _add_extent(parser: argparse.ArgumentParser) -> None:
-    """How much is tested and measured."""
     extent = parser.add_mutually_exclusive_group()
-    extent.add_argument(
-        "--quick", action="store_true",
-        help="test allreduce only: no other operations, no training",
-    )  # fmt: skip
-    extent.add_argument(
-        "--full", action="store_true",
-        help="test every operation with every type and shape, tensors above the fusion"
+    add(extent, "--quick", "test allreduce only: no other operations, no training")
+    add(
+        extent, "--full",
+        "test every operation with every type and shape, tensors above the fusion"
         " threshold, the timeline, and training with every option (takes a minute more per"
         " framework and controller)",
     )  # fmt: skip
-    parser.add_argument(
-        "--bench", action="store_true",
-        help="measure allreduce and training, and compare with MPI or NCCL alone and with the"
+    add(
+        parser, "--bench",
+        "measure allreduce and training, and compare with MPI or NCCL alone and with the"
         " recipe's references",
     )  # fmt: skip
-    parser.add_argument(
-        "--time", type=float, metavar="SECONDS",
-        help=f"how long each program of --bench measures (default: {BENCH_SECONDS:g})",
+    add(
+        parser, "--time SECONDS",
+        f"how long each program of --bench measures (default: {BENCH_SECONDS:g})", type=float,
     )  # fmt: skip
-    parser.add_argument(
-        "--startup", action="store_true",
-        help="measure how long ranks take from launch to the end of hvd.init(): first on all nodes,"
+    add(
+        parser, "--startup",
+        "measure how long ranks take from launch to the end of hvd.init(): first on all nodes,"
         " then again on 1, 2, 4 ... nodes; by part (launcher, interpreter, imports, init), with the"
         " slowest modules and the number of files that Python looks for",
     )  # fmt: skip
-    parser.add_argument(
-        "--suite", action="store_true",
-        help="also run the tests that Horovod's developers wrote, over each controller",
+    add(
+        parser, "--suite",
+        "also run the tests that Horovod's developers wrote, over each controller",
     )  # fmt: skip
-    parser.add_argument(
-        "--suite-from", type=Path, metavar="PATH",
-        help="a checkout of Horovod or an archive of one, with these tests (default: clone it)",
+    add(
+        parser, "--suite-from PATH",
+        "a checkout of Horovod or an archive of one, with these tests (default: clone it)",
+        type=Path,
     )  # fmt: skip
-    parser.add_argument(
-        "--elastic", action="store_true",
-        help="also run an elastic job that loses a rank and a host and gains a host, and compare its"
+    add(
+        parser, "--elastic",
+        "also run an elastic job that loses a rank and a host and gains a host, and compare its"
         " state with the last commit (PyTorch over Gloo; takes about two minutes)",
     )  # fmt: skip
 
@@ -194,38 +182,44 @@ def run(arguments: argparse.Namespace) -> int:
         )
     places = find_places()
     runner = Runner(of_shell(environment(), clean=arguments.clean))
-    report = _verified(arguments, places, runner)
-    kept = keep(report, places)
-    code = show(report, arguments)
+    found = _verified(arguments, places, runner)
+    kept = keep(found, places)
+    code = show(found, arguments)
     if not (arguments.quiet or arguments.json):
-        print(kept, file=sys.stderr)
+        report(kept)
     return InterruptedRunError.exit_code if runner.stopped else code
 
 
 def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> Report:
-    """Verify the environment that the options name."""
     effort = _effort(arguments, places)
     timeout = _timeout(arguments, effort)
     requested_ranks(arguments)  # refuses what is malformed, before the environment is looked for
     if arguments.suite_from:
-        refuse_foreign_tests(arguments.suite_from, arguments)
+        _refuse_foreign_tests(arguments.suite_from, arguments)
     installation, expectation, recipe = _chosen(arguments, places)
     last_used.note(places, Path(installation.prefix))
-    installation = _with_modules(installation, recipe, runner)
+    if recipe:
+        installation = _with_modules(installation, recipe, runner)
     if not installation.inside:
         entry = entry_of(arguments, Path(installation.prefix), recipe)
         installation = installation._replace(image=entry.words, mount=entry.source)
     launch, launchers = _launched(arguments, recipe, expectation)
+    exercises = FULL_EXERCISES if arguments.full else DEFAULT_EXERCISES
     if not arguments.quiet:
-        print(f"verifying {installation.prefix}", file=sys.stderr, flush=True)
-    with _suite(arguments, installation, recipe, runner, places) as tests:
+        report(f"verifying {installation.prefix}")
+    version = recipe.horovod.version if recipe else ""
+    with (
+        suite.prepared(arguments.suite_from, installation, version, runner, places)
+        if arguments.suite or arguments.suite_from
+        else nullcontext()
+    ) as tests:
         setup = Setup(
             installation=installation,
             runner=runner,
             expectation=expectation,
             launch=launch,
             launchers=launchers,
-            exercises=_exercises(arguments),
+            exercises=() if arguments.quick else exercises,
             effort=effort,
             suite=tests,
             elastic=str(places.home) if arguments.elastic else None,
@@ -237,31 +231,19 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
 
 def _tell(what: str, label: str, seconds: float) -> None:
     if what == "finished":
-        print(f"  {label} ({seconds:.1f} s)", file=sys.stderr, flush=True)
+        report(f"  {label} ({seconds:.1f} s)")
 
 
-def _exercises(arguments: argparse.Namespace) -> tuple[str, ...]:
-    if arguments.quick:
-        return ()
-    return FULL_EXERCISES if arguments.full else DEFAULT_EXERCISES
-
-
-def _suite(
-    arguments: argparse.Namespace,
-    installation: Installation,
-    recipe: Recipe | None,
-    runner: Runner,
-    places: Places,
-) -> AbstractContextManager[Suite | None]:
-    """Horovod's own tests, if they were requested."""
-    if not (arguments.suite or arguments.suite_from):
-        return nullcontext()
-    version = recipe.horovod.version if recipe else ""
-    return suite.prepared(arguments.suite_from, installation, version, runner, places)
+def _refuse_foreign_tests(path: Path, arguments: argparse.Namespace) -> None:
+    """Judge a checkout of Horovod, or an archive of one, before its tests are executed."""
+    policy, use = policy_of(arguments), "hvdenv would run its tests"
+    if policy and path.is_dir():
+        trust.refuse_prefix(path, policy, use, whole=True)
+    elif policy:
+        trust.refuse_path(path, policy, use)
 
 
 def _effort(arguments: argparse.Namespace, places: Places) -> Effort | None:
-    """What benchmarks may take; None without --bench."""
     if arguments.time is not None:
         if not arguments.bench:
             raise UsageError("--time needs --bench", where="--time", remedy="add --bench")
@@ -297,14 +279,13 @@ def _in_a_job(arguments: argparse.Namespace) -> int:
             remedy="name the recipe that the environment was built from",
         )
     if not arguments.dry_run:
-        _refuse_missing(arguments, resolved_of(arguments), find_places())
+        _refuse_missing(arguments, resolved_of(arguments))
     return run_there(arguments, "verify")
 
 
 def _launched(
     arguments: argparse.Namespace, recipe: Recipe | None, expectation: Expectation
 ) -> tuple[Launch, tuple[str, ...]]:
-    """How many ranks there are and where, and the launchers for each controller."""
     requested = requested_ranks(arguments)
     _refuse_unknown(arguments.launcher or (), recipe)
     allocation = current_allocation(recipe)
@@ -325,7 +306,6 @@ def _launched(
 
 
 def _refuse_unknown(names: Sequence[str], recipe: Recipe | None) -> None:
-    """Refuse launchers that neither hvdenv nor the recipe has, or that start no ranks of Horovod."""
     known = [name for name, launcher in LAUNCHERS.items() if launcher.controller]
     known += recipe.launch.launchers if recipe else ()
     for name in names:
@@ -346,7 +326,6 @@ def _usual_ranks(arguments: argparse.Namespace, expectation: Expectation) -> int
 
 
 def _on_hosts(requested: Requested) -> Launch:
-    """Ranks on the requested hosts, as evenly as their slots allow."""
     ranks = requested.ranks or sum(host.slots or 1 for host in requested.hosts)
     each = -(-ranks // len(requested.hosts))
     hosts = (host._replace(slots=host.slots or each) for host in requested.hosts)
@@ -356,15 +335,14 @@ def _on_hosts(requested: Requested) -> Launch:
 def _chosen(
     arguments: argparse.Namespace, places: Places
 ) -> tuple[Installation, Expectation, Recipe | None]:
-    """The environment to verify, what it should have, and its recipe."""
     recipe: Recipe | None = None
     if arguments.recipe:
         resolved = resolved_of(arguments)
         recipe = resolved.recipe
         name = environment_name(recipe.name, resolved.keyed)
-        found = _refuse_missing(arguments, resolved, places)
+        found = _refuse_missing(arguments, resolved)
         if isinstance(found, Container):
-            refuse_foreign_path(str(found.image), arguments)
+            refuse_foreign_path(found.image, arguments)
             return in_image(found)._replace(recipe=name), _expected(arguments, recipe), recipe
         prefix = found
     elif arguments.prefix:
@@ -377,26 +355,20 @@ def _chosen(
     record = generations.read_record(environment.record(active)) if active else None
     refuse_foreign_prefix(prefix, arguments, whole=True, also=elsewhere(record))
     if recipe is None and record:
-        recipe, name = generations.recipe_of(record, environment.record(active)), _name(record)
+        recipe = generations.recipe_of(record, environment.record(active))
+        name = environment_name(record.recipe, record.variants)
         refuse_foreign_names(recipe, arguments, str(prefix))
     installation = inspect_prefix(str(folder))._replace(prefix=str(prefix), recipe=name)
     return installation, _expected(arguments, recipe), recipe
 
 
-def _refuse_missing(
-    arguments: argparse.Namespace, resolved: Resolved, places: Places
-) -> Path | Container:
-    """The prefix of a recipe's environment, or its image.
-
-    Raises:
-        UsageError: it does not exist.
-    """
+def _refuse_missing(arguments: argparse.Namespace, resolved: Resolved) -> Path | Container:
     recipe = resolved.recipe
     container = None if arguments.prefix else image_of(recipe, os.getcwd())
     if container:
         refuse_missing_image(container, named(arguments), "/")
         return container
-    prefix = environment_of(arguments, resolved, places).prefix
+    prefix = environment_of(arguments, resolved).prefix
     if not os.path.lexists(prefix):
         raise UsageError(
             f"{environment_name(recipe.name, resolved.keyed)} was not built: there is no {prefix}",
@@ -406,7 +378,6 @@ def _refuse_missing(
 
 
 def _last_built(places: Places) -> tuple[Path, str]:
-
     known = [each for each in registry.list_environments(places) if each.state == "complete"]
     if not known:
         raise UsageError(
@@ -417,12 +388,7 @@ def _last_built(places: Places) -> tuple[Path, str]:
     return Path(last.prefix), environment_name(last.recipe, last.variants)
 
 
-def _name(record: GenerationRecord) -> str:
-    return environment_name(record.recipe, record.variants)
-
-
 def _expected(arguments: argparse.Namespace, recipe: Recipe | None) -> Expectation:
-    """What to expect: options override the recipe."""
     frameworks = recipe.horovod.frameworks if recipe else None
     controllers = tuple(_CONTROLLERS[c] for c in recipe.horovod.controllers) if recipe else None
     operations = flags.operations(recipe) if recipe else None
@@ -441,7 +407,6 @@ def _expected(arguments: argparse.Namespace, recipe: Recipe | None) -> Expectati
 
 
 def _versions(recipe: Recipe) -> dict[str, str]:
-    """The versions in the recipe of packages that the site provides."""
     found: dict[str, str] = {
         name: wanted.version
         for name, wanted in recipe.frameworks.items()
@@ -452,27 +417,18 @@ def _versions(recipe: Recipe) -> dict[str, str]:
     return found
 
 
-def _with_modules(
-    installation: Installation, recipe: Recipe | None, runner: Runner
-) -> Installation:
+def _with_modules(installation: Installation, recipe: Recipe, runner: Runner) -> Installation:
     """The installation after the recipe's modules are loaded, as for a run."""
-    if recipe is not None and recipe.modules is not None:
+    if recipe.modules:
         system = module_shell.find(runner, recipe.modules.init)
         loaded = module_shell.load(system, recipe.modules, "run", runner)
         installation = with_modules(installation, loaded.set)
-    if recipe is not None and installation.inside:
-        _refuse_without_runtime(installation, recipe)
+    if installation.inside and recipe.container:
+        _refuse_without_runtime(installation, recipe.container.runtime)
     return installation
 
 
-def _refuse_without_runtime(installation: Installation, recipe: Recipe) -> None:
-    """See that the image can be run here at all.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    assert recipe.container
-    runtime = recipe.container.runtime
+def _refuse_without_runtime(installation: Installation, runtime: str) -> None:
     if not shutil.which(runtime, path=dict(installation.env).get("PATH")):
         raise UsageError(
             f"this host has no {runtime}, which runs the image",

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from hvdenv.cli.options import is_coloured, print_json
+from hvdenv.cli.options import add, is_coloured, print_json, usable
 from hvdenv.errors import StepError, UsageError
 from hvdenv.masking import print_coloured
 from hvdenv.places import Places, make_folder, named_file, write_json, write_text
@@ -26,13 +26,12 @@ _WRITE_AGAIN = (
 
 def add_files(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("write the report to files, whatever the verdict")
-    group.add_argument("--junit", metavar="FILE", type=Path, help="write it as JUnit XML")
-    group.add_argument(
-        "--html", metavar="FILE", type=Path, help="write it as a self-contained HTML page"
-    )
-    group.add_argument(
-        "--from", dest="kept", metavar="REPORT", type=Path,
-        help="read the report from a JSON file that verify wrote, instead of verifying",
+    add(group, "--junit FILE", "write it as JUnit XML", type=Path)
+    add(group, "--html FILE", "write it as a self-contained HTML page", type=Path)
+    add(
+        group, "--from REPORT",
+        "read the report from a JSON file that verify wrote, instead of verifying",
+        dest="kept", type=Path,
     )  # fmt: skip
 
 
@@ -42,12 +41,18 @@ def show(report: Report, arguments: argparse.Namespace) -> int:
     Returns:
         The exit code of the verdict; if that is 0, of a file that was not written.
     """
+    code = print_report(report, arguments)
+    written = _write_files(report, arguments)
+    return code or written
+
+
+def print_report(report: Report, arguments: argparse.Namespace) -> int:
+    """Print a report; returns the exit code of its verdict."""
     if arguments.json:
         print_json(report.to_json())
     else:
         print_coloured(render.render(report, colour=is_coloured(arguments)) + "\n")
-    written = _write_files(report, arguments)
-    return EXIT_CODES[report.verdict] or written
+    return EXIT_CODES[report.verdict]
 
 
 def _write_files(report: Report, arguments: argparse.Namespace) -> int:
@@ -70,11 +75,6 @@ def _requested_files(arguments: argparse.Namespace) -> Iterator[tuple[str, Path]
 
 
 def refuse_files(arguments: argparse.Namespace) -> None:
-    """Refuse files that could not be written, before verify takes minutes.
-
-    Raises:
-        UsageError: a file could not be written.
-    """
     for option, path in _requested_files(arguments):
         try:
             folder = named_file(path).parent
@@ -88,11 +88,6 @@ def refuse_files(arguments: argparse.Namespace) -> None:
 
 
 def read(arguments: argparse.Namespace) -> Report:
-    """The report of --from.
-
-    Raises:
-        UsageError: it cannot be read, or an environment is named as well.
-    """
     where = f"--from {arguments.kept}"
     if arguments.recipe or arguments.prefix or arguments.where == "compute":
         raise UsageError(
@@ -102,10 +97,8 @@ def read(arguments: argparse.Namespace) -> Report:
         )
     remedy = "name the output of `hvdenv verify --json`, or a file in `reports` under HVDENV_HOME"
     try:
-        return Report.from_json(read_json(arguments.kept, REPORT))
-    except OSError as error:
-        why = f"cannot read it: {error.strerror}"
-        raise UsageError(why, where=where, remedy=remedy) from error
+        with usable(where, remedy):
+            return Report.from_json(read_json(arguments.kept, REPORT))
     except ValueError as error:
         why = f"this is not a report of verify: {error}"
         raise UsageError(why, where=where, remedy=remedy) from error

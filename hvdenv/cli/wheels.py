@@ -7,14 +7,12 @@ wheels of the caches."""
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from hvdenv.cli.cache import caches_of
-from hvdenv.cli.options import add_dry_run, add_options, wheels_of_site
+from hvdenv.cli.options import add, add_action, add_options, report, wheels_of_site
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, registry
 from hvdenv.errors import UsageError
@@ -41,43 +39,32 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-    def add(name: str, text: str) -> argparse.ArgumentParser:
-        action = actions.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        action.add_argument("folder", metavar="DIR", type=Path, help="folder of the index")
-        add_options(action, "site")
-        return action
+    def action(name: str, text: str) -> argparse.ArgumentParser:
+        parser = add_action(actions, name, text)
+        add(parser, "folder DIR", "folder of the index", type=Path)
+        add_options(parser, "site")
+        return parser
 
-    publish = add("publish", "add compiled wheels to an index")
-    publish.add_argument(
-        "recipes", metavar="RECIPE", nargs="*", default=[],
-        help="only wheels of these environments, such as local+torch; `hvdenv envs` lists them",
+    publish = action("publish", "add compiled wheels to an index")
+    add(
+        publish, "recipes RECIPE",
+        "only wheels of these environments, such as local+torch; `hvdenv envs` lists them",
+        nargs="*", default=[],
     )  # fmt: skip
-    publish.add_argument("--cache", metavar="FOLDER", type=Path, help="use this cache only")
-    publish.add_argument(
-        "--key", metavar="FILE",
-        help="sign with this private key, or with the SSH agent's key for this public part"
+    add(publish, "--cache FOLDER", "use this cache only", type=Path)
+    add(
+        publish, "--key FILE",
+        "sign with this private key, or with the SSH agent's key for this public part"
         " (default: places.wheels.key)",
     )  # fmt: skip
-    add_dry_run(publish, "print which wheels would be published, and change nothing")
-    add("verify", "check every wheel of an index: hash, name, RECORD, signature, and the pages")
+    add(publish, "--dry-run", "print which wheels would be published, and change nothing")
+    action("verify", "check every wheel of an index: hash, name, RECORD, signature, and the pages")
 
 
 def run(arguments: argparse.Namespace) -> int:
     wheels = wheels_of_site(arguments)
     action = _publish if arguments.action == "publish" else _verify
     return action(arguments, wheels, Runner())
-
-
-class Entry(NamedTuple):
-    """An entry to publish.
-
-    Attributes:
-        cache: that has it.
-        lock: digest of the lock that an environment with this wheel was built from; or empty.
-    """
-
-    cache: Cache
-    lock: str
 
 
 def _publish(arguments: argparse.Namespace, wheels: Wheels, runner: Runner) -> int:
@@ -87,7 +74,13 @@ def _publish(arguments: argparse.Namespace, wheels: Wheels, runner: Runner) -> i
             "wheels of this site need a signature, and no key to sign with is set",
             remedy="name its file with --key, or in places.wheels.key",
         )
-    entries = _entries(arguments, wheels)
+    records = _records(arguments.recipes)
+    # By the keys of the wheels, the locks that environments with them were built from; or empty.
+    locks: dict[str, str] = {}
+    for record in records.values():
+        name = key(record.stack)
+        locks[name] = locks.get(name) or (record.lock.digest if record.lock else "")
+    entries = _entries(arguments, wheels, records)
     sources = list(_sources(entries, runner))
     if arguments.dry_run:
         for source in sources:
@@ -96,12 +89,12 @@ def _publish(arguments: argparse.Namespace, wheels: Wheels, runner: Runner) -> i
         return 0
     target = _index(arguments, wheels)._replace(folder=index.prepare(arguments.folder))
     for source in sources:
-        lock = entries[source.record.key].lock
+        lock = locks.get(source.record.key, "")
         name, new = index.add(target, source, lock, signing_key, runner)
         print(f"{'published' if new else 'unchanged'} {name}")
     found = index.write_pages(target, runner)
     for problem in found.problems:
-        print(plain(f"not listed: {problem}"), file=sys.stderr)
+        report(plain(f"not listed: {problem}"))
     count = len(found.listed)
     print(f"{count} wheel{'s' * (count != 1)} in the index file://{target.folder}")
     return 5 if found.problems else 0
@@ -113,34 +106,29 @@ def _index(arguments: argparse.Namespace, wheels: Wheels) -> Cache:
     return wheelcache.shared(wheels._replace(publish=str(folder)))[0]._replace(folder=folder)
 
 
-def _entries(arguments: argparse.Namespace, wheels: Wheels) -> dict[str, Entry]:
-    """The entries to publish by their keys.
-
-    Raises:
-        UsageError: there is none, or an environment has no cached wheel.
-    """
-    records = _records(arguments.recipes)
-    locks: dict[str, str] = {}
-    for record in records.values():
-        name = key(record.stack)
-        locks[name] = locks.get(name) or (record.lock.digest if record.lock else "")
-    found: dict[str, Entry] = {}
+def _entries(
+    arguments: argparse.Namespace, wheels: Wheels, records: Mapping[str, GenerationRecord]
+) -> dict[str, Cache]:
+    """The caches with the entries to publish, by their keys."""
+    found: dict[str, Cache] = {}
     for cache in caches_of(arguments, wheels):
-        for name in wheelcache.names(cache):
-            found.setdefault(name, Entry(cache, locks.get(name, "")))
-    for environment, record in records.items() if arguments.recipes else ():
+        found = dict.fromkeys(wheelcache.names(cache), cache) | found
+    if not arguments.recipes:
+        if not found:
+            remedy = "build an environment: hvdenv build RECIPE"
+            raise UsageError("no cache has a wheel", remedy=remedy)
+        return found
+    for environment, record in records.items():
         if key(record.stack) not in found:
             raise UsageError(
                 "no cache has the Horovod wheel of this environment", where=environment,
                 remedy="build it again with --rebuild: the build stores the wheel",
             )  # fmt: skip
-    if not found:
-        raise UsageError("no cache has a wheel", remedy="build an environment: hvdenv build RECIPE")
-    return {name: found[name] for name in found if not arguments.recipes or name in locks}
+    wanted = {key(record.stack) for record in records.values()}
+    return {name: cache for name, cache in found.items() if name in wanted}
 
 
 def _records(names: Sequence[str]) -> Mapping[str, GenerationRecord]:
-    """The records of environments: the named ones, or all complete ones."""
     places = find_places()
     if names:
         prefixes = [str(registry.find(places, name).prefix) for name in names]
@@ -152,26 +140,22 @@ def _records(names: Sequence[str]) -> Mapping[str, GenerationRecord]:
     }
 
 
-def _sources(entries: Mapping[str, Entry], runner: Runner) -> Iterator[Source]:
+def _sources(entries: Mapping[str, Cache], runner: Runner) -> Iterator[Source]:
     """The entries that can be published, oldest first: of two equal versions, pip takes the last."""
     found = []
-    for name, entry in entries.items():
+    for name, cache in entries.items():
         try:
-            source = _read(entry.cache, name, runner)
+            source = _read(cache, name, runner)
             compiled_for(source)
         except (NotUsedError, Unpublished) as error:
-            print(plain(f"not published: {name[:12]}: {error}"), file=sys.stderr)
+            report(plain(f"not published: {name[:12]}: {error}"))
         else:
             found.append(source)
     yield from sorted(found, key=lambda each: (each.record.created, each.record.key))
 
 
 def _read(cache: Cache, name: str, runner: Runner) -> Source:
-    """An entry, after all of it was checked.
-
-    Raises:
-        NotUsedError: it cannot be used.
-    """
+    """An entry, after all of it was checked."""
     with open_entry(cache, name) as entry, tempfile.TemporaryDirectory() as folder:
         if entry is None:
             raise NotUsedError("it is gone")

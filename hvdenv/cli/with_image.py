@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.cli.options import refuse_foreign_path, wheels_of_site
+from hvdenv.cli.options import add, refuse_foreign_path, report, wheels_of_site
 from hvdenv.environments import generations
 from hvdenv.errors import UsageError
 from hvdenv.model.recipe import Recipe
@@ -33,13 +32,12 @@ class Entry(NamedTuple):
 
 def add_image(parser: argparse.ArgumentParser) -> None:
     group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "--image", metavar="FILE", type=Path,
-        help="run from this image (default: the one that `hvdenv pack` made beside the environment)",
+    add(
+        group, "--image FILE",
+        "run from this image (default: the one that `hvdenv pack` made beside the environment)",
+        type=Path,
     )  # fmt: skip
-    group.add_argument(
-        "--no-image", action="store_true", help="run from the environment's files, not its image"
-    )
+    add(group, "--no-image", "run from the environment's files, not its image")
 
 
 def entry_of(
@@ -48,8 +46,6 @@ def entry_of(
     """How programs of an environment enter its image.
 
     Args:
-        arguments: with the options of add_image().
-        prefix: of the environment.
         recipe: of the environment; None if hvdenv did not build it.
         job: see use.words(); by default a new name.
 
@@ -69,12 +65,12 @@ def entry_of(
         return Entry()
     packed, why = use.find(environment, identity, arguments.image)
     if why:
-        print(f"note: the image beside the environment is not used: {why}", file=sys.stderr)
+        report(f"note: the image beside the environment is not used: {why}")
     if packed is None:
         return Entry()
     owned = None if arguments.image else environment.prefix
     for path in (packed.path, packed.image, packed.program):
-        refuse_foreign_path(str(path), arguments, owned)
+        refuse_foreign_path(path, arguments, owned)
     of_site = None if arguments.recipe else wheels_of_site(arguments).signers
     if signers := of_site or recipe.places.wheels.signers:
         refuse_unsigned(packed, Path(os.path.expanduser(signers)), Runner())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hvdenv.drafting.combine import Choice
-from hvdenv.drafting.values import GIVEN, Drafted, Found, Origin
+from hvdenv.drafting.values import GIVEN, Found, Origin, Value
 from hvdenv.errors import UsageError
 from hvdenv.model.layers import assigned, leaves
 from hvdenv.model.recipe import Recipe
@@ -14,7 +14,7 @@ from hvdenv.schema import Problem, check_part
 ANSWER = Origin("your answer")
 
 
-def parse(text: str, origin: Origin) -> list[Drafted]:
+def parse(text: str, origin: Origin) -> list[Value]:
     """``KEY=VALUE`` as values of the recipe.
 
     Raises:
@@ -29,13 +29,13 @@ def parse(text: str, origin: Origin) -> list[Drafted]:
             remedy="`hvdenv show --schema` prints the keys of a recipe",
         ) from problem
     return [
-        Drafted(path, each, origin, GIVEN, item=isinstance(value, list))
+        Value(path, each, origin, GIVEN, item=isinstance(value, list))
         for path, value in leaves(table)
         for each in (value if isinstance(value, list) else [value])
     ]
 
 
-def give(found: Found, given: Iterable[Drafted]) -> Found:
+def give(found: Found, given: Iterable[Value]) -> Found:
     """Values that replace those of other sources; a list replaces the whole list."""
     given = tuple(given)
     lists = {each.key for each in given if each.item}
@@ -43,10 +43,10 @@ def give(found: Found, given: Iterable[Drafted]) -> Found:
     return found._replace(values=(*kept, *given))
 
 
-def choose(found: Found, choice: Choice, chosen: Drafted) -> Found:
+def choose(found: Found, choice: Choice, chosen: Value) -> Found:
     """One value of a choice, at its place, and none of the others."""
 
-    def of_choice(each: Drafted) -> bool:
+    def of_choice(each: Value) -> bool:
         return any(
             (each.value, each.origin) == (other.value, other.origin)
             and each.key[: len(other.key)] == other.key

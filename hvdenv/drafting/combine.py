@@ -8,17 +8,7 @@ from typing import Any, NamedTuple, get_args
 
 from hvdenv.drafting.modulelines import role_of
 from hvdenv.drafting.shell import shown_whole
-from hvdenv.drafting.values import (
-    INFERRED,
-    WITHOUT,
-    Drafted,
-    Found,
-    Key,
-    Leftover,
-    Origin,
-    Scalar,
-    at,
-)
+from hvdenv.drafting.values import INFERRED, WITHOUT, Found, Key, Left, Origin, Scalar, Value, at
 from hvdenv.knowledge.horovod_releases import releases
 from hvdenv.model.cluster import LauncherName
 from hvdenv.model.recipe import Recipe
@@ -56,12 +46,10 @@ class Choice(NamedTuple):
     """A key for which the sources state different values. The draft has none of them."""
 
     key: Key
-    values: tuple[Drafted, ...]
+    values: tuple[Value, ...]
 
 
 class Missing(NamedTuple):
-    """A required key that no source states."""
-
     key: Key
     needs: str
 
@@ -70,34 +58,25 @@ class Draft(NamedTuple):
     """A recipe as far as the sources state it.
 
     Attributes:
-        name: of the recipe.
         values: in the order of the sources; items of a list one by one.
         overruled: values of less weight than the one that the draft has.
-        choices: keys with several values.
-        missing: required keys without any.
         left: commands without a place in the draft.
         commands: how many commands the page has.
         partition: of the job, if nothing is known about its nodes.
     """
 
     name: str
-    values: tuple[Drafted, ...]
-    overruled: tuple[Drafted, ...]
+    values: tuple[Value, ...]
+    overruled: tuple[Value, ...]
     choices: tuple[Choice, ...]
     missing: tuple[Missing, ...]
-    left: tuple[Leftover, ...]
+    left: tuple[Left, ...]
     commands: int
     partition: str = ""
 
 
 def combine(name: str, found: Found, defaults: Mapping[str, Any]) -> Draft:
-    """The draft of a recipe.
-
-    Args:
-        name: of the recipe.
-        found: by all sources.
-        defaults: the layer below every recipe.
-    """
+    """The draft of a recipe; ``defaults`` is the layer below every recipe."""
     values, with_image = _without_some_images(found.values)
     valid, left = _valid(_horovodrun(values))
     items, choices = _items(valid)
@@ -124,7 +103,7 @@ def combine(name: str, found: Found, defaults: Mapping[str, Any]) -> Draft:
     )
 
 
-def _without_used(left: Iterable[Leftover], values: Iterable[Drafted]) -> tuple[Leftover, ...]:
+def _without_used(left: Iterable[Left], values: Iterable[Value]) -> tuple[Left, ...]:
     """Commands that need no key, except those that have values as well; fit to be shown."""
     used = {each.origin for each in values}
     return tuple(
@@ -134,14 +113,17 @@ def _without_used(left: Iterable[Leftover], values: Iterable[Drafted]) -> tuple[
     )
 
 
-def _bare_partition(values: Iterable[Drafted]) -> str:
-    named = {str(each.value) for each in values if each.key == at("job.partition")}
+def _find(values: Iterable[Value], key: str) -> Value | None:
+    return next((each for each in values if each.key == at(key)), None)
+
+
+def _bare_partition(values: Sequence[Value]) -> str:
+    named = _find(values, "job.partition")
     described = {each.key[1] for each in values if each.key[0] == "partitions"}
-    return next(iter(named - described), "")
+    return str(named.value) if named and named.value not in described else ""
 
 
-def nested(values: Iterable[Drafted]) -> dict[str, Any]:
-    """The values as a document."""
+def nested(values: Iterable[Value]) -> dict[str, Any]:
     document: dict[str, Any] = {}
     for each in values:
         table = document
@@ -154,68 +136,60 @@ def nested(values: Iterable[Drafted]) -> dict[str, Any]:
     return document
 
 
-def _valid(values: Iterable[Drafted]) -> tuple[list[Drafted], list[Leftover]]:
+def _valid(values: Iterable[Value]) -> tuple[list[Value], list[Left]]:
     """Values that the recipe format accepts; the others by their commands."""
     good, bad = [], []
     for each in values:
-        key = (
-            at("partitions", "x", *each.key[2:]) if each.key[:2] == ("partitions", "") else each.key
-        )
-        key = key[:2] if key[:2] == ("modules", "load") else key
-        value = (
-            each.value.removeprefix(WITHOUT)
-            if each.item and isinstance(each.value, str)
-            else each.value
-        )
+        key = each.key
+        if key[:2] == ("partitions", ""):
+            key = at("partitions", "x", *key[2:])
+        elif key[:2] == ("modules", "load"):
+            key = key[:2]
+        value = each.value
+        if each.item and isinstance(value, str):
+            value = value.removeprefix(WITHOUT)
         try:
             check_part(Recipe, nested([each._replace(key=key, value=value)]))
             good.append(each)
         except Problem as problem:
             told = f"{each.value!r} does not fit {'.'.join(key)}: {problem.message}"
-            bad.append(Leftover(each.origin, told))
+            bad.append(Left(each.origin, told))
     return good, bad
 
 
-def _without_some_images(values: Sequence[Drafted]) -> tuple[list[Drafted], list[Leftover]]:
+def _without_some_images(values: Sequence[Value]) -> tuple[list[Value], list[Left]]:
     """A page that starts ranks with and without an image shows two ways."""
-    images = {each.origin for each in values if each.key[0] == "container"}
+    images = [each for each in values if each.key[0] == "container"]
     launches = {each.origin for each in values if each.key == at("launch.launcher")}
-    if not images or launches <= images:
+    if not images or launches <= {each.origin for each in images}:
         return list(values), []
     told = "other commands of the page start ranks without an image"
-    return (
-        [each for each in values if each.key[0] != "container"],
-        [Leftover(each.origin, told) for each in values if each.key[0] == "container"],
-    )
+    others = [each for each in values if each.key[0] != "container"]
+    return others, [Left(each.origin, told) for each in images]
 
 
-def _without_unknown_launcher(values: list[Drafted]) -> tuple[list[Drafted], list[Leftover]]:
+def _without_unknown_launcher(values: list[Value]) -> tuple[list[Value], list[Left]]:
     """A launcher that hvdenv does not know is no value, but it is one in a choice."""
-    launcher = [each for each in values if each.key == at("launch.launcher")]
+    launcher = _find(values, "launch.launcher")
     of_site = {each.key[2] for each in values if each.key[:2] == ("launch", "launchers")}
-    either = "horovodrun uses MPI or Gloo, and the page does not state which"
-    unknown = [
-        Leftover(
-            each.origin,
-            either
-            if each.value == "horovodrun-"
-            else f"hvdenv does not know the launcher {each.value}",
-        )
-        for each in launcher
-        if each.value not in (*get_args(LauncherName), *of_site)
-    ]
-    return [each for each in values if each not in launcher or not unknown], unknown
+    if not launcher or launcher.value in (*get_args(LauncherName), *of_site):
+        return values, []
+    told = f"hvdenv does not know the launcher {launcher.value}"
+    if launcher.value == "horovodrun-":
+        told = "horovodrun uses MPI or Gloo, and the page does not state which"
+    others = [each for each in values if each is not launcher]
+    return others, [Left(launcher.origin, told)]
 
 
-def _items(values: Iterable[Drafted]) -> tuple[list[Drafted], list[Choice]]:
+def _items(values: Iterable[Value]) -> tuple[list[Value], list[Choice]]:
     """Items of lists, each once; without those that a command excludes."""
-    unique: dict[tuple[Key, str], Drafted] = {}
+    unique: dict[tuple[Key, str], Value] = {}
     for each in values:
         if each.item:
             before = unique.get((each.key, str(each.value)))
             if before is None or before.weight < each.weight:
                 unique[each.key, str(each.value)] = each
-    items, choices = [], dict[Key, list[Drafted]]()
+    items, choices = [], dict[Key, list[Value]]()
     for (key, value), each in unique.items():
         against = unique.get((key, value[1:] if value.startswith(WITHOUT) else f"{WITHOUT}{value}"))
         if len(key) > 2 and key[:2] == ("modules", "load"):
@@ -227,9 +201,8 @@ def _items(values: Iterable[Drafted]) -> tuple[list[Drafted], list[Choice]]:
     return items, [Choice(key, tuple(each)) for key, each in choices.items()]
 
 
-def _scalars(values: Sequence[Drafted]) -> tuple[list[Drafted], list[Drafted], list[Choice]]:
-    """One value for each key, or a choice among those of equal weight."""
-    by_key: dict[Key, dict[Scalar, Drafted]] = {}
+def _scalars(values: Sequence[Value]) -> tuple[list[Value], list[Value], list[Choice]]:
+    by_key: dict[Key, dict[Scalar, Value]] = {}
     for each in values:
         known = by_key.setdefault(each.key, {})
         if str(each.value) not in known or known[str(each.value)].weight < each.weight:
@@ -248,17 +221,17 @@ def _scalars(values: Sequence[Drafted]) -> tuple[list[Drafted], list[Drafted], l
 
 def _without_several_partitions(
     choices: Iterable[Choice],
-) -> tuple[list[Choice], list[Leftover]]:
+) -> tuple[list[Choice], list[Left]]:
     """Facts about the job's partition that scripts for several partitions state."""
     told = "the page's scripts are for different partitions"
     several = [each for each in choices if each.key[:2] == ("partitions", "")]
-    left = [Leftover(value.origin, told) for each in several for value in each.values]
+    left = [Left(value.origin, told) for each in several for value in each.values]
     return [each for each in choices if each not in several], left
 
 
 def _without_alternatives(
-    values: Sequence[Drafted], choices: Sequence[Choice], every: Sequence[Drafted]
-) -> tuple[list[Drafted], list[Choice]]:
+    values: Sequence[Value], choices: Sequence[Choice], every: Sequence[Value]
+) -> tuple[list[Value], list[Choice]]:
     """Packages installed with only some of several framework versions become choices as well."""
     lines = {
         value.origin
@@ -269,29 +242,27 @@ def _without_alternatives(
     with_one = [
         each for each in values
         if each.key[0] == "packages" and each.origin in lines
-        and not lines <= {
-            other.origin for other in every if (other.key, other.value) == (each.key, each.value)
-        }
+        and not lines <= {other.origin for other in every if other[:2] == each[:2]}
     ]  # fmt: skip
     kept = [each for each in values if each not in with_one]
     return kept, [Choice(each.key, (each,)) for each in with_one]
 
 
-def _with_partition(values: list[Drafted]) -> tuple[list[Drafted], list[Leftover]]:
+def _with_partition(values: list[Value]) -> tuple[list[Value], list[Left]]:
     """The facts of a job's partition under its name."""
-    name = next((str(each.value) for each in values if each.key == at("job.partition")), "")
+    partition = _find(values, "job.partition")
     placed, left = [], []
     for each in values:
         if each.key[:2] != ("partitions", ""):
             placed.append(each)
-        elif name:
-            placed.append(each._replace(key=("partitions", name, *each.key[2:])))
+        elif partition and partition.value:
+            placed.append(each._replace(key=("partitions", str(partition.value), *each.key[2:])))
         else:
-            left.append(Leftover(each.origin, f"no partition is known that has {each.value}"))
+            left.append(Left(each.origin, f"no partition is known that has {each.value}"))
     return placed, left
 
 
-def _derived(values: Sequence[Drafted], items: Collection[str]) -> list[Drafted]:
+def _derived(values: Sequence[Value], items: Collection[str]) -> list[Value]:
     """What follows from the values, where the sources do not state it.
 
     Args:
@@ -306,14 +277,11 @@ def _derived(values: Sequence[Drafted], items: Collection[str]) -> list[Drafted]
 _GPU_REQUESTS = ("--gpus", "--gres", "--tres-", "-G")
 
 
-def _gpu_option(values: Sequence[Drafted], found: Found) -> Iterator[Drafted]:
+def _gpu_option(values: Sequence[Value], found: Found) -> Iterator[Value]:
     """For a script that uses GPUs but requests none: its partition or constraint implies them."""
-    texts = [
-        *(each.origin.text for each in found.values),
-        *(each.origin.text for each in found.left),
-    ]
-    lines = [text for text in texts if text.startswith("#SBATCH")]
-    sized = next((each for each in values if each.key == at("job.ranks_per_node")), None)
+    origins = {each.origin for each in found.values} | {each.origin for each in found.left}
+    lines = [each.text for each in origins if each.text.startswith("#SBATCH")]
+    sized = _find(values, "job.ranks_per_node")
     builds = any(each.key[:2] == ("horovod", "gpu") for each in values)
     requests = any(word.startswith(_GPU_REQUESTS) for line in lines for word in line.split())
     if sized and sized.origin.text in lines and builds and not requests:
@@ -321,14 +289,12 @@ def _gpu_option(values: Sequence[Drafted], found: Found) -> Iterator[Drafted]:
         yield _follows(at("job.gpu_option"), "none", sized, why)
 
 
-def _follows(
-    key: Key, value: Scalar, each: Drafted, why: str = "", *, item: bool = False
-) -> Drafted:
+def _follows(key: Key, value: Scalar, each: Value, why: str = "", *, item: bool = False) -> Value:
     origin = each.origin._replace(text=why) if why else each.origin
-    return Drafted(key, value, origin, INFERRED, item=item)
+    return Value(key, value, origin, INFERRED, item=item)
 
 
-def _of_modules(values: Sequence[Drafted]) -> Iterator[Drafted]:
+def _of_modules(values: Sequence[Value]) -> Iterator[Value]:
     by_key = {each.key: each for each in values}
     builds = at("horovod.provider") not in by_key and any(
         each.key[:2] == ("horovod", "gpu") or each.key == at("horovod.version") for each in values
@@ -339,24 +305,20 @@ def _of_modules(values: Sequence[Drafted]) -> Iterator[Drafted]:
             version = _VERSION.search(name.rpartition("/")[2])
             if role == "MPI":
                 yield from _mpi(each, version[1] if version else "")
-            elif kind := next(
-                (kind for kind, each in _TOOLCHAINS.items() if each.search(name)), ""
-            ):
-                yield _follows(at("mpi.kind"), kind, each, "the MPI of this toolchain of EasyBuild")
+            elif kinds := [kind for kind, known in _TOOLCHAINS.items() if known.search(name)]:
+                why = "the MPI of this toolchain of EasyBuild"
+                yield _follows(at("mpi.kind"), kinds[0], each, why)
             elif role == "Python" and re.search(r"(?i)(?:^|/)(?:cray-)?python\d?/", name):
                 yield from _python(each, by_key, version[1] if version else "")
             elif role == "Horovod" and not builds:
                 yield from _horovod_module(each, version[1] if version else "")
-    changed = next(
-        (each for each in values if each.key in (at("modules.swap"), at("modules.unload"))), None
-    )
-    if changed:
-        yield _follows(
-            at("modules.purge"), "no", changed, "it changes modules that are loaded by default"
-        )
+    changes = (each for each in values if each.key in (at("modules.swap"), at("modules.unload")))
+    if changed := next(changes, None):
+        why = "it changes modules that are loaded by default"
+        yield _follows(at("modules.purge"), "no", changed, why)
 
 
-def _mpi(each: Drafted, version: str) -> Iterator[Drafted]:
+def _mpi(each: Value, version: str) -> Iterator[Value]:
     for kind, pattern in _MPI.items():
         if pattern.search(str(each.value)):
             yield _follows(at("mpi.kind"), kind, each)
@@ -368,7 +330,7 @@ def _mpi(each: Drafted, version: str) -> Iterator[Drafted]:
             return
 
 
-def _python(each: Drafted, by_key: Mapping[Key, Drafted], version: str) -> Iterator[Drafted]:
+def _python(each: Value, by_key: Mapping[Key, Value], version: str) -> Iterator[Value]:
     provider = by_key.get(at("python.provider"))
     if provider and provider.value != "venv":
         return
@@ -379,7 +341,7 @@ def _python(each: Drafted, by_key: Mapping[Key, Drafted], version: str) -> Itera
         yield _follows(at("python.version"), f"=={version}.*", each)
 
 
-def _horovod_module(each: Drafted, version: str) -> Iterator[Drafted]:
+def _horovod_module(each: Value, version: str) -> Iterator[Value]:
     """A module with Horovod, and what EasyBuild's names state."""
     name = str(each.value)
     yield _follows(at("horovod.provider"), "present", each)
@@ -397,23 +359,15 @@ def _horovod_module(each: Drafted, version: str) -> Iterator[Drafted]:
             yield _follows(at("frameworks", framework, "version"), found[1], each)
 
 
-def _of_horovod(values: Sequence[Drafted], items: Collection[str]) -> Iterator[Drafted]:
-    by_key = {each.key: each for each in values}
-    version = by_key.get(at("horovod.version"))
+def _of_horovod(values: Sequence[Value], items: Collection[str]) -> Iterator[Value]:
+    version = _find(values, "horovod.version")
     if version and version.value in releases():
         origin = Origin("the table of Horovod's releases", 0, "")
         hashed = releases()[str(version.value)].sha256
-        yield Drafted(at("horovod.sha256"), hashed, origin, INFERRED)
+        yield Value(at("horovod.sha256"), hashed, origin, INFERRED)
     controllers = {each.value for each in values if each.key == at("horovod.controllers")}
     built = next((each for each in values if each.key[0] == "horovod" and each.origin.line), None)
-    mpi = next(
-        (
-            each
-            for each in values
-            if each.key == at("modules.load") and role_of(str(each.value)) == "MPI"
-        ),
-        None,
-    )
+    mpi = _mpi_module(values)
     if built and mpi and not {"mpi", f"{WITHOUT}mpi"} & set(items):
         yield _follows(at("horovod.controllers"), "mpi", mpi, item=True)
     if built and (mpi or controllers) and not {"gloo", f"{WITHOUT}gloo"} & set(items):
@@ -421,12 +375,15 @@ def _of_horovod(values: Sequence[Drafted], items: Collection[str]) -> Iterator[D
         yield _follows(at("horovod.controllers"), "gloo", built, why, item=True)
 
 
-def _horovodrun(values: Sequence[Drafted]) -> Iterator[Drafted]:
+def _mpi_module(values: Iterable[Value]) -> Value | None:
+    loads = (each for each in values if each.key == at("modules.load"))
+    return next((each for each in loads if role_of(str(each.value)) == "MPI"), None)
+
+
+def _horovodrun(values: Sequence[Value]) -> Iterator[Value]:
     """horovodrun without --mpi and --gloo uses MPI if Horovod was built with it."""
     controllers = {each.value for each in values if each.key == at("horovod.controllers")}
-    mpi = "mpi" in controllers or any(
-        each.key == at("modules.load") and role_of(str(each.value)) == "MPI" for each in values
-    )
+    mpi = "mpi" in controllers or _mpi_module(values)
     which = "gloo" if f"{WITHOUT}mpi" in controllers else "mpi" if mpi else ""
     for each in values:
         plain = each.key == at("launch.launcher") and each.value == "horovodrun-"
@@ -434,9 +391,8 @@ def _horovodrun(values: Sequence[Drafted]) -> Iterator[Drafted]:
 
 
 def _missing(
-    name: str, values: Sequence[Drafted], pending: set[Key], defaults: Mapping[str, Any]
+    name: str, values: Sequence[Value], pending: set[Key], defaults: Mapping[str, Any]
 ) -> Iterator[Missing]:
-    """Required keys that have no value and no choice."""
     document = nested(values)
     document |= {"format": 1, "name": name, "summary": "x", "status": "documented"}
     for table, content in defaults.items():
@@ -461,22 +417,18 @@ def _missing(
                 dotted = ".".join(key)
                 of_framework = (key[0], key[-1]) == ("frameworks", "version")
                 told = "the release to install" if of_framework else each.message
-                yield Missing(
-                    key,
-                    _NEEDS.get(dotted, _release() if dotted == "horovod.version" else told),
-                )
+                told = _release() if dotted == "horovod.version" else told
+                yield Missing(key, _NEEDS.get(dotted, told))
 
 
-def _missing_gpus(values: Sequence[Drafted]) -> Iterator[Missing]:
+def _missing_gpus(values: Sequence[Value]) -> Iterator[Missing]:
     """A job that requests GPUs states the least that a node has, not how many it has."""
-    by_key = {each.key: each for each in values}
-    partition, gpus = by_key.get(at("job.partition")), by_key.get(at("job.gpus_per_node"))
+    partition, gpus = _find(values, "job.partition"), _find(values, "job.gpus_per_node")
     if partition and gpus:
         key = ("partitions", str(partition.value), "gpus")
-        if key not in by_key:
-            yield Missing(
-                key, f"GPUs of a node, {gpus.value} or more: `sinfo`, or --here on the cluster"
-            )
+        if not any(each.key == key for each in values):
+            needs = f"GPUs of a node, {gpus.value} or more: `sinfo`, or --here on the cluster"
+            yield Missing(key, needs)
 
 
 def _release() -> str:

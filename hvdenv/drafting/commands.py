@@ -15,14 +15,13 @@ from hvdenv.drafting.values import (
     COMMAND,
     INFERRED,
     SCRIPT,
-    Drafted,
     Found,
     Left,
-    Leftover,
     Origin,
     Read,
     Value,
     at,
+    leave,
 )
 from hvdenv.drafting.variables import variable
 from hvdenv.model.cluster import LauncherName
@@ -36,7 +35,8 @@ _OTHERS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "horovodru
 LAUNCHERS = _OTHERS | {
     each for each in get_args(LauncherName) if not each.startswith("horovodrun-")
 }
-_REQUESTS = {"salloc": "slurm", "sbatch": "slurm", "sinteractive": "slurm", "bsub": "lsf"}
+_REQUESTS = {"salloc": "slurm", "sbatch": "slurm", "sinteractive": "slurm", "srun": "slurm",
+             "bsub": "lsf"}  # fmt: skip
 _CONDA = frozenset({"conda", "mamba", "micromamba"})
 _PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
 _PIP = re.compile(r"(?:.*/)?pip[\d.]*")
@@ -62,7 +62,6 @@ def _of_environment(name: str) -> bool:
 
 
 def known(name: str) -> bool:
-    """Whether hvdenv knows what a program means for a recipe."""
     return (
         name in LAUNCHERS | _CONDA | _NO_EFFECT | _INTERACTIVE | _REQUESTS.keys()
         or (name in _HANDLERS and name != ".")
@@ -74,7 +73,6 @@ def read_page(text: str, source: str, lines: tuple[int, int] = EVERY_LINE) -> Fo
     """Every command of a page.
 
     Args:
-        text: HTML, Markdown, reStructuredText, a script or plain text.
         source: its name, for the origins of values.
         lines: the first and last line to read commands from. The page is parsed as a whole: a
             range may begin or end within a block of code.
@@ -117,8 +115,8 @@ class _Reader:
         self.loads = modulelines.Loads()
         self.variables: dict[str, str] = {}
         self.jobs: list[_Job] = []
-        self.values: list[Drafted] = []
-        self.left: list[Leftover] = []
+        self.values: list[Value] = []
+        self.left: list[Left] = []
         self.commands = self.read = 0
 
     @property
@@ -133,7 +131,7 @@ class _Reader:
         loads = modulelines.drafted(self.loads, builds_horovod=self.page.builds_horovod)
         most = self.has_too_many or (f"{MOST_LINES} lines" if more_lines else "")
         told = f"it has more than {most}, and the rest was not read"
-        left = (*self.left, *([Leftover(Origin(self.source), told)] if most else []))
+        left = (*self.left, *([Left(Origin(self.source), told)] if most else []))
         values = directives.with_scheduler([*loads, *self.values])
         return Found(tuple(values), left, self.commands)
 
@@ -165,7 +163,7 @@ class _Reader:
 
     def _keep_jobs(self) -> None:
         """Values of the jobs; not those of scripts without ranks, if others start them."""
-        other = Left("the page starts ranks in another script", understood=True)
+        other = leave("the page starts ranks in another script", understood=True)
         another = any(each.launches for each in self.jobs)
         for job in self.jobs:
             for statement, read in job.read:
@@ -174,29 +172,27 @@ class _Reader:
     def _scheduler_of(self, statement: Statement) -> str:
         if statement.directive:
             return directives.scheduler_of(statement.text)
-        return _REQUESTS.get(
-            statement.words[0], "slurm" if statement.words[0] == "srun" else self.scheduler
-        )
+        return _REQUESTS.get(statement.words[0], self.scheduler)
 
     def _keep(self, statement: Statement, read: Read) -> None:
         origin = Origin(self.source, statement.line, statement.text)
         if isinstance(read, Left):
-            left = Leftover(origin, read.reason, read.understood)
+            left = read._replace(origin=origin)
             if read.reason and left not in self.left[-5:]:
                 self.left.append(left)
         elif UNKNOWN in str(read.value) or PLACEHOLDER in str(read.value):
-            self.left.append(Leftover(origin, f"the page does not state {'.'.join(read.key)}"))
+            self.left.append(Left(origin, f"the page does not state {'.'.join(read.key)}"))
         else:
-            weight = INFERRED if read.inferred else SCRIPT if statement.batch else COMMAND
-            self.values.append(Drafted(read.key, read.value, origin, weight, item=read.item))
+            stated = SCRIPT if statement.batch else COMMAND
+            weight = INFERRED if read.weight == INFERRED else stated
+            self.values.append(read._replace(origin=origin, weight=weight))
 
     def _resolved(self, statement: Statement) -> Statement:
         """With the texts of variables that the page has set before."""
 
         def fill(text: str) -> str:
-            return re.sub(
-                r"\$([A-Za-z_]\w*)", lambda found: self.variables.get(found[1], found[0]), text
-            )
+            named = r"\$([A-Za-z_]\w*)"
+            return re.sub(named, lambda found: self.variables.get(found[1], found[0]), text)
 
         variables = tuple((name, fill(value)) for name, value in statement.variables)
         if not statement.words or statement.words[0] in ("export", "declare", "local", "typeset"):
@@ -219,7 +215,7 @@ class _Reader:
             return
         exported = bool(statement.words)
         if exported and not _of_environment(statement.words[0]) and statement.variables:
-            yield Left("its variables are for this command only")
+            yield leave("its variables are for this command only")
         else:
             for name, value in statement.variables:
                 yield from variable(name, value, exported=exported)
@@ -240,14 +236,14 @@ class _Reader:
             yield from launching.launch(statement)
         elif name in _REQUESTS:
             scheduler = _REQUESTS[name]
-            yield Value(at("scheduler"), scheduler, inferred=True)
+            yield Value(at("scheduler"), scheduler, weight=INFERRED)
             yield from launching.request(statement, scheduler)
         elif name in _INTERACTIVE:
-            yield Left("for an interactive job: hvdenv shell", understood=True)
+            yield leave("for an interactive job: hvdenv shell", understood=True)
         elif name in _NO_EFFECT:
-            yield Left("it changes nothing that a recipe describes", understood=True)
+            yield leave("it changes nothing that a recipe describes", understood=True)
         elif name.strip("."):
-            yield Left(f"hvdenv does not know {name}")
+            yield leave(f"hvdenv does not know {name}")
 
     def _python(self, name: str, words: list[str]) -> Iterator[Read]:
         if words[:1] == ["-m"] and words[1:2] in (["venv"], ["virtualenv"]):
@@ -257,7 +253,7 @@ class _Reader:
         elif words[:1] == ["setup.py"] and {"install", "develop", "build"} & set(words):
             yield from self.page.build_source()
         else:
-            yield Left("a program of the page", understood=True)
+            yield leave("a program of the page", understood=True)
 
     def _module(self, statement: Statement) -> Iterator[Read]:
         name, *words = statement.words
@@ -265,9 +261,12 @@ class _Reader:
         words = list(modulelines.words_of_ml(words) if name == "ml" else words)
         for read in modulelines.module(words[: MOST_VALUES + 1]):
             if isinstance(read, str):
-                yield from self._load(
-                    read, Origin(self.source, statement.line, statement.text), weight
-                )
+                if "$" in read or UNKNOWN in read or PLACEHOLDER in read:
+                    yield leave("the page does not state the module")
+                    continue
+                origin = Origin(self.source, statement.line, statement.text)
+                self.loads.add(modulelines.Load(read, origin, weight))
+                self.read += 1
                 continue
             key = read.key if isinstance(read, Value) else ()
             if key == at("modules.purge"):
@@ -276,31 +275,20 @@ class _Reader:
             # After a purge, only other modules can have loaded it; recipes unload before they load.
             earlier = [x for x in self.loads.sequences[-1] if x.origin.line < statement.line]
             if key == at("modules.unload") and self.purged and earlier:
-                yield Left("recipes unload modules before they load others")
+                yield leave("recipes unload modules before they load others")
             else:
                 yield read
-
-    def _load(self, name: str, origin: Origin, weight: int) -> Iterator[Read]:
-        if "$" in name or UNKNOWN in name or PLACEHOLDER in name:
-            yield Left("the page does not state the module")
-        else:
-            self.loads.add(modulelines.Load(name, origin, weight))
-            self.read += 1
 
     def _source(self, statement: Statement) -> Iterator[Read]:
         path = (statement.words[1:2] or ("",))[0]
         if statement.words[0] == "." and "/" not in path:
             return
         if _PROFILES.fullmatch(path) or PLACEHOLDER in path or path == "activate":
-            yield Left("hvdenv activates the environment itself", understood=True)
+            yield leave("hvdenv activates the environment itself", understood=True)
         elif path.startswith("/") and "$" not in path and UNKNOWN not in path:
             yield Value(at("modules.source"), path, item=True)
         else:
-            yield Left("a script that the page does not show, or without its whole path")
-
-    def _srun(self, statement: Statement) -> Iterator[Read | directives.Field]:
-        yield Value(at("scheduler"), "slurm", inferred=True)
-        yield from launching.srun(statement)
+            yield leave("a script that the page does not show, or without its whole path")
 
     def _qsub(self, statement: Statement) -> Iterator[Read | directives.Field]:
         """qsub belongs to several batch systems: options tell which."""
@@ -311,14 +299,14 @@ class _Reader:
         scheduler = self.scheduler or next((name for name, found in marks.items() if found), "")
         if scheduler in marks:
             self.scheduler = scheduler
-            yield Value(at("scheduler"), scheduler, inferred=True)
+            yield Value(at("scheduler"), scheduler, weight=INFERRED)
             yield from launching.request(statement, scheduler)
         else:
-            yield Left("hvdenv submits jobs itself", understood=True)
+            yield leave("hvdenv submits jobs itself", understood=True)
 
     def _export(self, statement: Statement) -> Iterator[Read]:
         if not statement.variables:
-            yield Left("the page sets its value elsewhere", understood=True)
+            yield leave("the page sets its value elsewhere", understood=True)
 
     def _uv(self, statement: Statement) -> Iterator[Read]:
         words = statement.words[1:]
@@ -327,11 +315,10 @@ class _Reader:
         elif words[:1] == ("pip",):
             yield from packages.pip(words[1:], self.page)
         else:
-            yield Left(f"recipes have no key for uv {' '.join(words[:1])}")
+            yield leave(f"recipes have no key for uv {' '.join(words[:1])}")
 
 
 def _without_python(statements: Iterable[Statement]) -> Iterator[Statement]:
-    """Without what a page types into an interactive Python."""
     inside = False
     for statement in statements:
         name = (statement.words or ("",))[0]
@@ -343,8 +330,7 @@ def _without_python(statements: Iterable[Statement]) -> Iterator[Statement]:
 
 
 def _jobs(fields: Iterable[directives.Field]) -> Iterable[list[directives.Field]]:
-    """The directives of a script are one job, with the ranks that the script starts in it. Each
-    command line is a job of its own."""
+    """A script is one job: its directives, and the ranks that it starts. So is each command line."""
     jobs = dict[int, list[directives.Field]]()
     for each in fields:
         of_script = each.statement.directive or each.field == "ranks"
@@ -360,7 +346,7 @@ _HANDLERS: dict[str, Callable[[_Reader, Statement], Iterator[Read | directives.F
     ".": _Reader._source,
     "export": _Reader._export,
     "declare": _Reader._export,
-    "srun": _Reader._srun,
+    "srun": lambda _, statement: launching.srun(statement),
     "qsub": _Reader._qsub,
     "uv": _Reader._uv,
     "virtualenv": lambda _, statement: packages.venv(statement.words[1:]),

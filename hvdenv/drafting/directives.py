@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hvdenv.drafting.options import split
 from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN, Statement
-from hvdenv.drafting.values import Drafted, Left, Origin, Read, Value, at
+from hvdenv.drafting.values import INFERRED, Left, Origin, Read, Value, at, leave
 from hvdenv.errors import UsageError
 from hvdenv.model.dialect import shipped
 from hvdenv.reading import OWN, read_text
@@ -35,11 +35,9 @@ _NODE_TYPE = re.compile(r"rt_[A-Za-z]+(?:\.[a-z]+)?|[a-z]+_node|node_[a-z]+")
 
 
 class Table(NamedTuple):
-    """The options of one batch system.
+    """The options of one batch system, with and without a value.
 
-    Attributes:
-        options: option with a value: the field, or the reason to leave it out (several words).
-        flags: options without a value, likewise.
+    Each has the field that it means, or the reason to leave it out (several words).
     """
 
     options: dict[str, str]
@@ -48,7 +46,6 @@ class Table(NamedTuple):
 
 @lru_cache(maxsize=1)
 def tables() -> dict[str, Table]:
-    """The options by batch system."""
     document = parse_toml(read_text(Path(__file__).with_suffix(".toml"), OWN))
     listed = decode(dict[str, dict[str, dict[str, str]]], document)
     return {
@@ -76,23 +73,21 @@ def scheduler_of(text: str) -> str:
 
 
 def fields_of_directive(statement: Statement) -> Iterator[Field | Left]:
-    """The options in a directive."""
     scheduler = scheduler_of(statement.text)
     if not scheduler:
-        yield Left("hvdenv does not know this batch system")
+        yield leave("hvdenv does not know this batch system")
         return
     # A comment follows after " #"; within a word, # is a character.
     text = re.split(r"\s#", statement.text.partition(" ")[2])[0]
     try:
         words = shlex.split(text)
     except ValueError:
-        yield Left("its quotes do not match")
+        yield leave("its quotes do not match")
         return
     yield from fields_of(statement, words, scheduler)
 
 
 def fields_of(statement: Statement, words: Sequence[str], scheduler: str) -> Iterator[Field | Left]:
-    """The options in the arguments of a batch system's program."""
     table = tables()[scheduler]
     # An unknown option may be followed by its value.
     unknown = [
@@ -104,14 +99,14 @@ def fields_of(statement: Statement, words: Sequence[str], scheduler: str) -> Ite
     for option, value in split(words, values).given:
         meaning = table.options.get(option, table.flags.get(option, ""))
         if " " in meaning:
-            yield Left(meaning, understood=True)
+            yield leave(meaning, understood=True)
         elif meaning:
             yield Field(statement, meaning, value)
         elif statement.directive and value:
             joint = "=" if option.startswith("--") else " "
             yield Field(statement, "directive", f"{option}{joint}{value}")
         else:
-            yield Left(f"{option} has no key in a recipe")
+            yield leave(f"{option} has no key in a recipe")
 
 
 def values_of(fields: Iterable[Field], scheduler: str) -> Iterator[tuple[Statement, Read]]:
@@ -124,7 +119,10 @@ def values_of(fields: Iterable[Field], scheduler: str) -> Iterator[tuple[Stateme
             stated = ranks or any(other.field == "tasks" for other in known)
             count = _number(each.value)
             if nodes and count and not stated and not count % nodes:
-                yield each.statement, Value(at("job.ranks_per_node"), count // nodes, inferred=True)
+                yield (
+                    each.statement,
+                    Value(at("job.ranks_per_node"), count // nodes, weight=INFERRED),
+                )
             continue
         yield from ((each.statement, read) for read in _value(each, scheduler, nodes, ranks))
 
@@ -137,10 +135,8 @@ def _expanded(fields: Iterable[Field], scheduler: str) -> Iterator[Field]:
             for part in each.value.split(","):
                 name, _, count = part.partition("=")
                 if scheduler == "gridengine" and _NODE_TYPE.fullmatch(name) and _number(count):
-                    yield from (
-                        Field(statement, "node_type", name),
-                        Field(statement, "nodes", count),
-                    )
+                    yield Field(statement, "node_type", name)
+                    yield Field(statement, "nodes", count)
                 else:
                     yield from _resource(statement, part)
         elif each.field == "attributes":
@@ -148,7 +144,8 @@ def _expanded(fields: Iterable[Field], scheduler: str) -> Iterator[Field]:
                 yield Field(statement, "attribute", part)
         elif each.field == "parallel_environment":
             name, _, slots = each.value.partition("=")
-            yield from (Field(statement, each.field, name), Field(statement, "tasks", slots))
+            yield Field(statement, each.field, name)
+            yield Field(statement, "tasks", slots)
         else:
             yield each
 
@@ -165,9 +162,8 @@ _COUNTED = {"nodes": "nodes", "ranks_per_node": "ranks_per_node", "cpus_per_rank
 def _resource(statement: Statement, part: str) -> Iterator[Field]:
     name, equals, value = part.partition("=")
     if name not in ("select", "nodes") or not equals:
-        field = {"walltime": "time", "h_rt": "time", "place": "place", "mem": "memory"}.get(
-            name, "attribute"
-        )
+        known = {"walltime": "time", "h_rt": "time", "place": "place", "mem": "memory"}
+        field = known.get(name, "attribute")
         yield Field(statement, field, part if field == "attribute" else value)
         return
     count, *rest = value.split(":")
@@ -197,7 +193,7 @@ def _value(each: Field, scheduler: str, nodes: int, ranks: int) -> Iterator[Read
         yield Value(at("job", key), item or value, item=True)
         yield from [of_site(field)] if field == "group" else []
     elif UNKNOWN in value or PLACEHOLDER in value or ("$" in value and field != "output"):
-        yield Left(f"the page does not state the value of job.{field}")
+        yield leave(f"the page does not state the value of job.{field}")
     elif field == "node_type":
         yield from (Value(at("job.partition"), value), of_site(field))
     elif field == "time":
@@ -217,31 +213,27 @@ def _value(each: Field, scheduler: str, nodes: int, ranks: int) -> Iterator[Read
 
 
 def of_site(difference: str) -> Value:
-    """A mark for with_scheduler()."""
-    return Value((*_SITE, difference), True, inferred=True)
+    return Value((*_SITE, difference), True, weight=INFERRED)
 
 
-def with_scheduler(values: Sequence[Drafted]) -> list[Drafted]:
+def with_scheduler(values: Sequence[Value]) -> list[Value]:
     """The values with a scheduler of the site in place of the marks of of_site()."""
     marks = {each.key[2]: each for each in values if each.key[:2] == _SITE}
     kept = [each for each in values if each.key[:2] != _SITE]
     if not marks or not any(each.value == "gridengine" for each in kept):
         return kept
     changed = dict(pair for name in marks for pair in _DIFFERENT[name].items())
-    lines = [changed.get(line, line) for line in shipped()["gridengine"].directives]
+    shipped_lines = shipped()["gridengine"].directives
+    lines = [line for each in shipped_lines if (line := changed.get(each, each))]
     first = next(iter(marks.values()))._replace(item=False)
 
-    def value(key: str, text: str, *, item: bool = False) -> Drafted:
+    def value(key: str, text: str, *, item: bool = False) -> Value:
         return first._replace(key=(*_SITE, key), value=text, item=item)
 
     return [
         *(each._replace(value=_SITE[1]) if each.key == at("scheduler") else each for each in kept),
         value("like", "gridengine"),
-        *(
-            value("directives", line, item=True)._replace(origin=_AS_SHIPPED)
-            for line in lines
-            if line
-        ),
+        *(value("directives", each, item=True)._replace(origin=_AS_SHIPPED) for each in lines),
         *([value("hostfile", "SGE_JOB_HOSTLIST")] if "hostfile" in marks else []),
     ]
 
@@ -256,7 +248,7 @@ def _time(value: str, scheduler: str) -> Read:
     try:
         return Value(at("job.time"), read_time(value, shipped()[scheduler]))
     except (UsageError, KeyError):
-        return Left(f"{value!r} is not a time that hvdenv reads")
+        return leave(f"{value!r} is not a time that hvdenv reads")
 
 
 def _number(text: str) -> int:
@@ -265,14 +257,14 @@ def _number(text: str) -> int:
 
 def _counted(key: tuple[str, ...], text: str) -> Read:
     count = _number(text)
-    return Value(key, count) if count else Left(f"{text!r} is not one number")
+    return Value(key, count) if count else leave(f"{text!r} is not one number")
 
 
 def _gpus(value: str, field: str) -> Iterator[Read]:
     """``gpu:a100:4`` of --gres, ``a100:4`` of --gpus-per-node."""
     parts = value.split(":")
     if field == "gres" and parts.pop(0) != "gpu":
-        yield Left("it requests no GPUs")
+        yield leave("it requests no GPUs")
         return
     count = parts.pop() if parts and _number(parts[-1]) else "1"
     yield Value(at("job.gpus_per_node"), _number(count))
@@ -286,12 +278,11 @@ def _shared(field: str, text: str, nodes: int, ranks: int) -> Read:
     """Sizes of the whole job or of a rank, which recipes state for a node."""
     count, by = _number(text), ranks if field in ("ncpus", "gpus_per_rank") else nodes
     if (field, count, nodes) == ("tasks", 1, 0):
-        return Value(at("job.ranks_per_node"), 1, inferred=True)
+        return Value(at("job.ranks_per_node"), 1, weight=INFERRED)
     if field == "gpus_per_rank" and count and ranks:
-        return Value(at("job.gpus_per_node"), count * ranks, inferred=True)
+        return Value(at("job.gpus_per_node"), count * ranks, weight=INFERRED)
     if not count or not by or count % by:
-        return Left(
-            f"{field}={text} cannot be divided among the nodes and ranks that the page states"
-        )
+        told = "cannot be divided among the nodes and ranks that the page states"
+        return leave(f"{field}={text} {told}")
     key = {"tasks": "ranks_per_node", "gpus": "gpus_per_node", "ncpus": "cpus_per_rank"}[field]
-    return Value(at("job", key), count // by, inferred=True)
+    return Value(at("job", key), count // by, weight=INFERRED)

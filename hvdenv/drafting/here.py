@@ -10,17 +10,7 @@ from typing import NamedTuple
 
 from hvdenv.drafting import node
 from hvdenv.drafting.modulelines import role_of
-from hvdenv.drafting.values import (
-    COMMAND,
-    INFERRED,
-    Drafted,
-    Found,
-    Key,
-    Leftover,
-    Origin,
-    Scalar,
-    at,
-)
+from hvdenv.drafting.values import COMMAND, INFERRED, Found, Key, Left, Origin, Scalar, Value, at
 from hvdenv.errors import HvdenvError
 from hvdenv.launch.launchers import MPI_KINDS, parse_mpi_version
 from hvdenv.model.cluster import Modules
@@ -53,7 +43,6 @@ class _Machine(NamedTuple):
     report: Report
 
     def ask(self, *argv: str) -> str:
-        """The output of a program; empty if it fails or does not exist."""
         if shutil.which(argv[0]):
             self.report(f"{' '.join(argv[:4])} (at most {node.SECONDS:.0f} s)")
         return node.answer(self.runner, *argv)
@@ -67,24 +56,24 @@ def look(runner: Runner, report: Report, loads: Collection[str] = ()) -> Found:
         loads: modules that another source states.
     """
     machine = _Machine(runner, report)
-    values, left = list[Drafted](), list[Leftover]()
+    values, left = list[Value](), list[Left]()
     for part in (_of_scheduler(machine), _of_modules(machine, loads), _of_host(machine)):
         for each in part:
-            (values if isinstance(each, Drafted) else left).append(each)  # type: ignore[arg-type]
+            (values if isinstance(each, Value) else left).append(each)  # type: ignore[arg-type]
     return Found(tuple(values), tuple(left))
 
 
 def _value(
     key: Key, value: Scalar, source: str, weight: int = COMMAND, *, item: bool = False
-) -> Drafted:
-    return Drafted(key, value, Origin(source), weight, item=item)
+) -> Value:
+    return Value(key, value, Origin(source), weight, item=item)
 
 
-def _seen(source: str, told: str) -> Leftover:
-    return Leftover(Origin(source), told, understood=True)
+def _seen(source: str, told: str) -> Left:
+    return Left(Origin(source), told, understood=True)
 
 
-def _of_scheduler(machine: _Machine) -> Iterator[Drafted | Leftover]:
+def _of_scheduler(machine: _Machine) -> Iterator[Value | Left]:
     if listed := machine.ask(*_SINFO):
         yield _value(at("scheduler"), "slurm", "sinfo")
         yield from partitions(listed)
@@ -96,7 +85,7 @@ def _of_scheduler(machine: _Machine) -> Iterator[Drafted | Leftover]:
             return
 
 
-def partitions(listed: str) -> Iterator[Drafted | Leftover]:
+def partitions(listed: str) -> Iterator[Value | Left]:
     """Facts about nodes in the output of sinfo. Where nodes of a partition differ: the largest."""
     nodes: dict[str, dict[str, int | str]] = {}
     for line in listed.splitlines()[:400]:
@@ -124,7 +113,7 @@ def _number(text: str) -> int:
     return int(found[0]) if found else 0
 
 
-def _of_modules(machine: _Machine, loads: Collection[str]) -> Iterator[Drafted | Leftover]:
+def _of_modules(machine: _Machine, loads: Collection[str]) -> Iterator[Value | Left]:
     machine.report(f"modules (at most {_MODULES_SECONDS:.0f} s)")
     try:
         system = module_shell.detect(machine.runner)
@@ -136,11 +125,10 @@ def _of_modules(machine: _Machine, loads: Collection[str]) -> Iterator[Drafted |
             yield from _loaded(machine, system, tuple(loads))
     except HvdenvError as error:
         told = " ".join([error.message, error.detail])[:400]
-        yield Leftover(Origin("modules"), f"{told}; `hvdenv check` says more")
+        yield Left(Origin("modules"), f"{told}; `hvdenv check` says more")
 
 
-def offered(names: Iterable[str], loads: Collection[str]) -> Iterator[Drafted]:
-    """Modules to choose among, for each kind of which ``loads`` has none."""
+def offered(names: Iterable[str], loads: Collection[str]) -> Iterator[Value]:
     listed = sorted(set(names), key=_by_version)
     for kind in _KINDS:
         if any(_is_kind(name, kind) for name in loads):
@@ -159,7 +147,7 @@ def _by_version(name: str) -> tuple[str, list[int]]:
     return family.lower(), [int(part) for part in re.findall(r"\d{1,9}", version)]
 
 
-def _loaded(machine: _Machine, system: ModuleSystem, loads: tuple[str, ...]) -> Iterator[Drafted]:
+def _loaded(machine: _Machine, system: ModuleSystem, loads: tuple[str, ...]) -> Iterator[Value]:
     """What the page's modules set here, and what the programs in them are."""
     modules = Modules(load=loads)
     machine.report(f"module load {' '.join(loads)} (at most {_MODULES_SECONDS:.0f} s)")
@@ -168,15 +156,14 @@ def _loaded(machine: _Machine, system: ModuleSystem, loads: tuple[str, ...]) -> 
     inside = machine._replace(runner=machine.runner.changed(loaded.set, loaded.unset))
     path = loaded.set.get("PATH", "")
     yield from _mpi(inside, path)
-    python = shutil.which("python3", path=path)
-    if any(role_of(name) == "Python" for name in loads) and python:
-        interpreter = ask_interpreter(python, inside.runner)
-        if interpreter:
-            source = f"{python} --version, with the modules loaded"
-            yield _value(at("python.version"), f"=={interpreter.version}", source, INFERRED)
+    python = shutil.which("python3", path=path) or ""
+    of_module = python and any(role_of(name) == "Python" for name in loads)
+    if of_module and (interpreter := ask_interpreter(python, inside.runner)):
+        source = f"{python} --version, with the modules loaded"
+        yield _value(at("python.version"), f"=={interpreter.version}", source, INFERRED)
 
 
-def folders(variables: dict[str, str]) -> Iterator[Drafted]:
+def folders(variables: dict[str, str]) -> Iterator[Value]:
     """Variables of modules that name the folders of CUDA and NCCL."""
     for key, file in (("nccl_home", "include/nccl.h"), ("cuda_home", "bin/nvcc")):
         fitting = [
@@ -189,7 +176,7 @@ def folders(variables: dict[str, str]) -> Iterator[Drafted]:
             yield _value(at("horovod.gpu", key), f"${name}", source, INFERRED)
 
 
-def _mpi(machine: _Machine, path: str) -> Iterator[Drafted]:
+def _mpi(machine: _Machine, path: str) -> Iterator[Value]:
     mpirun = shutil.which("mpirun", path=path or None)
     if not mpirun:
         return
@@ -201,16 +188,14 @@ def _mpi(machine: _Machine, path: str) -> Iterator[Drafted]:
     if mpi.version:
         yield _value(at("mpi.version"), mpi.version, "mpirun --version", INFERRED)
     info = shutil.which("ompi_info", path=path or None)
-    if info and "mpi_built_with_cuda_support:value:true" in machine.ask(
-        info, "--parsable", "--all"
-    ):
+    told = machine.ask(info, "--parsable", "--all") if info else ""
+    if "mpi_built_with_cuda_support:value:true" in told:
         yield _value(at("mpi.cuda_aware"), True, "ompi_info --parsable --all", INFERRED)
 
 
-def _of_host(machine: _Machine) -> Iterator[Drafted | Leftover]:
-    machine.report(
-        f"compiler, MPI, GPUs, file systems, package index (at most {4 * node.SECONDS:.0f} s)"
-    )
+def _of_host(machine: _Machine) -> Iterator[Value | Left]:
+    seconds = 4 * node.SECONDS
+    machine.report(f"compiler, MPI, GPUs, file systems, package index (at most {seconds:.0f} s)")
     seen = node.drafted(node.look(machine.runner), compute=False)
     yield from seen.values
     yield from seen.left
@@ -218,15 +203,13 @@ def _of_host(machine: _Machine) -> Iterator[Drafted | Leftover]:
     yield from _file_systems()
 
 
-def _file_systems() -> Iterator[Leftover]:
+def _file_systems() -> Iterator[Left]:
     try:
         mounts = read_text("/proc/mounts", SYSTEM, errors="replace")
     except OSError:
         return
     fields = (line.split() for line in mounts.splitlines())
-    shared = sorted(
-        {f"{each[1]} ({each[2]})" for each in fields if len(each) > 2 and each[2] in _SHARED}
-    )
+    shared = {f"{each[1]} ({each[2]})" for each in fields if len(each) > 2 and each[2] in _SHARED}
     if shared:
-        told = f"file systems that other hosts may share: {', '.join(shared[:12])}"
+        told = f"file systems that other hosts may share: {', '.join(sorted(shared)[:12])}"
         yield _seen("/proc/mounts", f"{told}; choose one for places.environments")

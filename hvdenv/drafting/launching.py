@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from hvdenv.drafting import directives
 from hvdenv.drafting.options import Options, split
 from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN, Statement
-from hvdenv.drafting.values import Left, Read, Value, at
+from hvdenv.drafting.values import INFERRED, Left, Read, Value, at, leave
 from hvdenv.drafting.variables import variable
 from hvdenv.model import horovodrun
 
@@ -44,15 +44,14 @@ _NO_RANKS = frozenset({"hostname", "nvidia-smi", "rocm-smi", "env", "printenv", 
 
 
 def launch(statement: Statement) -> Iterator[directives.Field | Read]:
-    """mpirun and its like, horovodrun, aprun, jsrun, and launchers of sites."""
     name, *words = statement.words
     options = split(words, _VALUES, program=True)
     name = name.rpartition("/")[2]
     if options.has("-cb", "--check-build"):
-        yield Left("`hvdenv verify` shows more", understood=True)
+        yield leave("`hvdenv verify` shows more", understood=True)
         return
     if not options.rest or options.rest[0] in _NO_RANKS or options.has("--version", "-info"):
-        yield Left("it starts no program with Horovod", understood=True)
+        yield leave("it starts no program with Horovod", understood=True)
         return
     yield from _launcher(name, options)
     for option, value in options.given:
@@ -74,7 +73,7 @@ def _launcher(name: str, options: Options) -> Iterator[Read]:
     else:
         yield Value(at("launch.launcher"), name.removesuffix(".hydra"))
     if template := _OF_SITES.get(name):
-        yield Value(at("launch.launchers", name, "command"), template, inferred=True)
+        yield Value(at("launch.launchers", name, "command"), template, weight=INFERRED)
 
 
 def _option(option: str, value: str, launcher: str) -> Iterator[Read]:
@@ -83,11 +82,8 @@ def _option(option: str, value: str, launcher: str) -> Iterator[Read]:
     if (stripped, value) == ("-hostfile", "$SGE_JOB_HOSTLIST"):
         yield directives.of_site("hostfile")
     elif stripped == "-x":
-        yield from (
-            variable(name, text, exported=True)
-            if equals
-            else [Value(at("launch.exports"), name, item=True)]
-        )
+        named = [Value(at("launch.exports"), name, item=True)]
+        yield from variable(name, text, exported=True) if equals else named
     elif stripped in ("-genv", "-env", "-e"):
         yield from variable(name, text, exported=True)
     elif stripped in ("-mca", "-gmca"):
@@ -102,14 +98,13 @@ def _option(option: str, value: str, launcher: str) -> Iterator[Read]:
 
 
 def _other_option(option: str, value: str, launcher: str) -> Read:
-    """An option that only one launcher has."""
     if launcher == "horovodrun" and option.startswith("--"):
         argument = f"{option}={value}" if value else option
         wrong = [message for _, message in horovodrun.problems([argument])]
-        return Left(wrong[0]) if wrong else Value(at("launch.horovodrun"), argument, item=True)
+        return leave(wrong[0]) if wrong else Value(at("launch.horovodrun"), argument, item=True)
     if launcher == "aprun" and option in _OF_APRUN and value.isdigit():
         return Value(at(_OF_APRUN[option]), int(value))
-    return Left(f"recipes have no key for {option} of {launcher}")
+    return leave(f"recipes have no key for {option} of {launcher}")
 
 
 def _by_node(launcher: str) -> tuple[str, ...]:
@@ -126,13 +121,13 @@ def _sizes(launcher: str, options: Options) -> Iterator[Read]:
     by_node = mapped[1] if mapped else options.last(*names)
     slot = slots.pop() if len(slots) == 1 else ""
     if slot.isdigit():
-        yield Value(at("job.nodes"), len(hosts), inferred=True)
+        yield Value(at("job.nodes"), len(hosts), weight=INFERRED)
     if ranks := by_node if by_node.isdigit() else slot if slot.isdigit() else "":
-        yield Value(at("job.ranks_per_node"), int(ranks), inferred=True)
+        yield Value(at("job.ranks_per_node"), int(ranks), weight=INFERRED)
 
 
 def srun(statement: Statement) -> Iterator[directives.Field | Read]:
-    """srun, with a program of ranks or with a shell."""
+    yield Value(at("scheduler"), "slurm", weight=INFERRED)
     words = statement.words[1:]
     table = directives.tables()["slurm"]
     options = split(words, table.options.keys(), program=True)
@@ -141,16 +136,15 @@ def srun(statement: Statement) -> Iterator[directives.Field | Read]:
         yield from _interactive(read)
         return
     if options.rest[0] in _NO_RANKS:
-        yield Left("it starts no program with Horovod", understood=True)
+        yield leave("it starts no program with Horovod", understood=True)
         return
     if options.rest[0] in _OTHER_RUNTIMES:
-        yield Left(f"hvdenv does not know how {options.rest[0]} runs images")
+        yield leave(f"hvdenv does not know how {options.rest[0]} runs images")
         return
     yield Value(at("launch.launcher"), "srun")
     # Which part of an allocation a step uses says nothing about the job.
-    yield from (
-        each for each in read if isinstance(each, Left) or each.field in ("srun_mpi", "cpu_bind")
-    )
+    of_step = ("srun_mpi", "cpu_bind")
+    yield from (each for each in read if isinstance(each, Left) or each.field in of_step)
     yield from container(options.rest)
 
 
@@ -161,24 +155,22 @@ def container(words: Sequence[str]) -> Iterator[Read]:
     if runtime not in ("singularity", "apptainer"):
         return
     if action not in ("exec", "run"):
-        yield Left("`hvdenv container` makes images", understood=action not in ("pull", "build"))
+        yield leave("`hvdenv container` makes images", understood=action not in ("pull", "build"))
         return
     options = split(arguments, ("-B", "--bind", "--env", "--home", "-H", "--pwd"), program=True)
     yield Value(at("container.runtime"), runtime)
-    yield Value(at("container.gpu"), "nvidia") if options.has("--nv") else Left("", True)
-    if options.has("--rocm"):
-        yield Value(at("container.gpu"), "rocm")
+    for option, kind in (("--nv", "nvidia"), ("--rocm", "rocm")):
+        if options.has(option):
+            yield Value(at("container.gpu"), kind)
     for bind in (part for each in options.all("-B", "--bind") for part in each.split(",")):
         source, _, target = bind.partition(":")
-        same = target in ("", source)
-        yield (
-            Value(at("container.binds"), source, item=True)
-            if same
-            else Left(f"hvdenv binds folders at their own path, not {bind}")
-        )
+        if target in ("", source):
+            yield Value(at("container.binds"), source, item=True)
+        else:
+            yield leave(f"hvdenv binds folders at their own path, not {bind}")
     image = (options.rest or ("",))[0]
     if not image or "$" in image or UNKNOWN in image or PLACEHOLDER in image:
-        yield Left("the page does not state the image")
+        yield leave("the page does not state the image")
     else:
         yield Value(at("container.image"), image)
 
@@ -191,7 +183,7 @@ def request(statement: Statement, scheduler: str) -> Iterator[directives.Field |
         yield from _interactive(read)
     else:
         yield from read
-        yield Left("hvdenv submits jobs itself", understood=True)
+        yield leave("hvdenv submits jobs itself", understood=True)
 
 
 def _interactive(read: Iterable[directives.Field | Left]) -> Iterator[directives.Field | Read]:
@@ -200,4 +192,4 @@ def _interactive(read: Iterable[directives.Field | Left]) -> Iterator[directives
         each for each in read
         if isinstance(each, directives.Field) and each.field in ("partition", "account", "qos")
     )  # fmt: skip
-    yield Left("for an interactive job: hvdenv shell", understood=True)
+    yield leave("for an interactive job: hvdenv shell", understood=True)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import NamedTuple
 
-from hvdenv.drafting.values import Drafted, Key, Left, Origin, Read, Value, at
+from hvdenv.drafting.values import Key, Origin, Read, Value, at, leave
 from hvdenv.sites.modules import OFFERS, family_of
 
 _LISTS = frozenset({
@@ -52,7 +52,6 @@ class Loads:
 
 
 def words_of_ml(words: Sequence[str]) -> tuple[str, ...]:
-    """The arguments of ``ml`` as those of ``module``."""
     if words and (words[0] in _LISTS | _ACTIONS or words[0].startswith("--")):
         return tuple(words)
     return ("load", *words)
@@ -64,9 +63,9 @@ def module(words: Sequence[str]) -> Iterator[Read | str]:
     plain = [word for word in words[options:] if not word.startswith("--")]
     action, *names = plain or [""]
     if action in _LISTS:
-        yield Left("it changes nothing", understood=True)
+        yield leave("it changes nothing", understood=True)
     elif "module" in names:
-        yield Left("several commands on one line")
+        yield leave("several commands on one line")
     elif action in ("load", "add", "try-load"):
         for name in names:
             unloads = name.startswith("-") and action == "load"
@@ -81,7 +80,7 @@ def module(words: Sequence[str]) -> Iterator[Read | str]:
     elif action == "use":
         yield from (Value(at("modules.use"), name, item=True) for name in names if name != "-a")
     else:
-        yield Left(f"recipes have no key for module {action}")
+        yield leave(f"recipes have no key for module {action}")
 
 
 @lru_cache(maxsize=10_000)
@@ -96,7 +95,7 @@ def role_of(name: str) -> str:
     return "PrgEnv" if family.startswith("prgenv-") else family
 
 
-def drafted(loads: Loads, *, builds_horovod: bool) -> Iterator[Drafted]:
+def drafted(loads: Loads, *, builds_horovod: bool) -> Iterator[Value]:
     """Items of modules.load and modules.build.
 
     Alternatives have a key of their own: ``modules``, ``load``, and what they are alternatives of.
@@ -121,7 +120,7 @@ def drafted(loads: Loads, *, builds_horovod: bool) -> Iterator[Drafted]:
             seen.add(load.module)
             label = labels.get(load.module, sites)
             key = _key(load, sequences, by_role, label)
-            yield Drafted(key, load.module, load.origin, load.weight, item=True)
+            yield Value(key, load.module, load.origin, load.weight, item=True)
 
 
 def _labels(sequences: list[list[Load]]) -> dict[str, str]:
@@ -156,7 +155,6 @@ def _key(
 
 
 def _only_in_one_way(name: str, sequences: list[list[Load]]) -> bool:
-    """Whether a page that shows several ways loads a module in some of them."""
     roles = [{role_of(each.module): each.module for each in seq} for seq in sequences if seq]
     ways = any(
         one[role] != other[role]

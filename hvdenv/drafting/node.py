@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 
 from hvdenv.command import OWN_PYTHON, Command
-from hvdenv.drafting.values import COMMAND, INFERRED, Drafted, Found, Leftover, Origin
+from hvdenv.drafting.values import COMMAND, INFERRED, Found, Left, Origin, Value
 from hvdenv.model.cluster import Architecture
 from hvdenv.model.observe import ask, observe
 from hvdenv.places import write_json
@@ -29,7 +29,6 @@ class Seen(NamedTuple):
     """What a host shows.
 
     Attributes:
-        machine: its architecture.
         compiler: the path of g++ and its version; may be empty.
         gpus: names of NVIDIA GPUs.
         capabilities: their compute capabilities without dots.
@@ -58,7 +57,6 @@ def answer(runner: Runner, *argv: str) -> str:
 
 
 def look(runner: Runner, network: Path = _NETWORK) -> Seen:
-    """Look at this host."""
     facts = observe(Path.home(), runner, thorough=True)
     query = ("--query-gpu=compute_cap,driver_version", "--format=csv,noheader")
     gpus = re.findall(
@@ -102,7 +100,7 @@ def drafted(seen: Seen, *, compute: bool) -> Found:
     origin = Origin(f"{'compute node' if compute else 'this host'} {seen.host}")
     weight = COMMAND if compute else INFERRED
     values = [
-        Drafted(("network", "use"), each, origin, weight, item=True) for each in seen.interfaces
+        Value(("network", "use"), each, origin, weight, item=True) for each in seen.interfaces
     ]
     facts = {
         "arch": seen.machine if seen.machine in get_args(Architecture) else "",
@@ -112,10 +110,10 @@ def drafted(seen: Seen, *, compute: bool) -> Found:
     }
     if compute:
         named = ((key, fact) for key, fact in facts.items() if fact)
-        values += [Drafted(("partitions", "", key), fact, origin, weight) for key, fact in named]
+        values += [Value(("partitions", "", key), fact, origin, weight) for key, fact in named]
     # Reported even if the host has values, which would replace what has the same origin.
     told = origin._replace(text="as a whole")
-    return Found(tuple(values), tuple(Leftover(told, each, True) for each in _told(seen)))
+    return Found(tuple(values), tuple(Left(told, each, True) for each in _told(seen)))
 
 
 def _told(seen: Seen) -> Iterator[str]:
@@ -129,7 +127,6 @@ def _told(seen: Seen) -> Iterator[str]:
 
 
 def main(file: str) -> None:
-    """Write what this host shows to a file."""
     seen = look(Runner())
     write_json(Path(file), encode(seen), 0o600)
     print(f"looked at {os.uname().nodename}", flush=True)

@@ -7,12 +7,7 @@ from typing import NamedTuple
 
 
 class Options(NamedTuple):
-    """The arguments of a program.
-
-    Attributes:
-        given: options with their values; empty values for options that have none.
-        rest: what is no option.
-    """
+    """The arguments of a program; an option without a value has an empty one."""
 
     given: tuple[tuple[str, str], ...]
     rest: tuple[str, ...]
@@ -33,10 +28,9 @@ def split(
     *,
     program: bool = False,
 ) -> Options:
-    """Read arguments.
+    """Read the arguments of a program.
 
     Args:
-        words: after the program's name.
         with_value: options that are followed by a value, or by several (a mapping).
         program: stop at the first word that is no option.
     """

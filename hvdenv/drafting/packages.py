@@ -9,10 +9,10 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from hvdenv.drafting.options import Options, split
 from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN
-from hvdenv.drafting.values import Left, Read, Value, at
+from hvdenv.drafting.values import INFERRED, Read, Value, at, leave
 
-_CREATES = Left("hvdenv creates and activates the environment itself", understood=True)
-BUILDS = Left("hvdenv builds it with its own commands", understood=True)
+_CREATES = leave("hvdenv creates and activates the environment itself", understood=True)
+BUILDS = leave("hvdenv builds it with its own commands", understood=True)
 # What the index calls the frameworks.
 _FRAMEWORKS = {"torch": "torch", "tensorflow": "tensorflow", "tensorflow-gpu": "tensorflow",
                "tensorflow-cpu": "tensorflow", "tensorflow-rocm": "tensorflow",
@@ -60,36 +60,35 @@ def conda(words: Sequence[str], page: Page) -> Iterator[Read]:
         yield from _channel(arguments, page)
         return
     if action == "env" and "create" in arguments:
-        yield Left("the contents of the environment are in a file that the page names")
+        yield leave("the contents of the environment are in a file that the page names")
         return
     if action not in ("create", "install"):
-        yield _CREATES if action != "run" else Left("a program of the page", understood=True)
+        yield _CREATES if action != "run" else leave("a program of the page", understood=True)
         return
     options = split(arguments, _CONDA_VALUES)
     if options.has("--clone"):
         yield Value(at("python.provider"), "clone")
         prefix = options.last("--clone")
-        yield Value(at("python.prefix"), prefix) if "/" in prefix else Left("clones by name")
+        yield Value(at("python.prefix"), prefix) if "/" in prefix else leave("clones by name")
         return
     yield Value(at("python.provider"), "conda")
     for channel in options.all("-c", "--channel"):
         yield Value(at("conda.channels"), channel, item=True)
     if options.has("-f", "--file"):
-        yield Left("the packages are in a file that the page names")
+        yield leave("the packages are in a file that the page names")
     for spec in options.rest:
         yield from _conda_package(spec)
 
 
 def _channel(words: Sequence[str], page: Page) -> Iterator[Read]:
-    """``conda config --add channels NAME``."""
     key, name = words[-2:] if len(words) > 2 else ("", "")
     if key != "channels":
-        yield Left("recipes have no key for the configuration of conda")
+        yield leave("recipes have no key for the configuration of conda")
         return
     folder, _, release = name.rstrip("/").rpartition("/")
     first = page.channels.setdefault(folder, name) if _RELEASE.fullmatch(release) else name
     if first != name:
-        yield Left(f"another release of the channel {first}: choose one")
+        yield leave(f"another release of the channel {first}: choose one")
     else:
         yield Value(at("conda.channels"), name, item=True)
 
@@ -100,68 +99,63 @@ def _conda_package(spec: str) -> Iterator[Read]:
     if channel:
         yield Value(at("conda.channels"), channel, item=True)
     if not found:
-        yield Left(f"{spec} is no package of conda")
+        yield leave(f"{spec} is no package of conda")
         return
     name, version = found[1].lower(), found[2]
     exact = re.fullmatch(r"==?(\d+(?:\.\d+){1,3})(?:=.*)?", version)
     if name == "python":
         yield from python_version(exact[1] if exact else version.lstrip("="))
         if not exact and not re.fullmatch(r"=?\d+\.\d+", version):
-            yield Left(f"{spec} names no version of Python")
+            yield leave(f"{spec} names no version of Python")
     elif name == "anaconda":
-        yield Left("the package anaconda installs hundreds of others; name those that you need")
-    elif name in ("pip", "horovod"):
-        yield (
-            Left("hvdenv installs pip itself", True)
-            if name == "pip"
-            else Left("hvdenv builds Horovod from its source, and takes no package of conda")
-        )
+        yield leave("the package anaconda installs hundreds of others; name those that you need")
+    elif name == "pip":
+        yield leave("hvdenv installs pip itself", True)
+    elif name == "horovod":
+        yield leave("hvdenv builds Horovod from its source, and takes no package of conda")
     elif name in _CONDA_FRAMEWORKS:
-        yield from _framework(
-            _CONDA_FRAMEWORKS[name], name, exact[1] if exact and version.count(".") > 1 else ""
-        )
-        yield Value(at("frameworks", _CONDA_FRAMEWORKS[name], "provider"), "conda")
+        framework, full = _CONDA_FRAMEWORKS[name], exact and version.count(".") > 1
+        yield from _framework(framework, name, exact[1] if exact and full else "")
+        yield Value(at("frameworks", framework, "provider"), "conda")
     else:
         yield Value(at("conda.packages", name), _conda_version(version))
 
 
 def _conda_version(version: str) -> str:
     """As recipes write it: ``=11.3`` is a prefix, ``==11.3`` is exact."""
-    if version.startswith("=="):
-        return version[2:]
-    return (
-        f"{version[1:]}.*" if re.fullmatch(r"=\d+(\.\d+)?", version) else version.lstrip("=") or "*"
-    )
+    if re.fullmatch(r"=\d+(\.\d+)?", version):
+        return f"{version[1:]}.*"
+    return version[2:] if version.startswith("==") else version.lstrip("=") or "*"
 
 
 def _framework(name: str, package: str, version: str) -> Iterator[Read]:
     if package != name:
         yield Value(at("frameworks", name, "package"), package)
-    yield Value(at("horovod.frameworks"), name, item=True, inferred=True)
+    yield Value(at("horovod.frameworks"), name, item=True, weight=INFERRED)
     if version:
         yield Value(at("frameworks", name, "version"), version)
     else:
-        yield Left(f"it names no exact version of {package}")
+        yield leave(f"it names no exact version of {package}")
 
 
 def pip(words: Sequence[str], page: Page) -> Iterator[Read]:
     """``pip install`` and ``uv pip install``; words follow the program."""
     action, *arguments = words or [""]
     if action not in ("install", "wheel", "download"):
-        yield Left("it installs nothing", understood=action not in ("uninstall", "sync"))
+        yield leave("it installs nothing", understood=action not in ("uninstall", "sync"))
         return
     options = split(arguments, _PIP_VALUES)
     if options.has("-r", "--requirement"):
-        yield Left("the packages are in a file that the page names")
+        yield leave("the packages are in a file that the page names")
     if options.has("-c", "--constraint"):
-        yield Left("the versions are in a file that the page names")
+        yield leave("the versions are in a file that the page names")
     if options.has("-e", "--editable"):
-        yield Left("an editable installation; hvdenv install -e adds it after the build", True)
+        yield leave("an editable installation; hvdenv install -e adds it after the build", True)
     upgrades = options.has("-U", "--upgrade")
     frameworks = set[str]()
     for text in options.rest:
         for read in _requirement(text, page, upgrades):
-            if isinstance(read, Value) and read.inferred:
+            if isinstance(read, Value) and read.weight == INFERRED:
                 frameworks.add(str(read.value))
             yield read
     yield from _indexes(options, frameworks)
@@ -180,7 +174,7 @@ def _indexes(options: Options, frameworks: set[str]) -> Iterator[Read]:
                 yield Value(at("frameworks", name, where), url, item=where == "find_links")
             if not frameworks:
                 told = f"an index for other packages ({url}); a site file can name it"
-                yield Left(told, understood=url.startswith("https://download.pytorch.org/"))
+                yield leave(told, understood=url.startswith("https://download.pytorch.org/"))
 
 
 def _requirement(text: str, page: Page, upgrades: bool) -> Iterator[Read]:
@@ -190,22 +184,16 @@ def _requirement(text: str, page: Page, upgrades: bool) -> Iterator[Read]:
     if archive := re.search(r"(?:^|/)horovod-(\d+(?:\.\d+)+)\.tar\.gz$", text):
         text = f"horovod=={archive[1]}"
     if text in (".", "./") or PLACEHOLDER in text or UNKNOWN in text or "/" in text:
-        yield from (
-            page.build_source()
-            if text.strip("./") in ("", page.folder)
-            else [
-                Left(
-                    f"{text} is no package of an index"
-                    if UNKNOWN not in text
-                    else "it is not stated"
-                )
-            ]
-        )
+        if text.strip("./") in ("", page.folder):
+            yield from page.build_source()
+        else:
+            stated = UNKNOWN not in text
+            yield leave(f"{text} is no package of an index" if stated else "it is not stated")
         return
     try:
         yield from _package(Requirement(text), page, upgrades)
     except InvalidRequirement:
-        yield Left(f"{text} is no requirement")
+        yield leave(f"{text} is no requirement")
 
 
 def _package(requirement: Requirement, page: Page, upgrades: bool) -> Iterator[Read]:
@@ -220,31 +208,32 @@ def _package(requirement: Requirement, page: Page, upgrades: bool) -> Iterator[R
     elif name in _FRAMEWORKS:
         yield from _framework(_FRAMEWORKS[name], name, exact)
     elif name == "pip" or (upgrades and not specifier and name in _BUILD_TOOLS | {"virtualenv"}):
-        yield Left("hvdenv installs the tools of a build itself", understood=True)
+        yield leave("hvdenv installs the tools of a build itself", understood=True)
     elif name in _BUILD_TOOLS:
         yield Value(at("build_tools", name), specifier) if specifier else BUILDS
     elif specifier:
         yield Value(at("packages", name), specifier)
     else:
-        yield Left(f"hvdenv needs no {name}; `hvdenv install {name}` adds it after the build", True)
+        yield leave(
+            f"hvdenv needs no {name}; `hvdenv install {name}` adds it after the build", True
+        )
 
 
 def git(words: Sequence[str], page: Page) -> Iterator[Read]:
     """git: which repository a page builds; words follow the program."""
     action, *arguments = words or [""]
-    options = split(
-        arguments, ("-b", "--branch", "--depth", "-C", "-j", "--jobs", "-o", "--origin")
-    )
+    with_value = ("-b", "--branch", "--depth", "-C", "-j", "--jobs", "-o", "--origin")
+    options = split(arguments, with_value)
     rest = options.rest
     if action == "clone" and rest:
         page.repository, page.tag = rest[0].removesuffix(".git"), options.last("-b", "--branch")
         page.folder = rest[1] if len(rest) > 1 else page.repository.rpartition("/")[2]
-        yield Left(f"the sources of {page.folder}", understood=True)
+        yield leave(f"the sources of {page.folder}", understood=True)
     elif action == "checkout" and rest:
         page.tag = rest[0].removeprefix("tags/")
-        yield Left(f"the sources of {page.folder or 'a repository'}", understood=True)
+        yield leave(f"the sources of {page.folder or 'a repository'}", understood=True)
     else:
-        yield Left("hvdenv fetches sources with their submodules", understood=True)
+        yield leave("hvdenv fetches sources with their submodules", understood=True)
 
 
 def of_repository(url: str, tag: str) -> Iterator[Read]:
@@ -252,11 +241,10 @@ def of_repository(url: str, tag: str) -> Iterator[Read]:
     path = "/".join(url.removesuffix(".git").rstrip("/").split("/")[-2:]).lower()
     release = re.fullmatch(r"v?(\d+(?:\.\d+)+)", tag)
     if path in ("horovod/horovod", "uber/horovod"):
-        yield (
-            Value(at("horovod.version"), release[1])
-            if release
-            else Left("it names no release of Horovod, and hvdenv builds releases")
-        )
+        if release:
+            yield Value(at("horovod.version"), release[1])
+        else:
+            yield leave("it names no release of Horovod, and hvdenv builds releases")
     elif framework := _REPOSITORIES.get(path):
         yield from _framework(framework, framework, release[1] if release else "")
         yield Value(at("frameworks", framework, "provider"), "source")
@@ -264,7 +252,7 @@ def of_repository(url: str, tag: str) -> Iterator[Read]:
         if tag:
             yield Value(at("frameworks", framework, "source", "tag"), tag)
     else:
-        yield Left(f"hvdenv does not build {path or 'this'} from its source")
+        yield leave(f"hvdenv does not build {path or 'this'} from its source")
 
 
 class Page:
@@ -284,7 +272,7 @@ class Page:
     def build_source(self) -> Iterator[Read]:
         """``python setup.py install`` or ``pip install .``, in the repository cloned last."""
         if not self.repository:
-            yield Left("the page does not say which repository this is in")
+            yield leave("the page does not say which repository this is in")
             return
         for read in of_repository(self.repository, self.tag):
             self.builds_horovod |= isinstance(read, Value) and read.key == at("horovod.version")

@@ -31,7 +31,6 @@ class Block(NamedTuple):
 
     Attributes:
         line: number of the first one in the page.
-        lines: the text.
         language: as the page names it; may be empty.
         mixed: whether sentences and commands alternate.
     """
@@ -43,12 +42,10 @@ class Block(NamedTuple):
 
     @property
     def other_language(self) -> bool:
-        """Whether the page says that this is no shell code."""
         return bool(_OTHER_LANGUAGE.fullmatch(self.language.split(",")[0].split(" ")[0]))
 
 
 def blocks(text: str) -> tuple[Block, ...]:
-    """The blocks of a page, in order."""
     lines = [line if len(line) <= LONGEST_LINE else "" for line in text.split("\n")]
     text = "\n".join(line.rstrip("\r").translate(_SPACES).expandtabs(4) for line in lines)
     if text.lstrip().startswith("#!"):
@@ -67,8 +64,6 @@ def blocks(text: str) -> tuple[Block, ...]:
 
 
 class _Preformatted(HTMLParser):
-    """Collects the text of <pre> and the like."""
-
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.depth = 0

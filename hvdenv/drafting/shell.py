@@ -81,7 +81,6 @@ def statements(block: Block, known: Callable[[str], bool], most: int) -> tuple[S
     """The statements of a block; none if it is output or of another language.
 
     Args:
-        block: of a page.
         known: whether a program has a place in recipes, or is known to have none.
         most: how many to read.
     """
@@ -136,13 +135,7 @@ def _after_prompts(lines: list[str]) -> Iterator[str]:
 
 
 class _Reader:
-    """Reads one block.
-
-    Args:
-        first: number of its first line.
-        batch: whether it is a batch script.
-        most: how many statements to read.
-    """
+    """Reads one block, whose first line has the number ``first``."""
 
     def __init__(self, first: int, batch: bool, most: int) -> None:
         self.first = first
@@ -151,7 +144,6 @@ class _Reader:
         self.parser = _parser()
 
     def read(self, lines: list[str]) -> tuple[Statement, ...]:
-        """The first statements, in order."""
         directives = (
             Statement((), (), self.first + number, shown(line.strip()), batch=True)
             for number, line in enumerate(lines)
@@ -211,7 +203,6 @@ class _Reader:
         return Statement(tuple(words), tuple(variables), line, shown(_text(node)), batch=self.batch)
 
     def _here_document(self, node: Node, line: int) -> Iterator[Statement]:
-        """A script that the page writes into a file."""
         lines = _text(node).split("\n")
         if any(_DIRECTIVE.match(each) for each in lines) or lines[0].startswith("#!"):
             inner = Block(line, tuple(lines))
@@ -219,7 +210,6 @@ class _Reader:
 
 
 def _logical_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
-    """Lines with those that they continue on, and the number of the first."""
     start, parts = 0, list[str]()
     for number, line in enumerate(lines):
         if not parts:

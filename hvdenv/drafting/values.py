@@ -1,7 +1,8 @@
-"""What the reading of one command yields, and what all of them together yield: plain data."""
+"""What commands and machines yield for a recipe: plain data."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 Key = tuple[str, ...]
@@ -11,39 +12,8 @@ Scalar = str | int | bool | dict[str, str]
 INFERRED, COMMAND, SCRIPT, GIVEN = range(4)
 
 
-class Value(NamedTuple):
-    """A value of the recipe.
-
-    Attributes:
-        key: its place.
-        value: of a list: one item.
-        item: whether it is an item of a list.
-        inferred: whether the command does not state it, but implies it.
-    """
-
-    key: Key
-    value: Scalar
-    item: bool = False
-    inferred: bool = False
-
-
 # Before an item of a list that a command excludes: HOROVOD_WITHOUT_GLOO=1. No value contains it.
 WITHOUT = "\1"
-
-
-class Left(NamedTuple):
-    """A command, or a part of one, without a place in the draft.
-
-    Attributes:
-        reason: why.
-        understood: whether it needs none: hvdenv does it, or it changes no environment.
-    """
-
-    reason: str
-    understood: bool = False
-
-
-Read = Value | Left
 
 
 class Origin(NamedTuple):
@@ -63,30 +33,61 @@ class Origin(NamedTuple):
         return f"{self.source}:{self.line}: {self.text}" if self.line else self.source
 
 
-class Drafted(NamedTuple):
-    """A value of the recipe and its origin."""
+# Until whoever reads a page adds it.
+_UNKNOWN = Origin("")
+
+
+class Value(NamedTuple):
+    """A value of the recipe.
+
+    Attributes:
+        value: of a list: one item.
+        weight: INFERRED if the command does not state it, but implies it.
+        item: whether it is an item of a list.
+    """
 
     key: Key
     value: Scalar
-    origin: Origin
-    weight: int
+    origin: Origin = _UNKNOWN
+    weight: int = COMMAND
     item: bool = False
 
 
-class Leftover(NamedTuple):
-    """A command without a place in the draft, and its origin."""
+class Left(NamedTuple):
+    """A command, or a part of one, without a place in the draft.
+
+    Attributes:
+        reason: why.
+        understood: whether it needs none: hvdenv does it, or it changes no environment.
+    """
 
     origin: Origin
     reason: str
     understood: bool = False
 
 
+Read = Value | Left
+
+
+def leave(reason: str, understood: bool = False) -> Left:
+    return Left(_UNKNOWN, reason, understood)
+
+
 class Found(NamedTuple):
     """Everything that the sources yield, in their order."""
 
-    values: tuple[Drafted, ...] = ()
-    left: tuple[Leftover, ...] = ()
+    values: tuple[Value, ...] = ()
+    left: tuple[Left, ...] = ()
     commands: int = 0
+
+
+def joined(parts: Iterable[Found]) -> Found:
+    parts = tuple(parts)
+    return Found(
+        tuple(value for part in parts for value in part.values),
+        tuple(left for part in parts for left in part.left),
+        sum(part.commands for part in parts),
+    )
 
 
 def at(*parts: str) -> Key:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN
-from hvdenv.drafting.values import WITHOUT, Left, Read, Value, at
+from hvdenv.drafting.values import INFERRED, WITHOUT, Read, Value, at, leave
 
 _OPERATIONS = ("ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER")
 # Variables of Horovod's build whose values are words in lower case, and the keys that they are.
@@ -57,33 +57,32 @@ _SEARCH_PATHS = frozenset({
 
 
 def variable(name: str, value: str, *, exported: bool) -> Iterator[Read]:
-    """One assignment."""
     if name in _INTERFACES:
         yield from _interfaces(value)
     elif name.startswith("HOROVOD_"):
         yield from _of_horovod(name, value)
     elif name in _SEARCH_PATHS:
-        yield Left(f"recipes do not set {name}: modules and hvdenv do")
+        yield leave(f"recipes do not set {name}: modules and hvdenv do")
     elif _OF_THE_JOB.fullmatch(name):
-        yield Left(f"the batch system or hvdenv sets {name}", understood=True)
+        yield leave(f"the batch system or hvdenv sets {name}", understood=True)
     elif _HOMES.fullmatch(name) and not _AT_BUILD.fullmatch(name):
-        yield Left(f"{name} is a folder that the page uses", understood=not exported)
+        yield leave(f"{name} is a folder that the page uses", understood=not exported)
     elif re.search(r"(?i)_proxy$", name):
-        yield Left("recipes name no proxies: set it in your shell")
+        yield leave("recipes name no proxies: set it in your shell")
     elif not exported or _OF_THE_PAGE.fullmatch(name):
-        yield Left("a variable that the page uses", understood=True)
+        yield leave("a variable that the page uses", understood=True)
     elif build := _AT_BUILD.fullmatch(name) or _AT_RUN_TIME.fullmatch(name):
         phase = "build" if build.re is _AT_BUILD else "run"
         yield from _stated(("environment", phase, name), name, value)
     else:
-        yield Left(f"hvdenv does not know what {name} is for")
+        yield leave(f"hvdenv does not know what {name} is for")
 
 
 def _of_horovod(name: str, value: str) -> Iterator[Read]:
     part = re.fullmatch(r"HOROVOD_WITH(OUT)?_(\w+)", name)
     if part or name in _SWITCHES:
         if value != "1":
-            yield Left(f"it has no effect: Horovod compares {name} with 1")
+            yield leave(f"it has no effect: Horovod compares {name} with 1")
         elif part:
             yield from _part(part[2], wanted=not part[1])
         else:
@@ -100,7 +99,7 @@ def _of_horovod(name: str, value: str) -> Iterator[Read]:
     elif _OF_HOROVOD_AT_RUN_TIME.fullmatch(name):
         yield from _stated(at("environment.run", name), name, value)
     else:
-        yield Left(f"recipes have no key for {name}")
+        yield leave(f"recipes have no key for {name}")
 
 
 def _home(library: str, value: str) -> Iterator[Read]:
@@ -109,9 +108,9 @@ def _home(library: str, value: str) -> Iterator[Read]:
     above, _, last = value.rstrip("/").rpartition("/")
     stated = UNKNOWN not in value and PLACEHOLDER not in value
     if above and stated and last in ("include", "lib", "lib64"):
-        yield Value(at(key), above, inferred=True)
+        yield Value(at(key), above, weight=INFERRED)
     else:
-        yield Left(f"recipes state the folder above include and lib: {key}")
+        yield leave(f"recipes state the folder above include and lib: {key}")
 
 
 def _part(name: str, *, wanted: bool) -> Iterator[Read]:
@@ -120,15 +119,15 @@ def _part(name: str, *, wanted: bool) -> Iterator[Read]:
         # Merged with the items of the list, and removed from it.
         yield Value(at(key), value if wanted else f"{WITHOUT}{value}", item=True)
     elif name in ("MXNET", "NVTX") and not wanted:
-        yield Left(f"hvdenv always builds without {name}", understood=True)
+        yield leave(f"hvdenv always builds without {name}", understood=True)
     else:
-        yield Left(f"hvdenv does not build Horovod for {name}")
+        yield leave(f"hvdenv does not build Horovod for {name}")
 
 
 def _interfaces(value: str) -> Iterator[Read]:
     key = "avoid" if value.startswith("^") else "use"
     if "$" in value or UNKNOWN in value or PLACEHOLDER in value:
-        yield Left("the page does not state the interface")
+        yield leave("the page does not state the interface")
         return
     for interface in value.lstrip("^=").split(","):
         yield Value(at("network", key), interface, item=True)
@@ -138,6 +137,6 @@ def _stated(key: tuple[str, ...], name: str, value: str) -> Iterator[Read]:
     folder = key[-1].endswith("_home")
     unstated = "$PWD" if folder else "$"
     if UNKNOWN in value or PLACEHOLDER in value or unstated in value:
-        yield Left(f"the page does not state the value of {name}")
+        yield leave(f"the page does not state the value of {name}")
     else:
         yield Value(key, value)

@@ -8,7 +8,7 @@ import tomlkit
 
 from hvdenv.drafting.combine import Choice, Draft
 from hvdenv.drafting.shell import shown, shown_whole
-from hvdenv.drafting.values import WITHOUT, Drafted, Key, Leftover, Origin, Scalar
+from hvdenv.drafting.values import WITHOUT, Key, Left, Origin, Scalar, Value
 
 _TABLES = (
     "", "modules", "python", "conda", "conda.virtual", "conda.packages", "frameworks", "build_tools",
@@ -32,22 +32,17 @@ def summary_of(draft: Draft) -> str:
 
 
 def write(draft: Draft, sources: Sequence[str]) -> str:
-    """The draft as TOML.
-
-    Args:
-        draft: from combine().
-        sources: names of the pages and commands that it comes from.
-    """
+    """The draft as TOML; ``sources`` are the pages and commands that it comes from."""
     parts = [_head(draft, sources), _line("format", 1), _line("name", draft.name)]
     parts += [_line("summary", summary_of(draft)), _line("status", "documented")]
     for table in _tables(draft):
         if table:
             parts.append(f"\n[{tomlkit.key(list(table)).as_string()}]")
         parts += _table(draft, table)
-    if partition := draft.partition:
-        parts += [f"\n[{tomlkit.key(['partitions', partition]).as_string()}]"]
+    if draft.partition:
         parts += [
-            "# cores, gpus, memory_gb, max_time of its nodes: `hvdenv init --here` asks the scheduler"
+            f"\n[{tomlkit.key(['partitions', draft.partition]).as_string()}]",
+            "# cores, gpus, memory_gb, max_time of its nodes: `hvdenv init --here` asks the scheduler",
         ]
     parts += _left("Not understood", [each for each in draft.left if not each.understood])
     without = [each for each in draft.left if each.understood]
@@ -68,13 +63,11 @@ def _head(draft: Draft, sources: Sequence[str]) -> str:
 
 
 def told_choice(choice: Choice) -> str:
-    """A choice on one line."""
     values = ", ".join(f"{told_value(each.value)} ({_where(each)})" for each in choice.values)
     return f"{'.'.join(choice.key)}: {values}"
 
 
 def told_value(value: Scalar) -> str:
-    """A value of a choice, for people."""
     if isinstance(value, str) and value.startswith(WITHOUT):
         return f"without {rendered(value.removeprefix(WITHOUT))}"
     return rendered(value)
@@ -90,7 +83,6 @@ def rendered(value: Scalar) -> str:
 
 
 def _comment(text: str) -> str:
-    """A comment on one line, whatever is in the text; indentation is kept."""
     indent = len(text) - len(text.lstrip(" "))
     return f"# {' ' * indent}{shown_whole(text)}".rstrip()
 
@@ -114,8 +106,7 @@ def _tables(draft: Draft) -> list[Key]:
 
 
 def _table(draft: Draft, table: Key) -> Iterator[str]:
-    """The lines of one table."""
-    lists: dict[Key, list[Drafted]] = {}
+    lists: dict[Key, list[Value]] = {}
     for each in draft.values:
         if each.key[:-1] == table and each.item:
             lists.setdefault(each.key, []).append(each)
@@ -136,7 +127,7 @@ def _table(draft: Draft, table: Key) -> Iterator[str]:
                 yield _commented(f"# {_line(each.key[-1], each.value)}", _origin(each))
 
 
-def _list(key: Key, items: Sequence[Drafted], choices: Sequence[Choice]) -> Iterator[str]:
+def _list(key: Key, items: Sequence[Value], choices: Sequence[Choice]) -> Iterator[str]:
     if len(items) == 1 and not choices:
         line = f"{tomlkit.key([key[-1]]).as_string()} = [{rendered(items[0].value)}]"
         yield _commented(line, _origin(items[0]))
@@ -159,19 +150,16 @@ def _commented(text: str, comment: str) -> str:
     return f"{text}  # {comment if len(comment) <= room else comment[: room - 3] + '...'}"
 
 
-def _origin(each: Drafted) -> str:
-    return (
-        str(each.origin)
-        if each.origin.line or not each.origin.text
-        else f"{each.origin.source}: {each.origin.text}"
-    )
+def _origin(each: Value) -> str:
+    source, line, text = each.origin
+    return str(each.origin) if line or not text else f"{source}: {text}"
 
 
-def _where(each: Drafted) -> str:
+def _where(each: Value) -> str:
     return f"{each.origin.source}:{each.origin.line}" if each.origin.line else each.origin.source
 
 
-def _origins(each: Drafted, others: Iterable[Drafted]) -> str:
+def _origins(each: Value, others: Iterable[Value]) -> str:
     told = [
         f"{rendered(other.value)} at {_where(other)}"
         for other in others
@@ -180,15 +168,14 @@ def _origins(each: Drafted, others: Iterable[Drafted]) -> str:
     return f"{_where(each)}; also {', '.join(told)}" if told else _origin(each)
 
 
-def _left(title: str, left: Sequence[Leftover]) -> Iterator[str]:
+def _left(title: str, left: Sequence[Left]) -> Iterator[str]:
     if not left:
         return
     yield f"\n# {title}:"
     yield from (_comment(f"  {line}") for line in told_left(left))
 
 
-def told_left(left: Iterable[Leftover]) -> Iterator[str]:
-    """One line for each command, with all reasons."""
+def told_left(left: Iterable[Left]) -> Iterator[str]:
     reasons: dict[Origin, dict[str, None]] = {}
     for each in left:
         reasons.setdefault(each.origin, {})[each.reason] = None

@@ -15,7 +15,7 @@ from hvdenv.model.layers import load_recipe
 from hvdenv.model.observe import declared
 from hvdenv.model.recipe import Recipe
 from hvdenv.reports.report import Report
-from tests.commands import Hvdenv, Said
+from tests.commands import Hvdenv
 
 CASES = Path(__file__).parents[1] / "cases"
 _HOMES = count()
@@ -41,6 +41,11 @@ def facts() -> Facts:
 
 
 @pytest.fixture
+def hvdenv(capsys: pytest.CaptureFixture[str]) -> Hvdenv:
+    return Hvdenv(capsys)
+
+
+@pytest.fixture
 def python(facts: Facts) -> Interpreter:
     return facts.interpreters[0]
 
@@ -57,21 +62,6 @@ def environment(tmp_path: Path) -> Environment:
 def recipe() -> Recipe:
     """The shipped recipe `local`."""
     return load_recipe("local").recipe
-
-
-@pytest.fixture
-def hvdenv(capsys: pytest.CaptureFixture[str]) -> Hvdenv:
-    """Runs a command, asserts its exit code, and returns what it printed."""
-    from hvdenv.cli.main import main
-
-    def run(*words: str, code: int = 0) -> Said:
-        capsys.readouterr()
-        ended = main(words)
-        said = Said(*capsys.readouterr())
-        assert ended == code, said.err
-        return said
-
-    return run
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ import pytest
 
 from hvdenv.building.resolve import attempt, perform
 from hvdenv.cli.find_lock import resolution_of, root_of, with_recorded_lock
-from hvdenv.cli.main import main, make_parser
+from hvdenv.cli.main import make_parser
 from hvdenv.cli.prepare import Prepared, prepare
+from hvdenv.cli.progress import Silent
 from hvdenv.command import Command
 from hvdenv.contents.packages import Package
 from hvdenv.contents.record import GenerationRecord, LockUse
@@ -35,6 +36,7 @@ from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Step
 from hvdenv.runner import Runner
 from hvdenv.schema import decode, encode
+from tests.commands import Hvdenv
 
 OWN = {"numpy": "1.26.4", "torch": "2.13.0+cpu", "horovod": "0.28.1"}
 CONDA = Package("conda", "python", "3.11.7", "h955ad1f_0")
@@ -76,18 +78,12 @@ def test_the_first_addition_keeps_all_that_is_there() -> None:
     )
     assert found.constraints == "horovod==0.28.1\nnumpy==1.26.4\ntorch==2.13.0+cpu\n"
     assert decode(Additions, encode(found)) == found
+    odd = Additions("d1", ("tqdm",), {"numpy": "1.26.4", "site": "2021-site"})
+    assert odd.kept == {"numpy": "1.26.4"}  # pip does not know the other version
 
 
-def test_a_version_that_pip_does_not_know_is_no_constraint() -> None:
-    found = Additions("d1", ("tqdm",), {"numpy": "1.26.4", "site": "2021-site"})
-    assert found.kept == {"numpy": "1.26.4"}
-
-
-def test_what_is_there_is_not_added() -> None:
+def test_what_is_there_is_not_added_unless_an_extra_may_bring_something() -> None:
     assert chosen("NumPy>=1.20", "torch==2.13.0", "horovod").requirements == ()
-
-
-def test_an_extra_may_bring_something() -> None:
     assert chosen("torch[optree]").requirements == ("torch[optree]",)
 
 
@@ -110,16 +106,12 @@ def test_what_was_added_before_stays_unless_it_is_named() -> None:
     moved = chosen("tqdm>=5", "mdurl", before=before, brought=brought)
     assert moved.requirements == ("mdurl", "rich<15", "tqdm>=5")
     assert moved.earlier == {"rich": "14.0"}
+    only = chosen("tqdm")
+    named = chosen("tqdm>=4", before=only, brought="tqdm==4.70.1")
+    assert named == only._replace(earlier={"tqdm": "4.70.1"})
     # Conda's packages are those of the recipe, not what is read anew.
     other = added_to(before, "d1", parse(["click"]), OWN, ())
     assert other.conda == ("python=3.11.7=h955ad1f_0",)
-
-
-def test_what_was_added_before_and_is_named_again_changes_nothing() -> None:
-    before = chosen("tqdm")
-    assert chosen("tqdm>=4", before=before, brought="tqdm==4.70.1") == before._replace(
-        earlier={"tqdm": "4.70.1"}
-    )
 
 
 REASONS = {
@@ -138,13 +130,9 @@ REASONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REASONS)
-def test_who_wants_what_in_the_words_of_pip(name: str, cases: Path) -> None:
-    assert reasons((cases / f"additions/{name}.txt").read_text()) == REASONS[name]
-
-
-def test_each_case_has_its_sentences(cases: Path) -> None:
-    assert {path.stem for path in (cases / "additions").iterdir()} == set(REASONS)
+def test_who_wants_what_in_the_words_of_pip(cases: Path) -> None:
+    listed = (cases / "additions").iterdir()
+    assert {path.stem: reasons(path.read_text()) for path in listed} == REASONS
 
 
 def test_no_more_sentences_than_one_reads() -> None:
@@ -239,20 +227,14 @@ def test_pip_is_asked_with_and_without_constraints(recipe: Recipe, facts: Facts)
         assert '"fresh"' not in each.files[-1].text
 
 
-class Told:
+class Told(Silent):
     """A progress that keeps what it is told."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def step_started(self, number: int, step: Step) -> None: ...
-
     def step_line(self, line: str) -> None:
         self.lines.append(line)
-
-    def step_done(self, number: int, step: Step, note: str, seconds: float) -> None: ...
-
-    def note(self, text: str) -> None: ...
 
 
 def test_an_attempt_ends_with_what_fails() -> None:
@@ -275,9 +257,7 @@ def prepared_for(*words: str) -> tuple[argparse.Namespace, Prepared]:
 def test_a_generation_of_a_lock_gets_that_lock_again() -> None:
     arguments, prepared = prepared_for("local", "--python", "3.11", "tqdm")
     assert with_recorded_lock(arguments, prepared, GenerationRecord()) == prepared
-    (folder,) = folders.candidates(
-        root_of(arguments, prepared.resolved), resolution_of(prepared).inputs(())
-    )
+    (folder,) = folders.candidates(root_of(arguments, prepared), resolution_of(prepared).inputs(()))
     record = GenerationRecord(lock=LockUse(folders.read(folder).digest))
     found = with_recorded_lock(arguments, prepared, record)
     assert found.locked and found.locked.folder == folder
@@ -297,11 +277,6 @@ def test_a_generation_of_a_lock_gets_that_lock_again() -> None:
     ],
 )
 def test_where_nothing_can_be_added(
-    words: tuple[str, ...], code: int, said: str, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], code: int, said: str, hvdenv: Hvdenv
 ) -> None:
-    try:
-        status = main(["install", *words])
-    except SystemExit as end:
-        status = int(str(end.code))
-    assert status == code
-    assert said in capsys.readouterr().err
+    assert said in hvdenv("install", *words, code=code).err

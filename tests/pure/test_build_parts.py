@@ -11,7 +11,7 @@ from hvdenv.building.engine import _failed
 from hvdenv.building.repair import installed_packages
 from hvdenv.building.state import JOURNAL
 from hvdenv.cli.main import main
-from hvdenv.cli.progress import compiled_objects
+from hvdenv.cli.progress import ObjectClock
 from hvdenv.command import Command, Outcome
 from hvdenv.environments import generations, manifest, registry
 from hvdenv.environments.journal import FINISHED, Journal
@@ -28,14 +28,16 @@ from hvdenv.schema import decode
     [
         ("[1/78] Building CXX object a.cc.o", (1, 78)),
         ("  [78/78] Linking CXX shared module", (78, 78)),
-        ("[ 12%] Building CXX object", None),
-        ("see [1/2] there", None),
-        ("[1/2]", None),
-        ("", None),
+        ("[ 12%] Building CXX object", (0, 0)),
+        ("see [1/2] there", (0, 0)),
+        ("[1/2]", (0, 0)),
+        ("", (0, 0)),
     ],
 )
-def test_objects_that_are_compiled(line: str, counted: tuple[int, int] | None) -> None:
-    assert compiled_objects(line) == counted
+def test_objects_that_are_compiled(line: str, counted: tuple[int, int]) -> None:
+    clock = ObjectClock()
+    assert bool(clock.report(line)) == (counted != (0, 0))
+    assert (clock.done, clock.total) == counted
 
 
 STEP = Step("wheel", "compile")

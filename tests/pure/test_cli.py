@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,42 +18,32 @@ from hypothesis import strategies as st
 
 from hvdenv import __version__, cli, errors
 from hvdenv.cli import progress
-from hvdenv.cli.main import COMMANDS, GROUPS, main
+from hvdenv.cli.main import COMMANDS, GROUPS
 from hvdenv.cli.progress import Lines, ObjectClock, Silent, choose
 from hvdenv.errors import HvdenvError, RecipeError, UsageError
 from hvdenv.plans.step import Step
+from tests.commands import Hvdenv, call
 
 Captured = pytest.CaptureFixture[str]
 
 
-def call(*words: str) -> int:
-    """What main() comes to, however it ends."""
-    try:
-        return main(words)
-    except SystemExit as end:
-        return int(end.code or 0)
-
-
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_each_command_has_an_example(command: str, capsys: Captured) -> None:
-    assert call(command, "--help") == 0
-    said = capsys.readouterr()
+def test_help_of_each_command_has_an_example(command: str, hvdenv: Hvdenv) -> None:
+    said = hvdenv(command, "--help")
     assert "examples:" in said.out
     assert f"hvdenv {command}" in said.out
     assert said.err == ""
 
 
-def test_help(capsys: Captured) -> None:
-    assert call("--help") == 0
-    said = capsys.readouterr().out
+def test_help(hvdenv: Hvdenv) -> None:
+    said = hvdenv("--help").out
     assert all(f"\n  {command:12}{summary}\n" in said for command, summary in COMMANDS.items())
     assert re.findall(r"^(\w+):$", said, re.MULTILINE) == [*GROUPS, "options", "examples"]
     assert "exit codes:" in said
 
 
-def test_version(capsys: Captured) -> None:
-    assert call("--version") == 0
-    assert capsys.readouterr().out == f"hvdenv {__version__}\n"
+def test_version(hvdenv: Hvdenv) -> None:
+    assert hvdenv("--version").out == f"hvdenv {__version__}\n"
 
 
 @pytest.mark.parametrize(
@@ -66,9 +55,8 @@ def test_version(capsys: Captured) -> None:
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_wrong_usage_exits_2(words: tuple[str, ...], capsys: Captured) -> None:
-    assert call(*words) == 2
-    said = capsys.readouterr()
+def test_wrong_usage_exits_2(words: tuple[str, ...], hvdenv: Hvdenv) -> None:
+    said = hvdenv(*words, code=2)
     assert "Traceback" not in said.err
     assert "bug" not in said.err
 
@@ -97,12 +85,11 @@ def test_wrong_usage_exits_2(words: tuple[str, ...], capsys: Captured) -> None:
     ],
 )  # fmt: skip
 def test_mistakes_of_users_are_said_on_standard_error(
-    words: tuple[str, ...], code: int, said: str, capsys: Captured, tmp_path: Path,
+    words: tuple[str, ...], code: int, said: str, hvdenv: Hvdenv, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    assert call(*words) == code
-    shown = capsys.readouterr()
+    shown = hvdenv(*words, code=code)
     assert shown.out == ""
     assert shown.err.startswith("error: ")
     assert said in shown.err
@@ -183,11 +170,10 @@ def fail(error: BaseException) -> Any:
 
 
 def test_a_bug_gives_70_and_a_text_to_paste(
-    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+    monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
 ) -> None:
     with_command(monkeypatch, fail(ValueError("https://u:secret@host")))
-    assert main(["recipes"]) == 70
-    said = capsys.readouterr()
+    said = hvdenv("recipes", code=70)
     assert said.out == ""
     assert said.err.startswith(f"this is a bug in hvdenv {__version__} (Python 3.")
     assert "Traceback (most recent call last)" in said.err
@@ -196,68 +182,53 @@ def test_a_bug_gives_70_and_a_text_to_paste(
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ENOSPC, errno.EROFS])
 def test_what_a_file_system_refuses_is_no_bug(
-    monkeypatch: pytest.MonkeyPatch, capsys: Captured, number: int
+    monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv, number: int
 ) -> None:
     with_command(monkeypatch, fail(OSError(number, os.strerror(number), "/data/x")))
-    assert main(["recipes"]) == 5
-    said = capsys.readouterr().err
+    said = hvdenv("recipes", code=5).err
     assert f"/data/x: cannot read or write: {os.strerror(number)}" in said
     assert "bug" not in said
 
 
-def test_an_interruption_gives_130(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_an_interruption_gives_130(monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv) -> None:
     with_command(monkeypatch, fail(KeyboardInterrupt()))
-    assert main(["recipes"]) == 130
-    assert "interrupted" in capsys.readouterr().err
+    assert "interrupted" in hvdenv("recipes", code=130).err
 
 
-def test_errors_are_masked_and_plain(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_errors_are_masked_and_plain(monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv) -> None:
     with_command(monkeypatch, fail(RecipeError("\x1b[31mbad https://u:p@h", remedy="TOKEN=x")))
-    assert main(["recipes"]) == 2
-    assert capsys.readouterr().err == "error: bad https://***@h\nwhat to do: TOKEN=***\n"
+    assert hvdenv("recipes", code=2).err == "error: bad https://***@h\nwhat to do: TOKEN=***\n"
 
 
 @pytest.mark.parametrize(
     "words", [("recipes",), ("show", "local"), ("plan", "local"), ("check", "local"), ("envs",)]
 )
 def test_json_is_all_that_is_on_standard_output(
-    words: tuple[str, ...], cases: Path, capsys: Captured
+    words: tuple[str, ...], cases: Path, hvdenv: Hvdenv
 ) -> None:
     facts = ("--facts", str(cases / "facts.json")) if words[0] in ("plan", "check") else ()
-    assert main([*words, *facts, "--json"]) == 0
-    said = capsys.readouterr()
+    said = hvdenv(*words, *facts, "--json")
     assert json.loads(said.out) is not None
     assert said.err == ""
 
 
-def test_recipes(capsys: Captured) -> None:
-    assert main(["recipes"]) == 0
-    said = capsys.readouterr().out
+def test_recipes(hvdenv: Hvdenv) -> None:
+    said = hvdenv("recipes").out
     assert re.search(r"^local +One plain Linux machine", said, re.MULTILINE)
     assert "variants: openmpi5, tensorflow, torch" in said
-    assert main(["recipes", "--json"]) == 0
-    (local,) = (each for each in json.loads(capsys.readouterr().out) if each["name"] == "local")
+    listed = json.loads(hvdenv("recipes", "--json").out)
+    (local,) = (each for each in listed if each["name"] == "local")
     assert local["variants"] == ["openmpi5", "tensorflow", "torch"]
     assert local["status"] == "tested"
 
 
-def test_no_environments_yet(capsys: Captured) -> None:
-    assert main(["envs"]) == 0
-    assert "hvdenv build local" in capsys.readouterr().out
-    assert main(["envs", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == []
+def test_no_environments_yet(hvdenv: Hvdenv) -> None:
+    assert json.loads(hvdenv("envs", "--json").out) == []
 
 
 def module(*words: str, **options: Any) -> subprocess.Popen[str]:
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, **options}
     return subprocess.Popen([sys.executable, "-m", "hvdenv", *words], **options)
-
-
-def test_as_a_module(tmp_path: Path) -> None:
-    process = module("show", "lokal", cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.getcwd()})
-    out, err = process.communicate()
-    assert (process.returncode, out) == (2, "")
-    assert err.startswith('error: there is no recipe named "lokal"')
 
 
 @pytest.mark.parametrize(
@@ -322,6 +293,8 @@ def test_plain_lines_for_each_step(capsys: Captured, monkeypatch: pytest.MonkeyP
 
 def test_verbose_shows_every_line_and_quiet_none(capsys: Captured) -> None:
     step = Step("wheel", "compile")
+    with choose(12, quiet=False, verbose=False) as lines:
+        assert type(lines) is Lines  # there is no terminal
     with choose(12, quiet=False, verbose=True) as verbose:
         verbose.step_line("noise")
     with choose(12, quiet=True, verbose=False) as quiet:
@@ -332,28 +305,13 @@ def test_verbose_shows_every_line_and_quiet_none(capsys: Captured) -> None:
     assert capsys.readouterr().err == "        noise\n"
 
 
-def test_time_is_not_asked_of_a_terminal() -> None:
-    """Without a terminal there are plain lines."""
-    started = time.monotonic()
-    with choose(12, quiet=False, verbose=False) as lines:
-        assert type(lines) is Lines
-    assert time.monotonic() - started < 30
-
-
-def test_a_python_is_asked_for_by_its_version(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["plan", "local", "--python", "/usr/bin/python3"])
-    assert ended.value.code == 2
-    assert "'/usr/bin/python3' is not a version such as 3.11" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         ((), 2, "hvdenv build local "),
         (("cache",), 0, "no wheels yet"),
         (("module",), 0, "no complete environment yet"),
-        (("envs",), 0, "no environments yet"),
+        (("envs",), 0, "no environments yet; build one with `hvdenv build local`"),
         (("container",), 0, "hvdenv container singularity "),
         (("completion",), 0, "hvdenv completion bash > "),
         (("trust",), 0, "you trust no files"),
@@ -365,13 +323,12 @@ def test_a_command_alone_lists(
     words: tuple[str, ...],
     code: int,
     said: str,
-    capsys: pytest.CaptureFixture[str],
+    hvdenv: Hvdenv,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("HVDENV_HOME", str(tmp_path))
-    assert main(words) == code
-    printed = capsys.readouterr()
+    printed = hvdenv(*words, code=code)
     assert said in printed.out
     assert "error" not in printed.err
 
@@ -386,14 +343,14 @@ def test_a_command_alone_lists(
         (("grid", "--horovod=9"), "unrecognized arguments: --horovod=9", "grid --help"),
         (("cache", "export"), "invalid choice: 'export' (choose from", "cache --help"),
         (("wheels", "publish"), "arguments are required: DIR\n", "wheels publish --help"),
+        (("plan", "local", "--python", "/bin/python3"), "'/bin/python3' is not a version such as 3.11", "plan --help"),
         (("wheels", "verify", "/nowhere"), "/nowhere: this is not an index", "wheels publish /nowhere"),
     ],
 )  # fmt: skip
 def test_malformed_usage_is_one_message_with_a_remedy(
-    words: tuple[str, ...], error: str, remedy: str, capsys: Captured
+    words: tuple[str, ...], error: str, remedy: str, hvdenv: Hvdenv
 ) -> None:
-    assert call(*words) == 2
-    said = capsys.readouterr()
+    said = hvdenv(*words, code=2)
     first, second = said.err.splitlines(keepends=True)
     assert first.startswith("error: ")
     assert error in first

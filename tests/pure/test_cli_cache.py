@@ -13,6 +13,7 @@ from hvdenv.places import find_places
 from hvdenv.runner import Runner
 from hvdenv.wheels.cache_entry import Cache, key
 from hvdenv.wheels.wheelcache import names, own, store
+from tests.commands import Hvdenv
 from tests.wheels import NAME, wheel_in
 
 Captured = pytest.CaptureFixture[str]
@@ -45,31 +46,26 @@ def left(cache: Cache) -> list[int]:
     return [number for number, inputs in enumerate(INPUTS) if key(inputs) in names(cache)]
 
 
-def test_list_says_what_there_is(cache: Cache, capsys: Captured) -> None:
-    assert main(["cache", "list"]) == 0
-    said = capsys.readouterr().out
+def test_list_says_what_there_is(cache: Cache, hvdenv: Hvdenv) -> None:
+    said = hvdenv("cache", "list").out
     assert (
         f"{key(INPUTS[0])[:12]}  horovod 0.28.1, torch 2.13.0, cp311\n    1.0 MB, stored 20" in said
     )
     assert "used 1970-01-02, own" in said
-    assert main(["cache", "verify"]) == 0
-    assert capsys.readouterr().out.count("\n    good\n") == 3
+    assert hvdenv("cache", "verify").out.count("\n    good\n") == 3
 
 
-def test_verify_finds_damage_and_list_does_not_look(cache: Cache, capsys: Captured) -> None:
+def test_verify_finds_damage_and_list_does_not_look(cache: Cache, hvdenv: Hvdenv) -> None:
     (cache.entry(key(INPUTS[1])) / NAME).write_bytes(b"1")
-    assert main(["cache", "list"]) == 0
-    assert "not used" not in capsys.readouterr().out
-    assert main(["cache", "verify", "--json"]) == 1
-    found = json.loads(capsys.readouterr().out)
+    assert "not used" not in hvdenv("cache", "list").out
+    found = json.loads(hvdenv("cache", "verify", "--json", code=1).out)
     assert [each["key"] for each in found if each["damaged"]] == [key(INPUTS[1])]
 
 
-def test_control_sequences_are_not_shown(cache: Cache, tmp_path: Path, capsys: Captured) -> None:
+def test_control_sequences_are_not_shown(cache: Cache, tmp_path: Path, hvdenv: Hvdenv) -> None:
     inputs = {"stack": {"mpi": "\x1b]0;evil\x07", "frameworks": {"\x1b[2J": {"version": "1"}}}}
     store(cache, inputs, tmp_path / NAME, Runner({}))
-    assert main(["cache", "list"]) == 0
-    assert "\x1b" not in capsys.readouterr().out
+    assert "\x1b" not in hvdenv("cache", "list").out
 
 
 @pytest.mark.parametrize(
@@ -92,11 +88,10 @@ def test_prune(cache: Cache, words: tuple[str, ...], stay: list[int]) -> None:
     assert left(cache) == stay
 
 
-def test_prune_of_what_is_damaged(cache: Cache, capsys: Captured) -> None:
+def test_prune_of_what_is_damaged(cache: Cache, hvdenv: Hvdenv) -> None:
     (cache.entry(key(INPUTS[1])) / "entry.json").write_text("{")
     (cache.entry(key(INPUTS[2])) / NAME).chmod(0o666)  # not trusted, and not damaged
-    assert main(["cache", "prune", "--damaged"]) == 0
-    assert capsys.readouterr().out == f"removed {key(INPUTS[1])[:12]}, 0.0 MB\n"
+    assert hvdenv("cache", "prune", "--damaged").out == f"removed {key(INPUTS[1])[:12]}, 0.0 MB\n"
     assert left(cache) == [0, 2]
 
 
@@ -107,33 +102,30 @@ def test_the_size_that_a_site_allows(cache: Cache, site: Path) -> None:
 
 
 def test_a_shared_cache_that_cannot_be_read(
-    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
 ) -> None:
     """The others are looked at all the same."""
     monkeypatch.setenv("HVDENV_WHEEL_CACHE", str(tmp_path / "none"))
-    assert main(["cache", "verify"]) == 1
-    said = capsys.readouterr()
+    said = hvdenv("cache", "verify", code=1)
     assert said.out.count("good") == 3
     assert f"error: {tmp_path}/none: cannot read: No such file" in said.err
 
 
 def test_a_wrong_site_file_is_said_with_its_line(
-    site: Path, tmp_path: Path, capsys: Captured
+    site: Path, tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
     site.write_text('job.account = "x"\n[places.wheels]\nraed = ["/a"]\n')
-    assert main(["cache", "list"]) == 2
-    assert capsys.readouterr().err.startswith(
+    assert hvdenv("cache", "list", code=2).err.startswith(
         f'error: {site}:3: places.wheels.raed: unknown key; did you mean "read"?'
     )
     site.write_text('places.wheels.read = ["{home}/wheels"]\n')
-    assert main(["cache", "list"]) == 1
-    assert str(Path.home() / "wheels") in capsys.readouterr().err
+    assert str(Path.home() / "wheels") in hvdenv("cache", "list", code=1).err
 
 
-def test_entries_are_copied_there_and_back(cache: Cache, tmp_path: Path, capsys: Captured) -> None:
+def test_entries_are_copied_there_and_back(cache: Cache, tmp_path: Path, hvdenv: Hvdenv) -> None:
     folder = tmp_path / "media/wheels"
-    assert main(["cache", "copy", "--to", str(folder), key(INPUTS[0])[:8], key(INPUTS[2])]) == 0
-    assert capsys.readouterr().out == f"copied 2 wheels to {folder}\n"
+    said = hvdenv("cache", "copy", "--to", str(folder), key(INPUTS[0])[:8], key(INPUTS[2])).out
+    assert said == f"copied 2 wheels to {folder}\n"
     for entry in cache.folder.glob("??/*"):
         shutil.rmtree(entry)
     for _ in range(2):
@@ -144,17 +136,16 @@ def test_entries_are_copied_there_and_back(cache: Cache, tmp_path: Path, capsys:
 
 @pytest.mark.parametrize("broken", [NAME, "entry.json"])
 def test_nothing_is_copied_if_one_entry_is_damaged(
-    broken: str, cache: Cache, tmp_path: Path, capsys: Captured
+    broken: str, cache: Cache, tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
     """Also not through a link, and not what another user could have written."""
     path = cache.entry(max(map(key, INPUTS))) / broken
     path.write_bytes(b"{")
-    assert main(["cache", "copy", "--to", str(tmp_path / "other")]) == 2
-    assert "not copied: " in capsys.readouterr().err
+    assert "not copied: " in hvdenv("cache", "copy", "--to", str(tmp_path / "other"), code=2).err
     path.unlink()
     path.symlink_to(tmp_path / NAME)
-    assert main(["cache", "copy", "--to", str(tmp_path / "other")]) == 2
-    assert "is a symbolic link" in capsys.readouterr().err
+    said = hvdenv("cache", "copy", "--to", str(tmp_path / "other"), code=2).err
+    assert "is a symbolic link" in said
     assert list((tmp_path / "other").iterdir()) == []
 
 
@@ -171,10 +162,9 @@ def test_nothing_is_copied_if_one_entry_is_damaged(
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_what_cannot_be_done(
-    cache: Cache, tmp_path: Path, words: tuple[str, ...], code: int, said: str, capsys: Captured
+    cache: Cache, tmp_path: Path, words: tuple[str, ...], code: int, said: str, hvdenv: Hvdenv
 ) -> None:
-    assert main(["cache", *(word.format(tmp_path) for word in words)]) == code
-    assert said in capsys.readouterr().err
+    assert said in hvdenv("cache", *(word.format(tmp_path) for word in words), code=code).err
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvdenv.cli.main import main
 from hvdenv.cli.shell import shell_command, start_files
 from hvdenv.command import Command
 from hvdenv.environments import generations, last_used
@@ -29,6 +28,7 @@ from hvdenv.model.layers import load_recipe
 from hvdenv.places import find_places
 from hvdenv.runner import hand_over
 from hvdenv.schema import encode
+from tests.commands import Hvdenv, call
 from tests.environments import ONE, build
 from tests.waiting import runs, wait_until
 
@@ -108,24 +108,17 @@ def built(recipe: str, tmp_path: Path) -> Path:
     return prefix
 
 
-def call(*words: str) -> int:
-    try:
-        return main(words)
-    except SystemExit as end:
-        return int(end.code or 0)
-
-
-def dry(capsys: Captured, *words: str) -> str:
-    assert call("run", *words[: words.index("--")], "--dry-run", *words[words.index("--") :]) == 0
-    return capsys.readouterr().out
+def dry(hvdenv: Hvdenv, *words: str) -> str:
+    at = words.index("--")
+    return hvdenv("run", *words[:at], "--dry-run", *words[at:]).out
 
 
 # ---------------------------------------------------------------- run
 
 
-def test_the_line(recipe: str, built: Path, capsys: Captured) -> None:
+def test_the_line(recipe: str, built: Path, hvdenv: Hvdenv) -> None:
     said = dry(
-        capsys, recipe, "-n", "8", "--hosts", "gpu32:4,gpu33:4", "--launcher", "mpirun",
+        hvdenv, recipe, "-n", "8", "--hosts", "gpu32:4,gpu33:4", "--launcher", "mpirun",
         "-x", "FOO=a b", "--", "python", "train.py", "$(reboot)",
     )  # fmt: skip
     assert said.startswith(f"( . {built}/activate.sh && exec ")
@@ -135,18 +128,18 @@ def test_the_line(recipe: str, built: Path, capsys: Captured) -> None:
     assert said.endswith(" python train.py '$(reboot)' )\n")
 
 
-def test_torchrun_in_a_script_meets_at_the_first_host(recipe: str, capsys: Captured) -> None:
-    assert call("job", recipe, "--launcher", "torchrun", "--", "python", "train.py") == 0
-    hosts, line = capsys.readouterr().out.split("\n")[-4:-1:2]
+def test_torchrun_in_a_script_meets_at_the_first_host(recipe: str, hvdenv: Hvdenv) -> None:
+    said = hvdenv("job", recipe, "--launcher", "torchrun", "--", "python", "train.py").out
+    hosts, line = said.split("\n")[-4:-1:2]
     assert "-n 2 -N 2 --ntasks-per-node=1 " in line
     shell = f"scontrol() {{ echo g7; echo g8; }}; SLURM_JOB_ID=4321; {hosts}\necho {line}"
     found = subprocess.run(["bash", "-c", shell], text=True, capture_output=True).stdout
     assert "--rdzv_id 4321 --rdzv_endpoint g7:29721 --no_python python train.py" in found
 
 
-def test_arguments_of_horovodrun(recipe: str, built: Path, capsys: Captured) -> None:
+def test_arguments_of_horovodrun(recipe: str, built: Path, hvdenv: Hvdenv) -> None:
     chosen = (recipe, "--set", "launch.horovodrun=['--gloo-timeout-seconds=300', '--verbose']")
-    line = dry(capsys, *chosen, "--launcher", "horovodrun-gloo", "--", "true")
+    line = dry(hvdenv, *chosen, "--launcher", "horovodrun-gloo", "--", "true")
     assert "--gloo-timeout-seconds=300 --verbose --gloo true" in line
 
 
@@ -168,10 +161,10 @@ def test_arguments_that_horovodrun_must_not_get(argument: str, said: str) -> Non
 
 
 def test_what_modules_provide_needs_no_build(
-    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = ("taurus", "--variant", "module", "--set", "environment.run.A='{user} b'")
-    line = dry(capsys, *chosen, "--", "sh", "-c", "echo $A")
+    line = dry(hvdenv, *chosen, "--", "sh", "-c", "echo $A")
     assert "module load modenv/ml" in line
     programs = """
         module() { LOADEDMODULES=modenv/ml:$2; LMOD_CMD=x; [ "$3" != gone ]; }
@@ -180,21 +173,20 @@ def test_what_modules_provide_needs_no_build(
     """
     found = subprocess.run(["bash", "-c", f"{programs}\n{line}"], text=True, capture_output=True)
     assert found.stdout.startswith("1 modenv/ml:Horovod/0.19.5"), found
-    assert call("job", *chosen, "--submit", "--dry-run", "--", "true") == 0
-    script = capsys.readouterr().out
+    script = hvdenv("job", *chosen, "--submit", "--dry-run", "--", "true").out
     assert "activate.sh" not in script
     assert "hvdenv_modules || fail" in script
     assert "A=\"$(id -un)\"' b'" in script
 
 
-def test_a_prefix_is_enough(built: Path, capsys: Captured) -> None:
+def test_a_prefix_is_enough(built: Path, hvdenv: Hvdenv) -> None:
     """Its record holds the recipe."""
-    said = dry(capsys, "--prefix", str(built), "--hosts", "a:1,b:1", "--", "python", "x.py")
+    said = dry(hvdenv, "--prefix", str(built), "--hosts", "a:1,b:1", "--", "python", "x.py")
     assert "srun -n 2 -N 2 --ntasks-per-node=1 -w a,b" in said
 
 
 def test_what_is_started_is_a_use_of_the_environment(
-    recipe: str, built: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    recipe: str, built: Path, tmp_path: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for command in ("run", "shell"):
         monkeypatch.setattr(f"hvdenv.cli.{command}.hand_over", lambda *_, **__: 0)
@@ -213,7 +205,7 @@ def test_what_is_started_is_a_use_of_the_environment(
         (("job", recipe, "--", "true"), False),
         (job, True),
     ):
-        assert call(*words) == 0, (words, capsys.readouterr())
+        hvdenv(*words)
         found = last_used.find(places, generations.at(built).generation(ONE))
         assert (found.how == "hvdenv") == used, words
         last_used.forget(places, generations.at(built).generation(ONE))
@@ -241,10 +233,10 @@ def imaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(path)
 
 
-def test_ranks_in_an_image(imaged: str, tmp_path: Path, capsys: Captured) -> None:
+def test_ranks_in_an_image(imaged: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
     """The hosts' modules are loaded, and their mpirun starts each rank in the image."""
     said = dry(
-        capsys, imaged, "-n", "4", "--hosts", "a:2,b:2", "--launcher", "mpirun", "--", "python", "x.py",
+        hvdenv, imaged, "-n", "4", "--hosts", "a:2,b:2", "--launcher", "mpirun", "--", "python", "x.py",
     )  # fmt: skip
     assert "module load openmpi/4.1.8" in said and "module load singularity/3.9.7" in said
     assert subprocess.run(["bash", "-n", "-c", said], check=False).returncode == 0
@@ -256,9 +248,8 @@ def test_ranks_in_an_image(imaged: str, tmp_path: Path, capsys: Captured) -> Non
 
 
 @pytest.mark.parametrize("launcher", ["srun", "mpirun"])
-def test_a_job_in_an_image(imaged: str, launcher: str, tmp_path: Path, capsys: Captured) -> None:
-    assert call("job", imaged, "--launcher", launcher, "--", "python", "x.py") == 0
-    script = capsys.readouterr().out
+def test_a_job_in_an_image(imaged: str, launcher: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
+    script = hvdenv("job", imaged, "--launcher", launcher, "--", "python", "x.py").out
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
     assert "activate.sh" not in script
     assert script.index("module load singularity/3.9.7") < script.index("hvdenv_modules || fail")
@@ -268,20 +259,12 @@ def test_a_job_in_an_image(imaged: str, launcher: str, tmp_path: Path, capsys: C
     assert last.endswith(f" singularity exec --nv --bind /scratch {tmp_path}/h.sif python x.py")
 
 
-def test_a_job_is_submitted_when_its_image_is_there(imaged: str, capsys: Captured) -> None:
-    assert call("job", imaged, "--submit", "--launcher", "mpirun", "--", "true") == 2
-    assert "this host has no image" in capsys.readouterr().err
+def test_a_job_is_submitted_when_its_image_is_there(imaged: str, hvdenv: Hvdenv) -> None:
+    said = hvdenv("job", imaged, "--submit", "--launcher", "mpirun", "--", "true", code=2).err
+    assert "this host has no image" in said
     words = ("--launcher", "horovodrun-gloo", "--", "true")
-    assert call("job", imaged, *words) == 3
-    assert "a program of the image" in capsys.readouterr().err
+    assert "a program of the image" in hvdenv("job", imaged, *words, code=3).err
     assert call("job", imaged, "--nodes", "1", *words) == 0
-
-
-def test_without_modules_the_line_is_the_launchers(imaged: str, capsys: Captured) -> None:
-    path = Path(imaged)
-    path.write_text(path.read_text().replace("[modules]\nload", "[environment.run]\n#"))
-    said = dry(capsys, imaged, "--launcher", "mpirun", "--", "true")
-    assert re.match(r"(env (OMPI_\S+ )+)?mpirun -np 1 ", said)
 
 
 def mpirun_of(version: str, folder: Path) -> Path:
@@ -294,23 +277,25 @@ def mpirun_of(version: str, folder: Path) -> Path:
 
 
 def test_the_hosts_mpirun_is_told_what_it_reads(
-    imaged: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    imaged: str, tmp_path: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recipe says which Open MPI is in the image; the host has another one."""
     path = Path(imaged)
     path.write_text(path.read_text().replace("[modules]\nload", "[environment.run]\n#"))
+    said = dry(hvdenv, imaged, "--launcher", "mpirun", "--", "true")
+    assert re.match(r"(env (OMPI_\S+ )+)?mpirun -np 1 ", said)  # without modules
     words = ("--hosts", "a:1,b:1", "--launcher", "mpirun", "--", "true")
     for version, told in (("4.1.4", True), ("5.0.11", False)):
         folder = mpirun_of(version, tmp_path / version / "bin")
         monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
-        said = dry(capsys, imaged, *words)
+        said = dry(hvdenv, imaged, *words)
         assert (f" --prefix {folder.parent} " in said) == told
         assert " -x PATH " in said
 
 
 @pytest.mark.parametrize(("version", "layers"), [("4.1.4", 2), ("5.0.11", 1)])
 def test_a_job_asks_for_the_version_that_the_recipe_leaves_open(
-    recipe: str, built: Path, version: str, layers: int, tmp_path: Path, capsys: Captured
+    recipe: str, built: Path, version: str, layers: int, tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
     path = Path(recipe)
     path.write_text(path.read_text().replace('\nversion = "4.1.8"', ""))
@@ -318,44 +303,39 @@ def test_a_job_asks_for_the_version_that_the_recipe_leaves_open(
     activate = built.resolve() / "activate.sh"
     activate.write_text(activate.read_text() + f'PATH="{folder}:$PATH"\n')
     words = ("--set", 'network.avoid=["virbr0"]', "--launcher", "mpirun", "--", "true")
-    assert call("job", recipe, *words) == 0
-    assert capsys.readouterr().out.count("_tcp_if_exclude virbr0,lo") == layers
+    assert hvdenv("job", recipe, *words).out.count("_tcp_if_exclude virbr0,lo") == layers
 
 
-def test_a_prefix_is_on_the_host(imaged: str, built: Path, capsys: Captured) -> None:
+def test_a_prefix_is_on_the_host(imaged: str, built: Path, hvdenv: Hvdenv) -> None:
     words = ("--prefix", str(built), "--launcher", "mpirun", "--", "true")
-    said = dry(capsys, imaged, *words)
+    said = dry(hvdenv, imaged, *words)
     assert "singularity" not in said and str(built) in said
 
 
 def test_an_image_that_is_missing_or_lacks_its_variables(
-    imaged: str, tmp_path: Path, capsys: Captured
+    imaged: str, tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
-    assert call("run", imaged, "--launcher", "mpirun", "--", "true") == 125
-    said = capsys.readouterr().err
+    said = hvdenv("run", imaged, "--launcher", "mpirun", "--", "true", code=125).err
     assert f"{tmp_path}/h.sif: this host has no image" in said
     assert f"hvdenv container {imaged} --build" in said and "--copy" in said
     (tmp_path / "h.sif").mkdir()
     words = ("--set", "container.runtime=ch-run", "--launcher", "mpirun", "--", "true")
-    assert call("run", imaged, *words) == 125
-    assert "the image has no folder /scratch" in capsys.readouterr().err
+    assert "the image has no folder /scratch" in hvdenv("run", imaged, *words, code=125).err
     (tmp_path / "h.sif/scratch").mkdir()
-    assert call("run", imaged, *words) == 125
-    said = capsys.readouterr().err
+    said = hvdenv("run", imaged, *words, code=125).err
     assert "h.sif/ch/environment: the image has no file" in said and "ch-convert" in said
 
 
-def test_a_launcher_of_the_image_cannot_reach_other_hosts(imaged: str, capsys: Captured) -> None:
+def test_a_launcher_of_the_image_cannot_reach_other_hosts(imaged: str, hvdenv: Hvdenv) -> None:
     words = ("--launcher", "horovodrun-gloo", "--dry-run", "--", "true")
-    assert call("run", imaged, "-n", "2", *words) == 0
-    said = capsys.readouterr().out
+    said = hvdenv("run", imaged, "-n", "2", *words).out
     assert said.index("singularity exec") < said.index("horovodrun -np 2")
-    assert call("run", imaged, "--hosts", "a:1,b:1", *words) == 125
-    assert "horovodrun-gloo is a program of the image" in capsys.readouterr().err
+    said = hvdenv("run", imaged, "--hosts", "a:1,b:1", *words, code=125).err
+    assert "horovodrun-gloo is a program of the image" in said
 
 
 def test_a_program_is_the_environments_where_mpi_comes_first(
-    recipe: str, built: Path, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: str, built: Path, hvdenv: Hvdenv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """mpirun --prefix puts the MPI's folder in front, and a python may lie there."""
     generation = built.resolve()
@@ -367,73 +347,72 @@ def test_a_program_is_the_environments_where_mpi_comes_first(
     found["variables"] = {"OPAL_PREFIX": str(tmp_path / "mpi")}
     record.write_text(json.dumps(found))
     hosts = ("--hosts", "a:1,b:1")
-    said = dry(capsys, recipe, *hosts, "--launcher", "mpirun", "--", "python", "x.py")
+    said = dry(hvdenv, recipe, *hosts, "--launcher", "mpirun", "--", "python", "x.py")
     assert f" --prefix {tmp_path}/mpi " in said
     assert said.endswith(f" {built}/venv/bin/python x.py )\n")
     for words in ((*hosts, "--launcher", "horovodrun-gloo"), ("--launcher", "mpirun")):
-        assert dry(capsys, recipe, *words, "--", "python", "x.py").endswith(" python x.py )\n")
-    said = dry(capsys, recipe, *hosts, "--launcher", "mpirun", "--", "sh", "-c", "true")
+        assert dry(hvdenv, recipe, *words, "--", "python", "x.py").endswith(" python x.py )\n")
+    said = dry(hvdenv, recipe, *hosts, "--launcher", "mpirun", "--", "sh", "-c", "true")
     assert said.endswith(" sh -c true )\n")
-    assert call("job", recipe, "--launcher", "mpirun", "--", "python", "x.py") == 0
-    assert f" {built}/venv/bin/python x.py\n" in capsys.readouterr().out
+    said = hvdenv("job", recipe, "--launcher", "mpirun", "--", "python", "x.py").out
+    assert f" {built}/venv/bin/python x.py\n" in said
 
 
 def test_the_allocation_decides(
-    recipe: str, built: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    recipe: str, built: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (
         ("JOB_ID", "7"), ("JOB_NODELIST", "gpu[32-33]"), ("NTASKS", "8"),
         ("TASKS_PER_NODE", "4(x2)"), ("JOB_CPUS_PER_NODE", "4(x2)"),
     ):  # fmt: skip
         monkeypatch.setenv(f"SLURM_{name}", value)
-    assert "srun -n 8 --quit-on-interrupt python" in dry(capsys, recipe, "--", "python", "x.py")
+    assert "srun -n 8 --quit-on-interrupt python" in dry(hvdenv, recipe, "--", "python", "x.py")
     launcher = ("--launcher", "horovodrun-mpi")
-    assert " -np 8 -H gpu32:4,gpu33:4 " in dry(capsys, recipe, *launcher, "--", "python", "x.py")
+    assert " -np 8 -H gpu32:4,gpu33:4 " in dry(hvdenv, recipe, *launcher, "--", "python", "x.py")
 
 
 def test_hosts_from_files(
-    recipe: str, built: Path, capsys: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recipe: str, built: Path, hvdenv: Hvdenv, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "hosts"
     file.write_text("n1\nn2\n")
     options = ("--launcher", "mpirun", "-n", "4")
-    said = dry(capsys, recipe, *options, "--hostfile", str(file), "--", "python", "x.py")
+    said = dry(hvdenv, recipe, *options, "--hostfile", str(file), "--", "python", "x.py")
     assert f"mpirun -np 4 -npernode 2 --hostfile {file} " in said
     monkeypatch.setenv("PBS_JOBID", "9")
     monkeypatch.setenv("PBS_NODEFILE", str(file))
-    assert f"--hostfile {file} " in dry(capsys, recipe, *options, "--", "python", "x.py")
+    assert f"--hostfile {file} " in dry(hvdenv, recipe, *options, "--", "python", "x.py")
     file.unlink()
-    assert call("run", recipe, "--", "true") == 125
-    assert "cannot read the host file" in capsys.readouterr().err
+    assert "cannot read the host file" in hvdenv("run", recipe, "--", "true", code=125).err
 
 
 def test_variables_that_change_results_can_be_dropped(
-    recipe: str, built: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    recipe: str, built: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in influences(os.environ):
         monkeypatch.delenv(name)
     for name in ("HOROVOD_FUSION_THRESHOLD", "NCCL_ALGO", "LD_BIND_NOW"):
         monkeypatch.setenv(name, "1")
     words = ("--launcher", "mpirun", "--hosts", "a:2", "-x", "NCCL_ALGO", "--", "python", "x.py")
-    line = dry(capsys, recipe, *words)
+    line = dry(hvdenv, recipe, *words)
     assert "unset" not in line and "-x HOROVOD_FUSION_THRESHOLD" in line
-    line = dry(capsys, recipe, "--clean", *words)
+    line = dry(hvdenv, recipe, "--clean", *words)
     assert line.startswith("( unset HOROVOD_FUSION_THRESHOLD LD_BIND_NOW; . ")
     assert "-x NCCL_ALGO" in line and "-x HOROVOD_FUSION_THRESHOLD" not in line
 
 
 def test_secrets_stay_off_command_lines(
-    recipe: str, built: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    recipe: str, built: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """horovodrun writes all that it sees on command lines on other hosts."""
     monkeypatch.setenv("MY_API_KEY", "hunter2")
     monkeypatch.setenv("HOROVOD_LOG_LEVEL", "debug")
     gloo = ("--launcher", "horovodrun-gloo", "-n", "2")
-    line = dry(capsys, recipe, *gloo, "--", "python", "x.py")
+    line = dry(hvdenv, recipe, *gloo, "--", "python", "x.py")
     assert " -u MY_API_KEY " in line
     assert line.index("activate.sh") < line.index("MY_API_KEY")
     assert "HOROVOD_LOG_LEVEL" not in line
-    named = dry(capsys, recipe, *gloo, "-x", "MY_API_KEY", "--", "python", "x.py")
+    named = dry(hvdenv, recipe, *gloo, "-x", "MY_API_KEY", "--", "python", "x.py")
     assert "MY_API_KEY" not in named
     assert "hunter2" not in named
 
@@ -461,36 +440,35 @@ def test_secrets_stay_off_command_lines(
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )  # fmt: skip
 def test_own_failures_have_a_code_of_their_own(
-    words: tuple[str, ...], said: str, recipe: str, built: Path, capsys: Captured
+    words: tuple[str, ...], said: str, recipe: str, built: Path, hvdenv: Hvdenv
 ) -> None:
-    assert call("run", *(recipe if word == "RECIPE" else word for word in words)) == 125
-    captured = capsys.readouterr()
+    captured = hvdenv("run", *(recipe if word == "RECIPE" else word for word in words), code=125)
     assert said in captured.err
     assert captured.out == ""
 
 
-def test_an_environment_that_was_not_built(recipe: str, capsys: Captured) -> None:
-    assert call("run", recipe, "--launcher", "mpirun", "--", "true") == 125
-    assert f"hvdenv build {recipe}" in capsys.readouterr().err
-    assert "mpirun -np 1 " in dry(capsys, recipe, "--launcher", "mpirun", "--", "true")
+def test_an_environment_that_was_not_built(recipe: str, hvdenv: Hvdenv) -> None:
+    said = hvdenv("run", recipe, "--launcher", "mpirun", "--", "true", code=125).err
+    assert f"hvdenv build {recipe}" in said
+    assert "mpirun -np 1 " in dry(hvdenv, recipe, "--launcher", "mpirun", "--", "true")
 
 
 @pytest.mark.parametrize("named", ["recipe", "prefix"])
 def test_a_damaged_environment_is_to_be_rebuilt(
-    named: str, recipe: str, built: Path, capsys: Captured
+    named: str, recipe: str, built: Path, hvdenv: Hvdenv
 ) -> None:
     record = built / "hvdenv.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), "sizes": {"activate.sh": 1}}))
     (built / "activate.sh").write_text("")
     words = (recipe,) if named == "recipe" else ("--prefix", str(built))
-    for command in (("run", *words, "--", "true"), ("shell", *words), ("module", *words)):
-        assert call(*command)
-        said = capsys.readouterr().err
+    run, shell = ("run", *words, "--", "true"), ("shell", *words)
+    for command, code in ((run, 125), (shell, 125), (("module", *words), 2)):
+        said = hvdenv(*command, code=code).err
         assert "files of this environment are damaged: activate.sh has 0 bytes" in said
         assert " --rebuild" in said
 
 
-def hvdenv(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def process(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "hvdenv", *words], env={**os.environ, **variables},
         capture_output=True, text=True, check=False, timeout=300,
@@ -503,18 +481,17 @@ def test_what_is_not_there(recipe: str, built: Path, tmp_path: Path) -> None:
     for name in ("bash", "env"):
         (tmp_path / "bin" / name).symlink_to(f"/usr/bin/{name}")
     words = ("run", recipe, "--launcher", "mpirun", "--", "true")
-    missing = hvdenv(*words, PATH=str(tmp_path / "bin"))
+    missing = process(*words, PATH=str(tmp_path / "bin"))
     assert missing.returncode == 125
     assert "mpirun is neither in the environment nor on PATH" in missing.stderr
-    assert hvdenv(*words, BROKEN="1").returncode == 125
+    assert process(*words, BROKEN="1").returncode == 125
 
 
 # ---------------------------------------------------------------- shell
 
 
-def test_shell_in_an_allocation(recipe: str, built: Path, capsys: Captured) -> None:
-    assert call("shell", recipe, "--nodes", "3", "--time", "90", "--dry-run") == 0
-    said = capsys.readouterr()
+def test_shell_in_an_allocation(recipe: str, built: Path, hvdenv: Hvdenv) -> None:
+    said = hvdenv("shell", recipe, "--nodes", "3", "--time", "90", "--dry-run")
     assert said.err == "allocation: 3 nodes for 01:30:00, up to 4.5 node-hours and 18 GPU-hours\n"
     words = shlex.split(said.out)
     assert words[:9] == shlex.split(
@@ -527,12 +504,11 @@ def test_shell_in_an_allocation(recipe: str, built: Path, capsys: Captured) -> N
     "words", [("build",), ("verify",), ("job", "--submit")], ids=lambda words: words[0]
 )
 def test_what_would_be_submitted_is_shown(
-    words: tuple[str, ...], recipe: str, built: Path, tmp_path: Path, capsys: Captured
+    words: tuple[str, ...], recipe: str, built: Path, tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
     command, *options = words
     rest = ("--", "true") if command == "job" else ("--where", "compute")
-    assert call(command, recipe, *options, "--dry-run", *rest) == 0
-    said = capsys.readouterr()
+    said = hvdenv(command, recipe, *options, "--dry-run", *rest)
     assert said.out.startswith("#!/bin/bash\n#SBATCH -J hvdenv")
     assert "--dry-run" not in said.out
     assert re.search(
@@ -542,36 +518,31 @@ def test_what_would_be_submitted_is_shown(
 
 
 def test_nothing_is_submitted_that_cannot_work(
-    recipe: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+    recipe: str, tmp_path: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "env").symlink_to("/usr/bin/env")
     monkeypatch.setenv("PATH", str(programs))
-    assert call("verify", recipe, "--where", "compute") == 2
-    assert "site was not built" in capsys.readouterr().err
-    assert call("build", recipe, "--where", "compute") == 5
-    said = capsys.readouterr().err
+    assert "site was not built" in hvdenv("verify", recipe, "--where", "compute", code=2).err
+    said = hvdenv("build", recipe, "--where", "compute", code=5).err
     assert "this machine has no Slurm: there is no sbatch on PATH" in said
 
 
 def test_each_option_of_an_allocation_asks_for_one(
-    recipe: str, built: Path, capsys: Captured
+    recipe: str, built: Path, hvdenv: Hvdenv
 ) -> None:
     words = "--account a --comment c --name n --ranks-per-node 2 --cpus-per-rank 8".split()
-    assert call("shell", recipe, "--gpus-per-node", "2", *words, "--dry-run") == 0
-    assert capsys.readouterr().out.startswith(
+    assert hvdenv("shell", recipe, "--gpus-per-node", "2", *words, "--dry-run").out.startswith(
         "salloc -J n --time=01:00:00 --comment=c -p gpu -A a --nodes=2 --ntasks-per-node=2"
         " --cpus-per-task=8 --gres=gpu:2 srun "
     )
-    assert call("shell", recipe, "--account", "a", "--dry-run") == 0
-    assert capsys.readouterr().out.startswith("salloc ")
+    assert hvdenv("shell", recipe, "--account", "a", "--dry-run").out.startswith("salloc ")
 
 
-def test_what_a_site_requires_can_be_given(recipe: str, built: Path, capsys: Captured) -> None:
+def test_what_a_site_requires_can_be_given(recipe: str, built: Path, hvdenv: Hvdenv) -> None:
     words = ("shell", recipe, "--set", 'job.requires=["account"]', "--dry-run")
-    assert call(*words, "--nodes", "1") == 125
-    assert "give --account" in capsys.readouterr().err
+    assert "give --account" in hvdenv(*words, "--nodes", "1", code=125).err
     assert call(*words, "--account", "a") == 0
 
 
@@ -587,26 +558,21 @@ def test_what_a_site_requires_can_be_given(recipe: str, built: Path, capsys: Cap
     ids=" ".join,
 )
 def test_allocations_that_cannot_be(
-    words: tuple[str, ...], said: str, recipe: str, built: Path, capsys: Captured
+    words: tuple[str, ...], said: str, recipe: str, built: Path, hvdenv: Hvdenv
 ) -> None:
-    assert call("shell", recipe, "--dry-run", *words) == 125
-    assert said in capsys.readouterr().err
+    assert said in hvdenv("shell", recipe, "--dry-run", *words, code=125).err
 
 
-def test_no_job_in_a_job(
-    recipe: str, built: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+def test_no_job_in_a_job_and_none_without_a_scheduler(
+    recipe: str, built: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert call("shell", recipe, "--nodes", "1", "--dry-run") == 125
-    said = capsys.readouterr().err
+    said = hvdenv("shell", recipe, "--nodes", "1", "--dry-run", code=125).err
     assert "this process already runs in job 7" in said
     assert "omit --nodes" in said
-    assert call("shell", recipe, "--dry-run") == 0
-
-
-def test_no_allocation_without_a_scheduler(capsys: Captured) -> None:
-    assert call("shell", "local", "--nodes", "1", "--dry-run") == 125
-    assert "has no scheduler" in capsys.readouterr().err
+    hvdenv("shell", recipe, "--dry-run")
+    said = hvdenv("shell", "local", "--nodes", "1", "--dry-run", code=125).err
+    assert "has no scheduler" in said
 
 
 @pytest.mark.parametrize("shell", ["bash", "sh", "dash", "fish", ""])
@@ -752,22 +718,25 @@ class Terminal:
         os.write(self.descriptor, text.encode())
 
     def wait_for(self, text: str) -> None:
-        deadline = time.monotonic() + 60
-        while text not in self.text:
-            assert time.monotonic() < deadline, self.text
+        def read() -> bool:
             if select.select([self.descriptor], [], [], 0.1)[0]:
                 self.text += os.read(self.descriptor, 4096).decode()
+            return text in self.text
+
+        wait_until(lambda: text in self.text or read())
 
     def end(self) -> int:
         """Its exit code."""
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
+        ended: list[int] = []
+
+        def has_ended() -> bool:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.pid = 0
-                return os.waitstatus_to_exitcode(status)
-            time.sleep(0.02)
-        raise AssertionError(self.text)
+            ended.append(status)
+            return pid == self.pid
+
+        wait_until(has_ended)
+        self.pid = 0
+        return os.waitstatus_to_exitcode(ended[-1])
 
 
 @pytest.fixture

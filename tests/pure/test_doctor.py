@@ -6,17 +6,18 @@ import io
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hvdenv.building.lastfailed import last_failure
 from hvdenv.building.state import JOURNAL, LOGS
-from hvdenv.cli.main import main
 from hvdenv.environments import generations, registry
 from hvdenv.environments.generations import at
 from hvdenv.environments.journal import FAILED, FINISHED, STARTED, Journal
 from hvdenv.places import Places, find_places
+from tests.commands import Hvdenv
 from tests.environments import ONE, TWO
 
 Captured = pytest.CaptureFixture[str]
@@ -57,49 +58,48 @@ def report(places: Places, name: str, status: str, message: str, time: float) ->
     os.utime(path, (time, time))
 
 
-def test_a_log_is_diagnosed(tmp_path: Path, capsys: Captured) -> None:
-    log = tmp_path / "log"
-    log.write_text(
-        "fine\nCMake Error: Compatibility with CMake < 3.5 has been removed from CMake.\n"
-    )
-    assert main(["doctor", str(log)]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith(f"{log}\ncause: CMake 4 rejects")
+@pytest.fixture
+def doctor(tmp_path: Path, hvdenv: Hvdenv) -> Callable[..., str]:
+    """Gives what doctor says of a log."""
+
+    def told(text: str, *words: str, code: int = 0) -> str:
+        (tmp_path / "log").write_text(text)
+        return hvdenv("doctor", str(tmp_path / "log"), *words, code=code).out
+
+    return told
+
+
+CMAKE = "Compatibility with CMake < 3.5 has been removed from CMake.\n"
+
+
+def test_a_log_is_diagnosed(tmp_path: Path, doctor: Callable[..., str]) -> None:
+    said = doctor(f"fine\nCMake Error: {CMAKE}")
+    assert said.startswith(f"{tmp_path}/log\ncause: CMake 4 rejects")
     assert "1. set CMAKE_POLICY_VERSION_MINIMUM=3.5" in said
     assert "cmake-4-for-bundled-gloo" not in said
-    assert main(["doctor", str(log), "--recipe", "local"]) == 0
-    said = capsys.readouterr().out
+    said = doctor(f"fine\nCMake Error: {CMAKE}", "--recipe", "local")
     assert "cmake-4-for-bundled-gloo" in said
     assert "in the recipe: build_tools.cmake" in said
 
 
-def test_the_remedy_is_a_diff_of_the_recipe(tmp_path: Path, capsys: Captured) -> None:
-    log, recipe = tmp_path / "log", tmp_path / "mine.toml"
-    log.write_text("Compatibility with CMake < 3.5 has been removed from CMake.\n")
+def test_the_remedy_is_a_diff_of_the_recipe(tmp_path: Path, doctor: Callable[..., str]) -> None:
+    recipe = tmp_path / "mine.toml"
     recipe.write_text('format = 1\nname = "mine"\nextends = "local"\n')
-    assert main(["doctor", str(log), "--recipe", str(recipe)]) == 0
-    said = capsys.readouterr().out
+    said = doctor(CMAKE, "--recipe", str(recipe))
     assert "Suggested recipe change:" in said
     assert f"--- {recipe}" in said
     assert '+cmake = ">=3.13,<4"' in said
-    assert main(["doctor", str(log), "--recipe", "local", "--json"]) == 0
-    change = json.loads(capsys.readouterr().out)["change"]
+    change = json.loads(doctor(CMAKE, "--recipe", "local", "--json"))["change"]
     assert '+cmake = ">=3.13,<4"' in change["diff"]
+    # Which numpy, its rules differ on.
     which = "AttributeError: _ARRAY_API not found\nImportError: numpy.core.multiarray failed to import\n"
-    log.write_text(which)  # which numpy, its rules differ on
-    assert main(["doctor", str(log), "--recipe", "local"]) == 0
-    assert "Suggested" not in capsys.readouterr().out
-    log.write_text("nothing that is known\n")
-    assert main(["doctor", str(log), "--recipe", "local"]) == 1
-    assert "Suggested" not in capsys.readouterr().out
-    assert main(["doctor", str(log), "--recipe", "no-such-recipe"]) == 2
+    assert "Suggested" not in doctor(which, "--recipe", "local")
+    assert "Suggested" not in doctor("nothing that is known\n", "--recipe", "local", code=1)
+    doctor(CMAKE, "--recipe", "no-such-recipe", code=2)
 
 
-def test_what_is_not_known_says_what_to_look_at(tmp_path: Path, capsys: Captured) -> None:
-    log = tmp_path / "log"
-    log.write_text("[2]<stderr>:ValueError: https://me:secret@host/ is odd\x1b[31m\n")
-    assert main(["doctor", str(log)]) == 1
-    said = capsys.readouterr().out
+def test_what_is_not_known_says_what_to_look_at(doctor: Callable[..., str]) -> None:
+    said = doctor("[2]<stderr>:ValueError: https://me:secret@host/ is odd\x1b[31m\n", code=1)
     assert "not recognised" in said
     assert "line 1: [2]<stderr>:ValueError: https://***@host/ is odd" in said
     assert "the rank that failed first: 2" in said
@@ -121,11 +121,10 @@ NOT_ALLOWED = "[gpu32:00100] Read -1, expected 131072, errno = 1"
     ],
 )  # fmt: skip
 def test_how_much_is_known_comes_first(
-    log: str, first: str, also: str, tmp_path: Path, capsys: Captured
+    log: str, first: str, also: str, doctor: Callable[..., str]
 ) -> None:
-    (tmp_path / "log").write_text(log)
-    assert main(["doctor", str(tmp_path / "log")]) == (0 if "Segmentation" in log else 1)
-    _, told = capsys.readouterr().out.split("\n", 1)
+    said = doctor(log, code=0 if "Segmentation" in log else 1)
+    told = said.split("\n", 1)[1]
     assert told.startswith(first)
     assert also in told
 
@@ -135,24 +134,20 @@ def test_how_much_is_known_comes_first(
     [("", True, False), ("docker run x\n", False, False), ("hvdenv build x\n", True, True)],
 )
 def test_remedies_fit_the_reader(
-    before: str, modules: bool, recipe: bool, tmp_path: Path, capsys: Captured
+    before: str, modules: bool, recipe: bool, doctor: Callable[..., str]
 ) -> None:
     """No recipes for those who only have a log, no environment modules in containers."""
-    missing = "CMake Error at x:1 (message):\n  Could NOT find MPI (x)\n"
-    (tmp_path / "log").write_text(before + missing)
-    assert main(["doctor", str(tmp_path / "log")]) == 0
-    said = capsys.readouterr().out
+    said = doctor(f"{before}CMake Error at x:1 (message):\n  Could NOT find MPI (x)\n")
     assert "  1. install an MPI" in said
     assert ("with environment modules: load an MPI module" in said) is modules
     assert ("in the recipe: modules.load" in said) is recipe
     assert ("hvdenv check RECIPE" in said) is recipe
 
 
-def test_standard_input_and_json(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_standard_input_and_json(monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv) -> None:
     text = f"{FULL}ninja: build stopped\nUsing horovod==0.28.1 with TOKEN=hush\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    assert main(["doctor", "-", "--json"]) == 0
-    said = capsys.readouterr()
+    said = hvdenv("doctor", "-", "--json")
     found = json.loads(said.out)
     assert found["schema"] == "hvdenv.diagnosis/1"
     assert found["recognised"] is True
@@ -164,25 +159,22 @@ def test_standard_input_and_json(monkeypatch: pytest.MonkeyPatch, capsys: Captur
     assert said.err == ""
 
 
-def test_a_log_that_cannot_be_read(capsys: Captured, tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_read(hvdenv: Hvdenv, tmp_path: Path) -> None:
     for name in (tmp_path, tmp_path / "none"):
-        assert main(["doctor", str(name)]) == 2
-        assert "cannot read it" in capsys.readouterr().err
+        assert "cannot read it" in hvdenv("doctor", str(name), code=2).err
 
 
-def test_nothing_has_failed(capsys: Captured) -> None:
-    assert main(["doctor"]) == 2
-    assert "name a log" in capsys.readouterr().err
+def test_nothing_has_failed(hvdenv: Hvdenv) -> None:
+    assert "name a log" in hvdenv("doctor", code=2).err
 
 
-def test_the_last_failed_build(capsys: Captured) -> None:
+def test_the_last_failed_build(hvdenv: Hvdenv) -> None:
     places = find_places()
     begin(
         places, "local", ONE, (STARTED, "stack"), (FINISHED, "stack"), (STARTED, "wheel"),
         (FAILED, "wheel"), (FAILED, "stack"), log=f"$ pip\nNo module named 'setuptools'\n$ pip\n{FULL}",
     )  # fmt: skip
-    assert main(["doctor"]) == 0
-    said = capsys.readouterr().out
+    said = hvdenv("doctor").out
     assert f"the build of {places.envs / 'local'} stopped at the step wheel" in said
     assert "06-wheel.log" in said
     assert "cause: the disk or the quota is full" in said
@@ -199,21 +191,19 @@ def test_what_has_not_failed_is_passed_over() -> None:
     assert last_failure(places) is None
 
 
-def test_what_hvdenv_refuses_itself_has_no_log(capsys: Captured) -> None:
+def test_what_hvdenv_refuses_itself_has_no_log(hvdenv: Hvdenv) -> None:
     begin(find_places(), "local", TWO, (STARTED, "stack"), (FAILED, "stack"))
-    assert main(["doctor"]) == 1
-    assert "step stack failed" in capsys.readouterr().out
+    assert "step stack failed" in hvdenv("doctor", code=1).out
 
 
 @pytest.mark.parametrize(("age", "expected"), [(-1000, "build"), (1000, "verify")])
-def test_the_newer_of_build_and_verify(age: float, expected: str, capsys: Captured) -> None:
+def test_the_newer_of_build_and_verify(age: float, expected: str, hvdenv: Hvdenv) -> None:
     places = find_places()
     folder = begin(places, "local", ONE, (STARTED, "wheel"), (FAILED, "wheel"), log=f"$ x\n{FULL}")
     time = (folder / JOURNAL).stat().st_mtime
     report(places, "1.json", "fail", "older", time - 5000)
     report(places, "2.json", "fail", "rank 1 ended", time + age)
-    assert main(["doctor"]) == 0
-    said = capsys.readouterr().out
+    said = hvdenv("doctor").out
     assert said.startswith("the build of" if expected == "build" else "verify of /p found failures")
     if expected == "verify":
         assert "allreduce torch over MPI: rank 1 ended" in said

@@ -7,16 +7,15 @@ import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from hvdenv.cli import init_node
-from hvdenv.cli.main import main
 from hvdenv.drafting import here
 from hvdenv.drafting.combine import Draft, combine
 from hvdenv.drafting.commands import read_page
-from hvdenv.drafting.values import Drafted, Found
+from hvdenv.drafting.values import Found, Value
 from hvdenv.drafting.writer import write
 from hvdenv.errors import StepError
 from hvdenv.masking import plain
@@ -25,6 +24,7 @@ from hvdenv.places import Places
 from hvdenv.runner import Runner
 from hvdenv.schema import encode, parse_toml
 from hvdenv.sites.jobs import Script
+from tests.commands import Hvdenv
 
 CASES = Path(__file__).parents[1] / "cases"
 DOCUMENTS = sorted((CASES / "documents").glob("*.toml"))
@@ -39,35 +39,25 @@ def shown_values(draft: Draft) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for each in draft.values:
         key = ".".join(each.key)
-        if each.item:
-            values.setdefault(key, []).append(each.value)
-        else:
-            values[key] = each.value
+        values[key] = [*values.get(key, ()), each.value] if each.item else each.value
     return values
 
 
-class Compared(NamedTuple):
-    right: int
-    wrong: list[str]
-    choices: int
-
-
-def compared(draft: Draft, recipe: str, deviating: set[str]) -> Compared:
-    """Values of a draft against a shipped recipe and its variants."""
+def wrong_and_right(draft: Draft, recipe: str, deviating: set[str]) -> tuple[list[str], int]:
+    """Values of a draft that are not those of a shipped recipe and its variants; how many are."""
     offered = variants_of(read_layer("recipe", shipped_recipes()[recipe]).values)
     allowed = [
         encode(load_recipe(recipe, variants=each).recipe) for each in ([], *([v] for v in offered))
     ]
-    right, wrong = 0, []
-    for each in draft.values:
-        if any(is_in(each, document) for document in allowed):
-            right += 1
-        elif not any(line in each.origin.text or each.origin.text in line for line in deviating):
-            wrong.append(f"{'.'.join(each.key)} = {each.value!r} ({each.origin})")
-    return Compared(right, wrong, len(draft.choices))
+    others = [each for each in draft.values if not any(is_in(each, one) for one in allowed)]
+    wrong = [
+        f"{'.'.join(each.key)} = {each.value!r} ({each.origin})" for each in others
+        if not any(line in each.origin.text or each.origin.text in line for line in deviating)
+    ]  # fmt: skip
+    return wrong, len(draft.values) - len(others)
 
 
-def is_in(each: Drafted, document: Any) -> bool:
+def is_in(each: Value, document: Any) -> bool:
     for part in each.key:
         document = document.get(part, {}) if isinstance(document, dict) else {}
     return each.value in document if each.item else bool(each.value == document)
@@ -80,9 +70,9 @@ def test_documents_of_the_shipped_recipes(path: Path) -> None:
     lines = [each["line"] for each in document["command"]]
     deviating = {each["line"] for each in document["command"] if each["covered_by"] == "deviation"}
     draft = draft_of("\n".join(["#!/bin/bash", *lines]))
-    found = compared(draft, document["recipe"], deviating)
-    assert found.wrong == []
-    assert (found.right, found.choices) == RIGHT_AND_CHOICES[path.stem]
+    wrong, right = wrong_and_right(draft, document["recipe"], deviating)
+    assert wrong == []
+    assert (right, len(draft.choices)) == RIGHT_AND_CHOICES[path.stem]
 
 
 # Counted in docs/explanation/measurements.md.
@@ -329,16 +319,15 @@ mpirun $OPTIONS python3 train.py
 
 
 def test_a_cluster_with_types_of_nodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
 ) -> None:
     """The draft is a recipe as it is, and its job is the page's."""
     monkeypatch.chdir(tmp_path)
     Path("page.md").write_text(CLUSTER)
-    assert main(["init", "fenn", "--from", "page.md"]) == 0
-    assert main(["check", "./fenn.toml", "--offline"]) == 0
-    capsys.readouterr()
-    assert main(["job", "./fenn.toml", "--account", "grp", "--", "python3", "train.py"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    hvdenv("init", "fenn", "--from", "page.md")
+    hvdenv("check", "./fenn.toml", "--offline")
+    job = hvdenv("job", "./fenn.toml", "--account", "grp", "--", "python3", "train.py")
+    lines = job.out.splitlines()
     assert {"#$ -l rt_F=2", "#$ -g grp", "#$ -cwd"} <= {*lines}
     assert not any(line.startswith(("#$ -q", "#$ -P", "#$ -pe")) for line in lines)
     assert "$SGE_JOB_HOSTLIST" in lines[-3]
@@ -364,7 +353,7 @@ cpu|100|128+|256000|(null)|infinite
 
 
 def test_partitions_of_slurm() -> None:
-    found = {each.key: each.value for each in here.partitions(SINFO) if isinstance(each, Drafted)}
+    found = {each.key: each.value for each in here.partitions(SINFO) if isinstance(each, Value)}
     assert found == {
         ("partitions", "gpu", "nodes"): 6, ("partitions", "gpu", "cores"): 64,
         ("partitions", "gpu", "memory_gb"): 502, ("partitions", "gpu", "gpus"): 4,
@@ -392,7 +381,7 @@ def test_folders_of_modules(tmp_path: Path) -> None:
 
 
 def test_files_that_a_page_names_as_modules_are_not_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
 ) -> None:
     """`module load /FILE` runs the file."""
     names = ("/tmp/evil", "gcc/../../tmp/evil", "../evil", "a;touch", "-f", "gcc/10.2.0")
@@ -405,7 +394,7 @@ def test_files_that_a_page_names_as_modules_are_not_loaded(
         return Found()
 
     monkeypatch.setattr(here, "look", look)
-    assert main(["init", "x", "--from", str(page), "--here", "-o", "-"]) == 0
+    hvdenv("init", "x", "--from", str(page), "--here", "-o", "-")
     assert asked == [["gcc/10.2.0"]]
 
 
@@ -419,30 +408,29 @@ HOROVOD_GPU_ALLREDUCE=NCCL pip install horovod
 """
 
 
-def test_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv) -> None:
     """A draft that is completed by answers is a recipe; no file is overwritten."""
     monkeypatch.chdir(tmp_path)
     Path("page.md").write_text(PAGE)
     monkeypatch.setattr("sys.stdin", io.StringIO("2\n0.28.1\n"))
-    assert main(["init", "fenn", "--from", "page.md", "--interactive"]) == 0
-    assert "hvdenv check ./fenn.toml" in capsys.readouterr().out
+    drafted = hvdenv("init", "fenn", "--from", "page.md", "--interactive")
+    assert "hvdenv check ./fenn.toml" in drafted.out
     recipe = load_recipe("./fenn.toml").recipe
     assert recipe.horovod.gpu and recipe.horovod.gpu.allreduce == "nccl"
     assert (recipe.horovod.version, recipe.horovod.controllers) == ("0.28.1", ("mpi", "gloo"))
-    assert main(["init", "fenn", "--from", "page.md"]) == 2
-    assert main(["init", "--from", "page.md", "--set", "horovod.version=0.27.0", "-o", "-"]) == 0
-    assert 'version = "0.27.0"' in capsys.readouterr().out
+    hvdenv("init", "fenn", "--from", "page.md", code=2)
+    older = hvdenv("init", "--from", "page.md", "--set", "horovod.version=0.27.0", "-o", "-")
+    assert older.out.startswith("# Drafted by hvdenv init from page.md.\n")
+    assert 'version = "0.27.0"' in older.out
     for lines, commands in (("1-3", 2), ("3-99", 4)):  # also from within a block
-        assert main(["init", "--from", "page.md", "--lines", lines, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["commands"] == commands
-    assert main(["init"]) == 2
+        part = hvdenv("init", "--from", "page.md", "--lines", lines, "--json")
+        assert json.loads(part.out)["commands"] == commands
+    hvdenv("init", code=2)
     for wrong in ("horovod.versio=1", "job.nodes=two", "x"):
-        assert main(["init", "a", "--set", wrong, "--here"]) == 2
-    assert "--set x: it has no =" in capsys.readouterr().err
+        said = hvdenv("init", "a", "--set", wrong, "--here", code=2).err
+    assert "--set x: it has no =" in said
     monkeypatch.setattr("sys.stdin", io.StringIO("3.10\n==3.10.*\n"))
-    assert main(["init", "a", "--interactive", "--set", "job.time=00:10:00"]) == 0
+    hvdenv("init", "a", "--interactive", "--set", "job.time=00:10:00")
     written = parse_toml(Path("a.toml").read_text())
     assert (written["job"]["time"], written["python"]["version"]) == ("00:10:00", "==3.10.*")
 
@@ -453,10 +441,7 @@ def test_a_job_that_fails_leaves_no_answer(tmp_path: Path, monkeypatch: pytest.M
     answer.write_text("{")
     monkeypatch.setattr(init_node, "submit", lambda *_: SimpleNamespace(id="1"))
     monkeypatch.setattr(init_node, "to_the_end", lambda *_, **__: 1)
+    script = Script("", "slurm", load_recipe("neuron").recipe.dialects["slurm"], "j")
     with pytest.raises(StepError, match="did not answer"):
-        init_node._answered(
-            Script("", "slurm", load_recipe("neuron").recipe.dialects["slurm"], "j"),
-            answer,
-            Places(tmp_path),
-        )
+        init_node._answered(script, answer, Places(tmp_path))
     assert not answer.exists()

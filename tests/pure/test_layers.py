@@ -20,7 +20,6 @@ from hvdenv.model.cluster import JobOf
 from hvdenv.model.folders import User, expand
 from hvdenv.model.layers import load_recipe, shipped_recipes
 from hvdenv.model.recipe import Recipe
-from hvdenv.places import find_places
 from hvdenv.schema import Problem, check_part, json_schema
 from tests.commands import Hvdenv
 from tests.files import write
@@ -196,7 +195,7 @@ def test_variants_that_change_only_jobs_share_the_environment(
 
     def name(*variants: str, overrides: Sequence[str] = ()) -> str:
         resolved = load_recipe(str(path), variants=variants, overrides=overrides)
-        return environment_of(Namespace(prefix=None), resolved, find_places()).prefix.name
+        return environment_of(Namespace(prefix=None), resolved).prefix.name
 
     assert name() == name("long") == name("gridengine") == "layers"
     assert name("older", "long") == "layers+older"

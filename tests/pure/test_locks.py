@@ -211,7 +211,7 @@ def test_where_only_cuda_builds_are_found_no_lock_is_written(
         Path(request["report"]).parent.mkdir(parents=True, exist_ok=True)
         Path(request["report"]).write_text(json.dumps({"install": report}))
 
-    monkeypatch.setattr("hvdenv.cli.lock.run_steps", answered)
+    monkeypatch.setattr("hvdenv.cli.find_lock.run_steps", answered)
     assert main(["lock", *words]) == (4 if refused else 0)
     said = capsys.readouterr()
     assert bool(list(tmp_path.rglob(MAIN))) == (not refused)

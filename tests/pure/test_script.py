@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.cli.main import main
 from hvdenv.command import Command
 from hvdenv.model.facts import Facts, Tool
 from hvdenv.model.recipe import Recipe
@@ -46,16 +45,11 @@ def test_bash_accepts_the_script(variant: str, cases: Path, hvdenv: Hvdenv) -> N
     assert accepted(hvdenv(*words).out)
 
 
-def test_the_script_of_a_lock_needs_neither_uv_nor_caches(
-    cases: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_script_of_a_lock_needs_neither_uv_nor_caches(cases: Path, hvdenv: Hvdenv) -> None:
     words = ["plan", "local", "--locked", "--facts", str(cases / "facts.json")]
-    assert main(words) == 0
-    shared = str(find_places().cache)
-    told = capsys.readouterr().out
+    shared, told = str(find_places().cache), hvdenv(*words).out
     assert "-m uv pip install" in told and f"PIP_DEST={shared}" in told
-    assert main([*words, "--format", "bash"]) == 0
-    script = capsys.readouterr().out
+    script = hvdenv(*words, "--format", "bash").out
     assert accepted(script)
     assert "-m uv" not in script and shared not in script
     assert 'PIP_DEST="$folder"/build/files' in script
@@ -86,23 +80,8 @@ def test_a_folder_that_exists_is_refused(plan: Plan, tmp_path: Path) -> None:
 
 
 # Neither is in any recipe: the pattern of each value refuses them. The script quotes all the same.
-WORDS = [
-    "a b",
-    "$(touch pwned)",
-    "`touch pwned`",
-    "'",
-    '"',
-    "\\",
-    "",
-    "*",
-    "~",
-    "x;y",
-    "#",
-    "-n",
-    "!",
-    "$HOME",
-    "{a,b}",
-]
+WORDS = ["a b", "$(touch pwned)", "`touch pwned`", "'", '"', "\\", "", "*", "~", "x;y", "#", "-n", "!",
+         "$HOME", "{a,b}"]  # fmt: skip
 
 
 def harmless(plan: Plan, *steps: Step) -> Plan:
@@ -200,12 +179,8 @@ def test_what_stays(name: str) -> None:
 def test_the_script_takes_away_the_same(plan: Plan, tmp_path: Path) -> None:
     """Bash reads the pattern its own way: it is asked."""
     step = Step("see", "", (Command(("env",)),))
-    code, said = bash(
-        render_bash(harmless(plan, step), tmp_path / "made"),
-        **dict.fromkeys(
-            [*CLEANED, *(name for name in KEPT if name not in ("PATH", "TMPDIR"))], "x"
-        ),
-    )
+    variables = dict.fromkeys({*CLEANED, *KEPT} - {"PATH", "TMPDIR"}, "x")
+    code, said = bash(render_bash(harmless(plan, step), tmp_path / "made"), **variables)
     assert code == 0, said
     seen = dict(line.split("=", 1) for line in said.splitlines() if "=" in line and line[0] != "=")
     assert {name for name in CLEANED if seen.get(name) == "x"} == set()
