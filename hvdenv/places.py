@@ -232,7 +232,7 @@ def walk(path: str | os.PathLike[str]) -> Iterator[tuple[str, os.stat_result | N
 
     def parts(path: str) -> list[str]:
         """The last one first."""
-        names = [name for name in path.split("/") if name not in ("", ".")]
+        names = [name for name in path.split("/") if name]
         return [*reversed(names), *(["/"] if path.startswith("/") else [])]
 
     named = os.fspath(path)
@@ -240,7 +240,10 @@ def walk(path: str | os.PathLike[str]) -> Iterator[tuple[str, os.stat_result | N
     at, links = "/", 0
     while left:
         name = left.pop()
-        here = os.path.dirname(at) if name == ".." else os.path.join(at, name)
+        if name == "." and left:
+            continue
+        # A link to "." can be the last one: the way ends at its folder.
+        here = {".": at, "..": os.path.dirname(at)}.get(name) or os.path.join(at, name)
         try:
             status: os.stat_result | None = os.lstat(here)
         except (FileNotFoundError, NotADirectoryError):

@@ -39,6 +39,7 @@ _REQUESTS = {"salloc": "slurm", "sbatch": "slurm", "sinteractive": "slurm", "sru
              "bsub": "lsf"}  # fmt: skip
 _CONDA = frozenset({"conda", "mamba", "micromamba"})
 _PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
+_NAMED = re.compile(r"\$([A-Za-z_]\w*)")
 _PIP = re.compile(r"(?:.*/)?pip[\d.]*")
 _INTERACTIVE = frozenset({"idev", "qrsh", "qlogin", "srun_gpu", "interact", "sdev", "si"})
 # Programs that change no environment that a recipe describes.
@@ -191,8 +192,7 @@ class _Reader:
         """With the texts of variables that the page has set before."""
 
         def fill(text: str) -> str:
-            named = r"\$([A-Za-z_]\w*)"
-            return re.sub(named, lambda found: self.variables.get(found[1], found[0]), text)
+            return _NAMED.sub(lambda found: self.variables.get(found[1], found[0]), text)
 
         variables = tuple((name, fill(value)) for name, value in statement.variables)
         if not statement.words or statement.words[0] in ("export", "declare", "local", "typeset"):

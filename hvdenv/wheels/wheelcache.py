@@ -16,7 +16,7 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
@@ -188,8 +188,8 @@ def store(
         }
         record = (json.dumps(document, indent=1, allow_nan=False) + "\n").encode()
         signature = signing.sign(record, signing_key, runner) if signing_key else b""
-        files = {wheel.name: blocks(source.fileno()), RECORD: [record], SIGNATURE: [signature]}
-        _add(cache, name, files, runner)
+        content = _same(source.fileno(), digest.hexdigest(), wheel)
+        _add(cache, name, {wheel.name: content, RECORD: [record], SIGNATURE: [signature]}, runner)
 
 
 def copy(entries: Mapping[str, Cache], target: Cache, runner: Runner) -> None:
@@ -214,7 +214,9 @@ def copy(entries: Mapping[str, Cache], target: Cache, runner: Runner) -> None:
                     for each in {cache, target}:
                         check(each, entry, runner)
                     if checked:
-                        files = {entry.record.file: blocks(entry.wheel), RECORD: [entry.raw]}
+                        record, path = entry.record, entry.folder / entry.record.file
+                        content = _same(entry.wheel, record.sha256, path)
+                        files = {record.file: content, RECORD: [entry.raw]}
                         _add(target, name, {**files, SIGNATURE: [entry.signature]}, runner)
             except NotUsedError as error:
                 raise RecipeError(
@@ -417,6 +419,23 @@ def _add(cache: Cache, name: str, files: Mapping[str, Iterable[bytes]], runner: 
         ) from error  # fmt: skip
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _same(wheel: int, sha256: str, path: Path) -> Iterator[bytes]:
+    """The content of an open wheel, which must still have the hash that was recorded.
+
+    Raises:
+        StepError: it was changed since.
+    """
+    digest = hashlib.sha256()
+    for block in blocks(wheel):
+        digest.update(block)
+        yield block
+    if digest.hexdigest() != sha256:
+        raise StepError(
+            "this wheel was changed while hvdenv copied it", where=str(path),
+            remedy="run the command again when no other program writes to it",
+        )  # fmt: skip
 
 
 def _write(within: int, name: str, content: Iterable[bytes]) -> None:

@@ -252,6 +252,8 @@ def test_a_file_and_every_folder_that_leads_to_it_count(tmp_path: Path) -> None:
     assert problems(folder / "..") == ["can be written by everybody"]
     (tmp_path / "up").symlink_to("a/b/..")
     assert problems(tmp_path / "up") == ["can be written by everybody"]
+    (folder.parent / "here").symlink_to(".")
+    assert problems(folder.parent / "here") == ["can be written by everybody"]
     assert problems(folder.parent / "nothing" / "there") == []
     link = tmp_path / "link"
     link.symlink_to("a/../a/b/./r.toml")

@@ -12,14 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvdenv import signing
 from hvdenv.errors import StepError
 from hvdenv.model.cluster import Wheels
 from hvdenv.places import Places
 from hvdenv.runner import Runner
-from hvdenv.wheels.cache_entry import Cache, key, make_folder_alike, read_record
+from hvdenv.wheels import wheelcache
+from hvdenv.wheels.cache_entry import Cache, check, key, make_folder_alike, read_record
 from hvdenv.wheels.wheelcache import (
     Listed,
     Taken,
+    copy,
     describe,
     least_recently_used,
     names,
@@ -230,6 +233,30 @@ def test_what_another_user_wrote_is_not_used(
     assert "belongs to user" in taken.notes[0]
     trusting = cache._replace(trusted=frozenset({12345, os.stat(entry).st_uid}))
     assert take([trusting], INPUTS, target, RUNNER).entry == entry
+
+
+def test_a_wheel_that_changes_after_it_was_hashed_is_not_stored(
+    cache: Cache, group: Cache, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = iter([False, False, False, True])  # in two caches, twice
+
+    def sign_and_change(*_: object) -> bytes:
+        wheel.write_bytes(b"other")
+        return b"signature"
+
+    def check_and_change(*arguments: Any) -> None:
+        check(*arguments)
+        if next(checks):
+            flip(entry)
+
+    entry = keep(cache, wheel)
+    monkeypatch.setattr(signing, "sign", sign_and_change)
+    with pytest.raises(StepError, match="was changed while"):
+        store(group, INPUTS, wheel, RUNNER, "key")
+    monkeypatch.setattr(wheelcache, "check", check_and_change)
+    with pytest.raises(StepError, match="was changed while"):
+        copy({key(INPUTS): cache}, group, RUNNER)
+    assert os.listdir(group.folder) == []
 
 
 @pytest.mark.parametrize("value", [0o002, 0o022, 0o077, 0o000])
