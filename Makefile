@@ -5,7 +5,7 @@
 # make docs      the documentation as a site in site/, without a network
 # make standin   a cluster on this machine to try things on: hosts, ssh, Slurm, modules (root)
 # make optin     tests that CI does not run
-# make bench     the measurements of docs/explanation/measurements.md (half an hour)
+# make bench     the measurements and curves of docs/explanation/measurements.md (half an hour)
 # make gpu-kit   one archive that proves the GPU path on a node without a network (docs/how-to/prove-the-gpu-path.md)
 # make clean     remove .venv and all caches
 SHELL := /bin/bash
@@ -81,6 +81,8 @@ bench: install
 	$(BIN)/python benchmarks/verify.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/solve.py
+	$(HVDENV) build local --quiet
+	$(BIN)/python benchmarks/curves.py
 	$(BIN)/python benchmarks/bandwidth.py
 	$(BIN)/python benchmarks/compile.py --frameworks torch
 	$(BIN)/python benchmarks/compile.py --frameworks both

@@ -17,10 +17,10 @@ import json
 import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -92,19 +92,33 @@ class Taken(NamedTuple):
     mebibytes: float
 
 
-def run(words: list[str | Path], home: Path) -> Taken:
-    """Run a program with an empty home."""
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(home), "PYTHONPATH": str(ROOT)}
-    with tempfile.TemporaryFile() as output:
-        actions = [(os.POSIX_SPAWN_DUP2, output.fileno(), number) for number in (1, 2)]
-        began = time.monotonic()
-        pid = os.posix_spawn(words[0], list(map(str, words)), environment, file_actions=actions)
-        _, status, usage = os.wait4(pid, 0)
-        taken = time.monotonic() - began
-        if status:
-            output.seek(0)
-            sys.exit(f"{' '.join(map(str, words))}\n{output.read().decode()}")
-    return Taken(taken, usage.ru_maxrss / 1024)
+# Measures a program from a small process: Linux counts what a process has in memory as a peak of
+# the programs that it starts, and who makes a channel has much.
+WATCH = """
+import os, sys, time
+began = time.monotonic()
+pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
+_, status, usage = os.wait4(pid, 0)
+print(f"\\n{status} {time.monotonic() - began} {usage.ru_maxrss / 1024}")
+"""
+
+
+def run(words: Sequence[str | Path], environment: Mapping[str, str]) -> Taken:
+    """Run a program that must succeed."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", WATCH, *words], env=environment, check=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    *output, found = done.stdout.splitlines()
+    status, seconds, mebibytes = map(float, found.split())
+    if status:
+        sys.exit("\n".join([" ".join(map(str, words)), *output]))
+    return Taken(seconds, mebibytes)
+
+
+def with_home(home: Path) -> dict[str, str]:
+    """The environment of a program with an empty home."""
+    return {"PATH": "/usr/bin:/bin", "HOME": str(home), "PYTHONPATH": str(ROOT)}
 
 
 def by_hvdenv(channel: str, folder: Path) -> Taken:
@@ -113,7 +127,7 @@ def by_hvdenv(channel: str, folder: Path) -> Taken:
     request.write_text(json.dumps(spec))
     probe = ROOT / "hvdenv/standalone/steps/conda_env.py"
     words = [probe, request, found, folder / "conda-lock.yml"]
-    return run([sys.executable, "-c", LOCK, *words], folder)
+    return run([sys.executable, "-c", LOCK, *words], with_home(folder))
 
 
 def by_conda_lock(channel: str, folder: Path, program: Path) -> Taken:
@@ -123,7 +137,7 @@ def by_conda_lock(channel: str, folder: Path, program: Path) -> Taken:
         [sys.executable, "-m", "conda_lock", "lock", "--no-mamba", "--no-micromamba",
          "--conda", program, "--file", folder / "environment.yml",
          "--lockfile", folder / "conda-lock.yml"],
-        folder,
+        with_home(folder),
     )  # fmt: skip
 
 

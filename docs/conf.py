@@ -7,8 +7,8 @@ author = "the hvdenv authors"
 release = version = __version__
 
 extensions = ["myst_parser"]
-# Another page includes the first; the others are files to download.
-exclude_patterns = ["generated/exit-codes.md", "tarn/*"]
+# Other pages include the first two; the others are files to download.
+exclude_patterns = ["generated/exit-codes.md", "explanation/curves.md", "tarn/*"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["deflist"]
 # Commands and options are pasted: their quotes and dashes stay as they are.

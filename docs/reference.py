@@ -21,7 +21,14 @@ from hvdenv.errors import MEANINGS
 from hvdenv.knowledge import signatures
 from hvdenv.knowledge.grid import all_rows
 from hvdenv.knowledge.rules import Rule, all_rules, each_of, themes
-from hvdenv.knowledge.signatures import Refinement, Signature, all_signatures, alternatives
+from hvdenv.knowledge.signatures import (
+    Member,
+    Refinement,
+    Signature,
+    all_families,
+    all_signatures,
+    alternatives,
+)
 from hvdenv.model.layers import load_recipe, shipped_recipes, variants_of
 from hvdenv.model.recipe import Recipe
 from hvdenv.reading import OWN, read_text
@@ -373,7 +380,7 @@ def signature_pages() -> dict[str, str]:
 
 
 def _cause(signature: Signature) -> str:
-    text = re.sub(r"\{(\d+|where)\}", "…", signature.cause.replace("{where}", ""))
+    text = re.sub(r"\{(\d+|before)\}", "…", signature.cause.replace("{where}", ""))
     return text[0].upper() + text[1:]
 
 
@@ -382,6 +389,13 @@ def _refinement(refined: Refinement) -> str:
     steps = "\n".join(f"1. {plain(each)}." for each in alternatives(refined.remedy))
     where = "If the lines contain" if refined.texts else "Near"
     return f"{where} {_listed(refined.texts or refined.near)}:{cause}\n\n{steps}"
+
+
+def _families(member: Member) -> str:
+    known = "; ".join(
+        each.about for each in all_families() if each.names(member) and each.remedy(member)
+    )
+    return f"Where it belongs to one of these, `doctor` says so, and how to install it: {plain(known)}."
 
 
 def _signature(signature: Signature) -> str:
@@ -405,6 +419,7 @@ def _signature(signature: Signature) -> str:
         "## What to do",
         "\n".join(f"1. {plain(each)}." for each in alternatives(signature.remedy)),
         *(_refinement(each) for each in signature.refined),
+        *([_families(signature.member)] if signature.member else []),
         *([f"With environment modules: {plain(signature.modules)}."] if signature.modules else []),
         *([f"For Horovod: {plain(signature.horovod)}."] if signature.horovod else []),
         *([f"In a recipe of hvdenv: {plain(signature.recipe)}."] if signature.recipe else []),

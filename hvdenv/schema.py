@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -133,6 +132,8 @@ class _Decoder:
 
     def read(self, kind: Any, value: object, path: Path) -> Any:
         """The typed value; None where a problem was found."""
+        if kind is str:  # as most values are
+            return self.text(value, path)
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
         if origin is typing.Annotated:
             return self.matching(self.read(arguments[0], value, path), arguments[1], path)
@@ -153,8 +154,6 @@ class _Decoder:
             }
         if hasattr(kind, "_fields"):
             return self.record(kind, value, path)
-        if kind is str:
-            return self.text(value, path)
         if kind is float:
             return self.number(value, path)
         return value if kind is Any else self.expect(kind, value, path)
@@ -497,12 +496,10 @@ def parse_toml(text: str) -> Table:
 
 def _parsed(text: str) -> Table:
     _refuse_long_keys(text)
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+    import tomli  # light commands parse no TOML
+
     try:
-        document: Table = tomllib.loads(text)
+        document: Table = tomli.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     return document

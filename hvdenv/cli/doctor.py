@@ -42,10 +42,11 @@ _TITLES: dict[Kind, str] = {
     "warning": "only a warning, harmless in most logs",
 }  # fmt: skip
 _LEFT_OPEN: dict[Kind, str] = {
-    "symptom": "the log does not show what led to it",
+    "symptom": "no other line looks like an error",
     "consequence": "the log does not show the failure that it follows from",
     "warning": "the log shows no known failure",
 }
+_FIRST_ERRORS = "the first lines that look like an error:"
 _UNKNOWN = (
     "check the first of these lines and the lines before it; with several ranks, start with the"
     " one that failed first. NCCL_DEBUG=INFO and HOROVOD_LOG_LEVEL=debug make runs print more"
@@ -185,11 +186,13 @@ def _steps(found: Found, indent: str) -> Iterator[str]:
 
 def _unknown(diagnosis: Diagnosis) -> Iterator[str]:
     """What a log without a known cause leaves open."""
-    if diagnosis.found:
+    told = {each.number for each in diagnosis.found}
+    others = [each for each in diagnosis.errors if each.number not in told]
+    if diagnosis.found and not others:
         yield _LEFT_OPEN[diagnosis.found[0].kind]
-    if diagnosis.errors:
-        yield "the first lines that look like an error:"
-        yield from (_line(each.number, each.line) for each in diagnosis.errors)
+    if others:
+        yield "other lines that may say why:" if diagnosis.best else _FIRST_ERRORS
+        yield from (_line(each.number, each.line) for each in others)
     if not diagnosis.best and (diagnosis.errors or not diagnosis.found):
         yield f"what to do: {_UNKNOWN if diagnosis.errors else _NO_ERROR}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import gc
 import importlib
 import io
@@ -145,6 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Imports and parsed files stay until the end: searching them for garbage takes a tenth of the
     # time of a light command.
     gc.set_threshold(50_000)
+    atexit.register(gc.freeze)  # nor does Python search them at its end
     # A path may hold bytes that the terminal's encoding has no characters for.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -13,8 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from packaging.utils import canonicalize_name
-
+from hvdenv.contents.names import canonicalize_name
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.launch.launchers import parse_mpi_version
 from hvdenv.masking import mask

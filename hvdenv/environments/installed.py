@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from packaging.utils import canonicalize_name
-
+from hvdenv.contents.names import canonicalize_name
 from hvdenv.contents.packages import (
     Contents,
     Horovod,

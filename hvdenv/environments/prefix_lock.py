@@ -17,7 +17,6 @@ import os
 import shlex
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -238,7 +237,7 @@ def _claim(store: Path, token: str, mine: Holder, break_lock: bool) -> Iterator[
     Yields whether it is owned: not while another process that may be alive owns it.
     """
     name = f"{_CLAIM}{token or 'unreadable'}"
-    claimant = mine._replace(token=uuid.uuid4().hex)
+    claimant = mine._replace(token=os.urandom(16).hex())
     owned = _create(store, name, claimant)
     if not owned:
         holder, age = _read(store / name, store)
@@ -285,7 +284,7 @@ def _create_exclusively(path: Path, holder: Holder) -> bool:
 
 
 def _draft(store: Path, holder: Holder) -> Path:
-    path = store / f"{_DRAFT}{uuid.uuid4().hex}"
+    path = store / f"{_DRAFT}{os.urandom(16).hex()}"
     _write(path, holder)
     return path
 
@@ -330,7 +329,7 @@ def _read(path: Path, store: Path | None = None) -> tuple[Holder | None, float |
 
 def _server_time(store: Path) -> float:
     """The present time on the file server's clock, which dates the files of this folder."""
-    path = store / f"{_DRAFT}{uuid.uuid4().hex}"
+    path = store / f"{_DRAFT}{os.urandom(16).hex()}"
     try:
         path.touch()
         return path.stat().st_mtime
@@ -399,7 +398,7 @@ def _myself() -> Holder:
         job=job_id(environment()),
         user=user_name(os.getuid()),
         since=timestamp(precision="seconds"),
-        token=uuid.uuid4().hex,
+        token=os.urandom(16).hex(),
     )
 
 

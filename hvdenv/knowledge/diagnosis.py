@@ -32,6 +32,8 @@ BLOCK = 1 << 15
 BEFORE, AFTER, LINES = 600, 1400, 3
 # Characters before and after a text that count as near it.
 NEAR = 2000
+# Lines before a text that `before` of a signature reads.
+SAID = 8
 # How many lines may contain a signature's text without matching its pattern. After ALL_TRIES for
 # all signatures together, more than any real log needs, only FEW_TRIES each.
 TRIES, ALL_TRIES, FEW_TRIES = 2000, 10_000, 50
@@ -41,6 +43,7 @@ TRIES, ALL_TRIES, FEW_TRIES = 2000, 10_000, 50
 PATTERN_SECONDS, ALL_SECONDS = 1.0, 10.0
 # When a block contains more texts that are no longer wanted than this, stop searching for them.
 IDLE = 1000
+ERRORS = 5
 
 _COLOURS = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))")
 # Control characters other than tab, line end and escape are removed.
@@ -60,6 +63,7 @@ _FRAME = (
     rf"(?:\n{_FRAME_START}\S{{0,200}}/libc[-.][\w.]{{2,10}}\([^\n]*)?"
     rf"\n{_FRAME_START}\S{{0,200}}/(?!libc[-.]|libucs\.)([^/\s(]{{1,80}}\.so[\w.]{{0,20}})\((\w{{0,60}})",
 )
+_ABOUT_HOROVOD = re.compile(r" \([^()]{0,80}(?:orovod|HOROVOD|hvd\.)[^()]{0,200}\)")
 _TEXTS = Path(__file__).with_name("log_texts.toml")
 
 
@@ -137,7 +141,7 @@ class Diagnosis(NamedTuple):
 
 
 class _Query(NamedTuple):
-    """What to search for in a log; the last three as in Signature.
+    """What to search for in a log; the last four as in Signature.
 
     Attributes:
         texts: one of them must be in the line.
@@ -151,6 +155,7 @@ class _Query(NamedTuple):
     near: tuple[str, ...] = ()
     not_near: tuple[str, ...] = ()
     when: tuple[str, ...] = ()
+    before: str = ""
 
     @property
     def is_plain(self) -> bool:
@@ -164,9 +169,16 @@ class _Mention(NamedTuple):
     pattern: str
 
 
+class _System(NamedTuple):
+    name: str
+    texts: tuple[str, ...]
+
+
 class _Texts(NamedTuple):
     mentions: tuple[_Mention, ...]
+    systems: tuple[_System, ...]
     error: _Query
+    hint: _Query
     crash: _Query
     container: _Query
     own: _Query
@@ -179,11 +191,12 @@ def _texts() -> _Texts:
 
 
 class _Hit(NamedTuple):
-    """A line that matches a query, and what is near it."""
+    """A line that matches a query, what is near it, and what the lines before it say."""
 
     place: Place
     match: re.Match[str]
     around: bytes
+    before: str = ""
 
     @property
     def last_line(self) -> int:
@@ -192,15 +205,21 @@ class _Hit(NamedTuple):
 
 
 class _Ranked(NamedTuple):
-    """A signature that was found, and the line where its match ends; general as in Signature."""
+    """A signature that was found, the line where its match ends, and what it is by itself."""
 
     found: Found
     last_line: int
-    general: int = 0
+    signature: Signature
+    foreign: bool  # it is about Horovod, which the log does not name
 
     @property
     def lines(self) -> range:
         return range(self.found.number, self.last_line + 1)
+
+    @property
+    def is_derived(self) -> bool:
+        """It is a cause only by a family, or by the lines before."""
+        return self.found.kind == "cause" and self.signature.kind == "symptom"
 
 
 class _Block(NamedTuple):
@@ -332,7 +351,8 @@ def _catalog(phase: Phase | None) -> _Catalog:
         *(_Query((text,)) for text in contexts),
         *mentions,
         _Query(*_FRAME),
-        *fixed[1:],
+        *fixed[2:],
+        *(_Query(each.texts) for each in fixed.systems),
     )
     first = len(signatures) + len(contexts)
     return _Catalog(
@@ -352,6 +372,7 @@ def _query_of(signature: Signature) -> _Query:
         near=signature.near,
         not_near=signature.not_near,
         when=signature.when,
+        before=signature.before,
     )
 
 
@@ -365,18 +386,27 @@ def diagnose(log: BinaryIO, phase: Phase | None = None, *, own: bool = False) ->
     search = _Search(catalog)
     search.read(log)
     last = range(catalog.mentions.stop, len(catalog.queries))
-    frames, errors, crashes, container, hvdenv, horovod = map(search.hits, last)
-    reader = _Reader(own or bool(hvdenv), modules=not container, horovod=own or bool(horovod))
+    frames, errors, hints, crashes, container, hvdenv, horovod, *systems = map(search.hits, last)
+    reader = _Reader(
+        own=own or bool(hvdenv),
+        modules=not container,
+        horovod=own or bool(horovod),
+        systems=tuple(
+            f"{each.name}: " for each, hits in zip(_texts().systems, systems, strict=True) if hits
+        ),
+    )
     crashed = min((hit.place.number for hit in crashes), default=search.lines + 1)
     seen = {text for text, query in catalog.contexts.items() if search.hits(query)}
     crash = frames[0].match.groups() if frames else ()  # the library and the function
     where = " in {} ({})".format(*crash) if crash else ""
     found = [
-        _Ranked(_filled(each, hit, where, crashed, reader), hit.last_line, each.general)
+        _ranked_by(each, hit, _filled(each, hit, where, crashed, reader), reader)
         for number, each in enumerate(catalog.signatures)
         for hit in search.hits(number)
         if seen.isdisjoint(each.unless) and not (each.needs and seen.isdisjoint(each.needs))
     ]
+    if {hit.place.number for hit in errors} <= {each.found.number for each in found}:
+        errors = sorted({*errors, *hints}, key=lambda hit: hit.place.number)[:ERRORS]
     mentions: dict[str, str] = {}  # of several texts that name one thing, the first wins
     for each, query in zip(_texts().mentions, catalog.mentions, strict=True):
         for hit in search.hits(query):
@@ -461,7 +491,19 @@ def _look(block: _Block, at: int, query: _Query) -> _Hit | None:
         return None
     named = match.groupdict().get("rank")
     number = block.number + block.text.count(b"\n", block.start, start)
-    return _Hit(Place(number, first, rank if named is None else named), match, around)
+    before = _before(block.text[max(0, start - NEAR) : start], query.before) if query.before else ""
+    return _Hit(Place(number, first, rank if named is None else named), match, around, before)
+
+
+def _before(text: bytes, pattern: str) -> str:
+    """What the lines at the end of a text say that match a pattern, joined."""
+    said: list[str] = []
+    for line in reversed(text.decode("utf-8", "replace").splitlines()[-SAID:]):
+        match = _compiled(pattern).search(without_prefix(line)[0])
+        if not match:
+            break
+        said.insert(0, match[1].strip())
+    return " ".join(said)
 
 
 def _match(query: _Query, line: str, more: Sequence[str]) -> re.Match[str] | None:
@@ -487,16 +529,23 @@ def _holds(conditions: Sequence[str], match: re.Match[str]) -> bool:
 
 
 class _Reader(NamedTuple):
-    """Who reads a diagnosis: whether hvdenv's user, where modules may be, of a log that names Horovod."""
+    """Who reads a diagnosis: whether hvdenv's user, where modules may be, of a log that names Horovod.
+
+    `systems` begin the commands of the package managers that the log shows.
+    """
 
     own: bool
     modules: bool
     horovod: bool
+    systems: tuple[str, ...]
 
 
 def _remedy(signature: Signature, groups: Sequence[str], reader: _Reader) -> str:
     """What this reader can do, the most likely first."""
-    parts = [signature.remedy.format(*groups)]
+    parts = alternatives(signature.remedy.format(*groups))
+    if not reader.horovod:
+        parts = _without_horovod(parts)
+    parts = _fitting(parts, reader.systems)
     if signature.horovod and reader.horovod:
         parts.append(f"for Horovod: {signature.horovod}")
     if signature.modules and reader.modules:
@@ -506,6 +555,22 @@ def _remedy(signature: Signature, groups: Sequence[str], reader: _Reader) -> str
     return "; ".join(filter(None, parts))
 
 
+def _without_horovod(remedies: Sequence[str]) -> list[str]:
+    """Remedies without those that only concern Horovod, if others remain."""
+    shortened = [_ABOUT_HOROVOD.sub("", each) for each in remedies]
+    horovod = _texts().horovod.texts
+    others = [each for each in shortened if not any(word in each for word in horovod)]
+    return others or list(remedies)
+
+
+def _fitting(remedies: Sequence[str], systems: tuple[str, ...]) -> list[str]:
+    """Remedies by package managers: those of the log's system in front of the others."""
+    managers = tuple(f"{each.name}: " for each in _texts().systems)
+    marked = [each for each in remedies if each.startswith(managers)]
+    ordered = iter(sorted(marked, key=lambda each: not each.startswith(systems)))
+    return [next(ordered) if each in marked else each for each in remedies]
+
+
 def _filled(signature: Signature, hit: _Hit, where: str, crashed: int, reader: _Reader) -> Found:
     """A signature with its texts filled in for a reader.
 
@@ -513,22 +578,32 @@ def _filled(signature: Signature, hit: _Hit, where: str, crashed: int, reader: _
         where: the library in which a process crashed.
         crashed: line number of the first crash; a process killed after it is not the cause.
     """
-    place, match, around = hit
+    place, match, around, before = hit
     groups = [group or "" for group in match.groups()]
-    signature = signature.refined_by(match.string, around.decode("utf-8", "replace"))
+    name = match.groupdict().get("name") or ""
+    signature = signature.refined_by(match.string, around.decode("utf-8", "replace"), name)
     follows = signature.kill and place.number > crashed
     kind: Kind = "consequence" if follows else signature.kind
+    if before and kind == "symptom":
+        kind = "cause"  # the lines before say why
     if follows or (kind == "consequence" and "rank" not in match.groupdict()):
         # The rank that prints this, or that was ended by it, is not the one that failed.
         place = place._replace(rank="")
     same = ("id", "rules", "source", "certainty", "kill")
     return Found(
-        cause=signature.cause.format(*groups, where=where).replace(" ()", "").strip(),
+        cause=signature.cause.format(*groups, where=where, before=before)
+        .replace(" ()", "")
+        .strip(),
         remedy=_remedy(signature, groups, reader),
         kind=kind,
         **{name: getattr(signature, name) for name in same},
         **place._asdict(),
     )
+
+
+def _ranked_by(signature: Signature, hit: _Hit, found: Found, reader: _Reader) -> _Ranked:
+    foreign = not reader.horovod and "orovod" in found.cause
+    return _Ranked(found, hit.last_line, signature, foreign)
 
 
 _ORDER: tuple[Kind, ...] = ("cause", "symptom", "consequence", "warning")
@@ -537,26 +612,32 @@ _ORDER: tuple[Kind, ...] = ("cause", "symptom", "consequence", "warning")
 def _ranked(found: Sequence[_Ranked]) -> tuple[Found, ...]:
     """By kind, then by last line; general ones only where nothing else says more."""
     kept: list[_Ranked] = []
-    for level in sorted({each.general for each in found}):
+    for level in sorted({each.signature.general for each in found}):
         taken = {line for each in kept for line in each.lines}
-        more = [each for each in found if each.general == level]
+        more = [each for each in found if each.signature.general == level]
         kept += [each for each in more if taken.isdisjoint(each.lines)] if level else more
         if any(each.found.kind in ("cause", "symptom") for each in kept):
             break
+    if any(each.found.kind == "cause" and not each.is_derived for each in kept):
+        kept = [_as_symptom(each) if each.is_derived else each for each in kept]
     return _distinct(kept)
+
+
+def _as_symptom(ranked: _Ranked) -> _Ranked:
+    return ranked._replace(found=ranked.found._replace(kind="symptom"))
 
 
 def _distinct(found: Sequence[_Ranked]) -> tuple[Found, ...]:
     """By kind, then by last line; of several about the same lines, only the first."""
     starts: dict[int, Found] = {}
-    for each in sorted(found, key=lambda one: _by_kind(one.found, one.found.number)):
+    for each in sorted(found, key=lambda one: _order(one, one.found.number)):
         starts.setdefault(each.found.number, each.found)
     ends: dict[int, Found] = {}
-    for each in sorted(found, key=lambda one: _by_kind(one.found, one.last_line)):
+    for each in sorted(found, key=lambda one: _order(one, one.last_line)):
         if starts[each.found.number] is each.found and ends.keys().isdisjoint(each.lines):
             ends[each.last_line] = each.found
     return tuple(ends.values())
 
 
-def _by_kind(found: Found, line: int) -> tuple[int, int]:
-    return _ORDER.index(found.kind), line
+def _order(ranked: _Ranked, line: int) -> tuple[int, bool, int]:
+    return _ORDER.index(ranked.found.kind), ranked.foreign, line

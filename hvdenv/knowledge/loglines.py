@@ -17,6 +17,7 @@ _PREFIX = re.compile(
     r"|\[rank[=]?(?P<torch>\d+)\](?:: ?| \|\| )"
     r"| {0,4}(?P<srun>\d{1,5}): (?!\[[^\]]*\]$)"  # but not the tensors that a missing rank has yet to submit
     r"|(?:\d{1,6} )?#\d+ \d+\.\d+ "
+    r"|\[\d{1,9}\.(?:\d{1,5}|batch|extern|interactive)\] "  # steps in the log of slurmd
     r"|##\[error\]"
     r"|\(\w+ pid=\d+(?:, ip=[\d.]+)?\) ?"
     r"|<\w*> +(?=\[\d{4}-)"
@@ -35,7 +36,10 @@ _RENAMED = {
     "PRRTE": "ORTE", "PRTE": "ORTE", "prted": "orted", "prterun": "mpirun", "orterun": "mpirun",
     "mpiexec": "mpirun",
 }  # fmt: skip
-_NAMES = re.compile(r"\b(?:PRRTE|PRTE|prted|prterun|orterun|mpiexec)\b")
+# Slurm 23 and newer writes `slurmstepd-HOST`.
+_NAMES = re.compile(
+    r"\b(?:PRRTE|PRTE|prted|prterun|orterun|mpiexec|slurmstepd-[\w.-]{1,64}(?=: ))\b"
+)
 
 
 def without_prefix(line: str) -> tuple[str, str]:
@@ -48,10 +52,11 @@ def without_prefix(line: str) -> tuple[str, str]:
 
 
 def normalised(text: str) -> str:
-    """A text with the names that Open MPI 4 gives its programs."""
-    return _NAMES.sub(lambda name: _RENAMED[name[0]], text)
+    """A text with the names that Open MPI 4 and older releases of Slurm give their programs."""
+    return _NAMES.sub(lambda name: _RENAMED.get(name[0], "slurmstepd"), text)
 
 
 def other_names(text: str) -> list[str]:
     words = re.findall(r"\w+", text)
-    return [text.replace(common, name) for name, common in _RENAMED.items() if common in words]
+    names = [text.replace(common, name) for name, common in _RENAMED.items() if common in words]
+    return [*names, "slurmstepd-"] if text.startswith("slurmstepd: ") else names

@@ -1,4 +1,8 @@
-"""Known failure texts: data in hvdenv/knowledge/signatures, which diagnosis.py searches for."""
+"""Known failure texts: data in hvdenv/knowledge/signatures, which diagnosis.py searches for.
+
+hvdenv/knowledge/families.toml says which headers, libraries, CMake packages and symbols belong to
+one package, and how to install it.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,65 @@ from hvdenv.reading import OWN, read_text
 from hvdenv.schema import decode, parse_toml
 
 FOLDER = Path(__file__).parent / "signatures"
+FAMILIES = Path(__file__).parent / "families.toml"
 
 Phase = Literal["build", "run"]
 Kind = Literal["cause", "symptom", "consequence", "warning"]
+
+
+# What a name is the name of; a library is missing for a program or, "linked", for the linker.
+Member = Literal["headers", "libraries", "linked", "packages", "symbols"]
+
+
+class Family(NamedTuple):
+    """What is installed together. A name that ends with ``*`` stands for all that begin so.
+
+    Attributes:
+        about: what it is called.
+        build: how to make it available to compilers and linkers.
+        run: how to make its libraries available to programs.
+        link: what adds its libraries to the linker's command line.
+        headers: as in ``#include``.
+        libraries: names without ``lib`` in front and ``.so`` behind.
+        packages: as CMake and pkg-config call it.
+        symbols: functions that its libraries define.
+        modules: as in Signature.
+    """
+
+    about: str
+    build: str
+    run: str = ""
+    link: str = ""
+    headers: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    symbols: tuple[str, ...] = ()
+    modules: str = ""
+
+    def has(self, member: Member, name: str) -> bool:
+        """Whether a name is one of its own; that of a package in any case of letters."""
+        names = self.names(member)
+        if member in ("libraries", "linked"):
+            name = name.removeprefix("lib").partition(".so")[0]
+        if member == "packages":
+            name, names = name.lower(), tuple(each.lower() for each in names)
+        known = any(name == each or _is_start(each, name) for each in names)
+        return known and bool(self.remedy(member))
+
+    def names(self, member: Member) -> tuple[str, ...]:
+        """All names of its own of one sort."""
+        named: tuple[str, ...] = getattr(self, "libraries" if member == "linked" else member)
+        return named
+
+    def remedy(self, member: Member | None) -> str:
+        """How to make it available."""
+        if member == "symbols" and self.link:
+            return f"link it after the objects: add {self.link} to LIBS or target_link_libraries; {self.build}"
+        return self.run if member == "libraries" else self.build
+
+
+def _is_start(pattern: str, name: str) -> bool:
+    return pattern.endswith("*") and name.startswith(pattern[:-1])
 
 
 class Refinement(NamedTuple):
@@ -65,6 +125,11 @@ class Signature(NamedTuple):
         modules: what to do on a machine with environment modules; not for containers and pods.
         horovod: what to do if the log names Horovod.
         recipe: what to change in a recipe; for readers who use hvdenv.
+        member: the pattern's group ``name`` is such a name; if a family has it, this is a cause,
+            and the family's remedy takes the place of this one, of `refined` and of `modules`.
+        known: the cause if a family has the name; ``{family}`` and ``{name}`` stand for both.
+        before: a regular expression; the first groups of those lines right before this one that
+            match it are ``{before}`` in the cause.
         kill: reports that a process was killed, which launchers and schedulers also do to the
             remaining ranks when one has ended.
         general: 1 repeats what a program says of itself, 2 what it says of another; each counts
@@ -91,16 +156,42 @@ class Signature(NamedTuple):
     modules: str = ""
     horovod: str = ""
     recipe: str = ""
+    member: Member | None = None
+    known: str = ""
+    before: str = ""
     kill: bool = False
     general: int = 0
     theme: str = ""
 
-    def refined_by(self, lines: str, around: str = "") -> Signature:
-        """The signature with what is known of these lines, and of what is near them."""
+    def refined_by(self, lines: str, around: str = "", name: str = "") -> Signature:
+        """The signature with what is known of these lines, of what is near them, and of the name."""
+        family = _family(self.member, name) if self.member and name else None
+        if family:
+            return self._of_family(family, name)
         found = next((each for each in self.refined if each.holds(lines, around)), None)
         if not found:
             return self
         return self._replace(cause=found.cause or self.cause, remedy=found.remedy, modules="")
+
+    def _of_family(self, family: Family, name: str) -> Signature:
+        """That something of a family is missing is a cause."""
+        return self._replace(
+            kind="cause",
+            cause=self.known.replace("{family}", family.about).replace("{name}", _plain(name)),
+            remedy=_plain(family.remedy(self.member)),
+            modules=_plain(family.modules),
+        )
+
+
+def _plain(text: str) -> str:
+    """The text as a format without placeholders."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+class _FamilyFile(NamedTuple):
+    """The families: specific ones before general ones."""
+
+    family: tuple[Family, ...]
 
 
 class _SignatureFile(NamedTuple):
@@ -125,6 +216,17 @@ def all_signatures() -> tuple[Signature, ...]:
         for path in sorted(FOLDER.glob("*.toml"))
         for signature in _read(path).signature
     )
+
+
+@lru_cache(maxsize=1)
+def all_families() -> tuple[Family, ...]:
+    """All families, in the order of the file."""
+    return decode(_FamilyFile, parse_toml(read_text(FAMILIES, OWN))).family
+
+
+def _family(member: Member, name: str) -> Family | None:
+    """The first family that has the name."""
+    return next((each for each in all_families() if each.has(member, name)), None)
 
 
 def themes() -> dict[str, str]:

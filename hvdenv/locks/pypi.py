@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
 from urllib.parse import quote, unquote, urlsplit
 
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
+from hvdenv.contents.names import canonicalize_name
 from hvdenv.contents.packages import hint, parse_requirement
 from hvdenv.errors import LockError
 from hvdenv.locks.lockfile import ANEW, PYPI, Locked, malformed
@@ -153,7 +153,7 @@ def required(requirement: str) -> str:
 def render(packages: Iterable[Package], python: str, machine: str) -> str:
     """The text of pylock.toml for a minor Python version and a machine such as x86_64."""
     import tomlkit
-    from packaging import markers, pylock
+    from packaging import markers, pylock, utils
 
     def entry(package: Package) -> pylock.Package:
         # A file without a URL is beside the lock, or pip finds it elsewhere.
@@ -162,7 +162,7 @@ def render(packages: Iterable[Package], python: str, machine: str) -> str:
         wheel = pylock.PackageWheel(name=package.file, url=url, path=path, hashes=hashes)
         sdist = pylock.PackageSdist(name=package.file, url=url, path=path, hashes=hashes)
         return pylock.Package(
-            name=canonicalize_name(package.name),
+            name=utils.canonicalize_name(package.name),
             version=Version(package.version),
             wheels=[wheel] if package.is_wheel else None,
             sdist=None if package.is_wheel else sdist,
@@ -328,6 +328,8 @@ def with_urls_of(packages: Iterable[Package], before: Iterable[Package]) -> tupl
 
 def platforms(packages: Iterable[Package]) -> tuple[str, ...]:
     """The platforms in the names of wheels, sorted."""
+    from packaging.utils import parse_wheel_filename
+
     wheels = (each.file for each in packages if each.is_wheel)
     found = {tag.platform for file in wheels for tag in parse_wheel_filename(file)[3]}
     return tuple(sorted(found - {"any"}))

@@ -9,11 +9,13 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 from hvdenv.command import Command, Outcome
-from hvdenv.errors import RecipeError, StepError
+from hvdenv.errors import InterruptedRunError, RecipeError, StepError
 from hvdenv.model.facts import (
     VERSION_QUESTIONS,
     Facts,
@@ -61,6 +63,7 @@ def observe(place: Path, runner: Runner, *, thorough: bool) -> Facts:
     """
     model, flags = parse_cpuinfo(_read("/proc/cpuinfo"))
     disk_free, inodes_free = space(place)
+    tools = _tools(("cc", "cxx"), runner)
     facts = Facts(
         origin="observed",
         host=os.uname().nodename,
@@ -75,23 +78,24 @@ def observe(place: Path, runner: Runner, *, thorough: bool) -> Facts:
         disk_free=disk_free,
         inodes_free=inodes_free,
         tmp_free=_temporary_space(),
-        cc=_tool("cc", runner),
-        cxx=_tool("cxx", runner),
+        cc=tools["cc"],
+        cxx=tools["cxx"],
     )
     return complete(facts, runner) if thorough else facts
 
 
 def complete(facts: Facts, runner: Runner) -> Facts:
     """Add what no plan depends on: CMake, MPI, CUDA, GPUs, quota."""
+    tools = _tools(("cmake", "mpirun", "nvcc"), runner)
     return facts._replace(
         quota_free=quota(runner),
         gpus=gpus(),
         driver=parse_driver(_read("/proc/driver/nvidia/version")),
         memory=parse_memory(_read("/proc/meminfo"), _read("/sys/fs/cgroup/memory.max")),
         variables=tuple(sorted(n for n in environment() if re.fullmatch(_RELEVANT, n))),
-        cmake=_tool("cmake", runner),
-        mpirun=_tool("mpirun", runner),
-        nvcc=_tool("nvcc", runner),
+        cmake=tools["cmake"],
+        mpirun=tools["mpirun"],
+        nvcc=tools["nvcc"],
     )
 
 
@@ -147,19 +151,30 @@ def _candidates() -> Iterator[Interpreter]:
     seen: set[str] = set()
     named = [Path(each) for each in environment().get("PATH", "").split(":") if each]
     for folder in dict.fromkeys([*named, *_version_folders()]):
-        for path in _files(folder, "python3.[0-9]*"):
-            found = re.fullmatch(r"python(3\.\d+)", path.name)
+        for path in _interpreters(folder):
             real = os.path.realpath(path)
             if (
-                found
-                and real not in seen
+                real not in seen
                 and os.access(path, os.X_OK)
                 and "shims" not in path.parts
                 # Another user could have put it there: HOME can belong to another user.
                 and (folder in named or next(faults_on_way(path, own_policy()), None) is None)
             ):
                 seen.add(real)
-                yield Interpreter(str(path), found.group(1))
+                yield Interpreter(str(path), path.name.removeprefix("python"))
+
+
+def _interpreters(folder: Path) -> list[Path]:
+    """Files in a folder that are named as an interpreter, sorted.
+
+    Folders of programs have thousands of files, for each of which glob() makes a path.
+    """
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    found = (each for each in names if each.startswith("python3.") and each[8:].isdecimal())
+    return [folder / name for name in sorted(found)]
 
 
 def _version_folders() -> Iterator[Path]:
@@ -180,6 +195,26 @@ def _files(folder: Path, pattern: str) -> list[Path]:
         return sorted(folder.glob(pattern))
     except OSError:
         return []
+
+
+def _tools(names: Iterable[str], runner: Runner) -> Mapping[str, Tool | None]:
+    """Programs and their versions. All are asked at the same time."""
+    found: dict[str, Tool | None] = {}
+
+    def look(name: str) -> None:
+        with suppress(InterruptedRunError):
+            found[name] = _tool(name, runner)
+
+    threads = [Thread(target=look, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:
+        runner.stop()
+        raise
+    return found
 
 
 def _tool(name: str, runner: Runner) -> Tool | None:

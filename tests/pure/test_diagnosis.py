@@ -23,7 +23,7 @@ from hvdenv.knowledge.diagnosis import (
     explain,
 )
 from hvdenv.knowledge.rules import all_rules
-from hvdenv.knowledge.signatures import Phase, Signature, all_signatures
+from hvdenv.knowledge.signatures import Phase, Signature, all_families, all_signatures
 from hvdenv.schema import decode, parse_toml
 
 LOGS = Path(__file__).parents[1] / "cases/logs"
@@ -44,6 +44,8 @@ class Case(NamedTuple):
         symptom: where no cause is known, id of the signature that says where it stopped.
         also: id of a warning or of a consequence that must be found.
         values, where: what fills the placeholders in the signature's cause.
+        name: of a header, library or package, which decides the family.
+        before: what the lines before say, as in the cause.
         rank: the one that failed first.
         good: nothing failed, so nothing may be found.
     """
@@ -56,6 +58,8 @@ class Case(NamedTuple):
     also: str = ""
     values: tuple[str, ...] = ()
     where: str = ""
+    name: str = ""
+    before: str = ""
     rank: str = ""
     good: bool = False
 
@@ -65,8 +69,9 @@ class Case(NamedTuple):
         signature = SIGNATURES.get(self.cause or self.symptom)
         if not signature:
             return ""
-        cause = signature.refined_by(self.log, self.log).cause
-        return cause.format(*self.values, where=self.where).replace(" ()", "").strip()
+        cause = signature.refined_by(self.log, self.log, self.name).cause
+        filled = cause.format(*self.values, where=self.where, before=self.before)
+        return filled.replace(" ()", "").strip()
 
 
 def _recorded(path: Path) -> Case:
@@ -77,7 +82,9 @@ def _recorded(path: Path) -> Case:
 def _example(signature: Signature | None, table: dict[str, Any]) -> Case:
     log = table.pop("log")
     if signature:
-        kind = signature.kind if signature.kind in ("cause", "symptom") else "also"
+        known = "name" in table or "before" in table
+        kind = "cause" if known else signature.kind if signature.kind == "symptom" else "also"
+        kind = "cause" if signature.kind == "cause" else kind
         table = {**table, kind: signature.id}
     return decode(Case, table)._replace(log=log)
 
@@ -305,6 +312,96 @@ def test_remedies_for_horovod_are_for_logs_that_name_it() -> None:
         assert found and ("HOROVOD_CUDA_HOME" in found.remedy) is named
 
 
+NO_HEADER = "x.c:1:10: fatal error: {}: No such file or directory\n"
+NOT_LOADED = "python: error while loading shared libraries: {}: cannot open shared object file: No such file or directory\n"
+NOT_LINKED = "/usr/bin/ld: cannot find -l{}\n"
+UNDEFINED = "x.o: undefined reference to `{}'\n"
+NO_PACKAGE = (
+    "CMake Error at CMakeLists.txt:3 (find_package):\n"
+    '  By not providing "Find{0}.cmake" in CMAKE_MODULE_PATH this project has\n'
+    '  asked CMake to find a package configuration file provided by "{0}", but\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "family", "remedy"),
+    [
+        (NO_HEADER, "cuda_profiler_api.h", "the CUDA toolkit", "CPATH=$CUDA_HOME/include"),
+        (NO_HEADER, "uv.h", "libuv", "libuv1-dev"),
+        (NOT_LINKED, "uv", "libuv", "libuv1-dev"),
+        (NOT_LOADED, "libuv.so.1", "libuv", "libuv1;"),
+        (NOT_LOADED, "libamdhip64.so.6", "ROCm", "/opt/rocm/lib"),
+        (UNDEFINED, "uv_loop_init", "libuv", "-luv"),
+        (NO_PACKAGE, "libuv", "libuv", "libuv1-dev"),
+    ],
+)
+def test_a_name_of_a_family_is_a_cause_with_its_remedy(
+    text: str, name: str, family: str, remedy: str
+) -> None:
+    """Compilers and linkers want headers and links, programs the libraries alone."""
+    root = read(text.format(name)).root
+    assert root
+    assert family in root.cause and name in root.cause
+    assert remedy in root.remedy
+    stranger = read(text.format("zzyzx.h" if name.endswith(".h") else "zzyzx")).best
+    assert not stranger or family not in stranger.cause
+
+
+def test_every_family_has_names_and_remedies() -> None:
+    families = all_families()
+    assert len({each.about for each in families}) == len(families)
+    for each in families:
+        assert each.headers or each.libraries or each.packages, each.about
+        assert each.build, each.about
+
+
+def test_a_missing_header_steps_back_behind_another_cause() -> None:
+    header, full = NO_HEADER.format("uv.h"), "OSError: [Errno 28] No space left on device\n"
+    assert read(header).of_kind("cause")
+    diagnosis = read(header + full)
+    assert [each.id for each in diagnosis.of_kind("cause")] == ["disk-full"]
+    assert len(diagnosis.of_kind("symptom")) == 1
+
+
+def test_what_configure_says_last_decides() -> None:
+    log = "configure: WARNING: It is raining.\nconfigure: WARNING: Take an umbrella.\nconfigure: error: Cannot continue\n"
+    root = read(log).root
+    assert root and "It is raining. Take an umbrella." in root.cause
+    assert not read(log.rpartition("configure:")[1] + " error: Cannot continue\n").root
+
+
+@pytest.mark.parametrize(
+    ("before", "first"),
+    [
+        ("", "Debian and Ubuntu: "), ("(base) /opt/miniforge3/bin/python\n", "conda: "),
+        ("kernel 4.18.0-553.el8.x86_64\n", "RHEL: "),
+    ],
+)  # fmt: skip
+def test_the_package_manager_of_the_log_is_named_first(before: str, first: str) -> None:
+    found = read(before + NO_HEADER.format("uv.h")).best
+    assert found and found.remedies[0].startswith(first)
+    assert len(found.remedies) == 3
+
+
+def test_what_only_concerns_horovod_is_not_for_other_logs() -> None:
+    assert diagnosing._without_horovod(["a (for Horovod: b)", "HOROVOD_X=1", "c"]) == ["a", "c"]
+    assert diagnosing._without_horovod(["HOROVOD_X=1"]) == ["HOROVOD_X=1"]
+
+
+def test_lines_that_may_say_why_where_every_error_is_explained() -> None:
+    told, hint = "Fatal Python error: Segmentation fault\n", "thing: device 3 not found, going on\n"
+    assert [each.line for each in read(hint + told).errors] == [hint.strip(), told.strip()]
+    unexplained = "ValueError: nobody has met it\n"
+    assert [each.line for each in read(hint + unexplained).errors] == [unexplained.strip()]
+
+
+def test_steps_of_slurm_are_named_in_several_ways() -> None:
+    text = "error: Detected 1 oom_kill event in StepId=321.0. Some of the step tasks have been OOM Killed.\n"
+    found = [read(who + text).best for who in ("slurmstepd: ", "slurmstepd-gpu32: ", "[321.0] ")]
+    assert len({each and each.id for each in found}) == 1
+    assert found[0]
+
+
 @pytest.mark.parametrize("lines", [3, 300])
 def test_what_is_near_refines(lines: int) -> None:
     log = "PackagesNotFoundError: x\n\n  - cudatoolkit\n" + "  - noarch\n" * lines + "/osx-64\n"
@@ -371,7 +468,8 @@ def test_texts_of_all_signatures_that_never_fit_are_given_up(
     tried: list[int] = []
     monkeypatch.setattr(diagnosing, "_look", lambda block, at, pattern: tried.append(at))
     read("".join(f"{text}\n" for each in all_signatures() for text in each.texts) * 400)
-    assert ALL_TRIES < len(tried) < ALL_TRIES + FEW_TRIES * len(all_signatures())
+    queries = diagnosing._catalog(None).queries  # of signatures, of what is near them, and others
+    assert ALL_TRIES < len(tried) < ALL_TRIES + FEW_TRIES * len(queries)
 
 
 def test_texts_are_found_without_the_library_too(monkeypatch: pytest.MonkeyPatch) -> None:

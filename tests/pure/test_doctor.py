@@ -113,7 +113,8 @@ NOT_ALLOWED = "[gpu32:00100] Read -1, expected 131072, errno = 1"
 @pytest.mark.parametrize(
     ("log", "first", "also"),
     [
-        ("Fatal Python error: Segmentation fault", "it stopped here: a process crashed", "the log does not show what led to it"),
+        ("Fatal Python error: Segmentation fault", "it stopped here: a process crashed", "no other line looks like an error"),
+        ("/dev/x7 not found\nFatal Python error: Segmentation fault", "it stopped here: ", "other lines that may say why:\n  line 1: /dev/x7"),
         (SHUT_DOWN, "follow-on error: ", "1. look for the first error"),
         (NOT_ALLOWED, "only a warning, harmless in most logs: ", "the log shows no known failure"),
         ("all is well", "not recognised: no known cause", "2>&1"),

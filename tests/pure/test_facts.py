@@ -204,6 +204,22 @@ def test_this_machine_is_observed(tmp_path: Path) -> None:
     assert declared(path) == seen._replace(origin="declared")
 
 
+def test_versions_of_programs_are_asked_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each program waits for the other one to start."""
+    for name, other in (("gcc", "g++"), ("g++", "gcc")):
+        program = tmp_path / name
+        program.write_text(
+            f"#!/bin/sh\ncd {tmp_path}\n: > {name}.started\n"
+            f"until [ -e {other}.started ]; do sleep 0.01; done\necho 12.2.0\n"
+        )
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    seen = observe(tmp_path, Runner(), thorough=False)
+    assert [seen.cc, seen.cxx] == [Tool(str(tmp_path / each), "12.2.0") for each in ("gcc", "g++")]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can give a file away")
 def test_interpreters_of_another_user_are_not_found_but_on_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -231,9 +247,10 @@ def test_folders_that_may_not_be_looked_into_are_passed_over(
 ) -> None:
     """`su` keeps the PATH of root."""
 
-    def glob(folder: Path, pattern: str) -> None:
+    def look(folder: Path, pattern: str = "") -> None:
         raise PermissionError(13, "Permission denied", str(folder))
 
-    monkeypatch.setattr(Path, "glob", glob)
+    monkeypatch.setattr(Path, "glob", look)
+    monkeypatch.setattr(os, "listdir", look)
     found = observe(tmp_path, Runner(), thorough=False).interpreters
     assert found == (own_interpreter(),)

@@ -328,8 +328,9 @@ def test_no_pattern_of_the_code_takes_long() -> None:
 def test_no_pattern_of_a_signature_takes_long(theme: str) -> None:
     """What it is tried on is cut: a line and the two that follow, 2,000 characters at most."""
     for each in all_signatures():
-        if each.theme == theme and each.pattern:
-            _check_window(each.pattern, each.id)
+        for pattern in filter(None, (each.pattern, each.before)):
+            if each.theme == theme:
+                _check_window(pattern, each.id)
 
 
 def test_no_other_pattern_of_doctor_takes_long() -> None:

@@ -373,6 +373,16 @@ def test_the_remedy_is_a_diff_of_the_recipe(check: Check, tmp_path: Path) -> Non
     assert change["options"] == []
 
 
+def test_the_remedy_keeps_the_syntax_of_toml_1_1(check: Check, tmp_path: Path) -> None:
+    """An inline table over several lines, with a comma after the last key."""
+    path = tmp_path / "mine.toml"
+    lines = 'launch = {\n    launcher = "horovodrun-mpi",\n    mca.pml = "ucx",\n}\n'
+    path.write_text('format = 1\nname = "mine"\nextends = "local"\n' + lines)
+    said = check(str(path), code=3)
+    assert f"where: {path}:4" in said
+    assert '-    launcher = "horovodrun-mpi",\n+    launcher = "mpirun",\n' in said
+
+
 def test_what_lies_over_the_recipe_is_mended_by_options(check: Check) -> None:
     words = ["--set", "launch.launcher=horovodrun-mpi", "--set", "launch.mca.pml=ucx"]
     said = check("local", *words, code=3)

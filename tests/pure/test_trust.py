@@ -648,7 +648,7 @@ def start(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_modules_of_the_current_folder_are_not_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("pathlib", "argparse", "tomllib", "pwd", "signal", "packaging", "pip", "horovod"):
+    for name in ("pathlib", "argparse", "tomli", "pwd", "signal", "packaging", "pip", "horovod"):
         (tmp_path / f"{name}.py").write_text(f"print('{name} of the folder')\n")
     done = start(tmp_path, "-m", "hvdenv", "show", "local")
     assert (done.returncode, done.stderr) == (0, "")
