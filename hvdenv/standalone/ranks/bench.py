@@ -167,5 +167,12 @@ def run(context: Context, option: str) -> None:
         rounds, repeats = measure(clock, loop, 0.5 / (len(SIZES) - index))
         last = min(rounds)
         if first:
-            found = (size, quartiles(rounds), repeats, len(rounds), context.device)
-            context.report(events.Bench(*found))
+            context.report(
+                events.Bench(
+                    size=size,
+                    seconds=quartiles(rounds),
+                    repeats=repeats,
+                    rounds=len(rounds),
+                    device=context.device,
+                )
+            )

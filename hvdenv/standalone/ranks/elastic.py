@@ -91,8 +91,16 @@ class Job:
         numbers = torch.tensor([hvd.rank() + 1, state.world if hvd.rank() == 0 else 0])
         total, number = hvd.allreduce(numbers, op=hvd.Sum, name="elastic.look").tolist()
         self.context.report(self.context.numbers())
-        found = (number, hvd.rank(), hvd.size(), state.step, self.parameter.item(), total)
-        self.context.report(events.World(*found))
+        self.context.report(
+            events.World(
+                number=number,
+                rank=hvd.rank(),
+                size=hvd.size(),
+                step=state.step,
+                value=self.parameter.item(),
+                total=total,
+            )
+        )
         return int(number)
 
     def step(self) -> None:
