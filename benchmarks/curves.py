@@ -315,7 +315,7 @@ def rows(curve: Curve, found: Measured) -> Iterator[str]:
             f"{curve.title}: {name}", f"{curve.axis}: {listed(at)}",
             listed(each.seconds for each in at.values()),
             listed(each.mebibytes for each in at.values()),
-            f"{figure(at[last].seconds / at[before].seconds)} for {figure(last / before)}",
+            f"{figure(at[last].seconds / at[before].seconds)} times the seconds for {figure(last / before)} times the size",
         )) + " |"  # fmt: skip
 
 
@@ -324,7 +324,7 @@ def listed(values: Iterable[float]) -> str:
 
 
 HEADER = """\
-| what | sizes | seconds | largest process, MiB | time and size, last step, times |
+| what | sizes | seconds | largest process, MiB | growth from the last but one to the last size |
 |---|---|---|---|---|
 """
 

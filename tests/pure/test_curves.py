@@ -56,5 +56,5 @@ def test_a_row_for_each_line(curves: ModuleType) -> None:
     (row,) = curves.rows(curves.CURVES["solve"], found)
     assert row == (
         "| Solve and lock a conda recipe: solve and lock | records: 10,000 · 50,000 | 1.00 · 4.00"
-        " | 50.0 · 80.2 | 4.00 for 5.00 |"
+        " | 50.0 · 80.2 | 4.00 times the seconds for 5.00 times the size |"
     )
