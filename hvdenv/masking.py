@@ -10,7 +10,8 @@ from typing import Any, TextIO, cast
 
 # Every pattern is linear in the length of the text: logs contain very long words.
 _URL_CREDENTIALS = re.compile(r"://[^/\s'\"]+@")
-_WORD = r"(?:token|pass(?:word|wd|phrase)|secret|(?:api|rendezvous)[_-]?key)[\w-]{0,64}['\"]?"
+# Not the words of text processing: tokenize, tokenizer, tokenisation.
+_WORD = r"(?:token(?!i[sz](?:e|at|in))|pass(?:word|wd|phrase)|secret|(?:api|rendezvous)[_-]?key)[\w-]{0,64}['\"]?"
 _IS = r"(?:[ \t]{0,2}=[ \t]{0,2}(?!=)|: |:(?=['\"]))"
 # After a slash, only what looks like a variable: /etc/passwd: is a file. Quotes may hold spaces.
 _NAMED_SECRET = re.compile(

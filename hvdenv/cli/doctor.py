@@ -200,7 +200,7 @@ def _unknown(diagnosis: Diagnosis) -> Iterator[str]:
 def _rest(diagnosis: Diagnosis, first: Found | None) -> Iterator[str]:
     others = [each for each in diagnosis.found if each != first]
     titles = {
-        "cause": "other known causes, later in the log:", "symptom": "other symptoms:",
+        "cause": "other known causes:", "symptom": "other symptoms:",
         "consequence": "follow-on errors:", "warning": "warnings, harmless in most logs:",
     }  # fmt: skip
     for kind, title in titles.items():

@@ -50,6 +50,7 @@ _COLOURS = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b
 _DROPPED = bytes({*range(32), 127} - set(b"\t\n\r\x1b"))
 
 _END = re.compile(rb"[\r\n]")
+_WORD = re.compile(r"\w")
 _COMPARE: dict[str, Callable[[list[int], list[int]], bool]] = {
     "<": lt, ">=": ge, "==": eq, "!=": ne,
 }  # fmt: skip
@@ -59,9 +60,10 @@ _COMPARE: dict[str, Callable[[list[int], list[int]], bool]] = {
 _FRAME_START = r"(?:\[\S{1,64}:\d{1,8}\] )?[ \[]{0,4}\d{1,2}\]? {1,3}"
 _FRAME = (
     ("libc.so.6(", "libpthread.so.0(", "libc-2.", "libpthread-2.", "libucs.so.0("),
-    rf"^{_FRAME_START}\S{{0,200}}/lib(?:c|pthread|ucs)[-.][\w.]{{2,10}}\(\+0x[^\n]*"
-    rf"(?:\n{_FRAME_START}\S{{0,200}}/libc[-.][\w.]{{2,10}}\([^\n]*)?"
-    rf"\n{_FRAME_START}\S{{0,200}}/(?!libc[-.]|libucs\.)([^/\s(]{{1,80}}\.so[\w.]{{0,20}})\((\w{{0,60}})",
+    rf"^{_FRAME_START}(?:\S{{0,200}}/)?lib(?:c|pthread|ucs)[-.][\w.]{{2,10}}\(\+0x[^\n]*"
+    rf"(?:\n{_FRAME_START}(?:\S{{0,200}}/)?libc[-.][\w.]{{2,10}}\([^\n]*)?"
+    rf"\n{_FRAME_START}(?:\S{{0,200}}/)?(?!lib(?:c|pthread)[-.]|libucs\.)"
+    r"([^/\s(]{1,80}\.so[\w.]{0,20})\((\w{0,60})",
 )
 _ABOUT_HOROVOD = re.compile(r" \([^()]{0,80}(?:orovod|HOROVOD|hvd\.)[^()]{0,200}\)")
 _TEXTS = Path(__file__).with_name("log_texts.toml")
@@ -579,6 +581,7 @@ def _filled(signature: Signature, hit: _Hit, where: str, crashed: int, reader: _
         crashed: line number of the first crash; a process killed after it is not the cause.
     """
     place, match, around, before = hit
+    place = _below_rulers(place, match)
     groups = [group or "" for group in match.groups()]
     name = match.groupdict().get("name") or ""
     signature = signature.refined_by(match.string, around.decode("utf-8", "replace"), name)
@@ -599,6 +602,16 @@ def _filled(signature: Signature, hit: _Hit, where: str, crashed: int, reader: _
         **{name: getattr(signature, name) for name in same},
         **place._asdict(),
     )
+
+
+def _below_rulers(place: Place, match: re.Match[str]) -> Place:
+    """The first line of the match that says something: not the ruler of a box, nor an empty line."""
+    matched = match.string[: match.end()].rstrip().split("\n")
+    skipped = next((at for at, line in enumerate(matched) if _WORD.search(line)), 0)
+    if not skipped:
+        return place
+    line = match.string.split("\n")[skipped]
+    return place._replace(number=place.number + skipped, line=line)
 
 
 def _ranked_by(signature: Signature, hit: _Hit, found: Found, reader: _Reader) -> _Ranked:

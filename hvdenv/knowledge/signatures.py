@@ -80,8 +80,8 @@ class Refinement(NamedTuple):
     """What is known where the lines that match also contain one of some texts.
 
     Attributes:
-        texts: literal.
-        near: literal; one of them is within 2,000 characters instead.
+        texts: literal; one of them is in the lines.
+        near: literal; one of them is within 2,000 characters. With texts, both must hold.
         remedy: takes the place of the signature's, and of its `modules`.
         cause: takes the place of the signature's, unless empty.
     """
@@ -93,9 +93,8 @@ class Refinement(NamedTuple):
 
     def holds(self, lines: str, around: str) -> bool:
         """Whether it applies to lines with what is near them."""
-        return any(text in lines for text in self.texts) or any(
-            text in around for text in self.near
-        )
+        said = not self.texts or any(text in lines for text in self.texts)
+        return said and (not self.near or any(text in around for text in self.near))
 
 
 class Signature(NamedTuple):

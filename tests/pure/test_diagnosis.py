@@ -409,6 +409,22 @@ def test_what_is_near_refines(lines: int) -> None:
     assert found and ("macOS" in found.cause) is (lines < NEAR / 11)
 
 
+@pytest.mark.parametrize(("call", "names"), [("srun --nodelist=a.b", True), ("srun", False)])
+def test_a_text_in_the_line_and_one_near_it_refine_together(call: str, names: bool) -> None:
+    rejected = "srun: error: Unable to create step for job 1: Requested node configuration is not available"
+    found = read(f"{call}\n{rejected}\n").best
+    assert found and ("--nodelist" in found.cause) is names
+    found = read(f"{call}\n{rejected.replace('node configuration', 'time limit')}\n").best
+    assert found and "--nodelist" not in found.cause
+
+
+def test_the_ruler_of_a_box_is_not_what_is_quoted() -> None:
+    ruler = "-" * 74
+    found = read(f"fine\n{ruler}\nThe dog ate the daemon. We cannot\ncontinue.\n{ruler}\n").best
+    assert found
+    assert (found.number, found.line) == (3, "The dog ate the daemon. We cannot")
+
+
 def test_versions_and_places_are_picked_out() -> None:
     mentions = read(CASES["cmake-4"].log).mentions
     assert mentions["Horovod"] == "0.28.1"
