@@ -1,4 +1,4 @@
-"""Horovod environments on clusters that build the first time and can be proven to work."""
+"""Horovod environments for HPC clusters: reproducible builds, proven to work."""
 
 import os
 import sys

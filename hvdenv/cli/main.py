@@ -82,7 +82,7 @@ examples:
   hvdenv build --help           options and examples of a command
 
 exit codes:
-  0 success   1 verify found a failure, or doctor found no cause   2 malformed usage, recipe or file
+  0 success   1 verify found a failure, or doctor recognised nothing   2 malformed usage, recipe or file
   3 known incompatibility   4 lock does not match   5 a step failed   6 busy
   7 nothing failed, but something expected could not be proven on this host
   70 a bug in hvdenv   130 interrupted
