@@ -84,11 +84,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.follow:
         record = jobs.recall(arguments.follow, places)
         return to_the_end(record, quiet=quiet, as_json=arguments.json, withdraw=False)
-    resolved = resolved_of(arguments)
+    printed = not arguments.submit or arguments.dry_run
+    resolved = resolved_of(arguments, anywhere=printed)
     scheduler, dialect = scheduler_of(resolved)
     planned = _batch(arguments, resolved, dialect)
     text = batch.script(dialect, planned)
-    if not arguments.submit or arguments.dry_run:
+    if printed:
         return _give(arguments, text, planned.job)
     submission = jobs.Script(text=text, scheduler=scheduler, dialect=dialect, name=planned.job.name)
     if not quiet:

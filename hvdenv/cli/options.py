@@ -161,11 +161,14 @@ def is_coloured(arguments: argparse.Namespace) -> bool:
     return arguments.color == "always" or (arguments.color == "auto" and sys.stdout.isatty())
 
 
-def resolved_of(arguments: argparse.Namespace, *, shown: bool = False) -> Resolved:
+def resolved_of(
+    arguments: argparse.Namespace, *, shown: bool = False, anywhere: bool = False
+) -> Resolved:
     """The recipe that the options name.
 
     Args:
         shown: nothing that it names is executed.
+        anywhere: nothing is built or submitted; a variable that this machine lacks stays in a folder.
 
     Raises:
         UntrustedError: somebody else could have changed it, or a script or folder that it names.
@@ -176,11 +179,14 @@ def resolved_of(arguments: argparse.Namespace, *, shown: bool = False) -> Resolv
         site=site_file(arguments),
         overrides=arguments.overrides,
     )
-    recipe, written = expand(Recipe, resolved.recipe, _user(lenient=shown))
+    recipe, written = expand(Recipe, resolved.recipe, _user(lenient=shown or anywhere))
     origins = dict(resolved.origins)
     for key, text in written.items():
         name = key.partition("[")[0]  # a list has one origin
         origins[name] = f"{origins[name]}: {text}"
+        variable = text.partition("/")[0]
+        if anywhere and variable.removeprefix("$") not in environment():
+            report(f"note: {variable} is not set on this machine; {key} is shown as {text}")
     resolved = resolved._replace(recipe=recipe, origins=origins)
     if not shown:
         _refuse_foreign(resolved, arguments)

@@ -73,7 +73,7 @@ def prepare(
         anywhere: nothing is built; on a machine that is none of the cluster's, the facts are those
             that the recipe declares for its partition.
     """
-    resolved = resolved or resolved_of(arguments, shown=shown)
+    resolved = resolved or resolved_of(arguments, shown=shown, anywhere=anywhere)
     target = environment_of(arguments, resolved, anywhere=anywhere)
     runner = Runner()
     file = getattr(arguments, "facts", None)

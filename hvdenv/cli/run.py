@@ -203,7 +203,8 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
         raise UsageError("no environment is named", remedy="name a recipe, or a --prefix")
     of_modules = False
     if arguments.recipe:
-        resolved = resolved_of(arguments)
+        only_shown = not built and not getattr(arguments, "submit", False)
+        resolved = resolved_of(arguments, anywhere=only_shown)
         recipe = resolved.recipe
         name = environment_name(recipe.name, resolved.keyed)
         elsewhere_too = image and not arguments.prefix
@@ -212,7 +213,6 @@ def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -
         of_modules = elsewhere_too and provided_by_modules(recipe)
         if of_modules and recipe.places.workspace:
             return _of_modules(name, recipe)
-        only_shown = not built and not getattr(arguments, "submit", False)
         installed = environment_of(arguments, resolved, anywhere=only_shown)
     else:
         installed, name = generations.at(arguments.prefix), ""
