@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hvdenv.cli.options import add
 from hvdenv.reading import STATE, read_text
 
 # shtab wrote them: `pytest tests/pure/test_completion.py --regenerate` after options have changed.
@@ -32,7 +31,8 @@ tcsh:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add(parser, "shell", nargs="?", choices=("bash", "zsh", "tcsh"))
+    # hvdenv.cli.options would take as long to import as all the rest.
+    parser.add_argument("shell", nargs="?", choices=("bash", "zsh", "tcsh"))
 
 
 def run(arguments: argparse.Namespace) -> int:

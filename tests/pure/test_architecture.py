@@ -267,7 +267,7 @@ def loaded_by(*words: str) -> set[str]:
     [
         (["--help"], SLOW),
         (["--version"], SLOW),
-        (["completion", "bash"], SLOW),
+        (["completion", "bash"], {*SLOW, "hvdenv.cli.options"}),
         (["recipes"], SLOW_LIBRARIES),
         (["show", "local"], SLOW_LIBRARIES),
     ],
