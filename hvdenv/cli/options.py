@@ -20,7 +20,7 @@ from hvdenv.environments import generations
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import HvdenvError, UsageError
 from hvdenv.model.cluster import SiteKeys, Wheels, Workspace
-from hvdenv.model.folders import User, expand
+from hvdenv.model.folders import User, expand, unset_variable
 from hvdenv.model.layers import Layer, Resolved, load_recipe, own_keys, read_layer
 from hvdenv.model.recipe import Recipe, executed_paths
 from hvdenv.places import environment_name, find_places
@@ -179,13 +179,13 @@ def resolved_of(
         site=site_file(arguments),
         overrides=arguments.overrides,
     )
-    recipe, written = expand(Recipe, resolved.recipe, _user(lenient=shown or anywhere))
+    user = _user(lenient=shown or anywhere)
+    recipe, written = expand(Recipe, resolved.recipe, user)
     origins = dict(resolved.origins)
     for key, text in written.items():
         name = key.partition("[")[0]  # a list has one origin
         origins[name] = f"{origins[name]}: {text}"
-        variable = text.partition("/")[0]
-        if anywhere and variable.removeprefix("$") not in environment():
+        if anywhere and (variable := unset_variable(text, user)):
             report(f"note: {variable} is not set on this machine; {key} is shown as {text}")
     resolved = resolved._replace(recipe=recipe, origins=origins)
     if not shown:

@@ -74,8 +74,18 @@ def _of_user(placeholder: str, key: str, user: User) -> str:
     )
 
 
+def unset_variable(text: str, user: User) -> str:
+    """The variable that a folder begins with and the user has not set, such as ``$WORK``; or empty."""
+    found = _VARIABLE.match(text)
+    return found[0] if found and not _value(found[1], user) else ""
+
+
+def _value(name: str, user: User) -> str:
+    return user.variables.get(name, "").rstrip("/")
+
+
 def _of_variable(name: str, key: str, user: User) -> str:
-    value = user.variables.get(name, "").rstrip("/")
+    value = _value(name, user)
     if _FOLDER.fullmatch(value):
         return value
     if not value and user.lenient:

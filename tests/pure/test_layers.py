@@ -604,6 +604,9 @@ def test_a_variable_that_is_not_set_stays_where_nothing_is_built(
     note = "note: $HVDENV_TEST_SCRATCH is not set on this machine; places.environments is shown as"
     assert note in hvdenv("run", *chosen, "--dry-run", "--", "true").err
     assert note in hvdenv("check", *chosen, "--offline").err
+    monkeypatch.setenv("HVDENV_TEST_SCRATCH", "")
+    assert note in hvdenv("check", *chosen, "--offline").err
+    monkeypatch.delenv("HVDENV_TEST_SCRATCH")
     missing = "places.environments: $HVDENV_TEST_SCRATCH is not set"
     assert missing in hvdenv("run", *chosen, "--", "true", code=125).err
     assert missing in hvdenv("build", *chosen, code=2).err
