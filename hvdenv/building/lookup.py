@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from packaging.utils import canonicalize_name
+
 from hvdenv import STEP_PROGRAMS
 from hvdenv.building.availability import Availability
 from hvdenv.building.resolve import attempt
 from hvdenv.command import OWN_PYTHON, Command, Outcome
-from hvdenv.contents.names import canonicalize_name
 from hvdenv.contents.packages import parse_requirement
 from hvdenv.errors import StepError
 from hvdenv.locks import condalock

@@ -9,8 +9,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
+from packaging.utils import canonicalize_name
+
 from hvdenv.building.state import Record, State
-from hvdenv.contents.names import canonicalize_name
 from hvdenv.environments import journal, manifest, package_records
 from hvdenv.errors import StepError
 from hvdenv.locks import pip_report, pypi

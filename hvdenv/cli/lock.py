@@ -9,12 +9,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from packaging.utils import canonicalize_name
+
 from hvdenv import signing
 from hvdenv.building.resolve import pylock
 from hvdenv.cli import find_lock
 from hvdenv.cli.options import add, add_options, give, report
 from hvdenv.cli.prepare import Prepared, prepare
-from hvdenv.contents.names import canonicalize_name
 from hvdenv.environments import scratch
 from hvdenv.environments.scratch import Scratch
 from hvdenv.errors import LockError, RecipeError, StepError, UsageError

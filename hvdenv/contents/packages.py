@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from hvdenv.contents.names import canonicalize_name
+from packaging.utils import canonicalize_name
+
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.launch.launchers import parse_mpi_version
 from hvdenv.masking import mask

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.contents.names import canonicalize_name
+from packaging.utils import canonicalize_name
+
 from hvdenv.contents.packages import (
     Contents,
     Horovod,

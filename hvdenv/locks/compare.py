@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from hvdenv.contents.names import canonicalize_name
+from packaging.utils import canonicalize_name
+
 from hvdenv.contents.packages import parse_requirement
 from hvdenv.locks import condalock, pypi
 from hvdenv.locks.lockfile import CONDA, Inputs, Locked, reachable

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from packaging.utils import canonicalize_name
+
 from hvdenv import schema
-from hvdenv.contents.names import canonicalize_name
 from hvdenv.errors import RecipeError, StepError
 from hvdenv.locks.lockfile import CONDA, Locked, malformed, reachable
 

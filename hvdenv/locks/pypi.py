@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, get_args
 from urllib.parse import quote, unquote, urlsplit
 
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from hvdenv.contents.names import canonicalize_name
 from hvdenv.contents.packages import hint, parse_requirement
 from hvdenv.errors import LockError
 from hvdenv.locks.lockfile import ANEW, PYPI, Locked, malformed

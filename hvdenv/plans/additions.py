@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from hvdenv.contents.names import canonicalize_name
 from hvdenv.contents.packages import Package, parse_requirement
 from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.locks.pip_report import PipReport
