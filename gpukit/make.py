@@ -46,6 +46,8 @@ def main() -> int:
         _packages(kit)
         for name in ("run.py", "cuda_cases.py", "horovod_tests.txt"):
             shutil.copy(ROOT / "gpukit" / name, kit)
+        (kit / "hosts").mkdir()
+        shutil.copy(ROOT / "gpukit/ssh", kit / "hosts")
         for path in TESTS if arguments.tests else ():
             target = kit / path
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +100,7 @@ def _of_root(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     """An entry that belongs to root, so that files unpacked by root are not another user's."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = "root"
-    entry.mode = 0o755 if entry.isdir() else 0o644
+    entry.mode = 0o755 if entry.isdir() or entry.mode & 0o100 else 0o644
     return entry
 
 

@@ -33,7 +33,9 @@ GRACE_SECONDS = 10
 # What a status says for the exit code of the whole kit.
 CODES = {"pass": 0, "fail": 1, "unproven": 7}
 LEAST_FOR_SETS = 3  # ranks; verify cannot prove process sets with two
-ALONE = "right on one rank; NCCL between ranks needs two GPUs"
+# NCCL refuses two ranks on one GPU of a host, but not if they have different host names.
+HOSTS = ("kit-a", "kit-b", "kit-c")
+ALONE = "right on one rank; NCCL between ranks needs two GPUs, or host names (unshare --uts)"
 IN_HOST = "right in the host's memory; there is no GPU here"
 NOT_USED = "this node has a GPU, but the tensors were in the host's memory"
 
@@ -55,23 +57,34 @@ class Stage(NamedTuple):
     ranks: int
 
 
-def stages(out, gpus):
-    """Every stage, for this many GPUs; without one, a single rank takes the part of one."""
+def stages(out, gpus, hosts=()):
+    """Every stage.
+
+    Args:
+        out: where to write reports.
+        gpus: the number of GPUs; without one, a single rank takes the part of one.
+        hosts: host names under which ranks over NCCL share a single GPU.
+    """
     hvdenv = [str(KIT / "envs/hvdenv/bin/hvdenv"), "verify", "--framework", "torch", "--json"]
     cases = str(KIT / "cuda_cases.py")
+
+    def slots(env):
+        return ",".join(f"{host}:1" for host in hosts) if env == "nccl" else ""
 
     def verify(name, env, ranks, *more):
         files = ["--html", f"{out}/{name}.html", "--junit", f"{out}/{name}.xml"]
         # torch may belong to another user; whoever runs this file with it trusts them.
         words = [*hvdenv, "--trust", "--prefix", f"{KIT}/envs/{env}", "-n", str(ranks), *files]
+        words += ["--hosts", slots(env)] if slots(env) else []
         return Stage(name, "verify", [*words, *more], 240, ranks)
 
     def mpirun(name, kind, env, ranks, seconds, *words):
         folder = KIT / "envs" / env / "bin"
         start = [f"{folder}/mpirun", "-np", str(ranks), "--bind-to", "none", "--oversubscribe"]
+        start += ["--host", slots(env)] if slots(env) else []
         return Stage(name, kind, [*start, f"{folder}/python", *words], seconds, ranks)
 
-    each, shared = max(gpus, 1), max(gpus, LEAST_FOR_SETS)
+    each, shared = max(gpus, len(hosts), 1), max(gpus, LEAST_FOR_SETS)
     both = ("--controller", "MPI", "--controller", "Gloo")
     yield verify("nccl", "nccl", each, *both, "--operation", "NCCL")
     yield verify("shared-gpu", "host", shared, *both)
@@ -82,11 +95,23 @@ def stages(out, gpus):
         chosen = f"({' or '.join((KIT / 'horovod_tests.txt').read_text().split())})"
         # One rank cannot have process sets, has nobody to join, and its batches of one are refused.
         # Several ranks that go on after a failed test would wait for each other.
-        more = ["-x"] if gpus > 1 else []
-        chosen += "" if gpus > 1 else " and not process_sets and not join and not sync_batch_norm"
+        more = ["-x"] if each > 1 else []
+        chosen += "" if each > 1 else " and not process_sets and not join and not sync_batch_norm"
+        # Three ranks: its tests allow no rounding of averages, and NCCL multiplies by 1/3.
+        ranks = 2 if each == 3 else each
         words = ["-m", "pytest", "-q", "--color=no", "-p", "no:cacheprovider", "-k", chosen, *more]
         words += [str(KIT / "test/parallel/test_torch.py")]
-        yield mpirun("horovod-tests", "tests", "nccl", each, 120, *words)
+        yield mpirun("horovod-tests", "tests", "nccl", ranks, 120, *words)
+
+
+def host_names():
+    """Host names under which ranks share a GPU; none if this user may not set host names."""
+    words = ["bash", str(KIT / "hosts/ssh"), HOSTS[0], "uname -n"]
+    with contextlib.suppress(OSError):
+        done = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if done.stdout.strip() == HOSTS[0]:
+            return HOSTS
+    return ()
 
 
 def why_not_here(torch):
@@ -133,12 +158,13 @@ def wheels(folder):
 
 
 def environment():
-    """The variables of every stage: Open MPI as root, and nothing of the caller's Python."""
+    """The variables of every stage: Open MPI as root, nothing for another Python or MPI."""
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("PYTHON", "PIP_", "VIRTUAL_ENV"))
+        if not name.startswith(("PYTHON", "PIP_", "VIRTUAL_ENV", "OMPI_", "PMIX_", "PRTE_"))
     }
+    kept["PATH"] = f"{KIT / 'hosts'}:{kept.get('PATH', os.defpath)}"
     allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     own = {"HVDENV_HOME": str(KIT / "home"), "PYTHONNOUSERSITE": "1", "PIP_NO_CACHE_DIR": "1"}
     own["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # the node's plugins are for another pytest
@@ -279,7 +305,9 @@ def main(out):
     facts["environments"] = round(time.monotonic() - begun, 1)
     print(json.dumps(facts, indent=1), flush=True)
     results = []
-    for stage in stages(out, facts["gpus"]):
+    # Several ranks on one GPU: only where NCCL could not run between ranks otherwise.
+    hosts = host_names() if facts["gpus"] == 1 else ()
+    for stage in stages(out, facts["gpus"], hosts):
         left = LIMIT_SECONDS - (time.monotonic() - begun)
         started = time.monotonic()
         if left > GRACE_SECONDS:

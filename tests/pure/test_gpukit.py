@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import re
+import subprocess
 import sys
 import tarfile
 import time
@@ -34,8 +35,8 @@ def kit(tmp_path: Path) -> ModuleType:
     return module
 
 
-def stages(kit: ModuleType, gpus: int) -> dict[str, Any]:
-    return {stage.name: stage for stage in kit.stages("/o", gpus)}
+def stages(kit: ModuleType, gpus: int, hosts: Sequence[str] = ()) -> dict[str, Any]:
+    return {stage.name: stage for stage in kit.stages("/o", gpus, hosts)}
 
 
 @pytest.mark.parametrize(("gpus", "ranks", "shared"), [(0, 1, 3), (1, 1, 3), (2, 2, 3), (8, 8, 8)])
@@ -49,6 +50,31 @@ def test_nccl_has_a_gpu_for_each_rank_and_sharing_has_ranks_for_process_sets(
     for stage in found.values():
         option = stage.words.index("-n" if stage.kind == "verify" else "-np")
         assert stage.words[option + 1] == str(stage.ranks)
+
+
+def test_with_host_names_ranks_share_a_single_gpu_over_nccl(kit: ModuleType) -> None:
+    found = stages(kit, 1, kit.HOSTS)
+    slots = "kit-a:1,kit-b:1,kit-c:1"
+    for name, option in (
+        ("nccl", "--hosts"),
+        ("bench", "--hosts"),
+        ("cases-nccl", "--host"),
+        ("horovod-tests", "--host"),
+    ):
+        stage = found[name]
+        assert stage.words[stage.words.index(option) + 1] == slots
+        assert stage.ranks == (2 if name == "horovod-tests" else 3)
+    assert not any(slots in found[name].words for name in ("shared-gpu", "cases-shared-gpu"))
+    assert "not process_sets" not in " ".join(found["horovod-tests"].words)
+
+
+def test_a_command_runs_under_the_name_of_a_host() -> None:
+    words = ["bash", str(KIT / "ssh"), "-o", "BatchMode=yes", "kit-a", "-p", "22", "uname", "-n;"]
+    words += ["read", "x;", "echo", '"$x"']
+    done = subprocess.run(words, input="from standard input\n", capture_output=True, text=True)
+    if "Operation not permitted" in done.stderr:
+        pytest.skip("this user may not set host names (unshare --user --uts)")
+    assert done.stdout == "kit-a\nfrom standard input\n", done.stderr
 
 
 def test_one_rank_skips_tests_that_need_two_and_goes_on_after_a_failure(kit: ModuleType) -> None:

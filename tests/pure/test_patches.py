@@ -63,7 +63,7 @@ def test_patches_go_by_versions_and_frameworks() -> None:
     assert names({**BOTH, "torch": "2.14.0"}) == everything - {"shared-common"} | {"torch-cxx20"}
     assert names({**BOTH, "horovod": "0.26.1"}) == everything | {"gloo-kernel-headers"}
     assert names({**BOTH, "horovod": "0.25.0"}) == names({**BOTH, "horovod": "0.26.1"}) - {
-        "python312-distutils", "safe-rendezvous",
+        "nccl-average", "python312-distutils", "safe-rendezvous",
     }  # fmt: skip
     older = {"gloo-kernel-headers", "gloo-rendezvous", "gloo-process-sets"}
     older |= {"elastic-sync", "torch-operation-names"}
