@@ -32,11 +32,18 @@ from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, last_used
 from hvdenv.environments.activation import site_lines
 from hvdenv.environments.generations import Environment
-from hvdenv.environments.installation import inspect_prefix, mpi_prefix
+from hvdenv.environments.installation import hides_variables, inspect_prefix, mpi_prefix
 from hvdenv.errors import UsageError
 from hvdenv.launch import placement
 from hvdenv.launch.container import image_of, inside, shown, start_inside
-from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi, Start, parse_mpi_version, puts_mpi_first
+from hvdenv.launch.launchers import (
+    LAUNCHERS,
+    Launch,
+    Mpi,
+    Variables,
+    parse_mpi_version,
+    puts_mpi_first,
+)
 from hvdenv.model.cluster import Container
 from hvdenv.model.recipe import Recipe, provided_by_modules
 from hvdenv.places import environment_name, find_places
@@ -57,13 +64,19 @@ examples:
   hvdenv run --prefix ~/envs/horovod -n 2 -x HOROVOD_TIMELINE=t.json -- python train.py
 
 run passes variables such as HOROVOD_*, NCCL_* and OMP_* of your shell to all ranks. Other
-variables reach the ranks if the launcher passes them on (srun), or with -x.
+variables reach the ranks if the launcher passes them on (srun, horovodrun), or with -x. Other users
+can list command lines: pass a secret as -x NAME, without its value.
 """
 
 
+# Begins the names of variables that are set in the activated environment. Their values are not in
+# arguments, which other users can list.
+_TO_SET = "HVDENV_SET_"
 # $1 is the launcher's name; the other arguments are run.
 _SCRIPT = (
-    ' || exit 125; type -P -- "$1" >/dev/null || '
+    f' || exit 125; for hvdenv_set in "${{!{_TO_SET}@}}"; do'
+    f' export "${{hvdenv_set#{_TO_SET}}}=${{!hvdenv_set}}"; unset "$hvdenv_set"; done; '
+    'type -P -- "$1" >/dev/null || '
     '{ echo "error: $1 is neither in the environment nor on PATH" >&2; exit 125; }; '
     'shift; exec "$@"'
 )
@@ -182,14 +195,21 @@ def run(arguments: argparse.Namespace) -> int:
     program = (*entry.words, *found_program(name, launch, chosen, launch.program))
     launch = launch._replace(program=program)
     start = start_inside(name, launch, chosen.inside, os.uname().nodename)
-    line = _line(start, placement.hidden(name, environ, requested, activated(chosen)))
+    # What is not built yet will.
+    patched = not (chosen.there and (chosen.of_modules or not hides_variables(chosen.prefix)))
+    placement.refuse_exposed(name, requested, patched=patched, words=named(arguments))
+    unset = placement.hidden(name, environ, activated(chosen), patched=patched)
+    # After modules are loaded: `module` itself is stored in variables that are hidden here.
+    words = ("env", *(word for each in unset for word in ("-u", each))) if unset else ()
+    line = (*words, *start.argv)
     if arguments.dry_run:
-        _print(line, chosen, [name for name in environment() if name not in environ])
+        _print(line, start.env, chosen, [each for each in environment() if each not in environ])
         return 0
     if not chosen.of_modules:
         last_used.note(find_places(), chosen.prefix)
     words = ("bash", "-c", chosen.before + _SCRIPT, "hvdenv", start.argv[0], *line)
-    return hand_over(Command(words), environ, alone=True)
+    to_set = tuple((_TO_SET + each, value) for each, value in start.env)
+    return hand_over(Command(words, to_set), environ, alone=True)
 
 
 def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -> Chosen:
@@ -398,18 +418,15 @@ def _ask_mpi(chosen: Chosen) -> tuple[Mpi, dict[str, str]]:
     return parse_mpi_version(output), {name: value for name, _, value in pairs}
 
 
-def _line(start: Start, hidden: tuple[str, ...]) -> tuple[str, ...]:
-    """The launcher with its variables, to be run in the activated environment."""
-    # After modules are loaded: `module` itself is stored in variables that are hidden here.
-    unset = tuple(word for name in hidden for word in ("-u", name))
-    variables = tuple(f"{name}={value}" for name, value in start.env)
-    return ("env", *unset, *variables, *start.argv) if unset or variables else start.argv
-
-
-def _print(line: tuple[str, ...], chosen: Chosen, dropped: Sequence[str]) -> None:
+def _print(
+    line: tuple[str, ...], variables: Variables, chosen: Chosen, dropped: Sequence[str]
+) -> None:
     words = shlex.join(line)
     first = f"unset {shlex.join(dropped)}; " if dropped else ""
-    plain = chosen.before == "true" and not first
-    print(words if plain else f"( {first}{chosen.before} && exec {words} )")
+    # `export` is no program, and so has no command line that other users see.
+    steps = [chosen.before] if chosen.before != "true" else []
+    steps += [f"export {name}={shlex.quote(value)}" for name, value in variables]
+    plain = not (first or steps)
+    print(words if plain else f"( {first}{' && '.join([*steps, f'exec {words}'])} )")
     if not chosen.there:
         report(f"note: {chosen.name} is not built yet")

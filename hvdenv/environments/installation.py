@@ -68,6 +68,13 @@ class Installation(NamedTuple):
         return ""
 
 
+def hides_variables(prefix: str | Path) -> bool:
+    """Whether horovodrun of an environment, as far as its files show, keeps variables off command lines."""
+    launcher = "lib*/python3*/site-packages/horovod/runner/util/remote.py"
+    found = (each for base in ("", "venv", "conda") for each in Path(prefix, base).glob(launcher))
+    return any("def read_variables(" in read_text(each, SYSTEM) for each in found)
+
+
 class Expectation(NamedTuple):
     """What an environment should have. None: not stated, so whatever was built is judged.
 

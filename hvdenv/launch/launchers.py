@@ -120,7 +120,10 @@ class Launch(NamedTuple):
 
 
 class Start(NamedTuple):
-    """A command line, and variables for the launcher itself."""
+    """A command line, and variables in its environment: those for ranks, too.
+
+    Other users can list command lines, so that no value of a variable may be in one.
+    """
 
     argv: tuple[str, ...]
     env: Variables = ()
@@ -136,7 +139,8 @@ class Launcher(NamedTuple):
         takes_hosts: whether the user can choose the hosts.
         provided: whether the environment provides it, and not the host.
         by_ssh: whether it uses ssh outside of allocations.
-        exposes: whether it puts variables on command lines that other users can read.
+        exposes: whether it puts variables on command lines that other users can read, if Horovod has
+            no patch.
     """
 
     controller: str
@@ -227,7 +231,7 @@ def jsrun(launch: Launch) -> Start:
         argv += [f"-c{launch.cpus_per_rank * launch.per_node}"]
     if launch.settings.cpu_bind:
         argv += [f"-b{launch.settings.cpu_bind}"]
-    return Start((*argv, *_assigned("-E", _for_ranks(launch)), *launch.program))
+    return Start((*argv, *launch.program), _for_ranks(launch))
 
 
 def horovodrun_gloo(launch: Launch) -> Start:
@@ -308,11 +312,8 @@ def _by_template(own: cluster.OwnLauncher, launch: Launch) -> Start:
     Raises:
         UsageError: it needs something that is unknown here.
     """
-    pairs = (*_for_ranks(launch), *_mca_variables(launch))
-    variables = [
-        template.words(own.variable, {"name": name, "value": value}) for name, value in pairs
-    ]
-    exports = [template.words(own.export, {"name": name}) for name in launch.exports]
+    variables = (*_for_ranks(launch), *_mca_variables(launch))
+    exports = [template.words(own.export, {"name": name}) for name in _exported(launch, variables)]
     hosts = launch.host_list or launch.hosts
     names = launch.host_names or ",".join(host.name for host in launch.hosts)
     values: template.Values = {
@@ -327,7 +328,6 @@ def _by_template(own: cluster.OwnLauncher, launch: Launch) -> Start:
         "host_names": names or None,
         "hostfile": launch.hostfile or None,
         "interface": ",".join(launch.network.use) or None,
-        "variables": tuple(word for each in variables for word in each),
         "exports": tuple(word for each in exports for word in each),
         "program": launch.program,
     }
@@ -339,7 +339,7 @@ def _by_template(own: cluster.OwnLauncher, launch: Launch) -> Start:
             where=own.command.split()[0],
             remedy="give the hosts (--hosts, --hostfile), or put the option into [[...]]",
         ) from None
-    return Start(argv, () if own.variable else pairs)
+    return Start(argv, variables)
 
 
 def _from_data(own: cluster.OwnLauncher) -> Launcher:
@@ -356,14 +356,12 @@ def _from_data(own: cluster.OwnLauncher) -> Launcher:
 # ALPS on a Cray XC.
 _APRUN = cluster.OwnLauncher(
     command="aprun -n {ranks} -N {ranks_per_node}[[ -d {cpus_per_rank}]][[ -j {threads_per_core}]]"
-    " {variables}[[ -cc {cpu_bind}]] {program}",
-    variable="-e {name}={value}",
+    "[[ -cc {cpu_bind}]] {program}",
     schedulers=("cobalt", "pbs"),
 )
 _PALS = cluster.OwnLauncher(
     command="mpiexec -np {ranks} -ppn {ranks_per_node}[[{?placed} --hosts {host_names}]]"
-    "[[ --cpu-bind {cpu_bind}]][[ -d {cpus_per_rank}]] {variables} {program}",
-    variable="--env {name}={value}",
+    "[[ --cpu-bind {cpu_bind}]][[ -d {cpus_per_rank}]] {program}",
 )
 
 
@@ -394,9 +392,10 @@ def _by_mpi(name: str, launch: Launch) -> Start:
     """
     kind = launch.mpi.kind
     if kind in ("Open MPI", "Spectrum MPI"):
-        return Start((name, *_open_mpi(launch), *launch.program), _open_mpi_environment(launch))
+        env = (*_for_ranks(launch), *_open_mpi_environment(launch))
+        return Start((name, *_open_mpi(launch), *launch.program), env)
     if kind in ("Hydra", "MVAPICH", "Intel MPI"):
-        return Start((name, *_hydra(launch), *launch.program))
+        return Start((name, *_hydra(launch), *launch.program), _for_ranks(launch))
     if kind == "Cray MPICH" or launch.remote:
         raise IncompatibleError(
             f"hvdenv does not know how the mpirun of this MPI ({kind}) starts ranks on other hosts",
@@ -410,9 +409,8 @@ def _open_mpi(launch: Launch) -> list[str]:
     spectrum = launch.mpi.kind == "Spectrum MPI"
     words = [*_prefix(launch), "-np", str(launch.ranks)]
     words += [*_mapping(launch), "-bind-to" if spectrum else "--bind-to", "none"]
-    for name in launch.exports:
+    for name in _exported(launch, _for_ranks(launch)):
         words += ["-x", name]
-    words += _assigned("-x", _for_ranks(launch))
     return [*words, *_mca_words(_mca(launch))]
 
 
@@ -457,8 +455,6 @@ def _hydra(launch: Launch) -> list[str]:
         )
     elif launch.remote:
         words += ["-hosts", launch.with_slots]
-    for name, value in _for_ranks(launch):
-        words += ["-genv", name, value]
     return words
 
 
@@ -563,8 +559,9 @@ def _open_mpi_environment(launch: Launch) -> Variables:
     return tuple((name, "1") for name in names)
 
 
-def _assigned(option: str, variables: Variables) -> list[str]:
-    return [word for name, value in variables for word in (option, f"{name}={value}")]
+def _exported(launch: Launch, variables: Variables) -> tuple[str, ...]:
+    """Names of the variables that a launcher passes on from its environment."""
+    return tuple(dict.fromkeys((*launch.exports, *(name for name, _ in variables))))
 
 
 def _uneven(name: str, launch: Launch) -> UsageError:

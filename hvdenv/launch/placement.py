@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -303,12 +303,37 @@ def of_shell(
 
 
 def hidden(
-    launcher: str, environ: Mapping[str, str], requested: Requested, activated: Collection[str]
+    launcher: str, names: Iterable[str], activated: Collection[str], *, patched: bool
 ) -> tuple[str, ...]:
-    """Variables to remove, since the launcher would expose them on command lines."""
-    if launcher not in LAUNCHERS or not LAUNCHERS[launcher].exposes:
+    """Variables to remove, since the launcher would expose them on command lines.
+
+    Args:
+        activated: names of variables that the environment sets.
+        patched: whether Horovod has the patch that keeps them off command lines.
+    """
+    if patched or launcher not in LAUNCHERS or not LAUNCHERS[launcher].exposes:
         return ()
-    return tuple(n for n in environ if n not in activated and not may_be_seen(n, requested))
+    return tuple(name for name in names if name not in activated and not may_be_seen(name))
+
+
+def refuse_exposed(launcher: str, requested: Requested, *, patched: bool, words: str) -> None:
+    """Check that a launcher does not show a requested variable to other users; see hidden().
+
+    Args:
+        words: what names the recipe on a command line.
+
+    Raises:
+        UsageError: it does.
+    """
+    names = (*requested.exports, *(name for name, _ in requested.variables))
+    for name in hidden(launcher, names, (), patched=patched):
+        raise UsageError(
+            f"horovodrun of this Horovod would show the value of {name} to every user of the hosts,"
+            " on command lines",
+            where=f"-x {name}",
+            remedy=f"build Horovod with hvdenv's patches (hvdenv build {words} --rebuild), or use"
+            " --launcher mpirun",
+        )
 
 
 def exported(
@@ -339,10 +364,8 @@ def _of_schedulers() -> tuple[str, ...]:
     return tuple(prefix for each in shipped().values() for prefix in each.variables)
 
 
-def may_be_seen(name: str, requested: Requested) -> bool:
+def may_be_seen(name: str) -> bool:
     """Whether a variable may be on command lines on other hosts."""
-    if name in requested.exports:
-        return True
     listed = FOR_RANKS.fullmatch(name) or _FOR_LAUNCHERS.fullmatch(name)
     return bool(listed or name.startswith(_of_schedulers())) and not is_secret(name)
 

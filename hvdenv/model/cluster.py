@@ -255,16 +255,14 @@ class OwnLauncher(NamedTuple):
 
     Attributes:
         command: template of its command line (docs/how-to/add-a-scheduler.md).
-        variable: template of what passes a variable to the ranks, such as
-            ``-x {name}={value}`` (default: they are in the launcher's environment).
-        export: template of what passes on one of ``launch.exports``, such as ``-x {name}``.
+        export: template of what passes a variable of the launcher's environment on to the ranks,
+            such as ``-x {name}`` (default: the launcher passes all of them on).
         controller: what Horovod's ranks negotiate with.
         schedulers: batch systems in whose jobs it works (default: it works anywhere).
         by_ssh: whether it uses ssh outside of jobs.
     """
 
     command: str
-    variable: str = ""
     export: str = ""
     controller: Literal["MPI", "Gloo"] = "MPI"
     schedulers: tuple[Label, ...] = ()

@@ -172,7 +172,7 @@ OF_JOBS = (
 OF_LAUNCHERS = (
     "ranks", "nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node", "cpu_bind",
     "threads_per_core", "hosts", "host_names", "hostfile", "interface", "placed", "nested",
-    "variables", "exports", "program",
+    "exports", "program",
 )  # fmt: skip
 _COMMANDS: Mapping[str, tuple[str, ...]] = {
     "submit": ("script",),

@@ -637,12 +637,11 @@ def _problems_of_packages(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _problems_of_launchers(recipe: Recipe) -> Iterator[Problem]:
-    pair = ("name", "value")
     for name, own in recipe.launch.launchers.items():
         path = ("launch", "launchers", name)
         if name in get_args(LauncherName):
             yield Problem(path, f"hvdenv has a launcher {name}: give this one another name")
-        for key, known in (("command", OF_LAUNCHERS), ("variable", pair), ("export", pair[:1])):
+        for key, known in (("command", OF_LAUNCHERS), ("export", ("name",))):
             if message := template.problem(getattr(own, key), known, words=True):
                 yield Problem((*path, key), message)
         words = template.split(own.command)

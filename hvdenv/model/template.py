@@ -27,7 +27,7 @@ _FILTERS: Mapping[str, Callable[[str], str]] = {
 
 
 # Fields of several words.
-_LISTS = ("{options}", "{program}", "{variables}", "{exports}")
+_LISTS = ("{options}", "{program}", "{exports}")
 
 
 class Missing(Exception):

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from hvdenv.command import Outcome
-from hvdenv.environments.installation import Expectation, Installation, is_version
+from hvdenv.environments.installation import Expectation, Installation, hides_variables, is_version
 from hvdenv.environments.manifest import Difference
 from hvdenv.knowledge.diagnosis import explain
 from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi
-from hvdenv.launch.placement import Requested, hidden, is_secret
+from hvdenv.launch.placement import hidden, is_secret
 from hvdenv.launch.preflight import compatible
 from hvdenv.reports.report import Finding, Row, Status
 from hvdenv.standalone.ranks.events import RendezvousFacts
@@ -176,7 +176,7 @@ def drift(observed: Observed | None) -> Iterator[Finding]:
 
 
 @check("variables")
-def variables(shell: Shell, launchers: tuple[str, ...]) -> Iterator[Finding]:
+def variables(setup: Setup, shell: Shell, launchers: tuple[str, ...]) -> Iterator[Finding]:
     """Variables of the user's shell that change what ranks do."""
     files = [name for name in shell.passed if name in FILES_OF_RANKS]
     passed = {name: value for name, value in shell.passed.items() if name not in files}
@@ -193,8 +193,9 @@ def variables(shell: Shell, launchers: tuple[str, ...]) -> Iterator[Finding]:
         names = ", ".join(shell.dropped)
         notes.append(f"--clean drops {names}; `hvdenv run --clean` does the same")
     known = [name for name in reversed(launchers) if name in LAUNCHERS]
+    patched = hides_variables(setup.installation.prefix)
     for launcher in {LAUNCHERS[name].controller: name for name in known}.values():
-        if away := hidden(launcher, passed, Requested(), ()):
+        if away := hidden(launcher, passed, (), patched=patched):
             evidence.append(f"not passed on by {launcher}: {', '.join(away)}")
     if notes:
         judgement = Judgement("pass", "; ".join(notes), "\n".join(evidence))

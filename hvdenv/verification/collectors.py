@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from hvdenv import RANK_PROGRAMS
 from hvdenv.command import Command, Outcome
 from hvdenv.environments import generations, manifest
-from hvdenv.environments.installation import Expectation, Installation, mpi_prefix
+from hvdenv.environments.installation import Expectation, Installation, hides_variables, mpi_prefix
 from hvdenv.errors import CheckBuildError, InterruptedRunError, StepError
 from hvdenv.launch.container import on_this_host, start_inside
 from hvdenv.launch.launchers import Launch, Mpi, parse_mpi_version
@@ -332,7 +332,8 @@ def _start(
     """
     variables = dict(setup.installation.env)
     activated = {"PATH", "PYTHONNOUSERSITE", *variables}
-    environ = for_ranks(name, setup.runner.given, activated, inside)
+    patched = hides_variables(setup.installation.prefix)
+    environ = for_ranks(name, setup.runner.given, activated, inside, patched=patched)
     names = exported(launch.settings.exports, activated, environ, Requested())
     # The MPI that starts an image's ranks is found by PATH only.
     seen = {"PATH": setup.path, **variables} if inside else variables
@@ -354,6 +355,8 @@ def for_ranks(
     given: Mapping[str, str],
     activated: Collection[str],
     inside: tuple[str, ...] = (),
+    *,
+    patched: bool = False,
 ) -> dict[str, str]:
     """The variables from which a launcher starts ranks: those that `hvdenv run` passes to it.
 
@@ -361,10 +364,12 @@ def for_ranks(
         given: the variables of the user's shell.
         activated: names of those that the environment sets.
         inside: the words that put a rank into an image, where no activate.sh is sourced.
+        patched: whether Horovod keeps variables off command lines.
     """
     environ = of_shell(given)
     unset = () if inside else _UNSET
-    left_out = {*FILES_OF_RANKS, *unset, *hidden(launcher, environ, Requested(), activated)}
+    exposed = hidden(launcher, environ, activated, patched=patched)
+    left_out = {*FILES_OF_RANKS, *unset, *exposed}
     return {name: value for name, value in environ.items() if name not in left_out}
 
 

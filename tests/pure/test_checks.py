@@ -438,7 +438,7 @@ def test_each_framework_trains_over_one_of_the_expected_controllers(
 
 
 def said_of(shell: Shell) -> list[Finding]:
-    return list(CHECKS["variables"](shell=shell, launchers=("srun", *LAUNCHERS)))
+    return list(CHECKS["variables"](setup=setup(), shell=shell, launchers=("srun", *LAUNCHERS)))
 
 
 def test_variables_that_change_results_are_named() -> None:

@@ -187,9 +187,8 @@ def launchers_of_docs() -> str:
     ("name", "hosts", "expected"),
     [
         ("ibrun", True, "ibrun -n 8 python t.py"),
-        ("mpirun_rsh", False, "mpirun_rsh -np 8 'A=a b' python t.py"),
-        ("mpirun_rsh", True, "mpirun_rsh -np 8 -hostfile {hostfile} 'A=a b' python t.py"),
-        ("prun", True, "prun -n 8 --host {hosts} -x PATH -x 'A=a b' python t.py"),
+        ("prun", False, "prun -n 8 -x PATH -x A python t.py"),
+        ("prun", True, "prun -n 8 --host {hosts} -x PATH -x A python t.py"),
     ],
 )
 def test_launchers_of_the_docs(tmp_path: Path, name: str, hosts: bool, expected: str) -> None:
@@ -206,7 +205,7 @@ def test_launchers_of_the_docs(tmp_path: Path, name: str, hosts: bool, expected:
         launch = launch._replace(host_list=HOSTS, hostfile=HOSTFILE, host_names=HOST_NAMES)
     start = named(name, recipe.launch.launchers).start(launch)
     assert start.argv == tuple(shlex.split(expected))
-    assert start.env == ((("A", "a b"),) if name == "ibrun" else ())
+    assert start.env == (("A", "a b"),)
     refused = Requested(hosts=(Host("n1", 8),))
     if name == "ibrun":
         with pytest.raises(UsageError, match="chooses the hosts itself"):
@@ -223,6 +222,8 @@ def test_launchers_of_the_docs(tmp_path: Path, name: str, hosts: bool, expected:
         ('launch.launchers.x.command = "x {program} y{program}"', "a word of its own"),
         ('launch.launchers.x.command = "{?placed} x {program}"', "must be in a part"),
         ('launch.launchers.srun.command = "srun {program}"', "another name"),
+        ('launch.launchers.x.variable = "-x {name}={value}"', "unknown key"),
+        ('launch.launchers.x.command = "x {variables} {program}"', "unknown field {variables}"),
     ],
 )
 def test_mistakes_in_launchers(tmp_path: Path, text: str, said: str) -> None:
