@@ -115,26 +115,6 @@ def test_the_line_can_be_pasted(cli: Cli, local_prefix: Path, program: str, laun
     assert "code 0 none" in done.stdout
 
 
-def test_secrets_are_not_seen_on_command_lines(
-    cli: Cli, local_prefix: Path, tmp_path: Path
-) -> None:
-    """Neither of launchers nor of ranks, while they run."""
-    waits = tmp_path / "waits.py"
-    waits.write_text(WAITS)
-    other = Cli(cli.home, {"MY_API_KEY": "hunter2hunter2"})
-    words = ("run", "local", "--launcher", "horovodrun-gloo", "--", "python", str(waits))
-    with other.start(*words) as process:
-        assert process.stdout
-        assert "waiting" in process.stdout.readline()
-        shown = subprocess.run(
-            ["ps", "-eo", "args", "ww"], capture_output=True, text=True, check=True
-        )
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=120)
-    assert str(waits) in shown.stdout
-    assert "hunter2hunter2" not in shown.stdout
-
-
 def test_a_shell(cli: Cli, local_prefix: Path, program: str) -> None:
     """What is typed there runs in the environment."""
     done = subprocess.run(
