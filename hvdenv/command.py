@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import NamedTuple
 
+from hvdenv.masking import MASK, mask, shown
+
 # Stands for the interpreter that hvdenv itself runs on, with its libraries.
 OWN_PYTHON = "hvdenv-python"
 
@@ -52,8 +54,13 @@ class Outcome(NamedTuple):
 
 
 def spelled_out(command: Command) -> str:
-    """A command line that can be pasted into a shell."""
-    words = [f"{name}={shlex.quote(value)}" for name, value in command.env]
+    """A command line that can be pasted into a shell, without secrets."""
+    words = [f"{name}={_quoted(name, value)}" for name, value in command.env]
     words += [f'{name}="{value}"' for name, value in command.derived]
     stdin = [f"< {shlex.quote(command.stdin)}"] if command.stdin else []
-    return " ".join([*(["env", *words] if words else []), shlex.join(command.argv), *stdin])
+    return mask(" ".join([*(["env", *words] if words else []), shlex.join(command.argv), *stdin]))
+
+
+def _quoted(name: str, value: str) -> str:
+    safe = shown(name, value)
+    return safe if safe == MASK else shlex.quote(safe)

@@ -1,33 +1,59 @@
-"""Removes secrets and control sequences from text that hvdenv prints or stores."""
+"""Removes secrets and control sequences from text that hvdenv prints or stores.
+
+A text is a secret because hvdenv knows its value: that of a variable whose name says that it is
+secret, or of the credentials of a URL in a variable. The wording around it does not matter, and
+other text stays as it is.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO, cast
+from typing import Any, TextIO, TypeVar, cast
+from urllib.parse import quote, quote_plus, unquote
 
+T = TypeVar("T")
+
+MASK = "***"
+# What the names of secrets contain, but not other words: tokenizers, compass, keyring, public key.
+# HVDENV_TOKEN marks hvdenv's own processes.
+_SECRET_NAME = re.compile(
+    r"(?i)(?<!^HVDENV_)TOKEN(?!I[SZ])|SECRET|JWT|(?<=_)PWD$|(?<!SA)(?<!AC)CRED(?!IT)"
+    r"|(?<!COM)(?<!BY)(?<!ASK)PASS(?!IV|AGE|ENGER|THR|ES$)"
+    # InfiniBand has numbers of partitions that are called P_Keys.
+    r"|(?<!MON)(?<!TUR)(?<!HOT)(?<!PUB)(?<!PUBLIC)(?<!PUBLIC_)(?<!_P)KEY(?!RING|BOARD|MAP|WORD)"
+)
+# Names that end so describe a secret: SSH_KEY_TYPE.
+_DESCRIBES = re.compile(
+    r"(?i)_(FILE|PATH|DIR|TYPE|PROVIDER|FORMAT|SIZE|LENGTH|COUNT|TIMEOUT|LIFETIME)$"
+)
+# A shorter value is no secret: it would be found in ordinary text.
+SHORTEST = 6
+# Neither are numbers, words of a few letters, references, paths, and one repeated character.
+_ORDINARY = re.compile(
+    r"[-+]?[\d.,:_]{1,12}|0[xX][\dA-Fa-f]{1,8}|[A-Za-z]{1,7}|(.)\1*|\$\w+|\$\{\w+\}"
+    r"|(~|\.{1,2}|\$\w+)?(/[\w.@:-]{1,30})+/?|-----(BEGIN|END) [A-Z ]+-----"
+)
+_WORDS = frozenset({
+    "disabled", "optional", "required", "subprocess", "password", "changeme", "anonymous",
+    "undefined", "unlimited", "tensorflow",
+})  # fmt: skip
+# Variables whose values are no secrets, even as a password.
+_PUBLIC = ("USER", "LOGNAME", "HOSTNAME", "HOST")
 # Every pattern is linear in the length of the text: logs contain very long words.
-_URL_CREDENTIALS = re.compile(r"://[^/\s'\"]+@")
-# Not the words of text processing: tokenize, tokenizer, tokenisation.
-_WORD = r"(?:token(?!i[sz](?:e|at|in))|pass(?:word|wd|phrase)|secret|(?:api|rendezvous)[_-]?key)[\w-]{0,64}['\"]?"
-_IS = r"(?:[ \t]{0,2}=[ \t]{0,2}(?!=)|: |:(?=['\"]))"
-# After a slash, only what looks like a variable: /etc/passwd: is a file. Quotes may hold spaces.
-_NAMED_SECRET = re.compile(
-    rf"(?i)(?P<name>(?:(?<!/){_WORD}{_IS}|(?<=/){_WORD}=)['\"]?)(?:(?<=['\"])[^'\"\n]+|[^\s&'\"]+)"
+_USER_INFO = re.compile(
+    r"://(?:(?P<user>[^/\s'\"@:?#]*):(?P<password>[^/\s'\"?#]*)|[^/\s'\"@:?#]{20,})@"
 )
-_OPTION = re.compile(
-    rf"(?i)(?P<name>--(?:[a-z]{{1,16}}-)?{_WORD}[ \t]{{1,4}}['\"]?)[^\s'\"-][^\s'\"]*"
-)
-_KNOWN = re.compile(
-    r"\b(?P<name>gh[a-z]_|github_pat_|glpat-|hf_)(?:[A-Za-z0-9]{30,}|(?<=t[_-])[\w-]{20,})"
-)
-_AUTHORIZATION = re.compile(
-    r"(?i)(?P<name>authorization['\"]?[ \t]{0,4}[:=][ \t]{0,4}['\"]?"
-    r"(?:(?:bearer|basic|digest|negotiate|token|apikey)[ \t]{1,4})?)[^\s'\"]+"
-)
-_BEARER = re.compile(r"(?i)(?P<name>bearer[ \t]{1,4})[\w.~+/=-]{16,}")
+_WORD = re.compile(r"[^\s'\"<>]+")
+_PARAMETER = re.compile(r"(?P<name>[?&;#][\w.%-]{1,64}=)(?P<value>[^&;#]+)")
+_CONDA_TOKEN = re.compile(r"(?<=/t/)[a-z]{2}-[0-9a-f]{8}-[0-9a-f-]{20,40}(?=/)")
+_BASIC = re.compile(r"(?i)(?P<name>\bbasic[ \t]{1,4})(?P<value>[A-Za-z0-9+/_-]{8,}={0,2})")
 # Terminal sequences, control characters (C0 and C1), and characters that change the order of
 # text (bidi) or break lines.
 _CONTROL = re.compile(
@@ -35,13 +61,170 @@ _CONTROL = re.compile(
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
 )
 
+# The secrets of this process, in every form in which programs print them, and as whole words of
+# base64: part of a longer word could be a record of a rank.
+_known: set[str] = set()
+_encoded: set[str] = set()
+
+
+def is_secret(name: str) -> bool:
+    """Whether the name of a variable says that its value is a secret."""
+    return bool(_SECRET_NAME.search(name)) and not _DESCRIBES.search(name)
+
+
+def holds_secret(name: str, value: str) -> bool:
+    """Whether a variable holds a secret: KEY=1 does not."""
+    return is_secret(name) and bool(_parts(value, shortest=1))
+
+
+def learn(variables: Iterable[tuple[str, str]]) -> None:
+    """Mask the secrets among these variables, and those in their URLs, from now on."""
+    pairs = [*variables]
+    public = {value for name, value in pairs if name in _PUBLIC}
+    for name, value in pairs:
+        if value not in public and is_secret(name):
+            _add(value)
+        if "://" in value:
+            _learn_url(value)
+
+
+def _learn_url(text: str) -> None:
+    for found in _USER_INFO.finditer(text):
+        if password := found["password"]:
+            _add(password)
+            _add(unquote(password))
+            _encoded.update(_base64(f"{found['user']}:{unquote(password)}"))
+    for found in _PARAMETER.finditer(text):
+        if _is_secret_parameter(found):
+            _add(found["value"])
+
+
+def _parts(value: str, shortest: int = SHORTEST) -> list[str]:
+    """What to mask of a value: all of it, and each of its lines, since logs are read in lines."""
+    parts = {value.strip(), *(line.strip() for line in value.splitlines())}
+    return [
+        each for each in parts
+        if len(each) >= shortest and not _ORDINARY.fullmatch(each) and each.lower() not in _WORDS
+    ]  # fmt: skip
+
+
+def _add(value: str) -> None:
+    for part in _parts(value):
+        if part not in _known:
+            _known.update(each for each in _forms(part) if len(each) >= SHORTEST)
+            _encoded.update(_base64(part))
+
+
+def _forms(value: str) -> Iterator[str]:
+    """A value as programs print it."""
+    valid = value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    for text in {value, valid, plain(valid)}:
+        yield from (text, repr(text)[1:-1])
+        yield from (json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
+        # Of shells: inside of single and of double quotes, and without quotes.
+        yield from (shlex.quote(text).strip("'"), text.replace("'", r"'\''"))
+        yield re.sub(r'([\\"$`])', r"\\\1", text)
+        yield re.sub(r"([^\w@%+=:,./-])", r"\\\1", text)
+    escaped = value.encode("utf-8", "surrogateescape")
+    yield from (quote(escaped, safe=""), quote(escaped), quote_plus(escaped))
+
+
+def _base64(value: str) -> Iterator[str]:
+    content = value.encode("utf-8", "surrogateescape")
+    for encode in (base64.b64encode, base64.urlsafe_b64encode):
+        yield encode(content).decode().rstrip("=")
+
 
 def mask(text: str) -> str:
-    """Replace credentials in URLs and headers, and values of variables that name a secret."""
-    text = _URL_CREDENTIALS.sub("://***@", text)
-    for secret in (_AUTHORIZATION, _BEARER, _NAMED_SECRET, _OPTION, _KNOWN):
-        text = secret.sub(r"\g<name>***", text)
+    """Replace known secrets, and the credentials of URLs."""
+    if "://" in text or "?" in text:
+        text = _USER_INFO.sub(f"://{MASK}@", text)
+        text = _CONDA_TOKEN.sub(MASK, text)
+        text = _WORD.sub(_masked_query, text) if "?" in text else text
+    text = _replaced(text, sorted(_spans(text)))
+    if _encoded:
+        text = _BASIC.sub(_masked_basic, text)
+    for word in _encoded:
+        if word in text:
+            text = re.sub(rf"(?<![\w+/-]){re.escape(word)}(?![\w+/-])={{0,2}}", MASK, text)
     return text
+
+
+def shown(name: str, value: str) -> str:
+    """The value of a variable, to be shown or stored."""
+    return MASK if value and is_secret(name) else mask(value)
+
+
+def masked(document: T) -> T:
+    """The same data with every text masked."""
+    if isinstance(document, str):
+        return cast("T", mask(document))
+    if isinstance(document, dict):
+        return cast("T", {key: masked(each) for key, each in document.items()})
+    if isinstance(document, list | tuple):
+        return cast("T", type(document)(map(masked, document)))
+    return document
+
+
+def _spans(text: str) -> Iterator[tuple[int, int]]:
+    """Where known secrets begin and end."""
+    for value in _known:
+        at = text.find(value)
+        while at >= 0:
+            yield at, at + len(value)
+            at = text.find(value, at + len(value))
+
+
+def _replaced(text: str, spans: Iterable[tuple[int, int]]) -> str:
+    """The text without these parts, which may overlap; they are sorted."""
+    done, end = list[str](), 0
+    for start, stop in spans:
+        if start >= end:
+            done += [text[end:start], MASK]
+        end = max(end, stop)
+    return "".join([*done, text[end:]])
+
+
+def _masked_query(word: re.Match[str]) -> str:
+    """A word; if it is a URL, without secret parameters."""
+    address, mark, query = word[0].partition("?")
+    if not mark or not ("://" in address or address.startswith("/")):
+        return word[0]
+    return address + _PARAMETER.sub(
+        lambda found: found["name"] + MASK if _is_secret_parameter(found) else found[0],
+        mark + query,
+    )
+
+
+def _is_secret_parameter(found: re.Match[str]) -> bool:
+    name = found["name"].strip("?&;#=")
+    signature = name.lower().endswith(("sig", "signature"))
+    return bool((signature or is_secret(name)) and _parts(found["value"], shortest=1))
+
+
+def _masked_basic(found: re.Match[str]) -> str:
+    """A header with a user and a password in base64."""
+    word = found["value"].rstrip("=")
+    try:
+        inside = base64.b64decode(word + "=" * (-len(word) % 4), b"-_" if "-" in word else None)
+    except binascii.Error:
+        return found[0]
+    text = inside.decode("utf-8", "replace")
+    return found["name"] + MASK if any(True for _ in _spans(text)) else found[0]
+
+
+def cut_before(data: bytes) -> int:
+    """Where to cut a long line that is not read to its end, so that no secret is cut."""
+    values = [value.encode("utf-8", "surrogateescape") for value in _known]
+    end = len(data) - max(map(len, values), default=0)
+    moved = True
+    while moved and end > 0:
+        moved = False
+        for value in values:
+            at = data.find(value, max(0, end - len(value) + 1), end + len(value) - 1)
+            if 0 <= at < end:
+                end, moved = at, True
+    return end if end > 0 else len(data)
 
 
 def plain(text: str) -> str:
@@ -50,18 +233,18 @@ def plain(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Foreign text without control characters and credentials."""
+    """Text without control characters and secrets."""
     return mask(plain(text))
 
 
-class PlainStream:
-    """A stream for people. Text printed to it cannot control their terminal."""
+class CleanStream:
+    """A stream for people. Text printed to it has no secrets and cannot control their terminal."""
 
     def __init__(self, stream: TextIO) -> None:
         self.unfiltered = stream
 
     def write(self, text: str) -> int:
-        self.unfiltered.write(plain(text))
+        self.unfiltered.write(clean(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -73,16 +256,36 @@ class PlainStream:
 
 
 @contextmanager
-def plain_output() -> Iterator[None]:
-    """Filter all output of this Python process; programs that it runs print directly."""
+def clean_output(variables: Iterable[tuple[str, str]] = ()) -> Iterator[None]:
+    """Filter all output of this Python process; programs that it runs print directly.
+
+    Args:
+        variables: those of this process. What is learnt in the block is forgotten after it.
+    """
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast("TextIO", PlainStream(each)) for each in before)
+    sys.stdout, sys.stderr = (cast("TextIO", CleanStream(each)) for each in before)
+    with forgotten():
+        learn(variables)
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
+
+
+@contextmanager
+def forgotten() -> Iterator[None]:
+    """A block that begins without known secrets, and leaves none."""
+    before = [(each, {*each}) for each in (_known, _encoded)]
     try:
+        for known, _ in before:
+            known.clear()
         yield
     finally:
-        sys.stdout, sys.stderr = before
+        for known, content in before:
+            known.clear()
+            known.update(content)
 
 
 def print_coloured(text: str) -> None:
-    """Print text with colours. The caller has filtered the foreign parts of it."""
-    print(text, end="", file=getattr(sys.stdout, "unfiltered", sys.stdout))
+    """Print text with colours. The caller has removed other control characters."""
+    print(mask(text), end="", file=getattr(sys.stdout, "unfiltered", sys.stdout))

@@ -23,7 +23,8 @@ from types import FrameType
 
 from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.errors import InterruptedRunError, StepError
-from hvdenv.masking import mask, plain
+from hvdenv.masking import clean as cleaned
+from hvdenv.masking import cut_before, learn
 
 TOKEN_VARIABLE = "HVDENV_TOKEN"
 GRACE_SECONDS = 5.0
@@ -113,7 +114,9 @@ class Runner:
         made = {name: _filled_in(name, value, seen) for name, value in command.derived}
         if OWN_PYTHON in command.argv[:1]:  # may need libraries that the recipe's modules purge
             made["LD_LIBRARY_PATH"] = os.environ.get("LD_LIBRARY_PATH", "")
-        return {**seen, **made}
+        seen |= made
+        learn(seen.items())
+        return seen
 
     def branch(self, base: Mapping[str, str] | None = None) -> Runner:
         """A runner that stops with this one and ends only what it started itself.
@@ -452,7 +455,8 @@ def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
             if block:
                 *whole, rest = re.split(rb"\r?\n|\r", rest + block)
                 if len(rest) > LINE_LIMIT:
-                    whole, rest = [*whole, rest], b""
+                    at = cut_before(rest)
+                    whole, rest = [*whole, rest[:at]], rest[at:]
                 for line in whole:
                     yield line.decode("utf-8", "replace")
                 ended = ended or (time.monotonic() if over else 0.0)
@@ -486,7 +490,7 @@ def _log_lines(
 
     def take(line: str) -> None:
         nonlocal size
-        line = mask(plain(line))
+        line = cleaned(line)
         lines.append(line)
         size += len(line) + 1
         while size > OUTPUT_LIMIT and len(lines) > 1:

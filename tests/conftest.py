@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from hvdenv.masking import forgotten
+
 # Shared machines stall for seconds, which also makes cases slow to come by. CI looks at the
 # same cases each time, so that what is red there is red because of the change.
 PATIENT = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
@@ -37,6 +39,12 @@ def _no_variable_is_left_behind() -> Iterator[None]:
     """What one test or its import sets, an hour later the ranks of another have on one host only."""
     yield
     assert _for_ranks() == _AT_START
+
+
+@pytest.fixture(autouse=True)
+def _no_secret_is_remembered() -> Iterator[None]:
+    with forgotten():
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

@@ -19,6 +19,7 @@ from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import is_version
 from hvdenv.errors import StepError
+from hvdenv.masking import holds_secret
 from hvdenv.model.observe import ask_interpreter
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import make_folder
@@ -26,7 +27,7 @@ from hvdenv.plans.plan import site_python
 from hvdenv.plans.step import Step
 from hvdenv.reading import WHEEL, hash_file
 from hvdenv.runner import Runner
-from hvdenv.schema import encode
+from hvdenv.schema import Table, encode
 from hvdenv.sites import module_shell
 from hvdenv.sites.modules import Loaded
 from hvdenv.wheels import cache_entry, downloads, wheelcache
@@ -77,9 +78,16 @@ def load_modules(state: State, step: Step, _: str) -> Done:
     system = module_shell.find(state.runner, step.modules.init)
     run = module_shell.load(system, step.modules, "run", state.runner)
     state.runner = state.runner.changed(build.set, build.unset)
-    loaded = {"run": encode(run), "build": encode(build)}
+    loaded = {"run": _recorded(run), "build": _recorded(build)}
     state.refuse_drift(GenerationRecord(modules=loaded))
     return Done(", ".join(build.loaded), loaded)
+
+
+def _recorded(loaded: Loaded) -> Table:
+    """What modules set, without secrets: other users can read the records of an environment."""
+    kept = {name: value for name, value in loaded.set.items() if not holds_secret(name, value)}
+    table: Table = encode(loaded._replace(set=kept))
+    return table
 
 
 def look_up_wheel(state: State, _: Step, output: str) -> Done:

@@ -12,7 +12,6 @@ from hvdenv.command import OWN_PYTHON, Command, Outcome, spelled_out
 from hvdenv.errors import StepError
 from hvdenv.knowledge.diagnosis import explain
 from hvdenv.locks import pip_report, pypi
-from hvdenv.masking import mask
 from hvdenv.places import make_folder, reporting
 from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Progress, Step
@@ -67,7 +66,7 @@ def attempt(step: Step, runner: Runner, progress: Progress, log: Path | None = N
     for command in step.commands:
         if log:
             with reporting(log, inside=True), log.open("a", encoding="utf-8") as stream:
-                stream.write(f"$ {mask(spelled_out(command))}\n")
+                stream.write(f"$ {spelled_out(command)}\n")
         outcome = runner.run(command, log=log, on_line=progress.step_line)
         if not outcome:
             return with_other_pages(outcome, runner, log)

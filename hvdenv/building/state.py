@@ -12,6 +12,7 @@ from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import prefix_lock
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.journal import FAILED, Journal, chain
+from hvdenv.masking import mask
 from hvdenv.model.cluster import Wheels
 from hvdenv.model.facts import Facts
 from hvdenv.places import Places, reporting, sync_tree
@@ -98,7 +99,7 @@ class State:
 
     def undo(self, step: str, reason: str = "") -> None:
         """Mark a step as failed in the journal, so that it and those after it run again."""
-        data = {"error": reason} if reason else None
+        data = {"error": mask(reason)} if reason else None
         self.journal.append(FAILED, step, self.keys[step], data=data)
 
     def sync_all(self) -> None:

@@ -13,7 +13,7 @@ from hvdenv.cli.options import add, add_options, print_json, usable
 from hvdenv.errors import UsageError
 from hvdenv.knowledge.diagnosis import Diagnosis, Found, diagnose
 from hvdenv.knowledge.signatures import Kind
-from hvdenv.masking import mask, plain
+from hvdenv.masking import clean
 from hvdenv.places import find_places, reporting
 from hvdenv.reading import LOG, open_file
 from hvdenv.schema import Table
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(_document(subject, diagnosis, change))
     else:
         for line in (*subject, *_lines(diagnosis, change)):
-            print(mask(plain(line)))
+            print(line)
     return 0 if diagnosis.best else NOT_RECOGNISED
 
 
@@ -118,27 +118,23 @@ def _document(subject: tuple[str, ...], diagnosis: Diagnosis, change: Change | N
     from hvdenv.cli.check import document_of
 
     def listed(kind: Any) -> list[Table]:
-        return [_masked(each._asdict()) for each in diagnosis.of_kind(kind)]
+        return [each._asdict() for each in diagnosis.of_kind(kind)]
 
     return {
         "schema": SCHEMA,
-        "subject": [mask(each) for each in subject],
+        "subject": subject,
         "recognised": diagnosis.root is not None,
         "causes": listed("cause"),
         "symptoms": listed("symptom"),
         "consequences": listed("consequence"),
         "warnings": listed("warning"),
-        "errors": [_masked(each._asdict()) for each in diagnosis.errors],
+        "errors": [each._asdict() for each in diagnosis.errors],
         "rank": diagnosis.rank,
-        "versions": _masked(diagnosis.mentions),
+        "versions": diagnosis.mentions,
         "lines": diagnosis.lines,
         "given_up": diagnosis.given_up,
         **document_of(change),
     }
-
-
-def _masked(table: Table) -> Table:
-    return {key: mask(plain(v)) if isinstance(v, str) else v for key, v in table.items()}
 
 
 def _lines(diagnosis: Diagnosis, change: Change | None) -> Iterator[str]:
@@ -214,5 +210,5 @@ def _rest(diagnosis: Diagnosis, first: Found | None) -> Iterator[str]:
 
 
 def _line(number: int, line: str) -> str:
-    text = line.strip()
+    text = clean(line).strip()
     return f"  line {number}: {text if len(text) <= _WIDTH else text[: _WIDTH - 3] + '...'}"

@@ -30,6 +30,7 @@ from hvdenv.errors import RecipeError, StepError, UsageError
 from hvdenv.launch import placement
 from hvdenv.launch.container import start_inside
 from hvdenv.launch.launchers import Launch
+from hvdenv.masking import mask
 from hvdenv.model.cluster import Job
 from hvdenv.model.dialect import Dialect
 from hvdenv.model.layers import Resolved
@@ -216,8 +217,9 @@ def _launch(chosen: Chosen, job: Job, dialect: Dialect) -> Launch:
 
 
 def _give(arguments: argparse.Namespace, text: str, job: Job) -> int:
+    secret = mask(text) != text
     if arguments.to:
-        write_text(named_file(arguments.to), text, 0o777)
+        write_text(named_file(arguments.to), text, 0o700 if secret else 0o777)
     if arguments.json:
         print_json({"text": text, **batch.cost(job)._asdict()})
     elif arguments.to:
@@ -226,6 +228,11 @@ def _give(arguments: argparse.Namespace, text: str, job: Job) -> int:
         print(text, end="")
     if not arguments.json and not arguments.quiet:
         report(f"{job.name}: {batch.charged(job)}")
+    if secret:
+        report(
+            "note: the script contains a secret, shown as ***; --to writes it whole, into a file"
+            " that only you can read"
+        )
     return 0
 
 

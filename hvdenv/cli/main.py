@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 from hvdenv import __version__
 from hvdenv.errors import OWN_FAILURE, HvdenvError, InterruptedRunError, UsageError
-from hvdenv.masking import mask, plain, plain_output
-from hvdenv.runner import drop_relative_folders, forbid_world_writes
+from hvdenv.masking import clean_output
+from hvdenv.runner import drop_relative_folders, environment, forbid_world_writes
 from hvdenv.schema import nearest
 
 # Each command has one line here and a module of its name in this package, with
@@ -111,7 +111,7 @@ class _Parser(argparse.ArgumentParser):
         return namespace, unknown
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {plain(message)}\nwhat to do: `{self.prog} --help` shows the usage\n")
+        self.exit(2, f"error: {message}\nwhat to do: `{self.prog} --help` shows the usage\n")
 
 
 def make_parser(only: str | None = None) -> argparse.ArgumentParser:
@@ -150,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A path may hold bytes that the terminal's encoding has no characters for.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    with plain_output():
+    with clean_output(environment().items()):
         return _main(argv)
 
 
@@ -216,7 +216,7 @@ def _refuse_foreign_home(arguments: argparse.Namespace) -> None:
 
 
 def _report(error: HvdenvError) -> int:
-    print(f"error: {mask(plain(str(error)))}", file=sys.stderr)
+    print(f"error: {error}", file=sys.stderr)
     return error.exit_code
 
 
@@ -225,7 +225,7 @@ def _bug() -> int:
 
     print(
         f"this is a bug in hvdenv {__version__} (Python {sys.version.split()[0]}); "
-        "please report it with the lines below\n" + mask(traceback.format_exc()),
+        "please report it with the lines below\n" + traceback.format_exc(),
         file=sys.stderr,
     )
     return 70

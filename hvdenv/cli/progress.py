@@ -8,7 +8,7 @@ import time
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from hvdenv.masking import plain
+from hvdenv.masking import clean
 from hvdenv.plans.step import Step
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Live(Lines):
         super().step_done(number, step, note, seconds)
 
     def note(self, text: str) -> None:
-        self._progress.console.print(plain(text), markup=False, highlight=False)
+        self._progress.console.print(clean(text), markup=False, highlight=False)
 
 
 _OBJECTS = re.compile(r"^\s*\[(\d+)/(\d+)\] ")

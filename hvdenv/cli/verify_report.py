@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hvdenv.cli.options import add, is_coloured, print_json, usable
 from hvdenv.errors import StepError, UsageError
-from hvdenv.masking import print_coloured
+from hvdenv.masking import masked, print_coloured
 from hvdenv.places import Places, make_folder, named_file, write_json, write_text
 from hvdenv.reading import REPORT, read_json
 from hvdenv.reports import junit, page, render
@@ -113,7 +113,7 @@ def keep(report: Report, places: Places) -> str:
     stamp = report.started.replace(":", "").replace("+", "_")
     try:
         path = make_folder(places.reports) / f"{stamp}-{os.getpid()}.json"
-        write_json(path, report.to_json())
+        write_json(path, masked(report.to_json()))
     except StepError as error:
         return f"the report was not kept: {error}"
     return f"report: {path}"

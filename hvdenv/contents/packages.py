@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.launch.launchers import parse_mpi_version
-from hvdenv.masking import mask
+from hvdenv.masking import mask, shown
 from hvdenv.model.facts import parse_version
 from hvdenv.schema import encode
 from hvdenv.sites.modules import family_of
@@ -319,4 +319,4 @@ def _neutral(name: str, value: str, folders: tuple[str, str]) -> str:
     for folder, word in zip(folders, ("PREFIX", "~"), strict=True):
         if len(folder) > 1:
             value = re.sub(rf"{re.escape(folder)}(?=[/:\s]|$)", word, value)
-    return mask(f"{name}={value}").removeprefix(f"{name}=")
+    return shown(name, value)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hvdenv.drafting.pages import Block
 from hvdenv.errors import UsageError
-from hvdenv.masking import mask, plain
+from hvdenv.masking import clean, learn
 
 try:
     import tree_sitter_bash
@@ -68,7 +68,7 @@ class Statement(NamedTuple):
 
 def shown_whole(text: str) -> str:
     """A text of the page on one line, without control characters and secrets."""
-    return " ".join(mask(plain(text)).split()).replace(PLACEHOLDER, "<...>")
+    return " ".join(clean(text).split()).replace(PLACEHOLDER, "<...>")
 
 
 def shown(text: str) -> str:
@@ -178,14 +178,14 @@ class _Reader:
                 yield self._statement(node, line)
             elif node.type == "variable_assignment":
                 assigned = tuple(_assignments([node]))
-                yield Statement((), assigned, line, shown(_text(node)), batch=self.batch)
+                yield self._made((), assigned, line, _text(node))
             elif node.type != "command_substitution":
                 stack += reversed(node.children)
 
     def _statement(self, node: Node, line: int) -> Statement:
         if assigned := _ASSIGNMENT.fullmatch(_text(node)):  # a=/b/$C/$D
             pair = (assigned[1], re.sub(r"\$\{(\w+)\}", r"$\1", assigned[2]))
-            return Statement((), (pair,), line, shown(assigned[0]), batch=self.batch)
+            return self._made((), (pair,), line, assigned[0])
         variables, words = list(_assignments(node.children)), []
         if node.type != "command":
             words.append(_text(node.children[0]))
@@ -200,7 +200,13 @@ class _Reader:
         while len(words) > 1 and (words[0] in _BEFORE or "=" in words[0]):
             name, equals, value = words.pop(0).partition("=")
             variables += [(name, value)] if equals else []
-        return Statement(tuple(words), tuple(variables), line, shown(_text(node)), batch=self.batch)
+        return self._made(tuple(words), tuple(variables), line, _text(node))
+
+    def _made(
+        self, words: tuple[str, ...], variables: tuple[tuple[str, str], ...], line: int, text: str
+    ) -> Statement:
+        learn(variables)  # before the text is shown
+        return Statement(words, variables, line, shown(text), batch=self.batch)
 
     def _here_document(self, node: Node, line: int) -> Iterator[Statement]:
         lines = _text(node).split("\n")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from hvdenv.drafting.shell import PLACEHOLDER, UNKNOWN
 from hvdenv.drafting.values import INFERRED, WITHOUT, Read, Value, at, leave
+from hvdenv.masking import holds_secret
 
 _OPERATIONS = ("ALLREDUCE", "ALLGATHER", "BROADCAST", "ALLTOALL", "REDUCESCATTER")
 # Variables of Horovod's build whose values are words in lower case, and the keys that they are.
@@ -57,7 +58,9 @@ _SEARCH_PATHS = frozenset({
 
 
 def variable(name: str, value: str, *, exported: bool) -> Iterator[Read]:
-    if name in _INTERFACES:
+    if holds_secret(name, value):
+        yield leave(f"recipes contain no secrets: export {name} in your shell")
+    elif name in _INTERFACES:
         yield from _interfaces(value)
     elif name.startswith("HOROVOD_"):
         yield from _of_horovod(name, value)

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments.prefixes import refuse_foreign, refuse_inside, refuse_unfit
 from hvdenv.errors import HvdenvError, StepError, UsageError
+from hvdenv.masking import learn
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import blocked, make_folder, replacing, reporting, sync, write_json
 from hvdenv.reading import STATE, read_json
@@ -260,9 +261,11 @@ def decode_record(document: object, path: Path) -> GenerationRecord:
         StepError: it is damaged.
     """
     try:
-        return decode(GenerationRecord, document, lenient=True)
+        record = decode(GenerationRecord, document, lenient=True)
     except Problem as problem:
         raise _damaged(path, "; ".join(map(str, problem.all))) from problem
+    learn((record.variables or {}).items())  # older versions recorded secrets of recipes
+    return record
 
 
 def recipe_of(record: GenerationRecord, path: Path) -> Recipe:

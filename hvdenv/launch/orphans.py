@@ -19,7 +19,7 @@ from typing import NamedTuple
 from hvdenv.command import Command, Outcome
 from hvdenv.errors import StepError
 from hvdenv.launch.nodes import AT_ONCE, is_this_host
-from hvdenv.masking import mask, plain
+from hvdenv.masking import clean
 from hvdenv.reports.report import Finding
 from hvdenv.runner import TOKEN_VARIABLE, Runner, end_marked
 
@@ -149,9 +149,7 @@ def _reported(found: Sequence[Orphan]) -> Iterator[Finding]:
         message=f"orphaned processes of this environment's Python that began during verify still run on"
         f" {host}: {shown}; they lack the variable that marks processes of verify, so hvdenv did"
         " not end them",
-        evidence="\n".join(
-            mask(plain(f"{orphan.pid} on {host}: {orphan.words}")) for orphan in found
-        ),
+        evidence="\n".join(clean(f"{orphan.pid} on {host}: {orphan.words}") for orphan in found),
         remedy="unless they belong to another run of yours: "
         + (kill if is_this_host(host) else f"ssh {shlex.quote(host)} {kill}"),
     )

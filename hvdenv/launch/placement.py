@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from hvdenv.errors import IncompatibleError, UsageError
 from hvdenv.launch.launchers import LAUNCHERS, MPI_KINDS, Launch, Mpi, named
+from hvdenv.masking import is_secret
 from hvdenv.model.dialect import shipped
 from hvdenv.model.recipe import Recipe
 from hvdenv.schema import nearest
@@ -39,9 +40,6 @@ _FOR_PROGRAMS = re.compile(
 )
 # Variables of module systems themselves.
 _OF_MODULES = re.compile(r"_.*|LMOD_\w+|MODULE\w+|LOADEDMODULES\w*|BASH_ENV")
-_SECRET = re.compile(
-    r"(^|_)(TOKEN|JWT|SECRET|PASSWORD|PASSWD|(API|RENDEZVOUS)_?KEY|CREDENTIALS?)(_|$)", re.I
-)
 
 
 class Requested(NamedTuple):
@@ -368,8 +366,3 @@ def may_be_seen(name: str) -> bool:
     """Whether a variable may be on command lines on other hosts."""
     listed = FOR_RANKS.fullmatch(name) or _FOR_LAUNCHERS.fullmatch(name)
     return bool(listed or name.startswith(_of_schedulers())) and not is_secret(name)
-
-
-def is_secret(name: str) -> bool:
-    """Whether a variable looks like one that holds a password."""
-    return bool(_SECRET.search(name))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, get_args
 
 from hvdenv import PACKAGE
 from hvdenv.errors import HvdenvError, RecipeError, UsageError
+from hvdenv.masking import holds_secret, learn
 from hvdenv.model import horovodrun, template
 from hvdenv.model.cluster import (
     Job,
@@ -161,7 +162,7 @@ def read_layer(name: str, path: Path) -> Layer:
             + ("" if name == "site" else "; `hvdenv recipes` lists the recipes that have a name"),
         ) from error
     try:
-        return Layer(name, str(path), text, parse_toml(text), content=content)
+        return Layer(name, str(path), text, _learnt(parse_toml(text)), content=content)
     except ValueError as error:
         message = str(error)
         line = re.search(r" \(at line (\d+), column \d+\)", message)
@@ -175,6 +176,13 @@ def read_layer(name: str, path: Path) -> Layer:
             if line
             else "",
         ) from error
+
+
+def _learnt(values: Table) -> Table:
+    """The values of a file, whose secrets are masked from now on."""
+    texts = ((path[-1], value) for path, value in leaves(values) if isinstance(value, str))
+    learn(texts)
+    return values
 
 
 def load_recipe(
@@ -207,7 +215,7 @@ def load_recipe(
         *own.values(),
         *([_but(site_layer, "recipe_folders", "trust")] if site_layer else []),
         *(
-            Layer("command line", "", text.replace("=", " = ", 1), assigned(text))
+            Layer("command line", "", text.replace("=", " = ", 1), _learnt(assigned(text)))
             for text in overrides
         ),
     ]
@@ -655,7 +663,12 @@ def _problems_of_launchers(recipe: Recipe) -> Iterator[Problem]:
 
 def _problems_of_whole(recipe: Recipe) -> list[Problem]:
     """Problems that only several values together show."""
-    wrong = (*_wrong_horovod(recipe), *_wrong_python(recipe), *_wrong_names(recipe))
+    wrong = (
+        *_wrong_horovod(recipe),
+        *_wrong_python(recipe),
+        *_wrong_names(recipe),
+        *_secrets(recipe),
+    )
     texts = dict(wrong) | dict(_problems_of_packages(recipe))
     return [
         *(Problem(tuple(key.split(".")), text) for key, text in texts.items()),
@@ -718,6 +731,22 @@ def _wrong_python(recipe: Recipe) -> _Wrong:
         if package.provider == "source" and not package.source:
             needed = f'the provider "source" needs a table [frameworks.{name}.source]'
             yield f"frameworks.{name}.source", needed
+
+
+def _secrets(recipe: Recipe) -> _Wrong:
+    """Variables whose names say that they are secret: other users read recipes and records."""
+    of_recipe = recipe.environment
+    tables = {"environment.build": of_recipe.build, "environment.run": of_recipe.run}
+    for name, package in recipe.frameworks.items():
+        if package.source:
+            tables[f"frameworks.{name}.source.build"] = package.source.build
+    for table, variables in tables.items():
+        for variable in (each for each, value in variables.items() if holds_secret(each, value)):
+            yield (
+                f"{table}.{variable}",
+                "other users read recipes and the records of environments, so neither may contain"
+                f" a secret: remove {variable} here, and export it in your shell",
+            )
 
 
 def _wrong_names(recipe: Recipe) -> _Wrong:

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from hvdenv.command import Command, Outcome
 from hvdenv.errors import StepError, UsageError
-from hvdenv.masking import mask, plain
+from hvdenv.masking import clean, cut_before
 from hvdenv.model import template
 from hvdenv.model.dialect import Answer, Dialect, State, shipped
-from hvdenv.places import Places, make_folder, write_json
+from hvdenv.places import Places, make_folder, write_json, write_text
 from hvdenv.reading import MIB, OUTPUT, STATE, open_file, read_json
 from hvdenv.runner import LINE_LIMIT, TOKEN_VARIABLE, Runner
 from hvdenv.schema import Problem, decode, encode
@@ -98,8 +98,7 @@ def submit(script: Script, runner: Runner, places: Places) -> Submitted:
     """
     dialect = script.dialect
     path = make_folder(places.jobs) / f"{script.name}-{uuid.uuid4().hex[:12]}.sh"
-    path.write_bytes(script.text.encode("utf-8", "surrogateescape"))
-    path.chmod(0o700)  # Cobalt runs the file itself
+    write_text(path, script.text, 0o700)  # Cobalt runs the file itself
     # With this variable, the job would end with this process if both are on the same machine.
     words = ("env", "-u", TOKEN_VARIABLE, *template.words(dialect.submit, {"script": str(path)}))
     outcome = _call(words, runner)
@@ -392,7 +391,8 @@ class OutputTail:
         for block in self._new_blocks():
             *whole, self._rest = (self._rest + block).split(b"\n")
             if len(self._rest) > LINE_LIMIT:
-                whole, self._rest = [*whole, self._rest], b""
+                at = cut_before(self._rest)
+                whole, self._rest = [*whole, self._rest[:at]], self._rest[at:]
             yield from map(_shown, whole)
         if last and self._rest:
             yield _shown(self._rest)
@@ -415,7 +415,7 @@ class OutputTail:
 def _shown(line: bytes) -> str:
     """A line for people; of a progress bar, only its last state."""
     shown = line.rstrip(b"\r").rsplit(b"\r", 1)[-1]
-    return mask(plain(shown.decode("utf-8", "replace")))
+    return clean(shown.decode("utf-8", "replace"))
 
 
 def _last_lines(path: str) -> str:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from hvdenv.command import Command, Outcome
 from hvdenv.errors import IncompatibleError, StepError
-from hvdenv.masking import mask, plain
+from hvdenv.masking import clean
 from hvdenv.model.cluster import Modules
 from hvdenv.reading import RESULT, read_file, read_text
 from hvdenv.runner import Runner, absolute_folders
@@ -239,7 +239,7 @@ class _Shell(NamedTuple):
     def text(self, name: str) -> str:
         """The content of a file, for people; empty if there is no file."""
         try:
-            return mask(plain(read_text(self.folder / name, RESULT, errors="replace")))
+            return clean(read_text(self.folder / name, RESULT, errors="replace"))
         except FileNotFoundError:
             return ""
 

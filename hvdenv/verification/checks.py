@@ -14,8 +14,9 @@ from hvdenv.environments.installation import Expectation, Installation, hides_va
 from hvdenv.environments.manifest import Difference
 from hvdenv.knowledge.diagnosis import explain
 from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi
-from hvdenv.launch.placement import hidden, is_secret
+from hvdenv.launch.placement import hidden
 from hvdenv.launch.preflight import compatible
+from hvdenv.masking import shown
 from hvdenv.reports.report import Finding, Row, Status
 from hvdenv.standalone.ranks.events import RendezvousFacts
 from hvdenv.verification import bench, collectives, datapath, ranks, training
@@ -180,8 +181,7 @@ def variables(setup: Setup, shell: Shell, launchers: tuple[str, ...]) -> Iterato
     """Variables of the user's shell that change what ranks do."""
     files = [name for name in shell.passed if name in FILES_OF_RANKS]
     passed = {name: value for name, value in shell.passed.items() if name not in files}
-    shown = {name: "***" if is_secret(name) else value for name, value in passed.items()}
-    notes, evidence = [], [f"{name}={value[:_VALUE]}" for name, value in shown.items()]
+    notes, evidence = [], [f"{n}={shown(n, value)[:_VALUE]}" for n, value in passed.items()]
     if passed:
         notes.append(
             f"ranks get {', '.join(passed)} from your shell, as under `hvdenv run`;"

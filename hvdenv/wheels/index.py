@@ -31,7 +31,7 @@ from packaging.version import Version
 
 from hvdenv import signing
 from hvdenv.errors import UsageError
-from hvdenv.masking import mask
+from hvdenv.masking import shown
 from hvdenv.model.recipe import Sha256
 from hvdenv.places import blocked, make_folder, named_folder, reporting, sweep, write_bytes
 from hvdenv.reading import KEY, STATE, WHEEL, Kind, read_file
@@ -181,7 +181,7 @@ def _provenance(source: Source, facts: CompiledFor, made: Published, lock: str) 
 def _masked(variables: object) -> Mapping[str, str]:
     """The variables of a recipe without secrets: whoever reads the index reads them."""
     known = decode(dict[str, str], variables)
-    return {name: mask(f"{name}={value}").removeprefix(f"{name}=") for name, value in known.items()}
+    return {name: shown(name, value) for name, value in known.items()}
 
 
 def _json(document: object) -> bytes:

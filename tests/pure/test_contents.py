@@ -141,7 +141,7 @@ def test_the_digest_is_of_what_is_there(cases: Path) -> None:
     [
         ("https://files.pythonhosted.org/a.whl", "https://files.pythonhosted.org/a.whl"),
         ("https://u:p@h.example.org:8443/a.whl", "https://h.example.org:8443/a.whl"),
-        ("https://h.org/a.whl?token=abc", "https://h.org/a.whl?token=***"),
+        ("https://h.org/a.whl?token=abc1", "https://h.org/a.whl?token=***"),
         ("git+https://github.com/a/b@0123", "git+https://github.com/a/b@0123"),
         ("https://c.org/t/tk-12/main/linux-64/a.conda", "https://c.org/main/linux-64/a.conda"),
         ("file:///home/ann/a.whl", ""),

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv.masking import mask, plain
+from hvdenv.masking import clean, learn
 from hvdenv.standalone.ranks import events as wire
 from hvdenv.standalone.ranks.events import DataPath, Received, Stage
 from hvdenv.verification.ranks import Rank, RankRun, causes_by_rank, collect, judge, judge_exercise
@@ -136,8 +136,9 @@ def test_another_runs_events_do_not_count() -> None:
 
 
 def test_what_a_rank_says_is_masked_only_after_it_was_checked() -> None:
-    message = exited(0, code=1, tail="token=abc https://me:pass@host \x1b[31mred")
-    text = mask(plain("\n".join(lines(message))))
+    learn([("MY_TOKEN", "x1y2z3")])
+    message = exited(0, code=1, tail="token=x1y2z3 https://me:pass@host \x1b[31mred")
+    text = clean("\n".join(lines(message)))
     assert wire.read(text, TOKEN) == [message]
     (rank,) = collect(wire.read(text, TOKEN))
     assert rank.tail == "token=*** https://***@host red"

@@ -44,7 +44,7 @@ def test_the_environment_is_cleaned_then_set() -> None:
     assert seen.pop("PATH")
     assert seen == {
         "KEPT": "1", "CFLAGS": "-O2", "B": "2", "PYTHONNOUSERSITE": "1", "PIP_USER": "0",
-        "LC_ALL": "C.UTF-8", TOKEN_VARIABLE: "***",
+        "LC_ALL": "C.UTF-8", TOKEN_VARIABLE: "t",
     }  # fmt: skip
 
 
@@ -114,11 +114,22 @@ def test_a_log_that_cannot_be_written_is_an_error_that_names_it() -> None:
 
 def test_log_and_output_are_masked(tmp_path: Path) -> None:
     log = write(tmp_path / "log", "before\n")
-    outcome = Runner().run(
-        sh(r"echo https://u:secret@host/; printf '\033[31mTOKEN=secret\033[0m\n'"), log=log
-    )
-    assert log.read_text() == "before\nhttps://***@host/\nTOKEN=***\n"
-    assert outcome.output == "https://***@host/\nTOKEN=***"
+    print_it = sh(r"echo https://u:secret@host/; printf '\033[31mit is %s\033[0m\n' $A_TOKEN")
+    outcome = Runner({"A_TOKEN": "x1y2z3", "PATH": os.defpath}).run(print_it, log=log)
+    assert log.read_text() == "before\nhttps://***@host/\nit is ***\n"
+    assert outcome.output == "https://***@host/\nit is ***"
+
+
+@pytest.mark.parametrize("before", [65_530, 65_536, 131_060])
+def test_a_secret_in_a_long_line_is_masked_although_it_comes_in_pieces(before: int) -> None:
+    """Also if the program writes it in two parts."""
+    secret = "x1y2z3" * 5
+    program = f"import os; print('.' * {before}, end=os.environ['A_TOKEN'][:9], flush=True)\n"
+    program += "print(os.environ['A_TOKEN'][9:] + '.' * 70000)"
+    runner = Runner({"A_TOKEN": secret, "PATH": os.defpath})
+    output = runner.run(Command((sys.executable, "-c", program))).output
+    assert output.count("***") == 1
+    assert set(output.replace("***", "")) == {".", "\n"}
 
 
 @pytest.mark.parametrize("width", [79, 0, 300_000])
