@@ -390,11 +390,11 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
         StepError: the folder cannot be written to.
     """
     content = text.encode("utf-8", "surrogateescape")
-    write_bytes(path, content, lambda descriptor: keep_mode(descriptor, path), mode)
+    write_bytes(path, [content], lambda descriptor: keep_mode(descriptor, path), mode)
 
 
 def write_bytes(
-    path: Path, content: bytes, permit: Callable[[int], None], mode: int = 0o666
+    path: Path, content: Iterable[bytes], permit: Callable[[int], None], mode: int = 0o666
 ) -> None:
     """Write a file atomically, as write_text() does.
 
@@ -409,7 +409,7 @@ def write_bytes(
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode & ~0o002)
         with open(descriptor, "wb") as stream:
             permit(descriptor)
-            stream.write(content)
+            stream.writelines(content)
             stream.flush()
             os.fsync(stream.fileno())
 

@@ -7,19 +7,17 @@ wheels of the caches."""
 from __future__ import annotations
 
 import argparse
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from hvdenv.cli.cache import caches_of
 from hvdenv.cli.options import add, add_action, add_options, report, wheels_of_site
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, registry
-from hvdenv.errors import UsageError
-from hvdenv.masking import plain
+from hvdenv.errors import StepError, UsageError
 from hvdenv.model.cluster import Wheels
 from hvdenv.places import find_places
-from hvdenv.reading import WHEEL, read_file
 from hvdenv.runner import Runner
 from hvdenv.wheels import index, wheelcache
 from hvdenv.wheels.cache_entry import Cache, NotUsedError, check, key, open_entry
@@ -81,23 +79,28 @@ def _publish(arguments: argparse.Namespace, wheels: Wheels, runner: Runner) -> i
         name = key(record.stack)
         locks[name] = locks.get(name) or (record.lock.digest if record.lock else "")
     entries = _entries(arguments, wheels, records)
-    sources = list(_sources(entries, runner))
     if arguments.dry_run:
-        for source in sources:
-            tags = source.record.file.removesuffix(".whl").split("-", 2)[2]
-            print(f"would publish horovod {compiled_for(source).version}, {tags}")
+        _each(entries, runner, _would_publish)
         return 0
     target = _index(arguments, wheels)._replace(folder=index.prepare(arguments.folder))
-    for source in sources:
+
+    def add(source: Source) -> None:
         lock = locks.get(source.record.key, "")
         name, new = index.add(target, source, lock, signing_key, runner)
         print(f"{'published' if new else 'unchanged'} {name}")
+
+    _each(entries, runner, add)
     found = index.write_pages(target, runner)
     for problem in found.problems:
-        report(plain(f"not listed: {problem}"))
+        report(f"not listed: {problem}")
     count = len(found.listed)
     print(f"{count} wheel{'s' * (count != 1)} in the index file://{target.folder}")
     return 5 if found.problems else 0
+
+
+def _would_publish(source: Source) -> None:
+    tags = source.record.file.removesuffix(".whl").split("-", 2)[2]
+    print(f"would publish horovod {compiled_for(source).version}, {tags}")
 
 
 def _index(arguments: argparse.Namespace, wheels: Wheels) -> Cache:
@@ -140,28 +143,48 @@ def _records(names: Sequence[str]) -> Mapping[str, GenerationRecord]:
     }
 
 
-def _sources(entries: Mapping[str, Cache], runner: Runner) -> Iterator[Source]:
-    """The entries that can be published, oldest first: of two equal versions, pip takes the last."""
-    found = []
-    for name, cache in entries.items():
+def _each(entries: Mapping[str, Cache], runner: Runner, publish: Callable[[Source], None]) -> None:
+    """Publish entries, oldest first: of two equal versions, pip takes the last.
+
+    Raises:
+        StepError: none of them can be published.
+    """
+    published = 0
+    with TemporaryDirectory() as folder:
+        for name, cache in _by_age(entries):
+            try:
+                publish(_read(cache, name, runner, Path(folder) / "wheel"))
+                published += 1
+            except (NotUsedError, Unpublished) as error:
+                report(f"not published: {name[:12]}: {error}")
+    if not published:
+        raise StepError(
+            f"no wheel was published: all {len(entries)} were refused, for the reasons above",
+            remedy="hvdenv cache verify (lists damaged entries); hvdenv build RECIPE --rebuild"
+            " compiles a wheel again",
+        )
+
+
+def _by_age(entries: Mapping[str, Cache]) -> Iterator[tuple[str, Cache]]:
+    """Entries with their caches, oldest first; those that cannot be opened come first."""
+
+    def age(name: str) -> tuple[str, str]:
         try:
-            source = _read(cache, name, runner)
-            compiled_for(source)
-        except (NotUsedError, Unpublished) as error:
-            report(plain(f"not published: {name[:12]}: {error}"))
-        else:
-            found.append(source)
-    yield from sorted(found, key=lambda each: (each.record.created, each.record.key))
+            with open_entry(entries[name], name) as entry:
+                return (entry.record.created if entry else "", name)
+        except NotUsedError:
+            return ("", name)
+
+    yield from ((name, entries[name]) for name in sorted(entries, key=age))
 
 
-def _read(cache: Cache, name: str, runner: Runner) -> Source:
-    """An entry, after all of it was checked."""
-    with open_entry(cache, name) as entry, tempfile.TemporaryDirectory() as folder:
+def _read(cache: Cache, name: str, runner: Runner, copy: Path) -> Source:
+    """An entry, after all of it was checked, with a copy of its wheel."""
+    with open_entry(cache, name) as entry:
         if entry is None:
             raise NotUsedError("it is gone")
-        copy = Path(folder) / "wheel"
         check(cache, entry, runner, copy)
-        return Source(entry.record, entry.inputs, read_file(copy, WHEEL).data)
+        return Source(entry.record, entry.inputs, copy)
 
 
 def _verify(arguments: argparse.Namespace, wheels: Wheels, runner: Runner) -> int:
@@ -172,5 +195,5 @@ def _verify(arguments: argparse.Namespace, wheels: Wheels, runner: Runner) -> in
     for about in found.listed:
         print(f"good {about.file}")
     for problem in problems:
-        print(plain(f"bad {problem}"))
+        print(f"bad {problem}")
     return 1 if problems else 0

@@ -461,7 +461,7 @@ class Steps(NamedTuple):
                     "prepare_source.py", str(archive), sha256, str(source), str(patches.path)
                 ),
             ),
-            files=(*self._programs("prepare_source.py", "digest.py"), requirement, patches),
+            files=(*self._programs("prepare_source.py", "archives.py", "digest.py"), requirement, patches),
             resets=(source, archive),
             spared_by_cache=True,
         )  # fmt: skip
@@ -511,7 +511,7 @@ class Steps(NamedTuple):
                 command._replace(derived=(*command.derived, *derived.items())),
                 self._run("normalise_wheel.py", str(self.wheel_path)),
             ),
-            files=self._programs("normalise_wheel.py"),
+            files=self._programs("normalise_wheel.py", "archives.py"),
             resets=(self.build / "wheel", self.build / "source" / "build"),
             spared_by_cache=True,
         )
@@ -522,7 +522,7 @@ class Steps(NamedTuple):
             name="inspection",
             reason="pip reports success even for a wheel without extensions, so look inside",
             commands=(self._run("inspect_wheel.py", *words),),
-            files=self._programs("inspect_wheel.py"),
+            files=self._programs("inspect_wheel.py", "archives.py"),
             effect="keep",
             undoes="stack",
         )

@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import hashlib
 import html
-import io
 import json
 import os
 import re
 import stat
 import zipfile
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
 
@@ -34,9 +33,10 @@ from hvdenv.errors import UsageError
 from hvdenv.masking import shown
 from hvdenv.model.recipe import Sha256
 from hvdenv.places import blocked, make_folder, named_folder, reporting, sweep, write_bytes
-from hvdenv.reading import KEY, STATE, WHEEL, Kind, read_file
+from hvdenv.reading import KEY, MIB, STATE, WHEEL, hash_file, open_file, read_file
 from hvdenv.runner import Runner
 from hvdenv.schema import Problem, Table, decode, encode
+from hvdenv.standalone.steps.archives import blocks, content, opened_zip
 from hvdenv.wheels.cache_entry import (
     Cache,
     NotUsedError,
@@ -44,7 +44,15 @@ from hvdenv.wheels.cache_entry import (
     make_folder_alike,
     signature_refusal,
 )
-from hvdenv.wheels.published import CompiledFor, Published, Source, compiled_for, make, record_hash
+from hvdenv.wheels.published import (
+    UNREADABLE,
+    CompiledFor,
+    Published,
+    Source,
+    compiled_for,
+    make,
+    recorded,
+)
 
 FILES, PROJECT = "files", "horovod"
 METADATA, PROVENANCE, SIGNATURE = ".metadata", ".provenance.json", ".provenance.json.sig"
@@ -122,22 +130,32 @@ def add(index: Cache, source: Source, lock: str, key: str, runner: Runner) -> tu
         StepError: the folder cannot be written.
     """
     facts, build = compiled_for(source), 0
-    while True:
-        made = make(source, facts, build)
-        path = index.folder / FILES / made.name
-        new, about = not path.exists(), _provenance(source, facts, made, lock)
-        if _claim(path, about) if new else _content(path, WHEEL) == made.wheel:
-            break
-        build += 1  # another wheel has this name already
-    unsigned = key and not path.with_name(made.name + SIGNATURE).exists()
-    if unsigned or not _is_good(index, made.name, runner):
-        # Nothing that is in the index already is signed: another user could have written it.
-        signed = {SIGNATURE: signing.sign(about, key, runner)} if key else {}
-        # The wheel comes last: what has no wheel is not listed.
-        files = {METADATA: made.metadata, PROVENANCE: about, **signed, "": made.wheel}
-        for suffix, content in files.items():
-            _place(path.with_name(made.name + suffix), content)
+    with TemporaryDirectory() as folder:
+        while True:
+            made = make(source, facts, build, Path(folder) / "wheel")
+            path = index.folder / FILES / made.name
+            new, about = not path.exists(), _provenance(source, facts, made, lock)
+            if _claim(path, about) if new else _is_same(path, made):
+                break
+            build += 1  # another wheel has this name already
+        unsigned = key and not path.with_name(made.name + SIGNATURE).exists()
+        if unsigned or not _is_good(index, made.name, runner):
+            # Nothing that is in the index already is signed: another user could have written it.
+            signed = {SIGNATURE: [signing.sign(about, key, runner)]} if key else {}
+            files = {METADATA: [made.metadata], PROVENANCE: [about], **signed}
+            for suffix, content in files.items():
+                _place(path.with_name(made.name + suffix), content)
+            # The wheel comes last: what has no wheel is not listed.
+            with open_file(made.wheel, WHEEL) as stream:
+                _place(path, iter(lambda: stream.read(MIB), b""))
     return made.name, new
+
+
+def _is_same(path: Path, made: Published) -> bool:
+    try:
+        return hash_file(path, WHEEL)[0] == made.sha256
+    except OSError:
+        return False
 
 
 def _claim(wheel: Path, about: bytes) -> bool:
@@ -166,8 +184,8 @@ def _provenance(source: Source, facts: CompiledFor, made: Published, lock: str) 
     document = Provenance(
         format=1,
         file=made.name,
-        sha256=hashlib.sha256(made.wheel).hexdigest(),
-        bytes=len(made.wheel),
+        sha256=made.sha256,
+        bytes=made.size,
         metadata_sha256=hashlib.sha256(made.metadata).hexdigest(),
         requires_python=python[1] if python else "",
         compiled_for=facts,
@@ -192,7 +210,7 @@ def _mode(path: Path) -> int:
     return stat.S_IMODE(path.parent.stat().st_mode) & 0o044 | 0o600
 
 
-def _place(path: Path, content: bytes) -> None:
+def _place(path: Path, content: Iterable[bytes]) -> None:
     """Write a file atomically; those who may read its folder may read it, whatever the umask."""
     write_bytes(path, content, lambda descriptor: os.fchmod(descriptor, _mode(path)), 0o600)
 
@@ -220,12 +238,8 @@ def _is_good(index: Cache, name: str, runner: Runner) -> bool:
         return False
 
 
-# What _examined() raises. Archives raise all of them; a RuntimeError is one that is encrypted, or JSON that
-# is nested too deeply.
-_REFUSALS = (
-    OSError, ValueError, KeyError, Problem, NotUsedError, zipfile.BadZipFile, zlib.error, EOFError,
-    RuntimeError,
-)  # fmt: skip
+# What _examined() raises.
+_REFUSALS = (OSError, Problem, NotUsedError, *UNREADABLE)
 
 
 def _wheels(index: Cache) -> list[str]:
@@ -253,37 +267,42 @@ def _examined(index: Cache, name: str, runner: Runner) -> Provenance:
         if refusal := signature_refusal(index, text, signature, runner):
             raise ValueError(refusal)
     about = decode(Provenance, json.loads(text), lenient=True)
-    wheel = read_file(index.folder / FILES / name, WHEEL).data
     metadata = read_file(index.folder / FILES / f"{name}{METADATA}", STATE).data
-    for what, content, wanted in (
-        ("wheel", wheel, about.sha256), ("metadata file", metadata, about.metadata_sha256),
-    ):  # fmt: skip
-        found = hashlib.sha256(content).hexdigest()
-        if found != wanted:
-            raise ValueError(f"the hash of the {what} is {found}, published was {wanted}")
-    if about.file != name:
-        raise ValueError(f"its provenance is that of {about.file}")
-    _refuse_other_content(name, wheel, metadata, about)
+    # Opened once: what is judged is what has this hash.
+    with open_file(index.folder / FILES / name, WHEEL) as stream:
+        digest = hashlib.sha256()
+        for block in iter(lambda: stream.read(MIB), b""):
+            digest.update(block)
+        _refuse_other("wheel", digest.hexdigest(), about.sha256)
+        _refuse_other("metadata file", hashlib.sha256(metadata).hexdigest(), about.metadata_sha256)
+        if about.file != name:
+            raise ValueError(f"its provenance is that of {about.file}")
+        with opened_zip(stream) as archive:
+            _refuse_other_content(name, archive, metadata, about)
     return about
 
 
-def _refuse_other_content(name: str, wheel: bytes, metadata: bytes, about: Provenance) -> None:
+def _refuse_other(what: str, found: str, wanted: str) -> None:
+    if found != wanted:
+        raise ValueError(f"the hash of the {what} is {found}, published was {wanted}")
+
+
+def _refuse_other_content(
+    name: str, archive: zipfile.ZipFile, metadata: bytes, about: Provenance
+) -> None:
     """Compare the content of a wheel with its name and its RECORD."""
     version = about.compiled_for.version
     folder = f"horovod-{version}.dist-info"
     if parse_wheel_filename(name)[:2] != (PROJECT, Version(version)):
         raise ValueError(f"it is version {version}")
-    with zipfile.ZipFile(io.BytesIO(wheel)) as archive:
-        if sum(info.file_size for info in archive.infolist()) > WHEEL.limit:
-            raise ValueError(f"its files have more than {WHEEL.limit:,} bytes")
-        if archive.read(f"{folder}/METADATA") != metadata:
-            raise ValueError("its metadata file differs from the METADATA in it")
-        listed = archive.read(f"{folder}/RECORD").decode().splitlines()
-        found = [
-            f"{each},{record_hash(archive.read(each))},{archive.getinfo(each).file_size}"
-            for each in archive.namelist()
-            if each != f"{folder}/RECORD"
-        ]
+    if content(archive, f"{folder}/METADATA") != metadata:
+        raise ValueError("its metadata file differs from the METADATA in it")
+    listed = content(archive, f"{folder}/RECORD").decode().splitlines()
+    found = [
+        recorded(each, blocks(archive, each))
+        for each in archive.namelist()
+        if each != f"{folder}/RECORD"
+    ]
     if sorted([*found, f"{folder}/RECORD,,"]) != sorted(listed):
         raise ValueError("its RECORD does not fit its files")
 
@@ -300,7 +319,7 @@ def write_pages(index: Cache, runner: Runner) -> Found:
         names = _wheels(index)
         found = examine(index, runner)
         for path in outdated(index, found):
-            _place(index.folder / path, pages(found.listed)[path])
+            _place(index.folder / path, [pages(found.listed)[path]])
         if _wheels(index) == names:
             return found
 
@@ -312,9 +331,9 @@ def outdated(index: Cache, found: Found) -> list[str]:
     ]
 
 
-def _content(path: Path, kind: Kind = STATE) -> bytes | None:
+def _content(path: Path) -> bytes | None:
     try:
-        return read_file(path, kind).data
+        return read_file(path, STATE).data
     except OSError:
         return None
 

@@ -9,20 +9,22 @@ from __future__ import annotations
 import ast
 import base64
 import hashlib
-import io
 import json
 import re
 import zipfile
-from collections.abc import Mapping
-from typing import NamedTuple
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, NamedTuple
 
 from packaging.version import Version
 
 from hvdenv import WHEEL_PROGRAMS
 from hvdenv.knowledge.patches import applicable, set_number
 from hvdenv.plans.step import digest
-from hvdenv.reading import OWN, read_text
+from hvdenv.reading import OWN, WHEEL, hash_file, open_file, read_text
 from hvdenv.schema import Problem, decode, encode
+from hvdenv.standalone.steps.archives import blocks, content, opened_zip
 from hvdenv.wheels.cache_entry import Record
 
 _CHECK, _FACTS = "horovod/_compiled_for.py", "horovod/_compiled_for.json"
@@ -40,6 +42,9 @@ _MPI = (
 )
 _UNKNOWN = ("mpi", "an unknown MPI", "")
 _GLIBC = re.compile(rb"\0GLIBC_(2\.\d{1,3})(?=[\0.])")
+_LINKED = re.compile(rb"\0(libmpi[a-z_]{0,20}\.so[.0-9]{0,20})(?=\0)")
+# More than the longest match of a pattern above.
+_OVERLAP = 64
 # Of Open MPI 3 and newer; those before have names of their own, or that of the MPICH ABI.
 _OPEN_MPI = "libmpi.so.40"
 
@@ -116,15 +121,37 @@ class CompiledFor(NamedTuple):
 
 
 class Source(NamedTuple):
+    """A checked entry of a cache, and a copy of its wheel that nobody else writes."""
+
     record: Record
     inputs: Mapping[str, object]
-    wheel: bytes
+    wheel: Path
 
 
 class Published(NamedTuple):
+    """A wheel to publish, in a file."""
+
     name: str
-    wheel: bytes
+    wheel: Path
+    sha256: str
+    size: int
     metadata: bytes
+
+
+class Symbols(NamedTuple):
+    """What the extensions of a wheel contain."""
+
+    cxx11: bool = False
+    libraries: tuple[bytes, ...] = ()
+    glibc: frozenset[bytes] = frozenset()
+
+
+# What reading an archive raises. A RuntimeError is one that is encrypted, or JSON that is nested
+# too deeply.
+UNREADABLE = (
+    KeyError, ValueError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError,
+    NotImplementedError,
+)  # fmt: skip
 
 
 def compiled_for(source: Source) -> CompiledFor:
@@ -135,15 +162,15 @@ def compiled_for(source: Source) -> CompiledFor:
     """
     try:
         inputs = decode(Inputs, source.inputs, lenient=True)
-        frameworks, libraries = _opened(source, inputs)
-    except (Problem, KeyError, ValueError, zipfile.BadZipFile) as error:
+        frameworks, symbols = _opened(source, inputs)
+    except (Problem, *UNREADABLE) as error:
         raise Unpublished(f"hvdenv cannot tell what it was compiled for ({error})") from error
     horovod = source.record.file.split("-")[1]
     versions = {name: each.version for name, each in frameworks.items()}
     wanted = applicable({"horovod": horovod, **versions})
     if inputs.patches != {patch.name: digest(patch.edit) for patch in wanted}:
         raise Unpublished("it was compiled with other patches than those of this hvdenv")
-    label, mpi = _mpi(inputs, libraries)
+    label, mpi = _mpi(inputs, symbols.libraries)
     cuda = _cuda(inputs)
     labels = [f"{_FRAMEWORKS[name][0]}{_short(each)}" for name, each in versions.items()]
     local = ["hvdenv", str(set_number()), *labels, _accelerator(inputs, cuda), label]
@@ -152,39 +179,55 @@ def compiled_for(source: Source) -> CompiledFor:
         frameworks=frameworks,
         mpi=mpi,
         cuda=cuda,
-        glibc=_glibc(libraries),
+        glibc=_glibc(symbols.glibc),
         run_path=tuple(filter(None, inputs.variables.get("HVDENV_INSTALL_RPATH", "").split(":"))),
     )
 
 
-def _opened(source: Source, inputs: Inputs) -> tuple[dict[str, Framework], bytes]:
-    """The frameworks of a wheel, and its extensions one after the other.
+def _opened(source: Source, inputs: Inputs) -> tuple[dict[str, Framework], Symbols]:
+    """The frameworks of a wheel, and what its extensions contain.
 
     Raises:
-        KeyError, ValueError, BadZipFile: it is no wheel of Horovod.
+        one of UNREADABLE: it is no wheel of Horovod.
     """
-    frameworks, libraries = {}, []
-    with zipfile.ZipFile(io.BytesIO(source.wheel)) as archive:
-        built_with = json.loads(archive.read("horovod/metadata.json"))
+    frameworks, every = {}, Symbols()
+    with open_file(source.wheel, WHEEL) as stream, opened_zip(stream) as archive:
+        built_with = json.loads(content(archive, "horovod/metadata.json"))
         for name, (_, key, stem, variable) in _FRAMEWORKS.items():
             if inputs.variables.get(variable) != "1":
                 continue
-            library = archive.read(f"horovod/{name}/{stem}{inputs.stack.soabi}")
+            found = _symbols(blocks(archive, f"horovod/{name}/{stem}{inputs.stack.soabi}"))
             frameworks[name] = Framework(
                 package=inputs.stack.frameworks[name].package,
                 version=Version(built_with[key]).public,
-                cxx11=b"__cxx11" in library,
+                cxx11=found.cxx11,
             )
-            libraries.append(library)
-    return frameworks, b"".join(libraries)
+            every = _joined(every, found)
+    return frameworks, every
 
 
-def _mpi(inputs: Inputs, libraries: bytes) -> tuple[str, Mpi | None]:
+def _symbols(library: Iterable[bytes]) -> Symbols:
+    found, rest = Symbols(), b""
+    for block in library:
+        part = rest + block
+        here = Symbols(
+            b"__cxx11" in part, tuple(_LINKED.findall(part)), frozenset(_GLIBC.findall(part))
+        )
+        found, rest = _joined(found, here), part[-_OVERLAP:]
+    return found
+
+
+def _joined(one: Symbols, other: Symbols) -> Symbols:
+    return Symbols(
+        one.cxx11 or other.cxx11, (*one.libraries, *other.libraries)[:1], one.glibc | other.glibc
+    )
+
+
+def _mpi(inputs: Inputs, libraries: tuple[bytes, ...]) -> tuple[str, Mpi | None]:
     """The label and facts of the MPI."""
-    linked = re.search(rb"\0(libmpi[a-z_]{0,20}\.so[.0-9]{0,20})\0", libraries)
-    if linked is None:
+    if not libraries:
         return "gloo", None
-    library = linked[1].decode()
+    library = libraries[0].decode()
     label, name, package = _UNKNOWN
     for pattern, short, known, on_pypi in _MPI:
         if found := re.search(pattern, inputs.stack.mpi):
@@ -207,8 +250,8 @@ def _accelerator(inputs: Inputs, cuda: str) -> str:
     return f"cu{cuda.replace('.', '')}" if cuda else "cpu"
 
 
-def _glibc(libraries: bytes) -> str:
-    found = {tuple(map(int, each.split(b"."))) for each in _GLIBC.findall(libraries)}
+def _glibc(symbols: Iterable[bytes]) -> str:
+    found = {tuple(map(int, each.split(b"."))) for each in symbols}
     return ".".join(map(str, max(found, default=(2, 0))))
 
 
@@ -217,30 +260,82 @@ def _short(version: str) -> str:
     return re.sub(r"^(\d+\.\d+)\.0$", r"\1", version).replace("+", ".")
 
 
-def make(source: Source, facts: CompiledFor, build: int) -> Published:
-    """The files of a wheel. A build number tells wheels of the same version apart; 0 is none."""
+def make(source: Source, facts: CompiledFor, build: int, target: Path) -> Published:
+    """Write a wheel.
+
+    Args:
+        build: tells wheels of the same version apart; 0 is none.
+
+    Raises:
+        Unpublished: the wheel in the cache cannot be read.
+    """
     horovod, *tags = source.record.file.removesuffix(".whl").split("-")[1:]
     before, after = f"horovod-{horovod}.dist-info/", f"horovod-{facts.version}.dist-info/"
     number = [str(build)] if build else []
-    with zipfile.ZipFile(io.BytesIO(source.wheel)) as archive:
-        infos = {
-            info.filename.replace(before, after, 1): info
-            for info in archive.infolist()
-            if info.filename != f"{before}RECORD"
-        }
-        members = {name: archive.read(info) for name, info in infos.items()}
+    with zipfile.ZipFile(target, "w") as made:
+        try:
+            with open_file(source.wheel, WHEEL) as stream, opened_zip(stream) as archive:
+                changed = _changed(archive, facts, before, build)
+                lines = [
+                    _add(
+                        made,
+                        info.filename.replace(before, after, 1),
+                        changed.get(info.filename) or blocks(archive, info),
+                        info.external_attr,
+                    )
+                    for info in archive.infolist()
+                    if info.filename != f"{before}RECORD"
+                ]
+        except UNREADABLE as error:
+            raise Unpublished(f"it cannot be read ({error})") from error
+        lines += [_add(made, name, changed[name]) for name in (_CHECK, _FACTS)]
+        record = "\n".join([*lines, f"{after}RECORD,,", ""])
+        _add(made, f"{after}RECORD", [record.encode()])
+    name = "-".join(["horovod", facts.version, *number, *tags]) + ".whl"
+    return Published(name, target, *hash_file(target, WHEEL), changed[f"{before}METADATA"][0])
+
+
+def _changed(
+    archive: zipfile.ZipFile, facts: CompiledFor, before: str, build: int
+) -> dict[str, list[bytes]]:
+    """The files that differ from the cached wheel, by their names there; and new ones."""
+    changed = {
+        f"{before}METADATA": _metadata(content(archive, f"{before}METADATA").decode(), facts)
+    }
     for framework in facts.frameworks:
         name = f"horovod/{framework}/__init__.py"
-        members[name] = _with_check(members[name].decode(), framework).encode()
-    members[_CHECK] = read_text(WHEEL_PROGRAMS / "compiled_for.py", OWN).encode()
-    members[_FACTS] = (json.dumps(encode(facts), indent=1) + "\n").encode()
-    metadata = _metadata(members[f"{after}METADATA"].decode(), facts).encode()
-    members[f"{after}METADATA"] = metadata
+        changed[name] = _with_check(content(archive, name).decode(), framework)
     if build:
-        members[f"{after}WHEEL"] = members[f"{after}WHEEL"].rstrip() + b"\nBuild: %d\n\n" % build
-    members[f"{after}RECORD"] = _record(members, f"{after}RECORD").encode()
-    name = "-".join(["horovod", facts.version, *number, *tags]) + ".whl"
-    return Published(name, _zip(members, infos), metadata)
+        stated = content(archive, f"{before}WHEEL").decode()
+        changed[f"{before}WHEEL"] = f"{stated.rstrip()}\nBuild: {build}\n\n"
+    changed[_CHECK] = read_text(WHEEL_PROGRAMS / "compiled_for.py", OWN)
+    changed[_FACTS] = json.dumps(encode(facts), indent=1) + "\n"
+    return {name: [text.encode()] for name, text in changed.items()}
+
+
+def _add(archive: zipfile.ZipFile, name: str, parts: Iterable[bytes], mode: int = 0) -> str:
+    """Add a file, with the time that all have; returns its line of RECORD."""
+    made = zipfile.ZipInfo(name)
+    made.compress_type, made.create_system = zipfile.ZIP_DEFLATED, 3
+    made.external_attr = mode or 0o100644 << 16
+    with archive.open(made, "w") as stream:
+        return recorded(name, _written(stream, parts))
+
+
+def _written(stream: IO[bytes], parts: Iterable[bytes]) -> Iterator[bytes]:
+    for part in parts:
+        stream.write(part)
+        yield part
+
+
+def recorded(name: str, parts: Iterable[bytes]) -> str:
+    """The line of RECORD for a file."""
+    digest, size = hashlib.sha256(), 0
+    for part in parts:
+        digest.update(part)
+        size += len(part)
+    encoded = base64.urlsafe_b64encode(digest.digest()).decode().rstrip("=")
+    return f"{name},sha256={encoded},{size}"
 
 
 def _with_check(text: str, framework: str) -> str:
@@ -261,27 +356,3 @@ def _metadata(text: str, facts: CompiledFor) -> str:
     if facts.mpi and facts.mpi.package:
         lines += ["Provides-Extra: mpi", f'Requires-Dist: {facts.mpi.package}; extra == "mpi"']
     return re.sub(r"^Version: .*$", "\n".join(lines), text, count=1, flags=re.MULTILINE)
-
-
-def _record(members: Mapping[str, bytes], own: str) -> str:
-    lines = [f"{name},{record_hash(content)},{len(content)}" for name, content in members.items()]
-    return "\n".join([*lines, f"{own},,", ""])
-
-
-def record_hash(content: bytes) -> str:
-    """The hash of a file as RECORD contains it."""
-    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest())
-    return f"sha256={digest.decode().rstrip('=')}"
-
-
-def _zip(members: Mapping[str, bytes], infos: Mapping[str, zipfile.ZipInfo]) -> bytes:
-    """An archive in which new members have the time of the others."""
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w") as archive:
-        for name, content in members.items():
-            made = zipfile.ZipInfo(name)
-            made.compress_type, made.create_system = zipfile.ZIP_DEFLATED, 3
-            mode = infos[name].external_attr if name in infos else 0
-            made.external_attr = mode or 0o100644 << 16
-            archive.writestr(made, content)
-    return stream.getvalue()

@@ -49,13 +49,13 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
 
 
-# The only stand-alone program that hvdenv imports.
-SHARED = "standalone.ranks.events"
+# The stand-alone programs that hvdenv imports.
+SHARED = ("standalone.ranks.events", "standalone.steps.archives")
 MODULES = {
     name_of(path): path
     for path in sorted(PACKAGE.rglob("*.py"))
     if path.name != "__init__.py"
-    and (path.parent.parent.name != "standalone" or name_of(path) == SHARED)
+    and (path.parent.parent.name != "standalone" or name_of(path) in SHARED)
 }
 
 
@@ -158,6 +158,7 @@ OPENERS = {
     "reading",
     "runner",
     "environments.manifest",
+    "standalone.steps.archives",
     "wheels.cache_entry",
 }
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
@@ -115,12 +116,24 @@ def test_an_archive_that_would_fill_the_disk(tmp_path: Path) -> None:
     """A member's header says so; nothing is unpacked."""
     large = tarfile.TarInfo("x-1/large")
     large.size = (2 << 30) + 1
-    path = tmp_path / "x.tar"
-    path.write_bytes(large.tobuf() + bytes(1024))
+    path = tmp_path / "x.tar.gz"
+    path.write_bytes(gzip.compress(large.tobuf() + bytes(1024)))
     code, said = prepare(path, tmp_path / "s", [])
     assert code == 1
-    assert "x.tar holds more than 2147483648 bytes or 100000 files" in said
+    assert "x.tar.gz: it unpacks to more than 1073741824 bytes or 50000 files" in said
     assert not list((tmp_path / "s.unpacking").glob("*"))
+
+
+def test_a_header_that_would_fill_the_memory(tmp_path: Path) -> None:
+    header = tarfile.TarInfo("x-1/name")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, 1 << 32
+    path = tmp_path / "x.tar.gz"
+    path.write_bytes(gzip.compress(header.tobuf(tarfile.GNU_FORMAT) + bytes(1024)))
+    code, said = prepare(path, tmp_path / "s", [])
+    assert (code, said.strip()[-45:]) == (
+        1,
+        "x.tar.gz: it has a header of more than 1048576 bytes"[-45:],
+    )
 
 
 def patch(find: str, replace: str = "new", file: str = "setup.py") -> dict[str, Any]:

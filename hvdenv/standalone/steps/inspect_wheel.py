@@ -15,9 +15,11 @@ import re
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import zipfile
-from typing import Any, Dict, List, Optional, Tuple
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO, Dict, List, Optional, Tuple
+
+from archives import ArchiveError, content, opened_zip
 
 # Framework: distributions that provide it, its key in metadata.json, its extension.
 FRAMEWORKS = {
@@ -89,7 +91,7 @@ def inspect(
     if member not in wheel.namelist():
         return ["%s: the wheel has no %s: no extension was compiled" % (framework, member)], {}
     problems = []
-    built_with = json.loads(wheel.read("horovod/metadata.json").decode()).get(key)
+    built_with = json.loads(content(wheel, "horovod/metadata.json").decode()).get(key)
     installed = installed_version(framework, names)
     if built_with != installed:
         problems.append(
@@ -102,12 +104,23 @@ def inspect(
     return problems, {"built_with": built_with, "extension": member, "bytes": size}
 
 
-def main(path: str, frameworks: List[str]) -> None:
+def inspect_all(
+    stream: BinaryIO, frameworks: List[str]
+) -> Tuple[List[str], Dict[str, Dict[str, Any]]]:
     problems, found = [], {}
-    with zipfile.ZipFile(path) as wheel, tempfile.TemporaryDirectory() as folder:
+    with opened_zip(stream) as wheel, TemporaryDirectory() as folder:
         for framework in frameworks:
             wrong, found[framework] = inspect(wheel, framework, folder)
             problems += wrong
+    return problems, found
+
+
+def main(path: str, frameworks: List[str]) -> None:
+    try:
+        with open(path, "rb") as stream:
+            problems, found = inspect_all(stream, frameworks)
+    except ArchiveError as error:
+        problems, found = ["%s: %s" % (path, error)], {}
     for problem in problems:
         print("problem: " + problem)
     print(

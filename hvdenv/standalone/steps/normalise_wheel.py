@@ -6,22 +6,34 @@ time SOURCE_DATE_EPOCH already, and are sorted by name.
     normalise_wheel.py WHEEL
 """
 
+import copy
 import os
 import stat
 import sys
 import zipfile
 
+from archives import ArchiveError, blocks, opened_zip
+
 
 def normalise(path: str) -> None:
     temporary = path + ".normalised"
-    with zipfile.ZipFile(path) as before, zipfile.ZipFile(temporary, "w") as after:
-        for member in before.infolist():
-            content = before.read(member)
-            executable = member.external_attr >> 16 & stat.S_IXUSR
-            member.external_attr = (stat.S_IFREG | (0o755 if executable else 0o644)) << 16
-            after.writestr(member, content)
+    with open(path, "rb") as stream, opened_zip(stream) as archive:
+        rewrite(archive, temporary)
     os.replace(temporary, path)
 
 
+def rewrite(archive: zipfile.ZipFile, path: str) -> None:
+    with zipfile.ZipFile(path, "w") as target:
+        for member in archive.infolist():
+            made = copy.copy(member)
+            executable = member.external_attr >> 16 & stat.S_IXUSR
+            made.external_attr = (stat.S_IFREG | (0o755 if executable else 0o644)) << 16
+            with target.open(made, "w") as stream:
+                stream.writelines(blocks(archive, member))
+
+
 if __name__ == "__main__":
-    normalise(sys.argv[1])
+    try:
+        normalise(sys.argv[1])
+    except ArchiveError as error:
+        sys.exit("normalise_wheel: %s: %s" % (sys.argv[1], error))

@@ -16,9 +16,8 @@ import sys
 import tarfile
 from typing import Any, Dict, NoReturn
 
+from archives import ArchiveError, members, opened_tar
 from digest import sha256_of
-
-LARGEST_TOTAL, MOST_MEMBERS = 2 << 30, 100000
 
 
 def fail(message: str) -> NoReturn:
@@ -30,16 +29,8 @@ def unpack(archive: str, dest: str) -> None:
     unpacked = dest + ".unpacking"
     shutil.rmtree(unpacked, ignore_errors=True)
     root = os.path.realpath(unpacked)
-    with tarfile.open(archive) as tar:
-        total = 0
-        # Not getmembers(): a compressed archive of a megabyte can hold a terabyte.
-        for number, member in enumerate(tar, 1):
-            total += member.size
-            if total > LARGEST_TOTAL or number > MOST_MEMBERS:
-                fail(
-                    "%s holds more than %d bytes or %d files"
-                    % (archive, LARGEST_TOTAL, MOST_MEMBERS)
-                )
+    with opened_tar(archive) as tar:
+        for member in members(tar):
             target = os.path.realpath(os.path.join(root, member.name))
             if not (member.isfile() or member.isdir()):
                 fail("%s holds %s, which is neither a file nor a folder" % (archive, member.name))
@@ -81,7 +72,10 @@ def main(archive: str, sha256: str, dest: str, patches_json: str) -> None:
         fail("%s has sha256 %s, expected %s" % (archive, found, sha256))
     with open(patches_json, encoding="utf-8") as stream:
         patches = json.load(stream)
-    unpack(archive, dest)
+    try:
+        unpack(archive, dest)
+    except ArchiveError as error:
+        fail("%s: %s" % (archive, error))
     for patch in patches:
         apply_patch(dest, patch)
         print("applied " + patch["name"])

@@ -1,0 +1,2 @@
+# For mypy: programs of ranks import archives.py from their own folder, hvdenv as its own module.
+from hvdenv.standalone.steps.archives import *  # noqa: F403
