@@ -51,9 +51,28 @@ _PROGRAMS = (
     " set shopt ulimit umask unset squeue showq sacctmgr bpeek bkill quota clush tmux screen python3-config kill rsync let"
 )
 _NO_EFFECT = frozenset(_PROGRAMS.split())
+_MODULE_SYSTEMS = frozenset({"lmod", "module", "modules", "tmod"})
+_SHELLS = frozenset({"bash", "sh", "ksh", "zsh", "profile"})
 _PROFILES = re.compile(
     r"(?:~|\$HOME)/\.\w+|.*/(?:etc/profile\.d/conda\.sh|bin/activate|\.bashrc|activate)"
 )
+
+
+def _sets_up(path: str) -> bool:
+    """Whether a script sets up the module system or conda.
+
+    A recipe with another one would run it in checks, builds and jobs.
+    """
+    *folders, name = path.lower().split("/")
+    of_modules = any(word in name for word in ("lmod", "module", "spack"))
+    return (
+        path in ("/etc/profile", "/etc/bashrc")
+        or (of_modules and folders[-2:] == ["etc", "profile.d"])
+        or (name in _SHELLS and folders[-1] == "init" and bool(_MODULE_SYSTEMS & {*folders}))
+        or name in ("lmod.sh", "modules.sh", "init_lmod.sh", "init_modules.sh")
+        or [*folders[-2:], name] == ["share", "spack", "setup-env.sh"]
+        or (name == "setup.sh" and folders[-1].rstrip("0123456789").endswith("conda"))
+    )
 
 
 def _of_environment(name: str) -> bool:
@@ -286,7 +305,14 @@ class _Reader:
         if _PROFILES.fullmatch(path) or PLACEHOLDER in path or path == "activate":
             yield leave("hvdenv activates the environment itself", understood=True)
         elif path.startswith("/") and "$" not in path and UNKNOWN not in path:
-            yield Value(at("modules.source"), path, item=True)
+            yield (
+                Value(at("modules.source"), path, item=True)
+                if _sets_up(path)
+                else leave(
+                    f"not taken over: {path} may do anything; if it sets up the environment, add it"
+                    " to modules.source"
+                )
+            )
         else:
             yield leave("a script that the page does not show, or without its whole path")
 

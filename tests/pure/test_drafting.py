@@ -132,6 +132,48 @@ def test_reasons_are_fit_to_be_shown() -> None:
     assert all(plain(each) == each and "\n" not in each for each in reasons)
 
 
+SOURCED = {
+    "/etc/profile.d/modules.sh": True,
+    "/etc/profile.d/z00_lmod.sh": True,
+    "/usr/share/lmod/lmod/init/bash": True,
+    "/usr/share/Modules/init/sh": True,
+    "/opt/cray/pe/modules/3.2.11.4/init/bash": True,
+    "/sw/spack/share/spack/setup-env.sh": True,
+    "/lus/theta/conda/2021-03-02/mconda3/setup.sh": True,
+    "/etc/profile": True,
+    "/proj/x/train.sh": False,
+    "/proj/x/modules/train.sh": False,
+    "/proj/x/load_modules.sh": False,
+    "/proj/modules/init/train.py": False,
+    "/home/bob/etc/profile": False,
+    "/opt/intel/oneapi/setvars.sh": False,
+    "/sw/setup.sh": False,
+    "/tmp/conda.sh.d/x": False,
+}
+
+
+@pytest.mark.parametrize(("path", "taken"), SOURCED.items())
+@pytest.mark.parametrize("command", ["source", "."])
+def test_only_scripts_that_set_up_modules_or_conda_are_taken_over(
+    command: str, path: str, taken: bool
+) -> None:
+    """Checks, builds and jobs would run others."""
+    draft = draft_of(f"#!/bin/bash\nmodule load openmpi\n{command} {path}\n")
+    text = write(draft, ["page"])
+    assert parse_toml(text)["modules"].get("source", []) == ([path] if taken else [])
+    assert (f"not taken over: {path}" in text) is not taken
+
+
+def test_secrets_of_a_page_are_not_in_a_draft() -> None:
+    draft = draft_of(
+        "#!/bin/bash\nexport HF_TOKEN=hf_x1y2z3 NCCL_API_KEY=x1y2z3\nHOROVOD_PASSWORD=q1w2e3 mpirun a\n"
+        "curl -u ann:q1w2e3 https://h/\nmodule load gcc/1\n"
+    )
+    shown = write(draft, ["page"]) + json.dumps(encode(draft))
+    assert not any(each in shown for each in ("x1y2z3", "q1w2e3"))
+    assert "recipes contain no secrets: export NCCL_API_KEY in your shell" in shown
+
+
 HTML = "<p>Then load it:</p><pre><span>$ module load gcc/1</span>\n$ pip install torch==2.1.0</pre>"
 MARKDOWN = "Use it:\n\n    module load stays as it was for you.\n\n```console\n$ module load gcc/1\nok\n```\n"
 NESTED = '=== "GPU"\n\n    ```bash\n    module load gcc/1\n    ```\n'
