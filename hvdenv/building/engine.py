@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import gettempdir
+from types import MappingProxyType
 
 from hvdenv.building import effects, record, repair
 from hvdenv.building.finished import Built, drift, refused_drift, result
@@ -18,8 +23,7 @@ from hvdenv.environments.generations import Environment
 from hvdenv.errors import LockError, StepError
 from hvdenv.knowledge.diagnosis import diagnose_step
 from hvdenv.locks.lockfile import Locked
-from hvdenv.masking import mask
-from hvdenv.places import Places, make_folder, reporting, sync, sync_tree
+from hvdenv.places import HOME_VARIABLE, Places, make_folder, reporting, sync, sync_tree
 from hvdenv.plans.step import Progress, Step
 from hvdenv.runner import end_marked, environment
 from hvdenv.wheels import downloads
@@ -27,6 +31,8 @@ from hvdenv.wheels import downloads
 LOCK_WAIT_SECONDS = 2.0
 # Fetching and installing gigabytes takes minutes.
 FILES_WAIT_SECONDS = 1800.0
+_FULL = re.compile(r"^.*(?:[Nn]o space left on device|[Dd]isk quota exceeded).*$", re.MULTILINE)
+_PATH = re.compile(r"/[^\s'\"`:,()]+")
 
 
 def build(
@@ -191,7 +197,13 @@ def _execute(state: State, step: Step, log: Path) -> str:
     if not outcome and step.effect == "closure":
         raise _not_closed(state.plan.locked, outcome)
     if not outcome:
-        raise _failed(step, outcome, log)
+        plan = state.plan
+        written = {
+            plan.generation: "build elsewhere: --prefix FOLDER",
+            Path(plan.step_variables.get("TMPDIR", gettempdir())): "TMPDIR=FOLDER hvdenv build ...",
+            state.places.cache: f"{HOME_VARIABLE}=FOLDER hvdenv build ...",
+        }
+        raise _failed(step, outcome, log, written)
     return outcome.output
 
 
@@ -205,6 +217,25 @@ EFFECTS: Mapping[str, Callable[[State, Step, str], Done]] = {
 }
 
 
+def _full_folder(output: str, free: Mapping[Path, int]) -> Path:
+    """The folder whose disk is full: the one that the error names, or the one with the least room."""
+    for line in reversed(_FULL.findall(output)):
+        for path in reversed(_PATH.findall(line)):
+            above = [folder for folder in free if Path(path).is_relative_to(folder)]
+            if above:
+                return max(above, key=lambda folder: len(folder.parts))
+    return min(free, key=lambda folder: free[folder])
+
+
+def _free(folder: Path) -> int:
+    """Bytes that the user may still write there; none if no file can be created."""
+    try:
+        room = os.statvfs(folder)
+    except OSError:
+        return sys.maxsize
+    return room.f_bavail * room.f_frsize if room.f_favail or not room.f_files else 0
+
+
 def _not_closed(locked: Locked | None, outcome: Outcome) -> LockError:
     return LockError(
         "the installed packages of the lock lack something that they require",
@@ -215,16 +246,27 @@ def _not_closed(locked: Locked | None, outcome: Outcome) -> LockError:
     )
 
 
-def _failed(step: Step, outcome: Outcome, log: Path) -> StepError:
+def _failed(
+    step: Step, outcome: Outcome, log: Path, written: Mapping[Path, str] = MappingProxyType({})
+) -> StepError:
+    """The error of a step.
+
+    Args:
+        written: the folders that the build writes to, and how to use others.
+    """
     known = diagnose_step(log).best
     how = f"exit status {outcome.returncode}"
     if outcome.returncode < 0:
         how = f"ended by signal {-outcome.returncode}"
     remedy = f"{known.remedy}\n" if known else ""
+    if known and known.id == "disk-full" and written:
+        folder = _full_folder(outcome.output, {each: _free(each) for each in written})
+        place = shlex.quote(str(folder))
+        remedy = f"free space: df -h {place}; df -i {place}; or {written[folder]}\n"
     return StepError(
         f"step {step.name} failed ({how})" + (f": {known.cause}" if known else ""),
         where=str(log),
         detail=outcome.tail(15),
         remedy=f"{remedy}the whole log is {log}\nto repeat the command alone:\n"
-        f"  {mask(spelled_out(outcome.command))}",
+        f"  {spelled_out(outcome.command)}",
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdenv.building.engine import _failed
+from hvdenv.building.engine import _failed, _full_folder
 from hvdenv.building.repair import installed_packages
 from hvdenv.building.state import JOURNAL
 from hvdenv.cli.main import main
@@ -59,6 +59,34 @@ def test_a_failed_step_says_all_that_is_needed(tmp_path: Path) -> None:
     assert f"the whole log is {log}" in said
     assert "to repeat the command alone:\n  env PIP_TOKEN=*** CC=gcc pip wheel 'a b'" in said
     assert "hush" not in said
+
+
+@pytest.mark.parametrize(
+    ("line", "room", "full"),
+    [
+        (
+            "failed to copy /c/x to /p/lib/a.so: No space left on device (os error 28)",
+            (9, 9, 0),
+            "/p",
+        ),
+        ("OSError: [Errno 28] No space left on device: '/p/lib/torch'", (9, 0, 9), "/p"),
+        ("/t/ccX.s: Disk quota exceeded", (0, 9, 9), "/t"),
+        ("x.o: No space left on device", (9, 0, 9), "/t"),
+        ("x.o: No space left on device", (0, 0, 0), "/p"),
+        ("/px/a: No space left on device", (9, 9, 1), "/c"),
+    ],
+)
+def test_the_remedy_names_the_disk_that_is_full(
+    line: str, room: tuple[int, ...], full: str, tmp_path: Path
+) -> None:
+    folders = [Path("/p"), Path("/t"), Path("/c")]
+    output = f"cp: /t/x\n{line}\nas it was in /c/y"
+    assert str(_full_folder(output, dict(zip(folders, room, strict=True)))) == full
+    log = tmp_path / "log"
+    log.write_text(f"$ uv pip install\nerror: {tmp_path}/x: No space left on device\n")
+    outcome = Outcome(COMMAND, 2, log.read_text(), 1.0)
+    error = _failed(STEP, outcome, log, {Path("/"): "no", tmp_path: "--prefix FOLDER"})
+    assert error.remedy.startswith(f"free space: df -h {tmp_path}; df -i {tmp_path}; or --prefix")
 
 
 def test_a_step_that_a_signal_ended(tmp_path: Path) -> None:
