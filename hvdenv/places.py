@@ -77,8 +77,19 @@ def find_places() -> Places:
         return Places(Path(os.path.abspath(os.path.expanduser(named))))
     data = os.path.expanduser(environ.get("XDG_DATA_HOME", "").strip())
     if not os.path.isabs(data):  # the specification says to ignore it then
-        data = os.path.expanduser("~/.local/share")
+        return Places(home_folder() / ".local" / "share" / "hvdenv")
     return Places(Path(data, "hvdenv"))
+
+
+def home_folder() -> Path:
+    """The user's home folder; as in containers, / for a user without one."""
+    return Path("/", os.path.expanduser("~").lstrip("~"))
+
+
+def login_name() -> str:
+    """The name by which this user logged in, also where only variables know it."""
+    names = map(environment().get, ("LOGNAME", "USER", "LNAME", "USERNAME"))
+    return next(filter(None, names), None) or user_name(os.getuid())
 
 
 def user_name(number: int) -> str:

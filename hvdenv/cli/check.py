@@ -12,6 +12,8 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from tempfile import gettempdir
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -162,12 +164,15 @@ def _looked_up(arguments: argparse.Namespace, prepared: Prepared) -> Availabilit
     places = find_places()
     if sys.stderr.isatty():
         report(f"asking package indexes, for at most {arguments.timeout:g} s (--offline does not)")
-    with scratch.folder(places.scratch, "check") as work:
+    # Users without a home folder, as in containers, can check too.
+    writable = os.access(places.home, os.W_OK)
+    root = places.scratch if writable else Path(gettempdir())
+    with scratch.folder(root, "check") as work:
         return look_up(
             Questions(
                 maker=resolution_of(prepared, work.path),
                 work=work.path,
-                cache=places.cache / "uv",
+                cache=(places.cache if writable else work.path) / "uv",
                 runner=work.runner,
                 progress=Silent(),
                 end=time.monotonic() + arguments.timeout,

@@ -14,7 +14,7 @@ from hvdenv.command import OWN_PYTHON, Command
 from hvdenv.drafting.values import COMMAND, INFERRED, Found, Left, Origin, Value
 from hvdenv.model.cluster import Architecture
 from hvdenv.model.observe import ask, observe
-from hvdenv.places import write_json
+from hvdenv.places import home_folder, write_json
 from hvdenv.reading import SYSTEM, read_text
 from hvdenv.runner import Runner
 from hvdenv.schema import encode
@@ -57,7 +57,7 @@ def answer(runner: Runner, *argv: str) -> str:
 
 
 def look(runner: Runner, network: Path = _NETWORK) -> Seen:
-    facts = observe(Path.home(), runner, thorough=True)
+    facts = observe(home_folder(), runner, thorough=True)
     query = ("--query-gpu=compute_cap,driver_version", "--format=csv,noheader")
     gpus = re.findall(
         r"^(\d{1,3})\.(\d), *([\d.]{1,20})", answer(runner, "nvidia-smi", *query), re.M

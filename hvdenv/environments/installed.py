@@ -22,7 +22,7 @@ from hvdenv.environments import generations, registry
 from hvdenv.errors import UsageError
 from hvdenv.locks import condalock, folders, pypi
 from hvdenv.locks.lockfile import CONDA, MAIN, Locked
-from hvdenv.places import Places
+from hvdenv.places import Places, home_folder
 from hvdenv.reading import STATE, SYSTEM, read_json, read_text
 from hvdenv.schema import Table
 
@@ -96,7 +96,7 @@ def contents_of_folder(root: Path) -> Contents:
         record = generations.read_record(root / generations.RECORD)
         base = root / record.environment  # an absolute one stays as it is
         found = installed_packages(base) if base.is_dir() else None
-        return from_record(record, found, str(Path.home()))
+        return from_record(record, found, str(home_folder()))
     if not any((root / each).exists() for each in ("bin/python", "conda-meta")):
         raise UsageError(
             "this is no Python environment: it has neither bin/python nor conda-meta",
