@@ -185,7 +185,7 @@ assert manifest.compare(root, manifest.read(root / manifest.NAME)) == []
 """,
     "verify: judge who can change them": """
 import sys; from hvdenv import trust
-for _ in trust.faults_in(sys.argv[1], trust.own_policy(), whole=True): pass
+for _ in trust.in_environment(sys.argv[1], trust.trusted_owners(), whole=True): pass
 """,
 }
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hvdenv import signing, trust
 from hvdenv.building.resolve import perform
-from hvdenv.cli.options import policy_of
+from hvdenv.cli.options import refuse_foreign, refuse_foreign_path
 from hvdenv.cli.prepare import Prepared
 from hvdenv.cli.progress import choose as choose_progress
 from hvdenv.contents.record import GenerationRecord
@@ -153,9 +153,12 @@ def _refuse_others(arguments: argparse.Namespace, root: Path) -> Callable[[Conte
     # Whoever can change shipped locks can change hvdenv; `plan` runs nothing.
     if arguments.command == "plan" or root == recipe_folder().parent / "lockfiles":
         return None
-    policy = policy_of(arguments)
     use = "hvdenv would install and run what it lists"
-    return partial(trust.refuse_content, policy=policy, use=use) if policy else None
+
+    def refuse(content: Content) -> None:
+        refuse_foreign(partial(trust.of_content, content), arguments, content.path, use)
+
+    return refuse
 
 
 def refuse_unsigned(locked: Locked, arguments: argparse.Namespace, prepared: Prepared) -> None:
@@ -176,8 +179,7 @@ def refuse_unsigned(locked: Locked, arguments: argparse.Namespace, prepared: Pre
                 where=signers,
                 remedy="name an existing file in places.locks.signers of the site file",
             )
-        if policy := policy_of(arguments):
-            trust.refuse_path(signers, policy, "hvdenv would accept the signatures of its keys")
+        refuse_foreign_path(signers, arguments, "hvdenv would accept the signatures of its keys")
         text, signature = render(locked.lock).encode(), locked.signature.encode()
         refusal = signing.refusal(text, signature, Path(signers), Runner(), signing.LOCK)
     if refusal:

@@ -13,9 +13,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
-from hvdenv import trust
 from hvdenv.cli.init_node import ask_node
-from hvdenv.cli.options import add, add_options, print_json, report, usable
+from hvdenv.cli.options import (
+    add,
+    add_options,
+    print_json,
+    refuse_foreign_home,
+    report,
+    usable,
+)
 from hvdenv.drafting import answers, here
 from hvdenv.drafting.combine import Choice, Draft, Missing, combine
 from hvdenv.drafting.commands import EVERY_LINE, read_page
@@ -26,7 +32,6 @@ from hvdenv.drafting.writer import told_choice, told_left, told_value, write
 from hvdenv.errors import UsageError
 from hvdenv.model.cluster import ModuleName
 from hvdenv.model.layers import DEFAULTS
-from hvdenv.places import find_places
 from hvdenv.reading import OWN, PAGE, read_file, read_text
 from hvdenv.runner import Runner
 from hvdenv.schema import encode, parse_toml
@@ -115,7 +120,7 @@ def _refuse(arguments: argparse.Namespace, sources: Sequence[str]) -> None:
     if arguments.where == "compute":
         if not arguments.here:
             raise UsageError("--where compute needs --here", remedy="add --here")
-        trust.refuse_home(find_places().home, trust.own_policy())  # it keeps the job's script
+        refuse_foreign_home(arguments)  # it keeps the job's script
     if arguments.dry_run and arguments.where != "compute":
         raise UsageError(
             "--dry-run needs --where compute: init submits nothing here",

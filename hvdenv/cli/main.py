@@ -54,7 +54,6 @@ GROUPS = {
         "envs": "list, roll back, remove or prune environments",
         "module": "write a modulefile of an environment for Lmod or Tcl modules",
         "container": "write or build an image, and check that hosts can run it",
-        "trust": "trust a file or folder of another user",
         "completion": "print a completion script for bash, zsh or tcsh",
     },
 }

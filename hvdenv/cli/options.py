@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import argparse
-import getpass
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta, timezone
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hvdenv import trust
 from hvdenv.environments import generations
 from hvdenv.environments.generations import Environment
-from hvdenv.errors import HvdenvError, UsageError
+from hvdenv.errors import StepError, UntrustedError, UsageError
 from hvdenv.model.cluster import SiteKeys, Wheels, Workspace
 from hvdenv.model.folders import User, expand, unset_variable
-from hvdenv.model.layers import Layer, Resolved, load_recipe, own_keys, read_layer
-from hvdenv.model.recipe import Recipe, executed_paths
-from hvdenv.places import environment_name, find_places
-from hvdenv.reading import HOSTS, read_text
+from hvdenv.model.layers import Resolved, load_recipe, own_keys, read_layer
+from hvdenv.model.recipe import Recipe, executed_paths, executed_words
+from hvdenv.places import environment_name, find_places, home_folder, login_name, make_folder
+from hvdenv.reading import HOSTS, Content, read_text
 from hvdenv.runner import Runner, environment
 from hvdenv.sites import workspace
 from hvdenv.sites.hosts import Host, parse_hostfile, parse_hosts
-from hvdenv.trust import Policy
+from hvdenv.trust import Fault, Owners
 
 SITE_VARIABLE = "HVDENV_SITE"
 
@@ -79,7 +79,7 @@ def _add_recipe(parser: argparse.ArgumentParser, *, optional: bool = False) -> N
 
 
 def site_file(arguments: argparse.Namespace) -> Path | None:
-    named = arguments.site or environment().get(SITE_VARIABLE)
+    named = getattr(arguments, "site", None) or environment().get(SITE_VARIABLE)
     return Path(named) if named else None
 
 
@@ -189,12 +189,14 @@ def resolved_of(
             report(f"note: {variable} is not set on this machine; {key} is shown as {text}")
     resolved = resolved._replace(recipe=recipe, origins=origins)
     if not shown:
-        _refuse_foreign(resolved, arguments)
+        for content in resolved.contents:
+            _refuse_foreign_content(content, arguments)
+        refuse_foreign_names(recipe, arguments, resolved.file)
     return resolved
 
 
 def _user(*, lenient: bool = False) -> User:
-    return User(getpass.getuser(), str(Path.home()), environment(), lenient)
+    return User(login_name(), str(home_folder()), environment(), lenient)
 
 
 def of_site(arguments: argparse.Namespace, *keys: str) -> SiteKeys:
@@ -277,68 +279,84 @@ def give(arguments: argparse.Namespace, document: Any, *lines: str) -> None:
 _RUNS_PROGRAMS = "hvdenv would run its programs"
 
 
-def policy_of(arguments: argparse.Namespace, site: Layer | None = None) -> Policy | None:
-    """Whose files are used; None with --trust. A site file that was read already is not read again."""
+def refuse_foreign(
+    find: Callable[[Owners], Iterator[Fault]],
+    arguments: argparse.Namespace,
+    where: object,
+    use: str = _RUNS_PROGRAMS,
+    way: str = "",
+) -> None:
+    """Refuse what another user could change, without --trust.
+
+    Args:
+        find: finds the faults, by the owners whose files are used.
+        use: what hvdenv would do.
+        way: a further remedy.
+
+    Raises:
+        UntrustedError: with who could change it, and what to do.
+    """
     if getattr(arguments, "trust", False):
-        return None
-    granted = trust.read_granted(find_places())
-    return named_by_site(arguments, site)._replace(granted=granted)
+        return
+    if "owners" not in arguments:
+        arguments.owners, site = trust.trusted_owners(), site_file(arguments)
+        if site and (layer := read_layer("site", site)).content:
+            _refuse_foreign_content(layer.content, arguments)
+            arguments.owners = trust.trusted_owners(own_keys(layer, "trust").trust.owners)
+    for fault in find(arguments.owners):
+        if not fault.note:
+            subject = "this" if fault.path == str(where) else fault.path
+            said, remedy = f"{subject} {fault.problem}, and {use}", f"{fault.remedy}{way}"
+            raise UntrustedError(said, where=str(where), remedy=remedy + _again(arguments))
+        if "noted" not in arguments:
+            arguments.noted = fault
+            report(f"note: {fault.path} {fault.problem}; hvdenv uses it all the same")
 
 
-def named_by_site(arguments: argparse.Namespace, site: Layer | None = None) -> Policy:
-    """Whose files are used without asking, and by what a site file of root says."""
-    policy = trust.own_policy()
-    file = None if site else site_file(arguments)
-    if file:
-        try:
-            site = read_layer("site", file)
-        except HvdenvError:  # a command that needs it says so
-            return policy
-    if site and site.content:
-        named = own_keys(site, "trust").trust
-        if trust.is_of_root(site.content):
-            return trust.with_names(policy, named.owners, named.groups)
-        if named.owners or named.groups:
-            _note_ignored_trust(site.file)
-    return policy
+def _again(arguments: argparse.Namespace) -> str:
+    """The command that uses it all the same."""
+    if not hasattr(arguments, "trust"):
+        return ""
+    command, *words = getattr(arguments, "words", [arguments.command])
+    program = ["--", *arguments.program] if getattr(arguments, "program", ()) else []
+    again = shlex.join(["hvdenv", command, "--trust", *words, *program])
+    return f"; or, if you trust it this time: `{again}`"
 
 
-@cache
-def _note_ignored_trust(site: str) -> None:
-    report(
-        f"note: {site}: [trust] is ignored, because users other than root can write this file or a folder above it"
-    )
+# What programs are run from or installed from; wheels of the cache are judged one by one.
+_OF_HOME = (
+    ".", "envs", "jobs", "cache", "cache/scratch", "cache/files", "cache/conda", "cache/uv",
+    "cache/suite",
+)  # fmt: skip
 
 
 def refuse_foreign_home(arguments: argparse.Namespace) -> None:
     """Many commands execute files below HVDENV_HOME: nobody else may write it."""
-    if not getattr(arguments, "trust", False):
-        trust.refuse_home(find_places().home, named_by_site(arguments))
+    home = find_places().home
+    with suppress(StepError):  # where everybody can make it, it must be there before it is judged
+        make_folder(home)
+    use = "hvdenv would run programs from HVDENV_HOME"
+    way = "; or name a folder of your own: export HVDENV_HOME=..."
+    for each in _OF_HOME:
+        refuse_foreign(partial(trust.on_way, home / each), arguments, home, use, way)
 
 
-def _refuse_foreign(resolved: Resolved, arguments: argparse.Namespace) -> None:
-    if policy := policy_of(arguments, resolved.site):
-        for content in resolved.contents:
-            trust.refuse_content(content, policy, "hvdenv would run what it names")
-        _refuse_foreign_names(resolved.recipe, policy, resolved.file)
+def _refuse_foreign_content(content: Content, arguments: argparse.Namespace) -> None:
+    find = partial(trust.of_content, content)
+    refuse_foreign(find, arguments, content.path, "hvdenv would run what it names")
 
 
 def refuse_foreign_names(recipe: Recipe, arguments: argparse.Namespace, where: str) -> None:
-    """Judge the scripts and folders that a recipe in the record of an environment names."""
-    if policy := policy_of(arguments):
-        _refuse_foreign_names(recipe, policy, where)
-
-
-def _refuse_foreign_names(recipe: Recipe, policy: Policy, where: str) -> None:
+    """Judge the scripts and folders that a recipe names."""
     # The user's `module` command reads these anyway.
     already = environment().get("MODULEPATH", "").split(":")
-    for key, path in executed_paths(recipe):
+    for key, path in (*executed_paths(recipe), *executed_words(recipe)):
         if path.startswith("/") and not (key == "modules.use" and path in already):
-            trust.refuse_path(path, policy, f"{where} names it: {key}")
+            refuse_foreign_path(path, arguments, f"{where} names it: {key}")
 
 
 def refuse_foreign_prefix(
-    prefix: Path, arguments: argparse.Namespace, *, whole: bool = False, also: str = ""
+    prefix: object, arguments: argparse.Namespace, *, whole: bool = False, also: str = ""
 ) -> None:
     """Judge an environment before anything in it is executed.
 
@@ -347,17 +365,16 @@ def refuse_foreign_prefix(
         whole: look at every file.
         also: a further folder with its Python, where that is elsewhere.
     """
-    if policy := policy_of(arguments):
-        trust.refuse_prefix(prefix, policy, _RUNS_PROGRAMS, whole=whole, also=also)
+    for each in filter(None, (str(prefix), also)):
+        find = partial(trust.in_environment, each, whole=whole)
+        refuse_foreign(find, arguments, each)
 
 
 def refuse_foreign_path(
-    path: object, arguments: argparse.Namespace, prefix: Path | None = None
+    path: object, arguments: argparse.Namespace, use: str = _RUNS_PROGRAMS
 ) -> None:
-    """Judge an image; the grants of the environment that it belongs to apply to it too."""
-    if policy := policy_of(arguments):
-        policy = policy.at(trust.real_path(prefix)) if prefix else policy
-        trust.refuse_path(str(path), policy, _RUNS_PROGRAMS)
+    """Judge a script, an image or a folder."""
+    refuse_foreign(partial(trust.on_way, str(path)), arguments, path, use)
 
 
 def _add_locked(parser: argparse.ArgumentParser) -> None:

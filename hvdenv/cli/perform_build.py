@@ -11,8 +11,10 @@ from hvdenv.building.engine import build
 from hvdenv.building.finished import Built
 from hvdenv.building.state import Request
 from hvdenv.cli.check import judge_recipe, refuse_blocked
+from hvdenv.cli.options import refuse_foreign_prefix
 from hvdenv.cli.prepare import Prepared, prepare
 from hvdenv.cli.progress import choose
+from hvdenv.environments import generations
 from hvdenv.knowledge.rules import Rule
 from hvdenv.model.cluster import Workspace
 from hvdenv.model.layers import Resolved
@@ -60,6 +62,9 @@ def build_prepared(prepared: Prepared, plan: Plan, arguments: argparse.Namespace
     target, wheels = prepared.target, prepared.resolved.recipe.places.wheels
     if not arguments.prefix:
         make_folder(target.prefix.parent)
+    # Where everybody can make it, it must be there before it is judged.
+    generations.claim(target)
+    refuse_foreign_prefix(target.store, arguments)
     request = Request(
         plan=plan,
         resolved=encode(prepared.resolved.recipe),

@@ -13,13 +13,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import get_args
 
-from hvdenv import trust
 from hvdenv.cli.job import run_there
 from hvdenv.cli.options import (
     add,
     add_options,
     environment_of,
-    policy_of,
     refuse_foreign_names,
     refuse_foreign_path,
     refuse_foreign_prefix,
@@ -236,11 +234,9 @@ def _tell(what: str, label: str, seconds: float) -> None:
 
 def _refuse_foreign_tests(path: Path, arguments: argparse.Namespace) -> None:
     """Judge a checkout of Horovod, or an archive of one, before its tests are executed."""
-    policy, use = policy_of(arguments), "hvdenv would run its tests"
-    if policy and path.is_dir():
-        trust.refuse_prefix(path, policy, use, whole=True)
-    elif policy:
-        trust.refuse_path(path, policy, use)
+    if path.is_dir():
+        refuse_foreign_prefix(path, arguments, whole=True)
+    refuse_foreign_path(path, arguments, "hvdenv would run its tests")
 
 
 def _effort(arguments: argparse.Namespace, places: Places) -> Effort | None:

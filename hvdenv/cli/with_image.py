@@ -68,9 +68,8 @@ def entry_of(
         report(f"note: the image beside the environment is not used: {why}")
     if packed is None:
         return Entry()
-    owned = None if arguments.image else environment.prefix
     for path in (packed.path, packed.image, packed.program):
-        refuse_foreign_path(path, arguments, owned)
+        refuse_foreign_path(path, arguments)
     of_site = None if arguments.recipe else wheels_of_site(arguments).signers
     if signers := of_site or recipe.places.wheels.signers:
         refuse_unsigned(packed, Path(os.path.expanduser(signers)), Runner())

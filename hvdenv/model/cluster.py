@@ -99,15 +99,13 @@ Architecture = Literal["x86_64", "ppc64le", "aarch64"]
 
 
 class Trust(NamedTuple):
-    """Users and groups whose files everybody may use, by a site file that belongs to root.
+    """Other users whose files hvdenv uses.
 
     Attributes:
         owners: users such as the support staff, for recipes, locks, scripts and environments.
-        groups: groups whose members trust each other; HVDENV_HOME may belong to them, too.
     """
 
     owners: tuple[Label, ...] = ()
-    groups: tuple[Label, ...] = ()
 
 
 class Swap(NamedTuple):

@@ -27,10 +27,11 @@ from hvdenv.model.facts import (
     parse_quota,
     parse_version,
 )
+from hvdenv.places import home_folder
 from hvdenv.reading import FACTS, SYSTEM, read_json, read_text
 from hvdenv.runner import Runner, environment
 from hvdenv.schema import Problem, decode
-from hvdenv.trust import faults_on_way, own_policy
+from hvdenv.trust import on_way, trusted_owners
 
 QUESTION_SECONDS = 10.0
 
@@ -158,7 +159,7 @@ def _candidates() -> Iterator[Interpreter]:
                 and os.access(path, os.X_OK)
                 and "shims" not in path.parts
                 # Another user could have put it there: HOME can belong to another user.
-                and (folder in named or next(faults_on_way(path, own_policy()), None) is None)
+                and (folder in named or all(each.note for each in on_way(path, trusted_owners())))
             ):
                 seen.add(real)
                 yield Interpreter(str(path), path.name.removeprefix("python"))
@@ -185,7 +186,7 @@ def _version_folders() -> Iterator[Path]:
         ".asdf/installs/python/3*/bin",
         ".local/share/mise/installs/python/3*/bin",
     ):
-        yield from reversed(_files(Path.home(), pattern))
+        yield from reversed(_files(home_folder(), pattern))
     yield from (Path("/usr/bin"), Path("/usr/local/bin"), *_files(Path("/opt"), "*/bin"))
 
 
@@ -242,7 +243,7 @@ def _glibc() -> str:
 
 def space(place: Path) -> tuple[int | None, int | None]:
     """Free bytes and inodes of a folder that need not exist yet; None if unknown."""
-    while not place.exists() and place != place.parent:
+    while not os.path.exists(place) and place != place.parent:
         place = place.parent
     try:
         found = os.statvfs(place)

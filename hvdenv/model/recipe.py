@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Literal, NamedTuple
 from urllib.parse import unquote
@@ -394,6 +395,25 @@ def executed_paths(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield from ((key, path) for key, path in named.items() if path)
     for channel in conda.channels if conda else ():
         yield from (("conda.channels", each) for each in (_local(channel),) if each)
+
+
+# Variables with programs and libraries to run, or folders of them.
+_EXECUTED_FROM = re.compile(r"LD_\w+|PYTHON\w+|BASH_ENV|\w*PATH|\w+_HOME")
+
+
+def executed_words(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Absolute paths in commands of the site's own launchers and schedulers, and in variables, as executed_paths()."""
+    commands = {f"launch.launchers.{k}": v.command for k, v in recipe.launch.launchers.items()}
+    for name, own in recipe.schedulers.items():
+        texts = (own.hosts, own.program, own.submit, own.query.command, own.history.command)
+        commands[f"schedulers.{name}"] = " ".join((*texts, own.cancel, own.interactive))
+    for key, text in commands.items():
+        yield from ((key, word) for word in text.split() if word.startswith("/"))
+    for table in recipe.environment:
+        for name, value in table.items():
+            if _EXECUTED_FROM.fullmatch(name):
+                words = re.split("[: ]", value)
+                yield from ((f"environment: {name}", word) for word in words if word[:1] == "/")
 
 
 def _local(url: str | None) -> str | None:

@@ -16,9 +16,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from hvdenv import signing
+from hvdenv import signing, trust
 from hvdenv.model.recipe import Sha256
-from hvdenv.places import reporting
+from hvdenv.places import OTHERS_WRITE, reporting
 from hvdenv.runner import Runner
 from hvdenv.schema import Pattern, Problem, decode
 
@@ -26,7 +26,6 @@ RECORD, SIGNATURE = "entry.json", "entry.json.sig"
 # Size limits of a record, a signature and a wheel, in bytes.
 LARGEST = {RECORD: 1 << 20, SIGNATURE: 1 << 16, "": 1 << 30}
 
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 WheelName = Annotated[str, Pattern(r"[A-Za-z0-9][A-Za-z0-9._+-]*\.whl", "the name of a wheel")]
 _Time = Annotated[
     str, Pattern(r"[0-9-]{10}T[0-9:]{8}\+00:00", "a time such as 2026-11-22T00:29:40+00:00")
@@ -173,9 +172,9 @@ def refuse_untrusted_owner(cache: Cache, status: os.stat_result, path: Path) -> 
     """
     if cache.signers:
         return
-    if status.st_uid not in {os.geteuid(), 0, *cache.trusted}:
+    if status.st_uid not in trust.trusted_owners(map(str, cache.trusted)):
         raise NotUsedError(f"{path} belongs to user {status.st_uid}")
-    if status.st_mode & _OTHERS_WRITE:
+    if status.st_mode & OTHERS_WRITE:
         raise NotUsedError(f"{path} can be written by others")
 
 

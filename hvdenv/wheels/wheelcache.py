@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pwd
 import re
 import shutil
 import stat
@@ -28,6 +27,7 @@ from hvdenv.model.cluster import Wheels
 from hvdenv.places import LEFT_ALONE_SECONDS, Places, blocked, make_folder, reporting, sync
 from hvdenv.reading import WHEEL, open_file
 from hvdenv.runner import Runner, environment
+from hvdenv.trust import user_id
 from hvdenv.wheels.cache_entry import (
     RECORD,
     SIGNATURE,
@@ -112,7 +112,7 @@ def shared(wheels: Wheels, environ: Mapping[str, str] | None = None) -> tuple[Ca
     environ = environment() if environ is None else environ
     named = [wheels.publish or "", *environ.get(VARIABLE, "").split(":"), *wheels.read]
     folders = dict.fromkeys(os.path.abspath(folder) for folder in named if folder)
-    trusted = frozenset(uid for name in wheels.trust if (uid := _user_id(name)) is not None)
+    trusted = frozenset(uid for name in wheels.trust if (uid := user_id(name)) is not None)
     signers = Path(wheels.signers) if wheels.signers else None
     return tuple(Cache(Path(folder), True, trusted, signers) for folder in folders)
 
@@ -344,16 +344,6 @@ def sweep(cache: Cache) -> int:
             if path.lstat().st_mtime < before:
                 swept += _discard(path)
     return swept
-
-
-def _user_id(name: str) -> int | None:
-    """The id of a user; None if this host does not know the user, who then owns nothing here."""
-    if name.isdecimal():
-        return int(name)
-    try:
-        return pwd.getpwnam(name).pw_uid
-    except KeyError:
-        return None
 
 
 def _described(listed: Listed, entry: Entry) -> Listed:

@@ -315,7 +315,6 @@ def test_verbose_shows_every_line_and_quiet_none(capsys: Captured) -> None:
         (("envs",), 0, "no environments yet; build one with `hvdenv build local`"),
         (("container",), 0, "hvdenv container singularity "),
         (("completion",), 0, "hvdenv completion bash > "),
-        (("trust",), 0, "you trust no files"),
         (("grid",), 0, "Horovod 0.28.1"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,

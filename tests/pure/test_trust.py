@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import stat
-import struct
 import subprocess
 import sys
-import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from hvdenv import trust
-from hvdenv.cli import job
+from hvdenv.cli import job, perform_build
 from hvdenv.cli.main import COMMANDS, main, make_parser
-from hvdenv.cli.options import refuse_foreign_path, refuse_foreign_prefix
 from hvdenv.command import Command
 from hvdenv.environments import generations
-from hvdenv.errors import UntrustedError
 from hvdenv.model.cluster import Modules
 from hvdenv.model.layers import load_recipe
 from hvdenv.model.recipe import Conda, FrameworkPackage, Source, executed_paths
-from hvdenv.reading import RECIPE, read_file
 from hvdenv.runner import Runner, drop_relative_folders
 from hvdenv.schema import decode, encode
 from tests.commands import Hvdenv
@@ -36,7 +29,7 @@ EVE, GROUP = 12345, 12346
 OF_EVE = f"belongs to uid {EVE}"
 # What `job` says of `local` after all files were judged: it goes on, and fails.
 RAN = "this recipe has no scheduler"
-OWN = trust.own_policy()
+OWN = trust.trusted_owners()
 
 needs_root = pytest.mark.skipif(
     os.geteuid() != 0, reason="only the superuser can give a file to another user"
@@ -54,15 +47,23 @@ def of_eve(path: Path) -> Path:
     return path
 
 
-def problems(path: Path, policy: trust.Policy = OWN) -> list[str]:
-    return [fault.problem for fault in trust.faults_on_way(path, policy)]
+def problems(path: Path) -> list[str]:
+    return [fault.problem for fault in trust.on_way(path, OWN)]
 
 
-# What executes nothing of a recipe or an environment.
+def faults(prefix: Path, *, whole: bool) -> str:
+    return " ".join(map(str, trust.in_environment(str(prefix), OWN, whole=whole)))
+
+
+# What executes nothing of a recipe, a site file or an environment. `cache` and `wheels` start
+# ssh-keygen, `envs` and `plan` the workspace tools, `init` those of this machine, from PATH.
 SHOWN = {
-    "cache", "completion", "diff", "doctor", "envs", "export", "grid", "init", "plan", "recipes", "show",
-    "trust", "wheels",
+    "cache": ("list",), "completion": ("bash",), "diff": ("PREFIX", "PREFIX"), "doctor": ("RECIPE",),
+    "envs": (), "export": ("--prefix", "PREFIX", "--format", "requirements"), "grid": (),
+    "init": ("x", "--from", "RECIPE", "-o", "-"), "plan": ("RECIPE", "--facts", "FACTS"),
+    "recipes": (), "show": ("RECIPE",), "wheels": ("verify", "FOLDER"),
 }  # fmt: skip
+# What executes something of them; with --trust also that of other users.
 EXECUTING = {
     "build": (), "check": (), "fetch": ("--to", "there"), "install": ("tqdm",), "job": ("--", "true"),
     "lock": (), "module": (), "run": ("--", "true"), "shell": (), "verify": (),
@@ -77,13 +78,12 @@ def test_every_command_that_executes_anything_can_be_told_to_trust() -> None:
         for command in COMMANDS
         if hasattr(parser.parse_args([command, *REQUIRED.get(command, ())]), "trust")
     }
-    assert with_trust == set(EXECUTING) == set(COMMANDS) - SHOWN
+    assert with_trust == set(EXECUTING) == set(COMMANDS) - set(SHOWN)
 
 
 REQUIRED = {
     "build": ("r",), "check": ("r",), "container": ("r",), "fetch": ("r", "--to", "x"), "lock": ("r",),
-    "install": ("r", "p"), "plan": ("r",), "diff": ("a", "b"), "completion": ("bash",),
-    "cache": ("list",), "wheels": ("verify", "x"), "export": ("--format", "requirements"), "doctor": ("x",),
+    "install": ("r", "p"), **SHOWN,
 }  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def test_nothing_of_another_user_is_executed(
     words = [command, str(recipe), *EXECUTING[command]]
     said = hvdenv(*words, code=(125 if command in ("run", "shell") else 2)).err
     assert OF_EVE in said
-    assert "hvdenv trust" in said and "--trust" in said
+    assert "--trust" in said
     assert str(foreign) in said
     assert not mark.exists()
 
@@ -144,89 +144,41 @@ def test_with_trust_it_is_executed(tmp_path: Path, hvdenv: Hvdenv) -> None:
 
 
 @needs_root
-def test_what_executes_nothing_shows_foreign_files(tmp_path: Path, cases: Path) -> None:
-    recipe = of_eve(mine(tmp_path))
-    facts = ("--facts", str(cases / "facts.json"))
-    assert main(["show", str(recipe)]) == 0
-    assert main(["plan", str(recipe), *facts]) == 0
-    site = write(tmp_path / "site.toml", f'recipe_folders = ["{tmp_path}"]')
-    assert main(["recipes", "--site", str(of_eve(site))]) == 0
+@pytest.mark.parametrize("command", SHOWN)
+def test_what_executes_nothing_uses_foreign_files(
+    command: str, tmp_path: Path, cases: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, mark = tmp_path / "folder", tmp_path / "mark"
+    prefix = environment(folder)
+    for name in ("bin/python", "bin/pip", "activate.sh", "lib/python3.11/site-packages/a.pth"):
+        (prefix / name).unlink()
+        write(prefix / name, f"#!/bin/sh\ntouch {mark}\n", EXECUTABLE)
+    init = write(folder / "init.sh", f"touch {mark}\n")
+    named = f'modules = {{ init = "{init}", load = ["x"] }}'
+    recipe = mine(folder, named)
+    monkeypatch.setenv("HVDENV_SITE", str(write(folder / "site.toml", named)))
+    monkeypatch.setenv("HVDENV_HOME", str(tmp_path / "home"))
+    for path in (folder, *folder.rglob("*")):
+        of_eve(path)
+    names = {"PREFIX": prefix, "RECIPE": recipe, "FOLDER": folder, "FACTS": cases / "facts.json"}
+    words = [str(names.get(each, each)) for each in SHOWN[command]]
+    # `doctor` finds no cause in a recipe, and `wheels` no index in a folder.
+    said = hvdenv(command, *words, code={"doctor": 1, "wheels": 2}.get(command, 0))
+    assert OF_EVE not in said.err
+    assert not mark.exists()
 
 
 @needs_root
-def test_a_file_is_trusted_as_it_is(tmp_path: Path, hvdenv: Hvdenv) -> None:
-    recipe = of_eve(mine(tmp_path))
-    command = ["job", str(recipe), "--", "true"]  # fails later: it has no scheduler
-    assert f"hvdenv trust {recipe}" in hvdenv(*command, code=2).err
-    assert hvdenv("trust", str(recipe)).out.startswith(f"{recipe}: sha256 ")
-    assert RAN in hvdenv(*command, code=2).err
-    assert [each["path"] for each in json.loads(hvdenv("trust", "--list", "--json").out)] == [
-        str(recipe)
-    ]
-    recipe.write_text(recipe.read_text() + "# changed\n")
-    assert OF_EVE in hvdenv(*command, code=2).err
-    hvdenv("trust", str(recipe))
-    hvdenv("trust", "--remove", str(recipe))
-    hvdenv("trust", "--remove", str(recipe), code=2)
-    assert OF_EVE in hvdenv(*command, code=2).err
-
-
-@needs_root
-def test_a_script_is_trusted_with_the_owner_of_its_folder(tmp_path: Path, hvdenv: Hvdenv) -> None:
-    """Not by its hash: its owner can change it before a shell opens it."""
-    folder = tmp_path / "init"
-    folder.mkdir()
-    init = write(folder / "sh", "true\n")
-    of_eve(init)
-    recipe = mine(tmp_path, f'modules = {{ init = "{init}", load = ["x"] }}')
-    command = ["job", str(recipe), "--", "true"]
-    said = hvdenv(*command, code=2).err
-    assert f"{init}: this file belongs to uid {EVE}, and {recipe} names it: modules.init" in said
-    assert f"`hvdenv trust {folder}`" in said
-    hvdenv("trust", str(init))
-    assert OF_EVE in hvdenv(*command, code=2).err
-    hvdenv("trust", str(folder))
-    assert RAN in hvdenv(*command, code=2).err
-
-
-@needs_root
-def test_nobody_else_can_grant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hvdenv.places import find_places
-
-    recipe = of_eve(mine(tmp_path))
-    main(["trust", str(recipe)])
-    places = find_places()
-    assert len(trust.read_granted(places)) == 1
-    record = places.home / "trusted" / f"{os.geteuid()}.json"
-    assert stat.S_IMODE(record.stat().st_mode) == 0o600
-    os.chown(record, EVE, -1)
-    assert trust.read_granted(places) == ()
-    os.chown(record, 0, -1)
-    record.chmod(0o622)
-    assert trust.read_granted(places) == ()
-    record.chmod(0o600)
-    for damaged in ("", "[]", '{"trusted": [{}]}', '{"trusted": 3}', "[" * 100_000):
-        record.write_text(damaged)
-        assert trust.read_granted(places) == ()
-
-
-@needs_root
-def test_a_site_file_of_root_names_owners_and_groups(
+def test_a_store_that_appears_before_a_build_makes_it_is_judged(
     tmp_path: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe, site = of_eve(mine(tmp_path)), tmp_path / "site.toml"
-    monkeypatch.setenv("HVDENV_SITE", str(site))
-    command = ["job", str(recipe), "--", "true"]
-    site.write_text(f'[trust]\nowners = ["nobody-of-this-name", "{EVE}"]\n')
-    assert RAN in hvdenv(*command, code=2).err
-    # It counts only if nobody but root could have written it.
-    of_eve(site)
-    said = hvdenv(*command, code=2).err
-    assert OF_EVE in said
-    assert f"note: {site}: [trust] is ignored" in said
-    os.chown(site, 0, GROUP)
-    site.chmod(0o664)
-    assert OF_EVE in hvdenv(*command, code=2).err
+    def race(*_: object, **__: object) -> tuple[tuple[()], None]:
+        (tmp_path / ".env.hvdenv").mkdir()
+        of_eve(tmp_path / ".env.hvdenv")
+        return (), None
+
+    monkeypatch.setattr(perform_build, "_refuse", race)
+    assert OF_EVE in hvdenv("build", "local", "--prefix", str(tmp_path / "env"), code=2).err
 
 
 def test_what_a_site_file_must_not_say(tmp_path: Path, hvdenv: Hvdenv) -> None:
@@ -236,141 +188,20 @@ def test_what_a_site_file_must_not_say(tmp_path: Path, hvdenv: Hvdenv) -> None:
     assert "trust" in hvdenv("show", str(recipe), code=2).err
 
 
-def test_a_file_and_every_folder_that_leads_to_it_count(tmp_path: Path) -> None:
-    folder = tmp_path / "a" / "b"
-    folder.mkdir(parents=True)
+def test_every_link_and_folder_that_leads_to_a_file_counts(tmp_path: Path) -> None:
+    folder, open_ = tmp_path / "a" / "b", ["can be written by everybody"]
     path = write(folder / "r.toml", "")
-    assert problems(path) == []
-    path.chmod(0o602)
-    assert problems(path) == ["can be written by everybody"]
-    path.chmod(0o600)
-    folder.parent.chmod(0o777)
-    assert problems(path) == ["can be written by everybody"]
-    folder.parent.chmod(0o1777)  # as /tmp: nobody else can rename what is in there
-    assert problems(path) == []
-    assert problems(folder.parent) == ["can be written by everybody"]
-    assert problems(folder / "..") == ["can be written by everybody"]
+    (tmp_path / "link").symlink_to("a/../a/b/./r.toml")
     (tmp_path / "up").symlink_to("a/b/..")
-    assert problems(tmp_path / "up") == ["can be written by everybody"]
     (folder.parent / "here").symlink_to(".")
-    assert problems(folder.parent / "here") == ["can be written by everybody"]
-    assert problems(folder.parent / "nothing" / "there") == []
-    link = tmp_path / "link"
-    link.symlink_to("a/../a/b/./r.toml")
-    assert problems(link) == []
+    (tmp_path / "round").symlink_to("round")
+    folder.parent.chmod(0o1777)  # as /tmp: nobody else can rename what is in there
+    good = (path, tmp_path / "link", folder.parent / "nothing" / "there", tmp_path / "round")
+    assert [problems(each) for each in good] == [[]] * 4
+    ends = (folder.parent, folder / "..", tmp_path / "up", folder.parent / "here")
+    assert [problems(each) for each in ends] == [open_] * 4
     folder.chmod(0o777)
-    assert problems(link) == ["can be written by everybody"]
-    round_ = tmp_path / "round"
-    round_.symlink_to("round")
-    assert problems(round_) == []  # nothing is there
-
-
-@needs_root
-def test_links_of_others_in_a_sticky_folder(tmp_path: Path) -> None:
-    folder, good = tmp_path / "sticky", tmp_path / "good.toml"
-    folder.mkdir()
-    folder.chmod(0o1777)
-    good.write_text("")
-    link = folder / "link"
-    link.symlink_to(good)
-    assert problems(link) == []
-    of_eve(link)
-    assert problems(link) == [f"belongs to uid {EVE}"]
-
-
-def test_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path / "r.toml", "")
-    path.chmod(0o660)
-    user, group = os.geteuid(), 4711
-    status = os.stat_result((*path.stat()[:5], group, *path.stat()[6:]))
-
-    def faults(policy: trust.Policy = OWN) -> list[str]:
-        for cached in (trust._user, trust._group, trust._groups_of):
-            cached.cache_clear()
-        return [f.problem for f in trust._faults(str(path), status, policy, last=True)]
-
-    import grp
-    import pwd
-
-    names = {user: "ann", 99: "bob"}
-    users = {
-        number: SimpleNamespace(pw_name=name, pw_uid=number, pw_gid=group)
-        for number, name in names.items()
-    }
-    listed = SimpleNamespace(gr_name="ann", gr_mem=[])
-    monkeypatch.setattr(pwd, "getpwuid", lambda number: users[number])
-    monkeypatch.setattr(
-        pwd, "getpwnam", lambda name: next(u for u in users.values() if u.pw_name == name)
-    )
-    monkeypatch.setattr(grp, "getgrgid", lambda number: listed)
-    assert faults() == []  # the user's own, as useradd makes it
-    listed.gr_mem = ["ann"]
-    assert faults() == []
-    listed.gr_mem = ["ann", "bob"]
-    assert faults() == ["can be written by the group ann"]
-    listed = SimpleNamespace(gr_name="users", gr_mem=[])
-    assert faults() == ["can be written by the group users"]  # others may have it as their first
-    assert faults(OWN._replace(groups=frozenset({group}))) == []
-    # Who is in a group that is trusted may own files, too.
-    status = os.stat_result((0o100600, *path.stat()[1:4], 99, *path.stat()[5:]))
-    assert faults() == ["belongs to bob"]
-    monkeypatch.setattr(os, "getgrouplist", lambda name, first: [group])
-    assert faults(OWN._replace(groups=frozenset({group}))) == []
-
-
-@needs_root
-def test_bytes_that_are_used_are_those_that_were_judged(tmp_path: Path) -> None:
-    """A link is exchanged all the time while the recipe is read and judged."""
-    good, bad, link = tmp_path / "good.toml", tmp_path / "bad.toml", tmp_path / "link.toml"
-    good.write_text("good")
-    bad.write_text("bad")
-    of_eve(bad)
-    link.symlink_to(good)
-    done = threading.Event()
-
-    def exchange() -> None:
-        temporary = tmp_path / "next"
-        while not done.is_set():
-            for target in (bad, good):
-                temporary.symlink_to(target)
-                temporary.rename(link)
-
-    thread = threading.Thread(target=exchange)
-    thread.start()
-    accepted, refused = [], 0
-    try:
-        for _ in range(3000):
-            content = read_file(link, RECIPE)
-            try:
-                trust.refuse_content(content, OWN, "")
-                accepted.append(content.data)
-            except UntrustedError:
-                refused += 1
-    finally:
-        done.set()
-        thread.join()
-    assert accepted and refused
-    assert set(accepted) == {b"good"}
-
-
-def test_what_is_read_once_is_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between reading and judging nothing is opened again."""
-    from hvdenv.model import layers
-
-    recipe = mine(tmp_path)
-    opened: list[Path] = []
-
-    def reading(path: Path, kind: object) -> object:
-        opened.append(path)
-        return read_file(path, RECIPE)
-
-    monkeypatch.setattr(layers, "read_file", reading)
-    resolved = layers.load_recipe(str(recipe))
-    assert opened.count(recipe) == 1
-    (content,) = resolved.contents
-    assert content.data == recipe.read_bytes()
-    monkeypatch.setattr(os, "open", lambda *words, **more: pytest.fail("opened again"))
-    trust.refuse_content(content, OWN, "")
+    assert problems(path) == problems(tmp_path / "link") == open_
 
 
 def environment(folder: Path) -> Path:
@@ -386,9 +217,7 @@ def environment(folder: Path) -> Path:
     (packages / "horovod" / "common" / "basics.py").write_text("")
     (folder / "src").mkdir()
     (folder / "base").mkdir()
-    (prefix / "pyvenv.cfg").write_text(
-        f"home = {folder / 'base'}\n"
-    )  # its interpreter can be a copy
+    (prefix / "pyvenv.cfg").write_text(f"home = {folder / 'base'}\n")  # if python is a copy
     (packages / "a.pth").write_text(f"import site\n{folder / 'src'}\n")
     return prefix
 
@@ -405,25 +234,22 @@ PARTS = (
 @pytest.mark.parametrize("whole", [False, True])
 def test_what_an_environment_executes_is_judged(part: str, whole: bool, tmp_path: Path) -> None:
     prefix = environment(tmp_path)
-    trust.refuse_prefix(prefix, OWN, "", whole=whole)
+    assert faults(prefix, whole=whole) == ""
     path = prefix / part
     of_eve(path)
-    with pytest.raises(UntrustedError, match=f"belongs to uid {EVE}"):
-        trust.refuse_prefix(prefix, OWN, "", whole=whole)
+    assert OF_EVE in faults(prefix, whole=whole)
     os.chown(path, 0, 0, follow_symlinks=False)
     if not path.is_symlink():
         path.chmod(path.stat().st_mode | stat.S_IWOTH)
-        with pytest.raises(UntrustedError, match="can be written by everybody"):
-            trust.refuse_prefix(prefix, OWN, "", whole=whole)
+        assert "can be written by everybody" in faults(prefix, whole=whole)
 
 
 @needs_root
 def test_deep_in_an_environment_verify_alone_looks(tmp_path: Path) -> None:
     prefix = environment(tmp_path)
     of_eve(prefix / "lib/python3.11/site-packages/horovod/common/basics.py")
-    trust.refuse_prefix(prefix, OWN, "", whole=False)
-    with pytest.raises(UntrustedError, match=f"basics.py.* belongs to uid {EVE}"):
-        trust.refuse_prefix(prefix, OWN, "", whole=True)
+    assert faults(prefix, whole=False) == ""
+    assert "basics.py" in faults(prefix, whole=True)
 
 
 @needs_root
@@ -442,147 +268,14 @@ def test_a_prefix_of_another_user_is_not_run(command: str, tmp_path: Path, hvden
     words = [command, *(("neuron",) if command == "job" else ()), "--prefix", str(prefix), *more]
     said = hvdenv(*words, code=(125 if command in ("run", "shell") else 2)).err
     assert OF_EVE in said
-    assert f"hvdenv trust {prefix}" in said
+    assert f"hvdenv {command} --trust " in said
     assert not mark.exists()
 
 
-@needs_root
-def test_a_build_is_not_stopped_by_what_is_beside_its_prefix(tmp_path: Path) -> None:
-    """/tmp, for instance: full of other users' files, and with the sticky bit."""
-    folder = tmp_path / "shared"
-    folder.mkdir()
-    folder.chmod(0o1777)
-    (folder / "hers").mkdir()
-    of_eve(folder / "hers")
-    arguments = make_parser().parse_args(["build", "local"])
-    refuse_foreign_path(str(folder / "env"), arguments)
-    refuse_foreign_prefix(folder / ".env.hvdenv", arguments)
-    (folder / ".env.hvdenv").mkdir()
-    of_eve(folder / ".env.hvdenv")
-    with pytest.raises(UntrustedError, match=f"belongs to uid {EVE}"):
-        refuse_foreign_prefix(folder / ".env.hvdenv", arguments)
-
-
-@needs_root
-def test_an_environment_is_trusted_with_its_owners(tmp_path: Path) -> None:
-    prefix = environment(tmp_path)
-    for path in (prefix, *prefix.rglob("*")):
-        of_eve(path)
-    granted = trust.grant(prefix, OWN)
-    assert granted == trust.Granted(str(prefix), "", (EVE,), ())
-    assert trust.described(granted) == f"files of uid {EVE}"
-    policy = OWN._replace(granted=(granted,))
-    trust.refuse_prefix(prefix, policy, "", whole=True)
-    # Not what is beside it, and nobody else in it.
-    with pytest.raises(UntrustedError):
-        trust.refuse_prefix(of_eve(prefix.parent / "src"), policy, "", whole=True)
-    os.chown(prefix.parent / "src", 0, 0)
-    os.chown(prefix / "bin" / "pip", EVE + 7, GROUP)
-    with pytest.raises(UntrustedError, match=f"belongs to uid {EVE + 7}"):
-        trust.refuse_prefix(prefix, policy, "", whole=True)
-    (prefix / "bin").chmod(0o777)
-    with pytest.raises(UntrustedError, match="so it cannot be trusted"):
-        trust.grant(prefix, OWN)
-
-
-@needs_root
-def test_a_home_of_others_is_refused(
-    tmp_path: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home, site = tmp_path / "project" / "home", tmp_path / "site.toml"
-    home.mkdir(parents=True)
-    monkeypatch.setenv("HVDENV_HOME", str(home))
-    words = ["job", "local", "--", "true"]
-
-    def said() -> str:
-        return hvdenv(*words, code=2).err
-
-    assert RAN in said()
-    home.chmod(0o1777)
-    assert f"HVDENV_HOME: {home}: this folder can be written by everybody" in said()
-    home.chmod(0o700)
-    of_eve(home)
-    assert f"this folder belongs to uid {EVE}" in said()
-    hvdenv("trust", "--list", code=2)
-    os.chown(home, 0, GROUP)
-    home.chmod(0o2770)
-    assert f"this folder can be written by the group {GROUP}" in said()
-    site.write_text(f'[trust]\ngroups = ["{GROUP}"]\n')
-    monkeypatch.setenv("HVDENV_SITE", str(site))
-    assert RAN in said()
-    # For what leads to it one can vouch.
-    monkeypatch.delenv("HVDENV_SITE")
-    home.chmod(0o700)
-    os.chown(home.parent, 0, GROUP)
-    home.parent.chmod(0o2770)
-    assert f"hvdenv trust {home}" in said()
-    hvdenv("trust", str(home))
-    assert RAN in said()
-    home.parent.chmod(0o2777)
-    assert "can be written by everybody" in said()
-    trusted = hvdenv(*words[:2], "--trust", *words[2:], code=2).err
-    assert RAN in trusted
-
-
-@pytest.mark.parametrize(
-    ("tag", "said"),
-    [(0x02, f"can be written by uid {EVE}"), (0x08, f"can be written by the group {EVE}")],
-)
-def test_who_may_write_by_an_access_control_list_counts(
-    tag: int, said: str, tmp_path: Path
-) -> None:
-    """Then the group's rights in the mode are the most that the list gives."""
-    rights = [(0x01, 7, -1), (tag, 6, EVE), (0x04, 0, -1), (0x10, 7, -1), (0x20, 0, -1)]
-    if tag == 0x08:
-        rights[1:3] = rights[2:0:-1]
-    listed = b"".join(struct.pack("<HHi", *each) for each in rights)
-    path = tmp_path / "recipe.toml"
-    path.touch()
-    try:
-        os.setxattr(path, "system.posix_acl_access", struct.pack("<I", 2) + listed)
-    except OSError as error:
-        pytest.skip(f"no access control lists here: {error}")
-    own_group = OWN._replace(groups=frozenset({os.getegid()}))
-    assert problems(path, own_group) == [said]
-    path.chmod(0o640)
-    assert problems(path, own_group) == []
-
-
-@needs_root
-def test_a_home_that_was_never_made_can_be_trusted_as_the_message_says(
-    tmp_path: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Root in a CI job has the home folder of another user."""
-    home = of_eve(tmp_path) / "no folder"
-    monkeypatch.setenv("HVDENV_HOME", str(home))
-    words = ["job", "local", "--", "true"]
-    said = hvdenv(*words, code=2).err
-    assert f"HVDENV_HOME: {home}: its folder {tmp_path} belongs to uid {EVE}" in said
-    assert f"`mkdir -p '{home}' && hvdenv trust '{home}'`" in said
-    home.mkdir(parents=True)
-    hvdenv("trust", str(home))
-    assert RAN in hvdenv(*words, code=2).err
-
-
 def test_nobody_is_told_to_change_a_device(hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UntrustedError) as refused:
-        trust.refuse_path("/dev/null", OWN, "it would be run")
     monkeypatch.setenv("HVDENV_HOME", "/dev/null")
-    said = f"{refused.value}{hvdenv('job', 'local', '--', 'true', code=2).err}"
-    assert said.count("neither a file nor a folder") == 2 and "chmod" not in said
-
-
-@pytest.mark.parametrize("inside", ["cache", "cache/uv", "jobs"])
-def test_a_home_in_which_others_can_write_is_refused(
-    inside: str, tmp_path: Path, hvdenv: Hvdenv, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As an older hvdenv left it with a umask of 000."""
-    (tmp_path / inside).mkdir(parents=True)
-    (tmp_path / inside).chmod(0o777)
-    monkeypatch.setenv("HVDENV_HOME", str(tmp_path))
     said = hvdenv("job", "local", "--", "true", code=2).err
-    assert f"{tmp_path / inside} can be written by everybody" in said
-    assert f"`chmod go-w {tmp_path / inside}`" in said
+    assert "neither a file nor a folder" in said and "chmod" not in said
 
 
 def test_all_that_a_recipe_names_is_judged() -> None:

@@ -180,11 +180,11 @@ def test_a_colleague_uses_it_and_changes_nothing(people: People, prefix: Path) -
     refused = people.colleague.hvdenv(*verify)
     assert refused.returncode == 2
     assert f"belongs to {people.builder.name}" in refused.stderr
-    assert f"hvdenv trust {prefix}" in refused.stderr
-    trusted = people.colleague.hvdenv("trust", str(prefix))
-    assert trusted.stdout == f"{prefix}: files of {people.builder.name}\n", trusted.stderr
-    verified = people.colleague.hvdenv(*verify)
-    assert "hvdenv trust" not in verified.stderr
+    assert "hvdenv verify --trust " in refused.stderr
+    site = people.colleague.home / "site.toml"
+    site.write_text(f'trust.owners = ["{people.builder.name}"]\n')
+    verified = people.colleague.hvdenv(*verify, "--site", str(site))
+    assert "--trust" not in verified.stderr
     assert verified.returncode == 1, "there is no Horovod to speak of in it"
     assert "Traceback" not in verified.stderr
     removed = people.colleague.hvdenv("envs", "remove", str(prefix))
