@@ -69,6 +69,9 @@ def _properties(report: Report) -> ElementTree.Element:
     """What the report is about: readers of JUnit keep it for each suite."""
     element = ElementTree.Element("properties")
     known = {"verdict": report.verdict, "recipe": report.recipe, "prefix": report.prefix}
+    for section in dict.fromkeys(row.section for row in report.table):
+        proven = [row.name for row in report.table if row.section == section and row.proven]
+        known[f"proven {section.lower()}"] = ", ".join(proven)
     for name, value in (*known.items(), *report.environment.items()):
         ElementTree.SubElement(element, "property", name=clean(name), value=clean(value))
     return element

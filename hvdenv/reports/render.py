@@ -14,7 +14,7 @@ _COLOURS: dict[str, str] = {"pass": "32", "fail": "31", "error": "31", "unproven
 VERDICTS: dict[Verdict, str] = {
     "pass": "everything expected was built and proven to work",
     "fail": "something expected is missing or does not work",
-    "error": "a check could not run, so nothing is proven",
+    "error": "a check could not run, so not everything is proven",
     "unproven": "nothing failed, but something could not be proven on this host",
 }
 _EVIDENCE_LINES, _RANKS = 60, 16

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from hvdenv.schema import Problem, decode
+from hvdenv.schema import Problem, decode, encode
 
 Status = Literal["pass", "fail", "unproven", "skip", "error"]
 Verdict = Literal["pass", "fail", "unproven", "error"]
@@ -18,6 +18,29 @@ STARTUP, IMPORTS, INIT = "start-up", "start-up imports", "start-up init"
 _READABLE = ("hvdenv.report/1", SCHEMA)
 
 EXIT_CODES: dict[Verdict, int] = {"pass": 0, "fail": 1, "error": 1, "unproven": 7}
+
+
+class About(NamedTuple):
+    """The rows of the table that a finding is about.
+
+    Attributes:
+        frameworks: such as ``torch``.
+        controllers, operations: as Horovod writes them.
+        everything: whether it is about all rows.
+    """
+
+    frameworks: tuple[str, ...] = ()
+    controllers: tuple[str, ...] = ()
+    operations: tuple[str, ...] = ()
+    everything: bool = False
+
+
+EVERYTHING = About(everything=True)
+Kind = Literal["frameworks", "controllers", "operations"]
+# By kind of row: the check that tries it.
+_PROOFS: dict[Kind, str] = {
+    "frameworks": "allreduce", "controllers": "allreduce", "operations": "operation"
+}  # fmt: skip
 
 
 class Finding(NamedTuple):
@@ -31,6 +54,7 @@ class Finding(NamedTuple):
         message: one sentence.
         evidence: what was seen, as text.
         remedy: what to do about it.
+        about: the rows of the table that a failure takes the proof from.
     """
 
     check: str
@@ -39,6 +63,7 @@ class Finding(NamedTuple):
     message: str
     evidence: str = ""
     remedy: str = ""
+    about: About = EVERYTHING
 
 
 class Measurement(NamedTuple):
@@ -74,7 +99,7 @@ class Row(NamedTuple):
         name: as Horovod writes it.
         expected: None where nothing was stated.
         built: whether it is in the installation.
-        proven: whether it was seen to work, wherever it was tried.
+        proven: whether it was seen to work wherever it was tried, and no finding about it failed.
     """
 
     section: str
@@ -203,7 +228,7 @@ class Report(NamedTuple):
             "table": [row._asdict() for row in self.table],
             "ranks": [rank._asdict() for rank in self.ranks],
             "startups": [each._asdict() for each in self.startups],
-            "findings": [finding._asdict() for finding in self.findings],
+            "findings": encode(self.findings),
             "measurements": [measurement.to_json() for measurement in self.measurements],
             "environment": self.environment,
         }
@@ -247,6 +272,14 @@ def _kind(rank: RankRecord) -> tuple[str, str]:
     """
     path = re.sub(r"NCCL [^;]*", "", rank.data_path)
     return rank.device.partition(":")[0], re.sub(r"\d+", "", path)
+
+
+def proven(findings: Sequence[Finding], kind: Kind, name: str) -> bool:
+    """Whether a row of the table was seen to work, and nothing that is about it failed."""
+    named = [each for each in findings if name in getattr(each.about, kind)]
+    tried = {each.status for each in named if each.check == _PROOFS[kind]} - {"skip"}
+    concerned = named + [each for each in findings if each.about.everything]
+    return tried == {"pass"} and {"fail", "error"}.isdisjoint(each.status for each in concerned)
 
 
 def judge(findings: Sequence[Finding]) -> Verdict:

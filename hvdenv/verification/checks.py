@@ -17,7 +17,8 @@ from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi
 from hvdenv.launch.placement import hidden
 from hvdenv.launch.preflight import compatible
 from hvdenv.masking import shown
-from hvdenv.reports.report import Finding, Row, Status
+from hvdenv.model.cluster import NCCL_ALONE
+from hvdenv.reports.report import EVERYTHING, About, Finding, Row, Status, proven
 from hvdenv.standalone.ranks.events import RendezvousFacts
 from hvdenv.verification import bench, collectives, datapath, ranks, training
 from hvdenv.verification.bench import Benchmark, Effort
@@ -58,7 +59,20 @@ def check_build(
 ) -> Iterator[Finding]:
     """Whether Horovod's own table can be read and shows what is expected."""
     judgement = _judge_table(build_table, extensions, expectation)
-    yield Finding("check-build", "horovodrun --check-build", *judgement)
+    about = _rows(build_table, expectation)
+    yield Finding("check-build", "horovodrun --check-build", *judgement, about)
+
+
+def _rows(found: BuildTable, expectation: Expectation) -> About:
+    """The rows that Horovod's own table lacks; all if it is wrong, none if there is no table."""
+    missing = missing_rows(found.table, expectation) if found.table else []
+    if found.table and not missing:
+        return EVERYTHING
+    return About(
+        tuple(name for name in ROWS if ROWS[name] in missing),
+        tuple(name for name in CONTROLLERS if name in missing),
+        tuple(name for name in OPERATIONS if name in missing),
+    )
 
 
 def _judge_table(found: BuildTable, extensions: Extensions, expectation: Expectation) -> Judgement:
@@ -169,7 +183,7 @@ def drift(observed: Observed | None) -> Iterator[Finding]:
     harmless = [change.what for change in changes if not change.matters]
     for change in (change for change in changes if change.matters):
         judgement = Judgement("fail", f"{change.what}: {change.why}", evidence, change.remedy)
-        yield Finding("drift", change.subject, *judgement)
+        yield Finding("drift", change.subject, *judgement, change.about)
     if len(harmless) == len(changes):
         message = "; ".join(harmless[:3]) or "nothing has changed"
         more = f"; {len(harmless) - 3} more harmless changes" if harmless[3:] else ""
@@ -208,7 +222,8 @@ def safe_rendezvous(rendezvous: RendezvousFacts) -> Iterator[Finding]:
 
     A Horovod without the patch is not broken, so that its holes are named and not judged.
     """
-    yield Finding("rendezvous", "servers of horovodrun", *_judge_rendezvous(rendezvous))
+    judgement = _judge_rendezvous(rendezvous)
+    yield Finding("rendezvous", "servers of horovodrun", *judgement, About())
 
 
 def _judge_rendezvous(found: RendezvousFacts) -> Judgement:
@@ -246,9 +261,13 @@ def frameworks(extensions: Extensions, expectation: Expectation) -> Iterator[Fin
 @check("shadowing")
 def shadowing(libraries: Extensions, expectation: Expectation) -> Iterator[Finding]:
     """Whether PYTHONPATH puts other packages before the environment's, as modules do."""
-    requested = [found.facts for name, found in libraries.items() if expectation.asks(name)]
-    shadowed = {package: facts for facts in requested for package in facts.shadowed}
-    for package, facts in shadowed.items():
+    shadowed = [
+        (package, facts)
+        for name, found in libraries.items() if expectation.asks(name)
+        for facts in [found.facts] for package in facts.shadowed
+    ]  # fmt: skip
+    for package, facts in dict(shadowed).items():
+        about = About(tuple(each.framework for name, each in shadowed if name == package))
         folder = facts.shadowed[package]
         judgement = Judgement(
             "fail",
@@ -257,7 +276,7 @@ def shadowing(libraries: Extensions, expectation: Expectation) -> Iterator[Findi
             "unload the module that sets it, or let the recipe use the module's package"
             ' (provider = "present")',
         )
-        yield Finding("shadowing", package, *judgement)
+        yield Finding("shadowing", package, *judgement, about)
 
 
 @check("extension")
@@ -285,7 +304,13 @@ def extension(extension: Extension, expectation: Expectation, framework: str) ->
         if facts.built_with is None:
             message += "; this Horovod does not record what it was built with"
         judgement = Judgement("pass", message, evidence)
-    yield Finding("extension", framework, *judgement)
+    lacking = _lacking(extension, expectation)
+    about = About(
+        (framework,),
+        tuple(name for name in lacking if name in CONTROLLERS),
+        tuple(name for name in lacking if name in OPERATIONS),
+    )
+    yield Finding("extension", framework, *judgement, about)
 
 
 def _rebuild(extension: Extension) -> str:
@@ -347,10 +372,15 @@ def _lack(extension: Extension, expectation: Expectation) -> tuple[str, str] | N
     name = extension.framework
     if not all(extension.built(controller) is not None for controller in CONTROLLERS):
         return f"horovod.{name} does not report what was built into it", _rebuild(extension)
-    wanted = dict.fromkeys([*(expectation.controllers or ()), *(expectation.operations or ())])
-    if missing := [n for n in wanted if not extension.built(n)]:
+    if missing := _lacking(extension, expectation):
         return f"horovod.{name} was built without {', '.join(missing)}", _rebuild(extension)
     return None
+
+
+def _lacking(extension: Extension, expectation: Expectation) -> list[str]:
+    """What is expected in a usable extension and was not built into it."""
+    wanted = dict.fromkeys([*(expectation.controllers or ()), *(expectation.operations or ())])
+    return [name for name in wanted if extension.usable and not extension.built(name)]
 
 
 def _ending(outcome: Outcome) -> str:
@@ -433,7 +463,7 @@ def mpi_of_image(image_mpi: Mpi | None, mpi: HostMpi, rank_runs: RankRuns) -> It
         status, message = "pass", f"{message}; the ranks are right nevertheless"
     remedy = "" if status == "pass" else "use an image with the Open MPI series of the hosts"
     judgement = Judgement(status, message, f"on the host: {mpi[1]}", remedy)
-    yield Finding("mpi", "image", *judgement)
+    yield Finding("mpi", "image", *judgement, About((), ("MPI",), ("MPI",)))
 
 
 @check("operation")
@@ -452,14 +482,17 @@ def operations(
         # These reduce only under their controller.
         other = {*CONTROLLERS} - {*(expectation.controllers or CONTROLLERS)}
         for name in expectation.operations or OPERATIONS:
-            subject = f"{name} in {framework}"
             if name in seen:
                 where = "on GPUs" if name == "NCCL" else "in host memory"
-                yield Finding("operation", subject, "pass", f"it reduced tensors {where}")
+                judgement = Judgement("pass", f"it reduced tensors {where}")
             elif expectation.operations is None and name in other:
-                yield Finding("operation", subject, *_NOT_REQUESTED)
+                judgement = _NOT_REQUESTED
             elif found.built(name):
-                yield Finding("operation", subject, *_not_seen(name, found, right, failed))
+                judgement = _not_seen(name, found, right, failed)
+            else:
+                continue
+            about = About((framework,), (), (name,))
+            yield Finding("operation", f"{name} in {framework}", *judgement, about)
 
 
 def _not_seen(
@@ -591,7 +624,8 @@ def yardstick(
     """How fast the network is without Horovod, against the recipe's references."""
     done = [each for each in bench_runs.values() if each]
     for name, judgement in bench.judge_yardsticks(done, expectation.references):
-        yield Finding("yardstick", name, *judgement)
+        about = About((), (), ("NCCL",)) if name == NCCL_ALONE else About((), ("MPI",), ("MPI",))
+        yield Finding("yardstick", name, *judgement, about)
 
 
 def table(
@@ -601,27 +635,20 @@ def table(
     usable = [extension for extension in extensions.values() if extension.usable]
     for framework in ("tensorflow", "torch", "mxnet"):
         stated = _stated(expectation.frameworks, framework)
-        proven = _proven(findings, "allreduce", f"{framework} over ", "")
-        marks = (stated, extensions[framework].present, proven)
+        marks = (stated, extensions[framework].present, proven(findings, "frameworks", framework))
         yield Row("Frameworks", ROWS[framework], *marks)
     for name in CONTROLLERS:
         stated = _stated(expectation.controllers, name)
-        proven = _proven(findings, "allreduce", "", f" over {name}")
-        marks = (stated, any(e.built(name) for e in usable), proven)
+        built = any(e.built(name) for e in usable)
+        marks = (stated, built, proven(findings, "controllers", name))
         yield Row("Controllers", name, *marks)
     for name in OPERATIONS:
         stated = _stated(expectation.operations, name)
-        proven = _proven(findings, "operation", f"{name} in ", "")
-        marks = (stated, any(e.built(name) for e in usable), proven)
+        built = any(e.built(name) for e in usable)
+        marks = (stated, built, proven(findings, "operations", name))
         if stated or any(e.built(name) is not None for e in usable):
             yield Row("Tensor Operations", name, *marks)
 
 
 def _stated(names: Sequence[str] | None, name: str) -> bool | None:
     return None if names is None else name in names
-
-
-def _proven(findings: Sequence[Finding], check: str, begin: str, end: str) -> bool:
-    """Whether all findings about such subjects passed, and there is one."""
-    found = [each for each in findings if each.check == check and each.subject.startswith(begin)]
-    return {each.status for each in found if each.subject.endswith(end)} - {"skip"} == {"pass"}

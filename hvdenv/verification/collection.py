@@ -29,9 +29,11 @@ from hvdenv.command import Command, Outcome
 from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.errors import HvdenvError, InterruptedRunError, StepError
 from hvdenv.launch.launchers import Launch, Mpi, named
-from hvdenv.reports.report import Finding, Measurement
+from hvdenv.reports.report import EVERYTHING, About, Finding, Measurement
 from hvdenv.runner import Runner
+from hvdenv.verification import datapath
 from hvdenv.verification.bench import Effort
+from hvdenv.verification.ranks import RankRun
 
 FRAMEWORKS = ("torch", "tensorflow", "mxnet")
 CONTROLLERS = ("MPI", "Gloo")
@@ -488,9 +490,31 @@ def judge(setup: Setup, results: Mapping[Key, Any]) -> Iterator[Finding]:
 def ask(key: Key, setup: Setup, results: Mapping[Key, Any]) -> list[Finding]:
     """The findings of one check; its own error is a finding too.
 
+    Those that do not state their rows of the table are about the framework and controller of
+    the key, or else about everything.
+
     Raises:
         InterruptedRunError: verify was ended before the check had what it needs.
     """
+    about = _about(key, results)
+    return [
+        each._replace(about=about) if each.about == EVERYTHING else each
+        for each in _answers(key, setup, results)
+    ]
+
+
+def _about(key: Key, results: Mapping[Key, Any]) -> About:
+    """The rows of the table that a key stands for: also the operations that its ranks used."""
+    if not key.framework:
+        return EVERYTHING
+    if not key.controller:
+        return About((key.framework,))
+    run = results.get(key._replace(name="rank_run"))
+    used = datapath.operations(run) if isinstance(run, RankRun) else ()
+    return About((key.framework,), (key.controller,), tuple(sorted(used)) or (key.controller,))
+
+
+def _answers(key: Key, setup: Setup, results: Mapping[Key, Any]) -> list[Finding]:
     function = CHECKS[key.name]
     subject = " over ".join(filter(None, key[1:])) or key.name
     try:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from os.path import dirname, isabs
 from typing import Any, NamedTuple
 
+from hvdenv.reports.report import EVERYTHING, About
 from hvdenv.schema import decode
 from hvdenv.sites.modules import family_of
 
@@ -99,12 +100,14 @@ class Change(NamedTuple):
         subject: such as ``libmpi.so.40``.
         what: the new and the old state, in one sentence.
         why: the reason why it matters; empty if it is harmless.
+        about: what cannot be relied on if it matters.
     """
 
     subject: str
     what: str
     why: str = ""
     remedy: str = ""
+    about: About = EVERYTHING
 
     @property
     def matters(self) -> bool:
@@ -148,7 +151,8 @@ def _places(was: Observation, now: Observation) -> Iterator[Change]:
         if _left(before, after):
             why = f"this {name} does not belong to the environment"
             remedy = "find what adds its folder to PYTHONPATH, such as a module, and remove it"
-            yield Change(name, what, why, remedy)
+            about = About((name,)) if name in was.extensions else EVERYTHING
+            yield Change(name, what, why, remedy, about=about)
         else:
             yield Change(name, what)
 
@@ -168,7 +172,8 @@ def _mpirun(was: Observation, now: Observation) -> Iterator[Change]:
         yield Change("mpirun", what)
     else:
         why = "Horovod was built with the other one"
-        yield Change("mpirun", what, why, _bring_back("the MPI", was, now))
+        remedy = _bring_back("the MPI", was, now)
+        yield Change("mpirun", what, why, remedy, about=About((), ("MPI",), ("MPI",)))
 
 
 def _described(mpirun: Mpirun) -> str:
@@ -187,7 +192,9 @@ def _libraries(was: Observation, now: Observation) -> Iterator[Change]:
     for (name, before, after), frameworks in found.items():
         why = _harm(name, before, after, was, now)
         what = f"{name} {_instead(before, after)} (linked for {', '.join(frameworks)})"
-        yield Change(name, what, why, _bring_back(name, was, now) if why else "")
+        mpi = ("MPI",) if name.startswith("libmpi") else ()
+        remedy = _bring_back(name, was, now) if why else ""
+        yield Change(name, what, why, remedy, about=About(tuple(frameworks), mpi, mpi))
 
 
 def _instead(before: Library, after: Library) -> str:
@@ -247,7 +254,8 @@ def _packages(was: Observation, now: Observation) -> Iterator[Change]:
         elif before and framework in was.extensions and framework not in was.built_with:
             why = "Horovod was built with the other one"
         remedy = f"install {name}=={before} again, {_REBUILD}" if why else ""
-        yield Change(name, what, why, remedy)
+        about = About((framework,)) if framework in was.extensions else EVERYTHING
+        yield Change(name, what, why, remedy, about=about)
 
 
 def _driver(was: Observation, now: Observation) -> Iterator[Change]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from hvdenv.launch.launchers import Launch
 from hvdenv.masking import clean
 from hvdenv.places import make_folder
-from hvdenv.reports.report import Finding
+from hvdenv.reports.report import About, Finding
 from hvdenv.sites.hosts import Host, short
 from hvdenv.standalone.ranks.events import World
 from hvdenv.verification import ranks
@@ -155,7 +155,8 @@ def survives(
     if elastic_run is None:
         yield Finding("elastic", "torch", "skip", why_not(setup, rank_runs))
     else:
-        yield Finding("elastic", "torch", *judge(elastic_run, two_hosts(setup.launch)))
+        judgement = judge(elastic_run, two_hosts(setup.launch))
+        yield Finding("elastic", "torch", *judgement, About(("torch",), ("Gloo",), ("Gloo",)))
 
 
 def judge(run: RankRun, hosts: tuple[str, str]) -> Judgement:

@@ -10,7 +10,7 @@ from hvdenv.command import Command, Outcome
 from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.errors import IncompatibleError
 from hvdenv.launch.launchers import Launch, Mpi
-from hvdenv.reports.report import Finding, Row
+from hvdenv.reports.report import About, Finding, Row
 from hvdenv.runner import Runner
 from hvdenv.standalone.ranks.events import ExtensionFacts, RendezvousFacts
 from hvdenv.verification import collection, collectors
@@ -344,8 +344,9 @@ def test_operations() -> None:
     *_, finding = ask("operation", rank_runs=failed, **arguments)
     message = "it was built, but the ranks over MPI failed"
     assert finding == Finding(
-        "operation", "MPI in torch", "unproven", message, remedy="see allreduce"
-    )
+        "operation", "MPI in torch", "unproven", message, remedy="see allreduce",
+        about=About(("torch",), (), ("MPI",)),
+    )  # fmt: skip
     found = operations(extension("torch"), rank_run(), ANYTHING)
     assert found == {"MPI in torch": "pass", "Gloo in torch": "unproven"}
     assert not operations(extension("torch"), rank_run(), Expectation(("tensorflow",)))
@@ -363,9 +364,9 @@ def test_nccl_on_a_host_with_gpus_is_not_proven_either() -> None:
 
 def test_table() -> None:
     passed = [
-        Finding("allreduce", "torch over MPI", "pass", ""),
-        Finding("allreduce", "torch over Gloo", "fail", ""),
-        Finding("operation", "MPI in torch", "pass", ""),
+        Finding("allreduce", "torch over MPI", "pass", "", about=About(("torch",), ("MPI",))),
+        Finding("allreduce", "torch over Gloo", "fail", "", about=About(("torch",), ("Gloo",))),
+        Finding("operation", "MPI in torch", "pass", "", about=About((), (), ("MPI",))),
     ]
     expectation = Expectation(("torch",), None, ("MPI",))
     rows = table(expectation, all_three(tensorflow=absent("tensorflow")), passed)
@@ -403,8 +404,9 @@ def test_a_collector_that_fails_is_an_error_of_every_check_that_needs_it() -> No
     }
     (finding,) = collection.ask(Key("allreduce", "torch", "MPI"), setup(), results)
     assert finding == Finding(
-        "allreduce", "torch over MPI", "error", "mpirun: no such launcher", "", "use another"
-    )
+        "allreduce", "torch over MPI", "error", "mpirun: no such launcher", "", "use another",
+        About(("torch",), ("MPI",), ("MPI",)),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

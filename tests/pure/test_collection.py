@@ -13,7 +13,7 @@ import pytest
 from hvdenv.environments.installation import Expectation, Installation
 from hvdenv.errors import InterruptedRunError, StepError
 from hvdenv.launch.launchers import Launch
-from hvdenv.reports.report import Finding
+from hvdenv.reports.report import About, Finding
 from hvdenv.runner import Runner
 from hvdenv.verification import collection
 from hvdenv.verification.bench import Effort
@@ -80,7 +80,8 @@ def test_one_for_each_framework_and_all_of_them() -> None:
     assert whole.subject == (
         "torch/MPI, torch/Gloo, tensorflow/MPI, tensorflow/Gloo, mxnet/MPI, mxnet/Gloo"
     )
-    assert torch == Finding("each", "torch", "pass", "torch-MPI torch-Gloo")
+    about = About(("torch",))
+    assert torch == Finding("each", "torch", "pass", "torch-MPI torch-Gloo", about=about)
     assert found.results[Key("version", "mxnet", "MPI")] is None
 
 

@@ -136,7 +136,7 @@ def test_who_does_not_see_it_is_told(read: Read) -> None:
 def test_all_is_in_it(read: Read, everything: Report) -> None:
     text = "\n".join(read.texts)
     for finding in everything.findings:
-        for part in finding[1:]:
+        for part in finding[1:6]:
             assert clean(part).strip() in text
     for row in everything.table:
         assert row.name in text

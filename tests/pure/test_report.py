@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hvdenv.reports.report import SCHEMA, Finding, Measurement, RankRecord, Report, different_ranks
+from hvdenv.schema import encode
 
 PASS = Finding("allreduce", "torch over MPI", "pass", "right")
 REPORT = Report("local", "/env", "n1", "2026-11-21T13:00:00+0100", 1.5, (PASS,))
@@ -35,7 +36,7 @@ def test_older_and_later_reports_can_be_read() -> None:
     document = REPORT.to_json()
     older = {key: document[key] for key in document if key not in ("environment", "ranks")}
     assert Report.from_json({**older, "schema": "hvdenv.report/1"}) == REPORT
-    later = changed(findings=[{**PASS._asdict(), "severity": 3}], colour="green")
+    later = changed(findings=[{**GOOD, "severity": 3}], colour="green")
     assert Report.from_json(later) == REPORT
 
 
@@ -59,7 +60,7 @@ def test_ranks_that_failed_or_differ(changes: dict[str, Any], why: str | None) -
     assert different_ranks(ranks) == ([(other, why)] if why else [])
 
 
-GOOD = PASS._asdict()
+GOOD = encode(PASS)
 FIGURE = {"name": "n", "value": 1, "unit": "s"}
 
 
