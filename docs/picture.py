@@ -8,6 +8,7 @@ verifies the copy, and writes docs/images/verify.svg. Evidence is cut; everythin
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import subprocess
@@ -19,13 +20,15 @@ from rich.console import Console
 from rich.text import Text
 
 from hvdenv.environments.installation import Installation
+from hvdenv.reports.render import render
+from hvdenv.reports.report import Report
 from tests.real.doctored import make_copy, on_rank_1
 
 PICTURE = Path(__file__).parent / "images" / "verify.svg"
 COMMAND = (
     "hvdenv verify --prefix horovod --framework torch --controller MPI --launcher mpirun --quick"
 )
-WIDTH = 118
+WIDTH = 100
 
 
 def main() -> None:
@@ -37,14 +40,16 @@ def main() -> None:
         make_copy(
             original, Path(folder) / "horovod", on_rank_1("os.kill(os.getpid(), signal.SIGKILL)")
         )
-        output = verify(Path(folder), str(venv / "bin"))
-    PICTURE.write_text(draw([f"$ {COMMAND}", *shorten(output.splitlines())]), encoding="utf-8")
+        report = verify(Path(folder), str(venv / "bin"))
+    findings = tuple(each._replace(evidence="") for each in report.findings)
+    text = render(report._replace(findings=findings), width=WIDTH, colour=True)
+    PICTURE.write_text(draw([f"$ {COMMAND}", *text.splitlines()]), encoding="utf-8")
 
 
-def verify(folder: Path, programs: str) -> str:
+def verify(folder: Path, programs: str) -> Report:
     hvdenv = Path(sys.executable).with_name("hvdenv")
     done = subprocess.run(
-        [hvdenv, *COMMAND.split()[1:], "-n", "2", "--color", "always", "--trust"],
+        [hvdenv, *COMMAND.split()[1:], "-n", "2", "--json", "--trust"],
         cwd=folder,
         env={
             "HOME": str(folder),
@@ -58,15 +63,7 @@ def verify(folder: Path, programs: str) -> str:
     )
     if done.returncode != 1:
         sys.exit(f"error: verify ended with {done.returncode} instead of 1")
-    return done.stdout.replace(f"{folder}/", "")
-
-
-def shorten(lines: list[str]) -> list[str]:
-    """Without the evidence of findings, which is indented by four, and up to the verdict."""
-    end = next(index for index, line in enumerate(lines) if "verdict:" in line)
-    findings = next(index for index, line in enumerate(lines) if re.match(r"\x1b\S*fail", line))
-    kept = [line for line in lines[findings:end] if not line.startswith("    ")]
-    return [*lines[:findings], *kept, lines[end]]
+    return Report.from_json(json.loads(done.stdout.replace(f"{folder}/", "")))
 
 
 def draw(lines: list[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,8 +51,10 @@ def print_report(report: Report, arguments: argparse.Namespace) -> int:
     """Print a report; returns the exit code of its verdict."""
     if arguments.json:
         print_json(report.to_json())
-    else:
-        print_coloured(render.render(report, colour=is_coloured(arguments)) + "\n")
+    elif not arguments.quiet or report.verdict != "pass":
+        text = render.render_summary if arguments.quiet else render.render
+        columns = shutil.get_terminal_size((render.COLUMNS, 0)).columns
+        print_coloured(text(report, width=columns, colour=is_coloured(arguments)))
     return EXIT_CODES[report.verdict]
 
 

@@ -13,21 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdenv.reports.plots import HEIGHT, WIDTH, figure, is_drawn, plots, size
-from hvdenv.reports.render import VERDICTS, clean
-from hvdenv.reports.report import Finding, Report, Status
+from hvdenv.reports.render import HEADINGS, VERDICTS, clean
+from hvdenv.reports.report import Finding, Report, Status, causes
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 _TEMPLATE = "page.html.jinja"
-# The heading of each status, the worst first.
-_HEADINGS: dict[Status, str] = {
-    "fail": "Failed",
-    "error": "Could not be checked",
-    "unproven": "Not proven on this host",
-    "skip": "Does not apply",
-    "pass": "Passed",
-}
 _TOTAL = "verify"
 
 
@@ -76,7 +68,8 @@ def _shown(value: Any) -> Any:
     return value if hasattr(value, "__html__") else clean(str(value))
 
 
-def _groups(findings: Sequence[Finding]) -> Iterator[tuple[Status, str, list[Finding]]]:
-    for status, heading in _HEADINGS.items():
+def _groups(findings: Sequence[Finding]) -> Iterator[tuple[Status, str, int, list[list[Finding]]]]:
+    """For each status, the heading, the number of findings, and these by their cause."""
+    for status, heading in HEADINGS.items():
         if found := [each for each in findings if each.status == status]:
-            yield status, heading, found
+            yield status, heading, len(found), causes(found)

@@ -6,34 +6,68 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from textwrap import TextWrapper
+from unicodedata import east_asian_width
 
 from hvdenv.masking import mask, plain
-from hvdenv.reports.report import Finding, RankRecord, Report, Row, Status, Verdict, different_ranks
+from hvdenv.reports.report import (
+    Finding,
+    RankRecord,
+    Report,
+    Row,
+    Status,
+    Verdict,
+    causes,
+    different_ranks,
+)
 
-_COLOURS: dict[str, str] = {"pass": "32", "fail": "31", "error": "31", "unproven": "33"}
+COLUMNS = 80
 VERDICTS: dict[Verdict, str] = {
     "pass": "everything expected was built and proven to work",
     "fail": "something expected is missing or does not work",
     "error": "a check could not run, so not everything is proven",
     "unproven": "nothing failed, but something could not be proven on this host",
 }
+# The heading of each status, the worst first.
+HEADINGS: dict[Status, str] = {
+    "fail": "Failed",
+    "error": "Could not be checked",
+    "unproven": "Not proven on this host",
+    "skip": "Does not apply",
+    "pass": "Passed",
+}
+_COLOURS: dict[str, str] = {"pass": "32", "fail": "31", "error": "31", "unproven": "33"}
 _EVIDENCE_LINES, _RANKS = 60, 16
 # Headings of checks that are shown even if they pass.
 _ALWAYS_SHOWN = {"Speed": ("bench", "yardstick", "startup"), "Variables": ("variables",)}
 # Characters that neither UTF-8 nor XML can hold; they come from file names and broken output.
 _IMPOSSIBLE = re.compile("[\ud800-\udfff\ufffe\uffff]")
+_COMMAND = re.compile(r"`[^`]+`")
 
 
-def render(report: Report, *, colour: bool = False) -> str:
+def render(report: Report, *, width: int = COLUMNS, colour: bool = False) -> str:
     """The report as text; without colour it is ASCII, except for output of programs."""
     lines = [
         *_table(report.table),
-        *(line for title in _ALWAYS_SHOWN for line in _passed(title, report.findings)),
-        *_ranks(report.ranks),
-        *(line for finding in _shown(report) for line in _finding(finding, colour)),
-        _verdict(report, colour),
+        *(line for title in _ALWAYS_SHOWN for line in _passed(title, report.findings, width)),
+        *_ranks(report.ranks, width),
+        *(line for cause in _shown(report) for line in _cause(cause, width, colour)),
     ]
-    return "\n".join(lines) + "\n"
+    return "".join(f"{line}\n" for line in lines) + render_summary(
+        report, width=width, colour=colour
+    )
+
+
+def render_summary(report: Report, *, width: int = COLUMNS, colour: bool = False) -> str:
+    """One line for each finding that did not pass, the worst last, and the verdict."""
+    lines = []
+    for status in ("unproven", "error", "fail"):
+        found = [each for each in report.findings if each.status == status]
+        lines += [_coloured(f"{HEADINGS[status]} ({len(found)}):", status, colour)] * bool(found)
+        lines += [_shortened(f"    {_sentence(each)}", width) for each in found]
+        lines += [""] * bool(found)
+    lines += _verdict(report, width, colour)
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _table(rows: tuple[Row, ...]) -> Iterator[str]:
@@ -47,23 +81,24 @@ def _table(rows: tuple[Row, ...]) -> Iterator[str]:
         yield ""
 
 
-def _passed(title: str, findings: Sequence[Finding]) -> Iterator[str]:
+def _passed(title: str, findings: Sequence[Finding], width: int) -> Iterator[str]:
     """The findings that passed, of the checks under a heading."""
     checks = _ALWAYS_SHOWN[title]
     good = [each for each in findings if each.check in checks and each.status == "pass"]
     if good:
         yield f"{title}:"
-        yield from (f"    {clean(each.subject)}: {clean(each.message)}" for each in good)
+        for each in good:
+            yield from _wrapped(f"{each.subject}: {each.message}", width, 4)
         yield ""
 
 
-def _ranks(ranks: Sequence[RankRecord]) -> Iterator[str]:
+def _ranks(ranks: Sequence[RankRecord], width: int) -> Iterator[str]:
     """Only the ranks that failed or differ."""
     if found := different_ranks(ranks):
         yield f"Ranks that failed or differ ({len(found)} of {len(ranks)}):"
         for rank, why in found[:_RANKS]:
-            where = f"{clean(rank.name)}, process {rank.pid}"
-            yield f"    {clean(rank.run)}: {where}: {rank.status}: {clean(why)}"
+            where = f"{rank.run}: {rank.name}, process {rank.pid}"
+            yield from _wrapped(f"{where}: {rank.status}: {why}", width, 4)
         if len(found) > _RANKS:
             yield f"    and {len(found) - _RANKS} more, see --json"
         yield ""
@@ -73,37 +108,80 @@ def _mark(value: bool | None) -> str:
     return "-" if value is None else "[X]" if value else "[ ]"
 
 
-def _shown(report: Report) -> list[Finding]:
-    """Findings that did not pass; skipped ones only with evidence."""
-    return [f for f in report.findings if f.status != "pass" and (f.status != "skip" or f.evidence)]
+def _shown(report: Report) -> list[list[Finding]]:
+    """Findings that did not pass, by cause; skipped ones only with evidence."""
+    return causes(
+        [f for f in report.findings if f.status != "pass" and (f.status != "skip" or f.evidence)]
+    )
 
 
-def _finding(finding: Finding, colour: bool) -> Iterator[str]:
-    status = _coloured(finding.status, finding.status, colour)
-    yield f"{status}: {clean(finding.check)}: {clean(finding.subject)}: {clean(finding.message)}"
-    evidence = clean(finding.evidence).splitlines()
+def _cause(findings: Sequence[Finding], width: int, colour: bool) -> Iterator[str]:
+    """The first finding of a cause with its evidence; the summary names the others."""
+    first, *others = findings
+    head, *rest = _wrapped(f"{first.status}: {_sentence(first)}", width)
+    yield _coloured(first.status, first.status, colour) + head[len(first.status) :]
+    yield from rest
+    evidence = clean(first.evidence).splitlines()
     if len(evidence) > _EVIDENCE_LINES:
         left_out = len(evidence) - _EVIDENCE_LINES
         evidence = [f"(--json has {left_out} lines before these)", *evidence[left_out:]]
-    yield from (f"    {line}".rstrip() for line in evidence)
-    if finding.remedy:
-        yield f"  what to do: {clean(finding.remedy)}"
+    for line in evidence:
+        yield from _wrapped(
+            line.lstrip(), width, min(4 + len(line) - len(line.lstrip()), width // 2)
+        )
+    if others:
+        more = f"and {len(others)} more of this cause: see below, and --json for their evidence"
+        yield from _wrapped(more, width, 2)
+    if first.remedy:
+        yield from _wrapped(f"what to do: {first.remedy}", width, 2)
     yield ""
 
 
-def _verdict(report: Report, colour: bool) -> str:
+def _sentence(finding: Finding) -> str:
+    return f"{finding.check}: {finding.subject}: {finding.message}"
+
+
+def _verdict(report: Report, width: int, colour: bool) -> list[str]:
     found = Counter(finding.status for finding in report.findings)
     order: tuple[Status, ...] = ("pass", "fail", "error", "unproven", "skip")
     counts = [f"{found[status]} {status}" for status in order if found[status]]
-    verdict = _coloured(report.verdict, report.verdict, colour)
-    return (
-        f"verdict: {verdict}: {VERDICTS[report.verdict]}"
-        f" ({', '.join(counts)}; {report.seconds:.1f} s; {clean(report.prefix)})"
-    )
+    head, *rest = _wrapped(f"verdict: {report.verdict}: {VERDICTS[report.verdict]}", width)
+    coloured = _coloured(report.verdict, report.verdict, colour)
+    facts = f"{', '.join(counts)}; {report.seconds:.1f} s; {report.prefix}"
+    return [head.replace(report.verdict, coloured, 1), *rest, *_wrapped(facts, width, 4)]
 
 
 def _coloured(text: str, status: Status | Verdict, colour: bool) -> str:
     return f"\x1b[{_COLOURS[status]}m{text}\x1b[0m" if colour and status in _COLOURS else text
+
+
+def _wrapped(text: str, width: int, indent: int = 0) -> list[str]:
+    """Foreign text in lines of a width; a command that fits into one line is in one."""
+    text = _COMMAND.sub(lambda found: _kept(found[0], width - indent - 4), _measured(text))
+    wrapper = TextWrapper(
+        width - ("\0" in text),
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + 4),
+        break_on_hyphens=False,
+    )
+    return [line.replace("\0", "").replace("\1", " ") for line in wrapper.wrap(text)] or [""]
+
+
+def _kept(command: str, room: int) -> str:
+    return command.replace(" ", "\1") if len(command) <= room else command
+
+
+def _shortened(text: str, width: int) -> str:
+    """Foreign text in one line of a width."""
+    line = " ".join(_measured(text).splitlines())
+    end = width - 3 - ("\0" in line)
+    return (line if len(line) <= width else f"{line[:end]}...").replace("\0", "")
+
+
+def _measured(text: str) -> str:
+    """Foreign text with as many characters as it is wide: those of two columns get a second one."""
+    text = clean(text).expandtabs()
+    return "".join(f"{each}\0" if east_asian_width(each) in "WF" else each for each in text)
 
 
 def clean(text: str) -> str:

@@ -274,6 +274,15 @@ def _kind(rank: RankRecord) -> tuple[str, str]:
     return rank.device.partition(":")[0], re.sub(r"\d+", "", path)
 
 
+def causes(findings: Sequence[Finding]) -> list[list[Finding]]:
+    """Findings by their cause: those that did not pass and have one remedy are together."""
+    found: dict[tuple[str, str | int], list[Finding]] = {}
+    for number, each in enumerate(findings):
+        alone = each.status in ("pass", "skip") or not each.remedy
+        found.setdefault((each.status, number if alone else each.remedy), []).append(each)
+    return list(found.values())
+
+
 def proven(findings: Sequence[Finding], kind: Kind, name: str) -> bool:
     """Whether a row of the table was seen to work, and nothing that is about it failed."""
     named = [each for each in findings if name in getattr(each.about, kind)]

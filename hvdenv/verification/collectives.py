@@ -103,8 +103,10 @@ def _wrong(reports: Sequence[Report]) -> Judgement | None:
     outcomes = [outcome for _, outcome in reports]
     if wrong := [report for report in reports if report.outcome.wrong]:
         first = wrong[0].outcome
+        names = [report.rank for report in wrong]
+        everywhere = f"each of {len(wrong)} ranks" if 1 < len(wrong) == len(reports) else ""
         message = (
-            f"wrong on {listed([report.rank for report in wrong])}, in {first.wrong} of"
+            f"wrong on {everywhere or listed(names)}, in {first.wrong} of"
             f" {first.right + first.wrong} cases: {first.cases[0]}"
         )
         if any(report.outcome.ended for report in wrong):

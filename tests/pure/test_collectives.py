@@ -99,11 +99,11 @@ def test_one_wrong_case_of_one_rank(recorded: Callable[[str], list[Received]], n
 WRONG: dict[str, tuple[list[Received], str]] = {
     "on both": (
         [report(rank, wrong=2, cases=["float32 17: got 1, wanted 2", "b"]) for rank in (0, 1)],
-        "wrong on rank 0 on n1, rank 1 on n1, in 2 of 5 cases: float32 17: got 1, wanted 2",
+        "wrong on each of 2 ranks, in 2 of 5 cases: float32 17: got 1, wanted 2",
     ),
     "given up": (
         [report(r, right=0, wrong=1, cases=["x: shut down"], ended="shut down") for r in (0, 1)],
-        "wrong on rank 0 on n1, rank 1 on n1, in 1 of 1 cases: x: shut down;"
+        "wrong on each of 2 ranks, in 1 of 1 cases: x: shut down;"
         " nothing was tried after that",
     ),
     "no float32": (

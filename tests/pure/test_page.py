@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hvdenv.reports import page
 from hvdenv.reports.plots import figure, is_drawn, marks, plots, size
-from hvdenv.reports.render import clean
+from hvdenv.reports.render import HEADINGS, clean
 from hvdenv.reports.report import Finding, Measurement, RankRecord, Report, Row
 from hvdenv.schema import encode
 from tests.pure.conftest import CASES
@@ -155,7 +155,7 @@ def test_all_is_in_it(read: Read, everything: Report) -> None:
 
 
 def test_statuses_come_with_the_worst_first(read: Read) -> None:
-    statuses = [each for each in read.all("id") if each in page._HEADINGS]
+    statuses = [each for each in read.all("id") if each in HEADINGS]
     assert statuses == ["fail", "error", "unproven", "skip", "pass"]
 
 

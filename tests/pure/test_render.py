@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+from unicodedata import east_asian_width
+
+from hypothesis import given
+from hypothesis import strategies as st
+
 from hvdenv.reports.render import render
-from hvdenv.reports.report import Finding, RankRecord, Report, Row
+from hvdenv.reports.report import Finding, RankRecord, Report, Row, Status
 
 ROWS = (
     Row("Frameworks", "TensorFlow", True, True, True),
@@ -37,8 +43,11 @@ def test_whole_report() -> None:
         "    last words\n"
         "  what to do: look at it\n"
         "\n"
-        "verdict: fail: something expected is missing or does not work"
-        " (1 pass, 1 fail; 12.3 s; /env)\n"
+        "Failed (1):\n"
+        "    allreduce: torch over MPI: rank 1 on n1: was ended by SIGKILL\n"
+        "\n"
+        "verdict: fail: something expected is missing or does not work\n"
+        "    1 pass, 1 fail; 12.3 s; /env\n"
     )
 
 
@@ -70,6 +79,59 @@ def test_what_passed_is_not_listed_and_what_was_skipped_only_with_evidence() -> 
     assert "built without Gloo" not in text
     assert "skip: allreduce: mxnet over Gloo: not requested: crash\n    stack\n" in text
     assert "verdict: pass: everything" in text
+
+
+WRONG = [
+    Finding("collectives", f"{name}, torch over MPI", "fail", f"wrong {name}", f"cases of {name}", "rebuild it")
+    for name in ("allgather", "alltoall", "broadcast")
+]  # fmt: skip
+
+
+def test_findings_of_one_cause_are_together_and_one_line_for_each_is_above_the_verdict() -> None:
+    other = FAIL._replace(message="ranks died", evidence="", remedy="look at dmesg")
+    unproven = FAIL._replace(status="unproven", remedy="rebuild it")
+    text = render(report(unproven, WRONG[0], other, *WRONG[1:]))
+    assert text.count("what to do: rebuild it") == 2  # a failure, and what is unproven
+    assert "cases of allgather" in text and "cases of alltoall" not in text
+    assert "  and 2 more of this cause" in text
+    *_, failed, verdict = text.split("\n\n")
+    assert failed.splitlines() == [
+        "Failed (4):",
+        "    collectives: allgather, torch over MPI: wrong allgather",
+        "    allreduce: torch over MPI: ranks died",
+        "    collectives: alltoall, torch over MPI: wrong alltoall",
+        "    collectives: broadcast, torch over MPI: wrong broadcast",
+    ]
+    assert verdict.startswith("verdict: fail")
+    document = report(*WRONG).to_json()
+    assert [each["evidence"] for each in document["findings"]] == [each.evidence for each in WRONG]  # type: ignore[attr-defined]
+
+
+def test_a_command_that_fits_is_in_one_line() -> None:
+    command = "`hvdenv build local --rebuild --prefix /scratch/project/user/environments/local`"
+    text = render(report(FAIL._replace(remedy=f"the files of the build are damaged: {command}")))
+    assert f"\n      {command}\n" not in text and command not in text  # longer than a line
+    short = command.replace("/scratch/project/user", "/x")
+    assert f"\n      {short}\n" in render(report(FAIL._replace(remedy=f"damaged: {short}")))
+
+
+TEXTS = st.lists(
+    st.sampled_from(["x" * 300, "-" * 90, "日本語" * 40, "`a b`", "\t", "\n", " ", "word", "é"]), max_size=8
+).map("".join)  # fmt: skip
+
+
+@given(TEXTS, TEXTS, st.integers(60, 200))
+def test_no_line_is_wider_than_the_terminal(one: str, two: str, width: int) -> None:
+    rank = RankRecord(1, one, 0, 7, two, two, one, "fail", f"{one} {two}")
+    findings = [
+        Finding(check, one, status, two, f"{two}\n    {one}", one)
+        for status in get_args(Status)
+        for check in ("allreduce", "bench", "variables")
+    ]
+    whole = report(*findings, ranks=(rank,))._replace(prefix=f"/{two}")
+    for line in render(whole, width=width).splitlines():
+        columns = sum(2 if east_asian_width(each) in "WF" else 1 for each in line)
+        assert columns <= width, line
 
 
 def test_variables_of_the_shell_are_listed() -> None:

@@ -44,6 +44,16 @@ def test_both_files_of_what_failed(kept: str, tmp_path: Path, hvdenv: Hvdenv) ->
     assert "verdict: fail" in said.out and said.err == ""
 
 
+def test_quiet_says_what_did_not_pass_and_nothing_else(
+    kept: str, good: str, hvdenv: Hvdenv
+) -> None:
+    assert hvdenv("verify", "--from", good, "--quiet").out == ""
+    said = hvdenv("verify", "--from", kept, "--quiet", code=1).out
+    assert "expected  built  proven" not in said and "what to do" not in said
+    assert "Failed (1):\n    allreduce: torch over MPI: rank 1 on gpu33: was ended" in said
+    assert "verdict: fail" in said
+
+
 def test_json_comes_out_as_it_went_in(kept: str, tmp_path: Path, hvdenv: Hvdenv) -> None:
     words = ["verify", "--from", kept, "--json", "--html", str(tmp_path / "verify.html")]
     said = hvdenv(*words, code=1)

@@ -359,4 +359,4 @@ def test_what_a_person_reads(hosts: Hosts, home: Path) -> None:
     assert "fail: tool: f1: apptainer is not installed" in result.stdout
     assert "other.sif: No such file or directory" in result.stdout
     assert "--copy copies it from this host" in result.stdout
-    assert result.stdout.rstrip().splitlines()[-1].startswith("verdict: fail")
+    assert result.stdout.rstrip().splitlines()[-2].startswith("verdict: fail")
