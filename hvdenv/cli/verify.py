@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -223,8 +224,16 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
             elastic=str(places.home) if arguments.elastic else None,
             startup=arguments.startup or None,
             seconds=timeout,
+            without_shell=_without_shell(arguments.words),
         )
         return verify(setup) if arguments.quiet else verify(setup, _tell)
+
+
+def _without_shell(words: Sequence[str]) -> str:
+    """The command to type for the same without the variables of the shell."""
+    options = list(words)
+    options.remove("verify")
+    return shlex.join(("hvdenv", "verify", "--clean", *options))
 
 
 def _tell(what: str, label: str, seconds: float) -> None:

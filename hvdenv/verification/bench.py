@@ -279,8 +279,9 @@ def outside(value: float, reference: Reference) -> str:
     ):  # fmt: skip
         limit = None if bound is None else reference.value * (1 + bound)
         if limit is not None and misses(float(value), limit):
+            found, allowed = ranks.apart(value, limit, 4)
             return (
-                f"is {value:.4g} {unit}, {word} than {limit:.4g}"
+                f"is {found} {unit}, {word} than {allowed}"
                 f" ({reference.value:g} {unit} {100 * (bound or 0):+.0f} %)"
             )
     return ""

@@ -102,6 +102,7 @@ class Setup(NamedTuple):
         cores: how many may be used.
         seconds: for everything.
         shell: the user's variables.
+        without_shell: the command that verifies again without the variables of the shell.
     """
 
     installation: Installation
@@ -117,6 +118,7 @@ class Setup(NamedTuple):
     cores: int = 1
     seconds: float = DEFAULT_TIMEOUT
     shell: Shell = Shell({})
+    without_shell: str = "hvdenv verify --clean"
 
     @property
     def path(self) -> str:
@@ -238,6 +240,12 @@ def check(name: str) -> Callable[[F], F]:
         return function
 
     return register
+
+
+def is_of_ranks(name: str) -> bool:
+    """Whether a check judges ranks, which get variables of the user's shell."""
+    names = _parameters(CHECKS[name]) if name in CHECKS else ()
+    return not {"controller", "rank_runs", "starts"}.isdisjoint(names)
 
 
 @cache

@@ -200,7 +200,8 @@ def _wrong(world: World, number: int, size: int) -> str:
     if world.step != step:
         return f"training continues at step {world.step}, not at step {step} of the last commit,"
     if world.value != parameter(step):
-        return f"the parameter is {world.value:g}, not {parameter(step):g} of the last commit,"
+        found, right = ranks.apart(world.value, parameter(step), 6)
+        return f"the parameter is {found}, not {right} of the last commit,"
     if world.total != total:
         return f"allreduce returns {world.total}, not {total},"
     return ""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hvdenv.standalone.ranks.events import Training
-from hvdenv.verification.ranks import Judgement, RankRun, judge_exercise, listed
+from hvdenv.verification.ranks import Judgement, RankRun, apart, judge_exercise, listed
 
 EXERCISE = "training"
 # What Horovod's examples use. Each framework trains over one controller: what differs between
@@ -75,9 +75,11 @@ def _praise(part: str, outcomes: Sequence[Outcome]) -> str:
     facts = outcomes[0].facts
     difference = max(one.facts.difference for one in outcomes)
     first, last = facts.losses
+    before, after = apart(first, last, 3)
+    found, bound = apart(difference, facts.bound, 1)
     return (
-        f"{part}: loss {first:.3g} to {last:.3g} in {facts.steps} steps,"
-        f" {difference:.1g} from one process (bound {facts.bound:.1g})"
+        f"{part}: loss {before} to {after} in {facts.steps} steps, {found} from one process"
+        f" (bound {bound})"
     )
 
 
@@ -124,10 +126,11 @@ def _difference(outcomes: Sequence[Outcome]) -> Iterator[str]:
     """Whether the ranks come to what one process gets on the joined batches."""
     if off := [one for one in outcomes if not one.facts.difference <= one.facts.bound]:
         facts = off[0].facts
+        found, bound = apart(facts.difference, facts.bound, 2)
         like = f", as if {facts.like}" if facts.like else ""
         yield (
-            f"parameters of {listed([one.name for one in off])} are {facts.difference:.2g}"
-            f" from those of one process on the joined batches, not {facts.bound:.1g}{like}"
+            f"parameters of {listed([one.name for one in off])} are {found} from those"
+            f" of one process on the joined batches (bound {bound}){like}"
         )
 
 
@@ -135,7 +138,8 @@ def _losses(outcomes: Sequence[Outcome]) -> Iterator[str]:
     for one in outcomes:
         first, last = one.facts.losses
         if not last < first:
-            yield f"the loss does not fall on {one.name}: {first:.3g}, and {last:.3g} at the end"
+            before, after = apart(first, last, 3)
+            yield f"the loss does not fall on {one.name}: {before}, and {after} at the end"
             return
 
 
@@ -143,7 +147,8 @@ def _rates(outcomes: Sequence[Outcome]) -> Iterator[str]:
     for one in outcomes:
         rate, wanted = one.facts.rate, one.facts.rate_wanted
         if rate is not None and not math.isclose(rate, wanted, rel_tol=_RATE):
-            yield f"the learning rate on {one.name} is {rate:.6g} at the end, not {wanted:.6g}"
+            found, right = apart(rate, wanted, 3)
+            yield f"the learning rate on {one.name} is {found} at the end, not {right}"
             return
 
 
@@ -156,7 +161,8 @@ def _metrics(outcomes: Sequence[Outcome]) -> Iterator[str]:
         if off:
             own, got = off[0].facts.metrics[name]
             where = f"{name} is not averaged on {listed([one.name for one in off])}"
-            yield f"{where}: {got:.6g} instead of {mean:.6g} (its own is {own:.6g})"
+            found, right = apart(got, mean, 3)
+            yield f"{where}: {found} instead of {right} (its own is {apart(own, mean, 3)[0]})"
 
 
 def _checkpoints(outcomes: Sequence[Outcome]) -> Iterator[str]:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -28,11 +29,12 @@ from hvdenv.verification.collection import (
     Shell,
     bug,
     collected,
+    is_of_ranks,
     judge,
 )
-from hvdenv.verification.collectors import Extension
+from hvdenv.verification.collectors import FILES_OF_RANKS, Extension
 from hvdenv.verification.datapath import records
-from hvdenv.verification.ranks import RankRun
+from hvdenv.verification.ranks import RankRun, listed
 
 # What ranks do after their allreduces: NAME or NAME=OPTION, see standalone/ranks/rank_work.py.
 DEFAULT_EXERCISES: tuple[str, ...] = (collectives.EXERCISE, training.USUAL)
@@ -58,7 +60,7 @@ def verify(setup: Setup, on_event: Progress = lambda what, label, seconds: None)
         collection = Collection(setup, on_event)
         collection.run()
         results = collection.results
-        findings = _with_cause(list(judge(setup, results)), results.get(Key("changed_files")))
+        findings = _with_first_remedy(list(judge(setup, results)), setup, results)
         try:
             since = time.time() - (time.monotonic() - began)
             findings += _orphans(setup, results, since)
@@ -171,12 +173,24 @@ def _ended_by_signals(runner: Runner) -> Iterator[None]:
         raise
 
 
-def _with_cause(findings: list[Finding], changed_files: Any) -> list[Finding]:
-    """The findings; if files are damaged, that comes first and is the only remedy."""
+def _with_first_remedy(
+    findings: list[Finding], setup: Setup, results: Mapping[Key, Any]
+) -> list[Finding]:
+    """The findings with what to try first: other files, or ranks without the user's variables."""
+    changed_files = results.get(Key("changed_files"))
     if isinstance(changed_files, Failed) or not damaged(changed_files or ()):
-        return findings
+        return list(map(partial(_with_clean, setup), findings))
     remedy, found = f"files are damaged: {REBUILD}", []
     for each in sorted(findings, key=lambda one: one.check != "files"):
         bad = each.check != "files" and each.status in ("fail", "error")
         found.append(each._replace(remedy=remedy) if bad else each)
     return found
+
+
+def _with_clean(setup: Setup, finding: Finding) -> Finding:
+    """A finding about ranks that failed under variables of the user's shell."""
+    passed = [name for name in setup.shell.passed if name not in FILES_OF_RANKS]
+    if not passed or finding.status not in ("fail", "error") or not is_of_ranks(finding.check):
+        return finding
+    first = f"first try without {listed(passed)} of your shell: `{setup.without_shell}`"
+    return finding._replace(remedy="; otherwise: ".join(filter(None, (first, finding.remedy))))

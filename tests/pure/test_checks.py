@@ -8,6 +8,7 @@ import pytest
 
 from hvdenv.command import Command, Outcome
 from hvdenv.environments.installation import Expectation, Installation
+from hvdenv.environments.manifest import Difference
 from hvdenv.errors import IncompatibleError
 from hvdenv.launch.launchers import Launch, Mpi
 from hvdenv.reports.report import About, Finding, Row
@@ -19,6 +20,7 @@ from hvdenv.verification.checks import table
 from hvdenv.verification.collection import CHECKS, Failed, Key, Setup, Shell
 from hvdenv.verification.collectors import BuildTable, Extension, missing_rows
 from hvdenv.verification.ranks import RankRun
+from hvdenv.verification.verify import _with_first_remedy
 from tests.rank_events import good, run
 
 LOCAL = Expectation(("torch", "tensorflow"), ("MPI", "Gloo"), ("MPI", "Gloo"))
@@ -464,6 +466,25 @@ def test_variables_that_are_dropped_are_named() -> None:
     (finding,) = said_of(Shell({}, ("LD_PRELOAD", "NCCL_ALGO")))
     dropped = "--clean drops LD_PRELOAD, NCCL_ALGO; `hvdenv run --clean` does the same"
     assert finding.message == dropped
+
+
+def test_what_failed_under_variables_of_the_shell_is_tried_without_them_first() -> None:
+    shell = Shell({"HOROVOD_AUTOTUNE": "1", "HOROVOD_TIMELINE": "t.json"})
+    mine = setup(shell=shell, without_shell="hvdenv verify --clean local")
+    remedy = "rebuild Horovod"
+    failed = Finding("allreduce", "torch over MPI", "fail", "ranks hang", remedy=remedy)
+    passed = failed._replace(status="pass", remedy="")
+    imported = failed._replace(check="extension")  # in a process without these variables
+    found = _with_first_remedy([failed, passed, imported], mine, {})
+    assert found[0].remedy == (
+        "first try without HOROVOD_AUTOTUNE of your shell: `hvdenv verify --clean local`;"
+        " otherwise: rebuild Horovod"
+    )
+    assert found[1:] == [passed, imported]
+    only_file = setup(shell=Shell({"HOROVOD_TIMELINE": "t.json"}))
+    assert _with_first_remedy([failed], only_file, {}) == [failed]
+    lost = {Key("changed_files"): [Difference("missing", "lib/x.py")]}
+    assert _with_first_remedy([failed], mine, lost)[0].remedy.startswith("files are damaged")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,15 @@ from hypothesis import strategies as st
 from hvdenv.masking import clean, learn
 from hvdenv.standalone.ranks import events as wire
 from hvdenv.standalone.ranks.events import DataPath, Received, Stage
-from hvdenv.verification.ranks import Rank, RankRun, causes_by_rank, collect, judge, judge_exercise
+from hvdenv.verification.ranks import (
+    Rank,
+    RankRun,
+    apart,
+    causes_by_rank,
+    collect,
+    judge,
+    judge_exercise,
+)
 from tests.rank_events import event, exited, extension, good, overdue, result, run, started
 from tests.standalone import load
 
@@ -195,6 +203,22 @@ def test_a_slow_rank_is_named_and_fails_nothing(seconds: tuple[float, ...], said
     assert judgement.status == "pass"
     assert said in judgement.message
     assert ("took" in judgement.message) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "digits", "texts"),
+    [
+        (0.0361, 0.0358, 1, ("0.0361", "0.0358")),
+        (0.0361, 0.02, 1, ("0.04", "0.02")),
+        (1.0, 1.0, 3, ("1", "1")),
+        (float("nan"), 0.5, 2, ("nan", "0.5")),
+        (0.1 + 0.2, 0.3, 3, ("0.30000000000000004", "0.29999999999999999")),
+    ],
+)
+def test_numbers_that_differ_have_texts_that_differ(
+    one: float, other: float, digits: int, texts: tuple[str, str]
+) -> None:
+    assert apart(one, other, digits) == texts
 
 
 def test_rank_numbers_come_from_the_launcher_until_the_rank_says_its_own() -> None:

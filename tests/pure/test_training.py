@@ -88,7 +88,7 @@ FAILURES: dict[str, tuple[list[Change], str]] = {
     "added": (
         [on_all(difference=0.31, like="gradients were added and not averaged")],
         "parameters of rank 0 on n0, rank 1 on n1 are 0.31 from those of one process on the"
-        " joined batches, not 0.0001, as if gradients were added and not averaged",
+        " joined batches (bound 0.0001), as if gradients were added and not averaged",
     ),
     "no number": ([on(1, difference=NAN)], "parameters of rank 1 on n1 are nan from"),
     "loss": ([on_all(losses=[0.5, 0.6])], "the loss does not fall on rank 0 on n0: 0.5, and 0.6"),

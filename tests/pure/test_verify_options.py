@@ -70,3 +70,8 @@ def test_hosts_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit):
         hosts_of("--hosts", "gpu32:1", "--hostfile", "hosts")
     assert "not allowed with argument" in capsys.readouterr().err
+
+
+def test_the_command_without_variables_of_the_shell() -> None:
+    words = ["verify", "--prefix", "/my env", "-n", "2"]
+    assert verify._without_shell(words) == "hvdenv verify --clean --prefix '/my env' -n 2"
