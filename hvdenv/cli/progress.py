@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
+import threading
 import time
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hvdenv.masking import clean
 from hvdenv.plans.step import Step
+from hvdenv.reports.render import COLUMNS, shortened
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
-    from rich.progress import TaskID
+    from rich.progress import ProgressColumn, TaskID
 
 # How often plain lines report the progress of the compile.
 COMPILE_LINE_SECONDS = 20.0
+# Parts of verify that take less get no line.
+PART_SECONDS = 3.0
+# How long plain lines of verify say nothing.
+SILENT_SECONDS = 20.0
 
 
 class Silent(AbstractContextManager["Silent"]):
@@ -62,19 +69,26 @@ class Lines(Silent):
         self.note(f"[{number:2}/{self.steps}] {step.name}: {note or 'done'} ({seconds:.1f} s)")
 
 
+def _rich(*columns: ProgressColumn) -> RichProgress:
+    """A live view on standard error, without a trace once it is over."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    # It moves the cursor; everything else is filtered.
+    console = Console(file=getattr(sys.stderr, "unfiltered", sys.stderr))
+    return Progress(*columns, transient=True, console=console)
+
+
 class Live(Lines):
     """A live line for the step that runs, finished steps above it."""
 
     def __init__(self, steps: int) -> None:
         super().__init__(steps)
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-        self._progress: RichProgress = Progress(
+        self._progress = _rich(
             SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[report]}"),
-            TimeElapsedColumn(), transient=True,
-            # It moves the cursor; everything else is filtered.
-            console=Console(file=getattr(sys.stderr, "unfiltered", sys.stderr)),
+            TimeElapsedColumn(),
         )  # fmt: skip
         self._task: TaskID | None = None
 
@@ -143,3 +157,115 @@ def choose(steps: int, *, quiet: bool, verbose: bool) -> Silent:
     if quiet:
         return Silent()
     return Live(steps) if sys.stderr.isatty() and not verbose else Lines(steps, verbose=verbose)
+
+
+class Part(NamedTuple):
+    """A part of verify that runs, and what its ranks do; times are in seconds."""
+
+    began: float
+    stage: str = ""
+    stage_began: float = 0.0
+
+
+class Parts(AbstractContextManager["Parts"]):
+    """Progress of verify as plain lines: what took long, what failed, and what still runs."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, Part] = {}
+        self._lock = threading.RLock()
+        self._over = threading.Event()
+        self._said = time.monotonic()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Parts:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def tell(self, what: str, label: str, detail: str) -> None:
+        """Take what verify reports, as collection.Progress says."""
+        now = time.monotonic()
+        with self._lock:
+            if what == "failed":
+                self._say(f"failed: {label}: {detail}")
+            elif what == "finished":
+                self._finish(label, now)
+            else:
+                self._end_stage(label, now)
+                began = self._parts[label].began if label in self._parts else now
+                self._parts[label] = Part(began, detail, now)
+
+    def _finish(self, label: str, now: float) -> None:
+        self._end_stage(label, now)
+        self._say_seconds(label, now - self._parts.pop(label).began)
+
+    def _end_stage(self, label: str, now: float) -> None:
+        if (part := self._parts.get(label)) and part.stage:
+            self._say_seconds(f"{label}: {part.stage}", now - part.stage_began)
+
+    def _say_seconds(self, what: str, seconds: float) -> None:
+        if seconds >= PART_SECONDS:
+            self._say(f"{what} ({seconds:.1f} s)")
+
+    def _say(self, text: str) -> None:
+        self._said = time.monotonic()
+        self._print(shortened(f"  {text}", shutil.get_terminal_size((COLUMNS, 0)).columns))
+
+    def _print(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    def _watch(self) -> None:
+        while not self._over.wait(1.0):
+            self.remind()
+
+    def remind(self) -> None:
+        """Say what runs, if nothing was said for a while."""
+        with self._lock:
+            now = time.monotonic()
+            if self._parts and now - self._said > SILENT_SECONDS:
+                names = (
+                    f"{name}{part.stage and f': {part.stage}'} ({now - part.began:.0f} s)"
+                    for name, part in self._parts.items()
+                )
+                self._say(f"running: {', '.join(names)}")
+
+
+class LiveParts(Parts):
+    """A live line for each part that runs; what took long and what failed above them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        texts = (
+            TextColumn(f"{{task.{each}}}", markup=False)
+            for each in ("description", "fields[stage]")
+        )
+        self._progress = _rich(SpinnerColumn(), *texts, TimeElapsedColumn())
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> LiveParts:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def tell(self, what: str, label: str, detail: str) -> None:
+        super().tell(what, label, detail)
+        if what == "finished":
+            self._progress.remove_task(self._tasks.pop(label))
+        elif what == "started":
+            self._tasks[label] = self._progress.add_task(label, total=None, stage="")
+        elif what == "stage":
+            self._progress.update(self._tasks[label], stage=detail)
+
+    def _print(self, line: str) -> None:
+        self._progress.console.print(line, markup=False, highlight=False)
+
+
+def choose_parts() -> Parts:
+    return LiveParts() if sys.stderr.isatty() else Parts()

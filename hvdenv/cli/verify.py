@@ -25,6 +25,7 @@ from hvdenv.cli.options import (
     report,
     resolved_of,
 )
+from hvdenv.cli.progress import choose_parts
 from hvdenv.cli.run import (
     current_allocation,
     elsewhere,
@@ -226,7 +227,10 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
             seconds=timeout,
             without_shell=_without_shell(arguments.words),
         )
-        return verify(setup) if arguments.quiet else verify(setup, _tell)
+        if arguments.quiet:
+            return verify(setup)
+        with choose_parts() as parts:
+            return verify(setup, parts.tell)
 
 
 def _without_shell(words: Sequence[str]) -> str:
@@ -234,11 +238,6 @@ def _without_shell(words: Sequence[str]) -> str:
     options = list(words)
     options.remove("verify")
     return shlex.join(("hvdenv", "verify", "--clean", *options))
-
-
-def _tell(what: str, label: str, seconds: float) -> None:
-    if what == "finished":
-        report(f"  {label} ({seconds:.1f} s)")
 
 
 def _refuse_foreign_tests(path: Path, arguments: argparse.Namespace) -> None:

@@ -64,7 +64,7 @@ def render_summary(report: Report, *, width: int = COLUMNS, colour: bool = False
     for status in ("unproven", "error", "fail"):
         found = [each for each in report.findings if each.status == status]
         lines += [_coloured(f"{HEADINGS[status]} ({len(found)}):", status, colour)] * bool(found)
-        lines += [_shortened(f"    {_sentence(each)}", width) for each in found]
+        lines += [shortened(f"    {_sentence(each)}", width) for each in found]
         lines += [""] * bool(found)
     lines += _verdict(report, width, colour)
     return "".join(f"{line}\n" for line in lines)
@@ -171,7 +171,7 @@ def _kept(command: str, room: int) -> str:
     return command.replace(" ", "\1") if len(command) <= room else command
 
 
-def _shortened(text: str, width: int) -> str:
+def shortened(text: str, width: int) -> str:
     """Foreign text in one line of a width."""
     line = " ".join(_measured(text).splitlines())
     end = width - 3 - ("\0" in line)

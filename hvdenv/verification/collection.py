@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from graphlib import TopologicalSorter
 from typing import Any, NamedTuple, TypeVar
 
@@ -54,7 +54,9 @@ _SHARE_SECONDS = 60.0
 _RESERVE_SECONDS = 30.0
 
 F = TypeVar("F", bound=Callable[..., Any])
-Progress = Callable[[str, str, float], None]
+# Called with ``started``, ``stage``, ``failed`` or ``finished``, the label of a collector, and
+# for ``stage`` and ``failed`` with what its ranks do or what is wrong.
+Progress = Callable[[str, str, str], None]
 
 
 class Shell(NamedTuple):
@@ -103,6 +105,7 @@ class Setup(NamedTuple):
         seconds: for everything.
         shell: the user's variables.
         without_shell: the command that verifies again without the variables of the shell.
+        tell: where a collector reports ``stage`` and ``failed`` while it runs.
     """
 
     installation: Installation
@@ -119,6 +122,7 @@ class Setup(NamedTuple):
     seconds: float = DEFAULT_TIMEOUT
     shell: Shell = Shell({})
     without_shell: str = "hvdenv verify --clean"
+    tell: Callable[[str, str], None] = lambda what, detail: None
 
     @property
     def path(self) -> str:
@@ -351,7 +355,7 @@ class Collection:
         measurements: how long each took.
     """
 
-    def __init__(self, setup: Setup, on_event: Progress = lambda what, label, seconds: None):
+    def __init__(self, setup: Setup, on_event: Progress = lambda what, label, detail: None):
         self.setup = setup
         self.results: dict[Key, Any] = {}
         self.measurements: list[Measurement] = []
@@ -413,6 +417,9 @@ class Collection:
         try:
             applies = found.applies(**arguments(key, found.applies, self.setup, self.results))
             values = arguments(key, found.function, self.setup, self.results)
+            if "setup" in values:
+                tell = partial(self._tell, label_of(key))
+                values["setup"] = self.setup._replace(tell=tell)
             if applies and "timeout" in values:
                 values["timeout"] = self._share(key)
             if self.setup.runner.stopped:
@@ -423,10 +430,13 @@ class Collection:
         if not applies:
             self._finish(key, None)
             return
-        self._on_event("started", label_of(key), 0.0)
+        self._on_event("started", label_of(key), "")
         thread = threading.Thread(target=self._find, args=(key, values), name=label_of(key))
         self._running[key] = thread
         thread.start()
+
+    def _tell(self, label: str, what: str, detail: str) -> None:
+        self._on_event(what, label, detail)
 
     def _share(self, key: Key) -> float:
         """Seconds for a collector: ranks that hang must not use up the time of all others.
@@ -474,7 +484,9 @@ class Collection:
         self._running.pop(key).join()
         self._finish(key, value)
         self.measurements.append(Measurement(label_of(key), round(seconds, 3), "s"))
-        self._on_event("finished", label_of(key), seconds)
+        if isinstance(value, Failed) and not isinstance(value.error, InterruptedRunError):
+            self._on_event("failed", label_of(key), str(value.error))
+        self._on_event("finished", label_of(key), "")
 
     def _finish(self, key: Key, value: Any) -> None:
         self.results[key] = value

@@ -13,7 +13,7 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +57,8 @@ _KEEPALIVE = tuple(
     (f"OMPI_MCA_oob_tcp_keepalive_{name}", str(value))
     for name, value in (("time", 10), ("intvl", 3), ("probes", 3))
 )
+# An empty line of a rank, or the rest of an event that a launcher has torn.
+_NO_OUTPUT = re.compile(r"(?:\[[\d,]+\]<\w+>:)?\s*(?:[\w+/.]{80,})?")
 # What a launcher needs after its ranks' own deadline.
 _LAUNCHER_SECONDS = 5.0
 # Some launchers print the cause far before the end of a long explanation.
@@ -264,9 +266,11 @@ def rank_run(
     launch = on_this_host(name, setup.launch, installation.inside)
     launch = launch._replace(program=program, mpi=mpi[0])
     through = _through(setup, name, framework)
-    outcome = _start(setup, name, launch, timeout, installation.inside, through)
+    setup.tell("stage", "start-up")
+    on_line = ranks.listener(token, setup.tell)
+    outcome = _start(setup, name, launch, timeout, installation.inside, through, on_line)
     argv = outcome.command.argv
-    return RankRun(
+    run = RankRun(
         launcher=name,
         controller=controller,
         argv=argv,
@@ -280,6 +284,11 @@ def rank_run(
         timeout=deadline,
         exercises=tuple(word.partition("=")[0] for word in exercises),
     )
+    trained = training.judge(run) if training.EXERCISE in run.exercises else ()
+    for judgement in (ranks.judge(run), *(each for _, each in trained)):
+        if judgement.status == "fail":
+            setup.tell("failed", judgement.message)
+    return run
 
 
 def _trains(
@@ -319,6 +328,7 @@ def _start(
     timeout: float,
     inside: tuple[str, ...] = (),
     through: tuple[str, ...] = (),
+    on_line: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Start a program on all ranks.
 
@@ -329,6 +339,7 @@ def _start(
         timeout: in seconds.
         inside: words that put each rank into an image.
         through: words before the launcher's command.
+        on_line: called with every line that it prints.
     """
     variables = dict(setup.installation.env)
     activated = {"PATH", "PYTHONNOUSERSITE", *variables}
@@ -347,7 +358,8 @@ def _start(
     program = setup.installation.program(start.argv[0]) or start.argv[0]
     argv = (*through, program, *start.argv[1:])
     env = (*_bounded_ssh(launch, environ), *(_KEEPALIVE if launch.remote else ()), *start.env)
-    return setup.runner.branch(environ).run(setup.command(argv, timeout, env))
+    command = setup.command(argv, timeout, env)
+    return setup.runner.branch(environ).run(command, on_line=on_line)
 
 
 def for_ranks(
@@ -387,8 +399,8 @@ def _bounded_ssh(launch: Launch, environ: Mapping[str, str]) -> tuple[tuple[str,
 
 
 def _without_events(outcome: Outcome, token: str) -> str:
-    lines = [line for line in outcome.output.splitlines() if token not in line and line.strip()]
-    lines = [line for line in lines if not re.fullmatch(r"\[[\d,]+\]<\w+>:\s*", line)]
+    lines = [line for line in outcome.output.splitlines() if token not in line]
+    lines = [line for line in lines if not _NO_OUTPUT.fullmatch(line)]
     return "\n".join(lines[-_LAUNCHER_LINES:])
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import statistics
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
 from hvdenv.knowledge.diagnosis import Found, explain
@@ -28,6 +28,7 @@ from hvdenv.standalone.ranks.events import (
     Startup,
     SuiteDone,
     World,
+    read,
 )
 
 _RANK_VARIABLES = (
@@ -37,6 +38,8 @@ _RANK_VARIABLES = (
     "PMI_RANK",
     "SLURM_PROCID",
 )
+# An event has fewer, of several ranks at a time.
+_EVENT_LINES = 32
 _SHOWN = 8  # ranks that evidence and messages name one by one
 _LINES = 15  # of the launcher in the evidence
 
@@ -279,6 +282,30 @@ def collect(messages: Sequence[Received]) -> tuple[Rank, ...]:
         events.setdefault((message.host, message.pid), []).append(message.event)
     ranks = [Rank(host, pid, tuple(each)) for (host, pid), each in events.items()]
     return tuple(sorted(ranks, key=lambda rank: (rank.number or 0, rank.host, rank.pid)))
+
+
+def listener(token: str, tell: Callable[[str, str], None]) -> Callable[[str], None]:
+    """A function for each line of a launcher, which tells once what ranks do and what is wrong."""
+    recent: deque[str] = deque(maxlen=_EVENT_LINES)
+    told: set[tuple[str, str]] = set()
+
+    def take(line: str) -> None:
+        if token in line:
+            recent.append(line)
+            for message in read("\n".join(recent), token):
+                if (news := _news(message.event)) and news not in told:
+                    told.add(news)
+                    tell(*news)
+
+    return take
+
+
+def _news(event: RankEvent) -> tuple[str, str] | None:
+    if isinstance(event, Stage):
+        return "stage", event.stage
+    if isinstance(event, Operation) and event.wrong:
+        return "failed", f"wrong values in {event.operation}"
+    return None
 
 
 def judge(run: RankRun) -> Judgement:

@@ -45,14 +45,14 @@ _USUAL_RANKS, _RANKS_WITH_ROOM = 3, 4
 _ORPHAN_SECONDS, _HURRIED_SECONDS = 6.0, 1.0
 
 
-def verify(setup: Setup, on_event: Progress = lambda what, label, seconds: None) -> Report:
+def verify(setup: Setup, on_event: Progress = lambda what, label, detail: None) -> Report:
     """Verify an environment.
 
     Args:
         setup: without `cores` and `shell`, which are those of this process. The stop() of its
             runner ends this call, as SIGINT and SIGTERM do: the report then holds what was found
             until then.
-        on_event: called with ``started`` or ``finished``, a label and the seconds.
+        on_event: told what runs and what fails, from several threads.
     """
     began = time.monotonic()
     setup = _with_this_process(setup)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from hvdenv.masking import clean, learn
 from hvdenv.standalone.ranks import events as wire
-from hvdenv.standalone.ranks.events import DataPath, Received, Stage
+from hvdenv.standalone.ranks.events import DataPath, EventWriter, Operation, Received, Stage
 from hvdenv.verification.ranks import (
     Rank,
     RankRun,
@@ -28,6 +28,7 @@ from hvdenv.verification.ranks import (
     collect,
     judge,
     judge_exercise,
+    listener,
 )
 from tests.rank_events import event, exited, extension, good, overdue, result, run, started
 from tests.standalone import load
@@ -572,3 +573,18 @@ def test_operations_are_those_that_horovod_names() -> None:
     assert run(*gloo).operations == {"Gloo"}
     assert run(*good()).operations == {"MPI"}
     assert run(started(0)).operations == frozenset()
+
+
+def test_a_listener_tells_each_stage_and_each_wrong_operation_once() -> None:
+    told: list[tuple[str, str]] = []
+    take = listener("0a", lambda *news: told.append(news))
+    cases = ["float32 1114113: got 1, wanted 2"] * 9  # an event of several lines
+    wrong = Operation("alltoall", 3, 9, cases=cases)
+    for number in range(3):
+        writer = EventWriter("0a")
+        for what in (Stage("collectives"), Operation("barrier", 1, 0), wrong, exited(number).event):
+            lines = list(writer.lines(Received("n1", number, what)))
+            for line in lines * 2:
+                take(f"[1,{number}]<stdout>:{line}")
+        take("[1,0]<stdout>:something else")
+    assert told == [("stage", "collectives"), ("failed", "wrong values in alltoall")]

@@ -40,18 +40,24 @@ TORCH = Expectation(("torch",), ("MPI", "Gloo"))
 
 
 def test_good_installation(original: Installation, runner: Runner) -> None:
-    events: list[tuple[str, str]] = []
+    events: list[tuple[str, ...]] = []
     report = verify(
         Setup(
             original, runner, BOTH, Launch((), 3), exercises=DEFAULT_EXERCISES, seconds=3 * TIMEOUT
         ),
-        lambda what, label, _: events.append((what, label)),
+        lambda *event: events.append(event),
     )  # fmt: skip
     assert report.verdict == "pass", [f for f in report.findings if f.status != "pass"]
     runs = {f"{f} over {c}" for f in ("torch", "tensorflow") for c in ("MPI", "Gloo")}
     assert found(report, "allreduce").keys() == runs
     assert found(report, "collectives").keys() == runs
-    assert {("started", run) for run in runs} | {("finished", run) for run in runs} <= set(events)
+    for run in runs:
+        stages = [detail for what, label, detail in events if (what, label) == ("stage", run)]
+        assert [each for each in stages if each != "training"] == [
+            "start-up", "allreduce", "collectives", "shutdown"
+        ]  # fmt: skip
+        assert {("started", run, ""), ("finished", run, "")} <= set(events)
+    assert "failed" not in {what for what, _, _ in events}
     assert runs <= {measurement.name for measurement in report.measurements}
     proven = {(row.section, row.name) for row in report.table if row.proven}
     assert proven == {
