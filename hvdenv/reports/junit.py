@@ -61,7 +61,8 @@ def _rank(rank: RankRecord) -> ElementTree.Element:
         ElementTree.SubElement(case, "failure", type=rank.status, message=clean(rank.cause))
     out = ElementTree.SubElement(case, "system-out")
     path = rank.data_path or "unknown"
-    out.text = clean(f"process {rank.pid}, device {rank.device or 'unknown'}, data path {path}")
+    words = f"process {rank.pid}, device {rank.device or 'unknown'}, data path {path}"
+    out.text = clean("; it ".join(filter(None, (words, rank.note))))
     return case
 
 

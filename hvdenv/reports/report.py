@@ -123,6 +123,7 @@ class RankRecord(NamedTuple):
         cause: why, in words; for a follow-on error, the rank that failed first.
         seconds: from its start to its end; None if its end was not reported.
         data_path: the transports of its data; empty if unknown.
+        note: what is odd about it and no failure, such as that it is much slower than the others.
     """
 
     rank: int | None
@@ -136,6 +137,7 @@ class RankRecord(NamedTuple):
     cause: str = ""
     seconds: float | None = None
     data_path: str = ""
+    note: str = ""
 
     @property
     def run(self) -> str:
@@ -258,6 +260,8 @@ def different_ranks(ranks: Sequence[RankRecord]) -> list[tuple[RankRecord, str]]
         device, path = usual[rank.run]
         if rank.status == "fail":
             found.append((rank, rank.cause))
+        elif rank.note:
+            found.append((rank, rank.note))
         elif _kind(rank)[0] != device:
             found.append((rank, f"uses {rank.device or 'no known device'}, most others {device}"))
         elif _kind(rank)[1] != path:

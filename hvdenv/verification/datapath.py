@@ -11,7 +11,7 @@ from hvdenv.launch.launchers import Kind, Mpi
 from hvdenv.masking import clean
 from hvdenv.reports.report import RankRecord, Status
 from hvdenv.standalone.ranks.events import DataPath, Gpu, Joined
-from hvdenv.verification.ranks import Judgement, Rank, RankRun, causes_by_rank
+from hvdenv.verification.ranks import Judgement, Rank, RankRun, causes_by_rank, slow
 
 # Within a host only; what remains of a list goes between hosts as well.
 _WITHIN = {
@@ -199,6 +199,7 @@ def _transports(run: RankRun, ranks: Sequence[Rank]) -> str:
 def records(framework: str, run: RankRun | None) -> Iterator[RankRecord]:
     if not run:
         return
+    slowest, note = slow(run) or (None, "")
     for rank, cause in zip(run.ranks, causes_by_rank(run), strict=True):
         joined = rank.result or rank.last(Joined)
         nccl = of_nccl(_all_logged([rank])).name if uses_nccl(run) else ""
@@ -213,6 +214,7 @@ def records(framework: str, run: RankRun | None) -> Iterator[RankRecord]:
             controller=run.controller,
             status="fail" if cause else "pass",
             cause=clean(cause),
+            note=note if rank is slowest else "",
             seconds=rank.exited.seconds if rank.exited else None,
             data_path="; ".join(filter(None, transports)),
         )

@@ -329,10 +329,12 @@ def judge(run: RankRun) -> Judgement:
             return found
     hosts = sorted({rank.host for rank in run.ranks})
     count = run.results[0].tests
+    slowest = slow(run)
+    but = f"; but {slowest[0].name} {slowest[1]}" if slowest else ""
     return Judgement(
         "pass",
         f"{run.size} ranks on {listed(hosts)} agree on {count} reductions,"
-        f" with {run.controller} as the controller ({run.launcher}){_slow(run)}",
+        f" with {run.controller} as the controller ({run.launcher}){but}",
     )
 
 
@@ -363,19 +365,20 @@ def _own_cause(rank: Rank) -> str:
     return f"wrong values in {listed(wrong)}" if wrong else ""
 
 
-def _slow(run: RankRun) -> str:
-    """The rank that took much longer than the others for the same work, in words; or nothing."""
+def slow(run: RankRun) -> tuple[Rank, str] | None:
+    """The rank that took much longer than the others for the same work, and this in words."""
     seconds = [result.busy for result in run.results]
     if len(seconds) < 2 or not all(seconds):
-        return ""
+        return None
     *others, longest = sorted(seconds)
-    usual, slowest = statistics.median(others), run.ranks[seconds.index(longest)]
+    usual = statistics.median(others)
+    slowest = [rank for rank in run.ranks if rank.result][seconds.index(longest)]
     if longest < max(_SLOW_FACTOR * usual, usual + _SLOW_SECONDS):
-        return ""
-    return (
-        f"; but {slowest.name} took {longest / usual:.0f} times as long as the others for its own"
-        f" work ({longest:.2g} s instead of {usual:.2g} s), and every rank waits for the slowest:"
-        f" look for other load on {slowest.host}, and compare its number of cores and CPU clock"
+        return None
+    return slowest, (
+        f"took {longest / usual:.0f} times as long as the others for its own work"
+        f" ({longest:.2g} s instead of {usual:.2g} s), and every rank waits for the slowest:"
+        f" compare the cores, CPU clock and limits of {slowest.host} with those of other hosts"
     )
 
 

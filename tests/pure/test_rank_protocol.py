@@ -11,6 +11,7 @@ import subprocess
 import zlib
 from collections.abc import Sequence
 from itertools import zip_longest
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdenv.masking import clean, learn
+from hvdenv.reports import junit, page
+from hvdenv.reports.render import render
+from hvdenv.reports.report import Finding, Report
 from hvdenv.standalone.ranks import events as wire
 from hvdenv.standalone.ranks.events import DataPath, EventWriter, Operation, Received, Stage
+from hvdenv.verification.datapath import records
 from hvdenv.verification.ranks import (
     Rank,
     RankRun,
@@ -204,6 +209,43 @@ def test_a_slow_rank_is_named_and_fails_nothing(seconds: tuple[float, ...], said
     assert judgement.status == "pass"
     assert said in judgement.message
     assert ("took" in judgement.message) == bool(said)
+    notes = [record.note for record in records("torch", run(*good(size), *events, size=size))]
+    assert [note in judgement.message for note in notes if note] == [True] * bool(said)
+
+
+def test_a_slow_rank_is_named_in_every_format() -> None:
+    events = [result(number, busy=busy) for number, busy in enumerate((0.04, 1.5))]
+    ranks_ = tuple(records("torch", run(*good(2), *events)))
+    finding = Finding("allreduce", "torch over MPI", "pass", "right")
+    report = Report("local", "/env", "n1", "2026", 1.0, (finding,), ranks=ranks_)
+    assert report.verdict == "pass"
+    said = "took 38 times as long as the others for its own work"
+    texts = [
+        render(report, width=200),
+        page.render(report),
+        junit.render(report),
+        json.dumps(report.to_json()),
+    ]
+    assert [said in text for text in texts] == [True] * 4
+
+
+def test_time_without_a_core_is_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, now, waits = load("context"), [100.0], [0.0]
+    monkeypatch.setattr(program, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(program, "queued", lambda: waits[0])
+    context = object.__new__(program.Context)
+    context.waited = 0.0
+    began = context.worked
+    now[0] += 1.0  # work
+    now[0], waits[0] = now[0] + 3.0, 3.0  # no core
+    with context.waiting():
+        now[0], waits[0] = now[0] + 2.0, 3.5
+    now[0] += 0.5  # work
+    assert context.worked - began == pytest.approx(1.5)
+
+
+def test_the_kernel_counts_seconds_without_a_core() -> None:
+    assert load("context").queued() >= 0.0
 
 
 @pytest.mark.parametrize(

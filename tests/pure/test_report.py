@@ -49,6 +49,7 @@ RANK = RankRecord(0, "n1", 0, 100, "cuda:0", "torch", "MPI", "pass", data_path=P
     [
         ({"device": "cuda:1", "data_path": "pml ucx, rc_mlx5/mlx5_3:1"}, None),
         ({"status": "fail", "cause": "hangs"}, "hangs"),
+        ({"note": "took 9 times as long"}, "took 9 times as long"),
         ({"device": "cpu"}, "uses cpu, most others cuda"),
         ({"data_path": "pml ob1, btl tcp"}, "sends by pml ob1, btl tcp, unlike most"),
         ({"device": "cpu", "controller": "Gloo"}, None),

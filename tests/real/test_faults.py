@@ -28,6 +28,7 @@ from hvdenv.runner import Runner
 from hvdenv.sites.hosts import Host
 from hvdenv.verification import checks, collectors, ranks
 from hvdenv.verification.collection import TWO_RANKS, Setup
+from hvdenv.verification.datapath import records
 from hvdenv.verification.verify import DEFAULT_EXERCISES, verify
 from tests.real.conftest import Cli, hear_interrupts
 from tests.real.doctored import (
@@ -136,9 +137,11 @@ def test_ranks_that_reduce_alone_and_lie_about_their_size(copy: Copy, runner: Ru
 
 
 def test_a_slow_rank_is_only_late(copy: Copy, runner: Runner) -> None:
-    judgement = ranks.judge(run_ranks(copy(on_rank_1("time.sleep(0.2)")), runner, "Gloo"))
+    run = run_ranks(copy(on_rank_1("time.sleep(0.05)")), runner, "Gloo")
+    judgement = ranks.judge(run)
     assert judgement.status == "pass", judgement
     assert f"but rank 1 on {HERE} took " in judgement.message
+    assert [bool(record.note) for record in records("torch", run)] == [False, True]
 
 
 OTHERS = {

@@ -29,6 +29,15 @@ def numbers_of(version: str) -> Tuple[int, ...]:
     return tuple(numbers)
 
 
+def queued() -> float:
+    """Seconds for which this thread had work and no core; 0.0 if the kernel does not count them."""
+    try:
+        with open("/proc/thread-self/schedstat") as stream:
+            return int(stream.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 class Context:
     """One rank, with its framework and Horovod.
 
@@ -40,7 +49,7 @@ class Context:
         version: of the framework.
         gpu: this rank's GPU as the framework calls it; empty without one.
         device: the GPU of tensors that tensor() makes; empty for the host's memory.
-        waited: seconds spent within waiting() so far.
+        waited: seconds spent within waiting() so far, without those in the queue for a core.
     """
 
     def __init__(self, framework: str, controller: str, descriptor: int) -> None:
@@ -74,11 +83,19 @@ class Context:
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """Within this block the rank waits for others."""
-        began = time.time()
+        began = self.worked
         try:
             yield
         finally:
-            self.waited += time.time() - began
+            self.waited += self.worked - began
+
+    @property
+    def worked(self) -> float:
+        """Seconds since some time, without waiting for other ranks or for a core."""
+        before, now, after = queued(), time.monotonic(), queued()
+        while before != after:  # it lost its core in between
+            before, now, after = after, time.monotonic(), queued()
+        return now - after - self.waited
 
     def wait_for(self, handle: Any) -> Any:
         """The result of torch's handle once it is ready.

@@ -120,7 +120,7 @@ class Result(NamedTuple):
         failed: how many of them were wrong.
         wrong: the first of these, with ``test``, ``got`` and ``wanted``.
         own: in how many wrong ones the rank got its own input back.
-        busy: seconds of its own work, without those in which it waited for other ranks.
+        busy: seconds of its own work, without waiting for other ranks or for a core.
         mpi_enabled, gloo_enabled: None where this Horovod cannot be asked.
         logged: ``controller`` and ``cpu`` (the operation) in Horovod's debug output.
     """
