@@ -7,7 +7,7 @@ import shutil
 import sys
 import threading
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from hvdenv.masking import clean
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 COMPILE_LINE_SECONDS = 20.0
 # Parts of verify that take less get no line.
 PART_SECONDS = 3.0
+STAGE_COLUMNS = 20
 # How long plain lines of verify say nothing.
 SILENT_SECONDS = 20.0
 
@@ -188,7 +189,8 @@ class Parts(AbstractContextManager["Parts"]):
     def tell(self, what: str, label: str, detail: str) -> None:
         """Take what verify reports, as collection.Progress says."""
         now = time.monotonic()
-        with self._lock:
+        # A terminal that has gone away is no problem of the ranks.
+        with self._lock, suppress(OSError):
             if what == "failed":
                 self._say(f"failed: {label}: {detail}")
             elif what == "finished":
@@ -223,7 +225,7 @@ class Parts(AbstractContextManager["Parts"]):
 
     def remind(self) -> None:
         """Say what runs, if nothing was said for a while."""
-        with self._lock:
+        with self._lock, suppress(OSError):
             now = time.monotonic()
             if self._parts and now - self._said > SILENT_SECONDS:
                 names = (
@@ -261,7 +263,7 @@ class LiveParts(Parts):
         elif what == "started":
             self._tasks[label] = self._progress.add_task(label, total=None, stage="")
         elif what == "stage":
-            self._progress.update(self._tasks[label], stage=detail)
+            self._progress.update(self._tasks[label], stage=shortened(detail, STAGE_COLUMNS))
 
     def _print(self, line: str) -> None:
         self._progress.console.print(line, markup=False, highlight=False)

@@ -613,8 +613,9 @@ def benchmark(
 def started(startup: bool, starts: Sequence[Start], framework: str) -> Iterator[Finding]:
     """How long ranks take until Horovod is initialised."""
     if starts:
-        subject = f"{framework} over {starts[0].run.controller}"
-        yield Finding("startup", subject, *judge_starts(starts))
+        controller = starts[0].run.controller
+        about = About((framework,), (controller,), (controller,))
+        yield Finding("startup", f"{framework} over {controller}", *judge_starts(starts), about)
 
 
 @check("yardstick")

@@ -39,7 +39,7 @@ _RANK_VARIABLES = (
     "SLURM_PROCID",
 )
 # An event has fewer, of several ranks at a time.
-_EVENT_LINES = 32
+_EVENT_LINES, _NEWS = 32, 200
 _SHOWN = 8  # ranks that evidence and messages name one by one
 _LINES = 15  # of the launcher in the evidence
 
@@ -293,7 +293,8 @@ def listener(token: str, tell: Callable[[str, str], None]) -> Callable[[str], No
         if token in line:
             recent.append(line)
             for message in read("\n".join(recent), token):
-                if (news := _news(message.event)) and news not in told:
+                news = _news(message.event)
+                if news and news not in told and len(told) < _NEWS:
                     told.add(news)
                     tell(*news)
 

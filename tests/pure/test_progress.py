@@ -70,6 +70,18 @@ def test_a_terminal_shows_what_runs(monkeypatch: pytest.MonkeyPatch, now: list[f
     assert "torch over MPI" in shown and "collectives" in shown and "0:00:0" in shown
 
 
+class Gone(io.StringIO):
+    """A terminal that has gone away."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_terminal_that_goes_away_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Gone())
+    Parts().tell("failed", "torch over MPI", "ranks died")
+
+
 def test_without_a_terminal_there_is_no_live_view() -> None:
     with choose_parts() as parts:
         assert type(parts) is Parts
