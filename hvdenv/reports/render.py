@@ -93,14 +93,19 @@ def _passed(title: str, findings: Sequence[Finding], width: int) -> Iterator[str
 
 
 def _ranks(ranks: Sequence[RankRecord], width: int) -> Iterator[str]:
-    """Only the ranks that failed or differ."""
-    if found := different_ranks(ranks):
+    """Only the ranks that failed or differ, those of one run with one reason together."""
+    found = different_ranks(ranks)
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for rank, why in found:
+        of_reason = reasons.setdefault((rank.run, f"{rank.status}: {why}"), [])
+        of_reason.append(f"{rank.name} (process {rank.pid})")
+    if found:
         yield f"Ranks that failed or differ ({len(found)} of {len(ranks)}):"
-        for rank, why in found[:_RANKS]:
-            where = f"{rank.run}: {rank.name}, process {rank.pid}"
-            yield from _wrapped(f"{where}: {rank.status}: {why}", width, 4)
-        if len(found) > _RANKS:
-            yield f"    and {len(found) - _RANKS} more, see --json"
+        for (run, reason), names in [*reasons.items()][:_RANKS]:
+            more = f" and {len(names) - _RANKS} more" if len(names) > _RANKS else ""
+            yield from _wrapped(f"{run}: {', '.join(names[:_RANKS])}{more}: {reason}", width, 4)
+        if len(reasons) > _RANKS:
+            yield f"    and {len(reasons) - _RANKS} more reasons, see --json"
         yield ""
 
 
@@ -130,7 +135,7 @@ def _cause(findings: Sequence[Finding], width: int, colour: bool) -> Iterator[st
             line.lstrip(), width, min(4 + len(line) - len(line.lstrip()), width // 2)
         )
     if others:
-        more = f"and {len(others)} more of this cause: see below, and --json for their evidence"
+        more = f"and {len(others)} more of this cause, listed below; --json has their evidence"
         yield from _wrapped(more, width, 2)
     if first.remedy:
         yield from _wrapped(f"what to do: {first.remedy}", width, 2)

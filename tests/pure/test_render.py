@@ -60,8 +60,12 @@ def test_ranks_that_failed_are_listed() -> None:
     text = render(report(FAIL, ranks=(right, rank)))
     assert (
         "Ranks that failed or differ (1 of 2):\n"
-        "    torch over MPI: rank 1 on n1, process 7: fail: was ended by SIGKILL\n\n"
+        "    torch over MPI: rank 1 on n1 (process 7): fail: was ended by SIGKILL\n\n"
     ) in text
+    several = [rank._replace(rank=number, pid=number) for number in range(20)]
+    text = render(report(FAIL, ranks=tuple(several)), width=1000)
+    assert "(20 of 20):\n    torch over MPI: rank 0 on n1 (process 0), rank 1 on n1 (p" in text
+    assert "rank 15 on n1 (process 15) and 4 more: fail: was ended by SIGKILL\n" in text
     assert "Ranks" not in render(report(PASS, ranks=(right,)))
 
 
