@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import os
 import re
 import shlex
 import sys
@@ -17,6 +18,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, TypeVar, cast
 from urllib.parse import quote, quote_plus, unquote
+
+from hvdenv.errors import StepError
 
 T = TypeVar("T")
 
@@ -238,14 +241,52 @@ def clean(text: str) -> str:
 
 
 class CleanStream:
-    """A stream for people. Text printed to it has no secrets and cannot control their terminal."""
+    """A stream for people. Text printed to it has no secrets and cannot control their terminal.
 
-    def __init__(self, stream: TextIO) -> None:
-        self.unfiltered = stream
+    Args:
+        stream: None if its descriptor is closed.
+        needed: whether a text that cannot be written is an error. Without a place for messages,
+            the command still has its result.
+    """
+
+    def __init__(self, stream: TextIO | None, *, needed: bool = True) -> None:
+        self.unfiltered = stream or open(os.devnull, "w")  # noqa: SIM115
+        self._needed = needed
 
     def write(self, text: str) -> int:
-        self.unfiltered.write(clean(text))
+        self.write_unfiltered(clean(text))
         return len(text)
+
+    def write_unfiltered(self, text: str) -> None:
+        """Write text whose foreign parts were filtered.
+
+        Raises:
+            BrokenPipeError: the reader has gone.
+            StepError: the stream is needed, and cannot be written.
+        """
+        with self._whatever_fails():
+            self.unfiltered.write(text)
+
+    def flush(self) -> None:
+        """Raises the same."""
+        with self._whatever_fails():
+            self.unfiltered.flush()
+
+    @contextmanager
+    def _whatever_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            # What is left cannot be written later either; Python would try it at its end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.unfiltered.fileno())
+            if self._needed and isinstance(error, BrokenPipeError):
+                raise
+            if self._needed:
+                raise StepError(
+                    f"cannot write the output: {error.strerror}",
+                    where="standard output",
+                    remedy="free space there, or send the output elsewhere",
+                ) from error
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -263,7 +304,8 @@ def clean_output(variables: Iterable[tuple[str, str]] = ()) -> Iterator[None]:
         variables: those of this process. What is learnt in the block is forgotten after it.
     """
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast("TextIO", CleanStream(each)) for each in before)
+    sys.stdout = cast("TextIO", CleanStream(before[0]))
+    sys.stderr = cast("TextIO", CleanStream(before[1], needed=False))
     with forgotten():
         learn(variables)
         try:
@@ -288,4 +330,4 @@ def forgotten() -> Iterator[None]:
 
 def print_coloured(text: str) -> None:
     """Print text with colours. The caller has removed other control characters."""
-    print(mask(text), end="", file=getattr(sys.stdout, "unfiltered", sys.stdout))
+    getattr(sys.stdout, "write_unfiltered", sys.stdout.write)(mask(text))

@@ -13,20 +13,26 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Event
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.errors import InterruptedRunError, StepError
 from hvdenv.masking import clean as cleaned
 from hvdenv.masking import cut_before, learn
 
+if TYPE_CHECKING:
+    import psutil
+
 TOKEN_VARIABLE = "HVDENV_TOKEN"
+# Signals on which hvdenv ends everything that it has started, and exits with 130.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_SECONDS = 5.0
 # Batch systems leave a job seconds between SIGTERM and SIGKILL, and reports need some of them.
 STOPPED_SECONDS = 2.0
@@ -102,7 +108,7 @@ class Runner:
         self.token = token or os.urandom(16).hex()
         self.given = os.environ if environ is None else environ
         self._base = clean(self.given)
-        self._stopped = Event()
+        self._stopped: list[bool] = []  # no Event: two signals at once would wait for its lock
 
     def environment(self, command: Command) -> dict[str, str]:
         """What the process of this command sees.
@@ -140,11 +146,11 @@ class Runner:
 
     def stop(self) -> None:
         """End everything that runs now, from any thread; later runs refuse."""
-        self._stopped.set()
+        self._stopped.append(True)
 
     @property
     def stopped(self) -> bool:
-        return self._stopped.is_set()
+        return bool(self._stopped)
 
     def run(
         self,
@@ -170,7 +176,7 @@ class Runner:
             for line in _lines(process):
                 if line is not None:
                     take_line(line)
-                if self._stopped.is_set():
+                if self.stopped:
                     raise InterruptedRunError
                 if deadline is not None and time.monotonic() > deadline:
                     timed_out = True
@@ -189,10 +195,11 @@ class Runner:
 
     @contextmanager
     def _process(self, command: Command) -> Iterator[subprocess.Popen[bytes]]:
-        if self._stopped.is_set():
+        if self.stopped:
             raise InterruptedRunError
+        process = None
         try:
-            with open(command.stdin or os.devnull, "rb") as stdin:
+            with undisturbed(), open(command.stdin or os.devnull, "rb") as stdin:
                 process = subprocess.Popen(
                     [sys.executable if word == OWN_PYTHON else word for word in command.argv],
                     env=self.environment(command),
@@ -203,19 +210,26 @@ class Runner:
                     start_new_session=True,
                     preexec_fn=_limit(command.memory),
                 )
-        except OSError as error:
-            raise _cannot_start(command, error) from error
-        try:
             yield process
-        except BaseException:
-            self._end(process)
+        except BaseException as error:
+            if process:
+                self._end(process)
+            elif isinstance(error, OSError):
+                raise _cannot_start(command, error) from error
             raise
         finally:
-            assert process.stdout is not None
-            process.stdout.close()
+            if process and process.stdout:
+                process.stdout.close()
 
     def _end(self, process: subprocess.Popen[bytes]) -> None:
         """End a process, its session and whatever else carries the token."""
+        with undisturbed():
+            self._end_session(process)
+            end_marked(self.token)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)  # no signal ends what waits for a file server that is gone
+
+    def _end_session(self, process: subprocess.Popen[bytes]) -> None:
         patience = STOPPED_SECONDS if self.stopped else GRACE_SECONDS
         for number, grace in ((signal.SIGTERM, patience), (signal.SIGKILL, 1.0)):
             try:
@@ -227,9 +241,6 @@ class Runner:
                 break
             except subprocess.TimeoutExpired:
                 continue
-        end_marked(self.token)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(1.0)  # no signal ends what waits for a file server that is gone
 
 
 def _limit(memory: int | None) -> Callable[[], None] | None:
@@ -374,13 +385,39 @@ def handled(
     before = {number: signal.getsignal(number) for number in numbers}
     heard = [number for number, each in before.items() if each is not signal.SIG_IGN]
     try:
-        for number in heard:
-            signal.signal(number, handler)
+        with _blocked(heard):
+            for number in heard:
+                signal.signal(number, handler)
         yield
     finally:
-        for number in heard:
-            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-            signal.signal(number, default if before[number] is None else before[number])
+        with _blocked(heard):  # one that arrives now must not leave the others as they are
+            for number in heard:
+                default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+                signal.signal(number, default if before[number] is None else before[number])
+
+
+@contextmanager
+def _blocked(numbers: Iterable[signal.Signals]) -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Put off signals that end this program until the block has ended."""
+    if threading.current_thread() is not threading.main_thread():  # others receive none
+        yield
+        return
+    late: list[int] = []
+    try:
+        with handled(ENDING, lambda number, _frame: late.append(number)):
+            yield
+    finally:
+        if late:
+            signal.raise_signal(late[0])
 
 
 def _wait(pid: int, terminal: int) -> int:
@@ -408,6 +445,12 @@ def _filled_in(name: str, value: str, seen: Mapping[str, str]) -> str:
     return re.sub(r"\$([A-Za-z_][A-Za-z0-9_]*)", replace, value)
 
 
+def is_marked(process: psutil.Process, token: str) -> bool:
+    """Whether a process has a runner's token, or that of one of its branches."""
+    seen = process.environ().get(TOKEN_VARIABLE, "")
+    return bool(token) and (seen == token or seen.startswith(token + "."))
+
+
 def end_marked(token: str) -> list[int]:
     """Kill every process on this host that has a runner's token, or that of one of its branches.
 
@@ -421,9 +464,7 @@ def end_marked(token: str) -> list[int]:
         found = len(ended)
         for process in psutil.process_iter():
             try:
-                seen = process.environ().get(TOKEN_VARIABLE, "")
-                marked = seen == token or seen.startswith(token + ".")
-                if marked and process.pid not in (os.getpid(), *ended):
+                if process.pid not in (os.getpid(), *ended) and is_marked(process, token):
                     process.kill()
                     ended.append(process.pid)
             except (psutil.Error, OSError):

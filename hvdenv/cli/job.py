@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hvdenv import PACKAGE
 from hvdenv.cli.options import SITE_VARIABLE, add, add_options, print_json, report, resolved_of
 from hvdenv.cli.run import (
     Chosen,
@@ -41,13 +42,15 @@ from hvdenv.sites import batch, jobs
 from hvdenv.sites.answers import Status
 from hvdenv.sites.job_status import abnormal_end, explained
 
-# Both ignore modules in the folder that the job starts in. Python 3.10 has no -P.
-AS_MODULE = ("-P", "-m")
-AS_MODULE_3_10 = (
+# Ignores the folder that the job starts in and the variables of its shell. A Python that ignores
+# these leaves out the packages of the user, where hvdenv may be.
+AS_MODULE = (
+    "-I",
     "-c",
-    "import sys; del sys.path[0], sys.argv[0]; import runpy; runpy.run_module(sys.argv[0], None, '__main__')",
+    f"import sys; sys.path.append({str(PACKAGE.parent)!r}); del sys.argv[0];"
+    " import runpy; runpy.run_module(sys.argv[0], None, '__main__')",
 )
-OWN = (sys.executable, *(AS_MODULE if sys.version_info >= (3, 11) else AS_MODULE_3_10))
+OWN = (sys.executable, *AS_MODULE)
 
 EXAMPLES = """\
 examples:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from hvdenv import __version__
 from hvdenv.errors import OWN_FAILURE, HvdenvError, InterruptedRunError, UsageError
 from hvdenv.masking import clean_output
-from hvdenv.runner import drop_relative_folders, environment, forbid_world_writes
+from hvdenv.runner import ENDING, drop_relative_folders, environment, forbid_world_writes, handled
 from hvdenv.schema import nearest
 
 # Each command has one line here and a module of its name in this package, with
@@ -149,8 +149,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A path may hold bytes that the terminal's encoding has no characters for.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    with clean_output(environment().items()):
-        return _main(argv)
+    with clean_output(environment().items()), handled(ENDING, signal.default_int_handler):
+        try:
+            code = _main(argv)
+            sys.stdout.flush()
+            return code
+        except HvdenvError as error:  # the output cannot be written
+            return _report(error)
+        except KeyboardInterrupt:
+            return _report(InterruptedRunError())
+        except BrokenPipeError:  # the reader of our output has gone (`hvdenv plan | head`)
+            return 141
 
 
 def _main(argv: Sequence[str] | None) -> int:
@@ -167,13 +176,11 @@ def _main(argv: Sequence[str] | None) -> int:
     try:
         arguments = make_parser(command).parse_args(words, parsed)
     except SystemExit as end:
-        passes_on = command in PASS_CODES_ON and end.code
-        raise SystemExit(OWN_FAILURE if passes_on else end.code) from None
+        return OWN_FAILURE if command in PASS_CODES_ON and end.code else int(end.code or 0)
     if arguments.command is None:
         print(_FIRST)
         return 2
     forbid_world_writes()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     drop_relative_folders()
     try:
         _refuse_foreign_home(arguments)
@@ -183,13 +190,8 @@ def _main(argv: Sequence[str] | None) -> int:
     except HvdenvError as error:
         code = _report(error)
         return OWN_FAILURE if command in PASS_CODES_ON else code
-    except KeyboardInterrupt:
-        return _report(InterruptedRunError())
     except BrokenPipeError:
-        # The reader of our output has gone (`hvdenv plan | head`): not an error.
-        # Nothing is left to be written when Python flushes once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        raise
     except Exception as error:
         if of_machine := _of_machine(error):
             return _report(of_machine)

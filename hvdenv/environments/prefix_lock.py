@@ -347,7 +347,7 @@ def _surely_gone(holder: Holder | None, age: float | None) -> bool:
         return age > _CLAIM_SECONDS
     if holder is None or holder.host != os.uname().nodename:
         return False
-    if holder.boot != _boot():
+    if holder.boot != boot_id():
         return age > _REBOOT_SECONDS
     if holder.namespace != _namespace():
         return False
@@ -377,7 +377,7 @@ def _busy(store: Path, holder: Holder | None, age: float) -> BusyError:
             f"check on {holder.host} whether it still runs; if it is certainly gone, build with"
             " --break-lock"
         )
-        here = (os.uname().nodename, _boot(), _namespace())
+        here = (os.uname().nodename, boot_id(), _namespace())
         if (holder.host, holder.boot, holder.namespace) == here:
             remedy = "wait for it, or end it"
     return BusyError(message, where=str(store / LOCK), remedy=remedy)
@@ -391,7 +391,7 @@ def _describe(holder: Holder) -> str:
 def _myself() -> Holder:
     return Holder(
         host=os.uname().nodename,
-        boot=_boot(),
+        boot=boot_id(),
         namespace=_namespace(),
         pid=os.getpid(),
         started=_started(os.getpid()),
@@ -402,11 +402,18 @@ def _myself() -> Holder:
     )
 
 
-def _boot() -> str:
+def boot_id() -> str:
     try:
         return read_text("/proc/sys/kernel/random/boot_id", SYSTEM).strip()
     except OSError:
         return ""
+
+
+def runs_here(store: Path) -> bool:
+    """Whether the holder of a store's lock runs on this host, whatever its heartbeat's age."""
+    holder, age = _read(store / LOCK)
+    here = (os.uname().nodename, boot_id(), _namespace())
+    return holder is not None and age is not None and here == holder[:3] and _alive(holder)
 
 
 def _namespace() -> str:

@@ -60,7 +60,9 @@ def _delete_if_left(path: Path) -> None:
         old = time.time() - living.stat().st_mtime > LEFT_ALONE_SECONDS
         if not lock.exists() and not old:
             return
-        with prefix_lock.hold(path, wait=0, break_lock=old) as held:
+        # A clock that jumped makes the heartbeats of a living process look old.
+        gone = old and not prefix_lock.runs_here(path)
+        with prefix_lock.hold(path, wait=0, break_lock=gone) as held:
             if held.replaced:
                 end_marked(held.replaced.token)
         if held.replaced or old:

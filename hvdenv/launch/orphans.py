@@ -10,7 +10,9 @@ so hvdenv reports it and does not end it.
 from __future__ import annotations
 
 import os
+import re
 import shlex
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,8 +22,9 @@ from hvdenv.command import Command, Outcome
 from hvdenv.errors import StepError
 from hvdenv.launch.nodes import AT_ONCE, is_this_host
 from hvdenv.masking import clean
+from hvdenv.reading import SYSTEM, read_text
 from hvdenv.reports.report import Finding
-from hvdenv.runner import TOKEN_VARIABLE, Runner, end_marked
+from hvdenv.runner import TOKEN_VARIABLE, Runner, end_marked, is_marked
 
 _ANSWER = "@hvdenv-ended"
 # For any POSIX shell. It can read only the processes of its user, which are the ones to end.
@@ -36,8 +39,9 @@ _INIT = 1
 _SHOWN = 8
 # Seconds for a process to notice that its run is over.
 _PATIENCE = 1.0
-# The kernel reports its own start, which start times are relative to, in whole seconds.
+# `ps` and the kernel round times.
 _CLOCK = 1.0
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Orphan(NamedTuple):
@@ -50,11 +54,13 @@ class Suspects(NamedTuple):
     """Describes processes without the run's token that may be its orphans.
 
     Attributes:
-        since: start of the run, in seconds since the epoch.
+        since: start of the run, in seconds since the host was started.
+        token: of the run. Processes that have it, or are being killed, are not orphans.
     """
 
     folders: tuple[str, ...]
     since: float
+    token: str = ""
 
     def runs(self, program: str) -> bool:
         """Whether a program is a Python in one of the folders."""
@@ -63,6 +69,11 @@ class Suspects(NamedTuple):
 
 
 _NOBODY = Suspects((), 0.0)
+
+
+def since_boot() -> float:
+    """The seconds since this host was started. Unlike the time, they never jump."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def end(
@@ -112,21 +123,36 @@ def _local_orphans(suspects: Suspects) -> Iterator[Orphan]:
             if (
                 words
                 and (suspects.runs(words[0]) or suspects.runs(process.exe()))
-                and process.create_time() >= suspects.since - _CLOCK
+                and _began(process.pid) >= suspects.since - _CLOCK
                 and process.uids().effective == os.geteuid()
                 and process.ppid() in adopters
                 and process != me
                 and process not in me.parents()
+                and not is_marked(process, suspects.token)
+                and not _is_dying(process.pid)
             ):
                 yield Orphan(os.uname().nodename, process.pid, shlex.join(words))
         except (psutil.Error, OSError):
             continue
 
 
+def _began(pid: int) -> float:
+    """When a process began, in seconds since the host was started."""
+    stat = read_text(f"/proc/{pid}/stat", SYSTEM, errors="replace")
+    return int(stat.rpartition(")")[2].split()[19]) / _TICKS
+
+
+def _is_dying(pid: int) -> bool:
+    """Whether a process was killed, which on a busy host takes effect seconds later."""
+    status = read_text(f"/proc/{pid}/status", SYSTEM, errors="replace")
+    pending = re.findall(r"^S\w+Pnd:\s*(\w+)$", status, re.MULTILINE)
+    return any(int(mask, 16) >> (signal.SIGKILL - 1) & 1 for mask in pending)
+
+
 def _orphans_in(lines: Sequence[str], host: str, suspects: Suspects) -> list[Orphan]:
     """The same for another host, from the output of `ps`."""
     found = []
-    lasted = time.time() - suspects.since + _CLOCK
+    lasted = since_boot() - suspects.since + _CLOCK
     for line in lines:
         mark, *numbers, words = [*line.split(None, 4), "", "", "", "", ""][:5]
         if mark == _PROCESS and all(number.isdigit() for number in numbers):

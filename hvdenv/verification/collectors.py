@@ -21,6 +21,7 @@ from hvdenv import RANK_PROGRAMS
 from hvdenv.command import Command, Outcome
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import Expectation, Installation, hides_variables, mpi_prefix
+from hvdenv.environments.prefix_lock import boot_id
 from hvdenv.errors import CheckBuildError, InterruptedRunError, StepError
 from hvdenv.launch.container import on_this_host, start_inside
 from hvdenv.launch.launchers import Launch, Mpi, parse_mpi_version
@@ -260,7 +261,7 @@ def rank_run(
     deadline = timeout - min(_LAUNCHER_SECONDS, timeout / 4)
     program = (
         *(installation.python, "-S", "-u", f"{installation.programs}/ranks/rank.py"),
-        *(token, f"{deadline:g}@{time.time() + deadline:.1f}"),
+        *(token, _deadline(deadline)),
         *(framework, controller, "host" if host_only else "gpu", *exercises),
     )
     launch = on_this_host(name, setup.launch, installation.inside)
@@ -289,6 +290,12 @@ def rank_run(
         if judgement.status == "fail":
             setup.tell("failed", judgement.message)
     return run
+
+
+def _deadline(seconds: float) -> str:
+    """When ranks end, as rank.py takes it."""
+    wall, steady = time.time() + seconds, time.monotonic() + seconds
+    return f"{seconds:g}@{wall:.1f}@{boot_id()}@{steady:.1f}"
 
 
 def _trains(
@@ -419,10 +426,11 @@ def starts(
 
     def start(each: Setup, controller: str, left: int) -> Start:
         # The first start, from a slow file system, may take as long as all others together.
-        began, share = time.time(), (end - time.monotonic()) / min(left, 2)
+        began, now = time.time(), time.monotonic()
+        share = (end - now) / min(left, 2)
         timed = each._replace(exercises=(startup_.EXERCISE,))
         run = rank_run(timed, mpi, share, framework, controller)
-        return Start(run, began, time.time() - began)
+        return Start(run, began, time.monotonic() - now)
 
     controllers = [c for c in CONTROLLERS if _can_run(libraries, setup, mpi, framework, c)]
     for controller in controllers:

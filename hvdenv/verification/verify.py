@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import threading
 import time
@@ -17,7 +16,7 @@ from hvdenv import __version__
 from hvdenv.launch import orphans
 from hvdenv.launch.placement import influences
 from hvdenv.reports.report import Finding, Measurement, Report
-from hvdenv.runner import Runner, end_marked, environment, handled
+from hvdenv.runner import ENDING, Runner, end_marked, environment, handled
 from hvdenv.verification import bench, collectives, startup, training
 from hvdenv.verification.checks import REBUILD, damaged, table
 from hvdenv.verification.collection import (
@@ -54,7 +53,7 @@ def verify(setup: Setup, on_event: Progress = lambda what, label, detail: None) 
             until then.
         on_event: told what runs and what fails, from several threads.
     """
-    began = time.monotonic()
+    began, since = time.monotonic(), orphans.since_boot()
     setup = _with_this_process(setup)
     with _ended_by_signals(setup.runner):
         collection = Collection(setup, on_event)
@@ -62,7 +61,6 @@ def verify(setup: Setup, on_event: Progress = lambda what, label, detail: None) 
         results = collection.results
         findings = _with_first_remedy(list(judge(setup, results)), setup, results)
         try:
-            since = time.time() - (time.monotonic() - began)
             findings += _orphans(setup, results, since)
         except Exception as error:
             findings.append(bug("orphans", "hosts", error))
@@ -142,7 +140,7 @@ def _orphans(setup: Setup, results: Mapping[Key, Any], since: float) -> Iterator
     if not installation.inside:  # the programs of an image are inside it
         folders = [installation.prefix, os.path.dirname(installation.python)]
     folders += [os.path.realpath(folder) for folder in folders]
-    suspects = orphans.Suspects(tuple(dict.fromkeys(folders)), since)
+    suspects = orphans.Suspects(tuple(dict.fromkeys(folders)), since, runner.token)
     names = ("rank_run", "elastic_run")
     runs = [value for key, value in results.items() if key.name in names]
     failed = any(isinstance(run, Failed) or (run and run.returncode) for run in runs)
@@ -166,7 +164,7 @@ def _ended_by_signals(runner: Runner) -> Iterator[None]:
 
     main = threading.current_thread() is threading.main_thread()
     try:
-        with handled((signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if main else (), stop):
+        with handled(ENDING if main else (), stop):
             yield
     except BaseException:
         runner.stop()

@@ -86,7 +86,7 @@ def test_an_orphan_that_has_dropped_the_token_is_reported_and_not_ended(tmp_path
     python = tmp_path / "env/bin/python"
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
-    since = time.time()
+    since = orphans.since_boot()
     sleep = "import time; time.sleep(600)"
     # Its parent is gone; the other one has a parent, and is not meant.
     start = f"env -i '{python}' -c '{sleep}' >/dev/null & echo $!"
@@ -103,7 +103,7 @@ def test_an_orphan_that_has_dropped_the_token_is_reported_and_not_ended(tmp_path
         assert runs(pid)
         for other in (Suspects((str(tmp_path / "en"),), since), Suspects((), since)):
             assert not list(orphans.orphans(other))
-        later = Suspects((str(tmp_path / "env"),), time.time() + 60)
+        later = Suspects((str(tmp_path / "env"),), orphans.since_boot() + 60)
         assert not list(orphans.orphans(later))
     finally:
         os.kill(pid, signal.SIGKILL)
@@ -118,7 +118,7 @@ def test_orphans_on_another_host(tmp_path: Path, runner: Runner) -> None:
     ]  # fmt: skip
     text = "".join(f"echo '@hvdenv-process {line}'\n" for line in lines)
     write_ssh(tmp_path, f"{text}echo @hvdenv-ended")
-    suspects = Suspects(("/env",), time.time() - 60)
+    suspects = Suspects(("/env",), orphans.since_boot() - 60)
     found, rest = orphans.end(["n2"], runner, 60, suspects)
     assert (found.subject, found.status) == ("n2", "unproven")
     assert "still run on n2: 77;" in found.message

@@ -158,7 +158,8 @@ def look(framework: str) -> Dict[str, Any]:
 
 def main(arguments: List[str]) -> None:
     faulthandler.enable()
-    sys.path.pop(0)  # this folder: its files must not shadow modules
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.pop(0)  # this folder: its files must not shadow modules
     find = look if arguments[0] == "--import" else files
     for framework in arguments:
         if framework != "--import":

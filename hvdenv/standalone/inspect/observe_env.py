@@ -249,7 +249,8 @@ def digest(path: str) -> str:
 
 
 def main(root: str) -> None:
-    sys.path.pop(0)  # this folder: its files must not shadow modules
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.pop(0)  # this folder: its files must not shadow modules
     found = json.dumps(Environment(root).look(), sort_keys=True)
     print("\n@hvdenv-observe_env " + base64.b64encode(found.encode()).decode())
 

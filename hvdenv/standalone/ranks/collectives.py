@@ -486,14 +486,14 @@ class Caller:
         Raises:
             ValueError: it is not JSON.
         """
-        end = time.time() + TIMELINE_LIMIT
+        end = time.monotonic() + TIMELINE_LIMIT
         while True:
             try:
                 with open(path) as stream:
                     names = {each.get("name") for each in json.load(stream)}
                 return int("ALLREDUCE" not in names)
             except (OSError, ValueError) as error:
-                if time.time() > end:
+                if time.monotonic() > end:
                     raise ValueError("no readable timeline: %s" % error) from error
             time.sleep(0.02)
 
@@ -634,7 +634,7 @@ def try_operations(context: Context, full: bool) -> None:
 
 def run(context: Context, option: str) -> None:
     """Try all operations, with tensors on the rank's device."""
-    began = time.time()
+    began = time.monotonic()
     with context.on_device():
         try_operations(context, option == "full")
-    context.report(events.OperationsDone(round(time.time() - began, 2)))
+    context.report(events.OperationsDone(round(time.monotonic() - began, 2)))

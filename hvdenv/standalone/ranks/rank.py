@@ -8,9 +8,9 @@ of the child's output is passed on as it is: events go to standard output (event
 ``overdue`` and ``exited`` are this program's own; the others come from the child.
 
 The child ends with this process (parent death signal), and this process ends by itself
-at the deadline and when its launcher is gone. DEADLINE is SECONDS@UNTIL: seconds from now,
-but no later than a time by the clock of the launching host, if the clocks agree: ranks that
-start late then end with the others. CONTROLLER is MPI or Gloo. DEVICE is gpu if ranks may use
+at the deadline and when its launcher is gone. DEADLINE is SECONDS, or SECONDS@WALL@BOOT@STEADY:
+seconds from now, but no later than a time by the steady clock of the host with this boot id, or
+by the wall clock of other hosts, if that agrees: ranks that start late then end with the others. CONTROLLER is MPI or Gloo. DEVICE is gpu if ranks may use
 GPUs, and host if they must not. Runs on Python 3.6 and newer with its standard library.
 """
 
@@ -28,6 +28,8 @@ import time
 from types import FrameType
 from typing import Callable, Dict, List, Optional, Sequence
 
+# PYTHONSAFEPATH leaves out the folder of a program.
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import datapath
 import events
 
@@ -118,10 +120,24 @@ def _narrowed(line: str) -> str:
 
 
 def seconds_left(deadline: str) -> float:
-    """The seconds until a deadline; in SECONDS@UNTIL, UNTIL counts if the clocks agree."""
+    """The seconds until a deadline: SECONDS, or fewer if the UNTIL of SECONDS@UNTIL is earlier."""
     seconds, _, until = deadline.partition("@")
-    left = float(until) - time.time() if until else 0.0
+    left = 0.0
+    if until:
+        wall, boot, steady = until.split("@")
+        # Clocks are set, steady ones never jump: but only processes of one host share one.
+        here = boot == boot_id()
+        left = float(steady) - time.monotonic() if here else float(wall) - time.time()
     return left if 0 < left < float(seconds) else float(seconds)
+
+
+def boot_id() -> str:
+    """What only processes of this host, since it was started, have in common."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as stream:
+            return stream.read().strip()
+    except OSError:
+        return ""
 
 
 def is_stopped(pid: int) -> bool:
@@ -193,7 +209,7 @@ class Supervisor:
         self.emit = writer.emit
         self.deadline = deadline
         self.at = events.Stage("start")
-        self.started = time.time()
+        self.started = time.monotonic()
         self.parent = os.getppid()
         self.tail = OutputTail()
         self.report = b""
@@ -232,7 +248,7 @@ class Supervisor:
         """Pass the launcher's signal on; the child has some seconds to follow it."""
         if not self.ended_by:
             self.ended_by = "launcher"
-            self.kill_at = time.time() + GRACE_SECONDS
+            self.kill_at = time.monotonic() + GRACE_SECONDS
         self.child.send_signal(number)
 
     def run(self) -> int:
@@ -257,8 +273,8 @@ class Supervisor:
         return self.child.returncode
 
     def _is_long_gone(self) -> bool:
-        self.gone_at = self.gone_at or time.time()
-        return time.time() > self.gone_at + OVERDUE_SECONDS
+        self.gone_at = self.gone_at or time.monotonic()
+        return time.monotonic() > self.gone_at + OVERDUE_SECONDS
 
     def _read(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
         block = os.read(key.fd, 65536)
@@ -288,7 +304,7 @@ class Supervisor:
             self.emit(event)
 
     def _look_at_the_clock(self) -> None:
-        now = time.time()
+        now = time.monotonic()
         left = self.started + self.deadline - now
         if os.getppid() != self.parent:
             self._kill("the launcher is gone")
@@ -316,7 +332,7 @@ class Supervisor:
 
     def seconds(self) -> float:
         """Seconds since the start."""
-        return round(time.time() - self.started, 2)
+        return round(time.monotonic() - self.started, 2)
 
 
 def resolves(name: str) -> bool:

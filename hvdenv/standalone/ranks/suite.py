@@ -45,7 +45,7 @@ class Reporter:
             self.context.report(events.TestDone(report.nodeid, "failed", reason=text))
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self.started = time.time()
+        self.started = time.monotonic()
         self.context.stage("suite", nodeid)
         self.timer = threading.Timer(self.seconds, self.give_up, (nodeid,))
         self.timer.daemon = True
@@ -58,7 +58,7 @@ class Reporter:
         frame = sys._current_frames()[threading.main_thread().ident or 0]
         inner = "".join(traceback.format_stack(frame)[-_FRAMES:])
         text = "E  still running after {:g} s\n{}".format(self.seconds, inner)
-        seconds = round(time.time() - self.started, 2)
+        seconds = round(time.monotonic() - self.started, 2)
         self.context.report(events.TestDone(test, "failed", seconds, text[:_TEXT_BYTES]))
         os._exit(1)
 
@@ -79,7 +79,7 @@ class Reporter:
         self.timer.cancel()
         faulthandler.cancel_dump_traceback_later()
         outcome = self.outcomes.pop(nodeid, events.TestDone(nodeid, "failed", reason="not run"))
-        self.context.report(outcome._replace(seconds=round(time.time() - self.started, 2)))
+        self.context.report(outcome._replace(seconds=round(time.monotonic() - self.started, 2)))
 
 
 def run(context: Context, option: str) -> None:

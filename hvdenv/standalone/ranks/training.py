@@ -873,7 +873,7 @@ def run(context: Context, option: str) -> None:
         without_autograph()
     for part in parts[: USUAL[context.framework] if usual else len(parts)]:
         context.stage("training", part.name)
-        began = time.time()
+        began = time.monotonic()
         facts = run_part(context, part)
-        seconds = round(time.time() - began, 2)
+        seconds = round(time.monotonic() - began, 2)
         context.report(events.Training(part=part.name, seconds=seconds, **facts))

@@ -119,7 +119,8 @@ def conda_problems(folder: str) -> Iterator[str]:
 def main(path: str, conda: str = "") -> int:
     with open(path, encoding="utf-8") as stream:
         wanted = dict(line.split() for line in stream)
-    sys.path.pop(0)  # this folder: its files must not shadow modules
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.pop(0)  # this folder: its files must not shadow modules
     lines = problems(wanted, installed())
     if conda:
         lines += conda_problems(os.path.join(sys.prefix, "conda-meta"))

@@ -134,7 +134,7 @@ class Copier:
         self.digests: Dict[str, str] = {}
         self.unchanged: List[str] = []
         self.copied = 0
-        self.reported = time.time()
+        self.reported = time.monotonic()
 
     def check_room(self) -> None:
         """Refuse a prefix that is longer than the room that packages reserve for it."""
@@ -192,8 +192,8 @@ class Copier:
             say("not copied, because it is neither a file nor a link: " + path)
             return
         self.copied += 1
-        if time.time() - self.reported > SECONDS_BETWEEN_LINES:
-            self.reported = time.time()
+        if time.monotonic() - self.reported > SECONDS_BETWEEN_LINES:
+            self.reported = time.monotonic()
             say("copied %d files" % self.copied)
 
     def rewritten(self, source: str, path: str) -> Optional[bytes]:

@@ -1,0 +1,161 @@
+"""The installed program `hvdenv`: which Python it starts, and what can disturb it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hvdenv.cli.main import COMMANDS
+from hvdenv.runner import ENDING
+from tests.files import write
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(sys.executable).with_name("hvdenv")
+PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+FULL = Path("/dev/full")
+
+
+def run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    variables = {**os.environ, **options.pop("env", {})}
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run(
+        list(map(str, words)), env=variables, text=True, check=False, timeout=60, **options
+    )
+
+
+def variables_of_python() -> list[str]:
+    """Names of all variables that this Python obeys."""
+    library = Path(os.__file__).parent
+    text = run(sys.executable, "-h", "--help-env").stdout + (library / "site.py").read_text()
+    found = set(re.findall(r"\bPYTHON[A-Z_]+\b", text)) | {"PYTHONHOME", "PYTHONPATH"}
+    return sorted(found)
+
+
+def test_modules_named_like_those_of_python_are_not_imported(tmp_path: Path) -> None:
+    """Modules of sites put folders of an older Python on PYTHONPATH, with its enum.py."""
+    for name in sys.stdlib_module_names:
+        write(tmp_path / f"{name}.py", f"raise SystemExit('{name} of the user')")
+    done = run(PROGRAM, "recipes", env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\nlocal " in done.stdout
+    shadowed = run(sys.executable, "-m", "hvdenv", env={"PYTHONPATH": str(tmp_path)})
+    assert "of the user" in shadowed.stderr  # as it was
+
+
+def test_no_variable_of_python_reaches_hvdenv() -> None:
+    names = variables_of_python()
+    assert {"PYTHONHOME", "PYTHONPATH", "PYTHONUSERBASE", "PYTHONWARNINGS"} <= {*names}
+    done = run(PROGRAM, "--version", env=dict.fromkeys(names, "/nowhere"))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of a virtual environment with hvdenv, whose path has a space."""
+    folder = tmp_path_factory.mktemp("of a user") / "venv"
+    base = getattr(sys, "_base_executable", sys.executable)
+    subprocess.run([base, "-m", "venv", "--without-pip", folder], check=True)
+    put(folder)
+    return folder / "bin"
+
+
+def put(prefix: Path) -> None:
+    """Install hvdenv into a prefix, as an editable one."""
+    packages = prefix / "lib" / PYTHON / "site-packages"
+    (packages / "hvdenv-0.1.0.dist-info").mkdir(parents=True)
+    own = [each for each in sys.path if each.endswith("site-packages")]
+    write(packages / "hvdenv.pth", "\n".join(map(str, (ROOT, *own))))
+    (prefix / "bin").mkdir(exist_ok=True)
+    shutil.copy(ROOT / "bin/hvdenv", prefix / "bin/hvdenv")
+
+
+def test_the_installed_program_is_that_of_the_checkout() -> None:
+    assert PROGRAM.read_bytes() == (ROOT / "bin/hvdenv").read_bytes()
+
+
+def test_the_python_beside_it_is_used(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "one").symlink_to(installed / "hvdenv")
+    (tmp_path / "hvdenv").symlink_to("one")
+    ways: list[tuple[tuple[object, ...], dict[str, str]]] = [
+        ((installed / "hvdenv",), {}),
+        ((tmp_path / "hvdenv",), {}),
+        (("hvdenv",), {"PATH": f"{tmp_path}:{os.environ['PATH']}"}),
+    ]
+    for words, variables in ways:
+        done = run(*words, "--version", env=variables)
+        assert (done.returncode, done.stderr) == (0, ""), words
+        assert done.stdout.startswith("hvdenv ")
+    done = run("./hvdenv", "show", "no such  recipe", cwd=installed)
+    assert done.returncode == 2
+    assert "no such  recipe" in done.stderr
+
+
+def test_an_installation_for_the_user_finds_its_python(tmp_path: Path) -> None:
+    put(tmp_path / ".local")
+    program = tmp_path / ".local/bin/hvdenv"
+    write(tmp_path / ".local/bin/python3", "#!/bin/sh\nexit 9\n", 0o755)  # that of another program
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / PYTHON).symlink_to(sys.executable)
+    done = run(program, "recipes", env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"})
+    assert (done.returncode, done.stderr) == (0, "")
+    (tmp_path / ".local/lib" / PYTHON).rename(tmp_path / ".local/lib/python3.1")
+    done = run(program, "recipes")
+    assert done.returncode == 127
+    assert done.stderr.startswith(f"error: {program}: the Python that hvdenv was installed for")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize(
+    "words", [("recipes",), ("--version",), ("--help",), *((name, "--help") for name in COMMANDS)],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_full_disk_is_named_for_every_output(words: tuple[str, ...]) -> None:
+    with FULL.open("w") as full:
+        done = run(PROGRAM, *words, stdout=full)
+    assert done.returncode == 5
+    assert done.stderr.startswith(
+        "error: standard output: cannot write the output: No space left on device\nwhat to do: "
+    )
+
+
+@pytest.mark.parametrize("words", [("show", "nonsense"), ("recipes", "--nonsense"), ("nonsense",)])
+def test_the_exit_code_does_not_depend_on_where_messages_go(words: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with FULL.open("w") as full:
+        for stderr in (full, writing):
+            assert run(PROGRAM, *words, stderr=stderr).returncode == 2
+            assert run(PROGRAM, "recipes", stderr=stderr).returncode == 0
+            assert run(PROGRAM, "recipes", stdout=full, stderr=stderr).returncode == 5
+    os.close(writing)
+    for closed in (">&-", "2>&-", "<&-", ">&- 2>&-"):
+        assert run("sh", "-c", f"exec {PROGRAM} {' '.join(words)} {closed}").returncode == 2
+
+
+@pytest.mark.parametrize("number", ENDING, ids=lambda each: each.name)
+def test_an_interrupt_at_any_moment_is_one_line(number: signal.Signals, cases: Path) -> None:
+    facts = str(cases / "facts.json")
+    began = time.monotonic()
+    assert run(PROGRAM, "plan", "local", "--facts", facts).returncode == 0
+    whole = time.monotonic() - began
+    for part in range(1, 12):
+        process = subprocess.Popen(
+            [PROGRAM, "plan", "local", "--facts", facts],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        time.sleep(0.03 + whole * part / 12)
+        process.send_signal(number)
+        _, said = process.communicate()
+        # Before hvdenv itself runs, the signal ends it.
+        assert process.returncode in (130, 0, -number)
+        assert "Traceback" not in said
+        assert said.startswith("error: interrupted") == (process.returncode == 130)
