@@ -47,6 +47,7 @@ SYSTEM = Kind("a file of the system", MIB)
 LOG = Kind("a log", 4 * GIB)
 OUTPUT = Kind("the output of a job", 1024 * GIB)
 WHEEL = Kind("a wheel", 8 * GIB)
+EXTENSION = Kind("an extension of Horovod", 8 * GIB)
 OWN = Kind("a file of hvdenv's own", 16 * MIB)
 
 _OTHER_TYPES = (

@@ -15,7 +15,8 @@ from tempfile import TemporaryDirectory
 
 from hvdenv.cli.check import refuse_blocked
 from hvdenv.cli.options import add, add_options, print_json, report, resolved_of
-from hvdenv.cli.run import current_allocation, named
+from hvdenv.cli.run import current_allocation
+from hvdenv.cli.target import named
 from hvdenv.cli.verify_report import print_report
 from hvdenv.command import spelled_out
 from hvdenv.errors import StepError, UsageError

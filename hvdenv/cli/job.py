@@ -15,16 +15,8 @@ from pathlib import Path
 
 from hvdenv import PACKAGE
 from hvdenv.cli.options import SITE_VARIABLE, add, add_options, print_json, report, resolved_of
-from hvdenv.cli.run import (
-    Chosen,
-    activated,
-    add_requests,
-    choose,
-    found_program,
-    named,
-    refuse_missing_image,
-    with_mpi,
-)
+from hvdenv.cli.run import activated, add_requests, found_program, with_mpi
+from hvdenv.cli.target import Chosen, choose, named, refuse_missing_image
 from hvdenv.cli.with_image import Entry, add_image, entry_of
 from hvdenv.environments import last_used
 from hvdenv.errors import RecipeError, StepError, UsageError

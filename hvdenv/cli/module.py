@@ -19,7 +19,7 @@ from hvdenv.cli.options import (
     report,
     resolved_of,
 )
-from hvdenv.cli.run import damaged
+from hvdenv.cli.target import damaged
 from hvdenv.environments import generations, modulefile, registry
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.modulefile import WRITTEN_BY, Entry

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from hvdenv.cli.options import add, add_options, give, report
-from hvdenv.cli.run import choose, named
+from hvdenv.cli.target import choose, named
 from hvdenv.environments import generations, last_used
 from hvdenv.errors import UsageError
 from hvdenv.packing import image, use

@@ -12,30 +12,18 @@ import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from hvdenv.cli.options import (
-    add,
-    add_options,
-    environment_of,
-    read_hostfile,
-    refuse_foreign_names,
-    refuse_foreign_path,
-    refuse_foreign_prefix,
-    report,
-    requested_hosts,
-    resolved_of,
-)
+from hvdenv.cli.options import add, add_options, read_hostfile, report, requested_hosts
+from hvdenv.cli.target import Chosen, choose, named, take_active
 from hvdenv.cli.with_image import Entry, add_image, entry_of
 from hvdenv.command import Command
 from hvdenv.contents.record import GenerationRecord
-from hvdenv.environments import generations, last_used
-from hvdenv.environments.activation import site_lines
-from hvdenv.environments.generations import Environment
+from hvdenv.environments import last_used
 from hvdenv.environments.installation import hides_variables, inspect_prefix, mpi_prefix
+from hvdenv.environments.search_path import PYTHON_PATH
 from hvdenv.errors import UsageError
 from hvdenv.launch import placement
-from hvdenv.launch.container import image_of, inside, shown, start_inside
+from hvdenv.launch.container import start_inside
 from hvdenv.launch.launchers import (
     LAUNCHERS,
     Launch,
@@ -44,13 +32,11 @@ from hvdenv.launch.launchers import (
     parse_mpi_version,
     puts_mpi_first,
 )
-from hvdenv.model.cluster import Container
-from hvdenv.model.recipe import Recipe, provided_by_modules
-from hvdenv.places import environment_name, find_places
+from hvdenv.model.recipe import Recipe
+from hvdenv.places import find_places
 from hvdenv.runner import Runner, environment, hand_over
 from hvdenv.sites.allocation import Allocation, find_allocation, hostfile, refuse_unknown
 from hvdenv.sites.batch import OPTIONS
-from hvdenv.sites.modules import shell_lines
 
 EXAMPLES = """\
 examples:
@@ -87,62 +73,8 @@ REQUESTS = tuple(field for field in OPTIONS if field != "output")
 _COUNTS = ("nodes", "ranks_per_node", "cpus_per_rank", "gpus_per_node")
 
 
-class Chosen(NamedTuple):
-    """The environment that a command runs in.
-
-    Attributes:
-        name: recipe and variants.
-        recipe: how to start programs at this site.
-        prefix: its path; for an image, that of the image.
-        record: of its active generation; None for an image, or if it was not built.
-        container: how to run its image; None for an environment on the host.
-        of_modules: whether modules provide all of it, and it was not built.
-    """
-
-    name: str
-    recipe: Recipe
-    prefix: Path
-    record: GenerationRecord | None
-    container: Container | None = None
-    of_modules: bool = False
-
-    @property
-    def activate(self) -> str:
-        """The script that activates it; empty if there is none."""
-        return "" if self.container or self.of_modules else str(self.prefix / "activate.sh")
-
-    @property
-    def there(self) -> bool:
-        if self.container:
-            return self.prefix.exists()
-        return self.of_modules or self.record is not None
-
-    @property
-    def inside(self) -> tuple[str, ...]:
-        """The words before a program that runs in the image."""
-        return inside(self.container, os.getcwd()) if self.container else ()
-
-    @property
-    def module_lines(self) -> tuple[str, ...]:
-        """Commands that load the host's modules where no activate.sh does."""
-        modules = None if self.activate else self.recipe.modules
-        if modules and self.of_modules:
-            variables = self.recipe.environment.run
-            return site_lines(variables, shell_lines(modules, "run", cleaned=True))
-        return shell_lines(modules, "run") if modules else ()
-
-    @property
-    def before(self) -> str:
-        """Shell commands that come before everything else, the last of which may fail."""
-        if self.activate:
-            return f". {shlex.quote(self.activate)}"
-        if not self.module_lines:
-            return "true"
-        return "\n".join(("hvdenv_modules() {", *self.module_lines, "}", "hvdenv_modules"))
-
-
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "hvdenv run RECIPE [options] -- CMD [ARG ...]"
+    parser.usage = "hvdenv run [RECIPE] [options] -- CMD [ARG ...]"
     add_options(parser, "recipe?", "prefix")
     add(
         parser, "-n --ranks N",
@@ -173,6 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.program:
         remedy = "write it after --: hvdenv run RECIPE -- python train.py"
         raise UsageError("no command to run", remedy=remedy)
+    take_active(arguments)
     chosen = choose(arguments, built=not arguments.dry_run, image=True)
     recipe, requested = chosen.recipe, _requested(arguments)
     environ = placement.of_shell(environment(), clean=arguments.clean, kept=requested.exports)
@@ -210,130 +143,6 @@ def run(arguments: argparse.Namespace) -> int:
     words = ("bash", "-c", chosen.before + _SCRIPT, "hvdenv", start.argv[0], *line)
     to_set = tuple((_TO_SET + each, value) for each, value in start.env)
     return hand_over(Command(words, to_set), environ, alone=True)
-
-
-def choose(arguments: argparse.Namespace, *, built: bool, image: bool = False) -> Chosen:
-    """The environment that the options name.
-
-    Args:
-        built: whether it must exist.
-        image: whether it may be the recipe's image, if no prefix is given.
-    """
-    if not (arguments.recipe or arguments.prefix):
-        raise UsageError("no environment is named", remedy="name a recipe, or a --prefix")
-    of_modules = False
-    if arguments.recipe:
-        only_shown = not built and not getattr(arguments, "submit", False)
-        resolved = resolved_of(arguments, anywhere=only_shown)
-        recipe = resolved.recipe
-        name = environment_name(recipe.name, resolved.keyed)
-        elsewhere_too = image and not arguments.prefix
-        if elsewhere_too and (found := _in_image(arguments, name, recipe, built=built)):
-            return found
-        of_modules = elsewhere_too and provided_by_modules(recipe)
-        if of_modules and recipe.places.workspace:
-            return _of_modules(name, recipe)
-        installed = environment_of(arguments, resolved, anywhere=only_shown)
-    else:
-        installed, name = generations.at(arguments.prefix), ""
-    active = installed.active()
-    damage = "" if active else installed.damage(installed.pointed())
-    if of_modules and not (active or damage):
-        return _of_modules(name, recipe)
-    if not active and (built or not arguments.recipe):
-        raise _not_there(arguments, installed, name, damage)
-    record = generations.read_record(installed.record(active)) if active else None
-    refuse_foreign_prefix(installed.prefix, arguments, also=elsewhere(record))
-    if record and not arguments.recipe:
-        recipe = generations.recipe_of(record, installed.record(active))
-        name = environment_name(record.recipe, record.variants)
-        refuse_foreign_names(recipe, arguments, str(installed.prefix))
-    return Chosen(name=name, recipe=recipe, prefix=installed.prefix, record=record)
-
-
-def _in_image(
-    arguments: argparse.Namespace, name: str, recipe: Recipe, *, built: bool
-) -> Chosen | None:
-    container = image_of(recipe, os.getcwd())
-    if container is None:
-        return None
-    if built:
-        refuse_missing_image(container, named(arguments), os.getcwd())
-    refuse_foreign_path(container.image, arguments)
-    prefix = Path(str(container.image))
-    return Chosen(name=name, recipe=recipe, prefix=prefix, record=None, container=container)
-
-
-def _not_there(
-    arguments: argparse.Namespace, installed: Environment, name: str, damage: str
-) -> UsageError:
-    if damage:
-        return damaged(installed, damage, named(arguments) if arguments.recipe else "RECIPE")
-    build = f"hvdenv build {named(arguments)}"
-    return UsageError(
-        f"there is no environment {f'{name} ' if name else ''}at {installed.prefix}",
-        remedy=build if arguments.recipe else "name a prefix that `hvdenv envs` lists",
-    )
-
-
-def damaged(installed: Environment, damage: str, recipe: str) -> UsageError:
-    """The error for an environment whose files are damaged; ``recipe`` is for a command to type."""
-    return UsageError(
-        f"files of this environment are damaged: {damage}",
-        where=str(installed.prefix),
-        remedy=f"rebuild it: hvdenv build {recipe} --rebuild",
-    )
-
-
-def _of_modules(name: str, recipe: Recipe) -> Chosen:
-    return Chosen(name, recipe, prefix=Path(), record=None, of_modules=True)
-
-
-def elsewhere(record: GenerationRecord | None) -> str:
-    """The folder of an environment's Python, if the site provides it; or empty."""
-    folder = record.environment if record else ""
-    return folder if folder.startswith("/") else ""
-
-
-def named(arguments: argparse.Namespace) -> str:
-    """The recipe and its variants, or else the prefix, for a command to type."""
-    variants = (word for each in arguments.variant for word in ("--variant", each))
-    first = (arguments.recipe,) if arguments.recipe else ("--prefix", str(arguments.prefix))
-    return shlex.join((*first, *variants))
-
-
-def refuse_missing_image(container: Container, recipe: str, folder: str) -> None:
-    """Check that an image exists, and is as its runtime needs it.
-
-    Args:
-        recipe: for a command to type.
-        folder: working folder of the programs; / if that does not matter.
-    """
-    image = Path(str(container.image))
-    if not image.exists():
-        raise UsageError(
-            f"this host has no image of {recipe}", where=str(image),
-            remedy=f"build it with `hvdenv container {recipe} --build`, or copy it to this host;"
-            f" to copy it to others: `hvdenv container {recipe} --preflight --hosts H1,H2 --copy`",
-        )  # fmt: skip
-    if container.runtime != "ch-run" or not image.is_dir():
-        return
-    for each in shown(container, folder):
-        point = each.rpartition(":")[2]
-        if not (image / point.lstrip("/")).exists():
-            raise UsageError(
-                f"the image has no folder {point}, where ch-run must mount that of the host",
-                where=str(image),
-                remedy=f"mkdir -p {shlex.quote(str(image) + point)}; or change to a folder below"
-                " /tmp or one of container.binds",
-            )
-    listed = image / "ch/environment"
-    if not listed.is_file():
-        raise UsageError(
-            "the image has no file with its variables, which ch-run needs", where=str(listed),
-            remedy="convert the image with ch-convert, or write the file: NAME=value on each line,"
-            " PATH at least",
-        )  # fmt: skip
 
 
 def current_allocation(recipe: Recipe | None = None) -> Allocation:
@@ -377,7 +186,8 @@ def with_mpi(launch: Launch, chosen: Chosen) -> Launch:
     """
     record = chosen.record or GenerationRecord()
     variables = {**record.modules.get("run", {}).get("set", {}), **(record.variables or {})}
-    if chosen.container or (chosen.record and not launch.mpi.version):
+    built = chosen.record or chosen.foreign
+    if chosen.container or (built and not launch.mpi.version):
         found, seen = _ask_mpi(chosen)
         variables = seen if chosen.container else variables
         fits = chosen.container or launch.mpi.kind in ("unknown", found.kind)
@@ -390,7 +200,11 @@ def found_program(
     name: str, launch: Launch, chosen: Chosen, program: tuple[str, ...]
 ) -> tuple[str, ...]:
     """The program with its path, if other hosts could find another one of its name first."""
-    if not chosen.record or "/" in program[0] or not puts_mpi_first(name, launch):
+    if (
+        not (chosen.record or chosen.foreign)
+        or "/" in program[0]
+        or not puts_mpi_first(name, launch)
+    ):
         return program
     return (inspect_prefix(str(chosen.prefix)).program(program[0]) or program[0], *program[1:])
 
@@ -399,6 +213,8 @@ def activated(chosen: Chosen) -> set[str]:
     """Names of the variables that activate.sh sets; an image sets its own."""
     if chosen.container:
         return {"PATH"}
+    if chosen.foreign:
+        return {"PATH", "PYTHONNOUSERSITE", "VIRTUAL_ENV", "CONDA_PREFIX", PYTHON_PATH}
     recipe, record = chosen.recipe, chosen.record or GenerationRecord()
     own = {"venv": "VIRTUAL_ENV", "modules": "PATH"}.get(recipe.python.provider, "CONDA_PREFIX")
     modules = record.modules.get("run", {}).get("set", {})

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hvdenv.cli.options import add, add_options, report
-from hvdenv.cli.run import REQUESTS, Chosen, add_requests, choose, current_allocation
+from hvdenv.cli.run import REQUESTS, add_requests, current_allocation
+from hvdenv.cli.target import Chosen, choose, take_active
 from hvdenv.cli.with_image import add_image, entry_of
 from hvdenv.command import Command
 from hvdenv.environments import last_used
@@ -66,6 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    take_active(arguments)
     chosen = choose(arguments, built=not arguments.dry_run)
     shell = os.path.basename(environment().get("SHELL", ""))
     places = find_places()

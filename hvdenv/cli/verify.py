@@ -9,7 +9,7 @@ import argparse
 import os
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import get_args
@@ -18,24 +18,16 @@ from hvdenv.cli.job import run_there
 from hvdenv.cli.options import (
     add,
     add_options,
-    environment_of,
-    refuse_foreign_names,
     refuse_foreign_path,
     refuse_foreign_prefix,
     report,
-    resolved_of,
 )
 from hvdenv.cli.progress import choose_parts
-from hvdenv.cli.run import (
-    current_allocation,
-    elsewhere,
-    named,
-    refuse_missing_image,
-    requested_ranks,
-)
+from hvdenv.cli.run import current_allocation, requested_ranks
+from hvdenv.cli.target import choose, take_active
 from hvdenv.cli.verify_report import add_files, keep, read, refuse_files, show
 from hvdenv.cli.with_image import add_image, entry_of
-from hvdenv.environments import generations, last_used, registry
+from hvdenv.environments import generations, last_used
 from hvdenv.environments.installation import (
     Expectation,
     Installation,
@@ -43,17 +35,16 @@ from hvdenv.environments.installation import (
     inspect_prefix,
     with_modules,
 )
+from hvdenv.environments.search_path import PYTHON_PATH
 from hvdenv.errors import InterruptedRunError, UsageError
 from hvdenv.knowledge import flags
-from hvdenv.launch.container import image_of
 from hvdenv.launch.launchers import LAUNCHERS, Launch
 from hvdenv.launch.launchers import named as named_launcher
 from hvdenv.launch.placement import Requested, of_shell, place
-from hvdenv.model.cluster import Container, LauncherName
-from hvdenv.model.layers import Resolved
+from hvdenv.model.cluster import LauncherName
 from hvdenv.model.observe import gpus
 from hvdenv.model.recipe import Recipe
-from hvdenv.places import Places, environment_name, find_places
+from hvdenv.places import Places, find_places
 from hvdenv.reports.report import Report
 from hvdenv.runner import Runner, environment
 from hvdenv.schema import nearest
@@ -72,7 +63,7 @@ from hvdenv.verification.verify import DEFAULT_EXERCISES, FULL_EXERCISES, usual_
 
 EXAMPLES = """\
 examples:
-  hvdenv verify                                the environment built last
+  hvdenv verify                                the active environment, or the one built last
   hvdenv verify local -n 4
   hvdenv verify neuron --hosts gpu32:2,gpu33:2 --launcher mpirun
   hvdenv verify local --quick                  or --full
@@ -196,7 +187,8 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
     requested_ranks(arguments)  # refuses what is malformed, before the environment is looked for
     if arguments.suite_from:
         _refuse_foreign_tests(arguments.suite_from, arguments)
-    installation, expectation, recipe = _chosen(arguments, places)
+    take_active(arguments)
+    installation, expectation, recipe = _chosen(arguments, runner.given)
     last_used.note(places, Path(installation.prefix))
     if recipe:
         installation = _with_modules(installation, recipe, runner)
@@ -283,7 +275,7 @@ def _in_a_job(arguments: argparse.Namespace) -> int:
             remedy="name the recipe that the environment was built from",
         )
     if not arguments.dry_run:
-        _refuse_missing(arguments, resolved_of(arguments))
+        choose(arguments, built=True, image=True, judged=True)
     return run_there(arguments, "verify")
 
 
@@ -337,59 +329,18 @@ def _on_hosts(requested: Requested) -> Launch:
 
 
 def _chosen(
-    arguments: argparse.Namespace, places: Places
+    arguments: argparse.Namespace, given: Mapping[str, str]
 ) -> tuple[Installation, Expectation, Recipe | None]:
-    recipe: Recipe | None = None
-    if arguments.recipe:
-        resolved = resolved_of(arguments)
-        recipe = resolved.recipe
-        name = environment_name(recipe.name, resolved.keyed)
-        found = _refuse_missing(arguments, resolved)
-        if isinstance(found, Container):
-            refuse_foreign_path(found.image, arguments)
-            return in_image(found)._replace(recipe=name), _expected(arguments, recipe), recipe
-        prefix = found
-    elif arguments.prefix:
-        prefix, name = arguments.prefix, ""
+    chosen = choose(arguments, built=True, image=True, judged=True)
+    recipe = chosen.recipe if arguments.recipe or not chosen.foreign else None
+    if chosen.container:
+        installation = in_image(chosen.container)
     else:
-        prefix, name = _last_built(places)
-    environment = generations.at(prefix)
-    active = environment.active()
-    folder = environment.generation(active) if active else Path(prefix)
-    record = generations.read_record(environment.record(active)) if active else None
-    refuse_foreign_prefix(prefix, arguments, whole=True, also=elsewhere(record))
-    if recipe is None and record:
-        recipe = generations.recipe_of(record, environment.record(active))
-        name = environment_name(record.recipe, record.variants)
-        refuse_foreign_names(recipe, arguments, str(prefix))
-    installation = inspect_prefix(str(folder))._replace(prefix=str(prefix), recipe=name)
-    return installation, _expected(arguments, recipe), recipe
-
-
-def _refuse_missing(arguments: argparse.Namespace, resolved: Resolved) -> Path | Container:
-    recipe = resolved.recipe
-    container = None if arguments.prefix else image_of(recipe, os.getcwd())
-    if container:
-        refuse_missing_image(container, named(arguments), "/")
-        return container
-    prefix = environment_of(arguments, resolved).prefix
-    if not os.path.lexists(prefix):
-        raise UsageError(
-            f"{environment_name(recipe.name, resolved.keyed)} was not built: there is no {prefix}",
-            remedy=f"hvdenv build {named(arguments)}",
-        )
-    return prefix
-
-
-def _last_built(places: Places) -> tuple[Path, str]:
-    known = [each for each in registry.list_environments(places) if each.state == "complete"]
-    if not known:
-        raise UsageError(
-            "no environment was built yet",
-            remedy="hvdenv build local; or name an environment with --prefix",
-        )
-    last = max(known, key=lambda each: each.created)
-    return Path(last.prefix), environment_name(last.recipe, last.variants)
+        active = generations.at(chosen.prefix).active()
+        folder = generations.at(chosen.prefix).generation(active) if active else chosen.prefix
+        installation = inspect_prefix(str(folder), given.get(PYTHON_PATH, ""))
+        installation = installation._replace(prefix=str(chosen.prefix))
+    return installation._replace(recipe=chosen.name), _expected(arguments, recipe), recipe
 
 
 def _expected(arguments: argparse.Namespace, recipe: Recipe | None) -> Expectation:

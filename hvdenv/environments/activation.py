@@ -91,10 +91,10 @@ _hvdenv_scripts() {
 """
 
 # These would be searched before the environment's packages. Modules may set them again.
-_CLEAN = """\
+UNSET = ("PYTHONHOME", "PYTHONPATH")
+_REMEMBER = """\
 _hvdenv_was_PYTHONHOME=${PYTHONHOME-}
 _hvdenv_was_PYTHONPATH=${PYTHONPATH-}
-unset PYTHONHOME PYTHONPATH
 """
 
 # Modules stay loaded, so what they have set since comes first.
@@ -128,6 +128,7 @@ def activate_script(
     kind: Kind,
     variables: Mapping[str, str],
     module_lines: Sequence[str] = (),
+    keep: Sequence[str] = (),
 ) -> str:
     """The text of ``activate.sh``.
 
@@ -143,6 +144,7 @@ def activate_script(
             process id of the shell.
         module_lines: complete commands, also under ``set -eu``, that load the modules. They
             become the body of a function, whose failure means that a module cannot be loaded.
+        keep: which of the variables that it unsets stay.
     """
     folder = _quoted_folder(environment)
     named = {"venv": "VIRTUAL_ENV", "conda": "CONDA_PREFIX"}
@@ -152,7 +154,8 @@ def activate_script(
         "PYTHONNOUSERSITE": "1",
         **{name: _quoted(value) for name, value in variables.items()},
     }
-    parts = [f"{_CSH}\n", _HEAD, _CLEAN, _UNCLEAN]
+    unset = " ".join(name for name in UNSET if name not in keep)
+    parts = [f"{_CSH}\n", _HEAD, _REMEMBER, f"unset {unset}\n", _UNCLEAN]
     if module_lines:
         parts += ["_hvdenv_load() {\n", " &&\n".join(module_lines), "\n}\n", _LOAD]
     parts += [_set(name, value) for name, value in settings.items()]
@@ -172,7 +175,7 @@ def site_lines(variables: Mapping[str, str], module_lines: Sequence[str]) -> tup
     """What activate.sh does where modules provide everything, as the body of a function."""
     settings = {"PYTHONNOUSERSITE": "1", **{n: _quoted(value) for n, value in variables.items()}}
     exports = (f"export {name}={value}" for name, value in settings.items())
-    return ("unset PYTHONHOME PYTHONPATH", *exports, *module_lines)
+    return (f"unset {' '.join(UNSET)}", *exports, *module_lines)
 
 
 def filled_in(variables: Mapping[str, str], user: str, job: str) -> dict[str, str]:

@@ -15,7 +15,8 @@ from packaging.version import InvalidVersion
 from hvdenv import STANDALONE
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations
-from hvdenv.environments.activation import filled_in
+from hvdenv.environments.activation import UNSET, filled_in
+from hvdenv.environments.search_path import PYTHON_PATH, horovod_in, shares_packages
 from hvdenv.errors import UsageError
 from hvdenv.launch.container import inside
 from hvdenv.model.cluster import Container, Reference
@@ -53,6 +54,13 @@ class Installation(NamedTuple):
     programs: str = str(STANDALONE)
     image: tuple[str, ...] = ()
     mount: str = ""
+
+    @property
+    def unset(self) -> tuple[str, ...]:
+        """Variables of the shell that its activation unsets."""
+        if self.inside:
+            return ()
+        return UNSET if self.generation else tuple(n for n in UNSET if n != PYTHON_PATH)
 
     def program(self, name: str) -> str:
         """Path of a program of the environment or its modules; empty if neither has it.
@@ -106,8 +114,12 @@ def is_version(found: str, stated: str) -> bool:
         return found == stated
 
 
-def inspect_prefix(prefix: str) -> Installation:
+def inspect_prefix(prefix: str, python_path: str = "") -> Installation:
     """The installation in a venv, a conda prefix or a generation of hvdenv.
+
+    Args:
+        python_path: PYTHONPATH of the shell. activate.sh unsets it; other environments import
+            from there.
 
     Raises:
         UsageError: there is no interpreter there, or no Horovod.
@@ -131,14 +143,17 @@ def inspect_prefix(prefix: str) -> Installation:
             where=str(root),
             remedy="name the folder that `python -c 'import sys; print(sys.prefix)'` prints there",
         )
-    if not _may_have_horovod(base):
+    if not _may_have_horovod(base, python_path):
         raise UsageError(
             "Horovod is not installed in this environment",
             where=str(base),
             remedy="install it there, or build an environment with `hvdenv build local`",
         )
     return Installation(
-        prefix=str(root), python=str(base / "bin" / "python"), path=(str(base / "bin"),)
+        prefix=str(root),
+        python=str(base / "bin" / "python"),
+        path=(str(base / "bin"),),
+        env=((PYTHON_PATH, python_path),) if python_path else (),
     )
 
 
@@ -222,14 +237,7 @@ def mpi_prefix(variables: Mapping[str, str]) -> str:
     return prefix if prefix not in ("/usr", "/usr/local", "/") else ""
 
 
-def _may_have_horovod(base: Path) -> bool:
+def _may_have_horovod(base: Path, python_path: str) -> bool:
     """Whether files of Horovod exist, or packages may come from elsewhere."""
-    if (base / "bin" / "horovodrun").exists():
-        return True
-    if any(base.glob("lib*/python3*/site-packages/horovod/__init__.py")):
-        return True
-    try:
-        shared = read_text(base / "pyvenv.cfg", SYSTEM, errors="replace").lower().split("\n")
-    except OSError:
-        shared = []
-    return any(line.replace(" ", "") == "include-system-site-packages=true" for line in shared)
+    seen = (base / "bin" / "horovodrun").exists() or horovod_in(base, python_path)
+    return bool(seen) or shares_packages(base)

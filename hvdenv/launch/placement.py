@@ -32,11 +32,13 @@ _FOR_LAUNCHERS = re.compile(
     r"|CUDA_VISIBLE_DEVICES"
     r"|(OMPI|PRTE|PMIX)_(MCA_\w+|ALLOW_RUN_AS_ROOT(_CONFIRM)?)"
 )
-# Other variables that change the results or the data path of ranks.
+# Other variables that change the results or the data path of ranks, or by which Python, the
+# dynamic loader, MPI and libraries load other code.
 _FOR_PROGRAMS = re.compile(
-    r"LD_(PRELOAD|AUDIT|LIBRARY_PATH|BIND_NOW)|GLIBC_TUNABLES|MALLOC_\w+|OPAL_PREFIX"
+    r"LD_\w+|GLIBC_TUNABLES|GCONV_PATH|LOCPATH|MALLOC_\w+|OPAL_\w+|(PMIX|PRTE)_(INSTALL_)?PREFIX"
     r"|(OMPI|PRTE|PMIX)_MCA_\w+|(CUDA|CUBLAS|CUDNN)_(?!VISIBLE_DEVICES)\w+|NVIDIA_\w+|KERAS_\w+"
-    r"|PYTHON(HASHSEED|OPTIMIZE|WARNINGS|MALLOC|INTMAXSTRDIGITS|DEVMODE)"
+    r"|FLEXIBLAS\w*|OCL_\w+|TRITON_\w+|EBPYTHONPREFIXES|COVERAGE_PROCESS_START"
+    r"|_?PYTHON(?!NOUSERSITE|UNBUFFERED|DONTWRITEBYTECODE|IOENCODING|UTF8|FAULTHANDLER)\w+"
 )
 # Variables of module systems themselves.
 _OF_MODULES = re.compile(r"_.*|LMOD_\w+|MODULE\w+|LOADEDMODULES\w*|BASH_ENV")

@@ -191,11 +191,20 @@ def drift(observed: Observed | None) -> Iterator[Finding]:
 
 
 @check("variables")
-def variables(setup: Setup, shell: Shell, launchers: tuple[str, ...]) -> Iterator[Finding]:
+def variables(
+    setup: Setup, shell: Shell, launchers: tuple[str, ...], installation: Installation
+) -> Iterator[Finding]:
     """Variables of the user's shell that change what ranks do."""
     files = [name for name in shell.passed if name in FILES_OF_RANKS]
-    passed = {name: value for name, value in shell.passed.items() if name not in files}
-    notes, evidence = [], [f"{n}={shown(n, value)[:_VALUE]}" for n, value in passed.items()]
+    unset = [name for name in shell.passed if name in installation.unset]
+    named = {name: value for name, value in shell.passed.items() if name not in files}
+    passed = {name: value for name, value in named.items() if name not in unset}
+    notes, evidence = [], [f"{n}={shown(n, value)[:_VALUE]}" for n, value in named.items()]
+    if unset:
+        notes.append(
+            f"ranks get no {' or '.join(unset)}, also under `hvdenv run` and in `hvdenv shell`; a"
+            " Python that is started without them obeys these variables"
+        )
     if passed:
         notes.append(
             f"ranks get {', '.join(passed)} from your shell, as under `hvdenv run`;"
@@ -259,24 +268,54 @@ def frameworks(extensions: Extensions, expectation: Expectation) -> Iterator[Fin
 
 
 @check("shadowing")
-def shadowing(libraries: Extensions, expectation: Expectation) -> Iterator[Finding]:
-    """Whether PYTHONPATH puts other packages before the environment's, as modules do."""
+def shadowing(
+    libraries: Extensions,
+    hiding: Mapping[str, str] | None,
+    expectation: Expectation,
+    installation: Installation,
+) -> Iterator[Finding]:
+    """Whether other packages come before the environment's: of PYTHONPATH, or the user's own."""
+    requested = {name: found for name, found in libraries.items() if expectation.asks(name)}
     shadowed = [
-        (package, facts)
-        for name, found in libraries.items() if expectation.asks(name)
-        for facts in [found.facts] for package in facts.shadowed
+        (package, found)
+        for found in requested.values() for package in found.facts.shadowed
     ]  # fmt: skip
-    for package, facts in dict(shadowed).items():
+    remedy = (
+        "unload the module that sets it, or let the recipe use the module's package"
+        ' (provider = "present")'
+        if installation.generation
+        else "unset PYTHONPATH; --clean leaves it out here and under `hvdenv run`"
+    )
+    for package, found in dict(shadowed).items():
+        facts = found.facts
         about = About(tuple(each.framework for name, each in shadowed if name == package))
-        folder = facts.shadowed[package]
+        evidence = f"python: {facts.python}\nhorovod: {facts.horovod}"
         judgement = Judgement(
             "fail",
-            f"PYTHONPATH puts {folder}/{package} before the environment's own {package}",
-            f"python: {facts.python}\nhorovod: {facts.horovod}",
-            "unload the module that sets it, or let the recipe use the module's package"
-            ' (provider = "present")',
+            f"PYTHONPATH puts {facts.shadowed[package]}/{package} before the environment's own"
+            f" {package}",
+            evidence,
+            remedy,
         )
         yield Finding("shadowing", package, *judgement, about)
+    if hiding:
+        works = any(found.facts.framework for found in libraries.values())
+        first, *others = hiding
+        more = f", and {len(others)} more" if others else ""
+        message = f"PYTHONPATH puts {hiding[first]} before Python's own module {first}{more}"
+        judgement = Judgement("pass" if works else "fail", message, "\n".join(hiding.values()))
+        yield Finding("shadowing", "Python", *judgement._replace(remedy="" if works else remedy))
+    left_out = {
+        name: folder
+        for found in requested.values()
+        for name, folder in found.facts.left_out.items()
+    }
+    for package, folder in left_out.items():
+        message = (
+            f"{folder}/{package} is left out, also under `hvdenv run`; a Python that is started"
+            " without PYTHONNOUSERSITE=1 imports it"
+        )
+        yield Finding("shadowing", f"{package} of the user", "pass", message)
 
 
 @check("extension")

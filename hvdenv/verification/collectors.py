@@ -10,6 +10,7 @@ import base64
 import json
 import os
 import re
+import sys
 import tempfile
 import time
 import uuid
@@ -22,6 +23,7 @@ from hvdenv.command import Command, Outcome
 from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import Expectation, Installation, hides_variables, mpi_prefix
 from hvdenv.environments.prefix_lock import boot_id
+from hvdenv.environments.search_path import PYTHON_PATH
 from hvdenv.errors import CheckBuildError, InterruptedRunError, StepError
 from hvdenv.launch.container import on_this_host, start_inside
 from hvdenv.launch.launchers import Launch, Mpi, parse_mpi_version
@@ -42,8 +44,6 @@ from hvdenv.verification.startup import Start
 
 # They name files of the user, which verify's ranks would overwrite.
 FILES_OF_RANKS = ("HOROVOD_TIMELINE", "HOROVOD_AUTOTUNE_LOG")
-# What activate.sh unsets.
-_UNSET = ("PYTHONHOME", "PYTHONPATH")
 # Files that are compared byte by byte: Horovod's, and the MPI's that it calls.
 _CLOSELY = re.compile(r"/site-packages/horovod/|/libmpi[\w-]*\.so[.\d]*\Z")
 # Variables that launchers are told to export to ranks on other hosts.
@@ -131,6 +131,22 @@ def mpi(setup: Setup, timeout: float) -> HostMpi:
     # The ranks need time too, even if this hangs.
     found = parse_mpi_version(setup.run((path, "--version"), min(timeout / 3, 60.0)).output)
     return found, f"{path} ({found.kind} {found.version})"
+
+
+@collector(
+    "modules on PYTHONPATH",
+    applies=lambda installation: PYTHON_PATH in dict(installation.env) and not installation.inside,
+)
+def hiding(installation: Installation) -> dict[str, str]:
+    """Files on PYTHONPATH that are imported instead of modules of Python itself."""
+    found: dict[str, str] = {}
+    for folder in dict(installation.env)[PYTHON_PATH].split(os.pathsep):
+        for path in sorted(Path(folder).glob("*")) if os.path.isabs(folder) else ():
+            name, _, ending = path.name.partition(".")
+            module = ending.endswith(("py", "so")) or (path / "__init__.py").exists()
+            if module and name in sys.stdlib_module_names:
+                found.setdefault(name, str(path))
+    return found
 
 
 @collector("extension files")
@@ -351,7 +367,8 @@ def _start(
     variables = dict(setup.installation.env)
     activated = {"PATH", "PYTHONNOUSERSITE", *variables}
     patched = hides_variables(setup.installation.prefix)
-    environ = for_ranks(name, setup.runner.given, activated, inside, patched=patched)
+    unset = setup.installation.unset
+    environ = for_ranks(name, setup.runner.given, activated, unset, patched=patched)
     names = exported(launch.settings.exports, activated, environ, Requested())
     # The MPI that starts an image's ranks is found by PATH only.
     seen = {"PATH": setup.path, **variables} if inside else variables
@@ -373,7 +390,7 @@ def for_ranks(
     launcher: str,
     given: Mapping[str, str],
     activated: Collection[str],
-    inside: tuple[str, ...] = (),
+    unset: Collection[str] = (),
     *,
     patched: bool = False,
 ) -> dict[str, str]:
@@ -382,11 +399,10 @@ def for_ranks(
     Args:
         given: the variables of the user's shell.
         activated: names of those that the environment sets.
-        inside: the words that put a rank into an image, where no activate.sh is sourced.
+        unset: names of those that it unsets.
         patched: whether Horovod keeps variables off command lines.
     """
     environ = of_shell(given)
-    unset = () if inside else _UNSET
     exposed = hidden(launcher, environ, activated, patched=patched)
     left_out = {*FILES_OF_RANKS, *unset, *exposed}
     return {name: value for name, value in environ.items() if name not in left_out}

@@ -244,16 +244,57 @@ def test_extension_fails_and_what_nobody_asked_for_does_not(name: str) -> None:
     assert {finding.status for finding in other} <= {"skip"}
 
 
+# Environments that hvdenv built, and did not build.
+BUILT = Installation("/env", "/env/bin/python", ("/env/bin",), generation="/env")
+FOREIGN = BUILT._replace(generation="", env=(("PYTHONPATH", "/module"),))
+
+
+def shadowing(
+    libraries: dict[str, Extension],
+    expectation: Expectation = LOCAL,
+    installation: Installation = BUILT,
+    hiding: dict[str, str] | None = None,
+) -> list[Finding]:
+    return ask(
+        "shadowing", libraries=libraries, hiding=hiding, expectation=expectation,
+        installation=installation,
+    )  # fmt: skip
+
+
 def test_shadowing_is_for_what_is_asked_for() -> None:
     def shadowed(**packages: str) -> dict[str, Extension]:
         return all_three(torch=extension("torch", shadowed=packages))
 
-    assert ask("shadowing", libraries=shadowed(), expectation=LOCAL) == []
-    (finding,) = ask("shadowing", libraries=shadowed(torch="/module"), expectation=LOCAL)
+    assert shadowing(shadowed(), LOCAL) == []
+    (finding,) = shadowing(shadowed(torch="/module"), LOCAL)
     assert (finding.subject, finding.status) == ("torch", "fail")
     assert finding.message == "PYTHONPATH puts /module/torch before the environment's own torch"
     only = Expectation(("tensorflow",))
-    assert ask("shadowing", libraries=shadowed(torch="/module"), expectation=only) == []
+    assert shadowing(shadowed(torch="/module"), only) == []
+    (foreign,) = shadowing(shadowed(torch="/module"), LOCAL, FOREIGN)
+    assert "provider" in finding.remedy
+    assert foreign.remedy.startswith("unset PYTHONPATH; --clean leaves it out")
+
+
+def test_modules_of_python_that_are_hidden_matter_if_python_fails() -> None:
+    hiding = {"enum": "/old/enum.py", "types": "/old/types.py"}
+    (works,) = shadowing(all_three(), hiding=hiding)
+    assert (works.subject, works.status, works.remedy) == ("Python", "pass", "")
+    outcome = Outcome(Command(("python",)), 1, "", 0.1)
+    dead = {name: Extension(name, outcome) for name in ("torch", "tensorflow", "mxnet")}
+    (fails,) = shadowing(dead, LOCAL, FOREIGN, hiding)
+    assert fails.status == "fail"
+    assert fails.message == (
+        "PYTHONPATH puts /old/enum.py before Python's own module enum, and 1 more"
+    )
+    assert fails.evidence.splitlines() == ["/old/enum.py", "/old/types.py"]
+
+
+def test_packages_of_the_user_are_named() -> None:
+    found = extension("torch", left_out={"horovod": "/home/a/.local"})
+    (finding,) = shadowing(all_three(torch=found))
+    assert (finding.subject, finding.status) == ("horovod of the user", "pass")
+    assert finding.message.startswith("/home/a/.local/horovod is left out, also under")
 
 
 def test_extension_that_lacks_an_operation_or_that_nobody_expects() -> None:
@@ -441,8 +482,23 @@ def test_each_framework_trains_over_one_of_the_expected_controllers(
     ]
 
 
-def said_of(shell: Shell) -> list[Finding]:
-    return list(CHECKS["variables"](setup=setup(), shell=shell, launchers=("srun", *LAUNCHERS)))
+def said_of(shell: Shell, installation: Installation = BUILT) -> list[Finding]:
+    launchers = ("srun", *LAUNCHERS)
+    return ask(
+        "variables", setup=setup(), shell=shell, launchers=launchers, installation=installation
+    )
+
+
+def test_variables_that_the_activation_unsets_are_named() -> None:
+    mine = {"PYTHONHOME": "/p", "PYTHONPATH": "/x"}
+    (built,) = said_of(Shell(mine))
+    assert built.message.startswith(
+        "ranks get no PYTHONHOME or PYTHONPATH, also under `hvdenv run`"
+    )
+    assert built.evidence.splitlines() == ["PYTHONHOME=/p", "PYTHONPATH=/x"]
+    (foreign,) = said_of(Shell(mine), FOREIGN)
+    assert "ranks get no PYTHONHOME, also" in foreign.message
+    assert "ranks get PYTHONPATH from your shell, as under" in foreign.message
 
 
 def test_variables_that_change_results_are_named() -> None:

@@ -426,7 +426,6 @@ def test_secrets_stay_off_command_lines(
     [
         (("RECIPE",), "no command to run"),
         (("RECIPE", "--"), "no command to run"),
-        (("--", "true"), "no environment is named"),
         (("RECIPE", "-n", "0", "--", "true"), "0 ranks"),
         (("RECIPE", "-n", "-3", "--", "true"), "-3 ranks"),
         (("RECIPE", "--hosts", "", "--", "true"), "not the name of a host"),
@@ -528,7 +527,9 @@ def test_nothing_is_submitted_that_cannot_work(
     programs.mkdir()
     (programs / "env").symlink_to("/usr/bin/env")
     monkeypatch.setenv("PATH", str(programs))
-    assert "site was not built" in hvdenv("verify", recipe, "--where", "compute", code=2).err
+    assert (
+        "there is no environment site" in hvdenv("verify", recipe, "--where", "compute", code=2).err
+    )
     said = hvdenv("build", recipe, "--where", "compute", code=5).err
     assert "this machine has no Slurm: there is no sbatch on PATH" in said
 

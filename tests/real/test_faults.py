@@ -284,7 +284,7 @@ def test_a_package_of_a_module_in_front(copy: Copy, runner: Runner, tmp_path: Pa
         (folder / "__init__.py").write_text("__version__ = '0.28.1'\n")
     installation = copy()._replace(env=(("PYTHONPATH", str(tmp_path / "module")),))
     libraries = collectors.libraries(Setup(installation, runner), TIMEOUT)
-    (finding,) = checks.shadowing(libraries, TORCH)
+    (finding,) = checks.shadowing(libraries, None, TORCH, installation)
     assert finding.status == "fail"
     assert finding.message == (
         f"PYTHONPATH puts {tmp_path}/module/horovod before the environment's own horovod"

@@ -18,6 +18,7 @@ import importlib
 import importlib.util
 import json
 import os
+import site
 import struct
 import sys
 import sysconfig
@@ -81,9 +82,20 @@ def sources(folder: str) -> str:
 
 def shadowed(framework: str) -> Dict[str, str]:
     """Packages on PYTHONPATH that hide those of this environment, with their folders."""
+    return before_own(framework, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+
+
+def left_out(framework: str) -> Dict[str, str]:
+    """The user's packages that Python would import, were this program not started with -s."""
+    virtual = sys.prefix != sys.base_prefix  # these leave them out
+    return before_own(framework, [] if virtual else [site.getusersitepackages()])
+
+
+def before_own(framework: str, folders: List[str]) -> Dict[str, str]:
+    """The packages in folders that this environment has too."""
     own = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}
     found: Dict[str, str] = {}
-    for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+    for folder in folders:
         if not os.path.isdir(folder) or os.path.realpath(folder) in map(os.path.realpath, own):
             continue
         for name in ("horovod", framework):
@@ -131,6 +143,7 @@ def files(framework: str) -> Dict[str, Any]:
         "sources": sources(folder),
         "others": others(path),
         "shadowed": shadowed(framework),
+        "left_out": left_out(framework),
         "built_with": built_with(folder, framework),
         "gpus": len(glob.glob("/dev/nvidia[0-9]*")),
     }

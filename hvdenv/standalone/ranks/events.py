@@ -51,6 +51,7 @@ class ExtensionFacts(NamedTuple):
         sources: hash of all Python files of the package.
         others: the framework's extensions for other Pythons.
         shadowed: packages that PYTHONPATH puts before the environment's own, and where from.
+        left_out: packages of the user (~/.local) that would come before them, and where from.
         built_with: the framework version in metadata.json; None before Horovod 0.21.1.
         gpus: devices of NVIDIA on the host.
         installed: the framework's version.
@@ -69,6 +70,7 @@ class ExtensionFacts(NamedTuple):
     sources: str = ""
     others: List[str] = []
     shadowed: Dict[str, str] = {}
+    left_out: Dict[str, str] = {}
     built_with: Optional[str] = None
     gpus: int = 0
     installed: str = ""

@@ -1,0 +1,309 @@
+"""The environment that a command is for: named, active in the shell, or built last."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from hvdenv.cli.options import (
+    environment_of,
+    refuse_foreign_names,
+    refuse_foreign_path,
+    refuse_foreign_prefix,
+    report,
+    resolved_of,
+)
+from hvdenv.contents.record import GenerationRecord
+from hvdenv.environments import generations, registry
+from hvdenv.environments.activation import Kind, activate_script, site_lines
+from hvdenv.environments.generations import Environment
+from hvdenv.environments.installation import inspect_prefix
+from hvdenv.environments.search_path import PYTHON_PATH, horovod_in, uses_mpi
+from hvdenv.errors import UsageError
+from hvdenv.launch.container import image_of, inside, shown
+from hvdenv.model.cluster import Container
+from hvdenv.model.recipe import Recipe, provided_by_modules
+from hvdenv.places import environment_name, find_places, make_folder, write_text
+from hvdenv.runner import environment
+from hvdenv.sites.modules import shell_lines
+
+# They name the environment that is active in a shell.
+_ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")
+
+
+class Chosen(NamedTuple):
+    """The environment that a command runs in.
+
+    Attributes:
+        name: recipe and variants; empty if unknown.
+        recipe: how to start programs at this site.
+        prefix: its path; for an image, that of the image.
+        record: of its active generation; None for an image, or if hvdenv did not build it.
+        container: how to run its image; None for an environment on the host.
+        of_modules: whether modules provide all of it, and it was not built.
+        script: what activates an environment that hvdenv did not build.
+        foreign: whether it exists, and hvdenv did not build it.
+    """
+
+    name: str
+    recipe: Recipe
+    prefix: Path
+    record: GenerationRecord | None
+    container: Container | None = None
+    of_modules: bool = False
+    script: str = ""
+    foreign: bool = False
+
+    @property
+    def activate(self) -> str:
+        """The script that activates it; empty if there is none."""
+        if self.container or self.of_modules:
+            return ""
+        return self.script or str(self.prefix / "activate.sh")
+
+    @property
+    def there(self) -> bool:
+        if self.container:
+            return self.prefix.exists()
+        return self.of_modules or self.foreign or self.record is not None
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """The words before a program that runs in the image."""
+        return inside(self.container, os.getcwd()) if self.container else ()
+
+    @property
+    def module_lines(self) -> tuple[str, ...]:
+        """Commands that load the host's modules where no activate.sh does."""
+        modules = None if self.activate else self.recipe.modules
+        if modules and self.of_modules:
+            variables = self.recipe.environment.run
+            return site_lines(variables, shell_lines(modules, "run", cleaned=True))
+        return shell_lines(modules, "run") if modules else ()
+
+    @property
+    def before(self) -> str:
+        """Shell commands that come before everything else, the last of which may fail."""
+        if self.activate:
+            return f". {shlex.quote(self.activate)}"
+        if not self.module_lines:
+            return "true"
+        return "\n".join(("hvdenv_modules() {", *self.module_lines, "}", "hvdenv_modules"))
+
+
+def choose(
+    arguments: argparse.Namespace, *, built: bool, image: bool = False, judged: bool = False
+) -> Chosen:
+    """The environment that the options name.
+
+    Args:
+        built: whether it must exist.
+        image: whether it may be the recipe's image, if no prefix is given.
+        judged: whether its damage is looked for afterwards, and all of its files are trusted.
+    """
+    if not (arguments.recipe or arguments.prefix):
+        raise UsageError("no environment is named", remedy="name a recipe, or a --prefix")
+    name, recipe, of_modules = "", None, False
+    if arguments.recipe:
+        only_shown = not built and not getattr(arguments, "submit", False)
+        resolved = resolved_of(arguments, anywhere=only_shown)
+        recipe = resolved.recipe
+        name = environment_name(recipe.name, resolved.keyed)
+        elsewhere_too = image and not arguments.prefix
+        if elsewhere_too and (found := _in_image(arguments, name, recipe, built, judged)):
+            return found
+        of_modules = elsewhere_too and not judged and provided_by_modules(recipe)
+        if of_modules and recipe.places.workspace:
+            return _of_modules(name, recipe)
+        installed = environment_of(arguments, resolved, anywhere=only_shown)
+    else:
+        installed = generations.at(arguments.prefix)
+    active = installed.active()
+    damage = "" if active else installed.damage(installed.pointed())
+    if of_modules and recipe and not (active or damage):
+        return _of_modules(name, recipe)
+    folder = installed.generation(active) if active else installed.prefix
+    file = folder / generations.RECORD
+    known = active or ((judged or not damage) and file.exists())
+    if not known and (damage or not os.path.lexists(folder)) and (built or not recipe):
+        raise _not_there(arguments, installed, name, damage)
+    record = generations.read_record(file) if known else None
+    refuse_foreign_prefix(installed.prefix, arguments, whole=judged, also=elsewhere(record))
+    if record and not recipe:
+        recipe = generations.recipe_of(record, file)
+        name = environment_name(record.recipe, record.variants)
+        refuse_foreign_names(recipe, arguments, str(installed.prefix))
+    if record or (recipe and not os.path.lexists(folder)):
+        assert recipe
+        return Chosen(name, recipe, installed.prefix, record)
+    return _foreign(arguments, name, recipe, installed.prefix, judged)
+
+
+def take_active(arguments: argparse.Namespace) -> None:
+    """Let --prefix name the active environment, or the one built last, where nothing is named."""
+    if arguments.recipe or arguments.prefix:
+        return
+    found = next(_active(), None) or _last_built()
+    if found is None:
+        raise UsageError(
+            "no environment is named, none with Horovod is active, and none was built yet",
+            remedy="name a recipe or a --prefix, or build one: hvdenv build local",
+        )
+    arguments.prefix, why = found
+    if not getattr(arguments, "quiet", False):
+        report(f"environment: {arguments.prefix} ({why})")
+
+
+def _active() -> Iterator[tuple[Path, str]]:
+    """Environments with Horovod that are active in the shell, and how that is known."""
+    variables = environment()
+    folders = variables.get("PATH", "").split(os.pathsep)
+    bins = {name: os.path.join(variables.get(name, ""), "bin") for name in _ACTIVE}
+    # The one that was activated last comes first in PATH.
+    for name in sorted(_ACTIVE, key=lambda each: [*folders, bins[each]].index(bins[each])):
+        base = Path(variables.get(name, ""))
+        python_path = variables.get(PYTHON_PATH, "")
+        if base.is_absolute() and horovod_in(base, python_path):
+            yield _prefix_of(base), f"active: {name}"
+
+
+def _prefix_of(base: Path) -> Path:
+    """The environment of hvdenv that a virtual environment belongs to; or itself."""
+    generation = next((each for each in (base, base.parent) if _is_generation(each)), None)
+    if generation is None:
+        return base
+    store = generation.resolve().parent
+    prefix = store.with_name(store.name.removeprefix(".").removesuffix(".hvdenv"))
+    return prefix if os.path.realpath(prefix) == os.path.realpath(generation) else generation
+
+
+def _is_generation(folder: Path) -> bool:
+    return (folder / generations.RECORD).exists() and (folder / generations.MARKER).exists()
+
+
+def _last_built() -> tuple[Path, str] | None:
+    known = registry.list_environments(find_places())
+    complete = [each for each in known if each.state == "complete"]
+    last = max(complete, key=lambda each: each.created, default=None)
+    return (Path(last.prefix), "the one built last") if last else None
+
+
+def _foreign(
+    arguments: argparse.Namespace, name: str, recipe: Recipe | None, prefix: Path, judged: bool
+) -> Chosen:
+    """An environment that hvdenv did not build.
+
+    Raises:
+        UsageError: it has no Python, or no Horovod.
+    """
+    found = inspect_prefix(str(prefix), environment().get(PYTHON_PATH, ""))
+    base = Path(found.python).parent.parent
+    if recipe is None:
+        # How ranks are started on a machine that no recipe describes, with what is built there.
+        words = argparse.Namespace(**{**vars(arguments), "recipe": "local"})
+        recipe = resolved_of(words).recipe
+        package = horovod_in(base, environment().get(PYTHON_PATH, ""))
+        if not (package and uses_mpi(package)):
+            recipe = recipe._replace(horovod=recipe.horovod._replace(controllers=("gloo",)))
+        recipe = recipe._replace(mpi=None)
+    chosen = Chosen(name, recipe, prefix, None, foreign=True)
+    return chosen if judged else chosen._replace(script=str(_script(base)))
+
+
+def _script(base: Path) -> Path:
+    """Write what activates an environment that hvdenv did not build; under HVDENV_HOME."""
+    digest = hashlib.sha256(os.fsencode(base)).hexdigest()[:12]
+    script = make_folder(find_places().home / "shells" / digest) / "activate.sh"
+    kind: Kind = "conda" if (base / "conda-meta").is_dir() else "venv"
+    write_text(script, activate_script(base, kind=kind, variables={}, keep=(PYTHON_PATH,)))
+    return script
+
+
+def _in_image(
+    arguments: argparse.Namespace, name: str, recipe: Recipe, built: bool, judged: bool
+) -> Chosen | None:
+    container = image_of(recipe, os.getcwd())
+    if container is None:
+        return None
+    if built:
+        refuse_missing_image(container, named(arguments), "/" if judged else os.getcwd())
+    refuse_foreign_path(container.image, arguments)
+    prefix = Path(str(container.image))
+    return Chosen(name=name, recipe=recipe, prefix=prefix, record=None, container=container)
+
+
+def _not_there(
+    arguments: argparse.Namespace, installed: Environment, name: str, damage: str
+) -> UsageError:
+    if damage:
+        return damaged(installed, damage, named(arguments) if arguments.recipe else "RECIPE")
+    build = f"hvdenv build {named(arguments)}"
+    return UsageError(
+        f"there is no environment {f'{name} ' if name else ''}at {installed.prefix}",
+        remedy=build if arguments.recipe else "name a prefix that `hvdenv envs` lists",
+    )
+
+
+def damaged(installed: Environment, damage: str, recipe: str) -> UsageError:
+    """The error for an environment whose files are damaged; ``recipe`` is for a command to type."""
+    return UsageError(
+        f"files of this environment are damaged: {damage}",
+        where=str(installed.prefix),
+        remedy=f"rebuild it: hvdenv build {recipe} --rebuild",
+    )
+
+
+def _of_modules(name: str, recipe: Recipe) -> Chosen:
+    return Chosen(name, recipe, prefix=Path(), record=None, of_modules=True)
+
+
+def elsewhere(record: GenerationRecord | None) -> str:
+    """The folder of an environment's Python, if the site provides it; or empty."""
+    folder = record.environment if record else ""
+    return folder if folder.startswith("/") else ""
+
+
+def named(arguments: argparse.Namespace) -> str:
+    """The recipe and its variants, or else the prefix, for a command to type."""
+    variants = (word for each in arguments.variant for word in ("--variant", each))
+    first = (arguments.recipe,) if arguments.recipe else ("--prefix", str(arguments.prefix))
+    return shlex.join((*first, *variants))
+
+
+def refuse_missing_image(container: Container, recipe: str, folder: str) -> None:
+    """Check that an image exists, and is as its runtime needs it.
+
+    Args:
+        recipe: for a command to type.
+        folder: working folder of the programs; / if that does not matter.
+    """
+    image = Path(str(container.image))
+    if not image.exists():
+        raise UsageError(
+            f"this host has no image of {recipe}", where=str(image),
+            remedy=f"build it with `hvdenv container {recipe} --build`, or copy it to this host;"
+            f" to copy it to others: `hvdenv container {recipe} --preflight --hosts H1,H2 --copy`",
+        )  # fmt: skip
+    if container.runtime != "ch-run" or not image.is_dir():
+        return
+    for each in shown(container, folder):
+        point = each.rpartition(":")[2]
+        if not (image / point.lstrip("/")).exists():
+            raise UsageError(
+                f"the image has no folder {point}, where ch-run must mount that of the host",
+                where=str(image),
+                remedy=f"mkdir -p {shlex.quote(str(image) + point)}; or change to a folder below"
+                " /tmp or one of container.binds",
+            )
+    listed = image / "ch/environment"
+    if not listed.is_file():
+        raise UsageError(
+            "the image has no file with its variables, which ch-run needs", where=str(listed),
+            remedy="convert the image with ch-convert, or write the file: NAME=value on each line,"
+            " PATH at least",
+        )  # fmt: skip
