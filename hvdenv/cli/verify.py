@@ -178,7 +178,9 @@ def run(arguments: argparse.Namespace) -> int:
     code = show(found, arguments)
     if not (arguments.quiet or arguments.json):
         report(kept)
-    return InterruptedRunError.exit_code if runner.stopped else code
+    if runner.stopped:
+        raise InterruptedRunError
+    return code
 
 
 def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> Report:

@@ -39,7 +39,8 @@ def import_extensions(frameworks: List[str]) -> None:
 
 def main(program: str, *frameworks: str) -> None:
     program = shutil.which(program) or program
-    sys.path[0] = os.path.dirname(program)
+    safe = getattr(sys.flags, "safe_path", False)  # PYTHONSAFEPATH leaves out this folder
+    sys.path[: not safe] = [os.path.dirname(program)]
     if is_own_script(program):
         import_extensions(list(frameworks))
         if len(os.listdir("/proc/self/task")) == 1:

@@ -22,6 +22,8 @@ import subprocess
 import sys
 from typing import Any, Dict, List, Tuple
 
+if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this folder
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import extension
 
 # Folders of a framework's libraries in its package; they are loaded before the extension.
@@ -249,8 +251,7 @@ def digest(path: str) -> str:
 
 
 def main(root: str) -> None:
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path.pop(0)  # this folder: its files must not shadow modules
+    sys.path.pop(0)  # this folder: its files must not shadow modules
     found = json.dumps(Environment(root).look(), sort_keys=True)
     print("\n@hvdenv-observe_env " + base64.b64encode(found.encode()).decode())
 

@@ -28,8 +28,8 @@ import time
 from types import FrameType
 from typing import Callable, Dict, List, Optional, Sequence
 
-# PYTHONSAFEPATH leaves out the folder of a program.
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this folder
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import datapath
 import events
 

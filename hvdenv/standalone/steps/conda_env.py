@@ -47,6 +47,8 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, Dict, List, Union
 
+if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this folder
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from conda_clone import clone
 from conda_files import collect, move
 from conda_program import Program, find_program

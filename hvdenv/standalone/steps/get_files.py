@@ -16,6 +16,8 @@ import sys
 import tempfile
 from typing import Set
 
+if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this folder
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from digest import sha256_of
 
 HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")

@@ -24,6 +24,8 @@ import urllib.parse
 import urllib.request
 from typing import Dict, List
 
+if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this folder
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from digest import sha256_of
 from pip_install import index_arguments
 

@@ -16,6 +16,8 @@ import sys
 import tarfile
 from typing import Any, Dict, NoReturn
 
+if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this folder
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from archives import ArchiveError, members, opened_tar
 from digest import sha256_of
 
