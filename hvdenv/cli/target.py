@@ -6,7 +6,7 @@ import argparse
 import hashlib
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from hvdenv.environments import generations, registry
 from hvdenv.environments.activation import Kind, activate_script, site_lines
 from hvdenv.environments.generations import Environment
 from hvdenv.environments.installation import inspect_prefix
-from hvdenv.environments.search_path import PYTHON_PATH, horovod_in, uses_mpi
+from hvdenv.environments.search_path import PYTHON_PATH, horovod_in, provider, uses_mpi
 from hvdenv.errors import UsageError
 from hvdenv.launch.container import image_of, inside, shown
 from hvdenv.model.cluster import Container
@@ -133,12 +133,14 @@ def choose(
     if not known and (damage or not os.path.lexists(folder)) and (built or not recipe):
         raise _not_there(arguments, installed, name, damage)
     record = generations.read_record(file) if known else None
-    refuse_foreign_prefix(installed.prefix, arguments, whole=judged, also=elsewhere(record))
+    python_path = environment().get(PYTHON_PATH, "")
+    also = elsewhere(record) if known else provider(folder, python_path)
+    refuse_foreign_prefix(installed.prefix, arguments, whole=judged, also=also)
     if record and not recipe:
         recipe = generations.recipe_of(record, file)
         name = environment_name(record.recipe, record.variants)
         refuse_foreign_names(recipe, arguments, str(installed.prefix))
-    if record or (recipe and not os.path.lexists(folder)):
+    if record or (recipe and (damage or not os.path.lexists(folder))):
         assert recipe
         return Chosen(name, recipe, installed.prefix, record)
     return _foreign(arguments, name, recipe, installed.prefix, judged)
@@ -212,15 +214,17 @@ def _foreign(
             recipe = recipe._replace(horovod=recipe.horovod._replace(controllers=("gloo",)))
         recipe = recipe._replace(mpi=None)
     chosen = Chosen(name, recipe, prefix, None, foreign=True)
-    return chosen if judged else chosen._replace(script=str(_script(base)))
+    return chosen if judged else chosen._replace(script=str(_script(base, found.path)))
 
 
-def _script(base: Path) -> Path:
+def _script(base: Path, folders: Sequence[str]) -> Path:
     """Write what activates an environment that hvdenv did not build; under HVDENV_HOME."""
     digest = hashlib.sha256(os.fsencode(base)).hexdigest()[:12]
     script = make_folder(find_places().home / "shells" / digest) / "activate.sh"
     kind: Kind = "conda" if (base / "conda-meta").is_dir() else "venv"
-    write_text(script, activate_script(base, kind=kind, variables={}, keep=(PYTHON_PATH,)))
+    text = activate_script(base, kind=kind, variables={}, keep=(PYTHON_PATH,))
+    others = (f'PATH="$PATH":{shlex.quote(each)}\n' for each in folders[1:])
+    write_text(script, "".join([text, *others]))
     return script
 
 

@@ -16,7 +16,7 @@ from hvdenv import STANDALONE
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations
 from hvdenv.environments.activation import UNSET, filled_in
-from hvdenv.environments.search_path import PYTHON_PATH, horovod_in, shares_packages
+from hvdenv.environments.search_path import PYTHON_PATH, horovod_in, provider, shares_packages
 from hvdenv.errors import UsageError
 from hvdenv.launch.container import inside
 from hvdenv.model.cluster import Container, Reference
@@ -149,10 +149,11 @@ def inspect_prefix(prefix: str, python_path: str = "") -> Installation:
             where=str(base),
             remedy="install it there, or build an environment with `hvdenv build local`",
         )
+    other = provider(base, python_path)
     return Installation(
         prefix=str(root),
         python=str(base / "bin" / "python"),
-        path=(str(base / "bin"),),
+        path=(str(base / "bin"), *([f"{other}/bin"] if other else ())),
         env=((PYTHON_PATH, python_path),) if python_path else (),
     )
 

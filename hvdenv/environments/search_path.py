@@ -31,6 +31,14 @@ def horovod_in(base: Path, python_path: str = "") -> Path | None:
     return None
 
 
+def provider(base: Path, python_path: str = "") -> str:
+    """The prefix of the other environment whose Horovod this one imports; or empty."""
+    package = horovod_in(base, python_path)
+    prefix = package.parents[3] if package and len(package.parents) > 3 else base
+    own = (base / "bin" / "horovodrun").exists()
+    return str(prefix) if not own and (prefix / "bin" / "horovodrun").exists() else ""
+
+
 def uses_mpi(package: Path) -> bool:
     """Whether an extension of Horovod was linked against an MPI."""
     return any(map(_names_mpi, package.glob("*/mpi_lib*.so")))

@@ -13,7 +13,7 @@ import pytest
 
 from hvdenv.launch import orphans
 from hvdenv.launch.orphans import Suspects
-from hvdenv.runner import Runner
+from hvdenv.runner import TOKEN_VARIABLE, Runner
 from tests.waiting import runs, wait_until
 
 HERE = os.uname().nodename
@@ -109,6 +109,23 @@ def test_an_orphan_that_has_dropped_the_token_is_reported_and_not_ended(tmp_path
         os.kill(pid, signal.SIGKILL)
         child.kill()
         child.wait()
+
+
+def test_what_verify_is_ending_is_no_orphan(tmp_path: Path, runner: Runner) -> None:
+    """On a busy host, a process that was killed lives on for a while."""
+    python = tmp_path / "env/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    suspects = Suspects((str(tmp_path / "env"),), orphans.since_boot(), runner.token)
+    start = f"'{python}' -c 'import time; time.sleep(600)' >/dev/null & echo $!"
+    variables = {**os.environ, TOKEN_VARIABLE: f"{runner.token}.1"}
+    pid = int(subprocess.check_output(["sh", "-c", start], text=True, env=variables))
+    try:
+        wait_until(lambda: Path(f"/proc/{pid}/cmdline").read_text().startswith(str(python)))
+        assert not list(orphans.orphans(suspects))
+        assert list(orphans.orphans(suspects._replace(token="another")))
+    finally:
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_orphans_on_another_host(tmp_path: Path, runner: Runner) -> None:

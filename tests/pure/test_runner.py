@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,17 @@ import pytest
 
 from hvdenv.command import OWN_PYTHON, Command, Outcome, spelled_out
 from hvdenv.errors import InterruptedRunError, StepError
-from hvdenv.runner import LINE_LIMIT, OUTPUT_LIMIT, TOKEN_VARIABLE, Runner, _lines, end_marked
+from hvdenv.runner import (
+    ENDING,
+    LINE_LIMIT,
+    OUTPUT_LIMIT,
+    TOKEN_VARIABLE,
+    Runner,
+    _lines,
+    end_marked,
+    handled,
+    undisturbed,
+)
 from tests.files import write
 from tests.waiting import runs, wait_until
 
@@ -327,3 +338,63 @@ def test_its_own_python_has_its_own_libraries() -> None:
         outcome.output.strip()
         == f"{sys.executable} {os.environ.get('LD_LIBRARY_PATH', '')}".strip()
     )
+
+
+def test_signals_are_put_off_and_not_lost() -> None:
+    heard: list[str] = []
+    with handled(ENDING, lambda number, _: heard.append(signal.Signals(number).name)):
+        with undisturbed():
+            signal.raise_signal(signal.SIGTERM)
+            with undisturbed():
+                signal.raise_signal(signal.SIGINT)
+            assert heard == []
+        assert heard == ["SIGTERM"]  # one is enough
+        with suppress(ValueError), undisturbed():
+            signal.raise_signal(signal.SIGHUP)
+            raise ValueError
+        assert heard == ["SIGTERM", "SIGHUP"]
+        thread = threading.Thread(target=lambda: undisturbed().__enter__())
+        thread.start()
+        thread.join()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def interrupted(program: str) -> str:
+    """Run a program that interrupts itself; returns what it prints."""
+    return subprocess.run(
+        [sys.executable, "-c", program], text=True, capture_output=True, check=True, timeout=120
+    ).stdout
+
+
+def test_signals_in_quick_succession_do_not_wait_for_each_other() -> None:
+    said = interrupted("""
+import signal
+from hvdenv.runner import Runner
+runner = Runner()
+signal.signal(signal.SIGALRM, lambda number, frame: runner.stop())
+signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+for _ in range(50_000):
+    runner.stop()
+signal.setitimer(signal.ITIMER_REAL, 0)
+print(runner.stopped)
+""")
+    assert said == "True\n"
+
+
+def test_an_interrupt_at_any_moment_of_a_start_leaves_nothing() -> None:
+    said = interrupted("""
+import random, signal
+from hvdenv.command import Command
+from hvdenv.runner import Runner, end_marked
+runner = Runner()
+for each in range(40):
+    # The signal comes while the process is started, or soon after.
+    signal.signal(signal.SIGALRM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    signal.setitimer(signal.ITIMER_REAL, 0.0005 + each * 0.0002)
+    try:
+        runner.run(Command(("sleep", "100"), timeout=60))
+    except KeyboardInterrupt:
+        pass
+print(end_marked(runner.token))
+""")
+    assert said == "[]\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hvdenv.environments import generations
+from hvdenv.environments.installation import inspect_prefix
 from hvdenv.environments.search_path import horovod_in, uses_mpi
 from hvdenv.launch.placement import influences
 from hvdenv.model.layers import load_recipe
@@ -214,6 +215,18 @@ def test_programs_run_in_an_environment_that_hvdenv_did_not_build(
         assert ("OF_PACKAGE" in seen) == (kind == "CONDA_PREFIX")
         clean = variables_in(venv, words[0], "--clean", *words[1:])
         assert not {"PYTHONPATH", "OPAL_PREFIX"} & clean.keys()
+
+
+def test_programs_of_horovod_may_be_those_of_another_environment(
+    venv: Path, tmp_path: Path, shell: pytest.MonkeyPatch
+) -> None:
+    other = foreign(tmp_path / "other")
+    write(other / "bin/python", "", 0o755)
+    write(venv / PACKAGES / "x.pth", str(other / PACKAGES))
+    seen = variables_in(venv, "run", "--prefix", str(venv), "--", "true")
+    first, *_, last = seen["PATH"].split(":")
+    assert (first, last) == (f"{venv}/bin", f"{other}/bin")
+    assert inspect_prefix(str(venv)).program("horovodrun") == f"{other}/bin/horovodrun"
 
 
 def test_a_folder_without_python_or_horovod_is_refused(
