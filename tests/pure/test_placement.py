@@ -277,6 +277,40 @@ def test_variables_that_change_results() -> None:
     assert of_shell(SHELL, clean=True, kept=("NCCL_ALGO",)).keys() & TELLING == {"NCCL_ALGO"}
 
 
+# By each of them, a program of the ranks loads other code. The sources: `python --help-env` of 3.14,
+# ld.so(8), opal/mca/installdirs of Open MPI, PMIx and PRRTE, FlexiBLAS, EasyBuild.
+LOADING = {
+    "PYTHONPATH", "PYTHONHOME", "PYTHONPLATLIBDIR", "PYTHONSTARTUP", "PYTHONUSERBASE",
+    "PYTHONPYCACHEPREFIX", "PYTHONBREAKPOINT", "PYTHONWARNINGS", "PYTHONSAFEPATH", "PYTHONINSPECT",
+    "PYTHONEXECUTABLE", "PYTHONCASEOK", "PYTHONOPTIMIZE", "PYTHONDEVMODE", "PYTHON_FROZEN_MODULES",
+    "PYTHON_GIL", "PYTHON_JIT", "PYTHON_PERF_JIT_SUPPORT", "PYTHON_BASIC_REPL", "COVERAGE_PROCESS_START",
+    "EBPYTHONPREFIXES", "LD_LIBRARY_PATH", "LD_PRELOAD", "LD_AUDIT", "LD_ORIGIN_PATH", "LD_PROFILE",
+    "LD_HWCAP_MASK", "LD_DYNAMIC_WEAK", "LD_BIND_NOT", "LD_USE_LOAD_BIAS", "GLIBC_TUNABLES",
+    "GCONV_PATH", "LOCPATH", "OPAL_PREFIX", "OPAL_EXEC_PREFIX", "OPAL_LIBDIR", "OPAL_PKGLIBDIR",
+    "OPAL_BINDIR", "OPAL_SYSCONFDIR", "OPAL_DATADIR", "PMIX_INSTALL_PREFIX", "PMIX_PREFIX", "PRTE_PREFIX",
+    "OMPI_MCA_mca_base_component_path", "PMIX_MCA_mca_base_component_path",
+    "PRTE_MCA_mca_base_component_path", "OMPI_MCA_mca_base_param_files", "I_MPI_ROOT",
+    "I_MPI_OFI_LIBRARY", "MPICH_OFI_NIC_POLICY", "UCX_MODULE_DIR", "FI_PROVIDER_PATH", "NCCL_NET_PLUGIN",
+    "NCCL_TUNER_PLUGIN", "NCCL_CONF_FILE", "CUDA_INJECTION64_PATH", "CUDA_HOME", "OCL_ICD_VENDORS",
+    "OMP_TOOL_LIBRARIES", "FLEXIBLAS", "FLEXIBLAS_LIBRARY_PATH", "TF_PLUGGABLE_DEVICE_LIBRARY_PATH",
+    "TORCH_EXTENSIONS_DIR", "KERAS_BACKEND", "XLA_FLAGS", "TRITON_LIBCUDA_PATH", "HOROVOD_FUSION_THRESHOLD",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("launcher", ["mpirun", "srun", "horovodrun-gloo"])
+@pytest.mark.parametrize("unset", [(), UNSET], ids=["any", "built"])
+def test_what_loads_other_code_is_named_and_reaches_both_or_none(
+    launcher: str, unset: tuple[str, ...]
+) -> None:
+    shell = {"PATH": "/bin", **dict.fromkeys(LOADING, "/x")}
+    assert influences(shell).keys() == LOADING
+    activated = {"PATH", *({"PYTHONPATH"} - {*unset})}
+    of_verify = for_ranks(launcher, shell, activated, unset).keys()
+    of_run = {*of_shell(shell)} - {*unset, *hidden(launcher, shell, Requested(), activated)}
+    assert of_verify == of_run
+    assert of_shell(shell, clean=True) == {"PATH": "/bin"}
+
+
 @pytest.mark.parametrize("launcher", ["mpirun", "srun", "horovodrun-gloo"])
 def test_ranks_of_verify_get_what_run_hands_on(launcher: str) -> None:
     """All but what activate.sh unsets, and files that the ranks would write to."""
