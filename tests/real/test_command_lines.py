@@ -137,7 +137,7 @@ def test_run_in_a_job(
     with watched():
         cluster.run(
             [*job, *words, "--launcher", launcher, *NAMES, "--", *program],
-            env={**VARIABLES, "HVDENV_HOME": str(cli.home)},
+            env={**VARIABLES, "HVDENV_HOME": str(cli.home), "SLURM_MPI_TYPE": "pmix"},
         )
     assert_exact(tmp_path, {**VARIABLES, "GIVEN": GIVEN})
 

@@ -19,6 +19,8 @@ import zipfile
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, Dict, List, Optional, Tuple
 
+if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this folder
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from archives import ArchiveError, content, opened_zip
 
 # Framework: distributions that provide it, its key in metadata.json, its extension.

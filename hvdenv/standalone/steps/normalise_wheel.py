@@ -12,6 +12,8 @@ import stat
 import sys
 import zipfile
 
+if getattr(sys.flags, "safe_path", False):  # PYTHONSAFEPATH leaves out this folder
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from archives import ArchiveError, blocks, opened_zip
 
 
