@@ -144,6 +144,22 @@ def test_a_slow_rank_is_only_late(copy: Copy, runner: Runner) -> None:
     assert [bool(record.note) for record in records("torch", run)] == [False, True]
 
 
+def test_a_slow_rank_of_tensorflow(copy: Copy, runner: Runner) -> None:
+    """Its allreduces block, so that the others wait in theirs."""
+    installation = copy(frameworks=("tensorflow",))
+    package = purelib(Path(installation.python)) / "horovod" / "tensorflow" / "__init__.py"
+    slow = (
+        "_real = allreduce\n"
+        "def allreduce(*args, **kwargs):\n"
+        "    import time\n"
+        "    time.sleep(0.05 * (rank() == 1))\n"
+        "    return _real(*args, **kwargs)\n"
+    )
+    package.write_text(f"{package.read_text()}\n{slow}")
+    run = run_ranks(installation, runner, "MPI", framework="tensorflow")
+    assert [bool(record.note) for record in records("tensorflow", run)] == [False, True]
+
+
 OTHERS = {
     "shape": ("Gloo", "tensor = tensor.reshape(-1)[:1]", "Mismatched ALLREDUCE tensor shapes"),
     "dtype": ("MPI", "tensor = tensor.double()", "Mismatched data types"),

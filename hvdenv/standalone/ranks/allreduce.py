@@ -4,10 +4,11 @@ Every rank knows the inputs of all ranks and computes the expected results itsel
 Runs on Python 3.6 and newer with numpy, which the frameworks require.
 """
 
+import contextlib
 import importlib
 import os
 import sys
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import events
 from context import Array, Context, Shape
@@ -110,16 +111,36 @@ def tensorflow_reducer(context: Context) -> Reducer:
     """A function that reduces many named arrays."""
 
     def reduce_all(inputs: List[Input]) -> Dict[str, Array]:
-        with context.on_device():
+        with context.on_device(), waiting_in_library(context):
             return {name: reduce_one(name, array, given) for name, array, given in inputs}
 
     def reduce_one(name: str, array: Array, arguments: Dict[str, Any]) -> Array:
-        tensor = context.tensor(array)
-        with context.waiting():
-            result = context.hvd.allreduce(tensor, name=name, **arguments)
-        return context.array(result)
+        return context.array(context.hvd.allreduce(context.tensor(array), name=name, **arguments))
 
     return reduce_all
+
+
+@contextlib.contextmanager
+def waiting_in_library(context: Context) -> Iterator[None]:
+    """Within this block, time in the operation of Horovod's library counts as waiting.
+
+    Horovod's Python functions around it are the rank's own work.
+    """
+    library: Any = getattr(importlib.import_module("horovod.tensorflow.mpi_ops"), "MPI_LIB", None)
+    operation = getattr(library, "horovod_allreduce", None)
+    if operation is None:
+        yield
+        return
+
+    def waiting(*arguments: Any, **named: Any) -> Any:
+        with context.waiting():
+            return operation(*arguments, **named)
+
+    library.horovod_allreduce = waiting
+    try:
+        yield
+    finally:
+        library.horovod_allreduce = operation
 
 
 REDUCERS = {"torch": torch_reducer, "tensorflow": tensorflow_reducer}
