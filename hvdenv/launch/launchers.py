@@ -548,15 +548,21 @@ def puts_mpi_first(name: str, launch: Launch) -> bool:
 
 
 def _open_mpi_environment(launch: Launch) -> Variables:
-    """On this host, waiting ranks yield to others; root needs leave to start ranks."""
+    """On this host, waiting ranks yield to others, and no ssh is required; root may start ranks."""
     if launch.mpi.kind != "Open MPI":
         return ()
-    names = [] if launch.remote else ["OMPI_MCA_mpi_yield_when_idle"]
+    five = launch.mpi.major >= 5
+    found = {}
+    if not launch.remote:
+        found["OMPI_MCA_mpi_yield_when_idle"] = "1"
+        if not five:
+            # Version 4 refuses to start where it finds none of these, and runs none of them here.
+            found["OMPI_MCA_plm_rsh_agent"] = "ssh:rsh:false"
     if launch.root:
-        prefixes = ("OMPI", "PRTE") if launch.mpi.major >= 5 else ("OMPI",)
-        for prefix in prefixes:
-            names += [f"{prefix}_ALLOW_RUN_AS_ROOT", f"{prefix}_ALLOW_RUN_AS_ROOT_CONFIRM"]
-    return tuple((name, "1") for name in names)
+        for prefix in ("OMPI", "PRTE") if five else ("OMPI",):
+            found[f"{prefix}_ALLOW_RUN_AS_ROOT"] = "1"
+            found[f"{prefix}_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+    return tuple(found.items())
 
 
 def _exported(launch: Launch, variables: Variables) -> tuple[str, ...]:

@@ -103,6 +103,13 @@ def test_ranks_give_way_to_others_on_this_host_only() -> None:
     assert started("mpirun", train()).env == ()
 
 
+def test_ranks_on_this_host_need_no_ssh() -> None:
+    """Open MPI 4 refuses to start without a program of this list, and runs none of them."""
+    agent = ("OMPI_MCA_plm_rsh_agent", "ssh:rsh:false")
+    assert agent in started("mpirun", launch(FOUR)).env
+    assert agent not in started("mpirun", train()).env
+
+
 # ---------------------------------------------------------------- whole command lines
 
 THETAGPU = train(
