@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from hvdenv.drafting.pages import Block
 from hvdenv.errors import UsageError
+from hvdenv.libraries import install_command
 from hvdenv.masking import clean, learn
 
 try:
@@ -269,6 +270,6 @@ def _parser() -> Parser:
     if tree_sitter_bash is None:
         raise UsageError(
             "reading a page needs tree-sitter and tree-sitter-bash, which this Python does not have",
-            remedy="pip install tree-sitter tree-sitter-bash, or use --here",
+            remedy=f"{install_command('tree-sitter', 'tree-sitter-bash')}, or use --here",
         )
     return Parser(Language(tree_sitter_bash.language()))

@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 
 from hvdenv import schema
 from hvdenv.errors import RecipeError, StepError
+from hvdenv.libraries import install_command
 from hvdenv.locks.lockfile import CONDA, Locked, malformed, reachable
 
 _HEADER = """\
@@ -243,7 +244,7 @@ def _libraries() -> Iterator[None]:
     except ImportError as error:
         raise StepError(
             f"the lock of a conda environment needs conda-lock and py-rattler ({error})",
-            remedy="install hvdenv with its extra: pip install 'hvdenv[conda]'",
+            remedy=f"install them: {install_command('conda-lock', 'py-rattler')}",
         ) from None
 
 

@@ -16,7 +16,7 @@ PACKAGE = Path(hvdenv.__file__).parent
 # Packages, and modules that lie in none: one imports what stands before it, and what stands
 # beside it; modules never import each other in a circle.
 LAYERS = (
-    ("errors", "schema", "masking", "reading", "command", "reports", "standalone"),
+    ("errors", "libraries", "schema", "masking", "reading", "command", "reports", "standalone"),
     ("runner",),
     ("places", "signing"),
     ("trust",),

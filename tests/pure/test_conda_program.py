@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdenv import STEP_PROGRAMS
+from hvdenv.libraries import install_command
 from tests.standalone import load
 
 PROGRAM = STEP_PROGRAMS / "conda_env.py"
@@ -117,7 +118,7 @@ def test_neither_library_nor_program_says_what_to_install(tmp_path: Path) -> Non
     assert done.returncode == 1
     assert "has no py-rattler" in done.stdout
     assert "no micromamba, mamba or conda on PATH" in done.stdout
-    assert "-m pip install py-rattler" in done.stdout
+    assert install_command("py-rattler").removeprefix(sys.executable) in done.stdout
     assert "Traceback" not in done.stdout
     assert os.listdir(tmp_path) == ["conda.json"]
 

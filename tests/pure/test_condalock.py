@@ -250,7 +250,8 @@ def test_how_to_get_what_is_missing(
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(StepError, match="needs conda-lock and py-rattler") as caught:
         condalock.load()
-    assert "pip install 'hvdenv[conda]'" in str(caught.value)
+    accepted = "'conda-lock<5,>=4' 'py-rattler<1,>=0.28'"
+    assert f"{sys.executable} -m pip install {accepted}" in str(caught.value)
 
 
 def test_what_is_missing_is_said_before_the_solve(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,3 +160,22 @@ def test_targets_of_make() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page, text in PAGES.items():
         assert set(re.findall(r"[`$] ?make ([a-z-]+)", text)) <= targets, page
+
+
+def test_nothing_installs_a_package_of_hvdenvs_name_from_an_index() -> None:
+    """No index has it, so anybody could publish one: files and wheels are named by their paths."""
+    texts = {
+        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+        for path in (*(ROOT / "hvdenv").rglob("*.py"), *(ROOT / "hvdenv").rglob("*.toml"))
+    }
+    by_name = re.compile(
+        r"\b(?:pip|pipx|uv)(?: \w+)? (?:install|download|add|wheel)\b[^\n;|`]*?[\s'\"]hvdenv(?:\[\w+\])?(?=['\"`\s]|$)",
+        re.MULTILINE,
+    )
+    found = [
+        f"{place}: {match[0]}"
+        for place, text in {**PAGES, **texts}.items()
+        for match in by_name.finditer(text)
+        if "--no-index" not in match[0]
+    ]
+    assert found == []

@@ -83,7 +83,7 @@ def backend_of(spec: Spec, cache: str, work: str) -> Union[Program, "Rattler"]:
         if not program:
             raise Failure(
                 "cannot install conda packages: %s has no py-rattler (%s), and there is no "
-                "micromamba, mamba or conda on PATH\nInstall one: %s -m pip install py-rattler, "
+                "micromamba, mamba or conda on PATH\nInstall one: %s -m pip install 'py-rattler<1,>=0.28', "
                 "on Python 3.10 and newer, or load the module of this site that has conda"
                 % (sys.executable, error, sys.executable)
             ) from None
