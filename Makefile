@@ -48,7 +48,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 install: $(VENV)/.installed
 
 demo: install
-	$(HVDENV) build local
+	options=$$(.ci/headers $(BIN)/python $(VENV)/headers) && $(HVDENV) build local $$options
 	$(HVDENV) verify local
 
 test: $(VENV)/.installed-dev
