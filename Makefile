@@ -1,5 +1,5 @@
 # make demo      build a real Horovod environment on this machine and prove that it works
-# make test      what CI runs: lint, docs and pytest (tests that need root are skipped without it)
+# make test      what CI runs: lint, docs and pytest (tests that need root or a missing package are skipped)
 # make lint      only ruff, mypy and the prose check
 # make pure      only the tests that compile nothing and start no cluster (a minute)
 # make docs      the documentation as a site in site/, without a network
@@ -22,6 +22,9 @@ WORKERS ?= $(shell nproc)
 PURE := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 # Two files of the real layer at a time, in the order of tests/real/conftest.py: builds use all cores, other tests wait.
 REAL := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 40
+
+# Why tests were skipped, for the last line of `make test`.
+SKIPS := $(VENV)/skips
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -53,8 +56,10 @@ demo: install
 
 test: $(VENV)/.installed-dev
 	$(MAKE) --jobs 2 --output-sync lint docs
-	$(PURE) $(if $(NO_SKIP),--no-skip) tests/pure
-	$(REAL) $(if $(NO_SKIP),--no-skip) tests/real
+	@rm -f $(SKIPS)
+	$(PURE) --skips $(SKIPS) $(if $(NO_SKIP),--no-skip) tests/pure
+	$(REAL) --skips $(SKIPS) $(if $(NO_SKIP),--no-skip) tests/real
+	@$(BIN)/python -m tests.support.needs $(SKIPS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

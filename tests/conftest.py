@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from hvdenv.masking import forgotten
+from tests.support.needs import need
 
 # Shared machines stall for seconds, which also makes cases slow to come by. CI looks at the
 # same cases each time, so that what is red there is red because of the change.
@@ -23,6 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--regenerate", action="store_true", help="write golden files anew instead of comparing"
     )
+    parser.addoption("--skips", metavar="FILE", help="append why each test was skipped to a file")
 
 
 def _for_ranks() -> dict[str, str]:
@@ -47,6 +50,12 @@ def _no_secret_is_remembered() -> Iterator[None]:
         yield
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test before its fixtures are made if the machine lacks what its markers name."""
+    need(*(name for mark in item.iter_markers("needs") for name in mark.args))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item):  # type: ignore[no-untyped-def]
     """With --no-skip, turn a skip into a failure that names its reason."""
@@ -56,3 +65,12 @@ def pytest_runtest_makereport(item: pytest.Item):  # type: ignore[no-untyped-def
         report.outcome = "failed"
         report.longrepr = f"skipped, which --no-skip does not allow: {reason}"
     return report
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if path := config.getoption("--skips"):
+        skipped = terminalreporter.stats.get("skipped", [])
+        with open(path, "a", encoding="utf-8") as file:
+            file.writelines(f"{json.dumps(report.longrepr[2])}\n" for report in skipped)

@@ -1,15 +1,13 @@
 """Lmod and Environment Modules side by side, without installing either.
 
 Their Debian packages exclude each other, so each is unpacked into a folder of its own
-and its paths are rewritten to that folder. What they run on has to be installed:
-tcl, lua5.3, lua-posix, lua-filesystem, lua-json, lua-term.
+and its paths are rewritten to that folder. What they run on has to be installed.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -18,12 +16,17 @@ from typing import Literal, NamedTuple
 
 import pytest
 
+from tests.support.needs import Missing, need
 from tests.workers import one_at_a_time, session_folder
 
 Kind = Literal["lmod", "tcl"]
 KINDS: tuple[Kind, ...] = ("lmod", "tcl")
 
 _PACKAGES: dict[Kind, str] = {"lmod": "lmod", "tcl": "environment-modules"}
+RUNS_ON: dict[Kind, tuple[str, ...]] = {
+    "lmod": ("lua5.3", "lua-filesystem", "lua-json", "lua-posix", "lua-term"),
+    "tcl": ("tcl",),
+}
 _INIT: dict[Kind, str] = {"lmod": "etc/profile.d/lmod.sh", "tcl": "usr/share/modules/init/sh"}
 _PATHS = re.compile(
     r"(?<![\w.])/(?=(usr/share/(modules|lmod|modulefiles)|usr/lib/(lmod|[a-z0-9_]+-linux-gnu(?!/lua))"
@@ -57,12 +60,14 @@ def install(kind: Kind, cache: Path) -> Installed:
     Args:
         kind: which one.
         cache: folder that may be kept from one test session to the next.
+
+    Raises:
+        Missing: this machine cannot run it, or cannot download it.
     """
+    need(*RUNS_ON[kind])
     root = cache / kind
     with one_at_a_time(root):
         if not root.exists():
-            if shutil.which("apt-get") is None:
-                pytest.skip("the module systems are unpacked from Debian packages: no apt-get here")
             with tempfile.TemporaryDirectory(dir=cache) as scratch:
                 _unpack(_PACKAGES[kind], Path(scratch))
                 _move(Path(scratch, "root"), root)
@@ -71,11 +76,12 @@ def install(kind: Kind, cache: Path) -> Installed:
 
 
 def _unpack(package: str, folder: Path) -> None:
-    options = ("-q", "-o", "APT::Sandbox::User=root")
-    done = subprocess.run(
-        ["apt-get", *options, "download", package], cwd=folder, capture_output=True, text=True
-    )
-    assert done.returncode == 0, f"apt-get update first?\n{done.stderr}"
+    words = ["apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", package]
+    try:
+        subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = str(getattr(error, "stderr", error)).strip().rpartition("\n")[2]
+        raise Missing(f"needs Debian's {package} ({said})") from error
     (archive,) = folder.glob("*.deb")
     subprocess.run(["dpkg", "-x", archive, folder / "root"], check=True)
 

@@ -27,13 +27,13 @@ from tests.real.test_container import (
     BASE,
     Store,
     limited,
-    need,
     pip_binds,
     recipe_and_plan,
     rootfs,
     run,
     store,
 )
+from tests.support.needs import need
 
 __all__ = ["home", "pip_binds", "rootfs", "store"]
 
@@ -56,7 +56,7 @@ exec su user -c "cd && $2"
 @pytest.fixture(scope="module")
 def sid(home: Path) -> Iterator[Path]:
     """A Debian sid with Apptainer and a user who may be root in an image."""
-    need("debootstrap", "unshare", "pivot_root")
+    need("root", "mounts", "debootstrap")
     folder = home / "rootfs" / "sid"
     if not (folder / "home/user").exists():
         shutil.rmtree(folder, ignore_errors=True)

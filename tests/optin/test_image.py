@@ -22,8 +22,9 @@ from tests.clusters import install_software
 from tests.images import equip
 from tests.modulesystems import write_module
 from tests.real.conftest import Cli, cluster, home
-from tests.real.test_container import BASE, Store, need, pip_binds, rootfs, run, store
+from tests.real.test_container import BASE, Store, pip_binds, rootfs, run, store
 from tests.standin import Cluster
+from tests.support.needs import need
 
 __all__ = ["cluster", "home", "pip_binds", "rootfs", "store"]
 
@@ -62,7 +63,7 @@ print("rank", hvd.rank(), "of", hvd.size(), "right on", socket.gethostname(), "i
 @pytest.fixture(scope="module")
 def recipe(home: Path, request: pytest.FixtureRequest) -> str:
     """A recipe whose image is built, and lies where all hosts see it."""
-    need("ch-run")
+    need("charliecloud")
     image = home / "images" / "singularity+cpu"
     image.parent.mkdir(parents=True, exist_ok=True)
     path = image.parent / "proof.toml"

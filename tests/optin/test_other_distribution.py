@@ -30,9 +30,7 @@ LIBRARIES = "libbz2-1.0,libffi8,liblzma5,libsqlite3-0"
 
 pytestmark = [
     pytest.mark.compile,
-    pytest.mark.skipif(
-        os.geteuid() != 0 or not shutil.which("debootstrap"), reason="needs root and debootstrap"
-    ),
+    pytest.mark.needs("root", "mounts", "debootstrap"),
     pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the lock is for Python 3.11"),
 ]
 

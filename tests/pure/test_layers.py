@@ -590,6 +590,7 @@ def test_a_user_name_that_is_no_part_of_a_folder_is_refused(name: str) -> None:
             expand(Recipe, recipe, user)
 
 
+@pytest.mark.needs("python3-dev")
 def test_a_variable_that_is_not_set_stays_where_nothing_is_built(
     monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv
 ) -> None:

@@ -143,6 +143,7 @@ def test_orphans_on_another_host(tmp_path: Path, runner: Runner) -> None:
     assert rest.message == f"no processes of this run are left on n2, {HERE}"
 
 
+@pytest.mark.needs("procps")
 def test_what_hosts_are_asked_for_is_what_ps_says(tmp_path: Path, runner: Runner) -> None:
     write_ssh(tmp_path, f"HVDENV_TOKEN=other\nexport HVDENV_TOKEN\n{LAST}")
     answer = orphans._ask("n2", runner, 60)

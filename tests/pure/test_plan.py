@@ -308,6 +308,7 @@ def test_a_build_prepares_and_plans_once(
     calls: Counter[str], tmp_path: Path, hvdenv: Hvdenv
 ) -> None:
     build = ["build", "local", "--prefix", str(tmp_path / "env"), "--allow", "disk-low"]
+    build += ["--allow", "python-incomplete"]
     hvdenv(*build)
     assert (tmp_path / "env" / "activate.sh").is_file()
     for more, said in (([], "nothing to do: "), (["--rebuild"], "")):

@@ -16,6 +16,7 @@ from hvdenv.runner import Runner
 from hvdenv.verification import suite
 from hvdenv.verification.collection import Setup
 from tests.commands import Hvdenv
+from tests.support.needs import need
 
 EVE = 4711
 
@@ -44,6 +45,7 @@ def known(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def git(folder: Path, *words: str) -> str:
+    need("git")
     identity = ("-c", "user.name=x", "-c", "user.email=x@example.org")
     argv = ("git", "-C", str(folder), *identity, *words)
     return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()

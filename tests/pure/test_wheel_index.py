@@ -25,6 +25,7 @@ from hvdenv.runner import Runner
 from hvdenv.wheels import index, published
 from hvdenv.wheels.wheelcache import own, store
 from tests.index import served
+from tests.support.needs import need
 from tests.wheels import EXTENSION, TORCH_INPUTS, compiled_wheel, umask
 
 Captured = pytest.CaptureFixture[str]
@@ -260,6 +261,7 @@ def test_a_changed_page_is_found_and_written_again(page: str, folder: Path) -> N
 def signers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The accepted signers of the site, of which the user is one."""
     key, signers, site = (tmp_path / name for name in ("key", "signers", "site.toml"))
+    need("openssh-client")
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     public = key.with_suffix(".pub").read_text()
     signers.write_text(f'ann@example.org namespaces="hvdenv-wheel" {public}')

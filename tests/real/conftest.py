@@ -26,7 +26,8 @@ from hvdenv.environments.installation import Installation, inspect_prefix
 from hvdenv.runner import Runner
 from tests.modulesystems import cache_folder, install
 from tests.real.doctored import make_copy, marked
-from tests.standin import Cluster, Missing
+from tests.standin import Cluster
+from tests.support.needs import need
 from tests.waiting import wait_until
 from tests.workers import one_at_a_time, session_folder
 
@@ -137,6 +138,7 @@ def cli(home: Path) -> Cli:
 @pytest.fixture(scope="session")
 def local_prefix(cli: Cli, home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A complete environment of the recipe `local`, whose compile was interrupted and killed."""
+    need("python3-dev")
     prefix, wheels = home / "envs" / "local", home / "cache" / "wheels"
     built = session_folder(tmp_path_factory) / "local-is-built"
     with one_at_a_time(built):
@@ -225,8 +227,5 @@ def cluster(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
     if named := os.environ.get("HVDENV_TEST_PREFIX"):
         shared.append(Path(named).parent)
     lmod = install("lmod", cache_folder(tmp_path_factory))
-    try:
-        with Cluster(modules=lmod, shared=shared) as cluster:
-            yield cluster
-    except Missing as missing:
-        pytest.skip(str(missing))
+    with Cluster(modules=lmod, shared=shared) as cluster:
+        yield cluster

@@ -17,6 +17,7 @@ from hvdenv.environments.activation import Kind, activate_script, filled_in
 from hvdenv.model.cluster import Modules
 from hvdenv.sites.modules import shell_lines
 from tests.modulesystems import KINDS, Installed, install, write_module
+from tests.support.needs import need
 
 SHELLS = ("dash", "bash", "zsh")
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -43,9 +44,9 @@ class Said:
 
 def shell(name: str, lines: Sequence[str], cwd: Path, **variables: str) -> Said:
     """Run lines in a shell that starts from nothing else."""
-    program = shutil.which(name)
-    if program is None:
-        pytest.skip(f"{name} is not installed")
+    if name != "bash":
+        need(name)
+    program = str(shutil.which(name))
     environ = {"PATH": PATH, "HOME": str(cwd), "LC_ALL": "C.UTF-8", **variables}
     return Said(
         subprocess.run(

@@ -20,6 +20,8 @@ from hvdenv.environments.journal import FINISHED, Journal
 from tests.real.conftest import Cli
 from tests.waiting import wait_until
 
+pytestmark = pytest.mark.needs("python3-dev")
+
 
 def active(prefix: Path) -> tuple[Environment, str]:
     environment = generations.at(prefix)
@@ -198,9 +200,8 @@ def test_no_network(tmp_path: Path) -> None:
     assert "cause: pip found no package cmake" in told
 
 
+@pytest.mark.needs("root", "mounts")
 def test_full_disk(home: Path, tmp_path: Path) -> None:
-    if os.geteuid():
-        pytest.skip("only root can mount a small file system")
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60m", "tmpfs", str(tmp_path)], check=True)
     try:
         prefix = tmp_path / "env"

@@ -30,6 +30,7 @@ from hvdenv.plans.images.formats import Build
 from hvdenv.plans.plan import Plan
 from hvdenv.runner import Runner
 from tests.real.conftest import Cli
+from tests.support.needs import need
 from tests.waiting import wait_until
 from tests.workers import one_at_a_time
 
@@ -42,16 +43,6 @@ LIBRARIES = (
 )  # fmt: skip
 # A device that is copied as a file would fill the disk.
 FILE_LIMIT = 8 << 30
-
-
-def need(*programs: str) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("only root can make root file systems and mount namespaces here")
-    path = f"{os.environ['PATH']}:/usr/sbin"
-    if missing := [name for name in programs if not shutil.which(name, path=path)]:
-        pytest.skip(
-            f"needs {', '.join(missing)} (Debian: buildah, charliecloud, debootstrap, openssh-server)"
-        )
 
 
 def limited() -> None:
@@ -70,7 +61,7 @@ def run(*words: str, env: dict[str, str] | None = None, timeout: float = 900) ->
 @pytest.fixture(scope="session")
 def rootfs(home: Path) -> Path:
     """A minimal Debian 12 as a tar file, without its devices and with some libraries."""
-    need("debootstrap")
+    need("root", "mounts", "debootstrap")
     archive = home / "rootfs" / "debian12-libraries.tar"
     with one_at_a_time(archive):
         if not archive.exists():
@@ -117,7 +108,7 @@ class Store(NamedTuple):
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory, rootfs: Path) -> Iterator[Store]:
     """With the image that all others start from."""
-    need("buildah")
+    need("root", "mounts", "buildah")
     folder = tmp_path_factory.mktemp("images")
     (folder / "storage.conf").write_text(
         f'[storage]\ndriver = "vfs"\ngraphroot = "{folder}/storage"\nrunroot = "{folder}/run"\n'
@@ -252,7 +243,7 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
-    need("sshd", "ssh", "ssh-keygen", "unshare")
+    need("root", "namespaces", "openssh-server", "openssh-client")
     folder = tmp_path_factory.mktemp("hosts")
     images = folder / "images"
     for each in (images, folder / "bin", *(folder / name for name in HOSTS[1:])):

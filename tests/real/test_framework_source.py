@@ -13,6 +13,8 @@ import pytest
 
 from tests.real.conftest import Cli
 
+pytestmark = pytest.mark.needs("git", "python3-dev")
+
 PROGRAM = Path(__file__).parents[2] / "hvdenv/standalone/steps/fetch_git.py"
 TAG = "v1.7.1"
 # Nobody's name and configuration; since 2.38.1 git wants to be asked about submodules in files.

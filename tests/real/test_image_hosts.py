@@ -18,8 +18,9 @@ from tests.clusters import install_software
 from tests.images import equip, unpack
 from tests.modulesystems import write_module
 from tests.real.conftest import Cli
-from tests.real.test_container import need, rootfs
+from tests.real.test_container import rootfs
 from tests.standin import Cluster
+from tests.support.needs import need
 
 __all__ = ["rootfs"]
 
@@ -61,7 +62,7 @@ def image(
     rootfs: Path, home: Path, local_prefix: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     """A folder that programs of the environment run in; a mark tells that they do."""
-    need("ch-run")
+    need("charliecloud")
     folder = tmp_path_factory.mktemp("image") / "debian"
     unpack(rootfs, folder)
     record = json.loads((local_prefix / "hvdenv.json").read_text(encoding="utf-8"))

@@ -14,7 +14,7 @@ from hvdenv.model.layers import load_recipe
 from tests.clusters import NEURON, install_software, write_modules
 from tests.modulesystems import cache_folder, install, write_module
 from tests.real.conftest import Cli
-from tests.standin import Cluster, Missing
+from tests.standin import Cluster
 
 PAGE = """\
 [you@login ~]$ module load gcc/10.2.0 cuda/11.4 nccl/2.14 cudampi/openmpi-4.1.1 cmake/3.16.9
@@ -32,15 +32,12 @@ def site(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clust
     (nccl / "include" / "nccl.h").touch()
     lmod = install("lmod", cache_folder(tmp_path_factory))
     shared = [home, tmp_path_factory.getbasetemp(), Path(sys.prefix), Path(__file__).parents[2]]
-    try:
-        with Cluster(modules=lmod, shared=shared) as cluster:
-            write_modules(cluster.modulefiles, software, NEURON)
-            write_module(cluster.modulefiles, "nccl/2.14", setenv={"NCCL_ROOT": str(nccl)})
-            for python in ("python/3.10.4", "python/3.11.5"):
-                write_module(cluster.modulefiles, python)
-            yield cluster
-    except Missing as missing:
-        pytest.skip(str(missing))
+    with Cluster(modules=lmod, shared=shared) as cluster:
+        write_modules(cluster.modulefiles, software, NEURON)
+        write_module(cluster.modulefiles, "nccl/2.14", setenv={"NCCL_ROOT": str(nccl)})
+        for python in ("python/3.10.4", "python/3.11.5"):
+            write_module(cluster.modulefiles, python)
+        yield cluster
 
 
 def test_a_page_and_the_cluster(

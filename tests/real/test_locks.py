@@ -46,7 +46,7 @@ def without_network(home: Path, *words: str | Path) -> subprocess.CompletedProce
     )  # fmt: skip
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a network of its own needs root")
+@pytest.mark.needs("root", "namespaces", "iproute2")
 def test_a_node_without_internet_builds_what_was_fetched(
     cli: Cli, locks: Path, fetched: Path, tmp_path: Path
 ) -> None:
@@ -171,6 +171,7 @@ def test_one_package_moves_and_the_others_stay(cli: Cli, locks: Path, tmp_path: 
     assert now["idna"] != "3.7"
 
 
+@pytest.mark.needs("openssh-client")
 def test_a_site_requires_signed_locks(cli: Cli, tmp_path: Path) -> None:
     name = Path("local") / "py3.11-linux-x86_64-cpu"
     locks, key, signers = tmp_path / "locks", tmp_path / "key", tmp_path / "signers"

@@ -125,6 +125,7 @@ def test_a_module_command_that_bash_inherits_is_taken(site: Site) -> None:
     assert (system.kind, system.script) == (site.system.kind, "")
 
 
+@pytest.mark.needs("user namespaces")
 def test_a_machine_without_modules_is_told_so() -> None:
     """In a mount namespace in which the usual places are empty."""
     program = (

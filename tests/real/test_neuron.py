@@ -21,9 +21,9 @@ from tests.channel import python_channel
 from tests.clusters import NEURON, install_software, write_modules
 from tests.modulesystems import cache_folder, install
 from tests.real.conftest import Cli, Result
-from tests.standin import Cluster, Missing
+from tests.standin import Cluster
 
-pytestmark = pytest.mark.compile
+pytestmark = [pytest.mark.compile, pytest.mark.needs("python3-dev")]
 
 SITE = """\
 [conda]
@@ -52,12 +52,9 @@ def neuron(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clu
     software = install_software(home)
     modules = install("lmod", cache_folder(tmp_path_factory))
     shared = [home, tmp_path_factory.getbasetemp(), Path(sys.prefix), Path(__file__).parents[2]]
-    try:
-        with Cluster(modules=modules, shared=shared) as cluster:
-            write_modules(cluster.modulefiles, software, NEURON)
-            yield cluster
-    except Missing as missing:
-        pytest.skip(str(missing))
+    with Cluster(modules=modules, shared=shared) as cluster:
+        write_modules(cluster.modulefiles, software, NEURON)
+        yield cluster
 
 
 @pytest.fixture(scope="module")

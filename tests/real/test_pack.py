@@ -25,7 +25,10 @@ from hvdenv.runner import Runner
 from hvdenv.schema import encode
 from tests.real.conftest import Cli
 from tests.standin import Cluster
+from tests.support.needs import need
 from tests.waiting import wait_until
+
+pytestmark = pytest.mark.needs("squashfs-tools", "squashfuse", "/dev/fuse", "user namespaces")
 
 ONE = "1" * 12
 # An ordinary user. On some machines only root may open /dev/fuse, which on clusters is for all.
@@ -181,6 +184,7 @@ def test_an_image_survives_a_prune_while_it_is_made(environment: Environment) ->
     assert not killed.exists()
 
 
+@pytest.mark.needs("root")
 def test_a_file_that_cannot_be_read_is_not_packed_as_an_empty_one(
     user: Cli, environment: Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +221,7 @@ def test_programs_see_the_image_and_others_do_not(environment: Environment, pack
     wait_until(lambda: nothing_is_left(packed), 10)
 
 
+@pytest.mark.needs("root", "mounts")
 def test_an_ordinary_user_mounts_it_and_gains_nothing(
     environment: Environment, packed: Packed
 ) -> None:
@@ -228,6 +233,7 @@ def test_an_ordinary_user_mounts_it_and_gains_nothing(
     wait_until(lambda: nothing_is_left(packed), 10)
 
 
+@pytest.mark.needs("root", "mounts")
 def test_a_host_that_cannot_mount_says_so_and_runs_without(
     environment: Environment, packed: Packed
 ) -> None:
@@ -242,6 +248,7 @@ def test_a_host_that_cannot_mount_says_so_and_runs_without(
     assert "the program runs without the image" in done.stderr
 
 
+@pytest.mark.needs("root", "mounts")
 def test_a_host_without_the_systems_python_uses_that_of_the_environment(
     environment: Environment, packed: Packed
 ) -> None:
@@ -350,6 +357,7 @@ def test_a_copy_on_the_host_has_no_name(user: Cli, environment: Environment, pla
 def test_a_signature_is_required_where_the_site_says_so(
     user: Cli, environment: Environment, place: Path
 ) -> None:
+    need("openssh-client")
     key = place / "key"
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)]
     subprocess.run(argv, check=True)

@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, Locator, Page, sync_playwright
 from hvdenv.reports.page import render
 from hvdenv.reports.render import clean
 from hvdenv.reports.report import Report
+from tests.support.needs import need
 
 EVERYTHING = Path(__file__).parents[1] / "cases" / "reports" / "everything.json"
 WIDTHS = (400, 1400)
@@ -55,11 +56,9 @@ Open = Callable[..., Page]
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """Debian's Chromium."""
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("there is no chromium (`.ci/run packages` installs it)")
+    need("chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program)
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
         yield browser
         browser.close()
 

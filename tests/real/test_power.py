@@ -26,6 +26,7 @@ from hvdenv.model.observe import declared
 from hvdenv.plans.step import Step
 from tests.pure import test_build_anew
 from tests.pure.test_build_anew import STEPS, Recorder, Site
+from tests.support.needs import need
 
 SHUTDOWN = 0x8004587D  # EXT4_IOC_SHUTDOWN
 WITHOUT_FLUSH = 2
@@ -69,21 +70,12 @@ class Disk:
 
 
 def _call(*words: str) -> str:
-    try:
-        done = subprocess.run(words, check=True, capture_output=True, text=True)
-    except FileNotFoundError as error:
-        pytest.skip(f"a disk to cut the power of: there is no {error.filename}")
-    except subprocess.CalledProcessError as error:
-        if words[0] == "losetup":
-            pytest.skip(f"a disk to cut the power of: {error.stderr.strip()}")
-        raise
-    return done.stdout.strip()
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    if os.geteuid() != 0:
-        pytest.skip("a disk to cut the power of: only root may mount one")
+    need("root", "mounts", "loop devices", "e2fsprogs")
     disk = Disk(tmp_path)
     try:
         yield disk

@@ -17,6 +17,7 @@ import pytest
 
 from tests.bundle import install_from, make_bundle
 from tests.modulesystems import KINDS, Kind, install
+from tests.support.needs import need
 from tests.workers import session_folder
 
 # Debian's own: other users can get at it.
@@ -92,8 +93,7 @@ class People(NamedTuple):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder that everyone can get at, with hvdenv in it."""
-    if os.geteuid() != 0:
-        pytest.skip("makes users, which only root can")
+    need("root")
     folder = Path(tempfile.mkdtemp(prefix="hvdenv-test-"))
     folder.chmod(0o755)
     try:

@@ -49,7 +49,7 @@ def test_what_a_killed_run_left_is_deleted_by_the_next(tmp_path: Path) -> None:
     assert list(left.parent.iterdir()) == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser can act as another user")
+@pytest.mark.needs("root")
 def test_what_another_user_has_in_the_same_folder_stops_nobody() -> None:
     """Nobody may even look into it."""
     with TemporaryDirectory() as shared:

@@ -23,7 +23,7 @@ import pytest
 from tests.channel import find_interpreter, python_channel
 from tests.modulesystems import cache_folder, install, write_lua_module
 from tests.real.conftest import Cli
-from tests.standin import Cluster, Missing, Partition
+from tests.standin import Cluster, Partition
 
 PROGRAM = Path(__file__).parents[2] / "hvdenv/standalone/steps/conda_env.py"
 HOSTS = ("node1", "node2")
@@ -76,11 +76,8 @@ def site(
     shared = [home, tmp_path_factory.getbasetemp(), *python, Path(__file__).parents[2]]
     lmod = install("lmod", cache_folder(tmp_path_factory))
     partitions = [Partition("alvis"), Partition("alpha")]
-    try:
-        with Cluster(hosts=HOSTS, partitions=partitions, modules=lmod, shared=shared) as cluster:
-            yield Site(cluster, user, packages, mpi, apps)
-    except Missing as missing:
-        pytest.skip(str(missing))
+    with Cluster(hosts=HOSTS, partitions=partitions, modules=lmod, shared=shared) as cluster:
+        yield Site(cluster, user, packages, mpi, apps)
 
 
 def link(folder: Path, *programs: Path) -> Path:
@@ -496,6 +493,7 @@ def test_modules_that_cannot_be_loaded(taurus: Taurus, load: tuple[str, ...], sa
     assert not list(taurus.workspaces.glob("scratch/*-another"))
 
 
+@pytest.mark.needs("user namespaces")
 def test_a_machine_without_modules(tmp_path: Path) -> None:
     """Neuron's recipe on a laptop, in a mount namespace in which the usual places are empty."""
     hide = (

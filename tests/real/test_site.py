@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, sync_playwright
 
+from tests.support.needs import need
+
 SITE = Path(__file__).parents[2] / "site"
 
 
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:
     """The first page of the site; nothing may be requested from elsewhere or go wrong."""
-    program = shutil.which("chromium")
-    if program is None:
-        pytest.skip("there is no chromium (`.ci/run packages` installs it)")
+    need("chromium")
     if not (SITE / "index.html").is_file():
         pytest.skip("the site is not built: run `make docs`")
     problems: list[str] = []
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program)
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
         page = browser.new_page()
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("requestfailed", lambda request: problems.append(request.url))

@@ -18,8 +18,9 @@ import pytest
 
 from tests.modulesystems import cache_folder, install, write_module
 from tests.real.conftest import processes_of
-from tests.standin import Cluster, Missing, Partition, StandinError
+from tests.standin import Cluster, Partition, StandinError
 from tests.standin.machine import BASE, PREFIX, check_machine, started
+from tests.support.needs import Missing
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -344,7 +345,8 @@ def test_one_that_does_not_come_up_says_why_and_leaves_nothing(cluster: Cluster)
 
 def refusal(*prefix: str) -> str:
     program = (
-        "from tests.standin.machine import Missing, check_machine\n"
+        "from tests.standin.machine import check_machine\n"
+        "from tests.support.needs import Missing\n"
         "try: check_machine()\n"
         "except Missing as missing: print(missing)\n"
     )
@@ -356,11 +358,10 @@ def refusal(*prefix: str) -> str:
 @pytest.mark.parametrize(
     ("prefix", "message"),
     [
-        (["unshare", "--user"], "a stand-in of a cluster needs root\n"),
+        (["unshare", "--user"], "needs root\n"),
         (
             ["setpriv", "--bounding-set=-sys_admin"],
-            "a stand-in of a cluster needs namespaces: "
-            "unshare: unshare failed: Operation not permitted\n",
+            "needs namespaces\n",
         ),
     ],
     ids=["user", "capability"],
@@ -374,6 +375,5 @@ def test_a_machine_without_the_programs_is_told_the_packages(tmp_path: Path) -> 
     with pytest.raises(Missing) as caught:
         check_machine("tcl", path=str(tmp_path))
     text = str(caught.value)
-    assert "apt-get install --no-install-recommends " in text
     for package in ("iproute2", "munge", "openssh-server", "slurmctld", "slurmd", "tcl"):
         assert package in text.split()

@@ -58,10 +58,7 @@ def slow_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return program
 
 
-@pytest.mark.skipif(
-    os.geteuid() != 0 or not all(map(os.path.exists, ("/dev/fuse", "/usr/include/fuse3"))),
-    reason="mounts a file system: needs root, /dev/fuse and libfuse3-dev",
-)
+@pytest.mark.needs("root", "mounts", "/dev/fuse", "libfuse3-dev")
 def test_a_slow_file_system_shows_in_the_imports(
     original: Installation, runner: Runner, slow_files: Path, tmp_path: Path
 ) -> None:

@@ -25,6 +25,7 @@ from hvdenv.wheels import wheelcache
 from hvdenv.wheels.cache_entry import Cache, key
 from hvdenv.wheels.wheelcache import copy, describe, names, own, sign, store, take
 from tests.real.conftest import Cli
+from tests.support.needs import need
 from tests.waiting import wait_until
 from tests.wheels import NAME, wheel_in
 
@@ -54,8 +55,7 @@ def wheel(place: Path) -> Path:
 
 def start_as(user: int, work: Callable[[], str], umask: int = 0o077) -> tuple[int, int]:
     """Have another user do something in a process of its own: its id, and where it says what came of it."""
-    if os.geteuid() != 0:
-        pytest.skip("plays other users, which only root can")
+    need("root")
     reading, writing = os.pipe()
     process = os.fork()
     if not process:
@@ -196,10 +196,9 @@ def test_publishers_that_are_killed(place: Path, wheel: Path) -> None:
     assert not left.exists()
 
 
+@pytest.mark.needs("root", "mounts")
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_a_full_file_system(place: Path, wheel: Path, is_shared: bool) -> None:
-    if os.geteuid():
-        pytest.skip("only root can mount a small file system")
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(place)], check=True)
     try:
         (place / "cache" / "wheels").mkdir(parents=True)
@@ -227,6 +226,7 @@ def keygen(path: Path, *options: str) -> str:
 @pytest.fixture
 def signers(place: Path) -> Path:
     """The keys that the site allows: one that is good and one that has expired."""
+    need("openssh-client")
     path = place / "signers"
     path.write_text(
         f'ann@site namespaces="hvdenv-wheel" {keygen(place / "ann")}\n'

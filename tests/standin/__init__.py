@@ -22,8 +22,6 @@ from tests.standin import config
 from tests.standin.config import Partition
 from tests.standin.gridengine import GridEngine
 from tests.standin.machine import (
-    SYSTEM_PATH,
-    Missing,
     StandinError,
     check_machine,
     enter,
@@ -31,8 +29,9 @@ from tests.standin.machine import (
     run,
     wait_for,
 )
+from tests.support.needs import SYSTEM_PATH, Missing
 
-__all__ = ["Cluster", "Missing", "Partition", "StandinError"]
+__all__ = ["Cluster", "Partition", "StandinError"]
 
 HERE = Path(__file__).resolve().parent
 INSIDE = ("mount", "net", "uts", "ipc", "pid")
@@ -235,7 +234,7 @@ class Cluster:
             if made.returncode == 0:
                 return
             if "File exists" not in made.stderr:
-                raise Missing(f"a stand-in of a cluster needs network links: {made.stderr.strip()}")
+                raise Missing(f"needs network links ({made.stderr.strip()})")
         raise StandinError(f"{NETWORKS} stand-ins run here already")
 
     def _address(self, last: int) -> str:

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 from tests.modulesystems import KINDS, install
-from tests.standin import Cluster, Missing, StandinError
+from tests.standin import Cluster, StandinError
+from tests.support.needs import INSTALL, Missing
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST = 32
@@ -64,7 +65,9 @@ def main() -> None:
         ) as cluster:
             print(f"up in {time.monotonic() - started:.1f} s\n{description(cluster)}", flush=True)
             use(cluster)
-    except (Missing, StandinError) as error:
+    except Missing as missing:
+        sys.exit(f"a stand-in of a cluster {missing}. As root on Debian or Ubuntu: {INSTALL}")
+    except StandinError as error:
         sys.exit(str(error))
     except KeyboardInterrupt:
         pass

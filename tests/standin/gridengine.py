@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import re
-import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import NamedTuple
 
-from tests.standin.machine import SYSTEM_PATH, Missing, enter, run, wait_for
+from tests.standin.machine import enter, run, wait_for
+from tests.support.needs import SYSTEM_PATH, need
 
 # Where Debian and Ubuntu have its parts.
 ROOT, LIBRARY = Path("/var/lib/gridengine"), Path("/usr/lib/gridengine")
 SHARE = Path("/usr/share/gridengine")
-PROGRAMS = {
-    "qsub": "gridengine-client",
-    "sge_qmaster": "gridengine-master",
-    "sge_execd": "gridengine-exec",
-}
+PACKAGES = ("gridengine-client", "gridengine-exec", "gridengine-master")
 CLIENTS = ("qacct", "qconf", "qdel", "qrsh", "qstat", "qsub")
 
 PARALLEL_ENVIRONMENT = """\
@@ -91,13 +87,7 @@ class GridEngine(NamedTuple):
         Raises:
             Missing: the machine has no Grid Engine.
         """
-        lacking = {
-            package
-            for program, package in PROGRAMS.items()
-            if not shutil.which(program, path=SYSTEM_PATH)
-        }
-        if lacking:
-            raise Missing(f"Grid Engine needs: apt-get install {' '.join(sorted(lacking))}")
+        need(*PACKAGES)
         self._write_files()
         # The head's own /etc/hosts does not have the hosts.
         self._call("mount", "--bind", f"{self.folder}/etc/hosts", "/etc/hosts")

@@ -12,36 +12,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tests.modulesystems import Kind
+from tests.modulesystems import RUNS_ON, Kind
+from tests.support.needs import SYSTEM_PATH, need
 
 # Short, because sockets lie in it, and their paths have an end at 107 characters.
 BASE = Path("/tmp")
 PREFIX = "hvdenv-standin-"
-SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-# Programs, and where Debian and Ubuntu have them.
-PROGRAMS = {
-    "ip": "iproute2",
-    "munged": "munge",
-    "nsenter": "util-linux",
-    "scontrol": "slurm-client",
-    "slurmctld": "slurmctld",
-    "slurmd": "slurmd",
-    "ssh": "openssh-client",
-    "ssh-keygen": "openssh-client",
-    "sshd": "openssh-server",
-    "unshare": "util-linux",
-}
-MODULE_PROGRAMS = {
-    "lmod": {"lua5.3": "lua5.3 lua-filesystem lua-json lua-posix lua-term"},
-    "tcl": {"tclsh": "tcl"},
-}
-# Slurm opens it by this name, which is not in the package of the library itself.
-PMIX = ("usr/lib/*/pmix2/lib/libpmix.so", "libpmix-dev")
-
-
-class Missing(Exception):
-    """This machine cannot have a stand-in; the text says what it lacks."""
+PACKAGES = (
+    "iproute2", "munge", "slurm-client", "slurmctld", "slurmd", "libpmix-dev", "openssh-client",
+    "openssh-server", "procps", "util-linux",
+)  # fmt: skip
 
 
 class StandinError(Exception):
@@ -58,22 +39,8 @@ def check_machine(modules: Kind | None = None, path: str = SYSTEM_PATH) -> None:
     Raises:
         Missing: it cannot.
     """
-    if os.geteuid() != 0:
-        raise Missing("a stand-in of a cluster needs root")
-    programs = {**PROGRAMS, **(MODULE_PROGRAMS[modules] if modules else {})}
-    packages = {
-        package for program, package in programs.items() if not shutil.which(program, path=path)
-    }
-    if not list(Path("/").glob(PMIX[0])):
-        packages.add(PMIX[1])
-    if packages:
-        raise Missing(
-            "a stand-in of a cluster needs: apt-get install --no-install-recommends "
-            + " ".join(sorted(packages))
-        )
-    tried = run(["unshare", "--pid", "--net", "--mount", "--uts", "--fork", "true"], check=False)
-    if tried.returncode:
-        raise Missing(f"a stand-in of a cluster needs namespaces: {tried.stderr.strip()}")
+    need("root", *PACKAGES, *(RUNS_ON[modules] if modules else ()), path=path)
+    need("namespaces")
 
 
 def make_folder() -> Path:
