@@ -126,20 +126,24 @@ def _cause(findings: Sequence[Finding], width: int, colour: bool) -> Iterator[st
     head, *rest = _wrapped(f"{first.status}: {_sentence(first)}", width)
     yield _coloured(first.status, first.status, colour) + head[len(first.status) :]
     yield from rest
-    evidence = clean(first.evidence).splitlines()
-    if len(evidence) > _EVIDENCE_LINES:
-        left_out = len(evidence) - _EVIDENCE_LINES
-        evidence = [f"(--json has {left_out} lines before these)", *evidence[left_out:]]
-    for line in evidence:
-        yield from _wrapped(
-            line.lstrip(), width, min(4 + len(line) - len(line.lstrip()), width // 2)
-        )
+    yield from _evidence(first.evidence, width)
     if others:
         more = f"and {len(others)} more of this cause, listed below; --json has their evidence"
         yield from _wrapped(more, width, 2)
     if first.remedy:
         yield from _wrapped(f"what to do: {first.remedy}", width, 2)
     yield ""
+
+
+def _evidence(text: str, width: int) -> Iterator[str]:
+    """The last lines of evidence, with its own indentation."""
+    lines = []
+    for line in clean(text).splitlines():
+        indent = 4 + len(line) - len(line.lstrip())
+        lines += _wrapped(line.lstrip(), width, min(indent, width // 2))
+    if (left_out := len(lines) - _EVIDENCE_LINES) > 0:
+        yield f"    (--json has {left_out} lines before these)"
+    yield from lines[-_EVIDENCE_LINES:]
 
 
 def _sentence(finding: Finding) -> str:
