@@ -8,7 +8,7 @@
 _shtab_hvdenv_wheels_subparsers=(publish verify)
 _shtab_hvdenv_cache_subparsers=(list verify prune copy sign)
 _shtab_hvdenv_envs_subparsers=(storage rollback remove prune)
-_shtab_hvdenv_subparsers=(init check build verify job run shell install doctor lock fetch pack wheels cache export diff recipes show plan grid envs module container trust completion)
+_shtab_hvdenv_subparsers=(init check build verify job run shell install doctor lock fetch pack wheels cache export diff recipes show plan grid envs module container completion)
 
 _shtab_hvdenv_init_option_strings=(-h --help --from --lines --here --where --dry-run --interactive --set -o --output --json)
 _shtab_hvdenv_check_option_strings=(-h --help --variant --set --site --python --prefix --json --facts --allow --trust --offline --timeout)
@@ -44,7 +44,6 @@ _shtab_hvdenv_envs_prune_option_strings=(-h --help --keep --older-than --unused-
 _shtab_hvdenv_envs_option_strings=(-h --help --json)
 _shtab_hvdenv_module_option_strings=(-h --help --variant --set --site --prefix --trust --format --to --name)
 _shtab_hvdenv_container_option_strings=(-h --help --variant --set --site --python --json -q --quiet -v --verbose --color --format --to --image --allow --trust --dry-run --build --bind --preflight --hosts --copy)
-_shtab_hvdenv_trust_option_strings=(-h --help --list --remove --json --site)
 _shtab_hvdenv_completion_option_strings=(-h --help)
 _shtab_hvdenv_option_strings=(-h --help --version)
 
@@ -71,7 +70,7 @@ _shtab_hvdenv_module___format_choices=(lua tcl)
 _shtab_hvdenv_container___color_choices=(auto always never)
 _shtab_hvdenv_container___format_choices=(singularity docker)
 _shtab_hvdenv_completion_pos_0_choices=(bash zsh tcsh)
-_shtab_hvdenv_pos_0_choices=(init check build verify job run shell install doctor lock fetch pack wheels cache export diff recipes show plan grid envs module container trust completion)
+_shtab_hvdenv_pos_0_choices=(init check build verify job run shell install doctor lock fetch pack wheels cache export diff recipes show plan grid envs module container completion)
 
 _shtab_hvdenv_init__h_nargs=0
 _shtab_hvdenv_init___help_nargs=0
@@ -256,12 +255,6 @@ _shtab_hvdenv_container___dry_run_nargs=0
 _shtab_hvdenv_container___build_nargs=0
 _shtab_hvdenv_container___preflight_nargs=0
 _shtab_hvdenv_container___copy_nargs=0
-_shtab_hvdenv_trust_pos_0_nargs='*'
-_shtab_hvdenv_trust__h_nargs=0
-_shtab_hvdenv_trust___help_nargs=0
-_shtab_hvdenv_trust___list_nargs=0
-_shtab_hvdenv_trust___remove_nargs=0
-_shtab_hvdenv_trust___json_nargs=0
 _shtab_hvdenv_completion__h_nargs=0
 _shtab_hvdenv_completion___help_nargs=0
 _shtab_hvdenv_pos_0_nargs=A...

@@ -32,7 +32,6 @@ _shtab_hvdenv_commands() {
     run:'Run a command in an environment, or in the image that the recipe names.'
     shell:'Open an interactive shell in an environment.'
     show:'Show a recipe after its layers are merged, and which layer sets each value.'
-    trust:'Trust a file or folder of other users, instead of passing --trust each time.'
     verify:'Prove that an environment works.'
     wheels:'Publish compiled wheels as an index for pip, uv and Poetry.'
   )
@@ -562,18 +561,6 @@ _shtab_hvdenv_show_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_hvdenv_show_defaults_added=0
 
-_shtab_hvdenv_trust_options=(
-  "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--list[list what you trust]"
-  "--remove[stop trusting these paths]"
-  "--json[print the result as JSON, and nothing else, on standard output]"
-  "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
-  "(*)::file or folder:"
-)
-
-# guard to ensure default positional specs are added only once per session
-_shtab_hvdenv_trust_defaults_added=0
-
 _shtab_hvdenv_verify_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "*--variant[use this variant of the recipe\; may be repeated]:V:"
@@ -685,7 +672,6 @@ _shtab_hvdenv() {
         run) _arguments -C -s $_shtab_hvdenv_run_options ;;
         shell) _arguments -C -s $_shtab_hvdenv_shell_options ;;
         show) _arguments -C -s $_shtab_hvdenv_show_options ;;
-        trust) _arguments -C -s $_shtab_hvdenv_trust_options ;;
         verify) _arguments -C -s $_shtab_hvdenv_verify_options ;;
         wheels) _shtab_hvdenv_wheels ;;
       esac
