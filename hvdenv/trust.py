@@ -30,6 +30,9 @@ Status = os.stat_result
 _EXECUTED = re.compile(
     r"((venv|conda)/?)?(bin|lib(64)?(/python3[^/]*)?(/site-packages)?|etc(/conda)?(/activate\.d)?)?"
 )
+# What pyvenv.cfg and .pth files name.
+_HOME = re.compile(r"(?im)^[ \t]*home[ \t]*=(.*)")
+_FOLDERS = re.compile(r"(?im)^(?!import[ \t])(.+)")
 
 
 class Fault(NamedTuple):
@@ -194,9 +197,8 @@ def _led_to(path: str, root: str, mode: int) -> Iterator[str]:
             if "/" in os.readlink(path) and not os.path.realpath(path).startswith(f"{root}/"):
                 yield path
         elif name == "pyvenv.cfg" or (name.endswith(".pth") and folder.endswith("-packages")):
-            pattern = r"(?!import[ \t])(.+)" if name != "pyvenv.cfg" else r"[ \t]*home[ \t]*=(.*)"
             text = read_text(path, RECIPE, "replace").replace("\0", "")
-            for found in re.findall(rf"(?im)^{pattern}", text):
+            for found in (_HOME if name == "pyvenv.cfg" else _FOLDERS).findall(text):
                 yield (named := os.path.join(folder, found.strip()))
                 if name == "pyvenv.cfg":
                     yield from glob(f"{escape(dirname(named))}/lib*/python3*")
