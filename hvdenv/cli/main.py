@@ -176,7 +176,9 @@ def _main(argv: Sequence[str] | None) -> int:
     try:
         arguments = make_parser(command).parse_args(words, parsed)
     except SystemExit as end:
-        return OWN_FAILURE if command in PASS_CODES_ON and end.code else int(end.code or 0)
+        sys.stdout.flush()  # --help and --version
+        passes_on = command in PASS_CODES_ON and end.code
+        raise SystemExit(OWN_FAILURE if passes_on else end.code) from None
     if arguments.command is None:
         print(_FIRST)
         return 2

@@ -108,29 +108,41 @@ def choose(
     """
     if not (arguments.recipe or arguments.prefix):
         raise UsageError("no environment is named", remedy="name a recipe, or a --prefix")
-    name, recipe, of_modules = "", None, False
-    if arguments.recipe:
-        only_shown = not built and not getattr(arguments, "submit", False)
-        resolved = resolved_of(arguments, anywhere=only_shown)
-        recipe = resolved.recipe
-        name = environment_name(recipe.name, resolved.keyed)
-        elsewhere_too = image and not arguments.prefix
-        if elsewhere_too and (found := _in_image(arguments, name, recipe, built, judged)):
-            return found
-        of_modules = elsewhere_too and not judged and provided_by_modules(recipe)
-        if of_modules and recipe.places.workspace:
-            return _of_modules(name, recipe)
-        installed = environment_of(arguments, resolved, anywhere=only_shown)
-    else:
-        installed = generations.at(arguments.prefix)
+    if not arguments.recipe:
+        return _at(arguments, generations.at(arguments.prefix), judged=judged)
+    only_shown = not built and not getattr(arguments, "submit", False)
+    resolved = resolved_of(arguments, anywhere=only_shown)
+    recipe = resolved.recipe
+    name = environment_name(recipe.name, resolved.keyed)
+    elsewhere_too = image and not arguments.prefix
+    if elsewhere_too and (found := _in_image(arguments, name, recipe, built, judged)):
+        return found
+    of_modules = elsewhere_too and not judged and provided_by_modules(recipe)
+    if of_modules and recipe.places.workspace:
+        return _of_modules(name, recipe)
+    installed = environment_of(arguments, resolved, anywhere=only_shown)
+    if of_modules and not (installed.active() or installed.damage(installed.pointed())):
+        return _of_modules(name, recipe)
+    return _at(arguments, installed, name, recipe, built=built, judged=judged)
+
+
+def _at(
+    arguments: argparse.Namespace,
+    installed: Environment,
+    name: str = "",
+    recipe: Recipe | None = None,
+    *,
+    built: bool = True,
+    judged: bool,
+) -> Chosen:
+    """The environment at a prefix, by hvdenv or not; see choose()."""
     active = installed.active()
     damage = "" if active else installed.damage(installed.pointed())
-    if of_modules and recipe and not (active or damage):
-        return _of_modules(name, recipe)
     folder = installed.generation(active) if active else installed.prefix
     file = folder / generations.RECORD
     known = active or ((judged or not damage) and file.exists())
-    if not known and (damage or not os.path.lexists(folder)) and (built or not recipe):
+    missing = not known and (bool(damage) or not os.path.lexists(folder))
+    if missing and built:
         raise _not_there(arguments, installed, name, damage)
     record = generations.read_record(file) if known else None
     python_path = environment().get(PYTHON_PATH, "")
@@ -140,8 +152,7 @@ def choose(
         recipe = generations.recipe_of(record, file)
         name = environment_name(record.recipe, record.variants)
         refuse_foreign_names(recipe, arguments, str(installed.prefix))
-    if record or (recipe and (damage or not os.path.lexists(folder))):
-        assert recipe
+    if recipe and (record or missing):
         return Chosen(name, recipe, installed.prefix, record)
     return _foreign(arguments, name, recipe, installed.prefix, judged)
 
