@@ -31,7 +31,7 @@ from hvdenv.wheels import downloads
 LOCK_WAIT_SECONDS = 2.0
 # Fetching and installing gigabytes takes minutes.
 FILES_WAIT_SECONDS = 1800.0
-_FULL = re.compile(r"^.*(?:[Nn]o space left on device|[Dd]isk quota exceeded).*$", re.MULTILINE)
+_FULL = ("no space left on device", "disk quota exceeded")
 _PATH = re.compile(r"/[^\s'\"`:,()]+")
 
 
@@ -219,7 +219,8 @@ EFFECTS: Mapping[str, Callable[[State, Step, str], Done]] = {
 
 def _full_folder(output: str, free: Mapping[Path, int]) -> Path:
     """The folder whose disk is full: the one that the error names, or the one with the least room."""
-    for line in reversed(_FULL.findall(output)):
+    lines = [each for each in output.splitlines() if any(text in each.lower() for text in _FULL)]
+    for line in reversed(lines):
         for path in reversed(_PATH.findall(line)):
             above = [folder for folder in free if Path(path).is_relative_to(folder)]
             if above:
