@@ -183,4 +183,6 @@ def test_what_cannot_be_done(
     ],
 )
 def test_wrong_usage(words: tuple[str, ...]) -> None:
-    assert main(["cache", *words]) == 2
+    with pytest.raises(SystemExit) as end:
+        main(["cache", *words])
+    assert end.value.code == 2

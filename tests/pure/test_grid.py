@@ -213,7 +213,9 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv) -> None:
 def test_what_is_no_version_is_refused(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["grid", *words]) == 2
+    with pytest.raises(SystemExit) as ended:
+        main(["grid", *words])
+    assert ended.value.code == 2
     assert words[1] in capsys.readouterr().err
 
 

@@ -320,12 +320,15 @@ def test_hostile_recipes_are_plain(tmp_path: Path, capsys: pytest.CaptureFixture
         ["doctor", f"no{HOSTILE}"],
         ["envs", "remove", f"no{HOSTILE}"],
         ["verify", f"--from=no{HOSTILE}"],
-        ["show", f"--no{HOSTILE}", "x"],
     ):
         assert main(words) in (0, 2, 3)
         said = capsys.readouterr()
         _see_plain(said.out + said.err)
         assert not any(line.startswith("fake") for line in said.out.split("\n"))
+    with pytest.raises(SystemExit):
+        main(["show", f"--no{HOSTILE}", "x"])
+    said = capsys.readouterr()
+    _see_plain(said.out + said.err)
 
 
 @pytest.mark.parametrize(
