@@ -70,7 +70,8 @@ def pytest_runtest_makereport(item: pytest.Item):  # type: ignore[no-untyped-def
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    if path := config.getoption("--skips"):
+    path = config.getoption("--skips")
+    if path and not hasattr(config, "workerinput"):  # workers report to the first process
         skipped = terminalreporter.stats.get("skipped", [])
         with open(path, "a", encoding="utf-8") as file:
             file.writelines(f"{json.dumps(report.longrepr[2])}\n" for report in skipped)
