@@ -40,7 +40,7 @@ $(BIN)/python:
 	@python3 -c 'import ensurepip, venv' 2>/dev/null || { echo "missing: Python's venv. Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	python3 -m venv $(VENV)
 
-$(VENV)/.installed: $(BIN)/python pyproject.toml
+$(VENV)/.installed: $(BIN)/python pyproject.toml bin/hvdenv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
