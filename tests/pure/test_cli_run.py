@@ -419,6 +419,11 @@ def test_secrets_stay_off_command_lines(
         assert "hunter2" not in refused.out + refused.err
     allowed = dry(hvdenv, recipe, *gloo, "-x", "HOROVOD_LOG_LEVEL", "--", "python", "x.py")
     assert "HOROVOD_LOG_LEVEL" not in allowed
+    # With the patch, it writes none.
+    launcher = built / "venv/lib/python3.11/site-packages/horovod/runner/util/remote.py"
+    launcher.parent.mkdir(parents=True)
+    launcher.write_text("def read_variables(command): ...\n")
+    assert "MY_API_KEY" not in dry(hvdenv, recipe, *gloo, "-x", "MY_API_KEY", "--", "true")
 
 
 @pytest.mark.parametrize(

@@ -258,6 +258,7 @@ def test_verify_without_a_name_takes_what_was_built_last(
     assert Path(result.json["prefix"]).parent == environments
 
 
+@pytest.mark.needs("openssh-client")  # MPI_Init of Open MPI 4 fails without it
 def test_one_process_without_a_launcher(local_prefix: Path) -> None:
     """What many try first: `python train.py`, alone, in the activated environment."""
     code = "import torch, horovod.torch as hvd; hvd.init(); print(hvd.rank(), hvd.size())"

@@ -59,6 +59,7 @@ HOROVODRUN = {
     "over MPI": ("--mpi", *BY_SSH, "-H", "gpu32:1,gpu33:1", "--mpi-args=--prefix {mpi}"),
 }
 ON_BOTH = ("-n", "2", "--hosts", "gpu32:1,gpu33:1")
+SECONDS = 300
 GIVEN = 'it\'s "$(id)" a=b\n\\ ü'
 NAMES = (*(word for name in VARIABLES for word in ("-x", name)), "-x", f"GIVEN={GIVEN}")
 
@@ -106,7 +107,7 @@ def test_horovodrun(
     others = {} if how == "over MPI" else OF_HOROVODRUN
     environ = {"PATH": ":".join([*original.path, "/usr/bin", "/bin"]), **VARIABLES, **others}
     with watched():
-        done = cluster.on("gpu32", argv, env=environ, check=False)
+        done = cluster.on("gpu32", argv, env=environ, check=False, timeout=SECONDS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert_exact(tmp_path, {**VARIABLES, **others})
 
@@ -121,7 +122,7 @@ def test_run_by_ssh(
     with watched():
         done = cluster.on(
             "gpu32", [*words, *ON_BOTH, "--launcher", launcher, *NAMES, "--", *program],
-            env=given, check=False,
+            env=given, check=False, timeout=SECONDS,
         )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert_exact(tmp_path, {**VARIABLES, "GIVEN": GIVEN})
@@ -138,6 +139,7 @@ def test_run_in_a_job(
         cluster.run(
             [*job, *words, "--launcher", launcher, *NAMES, "--", *program],
             env={**VARIABLES, "HVDENV_HOME": str(cli.home), "SLURM_MPI_TYPE": "pmix"},
+            timeout=SECONDS,
         )
     assert_exact(tmp_path, {**VARIABLES, "GIVEN": GIVEN})
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from hvdenv.command import Command
 from hvdenv.environments.installation import Installation
 from hvdenv.runner import Runner
@@ -12,6 +14,7 @@ from hvdenv.runner import Runner
 CASES = Path(__file__).parents[2] / "gpukit/cuda_cases.py"
 
 
+@pytest.mark.needs("openssh-client")  # mpirun of Open MPI 4 does not start without it
 def test_the_cases_of_the_gpu_kit(original: Installation, runner: Runner) -> None:
     words = (
         "mpirun",

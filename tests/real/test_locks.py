@@ -16,6 +16,7 @@ from hvdenv.environments import generations
 from hvdenv.locks import folders, pypi
 from hvdenv.locks.lockfile import MAIN, PYPI, SIGNATURE, bind
 from tests.real.conftest import Cli
+from tests.support.needs import need
 
 ROOT = Path(__file__).parents[2]
 KEYGEN = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f")
@@ -38,6 +39,7 @@ def fetched(cli: Cli, locks: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def without_network(home: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     """The command line where there is no interface but loopback, and no cache of pip's."""
+    need("root", "namespaces", "iproute2")
     inside = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
     return subprocess.run(
         [*inside, sys.executable, "-m", "hvdenv", *map(str, words)],
@@ -46,7 +48,6 @@ def without_network(home: Path, *words: str | Path) -> subprocess.CompletedProce
     )  # fmt: skip
 
 
-@pytest.mark.needs("root", "namespaces", "iproute2")
 def test_a_node_without_internet_builds_what_was_fetched(
     cli: Cli, locks: Path, fetched: Path, tmp_path: Path
 ) -> None:

@@ -69,6 +69,7 @@ def test_it_passes_verify(cli: Cli, venv: Path) -> None:
     assert said([str(venv / "bin/horovodrun"), "--version"]).strip() == "0.28.1"
 
 
+@pytest.mark.needs("openssh-client")  # MPI_Init of Open MPI 4 fails without it
 def test_it_needs_no_launcher_and_little_time(venv: Path) -> None:
     """The Open MPI of the package would not find its files without the check."""
     code = (
