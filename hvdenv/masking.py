@@ -45,7 +45,7 @@ _ORDINARY = re.compile(
 )
 _WORDS = frozenset({
     "disabled", "optional", "required", "subprocess", "password", "changeme", "anonymous",
-    "undefined", "unlimited", "tensorflow",
+    "undefined", "unlimited", "tensorflow", "x86_64", "aarch64", "ppc64le", "localhost",
 })  # fmt: skip
 # Variables whose values are no secrets, even as a password.
 _PUBLIC = ("USER", "LOGNAME", "HOSTNAME", "HOST")

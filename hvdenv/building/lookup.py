@@ -23,6 +23,7 @@ from hvdenv.command import OWN_PYTHON, Command, Outcome
 from hvdenv.contents.packages import parse_requirement
 from hvdenv.errors import StepError
 from hvdenv.locks import condalock
+from hvdenv.masking import learn
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import write_text
 from hvdenv.plans.resolution import Resolution
@@ -277,6 +278,7 @@ def configured(questions: Questions, maker: Resolution) -> Sources:
     file = questions.work / "pip.json"
     questions.run(OWN_PYTHON, str(STEP_PROGRAMS / "pip_sources.py"), str(file))
     pip = decode(dict[str, str], read_json(file, RESULT)) if file.exists() else {}
+    learn(pip.items())  # URLs in pip's configuration may have credentials
     words = iter(maker.sources)
     extra, links = [*maker.cpu_indexes], list[str]()
     no_index = pip.get("no-index", "0").lower() in ("1", "true", "yes", "on")

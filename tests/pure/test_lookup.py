@@ -16,6 +16,7 @@ from hvdenv.building.lookup import Questions, look_up, platform
 from hvdenv.cli.main import main
 from hvdenv.cli.progress import Silent
 from hvdenv.command import Command, Outcome
+from hvdenv.masking import mask
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.layers import load_recipe
 from hvdenv.plans.plan import steps_of
@@ -146,13 +147,14 @@ def test_where_pip_is_configured_to_look() -> None:
 
 
 def test_credentials_of_pip_reach_uv_in_a_file_only(ask: Ask, tmp_path: Path) -> None:
-    secret = "https://me:geheim@mirror/simple"
+    secret = "https://me:geheim-1@mirror/simple"
     (tmp_path / "pip.json").write_text(json.dumps({"index-url": secret, "cert": "/ca.pem"}))
     _, runner = ask((0, GOOD))
     assert not any("geheim" in word for each in runner.asked for word in each.argv)
     assert secret in (tmp_path / "uv.toml").read_text()
     assert (tmp_path / "uv.toml").stat().st_mode & 0o077 == 0
     assert ("SSL_CERT_FILE", "/ca.pem") in runner.asked[-1].env
+    assert mask("401 for geheim-1") == "401 for ***"
 
 
 def test_offline(capsys: pytest.CaptureFixture[str], cases: Path) -> None:
