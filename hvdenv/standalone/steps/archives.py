@@ -9,7 +9,7 @@ import zipfile
 from contextlib import contextmanager
 from typing import BinaryIO, Iterator, Union
 
-# Of what an archive unpacks to. The largest seen: 400 MB, and 12,000 files.
+# Of what an archive unpacks to. The source of Horovod 0.28.1 has 24 MB in 3,726 files, a wheel 6 MB.
 MOST_BYTES, MOST_MEMBERS = 1 << 30, 50000
 # Of the list of files in a zip archive, which is read at once.
 MOST_LISTED = 8 << 20
