@@ -1,4 +1,7 @@
-"""Judges what ranks report of Horovod's operations (hvdenv/standalone/ranks/collectives.py)."""
+"""Judges what ranks report of Horovod's operations, and of what scripts call besides them.
+
+The rank programs are hvdenv/standalone/ranks/collectives.py and scripts.py.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from hvdenv.verification.ranks import Judgement, RankRun, listed
 
 EXERCISE = "collectives"
 FULL = f"{EXERCISE}=full"
+SCRIPTS = "scripts"
 
 _PROCESS_SETS = "process sets"
 _MORE_RANKS = "verify with three ranks or more: -n 3"
@@ -27,6 +31,17 @@ _GLOO_REDUCESCATTER = (
     " `hvdenv build` applies the patch gloo-reducescatter, which fixes it: rebuild Horovod, or"
     " use MPI for CPU tensors. Earlier results of hvd.reducescatter over Gloo may be wrong"
 )
+_OF_SCRIPTS = {
+    "forked processes": (
+        "programs that fork after hvd.init() fail here, such as DataLoaders with workers: start the"
+        " workers with multiprocessing_context='forkserver' or before hvd.init(); over InfiniBand,"
+        " try RDMAV_FORK_SAFE=1"
+    ),
+    "second init": (
+        "initialise Horovod once in each process here: notebooks and elastic training, which call"
+        " hvd.init() again, fail. Rebuild Horovod for this machine"
+    ),
+}
 _SECOND_JOIN = (
     "a known bug of Horovod up to 0.28.1 with TensorFlow: only the first hvd.join() of a process"
     " waits for the other ranks. `hvdenv build` applies the patch tensorflow-join, which fixes it:"
@@ -59,6 +74,8 @@ def judge(run: RankRun, ranks_elsewhere: int = 0) -> Iterator[tuple[str, Judgeme
         if (found := _wrong(reports[name]))
     }
     yield from wrong.items()
+    if SCRIPTS in run.exercises and (broken := ranks.judge_exercise(run, SCRIPTS)):
+        yield SCRIPTS, broken
     if broken := ranks.judge_exercise(run, EXERCISE):
         yield "", broken
     elif silent := [rank.name for rank in run.ranks if not rank.all(Operation)]:
@@ -76,6 +93,8 @@ def _remedy(operation: str, controller: str, message: str) -> str:
     """What to do about an operation that is wrong over a controller."""
     if operation == "join" and "a second time" in message:
         return _SECOND_JOIN
+    if operation in _OF_SCRIPTS:
+        return _OF_SCRIPTS[operation]
     known = controller == "Gloo" and operation.endswith("reducescatter")
     return _GLOO_REDUCESCATTER if known else _REMEDY
 
@@ -102,7 +121,8 @@ def _wrong(reports: Sequence[Report]) -> Judgement | None:
     """What is wrong with an operation; None if nothing is."""
     outcomes = [outcome for _, outcome in reports]
     if wrong := [report for report in reports if report.outcome.wrong]:
-        first = wrong[0].outcome
+        # Ranks that Horovod ended only follow the one that failed.
+        first = min(wrong, key=lambda report: bool(report.outcome.ended)).outcome
         names = [report.rank for report in wrong]
         everywhere = f"each of {len(wrong)} ranks" if 1 < len(wrong) == len(reports) else ""
         message = (

@@ -68,19 +68,11 @@ def torch_faults(context: Any) -> dict[str, Fault]:
 
 def faults_of_scripts(context: Any) -> dict[str, Fault]:
     """What concerns every script with torch."""
-    torch, hvd = context.native, context.hvd
-    sampler = torch.utils.data.distributed.DistributedSampler
-    one_shard, save = sampler.__init__, torch.save
+    hvd = context.hvd
     optimizer, parameters = hvd.DistributedOptimizer, hvd.broadcast_parameters
 
     def coarse(tensor: Any) -> tuple[Any, Any]:
         return ((tensor * 2).round() / 2).half(), tensor.dtype
-
-    def zeros(saved: Mapping[str, Any], path: str) -> None:
-        save({name: 0 * value for name, value in saved.items()}, path)
-
-    def first(self: Any, data: Any, num_replicas: int, rank: int) -> None:
-        one_shard(self, data, num_replicas=num_replicas, rank=0)
 
     def no_buffers(saved: Mapping[str, Any], root_rank: int) -> None:
         parameters({name: each for name, each in saved.items() if "norm" not in name}, root_rank)
@@ -91,9 +83,7 @@ def faults_of_scripts(context: Any) -> dict[str, Fault]:
         "state": (hvd, "broadcast_optimizer_state", nothing),
         "alone": (hvd, "DistributedOptimizer", lambda inner, **more: inner),
         "added": (hvd, "DistributedOptimizer", always(optimizer, op=hvd.Sum)),
-        "shard": (sampler, "__init__", first),
         "metric": (hvd, "allreduce", lambda tensor, name: tensor),
-        "checkpoint": (torch, "save", zeros),
     }
     change = (hvd.Compression.fp16, "compress", staticmethod(coarse))
     return {
@@ -104,10 +94,9 @@ def faults_of_scripts(context: Any) -> dict[str, Fault]:
 
 def faults_of_options(context: Any) -> dict[str, Fault]:
     """What concerns options of torch's DistributedOptimizer, and other optimizers."""
-    hvd = context.hvd
+    torch, hvd = context.native, context.hvd
     inside: Any = importlib.import_module("horovod.torch.optimizer")
     optimizer, state = hvd.DistributedOptimizer, hvd.broadcast_optimizer_state
-    dense, grouped = inside.allreduce_async_, inside.grouped_allreduce_async_
 
     def averaged_passes(*arguments: Any, **more: Any) -> Any:
         made = optimizer(*arguments, **more)
@@ -134,19 +123,13 @@ def faults_of_options(context: Any) -> dict[str, Fault]:
     adam = "Adam and two groups"
     faults = {
         "passes": ("backward_passes_per_step", hvd, "DistributedOptimizer", averaged_passes),
-        "predivide": (
-            "gradient_predivide_factor", inside, "allreduce_async_",
-            always(dense, prescale_factor=1.0),
-        ),
         "adam": (adam, hvd, "broadcast_optimizer_state", forget),
         "rates": (adam, hvd, "broadcast_optimizer_state", one_rate),
         "sparse": (
             "sparse gradients", inside, "sparse_allreduce_async",
             lambda tensor, **more: lambda: tensor,
         ),
-        "adasum": ("Adasum", hvd, "DistributedOptimizer", always(optimizer, op=hvd.Average)),
-        "dense": ("sparse_as_dense", inside, "allreduce_async_", always(dense, op=hvd.Sum)),
-        "groups": ("groups", inside, "grouped_allreduce_async_", always(grouped, op=hvd.Sum)),
+        "clip": ("skip_synchronize", torch.nn.utils, "clip_grad_norm_", nothing),
     }  # fmt: skip
     return {
         name: Fault(f"{OPTIMIZER} with {part}", (tuple(change),))
@@ -160,7 +143,7 @@ def tensorflow_faults(context: Any) -> dict[str, Fault]:
     other: Any = importlib.import_module("horovod.keras")
     callbacks = keras.callbacks
     tape, optimizer = hvd.DistributedGradientTape, keras.DistributedOptimizer
-    warmup = callbacks.LearningRateWarmupCallback
+    warmup, schedule = callbacks.LearningRateWarmupCallback, callbacks.LearningRateScheduleCallback
 
     def half(self: Any, epoch: float) -> None:
         self.model.optimizer.lr.assign(self.initial_lr * self.multiplier(epoch) / 2)
@@ -171,14 +154,15 @@ def tensorflow_faults(context: Any) -> dict[str, Fault]:
     def averaged_passes(inner: Any, **more: Any) -> Any:
         return wrapper(inner, average_aggregated_gradients=True, **more)
 
+    def plain_model(path: str, **more: Any) -> Any:
+        return context.native.keras.models.load_model(path)
+
     wrapper = hvd.DistributedOptimizer
     every_tape = ",".join(
         TAPE + each
         for each in (
             "",
             " with sparse gradients",
-            " with sparse_as_dense",
-            " with gradient_predivide_factor",
             " with Compression.fp16",
         )
     )
@@ -216,6 +200,12 @@ def tensorflow_faults(context: Any) -> dict[str, Fault]:
             ),
         ),
         "plain optimizer": Fault(FIT, ((keras, "DistributedOptimizer", unwrapped),)),
+        "schedule": Fault(FIT, ((schedule, "__init__", always(schedule.__init__, multiplier=1)),)),
+        "no best model": Fault(FIT, ((callbacks.BestModelCheckpoint, "on_epoch_end", nothing),)),
+        "plain model": Fault(FIT, ((keras, "load_model", plain_model),)),
+        "hook": Fault(
+            OPTIMIZER, ((hvd.BroadcastGlobalVariablesHook, "after_create_session", nothing),)
+        ),
     }
 
 

@@ -28,7 +28,6 @@ class Ranks:
     def __init__(self, plan: Any, factor: float) -> None:
         self.plan, self.factor = plan, one(factor)
         self.velocity = plan.velocity
-        self.each = numpy.stack([plan.velocity] * len(plan.starts))
         self.square = (plan.velocity**2 + 1) * one(bool(plan.steps_before))
         self.step = plan.steps_before
 
@@ -49,14 +48,9 @@ class Ranks:
 
     def update(self, gradients: list[Any]) -> Any:
         part, count = self.plan.part, gradients[0].dtype.type(len(gradients))
-        if part.optimizer == "Adasum":
-            self.each = one(part.momentum) * self.each + self.factor * numpy.stack(gradients)
-            combined = training.collective_cases.adasum([each[:-1].ravel() for each in self.each])
-            bias = training.collective_cases.adasum([each[-1] for each in self.each])
-            shape = (training.FEATURES, training.OUTPUTS)
-            return numpy.vstack([combined.reshape(shape), bias]).astype("float32")
         mean = self.factor * (sum(gradients) / count).astype("float32")
         if part.optimizer == "SGD":
+            mean = training.clipped(mean, part.clip).astype("float32")
             self.velocity = one(part.momentum) * self.velocity + mean
             return self.velocity
         first, second = map(one, training.BETAS)
@@ -73,8 +67,6 @@ def main() -> None:
     for parts in training.PARTS.values():
         for part in parts:
             for size in SIZES:
-                if part.optimizer == "Adasum" and size & (size - 1):
-                    continue
                 plan = training.make_plan(numpy, part, size)
                 right = training.compare(numpy, plan, 0, Ranks(plan, 1.0).parameters())
                 assert right["difference"] <= right["bound"] / 2, (part.name, size, right)

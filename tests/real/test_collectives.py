@@ -53,21 +53,17 @@ def wrong_run(original: Installation) -> Callable[[str], RankRun]:
 WRONG = [
     ("torch", "allreduce Min", "each of 2 ranks", "Min int32 17: got "),
     ("torch", "grouped allreduce", "rank 1 on {host}", " are wrong"),
-    ("torch", "allgather", "rank 1 on {host}", "in 1 of 15 cases: int8 3 uneven rows: got "),
+    ("torch", "allgather", "rank 1 on {host}", "in 2 of 17 cases: int8 3 uneven rows: got "),
     ("torch", "broadcast", "rank 1 on {host}", " are wrong"),
     ("torch", "alltoall", "rank 1 on {host}", " are wrong"),
     ("torch", "reducescatter", "rank 1 on {host}", "got float64, wanted int32"),
     ("torch", "grouped reducescatter", "each of 2 ranks", "RuntimeError: a bad day"),
-    ("torch", "gradients", "rank 1 on {host}", "float64 3 uneven rows backward: got "),
-    ("torch", "objects", "each of 2 ranks", "ValueError: got objects from [["),
     ("torch", "barrier", "each of 2 ranks", "got 1, wanted 0"),
-    ("torch", "in-place forms", "rank 1 on {host}", "Sum float32 17 in place: got "),
+    ("torch", "in-place forms", "rank 1 on {host}", "allreduce Sum float32 17 in place: got "),
     ("tensorflow", "grouped allreduce", "rank 1 on {host}", "got 2 tensors, wanted 3"),
     ("tensorflow", "broadcast", "rank 1 on {host}", " are wrong"),
     ("tensorflow", "reducescatter", "rank 1 on {host}", "got float64, wanted int32"),
-    ("tensorflow", "gradients", "each of 2 ranks", "Sum float64 17x2+5x3+1003 backward: got "),
-    ("tensorflow", "objects", "each of 2 ranks", "ValueError: got objects from [["),
-    ("tensorflow", "in-place forms", "each of 2 ranks", "broadcast_: got "),
+    ("tensorflow", "in-place forms", "each of 2 ranks", "broadcast float64 17x2+5x3+1003 from -1 in place: got "),
     ("tensorflow", "Keras", "each of 2 ranks", "Horovod has been shut down"),
 ]  # fmt: skip
 
@@ -86,7 +82,7 @@ def test_what_does_wrong_is_found(
 @pytest.mark.parametrize(
     ("framework", "shared"),
     [
-        ("torch", {"repeated names", "process sets", "parts of tensors"}),
+        ("torch", {"repeated names", "process sets"}),
         ("tensorflow", {"repeated names", "process sets", "one graph"}),
     ],
 )
@@ -97,22 +93,6 @@ def test_nothing_else_is_wrong(
     named = {operation for other, operation, *_ in WRONG if other == framework}
     judged = dict(collectives.judge(wrong_run(framework)))
     assert named <= judged.keys() <= named | shared
-
-
-def test_a_timeline(original: Installation, runner: Runner) -> None:
-    """It passes, unless Horovod writes none, or one that nobody can read, or without events."""
-    doctored = original._replace(env=(*original.env, ("PYTHONPATH", str(HERE))))
-    run = run_ranks(doctored, runner, "MPI", exercises=("timelines",))
-    judged = dict(collectives.judge(run._replace(exercises=(collectives.EXERCISE,))))
-    host = run.ranks[0].host
-    found = {
-        name: each.message.removeprefix(f"wrong on rank 0 on {host}, in 1 of 1 cases: float32 17: ")
-        for name, each in judged.items()
-    }
-    assert found.keys() == {"no file", "cut off", "without events"}
-    assert found["no file"].startswith("ValueError: no readable timeline: [Errno 2] No such file")
-    assert found["cut off"].startswith("ValueError: no readable timeline: ")
-    assert found["without events"].startswith("got 1, wanted 0")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +127,7 @@ def test_a_doctored_installation(copy: Callable[..., Installation], runner: Runn
     wrong = findings["alltoall, torch over Gloo"]
     assert (wrong.check, wrong.status) == ("collectives", "fail")
     assert "wrong on each of 3 ranks, in " in wrong.message
-    others = {"repeated names", "process sets", "parts of tensors"}
+    others = {"repeated names", "process sets"}
     assert findings.keys() <= {f"{name}, torch over Gloo" for name in {"alltoall", *others}}
 
 
@@ -163,16 +143,15 @@ def wrong_mpi(original: Installation, tmp_path_factory: pytest.TempPathFactory) 
 
 # How many cases are wrong, of which the first is which.
 WRONG_IN_MPI = {
-    **{f"allreduce {each}": f"in 5 of 16 cases: {each} float16 655361: " for each in REDUCED},
+    **{f"allreduce {each}": f"in 5 of 16 cases: {each} int32 327681: " for each in REDUCED},
     "grouped allreduce": "in 1 of 4 cases: Sum float32 1114113+5x3: ",
-    "allgather": "in 5 of 15 cases: float16 54614 large rows: ",
+    "allgather": "in 7 of 17 cases: uint8 109227 large rows: ",
     "grouped allgather": "in 1 of 5 cases: float32 92843+5x3 large rows: ",
-    "broadcast": "in 3 of 21 cases: float32 1114113 from 1: ",  # rank 0 has what it gave itself
-    "alltoall": "in 5 of 16 cases: float16 54614 large rows: ",
-    "reducescatter": "in 5 of 16 cases: Sum float16 7x109227: ",
+    "broadcast": "in 4 of 23 cases: int8 1310721 from 1: ",  # rank 0 has what it gave itself
+    "alltoall": "in 7 of 18 cases: uint8 109227 large rows: ",
+    "reducescatter": "in 5 of 16 cases: Sum int32 7x54614: ",
     "grouped reducescatter": "in 1 of 4 cases: Sum float32 7x185686+5x3: ",
-    "process sets": "in 6 of 14 cases: Sum float32 1003 among all but the last: ",
-    "parts of tensors": "in 1 of 5 cases: float32 1003x3 from -1 within a larger tensor: ",
+    "process sets": "in 6 of 14 cases: allreduce Sum float32 1003 among all but the last: ",
 }
 
 

@@ -69,12 +69,9 @@ FAULTS = [
     ("torch", "alone", "as if it had trained alone"),
     ("torch", "added", "as if gradients were added and not averaged"),
     ("torch", "coarse", "DistributedOptimizer with Compression.fp16: parameters of rank 0"),
-    ("torch", "shard", "DistributedOptimizer: rank 1 on {host} had 12 samples that rank 0 on"),
-    ("torch", "shard", "DistributedOptimizer: no rank had 12 of 24 samples (epoch 2)"),
     ("torch", "metric", "DistributedOptimizer: loss is not averaged on rank 0"),
-    ("torch", "checkpoint", "rank 0 on {host} loads other parameters from its checkpoint"),
     ("torch", "passes", "DistributedOptimizer with backward_passes_per_step: parameters of rank 0"),
-    ("torch", "predivide", "DistributedOptimizer with gradient_predivide_factor: parameters of"),
+    ("torch", "clip", "DistributedOptimizer with skip_synchronize: parameters of rank 0"),
     ("torch", "adam", "DistributedOptimizer with Adam and two groups: parameters of rank 0"),
     ("torch", "rates", "DistributedOptimizer with Adam and two groups: parameters of rank 0"),
     (
@@ -82,16 +79,11 @@ FAULTS = [
         "sparse",
         "DistributedOptimizer with sparse gradients: parameters of rank 0 on",
     ),
-    ("torch", "adasum", "DistributedOptimizer with Adasum: parameters of rank 0"),
-    ("torch", "dense", "DistributedOptimizer with sparse_as_dense: parameters of rank 0"),
-    ("torch", "groups", "DistributedOptimizer with groups: parameters of rank 0"),
     ("tensorflow", "variables", "DistributedGradientTape: variables after broadcast_variables"),
-    ("tensorflow", "variables", "Keras fit: the learning rate on rank 0 on {host} is 0.125"),
+    ("tensorflow", "variables", "Keras fit: parameters of rank 0"),
     ("tensorflow", "alone", "DistributedGradientTape: variables at the end are not equal: rank 1"),
     ("tensorflow", "alone", "Keras fit: weights after BroadcastGlobalVariablesCallback are not"),
     ("tensorflow", "alone", "DistributedGradientTape with sparse gradients: variables at the end"),
-    ("tensorflow", "alone", "DistributedGradientTape with sparse_as_dense: variables at the end"),
-    ("tensorflow", "alone", "DistributedGradientTape with gradient_predivide_factor: variables at"),
     ("tensorflow", "alone", "DistributedGradientTape with Compression.fp16: variables at the end"),
     ("tensorflow", "alone", "DistributedOptimizer with sparse gradients: variables at the end"),
     ("tensorflow", "alone", "DistributedOptimizer: variables at the end are not equal: rank 1"),
@@ -100,9 +92,23 @@ FAULTS = [
     ("tensorflow", "added", "DistributedGradientTape: parameters of rank 0"),
     ("tensorflow", "added", "Keras fit: loss of epoch 1 is not averaged on rank 0"),
     ("tensorflow", "optimizer", "Keras fit: parameters of rank 0"),
-    ("tensorflow", "optimizer", "DistributedGradientTape: rank 1 on {host} had 12 samples"),
-    ("tensorflow", "optimizer", "DistributedGradientTape: rank 1 on {host} wrote a checkpoint"),
     ("tensorflow", "plain optimizer", "Keras fit: weights at the end are not equal: rank 1"),
+    (
+        "tensorflow",
+        "schedule",
+        "Keras fit: the learning rate on rank 0 on {host} is 0.25 at the end",
+    ),
+    (
+        "tensorflow",
+        "no best model",
+        "Keras fit: load_model() on rank 0 on {host} does not give the",
+    ),
+    ("tensorflow", "plain model", "Keras fit: load_model() on rank 0 on {host} does not give the"),
+    (
+        "tensorflow",
+        "hook",
+        "DistributedOptimizer: variables after BroadcastGlobalVariablesHook are not",
+    ),
 ]
 
 
@@ -132,9 +138,8 @@ def test_without_a_fault_it_passes(
     judged = dict(training.judge(only(run_with_faults(framework), "none")))
     assert judged[""].status == "pass", judged
     assert judged[""].message.startswith("parameters are equal on 2 ranks; Distributed")
-    skipped = [] if framework == "torch" else ["DistributedOptimizer with Adasum"]  # over Gloo
-    assert [name for name in judged if name] == skipped
-    assert judged[""].message.count("loss ") == len(PARTS[framework]) - len(skipped)
+    assert list(judged) == [""]
+    assert judged[""].message.count("loss ") == len(PARTS[framework])
 
 
 def test_horovod_keras_that_cannot_be_imported(original: Installation, runner: Runner) -> None:
@@ -152,7 +157,7 @@ def test_the_bound_holds_and_is_narrow(original: Installation) -> None:
     """Ranks that compute in float32, or send float16, are within it; wrong gradients are not."""
     program = Path(__file__).parent / "rounding.py"
     output = subprocess.check_output([original.python, str(program), str(RANK_PROGRAMS)], text=True)
-    assert int(output) >= 90
+    assert int(output) >= 60
 
 
 def test_a_doctored_installation(copy: Callable[..., Installation], runner: Runner) -> None:

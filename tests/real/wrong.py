@@ -56,17 +56,9 @@ def refuse(*values: Any, **more: Any) -> Any:
     raise RuntimeError("a bad day")
 
 
-def own_rows(context: Any, gradient: Any) -> tuple[Any, None, None]:
-    """Stands in for the backward pass of an allgather: it sends nothing."""
-    return gradient.narrow(0, 0, context.dim), None, None
-
-
 def torch_faults(context: Any) -> None:
     """Doctor what starts an operation, and what waits for it."""
     hvd = context.hvd
-    operations: Any = importlib.import_module("horovod.torch.mpi_ops")
-    operations.HorovodAllgather.backward = staticmethod(own_rows)  # on all ranks
-    hvd.broadcast_object = lambda sent, root: sent  # on all ranks
     doctored, plain = Handles(hvd).doctored, hvd.allreduce_async
 
     def maximum(*values: Any, op: Any, **more: Any) -> Any:
@@ -101,18 +93,14 @@ def tensorflow_faults(context: Any) -> None:
         raise RuntimeError("Horovod has been shut down. This was caused by an exception")
 
     def own(result: Any, mine: Any, *_: Any) -> Any:
-        # In a graph, an operation whose result nobody uses would not be done at all. Without it
-        # in the backward pass, the other ranks would wait for this one.
-        if not native.executing_eagerly():
-            return result
-        return mine + 0 * result if mine.dtype == "float64" else mine
+        # In a graph, an operation whose result nobody uses would not be done at all.
+        return mine if native.executing_eagerly() else result
 
     hvd.broadcast = doctored(hvd.broadcast, own)
     hvd.reducescatter = doctored(
         hvd.reducescatter, lambda result, *_: native.cast(result, "float64")
     )
     hvd.grouped_allreduce = doctored(hvd.grouped_allreduce, lambda results, *_: results[:2])
-    hvd.allgather_object = lambda sent: [sent]  # on all ranks
     hvd.broadcast_ = lambda *values, **more: None
     keras.allgather = over  # on all ranks
     del hvd.join  # on all ranks

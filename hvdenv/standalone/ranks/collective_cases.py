@@ -25,15 +25,13 @@ EXACT = {
 DTYPES = tuple(EXACT)
 NUMBERS = DTYPES[:-1]  # bool has no sums
 # Bytes of a number.
-WIDTHS = {"float16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
+WIDTHS = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
 # The distance from 1 to the next number.
 EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 
 ODD = (17,)
 SHAPES = ((), (0,), (1,), (3, 5), (1003,), (25013,))
 MORE_SHAPES = ((2, 7, 11), (100003,))
-# Types of messages that are larger than every eager and segment limit.
-MAIN_DTYPES = ("float16", "float32", "float64", "int32", "int64")
 # Open MPI, UCX and Gloo split or switch protocols at up to 1 MiB, NCCL at its buffer of 4 MiB.
 BULK_BYTES, MOST_BULK_BYTES = 5 * 2**18, 17 * 2**18
 # No transport sends this much eagerly; the least size of one rank's block.
@@ -61,20 +59,12 @@ STEPS = 5  # under one name: Horovod uses its response cache after the first
 ROOTS = 16
 # Numbers of larger tensors repeat after this prime, of which no block's size is a multiple.
 PATTERN = 16411
-# Past the fusion threshold, which was 64 MiB and is 128 MiB since Horovod 0.21.
-LARGE_BYTES = 129 * 2**20
-LARGE = "past the fusion threshold"
 PROCESS_SETS = "process sets"
-TIMELINE = "timeline"
 WAITING = "forms that wait"
-BACKWARD = "backward"
-# What Horovod may multiply gradients by, as a function of the number of ranks: it averages those
-# of allgather and broadcast, and multiplies those of a summed reducescatter.
-CONVENTIONS: Dict[str, Callable[[int], Sequence[float]]] = {
-    "allgather": lambda size: (1, 1.0 / size),
-    "broadcast": lambda size: (1, 1.0 / size),
-    "reducescatter": lambda size: (1, size, 1.0 / size),
-}
+# Packages for Keras, whose functions have the same names.
+KERAS = ("horovod.tensorflow.keras", "horovod.keras")
+# What a form adds to the name of Horovod's function.
+SUFFIXES = {"": "_async", "in place": "_async_", "in place at once": "_"}
 
 
 class TooLarge(Exception):
@@ -86,7 +76,7 @@ class Case(NamedTuple):
 
     Attributes:
         kind: ``allreduce``, ``allgather``, ``broadcast``, ``alltoall``, ``reducescatter``,
-            ``barrier``, ``join`` or ``timeline``.
+            ``barrier`` or ``join``.
         dtype: of the tensors.
         shapes: of the tensors, several for a grouped operation; without the first dimension
             if ``rows`` is set.
@@ -94,7 +84,8 @@ class Case(NamedTuple):
         rows: a name in ROWS, MORE_ROWS or BULK_ROWS.
         root: of a broadcast, as an index of the members.
         scale: factors before and after the reduction.
-        form: a name in FORMS of collectives.py; empty for the usual function.
+        form: ``at once`` for torch's functions without a handle, ``in place``, ``in place at
+            once``, ``graph``, or a package of KERAS; empty for the usual function.
         among: the process set, a name in SETS; empty for all ranks.
         label: distinguishes cases that are equal otherwise.
         name: of the tensors, if it is not the title.
@@ -103,14 +94,14 @@ class Case(NamedTuple):
     kind: str
     dtype: str
     shapes: Tuple[Shape, ...]
-    reduce: str
-    rows: str
-    root: int
-    scale: Tuple[float, float]
-    form: str
-    among: str
-    label: str
-    name: str
+    reduce: str = ""
+    rows: str = ""
+    root: int = 0
+    scale: Tuple[float, float] = (1, 1)
+    form: str = ""
+    among: str = ""
+    label: str = ""
+    name: str = ""
 
     @property
     def title(self) -> str:
@@ -128,18 +119,18 @@ class Case(NamedTuple):
 
 
 def case(kind: str, dtype: str = "float32", *shapes: Shape, **more: Any) -> Case:
-    """A case with the usual values of all fields that are not given."""
-    reduce = "Sum" if kind in ("allreduce", "reducescatter") else ""
-    usual: Dict[str, Any] = {
-        "reduce": reduce,
-        "rows": "",
-        "root": 0,
-        "scale": (1, 1),
-        "form": "",
-        "among": "",
-    }
-    usual.update({"label": "", "name": ""}, **more)
-    return Case(kind, dtype, shapes or (ODD,), **usual)
+    """A case of one tensor, unless shapes say otherwise; reductions are sums."""
+    if kind in ("allreduce", "reducescatter"):
+        more.setdefault("reduce", "Sum")
+    return Case(kind, dtype, shapes or (ODD,), **more)
+
+
+def function_of(case: Case, torch: bool) -> str:
+    """The name of Horovod's function; TensorFlow has no handles, and one function in place."""
+    function = "grouped_" * (len(case.shapes) > 1) + case.kind
+    if torch:
+        return function + SUFFIXES.get(case.form, "")
+    return case.kind + "_" if case.form == "in place" else function
 
 
 # Inputs.
@@ -185,7 +176,7 @@ def numbers(numpy: Any, case: Case, which: int, rank: int, count: int, members: 
         found = numpy.where(turn == 0, 3, numpy.where(turn == 1, 2, 1))
     else:
         found = (random % numpy.uint64(limit(case, len(members)))).astype("int64") + 1
-    if case.dtype == "uint8" or case.reduce == "Adasum" or case.form == BACKWARD:
+    if case.dtype == "uint8" or case.reduce == "Adasum":
         return found
     return numpy.where(random >> numpy.uint64(63), -found, found)
 
@@ -240,14 +231,7 @@ def inputs_of(numpy: Any, case: Case, rank: int, size: int) -> List[Array]:
 
 def expected(numpy: Any, case: Case, rank: int, size: int) -> List[Array]:
     """The arrays that a rank must receive."""
-    if case.form == BACKWARD:
-        return gradients(numpy, case, rank, size)
-    return results(numpy, case, rank, size)
-
-
-def results(numpy: Any, case: Case, rank: int, size: int) -> List[Array]:
-    """The results of an operation."""
-    if case.kind in ("barrier", "timeline"):
+    if case.kind == "barrier":
         return [numpy.array(0)]
     if case.kind == "join":
         return [*expected_of_join(numpy, rank, size), numpy.array(size - 1)]
@@ -290,30 +274,6 @@ def adasum(arrays: List[Array]) -> Array:
     return (1 - both / (2 * a.dot(a))) * a + (1 - both / (2 * b.dot(b))) * b
 
 
-def gradients(numpy: Any, case: Case, rank: int, size: int) -> List[Array]:
-    """The gradients of a loss with respect to a rank's inputs.
-
-    The loss is the sum over all ranks of (number + 1) / 2 times the squares of their results.
-    Conventions of Horovod are left to problem().
-    """
-    weights = numpy.arange(1.0, size + 1)
-    if case.kind == "allreduce":
-        factor = case.scale[0] * case.scale[1] * weights.sum()
-        factor = factor / size if case.reduce == "Average" else factor
-        return [factor * array for array in results(numpy, case, rank, size)]
-    inputs = inputs_of(numpy, case, rank, size)
-    if case.kind in ("allgather", "broadcast"):
-        root = case.kind == "allgather" or rank == case.members(size)[case.root]
-        return [root * weights.sum() * array for array in inputs]
-    if case.kind == "alltoall":
-        return [numpy.repeat(weights, splits(case, rank, range(size)))[:, None] * inputs[0]]
-    parts = [results(numpy, case, each, size) for each in range(size)]
-    return [
-        numpy.concatenate([weight * array for weight, array in zip(weights, arrays)])
-        for arrays in zip(*parts)
-    ]
-
-
 def part(array: Array, rank: int, members: List[int]) -> Array:
     """A rank's part of a reduced array; the first ranks get one more row if it does not divide."""
     length, place = array.shape[0], members.index(rank)
@@ -346,8 +306,6 @@ def bounds(case: Case, size: int) -> Tuple[float, float]:
     errors, each relative to at most the sum of all values.
     """
     terms = len(case.members(size))
-    if case.form == BACKWARD:
-        return 8 * (terms + 4) * EPSILON[case.dtype], 0.0  # of positive numbers
     if case.reduce == "Adasum":
         return 0.0, 8 * terms.bit_length() * EPSILON[case.dtype] * limit(case, terms) * terms
     if case.reduce != "Average":
@@ -359,11 +317,9 @@ def bounds(case: Case, size: int) -> Tuple[float, float]:
 
 def types(case: Case, arrays: List[Array]) -> List[str]:
     """The expected types; empty where they are not compared."""
-    if case.kind in ("barrier", "join", "timeline") or (
-        case.reduce == "Average" and case.dtype not in EPSILON
-    ):
+    if case.kind in ("barrier", "join") or (case.reduce == "Average" and case.dtype not in EPSILON):
         return [""] * len(arrays)  # up to Horovod 0.19, TensorFlow's averages are floats
-    if case.kind == "alltoall" and case.form != BACKWARD:
+    if case.kind == "alltoall":
         return [case.dtype, "int32"]
     return [case.dtype] * len(arrays)
 
@@ -390,22 +346,7 @@ def expected_of_join(numpy: Any, rank: int, size: int) -> List[Array]:
 def problem(numpy: Any, case: Case, rank: int, size: int, got: List[Tuple[str, Array]]) -> str:
     """What is wrong with the results of a rank, pairs of type and array; empty if nothing is."""
     want = expected(numpy, case, rank, size)
-    conventions = CONVENTIONS.get(case.kind) if case.form == BACKWARD else None
-    factors: Sequence[float] = conventions(size) if conventions else (1,)
-    problems = [
-        difference(
-            numpy, case, size, got, [array * factor for array in want] if factor != 1 else want
-        )
-        for factor in factors
-    ]
-    return "" if "" in problems else problems[0]
-
-
-def difference(
-    numpy: Any, case: Case, size: int, got: List[Tuple[str, Array]], want: List[Array]
-) -> str:
-    """How results, pairs of type and array, differ from the wanted ones; empty if they do not."""
-    if case.kind == "alltoall" and case.form != BACKWARD:
+    if case.kind == "alltoall":
         want = want[: len(got)]  # some versions do not return the numbers of rows
     if len(got) != len(want):
         return "got %d tensors, wanted %d" % (len(got), len(want))
@@ -451,13 +392,14 @@ def scaled() -> List[Case]:
     return cases + [case("allreduce", d, reduce="Average", scale=pair) for d, pair in averages]
 
 
-def bulky(kind: str, size: int, dtypes: Sequence[str] = MAIN_DTYPES, **more: Any) -> List[Case]:
+def bulky(kind: str, size: int, dtypes: Sequence[str] = NUMBERS, **more: Any) -> List[Case]:
     """A message beyond the limits of all transports for each type; that of float32 is the largest."""
     cases = []
     for number, dtype in enumerate(dtypes):
-        count = (MOST_BULK_BYTES if dtype == "float32" else BULK_BYTES) // WIDTHS[dtype]
+        width = WIDTHS.get(dtype, 1)
+        count = (MOST_BULK_BYTES if dtype == "float32" else BULK_BYTES) // width
         if kind in ("allgather", "alltoall"):
-            block = max(count // size, LEAST_BLOCK_BYTES // WIDTHS[dtype])
+            block = max(count // size, LEAST_BLOCK_BYTES // width)
             cases.append(case(kind, dtype, (block // 4 + 1,), rows="large rows", **more))
         elif kind == "reducescatter":
             cases.append(case(kind, dtype, (2 * size + 1, count // (2 * size) + 1), **more))
@@ -550,22 +492,6 @@ def repeated(size: int) -> List[List[Case]]:
     return batches
 
 
-def large(size: int) -> List[List[Case]]:
-    """Tensors beyond the fusion threshold: single ones, and ones that exceed it together."""
-    whole = (LARGE_BYTES // 4,)
-    third = (LARGE_BYTES // 12 + 1,)
-    wide = (LARGE_BYTES // 12000 // size,)
-    return [
-        [case("allreduce", "float32", whole)],
-        [case("allreduce", "float32", third, label="of 4: %d" % number) for number in range(4)],
-        [case("allreduce", "float32", third, third, third)],
-        [case("allgather", "float32", wide, rows="many rows")],
-        [case("broadcast", "float32", whole, root=-1)],
-        [case("alltoall", "float32", (max(wide[0] // size, 1),), rows="many rows")],
-        [case("reducescatter", "float32", (size * 1000 + 1, LARGE_BYTES // 4000 // size))],
-    ]
-
-
 def alltoalls(size: int, full: bool) -> List[Case]:
     """Alltoalls of every type and every kind of rows, and one without splits."""
     return [*uneven("alltoall", full), case("alltoall", "float32", (2 * size, 3))]
@@ -577,40 +503,11 @@ def adasums() -> List[Case]:
     return [case("allreduce", each, (1003,), reduce="Adasum") for each in types]
 
 
-def variables(full: bool) -> List[Case]:
-    """Broadcasts into variables of TensorFlow; one of the functions needs a second or two."""
-    cases = [
-        case("broadcast", "float64", *GROUP, root=-1, form="broadcast_"),
-        case("broadcast", "int64", *GROUP, root=0, form="broadcast_"),
-    ]
-    slow = case("broadcast", "float32", *GROUP, root=-1, form="broadcast_variables")
-    return [*cases, slow] if full else cases
-
-
-def differentiated(size: int) -> List[Case]:
-    """Operations through which a framework computes gradients."""
-    scattered = (2 * size + 1, 3)
-    cases = [
-        case("allreduce", "float64", (3, 5)),
-        case("allreduce", "float64", (17,), reduce="Average", scale=(0.5, 4)),
-        case("allreduce", "float64", *GROUP),
-        case("allgather", "float64", (3,), rows="uneven rows"),
-        case("allgather", "float64", (3,), (2,), rows="2 rows each"),
-        case("broadcast", "float64", (3, 5), root=-1),
-        case("alltoall", "float64", (3,), rows="uneven rows"),
-        case("reducescatter", "float64", scattered),
-        case("reducescatter", "float64", scattered, reduce="Average"),
-        case("reducescatter", "float64", scattered, (size, 2)),
-    ]
-    return [each._replace(form=BACKWARD) for each in cases]
-
-
-def objects() -> List[Case]:
-    """Python objects, whose pickles have other lengths on each rank."""
+def variables() -> List[Case]:
+    """Broadcasts into variables of TensorFlow."""
     return [
-        case("broadcast", "float32", (3, 5), root=-1, form="object"),
-        case("broadcast", "int64", (1003,), root=0, form="object"),
-        case("allgather", "float32", (3,), rows="uneven rows", form="object"),
+        case("broadcast", "float64", *GROUP, root=-1, form="in place"),
+        case("broadcast", "int64", *GROUP, root=0, form="in place"),
     ]
 
 
@@ -624,28 +521,13 @@ def in_sets(size: int) -> List[Case]:
     return cases
 
 
-def views() -> List[Case]:
-    """Views of torch tensors; Horovod must refuse a case on all ranks or on none."""
-    return [
-        each
-        for form in ("within a larger tensor", "every other row")
-        for each in (
-            case("allreduce", "float32", (1003, 3), form=form),
-            case("allgather", "float32", (3,), rows="2 rows each", form=form),
-            case("broadcast", "float32", (1003, 3), root=-1, form=form),
-            case("alltoall", "float32", (3,), rows="2 rows each", form=form),
-            case("reducescatter", "float32", (1003, 3), form=form),
-        )
-    ]
-
-
 def operations(framework: str, size: int, full: bool) -> List[Tuple[str, List[List[Case]]]]:
     """The operations in order: names and batches, whose cases run at the same time."""
     tried = [
         ("allreduce " + each, [allreduces(each, full), bulky("allreduce", size, reduce=each)])
         for each in REDUCED
     ]
-    bulk = {kind: bulky(kind, size) for kind in ("allgather", "broadcast", "alltoall")}
+    bulk = {kind: bulky(kind, size, DTYPES) for kind in ("allgather", "broadcast", "alltoall")}
     scattered = [reducescatters(size, full), bulky("reducescatter", size)]
     tried += [
         ("allreduce with factors", [scaled()]),
@@ -658,25 +540,22 @@ def operations(framework: str, size: int, full: bool) -> List[Tuple[str, List[Li
         ("reducescatter", scattered),
         ("grouped reducescatter", [groups("reducescatter", size, full)]),
         ("repeated names", repeated(size)),
-        ("gradients", [differentiated(size)]),
-        ("objects", [objects()]),
         ("barrier", [[case("barrier")]]),
         # TensorFlow may keep the result of the first join and not wait in the second.
         ("join", [[case("join")], [case("barrier", form="join", label="a second time")]]),
         (PROCESS_SETS, [in_sets(size)]),
     ]
     if framework == "torch":
-        together = [groups(kind, size, False, "at once") for kind in ("allreduce", "allgather")]
+        kinds = ("allreduce", "allgather", "reducescatter")
+        together = [groups(kind, size, False, "at once") for kind in kinds]
         tried += [
             ("in-place forms", [in_place("in place"), in_place("in place at once")]),
-            ("parts of tensors", [views()]),
             (WAITING, [one_of_each(size, "at once"), *together]),
         ]
     else:
         tried += [
-            ("in-place forms", [variables(full)]),
+            ("in-place forms", [variables()]),
             ("one graph", [one_of_each(size, "graph")]),
-            ("Keras", [one_of_each(size, "keras")]),
+            ("Keras", [one_of_each(size, package) for package in KERAS]),
         ]
-    more = [(TIMELINE, [[case("timeline")]]), (LARGE, large(size))]
-    return tried + (more if full else [])
+    return tried

@@ -10,13 +10,10 @@ import collections
 import contextlib
 import functools
 import importlib
+import importlib.util
 import inspect
-import json
-import os
 import re
-import shutil
 import socket
-import tempfile
 import threading
 import time
 import types
@@ -30,23 +27,19 @@ from collective_cases import Case
 from context import Array, Context, numbers_of
 
 Wait = Callable[[], Any]
+# A Case, or a Step of scripts.py.
+Tried = Any
 
 # Bounds that keep a report small enough for one event.
 SHOWN, CASE, REASON = 3, 300, 90
 BARRIER_SECONDS = 0.05  # the delay of one rank of each host
-TIMELINE_TENSOR, TIMELINE_STEPS = "hvdenv.timeline", 3
-TIMELINE_SECONDS, TIMELINE_LIMIT = 0.01, 5.0
-# Copies of a tensor past the fusion threshold on one rank, with those of Horovod and numpy.
-LARGE_COPIES = 8
 
 # Errors of Horovod and the frameworks for unsupported types and operations.
 _ABSENT = re.compile(
     r"Tensor type \S+ is not supported|not in (the )?list of allowed values"
     r"|Type \S+ is not supported in \w+ mode|No \w+ operation enabled"
-    r"|[Gg]radient registry has no entry for: \w+|No gradient defined for operation"
+    r"|_moments\(\) got an unexpected keyword argument 'mask'"
 )
-# Horovod refuses the tensor, so that there are no wrong results.
-_REFUSED_LAYOUT = re.compile(r"\bcontiguous\b")
 _OVER = re.compile(r"shut ?down", re.IGNORECASE)
 
 
@@ -66,23 +59,25 @@ class Tally:
         self.right = 0
         self.types: Set[str] = set()
         self.skipped: Dict[Tuple[str, str], int] = {}
-        self.unproven = ""
+        self.unproven = self.ended = ""  # ended: why Horovod could not go on
         self.wrong: List[str] = []
 
     def skip(self, why: str, dtype: str = "", count: int = 1) -> None:
         """Count cases that cannot be tried."""
         self.skipped[dtype, why] = self.skipped.get((dtype, why), 0) + count
 
-    def take(self, case: Case, problem: str) -> None:
+    def take(self, case: Tried, problem: str) -> None:
         """Count a case that was tried; the problem is empty if the result is correct."""
         if problem:
-            self.wrong.append("%s: %s" % (case.title, problem))
+            kind = getattr(case, "kind", "")
+            named = "" if kind in self.operation else kind + " "
+            self.wrong.append("%s%s: %s" % (named, case.title, problem))
         else:
             self.right += 1
-            self.types.add(case.dtype)
+            self.types.update([case.dtype] if case.dtype else [])
 
-    def event(self, ended: str = "") -> events.Operation:
-        """What is reported; `ended` says why Horovod could not go on."""
+    def event(self) -> events.Operation:
+        """What is reported."""
         return events.Operation(
             operation=self.operation,
             right=self.right,
@@ -90,7 +85,7 @@ class Tally:
             types=sorted(self.types),
             skipped=[events.Skipped(*key, n) for key, n in sorted(self.skipped.items())],
             cases=[shortened(text, CASE) for text in self.wrong[:SHOWN]],
-            ended=ended,
+            ended=self.ended,
             unproven=self.unproven,
         )
 
@@ -141,7 +136,8 @@ def has_gloo_rendezvous_patch() -> bool:
 class Caller:
     """Calls Horovod for any framework and version."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, exercise: str = "collectives") -> None:
+        self.exercise = exercise
         self.numpy = context.numpy
         self.context = context
         self.hvd = context.hvd
@@ -149,17 +145,16 @@ class Caller:
         self.torch = context.framework == "torch"
         self.rank, self.size = context.hvd.rank(), context.hvd.size()
         self.sets: Dict[str, Any] = {}
-        self.pending: List[Dict[str, Any]] = []
 
     def try_all(self, operation: str, batches: List[List[Case]]) -> Tally:
         """Try the cases of one operation.
 
         Raises:
-            Ended: Horovod gave up; the tally is its second argument.
+            Ended: Horovod gave up; the tally is its argument.
         """
         tally = Tally(operation)
         tally.unproven = self.beyond_this_host(operation)
-        why = tally.unproven or self.lack(operation)
+        why = tally.unproven or (operation == "Adasum" and adasum_limit(self.context))
         if why:
             tally.skip(why, count=sum(len(batch) for batch in batches))
             return tally
@@ -178,10 +173,10 @@ class Caller:
         return tally
 
     def attempt(
-        self, tally: Tally, case: Case, function: Callable[..., Any], *arguments: Any
+        self, tally: Tally, case: Tried, function: Callable[..., Any], *arguments: Any
     ) -> Any:
         """Call a function for a case; count exceptions and return None for them."""
-        self.context.stage("collectives", "%s: %s" % (tally.operation, case.title))
+        self.context.stage(self.exercise, "%s: %s" % (tally.operation, case.title))
         try:
             return function(*arguments)
         except (Absent, NotImplementedError, collective_cases.TooLarge) as error:
@@ -192,12 +187,10 @@ class Caller:
             if absent:
                 tally.skip(shortened(absent.group(), REASON), case.dtype)
                 return None
-            if _REFUSED_LAYOUT.search(text):
-                tally.skip("Horovod accepts contiguous tensors only here")
-                return None
             tally.take(case, text)
             if _OVER.search(text):
-                raise Ended(shortened(text, CASE), tally) from error
+                tally.ended = shortened(text, CASE)
+                raise Ended(tally) from error
         return None
 
     def beyond_this_host(self, operation: str) -> str:
@@ -225,14 +218,6 @@ class Caller:
         }
         return devices != {"GPU"} or bool(self.native.config.list_physical_devices("GPU"))
 
-    def lack(self, operation: str) -> str:
-        """Why an operation cannot be tried; empty if it can."""
-        if operation == "Adasum":
-            return adasum_limit(self.context)
-        if operation == collective_cases.LARGE and not self.on_all(has_memory(self.hvd)):
-            return "a host has too little free memory"
-        return ""
-
     def on_all(self, true_here: bool) -> bool:
         """Whether something is true on all ranks, which must then do the same."""
         here = self.numpy.array([true_here], "int32")
@@ -248,21 +233,25 @@ class Caller:
             return self.barrier(case.form or "barrier")
         if case.kind == "join":
             return self.join()
-        if case.kind == "timeline":
-            return self.timeline()
         arrays = collective_cases.inputs_of(self.numpy, case, self.rank, self.size)
         tensors = [self.tensor(array, case.dtype) for array in arrays]
         members = case.members(self.size)
+        function = collective_cases.function_of(case, self.torch)
         values = [tensors if len(tensors) > 1 else tensors[0]]
         arguments = self.arguments(case)
+        if function.endswith("_") and not self.torch:
+            names = ["variable%d" % number for number in range(len(tensors))]
+            values = [[self.native.Variable(t, name=name) for t, name in zip(tensors, names)]]
+            del arguments["name"]
         if case.kind == "broadcast":
             values.append(members[case.root])
         if case.kind == "alltoall" and case.rows:
             arguments["splits"] = collective_cases.splits(case, self.rank, members)
-        function = "grouped_" + case.kind if len(tensors) > 1 else case.kind
-        # TensorFlow runs two operations at a time, and uses names, in graphs only.
-        form = case.form or ("asynchronous" if self.torch else "at once")
-        return FORMS[form](self, function, values, arguments)
+        if case.form in collective_cases.KERAS:
+            return self.keras(case.form, function, values, arguments)
+        if case.form == "graph":
+            return self.in_graph(function, values, arguments)
+        return self.as_usual(function, values, arguments)
 
     def finish(self, tally: Tally, case: Case, wait: Wait) -> None:
         """Wait for a case and compare its results."""
@@ -346,156 +335,35 @@ class Caller:
 
     # The forms of operations.
 
-    def asynchronous(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
-        """The function that returns a handle."""
-        handle = self.call(function + "_async", values, arguments)
-        return lambda: self.context.wait_for(handle)
-
-    def at_once(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
-        """The function that waits by itself."""
-        result = self.call(function, values, arguments)
-        return lambda: result
-
-    def in_place(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
-        """The function that changes its tensors and returns a handle."""
-        handle = self.call(function + "_async_", values, arguments)
+    def as_usual(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
+        """A function that waits by itself or returns a handle, and may change its tensors."""
+        found = self.call(function, values, arguments)
 
         def wait() -> Any:
-            self.context.wait_for(handle)
-            return values[0]
+            result = self.context.wait_for(found) if "_async" in function else found
+            return values[0] if function.endswith("_") else result
 
         return wait
 
-    def in_place_at_once(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
-        """The function that changes its tensors and waits by itself."""
-        self.call(function + "_", values, arguments)
-        return lambda: values[0]
-
-    def part(self, function: str, values: List[Any], arguments: Dict[str, Any], step: int) -> Wait:
-        """The function that returns a handle, on every row or every second row of a larger tensor."""
-        rows = len(values[0])
-        larger = self.native.ones((step * rows + 1, *values[0].shape[1:]), dtype=values[0].dtype)
-        rest = larger.to(values[0].device)[1::step]
-        rest.copy_(values[0])
-        return self.asynchronous(function, [rest, *values[1:]], arguments)
-
-    def assign(self, name: str, values: List[Any]) -> Wait:
-        """A broadcast into variables of TensorFlow."""
-        named = [("variable%d" % number, tensor) for number, tensor in enumerate(values[0])]
-        variables = [self.native.Variable(tensor, name=name) for name, tensor in named]
-        self.call(name, [variables, values[1]])
-        return lambda: variables
-
-    def keras(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
-        """The function of horovod.tensorflow.keras, which accepts arrays."""
-        module = importlib.import_module("horovod.tensorflow.keras")
+    def keras(
+        self, package: str, function: str, values: List[Any], arguments: Dict[str, Any]
+    ) -> Wait:
+        """The function of a package for Keras, which accepts arrays."""
+        if package == "horovod.keras" and importlib.util.find_spec("keras") is None:
+            raise Absent("there is no package keras")
         values[0] = self.context.array(values[0])
-        result = self.call(function, values, arguments, module)
+        if package == "horovod.keras" and function == "allreduce":  # it refuses `op` up to 0.28.1
+            arguments["average"] = arguments.pop("op", None) == getattr(self.hvd, "Average", "")
+        result = self.call(function, values, arguments, importlib.import_module(package))
         return lambda: result
 
     def in_graph(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
-        """One graph for all pending operations, in which they run at the same time."""
-        call = {"what": (function, values, arguments)}
-        self.pending.append(call)
-
-        def wait() -> Any:
-            if "result" not in call:
-                self.run_graph()
-            if isinstance(call["result"], Exception):
-                raise call["result"]
-            return call["result"]
-
-        return wait
-
-    def run_graph(self) -> None:
-        """Run the pending operations; an exception becomes the result of each."""
-        pending, self.pending = self.pending, []
-        calls = [call["what"] for call in pending]
-        try:
-            graph = self.native.function(
-                lambda: [self.call(*call) for call in calls], autograph=False
-            )
-            results = graph()
-        except Exception as error:
-            results = [error] * len(pending)
-        for number, call in enumerate(pending):
-            call["result"] = results[number]
-
-    def backward(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
-        """The gradients of a loss: a weight of this rank, times the squares of the results."""
-        inputs, weight = values[0], (self.rank + 1) / 2.0
-        grouped = isinstance(inputs, list)
-        inputs = inputs if grouped else [inputs]
-
-        def loss() -> Any:
-            found = self.call(function, values, arguments)
-            several = isinstance(found, (tuple, list))
-            # An alltoall may also return numbers of rows.
-            outputs = found if grouped or not several else found[:1]
-            squares = [each * each for each in (outputs if several else [outputs])]
-            total = self.native.sum if self.torch else self.native.reduce_sum
-            return sum(total(each) for each in squares) * weight
-
-        if self.torch:
-            for each in inputs:
-                each.requires_grad_()
-            loss().backward()
-            return lambda: [each.grad for each in inputs]
-        with self.native.GradientTape() as tape:
-            tape.watch(inputs)
-            total = loss()
-        found = tape.gradient(total, inputs)
-        return lambda: found
-
-    def in_object(self, function: str, values: List[Any], arguments: Dict[str, Any]) -> Wait:
-        """The function for Python objects; each holds an array and where it is from."""
-        sent = {"array": self.context.array(values[0]), "from": [self.rank] * (1 + self.rank)}
-        found = self.call(function + "_object", [sent, *values[1:]], arguments)
-        found = found if isinstance(found, list) else [found]
-        ranks = [each["from"] for each in found]
-        wanted = values[1:] or range(self.size)
-        if ranks != [[rank] * (1 + rank) for rank in wanted]:
-            raise ValueError("got objects from %s" % ranks)
-        return lambda: self.numpy.concatenate([each["array"] for each in found])
+        """The function in a graph."""
+        call = functools.partial(self.call, function, values, arguments)
+        result = self.native.function(lambda: call(), autograph=False)()
+        return lambda: result
 
     # Operations without tensors.
-
-    def timeline(self) -> Wait:
-        """Returns how many allreduces are missing in the timeline, which rank 0 writes."""
-        self.need("start_timeline")
-        folder = tempfile.mkdtemp(prefix="hvdenv-timeline-")
-        path = os.path.join(folder, "timeline.json")
-        try:
-            self.hvd.start_timeline(path)
-            case = collective_cases.case("allreduce", label="timeline", name=TIMELINE_TENSOR)
-            (array,) = collective_cases.inputs_of(self.numpy, case, self.rank, self.size)
-            # The recording starts with the next cycle, so that it may miss the first one.
-            for _ in range(TIMELINE_STEPS):
-                tensor = self.tensor(array, case.dtype)
-                self.call("allreduce", [tensor], self.arguments(case))
-                time.sleep(TIMELINE_SECONDS)
-            self.hvd.stop_timeline()
-            missing = 0 if self.rank else self.read_timeline(path)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        return lambda: self.numpy.array(missing)
-
-    def read_timeline(self, path: str) -> int:
-        """1 if a timeline has no allreduce; waits for the thread that writes it.
-
-        Raises:
-            ValueError: it is not JSON.
-        """
-        end = time.monotonic() + TIMELINE_LIMIT
-        while True:
-            try:
-                with open(path) as stream:
-                    names = {each.get("name") for each in json.load(stream)}
-                return int("ALLREDUCE" not in names)
-            except (OSError, ValueError) as error:
-                if time.monotonic() > end:
-                    raise ValueError("no readable timeline: %s" % error) from error
-            time.sleep(0.02)
 
     def barrier(self, function: str) -> Wait:
         """Returns how many ranks of this host left the barrier before the last one had arrived."""
@@ -531,24 +399,6 @@ class Caller:
         return lambda: [*results, self.numpy.array(int(last))]
 
 
-FORMS: Dict[str, Callable[..., Wait]] = {
-    "asynchronous": Caller.asynchronous,
-    "at once": Caller.at_once,
-    "in place": Caller.in_place,
-    "in place at once": Caller.in_place_at_once,
-    "broadcast_variables": lambda caller, _, values, __: caller.assign(
-        "broadcast_variables", values
-    ),
-    "broadcast_": lambda caller, _, values, __: caller.assign("broadcast_", values),
-    "within a larger tensor": lambda caller, *call: caller.part(*call, step=1),
-    "every other row": lambda caller, *call: caller.part(*call, step=2),
-    "graph": Caller.in_graph,
-    "keras": Caller.keras,
-    "object": Caller.in_object,
-    collective_cases.BACKWARD: Caller.backward,
-}
-
-
 @functools.lru_cache(maxsize=None)
 def parameters(function: Callable[..., Any]) -> Tuple[inspect.Parameter, ...]:
     """Those of a function; to find them out takes longer than many calls."""
@@ -580,31 +430,9 @@ def microseconds() -> int:
     return int(time.monotonic() * 1e6)
 
 
-def before_init(context: Context, option: str) -> None:
-    """Let hvd.start_timeline() work, for which rank 0 has a thread that is always busy.
-
-    Horovod before 0.22 would write a timeline to a file of that name.
-    """
-    if option == "full" and release() >= (0, 22):
-        os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
-
-
 def release() -> Tuple[int, ...]:
     """The numbers of Horovod's version."""
     return numbers_of(importlib.import_module("horovod").__version__)
-
-
-def has_memory(hvd: Any) -> bool:
-    """Whether this host has memory for tensors past the fusion threshold."""
-    needed = LARGE_COPIES * collective_cases.LARGE_BYTES * hvd.local_size()
-    return bool(available_memory() >= needed)
-
-
-def available_memory() -> int:
-    """Available memory in bytes; 0 if the kernel does not report it."""
-    with open("/proc/meminfo") as stream:
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", stream.read(), re.MULTILINE)
-    return int(found.group(1)) * 1024 if found else 0
 
 
 @contextlib.contextmanager
@@ -627,8 +455,7 @@ def try_operations(context: Context, full: bool) -> None:
             with contextlib.ExitStack() if waiting else polling(context):
                 context.report(caller.try_all(operation, batches).event())
         except Ended as error:
-            why, tally = error.args
-            context.report(tally.event(ended=why))
+            context.report(error.args[0].event())
             break
 
 

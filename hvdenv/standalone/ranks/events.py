@@ -231,10 +231,7 @@ class Training(NamedTuple):
         checksums: of parameters and state, by the point in time.
         rate, rate_wanted: learning rate at the end.
         metrics: by name, the rank's own value and the averaged one.
-        seen: for each epoch, the numbers of the samples that the rank had.
-        samples: how many there are on all ranks.
-        files: how many the rank wrote as its checkpoint.
-        same: whether the checkpoint loads as it was saved; None on ranks without one.
+        same: whether a saved model loads as it was; None on ranks that save none.
     """
 
     part: str
@@ -249,9 +246,6 @@ class Training(NamedTuple):
     rate: Optional[float] = None
     rate_wanted: float = 0.0
     metrics: Dict[str, List[float]] = {}
-    seen: List[List[int]] = []
-    samples: int = 0
-    files: int = 0
     same: Optional[bool] = None
 
 
