@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hvdenv.command import Outcome
 from hvdenv.environments.installation import Expectation, Installation, hides_variables, is_version
 from hvdenv.environments.manifest import Difference
+from hvdenv.errors import HvdenvError
 from hvdenv.knowledge.diagnosis import explain
 from hvdenv.launch.launchers import LAUNCHERS, Launch, Mpi
 from hvdenv.launch.placement import hidden
@@ -486,6 +487,18 @@ def _not_run(framework: str, controller: str, mpi: HostMpi, setup: Setup) -> Jud
         f"none of the launchers {', '.join(setup.launchers)} starts ranks over {controller}",
         remedy=f"add one of these with --launcher: {', '.join(names)}",
     )
+
+
+@check("horovodrun")
+def by_horovodrun(horovodrun_run: RankRun | HvdenvError | None) -> Iterator[Finding]:
+    """Whether `horovodrun --mpi` starts ranks that compute the right sums."""
+    if isinstance(horovodrun_run, HvdenvError):
+        judgement = Judgement("skip", horovodrun_run.message, remedy=horovodrun_run.remedy)
+    elif horovodrun_run is not None:
+        judgement = ranks.judge(horovodrun_run)
+    else:
+        return
+    yield Finding("horovodrun", "horovodrun --mpi", *judgement)
 
 
 @check("mpi")

@@ -24,7 +24,13 @@ from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import Expectation, Installation, hides_variables, mpi_prefix
 from hvdenv.environments.prefix_lock import boot_id
 from hvdenv.environments.search_path import PYTHON_PATH
-from hvdenv.errors import CheckBuildError, InterruptedRunError, StepError
+from hvdenv.errors import (
+    CheckBuildError,
+    HvdenvError,
+    IncompatibleError,
+    InterruptedRunError,
+    StepError,
+)
 from hvdenv.launch.container import on_this_host, start_inside
 from hvdenv.launch.launchers import Launch, Mpi, parse_mpi_version
 from hvdenv.launch.placement import Requested, exported, hidden, of_shell
@@ -33,7 +39,7 @@ from hvdenv.model.cluster import MPI_ALONE, NCCL_ALONE
 from hvdenv.runner import TOKEN_VARIABLE, Runner
 from hvdenv.schema import Problem
 from hvdenv.standalone.ranks.events import Bench, ExtensionFacts, RendezvousFacts, decode, read
-from hvdenv.verification import bench, drift, ranks, training
+from hvdenv.verification import bench, collectives, drift, ranks, training
 from hvdenv.verification import startup as startup_
 from hvdenv.verification.bench import Benchmark, Effort, Yardstick
 from hvdenv.verification.checkbuild import ROWS, CheckBuild, parse
@@ -48,6 +54,7 @@ FILES_OF_RANKS = ("HOROVOD_TIMELINE", "HOROVOD_AUTOTUNE_LOG")
 _CLOSELY = re.compile(r"/site-packages/horovod/|/libmpi[\w-]*\.so[.\d]*\Z")
 # Variables that launchers are told to export to ranks on other hosts.
 _EXPORTED = ("PATH", "LD_LIBRARY_PATH", "PYTHONNOUSERSITE", TOKEN_VARIABLE)
+_HOROVODRUN_MPI = "horovodrun-mpi"
 # The ranks' share of the time for a benchmark; the rest is for the yardstick.
 _RANKS_PART = 0.7
 # With all of them, mpirun calls qrsh (plm/rsh of Open MPI 4.1, plm/ssh of PRRTE).
@@ -312,6 +319,31 @@ def _deadline(seconds: float) -> str:
     """When ranks end, as rank.py takes it."""
     wall, steady = time.time() + seconds, time.monotonic() + seconds
     return f"{seconds:g}@{wall:.1f}@{boot_id()}@{steady:.1f}"
+
+
+def _over_mpi(libraries: Extensions, setup: Setup, mpi: HostMpi) -> list[str]:
+    """The frameworks whose ranks `horovodrun --mpi` is to start: with --full, on this host."""
+    wanted = collectives.FULL in setup.exercises and not setup.installation.inside
+    if not wanted or mpi[0].kind != "Open MPI" or setup.launcher("MPI") == _HOROVODRUN_MPI:
+        return []
+    return [each for each in FRAMEWORKS if _can_run(libraries, setup, mpi, each, "MPI")]
+
+
+@collector(
+    "horovodrun --mpi",
+    applies=lambda libraries, setup, mpi: bool(_over_mpi(libraries, setup, mpi)),
+    starts_ranks=True,
+)
+def horovodrun_run(
+    libraries: Extensions, setup: Setup, mpi: HostMpi, timeout: float
+) -> RankRun | HvdenvError:
+    """Allreduces on two ranks that `horovodrun --mpi` starts, for one framework."""
+    launch = setup.launch._replace(ranks=2, hosts=(), host_list="", hostfile="", placed=False)
+    here = setup._replace(launch=launch, launchers=(_HOROVODRUN_MPI,), exercises=())
+    try:
+        return rank_run(here, mpi, timeout, _over_mpi(libraries, setup, mpi)[0], "MPI")
+    except IncompatibleError as error:  # the recipe sets what horovodrun sets, too
+        return error
 
 
 def _trains(
