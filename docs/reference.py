@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from docs.horovod_api import page as horovod_api_page
 from grid.page import page as grid_page
 from hvdenv.cli.main import COMMANDS, make_parser
 from hvdenv.errors import MEANINGS
@@ -73,6 +74,7 @@ def pages() -> dict[str, str]:
         "rules.md": rules(),
         "recipes.md": recipes(),
         "grid.md": grid_page(all_rows()),
+        "horovod-api.md": horovod_api_page(),
         **signature_pages(),
     }
     return {name: f"{text.rstrip()}\n" for name, text in made.items()}
