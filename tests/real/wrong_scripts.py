@@ -64,7 +64,7 @@ def faults(context: Any) -> dict[str, Fault]:
     def once(*arguments: Any) -> None:
         raise ValueError("Horovod was initialised before")
 
-    def without_sets(*arguments: Any) -> None:
+    def without_sets(**arguments: Any) -> None:
         init()
 
     return {

@@ -57,9 +57,8 @@ def an_object(rank: int, length: int) -> Dict[str, Any]:
 
 def object_problem(got: Any, want: Any) -> str:
     """What is wrong with an object."""
-    if got == want:
-        return ""
-    return "got %.60r, wanted %d bytes of rank %d" % (got, len(want["bytes"]), want["rank"])
+    text = "got another object than that of rank %d with %d bytes"
+    return "" if got == want else text % (want["rank"], len(want["bytes"]))
 
 
 def objects(caller: Caller) -> Iterator[Step]:
@@ -272,9 +271,9 @@ def second_init(caller: Caller) -> Iterator[Step]:
         kind = getattr(hvd, "ProcessSet", None)
         sets = [kind(list(range(caller.size - 1)))] if kind and caller.size > 1 else []
         hvd.shutdown()
-        if caller.need("is_initialized")():
+        if getattr(hvd, "is_initialized", bool)():
             return "is_initialized() is still true after hvd.shutdown()"
-        hvd.init(*([None, sets] if sets else []))
+        hvd.init(**({"process_sets": sets} if sets else {}))
         wrong = difference((hvd.rank(), hvd.size()), place)
         for each in [each for each in sets if each.included()]:
             wrong = wrong or sum_problem(caller, "in the process set", process_set=each)
@@ -289,9 +288,10 @@ def limit_of_restart(context: Context) -> str:
     """Why a process cannot initialise Horovod again; empty if it can."""
     if context.controller == "MPI":
         return "hvd.shutdown() ends MPI, which no process can start twice"
-    if collectives.release() < (0, 20):
-        return "Horovod before 0.20 cannot do that over Gloo"
-    return collectives.gloo_sets_hang(context.hvd)
+    limit = collectives.gloo_sets_hang(context.hvd)
+    if limit or collectives.has_gloo_rendezvous_patch():
+        return limit
+    return "without hvdenv's patch gloo-rendezvous, ranks may get addresses of the first hvd.init()"
 
 
 SCRIPTS: Dict[str, Callable[[Caller], Iterator[Step]]] = {
