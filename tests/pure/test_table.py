@@ -157,7 +157,7 @@ def judged(changed: Mapping[Key, Any]) -> Report:
         name: changed.get(Key("extension", name), each) for name, each in all_three().items()
     }
     results: dict[Key, Any] = {
-        Key("mpi"): MPI, Key("hiding"): None, Key("changed_files"): None, Key("observed"): None, Key("image_mpi"): None,
+        Key("mpi"): MPI, Key("hiding"): None, Key("horovodrun_run"): None, Key("changed_files"): None, Key("observed"): None, Key("image_mpi"): None,
         Key("libraries"): extensions, Key("build_table"): build_table(text(*ALL_ROWS)),
         Key("rendezvous"): RendezvousFacts(patched=True),
         **{Key("extension", name): each for name, each in extensions.items()},
