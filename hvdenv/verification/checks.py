@@ -498,7 +498,8 @@ def by_horovodrun(horovodrun_run: RankRun | HvdenvError | None) -> Iterator[Find
         judgement = ranks.judge(horovodrun_run)
     else:
         return
-    yield Finding("horovodrun", "horovodrun --mpi", *judgement)
+    about = About(controllers=("MPI",))
+    yield Finding("horovodrun", "horovodrun --mpi", *judgement, about)
 
 
 @check("mpi")
