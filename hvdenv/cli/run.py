@@ -214,7 +214,9 @@ def activated(chosen: Chosen) -> set[str]:
     if chosen.container:
         return {"PATH"}
     if chosen.foreign:
-        return {"PATH", "PYTHONNOUSERSITE", "VIRTUAL_ENV", "CONDA_PREFIX", PYTHON_PATH}
+        virtual = (chosen.prefix / "pyvenv.cfg").exists()
+        kept = {PYTHON_PATH} & environment().keys()
+        return {"PATH", "PYTHONNOUSERSITE", "VIRTUAL_ENV" if virtual else "CONDA_PREFIX", *kept}
     recipe, record = chosen.recipe, chosen.record or GenerationRecord()
     own = {"venv": "VIRTUAL_ENV", "modules": "PATH"}.get(recipe.python.provider, "CONDA_PREFIX")
     modules = record.modules.get("run", {}).get("set", {})

@@ -203,7 +203,13 @@ def _last_built() -> tuple[Path, str] | None:
     known = registry.list_environments(find_places())
     complete = [each for each in known if each.state == "complete"]
     last = max(complete, key=lambda each: each.created, default=None)
-    return (Path(last.prefix), "the one built last") if last else None
+    passed = [name for name in _ACTIVE if environment().get(name)]
+    why = (
+        f"the one built last; no Horovod in {' or '.join(passed)}"
+        if passed
+        else "the one built last"
+    )
+    return (Path(last.prefix), why) if last else None
 
 
 def _foreign(

@@ -24,19 +24,23 @@ def horovod_in(base: Path, python_path: str = "") -> Path | None:
         base: the folder with its ``bin/python``.
         python_path: the value of PYTHONPATH.
     """
-    named = (Path(each) for each in python_path.split(os.pathsep) if os.path.isabs(each))
-    for folder in (*named, *_search_path(base)):
-        if (folder / "horovod" / "__init__.py").is_file():
-            return folder / "horovod"
-    return None
+    return next(_packages(base, python_path), None)
 
 
 def provider(base: Path, python_path: str = "") -> str:
-    """The prefix of the other environment whose Horovod this one imports; or empty."""
-    package = horovod_in(base, python_path)
-    prefix = package.parents[3] if package and len(package.parents) > 3 else base
-    own = (base / "bin" / "horovodrun").exists()
-    return str(prefix) if not own and (prefix / "bin" / "horovodrun").exists() else ""
+    """The prefix of the other environment whose Horovod and horovodrun this one has; or empty."""
+    if (base / "bin" / "horovodrun").exists():
+        return ""
+    prefixes = (each.parents[3] for each in _packages(base, python_path) if len(each.parents) > 3)
+    return next((str(each) for each in prefixes if (each / "bin" / "horovodrun").exists()), "")
+
+
+def _packages(base: Path, python_path: str) -> Iterator[Path]:
+    """Every package horovod that an environment sees; it imports the first."""
+    named = (Path(each) for each in python_path.split(os.pathsep) if os.path.isabs(each))
+    for folder in (*named, *_search_path(base)):
+        if (folder / "horovod" / "__init__.py").is_file():
+            yield folder / "horovod"
 
 
 def uses_mpi(package: Path) -> bool:

@@ -37,7 +37,8 @@ HEADINGS: dict[Status, str] = {
     "pass": "Passed",
 }
 _COLOURS: dict[str, str] = {"pass": "32", "fail": "31", "error": "31", "unproven": "33"}
-_EVIDENCE_LINES, _RANKS = 60, 16
+# Of a finding's evidence; less of what was skipped, which is no failure.
+_EVIDENCE_LINES, _SKIPPED_LINES, _RANKS = 60, 3, 16
 # Headings of checks that are shown even if they pass.
 _ALWAYS_SHOWN = {"Speed": ("bench", "yardstick", "startup"), "Variables": ("variables",)}
 # Characters that neither UTF-8 nor XML can hold; they come from file names and broken output.
@@ -126,7 +127,7 @@ def _cause(findings: Sequence[Finding], width: int, colour: bool) -> Iterator[st
     head, *rest = _wrapped(f"{first.status}: {_sentence(first)}", width)
     yield _coloured(first.status, first.status, colour) + head[len(first.status) :]
     yield from rest
-    yield from _evidence(first.evidence, width)
+    yield from _evidence(first, width)
     if others:
         more = f"and {len(others)} more of this cause, listed below; --json has their evidence"
         yield from _wrapped(more, width, 2)
@@ -135,15 +136,16 @@ def _cause(findings: Sequence[Finding], width: int, colour: bool) -> Iterator[st
     yield ""
 
 
-def _evidence(text: str, width: int) -> Iterator[str]:
-    """The last lines of evidence, with its own indentation."""
+def _evidence(finding: Finding, width: int) -> Iterator[str]:
+    """The last lines of a finding's evidence, with its own indentation."""
     lines = []
-    for line in clean(text).splitlines():
+    for line in clean(finding.evidence).splitlines():
         indent = 4 + len(line) - len(line.lstrip())
         lines += _wrapped(line.lstrip(), width, min(indent, width // 2))
-    if (left_out := len(lines) - _EVIDENCE_LINES) > 0:
+    limit = _SKIPPED_LINES if finding.status == "skip" else _EVIDENCE_LINES
+    if (left_out := len(lines) - limit) > 0:
         yield f"    (--json has {left_out} lines before these)"
-    yield from lines[-_EVIDENCE_LINES:]
+    yield from lines[-limit:]
 
 
 def _sentence(finding: Finding) -> str:

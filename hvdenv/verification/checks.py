@@ -20,6 +20,7 @@ from hvdenv.launch.preflight import compatible
 from hvdenv.masking import shown
 from hvdenv.model.cluster import NCCL_ALONE
 from hvdenv.reports.report import EVERYTHING, About, Finding, Row, Status, proven
+from hvdenv.sites.jobs import COMMAND_NOT_FOUND
 from hvdenv.standalone.ranks.events import RendezvousFacts
 from hvdenv.verification import bench, collectives, datapath, ranks, training
 from hvdenv.verification.bench import Benchmark, Effort
@@ -106,6 +107,9 @@ def _judge_table(found: BuildTable, extensions: Extensions, expectation: Expecta
 def _no_table(found: BuildTable, evidence: str) -> Judgement:
     if "unrecognized arguments" in found.outcome.output:
         return Judgement("skip", "this Horovod is too old for --check-build")
+    if found.outcome.returncode == COMMAND_NOT_FOUND:
+        message = "no table could be read: there is no horovodrun in this environment or on PATH"
+        return Judgement("fail", message, evidence, "reinstall Horovod, which contains horovodrun")
     ending, last = _ending(found.outcome), found.outcome.tail(1)
     why = (f"{ending} ({last})" if last else ending) if ending else found.problem
     remedy = "read the last lines of the evidence; horovodrun must work in this environment"
@@ -203,8 +207,8 @@ def variables(
     notes, evidence = [], [f"{n}={shown(n, value)[:_VALUE]}" for n, value in named.items()]
     if unset:
         notes.append(
-            f"ranks get no {' or '.join(unset)}, also under `hvdenv run` and in `hvdenv shell`; a"
-            " Python that is started without them obeys these variables"
+            f"your shell sets {' and '.join(unset)}, but ranks run without, as under `hvdenv run`"
+            " and in `hvdenv shell`; a Python that you start yourself obeys them"
         )
     if passed:
         notes.append(

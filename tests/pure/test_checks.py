@@ -493,11 +493,11 @@ def test_variables_that_the_activation_unsets_are_named() -> None:
     mine = {"PYTHONHOME": "/p", "PYTHONPATH": "/x"}
     (built,) = said_of(Shell(mine))
     assert built.message.startswith(
-        "ranks get no PYTHONHOME or PYTHONPATH, also under `hvdenv run`"
+        "your shell sets PYTHONHOME and PYTHONPATH, but ranks run without, as under `hvdenv run`"
     )
     assert built.evidence.splitlines() == ["PYTHONHOME=/p", "PYTHONPATH=/x"]
     (foreign,) = said_of(Shell(mine), FOREIGN)
-    assert "ranks get no PYTHONHOME, also" in foreign.message
+    assert "your shell sets PYTHONHOME, but ranks run without" in foreign.message
     assert "ranks get PYTHONPATH from your shell, as under" in foreign.message
 
 

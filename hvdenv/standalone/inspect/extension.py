@@ -92,12 +92,12 @@ def left_out(framework: str) -> Dict[str, str]:
 
 
 def before_own(framework: str, folders: List[str]) -> Dict[str, str]:
-    """The packages in folders that this environment has too."""
-    own = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}
+    """The packages in folders that this environment has too, in its own or in .pth files' folders."""
+    given = {os.path.realpath(folder) for folder in folders if os.path.isabs(folder)}
+    known = [*map(sysconfig.get_path, ("purelib", "platlib")), *sys.path]
+    own = [each for each in known if os.path.realpath(each) not in given]
     found: Dict[str, str] = {}
-    for folder in folders:
-        if not os.path.isdir(folder) or os.path.realpath(folder) in map(os.path.realpath, own):
-            continue
+    for folder in filter(os.path.isdir, folders):
         for name in ("horovod", framework):
             installed = any(os.path.isdir(os.path.join(each, name)) for each in own)
             if installed and os.path.isdir(os.path.join(folder, name)):
