@@ -119,27 +119,40 @@ def _by_group(path: str, status: Status) -> Iterator[Fault]:
         project = member and status.st_uid == 0 and stat.S_ISDIR(status.st_mode)
         yield Fault(path, problem, f"`setfacl -b {quoted}` if it is yours", project)
         return
-    name, *members = _members(group)
-    if group != 0 and {name, *members} != {user_name(status.st_uid)}:  # the owner's private group
+    # Not the owner's private group.
+    if group != 0 and _members(group) != {user_name(status.st_uid)}:
         fix = f"`chmod g-w {quoted}` if it is yours"
-        yield Fault(path, f"can be written by the group {name}", fix, note=member)
+        problem = f"can be written by the group {_group_name(group)}"
+        yield Fault(path, problem, fix, note=member)
 
 
 @cache
-def _members(group: int) -> tuple[str, ...]:
-    """The name of a group, and those of its listed members."""
+def _members(group: int) -> frozenset[str]:
+    """The name of a group, and those of its members, as far as this host lists them."""
+    listed = {each.pw_name for each in pwd.getpwall() if each.pw_gid == group}
     with suppress(KeyError):
-        found = grp.getgrgid(group)
-        return (found.gr_name, *found.gr_mem)
-    return (f"id {group}",)
+        listed.update(grp.getgrgid(group).gr_mem)
+    return frozenset({_group_name(group), *listed})
 
 
-def on_way(path: str | os.PathLike[str], owners: Owners) -> Iterator[Fault]:
-    """What lets others change which file or folder is at a path, or add to it. It need not exist."""
+def _group_name(group: int) -> str:
+    with suppress(KeyError):
+        return grp.getgrgid(group).gr_name
+    return f"id {group}"
+
+
+def on_way(path: str | os.PathLike[str], owners: Owners, *, used: bool = False) -> Iterator[Fault]:
+    """What lets others change which file or folder is at a path, or add to it. It need not exist.
+
+    Args:
+        used: programs use it as soon as somebody creates it: nobody else may.
+    """
     way = []
     with suppress(OSError):  # where this user cannot look, no program of the user's can
         for here, found, last in walk(path):
             way += [(here, found, last)] if found else []
+            if not found and used and way:
+                way[-1] = (*way[-1][:2], True)
     public = {here for here, status, _ in way if status.st_mode & stat.S_IWOTH}
     below, settled = "", False
     for here, status, last in reversed(way):
@@ -177,7 +190,7 @@ def in_environment(prefix: str, owners: Owners, *, whole: bool = False) -> Itera
                 yield from judge(path, status, owners)
             if not stat.S_ISDIR(status.st_mode):
                 for each in _led_to(path, root, status.st_mode):
-                    yield from on_way(each, owners)
+                    yield from on_way(each, owners, used=True)
             elif whole or _EXECUTED.fullmatch(path[len(root) + 1 :]):
                 folders.append(path)
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -333,8 +334,10 @@ _OF_HOME = (
 def refuse_foreign_home(arguments: argparse.Namespace) -> None:
     """Many commands execute files below HVDENV_HOME: nobody else may write it."""
     home = find_places().home
-    with suppress(StepError):  # where everybody can make it, it must be there before it is judged
-        make_folder(home)
+    above = next(each for each in (home, *home.parents) if each.is_dir())
+    if above != home and above.stat().st_mode & stat.S_IWOTH:
+        with suppress(StepError):  # everybody can make it: it must be there before it is judged
+            make_folder(home)
     use = "hvdenv would run programs from HVDENV_HOME"
     way = "; or name a folder of your own: export HVDENV_HOME=..."
     for each in _OF_HOME:
@@ -374,7 +377,7 @@ def refuse_foreign_path(
     path: object, arguments: argparse.Namespace, use: str = _RUNS_PROGRAMS
 ) -> None:
     """Judge a script, an image or a folder."""
-    refuse_foreign(partial(trust.on_way, str(path)), arguments, path, use)
+    refuse_foreign(partial(trust.on_way, str(path), used=True), arguments, path, use)
 
 
 def _add_locked(parser: argparse.ArgumentParser) -> None:

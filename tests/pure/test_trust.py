@@ -371,3 +371,17 @@ def test_jobs_start_hvdenv_without_the_current_folder(
     assert (done.returncode, done.stderr) == (0, "")
     assert "of the folder" not in done.stdout
     assert 'name = "local"' in done.stdout
+
+
+def test_what_everybody_can_create_is_not_used(tmp_path: Path) -> None:
+    """A sticky folder protects what is in it, but not names that are still free."""
+    public = tmp_path / "public"
+    public.mkdir()
+    public.chmod(0o1777)
+    owners = trust.trusted_owners()
+    absent = public / "absent/init.sh"
+    (found,) = trust.on_way(absent, owners, used=True)
+    assert (found.path, found.problem) == (str(public), "can be written by everybody")
+    assert not list(trust.on_way(absent, owners))  # such as a prefix, which a build creates
+    (public / "absent").mkdir(mode=0o755)
+    assert not list(trust.on_way(absent, owners, used=True))

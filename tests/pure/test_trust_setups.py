@@ -402,7 +402,7 @@ def test_files_of_a_private_group(at: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """As useradd makes one for each user: nobody else is in it."""
     path = recipe(folder(at / "ann", ANN, ANN, 0o775), ANN, ANN, 0o664)
     monkeypatch.setattr(trust, "user_name", {ANN: "ann", ROOT: "root"}.get)
-    monkeypatch.setattr(trust, "_members", lambda group: ("ann", "ann"))
+    monkeypatch.setattr(trust, "_members", lambda group: {"ann"})
     assert used_by(ANN, lambda: judged(path)) == ""
-    monkeypatch.setattr(trust, "_members", lambda group: ("ann", "ann", "bob"))
+    monkeypatch.setattr(trust, "_members", lambda group: {"ann", "bob"})
     assert used_by(ANN, lambda: judged(path)).count("note: ") == 1

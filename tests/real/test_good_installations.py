@@ -17,7 +17,7 @@ import pytest
 from hvdenv.environments.installation import Installation
 from tests.real.doctored import purelib
 
-NOBODY = 65534
+NOBODY = 65533
 
 
 def test_an_installation_that_is_unusual_in_every_way(

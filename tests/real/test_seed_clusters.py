@@ -184,7 +184,8 @@ def test_alvis_as_it_is(alvis: Site) -> None:
     assert "nothing to build: modules provide Horovod" in built.stdout
     verified = hvdenv("verify", "alvis", *this, code=1)
     rows = table(verified.stdout)
-    assert (rows["PyTorch"], rows["MPI"], rows["NCCL"]) == ("XXX", "XXX", "X  ")
+    # The extension that lacks NCCL takes PyTorch's proof away.
+    assert (rows["PyTorch"], rows["MPI"], rows["NCCL"]) == ("XX ", "XXX", "X  ")
     assert "horovodrun --check-build: expected, but not marked: NCCL" in verified.stdout
     assert re.search(
         r"torch 2\.13\.0\S* is installed, but the recipe says 1\.13\.1", verified.stdout
