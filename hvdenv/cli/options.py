@@ -355,7 +355,9 @@ def refuse_foreign_names(recipe: Recipe, arguments: argparse.Namespace, where: s
     already = environment().get("MODULEPATH", "").split(":")
     for key, path in (*executed_paths(recipe), *executed_words(recipe)):
         if path.startswith("/") and not (key == "modules.use" and path in already):
-            refuse_foreign_path(path, arguments, f"{where} names it: {key}")
+            # Other variables name caches, too, which programs create themselves.
+            used = not key.startswith("environment: ") or ": LD_" in key or ": PYTHON" in key
+            refuse_foreign_path(path, arguments, f"{where} names it: {key}", used=used)
 
 
 def refuse_foreign_prefix(
@@ -374,10 +376,10 @@ def refuse_foreign_prefix(
 
 
 def refuse_foreign_path(
-    path: object, arguments: argparse.Namespace, use: str = _RUNS_PROGRAMS
+    path: object, arguments: argparse.Namespace, use: str = _RUNS_PROGRAMS, *, used: bool = False
 ) -> None:
-    """Judge a script, an image or a folder."""
-    refuse_foreign(partial(trust.on_way, str(path), used=True), arguments, path, use)
+    """Judge a script, an image or a folder; for `used`, see trust.on_way()."""
+    refuse_foreign(partial(trust.on_way, str(path), used=used), arguments, path, use)
 
 
 def _add_locked(parser: argparse.ArgumentParser) -> None:

@@ -385,3 +385,12 @@ def test_what_everybody_can_create_is_not_used(tmp_path: Path) -> None:
     assert not list(trust.on_way(absent, owners))  # such as a prefix, which a build creates
     (public / "absent").mkdir(mode=0o755)
     assert not list(trust.on_way(absent, owners, used=True))
+
+
+def test_a_script_that_everybody_can_create_is_refused(tmp_path: Path, hvdenv: Hvdenv) -> None:
+    public = tmp_path / "public"
+    public.mkdir()
+    public.chmod(0o1777)
+    recipe = mine(tmp_path, "[modules]", f'init = "{public}/absent/init.sh"', 'load = ["x/1"]')
+    refused = hvdenv("check", str(recipe), "--offline", code=2)
+    assert f"{public} can be written by everybody" in refused.err
