@@ -352,7 +352,10 @@ class Caller:
         if package == "horovod.keras" and importlib.util.find_spec("keras") is None:
             raise Absent("there is no package keras")
         values[0] = self.context.array(values[0])
-        if package == "horovod.keras" and function == "allreduce":  # it refuses `op` up to 0.28.1
+        if package == "horovod.keras" and function == "allreduce":
+            if (0, 20) < release() < (0, 28):
+                raise Absent("before 0.28, it calls its own code with too few arguments")
+            # It refuses `op` up to 0.28.1.
             arguments["average"] = arguments.pop("op", None) == getattr(self.hvd, "Average", "")
         result = self.call(function, values, arguments, importlib.import_module(package))
         return lambda: result

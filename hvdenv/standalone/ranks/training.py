@@ -17,7 +17,7 @@ import inspect
 import os
 import tempfile
 import time
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 import events
 from context import Array, Context, numbers_of
@@ -663,8 +663,13 @@ def best_model(context: Context, keras: Any, horovod: Any, path: str) -> List[An
     return [callback]
 
 
-def loads_as_saved(horovod: Any, model: Any, path: str) -> bool:
-    """Whether load_model() gives the weights of a model, and an optimizer of Horovod."""
+def loads_as_saved(horovod: Any, model: Any, path: str) -> Optional[bool]:
+    """Whether load_model() gives the weights of a model, and an optimizer of Horovod.
+
+    None before Horovod 0.28: it passes arguments on that optimizers of Keras 2.9 and newer refuse.
+    """
+    if numbers_of(importlib.import_module("horovod").__version__) < (0, 28):
+        return None
     if not os.path.exists(path):
         return False
     options = {}
