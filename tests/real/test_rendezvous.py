@@ -6,11 +6,12 @@ import base64
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -78,8 +79,16 @@ def look(seen: Seen, folder: Path) -> None:
         with suppress(psutil.Error):
             words = process.cmdline()
             seen.command_lines.add(tuple(words))
-            if str(folder) in " ".join(words):
-                seen.keys.update(filter(None, [process.environ().get(KEY)]))
+            variables = process.environ()
+            if str(folder) in variables.get("PATH", ""):
+                seen.keys.update(filter(None, [variables.get(KEY)]))
+
+
+def watch(seen: Seen, folder: Path, running: Future[Any]) -> None:
+    """Look at processes as long as a job runs; an attack can take longer than a rank lives."""
+    while not running.done():
+        look(seen, folder)
+        time.sleep(0.05)
 
 
 def listening(cluster: Cluster) -> set[str]:
@@ -103,6 +112,7 @@ def attacked(
         running: Future[subprocess.CompletedProcess[str]] = pool.submit(
             cluster.on, "gpu32", argv, env={"PATH": path}, check=False, timeout=100
         )
+        watching = pool.submit(watch, seen, Path(installation.prefix), running)
         while not running.done():
             new = listening(cluster) - before
             seen.listening.update(new)
@@ -114,7 +124,7 @@ def attacked(
                 cluster.addresses["gpu32"],
             ]
             cluster.on("gpu33", [*attack, *ports])
-            look(seen, Path(installation.prefix))
+        watching.result()
     return running.result(), seen
 
 
