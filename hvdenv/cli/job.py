@@ -220,7 +220,7 @@ def _give(arguments: argparse.Namespace, text: str, job: Job) -> int:
     elif arguments.to:
         print(arguments.to)
     else:
-        print(text, end="")
+        print(text, end="", flush=True)
     if not arguments.json and not arguments.quiet:
         report(f"{job.name}: {batch.charged(job)}")
     if secret:
@@ -345,7 +345,7 @@ def run_in_job(
     planned = batch.BatchJob(job, partition, env=env, command=(*OWN, "hvdenv", *words))
     submission = own_script(scheduler, dialect, planned, places)._replace(key=key)
     if dry_run:
-        print(submission.text, end="")
+        print(submission.text, end="", flush=True)
     if dry_run or not quiet:
         report(f"{job.name}: {batch.charged(job)}")
     if dry_run:

@@ -54,7 +54,7 @@ def test_good_installation(original: Installation, runner: Runner) -> None:
     for run in runs:
         stages = [detail for what, label, detail in events if (what, label) == ("stage", run)]
         assert [each for each in stages if each != "training"] == [
-            "start-up", "allreduce", "collectives", "shutdown"
+            "start-up", "allreduce", "collectives", "scripts", "shutdown"
         ]  # fmt: skip
         assert {("started", run, ""), ("finished", run, "")} <= set(events)
     assert "failed" not in {what for what, _, _ in events}
