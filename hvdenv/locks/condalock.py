@@ -15,7 +15,7 @@ from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from packaging.utils import canonicalize_name
 
@@ -57,7 +57,7 @@ class CondaPackage(NamedTuple):
     @property
     def file_name(self) -> str:
         """Name of its file, by which an offline folder identifies it."""
-        return unquote(urlsplit(self.url).path.rpartition("/")[2])
+        return unquote(self.url.rpartition("/")[2])
 
     @property
     def build(self) -> str:
