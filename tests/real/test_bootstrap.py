@@ -51,6 +51,7 @@ def test_the_wheel_has_what_steps_and_users_need(bundle: Path) -> None:
     assert fields["Requires-Python"] == ">=3.10"
     needed = {
         "hvdenv/recipes/local.toml",
+        "hvdenv/examples/pytorch_mnist.py",
         "hvdenv/model/defaults.toml",
         "hvdenv/standalone/ranks/rank.py",
     }

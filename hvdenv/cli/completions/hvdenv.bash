@@ -8,12 +8,13 @@
 _shtab_hvdenv_wheels_subparsers=(publish verify)
 _shtab_hvdenv_cache_subparsers=(list verify prune copy sign)
 _shtab_hvdenv_envs_subparsers=(storage rollback remove prune)
-_shtab_hvdenv_subparsers=(init check build verify job run shell install doctor lock fetch pack wheels cache export diff recipes show plan grid envs module container completion)
+_shtab_hvdenv_subparsers=(init check build verify examples job run shell install doctor lock fetch pack wheels cache export diff recipes show plan grid envs module container completion)
 
 _shtab_hvdenv_init_option_strings=(-h --help --from --lines --here --where --dry-run --interactive --set -o --output --json)
 _shtab_hvdenv_check_option_strings=(-h --help --variant --set --site --python --prefix --json --facts --allow --trust --offline --timeout)
 _shtab_hvdenv_build_option_strings=(-h --help --variant --set --site --python --prefix --json -q --quiet -v --verbose --color --where --dry-run --allow --locked --lockfiles --lock --require-signed --from --offline --accept-drift --rebuild --break-lock --trust)
 _shtab_hvdenv_verify_option_strings=(-h --help --variant --set --site --prefix --json -q --quiet -v --verbose --color --where --dry-run --trust -n --ranks --hosts --hostfile --timeout --launcher --clean --image --no-image --quick --full --bench --time --startup --suite --suite-from --elastic --junit --html --from --framework --controller --operation)
+_shtab_hvdenv_examples_option_strings=(-h --help)
 _shtab_hvdenv_job_option_strings=(-h --help --variant --set --site --prefix --json --trust -q --quiet --nodes --ranks-per-node --cpus-per-rank --gpus-per-node --time --partition --account --name --comment --image --no-image --launcher --output --to --submit --dry-run --detach --follow)
 _shtab_hvdenv_run_option_strings=(-h --help --variant --set --site --prefix -n --ranks --hosts --hostfile --launcher -x --export --clean --image --no-image --dry-run --trust)
 _shtab_hvdenv_shell_option_strings=(-h --help --variant --set --site --prefix --nodes --ranks-per-node --cpus-per-rank --gpus-per-node --time --partition --account --name --comment --clean --image --no-image --dry-run --trust)
@@ -70,7 +71,7 @@ _shtab_hvdenv_module___format_choices=(lua tcl)
 _shtab_hvdenv_container___color_choices=(auto always never)
 _shtab_hvdenv_container___format_choices=(singularity docker)
 _shtab_hvdenv_completion_pos_0_choices=(bash zsh tcsh)
-_shtab_hvdenv_pos_0_choices=(init check build verify job run shell install doctor lock fetch pack wheels cache export diff recipes show plan grid envs module container completion)
+_shtab_hvdenv_pos_0_choices=(init check build verify examples job run shell install doctor lock fetch pack wheels cache export diff recipes show plan grid envs module container completion)
 
 _shtab_hvdenv_init__h_nargs=0
 _shtab_hvdenv_init___help_nargs=0
@@ -114,6 +115,8 @@ _shtab_hvdenv_verify___bench_nargs=0
 _shtab_hvdenv_verify___startup_nargs=0
 _shtab_hvdenv_verify___suite_nargs=0
 _shtab_hvdenv_verify___elastic_nargs=0
+_shtab_hvdenv_examples__h_nargs=0
+_shtab_hvdenv_examples___help_nargs=0
 _shtab_hvdenv_job__h_nargs=0
 _shtab_hvdenv_job___help_nargs=0
 _shtab_hvdenv_job___json_nargs=0

@@ -28,7 +28,7 @@ complete hvdenv \
         'n/--format/(text bash)/' \
         'n/--format/(lua tcl)/' \
         'n/--format/(singularity docker)/' \
-        'p/1/(init check build verify job run shell install doctor lock fetch pack wheels cache export diff recipes show plan grid envs module container completion)/' \
+        'p/1/(init check build verify examples job run shell install doctor lock fetch pack wheels cache export diff recipes show plan grid envs module container completion)/' \
         'n/wheels/(publish verify)/' \
         'n/cache/(list verify prune copy sign)/' \
         'n/envs/(storage rollback remove prune)/' \

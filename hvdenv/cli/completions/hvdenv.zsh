@@ -18,6 +18,7 @@ _shtab_hvdenv_commands() {
     diff:'Compare two environments or locks: packages, Horovod with its patches and flags, modules,'
     doctor:'Name the cause of a failed build or run from its log, and the remedy.'
     envs:'List the environments that hvdenv built with their size, return to an earlier generation, remove'
+    examples:'Print the folder of the example training programs.'
     export:'Write the contents of an environment for other programs: a CycloneDX bill of materials, an'
     fetch:'Download everything that a locked build needs, and hvdenv itself, for hosts without internet.'
     grid:'Show which Horovod release and patches fit a combination of versions.'
@@ -288,6 +289,13 @@ _shtab_hvdenv_envs_storage_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_hvdenv_envs_storage_defaults_added=0
+
+_shtab_hvdenv_examples_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_hvdenv_examples_defaults_added=0
 
 _shtab_hvdenv_export_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -658,6 +666,7 @@ _shtab_hvdenv() {
         diff) _arguments -C -s $_shtab_hvdenv_diff_options ;;
         doctor) _arguments -C -s $_shtab_hvdenv_doctor_options ;;
         envs) _shtab_hvdenv_envs ;;
+        examples) _arguments -C -s $_shtab_hvdenv_examples_options ;;
         export) _arguments -C -s $_shtab_hvdenv_export_options ;;
         fetch) _arguments -C -s $_shtab_hvdenv_fetch_options ;;
         grid) _arguments -C -s $_shtab_hvdenv_grid_options ;;
