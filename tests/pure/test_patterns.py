@@ -59,6 +59,7 @@ MADE: dict[tuple[str, str], Callable[[], Iterable[str]]] = {
     ("masking.py", "f'(?<![\\\\w+/-]){re.escape(word)}(?![\\\\w+/-])={{0,2}}'"): lambda: [r"(?<![\w+/-])YWJj(?![\w+/-])={0,2}"],
     ("model/facts.py", "VERSION_QUESTIONS[fact][1]"): lambda: [each for _, each in VERSION_QUESTIONS.values()],
     ("plans/images/distributions.py", "each.pattern"): lambda: [each.pattern for each in distributions.DISTRIBUTIONS],
+    ("standalone/program/observe.py", "pattern"): list,  # names of modules
     ("wheels/published.py", "pattern"): lambda: [each for each, *_ in published._MPI],
     ("plans/images/build.py", "each.pattern"): lambda: [each.pattern for each in build.failures()],
     ("standalone/steps/conda_clone.py", "b'(?:' + alternatives + b')(?![\\\\w-]|\\\\.\\\\w)'"): lambda: [r"(?:/a|/b)(?![\w-]|\.\w)"],

@@ -345,6 +345,146 @@ class Startup(NamedTuple):
     slowest: List[Imported] = []
 
 
+class Call(NamedTuple):
+    """The first call of one of Horovod's operations from one place of a training program.
+
+    Attributes:
+        operation: such as ``init``, ``broadcast_parameters`` or ``allreduce``.
+        site: file and line in the program; empty if a library called it.
+        step: how many training steps came before.
+        elements: of the tensor.
+        gradient: whether an optimizer of Horovod, or a loop over gradients, made it.
+    """
+
+    operation: str
+    site: str
+    step: int
+    elements: int = 0
+    gradient: bool = False
+
+
+class Optimizer(NamedTuple):
+    """An optimizer that takes steps.
+
+    Attributes:
+        kind: name of its class.
+        site: where the program makes it.
+        distributed: whether Horovod wraps it.
+        operation: of its reduction: ``Average``, ``Sum`` or ``Adasum``; empty if unknown.
+        names: of its first 500 tensors.
+    """
+
+    number: int
+    kind: str
+    site: str
+    distributed: bool = False
+    operation: str = ""
+    names: List[str] = []
+
+
+class TrainingStep(NamedTuple):
+    """One step of an optimizer. Equal tensors have equal digests; an empty digest is unknown.
+
+    Attributes:
+        optimizer: its number.
+        step: counted from 1 for each optimizer.
+        before, after: digests of the parameters.
+        applied: digest of the gradients that the step applies.
+        state: digest of the optimizer's state before its first step.
+        batch: digest of what the model has read since the last step.
+        source: number of the DataSource that supplied it; 0 if unknown.
+        rate: learning rate; None if unknown.
+        own, reduced: projections of the gradients before and after their reduction, on the same
+            directions; empty if they were not seen.
+        tensors: the digest of each parameter after the step, in some steps.
+    """
+
+    optimizer: int
+    step: int
+    before: str
+    after: str
+    applied: str = ""
+    state: str = ""
+    batch: str = ""
+    source: int = 0
+    rate: Optional[float] = None
+    own: List[float] = []
+    reduced: List[float] = []
+    tensors: List[str] = []
+
+
+class DataSource(NamedTuple):
+    """A pass over data begins.
+
+    Attributes:
+        number: the same for each pass over one loader.
+        site: where the program begins it.
+        kind: name of the class that says what is read: a sampler, or else the loader.
+        batches, samples: how many; None if unknown.
+        replicas, rank, epoch, shuffle: of a sampler that reads a share of the data.
+        local: whether that sampler was given the local rank as its rank.
+    """
+
+    number: int
+    site: str
+    kind: str
+    batches: Optional[int] = None
+    samples: Optional[int] = None
+    replicas: Optional[int] = None
+    rank: Optional[int] = None
+    epoch: Optional[int] = None
+    shuffle: bool = False
+    local: bool = False
+
+
+class FileUse(NamedTuple):
+    """A file that the program writes, or a checkpoint that it reads.
+
+    Attributes:
+        checkpoint: whether a model is saved there, as far as its name or its writer tells.
+        local: whether a comparison of the local rank decides about it.
+        clock: how many operations of all ranks had ended.
+    """
+
+    path: str
+    write: bool
+    checkpoint: bool
+    local: bool
+    site: str
+    clock: int
+
+
+class Shown(NamedTuple):
+    """A line with a metric that the program prints."""
+
+    text: str
+    site: str
+
+
+class ProgramEnd(NamedTuple):
+    """The training program has ended, or was ended after enough steps.
+
+    Attributes:
+        steps: of each optimizer.
+        reason: ``enough``, ``end`` or ``exception``.
+        error: the exception, with where it was raised.
+        device: the GPU of the parameters, as its host knows it; empty without one.
+        libraries: those of frameworks, and of other ways to distribute, that were in use.
+        initialised: whether Horovod was.
+        unobserved: why steps could not be seen; empty if they could.
+        seconds: from the first step to the last one that was observed, and spent observing.
+    """
+
+    steps: List[int]
+    reason: str
+    error: str = ""
+    device: str = ""
+    libraries: List[str] = []
+    initialised: bool = False
+    unobserved: str = ""
+    seconds: List[float] = []
+
+
 class Overdue(NamedTuple):
     """The deadline is near and the rank still runs.
 
@@ -389,7 +529,8 @@ class Exited(NamedTuple):
 
 RankEvent = Union[
     Started, ExtensionFacts, Joined, Stage, Result, DataPath, Operation, OperationsDone, Training,
-    TestDone, SuiteDone, World, Bench, BenchEnd, Speed, Startup, Overdue, Exited,
+    TestDone, SuiteDone, World, Bench, BenchEnd, Speed, Startup, Call, Optimizer, TrainingStep,
+    DataSource, FileUse, Shown, ProgramEnd, Overdue, Exited,
 ]  # fmt: skip
 _KINDS: Dict[str, Any] = {
     "started": Started,
@@ -408,6 +549,13 @@ _KINDS: Dict[str, Any] = {
     "bench_end": BenchEnd,
     "speed": Speed,
     "startup": Startup,
+    "call": Call,
+    "optimizer": Optimizer,
+    "step": TrainingStep,
+    "data": DataSource,
+    "file": FileUse,
+    "shown": Shown,
+    "program_end": ProgramEnd,
     "overdue": Overdue,
     "exited": Exited,
 }

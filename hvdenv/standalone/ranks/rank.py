@@ -3,7 +3,8 @@
 usage: python -S -u rank.py TOKEN DEADLINE FRAMEWORK CONTROLLER DEVICE [EXERCISE...]
 
 The work (rank_work.py) is a child of its own, so that a rank that crashes, hangs or prints
-nonsense is reported all the same. For the exercise ``startup``, the child is startup.py. Nothing
+nonsense is reported all the same. For the exercise ``startup``, the child is startup.py, and for
+``program``, it is program/observe.py, which runs a training program of the user. Nothing
 of the child's output is passed on as it is: events go to standard output (events.py). ``started``,
 ``overdue`` and ``exited`` are this program's own; the others come from the child.
 
@@ -44,6 +45,8 @@ LAUNCHER_VARIABLES = (
     "HOROVOD_RANK",
     "HOROVOD_SIZE",
 )
+# Exercises that are programs of their own.
+PROGRAMS = {"startup": "startup.py", "program": os.path.join("..", "program", "observe.py")}
 # Exercises that measure time.
 TIMED = ("bench", "speed", "startup")
 # How often Horovod negotiates while ranks try its operations and train.
@@ -171,6 +174,12 @@ def child_environment(deadline: float, controller: str, exercises: Sequence[str]
     env = {name: os.environ[name] for name in os.environ if name not in datapath.ELSEWHERE}
     env.pop("PYTHONSAFEPATH", None)  # rank_work.py imports its siblings
     names = {word.partition("=")[0] for word in exercises}
+    if controller == "MPI":  # for Gloo, Horovod's launcher sets it
+        env.setdefault("HOROVOD_CONTROLLER", "mpi")
+    if "program" in names:  # as `hvdenv run` starts it, but ranks that wait for others end
+        env.setdefault("HOROVOD_STALL_CHECK_TIME_SECONDS", "15")
+        env.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "45")
+        return env
     if not names & set(TIMED):
         env.update(datapath.VARIABLES)
     if "collectives" in names:
@@ -189,8 +198,6 @@ def child_environment(deadline: float, controller: str, exercises: Sequence[str]
     )
     if "elastic" not in names:  # there, survivors may notice a lost rank only after this time
         env["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(seconds)
-    if controller == "MPI":  # for Gloo, Horovod's launcher sets it
-        env.setdefault("HOROVOD_CONTROLLER", "mpi")
     return env
 
 
@@ -222,7 +229,8 @@ class Supervisor:
         self, framework: str, controller: str, device: str, exercises: Sequence[str]
     ) -> "subprocess.Popen[bytes]":
         here, words = os.path.dirname(os.path.abspath(__file__)), list(exercises)
-        work = os.path.join(here, "startup.py" if words[:1] == ["startup"] else "rank_work.py")
+        name = words[0].partition("=")[0] if words else ""
+        work = os.path.normpath(os.path.join(here, PROGRAMS.get(name, "rank_work.py")))
         self.reports, writer = os.pipe()
         os.set_inheritable(writer, True)
         soon = max(self.deadline - 2 * OVERDUE_SECONDS, self.deadline / 2)

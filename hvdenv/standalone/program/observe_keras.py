@@ -1,0 +1,250 @@
+"""What observe.py sees of the optimizers and models of Keras. Runs on Python 3.6 and newer.
+
+A step is one more in an optimizer's `iterations` after a call of a compiled function, or of
+apply_gradients(). fit() trains in compiled functions, so it is given a data set that reports what
+is read from it.
+"""
+
+import inspect
+import os
+import sys
+from typing import Any, Callable, Dict, List, Optional
+
+import events
+from observe import digest, observer, watch
+from observe_tensorflow import replaced, seen
+
+CALLBACKS = {"BroadcastGlobalVariablesCallback", "MetricAverageCallback"}
+
+
+class KerasOptimizer:
+    """An optimizer of Keras.
+
+    Attributes:
+        number: as it is reported.
+        variables: those that it changes.
+        done: its counter at the last look; None if it had none yet.
+    """
+
+    def __init__(
+        self, optimizer: Any, number: int, variables: List[Any], done: Optional[int]
+    ) -> None:
+        self.optimizer = optimizer
+        self.number = number
+        self.variables = variables
+        self.done = done
+
+    def rate(self) -> Optional[float]:
+        """The learning rate of the last step, if there is one for all variables."""
+        try:
+            value = self.optimizer.learning_rate
+            if callable(value) and not hasattr(value, "numpy"):  # a schedule
+                value = value(max(self.done or 0, 1) - 1)
+            return float(value.numpy() if hasattr(value, "numpy") else value)
+        except Exception:
+            return None
+
+
+class KerasObserver:
+    """What is known of the program's optimizers: where they were made, and their steps.
+
+    Attributes:
+        target: the learning rate at the end of fit()'s warm-up, if it has one.
+    """
+
+    def __init__(self) -> None:
+        self.target: Optional[float] = None
+        self.optimizers: Dict[int, KerasOptimizer] = {}
+        self.sites: Dict[int, str] = {}
+
+    def made(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        """The program makes an optimizer."""
+        site = observer.site(sys._getframe(2))
+        if site:
+            self.sites.setdefault(id(optimizer), site)
+
+    def applies(self, optimizer: Any, pairs: List[Any]) -> None:
+        """An optimizer is about to change variables, now or in a function being compiled."""
+        variables = [variable for gradient, variable in pairs if gradient is not None]
+        if id(optimizer) in self.optimizers or not variables:
+            return
+        # A distributed optimizer averages in minimize(), not if gradients are given to it.
+        number = observer.optimizer(
+            kind=type(optimizer).__name__,
+            site=self.sites.get(id(optimizer), ""),
+            distributed=seen.reduced and hasattr(optimizer, "_allreduce_grads"),
+            names=[str(getattr(each, "path", each.name)) for each in variables[:500]],
+        )
+        self.optimizers[id(optimizer)] = KerasOptimizer(
+            optimizer, number, variables, self.iterations(optimizer)
+        )
+
+    def iterations(self, optimizer: Any) -> Optional[int]:
+        """How many steps an optimizer has taken, by its own counter; None if it has none yet."""
+        counter = getattr(optimizer, "_iterations", None)
+        if counter is None:
+            return None
+        try:
+            with seen.tensorflow.init_scope():
+                return int(counter.numpy())
+        except Exception:  # it is of a graph of TensorFlow 1
+            return None
+
+    def look(self) -> None:
+        """Report the steps that optimizers have taken since the last look."""
+        for each in list(self.optimizers.values()):
+            now = self.iterations(each.optimizer)
+            if now is None or now == each.done:
+                continue
+            # A counter without a past, or one that was restored, has made one step.
+            count = now - each.done if each.done is not None and now > each.done else 1
+            each.done = now
+            self.stepped(each, count)
+        if observer.phase == 1:
+            for model in seen.fitting:
+                model.stop_training = True
+
+    def stepped(self, state: KerasOptimizer, count: int) -> None:
+        """Report steps of an optimizer."""
+        facts: Dict[str, Any] = {"before": "", "after": ""}
+        seen.supply(count)
+        if observer.observes(state.number):
+            # One call may take more steps than are observed: its end is the last of these.
+            count = min(count, observer.wanted - observer.steps[state.number - 1])
+            sums = [sum(seen.sums(each.numpy())) for each in state.variables]
+            facts.update(after=digest(sums), rate=self.target or state.rate())
+            if observer.shows_tensors(state.number):
+                facts["tensors"] = ["{:08x}".format(one) for one in sums[:500]]
+            observer.device = observer.device or self.device()
+        observer.stepped(state.number, count, **facts)
+
+    def device(self) -> str:
+        """The GPU that TensorFlow uses, as all processes of the host would call it."""
+        gpus = seen.tensorflow.config.get_visible_devices("GPU")
+        if not gpus:
+            return ""
+        index = gpus[0].name.rpartition(":")[2]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        return visible[int(index)] if int(index) < len(visible) and visible[0] else index
+
+
+steps = KerasObserver()
+seen.ended = steps.look
+
+
+def watch_optimizers(module: Any) -> None:
+    """Watch the base classes of optimizers in a module of Keras."""
+    for name in ("_BaseOptimizer", "BaseOptimizer", "OptimizerV2", "Optimizer"):
+        kind = getattr(module, name, None)
+        methods = getattr(kind, "__dict__", ())
+        if "__init__" in methods:
+            watch(kind, "__init__", steps.made)
+        if "apply_gradients" in methods:
+            replaced(kind, "apply_gradients")(_apply_gradients)
+        if "apply" in methods:  # of Keras 3
+            replaced(kind, "apply")(_apply)
+
+
+def _apply_gradients(original: Any, self: Any, pairs: Any, *words: Any, **named: Any) -> Any:
+    pairs = list(pairs)
+    return _step(self, pairs, lambda: original(self, pairs, *words, **named))
+
+
+def _apply(original: Any, self: Any, gradients: Any, *words: Any, **named: Any) -> Any:
+    gradients = list(gradients)
+    variables = words[0] if words else named.get("trainable_variables")
+    pairs = list(zip(gradients, variables or ()))
+    return _step(self, pairs, lambda: original(self, gradients, *words, **named))
+
+
+def _step(optimizer: Any, pairs: List[Any], step: Callable[[], Any]) -> Any:
+    observer.guarded(steps.applies, optimizer, pairs)
+    result = step()
+    if not seen.depth and seen.tensorflow.executing_eagerly():
+        observer.guarded(seen.ended)
+    return result
+
+
+def watch_models(module: Any) -> None:
+    """Watch fit() and the savers of models in a module of Keras."""
+    for name in ("Model", "TensorFlowTrainer", "Trainer"):
+        kind = getattr(module, name, None)
+        methods = getattr(kind, "__dict__", ())
+        for saver in {"save", "save_weights"} & set(methods):
+            watch(kind, saver, lambda _, path, *__, **___: observer.file(path, True, True))
+        if "load_weights" in methods:
+            watch(
+                kind, "load_weights", lambda _, path, *__, **___: observer.file(path, False, True)
+            )
+        if "train_on_batch" in methods:
+            watch(kind, "train_on_batch", lambda _, *words, **named: seen.read((words, named)))
+        if "fit" in methods:
+            replaced(kind, "fit")(_fit)
+            replaced(kind, "evaluate")(_evaluate)
+            replaced(kind, "predict")(_evaluate)
+        if name == "Model":
+            replaced(kind, "__call__")(_call)
+
+
+def _call(original: Any, self: Any, *words: Any, **named: Any) -> Any:
+    seen.hands(sys._getframe(2), words)
+    return original(self, *words, **named)
+
+
+def _fit(original: Any, self: Any, *words: Any, **named: Any) -> Any:
+    observer.guarded(_fits, inspect.signature(original).bind(self, *words, **named).arguments)
+    seen.fitting.append(self)
+    try:
+        return original(self, *words, **named)
+    finally:
+        seen.fitting.pop()
+        seen.queue.clear()
+
+
+def _fits(named: Dict[str, Any]) -> None:
+    callbacks = {type(each).__name__: each for each in named.get("callbacks") or ()}
+    for name in sorted(CALLBACKS & set(callbacks)):
+        observer.called(name)
+    steps.target = getattr(callbacks.get("LearningRateWarmupCallback"), "initial_lr", None)
+    if named.get("verbose", 1) and "MetricAverageCallback" not in callbacks:
+        text = "the progress of fit(), which is that of one rank"
+        observer.emit(events.Shown(text, observer.site(sys._getframe(3))))
+    seen.batches = named.get("steps_per_epoch") or 0
+    samples = getattr(named.get("x"), "shape", None)
+    if samples and not seen.batches and not named.get("validation_split"):
+        seen.batches = -(-int(samples[0]) // int(named.get("batch_size") or 32))
+
+
+def _evaluate(original: Any, self: Any, *words: Any, **named: Any) -> Any:
+    seen.evaluating += 1
+    try:
+        return original(self, *words, **named)
+    finally:
+        seen.evaluating -= 1
+
+
+def watch_callbacks(module: Any) -> None:
+    """Watch whether the local rank decides that ModelCheckpoint is used: it saves within fit()."""
+    kind = getattr(module, "ModelCheckpoint", None)
+
+    @replaced(kind, "__init__")
+    def make(original: Any, self: Any, *words: Any, **named: Any) -> None:
+        original(self, *words, **named)
+        self._hvdenv = observer.guarded(observer.decided_by_local_rank, sys._getframe(2))
+
+    @replaced(kind, "_save_model")
+    def save(original: Any, self: Any, *words: Any, **named: Any) -> Any:
+        observer.by_local_rank = bool(getattr(self, "_hvdenv", False))
+        try:
+            return original(self, *words, **named)
+        finally:
+            observer.by_local_rank = False
+
+
+_KERAS = r"(?:tensorflow\.python\.)?keras(?:\.src)?\."
+ACTIONS = {
+    _KERAS + r"optimizers?(?:\.optimizer_experimental|\.optimizer_v2|\.legacy|_v2)?"
+    r"\.(?:optimizer|optimizer_v2|base_optimizer)": watch_optimizers,
+    _KERAS + r"(?:engine\.training|backend\.tensorflow\.trainer|models\.model)": watch_models,
+    _KERAS + r"callbacks(?:\.model_checkpoint)?": watch_callbacks,
+}

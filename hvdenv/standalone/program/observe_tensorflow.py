@@ -1,0 +1,283 @@
+"""What observe.py sees of a training program for TensorFlow 2: its data and its reductions.
+
+A program's steps are often compiled: Python sees the calls of compiled functions, and the variables
+between them. observe_keras.py knows the optimizers. Nothing is added to a compiled function, so
+its numbers stay as they are. Runs on Python 3.6 and newer.
+"""
+
+import functools
+import sys
+from typing import Any, Callable, List, Set, Tuple
+
+from observe import checksum, observer, watch
+
+# Checksums that are kept of what the program passes to its functions.
+MOST_HANDED = 64
+
+
+class TensorFlowObserver:
+    """What is known of the program's data and gradients.
+
+    Attributes:
+        depth: how many compiled functions are under way.
+        ended: looks for steps after a compiled function.
+        fitting: the models whose fit() runs.
+        evaluating: how many calls of evaluate() and predict() are under way.
+        batches: how many fit() reads in an epoch; 0 if unknown.
+        queue: what a data set has supplied to fit(), with the number of its source.
+        handed: checksums of what the program passes to its models and compiled functions.
+        shapes: those of gradients that tapes have computed.
+        reduced: whether any gradient was averaged.
+    """
+
+    def __init__(self) -> None:
+        self.depth = self.evaluating = self.batches = 0
+        self.ended: Callable[[], None] = lambda: None
+        self.fitting: List[Any] = []
+        self.queue: List[Tuple[int, List[int]]] = []
+        self.handed: List[int] = []
+        self.shapes: Set[str] = set()
+        self.reduced = False
+
+    @property
+    def tensorflow(self) -> Any:
+        """The module, which the program has imported."""
+        return sys.modules["tensorflow"]
+
+    # Data
+
+    def sums(self, data: Any) -> List[int]:
+        """Checksums of the tensors and arrays that Python can read now."""
+        arrays = [
+            each.numpy() if hasattr(each, "numpy") else each
+            for each in self.tensorflow.nest.flatten(data, expand_composites=True)
+        ]
+        kinds = [getattr(getattr(each, "dtype", None), "kind", "O") for each in arrays]
+        return [checksum(each) for each, kind in zip(arrays, kinds) if kind not in "OSU"]
+
+    def read(self, data: Any) -> None:
+        """The program reads a batch."""
+        if not observer.phase:
+            observer.batches += self.sums(data)
+
+    def hands(self, caller: Any, words: Tuple[Any, ...]) -> None:
+        """A frame calls a model or a compiled function."""
+        if not (self.depth or observer.phase) and observer.is_of_program(caller.f_code.co_filename):
+            observer.guarded(self.handed_over, words)
+
+    def handed_over(self, words: Tuple[Any, ...]) -> None:
+        """The program passes arguments, among them its batch unless a data set supplies it."""
+        tensors = [
+            each
+            for each in self.tensorflow.nest.flatten(words)
+            if getattr(each, "shape", ()) and not hasattr(each, "assign")
+        ]
+        self.handed = (self.handed + self.sums(tensors))[-MOST_HANDED:]
+
+    def supply(self, steps: int) -> None:
+        """Find the batches of the next steps: read by fit(), by Python, or passed by it."""
+        taken, self.queue = self.queue[:steps], self.queue[steps:]
+        for number, sums in taken:
+            observer.fed = number
+            observer.batches += sums
+        if steps == 1:  # what was passed to more of them is no batch of theirs
+            observer.batches = observer.batches or self.handed
+        self.handed = []
+
+    def tapped(self, data: Any, number: int) -> Any:
+        """A data set with the same elements, each of which is reported when it is read."""
+        tensorflow = self.tensorflow
+
+        def take(*arrays: Any) -> int:
+            observer.guarded(self.queue.append, (number, [checksum(each) for each in arrays]))
+            return 0
+
+        def report(*parts: Any) -> Any:
+            tensors = [
+                each
+                for each in tensorflow.nest.flatten(parts, expand_composites=True)
+                if each.dtype.is_numpy_compatible and each.dtype != tensorflow.string
+            ]
+            tensorflow.numpy_function(take, tensors, tensorflow.int64)
+            return parts if len(parts) > 1 or isinstance(data.element_spec, tuple) else parts[0]
+
+        report.autograph_info__ = {}  # type: ignore[attr-defined]
+        found = data.map(report)
+        return found if found.element_spec == data.element_spec else data
+
+    # Reductions
+
+    def derived(self, result: Any) -> None:
+        """A tape has computed gradients: what has one of their shapes later is one, too."""
+        shapes = [each.shape for each in self.tensorflow.nest.flatten(result) if each is not None]
+        self.shapes.update(str(each) for each in shapes if each.rank != 0)
+
+    def reduces(self, name: str, tensor: Any) -> None:
+        """A tensor is about to be reduced over all ranks, now or in a function being compiled."""
+        shape: Any = getattr(tensor, "shape", None)
+        gradient = str(shape) in self.shapes
+        frame: Any = sys._getframe(3)
+        while frame and not gradient:  # AutoGraph puts tf__ before names
+            gradient = frame.f_code.co_name.replace("tf__", "") == "allreduce_grads"
+            frame = frame.f_back
+        count = shape.num_elements() if hasattr(shape, "num_elements") else None
+        self.reduced = self.reduced or gradient
+        observer.clock += 1
+        observer.called(name, count or 0, gradient)
+
+
+seen = TensorFlowObserver()
+
+
+def replaced(kind: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """Replace a method by a function that gets the original as its first argument.
+
+    It looks like the original to inspect, and AutoGraph does not rewrite it.
+    """
+
+    def decorator(function: Callable[..., Any]) -> None:
+        original = getattr(kind, name, None)
+        if original is None or hasattr(original, "_hvdenv"):  # a module may have it from another
+            return
+
+        @functools.wraps(original)
+        def method(self: Any, *words: Any, **named: Any) -> Any:
+            return function(original, self, *words, **named)
+
+        method._hvdenv = True  # type: ignore[attr-defined]
+        method.autograph_info__ = {}  # type: ignore[attr-defined]
+        setattr(kind, name, method)
+
+    return decorator
+
+
+def watch_functions(module: Any) -> None:
+    """Watch calls of compiled functions."""
+
+    @replaced(getattr(module, "Function", None), "__call__")
+    def call(original: Any, self: Any, *words: Any, **named: Any) -> Any:
+        seen.hands(sys._getframe(2), words)
+        seen.depth += 1
+        try:
+            return original(self, *words, **named)
+        finally:
+            seen.depth -= 1
+            if not seen.depth and sys.exc_info()[0] is None:
+                observer.guarded(seen.ended)
+
+
+def watch_tapes(module: Any) -> None:
+    """Watch which tensors are gradients."""
+
+    @replaced(module.GradientTape, "gradient")
+    def gradient(original: Any, self: Any, *words: Any, **named: Any) -> Any:
+        result = original(self, *words, **named)
+        observer.guarded(seen.derived, result)
+        return result
+
+
+def watch_iterators(module: Any) -> None:
+    """Watch what Python reads from data sets."""
+
+    @replaced(module.OwnedIterator, "__next__")
+    def following(original: Any, self: Any) -> Any:
+        number = getattr(self, "_hvdenv", 0)
+        if number and not observer.next_batch(number):
+            raise StopIteration
+        found = original(self)
+        if number:
+            observer.guarded(seen.read, found)
+        return found
+
+
+def watch_data_sets(module: Any) -> None:
+    """Watch passes over data sets, and their shares."""
+
+    @replaced(module.DatasetV2, "shard")
+    def shard(original: Any, self: Any, num_shards: Any, index: Any, *words: Any) -> Any:
+        result = original(self, num_shards, index, *words)
+        if isinstance(num_shards, int) and isinstance(index, int):
+            local = type(index).__name__ == "LocalRank"
+            result._hvdenv = {"replicas": int(num_shards), "rank": int(index), "local": local}
+        return result
+
+    @replaced(module.DatasetV2, "__iter__")
+    def iterate(original: Any, self: Any) -> Any:
+        if seen.depth or seen.evaluating or not seen.tensorflow.executing_eagerly():
+            return original(self)
+        number = observer.guarded(begins, self) or 0
+        if seen.fitting:
+            data = observer.guarded(seen.tapped, self, number)
+            return original(self if data is None else data)
+        iterator = original(self)
+        iterator._hvdenv = number
+        return iterator
+
+
+def begins(data: Any) -> int:
+    """Report that a pass over a data set begins; returns the number of the source."""
+    seen.queue.clear()
+    count = int(data.cardinality().numpy()) if hasattr(data, "cardinality") else -2
+    if seen.fitting:
+        count = seen.batches or count
+    facts, inputs = None, [data]
+    while inputs and not facts:
+        each = inputs.pop()
+        facts = getattr(each, "_hvdenv", None)
+        inputs += each._inputs()
+    return observer.passes(
+        id(data),
+        data,
+        kind="shard()" if facts else type(data).__name__,
+        batches=count if count >= 0 else None,
+        **(facts or {}),
+    )
+
+
+def watch_horovod(module: Any) -> None:
+    """Watch horovod.tensorflow, where reductions begin."""
+    watch(module, "allreduce", lambda tensor, *_, **__: seen.reduces("allreduce", tensor))
+    watch(module, "allgather", lambda tensor, *_, **__: seen.reduces("allgather", tensor))
+
+    def reduces_many(tensors: Any, *_: Any, **__: Any) -> None:
+        for tensor in tensors:
+            seen.reduces("grouped_allreduce", tensor)
+
+    watch(module, "grouped_allreduce", reduces_many)
+
+
+def watch_calls(*names: str) -> Callable[[Any], None]:
+    """Watch functions of a module of Horovod."""
+
+    def watch_module(module: Any) -> None:
+        for name in names:
+            watch(module, name, lambda *_, _name=name, **__: observer.called(_name.strip("_")))
+
+    return watch_module
+
+
+def watch_checkpoints(module: Any) -> None:
+    """Watch tf.train.Checkpoint, which writes by C++."""
+    for name in ("save", "write", "restore", "read"):
+        writes = name in ("save", "write")
+        watch(
+            module.Checkpoint,
+            name,
+            lambda _, path, *__, _writes=writes, **___: observer.file(path, _writes, True),
+        )
+
+
+ACTIONS = {
+    r"tensorflow\.python\.eager\.(?:polymorphic_function\.polymorphic_function|def_function)": (
+        watch_functions
+    ),
+    r"tensorflow\.python\.eager\.backprop": watch_tapes,
+    r"tensorflow\.python\.data\.ops\.iterator_ops": watch_iterators,
+    r"tensorflow\.python\.data\.ops\.dataset_ops": watch_data_sets,
+    r"tensorflow\.python\.(?:training\.tracking\.util|checkpoint\.checkpoint)": watch_checkpoints,
+    r"horovod\.tensorflow": watch_horovod,
+    r"horovod\.tensorflow\.mpi_ops": watch_calls("broadcast", "broadcast_", "join"),
+    r"horovod\.tensorflow\.functions": watch_calls(
+        "broadcast_variables", "broadcast_object", "allgather_object"
+    ),
+}
