@@ -307,6 +307,8 @@ def run_there(arguments: argparse.Namespace, purpose: batch.Purpose) -> int:
     if "--where" in words:
         at = words.index("--where")
         words = [*words[:at], *words[at + 2 :]]
+    if arguments.program:
+        words += ["--", *arguments.program]
     return run_in_job(
         resolved_of(arguments), words, find_places(), purpose,
         quiet=arguments.quiet, dry_run=arguments.dry_run,

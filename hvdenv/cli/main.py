@@ -60,7 +60,7 @@ GROUPS = {
 }
 COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
 # Commands that run a program: what follows `--` becomes arguments.program.
-RUN_PROGRAMS = ("run", "job")
+RUN_PROGRAMS = ("run", "job", "verify")
 # These exit with the code of the program that they ran; hvdenv's own failures have one code there.
 PASS_CODES_ON = ("run", "shell")
 

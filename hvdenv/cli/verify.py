@@ -9,8 +9,11 @@ import argparse
 import os
 import shlex
 import shutil
+import socket
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -25,7 +28,7 @@ from hvdenv.cli.options import (
 from hvdenv.cli.progress import choose_parts
 from hvdenv.cli.run import current_allocation, requested_ranks
 from hvdenv.cli.target import choose, take_active
-from hvdenv.cli.verify_report import add_files, keep, read, refuse_files, show
+from hvdenv.cli.verify_report import add_files, keep, read, recently_passed, refuse_files, show
 from hvdenv.cli.with_image import add_image, entry_of
 from hvdenv.environments import generations, last_used
 from hvdenv.environments.installation import (
@@ -45,7 +48,8 @@ from hvdenv.model.cluster import LauncherName
 from hvdenv.model.observe import gpus
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import Places, find_places
-from hvdenv.reports.report import Report
+from hvdenv.programs import start
+from hvdenv.reports.report import About, Finding, Report
 from hvdenv.runner import Runner, environment
 from hvdenv.schema import nearest
 from hvdenv.sites import module_shell
@@ -56,6 +60,7 @@ from hvdenv.verification.collection import (
     DEFAULT_LAUNCHERS,
     DEFAULT_TIMEOUT,
     TWO_RANKS,
+    Progress,
     Setup,
 )
 from hvdenv.verification.elastic import ELASTIC_SECONDS
@@ -67,6 +72,7 @@ examples:
   hvdenv verify local -n 4
   hvdenv verify neuron --hosts gpu32:2,gpu33:2 --launcher mpirun
   hvdenv verify local --quick                  or --full
+  hvdenv verify local -n 2 -- python train.py  whether a program trains right on several ranks
   hvdenv verify local --bench --time 30
   hvdenv verify neuron --quick --startup       how long ranks take to start, and for what
   hvdenv verify local -n 2 --suite             Horovod's own tests as well
@@ -89,6 +95,7 @@ _CONTROLLERS = {"mpi": "MPI", "gloo": "Gloo"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "hvdenv verify [RECIPE] [options] [-- python train.py ARG ...]"
     add_options(parser, "recipe?", "prefix", "json", "loudness", "where")
     add(
         parser, "--dry-run", "with --where compute: print the script of the job, and submit nothing"
@@ -114,6 +121,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_image(parser)
     _add_extent(parser)
     add_files(parser)
+    program = parser.add_argument_group("a training program, after --")
+    add(
+        program, "--steps N",
+        f"how many training steps are observed (default: {start.DEFAULT_STEPS})", type=int,
+    )  # fmt: skip
+    add(program, "--program-only", "do not verify the environment before the program")
     stated = parser.add_argument_group("what to expect of an environment without a recipe")
     add(stated, "--framework", action="append", choices=("torch", "tensorflow", "mxnet"))
     add(stated, "--controller", action="append", choices=("MPI", "Gloo"))
@@ -186,6 +199,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> Report:
     effort = _effort(arguments, places)
     timeout = _timeout(arguments, effort)
+    request = _program(arguments)
     requested_ranks(arguments)  # refuses what is malformed, before the environment is looked for
     if arguments.suite_from:
         _refuse_foreign_tests(arguments.suite_from, arguments)
@@ -221,10 +235,66 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
             seconds=timeout,
             without_shell=_without_shell(arguments.words),
         )
-        if arguments.quiet:
-            return verify(setup)
-        with choose_parts() as parts:
-            return verify(setup, parts.tell)
+        with nullcontext() if arguments.quiet else choose_parts() as parts:
+            tell = parts.tell if parts else _silent
+            if request is None:
+                return verify(setup, tell)
+            return _proven(request, setup, places, tell, only=arguments.program_only)
+
+
+def _silent(what: str, label: str, detail: str) -> None:
+    pass
+
+
+def _program(arguments: argparse.Namespace) -> start.Request | None:
+    """The training program to prove; None without one.
+
+    Raises:
+        UsageError: an option needs a program, or the program cannot be observed.
+    """
+    if not arguments.program:
+        for option in ("steps", "program_only"):
+            if getattr(arguments, option):
+                name = f"--{option.replace('_', '-')}"
+                raise UsageError(
+                    f"{name} needs a training program", where=name,
+                    remedy="write it after --: hvdenv verify RECIPE -- python train.py",
+                )  # fmt: skip
+        return None
+    steps = start.DEFAULT_STEPS if arguments.steps is None else arguments.steps
+    if steps < 2:
+        raise UsageError(f"{steps} steps", where="--steps", remedy="give 2 or more")
+    return start.read_command(arguments.program, steps)
+
+
+def _proven(
+    request: start.Request, setup: Setup, places: Places, tell: Progress, *, only: bool
+) -> Report:
+    """The report of the environment, unless it passed a day ago or less, and of a program."""
+    began = time.monotonic()
+    recent = None if only else recently_passed(setup.installation, places)
+    if only or recent:
+        found = Report(
+            recipe=setup.installation.recipe, prefix=setup.installation.prefix,
+            host=socket.gethostname(), seconds=0.0,
+            started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        )  # fmt: skip
+        if recent:
+            report(f"the environment passed verify at {recent}")
+    else:
+        found = verify(setup, tell)
+    if found.verdict in ("fail", "error") or setup.runner.stopped:
+        message = "the environment failed, so the program was not started"
+        skipped = Finding("program", request.name, "skip", message, about=About())
+        return found._replace(findings=(*found.findings, skipped))
+    tell("started", request.name, "")
+    findings = start.prove(setup._replace(tell=partial(_told, tell, request.name)), request)
+    tell("finished", request.name, "")
+    return found._replace(findings=(*found.findings, *findings), seconds=time.monotonic() - began)
+
+
+def _told(tell: Progress, label: str, what: str, detail: str) -> None:
+    tell(what, label, detail)
 
 
 def _without_shell(words: Sequence[str]) -> str:

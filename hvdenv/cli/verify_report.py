@@ -6,17 +6,21 @@ import argparse
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from hvdenv.cli.options import add, is_coloured, print_json, usable
-from hvdenv.errors import StepError, UsageError
+from hvdenv.environments.installation import Installation
+from hvdenv.errors import HvdenvError, StepError, UsageError
 from hvdenv.masking import masked, print_coloured
 from hvdenv.places import Places, make_folder, named_file, write_json, write_text
 from hvdenv.reading import REPORT, read_json
 from hvdenv.reports import junit, page, render
 from hvdenv.reports.report import EXIT_CODES, Report
 
+# How old the last report may be that stands for an environment, and where it is looked for.
+_RECENT_SECONDS, _REPORTS_READ = 86400.0, 20
 # What writes the file of each option.
 _FILES = {"junit": junit.render, "html": page.render}
 _WRITE_AGAIN = (
@@ -105,6 +109,23 @@ def read(arguments: argparse.Namespace) -> Report:
     except ValueError as error:
         why = f"this is not a report of verify: {error}"
         raise UsageError(why, where=where, remedy=remedy) from error
+
+
+def recently_passed(installation: Installation, places: Places) -> str:
+    """When the last report of a generation was made, if it passed within a day; or empty."""
+    generation = os.path.basename(installation.generation)
+    since = time.time() - _RECENT_SECONDS
+    files = sorted(places.reports.glob("*.json"), key=lambda path: path.stat().st_mtime)
+    for path in reversed(files[-_REPORTS_READ:]):
+        if not generation or path.stat().st_mtime < since:
+            break
+        try:
+            found = Report.from_json(read_json(path, REPORT))
+        except (ValueError, HvdenvError):
+            continue
+        if found.table and found.environment.get("generation") == generation:
+            return found.started if found.verdict == "pass" else ""
+    return ""
 
 
 def keep(report: Report, places: Places) -> str:

@@ -39,8 +39,15 @@ HEADINGS: dict[Status, str] = {
 _COLOURS: dict[str, str] = {"pass": "32", "fail": "31", "error": "31", "unproven": "33"}
 # Of a finding's evidence; less of what was skipped, which is no failure.
 _EVIDENCE_LINES, _SKIPPED_LINES, _RANKS = 60, 3, 16
+PROGRAM = ("program", *(f"program-{each}" for each in (
+    "init", "device", "rate", "start", "gradients", "data", "steps", "checkpoint", "metrics",
+)))  # fmt: skip
 # Headings of checks that are shown even if they pass.
-_ALWAYS_SHOWN = {"Speed": ("bench", "yardstick", "startup"), "Variables": ("variables",)}
+_ALWAYS_SHOWN = {
+    "Speed": ("bench", "yardstick", "startup"),
+    "Variables": ("variables",),
+    "Training program": PROGRAM,
+}
 # Characters that neither UTF-8 nor XML can hold; they come from file names and broken output.
 _IMPOSSIBLE = re.compile("[\ud800-\udfff\ufffe\uffff]")
 _COMMAND = re.compile(r"`[^`]+`")
@@ -89,7 +96,8 @@ def _passed(title: str, findings: Sequence[Finding], width: int) -> Iterator[str
     if good:
         yield f"{title}:"
         for each in good:
-            yield from _wrapped(f"{each.subject}: {each.message}", width, 4)
+            subject = each.check if checks is PROGRAM else each.subject
+            yield from _wrapped(f"{subject}: {each.message}", width, 4)
         yield ""
 
 

@@ -309,7 +309,8 @@ def rank_run(
         exercises=tuple(word.partition("=")[0] for word in exercises),
     )
     trained = training.judge(run) if training.EXERCISE in run.exercises else ()
-    for judgement in (ranks.judge(run), *(each for _, each in trained)):
+    whole = () if "program" in run.exercises else (ranks.judge(run),)
+    for judgement in (*whole, *(each for _, each in trained)):
         if judgement.status == "fail":
             setup.tell("failed", judgement.message)
     return run

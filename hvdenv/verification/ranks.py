@@ -20,6 +20,7 @@ from hvdenv.standalone.ranks.events import (
     Joined,
     Operation,
     Overdue,
+    ProgramEnd,
     RankEvent,
     Received,
     Result,
@@ -171,7 +172,7 @@ class Rank(NamedTuple):
             return f"was ended by {exited.signal}"
         if exited.code:
             return f"exited with code {exited.code}"
-        if not (self.result or any(map(self.last, (SuiteDone, Startup, World)))):
+        if not (self.result or any(map(self.last, (SuiteDone, Startup, World, ProgramEnd)))):
             return "exited without a result"
         return "" if exited.stage == "shutdown" else "exited too early"
 

@@ -55,8 +55,8 @@ def verify(setup: Setup, on_event: Progress = lambda what, label, detail: None) 
         on_event: told what runs and what fails, from several threads.
     """
     began, since = time.monotonic(), orphans.since_boot()
-    setup = _with_this_process(setup)
-    with _ended_by_signals(setup.runner):
+    setup = with_this_process(setup)
+    with ended_by_signals(setup.runner):
         collection = Collection(setup, on_event)
         collection.run()
         results = collection.results
@@ -69,7 +69,8 @@ def verify(setup: Setup, on_event: Progress = lambda what, label, detail: None) 
     return _report(setup, results, findings, collection.measurements, seconds)
 
 
-def _with_this_process(setup: Setup) -> Setup:
+def with_this_process(setup: Setup) -> Setup:
+    """The setup with the cores, the user and the variables of this process."""
     cores = len(os.sched_getaffinity(0))
     mine, passed = influences(environment()), influences(setup.runner.given)
     return setup._replace(
@@ -128,6 +129,8 @@ def _environment(setup: Setup, results: Mapping[Key, Any]) -> Iterator[tuple[str
     mpi = results.get(Key("mpi"))
     if mpi and not isinstance(mpi, Failed) and mpi[1]:
         yield "mpirun", mpi[1]
+    if setup.installation.generation:
+        yield "generation", os.path.basename(setup.installation.generation)
     yield "ranks", str(setup.launch.ranks)
     if setup.launch.hosts:
         yield "hosts", ", ".join(host.name for host in setup.launch.hosts)
@@ -157,7 +160,7 @@ def _orphans(setup: Setup, results: Mapping[Key, Any], since: float) -> Iterator
 
 
 @contextmanager
-def _ended_by_signals(runner: Runner) -> Iterator[None]:
+def ended_by_signals(runner: Runner) -> Iterator[None]:
     """Stop the runner on a signal that ends programs, and if the block is left by an exception."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:

@@ -31,6 +31,7 @@ LAYERS = (
     ("plans",),
     ("wheels",),
     ("verification",),
+    ("programs",),
     ("building",),
     ("drafting",),
     ("cli.options", "cli.prepare", "cli.progress", "cli.find_lock"),

@@ -601,6 +601,8 @@ _shtab_hvdenv_verify_options=(
   "--junit[write it as JUnit XML]:FILE:"
   "--html[write it as a self-contained HTML page]:FILE:"
   "--from[read the report from a JSON file that verify wrote, instead of verifying]:REPORT:"
+  "--steps[how many training steps are observed (default\: 20)]:N:"
+  "--program-only[do not verify the environment before the program]"
   "*--framework[framework]:framework:(torch tensorflow mxnet)"
   "*--controller[controller]:controller:(MPI Gloo)"
   "*--operation[operation]:operation:(NCCL DDL CCL MPI Gloo)"

@@ -1,0 +1,150 @@
+"""Runs a training program on ranks that observe it (standalone/program/observe.py)."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hvdenv.errors import UsageError
+from hvdenv.launch.launchers import named
+from hvdenv.programs.judge import Program, judge
+from hvdenv.reports.report import About, Finding
+from hvdenv.runner import end_marked
+from hvdenv.standalone.ranks.events import TrainingStep
+from hvdenv.verification import collectors
+from hvdenv.verification.bench import with_fewer
+from hvdenv.verification.collection import Setup
+from hvdenv.verification.ranks import RankRun
+from hvdenv.verification.verify import ended_by_signals, with_this_process
+
+EXERCISE = "program"
+DEFAULT_STEPS = 20
+# The first learning rate of every optimizer is known by then.
+_REFERENCE_STEPS = 2
+_LAUNCHERS = ("horovodrun", "mpirun", "mpiexec", "srun", "torchrun", "jsrun", "aprun")
+_WITHOUT_EFFECT = ("-u", "-B", "-s", "-q")
+
+
+class Request(NamedTuple):
+    """A training program to prove.
+
+    Attributes:
+        argv: SCRIPT ARGS..., or -m MODULE ARGS...
+        directory: where it starts.
+        steps: how many training steps are observed.
+    """
+
+    argv: tuple[str, ...]
+    directory: str
+    steps: int = DEFAULT_STEPS
+
+    @property
+    def name(self) -> str:
+        """How findings name it."""
+        return os.path.basename(self.argv[1] if self.argv[0] == "-m" else self.argv[0])
+
+
+def read_command(words: Sequence[str], steps: int = DEFAULT_STEPS) -> Request:
+    """The program that a command line of Python runs.
+
+    Raises:
+        UsageError: the command is no such line, or has no such script.
+    """
+    where, first = "the command after --", os.path.basename(words[0])
+    if first in _LAUNCHERS:
+        raise UsageError(
+            f"{first} starts ranks, and verify starts them itself", where=where,
+            remedy="write only the program: hvdenv verify RECIPE -n 2 -- python train.py",
+        )  # fmt: skip
+    rest = list(words)
+    if first.startswith("python"):
+        rest = rest[1:]
+        while rest and rest[0] in _WITHOUT_EFFECT:
+            rest = rest[1:]
+    if not rest or not (rest[0].endswith(".py") or (rest[0] == "-m" and len(rest) > 1)):
+        raise UsageError(
+            f"{' '.join(words[:3])} is not a Python program that verify can observe", where=where,
+            remedy="write: -- python train.py ARG ..., or -- python -m MODULE ARG ...",
+        )  # fmt: skip
+    if rest[0] != "-m" and not os.path.exists(rest[0]):
+        raise UsageError(
+            f"there is no file {rest[0]}", where=where,
+            remedy="name the script as it is called from this directory",
+        )  # fmt: skip
+    return Request(tuple(rest), os.getcwd(), steps)
+
+
+def prove(setup: Setup, request: Request) -> list[Finding]:
+    """Run a program and judge what its ranks did.
+
+    Args:
+        setup: as for verify(); its runner is stopped by signals.
+        request: the program.
+    """
+    setup = with_this_process(setup)
+    with ended_by_signals(setup.runner):
+        end = time.monotonic() + setup.seconds
+        mpi = collectors.mpi(setup, setup.seconds)
+        controller = _controller(setup, mpi)
+        if not controller:
+            message = "no launcher here can start ranks of this environment"
+            return [
+                Finding(
+                    "program",
+                    request.name,
+                    "unproven",
+                    message,
+                    remedy="use --launcher",
+                    about=About(),
+                )
+            ]
+        run = _observed(setup, mpi, request, controller, end - time.monotonic())
+        reference: dict[int, float] = {}
+        if run.size > 1 and any(rank.all(TrainingStep) for rank in run.ranks):
+            # Another run, because only the program knows what its learning rate depends on.
+            alone = setup._replace(launch=with_fewer(setup.launch, 1))
+            short = request._replace(steps=_REFERENCE_STEPS)
+            left = max(end - time.monotonic(), 1.0)
+            reference = _rates(_observed(alone, mpi, short, controller, left))
+        end_marked(setup.runner.token)  # workers that the program has started
+    return judge(Program(request.name, run, reference))
+
+
+def _controller(setup: Setup, mpi: collectors.HostMpi) -> str:
+    """The controller of the first launcher that can start ranks of this environment."""
+    wanted = setup.expectation.controllers or ("MPI", "Gloo")
+    own = setup.launch.settings.launchers
+    controllers = [named(name, own).controller for name in setup.launchers]
+    found = (each for each in controllers if each in wanted and setup.can_start(each, mpi))
+    return next(found, "")
+
+
+def _observed(
+    setup: Setup, mpi: collectors.HostMpi, request: Request, controller: str, seconds: float
+) -> RankRun:
+    """One run; one rank is only asked for its learning rate."""
+    alone = setup.launch.ranks == 1 and request.steps == _REFERENCE_STEPS
+    spec = {
+        "argv": request.argv,
+        "directory": request.directory,
+        "steps": request.steps,
+        "short": alone,
+    }
+    word = base64.b64encode(json.dumps(spec).encode()).decode("ascii")
+    ready = setup._replace(exercises=(f"{EXERCISE}={word}",))
+    frameworks = setup.expectation.frameworks or ("torch",)
+    return collectors.rank_run(ready, mpi, seconds, frameworks[0], controller)
+
+
+def _rates(run: RankRun) -> dict[int, float]:
+    """The first learning rate of each optimizer."""
+    found: dict[int, float] = {}
+    for rank in run.ranks:
+        for step in rank.all(TrainingStep):
+            if step.rate is not None:
+                found.setdefault(step.optimizer, step.rate)
+    return found

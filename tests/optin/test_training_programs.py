@@ -1,0 +1,28 @@
+"""Each planted mistake of tests/real/training alone, and each program that only looks wrong.
+
+Not part of `make test`: some seventy runs of ten seconds. With an environment of the recipe `local`:
+
+    HVDENV_TEST_HOME=~/.local/share/hvdenv python -m pytest tests/optin/test_training_programs.py
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.real.conftest import Cli
+from tests.real.test_training_programs import VARIANTS
+from tests.real.training.variants import Variant, judge, plant, prove
+
+
+@pytest.mark.parametrize(
+    "variant", VARIANTS.values(), ids=lambda each: f"{each.program} {each.name}"
+)
+def test_one_variant(tmp_path: Path, variant: Variant) -> None:
+    home = os.environ.get("HVDENV_TEST_HOME")
+    if not home:
+        pytest.skip("HVDENV_TEST_HOME names no folder")
+    done = prove(Cli(Path(home)), plant([variant], tmp_path))
+    judge(done.json["findings"], [variant])

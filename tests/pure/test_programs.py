@@ -1,0 +1,284 @@
+"""What ranks of a training program did is judged by their events alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from hvdenv.errors import UsageError
+from hvdenv.programs import start
+from hvdenv.programs.judge import Program, judge
+from hvdenv.reports.report import Finding
+from hvdenv.standalone.ranks.events import (
+    Call,
+    DataSource,
+    FileUse,
+    Joined,
+    Optimizer,
+    ProgramEnd,
+    RankEvent,
+    Shown,
+    TrainingStep,
+)
+from tests.rank_events import event, exited, run, started
+from tests.standalone import load
+
+SIZE = 2
+END = ProgramEnd([3], "enough", libraries=["horovod", "torch"], initialised=True)
+Change = Callable[[int, list[RankEvent]], None]
+
+
+def right(rank: int) -> list[RankEvent]:
+    """What a rank reports of a program that is right, in three steps."""
+    own = [[1.0, 2.0], [3.0, 6.0]]
+    return [
+        Call("init", "train.py:3", 0),
+        Joined(rank, SIZE, rank, SIZE),
+        Call("broadcast_parameters", "train.py:9", 0),
+        DataSource(1, "train.py:12", "DistributedSampler", 16, 256, SIZE, rank, 0, True),
+        Optimizer(1, "SGD", "train.py:8", True, "Average", ["weight", "bias"]),
+        *(
+            TrainingStep(
+                1, step, f"b{step}", f"a{step}", f"g{step}", batch=f"{step}{rank}", source=1,
+                rate=0.2, own=own[rank], reduced=[2.0, 4.0], tensors=["x", "y"],
+            )
+            for step in (1, 2, 3)
+        ),
+        Call("allreduce", "train.py:18", 3, 1),
+        DataSource(1, "train.py:12", "DistributedSampler", 16, 256, SIZE, rank, 1, True),
+        END,
+    ]  # fmt: skip
+
+
+def judged(*changes: Change, reference: float = 0.1) -> list[Finding]:
+    """The findings after changes to the events of each rank."""
+    messages = []
+    for rank in range(SIZE):
+        own = right(rank)
+        for change in changes:
+            change(rank, own)
+        messages += [started(rank), *(event(rank, each) for each in own), exited(rank)]
+    return judge(Program("train.py", run(*messages, size=SIZE), {1: reference}))
+
+
+def each(kind: type[RankEvent], only: int | None = None, **fields: Any) -> Change:
+    """Replace fields of all events of a type, on all ranks or one."""
+
+    def change(rank: int, own: list[RankEvent]) -> None:
+        for place, one in enumerate(own):
+            if isinstance(one, kind) and only in (None, rank):
+                own[place] = one._replace(
+                    **{
+                        key: value(rank) if callable(value) else value
+                        for key, value in fields.items()
+                    }
+                )
+
+    return change
+
+
+def without(kind: type[RankEvent], text: str = "") -> Change:
+    def change(rank: int, own: list[RankEvent]) -> None:
+        own[:] = [one for one in own if not (isinstance(one, kind) and text in str(one))]
+
+    return change
+
+
+def also(*events: RankEvent, only: int | None = None) -> Change:
+    def change(rank: int, own: list[RankEvent]) -> None:
+        if only in (None, rank):
+            own[-1:-1] = events
+
+    return change
+
+
+SAVED = FileUse("/d/model.pt", True, True, False, "train.py:20", 40)
+CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
+    "no init": ((without(Joined), each(ProgramEnd, initialised=False)), "init", "fail", "never calls"),
+    "size 1": ((each(Joined, size=1),), "init", "fail", "hvd.size() is 1"),
+    "before init": (
+        (each(ProgramEnd, reason="exception", error="Horovod has not been initialized"),),
+        "init", "fail", "before hvd.init()",
+    ),
+    "one GPU": ((each(ProgramEnd, device="GPU-1"),), "device", "fail", "rank 0 on n1, rank 1 on n1"),
+    "own GPUs": ((each(ProgramEnd, device=str),), "device", "pass", "of its own"),
+    "rate": ((each(TrainingStep, rate=0.1),), "rate", "pass", "note: learning rate 0.1 is the same"),
+    "other start": ((each(TrainingStep, before=str, after=str),), "start", "fail", "differ between"),
+    "other state": ((each(TrainingStep, state=str),), "start", "fail", "state differs"),
+    "by seed": ((without(Call, "broadcast"),), "start", "pass", "nothing was broadcast"),
+    "late": (
+        (each(TrainingStep, before="", applied="", own=[], reduced=[]),), "start", "pass", "from step 1"
+    ),
+    "own gradients": ((each(TrainingStep, applied=str),), "gradients", "fail", "differ between ranks"),
+    "left out": (
+        (each(TrainingStep, after=str, applied=str, tensors=lambda rank: ["x", f"y{rank}"]),),
+        "gradients", "fail", "1 of 2 parameters differ between ranks (bias)",
+    ),
+    "never": (
+        (each(Optimizer, distributed=False),), "gradients", "fail", "because all ranks read the same"
+    ),
+    "sum": ((each(TrainingStep, reduced=[4.0, 8.0]),), "gradients", "pass", "note: all ranks apply"),
+    "declared sum": (
+        (each(TrainingStep, reduced=[4.0, 8.0]), each(Optimizer, operation="Sum")),
+        "gradients", "pass", "as declared",
+    ),
+    "halved": ((each(TrainingStep, reduced=[1.0, 2.0]),), "gradients", "pass", "1/2 of the mean"),
+    "clipped": ((each(TrainingStep, reduced=[2.0, -4.0]),), "gradients", "pass", "were changed"),
+    "same batches": ((each(TrainingStep, batch="b"),), "data", "pass", "synthetic"),
+    "no batches": ((each(TrainingStep, batch=""),), "data", "unproven", "could not be seen"),
+    "local": ((each(DataSource, local=True),), "data", "fail", "local_rank()"),
+    "replicas": ((each(DataSource, replicas=1),), "data", "fail", "divides the data by 1"),
+    "wrong rank": ((each(DataSource, rank=0),), "data", "fail", "was given rank 0 on rank 1"),
+    "epoch": ((each(DataSource, epoch=0),), "data", "pass", "set_epoch"),
+    "whole": ((each(DataSource, replicas=None),), "data", "pass", "note: the ranks read different"),
+    "uneven": ((each(DataSource, only=1, batches=15),), "steps", "fail", "rank 1 on n1 has 15"),
+    "uneven end": (
+        (each(ProgramEnd, reason="end", steps=lambda rank: [3 + rank]),), "steps", "fail", "until the end"
+    ),
+    "both save": ((also(SAVED),), "checkpoint", "fail", "rank 0 on n1, rank 1 on n1 write /d/model.pt"),
+    "both log": (
+        (also(SAVED._replace(checkpoint=False)),), "checkpoint", "pass", "note: rank 0 on n1, rank 1"
+    ),
+    "local saves": ((also(SAVED._replace(local=True), only=0),), "checkpoint", "fail", "one rank of each"),
+    "early": (
+        (also(SAVED, only=0), also(SAVED._replace(write=False), only=1)),
+        "checkpoint", "fail", "half written",
+    ),
+    "later": (
+        (also(SAVED, only=0), also(SAVED._replace(write=False, clock=41), only=1)),
+        "checkpoint", "pass", "only rank 0",
+    ),
+    "metric": (
+        (without(Call, "allreduce"), also(Shown("loss: 0.5", "train.py:19"), only=0)),
+        "metrics", "pass", "the metric of rank 0 on n1 alone",
+    ),
+    "torch.distributed": (
+        (without(Optimizer), without(TrainingStep),
+         each(ProgramEnd, steps=[], libraries=["torch", "torch.distributed"])),
+        "", "unproven", "trains by torch.distributed",
+    ),
+    "error": (
+        (each(ProgramEnd, only=1, reason="exception", error="ValueError: no (train.py:5)"),),
+        "", "fail", "rank 1 on n1: ValueError: no (train.py:5)",
+    ),
+}  # fmt: skip
+
+
+def test_a_right_program_passes() -> None:
+    found = judged()
+    assert {one.status for one in found} == {"pass", "skip"}, found
+    assert not [one for one in found if "note" in one.message]
+    assert all(one.about == one.about._replace(everything=False) for one in found)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_mistake_has_its_finding(name: str) -> None:
+    changes, check, status, says = CASES[name]
+    found = judged(*changes)
+    wanted = f"program-{check}" if check else "program"
+    assert any(
+        one.check == wanted and one.status == status and says in one.message for one in found
+    ), found
+    assert {one.check for one in found if one.status == "fail"} <= {wanted}, found
+
+
+def test_join_makes_uneven_data_right() -> None:
+    found = judged(each(DataSource, only=1, batches=15), also(Call("join", "train.py:17", 3)))
+    assert "fail" not in {one.status for one in found}
+
+
+def test_the_command_of_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    for words in (
+        ["python", "train.py", "-x"],
+        ["python3.11", "-u", "train.py", "-x"],
+        ["train.py", "-x"],
+    ):
+        assert start.read_command(words).argv == ("train.py", "-x")
+    module = start.read_command(["python", "-m", "pkg.train", "1"])
+    assert (module.name, module.argv) == ("pkg.train", ("-m", "pkg.train", "1"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "horovodrun -np 2 python train.py",
+        "python missing.py",
+        "python -c 1",
+        "bash run.sh",
+        "python",
+    ],
+)
+def test_what_cannot_be_observed_is_refused(words: str) -> None:
+    with pytest.raises(UsageError):
+        start.read_command(words.split())
+
+
+@pytest.fixture
+def observe() -> Iterator[ModuleType]:
+    program = load("observe")
+    sys.modules["observe"] = program
+    yield program
+    del sys.modules["observe"]
+
+
+SCRIPT = """\
+if rank == 0:
+    save()
+first = rank == 0
+if first and True:
+    save()
+else:
+    save()
+if other:
+    save()
+"""
+
+
+def test_the_local_rank_decides_where_it_is_compared(observe: ModuleType, tmp_path: Path) -> None:
+    path = str(tmp_path / "train.py")
+    Path(path).write_text(SCRIPT)
+    observe.observer.script = path
+    found = []
+
+    def save() -> None:
+        frame = sys._getframe(1)
+        found.append((frame.f_lineno, observe.observer.decided_by_local_rank(frame)))
+
+    code = compile(SCRIPT, path, "exec")
+    exec(code, {"rank": observe.LocalRank(0), "save": save, "other": True})
+    exec(code, {"rank": observe.LocalRank(1), "save": save, "other": False})
+    assert found == [(2, True), (5, True), (9, False), (7, False)]
+
+
+def test_a_local_rank_is_a_number(observe: ModuleType) -> None:
+    import pickle
+
+    rank = observe.LocalRank(2)
+    assert [rank + 1, rank * 2, [1, 2, 3][rank], f"{rank}", hash(rank)] == [3, 4, 3, "2", hash(2)]
+    assert (rank == 2, rank != 2, rank > 1, rank < 1, bool(rank)) == (
+        True,
+        False,
+        True,
+        False,
+        True,
+    )
+    assert type(pickle.loads(pickle.dumps(rank))) is int
+
+
+@pytest.mark.parametrize(
+    ("name", "holds_a_model"),
+    [
+        ("model.pt", True), ("ck-1.pth.tar", True), ("weights.h5", True), ("checkpoint", True),
+        ("model.pt.tmp", True), ("ckpt-1.data-00000-of-00001", True), ("train.log", False),
+        ("mnist.gz", False), ("events.out.tfevents.1", False), ("metrics.json", False),
+    ],
+)  # fmt: skip
+def test_names_of_checkpoints(observe: ModuleType, name: str, holds_a_model: bool) -> None:
+    assert observe.holds_a_model(f"/d/{name}") == holds_a_model

@@ -1,0 +1,195 @@
+"""Variants of pytorch.py: mistakes that verify has to find, and what only looks like one."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.real.training.variants import Variant
+
+_torch = partial(Variant, "pytorch.py")
+
+_WRAP = (
+    "optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())\n"
+)
+_BROADCAST = "hvd.broadcast_parameters(model.state_dict(), root_rank=0)\n"
+_SAMPLER = "sampler = DistributedSampler(data, num_replicas=hvd.size(), rank=hvd.rank())"
+_STEP = "        optimizer.step()\n"
+_SAVE = "    if hvd.rank() == 0:\n"
+_AVERAGE = (
+    "        for each in model.parameters():\n            each.grad = hvd.allreduce(each.grad)\n"
+)
+_SECOND = (
+    "model = torch.nn.ModuleDict({'a': torch.nn.Linear(10, 16), 'b': torch.nn.Linear(16, 2)})\n"
+    "forward = lambda x: model['b'](model['a'](x))\n"
+)
+
+WRONG = (
+    _torch("no init", (("hvd.init()\n", ""),), "program-init", says="before hvd.init()"),
+    _torch(
+        "no Horovod",
+        (
+            ("import horovod.torch as hvd", "class hvd:\n    rank = size = init = lambda: 1"),
+            (_SAMPLER, "sampler = DistributedSampler(data, 1, 0)"),
+            (_WRAP, ""), (_BROADCAST, ""),
+            ("hvd.broadcast_optimizer_state(optimizer, root_rank=0)\n", ""),
+            ('hvd.allreduce(loss.detach(), name="mean")', "loss"),
+        ),
+        "program-init", says="never calls hvd.init()",
+    ),
+    _torch("rate", (("lr=0.05 * hvd.size()", "lr=0.05"),), "program-rate", "pass", "note"),
+    _torch("not wrapped", ((_WRAP, ""),), "program-gradients", says="never averaged"),
+    _torch(
+        "not wrapped, same data",
+        ((_WRAP, ""), (_SAMPLER, "sampler = DistributedSampler(data, 1, 0)")),
+        "program-gradients", says="never averaged", also=("program-data",),
+    ),
+    _torch(
+        "group added later",
+        ((_BROADCAST, _BROADCAST + "extra = torch.nn.Linear(2, 2)\n"
+          "hvd.broadcast_parameters(extra.state_dict(), root_rank=0)\n"
+          "optimizer.add_param_group({'params': list(extra.parameters())})\n"),
+         ("model(inputs), labels", "extra(model(inputs)), labels")),
+        "program-gradients", says="2 of 8 parameters",
+    ),
+    _torch(
+        "second optimizer",
+        ((_BROADCAST, _BROADCAST + "extra = torch.nn.Linear(2, 2)\n"
+          "hvd.broadcast_parameters(extra.state_dict(), root_rank=0)\n"
+          "second = torch.optim.Adam(extra.parameters())\n"),
+         ("model(inputs), labels", "extra(model(inputs)), labels"),
+         (_STEP, _STEP + "        second.step()\n")),
+        "program-gradients", says="of Adam",
+    ),
+    _torch(
+        "divided twice",
+        ((_STEP, "        optimizer.synchronize()\n        for each in model.parameters():\n"
+          "            each.grad /= hvd.size()\n        with optimizer.skip_synchronize():\n"
+          "            optimizer.step()\n"),),
+        "program-gradients", "pass", "note: all ranks apply the same gradients in 20 steps: 1/2 of",
+    ),
+    _torch("no broadcast", ((_BROADCAST, ""),), "program-start", says="differ between ranks"),
+    _torch(
+        "same seed", ((_BROADCAST, ""), ("hvd.broadcast_optimizer_state(optimizer, root_rank=0)\n", ""),
+                      ("torch.manual_seed(hvd.rank())", "torch.manual_seed(1)")),
+        "program-start", "pass", "equal by their seed",
+    ),
+    _torch(
+        "all data in one order", ((_SAMPLER, "sampler = DistributedSampler(data, 1, 0)"),),
+        "program-data", says="divides the data by 1",
+    ),
+    _torch(
+        "no sampler", ((_SAMPLER, "torch.manual_seed(3)"), ("sampler=sampler", "shuffle=True"),
+                       ("    sampler.set_epoch(epoch)\n", ""),
+                       ("torch.manual_seed(hvd.rank())", "")),
+        "program-data", says="the same batches",
+    ),
+    _torch(
+        "local rank to the sampler", ((_SAMPLER, _SAMPLER.replace("hvd.rank()", "hvd.local_rank()")),),
+        "program-data", says="local_rank()",
+    ),
+    _torch(
+        "no set_epoch", (("    sampler.set_epoch(epoch)\n", ""),), "program-data", "pass", "set_epoch",
+    ),
+    _torch(
+        "shares overlap",
+        ((_SAMPLER, "data = torch.utils.data.Subset(data, range(hvd.rank() * 128, hvd.rank() * 128 + 256))"),
+         ("sampler=sampler", "shuffle=False"), ("    sampler.set_epoch(epoch)\n", "")),
+        "program-data", says="shares that overlap",
+    ),
+    _torch(
+        "uneven",
+        ((_SAMPLER, "data = torch.utils.data.Subset(data, range(hvd.rank(), 512, 2 + hvd.rank()))"),
+         ("sampler=sampler", "shuffle=False"), ("    sampler.set_epoch(epoch)\n", "")),
+        "program-steps", says="batches in a pass",
+    ),
+    _torch("all ranks save", ((_SAVE, "    if True:\n"),), "program-checkpoint", says="rank 1 on"),
+    _torch(
+        "local rank 0 saves", ((_SAVE, "    if hvd.local_rank() == 0:\n"),),
+        "program-checkpoint", says="local_rank() decides",
+    ),
+    _torch(
+        "local rank 0 saves, by a name",
+        ((_SAVE, "    first = hvd.local_rank() == 0\n    if first:\n"),),
+        "program-checkpoint", says="local_rank() decides",
+    ),
+    _torch(
+        "read too early",
+        ((_SAVE, "    import os, time\n    if hvd.rank():\n"
+          "        while not os.path.exists(f'{sys.argv[1]}/model.pt'): time.sleep(0.01)\n"
+          "        time.sleep(0.2); torch.load(f'{sys.argv[1]}/model.pt')\n" + _SAVE),),
+        "program-checkpoint", says="half written",
+    ),
+    _torch(
+        "own metric", (('hvd.allreduce(loss.detach(), name="mean")', "loss"),),
+        "program-metrics", "pass", "note",
+    ),
+)  # fmt: skip
+
+RIGHT = (
+    _torch("as it is", ()),
+    _torch("next()", (("    for inputs, labels in loader:\n", "    batches = iter(loader)\n"
+                        "    for _ in range(26):\n        inputs, labels = next(batches)\n"),)),
+    _torch("averaged by hand", ((_WRAP, ""), (_STEP, _AVERAGE + _STEP))),
+    _torch(
+        "accumulated",
+        ((_WRAP, _WRAP.replace("model.named_parameters())", "model.named_parameters(),"
+          " backward_passes_per_step=2)")),
+         ("for inputs, labels in loader:", "for step, (inputs, labels) in enumerate(loader):"),
+         ("        optimizer.zero_grad()\n", "        if step % 2 == 0: optimizer.zero_grad()\n"),
+         (_STEP, "        if step % 2: optimizer.step()\n")),
+    ),
+    _torch(
+        "two optimizers",
+        ((_BROADCAST, _BROADCAST + "extra = torch.nn.Linear(2, 2)\n"
+          "hvd.broadcast_parameters(extra.state_dict(), root_rank=0)\n"
+          "second = hvd.DistributedOptimizer(torch.optim.Adam(extra.parameters()))\n"),
+         ("model(inputs), labels", "extra(model(inputs)), labels"),
+         (_STEP, _STEP + "        second.step(); second.zero_grad()\n")),
+    ),
+    _torch("frozen layer", ((_WRAP, "model[0].weight.requires_grad_(False)\n" + _WRAP),)),
+    _torch(
+        "clipped",
+        ((_STEP, "        optimizer.synchronize()\n"
+          "        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)\n"
+          "        with optimizer.skip_synchronize():\n            optimizer.step()\n"),),
+    ),
+    _torch("compressed", ((_WRAP, _WRAP.replace("model.named_parameters())",
+                            "model.named_parameters(), compression=hvd.Compression.fp16)")),)),
+    _torch("sum", ((_WRAP, _WRAP.replace("model.named_parameters())",
+                     "model.named_parameters(), op=hvd.Sum)")),)),
+    _torch("Adasum", ((_WRAP, _WRAP.replace("model.named_parameters())",
+                        "model.named_parameters(), op=hvd.Adasum)")),)),
+    _torch("groups", ((_WRAP, _WRAP.replace("model.named_parameters())",
+                        "model.named_parameters(), groups=2)")),)),
+    _torch(
+        "mixed precision",
+        (("        loss = torch.nn.functional.cross_entropy(model(inputs), labels)\n",
+          "        with torch.autocast('cpu', dtype=torch.bfloat16):\n"
+          "            loss = torch.nn.functional.cross_entropy(model(inputs), labels)\n"),),
+    ),
+    _torch(
+        "schedule",
+        ((_BROADCAST, _BROADCAST + "schedule = torch.optim.lr_scheduler.LambdaLR(optimizer,"
+          " lambda step: min(1.0, (step + 1) / 50))\n"), (_STEP, _STEP + "        schedule.step()\n")),
+    ),
+    _torch(
+        "joined",
+        ((_SAMPLER, "data = torch.utils.data.Subset(data, range(hvd.rank(), 512, 2 + hvd.rank()))"),
+         ("sampler=sampler", "shuffle=False"), ("    sampler.set_epoch(epoch)\n", ""),
+         ("    mean = ", "    hvd.join()\n    mean = ")),
+    ),
+    _torch(
+        "workers",
+        (("sampler=sampler", "sampler=sampler, num_workers=1"),),
+    ),
+    _torch(
+        "a loop of its own",
+        (("in loader:", "in ((features[i:i + 8] + 0, data.tensors[1][i:i + 8])"
+          " for i in range(8 * hvd.rank(), 512, 8 * hvd.size())):"),),
+    ),
+    _torch(
+        "synthetic",
+        (("        optimizer.zero_grad()\n", "        inputs, labels = features[:8], data.tensors[1][:8]\n"
+          "        optimizer.zero_grad()\n"),),
+    ),
+)  # fmt: skip
