@@ -124,7 +124,9 @@ def test_what_is_written_is_what_is_read(data: st.DataObject, names: set[str]) -
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(0, 10_000), st.characters(blacklist_categories=["Cs"]))
-@example(place=2270, character="[")  # in the host of a URL, where the standard library raises ValueError
+@example(
+    place=2270, character="["
+)  # in the host of a URL, where the standard library raises ValueError
 def test_a_damaged_file_is_refused_or_read(text: str, place: int, character: str) -> None:
     place %= len(text)
     with suppress(RecipeError):
