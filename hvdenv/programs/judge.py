@@ -516,7 +516,7 @@ def _uneven(program: Program) -> Iterator[str]:
     counts = {
         rank.name: each[0].batches
         for rank, each in zip(program.ranks, program.sources(), strict=True)
-        if each and each[0].batches is not None
+        if each and each[0].batches is not None and each[0].whole
     }
     done = {
         rank.name: max(end.steps, default=0)
@@ -583,7 +583,7 @@ def _written(
         yield program.note(
             "checkpoint", f"{names} write {path} ({use.site}). To avoid it, {remedy}"
         )
-    elif use.local:
+    elif use.local and use.checkpoint:
         yield program.finding(
             "checkpoint", "fail", f"hvd.local_rank() decides who writes {path} ({use.site}): one rank"
             " of each host", "", remedy,

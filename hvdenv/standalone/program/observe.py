@@ -124,6 +124,8 @@ class Observer:
             the next pass.
         compared: places where the program compares its local rank.
         fed: number of the data source that supplied the last batch.
+        batches: checksums of what the model has read since the last step.
+        batch: of what a loader has supplied since then, where the model's arguments are unknown.
         by_local_rank: a callback saves that was made where the local rank is compared.
     """
 
@@ -143,6 +145,7 @@ class Observer:
         self.files: Set[Tuple[str, bool]] = set()
         self.device = self.unobserved = ""
         self.batches: List[int] = []
+        self.batch: List[int] = []
         self.feeding: Set[int] = set()
         self.sources: Dict[int, int] = {}
         self.first = self.last = self.spent = 0.0
@@ -213,11 +216,14 @@ class Observer:
             frame = frame.f_back
         return False
 
-    def _tests(self, name: str, line: int, compared: Set[int]) -> Any:
+    def _tree(self, name: str) -> Any:
         if name not in self.trees:
             with open(name, "rb") as stream:
                 self.trees[name] = ast.parse(stream.read())
-        tree = self.trees[name]
+        return self.trees[name]
+
+    def _tests(self, name: str, line: int, compared: Set[int]) -> Any:
+        tree = self._tree(name)
         named = {
             ast.dump(target).replace("Store()", "Load()")
             for node in ast.walk(tree)
@@ -246,7 +252,8 @@ class Observer:
             if not isinstance(path, str):
                 return
         name = os.path.abspath(os.fsdecode(os.fspath(path)))
-        checkpoint = saver or holds_a_model(name)
+        # Before training, files with such names are data that are downloaded.
+        checkpoint = saver or (max(self.steps or [0]) > 0 and holds_a_model(name))
         key = name, write
         if key in self.files or len(self.files) > MOST_EVENTS or not (write or checkpoint):
             return
@@ -271,19 +278,31 @@ class Observer:
         number = self.sources.setdefault(key, len(self.sources) + 1)
         if self.phase == 1 and number in self.feeding:
             self.phase = 2
-        kind = facts.pop("kind", type(loader).__name__)
+        kind, looped = facts.pop("kind", type(loader).__name__), facts.pop("looped", True)
         site = self.site(sys._getframe(1))
+        if site and looped:
+            facts["whole"] = self._reads_all(*self.place(sys._getframe(1)))
         if site and self.sent < MOST_EVENTS:
             self.sent += 1
             self.emit(events.DataSource(number, site, kind, **facts))
         return number
 
+    def _reads_all(self, name: str, line: int) -> bool:
+        """Whether the loop that begins at a place has no ``break``."""
+        for node in ast.walk(self._tree(name)):
+            if isinstance(node, ast.For) and line in _lines(node.iter):
+                return not any(isinstance(each, ast.Break) for each in ast.walk(node))
+        return False
+
     def next_batch(self, number: int) -> bool:
         """Whether a source supplies another batch. Only loops expect that there is none."""
         self.fed = number
+        self.batch = []
         if self.phase != 1 or number not in self.feeding:
             return True
-        frame = sys._getframe(2)
+        frame: Any = sys._getframe(1)
+        while frame.f_code.co_filename.startswith(HERE + os.sep):
+            frame = frame.f_back
         return frame.f_code.co_code[frame.f_lasti] != opcode.opmap["FOR_ITER"]
 
     def optimizer(self, **facts: Any) -> int:
@@ -302,7 +321,8 @@ class Observer:
         step = self.steps[number - 1]
         if step <= self.wanted:
             self.last = now
-            batch = digest(self.batches) if self.batches else ""
+            read = self.batches or self.batch
+            batch = digest(read) if read else ""
             self.emit(events.Stage("training", "step {}".format(step)))
             self.emit(
                 events.TrainingStep(

@@ -230,6 +230,7 @@ def begins(data: Any) -> int:
         data,
         kind="shard()" if facts else type(data).__name__,
         batches=count if count >= 0 else None,
+        looped=not seen.fitting,
         **(facts or {}),
     )
 

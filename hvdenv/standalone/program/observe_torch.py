@@ -232,6 +232,19 @@ class TorchObserver:
             tensors = [each for each in inputs if self.torch.is_tensor(each)]
             observer.batches += [self.checksum(each) for each in tensors]
 
+    def supplied(self, batch: Any) -> None:
+        """A loader has supplied a batch; the model may read it by arguments that have names."""
+        if observer.phase:
+            return
+        if self.torch.is_tensor(batch):
+            observer.batch.append(self.checksum(batch))
+        elif isinstance(batch, (list, tuple)):
+            for each in batch:
+                self.supplied(each)
+        elif hasattr(batch, "items"):
+            for _, each in sorted(batch.items()):
+                self.supplied(each)
+
 
 seen = TorchObserver()
 
@@ -248,7 +261,9 @@ class Feed:
     def __next__(self) -> Any:
         if self._number and not observer.next_batch(self._number):
             raise StopIteration
-        return next(self._inner)
+        found = next(self._inner)
+        observer.guarded(seen.supplied, found)
+        return found
 
     def __len__(self) -> int:
         return len(self._inner)

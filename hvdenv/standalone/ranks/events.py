@@ -423,6 +423,7 @@ class DataSource(NamedTuple):
         batches, samples: how many; None if unknown.
         replicas, rank, epoch, shuffle: of a sampler that reads a share of the data.
         local: whether that sampler was given the local rank as its rank.
+        whole: whether a loop without ``break`` reads it.
     """
 
     number: int
@@ -435,6 +436,7 @@ class DataSource(NamedTuple):
     epoch: Optional[int] = None
     shuffle: bool = False
     local: bool = False
+    whole: bool = True
 
 
 class FileUse(NamedTuple):

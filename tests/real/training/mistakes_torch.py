@@ -127,6 +127,25 @@ WRONG = (
 
 RIGHT = (
     _torch("as it is", ()),
+    _torch(
+        "named arguments",
+        (("model = torch.nn.Sequential(", "class Named(torch.nn.Sequential):\n"
+          "    def forward(self, *, features):\n        return super().forward(features)\n\n\n"
+          "model = Named("), ("model(inputs)", "model(features=inputs)")),
+        "program-data", "pass", "different batches in 20 steps",
+    ),
+    _torch(
+        "local rank 0 downloads",
+        (("torch.manual_seed(7)\n", "if hvd.local_rank() == 0:\n"
+          "    open(f'{sys.argv[1]}/data.npz', 'wb').close()\nhvd.barrier()\n"),),
+    ),
+    _torch(
+        "uneven, with a break",
+        ((_SAMPLER, "data = torch.utils.data.Subset(data, range(hvd.rank(), 512, 2 + hvd.rank()))"),
+         ("sampler=sampler", "shuffle=False"), ("    sampler.set_epoch(epoch)\n", ""),
+         ("    for inputs, labels in loader:\n", "    for step, (inputs, labels) in enumerate(loader):\n"
+          "        if step == 21:\n            break\n")),
+    ),
     _torch("next()", (("    for inputs, labels in loader:\n", "    batches = iter(loader)\n"
                         "    for _ in range(26):\n        inputs, labels = next(batches)\n"),)),
     _torch("averaged by hand", ((_WRAP, ""), (_STEP, _AVERAGE + _STEP))),
