@@ -1,7 +1,9 @@
 """Prove that an environment works.
 
 verify checks that everything the recipe requests was built, loads, and computes correct results
-on several ranks. With --prefix it also verifies environments that hvdenv did not build."""
+on several ranks. With --prefix it also verifies environments that hvdenv did not build. With
+-- python train.py it then runs a training program for some steps, and reports what is wrong with
+its distribution."""
 
 from __future__ import annotations
 

@@ -148,7 +148,8 @@ class Observer:
         self.batch: List[int] = []
         self.feeding: Set[int] = set()
         self.sources: Dict[int, int] = {}
-        self.first = self.last = self.spent = 0.0
+        self.first = self.last = self.spent = self.spent_before = 0.0
+        self.spent_then = 0.0
         self.leave: Callable[[], Any] = lambda: None
 
     # Reporting
@@ -239,6 +240,8 @@ class Observer:
 
     def called(self, operation: str, elements: int = 0, gradient: bool = False) -> None:
         """Report a call of Horovod, once for each place."""
+        if gradient and (operation, "", True) in self.calls:
+            return
         site = "" if gradient else self.site(sys._getframe(1))
         key = operation, site, gradient
         if key not in self.calls and len(self.calls) < MOST_EVENTS:
@@ -316,11 +319,12 @@ class Observer:
         now = time.monotonic()
         self.clock += 1
         self.feeding.add(self.fed)
-        self.first = self.first or now
+        if not self.first:
+            self.first, self.spent_before = now, self.spent
         self.steps[number - 1] += count
         step = self.steps[number - 1]
         if step <= self.wanted:
-            self.last = now
+            self.last, self.spent_then = now, self.spent - self.spent_before
             read = self.batches or self.batch
             batch = digest(read) if read else ""
             self.emit(events.Stage("training", "step {}".format(step)))
@@ -350,6 +354,11 @@ class Observer:
         """Whether the next step is reported with the digest of each tensor."""
         return self.steps[number - 1] + 1 in (1, 2, self.wanted)
 
+    def shows_gradients(self) -> bool:
+        """Whether the next step is reported with what became of its gradients."""
+        step = max(self.steps or [0]) + 1
+        return step <= 3 or step % 5 == 0
+
     def end(self, reason: str, error: str = "") -> None:
         """Report the end; after enough steps, end the process."""
         with self.lock:
@@ -364,7 +373,7 @@ class Observer:
                     libraries=sorted(set(sys.modules) & _KNOWN),
                     initialised=self.initialised,
                     unobserved=self.unobserved,
-                    seconds=[round(self.last - self.first, 3), round(self.spent, 3)],
+                    seconds=[round(self.last - self.first, 3), round(self.spent_then, 3)],
                 )
             )
             self.over = True

@@ -117,10 +117,12 @@ class TorchObserver:
         if not observer.observes(state.number):
             return
         tensors = self.parameters(optimizer)
-        if state.depth == 1 and not hasattr(optimizer, "_starting_models"):
+        first = not observer.steps[state.number - 1]
+        if first and state.depth == 1 and not hasattr(optimizer, "_starting_models"):
             state.before = digest([self.checksum(each) for each in tensors])
             state.state = digest(list(self.state(optimizer))) if optimizer.state else ""
-        if state.depth > 1 or not hasattr(optimizer, "_allreduce_delay"):
+        applies = state.depth > 1 or not hasattr(optimizer, "_allreduce_delay")
+        if applies and observer.shows_gradients():
             have = [each.grad for each in tensors if each.grad is not None]
             state.applied = digest([self.checksum(each) for each in have])
             state.reduced = self.total(have, [self.projected(each) for each in have])
@@ -145,6 +147,7 @@ class TorchObserver:
         if observer.observes(state.number):
             sums = [self.checksum(each) for each in tensors]
             facts.update(before=state.before, after=digest(sums), applied=state.applied)
+            state.before = state.applied = ""
             if observer.shows_tensors(state.number):
                 facts["tensors"] = ["{:08x}".format(each) for each in sums[:500]]
             own = [self.own.get(each.grad.data_ptr()) for each in tensors if each.grad is not None]
@@ -192,7 +195,8 @@ class TorchObserver:
     def reduces(self, tensor: Any, output: Any, *_: Any, **named: Any) -> None:
         """A tensor is about to be reduced into another one, or into itself."""
         gradient = self.is_gradient(tensor)
-        if gradient and tensor.is_floating_point() and not tensor.is_sparse:
+        shown = gradient and observer.shows_gradients()
+        if shown and tensor.is_floating_point() and not tensor.is_sparse:
             self.own[output.data_ptr()] = self.projected(tensor)
         observer.called("allreduce", tensor.numel(), gradient)
 

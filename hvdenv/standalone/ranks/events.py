@@ -388,8 +388,8 @@ class TrainingStep(NamedTuple):
     Attributes:
         optimizer: its number.
         step: counted from 1 for each optimizer.
-        before, after: digests of the parameters.
-        applied: digest of the gradients that the step applies.
+        before, after: digests of the parameters; the former of the first step only.
+        applied: digest of the gradients that the step applies, in some steps.
         state: digest of the optimizer's state before its first step.
         batch: digest of what the model has read since the last step.
         source: number of the DataSource that supplied it; 0 if unknown.
