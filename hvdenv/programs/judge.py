@@ -32,6 +32,8 @@ _ROUNDING = 0.01
 # The part of its batches that a rank may share with another one by chance.
 _SHARED_BATCHES = 0.1
 _FOLLOW_ON = ("Horovod has been shut down", "HorovodInternalError")
+# How observe.py marks exceptions that a shortened pass may have caused.
+_ENDED_EARLY = "after verify ended a pass"
 _NOT_INITIALISED = "has not been initialized"
 _OTHER_LIBRARIES = ("torch.distributed", "deepspeed", "lightning", "pytorch_lightning")
 
@@ -90,11 +92,13 @@ class Program(NamedTuple):
 
     def broadcasts(self) -> list[Call]:
         """Calls that make parameters equal on all ranks."""
+        objects = {call.site for call in self.calls("broadcast_object")}
         return [
             call
             for rank in self.ranks
             for call in rank.all(Call)
-            if call.operation.startswith(("broadcast", "BroadcastGlobal")) and call.site
+            if call.operation.startswith(("broadcast", "BroadcastGlobal"))
+            if call.site and call.site not in objects
         ]
 
     def sources(self) -> list[list[DataSource]]:
@@ -108,7 +112,7 @@ class Program(NamedTuple):
 def judge(program: Program) -> list[Finding]:
     """All findings about a run."""
     first = [*_whole(program), *(_initialised(program) if program.ranks else ())]
-    if {"pass"} != {each.status for each in first}:
+    if {"pass"} != {each.status for each in first if _ENDED_EARLY not in each.message}:
         # Ranks that write one file at a time may end by an exception of its library.
         return [*first, *(each for each in _checkpoints(program) if each.status == "fail")]
     judges: tuple[Callable[[Program], Iterator[Finding]], ...] = (
@@ -126,6 +130,14 @@ def _whole(program: Program) -> Iterator[Finding]:
         if end and end.reason == "exception"
     ]
     first = [pair for pair in failed if not any(text in pair[1].error for text in _FOLLOW_ON)]
+    if not first and any(end and end.reason == "enough" for end in ends):
+        failed = []  # another rank has left after enough steps
+    early = [end.error for _, end in first if _ENDED_EARLY in end.error]
+    if early and program.optimizers():
+        yield program.finding(
+            "", "unproven", f"the observed steps are judged below, but then: {early[0]}"
+        )  # fmt: skip
+        return
     for rank, end in (first or failed)[:1]:
         if _NOT_INITIALISED not in end.error:
             uneven = list(_uneven(program))
@@ -137,6 +149,12 @@ def _whole(program: Program) -> Iterator[Finding]:
         return
     if not all(ends) and not any(end and end.reason == "enough" for end in ends):
         _, how = breakdown(program.run)
+        if not program.optimizers() and any(rank.overdue for rank in program.ranks):
+            yield program.finding(
+                "", "unproven", f"no training step was seen within {program.run.timeout:.0f} s",
+                how.evidence, "allow more time with --timeout, if its first step comes later",
+            )  # fmt: skip
+            return
         yield program.finding("", "fail", how.message, how.evidence, how.remedy)
         return
     counts = [max(end.steps, default=0) for end in ends if end]
@@ -276,7 +294,7 @@ def _start(program: Program) -> Iterator[Finding]:
             when = "before the first step" if equal else f"after step {meet}"
             yield program.note(
                 "start", f"the parameters{name} are equal {when}, but nothing was broadcast: they are"
-                " equal by their seed. After a checkpoint is loaded by one rank, they would differ",
+                " equal by their seed, or by a file that all ranks load",
             )  # fmt: skip
         elif meet:
             text = f"the parameters{name} are equal on all ranks from step {meet} on"
@@ -329,6 +347,9 @@ def _applied(
     if program.run.size > 1 and not reduced:
         why = "the parameters drift apart"
         if all(map(_same, steps)):
+            if all(len({step.batch for step in each} - {""}) == len(each) for each in steps):
+                text = f"the parameters{name} stay equal, though all ranks read different batches"
+                return program.finding("gradients", "pass", text)  # reduced in a way of its own
             why = "the parameters are equal only because all ranks read the same"
         return program.finding(
             "gradients", "fail", f"the gradients{name} are never averaged: {why}",
@@ -418,7 +439,7 @@ def _factor(steps: Sequence[TrainingStep]) -> float | None:
     factor = sum(a * b for a, b in zip(applied, mean, strict=True)) / length
     rest = sum((a - factor * b) ** 2 for a, b in zip(applied, mean, strict=True))
     whole = sum(a * a for a in applied)
-    return round(factor, 2) if rest <= _ROUNDING**2 * max(whole, 1e-300) else None
+    return float(f"{factor:.3g}") if rest <= _ROUNDING**2 * max(whole, 1e-300) else None
 
 
 def _data(program: Program) -> Iterator[Finding]:
@@ -437,11 +458,12 @@ def _samplers(program: Program) -> Iterator[Finding]:
         shares = [each for each in sources if each.replicas is not None]
         for each in shares[:1]:
             wrong = ""
-            if each.local:
+            by_node = joined and each.replicas == joined.local_size != size
+            if each.local and not by_node:
                 wrong = "was given hvd.local_rank() as its rank, which repeats on each host"
-            elif each.replicas != size:
+            elif each.replicas != size and not by_node:
                 wrong = f"divides the data by {each.replicas}, not by the {size} ranks"
-            elif joined and each.rank != joined.rank:
+            elif joined and each.rank != joined.rank and not by_node:
                 wrong = f"was given rank {each.rank} on rank {joined.rank}"
             if wrong:
                 yield program.finding(
@@ -450,7 +472,7 @@ def _samplers(program: Program) -> Iterator[Finding]:
                     f"{each.kind}(dataset, num_replicas=hvd.size(), rank=hvd.rank())",
                 )  # fmt: skip
                 return
-        epochs = [each.epoch for each in shares if each.shuffle]
+        epochs = [e.epoch for e in shares if e.shuffle and e.number == shares[0].number]
         if len(epochs) > 1 and epochs[0] == epochs[1]:
             yield program.note(
                 "data", f"each pass over the loader in {shares[0].site} has the same order: call"
@@ -481,7 +503,9 @@ def _batches(program: Program) -> Iterator[Finding]:
         if len({*mine}) == 1 and len(steps) > 1 and same:
             yield program.note("data", f"{names} read one batch in all steps: synthetic data")
             return
-        if same > len(steps) / 2 or shared > _SHARED_BATCHES:
+        first_pass = [each[0].batches or 0 for each in program.sources() if each]
+        once = len(steps) <= min(first_pass, default=0)  # a later pass has other shares
+        if same > len(steps) / 2 or (shared > _SHARED_BATCHES and once):
             text = f"the same batches{where} in {same} of {len(steps)} steps"
             if same <= len(steps) / 2:
                 text = f"shares that overlap{where}: {shared:.0%} of their batches"
@@ -509,22 +533,33 @@ def _shares(program: Program, steps: int, where: str) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _uneven(program: Program) -> Iterator[str]:
-    """Ranks with different numbers of steps, in words."""
-    if program.calls("join"):
-        return
+def _lengths(program: Program) -> dict[str, int]:
+    """The batches of each rank in a pass; empty if they are not known."""
     counts = {
-        rank.name: each[0].batches
+        rank.name: each[0].batches or 0
         for rank, each in zip(program.ranks, program.sources(), strict=True)
         if each and each[0].batches is not None and each[0].whole
     }
+    return counts if len(counts) == len(program.ranks) else {}
+
+
+def _ends(program: Program) -> dict[str, int]:
+    """The steps of each rank; empty if not all ended by themselves."""
     done = {
         rank.name: max(end.steps, default=0)
         for rank in program.ranks
         if (end := rank.last(ProgramEnd)) and end.reason == "end"
     }
-    for table, what in ((counts, "batches in a pass"), (done, "steps until the end")):
-        if len(table) == len(program.ranks) and len(set(table.values())) > 1:
+    return done if len(done) == len(program.ranks) else {}
+
+
+def _uneven(program: Program) -> Iterator[str]:
+    """Ranks with different numbers of steps, in words."""
+    if program.calls("join"):
+        return
+    tables = ((_lengths(program), "batches in a pass"), (_ends(program), "steps until the end"))
+    for table, what in tables:
+        if len(set(table.values())) > 1:
             yield f"{listed([f'{name} has {count}' for name, count in table.items()])} {what}"
 
 
@@ -536,8 +571,11 @@ def _step_counts(program: Program) -> Iterator[Finding]:
             remedy="give all ranks the same number of batches (drop_last, take, steps_per_epoch), or"
             " call hvd.join() after the last one",
         )  # fmt: skip
-    else:
+    elif _lengths(program) or _ends(program):
         yield program.finding("steps", "pass", "all ranks take the same number of steps")
+    else:
+        text = "no pass over the data ended in these steps, and its length is not known"
+        yield program.finding("steps", "skip", text)
 
 
 def _checkpoints(program: Program) -> Iterator[Finding]:
@@ -615,7 +653,9 @@ def _metrics(program: Program) -> Iterator[Finding]:
     ]  # fmt: skip
     if averaged:
         names = [call.site for call in averaged]
-        yield program.finding("metrics", "pass", f"values are averaged in {_places(names)}")
+        yield program.finding(
+            "metrics", "pass", f"values of all ranks are combined in {_places(names)}"
+        )
     elif shown:
         rank, first = shown[0]
         yield program.note(

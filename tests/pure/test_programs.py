@@ -120,9 +120,12 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
         "gradients", "fail", "1 of 2 parameters differ between ranks (bias)",
     ),
     "never": (
-        (each(Optimizer, distributed=False),), "gradients", "fail", "because all ranks read the same"
+        (each(Optimizer, distributed=False), each(TrainingStep, batch="b")), "gradients", "fail", "because all ranks read the same"
     ),
     "sum": ((each(TrainingStep, reduced=[4.0, 8.0]),), "gradients", "pass", "note: all ranks apply"),
+    "flattened": (
+        (each(Optimizer, distributed=False),), "gradients", "pass", "stay equal, though"
+    ),
     "declared sum": (
         (each(TrainingStep, reduced=[4.0, 8.0]), each(Optimizer, operation="Sum")),
         "gradients", "pass", "as declared",
@@ -130,6 +133,14 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
     "halved": ((each(TrainingStep, reduced=[1.0, 2.0]),), "gradients", "pass", "1/2 of the mean"),
     "clipped": ((each(TrainingStep, reduced=[2.0, -4.0]),), "gradients", "pass", "were changed"),
     "same batches": ((each(TrainingStep, batch="b"),), "data", "pass", "synthetic"),
+    "left": (
+        (each(ProgramEnd, only=1, reason="exception", error="HorovodInternalError: shut down"),),
+        "gradients", "pass", "the mean",
+    ),
+    "shortened": (
+        (each(ProgramEnd, reason="exception", error="ValueError, after verify ended a pass early"),),
+        "", "unproven", "are judged below",
+    ),
     "no batches": ((each(TrainingStep, batch=""),), "data", "unproven", "could not be seen"),
     "local": ((each(DataSource, local=True),), "data", "fail", "local_rank()"),
     "replicas": ((each(DataSource, replicas=1),), "data", "fail", "divides the data by 1"),
@@ -228,48 +239,42 @@ def observe() -> Iterator[ModuleType]:
     del sys.modules["observe"]
 
 
-SCRIPT = """\
-if rank == 0:
+SCRIPT = b"""\
+hvd.init()
+if hvd.local_rank() == 0:
     save()
-first = rank == 0
-if first and True:
+args.first, size = hvd.local_rank() == 0, hvd.size()
+if args.first and epoch % 2:
     save()
-else:
+if hvd.local_rank() == 0 and hvd.rank() == 0:
     save()
-if other:
+def write():
+    if hvd.local_rank() != 0:
+        return
     save()
+if size:
+    save()
+sampler = DistributedSampler(
+    data, num_replicas=hvd.size(), rank=hvd.local_rank()
+)
+dataset.shard(hvd.size(), hvd.rank())
+dataset.shard(hvd.size(), hvd.local_rank())
+for batch in loader:
+    train(batch)
+for step, batch in enumerate(loader):
+    if step == 9:
+        break
+for batch in islice(loader, 9):
+    train(batch)
 """
 
 
-def test_the_local_rank_decides_where_it_is_compared(observe: ModuleType, tmp_path: Path) -> None:
-    path = str(tmp_path / "train.py")
-    Path(path).write_text(SCRIPT)
-    observe.observer.script = path
-    found = []
-
-    def save() -> None:
-        frame = sys._getframe(1)
-        found.append((frame.f_lineno, observe.observer.decided_by_local_rank(frame)))
-
-    code = compile(SCRIPT, path, "exec")
-    exec(code, {"rank": observe.LocalRank(0), "save": save, "other": True})
-    exec(code, {"rank": observe.LocalRank(1), "save": save, "other": False})
-    assert found == [(2, True), (5, True), (9, False), (7, False)]
-
-
-def test_a_local_rank_is_a_number(observe: ModuleType) -> None:
-    import pickle
-
-    rank = observe.LocalRank(2)
-    assert [rank + 1, rank * 2, [1, 2, 3][rank], f"{rank}", hash(rank)] == [3, 4, 3, "2", hash(2)]
-    assert (rank == 2, rank != 2, rank > 1, rank < 1, bool(rank)) == (
-        True,
-        False,
-        True,
-        False,
-        True,
-    )
-    assert type(pickle.loads(pickle.dumps(rank))) is int
+def test_the_source_says_where_the_local_rank_decides() -> None:
+    source = load("source").Source(SCRIPT)
+    assert [line for line in range(1, 27) if source.decides(line)] == [3, 6, 11, 12]
+    assert [line for line in range(1, 27) if source.gives(line, "Sampler", 2, "rank")] == [15, 16]
+    assert [line for line in range(1, 27) if source.gives(line, "shard", 1, "index")] == [19]
+    assert [line for line in range(1, 27) if source.reads_all(line)] == [20]
 
 
 @pytest.mark.parametrize(

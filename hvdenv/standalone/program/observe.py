@@ -13,7 +13,6 @@ goes on to its end of an epoch. Two steps later, or after TAIL_SECONDS, it is en
 programs of the other ranks. Runs on Python 3.6 and newer.
 """
 
-import ast
 import base64
 import builtins
 import faulthandler
@@ -35,6 +34,7 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional, Set, Tuple
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(os.path.dirname(HERE), "ranks")]
 import events  # noqa: E402
+from source import Source  # noqa: E402
 
 # After the steps that were asked for: how long the program may go on, and how many steps.
 TAIL_SECONDS, TAIL_STEPS = 20.0, 2
@@ -53,60 +53,30 @@ MOST_EVENTS = 200
 WHOLE_BYTES = 1 << 18
 
 
-class LocalRank(int):
-    """What ``local_rank()`` returns to the program: the number, and whether it was compared.
-
-    On one host, the local rank equals the rank. Only its use tells which one a program means.
-    """
-
-    def _noted(self) -> None:
-        observer.compared.add(observer.place(sys._getframe(2)))
-
-    def __eq__(self, other: object) -> bool:
-        self._noted()
-        return int(self) == other
-
-    def __ne__(self, other: object) -> bool:
-        self._noted()
-        return int(self) != other
-
-    def __bool__(self) -> bool:
-        self._noted()
-        return int(self) != 0
-
-    def __lt__(self, other: int) -> bool:
-        self._noted()
-        return int(self) < other
-
-    def __gt__(self, other: int) -> bool:
-        self._noted()
-        return int(self) > other
-
-    __hash__ = int.__hash__
-
-    def __reduce__(self) -> Tuple[Any, ...]:  # worker processes do not have this class
-        return int, (int(self),)
-
-
 class Importer:
     """Calls a function after a module was imported, by a pattern for the module's name."""
 
     def __init__(self, actions: Dict[str, Callable[[Any], None]]) -> None:
         self.actions = {re.compile(pattern): action for pattern, action in actions.items()}
-        self.seen: Set[str] = set()
+        self.searching: Set[str] = set()
+        self.done: Set[str] = set()
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Part of the protocol of importlib."""
+        """Part of the protocol of importlib. Libraries also call it to see what is installed."""
         found = [action for pattern, action in self.actions.items() if pattern.fullmatch(name)]
-        if not found or name in self.seen:
+        if not found or name in self.searching | self.done:
             return None
-        self.seen.add(name)
-        spec = importlib.util.find_spec(name)
+        self.searching.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.searching.discard(name)
         loader = getattr(spec, "loader", None)
         if loader is not None:
             execute = loader.exec_module
 
             def exec_module(module: Any) -> None:
+                self.done.add(name)
                 execute(module)
                 for action in found:
                     observer.guarded(action, module)
@@ -122,10 +92,10 @@ class Observer:
         clock: how many operations of all ranks have ended.
         phase: 0 while steps are observed; then 1 until the pass over the data has ended, and 2 in
             the next pass.
-        compared: places where the program compares its local rank.
+        sources_read: files of the program.
         fed: number of the data source that supplied the last batch.
-        batches: checksums of what the model has read since the last step.
-        batch: of what a loader has supplied since then, where the model's arguments are unknown.
+        batch: checksums of what a loader has supplied for this step.
+        batches: of what models have read since the last step, where no loader is known.
         by_local_rank: a callback saves that was made where the local rank is compared.
     """
 
@@ -139,8 +109,7 @@ class Observer:
         self.steps: List[int] = []
         self.phase, self.left = 0, TAIL_STEPS
         self.initialised = self.over = self.by_local_rank = False
-        self.compared: Set[Tuple[str, int]] = set()
-        self.trees: Dict[str, Any] = {}
+        self.sources_read: Dict[str, Source] = {}
         self.calls: Set[Tuple[str, str, bool]] = set()
         self.files: Set[Tuple[str, bool]] = set()
         self.device = self.unobserved = ""
@@ -207,34 +176,25 @@ class Observer:
         return "{}:{}".format(name if short.startswith("..") else short, line)
 
     def decided_by_local_rank(self, frame: Any) -> bool:
-        """Whether a place is in the body of an ``if`` whose test compares the local rank."""
+        """Whether the local rank decides that the program gets to where it is."""
         while frame:
-            name, line = frame.f_code.co_filename, frame.f_lineno
-            if self.is_of_program(name):
-                lines = {at for file, at in self.compared if file == name}
-                if lines and any(self._tests(name, line, lines)):
-                    return True
+            name = frame.f_code.co_filename
+            if self.is_of_program(name) and self.source(name).decides(frame.f_lineno):
+                return True
             frame = frame.f_back
         return False
 
-    def _tree(self, name: str) -> Any:
-        if name not in self.trees:
+    def source(self, name: str) -> Source:
+        """The source of a file of the program."""
+        if name not in self.sources_read:
             with open(name, "rb") as stream:
-                self.trees[name] = ast.parse(stream.read())
-        return self.trees[name]
+                self.sources_read[name] = Source(stream.read())
+        return self.sources_read[name]
 
-    def _tests(self, name: str, line: int, compared: Set[int]) -> Any:
-        tree = self._tree(name)
-        named = {
-            ast.dump(target).replace("Store()", "Load()")
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Assign) and compared & _lines(node.value)
-            for target in node.targets
-        }
-        for node in ast.walk(tree):
-            if isinstance(node, ast.If) and any(line in _lines(each) for each in node.body):
-                parts = {ast.dump(each) for each in ast.walk(node.test)}
-                yield bool(compared & _lines(node.test)) or bool(named & parts)
+    def gives_local_rank(self, frame: Any, function: str, place: int, keyword: str) -> bool:
+        """Whether the program calls a function with the local rank as this argument."""
+        name, line = self.place(frame)
+        return bool(name) and self.source(name).gives(line, function, place, keyword)
 
     # What all frameworks have
 
@@ -265,7 +225,8 @@ class Observer:
         if not site or _NO_DATA.search(name) or (os.path.isdir(name) and not saver):
             return
         self.files.add(key)
-        local = self.by_local_rank or self.decided_by_local_rank(frame)
+        decided = self.by_local_rank or self.decided_by_local_rank(frame)
+        local = decided and max(self.steps or [0]) > 0
         self.emit(events.FileUse(name, write, checkpoint, local, site, self.clock))
 
     def shown(self, text: str) -> None:
@@ -284,18 +245,12 @@ class Observer:
         kind, looped = facts.pop("kind", type(loader).__name__), facts.pop("looped", True)
         site = self.site(sys._getframe(1))
         if site and looped:
-            facts["whole"] = self._reads_all(*self.place(sys._getframe(1)))
+            name, line = self.place(sys._getframe(1))
+            facts["whole"] = self.source(name).reads_all(line)
         if site and self.sent < MOST_EVENTS:
             self.sent += 1
             self.emit(events.DataSource(number, site, kind, **facts))
         return number
-
-    def _reads_all(self, name: str, line: int) -> bool:
-        """Whether the loop that begins at a place has no ``break``."""
-        for node in ast.walk(self._tree(name)):
-            if isinstance(node, ast.For) and line in _lines(node.iter):
-                return not any(isinstance(each, ast.Break) for each in ast.walk(node))
-        return False
 
     def next_batch(self, number: int) -> bool:
         """Whether a source supplies another batch. Only loops expect that there is none."""
@@ -325,7 +280,7 @@ class Observer:
         step = self.steps[number - 1]
         if step <= self.wanted:
             self.last, self.spent_then = now, self.spent - self.spent_before
-            read = self.batches or self.batch
+            read = self.batch or self.batches
             batch = digest(read) if read else ""
             self.emit(events.Stage("training", "step {}".format(step)))
             self.emit(
@@ -389,6 +344,9 @@ class Observer:
 
 
 _KNOWN = {"torch", "tensorflow", "keras", "horovod", "lightning", "pytorch_lightning", "deepspeed"}
+_OWN_MODULES = (
+    "events", "source", "observe", "observe_torch", "observe_tensorflow", "observe_keras"
+)  # fmt: skip
 observer = Observer()
 
 
@@ -396,12 +354,6 @@ def holds_a_model(path: str) -> bool:
     """Whether a file is a checkpoint, by its name."""
     name = os.path.basename(path)
     return "checkpoint" in name.lower() or bool(_CHECKPOINT.search(name[-40:]))
-
-
-def _lines(node: Any) -> Set[int]:
-    """All lines of a node of a syntax tree (end_lineno is of Python 3.8)."""
-    numbers = [each.lineno for each in ast.walk(node) if hasattr(each, "lineno")]
-    return set(range(min(numbers), max(numbers) + 1)) if numbers else set()
 
 
 def digest(numbers: List[int]) -> str:
@@ -422,9 +374,9 @@ def checksum(array: Any) -> int:
 
 
 def watch_horovod(module: Any) -> None:
-    """Wrap init() and local_rank() of horovod.common.basics, which all frameworks share."""
+    """Wrap init() and shutdown() of horovod.common.basics, which all frameworks share."""
     basics = module.HorovodBasics
-    initialise, local_rank, shut_down = basics.init, basics.local_rank, basics.shutdown
+    initialise, shut_down = basics.init, basics.shutdown
 
     def init(self: Any, *words: Any, **named: Any) -> Any:
         result = initialise(self, *words, **named)
@@ -435,14 +387,11 @@ def watch_horovod(module: Any) -> None:
             observer.guarded(_report_numbers, self)
         return result
 
-    def wrapped_local_rank(self: Any) -> Any:
-        return LocalRank(local_rank(self))
-
     def shutdown(self: Any) -> Any:
         observer.guarded(observer.called, "shutdown")
         return shut_down(self)
 
-    basics.init, basics.local_rank, basics.shutdown = init, wrapped_local_rank, shutdown
+    basics.init, basics.shutdown = init, shutdown
 
 
 def _report_numbers(basics: Any) -> None:
@@ -521,6 +470,8 @@ def main(
     observer.descriptor, observer.wanted = int(report_fd), spec["steps"]
     observer.short = bool(spec["short"])
     os.chdir(spec["directory"])
+    for name in _OWN_MODULES:  # the program may have modules of these names
+        sys.modules.pop(name, None)
     sys.meta_path.insert(0, Importer(actions))  # type: ignore[arg-type]
     watch_files()
     observer.emit(events.Stage("program"))

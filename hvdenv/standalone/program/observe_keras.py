@@ -115,15 +115,15 @@ class KerasObserver:
             facts.update(after=digest(sums), rate=self.target or state.rate())
             if observer.shows_tensors(state.number):
                 facts["tensors"] = ["{:08x}".format(one) for one in sums[:500]]
-            observer.device = observer.device or self.device()
+            observer.device = observer.device or self.device(state)
         observer.stepped(state.number, count, **facts)
 
-    def device(self) -> str:
-        """The GPU that TensorFlow uses, as all processes of the host would call it."""
-        gpus = seen.tensorflow.config.get_visible_devices("GPU")
-        if not gpus:
+    def device(self, state: Any) -> str:
+        """The GPU of an optimizer's variables, as all processes of the host would call it."""
+        place = str(getattr(state.variables[0], "device", ""))
+        if "GPU" not in place:
             return ""
-        index = gpus[0].name.rpartition(":")[2]
+        index = place.rpartition(":")[2]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         return visible[int(index)] if int(index) < len(visible) and visible[0] else index
 

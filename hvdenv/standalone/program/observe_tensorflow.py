@@ -197,8 +197,10 @@ def watch_data_sets(module: Any) -> None:
     def shard(original: Any, self: Any, num_shards: Any, index: Any, *words: Any) -> Any:
         result = original(self, num_shards, index, *words)
         if isinstance(num_shards, int) and isinstance(index, int):
-            local = type(index).__name__ == "LocalRank"
-            result._hvdenv = {"replicas": int(num_shards), "rank": int(index), "local": local}
+            local = observer.guarded(
+                observer.gives_local_rank, sys._getframe(2), "shard", 1, "index"
+            )
+            result._hvdenv = {"replicas": int(num_shards), "rank": int(index), "local": bool(local)}
         return result
 
     @replaced(module.DatasetV2, "__iter__")
@@ -247,12 +249,18 @@ def watch_horovod(module: Any) -> None:
     watch(module, "grouped_allreduce", reduces_many)
 
 
+def called(name: str) -> None:
+    """A function of Horovod is called that waits for all ranks."""
+    observer.clock += 1
+    observer.called(name)
+
+
 def watch_calls(*names: str) -> Callable[[Any], None]:
     """Watch functions of a module of Horovod."""
 
     def watch_module(module: Any) -> None:
         for name in names:
-            watch(module, name, lambda *_, _name=name, **__: observer.called(_name.strip("_")))
+            watch(module, name, lambda *_, _name=name, **__: called(_name.strip("_")))
 
     return watch_module
 

@@ -1,6 +1,7 @@
 """What observe.py sees of a training program for PyTorch. Runs on Python 3.6 and newer."""
 
 import importlib
+import os
 import sys
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
@@ -120,7 +121,8 @@ class TorchObserver:
         first = not observer.steps[state.number - 1]
         if first and state.depth == 1 and not hasattr(optimizer, "_starting_models"):
             state.before = digest([self.checksum(each) for each in tensors])
-            state.state = digest(list(self.state(optimizer))) if optimizer.state else ""
+            sums = list(self.state(optimizer))
+            state.state = digest(sums) if sums else ""
         applies = state.depth > 1 or not hasattr(optimizer, "_allreduce_delay")
         if applies and observer.shows_gradients():
             have = [each.grad for each in tensors if each.grad is not None]
@@ -188,7 +190,10 @@ class TorchObserver:
         device = tensors[0].device if tensors else None
         if device is not None and device.type == "cuda":
             facts = self.torch.cuda.get_device_properties(device)
-            observer.device = str(getattr(facts, "uuid", "")) or str(device)
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+            index = device.index or 0
+            named = visible[index] if index < len(visible) and visible[index] else str(index)
+            observer.device = str(getattr(facts, "uuid", "")) or named
 
     # Reductions
 
@@ -223,8 +228,13 @@ class TorchObserver:
 
     def model_called(self, module: Any, inputs: Tuple[Any, ...]) -> None:
         """A module is called; the outermost one of a model in training reads the batch."""
-        if id(module) in self.descendants:
+        if id(module) in self.descendants or observer.phase:
             return
+        cuda = self.torch.cuda
+        if cuda.is_initialized() and cuda.is_current_stream_capturing():
+            return
+        if next(module.parameters(), None) is None:
+            return  # such as a loss
         if id(module) not in self.names:
             for child in module.modules():
                 if child is not module:
@@ -232,7 +242,7 @@ class TorchObserver:
             for name, parameter in module.named_parameters():
                 self.names.setdefault(id(parameter), name)
             self.names[id(module)] = ""
-        if module.training and not observer.phase:
+        if module.training:
             tensors = [each for each in inputs if self.torch.is_tensor(each)]
             observer.batches += [self.checksum(each) for each in tensors]
 
@@ -283,6 +293,12 @@ def _length(value: Any) -> Optional[int]:
         return None
 
 
+def sampler_made(sampler: Any, *_: Any, **__: Any) -> None:
+    """Keep whether a sampler is given the local rank."""
+    frame = sys._getframe(2)
+    sampler._hvdenv_local = observer.gives_local_rank(frame, "Sampler", 2, "rank")
+
+
 def begin_pass(loader: Any) -> int:
     """Report that a loader starts a pass; returns the number of the source."""
     sampler = loader.sampler
@@ -295,7 +311,7 @@ def begin_pass(loader: Any) -> int:
             "rank": int(rank),
             "epoch": epoch if isinstance(epoch, int) else None,
             "shuffle": bool(getattr(sampler, "shuffle", False)),
-            "local": type(rank).__name__ == "LocalRank",
+            "local": bool(getattr(sampler, "_hvdenv_local", False)),
         }
     return observer.passes(
         id(loader),
@@ -318,7 +334,9 @@ def watch_torch(module: Any) -> None:
         def called(model: Any, inputs: Tuple[Any, ...]) -> None:
             observer.guarded(seen.model_called, model, inputs)
 
-        register(called)
+        handle = register(called)
+        # Compilers do not expect such hooks.
+        watch(module, "compile", lambda *_, **__: handle.remove())
     optimizer = module.optim.Optimizer
     make = optimizer.__init__
 
@@ -327,6 +345,8 @@ def watch_torch(module: Any) -> None:
         observer.guarded(seen.made, self)
 
     optimizer.__init__ = make_watched
+    sampler = module.utils.data.distributed.DistributedSampler
+    watch(sampler, "__init__", sampler_made)
     loader = module.utils.data.DataLoader
     iterate = loader.__iter__
 
