@@ -261,7 +261,8 @@ class Observer:
         frame: Any = sys._getframe(1)
         while frame.f_code.co_filename.startswith(HERE + os.sep):
             frame = frame.f_back
-        return frame.f_code.co_code[frame.f_lasti] != opcode.opmap["FOR_ITER"]
+        result: bool = frame.f_code.co_code[frame.f_lasti] != opcode.opmap["FOR_ITER"]
+        return result
 
     def optimizer(self, **facts: Any) -> int:
         """Report an optimizer; returns its number."""

@@ -98,7 +98,7 @@ class Source:
         ends = ast.Break, ast.Return, ast.Raise
         for node in ast.walk(self.tree):
             if isinstance(node, ast.For) and line in lines(node.iter):
-                data = node.iter
+                data: Any = node.iter
                 while isinstance(data, ast.Call) and _name(data.func) in ("enumerate", "tqdm"):
                     data = data.args[0] if data.args else None
                 whole = isinstance(data, (ast.Name, ast.Attribute))
