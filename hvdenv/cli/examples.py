@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 
-from hvdenv import PACKAGE
+from hvdenv.model.layers import recipe_folder
 
 EXAMPLES = """\
 examples:
@@ -21,6 +21,5 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    inside = PACKAGE / "examples"
-    print(inside if inside.is_dir() else PACKAGE.parent / "examples")
+    print(recipe_folder().parent / "examples")
     return 0

@@ -109,7 +109,7 @@ def prove(setup: Setup, request: Request) -> list[Finding]:
             alone = setup._replace(launch=with_fewer(setup.launch, 1))
             short = request._replace(steps=_REFERENCE_STEPS)
             left = max(end - time.monotonic(), 1.0)
-            reference = _rates(_observed(alone, mpi, short, controller, left))
+            reference = _rates(_observed(alone, mpi, short, controller, left, ends=True))
         end_marked(setup.runner.token)  # workers that the program has started
     return judge(Program(request.name, run, reference))
 
@@ -124,15 +124,15 @@ def _controller(setup: Setup, mpi: collectors.HostMpi) -> str:
 
 
 def _observed(
-    setup: Setup, mpi: collectors.HostMpi, request: Request, controller: str, seconds: float
-) -> RankRun:
-    """One run; one rank is only asked for its learning rate."""
-    alone = setup.launch.ranks == 1 and request.steps == _REFERENCE_STEPS
+    setup: Setup, mpi: collectors.HostMpi, request: Request, controller: str, seconds: float,
+    *, ends: bool = False,
+) -> RankRun:  # fmt: skip
+    """One run, which `ends` right after the steps that are observed, or goes on to an epoch's end."""
     spec = {
         "argv": request.argv,
         "directory": request.directory,
         "steps": request.steps,
-        "short": alone,
+        "short": ends,
     }
     word = base64.b64encode(json.dumps(spec).encode()).decode("ascii")
     ready = setup._replace(exercises=(f"{EXERCISE}={word}",))

@@ -121,6 +121,11 @@ class Observer:
         self.spent_then = 0.0
         self.leave: Callable[[], Any] = lambda: None
 
+    @property
+    def most_steps(self) -> int:
+        """The steps of the optimizer that has taken most."""
+        return max(self.steps or [0])
+
     # Reporting
 
     def emit(self, event: Any) -> None:
@@ -206,7 +211,7 @@ class Observer:
         key = operation, site, gradient
         if key not in self.calls and len(self.calls) < MOST_EVENTS:
             self.calls.add(key)
-            self.emit(events.Call(operation, site, max(self.steps or [0]), elements, gradient))
+            self.emit(events.Call(operation, site, self.most_steps, elements, gradient))
 
     def file(self, path: Any, write: bool, saver: bool = False) -> None:
         """Report a file that the program opens."""
@@ -216,7 +221,7 @@ class Observer:
                 return
         name = os.path.abspath(os.fsdecode(os.fspath(path)))
         # Before training, files with such names are data that are downloaded.
-        checkpoint = saver or (max(self.steps or [0]) > 0 and holds_a_model(name))
+        checkpoint = saver or (self.most_steps > 0 and holds_a_model(name))
         key = name, write
         if key in self.files or len(self.files) > MOST_EVENTS or not (write or checkpoint):
             return
@@ -226,12 +231,12 @@ class Observer:
             return
         self.files.add(key)
         decided = self.by_local_rank or self.decided_by_local_rank(frame)
-        local = decided and max(self.steps or [0]) > 0
+        local = decided and self.most_steps > 0
         self.emit(events.FileUse(name, write, checkpoint, local, site, self.clock))
 
     def shown(self, text: str) -> None:
         """Report a line with a metric, the first one of each place."""
-        if max(self.steps or [0]) and _METRIC.search(text):
+        if self.most_steps and _METRIC.search(text):
             site = self.site(sys._getframe(1))
             if site and ("shown", site, False) not in self.calls:
                 self.calls.add(("shown", site, False))
@@ -312,7 +317,7 @@ class Observer:
 
     def shows_gradients(self) -> bool:
         """Whether the next step is reported with what became of its gradients."""
-        step = max(self.steps or [0]) + 1
+        step = self.most_steps + 1
         return step <= 3 or step % 5 == 0
 
     def end(self, reason: str, error: str = "") -> None:
@@ -345,9 +350,8 @@ class Observer:
 
 
 _KNOWN = {"torch", "tensorflow", "keras", "horovod", "lightning", "pytorch_lightning", "deepspeed"}
-_OWN_MODULES = (
-    "events", "source", "observe", "observe_torch", "observe_tensorflow", "observe_keras"
-)  # fmt: skip
+_FRAMEWORKS = ("observe_torch", "observe_tensorflow", "observe_keras")
+_OWN_MODULES = ("events", "source", "observe", *_FRAMEWORKS)
 observer = Observer()
 
 
@@ -355,6 +359,12 @@ def holds_a_model(path: str) -> bool:
     """Whether a file is a checkpoint, by its name."""
     name = os.path.basename(path)
     return "checkpoint" in name.lower() or bool(_CHECKPOINT.search(name[-40:]))
+
+
+def physical_gpu(index: int) -> str:
+    """A GPU of this process as all processes of the host would call it."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    return visible[index] if index < len(visible) and visible[index] else str(index)
 
 
 def digest(numbers: List[int]) -> str:
@@ -458,11 +468,7 @@ def main(
     framework: str, controller: str, device: str, report_fd: str, dump_seconds: str, word: str
 ) -> NoReturn:
     actions = {r"horovod\.common\.basics": watch_horovod}
-    for name in (
-        "observe_torch",
-        "observe_tensorflow",
-        "observe_keras",
-    ):  # which import this module
+    for name in _FRAMEWORKS:  # which import this module
         actions.update(importlib.import_module(name).ACTIONS)
     spec = json.loads(base64.b64decode(word.partition("=")[2]).decode("utf-8"))
     faulthandler.enable()

@@ -6,12 +6,11 @@ is read from it.
 """
 
 import inspect
-import os
 import sys
 from typing import Any, Callable, Dict, List, Optional
 
 import events
-from observe import digest, observer, watch
+from observe import digest, observer, physical_gpu, watch
 from observe_tensorflow import replaced, seen
 
 CALLBACKS = {"BroadcastGlobalVariablesCallback", "MetricAverageCallback"}
@@ -123,9 +122,7 @@ class KerasObserver:
         place = str(getattr(state.variables[0], "device", ""))
         if "GPU" not in place:
             return ""
-        index = place.rpartition(":")[2]
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        return visible[int(index)] if int(index) < len(visible) and visible[0] else index
+        return physical_gpu(int(place.rpartition(":")[2]))
 
 
 steps = KerasObserver()

@@ -1,11 +1,10 @@
 """What observe.py sees of a training program for PyTorch. Runs on Python 3.6 and newer."""
 
 import importlib
-import os
 import sys
 from typing import Any, Dict, Iterator, List, Optional, Tuple
 
-from observe import checksum, digest, observer, watch
+from observe import checksum, digest, observer, physical_gpu, watch
 
 # Elements of a gradient that are projected, and on how many directions.
 SAMPLE, DIRECTIONS = 2048, 4
@@ -190,10 +189,7 @@ class TorchObserver:
         device = tensors[0].device if tensors else None
         if device is not None and device.type == "cuda":
             facts = self.torch.cuda.get_device_properties(device)
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-            index = device.index or 0
-            named = visible[index] if index < len(visible) and visible[index] else str(index)
-            observer.device = str(getattr(facts, "uuid", "")) or named
+            observer.device = str(getattr(facts, "uuid", "")) or physical_gpu(device.index or 0)
 
     # Reductions
 
