@@ -397,6 +397,30 @@ def handled(
 
 
 @contextmanager
+def interrupts() -> Iterator[None]:
+    """Raise KeyboardInterrupt on each signal that ends this program.
+
+    Python ignores an exception in a destructor or in the callback of a weak reference, such as
+    those of its own imports: one that was ignored is raised again soon after.
+    """
+
+    def again(ignored: sys.UnraisableHookArgs) -> None:
+        if isinstance(ignored.exc_value, KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, 0.001)
+        else:
+            hook(ignored)
+
+    hook = sys.unraisablehook
+    with handled((*ENDING, signal.SIGALRM), signal.default_int_handler):
+        sys.unraisablehook = again
+        try:
+            yield
+        finally:
+            sys.unraisablehook = hook
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+@contextmanager
 def _blocked(numbers: Iterable[signal.Signals]) -> Iterator[None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
@@ -413,7 +437,7 @@ def undisturbed() -> Iterator[None]:
         return
     late: list[int] = []
     try:
-        with handled(ENDING, lambda number, _frame: late.append(number)):
+        with handled((*ENDING, signal.SIGALRM), lambda number, _frame: late.append(number)):
             yield
     finally:
         if late:

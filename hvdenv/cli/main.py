@@ -8,7 +8,6 @@ import gc
 import importlib
 import io
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, NoReturn
 from hvdenv import __version__
 from hvdenv.errors import OWN_FAILURE, HvdenvError, InterruptedRunError, UsageError
 from hvdenv.masking import clean_output
-from hvdenv.runner import ENDING, drop_relative_folders, environment, forbid_world_writes, handled
+from hvdenv.runner import drop_relative_folders, environment, forbid_world_writes, interrupts
 from hvdenv.schema import nearest
 
 # Each command has one line here and a module of its name in this package, with
@@ -150,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A path may hold bytes that the terminal's encoding has no characters for.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    with clean_output(environment().items()), handled(ENDING, signal.default_int_handler):
+    with clean_output(environment().items()), interrupts():
         try:
             code = _main(argv)
             sys.stdout.flush()

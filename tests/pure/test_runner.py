@@ -24,6 +24,7 @@ from hvdenv.runner import (
     _lines,
     end_marked,
     handled,
+    interrupts,
     undisturbed,
 )
 from tests.files import write
@@ -364,6 +365,25 @@ def interrupted(program: str) -> str:
     return subprocess.run(
         [sys.executable, "-c", program], text=True, capture_output=True, check=True, timeout=120
     ).stdout
+
+
+@pytest.mark.parametrize("number", ENDING, ids=lambda each: each.name)
+def test_no_interrupt_is_lost_in_a_destructor(number: signal.Signals) -> None:
+    class Owner:
+        def __del__(self) -> None:
+            signal.raise_signal(number)
+            ended.append("never")  # the exception ended this method, and was ignored
+
+    def work() -> None:
+        with interrupts():
+            Owner()
+            time.sleep(10)
+
+    ended: list[str] = []
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert not ended
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
 def test_signals_in_quick_succession_do_not_wait_for_each_other() -> None:
