@@ -359,6 +359,7 @@ class Collection:
         self.setup = setup
         self.results: dict[Key, Any] = {}
         self.measurements: list[Measurement] = []
+        self._failures: list[tuple[Key, str]] = []
         self._on_event = on_event
         self._done: queue.SimpleQueue[tuple[Key, Any, float]] = queue.SimpleQueue()
         self._end = time.monotonic() + setup.seconds - min(_ENDING_SECONDS, setup.seconds / 10)
@@ -398,6 +399,13 @@ class Collection:
                 for thread in self._running.values():
                     thread.join()
 
+    def unjudged(self) -> Iterator[Finding]:
+        """What failed in runs of ranks that were interrupted, so that no check judges them."""
+        for key, message in self._failures:
+            if isinstance(self.results.get(key), Failed):
+                about = _about(key, self.results)
+                yield Finding("interrupted", label_of(key), "fail", message, about=about)
+
     def _has_room(self, key: Key) -> bool:
         """Whether there are cores for it: one process too many slows all others down."""
         if self._running and any(COLLECTORS[each.name].alone for each in (key, *self._running)):
@@ -418,7 +426,7 @@ class Collection:
             applies = found.applies(**arguments(key, found.applies, self.setup, self.results))
             values = arguments(key, found.function, self.setup, self.results)
             if "setup" in values:
-                tell = partial(self._tell, label_of(key))
+                tell = partial(self._tell, key)
                 values["setup"] = self.setup._replace(tell=tell)
             if applies and "timeout" in values:
                 values["timeout"] = self._share(key)
@@ -435,8 +443,10 @@ class Collection:
         self._running[key] = thread
         thread.start()
 
-    def _tell(self, label: str, what: str, detail: str) -> None:
-        self._on_event(what, label, detail)
+    def _tell(self, key: Key, what: str, detail: str) -> None:
+        if what == "failed":
+            self._failures.append((key, detail))
+        self._on_event(what, label_of(key), detail)
 
     def _share(self, key: Key) -> float:
         """Seconds for a collector: ranks that hang must not use up the time of all others.

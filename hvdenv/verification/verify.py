@@ -60,7 +60,8 @@ def verify(setup: Setup, on_event: Progress = lambda what, label, detail: None) 
         collection = Collection(setup, on_event)
         collection.run()
         results = collection.results
-        findings = _with_first_remedy(list(judge(setup, results)), setup, results)
+        found = [*judge(setup, results), *collection.unjudged()]
+        findings = _with_first_remedy(found, setup, results)
         try:
             findings += _orphans(setup, results, since)
         except Exception as error:

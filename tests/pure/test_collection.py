@@ -228,6 +228,25 @@ def test_a_stopped_runner_leaves_one_finding() -> None:
     assert isinstance(failed, Failed) and isinstance(failed.error, InterruptedRunError)
 
 
+def test_failures_of_interrupted_ranks_are_findings() -> None:
+    @collector("{framework} over {controller}")
+    def rank_run(setup: Setup, framework: str, controller: str) -> None:
+        setup.tell("failed", "wrong values in broadcast")
+        runner.stop()
+        raise InterruptedRunError
+
+    @check("allreduce")
+    def judged(rank_run: None, framework: str, controller: str) -> Iterator[Finding]:
+        raise AssertionError
+
+    runner = Runner()
+    found, findings = run(SETUP._replace(runner=runner))
+    assert [each.check for each in findings] == ["interrupted"]
+    failed, *_ = found.unjudged()
+    assert (failed.status, failed.message) == ("fail", "wrong values in broadcast")
+    assert failed.subject == f"{failed.about.frameworks[0]} over {failed.about.controllers[0]}"
+
+
 def test_what_is_first_waits_only_for_what_it_needs() -> None:
     began: list[str] = []
 
