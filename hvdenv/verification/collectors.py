@@ -276,8 +276,9 @@ def rank_run(
     installation, expectation = setup.installation, setup.expectation
     name, exercises = setup.launcher(controller), setup.exercises
     startable = [each for each in CONTROLLERS if setup.can_start(each, mpi)]
-    if not _trains(framework, controller, startable, expectation):
-        exercises = tuple(word for word in exercises if word != training.USUAL)
+    if training.USUAL in exercises and not _trains(framework, controller, startable, expectation):
+        once = (training.USUAL, collectives.SCRIPTS)
+        exercises = tuple(word for word in exercises if word not in once)
     # Whether ranks may use GPUs; they find out themselves whether they can.
     host_only = expectation.operations is not None and "NCCL" not in expectation.operations
     token = uuid.uuid4().hex
