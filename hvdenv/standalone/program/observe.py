@@ -487,6 +487,8 @@ def main(
         run(spec["argv"])
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) or end.code is None else 1
+        if code is not end.code:  # as Python does with a message
+            print(end.code, file=sys.stderr)
         observer.end("exception" if code else "end", "SystemExit: {}".format(end.code))
     except BaseException as error:
         where = observer.site(error.__traceback__.tb_frame) if error.__traceback__ else ""
