@@ -43,7 +43,7 @@ GROUPS = {
         "pack": "pack an environment into one image, which hosts mount",
         "wheels": "publish compiled wheels as an index for pip",
         "cache": "list, check, prune, copy or sign compiled wheels",
-        "export": "write a CycloneDX, conda or pip file of an environment",
+        "export": "write a bill of materials (CycloneDX) of an environment",
         "diff": "compare two environments or locks",
     },
     "Manage": {

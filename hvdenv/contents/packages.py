@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from packaging.utils import canonicalize_name
 
@@ -73,9 +73,6 @@ class Contents(NamedTuple):
         distributions: versions of all packages that Python finds, whoever installed them.
         modules: hash of each modulefile by the module's name; empty if unknown.
         toolchain: versions by name: compiler, cmake, mpi, cuda, nccl, glibc, driver.
-        channels: conda channels in the order of their priority.
-        indexes: additional package indexes of some packages.
-        find_links: pages with links to files of some packages.
     """
 
     recipe: str = ""
@@ -87,9 +84,6 @@ class Contents(NamedTuple):
     horovod: Horovod | None = None
     modules: dict[str, str] = {}
     toolchain: dict[str, str] = {}
-    channels: tuple[str, ...] = ()
-    indexes: tuple[str, ...] = ()
-    find_links: tuple[str, ...] = ()
     created: str = ""
     hvdenv: str = ""
 
@@ -102,8 +96,6 @@ class Contents(NamedTuple):
         """Identifies the contents, whatever their origin, time and version of hvdenv."""
         packages = tuple(each._replace(url="") for each in self.packages)
         document = encode(self._replace(packages=packages, created="", hvdenv=""))
-        if not self.find_links:  # a key that contents of earlier versions lack
-            del document["find_links"]
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
@@ -140,8 +132,7 @@ def from_record(record: GenerationRecord, installed: Installed | None, home: str
         **observed.get("packages", {}),
         **(installed.distributions if installed else {}),
     }
-    resolved, modules = record.resolved, _modules(record)
-    frameworks = resolved.get("frameworks", {})
+    modules = _modules(record)
     variables = {
         name: _neutral(name, value, (record.prefix, home))
         for name, value in sorted(record.stack.get("variables", {}).items())
@@ -158,11 +149,6 @@ def from_record(record: GenerationRecord, installed: Installed | None, home: str
         horovod=_horovod(record, packages, distributions, variables),
         modules=modules,
         toolchain=_toolchain(record, packages, modules),
-        channels=_channels(packages, (resolved.get("conda") or {}).get("channels", ())),
-        indexes=_indexes(frameworks, distributions),
-        find_links=_hints(
-            links for each in frameworks.values() for links in each.get("find_links", ())
-        ),
         created=record.created,
         hvdenv=record.hvdenv,
     )
@@ -285,33 +271,6 @@ def _mpirun(text: str) -> str:
     """Implementation and version in the version text of mpirun."""
     found = parse_mpi_version(text)
     return f"{found.kind} {found.version}".strip() if text else ""
-
-
-def _channels(packages: Iterable[Package], stated: Iterable[str]) -> tuple[str, ...]:
-    """The recipe's channels, except folders; or else those that packages came from."""
-    named = [found for each in stated if (found := hint(each) if "://" in each else each)]
-    if not named:
-        folders = {each.url.rsplit("/", 2)[0] for each in packages if each.kind == "conda"}
-        named = sorted(folder for folder in folders if folder)
-    public = "https://conda.anaconda.org/"
-    return tuple(dict.fromkeys(each.removeprefix(public) for each in named))
-
-
-def _indexes(
-    frameworks: Mapping[str, Mapping[str, Any]], distributions: Mapping[str, str]
-) -> tuple[str, ...]:
-    """Indexes of the frameworks that have a version with a local part (2.13.0+cpu)."""
-    found = []
-    for name, framework in frameworks.items():
-        version = distributions.get(canonicalize_name(framework.get("package") or name), "")
-        found += [framework.get("cpu_index")] if "+cpu" in version else []
-        found += [framework.get("extra_index")]
-    return _hints(each for each in found if each)
-
-
-def _hints(urls: Iterable[str]) -> tuple[str, ...]:
-    """The URLs that are valid on other machines, each once."""
-    return tuple(dict.fromkeys(filter(None, map(hint, urls))))
 
 
 def _neutral(name: str, value: str, folders: tuple[str, str]) -> str:

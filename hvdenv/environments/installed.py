@@ -129,7 +129,6 @@ def contents_of_lock(locked: Locked) -> Contents:
             wheel=built.wheel if built else "",
         ),
         modules=dict.fromkeys(inputs.modules, ""),
-        channels=inputs.conda.channels if inputs.conda else (),
     )
     if built is None:
         return found

@@ -53,7 +53,7 @@ ARGUMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "container": (("write",), ()),
     "diff": ((), ("local",)),
     "envs": (("rollback",), ()),
-    "export": (("--format", "cyclonedx"), ()),
+    "export": ((), ()),
     "fetch": (("--to", "/nowhere"), ()),
     "init": (("x", "--from"), ()),
     "install": ((), ("x",)),

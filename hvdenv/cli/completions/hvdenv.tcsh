@@ -13,7 +13,6 @@ complete hvdenv \
         'c/--framework=/(torch tensorflow mxnet)/' \
         'c/--controller=/(MPI Gloo)/' \
         'c/--operation=/(NCCL DDL CCL MPI Gloo)/' \
-        'c/--format=/(cyclonedx environment.yml requirements constraints)/' \
         'c/--format=/(text bash)/' \
         'c/--format=/(lua tcl)/' \
         'c/--format=/(singularity docker)/' \
@@ -24,7 +23,6 @@ complete hvdenv \
         'n/--framework/(torch tensorflow mxnet)/' \
         'n/--controller/(MPI Gloo)/' \
         'n/--operation/(NCCL DDL CCL MPI Gloo)/' \
-        'n/--format/(cyclonedx environment.yml requirements constraints)/' \
         'n/--format/(text bash)/' \
         'n/--format/(lua tcl)/' \
         'n/--format/(singularity docker)/' \

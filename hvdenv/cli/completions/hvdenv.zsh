@@ -19,7 +19,7 @@ _shtab_hvdenv_commands() {
     doctor:'Name the cause of a failed build or run from its log, and the remedy.'
     envs:'List the environments that hvdenv built with their size, return to an earlier generation, remove'
     examples:'Print the folder of the example training programs.'
-    export:'Write the contents of an environment for other programs: a CycloneDX bill of materials, an'
+    export:'Write a bill of materials of an environment: CycloneDX 1.6 in JSON, for audits.'
     fetch:'Download everything that a locked build needs, and hvdenv itself, for hosts without internet.'
     grid:'Show which Horovod release and patches fit a combination of versions.'
     init:'Draft a recipe from a site'"'"'s page, from a job script that works, or from this machine.'
@@ -303,7 +303,6 @@ _shtab_hvdenv_export_options=(
   "*--set[override a value of the recipe, such as mpi.version\=5.0.11\; may be repeated]:KEY=VALUE:"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
   "--prefix[path of the environment (a symbolic link that hvdenv manages)]:P:"
-  "--format[format]:format:(cyclonedx environment.yml requirements constraints)"
   "--output[write to a file instead of standard output]:FILE:"
   ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
 )
