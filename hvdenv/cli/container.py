@@ -18,8 +18,7 @@ from hvdenv.cli.options import add, add_options, print_json, report, resolved_of
 from hvdenv.cli.run import current_allocation
 from hvdenv.cli.target import named
 from hvdenv.cli.verify_report import print_report
-from hvdenv.command import spelled_out
-from hvdenv.errors import StepError, UsageError
+from hvdenv.errors import UsageError
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.rules import judge
 from hvdenv.launch import preflight
@@ -40,7 +39,7 @@ examples:
   hvdenv container singularity > horovod.def
   hvdenv container singularity --build --image /scratch/me/horovod.sif
   hvdenv container local --variant torch --set container.base=debian:bookworm-slim --format docker
-  hvdenv container singularity --preflight --hosts f1:2,f2:2 --copy
+  hvdenv container singularity --preflight --hosts f1:2,f2:2
 
 --build uses apptainer or singularity, and for a Dockerfile podman, buildah or docker: the first
 that is installed. Exit codes of --preflight: 0 the hosts can run the image, 1 they cannot,
@@ -68,7 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "allow", "trust")
     add(
         parser, "--dry-run",
-        "build and copy nothing: show the definition, the tool and the commands",
+        "build nothing: show the definition and the tool",
     )  # fmt: skip
     building = parser.add_argument_group("building")
     add(building, "--build", "build the image")
@@ -80,7 +79,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     hosts = parser.add_argument_group("checking hosts")
     add(hosts, "--preflight", "check that hosts can run the image")
     add(hosts, "--hosts H1:N,H2:N", "hosts to check, with their slots")
-    add(hosts, "--copy", "copy the image to the hosts that lack it")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -93,8 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.preflight and not arguments.hosts:
         raise UsageError("--preflight needs hosts", remedy="name them: --hosts f1:2,f2:2")
-    if (arguments.hosts or arguments.copy) and not arguments.preflight:
-        raise UsageError("--hosts and --copy need --preflight", remedy="add --preflight")
+    if arguments.hosts and not arguments.preflight:
+        raise UsageError("--hosts needs --preflight", remedy="add --preflight")
     resolved = resolved_of(arguments, shown=not (arguments.build or arguments.preflight))
     return _preflight(arguments, resolved) if arguments.preflight else _define(arguments, resolved)
 
@@ -208,18 +206,21 @@ def _run_build(arguments: argparse.Namespace, build: Build) -> None:
 
 def _preflight(arguments: argparse.Namespace, resolved: Resolved) -> int:
     hosts = tuple(host.name for host in parse_hosts(arguments.hosts))
-    required, runner = _requirements(arguments, resolved), Runner()
-    found, answers = _ask(resolved, required, hosts, runner)
-    if arguments.copy and (without := preflight.hosts_without_image(answers)[1]):
-        copying = None if arguments.dry_run else runner
-        _copy(resolved.recipe, required, without, copying, quiet=arguments.quiet)
-        if not arguments.dry_run:
-            found, _ = _ask(resolved, required, hosts, runner)
+    required = _requirements(arguments, resolved.recipe)
+    began, started = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    answers = ask_nodes(hosts, required.image, Runner(), ssh=required.ssh)
+    found = Report(
+        recipe="+".join((resolved.recipe.name, *resolved.variants)),
+        prefix=required.image,
+        host=os.uname().nodename,
+        started=started,
+        seconds=time.monotonic() - began,
+        findings=preflight.judge_nodes(required, answers),
+    )
     return print_report(found, arguments)
 
 
-def _requirements(arguments: argparse.Namespace, resolved: Resolved) -> preflight.Requirements:
-    recipe = resolved.recipe
+def _requirements(arguments: argparse.Namespace, recipe: Recipe) -> preflight.Requirements:
     container = definition.container_of(recipe)
     image = os.path.abspath(arguments.image or container.image or _IMAGE)
     return preflight.Requirements(
@@ -229,55 +230,3 @@ def _requirements(arguments: argparse.Namespace, resolved: Resolved) -> prefligh
         scheduled=bool(current_allocation(recipe).scheduler),
         own=recipe.launch.launchers,
     )
-
-
-def _ask(
-    resolved: Resolved, required: preflight.Requirements, hosts: tuple[str, ...], runner: Runner
-) -> tuple[Report, preflight.Answers]:
-    began, started = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    answers = ask_nodes(hosts, required.image, runner, ssh=required.ssh)
-    found = Report(
-        recipe="+".join((resolved.recipe.name, *resolved.variants)),
-        prefix=required.image,
-        host=os.uname().nodename,
-        started=started,
-        seconds=time.monotonic() - began,
-        findings=preflight.judge_nodes(required, answers),
-    )
-    return found, answers
-
-
-def _copy(
-    recipe: Recipe,
-    required: preflight.Requirements,
-    hosts: tuple[str, ...],
-    runner: Runner | None,
-    *,
-    quiet: bool,
-) -> None:
-    """Copy the image from this host to others; without a runner, show the commands only."""
-    image = required.image
-    if not os.path.isfile(image):
-        folder = os.path.isdir(image)
-        raise UsageError(
-            "this image is a folder, and hvdenv copies only files" if folder
-            else "this host has no image to copy",
-            where=image,
-            remedy="move it to a shared file system, or convert it to a file (ch-convert to squashfs)"
-            if folder else "build it with --build, or run this on the host that has it",
-        )  # fmt: skip
-    scheduler = current_allocation(recipe).scheduler
-    broadcast = recipe.dialects[scheduler].broadcast if scheduler else ()
-    for command in preflight.copy_commands(image, hosts, broadcast):
-        if not quiet or runner is None:
-            report(spelled_out(command))
-        if runner is None:
-            continue
-        outcome = runner.run(command)
-        if not outcome:
-            raise StepError(
-                f"copying failed: {spelled_out(command)}",
-                where=image,
-                detail=outcome.tail(),
-                remedy="check the permissions and the free space on that host",
-            )

@@ -307,8 +307,7 @@ def refuse_missing_image(container: Container, recipe: str, folder: str) -> None
     if not image.exists():
         raise UsageError(
             f"this host has no image of {recipe}", where=str(image),
-            remedy=f"build it with `hvdenv container {recipe} --build`, or copy it to this host;"
-            f" to copy it to others: `hvdenv container {recipe} --preflight --hosts H1,H2 --copy`",
+            remedy=f"build it with `hvdenv container {recipe} --build`, or copy it to this host",
         )  # fmt: skip
     if container.runtime != "ch-run" or not image.is_dir():
         return

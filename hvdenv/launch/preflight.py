@@ -8,14 +8,11 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from hvdenv import INSPECT_PROGRAMS
 from hvdenv.command import Command
-from hvdenv.errors import UsageError
 from hvdenv.launch.launchers import MPI_KINDS, Launcher, Mpi, named, parse_mpi_version
-from hvdenv.model import template
 from hvdenv.model.cluster import Container, OwnLauncher
 from hvdenv.model.recipe import Mpi as RecipeMpi
 from hvdenv.reading import OWN, read_file
@@ -140,50 +137,6 @@ def parse_node(output: str) -> Node | None:
     return None
 
 
-def hosts_without_image(answers: Answers) -> tuple[str, tuple[str, ...]]:
-    """The first host with an image (or the empty string), and the hosts with none or another."""
-    nodes = {host: answer for host, answer in answers.items() if isinstance(answer, Node)}
-    source = next((host for host, node in nodes.items() if node.image.sha256), "")
-    if not source:
-        return "", tuple(nodes)
-    whole = nodes[source].image.sha256
-    return source, tuple(host for host, node in nodes.items() if node.image.sha256 != whole)
-
-
-def copy_commands(
-    image: str, hosts: Sequence[str], broadcast: tuple[str, ...]
-) -> tuple[Command, ...]:
-    """Commands that copy the image from this host to the same path on hosts that lack it.
-
-    Args:
-        broadcast: of the scheduler whose allocation this is, to copy to all hosts at once.
-
-    Raises:
-        UsageError: an older scp would let a shell read the path.
-    """
-    if not hosts:
-        return ()
-    if not re.fullmatch(r"/[A-Za-z0-9._/+=@%-]*", image):
-        raise UsageError(
-            "the path of the image has characters with a meaning in shells",
-            where=image,
-            remedy="use a path of letters, digits and . _ / + = @ % - with --image",
-        )
-    folder = str(Path(image).parent)
-    if broadcast:
-        return tuple(
-            Command(template.words(each, {"file": image, "folder": folder})) for each in broadcast
-        )
-    return tuple(
-        command
-        for host in hosts
-        for command in (
-            Command((*SSH, host, shlex.join(("mkdir", "-p", folder)))),
-            Command(("scp", "-p", *SSH[1:], image, f"{host}:{image}")),
-        )
-    )
-
-
 def compatible(host: Mpi, image: Mpi) -> tuple[Status, str]:
     """Whether a host's mpirun can start programs linked to the image's MPI, and why.
 
@@ -223,7 +176,7 @@ class _Verdict(NamedTuple):
 def judge_nodes(required: Requirements, answers: Answers) -> tuple[Finding, ...]:
     """All findings, host by host within each check."""
     nodes = {host: answer for host, answer in answers.items() if isinstance(answer, Node)}
-    source, _ = hosts_without_image(answers)
+    source = next((host for host, node in nodes.items() if node.image.sha256), "")
     sha256 = nodes[source].image.sha256 if source else ""
     checks: dict[str, Callable[[Requirements, Node], _Verdict | None]] = {
         "name": _name,
@@ -298,7 +251,10 @@ def _image(source: str, sha256: str, required: Requirements, node: Node) -> _Ver
     if not source:
         remedy = "no host has it: build it with --build, or give its path with --image"
     else:
-        remedy = "every node needs the same file at the same path; --copy copies it from this host"
+        copy = shlex.join(("scp", "-p", f"{source}:{path}", f"{node.name}:{path}"))
+        remedy = (
+            f"every node needs the same file at the same path: {copy}, or sbcast in a Slurm job"
+        )
     if image.problem:
         return _Verdict("fail", f"cannot read {path}: {image.problem}", remedy)
     hashes = f"sha256 {image.sha256}\non {source}: {sha256}"

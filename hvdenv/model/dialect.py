@@ -114,7 +114,6 @@ class Dialect(NamedTuple):
             are the words of a program to run, ``{command}`` is the program as one word. Without
             either, the scheduler starts the login shell.
         batch_only: prefixes of directives that an interactive job does not have.
-        broadcast: commands in a job that copy ``{file}`` in ``{folder}`` to all of its hosts.
     """
 
     like: Shipped | None = None
@@ -147,7 +146,6 @@ class Dialect(NamedTuple):
     hopeless: dict[str, str] = {}
     interactive: str = ""
     batch_only: tuple[str, ...] = ()
-    broadcast: tuple[str, ...] = ()
 
     @property
     def list_hosts(self) -> str:
@@ -258,9 +256,6 @@ def _of_templates(dialect: Dialect) -> Iterator[tuple[Key, str]]:
             yield path, message
         elif any(use.name == "cluster" and use.required for use in uses):
             yield path, "a job may have no cluster: write [[ -M {cluster}]], with the option's name"
-    for number, command in enumerate(dialect.broadcast):
-        if message := template.problem(command, ("file", "folder"), words=True):
-            yield ("broadcast", number), message
     for number, directive in enumerate(dialect.directives):
         if message := template.problem(directive, OF_JOBS):
             yield ("directives", number), message

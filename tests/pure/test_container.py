@@ -388,7 +388,7 @@ def test_a_note_at_the_start_is_not_the_cause() -> None:
         ([], 2, "has no table [container]"),
         (["--set", "container.base=debian:sid"], 3, "does not say which distribution"),
         (["--set", f"container.base={DEBIAN}", "--preflight"], 2, "--hosts f1:2,f2:2"),
-        (["--set", f"container.base={DEBIAN}", "--hosts", "f1"], 2, "need --preflight"),
+        (["--set", f"container.base={DEBIAN}", "--hosts", "f1"], 2, "needs --preflight"),
         (["--set", f"container.base={DEBIAN}", "--preflight", "--build"], 2, "build it first"),
         (["--set", f"container.base={DEBIAN}", "--to", "/nowhere/x"], 5, "cannot write"),
         (["--set", f"container.base={DEBIAN}", "--python", "3.12"], 3, "--python requests 3.12"),

@@ -16,22 +16,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv.errors import UsageError
 from hvdenv.launch.launchers import Mpi, parse_mpi_version
 from hvdenv.launch.preflight import (
     Image,
     Node,
     Requirements,
     compatible,
-    copy_commands,
-    hosts_without_image,
     judge_nodes,
     node_query,
     parse_node,
     peers_of,
 )
 from hvdenv.model.cluster import Container
-from hvdenv.model.dialect import shipped
 from hvdenv.model.recipe import Mpi as RecipeMpi
 from hvdenv.reports.report import Finding, Status, judge
 from hvdenv.schema import encode
@@ -117,7 +113,7 @@ VERDICTS: list[tuple[str, dict[str, Any], Requirements, str, str]] = [
         "tool", {"tools": {"apptainer": "apptainer version 1.4.5", "singularity": ""}}, REQUIRED,
         "fail", "--set container.runtime=apptainer",
     ),
-    ("image", {"image": MISSING}, REQUIRED, "fail", "No such file.*--copy"),
+    ("image", {"image": MISSING}, REQUIRED, "fail", "No such file.*scp -p f1:"),
     ("image", {"image": Image(1000, "b" * 64)}, REQUIRED, "fail", "differs from the file on f1.*b{64}.*a{64}"),
     *(
         ("mpi", {"mpirun": "", "srun": listed}, by(launcher, mpi), status, "")
@@ -186,15 +182,6 @@ def test_what_is_not_needed_is_not_judged(
     assert findings(SECOND._replace(**change), required, check) == []
 
 
-def test_which_hosts_lack_the_image() -> None:
-    missing = SECOND._replace(image=MISSING)
-    other = SECOND._replace(image=Image(1, "b" * 64))
-    answers: dict[str, Node | str] = {"f1": FIRST, "f2": missing, "f3": other, "f4": "unreachable"}
-    assert hosts_without_image(answers) == ("f1", ("f2", "f3"))
-    assert hosts_without_image({"f1": missing}) == ("", ("f1",))
-    assert hosts_without_image({"f1": FIRST, "f2": SECOND}) == ("f1", ())
-
-
 @pytest.mark.parametrize(
     ("host", "image", "status"),
     [
@@ -230,30 +217,6 @@ def test_ssh_is_asked_for_where_it_is_used() -> None:
     assert not REQUIRED._replace(launcher="srun").ssh
     hosts = ("f1", "f2", "f3")
     assert [peers_of(host, hosts) for host in hosts] == [("f2", "f3"), ("f1",), ("f1",)]
-
-
-def test_copying_by_scp() -> None:
-    commands = copy_commands(IMAGE, ["f2", "f3"], ())
-    assert [command.argv[0] for command in commands] == ["ssh", "scp", "ssh", "scp"]
-    assert commands[0].argv[-2:] == ("f2", "mkdir -p /images")
-    assert commands[1].argv[-2:] == (IMAGE, f"f2:{IMAGE}")
-    assert "BatchMode=yes" in commands[1].argv
-
-
-def test_copying_in_an_allocation() -> None:
-    first, second = copy_commands(IMAGE, ["f2"], shipped()["slurm"].broadcast)
-    assert first.argv == ("srun", "--ntasks-per-node=1", "mkdir", "-p", "/images")
-    assert second.argv == ("sbcast", "--force", "--preserve", IMAGE, IMAGE)
-
-
-def test_nothing_to_copy() -> None:
-    assert copy_commands("/a b", [], ()) == ()
-
-
-@pytest.mark.parametrize("path", ["/a b", "/a;reboot", "/$(reboot)", "a.sif", "/a'b", "/a\nb"])
-def test_a_path_that_a_shell_could_read_is_not_copied(path: str) -> None:
-    with pytest.raises(UsageError, match="characters with a meaning in shells"):
-        copy_commands(path, ["f2"], ())
 
 
 @given(st.text(max_size=200))

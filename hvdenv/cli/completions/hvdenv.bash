@@ -44,7 +44,7 @@ _shtab_hvdenv_envs_remove_option_strings=(-h --help --force)
 _shtab_hvdenv_envs_prune_option_strings=(-h --help --keep --older-than --unused-for --dry-run)
 _shtab_hvdenv_envs_option_strings=(-h --help --json)
 _shtab_hvdenv_module_option_strings=(-h --help --variant --set --site --prefix --trust --format --to --name)
-_shtab_hvdenv_container_option_strings=(-h --help --variant --set --site --python --json -q --quiet -v --verbose --color --format --to --image --allow --trust --dry-run --build --bind --preflight --hosts --copy)
+_shtab_hvdenv_container_option_strings=(-h --help --variant --set --site --python --json -q --quiet -v --verbose --color --format --to --image --allow --trust --dry-run --build --bind --preflight --hosts)
 _shtab_hvdenv_completion_option_strings=(-h --help)
 _shtab_hvdenv_option_strings=(-h --help --version)
 
@@ -257,7 +257,6 @@ _shtab_hvdenv_container___trust_nargs=0
 _shtab_hvdenv_container___dry_run_nargs=0
 _shtab_hvdenv_container___build_nargs=0
 _shtab_hvdenv_container___preflight_nargs=0
-_shtab_hvdenv_container___copy_nargs=0
 _shtab_hvdenv_completion__h_nargs=0
 _shtab_hvdenv_completion___help_nargs=0
 _shtab_hvdenv_pos_0_nargs=A...

@@ -210,12 +210,11 @@ _shtab_hvdenv_container_options=(
   "--image[image file (for docker\: tag) to use instead of the recipe\'s container.image]:FILE:"
   "*--allow[continue although this rule blocks\; may be repeated]:RULE:"
   "--trust[use files that other users can change, for this command only]"
-  "--dry-run[build and copy nothing\: show the definition, the tool and the commands]"
+  "--dry-run[build nothing\: show the definition and the tool]"
   "--build[build the image]"
   "*--bind[make a file or folder of this machine visible to the build, such as \/etc\/pip.conf]:HOST[:IMAGE]:"
   "--preflight[check that hosts can run the image]"
   "--hosts[hosts to check, with their slots]:H1:N,H2:N:"
-  "--copy[copy the image to the hosts that lack it]"
   ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
 )
 
