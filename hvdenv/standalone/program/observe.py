@@ -15,6 +15,7 @@ programs of the other ranks. Runs on Python 3.6 and newer.
 
 import base64
 import builtins
+import contextlib
 import faulthandler
 import importlib
 import importlib.util
@@ -346,6 +347,7 @@ class Observer:
                 leaving.join(LEAVING_SECONDS)
                 for stream in (sys.stdout, sys.stderr):
                     stream.flush()
+                remove_generated_files()
                 os._exit(0)
 
 
@@ -365,6 +367,14 @@ def physical_gpu(index: int) -> str:
     """A GPU of this process as all processes of the host would call it."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return visible[index] if index < len(visible) and visible[index] else str(index)
+
+
+def remove_generated_files() -> None:
+    """Remove the modules that TensorFlow has written into TMPDIR, as it does itself on exit."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("__autograph_generated_file"):
+            with contextlib.suppress(OSError):
+                os.remove(module.__file__ or "")
 
 
 def digest(numbers: List[int]) -> str:
