@@ -11,8 +11,8 @@ _HEAD = """\
 # Combinations that were built and verified
 
 `python -m grid.run` tried {count} combinations of versions, each in a new environment and without cached
-wheels. {passed} of them built and passed `hvdenv verify`. `hvdenv grid` and `hvdenv check` use the same
-data, `hvdenv/knowledge/grid.json`.
+wheels. {passed} of them built and passed `hvdenv verify`. `hvdenv check` uses the same data,
+`hvdenv/knowledge/grid.json`.
 
 "pass" means: on that machine, two ranks got correct results from every operation and the same model
 from a training run, with each framework under each controller. None of the machines had a GPU. Times

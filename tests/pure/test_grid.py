@@ -17,7 +17,6 @@ import pytest
 from grid import run
 from grid.page import page
 from grid.wanted import Wanted, all_wanted
-from hvdenv.cli.main import main
 from hvdenv.errors import StepError
 from hvdenv.knowledge import grid
 from hvdenv.knowledge.grid import (
@@ -93,34 +92,6 @@ def test_a_row_is_built_again_by_its_options() -> None:
     assert again[3:] == ("--set", 'packages.numpy="<2"', "--allow", "numpy-2-with-old-torch")
 
 
-def advised(*rows: Row, **asked: str) -> grid.Advice:
-    return grid.advise(Asked(**asked), load_recipe("local").recipe, rows)
-
-
-def test_which_horovod_and_patches() -> None:
-    assert advised(torch="2.6").horovod == "0.28.1"
-    assert "torch-cxx17" in advised(torch="2.6").patches
-    assert "torch-cxx17" not in advised(torch="2.0").patches
-    # Horovod 0.25 and newer refuses it; that older ones want another CMake, a recipe can mend.
-    old = advised(torch="1.4")
-    assert old.horovod == "0.24.3" and "cmake-4-for-bundled-gloo" in {r.id for r in old.rules}
-    # What was proven counts more.
-    assert advised(row(horovod="0.27.0"), torch="2.6").horovod == "0.27.0"
-
-
-def test_what_rules_say_of_a_combination() -> None:
-    def said(**asked: str) -> set[str]:
-        return {rule.id for rule in advised(**asked).rules}
-
-    assert "torch-for-python-311" in said(torch="1.12", python="3.11")
-    assert "torch-for-python-311" not in said(torch="1.12", python="3.10")
-    assert "torch-for-python-311" not in said(torch="1.12")
-    assert "numpy-2-with-old-torch" in said(torch="2.1", python="3.10")
-    assert said(torch="2.6", cuda="12.4") != said(torch="2.6", cuda="10.2")
-    assert said(torch="2.6", mpi="mpich") == set()
-    assert not {rule.severity for rule in advised(torch="2.6").rules} & {"note"}
-
-
 def test_the_combination_of_a_recipe(recipe: Recipe, facts: Facts) -> None:
     versions = {"horovod": "0.28.1", "torch": "2.13.0", "tensorflow": "2.15.1"}
     asked = asked_of(recipe, versions, "3.11.7", facts)
@@ -192,31 +163,6 @@ def test_what_is_wanted(tmp_path: Path) -> None:
             name for name in ("torch", "tensorflow") if getattr(one, name)
         }
         assert one.mpi is None or (recipe.mpi and recipe.mpi.package == one.mpi)
-
-
-def test_the_command(monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv) -> None:
-    monkeypatch.setattr("hvdenv.cli.grid.all_rows", lambda: ROWS)
-    assert len(hvdenv("grid").out.splitlines()) == len(ROWS) + 1
-    told = hvdenv("grid", "--torch", "2.8", "--mpi", "openmpi-4.1").out
-    assert "was built and verified" in told and "--set 'packages.numpy=\"<2\"'" in told
-    assert "failed at wheel: no C++17" in hvdenv("grid", "--torch", "2.14").out
-    document = json.loads(hvdenv("grid", "--tensorflow", "2.15", "--torch", "2.6", "--json").out)
-    assert document["schema"] == "hvdenv.grid/1" and document["asked"]["torch"] == "2.6"
-    assert document["status"] == "never tried" and document["above"]["name"] == "keras"
-    assert document["rules"] and document["patches"]
-    assert len(json.loads(hvdenv("grid", "--json").out)["rows"]) == len(ROWS)
-
-
-@pytest.mark.parametrize(
-    "words", [["--torch", "new"], ["--mpi", "mpi-4"], ["--cuda", "yes"], ["--python", "3.x"]]
-)
-def test_what_is_no_version_is_refused(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["grid", *words])
-    assert ended.value.code == 2
-    assert words[1] in capsys.readouterr().err
 
 
 def test_check_says_what_is_known_of_the_combination(

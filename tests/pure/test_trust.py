@@ -59,7 +59,7 @@ def faults(prefix: Path, *, whole: bool) -> str:
 # ssh-keygen, `envs` and `plan` the workspace tools, `init` those of this machine, from PATH.
 SHOWN = {
     "cache": ("list",), "completion": ("bash",), "diff": ("PREFIX", "PREFIX"), "doctor": ("RECIPE",),
-    "envs": (), "examples": (), "export": ("--prefix", "PREFIX"), "grid": (),
+    "envs": (), "examples": (), "export": ("--prefix", "PREFIX"),
     "init": ("x", "--from", "RECIPE", "-o", "-"), "plan": ("RECIPE", "--facts", "FACTS"),
     "recipes": (), "show": ("RECIPE",), "wheels": ("verify", "FOLDER"),
 }  # fmt: skip

@@ -8,7 +8,7 @@
 _shtab_hvdenv_wheels_subparsers=(publish verify)
 _shtab_hvdenv_cache_subparsers=(list verify prune copy sign)
 _shtab_hvdenv_envs_subparsers=(storage rollback remove prune)
-_shtab_hvdenv_subparsers=(init check build verify examples job run shell install doctor lock fetch pack wheels cache export diff recipes show plan grid envs module container completion)
+_shtab_hvdenv_subparsers=(init check build verify examples job run shell install doctor lock fetch pack wheels cache export diff recipes show plan envs module container completion)
 
 _shtab_hvdenv_init_option_strings=(-h --help --from --lines --here --where --dry-run --interactive --set -o --output --json)
 _shtab_hvdenv_check_option_strings=(-h --help --variant --set --site --python --prefix --json --facts --allow --trust --offline --timeout)
@@ -37,7 +37,6 @@ _shtab_hvdenv_diff_option_strings=(-h --help --json --color --exit-code)
 _shtab_hvdenv_recipes_option_strings=(-h --help --json --site)
 _shtab_hvdenv_show_option_strings=(-h --help --variant --set --site --json --schema)
 _shtab_hvdenv_plan_option_strings=(-h --help --variant --set --site --python --prefix --json --format --facts --locked --lockfiles --lock --require-signed --from --offline)
-_shtab_hvdenv_grid_option_strings=(-h --help --torch --tensorflow --python --cuda --mpi --json)
 _shtab_hvdenv_envs_storage_option_strings=(-h --help --json)
 _shtab_hvdenv_envs_rollback_option_strings=(-h --help --to)
 _shtab_hvdenv_envs_remove_option_strings=(-h --help --force)
@@ -70,7 +69,7 @@ _shtab_hvdenv_module___format_choices=(lua tcl)
 _shtab_hvdenv_container___color_choices=(auto always never)
 _shtab_hvdenv_container___format_choices=(singularity docker)
 _shtab_hvdenv_completion_pos_0_choices=(bash zsh tcsh)
-_shtab_hvdenv_pos_0_choices=(init check build verify examples job run shell install doctor lock fetch pack wheels cache export diff recipes show plan grid envs module container completion)
+_shtab_hvdenv_pos_0_choices=(init check build verify examples job run shell install doctor lock fetch pack wheels cache export diff recipes show plan envs module container completion)
 
 _shtab_hvdenv_init__h_nargs=0
 _shtab_hvdenv_init___help_nargs=0
@@ -225,9 +224,6 @@ _shtab_hvdenv_plan___json_nargs=0
 _shtab_hvdenv_plan___locked_nargs=0
 _shtab_hvdenv_plan___require_signed_nargs=0
 _shtab_hvdenv_plan___offline_nargs=0
-_shtab_hvdenv_grid__h_nargs=0
-_shtab_hvdenv_grid___help_nargs=0
-_shtab_hvdenv_grid___json_nargs=0
 _shtab_hvdenv_envs_storage__h_nargs=0
 _shtab_hvdenv_envs_storage___help_nargs=0
 _shtab_hvdenv_envs_storage___json_nargs=0

@@ -21,7 +21,6 @@ _shtab_hvdenv_commands() {
     examples:'Print the folder of the example training programs.'
     export:'Write a bill of materials of an environment: CycloneDX 1.6 in JSON, for audits.'
     fetch:'Download everything that a locked build needs, and hvdenv itself, for hosts without internet.'
-    grid:'Show which Horovod release and patches fit a combination of versions.'
     init:'Draft a recipe from a site'"'"'s page, from a job script that works, or from this machine.'
     install:'Add packages to an environment, in a new generation.'
     job:'Write the batch script of a job that runs a command in an environment or image.'
@@ -329,19 +328,6 @@ _shtab_hvdenv_fetch_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_hvdenv_fetch_defaults_added=0
-
-_shtab_hvdenv_grid_options=(
-  "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--torch[version of PyTorch]:X:"
-  "--tensorflow[version of TensorFlow]:Y:"
-  "--python[version of Python]:Z:"
-  "--cuda[version of CUDA that Horovod is built for, or any, or none]:W:"
-  "--mpi[openmpi, mpich, mvapich, cray-mpich, intel, spectrum\; a version may follow, as in openmpi-4.1]:M:"
-  "--json[print the result as JSON, and nothing else, on standard output]"
-)
-
-# guard to ensure default positional specs are added only once per session
-_shtab_hvdenv_grid_defaults_added=0
 
 _shtab_hvdenv_init_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -669,7 +655,6 @@ _shtab_hvdenv() {
         examples) _arguments -C -s $_shtab_hvdenv_examples_options ;;
         export) _arguments -C -s $_shtab_hvdenv_export_options ;;
         fetch) _arguments -C -s $_shtab_hvdenv_fetch_options ;;
-        grid) _arguments -C -s $_shtab_hvdenv_grid_options ;;
         init) _arguments -C -s $_shtab_hvdenv_init_options ;;
         install) _arguments -C -s $_shtab_hvdenv_install_options ;;
         job) _arguments -C -s $_shtab_hvdenv_job_options ;;
