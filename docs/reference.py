@@ -9,18 +9,18 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+import shlex
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from docs.horovod_api import page as horovod_api_page
-from grid.page import page as grid_page
 from hvdenv.cli.main import COMMANDS, make_parser
 from hvdenv.errors import MEANINGS
 from hvdenv.knowledge import signatures
-from hvdenv.knowledge.grid import all_rows
+from hvdenv.knowledge.combinations import Row, all_rows
 from hvdenv.knowledge.rules import Rule, all_rules, each_of, themes
 from hvdenv.knowledge.signatures import (
     Member,
@@ -73,7 +73,7 @@ def pages() -> dict[str, str]:
         "report-fields.md": report_fields(),
         "rules.md": rules(),
         "recipes.md": recipes(),
-        "grid.md": grid_page(all_rows()),
+        "combinations.md": combinations(all_rows()),
         "horovod-api.md": horovod_api_page(),
         **signature_pages(),
     }
@@ -360,6 +360,89 @@ def recipes() -> str:
                 "\n".join(f"- {plain(each.text)} ({linked(each.source)})" for each in recipe.notes)
             ]
     return "\n\n".join(parts)
+
+
+def combinations(rows: Sequence[Row]) -> str:
+    """The page of combinations that were tried."""
+    passed = sum(row.verdict == "pass" for row in rows)
+    common = set.intersection(*({*row.patches} for row in rows))
+    machines = list(dict.fromkeys(map(_machine, rows)))
+    commands = (f"$ {shlex.join(_build_command(row))}    # {row.name}" for row in rows)
+    parts = [
+        "# Combinations that were built and verified",
+        f"`python benchmarks/combinations.py` tried {len(rows)} combinations of versions, each in a new"
+        f" environment and without cached wheels. {passed} of them built and passed `hvdenv verify`."
+        " `hvdenv check` names the nearest of them.",
+        '"pass" means: on that machine, two ranks got correct results from every operation and the same'
+        " model from a training run, with each framework under each controller. None of the machines had"
+        " a GPU. Times are from machines that were also doing other work.",
+        f"Patches in all of them: {', '.join(sorted(common)) or 'none'}.",
+        "Machines, by the number in the last column:",
+        "\n".join(f"{number}. {each}" for number, each in enumerate(machines, 1)),
+        table(
+            (
+                "row", "frameworks", "Python", "MPI", "CUDA", "Horovod", "further patches", "with",
+                "over MPI", "over Gloo", "build", "verify", "date", "hvdenv", "machine",
+            ),
+            (_combination(row, common, machines) for row in rows),
+        ),
+        "## Reproduce them",
+        "```console\n" + "\n".join(commands) + "\n```",
+        "## What failed",
+        *(_combination_failure(row) for row in rows if row.failure),
+    ]  # fmt: skip
+    return "\n\n".join(parts)
+
+
+def _machine(row: Row) -> str:
+    return f"{row.system}, {row.machine}, glibc {row.glibc}, {row.compiler}"
+
+
+def _build_command(row: Row) -> Iterator[str]:
+    yield from ("hvdenv", "build", "local")
+    for key, value in row.settings.items():
+        yield from ("--set", f"{key}={value}")
+    for rule in row.allow:
+        yield from ("--allow", rule)
+
+
+def _combination(row: Row, common: set[str], machines: Sequence[str]) -> tuple[str, ...]:
+    return (
+        row.name,
+        _versions(row.frameworks.items()),
+        row.python,
+        f"{row.mpi} {row.mpi_version}",
+        row.cuda or "none",
+        row.horovod,
+        ", ".join(sorted({*row.patches} - common)) or "none",
+        _versions(row.packages.items()),
+        _verified(row, "mpi"),
+        _verified(row, "gloo"),
+        f"{row.build_seconds:.0f} s",
+        f"{row.verify_seconds:.0f} s" if row.verify_seconds else "",
+        row.date,
+        row.hvdenv,
+        str(machines.index(_machine(row)) + 1),
+    )
+
+
+def _versions(versions: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions)
+
+
+def _verified(row: Row, controller: str) -> str:
+    found = [each for each in row.judged if each.controller == controller]
+    if row.verdict == "not built":
+        return row.verdict
+    return ", ".join(f"{each.framework} {each.status}" for each in found) or "not requested"
+
+
+def _combination_failure(row: Row) -> str:
+    assert row.failure
+    cause = row.failure.cause or "unknown cause"
+    name = f" [{row.failure.signature}]" if row.failure.signature else ""
+    lines = block("\n".join(row.failure.lines))
+    return f"### {row.name}\n\nAt {row.failure.step}: {cause}{name}.\n\n{lines}"
 
 
 def signature_pages() -> dict[str, str]:

@@ -23,7 +23,15 @@ from hvdenv.cli.prepare import Prepared, prepare
 from hvdenv.cli.progress import Silent
 from hvdenv.environments import scratch
 from hvdenv.errors import IncompatibleError, UsageError
-from hvdenv.knowledge.grid import Answer, Asked, all_rows, ask, asked_of, comparable, told_answer
+from hvdenv.knowledge.combinations import (
+    Answer,
+    Asked,
+    all_rows,
+    ask,
+    asked_of,
+    comparable,
+    summary_of,
+)
 from hvdenv.knowledge.observables import observables
 from hvdenv.knowledge.remedies import Change, edits_of, propose
 from hvdenv.knowledge.rules import Rule, all_rules, judge
@@ -69,7 +77,8 @@ class Checked(NamedTuple):
     Attributes:
         modules: of the recipe on this machine; None if it has none, or they were not looked at.
         unseen: why they were not.
-        tried: the grid's answer; None unless Horovod is built against wheels of the index.
+        tried: the recipe's combination of versions, and whether it was built and verified; None
+            unless Horovod is built from source for frameworks of pip.
     """
 
     prepared: Prepared
@@ -122,7 +131,7 @@ def _document(found: Checked, allowed: Sequence[str]) -> dict[str, object]:
         **document_of(found.change),
         **({"modules": encode(found.modules)} if found.modules else {}),
         **({"modules_not_examined": found.unseen} if found.unseen else {}),
-        **({"grid": encode(found.tried[1])} if found.tried else {}),
+        **({"combination": encode(found.tried[1])} if found.tried else {}),
         "looked_up": found.answer.looked_up,
         "not_looked_up": found.answer.not_looked_up,
     }
@@ -133,7 +142,7 @@ def _lines(found: Checked, blocked: bool) -> Iterator[str]:
     place = "for" if found.prepared.foreign else "on"
     yield f"facts {facts.origin} {place} {facts.host}; Python {python.version} ({python.path})"
     yield from (told(rule, found.prepared.resolved) for rule in found.rules)
-    yield from told_answer(*found.tried) if found.tried else ()
+    yield from summary_of(*found.tried) if found.tried else ()
     yield from _told_modules(found.modules) if found.modules else ()
     yield from told_change(found.change, "Suggested recipe changes") if found.change else ()
     unseen = (f"modules of the recipe: {found.unseen}",) if found.unseen else ()

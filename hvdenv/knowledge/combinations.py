@@ -1,6 +1,6 @@
-"""Combinations that were really built and verified: data in hvdenv/knowledge/grid.json, and what it answers.
+"""Combinations of versions that were built and verified, and which of them is nearest to a recipe.
 
-Pure. grid/run.py makes the rows; docs/generated/grid.md shows them.
+benchmarks/combinations.py makes the rows of combinations.json; docs/generated/combinations.md shows them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from hvdenv.reading import OWN, read_text
 from hvdenv.reports.report import Status
 from hvdenv.schema import Pattern, decode
 
-FILE = Path(__file__).parent / "grid.json"
+FILE = Path(__file__).with_suffix(".json")
 
 FRAMEWORKS: tuple[Framework, ...] = ("torch", "tensorflow")
-# CUDA of which the version does not matter, and none.
+# CUDA of any version, and no CUDA.
 ANY, NONE = "any", "none"
 
 Date = Annotated[str, Pattern(r"\d{4}-\d\d-\d\d", "a date such as 2026-11-22")]
@@ -33,36 +33,18 @@ Kind = Literal["openmpi", "mpich", "mvapich", "cray-mpich", "intel", "spectrum"]
 
 
 class Judged(NamedTuple):
-    """What verify said of a framework under a controller: the worst of its findings."""
+    """The worst finding of verify about a framework under a controller."""
 
     framework: Framework
     controller: Controller
     status: Status
 
 
-class SuiteResult(NamedTuple):
-    """What `verify --suite` reported of Horovod's own tests.
-
-    Attributes:
-        subject: ``torch over MPI`` and so on, or ``tests without ranks``.
-        known: how many failed for a known reason.
-        new: ids of the other failing tests.
-        problem: why not all tests ran; empty if all did.
-    """
-
-    subject: str
-    passed: int = 0
-    skipped: int = 0
-    known: int = 0
-    new: tuple[str, ...] = ()
-    problem: str = ""
-
-
 class Failure(NamedTuple):
     """Where a row failed: a step of the build, or ``verify``.
 
     Attributes:
-        lines: the first lines that look like an error, or what verify said.
+        lines: the first lines that look like an error, or the findings of verify.
     """
 
     step: str
@@ -75,14 +57,13 @@ class Row(NamedTuple):
     """One combination that was tried.
 
     Attributes:
-        frameworks: versions as the frameworks themselves say them: 2.13.0+cpu.
+        frameworks: versions as the frameworks themselves report them: 2.13.0+cpu.
         mpi, mpi_version: the implementation, from the package index.
-        cuda: the toolkit that Horovod was built for; empty if for none.
-        packages: versions of others that matter.
+        cuda: the toolkit that Horovod was built for; empty without CUDA.
+        packages: versions of other packages that matter.
         verify_seconds: 0 if verify was not reached.
-        base, settings: how its recipe differs from this shipped one: values for keys, as TOML.
+        settings: how its recipe differs from `local`: values for keys, as TOML.
         allow: blocking rules that the build went past.
-        suite: results of Horovod's own tests; empty if they were not run.
     """
 
     name: RowName
@@ -91,7 +72,6 @@ class Row(NamedTuple):
     horovod: Version
     python: Version
     frameworks: dict[Framework, Version]
-    controllers: tuple[Controller, ...]
     mpi: Kind
     mpi_version: Version
     cuda: str
@@ -105,22 +85,22 @@ class Row(NamedTuple):
     verify_seconds: float
     verdict: Verdict
     judged: tuple[Judged, ...]
-    base: Name
     settings: dict[str, str]
     allow: tuple[str, ...] = ()
     failure: Failure | None = None
-    suite: tuple[SuiteResult, ...] = ()
 
 
-class Grid(NamedTuple):
-    format: Literal[1]
+class Table(NamedTuple):
+    """The data file."""
+
     rows: tuple[Row, ...]
 
 
 class Asked(NamedTuple):
-    """A combination; what is empty may be anything, and 2.6 stands for all of 2.6.
+    """The combination of a recipe. An empty value matches anything, and 2.6 matches every 2.6 release.
 
-    `cuda` is a version, ``any`` or ``none``.
+    Attributes:
+        cuda: a version, ``any`` or ``none``.
     """
 
     torch: str = ""
@@ -134,16 +114,17 @@ class Asked(NamedTuple):
 
     @property
     def frameworks(self) -> tuple[Framework, ...]:
+        """The frameworks that have a version."""
         return tuple(name for name in FRAMEWORKS if getattr(self, name))
 
 
 class Answer(NamedTuple):
-    """What the grid says of a combination.
+    """What the rows say of a combination.
 
     Attributes:
-        status: ``built`` says that nothing failed, but this could not all be proven there.
+        status: ``built`` says that nothing failed, but not everything could be proven there.
         rows: of this combination, the proven ones first.
-        below, above: the nearest proven rows, unless this one is proven.
+        below, above: the nearest proven rows; None if this one is proven.
     """
 
     status: Literal["proven", "built", "failed", "never tried"]
@@ -153,21 +134,22 @@ class Answer(NamedTuple):
 
 
 def read(text: str) -> tuple[Row, ...]:
-    """The rows of a data file.
+    """The rows of the data file.
 
     Raises:
-        ValueError: it is no JSON, or a value does not fit (Problem).
+        ValueError: the text is not JSON, or a value does not fit (Problem).
     """
-    return decode(Grid, json.loads(text)).rows
+    return decode(Table, json.loads(text)).rows
 
 
 @lru_cache(maxsize=1)
 def all_rows() -> tuple[Row, ...]:
+    """The rows that ship with hvdenv."""
     return read(read_text(FILE, OWN))
 
 
 def ask(asked: Asked, rows: Sequence[Row]) -> Answer:
-    """Whether a combination was tried, and what came of it."""
+    """Whether a combination was tried and passed, and which proven rows are nearest."""
     found = sorted(
         (row for row in rows if not differences(asked, row)), key=lambda row: _WORTH[row.verdict]
     )
@@ -177,7 +159,7 @@ def ask(asked: Asked, rows: Sequence[Row]) -> Answer:
     proven = [
         row for row in rows if row.verdict == "pass" and {*asked.frameworks} <= {*row.frameworks}
     ]
-    # Implementations of MPI have no order: another one only if there is nothing else.
+    # Implementations of MPI have no order: rows of another one count only if this one has none.
     alike = [row for row in proven if asked.mpi in ("", row.mpi)] or proven
     at = _place(asked)
     below = [row for row in alike if _place(asked, row) <= at]
@@ -196,14 +178,14 @@ _WORTH: dict[Verdict, int] = {"pass": 0, "unproven": 1, "fail": 2, "error": 3, "
 
 
 def differences(asked: Asked, row: Row) -> tuple[str, ...]:
-    """In what a row is another combination than the one that is asked for."""
+    """The fields in which a row differs from a combination."""
     return tuple(
         name for name, value in _of(row).items() if not _agrees(getattr(asked, name), value)
     )
 
 
 def _of(row: Row) -> dict[str, str]:
-    """A row in the words of Asked."""
+    """The values of a row by the fields of Asked."""
     return {
         "torch": row.frameworks.get("torch", ""), "tensorflow": row.frameworks.get("tensorflow", ""),
         "python": row.python, "cuda": row.cuda or NONE, "mpi": row.mpi,
@@ -213,14 +195,14 @@ def _of(row: Row) -> dict[str, str]:
 
 
 def _agrees(asked: str, value: str) -> bool:
-    """Whether a value is one of those that are asked for: 2.6 is also 2.6.1 and 2.6.0+cu124."""
+    """Whether a value of a row matches: 2.6.1 and 2.6.0+cu124 match 2.6."""
     if asked == ANY:
         return value != NONE
     return not asked or asked == value or f"{value.partition('+')[0]}.".startswith(f"{asked}.")
 
 
 def _place(asked: Asked, row: Row | None = None) -> tuple[Any, ...]:
-    """Where a row stands in the order of what is asked for, or that itself."""
+    """What orders rows by the versions that a combination has; without a row, its own place."""
     values = _of(row) if row else {}
     place = []
     for name in (*FRAMEWORKS, "python", "horovod", "mpi_version"):
@@ -232,7 +214,7 @@ def _place(asked: Asked, row: Row | None = None) -> tuple[Any, ...]:
 
 
 def asked_of(recipe: Recipe, versions: Mapping[str, Version], python: str, facts: Facts) -> Asked:
-    """The combination that a recipe is, with these versions of frameworks and Python, on a machine."""
+    """The combination of a recipe with these versions of frameworks and Python, on a machine."""
     mpi = recipe.mpi if "mpi" in recipe.horovod.controllers else None
     toolkit = facts.nvcc.version if facts.nvcc else ""
     return Asked(
@@ -248,12 +230,13 @@ def asked_of(recipe: Recipe, versions: Mapping[str, Version], python: str, facts
 
 
 def comparable(recipe: Recipe) -> bool:
-    """Whether a recipe builds what rows are of: Horovod's source beside wheels of the index."""
+    """Whether rows can say anything of a recipe: all build Horovod from source for pip's frameworks."""
     providers = {recipe.frameworks[name].provider for name in recipe.horovod.frameworks}
     return recipe.horovod.provider == "source" and providers == {"pip"}
 
 
-def told(row: Row) -> str:
+def summary(row: Row) -> str:
+    """A row in one line."""
     frameworks = " and ".join(f"{name} {version}" for name, version in row.frameworks.items())
     cuda = f"CUDA {row.cuda}" if row.cuda else "no CUDA"
     return (
@@ -262,30 +245,22 @@ def told(row: Row) -> str:
     )
 
 
-def options(row: Row) -> tuple[str, ...]:
-    """The words of the command that builds a row again."""
-    sets = (word for key, value in row.settings.items() for word in ("--set", f"{key}={value}"))
-    allowed = (word for rule in row.allow for word in ("--allow", rule))
-    return ("hvdenv", "build", row.base, *sets, *allowed)
-
-
-_TOLD = {
+_STATUS = {
     "proven": "was built and verified",
-    "built": "was built, but not all of it could be proven",
-    "failed": "was tried, and failed",
+    "built": "was built, but not everything could be proven",
+    "failed": "was tried and failed",
     "never tried": "was never tried",
 }
 
 
-def told_answer(asked: Asked, answer: Answer) -> Iterator[str]:
-    """Whether a combination was tried and which is nearest, line by line."""
-    yield f"grid: this combination {_TOLD[answer.status]}"
+def summary_of(asked: Asked, answer: Answer) -> Iterator[str]:
+    """An answer, line by line."""
+    yield f"this combination of versions {_STATUS[answer.status]}"
     for row in answer.rows:
-        yield f"  {told(row)}"
+        yield f"  {summary(row)}"
         if row.failure:
-            cause = row.failure.cause or "for a cause that is not known"
-            yield f"    failed at {row.failure.step}: {cause}"
+            yield f"    failed at {row.failure.step}: {row.failure.cause or 'unknown cause'}"
     for side, nearest in (("below", answer.below), ("above", answer.above)):
         if nearest:
             yield f"  nearest verified combination {side} (differs in {', '.join(differences(asked, nearest))}):"
-            yield f"    {told(nearest)}"
+            yield f"    {summary(nearest)}"

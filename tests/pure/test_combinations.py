@@ -1,0 +1,366 @@
+"""Combinations of versions: their data, which one is nearest, and the script that makes the rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import combinations as script
+from benchmarks.combinations import Wanted, all_wanted
+from docs import reference
+from hvdenv.errors import StepError
+from hvdenv.knowledge import combinations
+from hvdenv.knowledge.combinations import (
+    Asked,
+    Failure,
+    Judged,
+    Row,
+    all_rows,
+    ask,
+    asked_of,
+    differences,
+)
+from hvdenv.knowledge.patches import all_patches
+from hvdenv.knowledge.rules import all_rules
+from hvdenv.knowledge.signatures import all_signatures
+from hvdenv.model.facts import Facts, Tool
+from hvdenv.model.layers import load_recipe
+from hvdenv.model.recipe import Gpu, Recipe
+from hvdenv.schema import Problem, encode
+from tests.commands import Hvdenv
+
+ROOT = Path(__file__).parents[2]
+PASSED = (Judged("torch", "mpi", "pass"), Judged("torch", "gloo", "pass"))
+
+
+def row(name: str = "one", torch: str = "2.6.0+cu124", python: str = "3.12.1", **other: Any) -> Row:
+    known: dict[str, Any] = {
+        "date": "2026-11-22", "hvdenv": "0.1.0", "horovod": "0.28.1", "frameworks": {"torch": torch},
+        "mpi": "openmpi", "mpi_version": "4.1.8", "cuda": "",
+        "patches": ("torch-cxx17",), "packages": {"numpy": "2.1.0"}, "compiler": "g++ 12.2.0",
+        "glibc": "2.36", "system": "Debian GNU/Linux 12", "machine": "x86_64", "build_seconds": 200.0,
+        "verify_seconds": 60.0, "verdict": "pass", "judged": PASSED,
+        "settings": {"packages.numpy": '"<2"'},
+    }  # fmt: skip
+    return Row(name=name, python=python, **{**known, **other})
+
+
+ROWS = (
+    row("old", "2.1.2", "3.9.18"),
+    row("new", "2.8.0", "3.12.1"),
+    row("newest", "2.13.0+cpu", "3.11.7"),
+    row("mpich", "2.13.0+cpu", "3.11.7", mpi="mpich", mpi_version="4.3.2"),
+    row("broken", "2.14.0", verdict="not built", judged=(), failure=Failure("wheel", "no C++17")),
+    row("half", "2.11.0", cuda="13.0", verdict="unproven", judged=()),
+    row("keras", frameworks={"torch": "2.13.0", "tensorflow": "2.15.1"}, python="3.10.13"),
+)
+
+
+CASES = json.loads((ROOT / "tests/cases/combinations.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["asked"]))
+def test_which_rows_answer(case: dict[str, Any]) -> None:
+    answer = ask(Asked(**case["asked"]), ROWS)
+    nearest = [each.name if each else "" for each in (answer.below, answer.above)]
+    assert [answer.status, *nearest] == [case["status"], case["below"], case["above"]]
+    assert [each.name for each in answer.rows] == case["rows"]
+
+
+def test_how_a_row_differs() -> None:
+    asked = Asked(torch="2.8.0", tensorflow="2.15", python="3.12", cuda="any", mpi="mpich")
+    assert differences(asked, ROWS[1]) == ("tensorflow", "cuda", "mpi")
+
+
+def test_the_combination_of_a_recipe(recipe: Recipe, facts: Facts) -> None:
+    versions = {"horovod": "0.28.1", "torch": "2.13.0", "tensorflow": "2.15.1"}
+    asked = asked_of(recipe, versions, "3.11.7", facts)
+    assert asked == Asked(
+        "2.13.0", "2.15.1", "3.11", "none", "openmpi", "4.1", "0.28.1", facts.machine
+    )
+    gpu = recipe._replace(horovod=recipe.horovod._replace(gpu=Gpu(operations="nccl")))
+    assert asked_of(gpu, versions, "3.11.7", facts._replace(nvcc=None)).cuda == "any"
+    toolkit = facts._replace(nvcc=Tool("/cuda/bin/nvcc", "13.0"))
+    assert asked_of(gpu, versions, "3.11.7", toolkit).cuda == "13.0"
+    gloo = recipe._replace(horovod=recipe.horovod._replace(controllers=("gloo",)))
+    assert asked_of(gloo, versions, "3.11.7", facts).mpi == ""
+
+
+def test_the_data_is_strict() -> None:
+    assert combinations.read(json.dumps({"rows": encode(ROWS)})) == ROWS
+    for wrong in ({"colour": "red"}, {"date": "yesterday"}, {"frameworks": {"mxnet": "1.9"}}):
+        with pytest.raises(Problem):
+            combinations.read(json.dumps({"rows": [{**encode(ROWS[0]), **wrong}]}))
+
+
+def test_the_rows_that_ship() -> None:
+    patches, rules = {each.name for each in all_patches()}, {rule.id for rule in all_rules()}
+    known = {each.name: each for each in all_wanted()}
+    assert len({each.name for each in all_rows()}) == len(all_rows())
+    for each in all_rows():
+        expected = {
+            (name, controller) for name in each.frameworks for controller in ("mpi", "gloo")
+        }
+        judged = {(one.framework, one.controller): one.status for one in each.judged}
+        if each.verdict == "pass":
+            assert each.failure is None and judged == dict.fromkeys(expected, "pass")
+        assert (each.verdict == "not built") == (each.verify_seconds == 0)
+        assert each.failure or each.verdict in ("pass", "unproven")
+        assert {*each.patches} <= patches and {*each.allow} <= rules
+        assert each.settings == known[each.name].settings
+
+
+def test_the_page_has_every_row() -> None:
+    text = reference.combinations((*ROWS, row("allowed", allow=("numpy-2-with-old-torch",))))
+    for each in ROWS:
+        assert each.name in text and all(version in text for version in each.frameworks.values())
+    assert "At wheel: no C++17" in text and "torch pass" in text and "not built" in text
+    options = "--set 'packages.numpy=\"<2\"' --allow numpy-2-with-old-torch"
+    assert f"$ hvdenv build local {options}    # allowed" in text
+
+
+def test_wanted_combinations(tmp_path: Path) -> None:
+    wanted = all_wanted()
+    assert len({each.name for each in wanted}) == len(wanted) >= 16
+    minor = {(name, ".".join(version.split(".")[:2]))
+             for each in wanted for name in ("torch", "tensorflow") if (version := getattr(each, name))}  # fmt: skip
+    torch = {"1.12", "1.13", "2.0", "2.1", "2.4", "2.6", "2.8", "2.13", "2.15"}
+    tensorflow = {"2.10", "2.11", "2.12", "2.13", "2.15", "2.16", "2.18", "2.20", "2.21"}
+    assert minor >= {("torch", each) for each in torch} | {("tensorflow", t) for t in tensorflow}
+    assert {each.python for each in wanted} >= {"3.8", "3.9", "3.10", "3.11", "3.12", "3.13"}
+    assert {each.mpi for each in wanted} >= {None, "openmpi", "mpich"}
+    for one in wanted:
+        path = tmp_path / "one.toml"
+        path.write_text(one.recipe, encoding="utf-8")
+        recipe = load_recipe(str(path)).recipe
+        assert set(recipe.horovod.frameworks) == {
+            name for name in ("torch", "tensorflow") if getattr(one, name)
+        }
+        assert one.mpi is None or (recipe.mpi and recipe.mpi.package == one.mpi)
+
+
+def test_check_reports_the_combination(
+    monkeypatch: pytest.MonkeyPatch, hvdenv: Hvdenv, cases: Path
+) -> None:
+    words = ["check", "local", "--variant", "torch", "--facts", str(cases / "facts.json")]
+    monkeypatch.setattr("hvdenv.cli.check.all_rows", lambda: ROWS[1:2])
+    told = hvdenv(*words).out
+    assert "never tried" in told and "nearest verified combination below (differs in torch" in told
+    monkeypatch.setattr("hvdenv.cli.check.all_rows", lambda: ROWS)
+    assert json.loads(hvdenv(*words, "--json").out)["combination"]["status"] == "proven"
+    # Its frameworks are not those of the index.
+    said = hvdenv("check", "neuron", "--facts", str(cases / "facts.json"), "--json", code=0)
+    assert "combination" not in json.loads(said.out)
+
+
+# ---------------------------------------------------------------- the script
+
+
+def test_the_recipe_of_a_combination() -> None:
+    wanted = Wanted(
+        "x", "3.9", torch="2.1.2", mpi="mpich", mpi_version="4.3.2", set={"packages.numpy": '"<2"'}
+    )
+    assert wanted.recipe.splitlines()[3:] == [
+        'python.version = "==3.9.*"',
+        'horovod.frameworks = ["torch"]',
+        'frameworks.torch.version = "2.1.2"',
+        'mpi.kind = "mpich"',
+        'mpi.package = "mpich"',
+        'mpi.version = "4.3.2"',
+        'packages.numpy = "<2"',
+    ]
+
+
+def test_the_worst_finding_counts() -> None:
+    findings = [
+        {"subject": "torch over MPI", "status": "pass"},
+        {"subject": "alltoall, torch over MPI", "status": "fail"},
+        {"subject": "torch over MPI", "status": "skip"},
+        {"subject": "torch over Gloo", "status": "pass"},
+        {"subject": "tensorflow over Gloo", "status": "unproven"},
+        {"subject": "tensorflow over MPI", "status": "skip"},
+    ]
+    assert script.judged_of(("torch", "tensorflow"), findings) == (
+        Judged("torch", "mpi", "fail"), Judged("torch", "gloo", "pass"),
+        Judged("tensorflow", "gloo", "unproven"),
+    )  # fmt: skip
+
+
+def test_signatures_that_are_the_machines_fault_exist() -> None:
+    assert {each.id for each in all_signatures()} >= script.MACHINES_FAULT
+
+
+# Stands for hvdenv: what its commands print, and their exit codes.
+STAND_IN = """\
+import json, os, sys, time
+answer = json.loads(open({answers!r}).read())[sys.argv[1]]
+open({log!r}, "a").write(sys.argv[1] + "\\n")
+assert os.path.isdir(os.environ["HVDENV_HOME"])
+time.sleep(answer.get("sleep", 0))
+print(json.dumps(answer["prints"]))
+sys.exit(answer.get("code", 0))
+"""
+
+
+class StandIn:
+    """A program in place of hvdenv, and a data file of its own."""
+
+    def __init__(self, folder: Path, facts: Facts, patch: pytest.MonkeyPatch) -> None:
+        self.folder, self.file, self.log = folder, folder / "rows.json", folder / "log"
+        self.file.write_text('{"rows": []}', encoding="utf-8")
+        program = folder / "hvdenv.py"
+        program.write_text(
+            STAND_IN.format(answers=str(folder / "answers.json"), log=str(self.log)),
+            encoding="utf-8",
+        )
+        (folder / "homes").mkdir()
+        (folder / "hvdenv.json").write_text(
+            json.dumps({"observed": {"packages": {"numpy": "1.26.4", "six": "1"}}}),
+            encoding="utf-8",
+        )
+        patch.setattr(script, "PROGRAM", (sys.executable, "-I", "-S", str(program)))
+        patch.setattr(script, "FILE", self.file)
+        patch.setattr(sys, "argv", ["combinations.py"])
+        patch.setattr("tempfile.tempdir", str(folder / "homes"))
+        self.answers: dict[str, dict[str, Any]] = {
+            "show": {"prints": {"recipe": encode(load_recipe("local", variants=["torch"]).recipe)}},
+            "plan": {"prints": {
+                "facts": encode(facts), "python": {"version": "3.10.13"},
+                "versions": {"horovod": "0.28.1", "torch": "1.12.1"},
+                "wheel_inputs": {"patches": {"cmake4-gloo": "x"}},
+            }},
+            "build": {"prints": {"generation": str(folder)}},
+            "verify": {"prints": {
+                "verdict": "pass", "seconds": 4.5, "environment": {"torch": "1.12.1+cu102"},
+                "findings": [{"check": "allreduce", "subject": "torch over MPI", "status": "pass", "message": ""}],
+            }},
+            "doctor": {"prints": {"subject": [""], "causes": [], "symptoms": [], "errors": []}},
+        }  # fmt: skip
+
+    def answer(self, command: str, prints: dict[str, Any], **other: Any) -> None:
+        self.answers[command] = {"prints": {**self.answers[command]["prints"], **prints}, **other}
+
+    def run(self) -> int:
+        """Try the next combination."""
+        text = json.dumps(self.answers)
+        (self.folder / "answers.json").write_text(text, encoding="utf-8")
+        code = script.main()
+        assert not list((self.folder / "homes").iterdir())
+        return code
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return combinations.read(self.file.read_text(encoding="utf-8"))
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands that were called."""
+        return self.log.read_text(encoding="utf-8").splitlines()
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, facts: Facts, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    return StandIn(tmp_path, facts, monkeypatch)
+
+
+def test_a_row_is_made_of_what_the_commands_print(stand_in: StandIn) -> None:
+    assert stand_in.run() == 0
+    assert stand_in.commands == ["show", "plan", "build", "verify"]
+    (made,) = stand_in.rows
+    first = all_wanted()[0]
+    assert (made.name, made.settings) == (first.name, first.settings)
+    assert made.frameworks == {"torch": "1.12.1+cu102"} and made.packages == {"numpy": "1.26.4"}
+    assert (made.mpi, made.mpi_version, made.python) == ("openmpi", "4.1.8", "3.10.13")
+    assert (made.verify_seconds, made.verdict) == (4.5, "pass")
+    assert made.judged == (Judged("torch", "mpi", "pass"),)
+    assert made.patches == ("cmake4-gloo",) and made.failure is None
+    assert stand_in.run() == 0  # the next one
+    assert [each.name for each in stand_in.rows] == [each.name for each in all_wanted()[:2]]
+
+
+@pytest.mark.parametrize(
+    ("here", "built", "cuda"),
+    [("12.4", "", "12.4"), ("12.4", "release 13.0", "13.0"), ("", "release 13.0", "13.0"), ("", "", "")],
+)  # fmt: skip
+def test_cuda_is_that_of_the_build_or_of_the_host(
+    stand_in: StandIn, facts: Facts, here: str, built: str, cuda: str
+) -> None:
+    stand_in.answers["show"]["prints"]["recipe"]["horovod"]["gpu"] = {"operations": "nccl"}
+    tool = Tool("/cuda/bin/nvcc", here) if here else None
+    stand_in.answer("plan", {"facts": encode(facts._replace(nvcc=tool))})
+    (stand_in.folder / "hvdenv.json").write_text(
+        json.dumps({"stack": {"stack": {"programs": {"nvcc": built}}}})
+    )
+    assert stand_in.run() == (0 if cuda else 1)
+    assert [row.cuda for row in stand_in.rows] == [cuda] * bool(cuda)
+
+
+def test_the_row_of_a_build_that_failed_has_the_cause(stand_in: StandIn) -> None:
+    stand_in.answer("build", {}, code=5)
+    cause = {"id": "torch-wants-cxx17", "cause": "no C++17", "line": "x.cc: C++17"}
+    stand_in.answer(
+        "doctor", {"subject": ["the build of P stopped at the step wheel"], "causes": [cause]}
+    )
+    assert stand_in.run() == 0
+    (made,) = stand_in.rows
+    assert (made.verdict, made.verify_seconds, made.judged) == ("not built", 0.0, ())
+    assert made.failure == Failure("wheel", "no C++17", "torch-wants-cxx17", ("x.cc: C++17",))
+
+
+def test_the_row_of_a_verify_that_failed_has_the_findings(stand_in: StandIn) -> None:
+    bad = {"check": "training", "subject": "torch over Gloo", "status": "fail", "message": "wrong"}
+    stand_in.answer("verify", {"verdict": "fail", "findings": [bad]}, code=1)
+    stand_in.answer("doctor", {}, code=1)
+    assert stand_in.run() == 0
+    (made,) = stand_in.rows
+    assert made.verdict == "fail" and made.judged == (Judged("torch", "gloo", "fail"),)
+    assert made.failure == Failure("verify", "", "", ("training torch over Gloo: wrong",))
+
+
+@pytest.mark.parametrize(
+    ("command", "other", "why"),
+    [
+        ("build", {"code": 3}, "`hvdenv build` exited with 3"),
+        ("build", {"sleep": 600}, "timed out"),
+        ("verify", {"code": 130}, "`hvdenv verify` exited with 130"),
+        ("build", {"code": 5}, "the machine: disk-full"),
+    ],
+)
+def test_faults_of_the_machine_give_no_row(
+    stand_in: StandIn, command: str, other: dict[str, Any], why: str,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    stand_in.answer(command, {}, **other)
+    stand_in.answer("doctor", {"causes": [{"id": "disk-full", "cause": "full", "line": ""}]})
+    if "sleep" in other:
+        monkeypatch.setattr(script, "BUILD_SECONDS", 1.0)
+    assert stand_in.run() == 1
+    printed = capsys.readouterr().out
+    assert "no row" in printed and why in printed
+    assert stand_in.rows == ()
+
+
+def test_a_row_is_written_whole_or_not_at_all(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (row(each.name) for each in all_wanted()[:2])
+    script.keep(second)
+    script.keep(first)
+    script.keep(second._replace(verdict="error"))
+    kept = (first, second._replace(verdict="error"))
+    assert stand_in.rows == kept
+    with pytest.raises(Problem):
+        script.keep(second._replace(date="today"))
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StepError, match="No space left"):
+        script.keep(second)
+    assert stand_in.rows == kept
