@@ -41,7 +41,7 @@ def horovod(**changed: Any) -> Contents:
     ("second", "found"),
     [
         (BUILT, []),
-        (BUILT._replace(created="2027", hvdenv="9", channels=("c",)), []),
+        (BUILT._replace(created="2027", hvdenv="9"), []),
         (packages(Package("pypi", "wrapt", "1.14")), [("packages", "wrapt", "added", "", "1.14")]),
         (packages(without="six"), [("packages", "six", "removed", "1.17.0", "")]),
         (packages(Package("pypi", "six", "1.9.0")), [("packages", "six", "down", "1.17.0", "1.9.0")]),

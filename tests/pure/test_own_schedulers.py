@@ -101,12 +101,6 @@ def test_interactive_jobs_need_a_template(tmp_path: Path) -> None:
         ('"pjdel {id}"', '"pjdel {id=3}"', "14: pjm.cancel", "does not begin with ? or !"),
         ('"pjdel {id}"', '"pjdel {?cluster}"', "14: pjm.cancel", "must be in a part"),
         ("--interact {options}", "--interact={options}", "15: pjm.interactive", "its own"),
-        (
-            "cancel =",
-            'broadcast = ["cp {image}"]\ncancel =',
-            "14: pjm.broadcast[0]",
-            "unknown field {image}",
-        ),
         ("(?P<id>[0-9]+)", "(?P<id>a{99999999999})", "13: pjm.submitted", "too large"),
         ("cancel =", "times = ['(?P<x>.+)']\ncancel =", "14: pjm.times[0]", "d, h, m and s"),
     ],

@@ -30,7 +30,7 @@ callbacks = [
     hvd.callbacks.BroadcastGlobalVariablesCallback(0),
     hvd.callbacks.MetricAverageCallback(),
 ]
-path = os.path.join(sys.argv[1], "model-{epoch}.h5")
+path = os.path.join(sys.argv[1], "model-{epoch}.weights.h5")
 if hvd.rank() == 0:
     callbacks.append(tf.keras.callbacks.ModelCheckpoint(path, save_weights_only=True))
 model.fit(x, y, batch_size=16, epochs=2, callbacks=callbacks, verbose=int(hvd.rank() == 0))
