@@ -614,8 +614,9 @@ def _written(
     names, (_, use) = listed([rank.name for rank, _ in writers]), writers[0]
     remedy = "write it on one rank: if hvd.rank() == 0"
     if len(writers) > 1 and use.checkpoint:
+        why = ": hvd.local_rank() decides it" if use.local else ""
         yield program.finding(
-            "checkpoint", "fail", f"{names} write {path} ({use.site})", "", remedy
+            "checkpoint", "fail", f"{names} write {path} ({use.site}){why}", "", remedy
         )
     elif len(writers) > 1:
         yield program.note(

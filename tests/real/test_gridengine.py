@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.real.conftest import Cli, Terminal
+from tests.real.training.mistakes_torch import WRONG
+from tests.real.training.variants import plant
 from tests.standin import Cluster
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "local.toml"
@@ -93,3 +95,14 @@ def test_verify_there(hvdenv: Cli) -> None:
     verified = hvdenv("verify", "./local.toml", *words)
     assert "verdict: pass" in verified.stdout
     assert re.search(r"^ +MPI +\[X\] +\[X\] +\[X\]$", verified.stdout, re.MULTILINE)
+
+
+def test_a_training_program_there(hvdenv: Cli, tmp_path: Path) -> None:
+    """Rank 0 of each host saves, which one host alone would not show."""
+    (saves,) = (each for each in WRONG if each.name == "local rank 0 saves")
+    script = str(plant([saves], tmp_path))
+    words = ("--where", "compute", "--program-only", "--", "python", script, str(tmp_path))
+    proven = hvdenv("verify", "./local.toml", *words, code=1)
+    said = " ".join(proven.stdout.split())
+    assert re.search("rank 0 on gpu3[23], rank 1 on gpu3[23] write .*: hvd.local_rank()", said)
+    assert "program-gradients: all ranks apply the same gradients in 20 steps" in said
