@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hvdenv.schema import parse_toml
 from tests.shipped import OFFERED
 
 CASES = Path(__file__).parents[1] / "cases"
+DOCS = Path(__file__).parents[2] / "docs"
 # By what a command of a document is covered: texts that commands of hvdenv print, or a reason.
 HOW = {
     "plan": list, "job": list, "run": list, "shell": list, "show": list,
@@ -94,7 +96,7 @@ def test_a_command_of_a_document_is_covered(
 def test_most_of_a_document_is_done_and_not_explained_away(name: str) -> None:
     """The image of the last one is another today, so its definition is other all over."""
     document = documents()[name]
-    assert set(document) == {"recipe", "documents", "command"}
+    assert set(document) - {"step"} == {"recipe", "documents", "command"}
     assert set(document["documents"]) <= set(load_recipe(document["recipe"]).recipe.sources)
     covered = [each["covered_by"] for each in document["command"]]
     done = [each for each in document["command"] if isinstance(each["how"], list)]
@@ -106,3 +108,20 @@ def test_the_documents_are_there() -> None:
     expected = {"neuron", "taurus", "alvis", "theta", "thetagpu", "singularity"}
     assert documents().keys() == expected <= set(OFFERED)
     assert len(OFFERED) >= 13
+
+
+STEPS = [
+    pytest.param(step, id=f"{name}-{number}")
+    for name, document in documents().items()
+    for number, step in enumerate(document.get("step", ()))
+]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_of_a_document_is_explained_and_proven(step: dict[str, str]) -> None:
+    """The how-to has the functions of Horovod that the step calls, and the finding about it."""
+    text = (DOCS / "how-to/make-a-program-distributed.md").read_text(encoding="utf-8")
+    called = re.findall(r"hvd\.[\w.]+|BroadcastGlobal\w+", step["line"])
+    assert called
+    assert [each for each in called if each.removeprefix("hvd.keras.callbacks.") not in text] == []
+    assert f"`{step['finding']}`" in text
