@@ -87,6 +87,7 @@ bench: install
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/solve.py
 	$(HVDENV) build local --quiet
+	$(BIN)/python benchmarks/ranks.py
 	$(BIN)/python benchmarks/curves.py
 	$(BIN)/python benchmarks/bandwidth.py
 	$(BIN)/python benchmarks/compile.py --frameworks torch

@@ -76,7 +76,6 @@ examples:
   hvdenv verify local --quick                  or --full
   hvdenv verify local -n 2 -- python train.py  whether a program trains right on several ranks
   hvdenv verify local --bench --time 30
-  hvdenv verify neuron --quick --startup       how long ranks take to start, and for what
   hvdenv verify local -n 2 --suite             Horovod's own tests as well
   hvdenv verify local --elastic                kill a rank, remove and add a host
   hvdenv verify neuron --where compute         in a job, on two nodes
@@ -111,8 +110,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "hosts")
     add(
         parser, "--timeout SECONDS",
-        "limit for the whole command (default: 600; more with --bench, --startup, --suite and"
-        " --elastic)", type=float,
+        "limit for the whole command (default: 600; more with --bench, --suite and --elastic)",
+        type=float,
     )  # fmt: skip
     add(
         parser, "--launcher L",
@@ -152,12 +151,6 @@ def _add_extent(parser: argparse.ArgumentParser) -> None:
     add(
         parser, "--time SECONDS",
         f"how long each program of --bench measures (default: {BENCH_SECONDS:g})", type=float,
-    )  # fmt: skip
-    add(
-        parser, "--startup",
-        "measure how long ranks take from launch to the end of hvd.init(): first on all nodes,"
-        " then again on 1, 2, 4 ... nodes; by part (launcher, interpreter, imports, init), with the"
-        " slowest modules and the number of files that Python looks for",
     )  # fmt: skip
     add(
         parser, "--suite",
@@ -233,7 +226,6 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
             effort=effort,
             suite=tests,
             elastic=str(places.home) if arguments.elastic else None,
-            startup=arguments.startup or None,
             seconds=timeout,
             without_shell=_without_shell(arguments.words),
         )
@@ -327,7 +319,6 @@ def _timeout(arguments: argparse.Namespace, effort: Effort | None) -> float:
     if arguments.timeout is not None:
         _refuse_seconds(arguments.timeout, "--timeout")
     usual = DEFAULT_TIMEOUT + (BENCH_PROGRAMS * effort.seconds if effort else 0)
-    usual += DEFAULT_TIMEOUT if arguments.startup else 0
     usual += suite.SUITE_SECONDS if arguments.suite or arguments.suite_from else 0
     usual += ELASTIC_SECONDS if arguments.elastic else 0
     return arguments.timeout or usual

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from hvdenv.reports.report import IMPORTS, INIT, STARTUP, Measurement
+from hvdenv.reports.report import Measurement
 
 _SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 # The template draws into as much; a digit of its text is as wide.
@@ -35,17 +35,11 @@ class Kind(NamedTuple):
     axis: str
     telling: Callable[[Iterable[float]], float]
 
-    @property
-    def scales(self) -> bool:
-        """Whether it should grow with the ranks."""
-        return self.over == "ranks" and self.name not in (STARTUP, IMPORTS, INIT)
-
 
 KINDS = (
     Kind("allreduce bandwidth", "size", "message size", max),
     Kind("allreduce latency", "size", "message size", min),
     Kind("training speed", "ranks", "ranks", max),
-    *(Kind(name, "ranks", "ranks", max) for name in (STARTUP, IMPORTS, INIT)),
 )
 
 
@@ -191,7 +185,7 @@ def _label(subject: str, ranks: int | None) -> str:
 def _ideals(kind: Kind, lines: Sequence[Line]) -> list[Line]:
     """What each line would be if every rank added as much as the first."""
     ideals = []
-    for line in lines if kind.scales else ():
+    for line in lines if kind.over == "ranks" else ():
         first, speed = next(iter(line.points.items()))
         points = {place: speed * place / first for place in line.points}
         ideals.append(Line(f"{line.label}, ideal", f"{line.mark} ideal", points))
@@ -207,10 +201,10 @@ def _summary(kind: Kind, unit: str, lines: Sequence[Line]) -> Iterator[str]:
         place = kind.telling(line.points)
         first, speed = next(iter(line.points.items()))
         compared = ""
-        if kind.scales and place != first:
+        if kind.over == "ranks" and place != first:
             efficiency = line.points[place] / (speed * place / first)
             compared = f", scaling efficiency {efficiency:.0%} against {_ranks(first)}"
-        elif yardstick and shared and not kind.scales:
+        elif yardstick and shared and kind.over != "ranks":
             there = kind.telling(shared)
             share = line.points[there] / yardstick.points[there]
             times = f"{share:.0%} of" if share < 2 else f"{share:.1f} times"

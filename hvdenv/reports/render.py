@@ -44,7 +44,7 @@ PROGRAM = ("program", *(f"program-{each}" for each in (
 )))  # fmt: skip
 # Headings of checks that are shown even if they pass.
 _ALWAYS_SHOWN = {
-    "Speed": ("bench", "yardstick", "startup"),
+    "Speed": ("bench", "yardstick"),
     "Variables": ("variables",),
     "Training program": PROGRAM,
 }

@@ -13,8 +13,6 @@ Status = Literal["pass", "fail", "unproven", "skip", "error"]
 Verdict = Literal["pass", "fail", "unproven", "error"]
 
 SCHEMA = "hvdenv.report/2"
-# Names of measurements: seconds until ranks are initialised, and parts of that.
-STARTUP, IMPORTS, INIT = "start-up", "start-up imports", "start-up init"
 _READABLE = ("hvdenv.report/1", SCHEMA)
 
 EXIT_CODES: dict[Verdict, int] = {"pass": 0, "fail": 1, "error": 1, "unproven": 7}
@@ -150,43 +148,6 @@ class RankRecord(NamedTuple):
         return f"rank {'unknown' if self.rank is None else self.rank} on {self.host}"
 
 
-class StartupRecord(NamedTuple):
-    """How one rank started, in one start of all ranks. Times are in seconds.
-
-    Attributes:
-        run: such as ``torch over MPI``.
-        nodes: on how many the ranks of this start were.
-        ranks: how many there were.
-        again: whether it is a repetition: the first start of all ranks comes before.
-        rank: its number.
-        host: where it ran.
-        launcher: from the launcher's start to the rank's; null if the clocks of the hosts differ.
-        interpreter, framework, horovod, init: the other parts (see events.Startup).
-        total: all of these.
-        modules, opens, lookups, failed, inside: numbers (see events.Startup).
-        slowest: the ten slowest modules, with the seconds of their own import.
-    """
-
-    run: str
-    nodes: int
-    ranks: int
-    again: bool
-    rank: int | None
-    host: str
-    launcher: float | None
-    interpreter: float
-    framework: float
-    horovod: float
-    init: float
-    total: float
-    modules: int
-    opens: int | None
-    lookups: int
-    failed: int
-    inside: int
-    slowest: dict[str, float]
-
-
 class Report(NamedTuple):
     """The result of one run of verify.
 
@@ -197,7 +158,6 @@ class Report(NamedTuple):
         started: local time with its offset.
         seconds: wall time of the run.
         ranks: those of all runs of ranks; none in reports of schema 1.
-        startups: how ranks started; only with ``--startup``.
         environment: what ran: names with a version or a number.
     """
 
@@ -210,7 +170,6 @@ class Report(NamedTuple):
     measurements: tuple[Measurement, ...] = ()
     table: tuple[Row, ...] = ()
     ranks: tuple[RankRecord, ...] = ()
-    startups: tuple[StartupRecord, ...] = ()
     environment: dict[str, str] = {}
 
     @property
@@ -229,7 +188,6 @@ class Report(NamedTuple):
             "seconds": round(self.seconds, 3),
             "table": [row._asdict() for row in self.table],
             "ranks": [rank._asdict() for rank in self.ranks],
-            "startups": [each._asdict() for each in self.startups],
             "findings": encode(self.findings),
             "measurements": [measurement.to_json() for measurement in self.measurements],
             "environment": self.environment,

@@ -38,8 +38,6 @@ from hvdenv.verification.collectors import (
 )
 from hvdenv.verification.drift import compare
 from hvdenv.verification.ranks import Judgement, RankRun
-from hvdenv.verification.startup import Start
-from hvdenv.verification.startup import judge as judge_starts
 
 OPERATIONS = ("NCCL", "DDL", "CCL", "MLSL", "MPI", "Gloo")
 
@@ -664,15 +662,6 @@ def benchmark(
         references = expectation.references
         judgement = bench.judge(subject, bench_run, speed_runs or (), references)
         yield Finding("bench", subject, *judgement)
-
-
-@check("startup")
-def started(startup: bool, starts: Sequence[Start], framework: str) -> Iterator[Finding]:
-    """How long ranks take until Horovod is initialised."""
-    if starts:
-        controller = starts[0].run.controller
-        about = About((framework,), (controller,), (controller,))
-        yield Finding("startup", f"{framework} over {controller}", *judge_starts(starts), about)
 
 
 @check("yardstick")

@@ -100,7 +100,6 @@ class Setup(NamedTuple):
         effort: what benchmarks may take; None for no benchmarks.
         suite: Horovod's own tests; None to leave them out.
         elastic: a folder that all hosts see, for an elastic job; None for no such job.
-        startup: whether to measure how ranks start; None to leave it out.
         cores: how many may be used.
         seconds: for everything.
         shell: the user's variables.
@@ -117,7 +116,6 @@ class Setup(NamedTuple):
     effort: Effort | None = None
     suite: Suite | None = None
     elastic: str | None = None
-    startup: bool | None = None
     cores: int = 1
     seconds: float = DEFAULT_TIMEOUT
     shell: Shell = Shell({})
@@ -187,7 +185,6 @@ class Collector(NamedTuple):
         applies: decides with parameters of its own; if false, the result is None.
         cores: how many cores it keeps busy, for a number of ranks.
         alone: whether nothing else may run at the same time.
-        first: whether only what it needs may run before it.
         starts_ranks: whether it shares its time with other runs of ranks.
         least: seconds that it always has.
     """
@@ -197,7 +194,6 @@ class Collector(NamedTuple):
     applies: Callable[..., bool]
     cores: Callable[[int], int]
     alone: bool
-    first: bool
     starts_ranks: bool
     least: float
 
@@ -214,7 +210,6 @@ def collector(
     applies: Callable[..., bool] = lambda: True,
     cores: Callable[[int], int] = lambda ranks: 1,
     alone: bool = False,
-    first: bool = False,
     starts_ranks: bool = False,
     least: float = 0.0,
 ) -> Callable[[F], F]:
@@ -227,7 +222,6 @@ def collector(
             applies=applies,
             cores=cores,
             alone=alone,
-            first=first,
             starts_ranks=starts_ranks,
             least=least,
         )
@@ -249,7 +243,7 @@ def check(name: str) -> Callable[[F], F]:
 def is_of_ranks(name: str) -> bool:
     """Whether a check judges ranks, which get variables of the user's shell."""
     names = _parameters(CHECKS[name]) if name in CHECKS else ()
-    return not {"controller", "rank_runs", "starts"}.isdisjoint(names)
+    return not {"controller", "rank_runs"}.isdisjoint(names)
 
 
 @cache
@@ -371,9 +365,6 @@ class Collection:
             key=lambda key: (order.index(key.name), _SLOWEST.index(key.framework)),
         )
         needs = {key: {*_needs(key)} & {*self._waiting} for key in self._waiting}
-        self._early = {key for key in self._waiting if COLLECTORS[key.name].first}
-        for _ in needs:  # no chain of needs is longer
-            self._early |= {each for key in self._early for each in needs[key]}
         self._sorter = TopologicalSorter(needs)
         self._sorter.prepare()
         self._ready: set[Key] = set()
@@ -409,8 +400,6 @@ class Collection:
     def _has_room(self, key: Key) -> bool:
         """Whether there are cores for it: one process too many slows all others down."""
         if self._running and any(COLLECTORS[each.name].alone for each in (key, *self._running)):
-            return False
-        if key not in self._early and self._early & {*self._waiting, *self._running}:
             return False
         busy = sum(map(self._cores, self._running))
         return not self._running or self._cores(key) <= self.setup.cores - busy

@@ -40,13 +40,11 @@ from hvdenv.runner import TOKEN_VARIABLE, Runner
 from hvdenv.schema import Problem
 from hvdenv.standalone.ranks.events import Bench, ExtensionFacts, RendezvousFacts, decode, read
 from hvdenv.verification import bench, collectives, drift, ranks, training
-from hvdenv.verification import startup as startup_
 from hvdenv.verification.bench import Benchmark, Effort, Yardstick
 from hvdenv.verification.checkbuild import ROWS, CheckBuild, parse
 from hvdenv.verification.collection import CONTROLLERS, FRAMEWORKS, Setup, collector
 from hvdenv.verification.drift import Observation
 from hvdenv.verification.ranks import RankRun, collect
-from hvdenv.verification.startup import Start
 
 # They name files of the user, which verify's ranks would overwrite.
 FILES_OF_RANKS = ("HOROVOD_TIMELINE", "HOROVOD_AUTOTUNE_LOG")
@@ -459,39 +457,6 @@ def _without_events(outcome: Outcome, token: str) -> str:
     lines = [line for line in outcome.output.splitlines() if token not in line]
     lines = [line for line in lines if not _NO_OUTPUT.fullmatch(line)]
     return "\n".join(lines[-_LAUNCHER_LINES:])
-
-
-def _can_start(libraries: Extensions, setup: Setup, mpi: HostMpi, framework: str) -> bool:
-    return any(_can_run(libraries, setup, mpi, framework, each) for each in CONTROLLERS)
-
-
-# First: what other ranks imported would be cached.
-@collector("start-up of {framework}", applies=_can_start, alone=True, first=True, starts_ranks=True)
-def starts(
-    setup: Setup, startup: bool, libraries: Extensions, mpi: HostMpi, timeout: float, framework: str
-) -> tuple[Start, ...]:
-    """How ranks start over the first controller that they can use: on all nodes, then again."""
-    end = time.monotonic() + timeout
-    again = list(startup_.launches(setup))
-
-    def start(each: Setup, controller: str, left: int) -> Start:
-        # The first start, from a slow file system, may take as long as all others together.
-        began, now = time.time(), time.monotonic()
-        share = (end - now) / min(left, 2)
-        timed = each._replace(exercises=(startup_.EXERCISE,))
-        run = rank_run(timed, mpi, share, framework, controller)
-        return Start(run, began, time.monotonic() - now)
-
-    controllers = [c for c in CONTROLLERS if _can_run(libraries, setup, mpi, framework, c)]
-    for controller in controllers:
-        first = start(setup, controller, len(again) + 1)
-        if first.whole:
-            break
-    done = [first]
-    while again and done[-1].whole:
-        left = len(again)
-        done.append(start(again.pop(0), controller, left)._replace(again=True))
-    return tuple(done)
 
 
 @collector("extension of {framework}", least=_LEAST_SECONDS)

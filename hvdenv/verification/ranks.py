@@ -26,7 +26,6 @@ from hvdenv.standalone.ranks.events import (
     Result,
     Stage,
     Started,
-    Startup,
     SuiteDone,
     World,
     read,
@@ -172,7 +171,7 @@ class Rank(NamedTuple):
             return f"was ended by {exited.signal}"
         if exited.code:
             return f"exited with code {exited.code}"
-        if not (self.result or any(map(self.last, (SuiteDone, Startup, World, ProgramEnd)))):
+        if not (self.result or any(map(self.last, (SuiteDone, World, ProgramEnd)))):
             return "exited without a result"
         return "" if exited.stage == "shutdown" else "exited too early"
 

@@ -17,7 +17,7 @@ from hvdenv.launch import orphans
 from hvdenv.launch.placement import influences
 from hvdenv.reports.report import Finding, Measurement, Report
 from hvdenv.runner import ENDING, Runner, end_marked, environment, handled
-from hvdenv.verification import bench, collectives, startup, training
+from hvdenv.verification import bench, collectives, training
 from hvdenv.verification.checks import REBUILD, damaged, table
 from hvdenv.verification.collection import (
     Collection,
@@ -91,8 +91,6 @@ def _report(
     extensions = collected("extension", results)
     runs: dict[tuple[str, str], RankRun | None] = collected("rank_run", results)
     speeds = bench.measurements(collected("bench_run", results), collected("speed_runs", results))
-    starts = [item for item in collected("starts", results).items() if item[1]]
-    start_ups = (found for item in starts for found in startup.measurements(*item))
     total = Measurement("verify", round(seconds, 3), "s")
     return Report(
         recipe=setup.installation.recipe,
@@ -101,12 +99,11 @@ def _report(
         started=time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(time.time() - seconds)),
         seconds=seconds,
         findings=tuple(findings),
-        measurements=(*measured, *speeds, *start_ups, total),
+        measurements=(*measured, *speeds, total),
         table=()
         if isinstance(extensions, Failed)
         else tuple(table(setup.expectation, extensions, findings)),
         ranks=tuple(record for (name, _), run in runs.items() for record in records(name, run)),
-        startups=tuple(found for item in starts for found in startup.records(*item)),
         environment=dict(_environment(setup, results)),
     )
 

@@ -23,9 +23,8 @@ BY_THE_CLOCK = {
     "environments/prefix_lock.py": 1,
     "environments/scratch.py": 1,
     "places.py": 1,
-    "standalone/ranks/rank.py": 2,
-    "standalone/ranks/startup.py": 4,
-    "verification/collectors.py": 2,
+    "standalone/ranks/rank.py": 1,
+    "verification/collectors.py": 1,
     "verification/verify.py": 1,
     "wheels/wheelcache.py": 1,
 }

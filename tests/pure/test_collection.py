@@ -245,30 +245,3 @@ def test_failures_of_interrupted_ranks_are_findings() -> None:
     failed, *_ = found.unjudged()
     assert (failed.status, failed.message) == ("fail", "wrong values in broadcast")
     assert failed.subject == f"{failed.about.frameworks[0]} over {failed.about.controllers[0]}"
-
-
-def test_what_is_first_waits_only_for_what_it_needs() -> None:
-    began: list[str] = []
-
-    @collector("other")
-    def other() -> None:
-        began.append("other")
-
-    @collector("needed")
-    def needed() -> None:
-        began.append("needed")
-
-    @collector("after {framework}")
-    def after(needed: None, framework: str) -> None:
-        began.append("after")
-
-    @collector("early {framework}", alone=True, first=True)
-    def early(startup: bool, needed: None, framework: str) -> None:
-        began.append("early")
-
-    run(SETUP._replace(startup=True))
-    assert began[:4] == ["needed", "early", "early", "early"]
-    assert sorted(began[4:]) == ["after", "after", "after", "other"]
-    began.clear()
-    run()
-    assert "early" not in began and len(began) == 5

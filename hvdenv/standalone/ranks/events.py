@@ -308,43 +308,6 @@ class Speed(NamedTuple):
     rounds: int = 0
 
 
-class Imported(NamedTuple):
-    """A module, and the seconds of its import without those of modules that it imports."""
-
-    module: str
-    seconds: float
-
-
-class Startup(NamedTuple):
-    """How a rank started, as startup.py measures it.
-
-    Attributes:
-        started: when its process started, by its host's clock.
-        interpreter: seconds from there to the first line of a program.
-        framework: seconds that the import of the framework took.
-        horovod: the same for Horovod, which comes after it.
-        init: seconds in ``hvd.init()``.
-        modules: how many were imported.
-        opens: files that the interpreter opened, or tried to; None before Python 3.8.
-        lookups: its other metadata operations: stat, lstat, readlink and listings of folders.
-        failed: those of the look-ups that found nothing.
-        inside: opens and look-ups in the environment.
-        slowest: the modules that took longest.
-    """
-
-    started: float
-    interpreter: float
-    framework: float
-    horovod: float
-    init: float
-    modules: int = 0
-    opens: Optional[int] = None
-    lookups: int = 0
-    failed: int = 0
-    inside: int = 0
-    slowest: List[Imported] = []
-
-
 class Call(NamedTuple):
     """The first call of one of Horovod's operations from one place of a training program.
 
@@ -531,7 +494,7 @@ class Exited(NamedTuple):
 
 RankEvent = Union[
     Started, ExtensionFacts, Joined, Stage, Result, DataPath, Operation, OperationsDone, Training,
-    TestDone, SuiteDone, World, Bench, BenchEnd, Speed, Startup, Call, Optimizer, TrainingStep,
+    TestDone, SuiteDone, World, Bench, BenchEnd, Speed, Call, Optimizer, TrainingStep,
     DataSource, FileUse, Shown, ProgramEnd, Overdue, Exited,
 ]  # fmt: skip
 _KINDS: Dict[str, Any] = {
@@ -550,7 +513,6 @@ _KINDS: Dict[str, Any] = {
     "bench": Bench,
     "bench_end": BenchEnd,
     "speed": Speed,
-    "startup": Startup,
     "call": Call,
     "optimizer": Optimizer,
     "step": TrainingStep,

@@ -3,9 +3,8 @@
 usage: python -S -u rank.py TOKEN DEADLINE FRAMEWORK CONTROLLER DEVICE [EXERCISE...]
 
 The work (rank_work.py) is a child of its own, so that a rank that crashes, hangs or prints
-nonsense is reported all the same. For the exercise ``startup``, the child is startup.py, and for
-``program``, it is program/observe.py, which runs a training program of the user. Nothing
-of the child's output is passed on as it is: events go to standard output (events.py). ``started``,
+nonsense is reported all the same. For the exercise ``program``, the
+child is program/observe.py, which runs a training program of the user. Nothing of the child's output is passed on as it is: events go to standard output (events.py). ``started``,
 ``overdue`` and ``exited`` are this program's own; the others come from the child.
 
 The child ends with this process (parent death signal), and this process ends by itself
@@ -45,10 +44,8 @@ LAUNCHER_VARIABLES = (
     "HOROVOD_RANK",
     "HOROVOD_SIZE",
 )
-# Exercises that are programs of their own.
-PROGRAMS = {"startup": "startup.py", "program": os.path.join("..", "program", "observe.py")}
 # Exercises that measure time.
-TIMED = ("bench", "speed", "startup")
+TIMED = ("bench", "speed")
 # How often Horovod negotiates while ranks try its operations and train.
 CYCLE_MILLISECONDS = "5"
 PR_SET_PDEATHSIG = 1
@@ -229,14 +226,13 @@ class Supervisor:
         self, framework: str, controller: str, device: str, exercises: Sequence[str]
     ) -> "subprocess.Popen[bytes]":
         here, words = os.path.dirname(os.path.abspath(__file__)), list(exercises)
-        name = words[0].partition("=")[0] if words else ""
-        work = os.path.normpath(os.path.join(here, PROGRAMS.get(name, "rank_work.py")))
+        work = os.path.join(here, "rank_work.py")
+        if words and words[0].partition("=")[0] == "program":
+            work = os.path.join(os.path.dirname(here), "program", "observe.py")
         self.reports, writer = os.pipe()
         os.set_inheritable(writer, True)
         soon = max(self.deadline - 2 * OVERDUE_SECONDS, self.deadline / 2)
         env = child_environment(self.deadline, controller, exercises)
-        if words[:1] == ["startup"]:
-            words.append(repr(time.time()))
         child = subprocess.Popen(
             [sys.executable, "-s", "-u", work, framework, controller, device]
             + [str(writer), str(soon)]
