@@ -65,7 +65,6 @@ from hvdenv.verification.collection import (
     Progress,
     Setup,
 )
-from hvdenv.verification.elastic import ELASTIC_SECONDS
 from hvdenv.verification.verify import DEFAULT_EXERCISES, FULL_EXERCISES, usual_ranks, verify
 
 EXAMPLES = """\
@@ -77,7 +76,6 @@ examples:
   hvdenv verify local -n 2 -- python train.py  whether a program trains right on several ranks
   hvdenv verify local --bench --time 30
   hvdenv verify local -n 2 --suite             Horovod's own tests as well
-  hvdenv verify local --elastic                kill a rank, remove and add a host
   hvdenv verify neuron --where compute         in a job, on two nodes
   hvdenv verify --prefix ~/venv --framework torch --controller Gloo
   hvdenv verify local --json > report.json
@@ -110,7 +108,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "hosts")
     add(
         parser, "--timeout SECONDS",
-        "limit for the whole command (default: 600; more with --bench, --suite and --elastic)",
+        "limit for the whole command (default: 600; more with --bench and --suite)",
         type=float,
     )  # fmt: skip
     add(
@@ -160,11 +158,6 @@ def _add_extent(parser: argparse.ArgumentParser) -> None:
         parser, "--suite-from PATH",
         "a checkout of Horovod or an archive of one, with these tests (default: clone it)",
         type=Path,
-    )  # fmt: skip
-    add(
-        parser, "--elastic",
-        "also run an elastic job that loses a rank and a host and gains a host, and compare its"
-        " state with the last commit (PyTorch over Gloo; takes about two minutes)",
     )  # fmt: skip
 
 
@@ -225,7 +218,6 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
             exercises=() if arguments.quick else exercises,
             effort=effort,
             suite=tests,
-            elastic=str(places.home) if arguments.elastic else None,
             seconds=timeout,
             without_shell=_without_shell(arguments.words),
         )
@@ -320,7 +312,6 @@ def _timeout(arguments: argparse.Namespace, effort: Effort | None) -> float:
         _refuse_seconds(arguments.timeout, "--timeout")
     usual = DEFAULT_TIMEOUT + (BENCH_PROGRAMS * effort.seconds if effort else 0)
     usual += suite.SUITE_SECONDS if arguments.suite or arguments.suite_from else 0
-    usual += ELASTIC_SECONDS if arguments.elastic else 0
     return arguments.timeout or usual
 
 

@@ -59,8 +59,6 @@ class Launch(NamedTuple):
             variable in a script.
         host_names: stands for the names of the hosts alone, likewise.
         hostfile: a file with the hosts, for launchers that read one.
-        discovery: the command that prints the hosts of an elastic job of horovodrun; empty for
-            others.
         rendezvous: stands for the host and port at which torchruns meet, likewise.
         ranks_per_node: the most ranks of a host; 0 if unknown.
         allowed: the most ranks that the scheduler counts on a host; 0 if it does not.
@@ -84,7 +82,6 @@ class Launch(NamedTuple):
     host_list: str = ""
     host_names: str = ""
     hostfile: str = ""
-    discovery: str = ""
     rendezvous: str = ""
     ranks_per_node: int = 0
     allowed: int = 0
@@ -460,8 +457,7 @@ def _hydra(launch: Launch) -> list[str]:
 
 def _horovodrun(launch: Launch) -> tuple[str, ...]:
     hosts = launch.with_slots or f"localhost:{launch.ranks}"
-    where = ("--host-discovery-script", launch.discovery) if launch.discovery else ("-H", hosts)
-    words = ["horovodrun", "-np", str(launch.ranks), *where]
+    words = ["horovodrun", "-np", str(launch.ranks), "-H", hosts]
     # Its cache in ~/.horovod keeps answers of other installations for an hour.
     words += ["--disable-cache", "--start-timeout", str(launch.start_timeout)]
     if _several(launch) and launch.network.use:

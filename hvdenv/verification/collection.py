@@ -99,7 +99,6 @@ class Setup(NamedTuple):
         exercises: what ranks do after their allreduces: NAME or NAME=OPTION.
         effort: what benchmarks may take; None for no benchmarks.
         suite: Horovod's own tests; None to leave them out.
-        elastic: a folder that all hosts see, for an elastic job; None for no such job.
         cores: how many may be used.
         seconds: for everything.
         shell: the user's variables.
@@ -115,7 +114,6 @@ class Setup(NamedTuple):
     exercises: tuple[str, ...] = ()
     effort: Effort | None = None
     suite: Suite | None = None
-    elastic: str | None = None
     cores: int = 1
     seconds: float = DEFAULT_TIMEOUT
     shell: Shell = Shell({})

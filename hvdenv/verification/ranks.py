@@ -27,7 +27,6 @@ from hvdenv.standalone.ranks.events import (
     Stage,
     Started,
     SuiteDone,
-    World,
     read,
 )
 
@@ -171,7 +170,7 @@ class Rank(NamedTuple):
             return f"was ended by {exited.signal}"
         if exited.code:
             return f"exited with code {exited.code}"
-        if not (self.result or any(map(self.last, (SuiteDone, World, ProgramEnd)))):
+        if not (self.result or any(map(self.last, (SuiteDone, ProgramEnd)))):
             return "exited without a result"
         return "" if exited.stage == "shutdown" else "exited too early"
 

@@ -143,8 +143,7 @@ def _orphans(setup: Setup, results: Mapping[Key, Any], since: float) -> Iterator
         folders = [installation.prefix, os.path.dirname(installation.python)]
     folders += [os.path.realpath(folder) for folder in folders]
     suspects = orphans.Suspects(tuple(dict.fromkeys(folders)), since, runner.token)
-    names = ("rank_run", "elastic_run")
-    runs = [value for key, value in results.items() if key.name in names]
+    runs = [value for key, value in results.items() if key.name == "rank_run"]
     failed = any(isinstance(run, Failed) or (run and run.returncode) for run in runs)
     if not failed and not runner.stopped:
         end_marked(runner.token)  # what a rank may have started

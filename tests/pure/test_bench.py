@@ -319,7 +319,6 @@ def test_memory_bounds_the_size() -> None:
 
 
 TIMEOUT: Final = "HOROVOD_GLOO_TIMEOUT_SECONDS"
-ELASTIC: Final = ("elastic=plan.json",)
 
 
 @pytest.mark.parametrize(
@@ -332,9 +331,6 @@ ELASTIC: Final = ("elastic=plan.json",)
         # As under `hvdenv run`, Horovod goes by the user's controller.
         ((), None, "HOROVOD_CONTROLLER", "mpi"),
         ((), "gloo", "HOROVOD_CONTROLLER", "gloo"),
-        # A new rank must import its framework within this time, which a site may have raised.
-        (ELASTIC, None, TIMEOUT, None),
-        (ELASTIC, "120", TIMEOUT, "120"),
         ((), None, TIMEOUT, "60"),
         ((), "120", TIMEOUT, "60"),
         # Only ranks that add process sets may.

@@ -264,24 +264,6 @@ class SuiteDone(NamedTuple):
     code: int
 
 
-class World(NamedTuple):
-    """What a rank of an elastic job finds after its ranks changed, and once more at the end.
-
-    Attributes:
-        number: how often they have changed, as rank 0 knows it.
-        step: of the training, as restored or received.
-        value: of the parameter, likewise.
-        total: the sum of the numbers of all ranks, each plus one.
-    """
-
-    number: int
-    rank: int
-    size: int
-    step: int
-    value: float
-    total: int
-
-
 class Bench(NamedTuple):
     """Timed allreduces of one size: bytes, and minimum, quartiles and maximum in seconds."""
 
@@ -494,7 +476,7 @@ class Exited(NamedTuple):
 
 RankEvent = Union[
     Started, ExtensionFacts, Joined, Stage, Result, DataPath, Operation, OperationsDone, Training,
-    TestDone, SuiteDone, World, Bench, BenchEnd, Speed, Call, Optimizer, TrainingStep,
+    TestDone, SuiteDone, Bench, BenchEnd, Speed, Call, Optimizer, TrainingStep,
     DataSource, FileUse, Shown, ProgramEnd, Overdue, Exited,
 ]  # fmt: skip
 _KINDS: Dict[str, Any] = {
@@ -509,7 +491,6 @@ _KINDS: Dict[str, Any] = {
     "training": Training,
     "test": TestDone,
     "suite": SuiteDone,
-    "world": World,
     "bench": Bench,
     "bench_end": BenchEnd,
     "speed": Speed,

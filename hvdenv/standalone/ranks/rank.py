@@ -186,6 +186,7 @@ def child_environment(deadline: float, controller: str, exercises: Sequence[str]
         env.setdefault("HOROVOD_CYCLE_TIME", CYCLE_MILLISECONDS)
     seconds = max(int(deadline), 2)
     env.update(
+        HOROVOD_GLOO_TIMEOUT_SECONDS=str(seconds),
         HOROVOD_STALL_CHECK_TIME_SECONDS=str(max(seconds // 4, 1)),
         TF_CPP_MIN_LOG_LEVEL="2",
         TF_NUM_INTRAOP_THREADS="1",
@@ -193,8 +194,6 @@ def child_environment(deadline: float, controller: str, exercises: Sequence[str]
         OMP_NUM_THREADS="1",
         PYTHONNOUSERSITE="1",
     )
-    if "elastic" not in names:  # there, survivors may notice a lost rank only after this time
-        env["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(seconds)
     return env
 
 

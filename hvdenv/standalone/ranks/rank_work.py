@@ -28,7 +28,7 @@ import gpus  # noqa: E402
 from context import Context  # noqa: E402
 
 # Exercises that replace all other work, and initialise Horovod themselves.
-ALONE = ("suite", "elastic")
+ALONE = ("suite",)
 
 
 def keep() -> None:
