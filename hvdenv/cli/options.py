@@ -327,7 +327,6 @@ def _again(arguments: argparse.Namespace) -> str:
 # What programs are run from or installed from; wheels of the cache are judged one by one.
 _OF_HOME = (
     ".", "envs", "jobs", "cache", "cache/scratch", "cache/files", "cache/conda", "cache/uv",
-    "cache/suite",
 )  # fmt: skip
 
 

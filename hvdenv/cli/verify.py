@@ -20,13 +20,7 @@ from pathlib import Path
 from typing import get_args
 
 from hvdenv.cli.job import run_there
-from hvdenv.cli.options import (
-    add,
-    add_options,
-    refuse_foreign_path,
-    refuse_foreign_prefix,
-    report,
-)
+from hvdenv.cli.options import add, add_options, report
 from hvdenv.cli.progress import choose_parts
 from hvdenv.cli.run import current_allocation, requested_ranks
 from hvdenv.cli.target import choose, take_active
@@ -56,7 +50,6 @@ from hvdenv.runner import Runner, environment
 from hvdenv.schema import nearest
 from hvdenv.sites import module_shell
 from hvdenv.sites.hosts import distribute
-from hvdenv.verification import suite
 from hvdenv.verification.bench import Effort
 from hvdenv.verification.collection import (
     DEFAULT_LAUNCHERS,
@@ -75,7 +68,6 @@ examples:
   hvdenv verify local --quick                  or --full
   hvdenv verify local -n 2 -- python train.py  whether a program trains right on several ranks
   hvdenv verify local --bench --time 30
-  hvdenv verify local -n 2 --suite             Horovod's own tests as well
   hvdenv verify neuron --where compute         in a job, on two nodes
   hvdenv verify --prefix ~/venv --framework torch --controller Gloo
   hvdenv verify local --json > report.json
@@ -108,8 +100,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "hosts")
     add(
         parser, "--timeout SECONDS",
-        "limit for the whole command (default: 600; more with --bench and --suite)",
-        type=float,
+        "limit for the whole command (default: 600; more with --bench)", type=float,
     )  # fmt: skip
     add(
         parser, "--launcher L",
@@ -150,15 +141,6 @@ def _add_extent(parser: argparse.ArgumentParser) -> None:
         parser, "--time SECONDS",
         f"how long each program of --bench measures (default: {BENCH_SECONDS:g})", type=float,
     )  # fmt: skip
-    add(
-        parser, "--suite",
-        "also run the tests that Horovod's developers wrote, over each controller",
-    )  # fmt: skip
-    add(
-        parser, "--suite-from PATH",
-        "a checkout of Horovod or an archive of one, with these tests (default: clone it)",
-        type=Path,
-    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -189,8 +171,6 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
     timeout = _timeout(arguments, effort)
     request = _program(arguments)
     requested_ranks(arguments)  # refuses what is malformed, before the environment is looked for
-    if arguments.suite_from:
-        _refuse_foreign_tests(arguments.suite_from, arguments)
     take_active(arguments)
     installation, expectation, recipe = _chosen(arguments, runner.given)
     last_used.note(places, Path(installation.prefix))
@@ -203,29 +183,22 @@ def _verified(arguments: argparse.Namespace, places: Places, runner: Runner) -> 
     exercises = FULL_EXERCISES if arguments.full else DEFAULT_EXERCISES
     if not arguments.quiet:
         report(f"verifying {installation.prefix}")
-    version = recipe.horovod.version if recipe else ""
-    with (
-        suite.prepared(arguments.suite_from, installation, version, runner, places)
-        if arguments.suite or arguments.suite_from
-        else nullcontext()
-    ) as tests:
-        setup = Setup(
-            installation=installation,
-            runner=runner,
-            expectation=expectation,
-            launch=launch,
-            launchers=launchers,
-            exercises=() if arguments.quick else exercises,
-            effort=effort,
-            suite=tests,
-            seconds=timeout,
-            without_shell=_without_shell(arguments.words),
-        )
-        with nullcontext() if arguments.quiet else choose_parts() as parts:
-            tell = parts.tell if parts else _silent
-            if request is None:
-                return verify(setup, tell)
-            return _proven(request, setup, places, tell, only=arguments.program_only)
+    setup = Setup(
+        installation=installation,
+        runner=runner,
+        expectation=expectation,
+        launch=launch,
+        launchers=launchers,
+        exercises=() if arguments.quick else exercises,
+        effort=effort,
+        seconds=timeout,
+        without_shell=_without_shell(arguments.words),
+    )
+    with nullcontext() if arguments.quiet else choose_parts() as parts:
+        tell = parts.tell if parts else _silent
+        if request is None:
+            return verify(setup, tell)
+        return _proven(request, setup, places, tell, only=arguments.program_only)
 
 
 def _silent(what: str, label: str, detail: str) -> None:
@@ -290,13 +263,6 @@ def _without_shell(words: Sequence[str]) -> str:
     return shlex.join(("hvdenv", "verify", "--clean", *options))
 
 
-def _refuse_foreign_tests(path: Path, arguments: argparse.Namespace) -> None:
-    """Judge a checkout of Horovod, or an archive of one, before its tests are executed."""
-    if path.is_dir():
-        refuse_foreign_prefix(path, arguments, whole=True)
-    refuse_foreign_path(path, arguments, "hvdenv would run its tests")
-
-
 def _effort(arguments: argparse.Namespace, places: Places) -> Effort | None:
     if arguments.time is not None:
         if not arguments.bench:
@@ -311,7 +277,6 @@ def _timeout(arguments: argparse.Namespace, effort: Effort | None) -> float:
     if arguments.timeout is not None:
         _refuse_seconds(arguments.timeout, "--timeout")
     usual = DEFAULT_TIMEOUT + (BENCH_PROGRAMS * effort.seconds if effort else 0)
-    usual += suite.SUITE_SECONDS if arguments.suite or arguments.suite_from else 0
     return arguments.timeout or usual
 
 

@@ -71,22 +71,6 @@ class Shell(NamedTuple):
     dropped: tuple[str, ...] = ()
 
 
-class Suite(NamedTuple):
-    """Horovod's tests, ready to run.
-
-    Attributes:
-        tests: their folder.
-        packages: folder with pytest.
-        release: of Horovod that they belong to; empty if they belong to none.
-        work: folder for files that all ranks read.
-    """
-
-    tests: str
-    packages: str
-    release: str
-    work: str
-
-
 class Setup(NamedTuple):
     """An environment, and how to verify it.
 
@@ -98,7 +82,6 @@ class Setup(NamedTuple):
         launchers: names in LAUNCHERS; the first for each controller is used.
         exercises: what ranks do after their allreduces: NAME or NAME=OPTION.
         effort: what benchmarks may take; None for no benchmarks.
-        suite: Horovod's own tests; None to leave them out.
         cores: how many may be used.
         seconds: for everything.
         shell: the user's variables.
@@ -113,7 +96,6 @@ class Setup(NamedTuple):
     launchers: tuple[str, ...] = DEFAULT_LAUNCHERS
     exercises: tuple[str, ...] = ()
     effort: Effort | None = None
-    suite: Suite | None = None
     cores: int = 1
     seconds: float = DEFAULT_TIMEOUT
     shell: Shell = Shell({})

@@ -26,7 +26,6 @@ from hvdenv.standalone.ranks.events import (
     Result,
     Stage,
     Started,
-    SuiteDone,
     read,
 )
 
@@ -170,7 +169,7 @@ class Rank(NamedTuple):
             return f"was ended by {exited.signal}"
         if exited.code:
             return f"exited with code {exited.code}"
-        if not (self.result or any(map(self.last, (SuiteDone, ProgramEnd)))):
+        if not (self.result or self.last(ProgramEnd)):
             return "exited without a result"
         return "" if exited.stage == "shutdown" else "exited too early"
 

@@ -11,7 +11,7 @@ from hvdenv.environments import generations, manifest
 from hvdenv.environments.installation import Expectation, Installation, inspect_prefix
 from hvdenv.errors import InterruptedRunError, StepError, UsageError
 from hvdenv.runner import Runner
-from hvdenv.verification import checks, collection, collectors, suite  # noqa: F401
+from hvdenv.verification import checks, collection, collectors
 from hvdenv.verification.collection import Setup
 
 HOROVOD = "venv/lib/python3.11/site-packages/horovod/torch/mpi_ops.py"

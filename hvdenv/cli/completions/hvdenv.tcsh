@@ -16,7 +16,7 @@ complete hvdenv \
         'c/--format=/(text bash)/' \
         'c/--format=/(lua tcl)/' \
         'c/--format=/(singularity docker)/' \
-        'c/--/(accept-drift account allow bench bind break-lock build cache check clean color comment controller copy-to cpus-per-rank damaged detach downloads dry-run exit-code export facts follow force format framework from full gpus-per-node help here hostfile hosts html image interactive json junit keep key launcher lines lock locked lockfiles max-size name no-image nodes offline older-than operation output partition platform prefix preflight program-only python quick quiet ranks ranks-per-node rebuild recipe require-signed schema set sign site steps submit suite suite-from time timeout to trust unused-for update upgrade variant verbose version where)/' \
+        'c/--/(accept-drift account allow bench bind break-lock build cache check clean color comment controller copy-to cpus-per-rank damaged detach downloads dry-run exit-code export facts follow force format framework from full gpus-per-node help here hostfile hosts html image interactive json junit keep key launcher lines lock locked lockfiles max-size name no-image nodes offline older-than operation output partition platform prefix preflight program-only python quick quiet ranks ranks-per-node rebuild recipe require-signed schema set sign site steps submit time timeout to trust unused-for update upgrade variant verbose version where)/' \
         'c/-/(- h n o q v x)/' \
         'n/--where/(here compute)/' \
         'n/--color/(auto always never)/' \

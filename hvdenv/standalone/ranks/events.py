@@ -249,21 +249,6 @@ class Training(NamedTuple):
     same: Optional[bool] = None
 
 
-class TestDone(NamedTuple):
-    """One of Horovod's own tests: ``passed``, ``failed`` or ``skipped``, and why."""
-
-    test: str
-    outcome: str
-    seconds: float = 0.0
-    reason: str = ""
-
-
-class SuiteDone(NamedTuple):
-    """All of Horovod's own tests in a file were tried; `code` is pytest's."""
-
-    code: int
-
-
 class Bench(NamedTuple):
     """Timed allreduces of one size: bytes, and minimum, quartiles and maximum in seconds."""
 
@@ -476,7 +461,7 @@ class Exited(NamedTuple):
 
 RankEvent = Union[
     Started, ExtensionFacts, Joined, Stage, Result, DataPath, Operation, OperationsDone, Training,
-    TestDone, SuiteDone, Bench, BenchEnd, Speed, Call, Optimizer, TrainingStep,
+    Bench, BenchEnd, Speed, Call, Optimizer, TrainingStep,
     DataSource, FileUse, Shown, ProgramEnd, Overdue, Exited,
 ]  # fmt: skip
 _KINDS: Dict[str, Any] = {
@@ -489,8 +474,6 @@ _KINDS: Dict[str, Any] = {
     "collectives": Operation,
     "collectives-done": OperationsDone,
     "training": Training,
-    "test": TestDone,
-    "suite": SuiteDone,
     "bench": Bench,
     "bench_end": BenchEnd,
     "speed": Speed,

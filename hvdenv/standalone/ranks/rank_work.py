@@ -8,8 +8,8 @@ rank's Horovod; ``joined``, the rank's numbers; ``stage``, what comes next; ``re
 DEVICE is gpu if ranks may use NCCL, and host if they must not. If CONTROLLER was not built in,
 the rank ends after ``extension``. An EXERCISE is NAME or NAME=OPTION, for the function
 run(context, option) of NAME.py, before which before_init(context, option) is called if it has
-one. The allreduces of allreduce.py come first, except for the exercises in ALONE. After
-DUMP_SECONDS the stacks of all threads go to standard error. Runs on Python 3.6 and newer.
+one. The allreduces of allreduce.py come first. After DUMP_SECONDS the stacks of all threads go to
+standard error. Runs on Python 3.6 and newer.
 """
 
 import faulthandler
@@ -26,9 +26,6 @@ import events  # noqa: E402
 import extension  # noqa: E402
 import gpus  # noqa: E402
 from context import Context  # noqa: E402
-
-# Exercises that replace all other work, and initialise Horovod themselves.
-ALONE = ("suite",)
 
 
 def keep() -> None:
@@ -51,11 +48,6 @@ def main(
     facts = events.ExtensionFacts(**extension.files(framework), **extension.imported(framework))
     context.report(facts)
     if facts.built.get(controller) == 0:
-        return
-    if exercises and exercises[0][0] in ALONE:
-        context.stage(exercises[0][0])
-        modules[exercises[0][0]].run(context, exercises[0][2])
-        context.stage("shutdown")
         return
     for name, _, option in exercises:
         getattr(modules[name], "before_init", lambda *_: None)(context, option)
