@@ -30,7 +30,7 @@ from hvdenv.model.cluster import LauncherName
 MOST_COMMANDS = MOST_VALUES = 3000
 MOST_LINES = 50_000
 EVERY_LINE = (1, sys.maxsize)
-_OTHERS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "horovodrun", "aprun", "jsrun",
+_OTHERS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "horovodrun", "aprun",
                      "ibrun", "prun", "lrun", "mpirun_rsh", "torchrun"})  # fmt: skip
 LAUNCHERS = _OTHERS | {
     each for each in get_args(LauncherName) if not each.startswith("horovodrun-")

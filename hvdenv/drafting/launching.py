@@ -12,7 +12,7 @@ from hvdenv.drafting.values import INFERRED, Left, Read, Value, at, leave
 from hvdenv.drafting.variables import variable
 from hvdenv.model import horovodrun
 
-# Options of mpirun and mpiexec, horovodrun, aprun and jsrun, with how many values follow.
+# Options of mpirun and mpiexec, horovodrun and aprun, with how many values follow.
 _VALUES = {
     **dict.fromkeys(
         ("-np", "--np", "-n", "-H", "--host", "-host", "-hosts", "--hosts", "-hostfile", "--hostfile",
@@ -58,7 +58,7 @@ def launch(statement: Statement) -> Iterator[directives.Field | Read]:
         yield from _option(option, value, name)
     yield from _sizes(name, options)
     ranks = options.last(*_ALL_RANKS)
-    if statement.batch and ranks.isdigit() and name != "jsrun":
+    if statement.batch and ranks.isdigit():
         yield directives.Field(statement, "ranks", ranks)
     yield from container(options.rest)
 

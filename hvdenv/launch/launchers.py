@@ -212,25 +212,6 @@ def srun(launch: Launch) -> Start:
     return Start((*argv, *launch.program), env)
 
 
-def jsrun(launch: Launch) -> Start:
-    """IBM's job step manager, with one resource set on each host."""
-    if launch.ranks % launch.per_node:
-        raise _uneven("jsrun", launch)
-    argv = ["jsrun"]
-    # The default is all hosts of the allocation.
-    if len(launch.hosts) != launch.nodes or launch.placed:
-        argv += [f"-n{launch.nodes}"]
-    argv += ["-r1"]
-    if launch.gpus_per_node:
-        argv += [f"-g{launch.gpus_per_node}"]
-    argv += [f"-a{launch.per_node}"]
-    if launch.cpus_per_rank:
-        argv += [f"-c{launch.cpus_per_rank * launch.per_node}"]
-    if launch.settings.cpu_bind:
-        argv += [f"-b{launch.settings.cpu_bind}"]
-    return Start((*argv, *launch.program), _for_ranks(launch))
-
-
 def horovodrun_gloo(launch: Launch) -> Start:
     """Horovod's launcher, over Gloo."""
     return Start((*_horovodrun(launch), "--gloo", *launch.program), _for_horovodrun(launch))
@@ -285,22 +266,6 @@ def torchrun(launch: Launch) -> Start:
         variables=(*_interface("GLOO_SOCKET_IFNAME", launch), *launch.variables),
     )
     return srun(one_each)
-
-
-def multiworker(launch: Launch) -> Start:
-    """Workers of TensorFlow's MultiWorkerMirroredStrategy, for comparison.
-
-    They find each other with SlurmClusterResolver, from the variables that srun sets.
-    """
-    hosts = ",".join(host.name for host in launch.hosts)
-    # Otherwise gRPC sends requests to other hosts through the site's proxy.
-    direct = (("no_grpc_proxy", hosts),) if hosts else ()
-    return srun(
-        launch._replace(
-            settings=launch.settings._replace(srun_mpi=None),
-            variables=(*direct, *launch.variables),
-        )
-    )
 
 
 def _by_template(own: cluster.OwnLauncher, launch: Launch) -> Start:
@@ -367,12 +332,10 @@ LAUNCHERS: dict[str, Launcher] = {
     "mpiexec": Launcher("MPI", mpiexec, mpirun=True),
     "srun": Launcher("MPI", srun, schedulers=("slurm",)),
     "aprun": _from_data(_APRUN),
-    "jsrun": Launcher("MPI", jsrun, schedulers=("lsf",), takes_hosts=False),
     "horovodrun-gloo": Launcher("Gloo", horovodrun_gloo, provided=True, by_ssh=True, exposes=True),
     "horovodrun-mpi": Launcher("MPI", horovodrun_mpi, provided=True, by_ssh=True, mpirun=True),
     # On several hosts, srun starts one torchrun on each.
     "torchrun": Launcher("", torchrun, across_hosts=("slurm",), provided=True),
-    "multiworker": Launcher("", multiworker, schedulers=("slurm",)),
 }
 
 

@@ -90,9 +90,7 @@ McaValue = Annotated[
 ]
 Value = Annotated[str, Pattern(r"[ -~]{0,500}", "printable ASCII characters")]
 
-LauncherName = Literal[
-    "srun", "mpirun", "mpiexec", "horovodrun-mpi", "horovodrun-gloo", "aprun", "jsrun"
-]
+LauncherName = Literal["srun", "mpirun", "mpiexec", "horovodrun-mpi", "horovodrun-gloo", "aprun"]
 # Of a library or driver, whose numbers are compared.
 Numbers = Annotated[str, Pattern(r"[0-9]{1,4}(\.[0-9]{1,4}){1,2}", "a version such as 2.28")]
 Architecture = Literal["x86_64", "ppc64le", "aarch64"]
@@ -272,12 +270,12 @@ class Launch(NamedTuple):
 
     Attributes:
         launcher: the default launcher of ``run`` and ``job``: one of srun, mpirun, mpiexec,
-            horovodrun-mpi, horovodrun-gloo, aprun, jsrun, or of ``launchers``.
+            horovodrun-mpi, horovodrun-gloo, aprun, or of ``launchers``.
         launchers: launchers that hvdenv does not have.
         horovodrun: further arguments of horovodrun, such as --gloo-timeout-seconds=300.
         srun_mpi: value of srun's ``--mpi`` (default: srun's).
         cpu_bind: how to bind ranks to cores: ``--cpu-bind`` of srun and mpiexec,
-            ``-cc`` of aprun, ``-b`` of jsrun.
+            ``-cc`` of aprun.
         threads_per_core: hardware threads to use per core (aprun -j).
         exports: variables that mpirun passes to every rank (-x).
         mca: parameters of Open MPI (--mca; version 5 ignores -mca).

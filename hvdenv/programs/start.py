@@ -25,7 +25,7 @@ EXERCISE = "program"
 DEFAULT_STEPS = 20
 # The first learning rate of every optimizer is known by then.
 _REFERENCE_STEPS = 2
-_LAUNCHERS = ("horovodrun", "mpirun", "mpiexec", "srun", "torchrun", "jsrun", "aprun")
+_LAUNCHERS = ("horovodrun", "mpirun", "mpiexec", "srun", "torchrun", "aprun")
 _WITHOUT_EFFECT = ("-u", "-B", "-s", "-q")
 
 

@@ -137,7 +137,7 @@ def test_values_that_nobody_sets() -> None:
         ),
         ({"JOB_ID": "1", "PE_HOSTFILE": "/h"}, "", Allocation()),
     ],
-    ids=["pbs", "pbs-mpiprocs", "cobalt", "theta", "lsf-jsrun", "lsf", "gridengine", "jenkins"],
+    ids=["pbs", "pbs-mpiprocs", "cobalt", "theta", "lsf-launch-host", "lsf", "gridengine", "jenkins"],
 )  # fmt: skip
 def test_other_schedulers(environ: dict[str, str], hosts: str, expected: Allocation) -> None:
     assert find_allocation(environ, hosts) == expected

@@ -68,7 +68,7 @@ def test_charliecloud_sees_the_folder_that_the_program_starts_in(
 def test_the_hosts_launcher_starts_each_rank_in_the_image() -> None:
     launch = Launch(TRAIN, 4, mpi=Mpi("Open MPI", "4.1.8"), hosts=(Host("a", 2), Host("b", 2)))
     words = inside(BOTH, "/")
-    for name in ("mpirun", "mpiexec", "srun", "multiworker"):
+    for name in ("mpirun", "mpiexec", "srun"):
         argv = start_inside(name, launch, words, "a").argv
         assert argv[0] in (name, "srun") and argv[-len(words) - 2 :] == (*words, *TRAIN)
 

@@ -128,11 +128,6 @@ THETA = Launch(
     settings=cluster.Launch("aprun", cpu_bind="depth", threads_per_core=2),
     variables=(("OMP_NUM_THREADS", "32"), ("KMP_BLOCKTIME", "0")),
 )  # fmt: skip
-SUMMIT = train(
-    Mpi("Spectrum MPI"), (Host("a01n01", 6), Host("a01n02", 6)), gpus_per_node=6, cpus_per_rank=7,
-    settings=cluster.Launch("jsrun", cpu_bind="packed:7"),
-)  # fmt: skip
-FEWER = SUMMIT._replace(hosts=SUMMIT.hosts[:1], ranks=6, placed=True, variables=(("A", "b c"),))
 POLARIS = Launch(
     TRAIN, 32, ranks_per_node=4, mpi=Mpi("Cray MPICH"), cpus_per_rank=16,
     settings=cluster.Launch("mpiexec", cpu_bind="depth"), variables=(("OMP_NUM_THREADS", "16"),),
@@ -164,8 +159,6 @@ LINES: list[tuple[str, Launch, str]] = [
      " --mca btl openib,self --mca pml ob1 singularity exec --nv horovod.sif python train.py"),
     ("aprun", THETA, "aprun -n 16 -N 4 -d 32 -j 2 -cc depth"
      " python train_hvd.py"),
-    ("jsrun", SUMMIT, "jsrun -r1 -g6 -a6 -c42 -bpacked:7 python train_hvd.py"),
-    ("jsrun", FEWER, "jsrun -n1 -r1 -g6 -a6 -c42 -bpacked:7 python train_hvd.py"),
     ("mpiexec", POLARIS, "mpiexec -np 32 -ppn 4 --cpu-bind depth -d 16 python train_hvd.py"),
     ("mpiexec", POLARIS._replace(hosts=(Host("x1", 4), Host("x2", 4)), ranks=8, placed=True),
      "mpiexec -np 8 -ppn 4 --hosts x1,x2 --cpu-bind depth -d 16 python train_hvd.py"),
@@ -174,7 +167,6 @@ LINES: list[tuple[str, Launch, str]] = [
      " --rdzv_id 4321 --rdzv_endpoint alvis1-01:29721 --no_python python train_hvd.py"),
     ("torchrun", Launch(TRAIN, 4), "torchrun --nnodes=1 --nproc_per_node=4 --standalone --no_python"
      " python train_hvd.py"),
-    ("multiworker", ALVIS, "srun -n 8 --cpus-per-task=16 python train_hvd.py"),
     *(
         (name, train(mpi), f"{name} -np 8 {between} python train_hvd.py")
         for name in ("mpirun", "mpiexec")
@@ -211,7 +203,6 @@ def test_command_lines(name: str, what: Launch, line: str) -> None:
 @pytest.mark.parametrize(
     ("name", "what", "error", "said"),
     [
-        ("jsrun", SUMMIT._replace(ranks=7, ranks_per_node=6), UsageError, "the same number of ranks"),
         ("torchrun", train(hosts=(Host("a", 4), Host("b", 3))), UsageError, "the same number of ranks"),
         ("mpirun", train(Mpi("Intel MPI"), UNEVEN), UsageError, "names only"),
         ("srun", train(hosts=(*UNEVEN, Host("c", 1)), placed=True), UsageError, "same number"),
@@ -238,9 +229,8 @@ def test_what_launchers_cannot_start(
 
 
 def test_variables_for_comparison() -> None:
-    torch, workers = started("torchrun", ALVIS), started("multiworker", ALVIS)
+    torch = started("torchrun", ALVIS)
     assert {("GLOO_SOCKET_IFNAME", "ib0"), ("NCCL_SOCKET_IFNAME", "ib0")} <= set(torch.env)
-    assert ("no_grpc_proxy", "alvis1-01,alvis1-02") in workers.env
 
 
 def test_srun_says_what_slurm_does_not_pass_on() -> None:
@@ -364,5 +354,5 @@ def test_programs_are_single_words_and_values_are_in_none(name: str, mpi: Mpi) -
 
 def test_each_launcher_names_its_controller() -> None:
     controllers = {name: launcher.controller for name, launcher in LAUNCHERS.items()}
-    assert {name for name, each in controllers.items() if not each} == {"torchrun", "multiworker"}
+    assert {name for name, each in controllers.items() if not each} == {"torchrun"}
     assert {each for each in controllers.values() if each} == {"MPI", "Gloo"}

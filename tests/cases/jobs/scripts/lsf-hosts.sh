@@ -1,11 +1,15 @@
 #!/bin/bash
+#BSUB -P ABC123
 #BSUB -W 1:01
 #BSUB -nnodes 2
+#BSUB -q batch
 #BSUB -U week3
-#BSUB -J hvdenv
+#BSUB -J train
 #BSUB -Jd proof
 #BSUB -M 16GB
-#BSUB -o hvdenv.%J
+#BSUB -o train.%J
+#BSUB -e train.%J.err
+#BSUB -alloc_flags "smt4 nvme"
 #BSUB -x
 
 # The last line of the output records the exit code.
