@@ -23,7 +23,6 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from hvdenv.places import find_places
-from hvdenv.runner import Runner
 from hvdenv.wheels import cache_entry, wheelcache
 
 ROOT = Path(__file__).parents[1]
@@ -84,7 +83,7 @@ def _horovod(folder: Path, variant: tuple[str, ...]) -> None:
     folder.mkdir()
     cache = cache_entry.Cache(places.wheels)
     wheel = folder / f"horovod-0.28.1-cp312-cp312-linux_{_machine()}.whl"
-    taken = wheelcache.take([cache], record["stack"], wheel, Runner())
+    taken = wheelcache.take([cache], record["stack"], wheel)
     if taken.entry is None:
         raise SystemExit(
             f"error: the wheel of {prefix} is no longer in {places.wheels}\n"

@@ -97,7 +97,7 @@ def look_up_wheel(state: State, _: Step, output: str) -> Done:
     inputs = {**state.plan.wheel_inputs, "stack": stack}
     state.refuse_drift(state.known()._replace(stack=inputs))
     make_folder(state.plan.wheel.parent)
-    taken = wheelcache.take(state.caches, inputs, state.plan.wheel, state.plain_runner)
+    taken = wheelcache.take(state.caches, inputs, state.plan.wheel)
     for note in taken.notes:
         state.progress.note(note)
     if taken.entry is None:
@@ -160,11 +160,10 @@ def keep_wheel(state: State, _: Step, output: str) -> Done:
 def _store(state: State, cache: cache_entry.Cache) -> None:
     """Store the wheel for later builds; if that fails, this build continues without."""
     inputs, wheels = state.recorded["stack"]["inputs"], state.request.wheels
-    runner, signing_key = state.plain_runner, wheels.key if cache.shared else None
     try:
-        wheelcache.store(cache, inputs, state.plan.wheel, runner, signing_key or "")
+        wheelcache.store(cache, inputs, state.plan.wheel)
         if not cache.shared:
-            wheelcache.trim(cache, wheels.own_gb * 1e9, cache_entry.key(inputs), runner)
+            wheelcache.trim(cache, wheels.own_gb * 1e9, cache_entry.key(inputs))
     except StepError as error:
         state.progress.note(f"the wheel is not kept: {error.where}: {error.message}")
 

@@ -1,7 +1,6 @@
 """Manage caches of compiled wheels: your own, and those that a site shares.
 
-Without --cache, `list`, `verify` and `copy` use all caches, `sign` uses the cache that builds
-publish to, and `prune` changes your own."""
+Without --cache, `list`, `verify` and `copy` use all caches, and `prune` changes your own."""
 
 from __future__ import annotations
 
@@ -37,7 +36,6 @@ examples:
   hvdenv cache prune --downloads --older-than 30d
   hvdenv cache copy f3c7 0a51 --to /media/wheels    entries by the first digits of their keys
   hvdenv cache copy --cache /media/wheels           into your own cache
-  hvdenv cache sign --key ~/.ssh/id_ed25519.pub     with the SSH agent that holds this key
 
 $HVDENV_WHEEL_CACHE and `places.wheels` in a site file name shared caches.
 """
@@ -56,7 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         return parser
 
     add_options(action("list", "list the entries of the caches"), "json")
-    add_options(action("verify", "check every entry: hash, record, owner, signature"), "json")
+    add_options(action("verify", "check every entry: hash, record, owner"), "json")
     prune = action("prune", "remove entries, least recently used first")
     add(
         prune, "--max-size SIZE",
@@ -74,14 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     copy = action("copy", "copy entries into another cache")
     add(copy, "--to FOLDER", "created if missing (default: your own cache)", type=Path)
-    sign = action("sign", "sign entries with ssh-keygen")
-    for each in (copy, sign):
-        add(each, "keys KEY", "first digits of keys (default: all entries)", nargs="*")
-    add(
-        sign, "--key FILE",
-        "private key, or the public part of a key that the SSH agent holds (default:"
-        " places.wheels.key)",
-    )  # fmt: skip
+    add(copy, "keys KEY", "first digits of keys (default: all entries)", nargs="*")
 
 
 def _size(text: str) -> float:
@@ -100,8 +91,6 @@ def run(arguments: argparse.Namespace) -> int:
         return _prune(arguments, caches[0], wheels)
     if action == "copy":
         return _copy(arguments, caches, wheels)
-    if action == "sign":
-        return _sign(arguments, caches[0], wheels)
     return _list(arguments, caches)
 
 
@@ -111,19 +100,17 @@ def caches_of(arguments: argparse.Namespace, wheels: Wheels) -> tuple[Cache, ...
         folder = arguments.cache.absolute()
         named = wheelcache.shared(wheels._replace(publish=str(folder)))
         return (own,) if folder == own.folder else named[:1]
-    if arguments.action in ("list", "verify", "copy", "publish"):
-        return (own, *shared)
-    return shared[:1] if arguments.action == "sign" and wheels.publish else (own,)
+    return (own,) if arguments.action == "prune" else (own, *shared)
 
 
 def _list(arguments: argparse.Namespace, caches: tuple[Cache, ...]) -> int:
     """`list`, and `verify`, which reads every byte."""
     verifies = arguments.action == "verify"
-    runner, entries, unread = Runner(), [], False
+    entries, unread = [], False
     for cache in caches:
         try:
             entries += [
-                wheelcache.describe(cache, name, runner, thorough=verifies)
+                wheelcache.describe(cache, name, thorough=verifies)
                 for name in wheelcache.names(cache)
             ]
         except HvdenvError as error:
@@ -146,13 +133,12 @@ def _show(entry: Listed, verified: bool) -> None:
     if entry.wheel:
         built = " ".join(f"{name} {version}" for name, version in sorted(entry.frameworks.items()))
         used = f", used {entry.used[:10]}" if entry.used else ""
-        signed = ", signed" if entry.signed else ""
         where = f"shared: {entry.cache}" if entry.shared else "own"
         stored = f"{entry.bytes / 1e6:.1f} MB, stored {entry.created[:10]}"
         lines = [
             f"{entry.key[:12]}  horovod {entry.horovod}, {built}, {entry.python}",
             "; ".join(each for each in (entry.mpi, entry.compiler) if each),
-            f"{stored}{used}{signed}, {where}",
+            f"{stored}{used}, {where}",
         ]
     if entry.problem:
         lines.append(f"not used: {entry.problem}")
@@ -167,9 +153,8 @@ def _prune(arguments: argparse.Namespace, cache: Cache, wheels: Wheels) -> int:
     largest, oldest = arguments.max_size, time_ago(arguments.older_than)
     if largest is None and not (oldest or arguments.damaged or cache.shared):
         largest = wheels.own_gb * 1e9
-    runner = Runner()
     entries = [
-        wheelcache.describe(cache, name, runner, thorough=arguments.damaged)
+        wheelcache.describe(cache, name, thorough=arguments.damaged)
         for name in wheelcache.names(cache)
     ]
     going = [each for each in entries if arguments.damaged and each.damaged]
@@ -229,18 +214,6 @@ def _copy(arguments: argparse.Namespace, caches: tuple[Cache, ...], wheels: Whee
     if arguments.to:
         folder = make_folder(named_folder(arguments.to))
         target = wheelcache.shared(wheels._replace(publish=str(folder)))[0]
-    wheelcache.copy(chosen, target, Runner())
+    wheelcache.copy(chosen, target)
     print(f"copied {len(chosen)} wheel{'s' * (len(chosen) != 1)} to {target.folder}")
-    return 0
-
-
-def _sign(arguments: argparse.Namespace, cache: Cache, wheels: Wheels) -> int:
-    key = arguments.key or wheels.key
-    if not key:
-        raise UsageError(
-            "no key to sign with", remedy="name its file with --key, or in places.wheels.key"
-        )
-    for name in _chosen((cache,), arguments.keys):
-        wheelcache.sign(cache, name, key, Runner())
-        print(f"signed {name[:12]}")
     return 0

@@ -12,7 +12,6 @@ from hvdenv.cli.find_lock import LOCK, required, resolution_of, run_steps
 from hvdenv.cli.options import add, add_options, give, report
 from hvdenv.cli.prepare import Prepared, prepare
 from hvdenv.environments import scratch
-from hvdenv.environments.scratch import Scratch
 from hvdenv.locks import folders
 from hvdenv.locks.lockfile import Locked
 from hvdenv.places import find_places, make_folder, named_folder
@@ -44,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     with scratch.folder(find_places().scratch, "fetching") as work:
         maker = resolution_of(prepared, work.path)
         run_steps(arguments, maker.fetch(locked, to, own=to / OWN, package=PACKAGE), work)
-        compiled = _carry_wheels(prepared, locked, to, work)
+        compiled = _carry_wheels(prepared, locked, to)
     # Last: a folder with a lock in it is whole.
     folders.write(locked._replace(folder=to / LOCK))
     files = [path for path in to.rglob("*") if path.is_file()]
@@ -57,15 +56,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _carry_wheels(prepared: Prepared, locked: Locked, to: Path, work: Scratch) -> int:
+def _carry_wheels(prepared: Prepared, locked: Locked, to: Path) -> int:
     """Put the compiled wheels beside it that builds may be able to take; how many."""
     caches = (
         wheelcache.own(find_places()),
         *wheelcache.shared(prepared.resolved.recipe.places.wheels),
     )
     inputs = prepared.plan().wheel_inputs
-    chosen, notes = compiled.fitting(caches, inputs, locked, work.runner)
+    chosen, notes = compiled.fitting(caches, inputs, locked)
     for note in notes:
         report(note)
-    compiled.carry(chosen, to, work.runner)
+    compiled.carry(chosen, to)
     return len(chosen)

@@ -8,16 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hvdenv import signing, trust
+from hvdenv import trust
 from hvdenv.building.resolve import perform
-from hvdenv.cli.options import refuse_foreign, refuse_foreign_path
+from hvdenv.cli.options import refuse_foreign
 from hvdenv.cli.prepare import Prepared
 from hvdenv.cli.progress import choose as choose_progress
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.errors import LockError, UsageError
 from hvdenv.locks import compare, folders
 from hvdenv.locks.built import DRIFTS
-from hvdenv.locks.lockfile import MAIN, SIGNATURE, Inputs, Locked, render
+from hvdenv.locks.lockfile import MAIN, Inputs, Locked
 from hvdenv.model.layers import recipe_folder
 from hvdenv.places import find_places
 from hvdenv.plans.plan import steps_of
@@ -25,7 +25,6 @@ from hvdenv.plans.resolution import Resolution
 from hvdenv.plans.step import Step
 from hvdenv.plans.steps import GENERATION
 from hvdenv.reading import Content
-from hvdenv.runner import Runner
 
 if TYPE_CHECKING:
     from hvdenv.environments.scratch import Scratch
@@ -98,7 +97,7 @@ def required(arguments: argparse.Namespace, prepared: Prepared, named: Path | No
         locked = find(arguments, prepared)
     if locked is None:
         raise no_lock(arguments, prepared)
-    _check(locked, arguments, prepared)
+    _check(locked, prepared)
     return locked
 
 
@@ -121,7 +120,7 @@ def with_recorded_lock(
     for folder in folders.candidates(root, inputs_of(prepared)):
         locked = folders.read(folder, _refuse_others(arguments, root))
         if locked.digest == record.lock.digest:
-            _check(locked, arguments, prepared)
+            _check(locked, prepared)
             return prepared._replace(locked=locked)
     raise LockError(
         "the lock that this environment was built from is not here, or was rewritten since",
@@ -136,8 +135,7 @@ def problems_of(locked: Locked, prepared: Prepared) -> list[str]:
     return compare.problems(locked, inputs_of(prepared), packages)
 
 
-def _check(locked: Locked, arguments: argparse.Namespace, prepared: Prepared) -> None:
-    refuse_unsigned(locked, arguments, prepared)
+def _check(locked: Locked, prepared: Prepared) -> None:
     if problems := problems_of(locked, prepared):
         raise LockError(
             "the lock is not what the recipe asks for now",
@@ -159,36 +157,6 @@ def _refuse_others(arguments: argparse.Namespace, root: Path) -> Callable[[Conte
         refuse_foreign(partial(trust.of_content, content), arguments, content.path, use)
 
     return refuse
-
-
-def refuse_unsigned(locked: Locked, arguments: argparse.Namespace, prepared: Prepared) -> None:
-    """Require a signature by a key that the site accepts, where it requires signatures."""
-    signers = prepared.resolved.recipe.places.locks.signers
-    if not signers:
-        if getattr(arguments, "require_signed", False):
-            raise UsageError(
-                "--require-signed: no site file sets places.locks.signers",
-                remedy="name a site file that does: --site FILE, or the variable HVDENV_SITE",
-            )
-        return
-    refusal = "it is not signed, but the site requires signatures"
-    if locked.signature:
-        if not Path(signers).is_file():
-            raise LockError(
-                "the file with the accepted keys is missing",
-                where=signers,
-                remedy="name an existing file in places.locks.signers of the site file",
-            )
-        refuse_foreign_path(signers, arguments, "hvdenv would accept the signatures of its keys")
-        text, signature = render(locked.lock).encode(), locked.signature.encode()
-        refusal = signing.refusal(text, signature, Path(signers), Runner(), signing.LOCK)
-    if refusal:
-        raise LockError(
-            f"the lock is refused: {refusal}",
-            where=str(locked.folder / SIGNATURE),
-            remedy="review the lock and sign it with a key that the site accepts:"
-            f" hvdenv lock {locked.lock.inputs.recipe} --sign",
-        )
 
 
 def no_lock(arguments: argparse.Namespace, prepared: Prepared) -> LockError:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from hvdenv import signing
 from hvdenv.building.resolve import pylock
 from hvdenv.cli import find_lock
 from hvdenv.cli.options import add, add_options, give, report
@@ -21,11 +20,10 @@ from hvdenv.environments.scratch import Scratch
 from hvdenv.errors import LockError, RecipeError, StepError, UsageError
 from hvdenv.locks import compare, condalock, folders, pypi
 from hvdenv.locks.built import built_with
-from hvdenv.locks.lockfile import CONDA, PYPI, File, Inputs, Locked, Platform, bind, render
+from hvdenv.locks.lockfile import CONDA, PYPI, File, Inputs, Locked, Platform, bind
 from hvdenv.places import find_places
 from hvdenv.plans.resolution import Resolution
 from hvdenv.reading import RESULT, read_json
-from hvdenv.runner import Runner
 from hvdenv.schema import Problem, decode
 
 EXAMPLES = """\
@@ -34,15 +32,12 @@ examples:
   hvdenv lock local --check              exit with 4 if the lock no longer matches
   hvdenv lock local --update numpy       update one package, keep all others
   hvdenv lock local --upgrade            resolve everything again
-  hvdenv lock local --sign --key ~/.ssh/id_ed25519.pub
   hvdenv lock taurus --platform linux-ppc64le --lockfiles ~/locks
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     add_options(parser, "recipe", "python", "prefix", "json", "loudness", "lockfiles", "trust")
-    add(parser, "--sign", "sign the lock: you vouch for its contents")
-    add(parser, "--key FILE", "key to sign with (default: places.locks.key)")
     what = parser.add_mutually_exclusive_group()
     add(what, "--check", "compare only; exit with 4 if the lock does not match")
     add(what, "--update NAME", "update this package to its newest version")
@@ -52,7 +47,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     prepared = _prepare(arguments)
-    key = _key(arguments, prepared)
     try:
         present = find_lock.find(arguments, prepared)
     except (LockError, RecipeError) as error:
@@ -69,35 +63,14 @@ def run(arguments: argparse.Namespace) -> int:
         locked = present._replace(lock=present.lock._replace(inputs=inputs, built=None))
     else:
         locked = _resolve(arguments, prepared, present)
-    locked = signed(_with_build(locked, present, prepared), present, key)
+    locked = _with_build(locked, present, prepared)
     changed = folders.write(locked)
-    if present and present.signature and not locked.signature:
-        report("the lock has changed, so its signature was removed: sign it again with --sign")
-    states = ["built" if locked.lock.built else "resolved, not built yet"]
-    states += ["signed"] if locked.signature else []
+    state = "built" if locked.lock.built else "resolved, not built yet"
     give(
         arguments, {"folder": str(locked.folder), "changed": changed},
-        f"{'written' if changed else 'nothing to do'}: {locked.folder} ({', '.join(states)})",
+        f"{'written' if changed else 'nothing to do'}: {locked.folder} ({state})",
     )  # fmt: skip
     return 0
-
-
-def _key(arguments: argparse.Namespace, prepared: Prepared) -> str:
-    if not arguments.sign and not arguments.key:
-        return ""
-    if not arguments.sign:
-        raise UsageError("--key needs --sign", remedy="hvdenv lock RECIPE --sign --key FILE")
-    if arguments.check:
-        raise UsageError(
-            "--sign cannot be combined with --check",
-            remedy="sign the lock with `hvdenv lock RECIPE --sign`, then check it with --check",
-        )
-    key = arguments.key or prepared.resolved.recipe.places.locks.key
-    if not key:
-        raise UsageError(
-            "no key to sign with", remedy="name it: --key FILE, or places.locks.key in a site file"
-        )
-    return str(key)
 
 
 def _prepare(arguments: argparse.Namespace) -> Prepared:
@@ -119,7 +92,6 @@ def _prepare(arguments: argparse.Namespace) -> Prepared:
 def _check(present: Locked | None, prepared: Prepared, arguments: argparse.Namespace) -> int:
     if present is None:
         raise find_lock.no_lock(arguments, prepared)
-    find_lock.refuse_unsigned(present, arguments, prepared)
     changes = [
         str(each) for each in compare.changed(present.lock.inputs, find_lock.inputs_of(prepared))
     ]
@@ -251,18 +223,3 @@ def _with_build(locked: Locked, present: Locked | None, prepared: Prepared) -> L
             return locked._replace(lock=locked.lock._replace(built=built_with(record)))
     built = present.lock.built if present and present.digest == locked.digest else None
     return locked._replace(lock=locked.lock._replace(built=built))
-
-
-def signed(locked: Locked, present: Locked | None, key: str) -> Locked:
-    """A lock with its signature.
-
-    Args:
-        present: the lock before; its signature is kept if the new lock is the same.
-        key: file of the key to sign with; empty to sign nothing.
-    """
-    text = render(locked.lock)
-    if key:
-        signature = signing.sign(text.encode(), key, Runner(), signing.LOCK).decode()
-        return locked._replace(signature=signature)
-    kept = present.signature if present and render(present.lock) == text else ""
-    return locked._replace(signature=kept)

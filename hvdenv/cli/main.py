@@ -42,7 +42,7 @@ GROUPS = {
         "fetch": "download everything that a locked build needs, to build offline",
         "pack": "pack an environment into one image, which hosts mount",
         "wheels": "publish compiled wheels as an index for pip",
-        "cache": "list, check, prune, copy or sign compiled wheels",
+        "cache": "list, check, prune or copy compiled wheels",
         "export": "write a bill of materials (CycloneDX) of an environment",
         "diff": "compare two environments or locks",
     },

@@ -386,11 +386,6 @@ def _add_locked(parser: argparse.ArgumentParser) -> None:
     add(parser, "--locked", "build exactly what the lock lists, or exit with 4")
     add_options(parser, "lockfiles", "lock")
     add(
-        parser, "--require-signed",
-        "refuse a lock without a signature by a key in places.locks.signers (default: only if"
-        " a site file sets that key)",
-    )  # fmt: skip
-    add(
         parser, "--from DIR", "use the files that `hvdenv fetch` downloaded",
         type=Path, dest="source_folder",
     )  # fmt: skip
@@ -404,7 +399,7 @@ def is_locked(arguments: argparse.Namespace) -> bool:
             "--offline requires --from, with the files that `hvdenv fetch` downloaded",
             remedy="download them on a host with a network: hvdenv fetch RECIPE --to DIR",
         )
-    for name in ("lock", "source_folder", "accept_drift", "require_signed"):
+    for name in ("lock", "source_folder", "accept_drift"):
         if getattr(arguments, name, None) and not arguments.locked:
             option = {"source_folder": "from"}.get(name, name.replace("_", "-"))
             raise UsageError(f"--{option} requires --locked", remedy="add --locked")

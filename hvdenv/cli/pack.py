@@ -27,7 +27,6 @@ examples:
   hvdenv run local -n 4 --no-image -- python train.py    reads the environment's files instead
   hvdenv pack neuron --copy-to /dev/shm             hosts copy the image to memory first
   hvdenv pack neuron --to /scratch/me/neuron.sqsh   for: hvdenv run neuron --image FILE -- ...
-  hvdenv pack neuron --sign ~/.ssh/id_ed25519.pub
 """
 
 
@@ -43,11 +42,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "folder in which each host keeps a copy of the image while a job runs, such as /dev/shm"
         " or '$TMPDIR'; nothing is left of it after a crash (default: hosts read the image where it is)",
         default="",
-    )  # fmt: skip
-    add(
-        parser, "--sign KEY",
-        "sign the manifest with this private key, or with the SSH agent's key for this public"
-        " part (default: places.wheels.key)", default="",
     )  # fmt: skip
     add_options(parser, "trust", "json")
     add(parser, "-q --quiet", "print errors only")
@@ -70,12 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
     environment, runner = generations.at(chosen.prefix), Runner()
     identity = environment.active()
     last_used.note(find_places(), chosen.prefix)
-    key = arguments.sign or chosen.recipe.places.wheels.key or ""
     to = named_file(arguments.to) if arguments.to else default_image(environment, identity)
     cores = len(os.sched_getaffinity(0))
-    packed = image.make(
-        environment, identity, to, runner, cores=cores, copy_to=folder, key=os.path.expanduser(key)
-    )
+    packed = image.make(environment, identity, to, runner, cores=cores, copy_to=folder)
     host = use.detect(environment, runner)  # whether this host can mount it
     document = {
         "image": str(packed.image), "manifest": encode(packed.manifest), "host": encode(host),

@@ -16,9 +16,7 @@ from hvdenv.cli.options import add, add_action, add_options, report, wheels_of_s
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments import generations, registry
 from hvdenv.errors import StepError, UsageError
-from hvdenv.model.cluster import Wheels
 from hvdenv.places import find_places
-from hvdenv.runner import Runner
 from hvdenv.wheels import index, wheelcache
 from hvdenv.wheels.cache_entry import Cache, NotUsedError, check, key, open_entry
 from hvdenv.wheels.published import Source, Unpublished, compiled_for
@@ -27,7 +25,6 @@ EXAMPLES = """\
 examples:
   hvdenv wheels publish /proj/group/index
   hvdenv wheels publish /proj/group/index neuron local+torch     wheels of these environments
-  hvdenv wheels publish /proj/group/index --key ~/.ssh/id_ed25519.pub
   hvdenv wheels verify /proj/group/index
   pip install --extra-index-url file:///proj/group/index \\
       "horovod==0.28.1+hvdenv.1.torch2.13.cpu.ompi41"
@@ -40,61 +37,48 @@ def configure(parser: argparse.ArgumentParser) -> None:
     def action(name: str, text: str) -> argparse.ArgumentParser:
         parser = add_action(actions, name, text)
         add(parser, "folder DIR", "folder of the index", type=Path)
-        add_options(parser, "site")
         return parser
 
     publish = action("publish", "add compiled wheels to an index")
+    add_options(publish, "site")
     add(
         publish, "recipes RECIPE",
         "only wheels of these environments, such as local+torch; `hvdenv envs` lists them",
         nargs="*", default=[],
     )  # fmt: skip
     add(publish, "--cache FOLDER", "use this cache only", type=Path)
-    add(
-        publish, "--key FILE",
-        "sign with this private key, or with the SSH agent's key for this public part"
-        " (default: places.wheels.key)",
-    )  # fmt: skip
     add(publish, "--dry-run", "print which wheels would be published, and change nothing")
-    action("verify", "check every wheel of an index: hash, name, RECORD, signature, and the pages")
+    action("verify", "check every wheel of an index: hash, name, RECORD, and the pages")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    wheels = wheels_of_site(arguments)
-    action = _publish if arguments.action == "publish" else _verify
-    return action(arguments, wheels, Runner())
+    return (_publish if arguments.action == "publish" else _verify)(arguments)
 
 
-def _publish(arguments: argparse.Namespace, wheels: Wheels, runner: Runner) -> int:
-    signing_key = arguments.key or wheels.key or ""
-    if wheels.signers and not signing_key:
-        raise UsageError(
-            "wheels of this site need a signature, and no key to sign with is set",
-            remedy="name its file with --key, or in places.wheels.key",
-        )
+def _publish(arguments: argparse.Namespace) -> int:
     records = _records(arguments.recipes)
     # By the keys of the wheels, the locks that environments with them were built from; or empty.
     locks: dict[str, str] = {}
     for record in records.values():
         name = key(record.stack)
         locks[name] = locks.get(name) or (record.lock.digest if record.lock else "")
-    entries = _entries(arguments, wheels, records)
+    entries = _entries(arguments, records)
     if arguments.dry_run:
-        _each(entries, runner, _would_publish)
+        _each(entries, _would_publish)
         return 0
-    target = _index(arguments, wheels)._replace(folder=index.prepare(arguments.folder))
+    target = index.prepare(arguments.folder)
 
     def add(source: Source) -> None:
         lock = locks.get(source.record.key, "")
-        name, new = index.add(target, source, lock, signing_key, runner)
+        name, new = index.add(target, source, lock)
         print(f"{'published' if new else 'unchanged'} {name}")
 
-    _each(entries, runner, add)
-    found = index.write_pages(target, runner)
+    _each(entries, add)
+    found = index.write_pages(target)
     for problem in found.problems:
         report(f"not listed: {problem}")
     count = len(found.listed)
-    print(f"{count} wheel{'s' * (count != 1)} in the index file://{target.folder}")
+    print(f"{count} wheel{'s' * (count != 1)} in the index file://{target}")
     return 5 if found.problems else 0
 
 
@@ -103,18 +87,12 @@ def _would_publish(source: Source) -> None:
     print(f"would publish horovod {compiled_for(source).version}, {tags}")
 
 
-def _index(arguments: argparse.Namespace, wheels: Wheels) -> Cache:
-    """The index, by the rules that the site has for caches."""
-    folder = arguments.folder.absolute()
-    return wheelcache.shared(wheels._replace(publish=str(folder)))[0]._replace(folder=folder)
-
-
 def _entries(
-    arguments: argparse.Namespace, wheels: Wheels, records: Mapping[str, GenerationRecord]
+    arguments: argparse.Namespace, records: Mapping[str, GenerationRecord]
 ) -> dict[str, Cache]:
     """The caches with the entries to publish, by their keys."""
     found: dict[str, Cache] = {}
-    for cache in caches_of(arguments, wheels):
+    for cache in caches_of(arguments, wheels_of_site(arguments)):
         found = dict.fromkeys(wheelcache.names(cache), cache) | found
     if not arguments.recipes:
         if not found:
@@ -143,7 +121,7 @@ def _records(names: Sequence[str]) -> Mapping[str, GenerationRecord]:
     }
 
 
-def _each(entries: Mapping[str, Cache], runner: Runner, publish: Callable[[Source], None]) -> None:
+def _each(entries: Mapping[str, Cache], publish: Callable[[Source], None]) -> None:
     """Publish entries, oldest first: of two equal versions, pip takes the last.
 
     Raises:
@@ -153,7 +131,7 @@ def _each(entries: Mapping[str, Cache], runner: Runner, publish: Callable[[Sourc
     with TemporaryDirectory() as folder:
         for name, cache in _by_age(entries):
             try:
-                publish(_read(cache, name, runner, Path(folder) / "wheel"))
+                publish(_read(cache, name, Path(folder) / "wheel"))
                 published += 1
             except (NotUsedError, Unpublished) as error:
                 report(f"not published: {name[:12]}: {error}")
@@ -178,18 +156,18 @@ def _by_age(entries: Mapping[str, Cache]) -> Iterator[tuple[str, Cache]]:
     yield from ((name, entries[name]) for name in sorted(entries, key=age))
 
 
-def _read(cache: Cache, name: str, runner: Runner, copy: Path) -> Source:
+def _read(cache: Cache, name: str, copy: Path) -> Source:
     """An entry, after all of it was checked, with a copy of its wheel."""
     with open_entry(cache, name) as entry:
         if entry is None:
             raise NotUsedError("it is gone")
-        check(cache, entry, runner, copy)
+        check(entry, copy)
         return Source(entry.record, entry.inputs, copy)
 
 
-def _verify(arguments: argparse.Namespace, wheels: Wheels, runner: Runner) -> int:
-    target = _index(arguments, wheels)
-    found = index.examine(target, runner)
+def _verify(arguments: argparse.Namespace) -> int:
+    target = arguments.folder.absolute()
+    found = index.examine(target)
     problems = [*found.problems]
     problems += [f"{name}: it does not list the wheels" for name in index.outdated(target, found)]
     for about in found.listed:

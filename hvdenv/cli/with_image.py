@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv.cli.options import add, refuse_foreign_path, report, wheels_of_site
+from hvdenv.cli.options import add, refuse_foreign_path, report
 from hvdenv.environments import generations
 from hvdenv.errors import UsageError
 from hvdenv.model.recipe import Recipe
 from hvdenv.packing import use
-from hvdenv.packing.manifest import refuse_unsigned
-from hvdenv.runner import Runner
 
 
 class Entry(NamedTuple):
@@ -51,7 +48,6 @@ def entry_of(
 
     Raises:
         UsageError: a named image does not fit.
-        StepError: it lacks the signature that the site requires.
         UntrustedError: another user could change it.
     """
     environment = generations.at(prefix)
@@ -70,8 +66,5 @@ def entry_of(
         return Entry()
     for path in (packed.path, packed.image, packed.program):
         refuse_foreign_path(path, arguments)
-    of_site = None if arguments.recipe else wheels_of_site(arguments).signers
-    if signers := of_site or recipe.places.wheels.signers:
-        refuse_unsigned(packed, Path(os.path.expanduser(signers)), Runner())
     words = use.words(packed, environment, job or use.new_job())
     return Entry(words, packed.source, str(packed.image))

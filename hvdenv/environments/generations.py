@@ -275,7 +275,7 @@ def recipe_of(record: GenerationRecord, path: Path) -> Recipe:
         StepError: this hvdenv cannot read it.
     """
     try:
-        return decode(Recipe, record.resolved)
+        return decode(Recipe, record.resolved, lenient=True)
     except Problem as problem:
         raise _damaged(path, "its recipe: " + "; ".join(map(str, problem.all))) from problem
 

@@ -10,7 +10,6 @@ from hvdenv.locks.lockfile import (
     CONDA,
     MAIN,
     PYPI,
-    SIGNATURE,
     Inputs,
     Locked,
     parse,
@@ -57,8 +56,7 @@ def read(folder: Path, judge: Callable[[Content], None] | None = None) -> Locked
                 where=str(folder / name),
                 remedy="restore both files, or write a new lock: hvdenv lock RECIPE",
             )
-    signature = _text(folder / SIGNATURE, judge) if (folder / SIGNATURE).is_file() else ""
-    return Locked(folder, lock, texts, signature)
+    return Locked(folder, lock, texts)
 
 
 def write(locked: Locked) -> bool:
@@ -67,9 +65,8 @@ def write(locked: Locked) -> bool:
     Raises:
         StepError: the folder cannot be written.
     """
-    signed = [(SIGNATURE, locked.signature)] if locked.signature else []
-    texts = [*locked.texts.items(), *signed, (MAIN, render(locked.lock))]
-    superfluous = {PYPI, CONDA, SIGNATURE} - {name for name, _ in texts}
+    texts = [*locked.texts.items(), (MAIN, render(locked.lock))]
+    superfluous = {PYPI, CONDA} - {name for name, _ in texts}
     if all(_present(locked.folder / name) == text for name, text in texts) and not any(
         (locked.folder / name).exists() for name in superfluous
     ):

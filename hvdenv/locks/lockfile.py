@@ -23,7 +23,6 @@ MAIN = "hvdenv-lock.toml"
 File = Literal["pylock.toml", "conda-lock.yml"]
 PYPI: File = "pylock.toml"
 CONDA: File = "conda-lock.yml"
-SIGNATURE = f"{MAIN}.sig"
 
 ANEW = "write it again with `hvdenv lock RECIPE`"
 
@@ -127,13 +126,11 @@ class Locked(NamedTuple):
 
     Attributes:
         folder: its folder, which need not exist yet.
-        signature: of the text of the main file, as render() gives it; or empty.
     """
 
     folder: Path
     lock: Lock
     texts: Mapping[File, str]
-    signature: str = ""
 
     @property
     def digest(self) -> str:

@@ -338,31 +338,13 @@ class Wheels(NamedTuple):
         read: shared caches to use.
         publish: the shared cache to which builds add their wheels.
         trust: users whose entries may be used, in addition to one's own and root's.
-        signers: file with public keys; an entry must be signed with one of them.
-        key: key with which builds sign: file of a private key, or of the public part of a key
-            that an SSH agent holds.
         own_gb: maximum size of the user's own cache, in GB.
     """
 
     read: tuple[Folder, ...] = ()
     publish: Folder | None = None
     trust: tuple[Label, ...] = ()
-    signers: Folder | None = None
-    key: Folder | None = None
     own_gb: float = 10.0
-
-
-class Locks(NamedTuple):
-    """Signatures of locks.
-
-    Attributes:
-        signers: file with public keys; a lock must be signed with one of them.
-        key: key of ``hvdenv lock --sign``: file of a private key, or of the public part of a
-            key that an SSH agent holds.
-    """
-
-    signers: Folder | None = None
-    key: Folder | None = None
 
 
 class Storage(NamedTuple):
@@ -373,14 +355,12 @@ class Storage(NamedTuple):
         workspace: workspace to allocate, for environments.
         expires_days: days without use after which the site purges files there.
         wheels: caches of compiled wheels.
-        locks: signatures of locks.
     """
 
     environments: Folder | None = None
     workspace: Workspace | None = None
     expires_days: int | None = None
     wheels: Wheels = Wheels()
-    locks: Locks = Locks()
 
 
 class SiteKeys(NamedTuple):

@@ -11,14 +11,13 @@ import os
 import shutil
 from pathlib import Path
 
-from hvdenv import IMAGE_PROGRAMS, signing
+from hvdenv import IMAGE_PROGRAMS
 from hvdenv.command import Command
 from hvdenv.environments import generations
 from hvdenv.environments.generations import Environment
 from hvdenv.errors import StepError
 from hvdenv.packing.manifest import (
     FORMAT,
-    SIGNATURE,
     Manifest,
     Mounted,
     Packed,
@@ -47,13 +46,11 @@ def make(
     *,
     cores: int,
     copy_to: str = "",
-    key: str = "",
 ) -> Packed:
-    """Make the image of a generation, and beside it the manifest and its signature.
+    """Make the image of a generation, and the manifest beside it.
 
     Args:
         to: file of the image; replaced if it exists.
-        key: file of the key to sign with; empty to sign nothing.
 
     Raises:
         StepError: mksquashfs is missing or fails, or the file cannot be written.
@@ -83,13 +80,7 @@ def make(
     # The manifest comes last: without it, nothing uses the image.
     write_text(program_of(to), read_text(_PROGRAM, OWN))
     write_json(manifest_of(to), {"format": FORMAT, **encode(manifest)})
-    packed, signature = read(to), manifest_of(to).with_name(manifest_of(to).name + SIGNATURE)
-    if key:
-        made = signing.sign(packed.data, key, runner, signing.IMAGE)
-        write_text(signature, made.decode())
-    else:
-        signature.unlink(missing_ok=True)
-    return packed
+    return read(to)
 
 
 def _squash(mounts: tuple[Mounted, ...], to: Path, runner: Runner, cores: int) -> str:

@@ -1,7 +1,7 @@
 """The manifest of an image: what the image holds, where it is mounted, and its hash.
 
 The image of a generation is beside it in the store, so that `envs prune` removes both. The
-manifest has the name of the image and ``.json``; its signature has ``.sig`` after that.
+manifest has the name of the image and ``.json``.
 """
 
 from __future__ import annotations
@@ -11,18 +11,15 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdenv import signing
 from hvdenv.contents.record import GenerationRecord
 from hvdenv.environments.generations import IMAGE, Environment, read_record
 from hvdenv.environments.installation import recorded
 from hvdenv.errors import StepError
 from hvdenv.places import blocked, reporting
-from hvdenv.reading import KEY, OWN, STATE, hash_file, read_file
-from hvdenv.runner import Runner
+from hvdenv.reading import OWN, STATE, hash_file, read_file
 from hvdenv.schema import Problem, decode
 
 FORMAT = 1
-SIGNATURE = ".sig"
 # Folders in which every host has its own Python.
 _OF_THE_SYSTEM = ("/usr", "/usr/local", "/")
 
@@ -176,23 +173,3 @@ def misfit(packed: Packed, environment: Environment, identity: str) -> str:
 
 def _listed(mounts: tuple[Mounted, ...]) -> str:
     return " and ".join(each.at for each in mounts) or "no folder"
-
-
-def refuse_unsigned(packed: Packed, signers: Path, runner: Runner) -> None:
-    """Refuse a manifest without an accepted signature.
-
-    Raises:
-        StepError: the signature is missing or not accepted.
-    """
-    path = packed.path.with_name(packed.path.name + SIGNATURE)
-    try:
-        signature = read_file(path, KEY).data
-        why = signing.refusal(packed.data, signature, signers, runner, signing.IMAGE)
-    except OSError as error:
-        why = f"it has no signature, and the site requires one ({error.strerror}: {path})"
-    if why:
-        raise StepError(
-            f"this image is not used: {why}", where=str(packed.image),
-            remedy="sign it (hvdenv pack RECIPE --sign KEY), or use the environment without it:"
-            " --no-image",
-        )  # fmt: skip

@@ -1,7 +1,7 @@
 """Reading an entry of a wheel cache: what is checked is what is used.
 
 An entry is a folder with a record and a wheel. In a cache that other users can write, an entry
-is trusted by its owner, or by the signature of its record (docs/how-to/share-compiled-wheels.md).
+is trusted by its owner (docs/how-to/share-compiled-wheels.md).
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
-from hvdenv import signing, trust
+from hvdenv import trust
 from hvdenv.model.recipe import Sha256
 from hvdenv.places import OTHERS_WRITE, reporting
-from hvdenv.runner import Runner
 from hvdenv.schema import Pattern, Problem, decode
 
-RECORD, SIGNATURE = "entry.json", "entry.json.sig"
-# Size limits of a record, a signature and a wheel, in bytes.
-LARGEST = {RECORD: 1 << 20, SIGNATURE: 1 << 16, "": 1 << 30}
+RECORD = "entry.json"
+# Size limits in bytes.
+_LARGEST_RECORD, _LARGEST_WHEEL = 1 << 20, 1 << 30
 
 WheelName = Annotated[str, Pattern(r"[A-Za-z0-9][A-Za-z0-9._+-]*\.whl", "the name of a wheel")]
 _Time = Annotated[
@@ -37,15 +36,12 @@ class Cache(NamedTuple):
 
     Attributes:
         shared: whether other users write it; false for the user's own cache.
-        trusted: user ids that may own entries and signers, besides the user's own and root's.
-        signers: file with the public keys of accepted signers. If set, entries must be signed, and
-            their owner does not matter.
+        trusted: user ids that may own entries, besides the user's own and root's.
     """
 
     folder: Path
     shared: bool = False
     trusted: frozenset[int] = frozenset()
-    signers: Path | None = None
 
     def entry(self, key: str) -> Path:
         """The folder of the entry with this key, which need not exist."""
@@ -66,8 +62,7 @@ class Entry(NamedTuple):
     """An open entry.
 
     Attributes:
-        raw: its record, as it was signed.
-        signature: of the record; or empty.
+        raw: its record, as it was read.
         used: when its folder was last touched, in seconds.
     """
 
@@ -76,7 +71,6 @@ class Entry(NamedTuple):
     raw: bytes
     record: Record
     inputs: dict[str, object]
-    signature: bytes
     wheel: int
     bytes: int
     used: float
@@ -112,17 +106,13 @@ def open_entry(cache: Cache, name: str) -> Iterator[Entry | None]:
         yield (None if descriptor is None else _read_entry(stack, cache, folder, descriptor))
 
 
-def check(cache: Cache, entry: Entry, runner: Runner, target: Path | None = None) -> None:
-    """Check the hash and, if the site requires one, the signature of an open entry.
-
-    The wheel is copied to the target, if there is one, at the same time.
+def check(entry: Entry, target: Path | None = None) -> None:
+    """Compare the wheel of an open entry with its hash, and copy it to a target if there is one.
 
     Raises:
-        NotUsedError: a check failed.
+        NotUsedError: the wheel is damaged or cannot be read.
         StepError: the target cannot be written.
     """
-    if refusal := signature_refusal(cache, entry.raw, entry.signature, runner):
-        raise NotUsedError(f"{entry.folder}: {refusal}")
     digest = hashlib.sha256()
     with reporting(target or entry.folder), open(target or os.devnull, "wb") as stream:
         for block in _source(entry):
@@ -170,8 +160,6 @@ def refuse_untrusted_owner(cache: Cache, status: os.stat_result, path: Path) -> 
     Raises:
         NotUsedError: such a user owns it, or others can write it.
     """
-    if cache.signers:
-        return
     if status.st_uid not in trust.trusted_owners(map(str, cache.trusted)):
         raise NotUsedError(f"{path} belongs to user {status.st_uid}")
     if status.st_mode & OTHERS_WRITE:
@@ -220,10 +208,6 @@ def _read_entry(stack: ExitStack, cache: Cache, folder: Path, descriptor: int) -
         if record.key != folder.name:
             raise DamagedError(f"{folder / RECORD} does not describe this wheel")
         wheel = _open_file(stack, cache, folder / record.file, descriptor)
-        signature = b""
-        if SIGNATURE in os.listdir(descriptor):
-            opened = _open_file(stack, cache, folder / SIGNATURE, descriptor)
-            signature = b"".join(blocks(opened))
     except OSError as error:
         what = DamagedError if isinstance(error, FileNotFoundError) else NotUsedError
         raise what(f"{folder} cannot be read: {error.strerror}: {error.filename}") from error
@@ -235,7 +219,6 @@ def _read_entry(stack: ExitStack, cache: Cache, folder: Path, descriptor: int) -
         raw=raw,
         record=record,
         inputs=inputs,
-        signature=signature,
         wheel=wheel,
         bytes=os.fstat(wheel).st_size,
         used=os.fstat(descriptor).st_mtime,
@@ -253,7 +236,7 @@ def _open_file(stack: ExitStack, cache: Cache, path: Path, within: int) -> int:
     refuse_untrusted_owner(cache, status, path)
     if not stat.S_ISREG(status.st_mode):
         raise DamagedError(f"{path} is not a regular file")
-    if status.st_size > LARGEST.get(path.name, LARGEST[""]):
+    if status.st_size > (_LARGEST_RECORD if path.name == RECORD else _LARGEST_WHEEL):
         raise DamagedError(f"{path} is too large")
     return descriptor
 
@@ -271,24 +254,6 @@ def _source(entry: Entry) -> Iterator[bytes]:
         yield from blocks(entry.wheel)
     except OSError as error:
         raise NotUsedError(f"{entry.folder} cannot be read: {error.strerror}") from error
-
-
-def signature_refusal(cache: Cache, text: bytes, signature: bytes, runner: Runner) -> str:
-    """Why a text is not accepted with this signature; empty if it is, or needs none.
-
-    Raises:
-        NotUsedError: an untrusted user could have written the file of signers.
-    """
-    signers = cache.signers
-    if not signers:
-        return ""
-    if not signature:
-        return "it is not signed, and the site requires it"
-    try:
-        refuse_untrusted_owner(cache._replace(signers=None), os.stat(signers), signers)
-    except OSError as error:
-        return f"the file of accepted signers cannot be read: {signers}: {error.strerror}"
-    return signing.refusal(text, signature, signers, runner)
 
 
 def make_folder_alike(path: Path) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 from hvdenv.errors import HvdenvError
 from hvdenv.locks import condalock, pypi
 from hvdenv.locks.lockfile import CONDA, Locked
-from hvdenv.runner import Runner
 from hvdenv.wheels import wheelcache
 from hvdenv.wheels.cache_entry import Cache, NotUsedError, check, open_entry
 
@@ -24,7 +23,7 @@ FOLDER = "wheels"
 
 
 def fitting(
-    caches: Iterable[Cache], wheel_inputs: Mapping[str, Any], locked: Locked, runner: Runner
+    caches: Iterable[Cache], wheel_inputs: Mapping[str, Any], locked: Locked
 ) -> tuple[dict[str, Cache], tuple[str, ...]]:
     """The compiled wheels that a build from a lock may use, if its plan has these wheel_inputs.
 
@@ -42,7 +41,7 @@ def fitting(
             try:
                 with open_entry(cache, name) as entry:
                     if entry:
-                        check(cache, entry, runner)
+                        check(entry)
                         if _fits(entry.inputs, wheel_inputs, locked):
                             chosen.setdefault(name, cache)
             except NotUsedError as error:
@@ -67,7 +66,7 @@ def _fits(inputs: Mapping[str, Any], wheel_inputs: Mapping[str, Any], locked: Lo
     )
 
 
-def carry(chosen: Mapping[str, Cache], to: Path, runner: Runner) -> None:
+def carry(chosen: Mapping[str, Cache], to: Path) -> None:
     """Copy wheels from fitting() into a folder of fetched files.
 
     Raises:
@@ -80,7 +79,7 @@ def carry(chosen: Mapping[str, Cache], to: Path, runner: Runner) -> None:
     folder.mkdir(exist_ok=True)
     # Entries of a folder that others can write would not be used.
     os.chmod(folder, stat.S_IMODE(folder.stat().st_mode) & 0o755)
-    wheelcache.copy(chosen, Cache(folder, shared=True), runner)
+    wheelcache.copy(chosen, Cache(folder, shared=True))
 
 
 def cache_in(source: Path | None) -> tuple[str, ...]:

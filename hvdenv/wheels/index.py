@@ -3,7 +3,7 @@
     DIR/index.html, index.json                     the projects: horovod
     DIR/horovod/index.html, index.json             its files (PEP 503 and 691)
     DIR/files/NAME.whl, NAME.whl.metadata          wheels and their metadata (PEP 658 and 714)
-    DIR/files/NAME.whl.provenance.json, .sig       what each was made from
+    DIR/files/NAME.whl.provenance.json             what each was made from
 
 Files of a good wheel never change, and a wheel is listed when all of its files are there. Pages are
 replaced atomically, so readers need no lock. Publishers write a page again if it lacks a file
@@ -28,22 +28,14 @@ from urllib.parse import quote
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from hvdenv import signing
 from hvdenv.errors import UsageError
 from hvdenv.masking import shown
 from hvdenv.model.recipe import Sha256
 from hvdenv.places import blocked, make_folder, named_folder, reporting, sweep, write_bytes
-from hvdenv.reading import KEY, MIB, STATE, WHEEL, hash_file, open_file, read_file
-from hvdenv.runner import Runner
+from hvdenv.reading import MIB, STATE, WHEEL, hash_file, open_file, read_file
 from hvdenv.schema import Problem, Table, decode, encode
 from hvdenv.standalone.steps.archives import blocks, content, opened_zip
-from hvdenv.wheels.cache_entry import (
-    Cache,
-    NotUsedError,
-    WheelName,
-    make_folder_alike,
-    signature_refusal,
-)
+from hvdenv.wheels.cache_entry import WheelName, make_folder_alike
 from hvdenv.wheels.published import (
     UNREADABLE,
     CompiledFor,
@@ -55,7 +47,7 @@ from hvdenv.wheels.published import (
 )
 
 FILES, PROJECT = "files", "horovod"
-METADATA, PROVENANCE, SIGNATURE = ".metadata", ".provenance.json", ".provenance.json.sig"
+METADATA, PROVENANCE = ".metadata", ".provenance.json"
 
 
 class Cached(NamedTuple):
@@ -115,7 +107,7 @@ def prepare(folder: Path) -> Path:
     return folder
 
 
-def add(index: Cache, source: Source, lock: str, key: str, runner: Runner) -> tuple[str, bool]:
+def add(index: Path, source: Source, lock: str) -> tuple[str, bool]:
     """Add a wheel to an index; returns its name, and whether it is new.
 
     The next write_pages() lists it.
@@ -123,7 +115,6 @@ def add(index: Cache, source: Source, lock: str, key: str, runner: Runner) -> tu
     Args:
         source: a checked entry of a cache.
         lock: digest of the lock that it was built with; or empty.
-        key: file of the key to sign with; empty for no signature.
 
     Raises:
         Unpublished: hvdenv cannot tell what it was compiled for, or has other patches.
@@ -133,18 +124,14 @@ def add(index: Cache, source: Source, lock: str, key: str, runner: Runner) -> tu
     with TemporaryDirectory() as folder:
         while True:
             made = make(source, facts, build, Path(folder) / "wheel")
-            path = index.folder / FILES / made.name
+            path = index / FILES / made.name
             new, about = not path.exists(), _provenance(source, facts, made, lock)
             if _claim(path, about) if new else _is_same(path, made):
                 break
             build += 1  # another wheel has this name already
-        unsigned = key and not path.with_name(made.name + SIGNATURE).exists()
-        if unsigned or not _is_good(index, made.name, runner):
-            # Nothing that is in the index already is signed: another user could have written it.
-            signed = {SIGNATURE: [signing.sign(about, key, runner)]} if key else {}
-            files = {METADATA: [made.metadata], PROVENANCE: [about], **signed}
-            for suffix, content in files.items():
-                _place(path.with_name(made.name + suffix), content)
+        if not _is_good(index, made.name):
+            for suffix, text in ((METADATA, made.metadata), (PROVENANCE, about)):
+                _place(path.with_name(made.name + suffix), [text])
             # The wheel comes last: what has no wheel is not listed.
             with open_file(made.wheel, WHEEL) as stream:
                 _place(path, iter(lambda: stream.read(MIB), b""))
@@ -215,8 +202,8 @@ def _place(path: Path, content: Iterable[bytes]) -> None:
     write_bytes(path, content, lambda descriptor: os.fchmod(descriptor, _mode(path)), 0o600)
 
 
-def examine(index: Cache, runner: Runner) -> Found:
-    """Check every wheel of an index: hashes, names, metadata, RECORD, signature.
+def examine(index: Path) -> Found:
+    """Check every wheel of an index: hashes, names, metadata, RECORD.
 
     Raises:
         StepError: the folder cannot be read.
@@ -225,51 +212,47 @@ def examine(index: Cache, runner: Runner) -> Found:
     listed, problems = [], []
     for name in _wheels(index):
         try:
-            listed.append(_examined(index, name, runner))
+            listed.append(_examined(index, name))
         except _REFUSALS as error:
             problems.append(f"{name}: {getattr(error, 'strerror', None) or error}")
     return Found(tuple(listed), tuple(problems))
 
 
-def _is_good(index: Cache, name: str, runner: Runner) -> bool:
+def _is_good(index: Path, name: str) -> bool:
     try:
-        return bool(_examined(index, name, runner))
+        return bool(_examined(index, name))
     except _REFUSALS:
         return False
 
 
 # What _examined() raises.
-_REFUSALS = (OSError, Problem, NotUsedError, *UNREADABLE)
+_REFUSALS = (OSError, Problem, *UNREADABLE)
 
 
-def _wheels(index: Cache) -> list[str]:
+def _wheels(index: Path) -> list[str]:
     try:
-        names = {name for name in os.listdir(index.folder / FILES) if not name.startswith(".")}
+        names = {name for name in os.listdir(index / FILES) if not name.startswith(".")}
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(
-            "this is not an index of wheels: it has no folder `files`", where=str(index.folder),
-            remedy=f"hvdenv wheels publish {index.folder} creates one",
+            "this is not an index of wheels: it has no folder `files`", where=str(index),
+            remedy=f"hvdenv wheels publish {index} creates one",
         ) from error  # fmt: skip
     except OSError as error:
-        raise blocked(index.folder / FILES, error, "read") from error
+        raise blocked(index / FILES, error, "read") from error
     return sorted(name for name in names if name.endswith(".whl"))
 
 
-def _examined(index: Cache, name: str, runner: Runner) -> Provenance:
+def _examined(index: Path, name: str) -> Provenance:
     """The provenance of a wheel, if everything fits it.
 
     Raises:
         one of _REFUSALS: it does not.
     """
-    text = read_file(index.folder / FILES / f"{name}{PROVENANCE}", STATE).data
-    if index.signers:
-        signature = read_file(index.folder / FILES / f"{name}{SIGNATURE}", KEY).data
-        if refusal := signature_refusal(index, text, signature, runner):
-            raise ValueError(refusal)
+    text = read_file(index / FILES / f"{name}{PROVENANCE}", STATE).data
     about = decode(Provenance, json.loads(text), lenient=True)
-    metadata = read_file(index.folder / FILES / f"{name}{METADATA}", STATE).data
+    metadata = read_file(index / FILES / f"{name}{METADATA}", STATE).data
     # Opened once: what is judged is what has this hash.
-    with open_file(index.folder / FILES / name, WHEEL) as stream:
+    with open_file(index / FILES / name, WHEEL) as stream:
         digest = hashlib.sha256()
         for block in iter(lambda: stream.read(MIB), b""):
             digest.update(block)
@@ -307,28 +290,26 @@ def _refuse_other_content(
         raise ValueError("its RECORD does not fit its files")
 
 
-def write_pages(index: Cache, runner: Runner) -> Found:
+def write_pages(index: Path) -> Found:
     """List all good wheels; pages that do not change are not written.
 
     Raises:
         StepError: the folder cannot be read or written.
     """
-    for folder in (index.folder, index.folder / PROJECT, index.folder / FILES):
+    for folder in (index, index / PROJECT, index / FILES):
         sweep(folder)  # publishers may have been killed
     while True:
         names = _wheels(index)
-        found = examine(index, runner)
+        found = examine(index)
         for path in outdated(index, found):
-            _place(index.folder / path, [pages(found.listed)[path]])
+            _place(index / path, [pages(found.listed)[path]])
         if _wheels(index) == names:
             return found
 
 
-def outdated(index: Cache, found: Found) -> list[str]:
+def outdated(index: Path, found: Found) -> list[str]:
     """Pages that do not list exactly the good wheels."""
-    return [
-        name for name, text in pages(found.listed).items() if _content(index.folder / name) != text
-    ]
+    return [name for name, text in pages(found.listed).items() if _content(index / name) != text]
 
 
 def _content(path: Path) -> bytes | None:

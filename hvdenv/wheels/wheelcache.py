@@ -20,17 +20,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
-from hvdenv import signing
 from hvdenv.environments.generations import timestamp
 from hvdenv.errors import RecipeError, StepError
 from hvdenv.model.cluster import Wheels
 from hvdenv.places import LEFT_ALONE_SECONDS, Places, blocked, make_folder, reporting, sync
 from hvdenv.reading import WHEEL, open_file
-from hvdenv.runner import Runner, environment
+from hvdenv.runner import environment
 from hvdenv.trust import user_id
 from hvdenv.wheels.cache_entry import (
     RECORD,
-    SIGNATURE,
     Cache,
     DamagedError,
     Entry,
@@ -84,7 +82,6 @@ class Listed(NamedTuple):
     bytes: int = 0
     created: str = ""
     used: str | None = None
-    signed: bool = False
 
     @property
     def since(self) -> str:
@@ -113,13 +110,10 @@ def shared(wheels: Wheels, environ: Mapping[str, str] | None = None) -> tuple[Ca
     named = [wheels.publish or "", *environ.get(VARIABLE, "").split(":"), *wheels.read]
     folders = dict.fromkeys(os.path.abspath(folder) for folder in named if folder)
     trusted = frozenset(uid for name in wheels.trust if (uid := user_id(name)) is not None)
-    signers = Path(wheels.signers) if wheels.signers else None
-    return tuple(Cache(Path(folder), True, trusted, signers) for folder in folders)
+    return tuple(Cache(Path(folder), True, trusted) for folder in folders)
 
 
-def take(
-    caches: Sequence[Cache], inputs: Mapping[str, object], target: Path, runner: Runner
-) -> Taken:
+def take(caches: Sequence[Cache], inputs: Mapping[str, object], target: Path) -> Taken:
     """Copy a wheel from the first cache that has it, and compare its hash while copying.
 
     A damaged entry of the user's own cache is deleted. Everything else is left alone.
@@ -137,7 +131,7 @@ def take(
             with open_entry(cache, key(inputs)) as entry:
                 if entry is None:
                     continue
-                check(cache, entry, runner, target)
+                check(entry, target)
         except NotUsedError as error:
             target.unlink(missing_ok=True)
             notes.append(f"cached wheel not used: {error}")
@@ -151,14 +145,11 @@ def take(
     return Taken(None, tuple(notes))
 
 
-def store(
-    cache: Cache, inputs: Mapping[str, object], wheel: Path, runner: Runner, signing_key: str = ""
-) -> None:
+def store(cache: Cache, inputs: Mapping[str, object], wheel: Path) -> None:
     """Put a copy of a wheel into a cache. An entry that another build has stored is kept.
 
     Args:
         cache: a shared one must exist.
-        signing_key: file of the key to sign with; no signature if empty.
 
     Raises:
         StepError: the cache cannot be written, or has an entry with this key that can neither be
@@ -166,14 +157,8 @@ def store(
     """
     name = key(inputs)
     entry = cache.entry(name)
-    if os.path.lexists(entry) and not describe(cache, name, runner, thorough=True).problem:
+    if os.path.lexists(entry) and not describe(cache, name, thorough=True).problem:
         return
-    if cache.signers and not signing_key:
-        raise StepError(
-            "entries of this cache need a signature, and no key to sign with is set",
-            where=str(cache.folder),
-            remedy="set places.wheels.key in the site file",
-        )
     with reporting(entry), open_file(wheel, WHEEL) as source:
         digest = hashlib.sha256()
         for block in blocks(source.fileno()):
@@ -187,13 +172,12 @@ def store(
             "created": timestamp(precision="seconds"),
         }
         record = (json.dumps(document, indent=1, allow_nan=False) + "\n").encode()
-        signature = signing.sign(record, signing_key, runner) if signing_key else b""
         content = _same(source.fileno(), digest.hexdigest(), wheel)
-        _add(cache, name, {wheel.name: content, RECORD: [record], SIGNATURE: [signature]}, runner)
+        _add(cache, name, {wheel.name: content, RECORD: [record]})
 
 
-def copy(entries: Mapping[str, Cache], target: Cache, runner: Runner) -> None:
-    """Copy entries with their signatures into another cache, after checking all of them.
+def copy(entries: Mapping[str, Cache], target: Cache) -> None:
+    """Copy entries into another cache, after checking all of them.
 
     Existing entries are kept.
 
@@ -202,7 +186,7 @@ def copy(entries: Mapping[str, Cache], target: Cache, runner: Runner) -> None:
         target: a shared one must exist.
 
     Raises:
-        RecipeError: an entry cannot be used, here or in the target; nothing is copied then.
+        RecipeError: an entry cannot be used; nothing is copied then.
         StepError: the target cannot be written.
     """
     for checked in (False, True):
@@ -211,13 +195,11 @@ def copy(entries: Mapping[str, Cache], target: Cache, runner: Runner) -> None:
                 with open_entry(cache, name) as entry:
                     if entry is None:
                         raise NotUsedError("it is gone")
-                    for each in {cache, target}:
-                        check(each, entry, runner)
+                    check(entry)
                     if checked:
                         record, path = entry.record, entry.folder / entry.record.file
                         content = _same(entry.wheel, record.sha256, path)
-                        files = {record.file: content, RECORD: [entry.raw]}
-                        _add(target, name, {**files, SIGNATURE: [entry.signature]}, runner)
+                        _add(target, name, {record.file: content, RECORD: [entry.raw]})
             except NotUsedError as error:
                 raise RecipeError(
                     f"not copied: {error}",
@@ -227,32 +209,6 @@ def copy(entries: Mapping[str, Cache], target: Cache, runner: Runner) -> None:
                 ) from error
             except OSError as error:
                 raise blocked(target.folder, error) from error
-
-
-def sign(cache: Cache, name: str, signing_key: str, runner: Runner) -> None:
-    """Sign a complete entry, whoever signed it before.
-
-    Raises:
-        StepError: it is damaged, the key does not sign, or the entry cannot be written.
-    """
-    unsigned = cache._replace(signers=None)
-    try:
-        with open_entry(unsigned, name) as entry:
-            if entry is None:
-                raise NotUsedError("there is no such entry")
-            check(unsigned, entry, runner)
-            signature = signing.sign(entry.raw, signing_key, runner)
-            temporary, within = f".{uuid.uuid4().hex}", entry.descriptor
-            _write(within, temporary, [signature])
-            os.chmod(temporary, stat.S_IMODE(os.fstat(entry.wheel).st_mode), dir_fd=within)
-            os.replace(temporary, SIGNATURE, src_dir_fd=within, dst_dir_fd=within)
-    except NotUsedError as error:
-        raise StepError(
-            f"not signed: {error}", where=str(cache.folder),
-            remedy="hvdenv cache verify (lists what is wrong with entries)",
-        ) from error  # fmt: skip
-    except OSError as error:
-        raise blocked(cache.entry(name), error) from error
 
 
 def names(cache: Cache) -> list[str]:
@@ -275,8 +231,8 @@ def names(cache: Cache) -> list[str]:
         raise blocked(cache.folder, error, "read") from error
 
 
-def describe(cache: Cache, name: str, runner: Runner, *, thorough: bool) -> Listed:
-    """What an entry contains; ``thorough`` checks its hash and signature as well."""
+def describe(cache: Cache, name: str, *, thorough: bool) -> Listed:
+    """What an entry contains; ``thorough`` checks its hash as well."""
     listed = Listed(name, str(cache.folder), cache.shared)
     try:
         with open_entry(cache, name) as entry:
@@ -284,7 +240,7 @@ def describe(cache: Cache, name: str, runner: Runner, *, thorough: bool) -> List
                 return listed._replace(problem="it is gone")
             listed = _described(listed, entry)
             if thorough:
-                check(cache, entry, runner)
+                check(entry)
     except NotUsedError as error:
         damaged = isinstance(error, DamagedError)
         return listed._replace(problem=str(error), damaged=damaged)
@@ -321,9 +277,9 @@ def least_recently_used(
     return going
 
 
-def trim(cache: Cache, largest: float, spared: str, runner: Runner) -> list[Listed]:
+def trim(cache: Cache, largest: float, spared: str) -> list[Listed]:
     """Remove least recently used entries, but not the spared one, down to a total size."""
-    entries = [describe(cache, name, runner, thorough=False) for name in names(cache)]
+    entries = [describe(cache, name, thorough=False) for name in names(cache)]
     others = [each for each in entries if each.key != spared]
     largest -= sum(each.bytes for each in entries if each.key == spared)
     going = least_recently_used(others, largest=largest)
@@ -361,7 +317,6 @@ def _described(listed: Listed, entry: Entry) -> Listed:
         bytes=entry.bytes,
         created=entry.record.created,
         used=None if listed.shared else timestamp(entry.used, "seconds"),
-        signed=bool(entry.signature),
     )
 
 
@@ -379,8 +334,8 @@ def _discard(entry: Path) -> bool:
     return True
 
 
-def _add(cache: Cache, name: str, files: Mapping[str, Iterable[bytes]], runner: Runner) -> None:
-    """Make an entry of files, except empty signatures. It gets its name last.
+def _add(cache: Cache, name: str, files: Mapping[str, Iterable[bytes]]) -> None:
+    """Make an entry of files. It gets its name last.
 
     Raises:
         StepError: entries of this cache would not be used, or an entry that can neither be used
@@ -398,10 +353,9 @@ def _add(cache: Cache, name: str, files: Mapping[str, Iterable[bytes]], runner: 
             # In a cache that others write, the name could lead elsewhere than the descriptor.
             with opened_folder(temporary.name, root) as descriptor:
                 for file, content in files.items():
-                    if file != SIGNATURE or any(content):
-                        _write(descriptor, file, content)
+                    _write(descriptor, file, content)
                 _permit(cache, descriptor)
-                _place(cache, temporary, name, runner)
+                _place(cache, temporary, name)
     except NotUsedError as error:
         raise StepError(
             str(error), where=str(cache.folder),
@@ -447,14 +401,14 @@ def _permit(cache: Cache, descriptor: int) -> None:
     os.fchmod(descriptor, mode & 0o2755 | 0o700)
 
 
-def _place(cache: Cache, temporary: Path, name: str, runner: Runner) -> None:
+def _place(cache: Cache, temporary: Path, name: str) -> None:
     """Give a finished entry its name, unless a good entry has it already."""
     entry = cache.entry(name)
     # A shared folder gets the permissions of the cache.
     (make_folder_alike if cache.shared else make_folder)(entry.parent)
     sync(temporary)
     while not _renamed(temporary, entry):
-        found = describe(cache, name, runner, thorough=True)
+        found = describe(cache, name, thorough=True)
         if not found.problem:
             return
         if os.path.lexists(entry) and not (found.damaged and _discard(entry)):

@@ -13,7 +13,6 @@ import pytest
 from hvdenv.cli.main import main
 from hvdenv.knowledge.patches import set_number
 from hvdenv.places import Places
-from hvdenv.runner import Runner
 from hvdenv.wheels.wheelcache import own, store
 from tests.index import package, served
 from tests.wheels import TORCH_INPUTS, compiled_wheel
@@ -48,7 +47,7 @@ def simple_index(folder: Path) -> None:
 
 def test_poetry_locks_and_installs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HVDENV_HOME", str(tmp_path / "home"))
-    store(own(Places(tmp_path / "home")), TORCH_INPUTS, compiled_wheel(tmp_path), Runner())
+    store(own(Places(tmp_path / "home")), TORCH_INPUTS, compiled_wheel(tmp_path))
     assert main(["wheels", "publish", str(tmp_path / "index")]) == 0
     simple_index(tmp_path / "others")
     venv, project = tmp_path / "venv", tmp_path / "project"

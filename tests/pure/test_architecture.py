@@ -18,7 +18,7 @@ PACKAGE = Path(hvdenv.__file__).parent
 LAYERS = (
     ("errors", "libraries", "schema", "masking", "reading", "command", "reports", "standalone"),
     ("runner",),
-    ("places", "signing"),
+    ("places",),
     ("trust",),
     ("model",),
     ("sites",),

@@ -15,7 +15,6 @@ import pytest
 from hvdenv import STEP_PROGRAMS
 from hvdenv.cli.main import main
 from hvdenv.places import find_places
-from hvdenv.runner import Runner
 from hvdenv.standalone.steps import archives
 from hvdenv.wheels.wheelcache import own, store
 from tests.wheels import EXTENSION, TORCH_INPUTS, compiled_wheel
@@ -98,7 +97,7 @@ def test_a_wheel_that_unpacks_to_much_takes_little_memory(tmp_path: Path, capsys
         for name in archive.namelist():
             small.writestr(name, archive.read(name))
     (tmp_path / "x").replace(wheel)
-    store(own(find_places()), TORCH_INPUTS, wheel, Runner())
+    store(own(find_places()), TORCH_INPUTS, wheel)
     folder = str(tmp_path / "index")
     for action in ("publish", "verify"):
         program = (
@@ -131,7 +130,7 @@ def test_publish_names_a_wheel_that_is_too_large(tmp_path: Path, capsys: Capture
     data = bytearray(wheel.read_bytes())
     struct.pack_into("<I", data, data.index(b"PK\1\2") + 24, (1 << 30) + 1)
     wheel.write_bytes(data)
-    store(own(find_places()), TORCH_INPUTS, wheel, Runner())
+    store(own(find_places()), TORCH_INPUTS, wheel)
     assert main(["wheels", "publish", str(tmp_path / "index")]) == 5
     said = capsys.readouterr().err
     assert "it unpacks to more than 1073741824 bytes" in said

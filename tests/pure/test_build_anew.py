@@ -28,7 +28,6 @@ from hvdenv.places import Places
 from hvdenv.plans.plan import TEMPORARY, Plan
 from hvdenv.plans.step import Step
 from hvdenv.plans.steps import GENERATION
-from hvdenv.runner import Runner
 from hvdenv.wheels.cache_entry import Cache, key
 from hvdenv.wheels.wheelcache import names, own, store
 
@@ -245,7 +244,7 @@ def test_the_own_cache_does_not_grow_without_end(site: Site, tmp_path: Path) -> 
     old = tmp_path / "horovod-0.whl"
     old.write_text("old wheel")
     cache = own(Places(tmp_path / "home"))
-    store(cache, {"old": 1}, old, Runner({}))
+    store(cache, {"old": 1}, old)
     request = site.request(wheels=Wheels(own_gb=10e-9))
     build(request, site.environment, Places(tmp_path / "home"), Recorder())
     (kept,) = names(cache)

@@ -16,7 +16,6 @@ from hvdenv.command import Command, Outcome
 from hvdenv.environments import generations, manifest, registry
 from hvdenv.environments.journal import FINISHED, Journal
 from hvdenv.model.facts import Facts
-from hvdenv.model.recipe import Recipe
 from hvdenv.places import find_places
 from hvdenv.plans.fingerprint import fingerprint
 from hvdenv.plans.step import Step
@@ -127,7 +126,8 @@ def test_a_generation_of_hvdenv_0_1_is_still_read(
         (generation / name).write_text(text, encoding="utf-8")
     environment.prefix.symlink_to(generation)
     assert environment.active() == recorded["identity"]
-    record = generations.read_record(environment.record(recorded["identity"]))
+    path = environment.record(recorded["identity"])
+    record = generations.read_record(path)
     listed = manifest.read(generation / manifest.NAME, record.manifest_digest)
     assert manifest.compare(generation, listed, closely=lambda path: True) == []
     journal = Journal.read(generation / JOURNAL)
@@ -135,7 +135,7 @@ def test_a_generation_of_hvdenv_0_1_is_still_read(
     finished = [event.step for event in journal.events if event.event == FINISHED]
     assert finished == ["activation", "tidy", "manifest"]
     assert decode(Facts, record.facts).machine == "x86_64"
-    assert decode(Recipe, record.resolved).name == record.recipe == "local"
+    assert generations.recipe_of(record, path).name == record.recipe == "local"
     registry.register(find_places(), environment, record.recipe, record.variants)
     assert main(["envs", "--json"]) == 0
     (entry,) = json.loads(capsys.readouterr().out)

@@ -76,7 +76,6 @@ def test_wrong_usage_exits_2(words: tuple[str, ...], hvdenv: Hvdenv) -> None:
         (("check", "local", "--facts", "none.json"), 2, "none.json: cannot read this file"),
         (("verify", "--from", "none.json"), 2, "--from none.json: cannot read it"),
         (("verify", "none", "-n", "0"), 2, "-n: 0 ranks"),
-        (("lock", "local", "--sign", "--check"), 2, "--sign cannot be combined with --check"),
         (("cache", "verify", "--cache", "/none"), 1, "/none: cannot read"),
         (("plan", "local", "--python", "2.7"), 3, "--python requests 2.7"),
         (("plan", "local", "--prefix", "/"), 2, "cannot be a prefix"),

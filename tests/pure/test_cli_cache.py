@@ -10,7 +10,6 @@ import pytest
 
 from hvdenv.cli.main import main
 from hvdenv.places import find_places
-from hvdenv.runner import Runner
 from hvdenv.wheels.cache_entry import Cache, key
 from hvdenv.wheels.wheelcache import names, own, store
 from tests.commands import Hvdenv
@@ -29,7 +28,7 @@ def cache(tmp_path: Path) -> Cache:
     cache = own(find_places())
     wheel = wheel_in(tmp_path, bytes(1_000_000))
     for number, inputs in enumerate(INPUTS):
-        store(cache, inputs, wheel, Runner({}))
+        store(cache, inputs, wheel)
         os.utime(cache.entry(key(inputs)), (86400 * number,) * 2)
     return cache
 
@@ -64,7 +63,7 @@ def test_verify_finds_damage_and_list_does_not_look(cache: Cache, hvdenv: Hvdenv
 
 def test_control_sequences_are_not_shown(cache: Cache, tmp_path: Path, hvdenv: Hvdenv) -> None:
     inputs = {"stack": {"mpi": "\x1b]0;evil\x07", "frameworks": {"\x1b[2J": {"version": "1"}}}}
-    store(cache, inputs, tmp_path / NAME, Runner({}))
+    store(cache, inputs, tmp_path / NAME)
     assert "\x1b" not in hvdenv("cache", "list").out
 
 
@@ -155,13 +154,6 @@ def test_nothing_is_copied_if_one_entry_is_damaged(
         (("copy", "zz"), 2, "no entry whose key begins with zz"),
         (("copy", "--to", "/dev/null/x"), 5, "/dev/null"),
         (("copy", "--cache", "/none"), 5, "/none: cannot read: No such file"),
-        (("sign",), 2, "no key to sign with"),
-        pytest.param(
-            ("sign", "--key", "/none"),
-            5,
-            "/none: ssh-keygen does not sign with this key",
-            marks=pytest.mark.needs("openssh-client"),
-        ),
         (("prune", "--cache", "/none"), 5, "/none: cannot read: No such file"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",

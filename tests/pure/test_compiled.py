@@ -10,13 +10,11 @@ import pytest
 from hvdenv.locks.lockfile import PYPI, Horovod, Inputs, Locked, bind
 from hvdenv.locks.pypi import Package, render
 from hvdenv.places import Places
-from hvdenv.runner import Runner
 from hvdenv.wheels import compiled
 from hvdenv.wheels.cache_entry import Cache, key
 from hvdenv.wheels.wheelcache import own, store, take
 from tests.wheels import umask, wheel_in
 
-RUNNER = Runner({})
 HASH = "0123456789abcdef" * 4
 WANTED: dict[str, Any] = {"source": HASH, "patches": {}, "variables": {"HOROVOD_WITH_MPI": "1"}}
 STACK: dict[str, Any] = {
@@ -35,7 +33,7 @@ def lock(tmp_path: Path) -> Locked:
 
 def kept(tmp_path: Path, inputs: dict[str, Any]) -> Cache:
     cache = own(Places(tmp_path / "home"))
-    store(cache, inputs, wheel_in(tmp_path), RUNNER)
+    store(cache, inputs, wheel_in(tmp_path))
     return cache
 
 
@@ -57,7 +55,7 @@ def test_what_fits_as_far_as_the_lock_can_tell(
 ) -> None:
     inputs = {**INPUTS, **changed}
     cache = kept(tmp_path, inputs)
-    chosen, notes = compiled.fitting([cache], WANTED, lock, RUNNER)
+    chosen, notes = compiled.fitting([cache], WANTED, lock)
     assert chosen == ({key(inputs): cache} if fits else {})
     assert not notes
 
@@ -70,18 +68,18 @@ def test_wheels_go_along_and_are_found_there(
     to.mkdir()
     assert compiled.cache_in(to) == compiled.cache_in(None) == ()
     with umask(mask):
-        compiled.carry({key(INPUTS): cache}, to, RUNNER)
+        compiled.carry({key(INPUTS): cache}, to)
     (folder,) = compiled.cache_in(to)
     assert Path(folder).stat().st_mode & 0o777 == mode
     there = Cache(Path(folder), shared=True)
-    assert take([there], INPUTS, tmp_path / "taken.whl", RUNNER).entry == there.entry(key(INPUTS))
+    assert take([there], INPUTS, tmp_path / "taken.whl").entry == there.entry(key(INPUTS))
 
 
 def test_what_is_damaged_stays_behind_and_is_said(tmp_path: Path, lock: Locked) -> None:
     cache = kept(tmp_path, INPUTS)
     next(cache.entry(key(INPUTS)).glob("*.whl")).write_bytes(b"other")
     missing = Cache(tmp_path / "none", shared=True)
-    chosen, notes = compiled.fitting([missing, cache], WANTED, lock, RUNNER)
+    chosen, notes = compiled.fitting([missing, cache], WANTED, lock)
     assert chosen == {}
     assert [note.partition(": ")[0] for note in notes] == [
         "cached wheels not used", "cached wheel not used",

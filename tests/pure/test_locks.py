@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from hvdenv.cli import find_lock
-from hvdenv.cli.lock import signed
 from hvdenv.cli.main import main
 from hvdenv.contents import difference
 from hvdenv.contents.record import GenerationRecord
@@ -19,7 +18,7 @@ from hvdenv.environments import installed
 from hvdenv.errors import LockError, RecipeError
 from hvdenv.locks import compare, folders, lockfile, pip_report, pypi
 from hvdenv.locks.built import built_with, drift
-from hvdenv.locks.lockfile import MAIN, PYPI, SIGNATURE, Built, Horovod, Inputs, Locked
+from hvdenv.locks.lockfile import MAIN, PYPI, Built, Horovod, Inputs, Locked
 from hvdenv.locks.pypi import Package
 from hvdenv.model.facts import Facts, Interpreter
 from hvdenv.model.recipe import Recipe
@@ -364,20 +363,6 @@ def test_a_lock_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert pypi.packages(folders.read(folder)) == (NINJA, TORCH)
 
 
-def test_a_signature_stays_with_the_lock_that_it_is_of(tmp_path: Path) -> None:
-    one = locked(tmp_path)._replace(signature="made by ssh-keygen\n")
-    assert folders.write(one)
-    assert folders.read(tmp_path) == one
-    assert not folders.write(one)
-    assert signed(one._replace(signature=""), one, "").signature == one.signature
-    built = one._replace(lock=one.lock._replace(built=BUILT))
-    changed = signed(built, one, "")
-    assert changed.signature == ""
-    assert folders.write(changed)
-    assert not (tmp_path / SIGNATURE).exists()
-    assert folders.read(tmp_path) == changed
-
-
 def test_a_build_does_not_change_what_a_lock_is() -> None:
     one = locked(Path("x"))
     assert one._replace(lock=one.lock._replace(built=BUILT)).digest == one.digest
@@ -560,12 +545,8 @@ def test_of_several_locks_one_that_fits_is_taken(tmp_path: Path) -> None:
         ("build local --offline", "--offline requires --from"),
         ("build local --from {tmp} --offline", "--from requires --locked"),
         ("build local --lock x", "--lock requires --locked"),
-        ("build local --require-signed", "--require-signed requires --locked"),
         ("build local --locked --from {tmp}", "is no folder of fetched files"),
         ("build local --locked --accept-drift typo", "no such drift"),
-        ("lock local --lockfiles {tmp} --key x", "--key needs --sign"),
-        ("lock local --lockfiles {tmp} --sign --check", "--sign cannot be combined with --check"),
-        ("lock local --lockfiles {tmp} --sign", "no key to sign with"),
     ],
 )
 def test_options_that_do_nothing_are_refused(

@@ -55,8 +55,8 @@ def faults(prefix: Path, *, whole: bool) -> str:
     return " ".join(map(str, trust.in_environment(str(prefix), OWN, whole=whole)))
 
 
-# What executes nothing of a recipe, a site file or an environment. `cache` and `wheels` start
-# ssh-keygen, `envs` and `plan` the workspace tools, `init` those of this machine, from PATH.
+# What executes nothing of a recipe, a site file or an environment. `envs` and `plan` start the
+# workspace tools, `init` those of this machine, from PATH.
 SHOWN = {
     "cache": ("list",), "completion": ("bash",), "diff": ("PREFIX", "PREFIX"), "doctor": ("RECIPE",),
     "envs": (), "examples": (), "export": ("--prefix", "PREFIX"),

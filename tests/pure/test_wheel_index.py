@@ -21,11 +21,9 @@ import pytest
 from hvdenv.cli.main import main
 from hvdenv.knowledge.patches import set_number
 from hvdenv.places import find_places
-from hvdenv.runner import Runner
 from hvdenv.wheels import index, published
 from hvdenv.wheels.wheelcache import own, store
 from tests.index import served
-from tests.support.needs import need
 from tests.wheels import EXTENSION, TORCH_INPUTS, compiled_wheel, umask
 
 Captured = pytest.CaptureFixture[str]
@@ -44,7 +42,7 @@ def keep(tmp_path: Path) -> Callable[..., None]:
         inputs["patches"] |= stack.pop("patches", {})
         inputs["stack"] |= stack
         wheel = compiled_wheel(tmp_path / "built", extension)
-        store(own(find_places()), inputs, wheel, Runner())
+        store(own(find_places()), inputs, wheel)
 
     return keep
 
@@ -255,66 +253,6 @@ def test_a_changed_page_is_found_and_written_again(page: str, folder: Path) -> N
     assert main(["wheels", "publish", str(folder)]) == 0
     assert (folder / page).read_bytes() == good
     assert main(["wheels", "verify", str(folder)]) == 0
-
-
-@pytest.fixture
-def signers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The accepted signers of the site, of which the user is one."""
-    key, signers, site = (tmp_path / name for name in ("key", "signers", "site.toml"))
-    need("openssh-client")
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-    public = key.with_suffix(".pub").read_text()
-    signers.write_text(f'ann@example.org namespaces="hvdenv-wheel" {public}')
-    wheels = f'[places.wheels]\nsigners = "{signers}"\nkey = "{key}"\n'
-    site.write_text(f'places.environments = "$UNSET/not/needed/here"\n{wheels}')
-    monkeypatch.setenv("HVDENV_SITE", str(site))
-    return signers
-
-
-def test_a_changed_provenance_is_found_by_its_signature(
-    folder: Path, signers: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    (name,) = wheels(folder)
-    assert main(["wheels", "verify", str(folder)]) == 1
-    assert f"bad {name}: No such file" in capsys.readouterr().out
-    place, placed = index._place, list[Path]()
-
-    def noted(path: Path, text: Iterable[bytes]) -> None:
-        placed.append(path)
-        place(path, text)
-
-    monkeypatch.setattr(index, "_place", noted)
-    assert main(["wheels", "publish", str(folder)]) == 0
-    # Whoever sees the wheel can check it.
-    names = [path.name for path in placed]
-    assert names.index(f"{name}.provenance.json.sig") < names.index(name)
-    assert main(["wheels", "verify", str(folder)]) == 0
-    path = folder / "files" / f"{name}.provenance.json"
-    path.write_text(path.read_text().replace("g++ 12.2.0", "g++ 11.0.0"))
-    capsys.readouterr()
-    assert main(["wheels", "verify", str(folder)]) == 1
-    assert "its signature is invalid" in capsys.readouterr().out
-    assert main(["wheels", "publish", str(folder)]) == 0
-    assert main(["wheels", "verify", str(folder)]) == 0
-
-
-def test_what_somebody_else_wrote_is_not_signed(folder: Path, signers: Path) -> None:
-    """Neither does a good wheel lend its signature to a provenance of another one."""
-    (name,) = wheels(folder)
-    path = folder / "files" / f"{name}.provenance.json"
-    path.write_text(path.read_text().replace("g++ 12.2.0", "g++ 11.0.0"))
-    assert main(["wheels", "publish", str(folder)]) == 0
-    assert json.loads(path.read_text())["inputs"]["stack"]["compiler"] == "g++ 12.2.0"
-
-
-def test_signers_that_others_can_change_are_not_accepted(
-    folder: Path, signers: Path, capsys: Captured
-) -> None:
-    assert main(["wheels", "publish", str(folder)]) == 0
-    signers.chmod(0o666)
-    capsys.readouterr()
-    assert main(["wheels", "verify", str(folder)]) == 1
-    assert f"{signers} can be written by others" in capsys.readouterr().out
 
 
 def of_version(wheel: bytes, version: str) -> tuple[bytes, bytes]:

@@ -12,11 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdenv import signing
 from hvdenv.errors import StepError
 from hvdenv.model.cluster import Wheels
 from hvdenv.places import Places
-from hvdenv.runner import Runner
 from hvdenv.wheels import wheelcache
 from hvdenv.wheels.cache_entry import Cache, check, key, make_folder_alike, read_record
 from hvdenv.wheels.wheelcache import (
@@ -41,9 +39,6 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
-
-
-RUNNER = Runner({})
 
 
 @pytest.fixture
@@ -75,7 +70,7 @@ def target(tmp_path: Path) -> Path:
 
 def keep(cache: Cache, wheel: Path, inputs: dict[str, Any] = INPUTS) -> Path:
     """The entry of a wheel that was stored."""
-    store(cache, inputs, wheel, RUNNER)
+    store(cache, inputs, wheel)
     return cache.entry(key(inputs))
 
 
@@ -87,12 +82,12 @@ def test_other_inputs_have_another_key(one: dict[str, object], other: dict[str, 
 
 
 def test_a_wheel_is_found_again(cache: Cache, wheel: Path, target: Path) -> None:
-    assert take([cache], INPUTS, target, RUNNER) == Taken(None)
+    assert take([cache], INPUTS, target) == Taken(None)
     entry = keep(cache, wheel)
-    assert take([cache], dict(reversed(INPUTS.items())), target, RUNNER) == Taken(entry)
+    assert take([cache], dict(reversed(INPUTS.items())), target) == Taken(entry)
     assert target.read_bytes() == wheel.read_bytes()
     assert target.stat().st_nlink == (entry / NAME).stat().st_nlink == 1
-    assert take([cache], {**INPUTS, "source": "abd"}, target, RUNNER) == Taken(None)
+    assert take([cache], {**INPUTS, "source": "abd"}, target) == Taken(None)
 
 
 def test_the_first_of_two_stays(cache: Cache, wheel: Path, tmp_path: Path) -> None:
@@ -147,9 +142,9 @@ def test_a_damaged_entry_is_noticed_taken_away_and_made_anew(
 ) -> None:
     entry = keep(cache, wheel)
     damage(entry)
-    assert describe(cache, entry.name, RUNNER, thorough=True).damaged
+    assert describe(cache, entry.name, thorough=True).damaged
 
-    taken = take([cache], INPUTS, target, RUNNER)
+    taken = take([cache], INPUTS, target)
 
     assert taken.entry is None
     (note,) = taken.notes
@@ -160,18 +155,18 @@ def test_a_damaged_entry_is_noticed_taken_away_and_made_anew(
     keep(cache, wheel)
     damage(entry)
     keep(cache, wheel)
-    assert take([cache], INPUTS, target, RUNNER) == Taken(entry)
+    assert take([cache], INPUTS, target) == Taken(entry)
 
 
 def test_an_entry_under_the_name_of_another_is_damaged(
     cache: Cache, wheel: Path, target: Path
 ) -> None:
-    """What is signed or trusted is one wheel for its own inputs, not for others."""
+    """What is trusted is one wheel for its own inputs, not for others."""
     entry = keep(cache, wheel)
     other = {**INPUTS, "source": "abd"}
     cache.entry(key(other)).parent.mkdir(exist_ok=True)
     shutil.copytree(entry, cache.entry(key(other)))
-    taken = take([cache], other, target, RUNNER)
+    taken = take([cache], other, target)
     assert taken.entry is None
     assert "does not describe this wheel" in taken.notes[0]
 
@@ -202,11 +197,11 @@ def test_what_others_could_have_written_is_left_alone_and_not_used(
     entry = keep(cache, wheel)
     change(entry)
     for _ in range(2):
-        taken = take([cache], INPUTS, target, RUNNER)
+        taken = take([cache], INPUTS, target)
         assert taken.entry is None
         assert reason in taken.notes[0]
         with pytest.raises(StepError, match=reason):
-            store(cache, INPUTS, wheel, RUNNER)
+            store(cache, INPUTS, wheel)
         assert not target.exists()
     assert os.path.lexists(entry)
     assert not list(cache.folder.glob(".*"))
@@ -216,7 +211,7 @@ def test_a_pipe_is_not_waited_for(cache: Cache, wheel: Path, target: Path) -> No
     entry = keep(cache, wheel)
     (entry / NAME).unlink()
     os.mkfifo(entry / NAME)
-    assert "is not a regular file" in take([cache], INPUTS, target, RUNNER).notes[0]
+    assert "is not a regular file" in take([cache], INPUTS, target).notes[0]
 
 
 def test_what_another_user_wrote_is_not_used(
@@ -228,21 +223,36 @@ def test_what_another_user_wrote_is_not_used(
     else:
         # Only root can give files away; this stands for somebody else looking.
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    taken = take([cache], INPUTS, target, RUNNER)
+    taken = take([cache], INPUTS, target)
     assert taken.entry is None
     assert "belongs to user" in taken.notes[0]
     trusting = cache._replace(trusted=frozenset({12345, os.stat(entry).st_uid}))
-    assert take([trusting], INPUTS, target, RUNNER).entry == entry
+    assert take([trusting], INPUTS, target).entry == entry
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("part", ["", "shard", "entry", "entry.json", NAME])
+def test_what_belongs_to_another_user_in_a_shared_folder_is_not_used(
+    group: Cache, wheel: Path, target: Path, part: str
+) -> None:
+    entry = keep(group, wheel)
+    path = {"": group.folder, "shard": entry.parent, "entry": entry}.get(part, entry / part)
+    os.chown(path, 12345, -1)
+    taken = take([group], INPUTS, target)
+    assert taken == Taken(None, (f"cached wheel not used: {path} belongs to user 12345",))
+    assert not target.exists()
+    (trusting,) = shared(Wheels(read=(str(group.folder),), trust=("12345",)), {})
+    assert take([trusting], INPUTS, target) == Taken(entry)
 
 
 def test_a_wheel_that_changes_after_it_was_hashed_is_not_stored(
     cache: Cache, group: Cache, wheel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checks = iter([False, False, False, True])  # in two caches, twice
+    checks = iter([False, True])  # of all entries before the first is copied, and once more
 
-    def sign_and_change(*_: object) -> bytes:
+    def change_and_tell_the_time(**_: object) -> str:
         wheel.write_bytes(b"other")
-        return b"signature"
+        return "2026-11-22T00:29:40+00:00"
 
     def check_and_change(*arguments: Any) -> None:
         check(*arguments)
@@ -250,12 +260,13 @@ def test_a_wheel_that_changes_after_it_was_hashed_is_not_stored(
             flip(entry)
 
     entry = keep(cache, wheel)
-    monkeypatch.setattr(signing, "sign", sign_and_change)
-    with pytest.raises(StepError, match="was changed while"):
-        store(group, INPUTS, wheel, RUNNER, "key")
+    with monkeypatch.context() as patched:
+        patched.setattr(wheelcache, "timestamp", change_and_tell_the_time)
+        with pytest.raises(StepError, match="was changed while"):
+            store(group, INPUTS, wheel)
     monkeypatch.setattr(wheelcache, "check", check_and_change)
     with pytest.raises(StepError, match="was changed while"):
-        copy({key(INPUTS): cache}, group, RUNNER)
+        copy({key(INPUTS): cache}, group)
     assert os.listdir(group.folder) == []
 
 
@@ -266,7 +277,7 @@ def test_our_own_entries_are_trusted_under_any_umask(
     for each in (cache, group):
         with umask(value):
             entry = keep(each, wheel)
-        assert take([each], INPUTS, target, RUNNER) == Taken(entry)
+        assert take([each], INPUTS, target) == Taken(entry)
 
 
 @pytest.mark.parametrize(
@@ -290,12 +301,12 @@ def test_a_shared_folder_that_others_write_is_neither_read_nor_written(
 ) -> None:
     keep(group, wheel)
     group.folder.chmod(mode)
-    taken = take([group], INPUTS, target, RUNNER)
+    taken = take([group], INPUTS, target)
     assert taken == Taken(
         None, (f"cached wheel not used: {group.folder} can be written by others",)
     )
     with pytest.raises(StepError, match="can be written by others"):
-        store(group, {"other": 1}, wheel, RUNNER)
+        store(group, {"other": 1}, wheel)
     assert names(group) == [key(INPUTS)]
 
 
@@ -304,21 +315,21 @@ def test_a_folder_within_a_shared_one_that_others_write(
 ) -> None:
     for each in (cache, group):
         keep(each, wheel).parent.chmod(0o775)
-    assert "can be written by others" in take([group], INPUTS, target, RUNNER).notes[0]
+    assert "can be written by others" in take([group], INPUTS, target).notes[0]
     # The user's own may be in a folder of a group.
-    assert take([cache], INPUTS, target, RUNNER).notes == ()
+    assert take([cache], INPUTS, target).notes == ()
 
 
 def test_a_shared_folder_that_is_not_there_is_said_and_not_made(
     group: Cache, wheel: Path, target: Path
 ) -> None:
     missing = group._replace(folder=group.folder / "none")
-    (note,) = take([missing], INPUTS, target, RUNNER).notes
+    (note,) = take([missing], INPUTS, target).notes
     assert (
         note == f"cached wheel not used: {missing.folder} cannot be read: No such file or directory"
     )
     with pytest.raises(StepError, match="No such file"):
-        store(missing, INPUTS, wheel, RUNNER)
+        store(missing, INPUTS, wheel)
     assert not missing.folder.exists()
 
 
@@ -328,7 +339,7 @@ def test_the_next_cache_is_asked(
     """A damaged entry of a shared cache is left where it is."""
     damaged, good = keep(group, wheel), keep(cache, wheel)
     flip(damaged)
-    taken = take([group, cache], INPUTS, target, RUNNER)
+    taken = take([group, cache], INPUTS, target)
     assert taken.entry == good
     assert "is damaged: its hash is" in taken.notes[0]
     assert damaged.exists()
@@ -339,7 +350,7 @@ def test_whoever_owns_a_damaged_entry_replaces_it(group: Cache, wheel: Path, tar
     entry = keep(group, wheel)
     flip(entry)
     keep(group, wheel)
-    assert take([group], INPUTS, target, RUNNER) == Taken(entry)
+    assert take([group], INPUTS, target) == Taken(entry)
 
 
 def test_a_killed_store_leaves_nothing_that_is_found(
@@ -347,7 +358,7 @@ def test_a_killed_store_leaves_nothing_that_is_found(
 ) -> None:
     entry = keep(cache, wheel)
     shutil.move(entry, cache.folder / ".0123")
-    assert take([cache], INPUTS, target, RUNNER) == Taken(None)
+    assert take([cache], INPUTS, target) == Taken(None)
     assert names(cache) == []
     assert sweep(cache) == 0
     os.utime(cache.folder / ".0123", (0, 0))
@@ -358,30 +369,29 @@ def test_a_killed_store_leaves_nothing_that_is_found(
 def test_a_cache_that_cannot_be_written_is_an_error(cache: Cache, wheel: Path) -> None:
     cache.folder.parents[1].write_text("")
     with pytest.raises(StepError, match="cannot write"):
-        store(cache, INPUTS, wheel, RUNNER)
+        store(cache, INPUTS, wheel)
 
 
 def test_a_wheel_that_is_not_there_is_an_error(cache: Cache, tmp_path: Path, target: Path) -> None:
     with pytest.raises(StepError, match="No such file"):
-        store(cache, INPUTS, tmp_path / "no.whl", RUNNER)
-    assert take([cache], INPUTS, target, RUNNER) == Taken(None)
+        store(cache, INPUTS, tmp_path / "no.whl")
+    assert take([cache], INPUTS, target) == Taken(None)
     assert not list(cache.folder.glob("*"))
 
 
 def test_a_target_that_cannot_be_written_is_an_error(cache: Cache, wheel: Path) -> None:
     keep(cache, wheel)
     with pytest.raises(StepError, match="cannot write"):
-        take([cache], INPUTS, Path("/dev/full"), RUNNER)
+        take([cache], INPUTS, Path("/dev/full"))
 
 
 def test_what_a_site_names(tmp_path: Path) -> None:
     wheels = Wheels(
         read=("/a", "/b/"), publish="/b", trust=("root", "4711", "nobody-of-this-name"),
-        signers="/signers",
     )  # fmt: skip
     caches = shared(wheels, {"HVDENV_WHEEL_CACHE": "/c::/a"})
     assert [str(each.folder) for each in caches] == ["/b", "/c", "/a"]
-    assert {each[1:] for each in caches} == {(True, frozenset({0, 4711}), Path("/signers"))}
+    assert {each[1:] for each in caches} == {(True, frozenset({0, 4711}))}
     assert shared(Wheels(), {}) == ()
 
 
@@ -394,15 +404,15 @@ def test_what_is_listed(cache: Cache, group: Cache, wheel: Path) -> None:
     }  # fmt: skip
     entry = keep(cache, wheel, inputs)
     os.utime(entry, (1000, 1000))
-    listed = describe(cache, entry.name, RUNNER, thorough=False)
+    listed = describe(cache, entry.name, thorough=False)
     created = read_record((entry / "entry.json").read_bytes())[0].created
     assert listed == Listed(
         entry.name, str(cache.folder), False, "", False, NAME, {"torch": "2.13.0+cpu", "odd": ""},
         "mpirun (Open MPI) 4.1.8", "g++ 12.2.0", 5000, created, "1970-01-01T00:16:40+00:00",
     )  # fmt: skip
     assert (listed.horovod, listed.python) == ("0.28.1", "cp311")
-    assert describe(group, keep(group, wheel).name, RUNNER, thorough=False).used is None
-    assert describe(cache, key({}), RUNNER, thorough=False).problem == "it is gone"
+    assert describe(group, keep(group, wheel).name, thorough=False).used is None
+    assert describe(cache, key({}), thorough=False).problem == "it is gone"
     assert names(own(Places(Path("/none")))) == []
 
 
@@ -413,7 +423,7 @@ def test_odd_inputs_are_listed_all_the_same(
     cache: Cache, wheel: Path, inputs: dict[str, Any]
 ) -> None:
     entry = keep(cache, wheel, inputs)
-    assert describe(cache, entry.name, RUNNER, thorough=True).problem == ""
+    assert describe(cache, entry.name, thorough=True).problem == ""
 
 
 @given(st.binary(max_size=300) | JSON.map(lambda value: json.dumps(value).encode()))
@@ -467,8 +477,8 @@ def test_a_cache_is_kept_small(cache: Cache, wheel: Path, target: Path) -> None:
     entries = [keep(cache, wheel, {"number": number}) for number in range(3)]
     for number, entry in enumerate(entries):
         os.utime(entry, (number, number))
-    assert take([cache], {"number": 0}, target, RUNNER).entry == entries[0]
-    gone = trim(cache, 12_000, entries[1].name, RUNNER)
+    assert take([cache], {"number": 0}, target).entry == entries[0]
+    gone = trim(cache, 12_000, entries[1].name)
     assert [each.key for each in gone] == [entries[2].name]
     assert names(cache) == sorted(entry.name for entry in entries[:2])
 

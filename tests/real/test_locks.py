@@ -14,12 +14,9 @@ import pytest
 
 from hvdenv.environments import generations
 from hvdenv.locks import folders, pypi
-from hvdenv.locks.lockfile import MAIN, PYPI, SIGNATURE, bind
+from hvdenv.locks.lockfile import MAIN, PYPI, bind
 from tests.real.conftest import Cli
 from tests.support.needs import need
-
-ROOT = Path(__file__).parents[2]
-KEYGEN = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f")
 
 
 @pytest.fixture(scope="module")
@@ -170,54 +167,6 @@ def test_one_package_moves_and_the_others_stay(cli: Cli, locks: Path, tmp_path: 
     now = {each.name: each.version for each in pypi.packages(folders.read(folder))}
     assert now == {each.name: each.version for each in aged} | {"idna": now["idna"]}
     assert now["idna"] != "3.7"
-
-
-@pytest.mark.needs("openssh-client")
-def test_a_site_requires_signed_locks(cli: Cli, tmp_path: Path) -> None:
-    name = Path("local") / "py3.11-linux-x86_64-cpu"
-    locks, key, signers = tmp_path / "locks", tmp_path / "key", tmp_path / "signers"
-    shutil.copytree(ROOT / "lockfiles" / name, locks / name)
-    for each in (key, tmp_path / "other"):
-        subprocess.run([*KEYGEN, str(each)], check=True)
-    signers.write_text(f'me@x.org namespaces="hvdenv-lock" {key.with_suffix(".pub").read_text()}')
-    site = tmp_path / "site.toml"
-    site.write_text(f'places.locks.signers = "{signers}"\n')
-    of = ("local", "--lockfiles", str(locks))
-    by_site = (*of, "--site", str(site))
-
-    def refused(*words: str, code: int = 4) -> str:
-        return cli(*words, code=code).stderr
-
-    def sign(with_key: Path, namespace: str) -> None:
-        signature.unlink(missing_ok=True)
-        words = ["ssh-keygen", "-Y", "sign", "-f", str(with_key), "-n", namespace]
-        subprocess.run([*words, str(locks / name / MAIN)], check=True, capture_output=True)
-
-    plan = ("plan", *by_site, "--locked")
-    signature = locks / name / SIGNATURE
-    assert f"{signature}: the lock is refused: it is not signed" in refused(*plan)
-    assert "it is not signed" in refused("lock", *by_site, "--check")
-    assert cli("plan", *of, "--locked").returncode == 0
-    assert "no site file sets" in refused("plan", *of, "--locked", "--require-signed", code=2)
-    for with_key, namespace in ((tmp_path / "other", "hvdenv-lock"), (key, "hvdenv-wheel")):
-        sign(with_key, namespace)
-        assert "the lock is refused: " in refused(*plan)
-
-    assert "signed)" in cli("lock", *by_site, "--sign", "--key", str(key)).stdout
-    cli(*plan, "--require-signed")
-    cli("lock", *by_site, "--check")
-    assert cli("lock", *by_site).stdout.startswith("nothing to do")
-
-    good = folders.read(locks / name)
-    other = good.texts[PYPI].replace('sha256 = "0', 'sha256 = "1', 1)
-    changed = bind(locks / name, good.lock.inputs, {PYPI: other})
-    folders.write(changed._replace(signature=good.signature))
-    assert "its signature is invalid" in refused(*plan)
-    folders.write(good)
-    signers.chmod(0o666)
-    assert "can be written by everybody" in refused(*plan, code=2)
-    signers.unlink()
-    assert "the file with the accepted keys is missing" in refused(*plan)
 
 
 def test_a_lock_whose_requirements_were_taken_out_is_refused_once_it_is_installed(

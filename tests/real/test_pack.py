@@ -25,7 +25,6 @@ from hvdenv.runner import Runner
 from hvdenv.schema import encode
 from tests.real.conftest import Cli
 from tests.standin import Cluster
-from tests.support.needs import need
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.needs("squashfs-tools", "squashfuse", "/dev/fuse", "user namespaces")
@@ -352,29 +351,6 @@ def test_a_copy_on_the_host_has_no_name(user: Cli, environment: Environment, pla
     shown = output(["env", f"NODE={folder}", *argv])
     assert f"{folder}/hvdenv-image-" in shown
     assert shown.endswith("\n0\n")
-
-
-def test_a_signature_is_required_where_the_site_says_so(
-    user: Cli, environment: Environment, place: Path
-) -> None:
-    need("openssh-client")
-    key = place / "key"
-    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)]
-    subprocess.run(argv, check=True)
-    (place / "signers").write_text(f"me {key.with_suffix('.pub').read_text()}")
-    site = place / "site.toml"
-    site.write_text(f'[places.wheels]\nsigners = "{place}/signers"\n')
-    words = ("run", "local", "--prefix", str(environment.prefix), "--site", str(site), "--dry-run")
-    pack(user, environment)
-    assert "it has no signature" in user(*words, "--", "true", code=125).stderr
-    without_recipe = (words[0], *words[2:])
-    assert "it has no signature" in user(*without_recipe, "--", "true", code=125).stderr
-    pack(user, environment, "--sign", str(key))
-    assert ".enter.py" in user(*words, "--", "true").stdout
-    assert ".enter.py" not in user(*words, "--no-image", "--", "true").stdout
-    packed = read(default_image(environment, ONE))
-    packed.path.write_text(packed.path.read_text().replace('"files": 3', '"files": 4'))
-    assert "its signature is invalid" in user(*words, "--", "true", code=125).stderr
 
 
 def test_an_image_of_another_generation_is_not_used(

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import pytest
 
-from hvdenv.runner import Runner
 from hvdenv.wheels import wheelcache
 from hvdenv.wheels.cache_entry import Cache, key
 from tests.clusters import Names, install_software, write_modules
@@ -159,7 +158,7 @@ def keep_wheel_of_tarn(reader: Reader, local_prefix: Path) -> None:
     torch = {"torch": inputs["stack"]["frameworks"]["torch"]}
     plan = json.loads(reader.types("hvdenv plan ./tarn.toml --json 2>&-"))
     stack = {**inputs["stack"], "frameworks": torch}
-    wheelcache.store(cache, {**plan["wheel_inputs"], "stack": stack}, smaller, Runner())
+    wheelcache.store(cache, {**plan["wheel_inputs"], "stack": stack}, smaller)
 
 
 @pytest.mark.parametrize("name", ["tutorial-cluster.md", "how-to/run-jobs.md"])

@@ -43,8 +43,7 @@ _shtab_hvdenv_cache_commands() {
     copy:'Copy entries into another cache.'
     list:'List the entries of the caches.'
     prune:'Remove entries, least recently used first.'
-    sign:'Sign entries with ssh-keygen.'
-    verify:'Check every entry: hash, record, owner, signature.'
+    verify:'Check every entry: hash, record, owner.'
   )
   _describe 'hvdenv cache commands' _commands
 }
@@ -62,7 +61,7 @@ _shtab_hvdenv_envs_commands() {
 _shtab_hvdenv_wheels_commands() {
   local _commands=(
     publish:'Add compiled wheels to an index.'
-    verify:'Check every wheel of an index: hash, name, RECORD, signature, and the pages.'
+    verify:'Check every wheel of an index: hash, name, RECORD, and the pages.'
   )
   _describe 'hvdenv wheels commands' _commands
 }
@@ -92,7 +91,6 @@ _shtab_hvdenv_build_options=(
   "--locked[build exactly what the lock lists, or exit with 4]"
   "--lockfiles[folder of the locks (default\: lockfiles beside the recipe, or beside its folder if that is named recipes)]:DIR:"
   "--lock[use this lock, if there are several]:FOLDER:"
-  "--require-signed[refuse a lock without a signature by a key in places.locks.signers (default\: only if a site file sets that key)]"
   "--from[use the files that \`hvdenv fetch\` downloaded]:DIR:"
   "--offline[use no network]"
   "*--accept-drift[continue although this differs from the lock (compiler, mpi, modules.NAME, ...)\; may be repeated]:NAME:"
@@ -145,17 +143,6 @@ _shtab_hvdenv_cache_prune_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_hvdenv_cache_prune_defaults_added=0
-
-_shtab_hvdenv_cache_sign_options=(
-  "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
-  "--cache[use this cache only]:FOLDER:"
-  "--key[private key, or the public part of a key that the SSH agent holds (default\: places.wheels.key)]:FILE:"
-  "(*)::first digits of keys (default\: all entries):"
-)
-
-# guard to ensure default positional specs are added only once per session
-_shtab_hvdenv_cache_sign_defaults_added=0
 
 _shtab_hvdenv_cache_verify_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -415,8 +402,6 @@ _shtab_hvdenv_lock_options=(
   "--color[color]:color:(auto always never)"
   "--lockfiles[folder of the locks (default\: lockfiles beside the recipe, or beside its folder if that is named recipes)]:DIR:"
   "--trust[use files that other users can change, for this command only]"
-  "--sign[sign the lock\: you vouch for its contents]"
-  "--key[key to sign with (default\: places.locks.key)]:FILE:"
   "--check[compare only\; exit with 4 if the lock does not match]"
   "--update[update this package to its newest version]:NAME:"
   "--upgrade[update all packages]"
@@ -451,7 +436,6 @@ _shtab_hvdenv_pack_options=(
   "--prefix[path of the environment (a symbolic link that hvdenv manages)]:P:"
   "--to[file of the image (default\: beside the environment, where other commands find it)]:FILE:"
   "--copy-to[folder in which each host keeps a copy of the image while a job runs, such as \/dev\/shm or \'\$TMPDIR\'\; nothing is left of it after a crash (default\: hosts read the image where it is)]:DIR:"
-  "--sign[sign the manifest with this private key, or with the SSH agent\'s key for this public part (default\: places.wheels.key)]:KEY:"
   "--trust[use files that other users can change, for this command only]"
   "--json[print the result as JSON, and nothing else, on standard output]"
   {-q,--quiet}"[print errors only]"
@@ -474,7 +458,6 @@ _shtab_hvdenv_plan_options=(
   "--locked[build exactly what the lock lists, or exit with 4]"
   "--lockfiles[folder of the locks (default\: lockfiles beside the recipe, or beside its folder if that is named recipes)]:DIR:"
   "--lock[use this lock, if there are several]:FOLDER:"
-  "--require-signed[refuse a lock without a signature by a key in places.locks.signers (default\: only if a site file sets that key)]"
   "--from[use the files that \`hvdenv fetch\` downloaded]:DIR:"
   "--offline[use no network]"
   ":a recipe\'s name, or the path of a TOML file (with a slash, or ending in .toml):"
@@ -603,7 +586,6 @@ _shtab_hvdenv_wheels_publish_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
   "--cache[use this cache only]:FOLDER:"
-  "--key[sign with this private key, or with the SSH agent\'s key for this public part (default\: places.wheels.key)]:FILE:"
   "--dry-run[print which wheels would be published, and change nothing]"
   ":folder of the index:"
   "(*)::only wheels of these environments, such as local\+torch\; \`hvdenv envs\` lists them:"
@@ -614,7 +596,6 @@ _shtab_hvdenv_wheels_publish_defaults_added=0
 
 _shtab_hvdenv_wheels_verify_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--site[site file (default\: \$HVDENV_SITE)]:FILE:"
   ":folder of the index:"
 )
 
@@ -689,7 +670,6 @@ _shtab_hvdenv_cache() {
         copy) _arguments -C -s $_shtab_hvdenv_cache_copy_options ;;
         list) _arguments -C -s $_shtab_hvdenv_cache_list_options ;;
         prune) _arguments -C -s $_shtab_hvdenv_cache_prune_options ;;
-        sign) _arguments -C -s $_shtab_hvdenv_cache_sign_options ;;
         verify) _arguments -C -s $_shtab_hvdenv_cache_verify_options ;;
       esac
   esac
