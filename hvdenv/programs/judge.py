@@ -200,6 +200,12 @@ def _initialised(program: Program) -> Iterator[Finding]:
         return  # it did not get that far
     if missing and ends and not any(end.initialised for end in ends):
         used = sorted({name for end in ends for name in end.libraries} & {*_OTHER_LIBRARIES})
+        if "torch.distributed" in used:
+            yield program.finding(
+                "init", "unproven", "it never calls hvd.init(): its ranks communicate by"
+                " torch.distributed, which is not judged here",
+            )  # fmt: skip
+            return
         why = f"; it uses {listed(used)}" if used else ""
         yield program.finding(
             "init", "fail", f"it never calls hvd.init(): {count} ranks train {count} separate models{why}",

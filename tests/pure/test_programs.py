@@ -100,6 +100,10 @@ def also(*events: RankEvent, only: int | None = None) -> Change:
 SAVED = FileUse("/d/model.pt", True, True, False, "train.py:20", 40)
 CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
     "no init": ((without(Joined), each(ProgramEnd, initialised=False)), "init", "fail", "never calls"),
+    "torch's own groups": (
+        (without(Joined), each(ProgramEnd, initialised=False, libraries=["torch", "torch.distributed"])),
+        "init", "unproven", "ranks communicate by torch.distributed",
+    ),
     "size 1": ((each(Joined, size=1),), "init", "fail", "hvd.size() is 1"),
     "before init": (
         (each(ProgramEnd, reason="exception", error="Horovod has not been initialized"),),

@@ -98,6 +98,7 @@ class Observer:
         batch: checksums of what a loader has supplied for this step.
         batches: of what models have read since the last step, where no loader is known.
         by_local_rank: a callback saves that was made where the local rank is compared.
+        communicates: libraries besides Horovod by which ranks have met.
     """
 
     def __init__(self) -> None:
@@ -121,6 +122,7 @@ class Observer:
         self.first = self.last = self.spent = self.spent_before = 0.0
         self.spent_then = 0.0
         self.leave: Callable[[], Any] = lambda: None
+        self.communicates: Set[str] = set()
 
     @property
     def most_steps(self) -> int:
@@ -332,7 +334,7 @@ class Observer:
                     reason=reason,
                     error=error,
                     device=self.device,
-                    libraries=sorted(set(sys.modules) & _KNOWN),
+                    libraries=sorted(set(sys.modules) & _KNOWN | self.communicates),
                     initialised=self.initialised,
                     unobserved=self.unobserved,
                     seconds=[round(self.last - self.first, 3), round(self.spent_then, 3)],

@@ -353,6 +353,15 @@ def watch_torch(module: Any) -> None:
     loader.__iter__ = iterate_watched
 
 
+def watch_groups(module: Any) -> None:
+    """Watch whether the program's ranks meet without Horovod."""
+    watch(
+        module,
+        "init_process_group",
+        lambda *_, **__: observer.communicates.add("torch.distributed"),
+    )
+
+
 def watch_operations(module: Any) -> None:
     """Watch horovod.torch.mpi_ops: all reductions pass through two of its functions."""
     watch(module, "_allreduce_async", seen.reduces)
@@ -394,6 +403,7 @@ def watch_functions(module: Any) -> None:
 
 ACTIONS = {
     r"torch": watch_torch,
+    r"torch\.distributed\.distributed_c10d": watch_groups,
     r"horovod\.torch\.mpi_ops": watch_operations,
     r"horovod\.torch\.functions": watch_functions,
 }
