@@ -45,7 +45,8 @@ from hvdenv.model.observe import gpus
 from hvdenv.model.recipe import Recipe
 from hvdenv.places import Places, find_places
 from hvdenv.programs import start
-from hvdenv.reports.report import About, Finding, Report
+from hvdenv.programs.judge import finding
+from hvdenv.reports.report import Report
 from hvdenv.runner import Runner, environment
 from hvdenv.schema import nearest
 from hvdenv.sites import module_shell
@@ -244,7 +245,7 @@ def _proven(
         found = verify(setup, tell)
     if found.verdict in ("fail", "error") or setup.runner.stopped:
         message = "the environment failed, so the program was not started"
-        skipped = Finding("program", request.name, "skip", message, about=About())
+        skipped = finding(request.name, "", "skip", message)
         return found._replace(findings=(*found.findings, skipped))
     tell("started", request.name, "")
     findings = start.prove(setup._replace(tell=partial(_told, tell, request.name)), request)

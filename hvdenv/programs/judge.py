@@ -38,6 +38,17 @@ _NOT_INITIALISED = "has not been initialized"
 _OTHER_LIBRARIES = ("torch.distributed", "deepspeed", "lightning", "pytorch_lightning")
 
 
+def finding(
+    program: str, check: str, status: Status, message: str, evidence: str = "", remedy: str = ""
+) -> Finding:
+    """A finding about a program, which takes nothing from what was proven before."""
+    name = f"program-{check}" if check else "program"
+    return Finding(
+        check=name, subject=program, status=status, message=message, evidence=evidence,
+        remedy=remedy, about=About(),
+    )  # fmt: skip
+
+
 class Program(NamedTuple):
     """A run of a training program.
 
@@ -58,12 +69,8 @@ class Program(NamedTuple):
     def finding(
         self, check: str, status: Status, message: str, evidence: str = "", remedy: str = ""
     ) -> Finding:
-        """A finding about the program, which takes nothing from what was proven before."""
-        name = f"program-{check}" if check else "program"
-        return Finding(
-            check=name, subject=self.name, status=status, message=message, evidence=evidence,
-            remedy=remedy, about=About(),
-        )  # fmt: skip
+        """A finding about this program."""
+        return finding(self.name, check, status, message, evidence, remedy)
 
     def note(self, check: str, message: str, evidence: str = "") -> Finding:
         """What may be meant, or a mistake."""
@@ -118,7 +125,7 @@ def judge(program: Program) -> list[Finding]:
     judges: tuple[Callable[[Program], Iterator[Finding]], ...] = (
         _devices, _rates, _start, _gradients, _data, _step_counts, _checkpoints, _metrics
     )  # fmt: skip
-    return [*first, *(finding for each in judges for finding in each(program))]
+    return [*first, *(found for each in judges for found in each(program))]
 
 
 def _whole(program: Program) -> Iterator[Finding]:
@@ -592,9 +599,9 @@ def _checkpoints(program: Program) -> Iterator[Finding]:
         if use.write:
             writers.setdefault(use.path, []).append((rank, use))
     found = [
-        finding
+        problem
         for path, each in writers.items()
-        for finding in _written(program, path, _by_rank(each), uses)
+        for problem in _written(program, path, _by_rank(each), uses)
     ]
     if found:
         yield from found

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from hvdenv.errors import UsageError
 from hvdenv.launch.launchers import named
-from hvdenv.programs.judge import Program, judge
-from hvdenv.reports.report import About, Finding
+from hvdenv.programs.judge import Program, finding, judge
+from hvdenv.reports.report import Finding
 from hvdenv.runner import end_marked
 from hvdenv.standalone.ranks.events import TrainingStep
 from hvdenv.verification import collectors
@@ -92,16 +92,7 @@ def prove(setup: Setup, request: Request) -> list[Finding]:
         controller = _controller(setup, mpi)
         if not controller:
             message = "no launcher here can start ranks of this environment"
-            return [
-                Finding(
-                    "program",
-                    request.name,
-                    "unproven",
-                    message,
-                    remedy="use --launcher",
-                    about=About(),
-                )
-            ]
+            return [finding(request.name, "", "unproven", message, remedy="use --launcher")]
         run = _observed(setup, mpi, request, controller, end - time.monotonic())
         reference: dict[int, float] = {}
         if run.size > 1 and any(rank.all(TrainingStep) for rank in run.ranks):

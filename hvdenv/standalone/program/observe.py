@@ -119,8 +119,7 @@ class Observer:
         self.batch: List[int] = []
         self.feeding: Set[int] = set()
         self.sources: Dict[int, int] = {}
-        self.first = self.last = self.spent = self.spent_before = 0.0
-        self.spent_then = 0.0
+        self.first = self.last = self.spent = self.spent_then = 0.0
         self.leave: Callable[[], Any] = lambda: None
         self.communicates: Set[str] = set()
 
@@ -284,11 +283,11 @@ class Observer:
         self.clock += 1
         self.feeding.add(self.fed)
         if not self.first:
-            self.first, self.spent_before = now, self.spent
+            self.first, self.spent = now, 0.0
         self.steps[number - 1] += count
         step = self.steps[number - 1]
         if step <= self.wanted:
-            self.last, self.spent_then = now, self.spent - self.spent_before
+            self.last, self.spent_then = now, self.spent
             read = self.batch or self.batches
             batch = digest(read) if read else ""
             self.emit(events.Stage("training", "step {}".format(step)))
