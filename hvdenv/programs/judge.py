@@ -77,8 +77,13 @@ class Program(NamedTuple):
         return self.finding(check, "pass", f"note: {message}", evidence)
 
     def optimizers(self) -> list[Optimizer]:
-        """Those that took steps, as the first rank that has any reports them."""
-        return next(filter(None, (rank.all(Optimizer) for rank in self.ranks)), [])
+        """Those that train, as the first rank that has any reports them.
+
+        One that took its last step before a broadcast, and was replaced then, does not.
+        """
+        found = next(filter(None, (rank.all(Optimizer) for rank in self.ranks)), [])
+        broadcast = {call.step for call in self.broadcasts()}
+        return [each for each in found if len(self.steps(each.number)) not in broadcast] or found
 
     def steps(self, optimizer: int) -> list[tuple[TrainingStep, ...]]:
         """The steps of an optimizer that all ranks took, each with one event of each rank."""
@@ -104,8 +109,9 @@ class Program(NamedTuple):
             call
             for rank in self.ranks
             for call in rank.all(Call)
-            if call.operation.startswith(("broadcast", "BroadcastGlobal"))
-            if call.site and call.site not in objects
+            if call.operation.startswith(("broadcast", "BroadcastGlobal")) and call.site
+            if call.operation != "broadcast_object"
+            if call.operation != "broadcast" or call.site not in objects
         ]
 
     def sources(self) -> list[list[DataSource]]:
@@ -145,7 +151,17 @@ def _whole(program: Program) -> Iterator[Finding]:
             "", "unproven", f"the observed steps are judged below, but then: {early[0]}"
         )  # fmt: skip
         return
+    early_ends = {name: count for name, count in _ended(program).items() if failed and not first}
     for rank, end in (first or failed)[:1]:
+        if early_ends:
+            names = listed([f"{name} after {count} steps" for name, count in early_ends.items()])
+            yield program.finding(
+                "steps", "fail", f"{names} ended, but {rank.name} went on to step {max(end.steps, default=0) + 1}"
+                " and waited for its gradients", end.error,
+                "give all ranks the same number of batches (drop_last, take, steps_per_epoch), or call"
+                " hvd.join() after the last one",
+            )  # fmt: skip
+            return
         if _NOT_INITIALISED not in end.error:
             uneven = list(_uneven(program))
             text = f"; {uneven[0]}" if uneven and not first else ""
@@ -353,21 +369,8 @@ def _applied(
     reduced = optimizer.distributed or program.calls(
         "allreduce", "grouped_allreduce", "allgather", gradient=True
     )
-    remedy = (
-        f"wrap the optimizer{f' made in {optimizer.site}' if optimizer.site else ''} with"
-        " hvd.DistributedOptimizer, or the tape with hvd.DistributedGradientTape"
-    )
     if program.run.size > 1 and not reduced:
-        why = "the parameters drift apart"
-        if all(map(_same, steps)):
-            if all(len({step.batch for step in each} - {""}) == len(each) for each in steps):
-                text = f"the parameters{name} stay equal, though all ranks read different batches"
-                return program.finding("gradients", "pass", text)  # reduced in a way of its own
-            why = "the parameters are equal only because all ranks read the same"
-        return program.finding(
-            "gradients", "fail", f"the gradients{name} are never averaged: {why}",
-            _digests(program, "after", steps[-1]), remedy,
-        )  # fmt: skip
+        return _never_averaged(program, optimizer, steps, name)
     known = [step for each in steps for step in each if step.applied]
     different = [each for each in steps if len({step.applied for step in each}) > 1]
     apart = [each for each in steps if not _same(each)]
@@ -384,13 +387,51 @@ def _applied(
             " ones cannot be seen, because they start from different parameters",
         )  # fmt: skip
     if apart:
-        shown = next((each for each in reversed(steps) if each[0].tensors), apart[0])
-        return program.finding(
-            "gradients", "fail", f"{_left_out(optimizer, shown, name)} after step {apart[0][0].step}",
-            _digests(program, "after", apart[0]),
-            f"{remedy}; it must get all parameters, also those added to a group later",
-        )  # fmt: skip
+        return _apart(program, optimizer, steps, apart, name)
     return _mean(program, optimizer, steps, name)
+
+
+def _never_averaged(
+    program: Program, optimizer: Optimizer, steps: Sequence[tuple[TrainingStep, ...]], name: str
+) -> Finding:
+    others = [each for each in program.calls("allreduce") if each.elements > _METRIC_ELEMENTS]
+    if others and all(each.step for each in others):
+        return program.finding(
+            "gradients", "unproven", f"the gradients{name} are not averaged, but other tensors are, in"
+            f" {_places([each.site for each in others])}: if these are the parameters, ranks are equal"
+            " after that",
+        )  # fmt: skip
+    why = "the parameters drift apart"
+    if all(map(_same, steps)):
+        if all(len({step.batch for step in each} - {""}) == len(each) for each in steps):
+            text = f"the parameters{name} stay equal, though all ranks read different batches"
+            return program.finding("gradients", "pass", text)  # reduced in a way of its own
+        why = "the parameters are equal only because all ranks read the same"
+    made = f" made in {optimizer.site}" if optimizer.site else ""
+    return program.finding(
+        "gradients", "fail", f"the gradients{name} are never averaged: {why}",
+        _digests(program, "after", steps[-1]), f"wrap the optimizer{made} with hvd.DistributedOptimizer,"
+        " or the tape with hvd.DistributedGradientTape",
+    )  # fmt: skip
+
+
+def _apart(
+    program: Program, optimizer: Optimizer, steps: Sequence[tuple[TrainingStep, ...]],
+    apart: Sequence[tuple[TrainingStep, ...]], name: str,
+) -> Finding:  # fmt: skip
+    """Ranks apply different gradients, or have different parameters afterwards."""
+    shown = next((each for each in reversed(steps) if each[0].tensors), apart[0])
+    text = f"{_left_out(optimizer, shown, name)} after step {apart[0][0].step}"
+    remedy = (
+        "give hvd.DistributedOptimizer or hvd.DistributedGradientTape all parameters, also those added"
+        " to a group later; broadcast all parameters and the optimizer's state; clip or change gradients"
+        " after their averaging (optimizer.synchronize()), and parameters on all ranks alike"
+    )
+    rates = {f"{step.rate:g}" for step in apart[0] if step.rate is not None}
+    if len(rates) > 1:
+        text = f"{text}, with different learning rates: {listed(sorted(rates))}"
+        remedy = "set the same learning rate on all ranks, also by schedules and callbacks"
+    return program.finding("gradients", "fail", text, _digests(program, "after", apart[0]), remedy)
 
 
 def _left_out(optimizer: Optimizer, steps: Sequence[TrainingStep], name: str) -> str:
@@ -405,7 +446,7 @@ def _left_out(optimizer: Optimizer, steps: Sequence[TrainingStep], name: str) ->
         return f"the parameters{name} differ between ranks"
     return (
         f"{len(names)} of {len(columns)} parameters{name} differ between ranks ({listed(names)}),"
-        " the others do not: these are left out of the averaging, and differ"
+        " the others do not: these are left out of the averaging, or changed by a rank alone, and differ"
     )
 
 
@@ -429,6 +470,12 @@ def _mean(
     kind = next((each for factor, each in kinds.items() if abs(usual - factor) < 0.005), "")
     if kind == "the mean":
         return program.finding("gradients", "pass", f"{text}: the mean of the ranks' own")
+    alone, first = program.reference.get(optimizer.number), steps[0][0].rate
+    if kind == "the sum" and alone and first and abs(first / alone - size) < 1e-6 * size:
+        return program.note(
+            "gradients", f"{text}: the sum of the ranks' own, with a learning rate {size} times that of"
+            " one rank. The sum alone makes steps that much longer",
+        )  # fmt: skip
     if kind == "the sum" and optimizer.operation == "Sum":
         return program.finding(
             "gradients", "pass", f"{text}: the sum of the ranks' own, as declared"
@@ -535,14 +582,19 @@ def _batches(program: Program) -> Iterator[Finding]:
 def _shares(program: Program, steps: int, where: str) -> Iterator[Finding]:
     """What different batches are: shares of the data, or all of it in another order."""
     firsts = [each[0] for each in program.sources() if each]
-    whole = {each.samples for each in firsts}
     text = f"the ranks read different batches in {steps} steps{where}"
-    if any(each.replicas is not None for each in firsts) or len(whole) != 1 or whole == {None}:
+    lengths = {
+        f"{each.samples} samples" if each.samples is not None else f"{each.batches} batches"
+        for each in firsts
+        if each.samples is not None or each.batches is not None
+    }
+    if any(each.replicas is not None for each in firsts) or len(lengths) != 1:
         yield program.finding("data", "pass", text)
     else:
+        share = "a DistributedSampler" if firsts[0].samples is not None else "dataset.shard()"
         yield program.note(
-            "data", f"{text}; each rank reads {firsts[0].samples} samples in an epoch. If these are the"
-            " whole data set rather than a share of it, use a DistributedSampler",
+            "data", f"{text}; each rank reads {listed(list(lengths))} in an epoch. If these are the whole"
+            f" data set rather than a share of it, use {share}",
         )  # fmt: skip
 
 
@@ -556,13 +608,18 @@ def _lengths(program: Program) -> dict[str, int]:
     return counts if len(counts) == len(program.ranks) else {}
 
 
-def _ends(program: Program) -> dict[str, int]:
-    """The steps of each rank; empty if not all ended by themselves."""
-    done = {
+def _ended(program: Program) -> dict[str, int]:
+    """The steps of each rank that ended by itself."""
+    return {
         rank.name: max(end.steps, default=0)
         for rank in program.ranks
         if (end := rank.last(ProgramEnd)) and end.reason == "end"
     }
+
+
+def _ends(program: Program) -> dict[str, int]:
+    """The steps of each rank; empty if not all ended by themselves."""
+    done = _ended(program)
     return done if len(done) == len(program.ranks) else {}
 
 
@@ -673,8 +730,9 @@ def _metrics(program: Program) -> Iterator[Finding]:
     elif shown:
         rank, first = shown[0]
         yield program.note(
-            "metrics", f'{first.site} prints "{first.text}": the metric of {rank.name} alone. Average it'
-            " with hvd.allreduce, or with MetricAverageCallback of Keras",
+            "metrics", f"{first.site}: {first.text}, by the metrics of {rank.name} alone. Average them"
+            " with hvd.allreduce, or with MetricAverageCallback of Keras, which must be the first of the"
+            " callbacks that use metrics",
         )  # fmt: skip
     else:
         yield program.finding("metrics", "skip", "no metric was printed in these steps")

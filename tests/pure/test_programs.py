@@ -132,7 +132,7 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
     ),
     "declared sum": (
         (each(TrainingStep, reduced=[4.0, 8.0]), each(Optimizer, operation="Sum")),
-        "gradients", "pass", "as declared",
+        "gradients", "pass", "with a learning rate 2 times that of one rank",
     ),
     "halved": ((each(TrainingStep, reduced=[1.0, 2.0]),), "gradients", "pass", "1/2 of the mean"),
     "clipped": ((each(TrainingStep, reduced=[2.0, -4.0]),), "gradients", "pass", "were changed"),
@@ -169,8 +169,8 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
         "checkpoint", "pass", "only rank 0",
     ),
     "metric": (
-        (without(Call, "allreduce"), also(Shown("loss: 0.5", "train.py:19"), only=0)),
-        "metrics", "pass", "the metric of rank 0 on n1 alone",
+        (without(Call, "allreduce"), also(Shown('prints "loss: 0.5"', "train.py:19"), only=0)),
+        "metrics", "pass", 'train.py:19: prints "loss: 0.5", by the metrics of rank 0 on n1 alone',
     ),
     "torch.distributed": (
         (without(Optimizer), without(TrainingStep),

@@ -242,7 +242,7 @@ class Observer:
             site = self.site(sys._getframe(1))
             if site and ("shown", site, False) not in self.calls:
                 self.calls.add(("shown", site, False))
-                self.emit(events.Shown(text.strip()[:120], site))
+                self.emit(events.Shown('prints "{}"'.format(text.strip()[:120]), site))
 
     def passes(self, key: int, loader: Any, **facts: Any) -> int:
         """Report that a pass over data begins; returns the number of its source."""

@@ -14,6 +14,8 @@ from observe import digest, observer, physical_gpu, watch
 from observe_tensorflow import replaced, seen
 
 CALLBACKS = {"BroadcastGlobalVariablesCallback", "MetricAverageCallback"}
+# These decide by metrics. Callbacks run in the order of their list.
+DECIDING = {"EarlyStopping", "ReduceLROnPlateau"}
 
 
 class KerasOptimizer:
@@ -200,11 +202,15 @@ def _fit(original: Any, self: Any, *words: Any, **named: Any) -> Any:
 
 def _fits(named: Dict[str, Any]) -> None:
     callbacks = {type(each).__name__: each for each in named.get("callbacks") or ()}
+    order = list(callbacks)
+    at = order.index("MetricAverageCallback") if "MetricAverageCallback" in order else len(order)
+    early = [name for name in order[:at] if name in DECIDING]
     for name in sorted(CALLBACKS & set(callbacks)):
-        observer.called(name)
+        if not (early and name == "MetricAverageCallback"):
+            observer.called(name)
     steps.target = getattr(callbacks.get("LearningRateWarmupCallback"), "initial_lr", None)
-    if named.get("verbose", 1) and "MetricAverageCallback" not in callbacks:
-        text = "the progress of fit(), which is that of one rank"
+    if early or (named.get("verbose", 1) and "MetricAverageCallback" not in callbacks):
+        text = "{} of fit() decides".format(early[0]) if early else "fit() shows its progress"
         observer.emit(events.Shown(text, observer.site(sys._getframe(3))))
     seen.batches = named.get("steps_per_epoch") or 0
     samples = getattr(named.get("x"), "shape", None)

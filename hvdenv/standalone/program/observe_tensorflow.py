@@ -276,6 +276,15 @@ def watch_checkpoints(module: Any) -> None:
         )
 
 
+def watch_managers(module: Any) -> None:
+    """Watch tf.train.CheckpointManager, which numbers its files."""
+    watch(
+        module.CheckpointManager,
+        "save",
+        lambda manager, *_, **__: observer.file(manager._checkpoint_prefix, True, True),
+    )
+
+
 ACTIONS = {
     r"tensorflow\.python\.eager\.(?:polymorphic_function\.polymorphic_function|def_function)": (
         watch_functions
@@ -284,6 +293,7 @@ ACTIONS = {
     r"tensorflow\.python\.data\.ops\.iterator_ops": watch_iterators,
     r"tensorflow\.python\.data\.ops\.dataset_ops": watch_data_sets,
     r"tensorflow\.python\.(?:training\.tracking\.util|checkpoint\.checkpoint)": watch_checkpoints,
+    r"tensorflow\.python\.(?:training|checkpoint)\.checkpoint_management": watch_managers,
     r"horovod\.tensorflow": watch_horovod,
     r"horovod\.tensorflow\.mpi_ops": watch_calls("broadcast", "broadcast_", "join"),
     r"horovod\.tensorflow\.functions": watch_calls(

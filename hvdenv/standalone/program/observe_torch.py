@@ -328,6 +328,8 @@ def watch_torch(module: Any) -> None:
     if register:
 
         def called(model: Any, inputs: Tuple[Any, ...]) -> None:
+            if not inputs:  # arguments by name are in the frame that calls this
+                inputs = tuple(sys._getframe(1).f_locals.get("kwargs", {}).values())
             observer.guarded(seen.model_called, model, inputs)
 
         handle = register(called)

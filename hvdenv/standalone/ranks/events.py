@@ -387,7 +387,7 @@ class FileUse(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A line with a metric that the program prints."""
+    """What uses a metric: ``prints "loss 0.3"``, or a callback of Keras."""
 
     text: str
     site: str
