@@ -31,6 +31,8 @@ _METRIC_ELEMENTS = 64
 _ROUNDING = 0.01
 # The part of its batches that a rank may share with another one by chance.
 _SHARED_BATCHES = 0.1
+# How observe_keras.py marks callbacks.
+_DECIDE = "lets "
 _FOLLOW_ON = ("Horovod has been shut down", "HorovodInternalError")
 # How observe.py marks exceptions that a shortened pass may have caused.
 _ENDED_EARLY = "after verify ended a pass"
@@ -154,10 +156,12 @@ def _whole(program: Program) -> Iterator[Finding]:
     early_ends = {name: count for name, count in _ended(program).items() if failed and not first}
     for rank, end in (first or failed)[:1]:
         if early_ends:
-            names = listed([f"{name} after {count} steps" for name, count in early_ends.items()])
+            names = listed(
+                [f"{name} ended after {count} steps" for name, count in early_ends.items()]
+            )
             yield program.finding(
-                "steps", "fail", f"{names} ended, but {rank.name} went on to step {max(end.steps, default=0) + 1}"
-                " and waited for its gradients", end.error,
+                "steps", "fail", f"{names}, but {rank.name} went on to step"
+                f" {max(end.steps, default=0) + 1} and waited for its gradients", end.error,
                 "give all ranks the same number of batches (drop_last, take, steps_per_epoch), or call"
                 " hvd.join() after the last one",
             )  # fmt: skip
@@ -722,15 +726,16 @@ def _metrics(program: Program) -> Iterator[Finding]:
         )
         if call.site and call.elements <= _METRIC_ELEMENTS
     ]  # fmt: skip
-    if averaged:
+    deciding = [each for each in shown if each[1].text.startswith(_DECIDE)]
+    if averaged and not deciding:
         names = [call.site for call in averaged]
         yield program.finding(
             "metrics", "pass", f"values of all ranks are combined in {_places(names)}"
         )
     elif shown:
-        rank, first = shown[0]
+        rank, first = (deciding or shown)[0]
         yield program.note(
-            "metrics", f"{first.site}: {first.text}, by the metrics of {rank.name} alone. Average them"
+            "metrics", f"{first.site} {first.text}: it has the metrics of {rank.name} alone. Average them"
             " with hvd.allreduce, or with MetricAverageCallback of Keras, which must be the first of the"
             " callbacks that use metrics",
         )  # fmt: skip

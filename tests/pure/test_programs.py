@@ -170,7 +170,11 @@ CASES: dict[str, tuple[tuple[Change, ...], str, str, str]] = {
     ),
     "metric": (
         (without(Call, "allreduce"), also(Shown('prints "loss: 0.5"', "train.py:19"), only=0)),
-        "metrics", "pass", 'train.py:19: prints "loss: 0.5", by the metrics of rank 0 on n1 alone',
+        "metrics", "pass", 'train.py:19 prints "loss: 0.5": it has the metrics of rank 0 on n1 alone',
+    ),
+    "a callback before the average": (
+        (also(Shown("lets EarlyStopping decide", "train.py:19"), only=0),),
+        "metrics", "pass", "train.py:19 lets EarlyStopping decide: it has the metrics of rank 0",
     ),
     "torch.distributed": (
         (without(Optimizer), without(TrainingStep),

@@ -210,7 +210,7 @@ def _fits(named: Dict[str, Any]) -> None:
             observer.called(name)
     steps.target = getattr(callbacks.get("LearningRateWarmupCallback"), "initial_lr", None)
     if early or (named.get("verbose", 1) and "MetricAverageCallback" not in callbacks):
-        text = "{} of fit() decides".format(early[0]) if early else "fit() shows its progress"
+        text = "lets {} decide".format(early[0]) if early else "shows the progress of fit()"
         observer.emit(events.Shown(text, observer.site(sys._getframe(3))))
     seen.batches = named.get("steps_per_epoch") or 0
     samples = getattr(named.get("x"), "shape", None)

@@ -387,7 +387,7 @@ class FileUse(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """What uses a metric: ``prints "loss 0.3"``, or a callback of Keras."""
+    """What uses a metric: the site ``prints "loss 0.3"``, or ``lets EarlyStopping decide``."""
 
     text: str
     site: str
