@@ -152,9 +152,11 @@ def undo(prefix: str, mark: str) -> None:
     shutil.rmtree(prefix, ignore_errors=True)
     if os.path.lexists(prefix):
         return
-    for _ in range(50):  # threads of rattler may still be writing there
+    absent = 0
+    for _ in range(50):  # threads of rattler may still be writing there, and make it again
         shutil.rmtree(mark, ignore_errors=True)
-        if not os.path.lexists(mark):
+        absent = 0 if os.path.lexists(mark) else absent + 1
+        if absent > 3:
             return
         time.sleep(0.1)
 
