@@ -37,6 +37,10 @@ _FOLLOW_ON = ("Horovod has been shut down", "HorovodInternalError")
 # How observe.py marks exceptions that a shortened pass may have caused.
 _ENDED_EARLY = "after verify ended a pass"
 _NOT_INITIALISED = "has not been initialized"
+_SAME_STEPS = (
+    "give all ranks the same number of batches (drop_last, take, steps_per_epoch), or call hvd.join()"
+    " after the last one"
+)
 _OTHER_LIBRARIES = ("torch.distributed", "deepspeed", "lightning", "pytorch_lightning")
 
 
@@ -94,6 +98,14 @@ class Program(NamedTuple):
             for rank in self.ranks
         ]
         return list(zip(*each, strict=False))
+
+    def scaling(self, number: int) -> float | None:
+        """How many times that of one rank an optimizer's first learning rate is; None if unknown."""
+        first = next((steps[0].rate for steps in self.steps(number)), None)
+        alone, size = self.reference.get(number), self.run.size
+        if not first or not alone:
+            return None
+        return size if abs(first / alone - size) < 1e-6 * size else first / alone
 
     def calls(self, *operations: str, gradient: bool = False) -> list[Call]:
         """Calls of these operations of Horovod, on any rank."""
@@ -153,17 +165,14 @@ def _whole(program: Program) -> Iterator[Finding]:
             "", "unproven", f"the observed steps are judged below, but then: {early[0]}"
         )  # fmt: skip
         return
-    early_ends = {name: count for name, count in _ended(program).items() if failed and not first}
     for rank, end in (first or failed)[:1]:
-        if early_ends:
-            names = listed(
-                [f"{name} ended after {count} steps" for name, count in early_ends.items()]
-            )
+        ended = {} if first else _ended(program)
+        if ended:
+            names = listed([f"{name} ended after {count} steps" for name, count in ended.items()])
             yield program.finding(
                 "steps", "fail", f"{names}, but {rank.name} went on to step"
                 f" {max(end.steps, default=0) + 1} and waited for its gradients", end.error,
-                "give all ranks the same number of batches (drop_last, take, steps_per_epoch), or call"
-                " hvd.join() after the last one",
+                _SAME_STEPS,
             )  # fmt: skip
             return
         if _NOT_INITIALISED not in end.error:
@@ -277,13 +286,11 @@ def _devices(program: Program) -> Iterator[Finding]:
 
 def _rates(program: Program) -> Iterator[Finding]:
     for optimizer in program.optimizers():
-        first = next((steps[0].rate for steps in program.steps(optimizer.number)), None)
-        alone = program.reference.get(optimizer.number)
-        name = _named(program, optimizer)
-        if not first or not alone:
+        factor = program.scaling(optimizer.number)
+        if factor is None:
             continue
-        factor = first / alone
-        if abs(factor - program.run.size) < 1e-6 * program.run.size:
+        first, name = program.steps(optimizer.number)[0][0].rate, _named(program, optimizer)
+        if factor == program.run.size:
             text = f"learning rate {first:g}{name} is {program.run.size} times that of one rank"
             yield program.finding("rate", "pass", text)
         else:
@@ -474,8 +481,7 @@ def _mean(
     kind = next((each for factor, each in kinds.items() if abs(usual - factor) < 0.005), "")
     if kind == "the mean":
         return program.finding("gradients", "pass", f"{text}: the mean of the ranks' own")
-    alone, first = program.reference.get(optimizer.number), steps[0][0].rate
-    if kind == "the sum" and alone and first and abs(first / alone - size) < 1e-6 * size:
+    if kind == "the sum" and program.scaling(optimizer.number) == size:
         return program.note(
             "gradients", f"{text}: the sum of the ranks' own, with a learning rate {size} times that of"
             " one rank. The sum alone makes steps that much longer",
@@ -642,8 +648,7 @@ def _step_counts(program: Program) -> Iterator[Finding]:
     if uneven:
         yield program.finding(
             "steps", "fail", f"{uneven}: at the end of the shorter one, the other ranks wait for ever",
-            remedy="give all ranks the same number of batches (drop_last, take, steps_per_epoch), or"
-            " call hvd.join() after the last one",
+            remedy=_SAME_STEPS,
         )  # fmt: skip
     elif _lengths(program) or _ends(program):
         yield program.finding("steps", "pass", "all ranks take the same number of steps")

@@ -6,6 +6,7 @@ is read from it.
 """
 
 import inspect
+import itertools
 import sys
 from typing import Any, Callable, Dict, List, Optional
 
@@ -202,12 +203,10 @@ def _fit(original: Any, self: Any, *words: Any, **named: Any) -> Any:
 
 def _fits(named: Dict[str, Any]) -> None:
     callbacks = {type(each).__name__: each for each in named.get("callbacks") or ()}
-    order = list(callbacks)
-    at = order.index("MetricAverageCallback") if "MetricAverageCallback" in order else len(order)
-    early = [name for name in order[:at] if name in DECIDING]
+    before = itertools.takewhile(lambda name: name != "MetricAverageCallback", callbacks)
+    early = [name for name in before if name in DECIDING]
     for name in sorted(CALLBACKS & set(callbacks)):
-        if not (early and name == "MetricAverageCallback"):
-            observer.called(name)
+        observer.called(name)
     steps.target = getattr(callbacks.get("LearningRateWarmupCallback"), "initial_lr", None)
     if early or (named.get("verbose", 1) and "MetricAverageCallback" not in callbacks):
         text = "lets {} decide".format(early[0]) if early else "shows the progress of fit()"
